@@ -1,0 +1,252 @@
+"""What a check is, how its verdict follows from evidence, and how its mutants are run.
+
+A check is a function that receives a :class:`Bench` and reports residuals to it. It never states
+its verdict: the bench derives one from what was reported, and the run compares it with the verdict
+that the check was registered with. The formulas a check examines are its keyword arguments, so
+that a mutant is a set of replacements for them.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from proofs_check._families import FAMILIES, Rng, Sample, sample
+
+FAR = 1e3
+"""A refutation must exceed its tolerance by this factor, so that no rounding can cause one."""
+
+
+class Verdict(StrEnum):
+    """What a statement turned out to be."""
+
+    HOLDS = "holds"
+    CONDITIONAL = "holds with condition"
+    FALSE = "false as stated"
+
+
+class _Stopped(Exception):
+    """The evidence already contradicts the expected verdict; a mutant needs no more."""
+
+
+def excess(residual: object, tolerance: float) -> float:
+    """Largest |residual| / tolerance; with tolerance 0, zero or infinity by exact comparison."""
+    worst = 0.0
+    for value in np.asarray(residual, dtype=object).flat:
+        if tolerance == 0:
+            ratio = 0.0 if value == 0 else np.inf
+        else:
+            ratio = abs(float(value)) / tolerance
+        worst = max(worst, np.inf if np.isnan(ratio) else ratio)
+    return worst
+
+
+class Bench:
+    """Collects the evidence of one check and hands it random problems.
+
+    Parameters
+    ----------
+    rng
+        Source of all random problems.
+    quick
+        Ask for fewer of them.
+    expected
+        The verdict to compare with; given only where the run may stop at the first contradiction.
+    """
+
+    def __init__(self, rng: Rng, *, quick: bool, expected: Verdict | None = None) -> None:
+        self.rng = rng
+        self.quick = quick
+        self._expected = expected
+        self.cases = 0
+        self.worst = 0.0
+        self.failures: list[str] = []
+        self.examples: list[str] = []
+        self._within: list[float] = []
+        self._without: dict[str, list[float]] = {}
+
+    def repeats(self, full: int, quick: int) -> range:
+        """``range`` over the number of random problems to try."""
+        return range(quick if self.quick else full)
+
+    def samples(
+        self, full: int, quick: int, families: tuple[str, ...] = tuple(FAMILIES)
+    ) -> Iterator[Sample]:
+        """Random samples of the named families, ``full`` or ``quick`` of each."""
+        for i in self.repeats(full, quick):
+            for family in families:
+                yield sample(self.rng, family, 4 + i % 3)
+
+    def corrected(self, residual: object, tolerance: float = 0.0, *, label: str = "") -> None:
+        """Evidence for the true form of the statement: must not exceed the tolerance."""
+        self.cases += 1
+        ratio = excess(residual, tolerance)
+        self.worst = max(self.worst, ratio)
+        if ratio > 1:
+            self.failures.append(f"{label or 'residual'} is {ratio:.2g} x its tolerance")
+            self._stop()
+
+    def printed(
+        self, residual: object, tolerance: float = 0.0, *, lacking: str | None = None
+    ) -> None:
+        """Evidence on the statement as printed.
+
+        ``lacking`` names the condition, absent from the print, that this case does not meet: such
+        a case must refute the statement. Any other case lies within the hypotheses.
+        """
+        self.cases += 1
+        ratio = excess(residual, tolerance)
+        if lacking is None:
+            self._within.append(ratio)
+            if ratio <= 1:
+                self.worst = max(self.worst, ratio)
+            elif self._expected is not Verdict.FALSE:
+                self._stop()
+        else:
+            self._without.setdefault(lacking, []).append(ratio)
+            if ratio <= FAR:
+                self._stop()
+
+    def example(self, text: str) -> None:
+        """A counterexample or a figure for the reader."""
+        self.examples.append(text)
+
+    def _stop(self) -> None:
+        if self._expected is not None:
+            raise _Stopped
+
+    def verdict(self) -> Verdict | None:
+        """What the evidence says; ``None`` where it says nothing clear (see ``failures``)."""
+        doubtful = [r for r in self._within if 1 < r <= FAR]
+        doubtful += [r for group in self._without.values() for r in group if r <= FAR]
+        if self.failures or doubtful or not self._within:
+            return None
+        if any(r > FAR for r in self._within):
+            return None if self._without else Verdict.FALSE
+        return Verdict.CONDITIONAL if self._without else Verdict.HOLDS
+
+
+@dataclass(frozen=True)
+class Check:
+    """One statement with its evidence.
+
+    Attributes
+    ----------
+    key
+        Number shown to the reader, such as ``"3.2"``.
+    statement, source, convention
+        What is claimed, where, and under which reading.
+    expected
+        The verdict that the evidence must lead to.
+    truth, meaning
+        The precise true form, and what it means for someone choosing an eraser.
+    run
+        The evidence; keyword arguments are the formulas under test.
+    mutants
+        Name -> replacement formulas under which the verdict must not be reproduced.
+    """
+
+    key: str
+    statement: str
+    source: str
+    convention: str
+    expected: Verdict
+    truth: str
+    meaning: str
+    run: Callable[..., None]
+    mutants: Mapping[str, Mapping[str, Callable[..., Any]]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run of one check gave."""
+
+    check: Check
+    verdict: Verdict | None
+    worst: float
+    cases: int
+    caught: tuple[str, ...]
+    survived: tuple[str, ...]
+    examples: tuple[str, ...]
+    seconds: float
+    problems: tuple[str, ...] = field(default=())
+
+    @property
+    def reproduced(self) -> bool:
+        """True iff the expected verdict follows and every mutant was caught."""
+        return not self.problems
+
+
+REGISTRY: dict[str, Check] = {}
+
+
+def check(
+    key: str,
+    statement: str,
+    *,
+    source: str,
+    convention: str,
+    expected: Verdict,
+    truth: str,
+    meaning: str = "",
+    mutants: Mapping[str, Mapping[str, Callable[..., Any]]],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register the decorated function as the evidence on one statement."""
+
+    def register(run: Callable[..., None]) -> Callable[..., None]:
+        if key in REGISTRY:
+            raise ValueError(f"two checks carry the number {key}")
+        REGISTRY[key] = Check(
+            key, statement, source, convention, expected, truth, meaning, run, mutants
+        )
+        return run
+
+    return register
+
+
+def _bench(item: Check, seed: int, quick: bool, *, stop: bool) -> Bench:
+    """A bench whose random problems depend on the seed and the check only."""
+    rng = np.random.default_rng([seed, zlib.crc32(item.key.encode())])
+    return Bench(rng, quick=quick, expected=item.expected if stop else None)
+
+
+def survives(item: Check, mutant: str, *, seed: int) -> bool:
+    """True iff the check reaches its verdict although a formula in it is wrong."""
+    bench = _bench(item, seed, True, stop=True)
+    try:
+        item.run(bench, **item.mutants[mutant])
+    except _Stopped:
+        return False
+    return bench.verdict() is item.expected
+
+
+def run_check(item: Check, *, seed: int = 0, quick: bool = False) -> Outcome:
+    """Run one check and all its mutants."""
+    start = time.perf_counter()
+    bench = _bench(item, seed, quick, stop=False)
+    item.run(bench)
+    verdict = bench.verdict()
+    survived = tuple(name for name in item.mutants if survives(item, name, seed=seed))
+    problems = list(bench.failures)
+    if verdict is not item.expected and not problems:
+        problems.append(f"the evidence says {verdict or 'nothing clear'}, not {item.expected}")
+    if not item.mutants:
+        problems.append("no mutant: a check that cannot fail is no evidence")
+    problems += [f"mutant survived: {name}" for name in survived]
+    return Outcome(
+        check=item,
+        verdict=verdict,
+        worst=bench.worst,
+        cases=bench.cases,
+        caught=tuple(name for name in item.mutants if name not in survived),
+        survived=survived,
+        examples=tuple(bench.examples),
+        seconds=time.perf_counter() - start,
+        problems=tuple(problems),
+    )

@@ -1,0 +1,213 @@
+"""Random problems. Data are small integers, so that their moments are exact fractions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofs_check._linalg import (
+    Matrix,
+    diagonal,
+    equal,
+    eye,
+    inverse,
+    is_zero,
+    rational,
+    to_float,
+    zeros,
+)
+from proofs_check._reference import Covariances
+
+Rng = np.random.Generator
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Rows of features with two labels.
+
+    ``x`` (n, d), ``z`` (n, k_z), ``y`` (n, k_y) are exact; ``z_labels`` and ``y_labels`` are the
+    same labels in the form a user would pass: 2-D floats, or class names.
+    """
+
+    family: str
+    x: Matrix
+    z: Matrix
+    y: Matrix
+    z_labels: NDArray[Any]
+    y_labels: NDArray[Any]
+
+    @cached_property
+    def covariances(self) -> Covariances:
+        """Exact moments, divided by n."""
+        n = len(self.x)
+        mean = self.x.sum(axis=0, keepdims=True) / n
+        centred = self.x - mean
+        return Covariances(
+            s=centred.T @ centred / n,
+            sz=centred.T @ self.z / n,
+            sy=centred.T @ self.y / n,
+            mean=mean.T,
+        )
+
+    @cached_property
+    def features(self) -> NDArray[np.float64]:
+        """The features in float64 (exact: they are small integers)."""
+        return to_float(self.x)
+
+
+def continuous(x: NDArray[Any], z: NDArray[Any], y: NDArray[Any], family: str) -> Sample:
+    """Sample of integer arrays whose labels are continuous columns."""
+    return Sample(family, *map(rational, (x, z, y)), z.astype(np.float64), y.astype(np.float64))
+
+
+def classes(x: NDArray[Any], z: NDArray[Any], y: NDArray[Any], family: str) -> Sample:
+    """Sample whose labels are integer classes, one-hot coded in the exact part."""
+    one_hot = [rational((v[:, None] == np.unique(v)).astype(int)) for v in (z, y)]
+    names = np.array(["zero", "one", "two", "three"])
+    return Sample(family, rational(x), one_hot[0], one_hot[1], names[z], y)
+
+
+def _features(rng: Rng, n: int, d: int) -> NDArray[np.int64]:
+    """Integer rows with a mean that is not zero."""
+    return rng.integers(-4, 5, (n, d)) + rng.integers(-3, 4, d)
+
+
+def _labels(rng: Rng, x: NDArray[np.int64], k: int) -> NDArray[np.int64]:
+    """k integer columns that depend on x, with noise."""
+    noise = rng.integers(-3, 4, (len(x), k))
+    return np.asarray(x @ rng.integers(-2, 3, (x.shape[1], k)) + noise, dtype=np.int64)
+
+
+def _full_rank(rng: Rng, d: int) -> Sample:
+    x = _features(rng, 2 * d + 4, d)
+    z = _labels(rng, x, 1)
+    return continuous(x, z, z + _labels(rng, x, 1), "full rank")
+
+
+def _rank_deficient(rng: Rng, d: int) -> Sample:
+    inner = max(3, d - 2)
+    x = _features(rng, 2 * d + 4, inner)
+    x = np.hstack([x, x @ rng.integers(-1, 2, (inner, d - inner))])
+    z = _labels(rng, x, 1)
+    return continuous(x, z, z + _labels(rng, x, 1), "rank-deficient")
+
+
+def _fewer_rows(rng: Rng, d: int) -> Sample:
+    x = _features(rng, max(4, d - 1), d)
+    z = _labels(rng, x, 1)
+    return continuous(x, z, z + _labels(rng, x, 1), "n <= d")
+
+
+def _one_hot(rng: Rng, d: int) -> Sample:
+    n, d = 4 * d + 8, max(d, 5)  # two and two directions need room
+    z, y = rng.integers(0, 3, n), rng.integers(0, 3, n)
+    y = np.where(rng.random(n) < 0.4, z, y)
+    shift = rng.integers(-2, 3, (2, 3, d))
+    return classes(_features(rng, n, d) + shift[0][z] + shift[1][y], z, y, "one-hot")
+
+
+def _multi_output(rng: Rng, d: int) -> Sample:
+    d = max(d, 5)
+    x = _features(rng, 2 * d + 4, d)
+    z = _labels(rng, x, 2)
+    return continuous(x, z, z + _labels(rng, x, 2), "multi-output")
+
+
+def _ill_conditioned(rng: Rng, d: int) -> Sample:
+    x = _features(rng, 2 * d + 4, d)
+    x[:, -1] += 3000 * x[:, 0]
+    x[:, 1] *= 1000
+    z = _labels(rng, x, 1)
+    return continuous(x, z, z + _labels(rng, x, 1), "ill-conditioned")
+
+
+def _near_infeasible(rng: Rng, d: int) -> Sample:
+    x = _features(rng, 2 * d + 4, d)
+    z = _labels(rng, x, 1)
+    return continuous(x, z, 1000 * z + _labels(rng, x, 1), "near-infeasible")
+
+
+FAMILIES: dict[str, Callable[[Rng, int], Sample]] = {
+    "full rank": _full_rank,
+    "rank-deficient": _rank_deficient,
+    "n <= d": _fewer_rows,
+    "one-hot": _one_hot,
+    "multi-output": _multi_output,
+    "ill-conditioned": _ill_conditioned,
+    "near-infeasible": _near_infeasible,
+}
+
+
+def ordinary(c: Covariances) -> bool:
+    """Feasible, nothing trivial, and the two whitened spaces neither orthogonal."""
+    return bool(c.z.size and c.y.size) and c.feasible and not is_zero(c.gram(c.z, c.y))
+
+
+def sample(rng: Rng, family: str, d: int) -> Sample:
+    """Draw from a family until the problem is feasible and not degenerate."""
+    while True:
+        drawn = FAMILIES[family](rng, d)
+        if ordinary(drawn.covariances):
+            return drawn
+
+
+def integers(rng: Rng, rows: int, columns: int, bound: int = 3) -> Matrix:
+    """Random integer matrix with entries in [-bound, bound], as fractions."""
+    return rational(rng.integers(-bound, bound + 1, (rows, columns)).reshape(rows, columns))
+
+
+def problem(rng: Rng, d: int, m: int, k_z: int = 1, k_y: int = 1) -> Covariances:
+    """Random exact moments with rank(S) = m: S = F F^T, Sz = F a, Sy = F b.
+
+    Every (S, Sz, Sy) of this form is the covariance of some (x, z, y), and every covariance has it.
+    """
+    while True:
+        f = integers(rng, d, m)
+        sz = f @ integers(rng, m, k_z)
+        c = Covariances(f @ f.T, sz, f @ integers(rng, m, k_y), integers(rng, d, 1))
+        if c.ranks == (m, k_z, k_y) and ordinary(c):
+            return c
+
+
+def rotation(rng: Rng, d: int) -> Matrix:
+    """Random orthogonal matrix with rational entries, by the Cayley transform."""
+    skew = integers(rng, d, d, 2)
+    skew = (skew - skew.T) / 2
+    return (eye(d) - skew) @ inverse(eye(d) + skew)
+
+
+def rooted(rng: Rng, d: int, m: int, k_z: int = 1, k_y: int = 1) -> tuple[Matrix, Covariances]:
+    """Problem whose S has a rational square root: returns (S^{1/2}, problem)."""
+    while True:
+        turn = rotation(rng, d)
+        root = turn @ diagonal([*rng.integers(1, 5, m).tolist(), *[0] * (d - m)]) @ turn.T
+        sz = root @ integers(rng, d, k_z)
+        c = Covariances(root @ root, sz, root @ integers(rng, d, k_y), zeros(d, 1))
+        if c.ranks == (m, k_z, k_y) and ordinary(c):
+            return root, c
+
+
+def weight(rng: Rng, d: int, m: int) -> Matrix:
+    """Random positive semi-definite weight matrix of rank m."""
+    while True:
+        f = integers(rng, d, m)
+        w = f @ f.T
+        if Covariances(w, w, w, w).ranks[0] == m:
+            return w
+
+
+def invertible(rng: Rng, d: int) -> Matrix:
+    """Random invertible integer matrix, far from orthogonal."""
+    while True:
+        a = integers(rng, d, d)
+        try:
+            inverse(a)
+        except ValueError:
+            continue
+        if not equal(a.T @ a, eye(d)):
+            return a

@@ -1,0 +1,62 @@
+"""The library under test, through its public interface only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import splince_fast as sf
+from proofs_check._families import Sample
+from proofs_check._linalg import Matrix, rational
+
+
+def moments(sample: Sample) -> sf.Moments:
+    """One pass over a sample, in two blocks."""
+    half = len(sample.x) // 2
+    out = sf.Moments()
+    for part in (slice(None, half), slice(half, None)):
+        labels = {"z": sample.z_labels[part], "y": sample.y_labels[part]}
+        out.update(sample.features[part], labels)
+    return out
+
+
+def fit(method: str, sample: Sample, **options: Any) -> sf.Projection:
+    """Eraser of the named method: splince, leace, sal or mean_projection."""
+    kept = {"keep": "y"} if method == "splince" else {}
+    fitted: sf.Projection = getattr(sf, method)(moments(sample), erase="z", **kept, **options)
+    return fitted
+
+
+def splince(sample: Sample, **options: Any) -> Matrix:
+    """The library's SPLINCE projector, its float64 entries taken as exact numbers."""
+    return rational(fit("splince", sample, **options).matrix())
+
+
+def leace(sample: Sample, **options: Any) -> Matrix:
+    """The library's LEACE projector."""
+    return rational(fit("leace", sample, **options).matrix())
+
+
+def sal(sample: Sample) -> Matrix:
+    """The library's SAL projector."""
+    return rational(fit("sal", sample).matrix())
+
+
+def mean_projection(sample: Sample) -> Matrix:
+    """The library's mean projection."""
+    return rational(fit("mean_projection", sample).matrix())
+
+
+def professions() -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Shipped real activations with the stereotype score (erased) and the factual score (kept)."""
+    from splince_fast.demo.professions import load
+
+    data = load()
+    noun = np.asarray(data.noun)
+    return (
+        np.asarray(data.activations, dtype=np.float64),
+        np.asarray(data.stereotype, dtype=np.float64)[noun],
+        np.asarray(data.factual, dtype=np.float64)[noun],
+    )

@@ -1,0 +1,192 @@
+"""Linear algebra over numbers that do not round: object arrays of Fraction, or of 60-digit mpf.
+
+Every routine works on either kind. With fractions each result is exact and each rank is a fact;
+with mpf a pivot counts as zero below the cube root of the square of the working precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+import mpmath
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Matrix: TypeAlias = NDArray[np.object_]
+Number: TypeAlias = Any  # Fraction or mpf: one interface, no common base class
+
+
+def rational(values: ArrayLike) -> Matrix:
+    """Exact copy of an array-like of integers, floats or fractions, as a 2-D object array."""
+    array = np.atleast_2d(np.asarray(values, dtype=object))
+    out = np.empty(array.shape, dtype=object)
+    for index, value in np.ndenumerate(array):
+        out[index] = value if isinstance(value, Fraction) else Fraction(value)
+    return out
+
+
+def column(values: Iterable[object]) -> Matrix:
+    """A column of fractions."""
+    return rational([[value] for value in values])
+
+
+def high_precision(a: Matrix) -> Matrix:
+    """The same matrix in mpf numbers of the current working precision."""
+    out = np.empty(a.shape, dtype=object)
+    for index, value in np.ndenumerate(a):
+        out[index] = mpmath.mpf(value.numerator) / value.denominator
+    return out
+
+
+def to_float(a: Matrix) -> NDArray[np.float64]:
+    """Nearest float64 matrix."""
+    return np.array([[float(v) for v in row] for row in a], dtype=np.float64).reshape(a.shape)
+
+
+def eye(d: int) -> Matrix:
+    """The d x d identity."""
+    return rational([[int(i == j) for j in range(d)] for i in range(d)])
+
+
+def zeros(rows: int, columns: int) -> Matrix:
+    """A matrix of exact zeros; either side may be 0."""
+    out = np.empty((rows, columns), dtype=object)
+    out[...] = Fraction(0)
+    return out
+
+
+def beside(a: Matrix, b: Matrix) -> Matrix:
+    """[a, b], where either may have no columns."""
+    out = zeros(a.shape[0], a.shape[1] + b.shape[1])
+    out[:, : a.shape[1]], out[:, a.shape[1] :] = a, b
+    return out
+
+
+def diagonal(values: Sequence[object]) -> Matrix:
+    """The square matrix with these values on its diagonal."""
+    out = zeros(len(values), len(values))
+    for i, value in enumerate(values):
+        out[i, i] = Fraction(value)  # type: ignore[arg-type]
+    return out
+
+
+def is_zero(a: Matrix) -> bool:
+    """True where every entry is exactly zero (an empty matrix is zero)."""
+    return all(value == 0 for value in a.flat)
+
+
+def equal(a: Matrix, b: Matrix) -> bool:
+    """Exact equality, shape included."""
+    return a.shape == b.shape and is_zero(a - b)
+
+
+def trace(a: Matrix) -> Number:
+    """Sum of the diagonal."""
+    return sum((a[i, i] for i in range(len(a))), start=Fraction(0))
+
+
+def _negligible(a: Matrix) -> Number:
+    """Largest magnitude that counts as zero in ``a``: 0 for fractions."""
+    first = next(iter(a.flat), Fraction(0))
+    if not isinstance(first, mpmath.mpf):
+        return 0
+    return max(abs(v) for v in a.flat) * mpmath.eps ** (mpmath.mpf(2) / 3)
+
+
+def row_reduce(a: Matrix) -> tuple[Matrix, list[int]]:
+    """Reduced row echelon form and its pivot columns."""
+    r = a.copy()
+    tiny = _negligible(a)
+    rows, columns = r.shape
+    pivots: list[int] = []
+    for j in range(columns):
+        top = len(pivots)
+        if top == rows:
+            break
+        best = max(range(top, rows), key=lambda i: abs(r[i, j]))
+        if abs(r[best, j]) <= tiny:
+            continue
+        if best != top:
+            r[[top, best]] = r[[best, top]]
+        r[top] = r[top] / r[top, j]
+        for i in range(rows):
+            if i != top and r[i, j] != 0:
+                r[i] = r[i] - r[i, j] * r[top]
+        pivots.append(j)
+    return r, pivots
+
+
+def rank(a: Matrix) -> int:
+    """Dimension of the column space."""
+    return len(row_reduce(a)[1]) if a.size else 0
+
+
+def column_basis(a: Matrix) -> Matrix:
+    """Columns of ``a`` that form a basis of its column space."""
+    return a[:, row_reduce(a)[1]] if a.size else a[:, :0]
+
+
+def null_basis(a: Matrix) -> Matrix:
+    """Basis of ``{v : a v = 0}``, one column per vector."""
+    reduced, pivots = row_reduce(a)
+    free = [j for j in range(a.shape[1]) if j not in pivots]
+    basis = zeros(a.shape[1], len(free))
+    for k, j in enumerate(free):
+        basis[j, k] = Fraction(1)
+        for i, pivot in enumerate(pivots):
+            basis[pivot, k] = -reduced[i, j]
+    return basis
+
+
+def complement(a: Matrix) -> Matrix:
+    """Basis of the orthogonal complement of the column space of ``a``."""
+    return null_basis(a.T) if a.shape[1] else eye(a.shape[0])
+
+
+def solve(a: Matrix, b: Matrix) -> Matrix:
+    """One solution X of ``a X = b``; ``ValueError`` where none exists."""
+    n = a.shape[1]
+    reduced, pivots = row_reduce(np.hstack([a, b]))
+    if any(pivot >= n for pivot in pivots):
+        raise ValueError("the linear system has no solution")
+    x = zeros(n, b.shape[1])
+    for i, pivot in enumerate(pivots):
+        x[pivot] = reduced[i, n:]
+    return x
+
+
+def inverse(a: Matrix) -> Matrix:
+    """Inverse of a square matrix; ``ValueError`` where singular."""
+    n = len(a)
+    reduced, pivots = row_reduce(np.hstack([a, eye(n)]))
+    if pivots != list(range(n)):
+        raise ValueError("the matrix is singular")
+    return reduced[:, n:]
+
+
+def projector(a: Matrix) -> Matrix:
+    """Orthogonal projector onto the column space of ``a``."""
+    c = column_basis(a)
+    return c @ inverse(c.T @ c) @ c.T if c.size else zeros(a.shape[0], a.shape[0])
+
+
+def pinv(a: Matrix) -> Matrix:
+    """Moore-Penrose inverse, by the full-rank factorisation a = C F."""
+    reduced, pivots = row_reduce(a)
+    if not pivots:
+        return zeros(*a.shape[::-1])
+    c, f = a[:, pivots], reduced[: len(pivots)]
+    return f.T @ inverse(f @ f.T) @ inverse(c.T @ c) @ c.T
+
+
+def oblique(onto: Matrix, along: Matrix) -> Matrix:
+    """Projector with range colsp(onto) and kernel colsp(along), the two being complementary."""
+    v, u = column_basis(onto), complement(along)
+    return v @ inverse(u.T @ v) @ u.T
+
+
+def kron(a: Matrix, b: Matrix) -> Matrix:
+    """Kronecker product: ``kron(B.T, A) vec(X) = vec(A X B)`` for column-stacked vec."""
+    return np.block([[value * b for value in row] for row in a])

@@ -1,0 +1,117 @@
+"""How far a float64 eraser may lie from the exact one: the tolerances of the library checks.
+
+Let u = 2^-53, n rows, d features, t = (mean, standard deviation) of a feature. A sum of n products
+carries a relative error of about sqrt(n) u (Higham and Mary, SIAM J. Sci. Comput. 41, 2019: below
+lambda sqrt(n) u with probability 1 - 2 exp(-lambda^2 / 2); lambda = 4 here), and centring adds
+u (1 + |mean| / std). By Cauchy-Schwarz each computed covariance is therefore
+
+    |Delta S_ij| <= gamma std_i std_j,      gamma = 4 sqrt(n + d) u max(1 + |mean| / std),
+
+and a Cholesky or eigenvalue factorisation of S adds a backward error of the same form (hence d in
+the root). In coordinates where S is the identity, with kappa = 1 / lambda_min of the correlation
+matrix on its support,
+
+    |S^{-1/2} Delta S S^{-1/2}|_2 <= delta_S = 2 sqrt(d) gamma kappa,
+    |S^{-1/2} Delta Sz|_F         <= delta_z = gamma sqrt(d k kappa) |std_z|_F.
+
+The first turns a whitened subspace by at most delta_S, the second by delta_z / sigma_r(A), with
+sigma_r the smallest non-zero singular value of A = S^{-1/2} Sz. An oblique projector of norm
+1 / s, s the sine of the smallest angle between kernel and kept subspace, moves by at most 1 / s^2
+times those angles (to first order; a factor 2 covers the rest). So, whitened,
+
+    |S^{-1/2} (E_float - E) S^{1/2}|_F <= 2 (turn_z + turn_y + 3 delta_S) sqrt(r) / s^2.
+
+For SAL nothing is whitened: S drops out and d gamma / sigma_r(Sz) remains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+UNIT = 2.0**-53
+
+
+def _smallest(values: NDArray[np.float64], size: int) -> float:
+    """Smallest of the values that are not rounding noise."""
+    top = float(values.max())
+    return float(values[values > top * size * 4 * UNIT].min())
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Condition figures of one problem and the tolerances that follow.
+
+    Attributes
+    ----------
+    gamma
+        Relative error of one covariance.
+    kappa
+        Condition of the correlation matrix on its support.
+    cond
+        Condition of S itself on its support.
+    sine
+        Sine of the smallest angle between the whitened subspaces.
+    splince, leace
+        Tolerance on the whitened Frobenius error of E.
+    sal
+        Tolerance on the Frobenius error of E.
+    """
+
+    gamma: float
+    kappa: float
+    cond: float
+    sine: float
+    splince: float
+    leace: float
+    sal: float
+
+
+def rounding(
+    x: NDArray[np.float64], z: NDArray[np.float64], y: NDArray[np.float64], *, weight: float = 1.0
+) -> Rounding:
+    """Tolerances for features (n, d) and coded labels (n, k_z), (n, k_y).
+
+    ``weight`` multiplies gamma, for data held in a coarser precision.
+    """
+    n, d = x.shape
+    mean, std = x.mean(0), x.std(0)
+    alive = std > 0
+    gamma = 4 * np.sqrt(n + d) * UNIT * weight * float(np.max(1 + abs(mean[alive]) / std[alive]))
+    centred = x - mean
+    s, scaled = centred.T @ centred / n, centred[:, alive] / std[alive]
+    kappa = 1 / _smallest(np.linalg.eigvalsh(scaled.T @ scaled / n), n + d)
+    values, vectors = np.linalg.eigh(s)
+    kept = values > values.max() * (n + d) * 4 * UNIT
+    root = vectors[:, kept] / np.sqrt(values[kept])
+
+    def turn(labels: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+        """Angle error of one whitened subspace, and its orthonormal basis."""
+        centred_labels = labels - labels.mean(0)
+        a = root.T @ (centred.T @ centred_labels / n)
+        left, sizes, _ = np.linalg.svd(a, full_matrices=False)
+        floor = _smallest(sizes, n + d)
+        spread = float(np.linalg.norm(labels.std(0)))
+        error = gamma * np.sqrt(d * labels.shape[1] * kappa) * spread / floor
+        return error, left[:, sizes >= floor]
+
+    turn_z, q_z = turn(z)
+    turn_y, q_y = turn(y)
+    residual = q_z - q_y @ (q_y.T @ q_z)
+    sine = float(np.linalg.svd(residual, compute_uv=False).min())
+    metric = 2 * np.sqrt(d) * gamma * kappa
+    size = np.sqrt(q_z.shape[1])
+    raw = centred.T @ (z - z.mean(0)) / n
+    spread = float(np.linalg.norm(std) * np.linalg.norm(z.std(0)))
+    raw_floor = _smallest(np.linalg.svd(raw, compute_uv=False), n + d)
+    return Rounding(
+        gamma=gamma,
+        kappa=kappa,
+        cond=float(values[kept].max() / values[kept].min()),
+        sine=sine,
+        splince=2 * size * (turn_z + turn_y + 3 * metric) / sine**2,
+        leace=2 * size * (turn_z + 3 * metric),
+        sal=4 * size * gamma * spread / raw_floor,
+    )

@@ -1,0 +1,353 @@
+"""The lemmas behind Theorems 1 and 2, and two steps of the printed proof of Theorem 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from proofs_check import _library, _reference
+from proofs_check._check import Bench, Verdict, check
+from proofs_check._families import integers, problem, rooted, weight
+from proofs_check._linalg import (
+    Matrix,
+    beside,
+    complement,
+    diagonal,
+    eye,
+    inverse,
+    is_zero,
+    kron,
+    null_basis,
+    oblique,
+    projector,
+    rank,
+    rational,
+    to_float,
+    trace,
+    zeros,
+)
+from proofs_check._reference import Covariances
+from proofs_check.theorem1 import Eraser, Fitted, null_space_minimum, tolerances
+
+
+def integer_rows(a: Matrix) -> list[list[int]]:
+    """Nested lists for display."""
+    return [[int(v) for v in row] for row in a]
+
+
+def embed(a: Matrix, d: int) -> Matrix:
+    """[[a, 0], [0, 0]] with d rows and columns."""
+    out = zeros(d, d)
+    out[: len(a), : len(a)] = a
+    return out
+
+
+def _padded(c: Covariances, d: int) -> Covariances:
+    """The same problem with d - m features that are constant."""
+
+    def tall(a: Matrix) -> Matrix:
+        return np.vstack([a, zeros(d - len(a), a.shape[1])])
+
+    return Covariances(embed(c.s, d), tall(c.sz), tall(c.sy), tall(c.mean))
+
+
+@check(
+    "2.1",
+    "Solving on the support and padding with zeros solves the problem",
+    source="Lemma 1 (decomposition)",
+    convention="coordinates: support first",
+    expected=Verdict.HOLDS,
+    truth=(
+        "True for every positive semi-definite M. Of the blocks [[P~, B], [C, D]] only P~ and C "
+        "matter: B and D are free, and C = 0 is forced where M is definite, since P~ has a "
+        "positive definite covariance. (P~ is m x m, rows p = i - m; the square belongs inside "
+        "E[(.)^2].)"
+    ),
+    meaning="Constant features and collinear ones may simply stay in the data.",
+    mutants={
+        "LEACE on the support": {"reduced": _reference.leace},
+        "transpose on the support": {"reduced": lambda c: _reference.splince(c).T},
+        "cost of C without the covariance": {"cost": lambda w, n, s: trace(w @ n @ n.T)},
+    },
+)
+def decomposition(
+    bench: Bench,
+    *,
+    reduced: Eraser = _reference.splince,
+    cost: Callable[[Matrix, Matrix, Matrix], object] = lambda w, n, s: trace(w @ n @ s @ n.T),
+) -> None:
+    """Exact, against the quadratic programme of 1.2 in the d coordinates."""
+    for i in bench.repeats(40, 10):
+        m, extra = 3, 1 + i % 2
+        d = m + extra
+        small = problem(bench.rng, m, m)
+        c = _padded(small, d)
+        w = weight(bench.rng, d, d - i % 3)
+        p = embed(reduced(small), d)
+        bench.printed(beside(p @ c.sz, p @ c.sy - c.sy))
+        bench.printed(_reference.distortion(c, p, w) - null_space_minimum(c, w))
+        free = integers(bench.rng, d, d)
+        free[:, :m] = 0
+        value = _reference.distortion(c, p, w)
+        bench.corrected(_reference.distortion(c, p + free, w) - value, label="B and D are free")
+        basis = null_basis(beside(small.z, small.y).T)
+        lower = zeros(d, d)
+        lower[m:, :m] = integers(bench.rng, extra, basis.shape[1]) @ basis.T
+        rise = _reference.distortion(c, p + lower, w) - value
+        bench.corrected(rise - cost(w, lower, c.s), label="cost of C")
+        definite = weight(bench.rng, d, d)
+        bench.corrected(
+            int((cost(definite, lower, c.s) == 0) != is_zero(lower)), label="C = 0 is forced"
+        )
+
+
+def _oblique(a: Matrix, b: Matrix) -> Matrix:
+    """P_obl = V (U^T V)^{-1} U^T: along colsp(A), onto colsp(B) + colsp[A, B]^perp."""
+    return oblique(beside(b, complement(beside(a, b))), a)
+
+
+@check(
+    "2.2",
+    "C1 and C2 meet in the set {B P_obl : B in C2}",
+    source="Lemma 2 (set equivalence)",
+    convention="whitened coordinates, W~ = S~^{-1/2}",
+    expected=Verdict.HOLDS,
+    truth=(
+        "True whenever P_obl exists. One line proves it: M in C1 gives M (I - P_obl) = 0 because "
+        "the range of I - P_obl is colsp(W~ Sz), so M = M P_obl with M itself in C2. (In C1 the "
+        "zero is m x k_z.)"
+    ),
+    mutants={
+        "orthogonal projector for P_obl": {
+            "projection": lambda a, b: eye(len(a)) - projector(a),
+        },
+        "transpose of P_obl": {"projection": lambda a, b: _oblique(a, b).T},
+        "roles of concept and task exchanged": {"projection": lambda a, b: _oblique(b, a)},
+    },
+)
+def set_equivalence(
+    bench: Bench, *, projection: Callable[[Matrix, Matrix], Matrix] = _oblique
+) -> None:
+    """Exact: both inclusions on random members, and equal dimension of the two affine sets."""
+    for i in bench.repeats(40, 10):
+        m = 3 + i % 2
+        root, c = rooted(bench.rng, m, m, 1, 1 + i % (m - 2) if m > 3 else 1)
+        w = inverse(root)
+        a, b = w @ c.sz, w @ c.sy
+        p = projection(a, b)
+        both = null_basis(beside(a, b).T)
+        member = root @ _oblique(a, b) + integers(bench.rng, m, both.shape[1]) @ both.T
+        bench.corrected(beside(member @ a, w @ member @ b - b), label="the member is one")
+        bench.printed(member @ p - member)
+        keeps = null_basis(b.T)
+        task = root + integers(bench.rng, m, keeps.shape[1]) @ keeps.T
+        bench.corrected(w @ task @ b - b, label="the member of C2 is one")
+        bench.printed(task @ p @ a)
+        bench.printed(w @ task @ p @ b - b)
+        spread = rank(kron((keeps.T @ p).T, eye(m)))
+        bench.corrected(spread - m * both.shape[1], label="equal dimensions")
+
+
+@check(
+    "2.3",
+    "W~ is the covariance of x~",
+    source="proof of Theorem 1, after Lemma 1",
+    convention="whitened coordinates",
+    expected=Verdict.FALSE,
+    truth=(
+        "A misprint for W~ = S~^{-1/2}, which is what the proof goes on to use "
+        "(Cov(W~ x~) = I). With W~ = S~ both constraints still hold, only the optimum is missed."
+    ),
+    meaning="None for the method: the formula of Theorem 1 has the right W.",
+    mutants={
+        "S~ for its inverse root": {"whitener": lambda root: root @ root},
+        "root for inverse root": {"whitener": lambda root: root},
+    },
+)
+def whitener_misprint(
+    bench: Bench, *, whitener: Callable[[Matrix], Matrix] = inverse
+) -> None:
+    """Exact, against the quadratic programme of 1.2."""
+
+    def projected(w: Matrix, c: Covariances) -> Matrix:
+        return inverse(w) @ _oblique(w @ c.sz, w @ c.sy) @ w
+
+    for i in bench.repeats(30, 8):
+        m = 3 + i % 2
+        root, c = rooted(bench.rng, m, m)
+        least = null_space_minimum(c, eye(m))
+        right, wrong = projected(whitener(root), c), projected(c.s, c)
+        bench.corrected(_reference.distortion(c, right, eye(m)) - least, label="inverse root")
+        bench.corrected(beside(wrong @ c.sz, wrong @ c.sy - c.sy), label="constraints survive")
+        bench.printed(_reference.distortion(c, wrong, eye(m)) - least)
+    c = Covariances(diagonal([4, 1]), rational([[2], [1]]), rational([[2], [-2]]), zeros(2, 1))
+    c = _padded(c, 3)
+    c.s[2, 2] = rational([[9]])[0, 0]
+    c.sz[2, 0] = rational([[3]])[0, 0]
+    least = _reference.distortion(c, _reference.splince(c), eye(3))
+    wrong = _reference.distortion(c, projected(c.s, c), eye(3))
+    bench.example(
+        f"S = diag(4, 1, 9), Sz = (2, 1, 3), Sy = (2, -2, 0): distortion {least} with S^(-1/2), "
+        f"{wrong} with S."
+    )
+
+
+def _gradient(w_inverse: Matrix, p: Matrix) -> Matrix:
+    """Gradient of |B P_obl - W~^{-1}|_F^2 at B = W~^{-1}."""
+    return 2 * (w_inverse @ p - w_inverse) @ p.T
+
+
+@check(
+    "2.4",
+    "W~^{-1} solves the unconstrained problem in B",
+    source="proof of Theorem 1, last step",
+    convention="whitened coordinates",
+    expected=Verdict.FALSE,
+    truth=(
+        "The gradient of |B P_obl - W~^{-1}|^2 is 2 (B P_obl - W~^{-1}) P_obl^T. At B = W~^{-1} it "
+        "vanishes only if P_obl is orthogonal, that is SPLINCE = LEACE; otherwise the "
+        "unconstrained minimum is the smaller LEACE value. What is true suffices: at W~^{-1} the "
+        "gradient is orthogonal to every direction that C2 allows, so W~^{-1} is optimal in C2 "
+        "and Theorem 1 stands."
+    ),
+    meaning="A gap in the printed proof, not in the theorem.",
+    mutants={
+        "printed gradient": {"gradient": lambda v, p: 2 * (v - v) @ p},
+        "gradient without the factor P_obl^T": {"gradient": lambda v, p: 2 * (v @ p - v)},
+    },
+)
+def unconstrained_step(
+    bench: Bench, *, gradient: Callable[[Matrix, Matrix], Matrix] = _gradient
+) -> None:
+    """Exact. The loss is quadratic, so loss(B + N) - loss(B) - |N P_obl|^2 is the gradient along
+    N, to the last digit; that is what the gradient formula is held against."""
+    for i in bench.repeats(30, 8):
+        m = 3 + i % 2
+        root, c = rooted(bench.rng, m, m)
+        w = inverse(root)
+        a, b = w @ c.sz, w @ c.sy
+        p = _oblique(a, b)
+
+        def loss(matrix: Matrix, p: Matrix = p, root: Matrix = root) -> object:
+            gap = matrix @ p - root
+            return trace(gap @ gap.T)
+
+        slope = gradient(root, p)
+        step = integers(bench.rng, m, m)
+        along = loss(root + step) - loss(root) - trace(step @ p @ (step @ p).T)  # type: ignore[operator]
+        bench.corrected(along - trace(slope.T @ step), label="gradient")
+        keeps = null_basis(b.T)
+        allowed = integers(bench.rng, m, keeps.shape[1]) @ keeps.T
+        bench.corrected(trace(slope.T @ allowed), label="orthogonal to C2")
+        orthogonal = root @ (eye(m) - projector(a))
+        bench.corrected(
+            int(loss(orthogonal) >= loss(root)),  # type: ignore[operator]
+            label="LEACE is the unconstrained minimum",
+        )
+        bench.printed(_gradient(root, p))
+    c = Covariances(eye(2), rational([[1], [0]]), rational([[1], [1]]), zeros(2, 1))
+    p, other = _oblique(c.sz, c.sy), eye(2) - projector(c.sz)
+    first, second = (trace((b @ p - eye(2)) @ (b @ p - eye(2)).T) for b in (eye(2), other))
+    bench.example(
+        f"S = I, Sz = (1, 0), Sy = (1, 1): P_obl = {integer_rows(p)}, the gradient at W~^(-1) = I "
+        f"is {integer_rows(_gradient(eye(2), p))} and the loss {first}; "
+        f"B = {integer_rows(other)} has {second}."
+    )
+
+
+@check(
+    "2.5",
+    "A basis orthogonal for M and adapted to supp(x) and its complement always exists",
+    source="proof of Theorem 1, choice of basis",
+    convention="S singular",
+    expected=Verdict.CONDITIONAL,
+    truth=(
+        "It exists iff M maps the support into itself; automatic where S has full rank. For other "
+        "M the split into d separate problems fails, but not its conclusion: the optimum of "
+        "Theorem 1 minimises tr(M F F^T), F = (I - P) S^{1/2}, for every M at once (1.2)."
+    ),
+    meaning="A gap in the printed proof, not in the theorem.",
+    mutants={
+        "M-orthogonal complement for the Euclidean one": {
+            "outside": lambda w, s: null_basis((w @ s).T)
+        },
+        "I for M": {"coupling": lambda inside, w, outside: inside.T @ outside},
+    },
+)
+def adapted_basis(
+    bench: Bench,
+    *,
+    outside: Callable[[Matrix, Matrix], Matrix] = lambda w, s: complement(s),
+    coupling: Callable[[Matrix, Matrix, Matrix], Matrix] = lambda inside, w, outside: (
+        inside.T @ w @ outside
+    ),
+) -> None:
+    """Exact. In any adapted basis the off-diagonal block of M is u^T M v with u in the support and
+    v orthogonal to it; it is zero in one adapted basis iff it is in all."""
+    for i in bench.repeats(24, 8):
+        c = problem(bench.rng, 4, 3)
+        block = c.support @ weight(bench.rng, 4, 4) @ c.support
+        rest = eye(4) - c.support
+        w = block + rest
+        if i % 2:
+            w = weight(bench.rng, 4, 4)
+        couples = not is_zero(rest @ w @ c.support)
+        residual = coupling(c.s, w, outside(w, c.s))
+        bench.printed(residual, lacking="M couples the support to its complement" if couples else None)
+        value = _reference.distortion(c, _reference.splince(c), w)
+        bench.corrected(value - null_space_minimum(c, w), label="optimal all the same")
+    bench.example("S = diag(1, 0), M = [[2, 1], [1, 2]]: e1 and e2 are not M-orthogonal.")
+
+
+def _pair(c: Covariances, bench: Bench) -> Matrix:
+    """A random projector with kernel colsp(Sz)."""
+    while True:
+        onto = integers(bench.rng, c.d, c.d - c.ranks[1])
+        if rank(beside(onto, c.z)) == c.d:
+            return _reference.same_kernel_projector(c, onto)
+
+
+@check(
+    "2.6",
+    "Projections with a common kernel differ by a linear isomorphism of their ranges",
+    source="Lemma 3 (common kernel)",
+    convention="projections of R^d",
+    expected=Verdict.HOLDS,
+    truth=(
+        "True: P_B P_A = P_B and P_A P_B = P_A, so F = P_B restricted to range(P_A) has inverse "
+        "P_A. SPLINCE, LEACE and SAL share their kernel when written I - E; as printed, SPLINCE "
+        "and LEACE share one with SAL only if S has full rank (1.5)."
+    ),
+    meaning="After erasure all three hold the same linear information, in other coordinates.",
+    mutants={
+        "other kernel": {
+            "second": lambda c: eye(c.d) - projector(c.sz + c.sy),
+        },
+        "transpose": {"second": lambda c: _reference.splince(c).T},
+        "library: transpose of LEACE for SAL": {"fitted": lambda s: _library.leace(s).T},
+    },
+)
+def common_kernel(
+    bench: Bench,
+    *,
+    second: Eraser = _reference.splince,
+    fitted: Fitted = _library.sal,
+) -> None:
+    """Exact. Library: P_B P_A - P_B = -P_B (I - P_A); (I - P_A) has range colsp(Sz) up to its error,
+    so with errors D_A (whitened) and D_B the residual is at most (|P_B| tol_A + tol_B |I - P_A|),
+    whitened; |P_B| and |I - P_A| are measured."""
+    for i in bench.repeats(40, 10):
+        d = 4 + i % 2
+        c = problem(bench.rng, d, d - i % 2, 1 + i % 2, 1)
+        for first in (_pair(c, bench), _reference.leace(c), _reference.sal(c)):
+            other = second(c)
+            bench.printed(other @ first - other)
+            bench.printed(first @ other - first)
+            bench.corrected(rank(other @ first) - rank(first), label="bijective")
+    for sample in bench.samples(6, 2, ("full rank", "one-hot", "multi-output")):
+        c, (tol_s, _, tol_sal, cond) = sample.covariances, tolerances(sample)
+        a, b = _library.splince(sample), fitted(sample)
+        sizes = [float(np.linalg.norm(to_float(v))) for v in (b, eye(c.d) - a)]
+        tolerance = np.sqrt(cond) * (tol_s * sizes[0] + tol_sal * sizes[1])
+        bench.corrected(to_float(b @ a - b), tolerance, label=f"library, {sample.family}")

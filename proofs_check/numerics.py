@@ -1,0 +1,284 @@
+"""The library in floating point: invariances, error against 60 digits, and real activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import mpmath
+import numpy as np
+from numpy.typing import NDArray
+
+import splince_fast as sf
+from proofs_check import _library, _reference
+from proofs_check._check import Bench, Verdict, check
+from proofs_check._families import (
+    Sample,
+    continuous,
+    invertible,
+    problem,
+    rotation,
+    weight,
+)
+from proofs_check._linalg import (
+    Matrix,
+    beside,
+    inverse,
+    to_float,
+)
+from proofs_check._reference import Covariances
+from proofs_check._rounding import Rounding, rounding
+from proofs_check.theorem1 import Eraser, Fitted, tolerances, whitened_error
+
+Floats = NDArray[np.float64]
+
+
+def _mapped(c: Covariances, linear: Matrix) -> Covariances:
+    """The moments of L x."""
+    return Covariances(linear @ c.s @ linear.T, linear @ c.sz, linear @ c.sy, linear @ c.mean)
+
+
+def _recoded(sample: Sample, bench: Bench) -> Sample:
+    """The same data with labels under invertible affine maps and one redundant column."""
+    z = to_float(sample.z) @ to_float(invertible(bench.rng, sample.z.shape[1])) + 7
+    y = -3 * to_float(sample.y) + 1
+    y = np.hstack([y, 2 * y[:, :1] - 5])
+    recoded = continuous(np.zeros((1, 1), int), z, y, sample.family)
+    return replace(recoded, x=sample.x)
+
+
+@check(
+    "7.1",
+    "Coding of labels, divisor of covariances and linear changes of x do not matter",
+    source="used throughout",
+    convention="x -> Px",
+    expected=Verdict.HOLDS,
+    truth=(
+        "SPLINCE and LEACE depend on z and y through colsp(Sz) and colsp(Sy) only, not on the "
+        "divisor n or n - 1 (not even where S and Sz use different ones), and they commute with "
+        "every invertible L: P(L x) = L P(x) L^{-1}. SAL does so for orthogonal L only. Any "
+        "positive definite matrix in place of S (shrunk, from a subsample) keeps both constraints "
+        "exactly and changes only what is optimal."
+    ),
+    meaning=(
+        "Dummy coding, redundant one-hot columns and feature scaling cannot change the result; "
+        "a wrong S cannot be seen from the constraints."
+    ),
+    mutants={
+        "SAL for SPLINCE": {"closed": _reference.sal},
+        "LEACE for SPLINCE": {"closed": _reference.leace},
+        "SAL taken as equivariant": {"sal_map": lambda bench: invertible(bench.rng, 4)},
+        "library: other labels": {"fitted": lambda s: _library.splince(replace(s, z_labels=s.y_labels, y_labels=s.z_labels))},
+    },
+)
+def invariances(
+    bench: Bench,
+    *,
+    closed: Eraser = _reference.splince,
+    sal_map: Callable[[Bench], Matrix] = lambda bench: rotation(bench.rng, 4),
+    fitted: Fitted = _library.splince,
+) -> None:
+    """Exact. Library: two codings of the same data within the sum of both tolerances."""
+    for i in bench.repeats(40, 10):
+        c = problem(bench.rng, 4, 4, 1 + i % 2, 1)
+        p = closed(c)
+        coded = replace(
+            c,
+            sz=c.sz @ invertible(bench.rng, c.sz.shape[1]),
+            sy=beside(-2 * c.sy, 3 * c.sy),
+            s=c.s * 7 / 6,
+        )
+        bench.printed(closed(coded) - p)
+        linear = invertible(bench.rng, 4)
+        bench.printed(closed(_mapped(c, linear)) - linear @ p @ inverse(linear))
+        other = closed(replace(c, s=weight(bench.rng, 4, 4)))
+        bench.printed(beside(other @ c.sz, other @ c.sy - c.sy))
+        turn = sal_map(bench)
+        moved = _reference.sal(_mapped(c, turn))
+        bench.corrected(moved - turn @ _reference.sal(c) @ inverse(turn), label="SAL, orthogonal L")
+    for sample in bench.samples(6, 2, ("full rank", "multi-output", "one-hot", "n <= d")):
+        recoded = _recoded(sample, bench)
+        c = sample.covariances
+        tolerance = tolerances(sample)[0] + tolerances(recoded)[0]
+        gap = whitened_error(c, fitted(sample), _library.splince(recoded))
+        bench.corrected(gap, tolerance, label=f"library, {sample.family}")
+
+
+def _hard_sample(rng: np.random.Generator, d: int, kappa: float, gap: float) -> Sample:
+    """Real-valued data with condition kappa and angles of about ``gap`` between the two spaces."""
+    n = 3 * d
+    scale = np.geomspace(1, kappa**-0.5, d)
+    x = rng.normal(size=(n, d)) * scale @ np.linalg.qr(rng.normal(size=(d, d)))[0]
+    direction = rng.normal(size=(d, 2)) / scale[:, None]
+    white = x @ np.linalg.qr(x.T @ x)[0]
+    z = white @ direction[:, :1] / np.linalg.norm(white @ direction[:, :1]) + 0.1 * rng.normal(
+        size=(n, 1)
+    )
+    y = z + gap * rng.normal(size=(n, 1))
+    return Sample("hard", _exact(x), _exact(z), _exact(y), z, y)
+
+
+def _exact(a: Floats) -> Matrix:
+    """The float64 numbers as 60-digit ones (exactly: a double has 53 bits)."""
+    out = np.empty(a.shape, dtype=object)
+    for index, value in np.ndenumerate(a):
+        out[index] = mpmath.mpf(float(value))
+    return out
+
+
+def _library_matrix(sample: Sample) -> Matrix:
+    """The library's projector, entries as 60-digit numbers."""
+    return _exact(np.asarray(_library.fit("splince", sample).matrix(), dtype=np.float64))
+
+
+def _lost_direction(sample: Sample) -> Matrix:
+    """SPLINCE from moments whose smallest eigendirection was cut off."""
+    x = to_float(sample.x)
+    centred = x - x.mean(0)
+    values, vectors = np.linalg.eigh(centred.T @ centred / len(x))
+    w = (vectors[:, 1:] / np.sqrt(values[1:])).T
+    a, b = (w @ centred.T @ v / len(x) for v in (to_float(sample.z), to_float(sample.y)))
+    q = np.linalg.qr(b)[0]
+    r = a - q @ (q.T @ a)
+    root = vectors[:, 1:] * np.sqrt(values[1:])
+    return _exact(np.eye(x.shape[1]) - root @ a @ np.linalg.solve(r.T @ a, r.T) @ w)
+
+
+@check(
+    "7.2",
+    "The computed eraser against 60-digit arithmetic",
+    source="the library",
+    convention="float64, ill-conditioned and near-infeasible data",
+    expected=Verdict.HOLDS,
+    truth=(
+        "The whitened error of the computed projector stays below "
+        "2 (turn_z + turn_y + 3 delta_S) / s^2: the angles by which rounding turns the two "
+        "whitened subspaces, amplified by the squared norm 1 / s of the oblique projector "
+        "(derivation in proofs_check/_rounding.py)."
+    ),
+    meaning="Near-infeasible problems are hard for arithmetic too: read the amplification.",
+    mutants={
+        "smallest eigendirection cut off": {"fitted": _lost_direction},
+        "transpose": {"fitted": lambda s: _library_matrix(s).T},
+        "single precision": {
+            "fitted": lambda s: _exact(
+                to_float(_library_matrix(s)).astype(np.float32).astype(np.float64)
+            )
+        },
+    },
+)
+def high_precision_error(
+    bench: Bench, *, fitted: Callable[[Sample], Matrix] = _library_matrix
+) -> None:
+    """The data are doubles, so their moments at 60 digits are exact to 1e-55."""
+    grid = [(10.0, 1.0), (1e3, 1.0), (1e5, 0.3), (1e7, 0.1), (10.0, 1e-2), (1e4, 1e-3), (10, 1e-4)]
+    worst = 0.0
+    with mpmath.workdps(60):
+        for i in bench.repeats(3, 1):
+            for kappa, gap in grid:
+                sample = _hard_sample(bench.rng, 6 + 3 * (i % 2), kappa, gap)
+                c = sample.covariances
+                exact = _reference.splince(c)
+                tolerance, *_ = tolerances(sample)
+                error = whitened_error(c, fitted(sample), exact)
+                worst = max(worst, error / tolerance)
+                bench.printed(error, tolerance)
+    bench.example(f"Largest error seen: {worst:.1g} of the bound.")
+
+
+@cache
+def _professions() -> tuple[Floats, Floats, Floats, Rounding]:
+    """Shipped activations with labels as columns, and their rounding figures."""
+    x, z, y = _library.professions()
+    z, y = z.reshape(-1, 1), y.reshape(-1, 1)
+    return x, z, y, rounding(x, z, y)
+
+
+def _fit_professions() -> sf.Moments:
+    x, z, y, _ = _professions()
+    moments = sf.Moments()
+    moments.update(x, {"z": z, "y": y})
+    return moments
+
+
+def _real_splince(moments: sf.Moments) -> Floats:
+    return np.asarray(sf.splince(moments, erase="z", keep="y").matrix(), dtype=np.float64)
+
+
+def _real_leace(moments: sf.Moments) -> Floats:
+    return np.asarray(sf.leace(moments, erase="z").matrix(), dtype=np.float64)
+
+
+@check(
+    "7.3",
+    "Every identity on real activations",
+    source="profession prompts of the paper, last layer of a language model",
+    convention="x -> Px + b, labels continuous",
+    expected=Verdict.HOLDS,
+    truth=(
+        "On the shipped activations the library satisfies kernel, range, idempotency, the "
+        "optimality certificate, D_SPLINCE = D_LEACE / (1 - rho), the repair identity and the "
+        "proportional frozen scores of 4.2, all to rounding."
+    ),
+    mutants={
+        "transpose": {"fitted": lambda m: _real_splince(m).T},
+        "LEACE for SPLINCE": {"fitted": _real_leace},
+        "diagonal of S for S": {"fitted": lambda m: _diagonal_splince(m)},
+        "1 / (1 + rho) for 1 / (1 - rho)": {"inflation": lambda rho: 1 / (1 + rho)},
+    },
+)
+def real_activations(
+    bench: Bench,
+    *,
+    fitted: Callable[[sf.Moments], Any] = _real_splince,
+    inflation: Callable[[float], float] = lambda rho: 1 / (1 - rho),
+) -> None:
+    """All residuals whitened or divided by the size of what they compare, tolerance as in 1.1.
+    The reference quantities come from the raw rows by a QR factorisation, not from the library's
+    moments: with X = Q R, whitening by R loses only cond(R) = sqrt(kappa)."""
+    x, z, y, figures = _professions()
+    p, least = fitted(_fit_professions()), _real_leace(_fit_professions())
+    centred = x - x.mean(0)
+    q, r = np.linalg.qr(centred / np.sqrt(len(x)))
+    a, b = (q.T @ (v - v.mean(0)) / np.sqrt(len(x)) for v in (z, y))
+    a, b = a[:, 0] / np.linalg.norm(a), b[:, 0] / np.linalg.norm(b)
+    rho = float(a @ b) ** 2
+    tolerance = figures.splince
+
+    def white(m: Floats) -> Floats:
+        """R^{-T} m R^T: the map in coordinates where the features have covariance I."""
+        return np.asarray(np.linalg.solve(r.T, m @ r.T))
+
+    oblique, orthogonal = white(p), white(least)
+    e, e_l = np.eye(len(a)) - oblique, np.eye(len(a)) - orthogonal
+    bench.printed(np.linalg.norm(oblique @ a), tolerance)
+    bench.printed(np.linalg.norm(oblique @ b - b), tolerance)
+    bench.printed(np.linalg.norm(oblique @ oblique - oblique), 3 * tolerance / figures.sine)
+    span = np.linalg.qr(np.column_stack([a, b]))[0]
+    bench.corrected(np.linalg.norm(e - (e @ span) @ span.T), tolerance, label="certificate")
+    ratio = np.linalg.norm(e) / np.linalg.norm(e_l)
+    bench.corrected(ratio - np.sqrt(inflation(rho)), 2 * tolerance, label="distortion")
+    k = b - a * (a @ b)
+    repair = np.outer(e_l @ b, k) / (1 - rho)
+    bench.corrected(
+        np.linalg.norm(oblique - orthogonal - repair), 3 * tolerance, label="repair of LEACE"
+    )
+    frozen = oblique.T @ b - orthogonal.T @ b * inflation(rho)
+    bench.corrected(np.linalg.norm(frozen), 3 * tolerance, label="proportional frozen scores")
+    bench.example(
+        f"{x.shape[0]} rows, {x.shape[1]} features: rho = {rho:.4f}, so SPLINCE distorts "
+        f"{inflation(rho):.4f} times as much as LEACE (in the metric S^+)."
+    )
+
+
+def _diagonal_splince(moments: sf.Moments) -> Floats:
+    """SPLINCE with the diagonal of S for S, in floating point."""
+    s = np.diag(np.asarray(moments.covariance(ddof=0)))
+    sz, sy = (np.asarray(moments.cross_covariance(name, ddof=0)) for name in "zy")
+    gain = (sy.T @ (sz / s[:, None])) / (sy.T @ (sy / s[:, None]))
+    direction = (sz - sy * gain) / s[:, None]
+    return np.eye(len(s)) - sz @ direction.T / (sz.T @ direction)
+
+

@@ -1,0 +1,94 @@
+"""Fast, exact linear concept erasure: SPLINCE, LEACE, SAL and mean projection.
+
+One pass over the data gives a small mergeable state (:class:`Moments`); from it any number of
+erasers follow in closed form (:func:`splince`, :func:`leace`, :func:`sal`,
+:func:`mean_projection`); an eraser is a low-rank affine map (:class:`Projection`) that costs one
+pass to apply.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from splince_fast._files import library_version
+from splince_fast.exceptions import (
+    ConstantVariableError,
+    DroppedDirectionsWarning,
+    FileFormatError,
+    IncompatibleMomentsError,
+    InfeasibleError,
+    InputError,
+    LabelError,
+    ManyClassesWarning,
+    MissingExtraError,
+    NonFiniteError,
+    NotEnoughDataError,
+    NothingErasedWarning,
+    SplinceError,
+    SplinceWarning,
+    UnknownVariableError,
+)
+from splince_fast.methods import leace, mean_projection, sal, splince
+from splince_fast.moments import Moments
+from splince_fast.projection import Projection
+from splince_fast.report import Report, VariableReport
+
+if TYPE_CHECKING:
+    from splince_fast import sources
+    from splince_fast.estimators import LEACE, SAL, SPLINCE, MeanProjection
+
+# Loaded when first touched: they bring scikit-learn, or are not needed by everybody.
+_LAZY = {
+    "SPLINCE": "splince_fast.estimators",
+    "LEACE": "splince_fast.estimators",
+    "SAL": "splince_fast.estimators",
+    "MeanProjection": "splince_fast.estimators",
+    "sources": "",
+}
+
+__version__ = library_version()
+
+__all__ = [
+    "LEACE",
+    "SAL",
+    "SPLINCE",
+    "ConstantVariableError",
+    "DroppedDirectionsWarning",
+    "FileFormatError",
+    "IncompatibleMomentsError",
+    "InfeasibleError",
+    "InputError",
+    "LabelError",
+    "ManyClassesWarning",
+    "MeanProjection",
+    "MissingExtraError",
+    "Moments",
+    "NonFiniteError",
+    "NotEnoughDataError",
+    "NothingErasedWarning",
+    "Projection",
+    "Report",
+    "SplinceError",
+    "SplinceWarning",
+    "UnknownVariableError",
+    "VariableReport",
+    "leace",
+    "mean_projection",
+    "sal",
+    "sources",
+    "splince",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'splince_fast' has no attribute {name!r}")
+    home = _LAZY[name]
+    value = getattr(import_module(home), name) if home else import_module(f"splince_fast.{name}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

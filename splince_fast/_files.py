@@ -1,0 +1,104 @@
+"""Safetensors files: tensors and JSON metadata, no pickle, written atomically, read with suspicion."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast.exceptions import FileFormatError
+
+_LIBRARY = "splince_fast"
+
+
+def library_version() -> str:
+    """Version of the installed package."""
+    try:
+        return version("splince-fast")
+    except PackageNotFoundError:  # a source tree on the path, not installed
+        return "0+source"
+
+
+def write(
+    path: str | os.PathLike[str],
+    kind: str,
+    format_version: int,
+    tensors: Mapping[str, NDArray[Any]],
+    metadata: Mapping[str, Any],
+) -> None:
+    """Write `tensors` and `metadata` so that `path` holds either the old or the whole new file."""
+    from safetensors.numpy import save_file
+
+    target = Path(path)
+    header = {
+        "library": _LIBRARY,
+        "kind": kind,
+        "format_version": str(format_version),
+        "library_version": library_version(),
+        "metadata": json.dumps(metadata, sort_keys=True, allow_nan=False),
+    }
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, partial, header)
+        with open(partial, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+    except BaseException as error:
+        partial.unlink(missing_ok=True)
+        if type(error).__name__ == "SafetensorError":
+            raise OSError(f"could not write {target}: {error}") from error
+        raise
+
+
+def read(
+    path: str | os.PathLike[str], kind: str, format_version: int
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Tensors and metadata of a file of the given kind.
+
+    Raises
+    ------
+    FileFormatError
+        The file is truncated, foreign, of another kind, or of a newer format.
+    FileNotFoundError
+        There is no such file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    target = Path(path)
+    if not target.exists():
+        raise FileNotFoundError(f"there is no file {target}")
+    try:
+        with safe_open(target, framework="numpy") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
+        raise FileFormatError(
+            f"{target} cannot be read: {error}. It is truncated, damaged, or no safetensors file; "
+            "write it again"
+        ) from error
+    if header.get("library") != _LIBRARY:
+        raise FileFormatError(f"{target} was not written by {_LIBRARY}: its header names no such file")
+    if header.get("kind") != kind:
+        raise FileFormatError(f"{target} holds {header.get('kind')!r}, and {kind!r} was expected")
+    found = header.get("format_version", "")
+    if not found.isdecimal():
+        raise FileFormatError(f"{target} has no legible format version ({found!r})")
+    if int(found) > format_version:
+        raise FileFormatError(
+            f"{target} has format {found}, and this version of {_LIBRARY} ({library_version()}) "
+            f"reads up to {format_version}: upgrade {_LIBRARY} (the file was written by "
+            f"{header.get('library_version')})"
+        )
+    try:
+        metadata = json.loads(header["metadata"])
+    except (KeyError, json.JSONDecodeError) as error:
+        raise FileFormatError(f"{target} has no legible metadata: {error}") from error
+    if not isinstance(metadata, dict):
+        raise FileFormatError(f"{target} has metadata that are not a JSON object")
+    return tensors, metadata

@@ -1,0 +1,521 @@
+# distutils: define_macros=NPY_NO_DEPRECATED_API=NPY_1_7_API_VERSION
+"""One routine for the whole family: moments in, the two factors of an oblique projection out.
+
+With S the covariance of x, Sz and Sy its cross-covariances with what is erased and kept, and L any
+square-root factor of S (L = I where nothing is whitened)::
+
+    A = L^+ Sz,  B = L^+ Sy,   Qz = orth(A) = A T,  Qy = orth(B) = B U
+    N = (I - Qy Qy^T) Qz = Un diag(s) Vn^T           s: sines of the principal angles
+    R = (L^+)^T Un,   left0 = Sz T Vn,   K = R^T left0 (= diag(s) but for rounding)
+    left = left0 K^-1,  right = R,   P = I - left right^T
+
+Two choices make the guarantees independent of the conditioning of S. The columns of `left` come
+from Sz itself rather than from L Qz, and K is formed from the final factors, so that
+``left right^T Sz = Sz`` holds to a few roundings of |left||right| for any factor L, exact or not.
+And one step of iterative refinement, ``R -= (L^+)^T Qy (Sy U)^T R``, squares what rounding in the
+triangular solves left of ``right^T Sy = 0``.
+
+S is scaled to unit diagonal before it is factored, by Cholesky, or by an eigendecomposition where
+a pivot falls to the rounding level of the data. Everything runs without the GIL on buffers of the
+caller; failures are status codes.
+"""
+
+import numpy as np
+
+from libc.math cimport fabs, sqrt
+from libc.string cimport memcpy, memset
+from scipy.linalg cimport cython_blas, cython_lapack
+
+from splince_fast._kernels cimport blas
+
+OK = 0
+INFEASIBLE = 1
+NO_CONVERGENCE = 2
+SINGULAR = 3
+RANK_DEFICIENT = 4
+
+cdef enum:
+    _OK = 0
+    _INFEASIBLE = 1
+    _NO_CONVERGENCE = 2
+    _SINGULAR = 3
+
+cdef enum:
+    _IDENTITY = 0
+    _CHOLESKY = 1
+    _EIGH = 2
+
+cdef double EPS = 2.220446049250313e-16
+# A feature whose deviation is within so many roundings of its mean is constant but for rounding.
+cdef double CONSTANT_ROUNDINGS = 64.0
+
+cdef double ONE = 1.0
+cdef double ZERO = 0.0
+cdef double MINUS_ONE = -1.0
+
+
+cdef struct Factor:
+    # L = diag(scale) L0 with L0 triangular, or V diag(sqrt(values)) on the support.
+    int kind
+    int d
+    double* c            # (d, d): Cholesky factor, or eigenvectors by column
+    double* scale        # (d,)
+    double* inverse      # (d,) 1 / scale; 0 where the feature is constant
+    double* root         # (d,) 1 / sqrt(eigenvalue); 0 off the support      (eigh only)
+    double* null_basis   # (d, n_null): orthonormal basis of the kernel of S (eigh only)
+    int n_null
+    double smallest      # smallest pivot, or eigenvalue on the support
+    double* work         # (d, width): scratch for one whitening
+
+
+cdef void gemm(char* ta, char* tb, int m, int n, int k, double alpha, double* a, int lda,
+               double* b, int ldb, double beta, double* c, int ldc) noexcept nogil:
+    """c := alpha op(a) op(b) + beta c."""
+    if m > 0 and n > 0:
+        if k > 0:
+            blas.active.dgemm(ta, tb, &m, &n, &k, &alpha, a, &lda, b, &ldb, &beta, c, &ldc)
+        elif beta == 0.0:
+            memset(c, 0, sizeof(double) * <size_t>ldc * n)
+
+
+cdef int equilibrate(const double* scatter, const double* mean, double per_weight, double ridge,
+                     Factor* f) noexcept nogil:
+    """c := unit-diagonal (per_weight * scatter + ridge I), lower triangle; number of constants."""
+    cdef Py_ssize_t d = f.d, i, j
+    cdef double variance, floor, w
+    cdef const double* s
+    cdef double* c
+    cdef int constants = 0
+    for j in range(d):
+        variance = per_weight * scatter[j * d + j] + ridge
+        floor = CONSTANT_ROUNDINGS * EPS * fabs(mean[j])
+        if variance > floor * floor and variance > 0.0:
+            f.scale[j] = sqrt(variance)
+            f.inverse[j] = 1.0 / f.scale[j]
+        else:
+            f.scale[j] = 1.0
+            f.inverse[j] = 0.0
+            constants += 1
+    for j in range(d):
+        w = per_weight * f.inverse[j]
+        s = scatter + j * d
+        c = f.c + j * d
+        c[j] = 1.0
+        for i in range(j + 1, d):
+            c[i] = w * s[i] * f.inverse[i]
+    return constants
+
+
+cdef double smallest_pivot(const Factor* f) noexcept nogil:
+    """Smallest squared diagonal entry of the Cholesky factor: a conditional variance."""
+    cdef Py_ssize_t j, d = f.d
+    cdef double smallest = 1.0, pivot
+    for j in range(d):
+        pivot = f.c[j * d + j]
+        if pivot * pivot < smallest:
+            smallest = pivot * pivot
+    return smallest
+
+
+cdef int eigendecompose(Factor* f, double tolerance, double* work, int lwork, int* iwork,
+                        int liwork) noexcept nogil:
+    """Eigenvectors into c, reciprocal roots into `root`, the kernel of S into `null_basis`."""
+    cdef int d = f.d, info = 0, n_null = 0, i
+    cdef Py_ssize_t j
+    cdef double* column
+    cython_lapack.dsyevd(b"V", b"L", &d, f.c, &d, f.root, work, &lwork, iwork, &liwork, &info)
+    if info != 0:
+        return _NO_CONVERGENCE
+    f.smallest = f.root[d - 1]
+    for i in range(d):
+        if f.root[i] > tolerance:
+            if f.root[i] < f.smallest:
+                f.smallest = f.root[i]
+            f.root[i] = 1.0 / sqrt(f.root[i])
+        else:
+            # c = D^-1 S D^-1: the kernel of S is D^-1 times that of c.
+            column = f.null_basis + <Py_ssize_t>n_null * d
+            for j in range(d):
+                column[j] = f.c[<Py_ssize_t>i * d + j] * f.inverse[j]
+            f.root[i] = 0.0
+            n_null += 1
+    f.n_null = n_null
+    if n_null > 0:
+        cython_lapack.dgeqrf(&d, &n_null, f.null_basis, &d, work, work + d, &lwork, &info)
+        if info == 0:
+            cython_lapack.dorgqr(&d, &n_null, &n_null, f.null_basis, &d, work, work + d, &lwork,
+                                 &info)
+        if info != 0:
+            return _NO_CONVERGENCE
+    return _OK
+
+
+cdef void project_off_kernel(const Factor* f, double* b, int k, double* coefficients) noexcept nogil:
+    """b -= N0 N0^T b, with N0 the orthonormal basis of the kernel of S."""
+    if f.n_null > 0:
+        gemm(b"T", b"N", f.n_null, k, f.d, 1.0, f.null_basis, f.d, b, f.d, 0.0, coefficients,
+             f.n_null)
+        gemm(b"N", b"N", f.d, k, f.n_null, -1.0, f.null_basis, f.d, coefficients, f.n_null, 1.0, b,
+             f.d)
+
+
+cdef void scale_rows(const double* weight, double* b, int d, int k) noexcept nogil:
+    """b := diag(weight) b."""
+    cdef Py_ssize_t i, j
+    for j in range(k):
+        for i in range(d):
+            b[j * d + i] *= weight[i]
+
+
+cdef void whiten(const Factor* f, double* b, int k) noexcept nogil:
+    """b := L^+ b, in place, for b of shape (d, k)."""
+    cdef int d = f.d
+    if f.kind == _IDENTITY or k == 0:
+        return
+    if f.kind == _CHOLESKY:
+        scale_rows(f.inverse, b, d, k)
+        blas.active.dtrsm(b"L", b"L", b"N", b"N", &d, &k, &ONE, f.c, &d, b, &d)
+    else:
+        project_off_kernel(f, b, k, f.work)
+        scale_rows(f.inverse, b, d, k)
+        memcpy(f.work, b, sizeof(double) * <size_t>d * k)
+        gemm(b"T", b"N", d, k, d, 1.0, f.c, d, f.work, d, 0.0, b, d)
+        scale_rows(f.root, b, d, k)
+
+
+cdef void whiten_transposed(const Factor* f, double* b, int k) noexcept nogil:
+    """b := (L^+)^T b, in place, for b of shape (d, k)."""
+    cdef int d = f.d
+    if f.kind == _IDENTITY or k == 0:
+        return
+    if f.kind == _CHOLESKY:
+        blas.active.dtrsm(b"L", b"L", b"T", b"N", &d, &k, &ONE, f.c, &d, b, &d)
+        scale_rows(f.inverse, b, d, k)
+    else:
+        scale_rows(f.root, b, d, k)
+        memcpy(f.work, b, sizeof(double) * <size_t>d * k)
+        gemm(b"N", b"N", d, k, d, 1.0, f.c, d, f.work, d, 0.0, b, d)
+        scale_rows(f.inverse, b, d, k)
+        project_off_kernel(f, b, k, f.work)
+
+
+cdef int svd(int m, int n, double* a, double* s, double* u, double* vt, double* work, int lwork,
+             int* iwork) noexcept nogil:
+    """Thin singular value decomposition of a (m, n), which is destroyed."""
+    cdef int mn = m if m < n else n, info = 0
+    if mn > 0:
+        cython_lapack.dgesdd(b"S", &m, &n, a, &m, s, u, &m, vt, &mn, work, &lwork, iwork, &info)
+    return _NO_CONVERGENCE if info != 0 else _OK
+
+
+cdef int basis(const Factor* f, const double* span, int k, double noise, double relative,
+               double* whitened, double* sigma, double* q, double* coordinates, double* vt,
+               double* work, int lwork, int* iwork, int* rank) noexcept nogil:
+    """Orthonormal basis q of colsp(L^+ span), and span T with q = (L^+ span) T.
+
+    The rank counts singular values above both `noise` (the rounding level of the data) and
+    `relative` times the largest.
+    """
+    cdef int d = f.d, mn = d if d < k else k, status, i
+    cdef Py_ssize_t j
+    cdef double cut
+    rank[0] = 0
+    if mn == 0:
+        return _OK
+    memcpy(whitened, span, sizeof(double) * <size_t>d * k)
+    whiten(f, whitened, k)
+    # `coordinates` serves as the copy that the decomposition destroys.
+    memcpy(coordinates, whitened, sizeof(double) * <size_t>d * k)
+    status = svd(d, k, coordinates, sigma, q, vt, work, lwork, iwork)
+    if status != _OK:
+        return status
+    cut = relative * sigma[0]
+    if noise > cut:
+        cut = noise
+    for i in range(mn):
+        if sigma[i] > cut:
+            rank[0] += 1
+    gemm(b"N", b"T", d, rank[0], k, 1.0, <double*>span, d, vt, mn, 0.0, coordinates, d)
+    for i in range(rank[0]):
+        for j in range(d):
+            coordinates[<Py_ssize_t>i * d + j] /= sigma[i]
+    return _OK
+
+
+cdef void orthogonalise(int d, const double* qy, int ry, double* n, int rz, double* m) noexcept nogil:
+    """n -= qy qy^T n; the coefficients stay in m (ry, rz)."""
+    gemm(b"T", b"N", ry, rz, d, 1.0, <double*>qy, d, n, d, 0.0, m, ry)
+    gemm(b"N", b"N", d, rz, ry, -1.0, <double*>qy, d, m, ry, 1.0, n, d)
+
+
+cdef double sum_of_squares(const double* a, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef double total = 0.0
+    for i in range(n):
+        total += a[i] * a[i]
+    return total
+
+
+def oblique_factors(
+    double[::1, :] scatter,
+    double[::1] mean,
+    double[::1, :] span_z,
+    double[::1, :] span_y,
+    *,
+    bint whitened,
+    bint force_eigh,
+    bint allow_eigh,
+    double per_weight,
+    double ridge,
+    double eigen_tolerance,
+    double rank_tolerance,
+    double drop_below,
+    bint may_drop,
+):
+    """Factors of the oblique projection that erases span_z and keeps span_y.
+
+    Parameters
+    ----------
+    scatter : (d, d) float64, Fortran order, lower triangle; read only
+    mean : (d,) float64
+        Mean of x: a feature that varies by no more than rounding of its mean counts as constant.
+    span_z, span_y : (d, kz), (d, ky) float64, Fortran order
+        Cross-covariances in units of the variables' standard deviations; read only.
+    whitened : L from S (LEACE, SPLINCE) or L = I (SAL)
+    force_eigh, allow_eigh : use the eigendecomposition whatever the pivots; where they ask for it
+    per_weight, ridge : S = per_weight * scatter + ridge * I
+    eigen_tolerance : smallest pivot or eigenvalue of the unit-diagonal S that counts as support
+    rank_tolerance : relative tolerance for ranks; 0 for the rounding level alone
+    drop_below : kept directions at an angle with a sine below this are given up
+    may_drop : whether directions at the rounding level may be given up, too
+
+    Returns
+    -------
+    dict with `status` and, where it is OK, left and right as (r, d) C-ordered arrays (the
+    transposes of the factors), and the figures that the report is made of.
+    """
+    cdef int d = <int>scatter.shape[0], kz = <int>span_z.shape[1], ky = <int>span_y.shape[1]
+    cdef int mz = min(d, kz), my = min(d, ky), k = kz + ky
+    cdef int rz = 0, ry = 0, status = _OK, constants = 0, n_drop, info = 0, i, j, n_cos = 0
+    cdef int dropped = 0
+    cdef double noise, tol_sine = 0.0, distortion, distortion_unkept
+    cdef Py_ssize_t size
+
+    # Scratch of the singular value decompositions, of all shapes that occur below.
+    cdef int widest = max(mz, my, 1), tall = max(d, kz, ky, 1)
+    cdef int lwork = 6 * widest * widest + 80 * widest + 68 * tall
+    work_a = np.empty(lwork)
+    iwork_a = np.empty(8 * widest, dtype=np.intc)
+    cdef double[::1] work = work_a
+    cdef int[::1] iwork = iwork_a
+
+    scale_a = np.ones(d)
+    inverse_a = np.ones(d)
+    cdef double[::1] scale = scale_a, inverse = inverse_a
+    c_a = np.empty((d if whitened else 1, d if whitened else 1), order="F")
+    cdef double[::1, :] c = c_a
+    cdef double[::1] root, eigen_work, scratch
+    cdef double[::1, :] null_basis
+    cdef int[::1] eigen_iwork
+
+    white_z_a, white_y_a = np.empty((kz, d)), np.empty((ky, d))
+    coord_z_a, coord_y_a = np.empty((kz, d)), np.empty((ky, d))
+    q_z_a, both_a = np.empty((mz, d)), np.empty((mz + my, d))
+    q_y_a = np.empty((my, d))
+    sigma_z_a, sigma_y_a = np.zeros(mz), np.zeros(my)
+    vt_z_a, vt_y_a = np.empty(mz * kz), np.empty(my * ky)
+    left_a = np.empty((mz, d))
+    unkept_a = np.empty((mz, d))
+    small_a = np.empty((4, max(mz, my, 1) ** 2))
+    sines_a, cosines_a = np.ones(mz), np.zeros(min(mz, my))
+    ipiv_a = np.empty(max(mz, 1), dtype=np.intc)
+    cdef double[:, ::1] white_z = white_z_a, white_y = white_y_a
+    cdef double[:, ::1] coord_z = coord_z_a, coord_y = coord_y_a
+    cdef double[:, ::1] q_z = q_z_a, q_y = q_y_a, both = both_a, left = left_a, unkept = unkept_a
+    cdef double[::1] sigma_z = sigma_z_a, sigma_y = sigma_y_a, vt_z = vt_z_a, vt_y = vt_y_a
+    cdef double[:, ::1] small = small_a
+    cdef double[::1] sines = sines_a, cosines = cosines_a
+    cdef int[::1] ipiv = ipiv_a
+
+    cdef Factor f
+    f.kind = _IDENTITY
+    f.d = d
+    f.scale = &scale[0]
+    f.inverse = &inverse[0]
+    f.c = &c[0, 0]
+    f.root = NULL
+    f.null_basis = NULL
+    f.work = NULL
+    f.n_null = 0
+    f.smallest = 1.0
+
+    # 1. The factor L of S.
+    if whitened:
+        f.kind = _CHOLESKY
+        with nogil:
+            constants = equilibrate(&scatter[0, 0], &mean[0], per_weight, ridge, &f)
+            if not force_eigh:
+                blas.active.dpotrf(b"L", &d, f.c, &d, &info)
+                if info == 0:
+                    f.smallest = smallest_pivot(&f)
+        if force_eigh or info != 0 or f.smallest <= eigen_tolerance:
+            if not allow_eigh:
+                return {"status": RANK_DEFICIENT}
+            f.kind = _EIGH
+            root = np.empty(d)
+            null_basis = np.empty((d, d), order="F")
+            eigen_work = np.empty(1 + 71 * d + 2 * <Py_ssize_t>d * d)
+            eigen_iwork = np.empty(3 + 5 * d, dtype=np.intc)
+            scratch = np.empty(<Py_ssize_t>d * max(k, mz + my, 1))
+            f.root = &root[0]
+            f.null_basis = &null_basis[0, 0]
+            f.work = &scratch[0]
+            with nogil:
+                if not force_eigh:
+                    equilibrate(&scatter[0, 0], &mean[0], per_weight, ridge, &f)
+                status = eigendecompose(&f, eigen_tolerance, &eigen_work[0],
+                                        <int>min(eigen_work.shape[0] - d, 2147483647),
+                                        &eigen_iwork[0], 3 + 5 * d)
+        if status != _OK:
+            return {"status": status}
+
+    # 2. Rounding level of the whitened cross-covariances: a few roundings of the sums behind
+    #    them, amplified by at most the inverse of the factor.
+    cdef double total = 0.0
+    if whitened:
+        noise = 16.0 * sqrt(<double>d) * EPS / sqrt(f.smallest)
+    else:
+        for i in range(d):
+            total += per_weight * scatter[i, i]
+        noise = 16.0 * EPS * sqrt(total)
+
+    # 3. Bases of what is erased and kept, in whitened coordinates.
+    cdef double relative = max(rank_tolerance, 16.0 * sqrt(<double>d) * EPS)
+    if kz > 0:
+        with nogil:
+            status = basis(&f, &span_z[0, 0], kz, noise, relative, &white_z[0, 0], &sigma_z[0],
+                           &q_z[0, 0], &coord_z[0, 0], &vt_z[0], &work[0], lwork, &iwork[0], &rz)
+    if status == _OK and ky > 0:
+        with nogil:
+            status = basis(&f, &span_y[0, 0], ky, noise, relative, &white_y[0, 0], &sigma_y[0],
+                           &q_y[0, 0], &coord_y[0, 0], &vt_y[0], &work[0], lwork, &iwork[0], &ry)
+    if status != _OK:
+        return {"status": status}
+    cdef int rank_kept = ry
+
+    # 4. Principal angles; kept directions too close to the erased ones are given up or refused.
+    if rz > 0 and ry > 0:
+        tol_sine = noise / sigma_z[rz - 1] + noise / sigma_y[ry - 1]
+        with nogil:
+            while True:
+                # small[0] holds the coefficients, small[1:4] the decompositions of them.
+                memcpy(&both[0, 0], &q_z[0, 0], sizeof(double) * <size_t>d * rz)
+                orthogonalise(d, &q_y[0, 0], ry, &both[0, 0], rz, &small[0, 0])
+                memcpy(&small[1, 0], &small[0, 0], sizeof(double) * <size_t>ry * rz)
+                orthogonalise(d, &q_y[0, 0], ry, &both[0, 0], rz, &small[0, 0])
+                n_cos = min(rz, ry)
+                if dropped == 0:
+                    memcpy(&small[0, 0], &small[1, 0], sizeof(double) * <size_t>ry * rz)
+                    status = svd(ry, rz, &small[0, 0], &cosines[0], &small[2, 0], &small[3, 0],
+                                 &work[0], lwork, &iwork[0])
+                    if status != _OK:
+                        break
+                # `left` is free until the end: it takes Un.
+                status = svd(d, rz, &both[0, 0], &sines[0], &left[0, 0], &small[3, 0], &work[0],
+                             lwork, &iwork[0])
+                if status != _OK:
+                    break
+                n_drop = 0
+                for i in range(rz):
+                    if (sines[i] <= tol_sine or sines[i] < drop_below) and n_drop < ry:
+                        n_drop += 1
+                if n_drop == 0:
+                    break
+                if not may_drop:
+                    status = _INFEASIBLE
+                    break
+                # Principal vectors of the kept side are the eigenvectors of M M^T = Y diag(c^2) Y^T,
+                # in ascending order: rotate the basis and let go of the last n_drop.
+                dropped += n_drop
+                gemm(b"N", b"T", ry, ry, rz, 1.0, &small[1, 0], ry, &small[1, 0], ry, 0.0,
+                     &small[0, 0], ry)
+                cython_lapack.dsyev(b"V", b"L", &ry, &small[0, 0], &ry, &small[2, 0], &work[0],
+                                    &lwork, &info)
+                if info != 0:
+                    status = _NO_CONVERGENCE
+                    break
+                n_drop = ry - n_drop
+                gemm(b"N", b"N", d, n_drop, ry, 1.0, &q_y[0, 0], d, &small[0, 0], ry, 0.0,
+                     &both[0, 0], d)
+                memcpy(&q_y[0, 0], &both[0, 0], sizeof(double) * <size_t>d * n_drop)
+                gemm(b"N", b"N", d, n_drop, ry, 1.0, &coord_y[0, 0], d, &small[0, 0], ry, 0.0,
+                     &both[0, 0], d)
+                memcpy(&coord_y[0, 0], &both[0, 0], sizeof(double) * <size_t>d * n_drop)
+                ry = n_drop
+                if ry == 0:
+                    break
+        if status == _INFEASIBLE:
+            return {"status": status, "cosines": cosines_a[:n_cos], "sines": sines_a[:rz],
+                    "rank_z": rz, "rank_y": rank_kept, "tolerance_sine": tol_sine}
+        if status != _OK:
+            return {"status": status}
+
+    # 5. The factors.
+    distortion = distortion_unkept = 0.0
+    if rz > 0:
+        with nogil:
+            size = <Py_ssize_t>d * rz
+            distortion_unkept = sum_of_squares(&coord_z[0, 0], size)
+            if ry > 0:
+                memcpy(&both[0, 0], &left[0, 0], sizeof(double) * size)
+                orthogonalise(d, &q_y[0, 0], ry, &both[0, 0], rz, &small[0, 0])
+                memcpy(&both[rz, 0], &q_y[0, 0], sizeof(double) * <size_t>d * ry)
+                gemm(b"N", b"T", d, rz, rz, 1.0, &coord_z[0, 0], d, &small[3, 0], rz, 0.0,
+                     &unkept[0, 0], d)
+            else:
+                for i in range(rz):
+                    sines[i] = 1.0
+                memcpy(&both[0, 0], &q_z[0, 0], sizeof(double) * size)
+                memcpy(&unkept[0, 0], &coord_z[0, 0], sizeof(double) * size)
+            whiten_transposed(&f, &both[0, 0], rz + ry)
+            if ry > 0:
+                gemm(b"T", b"N", ry, rz, d, 1.0, &coord_y[0, 0], d, &both[0, 0], d, 0.0,
+                     &small[0, 0], ry)
+                gemm(b"N", b"N", d, rz, ry, -1.0, &both[rz, 0], d, &small[0, 0], ry, 1.0,
+                     &both[0, 0], d)
+            gemm(b"T", b"N", rz, rz, d, 1.0, &both[0, 0], d, &unkept[0, 0], d, 0.0, &small[0, 0],
+                 rz)
+            for i in range(rz * rz):
+                small[1, i] = 0.0
+            for i in range(rz):
+                small[1, i * rz + i] = 1.0
+            cython_lapack.dgesv(&rz, &rz, &small[0, 0], &rz, &ipiv[0], &small[1, 0], &rz, &info)
+            if info == 0:
+                gemm(b"N", b"N", d, rz, rz, 1.0, &unkept[0, 0], d, &small[1, 0], rz, 0.0,
+                     &left[0, 0], d)
+                distortion = sum_of_squares(&left[0, 0], size)
+        if info != 0:
+            return {"status": _SINGULAR}
+
+    return {
+        "status": _OK,
+        "left": left_a[:rz],
+        "right": both_a[:rz],
+        "whitened_z": white_z_a,
+        "whitened_y": white_y_a,
+        "sigma_z": sigma_z_a,
+        "sigma_y": sigma_y_a,
+        "rank_z": rz,
+        "rank_y": rank_kept,
+        "dropped": dropped,
+        "cosines": cosines_a[:n_cos],
+        "sines": sines_a[:rz],
+        "distortion": distortion,
+        "distortion_unkept": distortion_unkept,
+        "solver": ("none", "cholesky", "eigh")[f.kind],
+        "smallest_pivot": f.smallest,
+        "noise": noise,
+        "inverse_scale": inverse_a,
+        "constants": constants,
+        "null_basis": np.asarray(null_basis)[:, :f.n_null] if f.n_null else None,
+    }

@@ -1,0 +1,170 @@
+"""What every public door asks of its arguments, said once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast import _threads
+from splince_fast.exceptions import InputError, NonFiniteError
+
+Rows = NDArray[Any]
+
+# Elements below which a second thread costs more than it saves.
+_GRAIN = 1 << 18
+
+
+def as_rows(X: Any, *, width: int | None = None, name: str = "X") -> Rows:
+    """View X as a 2-D numeric array, without a copy where it is one already.
+
+    Parameters
+    ----------
+    X : array, torch tensor, frame, or nested sequence of shape (n, d)
+    width : int, optional
+        The number of columns it must have.
+
+    Raises
+    ------
+    InputError
+        Not 2-D, no columns, not real numbers, or not `width` columns.
+    """
+    if not isinstance(X, np.ndarray):
+        X = _foreign_rows(X, name)
+    if X.ndim != 2:
+        hint = " for a single row pass it as X[None, :]" if X.ndim == 1 else ""
+        raise InputError(
+            f"{name} has {X.ndim} dimension(s) and shape {X.shape}; it must be 2-D, one row per "
+            f"sample and one column per feature;{hint}".rstrip(";")
+        )
+    if X.dtype.kind not in "fiub" and X.dtype.name != "bfloat16":
+        X = _cast_rows(X, name)
+    if X.shape[1] == 0:
+        raise InputError(f"{name} has no columns (shape {X.shape}); at least one is needed")
+    if width is not None and X.shape[1] != width:
+        raise InputError(
+            f"{name} has {X.shape[1]} columns, and {width} are expected, as in the data seen "
+            "before; pass rows of the same embedding"
+        )
+    return X  # type: ignore[no-any-return]
+
+
+def _foreign_rows(X: Any, name: str) -> Rows:
+    """X as an array: torch tensors and frames by their own conversion, the rest by NumPy's."""
+    if hasattr(X, "detach") and hasattr(X, "cpu"):
+        return torch_to_numpy(X)
+    if hasattr(X, "toarray") and hasattr(X, "nnz"):
+        raise InputError(
+            f"{name} is a sparse matrix; pass X.toarray() where it fits, or blocks of it to "
+            "Moments.update: the centred data are dense in any case"
+        )
+    try:
+        return np.asarray(X.to_numpy() if hasattr(X, "to_numpy") else X)
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"{name} cannot be read as an array: {error}. Rows of unequal length are a common "
+            "cause; pass a 2-D array of numbers"
+        ) from error
+
+
+def _cast_rows(X: Rows, name: str) -> Rows:
+    """Object arrays of numbers become float64; anything else is refused."""
+    if X.dtype == object:
+        try:
+            return X.astype(np.float64)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{name} holds values that are not numbers: {error}") from error
+    if X.dtype.kind == "c":
+        raise InputError(
+            f"{name}: Complex data not supported (dtype {X.dtype}); stack real and imaginary parts "
+            "as columns"
+        )
+    raise InputError(f"{name} has dtype {X.dtype}; real numbers are needed")
+
+
+def torch_to_numpy(tensor: Any) -> Rows:
+    """A NumPy view of a torch tensor; bfloat16, which NumPy lacks, widened to float32."""
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":
+        tensor = tensor.float()
+    return tensor.numpy()  # type: ignore[no-any-return]
+
+
+def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """float32 for floats of at most 32 bits, float64 for everything else."""
+    narrow = dtype.name == "bfloat16" or (dtype.kind == "f" and dtype.itemsize <= 4)
+    return np.dtype(np.float32 if narrow else np.float64)
+
+
+def check_values(X: Rows, name: str = "X") -> None:
+    """Raise unless every number of X is finite and its square fits in float64.
+
+    Raises
+    ------
+    NonFiniteError
+        NaN or infinity; names the first rows.
+    InputError
+        A magnitude above 1e150.
+    """
+    if X.dtype.kind in "iub":
+        return
+    from splince_fast._kernels import rows as kernels
+
+    if X.dtype in (np.float32, np.float64) and X.flags.c_contiguous and X.flags.aligned:
+        found = _threads.split(
+            lambda start, stop: kernels.scan(X, start, stop), len(X), grain=_GRAIN // X.shape[1]
+        )
+        finite, largest = all(f for f, _ in found), max(peak for _, peak in found)
+    else:
+        finite, largest, step = True, 0.0, max(1, _GRAIN // X.shape[1])
+        for start in range(0, len(X), step):
+            wide = X[start : start + step].astype(working_dtype(X.dtype), order="C")
+            part_finite, peak = kernels.scan(wide, 0, len(wide))
+            finite, largest = finite and part_finite, max(largest, peak)
+    if not finite:
+        _raise_non_finite(X, name)
+    if largest > 1e150:
+        raise InputError(
+            f"{name} holds numbers as large as {largest:.1e}, whose squares leave the range of "
+            "float64; rescale the data (an eraser of rescaled data differs only in its units)"
+        )
+
+
+def _raise_non_finite(X: Rows, name: str) -> None:
+    """Raise NonFiniteError that names the first rows of X that hold NaN or infinity."""
+    wide = X if X.dtype.kind == "f" else X.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(wide).all(axis=1))
+    listed = ", ".join(map(str, bad[:5])) + (", ..." if bad.size > 5 else "")
+    raise NonFiniteError(
+        f"{name} contains NaN or infinity in {bad.size} of {len(X)} rows (rows {listed}); drop or "
+        f"repair them first, e.g. {name} = {name}[np.isfinite({name}).all(axis=1)], and their "
+        "labels alike. Half precision overflows to infinity above 65504"
+    )
+
+
+def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
+    """Weights as float64, or None.
+
+    Raises
+    ------
+    InputError
+        Wrong length, negative, or not finite.
+    """
+    if sample_weight is None:
+        return None
+    if hasattr(sample_weight, "detach"):
+        sample_weight = torch_to_numpy(sample_weight)
+    try:
+        weight = np.array(sample_weight, dtype=np.float64)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"sample_weight cannot be read as numbers: {error}") from error
+    if weight.ndim == 0:
+        weight = np.full(n_rows, float(weight))
+    if weight.shape != (n_rows,):
+        raise InputError(
+            f"sample_weight has shape {weight.shape} for {n_rows} rows; pass one weight per row"
+        )
+    if not np.isfinite(weight).all() or (weight < 0).any():
+        raise InputError("sample_weight must be finite and non-negative; 0 leaves a row out")
+    return weight

@@ -1,0 +1,328 @@
+"""Per labelled variable: the sums from which its cross-covariance with x follows.
+
+All sums of x are taken of deviations from one fixed reference point of the state they belong to,
+so that they keep full precision whatever the offset of the data, and they are stored without
+normalisation, so that merging is addition. With r the reference, over the rows that carry a label:
+
+* class-coded:  n_c, w_c = sum w_i and s_c = sum w_i (x_i - r) per class c;
+* continuous:   n, w, sum w (x - r), sum w (z - t), sum w (z - t)(x - r)^T and
+  sum w (z - t)(z - t)^T, with t a reference for z.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, NotEnoughDataError
+from splince_fast.labels import ClassName, class_key, names_from_json, names_to_json
+
+Float = NDArray[np.float64]
+Int = NDArray[np.int64]
+
+
+def _denominator(weight: float, ddof: float, name: object) -> float:
+    """weight - ddof, or an error that says why there is no covariance."""
+    if weight - ddof <= 0:
+        raise NotEnoughDataError(
+            f"the covariance with {name!r} needs a total weight above ddof = {ddof:g}, and its "
+            f"labelled rows weigh {weight:g}; add rows or pass ddof=0"
+        )
+    return weight - ddof
+
+
+@dataclass(slots=True)
+class ClassSums:
+    """Sums per class. Arrays grow along their first axis as classes appear."""
+
+    width: int
+    names: list[ClassName]
+    rows: Int
+    weights: Float
+    sums: Float
+    index: dict[tuple[Any, ...], int] = field(init=False)
+
+    kind = "classes"
+
+    def __post_init__(self) -> None:
+        self.index = {class_key(name): i for i, name in enumerate(self.names)}
+
+    @classmethod
+    def empty(cls, width: int) -> ClassSums:
+        return cls(width, [], np.zeros(0, np.int64), np.zeros(0), np.zeros((0, width)))
+
+    @property
+    def weight(self) -> float:
+        return float(self.weights.sum())
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.rows.sum())
+
+    @property
+    def n_columns(self) -> int:
+        return len(self.names)
+
+    def grow(self, names: list[ClassName]) -> None:
+        """Name classes that are not yet known; `allocate` makes room for their sums."""
+        for name in names:
+            key = class_key(name)
+            if key not in self.index:
+                self.index[key] = len(self.names)
+                self.names.append(name)
+
+    def allocate(self) -> None:
+        """Give every named class its place in the arrays."""
+        fresh = len(self.names) - len(self.rows)
+        if fresh:
+            self.rows = np.concatenate([self.rows, np.zeros(fresh, np.int64)])
+            self.weights = np.concatenate([self.weights, np.zeros(fresh)])
+            self.sums = np.concatenate([self.sums, np.zeros((fresh, self.width))])
+
+    def add(self, where: NDArray[np.intp], rows: Int, weights: Float, sums: Float) -> None:
+        """Add the sums of a block, given for the classes `where` (each at most once)."""
+        self.rows[where] += rows
+        self.weights[where] += weights
+        self.sums[where] += sums
+
+    def copy(self) -> ClassSums:
+        return ClassSums(
+            self.width, list(self.names), self.rows.copy(), self.weights.copy(), self.sums.copy()
+        )
+
+    def merged(self, other: ClassSums, shift: Float, sign: int, name: object) -> ClassSums:
+        """self + sign * other, with `shift` = reference of other - reference of self."""
+        result = self.copy()
+        if sign < 0:
+            unknown = [c for c in other.names if class_key(c) not in self.index]
+            if unknown:
+                raise IncompatibleMomentsError(
+                    f"cannot remove a part whose variable {name!r} has the class {unknown[0]!r}, "
+                    "which the whole never saw: it is not a part of it"
+                )
+        result.grow(other.names)
+        result.allocate()
+        where = np.array([result.index[class_key(c)] for c in other.names], np.intp)
+        result.rows[where] += sign * other.rows
+        result.weights[where] += sign * other.weights
+        result.sums[where] += sign * (other.sums + other.weights[:, None] * shift)
+        if sign < 0:
+            if (result.rows < 0).any():
+                worst = result.names[int(np.argmin(result.rows))]
+                raise IncompatibleMomentsError(
+                    f"cannot remove a part that holds more rows of {name!r} = {worst!r} than the "
+                    "whole: it is not a part of it"
+                )
+            empty = result.rows == 0
+            result.weights[empty] = 0.0
+            result.sums[empty] = 0.0
+        return result
+
+    def cross_covariance(self, ddof: float, name: object) -> Float:
+        """(d, k): Cov(x, 1[z = c]) = (s_c - (w_c / w) s) / (w - ddof), s the sum over classes."""
+        weight = self.weight
+        denominator = _denominator(weight, ddof, name)
+        total = self.sums.sum(axis=0)
+        share = self.weights / weight
+        return np.asarray((self.sums - share[:, None] * total).T / denominator)
+
+    def span(self) -> tuple[Float, Float]:
+        """Columns that span Cov(x, z), with ddof = 0, in units of the indicators' deviations.
+
+        The indicators sum to one, so the most frequent class is left out: the others span the
+        same space with full column rank, and a class nobody belongs to adds nothing.
+        """
+        weight = self.weight
+        kept = np.flatnonzero(self.weights > 0)
+        if len(kept) < 2:
+            return np.zeros((0, self.width)), np.zeros(0)
+        kept = np.delete(kept, np.argmax(self.weights[kept]))
+        share = self.weights[kept] / weight
+        deviation = np.sqrt(share * (1.0 - share))
+        total = self.sums.sum(axis=0)
+        columns = self.sums[kept] - share[:, None] * total
+        columns /= (weight * deviation)[:, None]
+        return columns, deviation
+
+    def is_constant(self) -> bool:
+        return int(np.count_nonzero(self.weights)) < 2
+
+    def variance(self) -> Float:
+        """Cov(z, z) of the indicators, ddof = 0."""
+        share = self.weights / self.weight
+        return np.asarray(np.diag(share) - np.outer(share, share))
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        return {"rows": self.rows, "weights": self.weights, "sums": self.sums}
+
+    def metadata(self) -> dict[str, Any]:
+        return {"kind": self.kind, "names": names_to_json(tuple(self.names))}
+
+    @classmethod
+    def read(cls, width: int, meta: Mapping[str, Any], tensors: Mapping[str, Any]) -> ClassSums:
+        names = list(names_from_json(meta["names"]))
+        k = len(names)
+        check_tensors(
+            tensors, {"rows": (np.int64, (k,)), "weights": (np.float64, (k,)),
+                      "sums": (np.float64, (k, width))}
+        )
+        return cls(width, names, tensors["rows"], tensors["weights"], tensors["sums"])
+
+
+@dataclass(slots=True)
+class ColumnSums:
+    """Sums of the columns of a continuous variable."""
+
+    width: int
+    names: list[str]
+    n_rows: int
+    weight: float
+    reference: Float  # (k,)
+    x_sum: Float  # (d,)
+    z_sum: Float  # (k,)
+    products: Float  # (k, d)
+    squares: Float  # (k, k)
+
+    kind = "continuous"
+
+    @classmethod
+    def empty(cls, width: int, names: tuple[str, ...], reference: Float) -> ColumnSums:
+        k = len(names)
+        return cls(width, list(names), 0, 0.0, reference.copy(), np.zeros(width), np.zeros(k),
+                   np.zeros((k, width)), np.zeros((k, k)))  # fmt: skip
+
+    @property
+    def n_columns(self) -> int:
+        return len(self.names)
+
+    def copy(self) -> ColumnSums:
+        return ColumnSums(self.width, list(self.names), self.n_rows, self.weight,
+                          self.reference.copy(), self.x_sum.copy(), self.z_sum.copy(),
+                          self.products.copy(), self.squares.copy())  # fmt: skip
+
+    def add(self, n_rows: int, weight: float, x_sum: Float, z_sum: Float, products: Float,
+            squares: Float) -> None:  # fmt: skip
+        """Add the sums of a block, taken about the references of this variable and its state."""
+        self.n_rows += n_rows
+        self.weight += weight
+        self.x_sum += x_sum
+        self.z_sum += z_sum
+        self.products += products
+        self.squares += squares
+
+    def merged(self, other: ColumnSums, shift: Float, sign: int, name: object) -> ColumnSums:
+        """self + sign * other, with `shift` = reference of other - reference of self."""
+        if self.n_columns != other.n_columns:
+            raise IncompatibleMomentsError(
+                f"the variable {name!r} has {self.n_columns} columns on one side and "
+                f"{other.n_columns} on the other; accumulate both from the same columns"
+            )
+        result = self.copy()
+        if sign < 0 and other.n_rows > self.n_rows:
+            raise IncompatibleMomentsError(
+                f"cannot remove a part with {other.n_rows} rows labelled with {name!r} from a "
+                f"whole with {self.n_rows}: it is not a part of it"
+            )
+        step = other.reference - self.reference
+        z_sum = other.z_sum + other.weight * step
+        x_sum = other.x_sum + other.weight * shift
+        products = (
+            other.products
+            + np.outer(step, other.x_sum)
+            + np.outer(other.z_sum, shift)
+            + other.weight * np.outer(step, shift)
+        )
+        squares = (
+            other.squares
+            + np.outer(step, other.z_sum)
+            + np.outer(other.z_sum, step)
+            + other.weight * np.outer(step, step)
+        )
+        result.add(sign * other.n_rows, sign * other.weight, sign * x_sum, sign * z_sum,
+                   sign * products, sign * squares)  # fmt: skip
+        if result.n_rows == 0:
+            return ColumnSums.empty(self.width, tuple(self.names), self.reference)
+        return result
+
+    def cross_covariance(self, ddof: float, name: object) -> Float:
+        """(d, k): (sum w (x-r)(z-t)^T - sum w (x-r) sum w (z-t)^T / w) / (w - ddof)."""
+        denominator = _denominator(self.weight, ddof, name)
+        columns = self.products - np.outer(self.z_sum / self.weight, self.x_sum)
+        return np.asarray(columns.T / denominator)
+
+    def variance(self) -> Float:
+        """Cov(z, z) with ddof = 0."""
+        mean = self.z_sum / self.weight
+        return np.asarray(self.squares / self.weight - np.outer(mean, mean))
+
+    def span(self) -> tuple[Float, Float]:
+        """Columns of Cov(x, z), ddof = 0, in units of z's deviations; constant columns left out."""
+        variance = np.diag(self.variance())
+        kept = np.flatnonzero(~self._constant(variance))
+        deviation = np.sqrt(variance[kept])
+        columns = self.products[kept] - np.outer(self.z_sum[kept] / self.weight, self.x_sum)
+        columns /= (self.weight * deviation)[:, None]
+        return columns, deviation
+
+    def _constant(self, variance: Float) -> NDArray[np.bool_]:
+        """Columns that vary by no more than a few roundings of their size."""
+        eps = np.finfo(np.float64).eps
+        size = np.abs(self.reference) + np.sqrt(np.diag(self.squares) / self.weight)
+        return np.asarray(variance <= (64 * eps * size) ** 2)
+
+    def is_constant(self) -> bool:
+        return self.weight == 0 or bool(self._constant(np.diag(self.variance())).all())
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        return {
+            "counts": np.array([self.n_rows], np.int64),
+            "weight": np.array([self.weight]),
+            "reference": self.reference,
+            "x_sum": self.x_sum,
+            "z_sum": self.z_sum,
+            "products": self.products,
+            "squares": self.squares,
+        }
+
+    def metadata(self) -> dict[str, Any]:
+        return {"kind": self.kind, "names": list(self.names)}
+
+    @classmethod
+    def read(cls, width: int, meta: Mapping[str, Any], tensors: Mapping[str, Any]) -> ColumnSums:
+        names = meta["names"]
+        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+            raise FileFormatError(f"column names are not a list of strings: {json.dumps(names)}")
+        k, real = len(names), np.float64
+        check_tensors(
+            tensors, {"counts": (np.int64, (1,)), "weight": (real, (1,)), "reference": (real, (k,)),
+                      "x_sum": (real, (width,)), "z_sum": (real, (k,)),
+                      "products": (real, (k, width)), "squares": (real, (k, k))}
+        )  # fmt: skip
+        return cls(width, names, int(tensors["counts"][0]), float(tensors["weight"][0]),
+                   tensors["reference"], tensors["x_sum"], tensors["z_sum"], tensors["products"],
+                   tensors["squares"])  # fmt: skip
+
+
+Variable = ClassSums | ColumnSums
+
+
+def check_tensors(
+    tensors: Mapping[str, NDArray[Any]], expected: Mapping[str, tuple[Any, tuple[int, ...]]]
+) -> None:
+    """Raise FileFormatError unless every expected tensor is there with its dtype and shape."""
+    for name, (dtype, shape) in expected.items():
+        if name not in tensors:
+            raise FileFormatError(f"the tensor {name!r} is missing")
+        found = tensors[name]
+        if found.dtype != dtype or found.shape != shape:
+            raise FileFormatError(
+                f"the tensor {name!r} is {found.dtype} of shape {found.shape}, and should be "
+                f"{np.dtype(dtype)} of shape {shape}"
+            )
+        if found.dtype.kind == "f" and not np.isfinite(found).all():
+            raise FileFormatError(f"the tensor {name!r} holds NaN or infinity")

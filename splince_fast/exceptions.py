@@ -1,0 +1,83 @@
+"""The errors and warnings of the package: one family, so that ``except SplinceError`` catches all.
+
+Every error is also the built-in exception that a caller would expect (``ValueError``,
+``TypeError``, ``KeyError``), and its text says what happened, the likely cause and what to do.
+"""
+
+from __future__ import annotations
+
+
+class SplinceError(Exception):
+    """Base class of every error that this package raises on purpose."""
+
+
+class InputError(SplinceError, ValueError):
+    """An array has the wrong shape, length, dtype or width, or a parameter is out of range."""
+
+
+class NonFiniteError(InputError):
+    """The data hold NaN or infinity; the text names the first rows."""
+
+
+class LabelError(SplinceError, ValueError):
+    """Labels cannot be read, or contradict what earlier blocks said of the same variable."""
+
+
+class UnknownVariableError(SplinceError, KeyError):
+    """A variable was named that these statistics never saw."""
+
+    def __str__(self) -> str:  # KeyError would print the repr of the message
+        return str(self.args[0]) if self.args else ""
+
+
+class NotEnoughDataError(SplinceError, ValueError):
+    """Too few rows, or too little weight, for the statistic that was asked for."""
+
+
+class IncompatibleMomentsError(SplinceError, ValueError):
+    """Two states cannot be merged or subtracted: other widths, other kinds, or not a part."""
+
+
+class ConstantVariableError(SplinceError, ValueError):
+    """A variable that should be erased or kept takes a single value."""
+
+
+class InfeasibleError(SplinceError, ValueError):
+    """What should be kept lies in the span of what should be erased.
+
+    Attributes
+    ----------
+    cosine : float
+        Largest principal cosine between the two subspaces.
+    """
+
+    def __init__(self, message: str, cosine: float) -> None:
+        super().__init__(message)
+        self.cosine = cosine
+
+    def __reduce__(self) -> tuple[type[InfeasibleError], tuple[str, float]]:
+        return type(self), (str(self), self.cosine)
+
+
+class FileFormatError(SplinceError, ValueError):
+    """A file is truncated, foreign, tampered with, or written by a newer version."""
+
+
+class MissingExtraError(SplinceError, ImportError):
+    """An optional dependency is not installed; the text names the extra to install."""
+
+
+class SplinceWarning(UserWarning):
+    """Base class of the warnings of this package."""
+
+
+class NothingErasedWarning(SplinceWarning):
+    """An eraser of rank 0: the data hold no linear trace of the concept."""
+
+
+class DroppedDirectionsWarning(SplinceWarning):
+    """Some of what should be kept was given up, as the caller's policy allows."""
+
+
+class ManyClassesWarning(SplinceWarning):
+    """An integer variable has so many values that it may be a continuous one."""

@@ -1,0 +1,229 @@
+"""Report: what an eraser erased and kept, at what cost, and how exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast.exceptions import FileFormatError
+
+Float = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class VariableReport:
+    """One erased or kept variable.
+
+    Attributes
+    ----------
+    name : str
+    role : {"erased", "kept"}
+    rank : int
+        Rank of its cross-covariance with x, at the rounding level of the data.
+    singular_values : tuple of float
+        Of the whitened cross-covariance L^+ Cov(x, v), v in units of its standard deviations
+        (in units of x where nothing is whitened): 1 is a perfect linear trace, 0 none.
+    residual : float
+        |P Cov(x, z)| / |Cov(x, z)| where erased, |P Cov(x, y) - Cov(x, y)| / |Cov(x, y)| where
+        kept (Frobenius norms).
+    bound : float
+        The residual that rounding explains: 8 d eps q |P|^2, with q the condition number of the
+        whitened cross-covariances and |P| the spectral norm. A kept variable whose residual is
+        far above it was given up in part.
+    """
+
+    name: str
+    role: str
+    rank: int
+    singular_values: tuple[float, ...]
+    residual: float
+    bound: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an eraser does to the data that it was fitted on.
+
+    Attributes
+    ----------
+    method : str
+    n_rows, weight, n_features : int, float, int
+        Of the data it was fitted on.
+    rank_covariance : int or None
+        Rank of the covariance of x at its rounding level; None where it was not factored (SAL).
+    rank : int
+        Dimensions removed, directions off the support included for ``null_space="drop"``.
+    variables : tuple of VariableReport
+    dropped : int
+        Kept directions that were given up because they lie too close to the erased ones.
+    cosines : tuple of float
+        Cosines of the principal angles between the (whitened) spans of what is erased and kept,
+        before any was dropped.
+    amplification : float
+        1 / sin of the smallest principal angle: how much longer than LEACE's the longest
+        correction is (Theorem 1: the spectral norm of the whitened projection).
+    rho : float or None
+        Largest squared cosine among what is kept, the squared correlation of the best linear
+        predictions of concept and task. None where nothing is kept or nothing is whitened.
+    frozen_head_penalty : float or None
+        1 / (1 - rho): the excess risk of SPLINCE over that of LEACE for a frozen, unregularised
+        least-squares head on one task variable (proofs_check, theorem 3). Never below 1.
+    head_shrinkage_threshold : float or None
+        2 (1 - rho) / (2 - rho): for a frozen head that is the least-squares one times a factor
+        below this, SPLINCE has the smaller risk; above it LEACE (proofs_check, theorem 3).
+    distortion, distortion_leace : float
+        E|r(x) - x|^2 as a share of the total variance, of this eraser and of LEACE for the same
+        moments and variables (equal where nothing is kept). None where it was not computed.
+    solver : {"cholesky", "eigh", "none"}
+    tolerance : float
+        Rounding level, in correlation units, below which a direction counts as absent.
+    shrinkage : float
+        Share of the isotropic target in the covariance that was factored.
+    warnings : tuple of str
+    """
+
+    method: str
+    n_rows: int
+    weight: float
+    n_features: int
+    rank_covariance: int | None
+    rank: int
+    variables: tuple[VariableReport, ...]
+    dropped: int
+    cosines: tuple[float, ...]
+    amplification: float
+    rho: float | None
+    frozen_head_penalty: float | None
+    head_shrinkage_threshold: float | None
+    distortion: float
+    distortion_leace: float | None
+    solver: str
+    tolerance: float
+    shrinkage: float
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain numbers, strings, lists and dictionaries, ready for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Report:
+        """The inverse of :meth:`to_dict`.
+
+        Raises
+        ------
+        FileFormatError
+            A field is missing or unknown.
+        """
+        try:
+            variables = tuple(
+                VariableReport(**{**v, "singular_values": tuple(v["singular_values"])})
+                for v in values["variables"]
+            )
+            return cls(
+                **{
+                    **values,
+                    "variables": variables,
+                    "cosines": tuple(values["cosines"]),
+                    "warnings": tuple(values["warnings"]),
+                }
+            )
+        except (TypeError, KeyError) as error:
+            raise FileFormatError(f"a report has missing or unknown fields: {error}") from error
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """Label and text of each line of the summary."""
+        support = (
+            "not factored" if self.rank_covariance is None else f"rank {self.rank_covariance}"
+        )
+        facts = [
+            ("data", f"{self.n_rows:,} rows (weight {self.weight:,.10g}), d = {self.n_features}"),
+            ("covariance", f"{support}, solver {self.solver}, shrinkage {self.shrinkage:.3g}"),
+            ("removed", f"{self.rank} of {self.n_features} dimensions"),
+        ]
+        distortion = f"{100 * self.distortion:.3g} % of the variance"
+        if self.distortion_leace is not None:
+            distortion += f" (LEACE: {100 * self.distortion_leace:.3g} %)"
+        facts.append(("distortion", distortion))
+        if self.cosines:
+            shown = ", ".join(f"{c:.4f}" for c in self.cosines[:5])
+            more = ", ..." if len(self.cosines) > 5 else ""
+            facts.append(("principal cosines", shown + more))
+            facts.append(("amplification", f"{self.amplification:.4g}"))
+        if self.rho is not None:
+            facts.append(
+                (
+                    "frozen head",
+                    f"rho = {self.rho:.4g}: excess risk of an unregularised head {self.frozen_head_penalty:.4g} x "
+                    f"LEACE's; better than LEACE for a head shrunk below {self.head_shrinkage_threshold:.3g}",
+                )
+            )
+        if self.dropped:
+            facts.append(("given up", f"{self.dropped} kept direction(s)"))
+        facts += [("warning", text) for text in self.warnings]
+        return facts
+
+    def __str__(self) -> str:
+        facts = self._facts()
+        wide = max(len(label) for label, _ in facts)
+        lines = [f"{self.method}"]
+        lines += [f"  {label:<{wide}}  {text}" for label, text in facts]
+        for v in self.variables:
+            values = ", ".join(f"{s:.3g}" for s in v.singular_values[:4])
+            values += ", ..." if len(v.singular_values) > 4 else ""
+            lines.append(
+                f"  {v.role:<{wide}}  {v.name}: rank {v.rank}, singular values [{values}], "
+                f"residual {v.residual:.1e} (rounding {v.bound:.1e})"
+            )
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
+            f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
+            for label, text in self._facts()
+        )
+        rows += "".join(
+            f"<tr><th style='text-align:left'>{v.role}</th><td style='text-align:left'>"
+            f"{html.escape(v.name)}: rank {v.rank}, residual {v.residual:.1e} "
+            f"(rounding {v.bound:.1e})</td></tr>"
+            for v in self.variables
+        )
+        return f"<table><caption>{html.escape(self.method)}</caption>{rows}</table>"
+
+
+def variable_report(
+    name: str,
+    role: str,
+    span: Float,
+    whitened: Float,
+    left: Float,
+    right: Float,
+    tolerance: float,
+    bound: float,
+) -> VariableReport:
+    """Figures of one variable.
+
+    Parameters
+    ----------
+    span, whitened : (k, d): rows are Cov(x, v_j) and L^+ Cov(x, v_j)
+    left, right : (r, d): transposed factors of I - P
+    """
+    values = np.linalg.svd(whitened, compute_uv=False) if len(whitened) else np.zeros(0)
+    removed = (span @ right.T) @ left
+    residual = removed if role == "kept" else span - removed
+    size = float(np.linalg.norm(span))
+    return VariableReport(
+        name,
+        role,
+        int(np.count_nonzero(values > tolerance)),
+        tuple(map(float, values)),
+        float(np.linalg.norm(residual)) / size if size else 0.0,
+        bound,
+    )
