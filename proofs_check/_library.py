@@ -54,9 +54,4 @@ def professions() -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.
     from splince_fast.demo.professions import load
 
     data = load()
-    noun = np.asarray(data.noun)
-    return (
-        np.asarray(data.activations, dtype=np.float64),
-        np.asarray(data.stereotype, dtype=np.float64)[noun],
-        np.asarray(data.factual, dtype=np.float64)[noun],
-    )
+    return data.activations, data.stereotype[data.noun_index], data.factual[data.noun_index]

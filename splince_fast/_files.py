@@ -83,7 +83,9 @@ def read(
             "write it again"
         ) from error
     if header.get("library") != _LIBRARY:
-        raise FileFormatError(f"{target} was not written by {_LIBRARY}: its header names no such file")
+        raise FileFormatError(
+            f"{target} was not written by {_LIBRARY}: its header names no such file"
+        )
     if header.get("kind") != kind:
         raise FileFormatError(f"{target} holds {header.get('kind')!r}, and {kind!r} was expected")
     found = header.get("format_version", "")

@@ -53,7 +53,8 @@ class Stage:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return self._buffer.dtype
+        dtype: np.dtype[Any] = self._buffer.dtype
+        return dtype
 
     @property
     def room(self) -> int:
@@ -87,9 +88,9 @@ class Stage:
 
     def contents(self) -> LabelledRows:
         """What is staged, as views."""
-        return LabelledRows(
-            self._buffer, self._weight, self._codes, self._values
-        ).slice(0, self.filled)
+        return LabelledRows(self._buffer, self._weight, self._codes, self._values).slice(
+            0, self.filled
+        )
 
     def clear(self) -> None:
         self.filled = 0
@@ -113,7 +114,9 @@ class Stage:
 
     @staticmethod
     def read(
-        tensors: Mapping[str, NDArray[Any]], width: int, sizes: Mapping[VariableName, int],
+        tensors: Mapping[str, NDArray[Any]],
+        width: int,
+        sizes: Mapping[VariableName, int],
         classes: frozenset[VariableName],
     ) -> LabelledRows | None:
         """The inverse of `tensors`; `sizes` is the number of classes or columns by variable."""
@@ -128,7 +131,9 @@ class Stage:
             check_tensors(tensors, {"staged.weight": (np.float64, (n,))})
             block.weight = tensors["staged.weight"]
             if (block.weight <= 0).any():
-                raise FileFormatError("the tensor 'staged.weight' holds weights that are not positive")
+                raise FileFormatError(
+                    "the tensor 'staged.weight' holds weights that are not positive"
+                )
         for i, (name, size) in enumerate(sizes.items()):
             key = f"staged.{i}"
             if key not in tensors:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from splince_fast.exceptions import InputError
 
 _VARIABLE = "SPLINCE_FAST_NUM_THREADS"
 _pool: ThreadPoolExecutor | None = None
+
+T = TypeVar("T")
 
 
 def _available() -> int:
@@ -53,9 +56,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_pool)
 
 
-def split(
-    work: Callable[[int, int], object], size: int, *, grain: int, align: int = 1
-) -> list[object]:
+def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 1) -> list[T]:
     """Call work(first, last) on ranges that cover 0..size, in parallel where that pays.
 
     Parameters
@@ -77,7 +78,7 @@ def split(
     bounds = [align * round(i * size / (pieces * align)) for i in range(pieces)] + [size]
     ranges = [(a, b) for a, b in zip(bounds, bounds[1:], strict=False) if a < b]
     futures = [_executor().submit(work, a, b) for a, b in ranges[1:]]
-    results: list[object] = []
+    results: list[T] = []
     try:
         results.append(work(*ranges[0]))
     finally:

@@ -98,43 +98,45 @@ def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def check_values(X: Rows, name: str = "X") -> None:
-    """Raise unless every number of X is finite and its square fits in float64.
+    """Raise unless every number of X is finite and the squares of each row sum in float64.
 
     Raises
     ------
     NonFiniteError
         NaN or infinity; names the first rows.
     InputError
-        A magnitude above 1e150.
+        Magnitudes above about 1e150.
     """
-    if X.dtype.kind in "iub":
+    if X.dtype.kind in "iub" or not len(X):
         return
     from splince_fast._kernels import rows as kernels
 
+    step = max(1, _GRAIN // X.shape[1])
     if X.dtype in (np.float32, np.float64) and X.flags.c_contiguous and X.flags.aligned:
-        found = _threads.split(
-            lambda start, stop: kernels.scan(X, start, stop), len(X), grain=_GRAIN // X.shape[1]
-        )
-        finite, largest = all(f for f, _ in found), max(peak for _, peak in found)
+
+        def usable(start: int, stop: int) -> bool:
+            return bool(kernels.squares_finite(X, start, stop))
+
+        if all(_threads.split(usable, len(X), grain=step)):
+            return
     else:
-        finite, largest, step = True, 0.0, max(1, _GRAIN // X.shape[1])
-        for start in range(0, len(X), step):
-            wide = X[start : start + step].astype(working_dtype(X.dtype), order="C")
-            part_finite, peak = kernels.scan(wide, 0, len(wide))
-            finite, largest = finite and part_finite, max(largest, peak)
-    if not finite:
-        _raise_non_finite(X, name)
-    if largest > 1e150:
-        raise InputError(
-            f"{name} holds numbers as large as {largest:.1e}, whose squares leave the range of "
-            "float64; rescale the data (an eraser of rescaled data differs only in its units)"
-        )
+        pieces = (X[start : start + step] for start in range(0, len(X), step))
+        wide = (piece.astype(working_dtype(X.dtype), order="C") for piece in pieces)
+        if all(kernels.squares_finite(piece, 0, len(piece)) for piece in wide):
+            return
+    _raise_non_finite(X, name)
+    raise InputError(
+        f"{name} holds numbers as large as {np.abs(X).max():.1e}, whose squares leave the range of "
+        "float64; rescale the data (an eraser of rescaled data differs only in its units)"
+    )
 
 
 def _raise_non_finite(X: Rows, name: str) -> None:
-    """Raise NonFiniteError that names the first rows of X that hold NaN or infinity."""
+    """Raise NonFiniteError that names the first rows of X that hold NaN or infinity, if any."""
     wide = X if X.dtype.kind == "f" else X.astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(wide).all(axis=1))
+    if not bad.size:
+        return
     listed = ", ".join(map(str, bad[:5])) + (", ..." if bad.size > 5 else "")
     raise NonFiniteError(
         f"{name} contains NaN or infinity in {bad.size} of {len(X)} rows (rows {listed}); drop or "

@@ -131,26 +131,11 @@ class ClassSums:
         share = self.weights / weight
         return np.asarray((self.sums - share[:, None] * total).T / denominator)
 
-    def span(self) -> tuple[Float, Float]:
-        """Columns that span Cov(x, z), with ddof = 0, in units of the indicators' deviations.
+    def span(self) -> Float:
+        """(k', d): rows that span Cov(x, z), ddof = 0, in units of deviations; none if constant."""
+        from splince_fast._kernels import solve
 
-        The indicators sum to one, so the most frequent class is left out: the others span the
-        same space with full column rank, and a class nobody belongs to adds nothing.
-        """
-        weight = self.weight
-        kept = np.flatnonzero(self.weights > 0)
-        if len(kept) < 2:
-            return np.zeros((0, self.width)), np.zeros(0)
-        kept = np.delete(kept, np.argmax(self.weights[kept]))
-        share = self.weights[kept] / weight
-        deviation = np.sqrt(share * (1.0 - share))
-        total = self.sums.sum(axis=0)
-        columns = self.sums[kept] - share[:, None] * total
-        columns /= (weight * deviation)[:, None]
-        return columns, deviation
-
-    def is_constant(self) -> bool:
-        return int(np.count_nonzero(self.weights)) < 2
+        return solve.class_span(self.sums, self.weights)
 
     def variance(self) -> Float:
         """Cov(z, z) of the indicators, ddof = 0."""
@@ -168,8 +153,12 @@ class ClassSums:
         names = list(names_from_json(meta["names"]))
         k = len(names)
         check_tensors(
-            tensors, {"rows": (np.int64, (k,)), "weights": (np.float64, (k,)),
-                      "sums": (np.float64, (k, width))}
+            tensors,
+            {
+                "rows": (np.int64, (k,)),
+                "weights": (np.float64, (k,)),
+                "sums": (np.float64, (k, width)),
+            },
         )
         return cls(width, names, tensors["rows"], tensors["weights"], tensors["sums"])
 
@@ -260,23 +249,17 @@ class ColumnSums:
         mean = self.z_sum / self.weight
         return np.asarray(self.squares / self.weight - np.outer(mean, mean))
 
-    def span(self) -> tuple[Float, Float]:
-        """Columns of Cov(x, z), ddof = 0, in units of z's deviations; constant columns left out."""
+    def span(self) -> Float:
+        """(k', d): Cov(x, z), ddof = 0, in units of z's deviations; constant columns left out."""
+        if self.weight == 0:
+            return np.zeros((0, self.width))
         variance = np.diag(self.variance())
-        kept = np.flatnonzero(~self._constant(variance))
-        deviation = np.sqrt(variance[kept])
-        columns = self.products[kept] - np.outer(self.z_sum[kept] / self.weight, self.x_sum)
-        columns /= (self.weight * deviation)[:, None]
-        return columns, deviation
-
-    def _constant(self, variance: Float) -> NDArray[np.bool_]:
-        """Columns that vary by no more than a few roundings of their size."""
-        eps = np.finfo(np.float64).eps
+        # A column that varies by no more than a few roundings of its size is constant.
         size = np.abs(self.reference) + np.sqrt(np.diag(self.squares) / self.weight)
-        return np.asarray(variance <= (64 * eps * size) ** 2)
-
-    def is_constant(self) -> bool:
-        return self.weight == 0 or bool(self._constant(np.diag(self.variance())).all())
+        kept = np.flatnonzero(variance > (64 * np.finfo(np.float64).eps * size) ** 2)
+        rows = self.products[kept] - np.outer(self.z_sum[kept] / self.weight, self.x_sum)
+        rows /= (self.weight * np.sqrt(variance[kept]))[:, None]
+        return np.asarray(rows)
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         return {

@@ -247,8 +247,10 @@ class Policies:
         if tol != "auto" and not (isinstance(tol, (int, float, np.number)) and 0 <= tol < 1):
             raise InputError(f"rank_tol is {tol!r}; it must be 'auto' or a number in [0, 1)")
         s = self.shrinkage
-        if s is not None and s != "oas" and not (
-            isinstance(s, (int, float, np.number)) and 0 <= s <= 1
+        if (
+            s is not None
+            and s != "oas"
+            and not (isinstance(s, (int, float, np.number)) and 0 <= s <= 1)
         ):
             raise InputError(f"shrinkage is {s!r}; it must be None, 'oas' or a number in [0, 1]")
 
@@ -271,8 +273,10 @@ def _names(selection: object, role: str) -> list[VariableName]:
     """One variable or a list of them, as a list."""
     if isinstance(selection, (str, tuple)):
         return [selection]
-    if isinstance(selection, list) and selection and all(
-        isinstance(name, (str, tuple)) for name in selection
+    if (
+        isinstance(selection, list)
+        and selection
+        and all(isinstance(name, (str, tuple)) for name in selection)
     ):
         return selection
     raise InputError(
@@ -290,14 +294,13 @@ def _span(moments: Moments, selection: object, role: str, width: int) -> _Span:
         return _directions(selection, width)
     names, blocks, counts = _names(selection, role), [], []
     for name in names:
-        variable = moments.variable(name)
-        if variable.is_constant():
+        columns = moments.variable(name).span()
+        if not len(columns):
             raise ConstantVariableError(
                 f"the variable {name!r}, to be {'erased' if role == 'erase' else 'kept'}, takes a "
                 "single value (or carries no label), so x has no covariance with it; check the "
                 "labels, or leave the variable out"
             )
-        columns, _ = variable.span()
         blocks.append(columns)
         counts.append(len(columns))
     rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)

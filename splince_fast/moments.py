@@ -40,6 +40,10 @@ Float = NDArray[np.float64]
 
 _FORMAT = 1
 _KIND = "moments"
+_KINDS: dict[str, type[ClassSums] | type[ColumnSums]] = {
+    "classes": ClassSums,
+    "continuous": ColumnSums,
+}
 _BLOCK_BYTES = 1 << 26
 
 
@@ -192,7 +196,12 @@ class Moments:
         if checkpoint is not None and os.path.exists(checkpoint):
             found, stream = cls._read(checkpoint)
             same = found._block_rows == block_rows and found._kinds == moments._kinds
-            if stream is None or stream["source"] != identity or not same or found._joint != moments._joint:
+            if (
+                stream is None
+                or stream["source"] != identity
+                or not same
+                or found._joint != moments._joint
+            ):
                 raise FileFormatError(
                     f"the checkpoint {os.fspath(checkpoint)} is of another source or of other "
                     f"parameters (it holds {stream}); delete it or name another file"
@@ -203,7 +212,7 @@ class Moments:
             sources.Progress(source.n_rows, source.nbytes, enabled=progress) as bar,
             sources.prefetched(source, position) as reader,
         ):
-            bar.advance(moments.n_rows, 0)
+            bar.skip(moments.n_rows)
             for block in reader:
                 moments.update(block.X, block.labels, sample_weight=block.sample_weight)
                 position += 1
@@ -349,10 +358,10 @@ class Moments:
                 stop = start + len(present)
                 shown = row >= 0
                 slots = row[shown] - start
-                counts = np.bincount(slots, minlength=len(present))
-                weights = (
-                    np.bincount(slots, weight[shown], len(present)) if weight.size else counts
-                )
+                counts = np.bincount(slots, minlength=len(present)).astype(np.int64)
+                weights = counts.astype(np.float64)
+                if weight.size:
+                    weights = np.asarray(np.bincount(slots, weight[shown], len(present)), float)
                 known.add(present, counts, weights, reduced.class_sums[start:stop])
                 start = stop
         start = 0
@@ -375,7 +384,7 @@ class Moments:
             known = self._variables[name]
             if not isinstance(known, ColumnSums):
                 continue
-            missing = np.isnan(values).any(axis=1)
+            missing = np.asarray(np.isnan(values).any(axis=1))
             shown = np.where(missing, 0.0, w)
             deviations = np.where(missing[:, None], 0.0, values - known.reference).T
             weighted = deviations * shown
@@ -444,9 +453,7 @@ class Moments:
                 known = (
                     ClassSums.empty(variable.width)
                     if isinstance(variable, ClassSums)
-                    else ColumnSums.empty(
-                        variable.width, tuple(variable.names), variable.reference
-                    )
+                    else ColumnSums.empty(variable.width, tuple(variable.names), variable.reference)
                 )
             if isinstance(known, ClassSums) and isinstance(variable, ClassSums):
                 variables[name] = known.merged(variable, shift, sign, name)
@@ -470,9 +477,7 @@ class Moments:
     def copy(self) -> Moments:
         """An independent copy, staged rows included."""
         with self._exclusive():
-            other = type(self)(
-                block_rows=self._block_rows, kinds=self._kinds, joint=self._joint
-            )
+            other = type(self)(block_rows=self._block_rows, kinds=self._kinds, joint=self._joint)
             other._width = self._width
             other._state = None if self._state is None else self._state.copy()
             other._variables = {name: v.copy() for name, v in self._variables.items()}
@@ -732,8 +737,8 @@ class Moments:
             prefix = f"variable.{i}."
             own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
             name = tuple(entry["name"]) if isinstance(entry["name"], list) else entry["name"]
-            reader = {"classes": ClassSums.read, "continuous": ColumnSums.read}[entry["kind"]]
-            moments._variables[name] = reader(width, entry, own)
+            reader: type[ClassSums] | type[ColumnSums] = _KINDS[entry["kind"]]
+            moments._variables[name] = reader.read(width, entry, own)
         sizes = {name: v.n_columns for name, v in moments._variables.items()}
         coded = frozenset(n for n, v in moments._variables.items() if isinstance(v, ClassSums))
         staged = Stage.read(tensors, width, sizes, coded)

@@ -75,7 +75,9 @@ class Projection:
         factors = [np.asarray(left), np.asarray(right)]
         centre = np.asarray(mean, dtype=np.float64)
         if centre.ndim != 1 or any(f.ndim != 2 for f in factors):
-            raise InputError("left and right must be 2-D, of shape (d, r), and mean 1-D, of shape (d,)")
+            raise InputError(
+                "left and right must be 2-D, of shape (d, r), and mean 1-D, of shape (d,)"
+            )
         if factors[0].shape != factors[1].shape or len(factors[0]) != len(centre):
             raise InputError(
                 f"left {factors[0].shape}, right {factors[1].shape} and mean {centre.shape} do not "
@@ -311,9 +313,9 @@ class Projection:
         """
         if np.dtype(dtype) not in (np.float32, np.float64):
             raise InputError(f"factors are held as float32 or float64, not {np.dtype(dtype)}")
-        rounded = [a.astype(dtype).astype(np.float64) for a in (self._left, self._right)]
+        left, right = (f.astype(dtype).astype(np.float64) for f in (self._left, self._right))
         return Projection._make(
-            *rounded, self._mean.copy(), self._bias.copy(), self._method, self._report
+            left, right, self._mean.copy(), self._bias.copy(), self._method, self._report
         )
 
     # -- persistence -----------------------------------------------------------------------
@@ -396,5 +398,5 @@ def _check_out(out: Any, rows: NDArray[Any], dtype: np.dtype[Any]) -> None:
         out.__array_interface__["data"] == rows.__array_interface__["data"]
         and out.strides == rows.strides
     )
-    if not same and np.may_share_memory(out, rows) and np.shares_memory(out, rows, max_work=100):
+    if not same and np.may_share_memory(out, rows):
         raise InputError("out overlaps X without being the same array; pass X itself or new memory")

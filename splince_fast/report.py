@@ -139,9 +139,7 @@ class Report:
 
     def _facts(self) -> list[tuple[str, str]]:
         """Label and text of each line of the summary."""
-        support = (
-            "not factored" if self.rank_covariance is None else f"rank {self.rank_covariance}"
-        )
+        support = "not factored" if self.rank_covariance is None else f"rank {self.rank_covariance}"
         facts = [
             ("data", f"{self.n_rows:,} rows (weight {self.weight:,.10g}), d = {self.n_features}"),
             ("covariance", f"{support}, solver {self.solver}, shrinkage {self.shrinkage:.3g}"),

@@ -1,12 +1,11 @@
 """Compiled and jitted kernels: numpy, scipy and numba only, clean input assumed."""
 
 try:
-    from splince_fast._kernels import blas, solve
+    import splince_fast._kernels.blas
+    import splince_fast._kernels.solve  # noqa: F401
 except ImportError as error:
     raise ImportError(
         "The compiled part of splince_fast is missing or was built for another Python. "
         "Install the package with `pip install splince_fast`, or, in a source tree, build it in "
         "place with `pip install -e .` (a C compiler is needed)."
     ) from error
-
-__all__ = ["blas", "solve"]

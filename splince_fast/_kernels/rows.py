@@ -74,11 +74,13 @@ def centre_block(
     width = last - first
     weighted = weight.shape[0] > 0
     means = np.zeros((parts, width))
-    centred = np.empty(width)
+    largest = np.zeros(width)
+    # Views of the stripe: indices that start at zero are what the compiler can vectorise.
+    origin = reference[first:last]
+    total = deviation[first:last]
+    total[:] = 0.0
     class_sums[:, first:last] = 0.0
     products[:, first:last] = 0.0
-    deviation[first:last] = 0.0
-    peak[first:last] = 0.0
     w = 1.0
     root = 1.0
     for p in range(parts):
@@ -86,61 +88,67 @@ def centre_block(
         stop = min(start + part_rows, n)
         mean = means[p]
         for i in range(start, stop):
+            row = rows[i, first:last]
             if weighted:
                 w = weight[i]
                 for j in range(width):
-                    mean[j] += w * (rows[i, first + j] - reference[first + j])
+                    mean[j] += w * (row[j] - origin[j])
             else:
                 for j in range(width):
-                    mean[j] += rows[i, first + j] - reference[first + j]
+                    mean[j] += row[j] - origin[j]
         inverse = 1.0 / part_weight[p]
         for j in range(width):
-            deviation[first + j] += mean[j]
+            total[j] += mean[j]
             mean[j] *= inverse
         for i in range(start, stop):
+            row = rows[i, first:last]
+            target = out[i, first:last]
             if weighted:
                 w = weight[i]
                 root = root_weight[i]
             for j in range(width):
-                centred[j] = rows[i, first + j] - reference[first + j]
-                scaled = root * (centred[j] - mean[j])
-                out[i, first + j] = scaled
-                peak[first + j] = max(peak[first + j], abs(scaled))
+                scaled = root * (row[j] - origin[j] - mean[j])
+                target[j] = scaled
+                largest[j] = max(largest[j], abs(scaled))
             for v in range(codes.shape[0]):
                 c = codes[v, i]
                 if c >= 0:
+                    sums = class_sums[c, first:last]
                     for j in range(width):
-                        class_sums[c, first + j] += w * centred[j]
+                        sums[j] += w * (row[j] - origin[j])
             for q in range(values.shape[0]):
                 value = values[q, i]
                 if value != 0.0:
+                    sums = products[q, first:last]
                     for j in range(width):
-                        products[q, first + j] += value * centred[j]
-    total = 0.0
-    for p in range(parts):
-        total += part_weight[p]
+                        sums[j] += value * (row[j] - origin[j])
+    inverse = 1.0 / part_weight.sum()
     for p in range(parts):
         root = np.sqrt(part_weight[p])
+        mean = means[p]
+        target = out[n + p, first:last]
         for j in range(width):
-            scaled = root * (means[p, j] - deviation[first + j] / total)
-            out[n + p, first + j] = scaled
-            peak[first + j] = max(peak[first + j], abs(scaled))
+            scaled = root * (mean[j] - total[j] * inverse)
+            target[j] = scaled
+            largest[j] = max(largest[j], abs(scaled))
+    peak[first:last] = largest
 
 
 @_kernel
-def scan(rows: Any, start: int, stop: int) -> tuple[bool, float]:
-    """Whether rows start..stop are all finite, and their largest magnitude."""
-    largest = 0.0
+def squares_finite(rows: Any, start: int, stop: int) -> bool:
+    """Whether the sum of squares of each row start..stop is finite in float64.
+
+    If so, the row holds neither NaN nor infinity nor numbers whose squares overflow.
+    """
     for i in range(start, stop):
+        row = rows[i]
         total = 0.0
-        peak = 0.0
-        for j in range(rows.shape[1]):
-            total += rows[i, j] * 0.0
-            peak = max(peak, abs(rows[i, j]))
-        if total != 0.0:
-            return False, largest
-        largest = max(largest, peak)
-    return True, largest
+        for j in range(row.shape[0]):
+            x = np.float64(row[j])
+            total += x * x
+        if not np.isfinite(total):
+            return False
+    return True
 
 
 @_kernel
@@ -157,43 +165,50 @@ def apply_rows(
     """
     rank, width = left.shape
     if rank == 1:
+        u = left[0]
+        v = right[0]
         for i in range(start, stop):
-            total = 0.0
+            row = rows[i]
+            target = out[i]
+            coefficient = -bias[0]
             for j in range(width):
-                total += rows[i, j] * right[0, j]
-            total -= bias[0]
+                coefficient += row[j] * v[j]
             for j in range(width):
-                out[i, j] = rows[i, j] - total * left[0, j]
+                target[j] = row[j] - coefficient * u[j]
         return
-    # Four rows at a time share each load of the factors.
-    tile = np.empty((4, width))
+    # Four rows at a time share each load of the factors; the last four may repeat a row.
+    sums = np.empty((4, width))
     for begin in range(start, stop, 4):
         count = min(4, stop - begin)
-        for i in range(4):
-            source = begin + min(i, count - 1)
-            for j in range(width):
-                tile[i, j] = rows[source, j]
+        row_a = rows[begin]
+        row_b = rows[begin + min(1, count - 1)]
+        row_c = rows[begin + min(2, count - 1)]
+        row_d = rows[begin + min(3, count - 1)]
+        sum_a, sum_b, sum_c, sum_d = sums[0], sums[1], sums[2], sums[3]
+        for j in range(width):
+            sum_a[j] = row_a[j]
+            sum_b[j] = row_b[j]
+            sum_c[j] = row_c[j]
+            sum_d[j] = row_d[j]
         for r in range(rank):
-            a = 0.0
-            b = 0.0
-            c = 0.0
-            e = 0.0
+            u = left[r]
+            v = right[r]
+            a = -bias[r]
+            b = a
+            c = a
+            d = a
             for j in range(width):
-                x = right[r, j]
-                a += rows[begin, j] * x
-                b += rows[begin + min(1, count - 1), j] * x
-                c += rows[begin + min(2, count - 1), j] * x
-                e += rows[begin + min(3, count - 1), j] * x
-            a -= bias[r]
-            b -= bias[r]
-            c -= bias[r]
-            e -= bias[r]
+                a += row_a[j] * v[j]
+                b += row_b[j] * v[j]
+                c += row_c[j] * v[j]
+                d += row_d[j] * v[j]
             for j in range(width):
-                x = left[r, j]
-                tile[0, j] -= a * x
-                tile[1, j] -= b * x
-                tile[2, j] -= c * x
-                tile[3, j] -= e * x
+                sum_a[j] -= a * u[j]
+                sum_b[j] -= b * u[j]
+                sum_c[j] -= c * u[j]
+                sum_d[j] -= d * u[j]
         for i in range(count):
+            target = out[begin + i]
+            source = sums[i]
             for j in range(width):
-                out[begin + i, j] = tile[i, j]
+                target[j] = source[j]

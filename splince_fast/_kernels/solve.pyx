@@ -202,8 +202,14 @@ cdef void whiten_transposed(const Factor* f, double* b, int k) noexcept nogil:
 cdef int svd(int m, int n, double* a, double* s, double* u, double* vt, double* work, int lwork,
              int* iwork) noexcept nogil:
     """Thin singular value decomposition of a (m, n), which is destroyed."""
-    cdef int mn = m if m < n else n, info = 0
-    if mn > 0:
+    cdef int mn = m if m < n else n, info = 0, one = 1, i
+    if n == 1 and m > 0:
+        # A single column, the common case, needs no iteration; dnrm2 guards against overflow.
+        s[0] = cython_blas.dnrm2(&m, a, &one)
+        vt[0] = 1.0
+        for i in range(m):
+            u[i] = a[i] / s[0] if s[0] > 0.0 else 0.0
+    elif mn > 0:
         cython_lapack.dgesdd(b"S", &m, &n, a, &m, s, u, &m, vt, &mn, work, &lwork, iwork, &info)
     return _NO_CONVERGENCE if info != 0 else _OK
 
@@ -254,6 +260,46 @@ cdef double sum_of_squares(const double* a, Py_ssize_t n) noexcept nogil:
     for i in range(n):
         total += a[i] * a[i]
     return total
+
+
+def class_span(double[:, ::1] sums, double[::1] weights):
+    """Cross-covariances with all class indicators but the most frequent one's, as (k', d) rows.
+
+    In units of the indicators' standard deviations sqrt(p (1 - p)). The indicators sum to one, so
+    the others span the same space; classes without weight add nothing.
+
+    Parameters
+    ----------
+    sums : (k, d) float64, sums of w (x - reference) per class
+    weights : (k,) float64
+    """
+    cdef Py_ssize_t k = sums.shape[0], d = sums.shape[1], c, j, present = 0, largest = 0, row = 0
+    cdef double weight = 0.0, share, factor
+    for c in range(k):
+        weight += weights[c]
+        if weights[c] > 0.0:
+            present += 1
+        if weights[c] > weights[largest]:
+            largest = c
+    if present < 2:
+        return np.zeros((0, d))
+    span_a = np.empty((present - 1, d))
+    total_a = np.zeros(d)
+    cdef double[:, ::1] span = span_a
+    cdef double[::1] total = total_a
+    with nogil:
+        for c in range(k):
+            for j in range(d):
+                total[j] += sums[c, j]
+        for c in range(k):
+            if c == largest or weights[c] <= 0.0:
+                continue
+            share = weights[c] / weight
+            factor = 1.0 / (weight * sqrt(share * (1.0 - share)))
+            for j in range(d):
+                span[row, j] = factor * (sums[c, j] - share * total[j])
+            row += 1
+    return span_a
 
 
 def oblique_factors(
@@ -309,8 +355,7 @@ def oblique_factors(
     cdef double[::1] work = work_a
     cdef int[::1] iwork = iwork_a
 
-    scale_a = np.ones(d)
-    inverse_a = np.ones(d)
+    scale_a, inverse_a = np.empty(d), np.empty(d)
     cdef double[::1] scale = scale_a, inverse = inverse_a
     c_a = np.empty((d if whitened else 1, d if whitened else 1), order="F")
     cdef double[::1, :] c = c_a
@@ -318,24 +363,27 @@ def oblique_factors(
     cdef double[::1, :] null_basis
     cdef int[::1] eigen_iwork
 
-    white_z_a, white_y_a = np.empty((kz, d)), np.empty((ky, d))
-    coord_z_a, coord_y_a = np.empty((kz, d)), np.empty((ky, d))
-    q_z_a, both_a = np.empty((mz, d)), np.empty((mz + my, d))
-    q_y_a = np.empty((my, d))
+    white_a, coordinates_a = np.empty((k, d)), np.empty((k, d))
+    basis_a = np.empty((2 * (mz + my), d))
+    factors_a = np.empty((2 * mz, d))
     sigma_z_a, sigma_y_a = np.zeros(mz), np.zeros(my)
-    vt_z_a, vt_y_a = np.empty(mz * kz), np.empty(my * ky)
-    left_a = np.empty((mz, d))
-    unkept_a = np.empty((mz, d))
-    small_a = np.empty((4, max(mz, my, 1) ** 2))
+    small_a = np.empty((4, widest * widest))
+    vt_a = np.empty(mz * kz + my * ky)
     sines_a, cosines_a = np.ones(mz), np.zeros(min(mz, my))
     ipiv_a = np.empty(max(mz, 1), dtype=np.intc)
-    cdef double[:, ::1] white_z = white_z_a, white_y = white_y_a
-    cdef double[:, ::1] coord_z = coord_z_a, coord_y = coord_y_a
-    cdef double[:, ::1] q_z = q_z_a, q_y = q_y_a, both = both_a, left = left_a, unkept = unkept_a
-    cdef double[::1] sigma_z = sigma_z_a, sigma_y = sigma_y_a, vt_z = vt_z_a, vt_y = vt_y_a
-    cdef double[:, ::1] small = small_a
+    cdef double[:, ::1] white = white_a, coordinates = coordinates_a, bases = basis_a
+    cdef double[:, ::1] factors = factors_a, small = small_a
+    cdef double[::1] sigma_z = sigma_z_a, sigma_y = sigma_y_a, vt = vt_a
     cdef double[::1] sines = sines_a, cosines = cosines_a
     cdef int[::1] ipiv = ipiv_a
+    # Columns of length d, one variable after another in each pool.
+    cdef double* q_z = &bases[0, 0] if mz else NULL
+    cdef double* both = q_z + <Py_ssize_t>mz * d
+    cdef double* q_y = both + <Py_ssize_t>(mz + my) * d
+    cdef double* coord_z = &coordinates[0, 0] if k else NULL
+    cdef double* coord_y = coord_z + <Py_ssize_t>kz * d
+    cdef double* left = &factors[0, 0] if mz else NULL
+    cdef double* unkept = left + <Py_ssize_t>mz * d
 
     cdef Factor f
     f.kind = _IDENTITY
@@ -393,12 +441,12 @@ def oblique_factors(
     cdef double relative = max(rank_tolerance, 16.0 * sqrt(<double>d) * EPS)
     if kz > 0:
         with nogil:
-            status = basis(&f, &span_z[0, 0], kz, noise, relative, &white_z[0, 0], &sigma_z[0],
-                           &q_z[0, 0], &coord_z[0, 0], &vt_z[0], &work[0], lwork, &iwork[0], &rz)
+            status = basis(&f, &span_z[0, 0], kz, noise, relative, &white[0, 0], &sigma_z[0],
+                           q_z, coord_z, &vt[0], &work[0], lwork, &iwork[0], &rz)
     if status == _OK and ky > 0:
         with nogil:
-            status = basis(&f, &span_y[0, 0], ky, noise, relative, &white_y[0, 0], &sigma_y[0],
-                           &q_y[0, 0], &coord_y[0, 0], &vt_y[0], &work[0], lwork, &iwork[0], &ry)
+            status = basis(&f, &span_y[0, 0], ky, noise, relative, &white[kz, 0], &sigma_y[0],
+                           q_y, coord_y, &vt[mz * kz], &work[0], lwork, &iwork[0], &ry)
     if status != _OK:
         return {"status": status}
     cdef int rank_kept = ry
@@ -409,19 +457,19 @@ def oblique_factors(
         with nogil:
             while True:
                 # small[0] holds the coefficients, small[1:4] the decompositions of them.
-                memcpy(&both[0, 0], &q_z[0, 0], sizeof(double) * <size_t>d * rz)
-                orthogonalise(d, &q_y[0, 0], ry, &both[0, 0], rz, &small[0, 0])
+                memcpy(both, q_z, sizeof(double) * <size_t>d * rz)
+                orthogonalise(d, q_y, ry, both, rz, &small[0, 0])
                 memcpy(&small[1, 0], &small[0, 0], sizeof(double) * <size_t>ry * rz)
-                orthogonalise(d, &q_y[0, 0], ry, &both[0, 0], rz, &small[0, 0])
-                n_cos = min(rz, ry)
+                orthogonalise(d, q_y, ry, both, rz, &small[0, 0])
                 if dropped == 0:
+                    n_cos = min(rz, ry)
                     memcpy(&small[0, 0], &small[1, 0], sizeof(double) * <size_t>ry * rz)
                     status = svd(ry, rz, &small[0, 0], &cosines[0], &small[2, 0], &small[3, 0],
                                  &work[0], lwork, &iwork[0])
                     if status != _OK:
                         break
                 # `left` is free until the end: it takes Un.
-                status = svd(d, rz, &both[0, 0], &sines[0], &left[0, 0], &small[3, 0], &work[0],
+                status = svd(d, rz, both, &sines[0], left, &small[3, 0], &work[0],
                              lwork, &iwork[0])
                 if status != _OK:
                     break
@@ -445,12 +493,12 @@ def oblique_factors(
                     status = _NO_CONVERGENCE
                     break
                 n_drop = ry - n_drop
-                gemm(b"N", b"N", d, n_drop, ry, 1.0, &q_y[0, 0], d, &small[0, 0], ry, 0.0,
-                     &both[0, 0], d)
-                memcpy(&q_y[0, 0], &both[0, 0], sizeof(double) * <size_t>d * n_drop)
-                gemm(b"N", b"N", d, n_drop, ry, 1.0, &coord_y[0, 0], d, &small[0, 0], ry, 0.0,
-                     &both[0, 0], d)
-                memcpy(&coord_y[0, 0], &both[0, 0], sizeof(double) * <size_t>d * n_drop)
+                gemm(b"N", b"N", d, n_drop, ry, 1.0, q_y, d, &small[0, 0], ry, 0.0,
+                     both, d)
+                memcpy(q_y, both, sizeof(double) * <size_t>d * n_drop)
+                gemm(b"N", b"N", d, n_drop, ry, 1.0, coord_y, d, &small[0, 0], ry, 0.0,
+                     both, d)
+                memcpy(coord_y, both, sizeof(double) * <size_t>d * n_drop)
                 ry = n_drop
                 if ry == 0:
                     break
@@ -465,25 +513,25 @@ def oblique_factors(
     if rz > 0:
         with nogil:
             size = <Py_ssize_t>d * rz
-            distortion_unkept = sum_of_squares(&coord_z[0, 0], size)
+            distortion_unkept = sum_of_squares(coord_z, size)
             if ry > 0:
-                memcpy(&both[0, 0], &left[0, 0], sizeof(double) * size)
-                orthogonalise(d, &q_y[0, 0], ry, &both[0, 0], rz, &small[0, 0])
-                memcpy(&both[rz, 0], &q_y[0, 0], sizeof(double) * <size_t>d * ry)
-                gemm(b"N", b"T", d, rz, rz, 1.0, &coord_z[0, 0], d, &small[3, 0], rz, 0.0,
-                     &unkept[0, 0], d)
+                memcpy(both, left, sizeof(double) * size)
+                orthogonalise(d, q_y, ry, both, rz, &small[0, 0])
+                memcpy(both + <Py_ssize_t>rz * d, q_y, sizeof(double) * <size_t>d * ry)
+                gemm(b"N", b"T", d, rz, rz, 1.0, coord_z, d, &small[3, 0], rz, 0.0,
+                     unkept, d)
             else:
                 for i in range(rz):
                     sines[i] = 1.0
-                memcpy(&both[0, 0], &q_z[0, 0], sizeof(double) * size)
-                memcpy(&unkept[0, 0], &coord_z[0, 0], sizeof(double) * size)
-            whiten_transposed(&f, &both[0, 0], rz + ry)
+                memcpy(both, q_z, sizeof(double) * size)
+                memcpy(unkept, coord_z, sizeof(double) * size)
+            whiten_transposed(&f, both, rz + ry)
             if ry > 0:
-                gemm(b"T", b"N", ry, rz, d, 1.0, &coord_y[0, 0], d, &both[0, 0], d, 0.0,
+                gemm(b"T", b"N", ry, rz, d, 1.0, coord_y, d, both, d, 0.0,
                      &small[0, 0], ry)
-                gemm(b"N", b"N", d, rz, ry, -1.0, &both[rz, 0], d, &small[0, 0], ry, 1.0,
-                     &both[0, 0], d)
-            gemm(b"T", b"N", rz, rz, d, 1.0, &both[0, 0], d, &unkept[0, 0], d, 0.0, &small[0, 0],
+                gemm(b"N", b"N", d, rz, ry, -1.0, both + <Py_ssize_t>rz * d, d, &small[0, 0], ry, 1.0,
+                     both, d)
+            gemm(b"T", b"N", rz, rz, d, 1.0, both, d, unkept, d, 0.0, &small[0, 0],
                  rz)
             for i in range(rz * rz):
                 small[1, i] = 0.0
@@ -491,18 +539,18 @@ def oblique_factors(
                 small[1, i * rz + i] = 1.0
             cython_lapack.dgesv(&rz, &rz, &small[0, 0], &rz, &ipiv[0], &small[1, 0], &rz, &info)
             if info == 0:
-                gemm(b"N", b"N", d, rz, rz, 1.0, &unkept[0, 0], d, &small[1, 0], rz, 0.0,
-                     &left[0, 0], d)
-                distortion = sum_of_squares(&left[0, 0], size)
+                gemm(b"N", b"N", d, rz, rz, 1.0, unkept, d, &small[1, 0], rz, 0.0,
+                     left, d)
+                distortion = sum_of_squares(left, size)
         if info != 0:
             return {"status": _SINGULAR}
 
     return {
         "status": _OK,
-        "left": left_a[:rz],
-        "right": both_a[:rz],
-        "whitened_z": white_z_a,
-        "whitened_y": white_y_a,
+        "left": factors_a[:rz].copy(),
+        "right": basis_a[mz:mz + rz].copy(),
+        "whitened_z": white_a[:kz],
+        "whitened_y": white_a[kz:],
         "sigma_z": sigma_z_a,
         "sigma_y": sigma_y_a,
         "rank_z": rz,

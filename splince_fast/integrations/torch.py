@@ -26,14 +26,18 @@ def apply_to_tensor(projection: Projection, X: Any, *, out: Any, progress: bool)
             "leading dimensions with X.reshape(-1, X.shape[-1])"
         )
     target_dtype = X.dtype if X.dtype.is_floating_point else torch.float64
-    if out is not None and (out.shape != X.shape or out.dtype != target_dtype or out.device != X.device):
+    if out is not None and (
+        out.shape != X.shape or out.dtype != target_dtype or out.device != X.device
+    ):
         raise InputError(
             f"out is {out.dtype} of shape {tuple(out.shape)} on {out.device}; it must be "
             f"{target_dtype} of shape {tuple(X.shape)} on {X.device}"
         )
     numpy_can = X.device.type == "cpu" and X.dtype != torch.bfloat16
     if not numpy_can or X.requires_grad:
-        wide = torch.float64 if X.device.type == "cpu" or X.dtype == torch.float64 else torch.float32
+        wide = (
+            torch.float64 if X.device.type == "cpu" or X.dtype == torch.float64 else torch.float32
+        )
         left, right, bias = (
             torch.from_numpy(a.copy()).to(X.device, wide)
             for a in (projection._left, projection._right, projection._bias)

@@ -1,0 +1,1 @@
+"""The demonstration: erasing stereotypes from a language model, keeping factual gender."""

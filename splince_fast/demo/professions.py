@@ -1,0 +1,196 @@
+"""The nouns, templates and language-model states of the demonstration, as they are shipped.
+
+``data/README.md`` says where the tables come from and what a score means; the script
+``tools/build_profession_activations.py`` of the source tree makes the array from the tables.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast import _files
+from splince_fast.exceptions import FileFormatError
+
+NOUNS: Final = "nouns.csv"
+TEMPLATES: Final = "templates.txt"
+ARRAYS: Final = "professions.safetensors"
+KIND: Final = "profession-activations"
+FORMAT_VERSION: Final = 1
+# The continuations whose odds are compared, as tokens: the row order of the stored head.
+PRONOUNS: Final = (" he", " she")
+SLOT: Final = "{noun}"
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The nouns with their two scores, and the templates.
+
+    Attributes
+    ----------
+    nouns, kinds : tuple of str
+        The nouns, and for each whether it is an ``occupation`` or a ``role``.
+    stereotype : float64 array of shape (n_nouns,)
+        1 - 2 * (share of women in the occupation), in [-1, 1]; 0 where there is no such figure.
+    factual : float64 array of shape (n_nouns,)
+        1 male, -1 female, 0 neither, by dictionary meaning.
+    templates : tuple of str
+        Beginnings of sentences with the slot ``{noun}``.
+    checksum : str
+        SHA-256 of the text of both files (line ends as ``\\n``).
+    """
+
+    nouns: tuple[str, ...]
+    kinds: tuple[str, ...]
+    stereotype: NDArray[np.float64]
+    factual: NDArray[np.float64]
+    templates: tuple[str, ...]
+    checksum: str
+
+    def prompts(self) -> list[str]:
+        """Every noun in every template, nouns outermost: the row order of the activations."""
+        return [t.replace(SLOT, noun) for noun in self.nouns for t in self.templates]
+
+
+@dataclass(frozen=True)
+class ProfessionData:
+    """Last-token states of a language model for every noun in every template.
+
+    Attributes
+    ----------
+    activations : float64 array of shape (n, d)
+        Input of the language-model head, one row per prompt (stored as float16, widened here).
+    noun_index, template_index : int arrays of shape (n,)
+        Positions in `nouns` and `templates`, so ``stereotype[noun_index]`` is the score per row.
+    nouns, kinds, templates : tuple of str
+        As in the tables.
+    stereotype, factual : float64 arrays of shape (n_nouns,)
+        Scores per noun, positive towards male.
+    he_minus_she : float64 array of shape (d,)
+        Difference of the head's rows for `` he`` and `` she``.
+    model, licence : str
+        Where the states come from, and the model's licence.
+    """
+
+    activations: NDArray[np.float64]
+    noun_index: NDArray[np.intp]
+    template_index: NDArray[np.intp]
+    nouns: tuple[str, ...]
+    kinds: tuple[str, ...]
+    templates: tuple[str, ...]
+    stereotype: NDArray[np.float64]
+    factual: NDArray[np.float64]
+    he_minus_she: NDArray[np.float64]
+    model: str
+    licence: str
+
+    def log_odds(self, activations: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+        """Return log p(he) - log p(she) per row, of these states or of an erased copy of them.
+
+        The head has no bias and the normaliser cancels, so this is the product with
+        `he_minus_she`; shape (n,).
+        """
+        return (self.activations if activations is None else activations) @ self.he_minus_she
+
+
+def read_tables(folder: Path) -> Tables:
+    """Read ``nouns.csv`` and ``templates.txt``.
+
+    Raises
+    ------
+    FileFormatError
+        A column is absent, a score is not a number, or a template lacks its slot.
+    FileNotFoundError
+        There is no such file.
+    """
+    # Text mode turns any line end into "\n", so that a checkout under Windows has the same sum.
+    noun_text = (folder / NOUNS).read_text(encoding="utf-8")
+    template_text = (folder / TEMPLATES).read_text(encoding="utf-8")
+    rows = list(csv.DictReader(noun_text.splitlines()))
+    templates = tuple(line for line in template_text.splitlines() if line)
+    for template in templates:
+        if template.count(SLOT) != 1:
+            raise FileFormatError(
+                f"{folder / TEMPLATES}: the template {template!r} must hold {SLOT} exactly once"
+            )
+    try:
+        return Tables(
+            nouns=tuple(row["noun"] for row in rows),
+            kinds=tuple(row["kind"] for row in rows),
+            stereotype=np.array([float(row["stereotype"]) for row in rows]),
+            factual=np.array([float(row["factual"]) for row in rows]),
+            templates=templates,
+            checksum=hashlib.sha256(f"{noun_text}\0{template_text}".encode()).hexdigest(),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileFormatError(
+            f"{folder / NOUNS} cannot be read: {error!r}. Each row needs noun, kind, stereotype "
+            "and factual, the scores as numbers"
+        ) from error
+
+
+def load(folder: str | os.PathLike[str] | None = None) -> ProfessionData:
+    """Load the shipped tables and activations.
+
+    Parameters
+    ----------
+    folder : path, optional
+        Another folder with the same three files, for nouns and templates of your own.
+
+    Raises
+    ------
+    FileFormatError
+        A file is damaged, or the activations were made from other tables than those beside them.
+    FileNotFoundError
+        One of the files is absent.
+    """
+    if folder is not None:
+        return _load(Path(folder))
+    with as_file(files("splince_fast.demo").joinpath("data")) as shipped:
+        return _load(shipped)
+
+
+def _load(folder: Path) -> ProfessionData:
+    """Read one folder, and check that its tables and arrays belong together."""
+    tables = read_tables(folder)
+    path = folder / ARRAYS
+    tensors, metadata = _files.read(path, KIND, FORMAT_VERSION)
+    try:
+        states, head = tensors["activations"], tensors["head"]
+        checksum, model, licence = (metadata[k] for k in ("tables_sha256", "model", "licence"))
+    except KeyError as error:
+        raise FileFormatError(f"{path} lacks {error}: it is incomplete; build it again") from error
+    remedy = "restore the files as they were shipped, or build the activations again"
+    if checksum != tables.checksum:
+        raise FileFormatError(
+            f"{path} was made from other tables than {NOUNS} and {TEMPLATES} beside it (checksum "
+            f"{checksum}, found {tables.checksum}): one of them was changed; {remedy}"
+        )
+    n_nouns, n_templates = len(tables.nouns), len(tables.templates)
+    if states.shape != (n_nouns * n_templates, head.shape[-1]) or head.shape[:-1] != (2,):
+        raise FileFormatError(
+            f"{path} holds activations of shape {states.shape} and a head of shape {head.shape}, "
+            f"for {n_nouns} nouns in {n_templates} templates and 2 pronouns; {remedy}"
+        )
+    wide = head.astype(np.float64)
+    return ProfessionData(
+        activations=states.astype(np.float64),
+        noun_index=np.repeat(np.arange(n_nouns), n_templates),
+        template_index=np.tile(np.arange(n_templates), n_nouns),
+        nouns=tables.nouns,
+        kinds=tables.kinds,
+        templates=tables.templates,
+        stereotype=tables.stereotype,
+        factual=tables.factual,
+        he_minus_she=wide[0] - wide[1],
+        model=model,
+        licence=licence,
+    )

@@ -1,0 +1,569 @@
+"""The erasers as scikit-learn transformers: labels to moments, moments to projection.
+
+No mathematics here: :class:`~splince_fast.moments.Moments` reads the data and
+:mod:`splince_fast.methods` solves. ``concept``, what is erased, is a keyword of its own, because
+the ``y`` of a pipeline is the task and must not silently become the concept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, NoReturn, Self
+
+import narwhals.stable.v2 as nw
+import numpy as np
+from narwhals.exceptions import DuplicateError
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.model_selection import ParameterGrid
+from sklearn.utils import Tags
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from splince_fast._validation import check_values
+from splince_fast.exceptions import (
+    IncompatibleMomentsError,
+    InputError,
+    LabelError,
+    NotEnoughDataError,
+    SplinceError,
+)
+from splince_fast.labels import VariableName
+from splince_fast.methods import Policies, Selection, leace, mean_projection, sal, splince
+from splince_fast.moments import Moments
+from splince_fast.projection import Projection
+from splince_fast.report import Report
+
+__all__ = ["LEACE", "SAL", "SPLINCE", "MeanProjection"]
+
+_NEUTRAL = {
+    "max_amplification": None,
+    "on_infeasible": "raise",
+    "null_space": "keep",
+    "shrinkage": None,
+    "rank_tol": "auto",
+    "solver": "auto",
+}
+
+
+class _InputTypeError(InputError, TypeError):
+    """An input that scikit-learn refuses with a TypeError: sparse, or objects without a number."""
+
+
+class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """What the estimators share; each adds its parameters and the method that it calls."""
+
+    kinds: Mapping[str, str] | None
+    concept_from: str | None
+    moments_: Moments
+    n_features_in_: int
+    feature_names_in_: NDArray[Any]
+    erased_: Selection
+    kept_: Selection | ArrayLike | None
+
+    _keeps_task: ClassVar[bool] = False
+
+    # Every fit needs the concept, so routers pass it on without being told to.
+    __metadata_request__fit: ClassVar = {"concept": True}
+    __metadata_request__partial_fit: ClassVar = {"concept": True}
+
+    # -- what a subclass decides -----------------------------------------------------------
+
+    def _project(self, moments: Moments, erase: Selection, keep: Any) -> Projection:
+        """Call the method of this class."""
+        raise NotImplementedError
+
+    def _options(self) -> dict[str, Any]:
+        """Parameters of the method: all but those that say what labels mean."""
+        params = self.get_params(deep=False)
+        return {key: params[key] for key in params if key in _NEUTRAL}
+
+    # -- filling ---------------------------------------------------------------------------
+
+    def fit(
+        self, X: Any, y: Any = None, *, concept: Any = None, sample_weight: Any = None
+    ) -> Self:
+        """Fit to all the data at once, forgetting what was seen before.
+
+        Parameters
+        ----------
+        X : array-like or frame of shape (n_samples, n_features)
+            At least two rows; read once, not copied, not modified.
+        y : array-like of shape (n_samples,) or (n_samples, k), mapping or frame, optional
+            The task. SPLINCE keeps its covariance with X; the other estimators ignore it. With
+            ``concept_from="y"`` it is the concept.
+        concept : array-like of shape (n_samples,) or (n_samples, k), mapping or frame
+            What is erased; several variables, by name, are erased jointly. A missing label (None
+            or NaN) leaves its row in the statistics of X.
+        sample_weight : array-like of shape (n_samples,), optional
+            Non-negative frequencies.
+
+        Returns
+        -------
+        object
+            The estimator itself; as it was if this raises.
+
+        Raises
+        ------
+        InputError, NonFiniteError, LabelError
+            The data, labels or parameters cannot be used; the concept or the task is missing.
+        NotEnoughDataError, ConstantVariableError, InfeasibleError
+            As in :func:`splince_fast.splince`.
+        """
+        with self._restored_on_error():
+            self._reset()
+            self._accumulate(X, y, concept, sample_weight, least=2)
+            if not self.moments_.n_rows:
+                raise NotEnoughDataError(
+                    "every sample_weight is zero, so no row is left to fit to; give some rows a "
+                    "positive weight"
+                )
+            self._projection = self._project(self.moments_, self.erased_, self.kept_)
+        return self
+
+    def partial_fit(
+        self, X: Any, y: Any = None, *, concept: Any = None, sample_weight: Any = None
+    ) -> Self:
+        """Add a block of rows, of any size, to what was seen; any split equals one ``fit``.
+
+        The projection is computed when it is first needed, and so are the errors that depend on
+        all the data, such as a concept with a single class. Parameters and other errors are
+        those of :meth:`fit`.
+
+        Parameters
+        ----------
+        X : array-like or frame of shape (n_samples, n_features)
+            May have no rows.
+        y : array-like, mapping or frame, optional
+            The task, as in :meth:`fit`; every block names the same variables.
+        concept : array-like, mapping or frame
+            What is erased, as in :meth:`fit`.
+        sample_weight : array-like of shape (n_samples,), optional
+            Non-negative frequencies.
+
+        Returns
+        -------
+        object
+            The estimator itself; as it was if this raises.
+
+        Raises
+        ------
+        LabelError
+            Other variables, or variables of another kind, than in earlier blocks.
+        """
+        with self._restored_on_error():
+            self._check_extendable()
+            self._accumulate(X, y, concept, sample_weight, least=0)
+        return self
+
+    def merge(self, other: Self) -> Self:
+        """Add what another estimator has seen: ``a.merge(b)`` equals ``a`` fitted to both data.
+
+        Parameters
+        ----------
+        other : estimator of the same class
+            Left as it is. Classes are matched by name, so either may have seen some that the
+            other has not. The parameters of this estimator stay in force.
+
+        Returns
+        -------
+        object
+            The estimator itself.
+
+        Raises
+        ------
+        IncompatibleMomentsError
+            Another class of estimator, other variables, other features.
+        NotFittedError
+            One of them has seen nothing.
+        """
+        if type(other) is not type(self):
+            raise IncompatibleMomentsError(
+                f"{type(self).__name__} cannot merge {type(other).__name__}: they do not "
+                "accumulate the same variables; add their moments_ and use from_moments"
+            )
+        for part in (self, other):
+            check_is_fitted(part)
+            part._check_extendable()
+        self._check_variables(other.erased_, other.kept_, IncompatibleMomentsError)
+        names = [getattr(part, "feature_names_in_", None) for part in (self, other)]
+        if self.n_features_in_ != other.n_features_in_ or not np.array_equal(*names):
+            raise IncompatibleMomentsError(
+                f"the estimators saw other features: {self.n_features_in_} and "
+                f"{other.n_features_in_}, named {names[0]} and {names[1]}"
+            )
+        self.moments_ = self.moments_ + other.moments_
+        self._projection = None
+        return self
+
+    def _reset(self) -> None:
+        """Forget what was fitted."""
+        for name in [n for n in vars(self) if n.endswith("_") or n.startswith("_")]:
+            if name != "_metadata_request":
+                delattr(self, name)
+
+    def _accumulate(
+        self, X: Any, y: Any, concept: Any, sample_weight: Any, *, least: int
+    ) -> None:
+        """Check everything, then add the rows."""
+        self._check_parameters()
+        first = not self.__sklearn_is_fitted__()
+        erased, kept = self._labels(y, concept)
+        rows = self._rows(X, reset=first, least=least)
+        if first:
+            self.moments_ = Moments(kinds=self.kinds)
+            self.erased_, self.kept_ = list(erased), list(kept) or None
+            self._extendable = True
+        else:
+            self._check_variables(list(erased), list(kept), LabelError)
+        self.moments_.update(rows, erased | kept, sample_weight=sample_weight)
+        self._projection = None
+
+    def _labels(self, y: Any, concept: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Variables to erase and to keep, by name."""
+        name = type(self).__name__
+        if self.concept_from == "y":
+            if concept is not None:
+                raise InputError(
+                    f"{name} has concept_from='y' and was given a concept, too; leave out one"
+                )
+            if y is None:
+                self._refuse_missing_y("concept_from='y' makes it the concept")
+            return _variables(y, "concept"), {}
+        if concept is None:
+            raise InputError(
+                f"{name} was given no concept to erase. Pass fit(X, y, concept=z), or in a "
+                f"pipeline pipe.fit(X, y, {name.lower()}__concept=z). The y of a pipeline is the "
+                f"task and never silently becomes the concept; {name}(concept_from='y') asks for "
+                "that"
+            )
+        erased = _variables(concept, "concept")
+        if not self._keeps_task:
+            return erased, {}
+        if y is None:
+            self._refuse_missing_y("y is the task that is kept; LEACE erases without keeping one")
+        kept = _variables(y, "task")
+        if shared := erased.keys() & kept.keys():
+            raise LabelError(
+                f"the concept and y both hold a variable {min(shared)!r}; rename one, or leave it "
+                "out of what is kept if it is to be erased"
+            )
+        return erased, kept
+
+    def _refuse_missing_y(self, why: str) -> NoReturn:
+        """Raise in the words that scikit-learn uses."""
+        raise InputError(
+            f"This {type(self).__name__} estimator requires y to be passed, but the target y is "
+            f"None: {why}"
+        )
+
+    def _rows(self, X: Any, *, reset: bool, least: int) -> NDArray[Any]:
+        """X as an array, not copied where it is one; its width and names noted or compared."""
+        try:
+            # Finiteness is left to those who read the values anyway.
+            rows: NDArray[Any] = validate_data(
+                self, X=X, reset=reset, ensure_all_finite=False, ensure_min_samples=least
+            )
+        except TypeError as error:
+            raise _InputTypeError(str(error)) from error
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        return rows
+
+    def _check_parameters(self) -> None:
+        """Refuse parameters before any row is read."""
+        Policies(**(_NEUTRAL | self._options()))
+        if self.concept_from not in (None, "y"):
+            raise InputError(f"concept_from is {self.concept_from!r}; it must be None or 'y'")
+
+    def _check_variables(self, erased: Any, kept: Any, error: type[SplinceError]) -> None:
+        """Raise `error` unless these are the variables of earlier blocks."""
+        known, found = (
+            (set(self.erased_), set(self.kept_ or ())),
+            (set(erased), set(kept or ())),
+        )
+        if known != found:
+            raise error(
+                f"{type(self).__name__} has erased {sorted(known[0])} and kept "
+                f"{sorted(known[1])} so far, and is given {sorted(found[0])} and "
+                f"{sorted(found[1])}; pass the same variables under the same names"
+            )
+
+    def _check_extendable(self) -> None:
+        """Refuse to add rows to what was made from moments that others own."""
+        if not getattr(self, "_extendable", True):
+            raise InputError(
+                f"this {type(self).__name__} was made from moments; update or merge those, and "
+                "call from_moments again"
+            )
+
+    @contextmanager
+    def _restored_on_error(self) -> Iterator[None]:
+        """Put all attributes back if the block raises."""
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+
+    # -- one pass, many erasers ------------------------------------------------------------
+
+    @classmethod
+    def from_moments(
+        cls, moments: Moments, *, erase: Selection, keep: Any = None, **params: Any
+    ) -> Self:
+        """Fit from moments that were accumulated before, without reading data.
+
+        Parameters
+        ----------
+        moments : Moments
+            Copied, so later updates of it change nothing here.
+        erase : str, tuple or list of them
+            Variables to erase, as in :func:`splince_fast.splince`.
+        keep : str, tuple, list of them or array of shape (d, k), optional
+            What SPLINCE keeps; the other estimators keep nothing.
+        **params
+            Parameters of the class.
+
+        Returns
+        -------
+        object
+            A fitted estimator. More rows go into the moments, not into it.
+
+        Raises
+        ------
+        InputError
+            `keep` is missing for SPLINCE, or given to another estimator.
+        SplinceError
+            As in :meth:`fit`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import splince_fast as sf
+        >>> rng = np.random.default_rng(0)
+        >>> a, b = rng.integers(0, 2, size=(2, 200))
+        >>> X = rng.normal(size=(200, 5)) + np.outer(a, [1, 1, 0, 0, 0])
+        >>> moments = sf.Moments().update(X, {"a": a, "b": b})
+        >>> sf.LEACE.from_moments(moments, erase=["a", "b"]).transform(X).shape
+        (200, 5)
+        """
+        return cls._solved(_checked(moments).copy(), erase, keep, params)
+
+    @classmethod
+    def search(
+        cls, moments: Moments, grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
+    ) -> list[Self]:
+        """Fit every combination of a grid from the same moments, without reading data.
+
+        Parameters
+        ----------
+        moments : Moments
+            Copied once; the estimators share the copy.
+        grid : mapping of str to list, or list of them
+            Values to try for "erase", "keep" and the parameters of the class, in the form that
+            :class:`sklearn.model_selection.ParameterGrid` reads.
+
+        Returns
+        -------
+        list
+            Fitted estimators in the order of the ParameterGrid. Each says by ``erased_``,
+            ``kept_`` and ``get_params()`` what it is and by ``report_`` what it costs.
+
+        Raises
+        ------
+        InputError
+            The grid cannot be read or does not say what to erase.
+        SplinceError
+            As in :meth:`from_moments`; a note names the combination.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import splince_fast as sf
+        >>> rng = np.random.default_rng(0)
+        >>> z, y = rng.integers(0, 2, size=(2, 200))
+        >>> X = rng.normal(size=(200, 5)) + np.outer(z, [1, 1, 0, 0, 0]) + np.outer(y, np.ones(5))
+        >>> moments = sf.Moments().update(X, {"z": z, "y": y})
+        >>> grid = {"erase": ["z"], "keep": ["y"], "shrinkage": [None, 0.1, "oas"]}
+        >>> found = sf.SPLINCE.search(moments, grid)
+        >>> min(found, key=lambda eraser: eraser.report_.distortion).shrinkage is None
+        True
+        """
+        try:
+            points = list(ParameterGrid(grid))
+        except (TypeError, ValueError) as error:
+            raise InputError(f"the grid cannot be read: {error}") from error
+        shared = _checked(moments).copy()
+        found = []
+        for point in points:
+            params = dict(point)
+            if "erase" not in params:
+                raise InputError(f"the grid point {point} does not say what to erase")
+            try:
+                found.append(cls._solved(shared, params.pop("erase"), params.pop("keep", None), params))
+            except SplinceError as error:
+                error.add_note(f"at the grid point {point}")
+                raise
+        return found
+
+    @classmethod
+    def from_folds(
+        cls, folds: Sequence[Moments], *, erase: Selection, keep: Any = None, **params: Any
+    ) -> list[Self]:
+        """Fit one eraser per fold, to all the others, from one pass: total minus fold.
+
+        Parameters
+        ----------
+        folds : sequence of Moments
+            Two or more, one per part of the data.
+        erase, keep, **params
+            As in :meth:`from_moments`.
+
+        Returns
+        -------
+        list
+            Fitted estimators; the i-th has seen all folds but the i-th, and equals one that was
+            fitted to their rows, to rounding.
+
+        Raises
+        ------
+        InputError
+            Fewer than two folds.
+        SplinceError
+            As in :meth:`from_moments`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import splince_fast as sf
+        >>> rng = np.random.default_rng(0)
+        >>> z, X = rng.integers(0, 2, size=90), rng.normal(size=(90, 4))
+        >>> rows = np.array_split(np.arange(90), 3)
+        >>> folds = [sf.Moments().update(X[part], {"z": z[part]}) for part in rows]
+        >>> [eraser.n_samples_seen_ for eraser in sf.LEACE.from_folds(folds, erase="z")]
+        [60, 60, 60]
+        """
+        parts = [_checked(fold) for fold in folds]
+        if len(parts) < 2:
+            raise InputError(f"{len(parts)} fold(s) leave nothing to fit to; pass two or more")
+        total = sum(parts[1:], parts[0])
+        return [cls._solved(total - part, erase, keep, params) for part in parts]
+
+    @classmethod
+    def _solved(
+        cls, moments: Moments, erase: Selection, keep: Any, params: Mapping[str, Any]
+    ) -> Self:
+        """A fitted estimator on moments that nobody will change."""
+        estimator = cls(**params)
+        estimator._check_parameters()
+        keeps = cls._keeps_task and estimator.concept_from is None
+        if keeps and keep is None:
+            raise InputError("keep is missing: SPLINCE keeps a task; LEACE erases without one")
+        if keep is not None and not keeps:
+            raise InputError(f"{cls.__name__} keeps nothing; leave out keep=, or use SPLINCE")
+        estimator._projection = estimator._project(moments, erase, keep)
+        estimator.moments_, estimator.erased_, estimator.kept_ = moments, erase, keep
+        estimator.n_features_in_ = estimator._projection.n_features
+        estimator._extendable = False
+        return estimator
+
+    # -- what was fitted -------------------------------------------------------------------
+
+    @property
+    def projection_(self) -> Projection:
+        """The map that was fitted; computed when first needed after ``partial_fit`` or ``merge``.
+
+        Raises
+        ------
+        NotFittedError
+            Nothing was fitted.
+        SplinceError
+            The data seen so far admit no eraser, as in :meth:`fit`.
+        """
+        check_is_fitted(self)
+        if self._projection is None:
+            self._projection = self._project(self.moments_, self.erased_, self.kept_)
+        return self._projection
+
+    @property
+    def report_(self) -> Report:
+        """What is erased and kept, and at what cost; raises as :attr:`projection_`."""
+        report = self.projection_.report
+        if report is None:
+            raise SplinceError("the projection has no report; fit again")
+        return report
+
+    @property
+    def n_samples_seen_(self) -> int:
+        """Rows seen, those of weight 0 not counted."""
+        check_is_fitted(self)
+        return self.moments_.n_rows
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "moments_")
+
+    # -- effect ----------------------------------------------------------------------------
+
+    def transform(self, X: Any) -> Any:
+        """Erase the concept from rows; no labels are needed.
+
+        Parameters
+        ----------
+        X : array-like or frame of shape (n_samples, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+            Of the dtype of X if that is a float, else float64; a frame after
+            ``set_output(transform="pandas")`` or ``"polars"``.
+
+        Raises
+        ------
+        NotFittedError
+            Nothing was fitted.
+        InputError, NonFiniteError
+            X has other features than those fitted, or holds NaN or infinity.
+        """
+        check_is_fitted(self)
+        rows = self._rows(X, reset=False, least=0)
+        projection = self.projection_
+        clean = projection(rows)
+        # A number that is not finite makes its whole row so, if anything is subtracted from it.
+        if not projection.rank or not np.isfinite(clean[:, 0]).all():
+            check_values(rows)
+        return clean
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32", "float16"]
+        tags.target_tags.required = self._keeps_task or self.concept_from == "y"
+        return tags
+
+
+def _variables(labels: Any, role: str) -> dict[str, Any]:
+    """Columns by name: those of a mapping or a frame, or one column under the name of its role."""
+    if isinstance(labels, Mapping):
+        variables = dict(labels)
+    else:
+        try:
+            frame = nw.from_native(labels, eager_only=True, pass_through=True)
+        except DuplicateError as error:
+            raise LabelError(f"the {role} frame has two columns of one name: {error}") from error
+        if not isinstance(frame, nw.DataFrame):
+            return {role: labels}
+        variables = {name: frame[name].to_native() for name in frame.columns}
+    if not variables:
+        raise InputError(f"the {role} holds no variable; pass at least one column")
+    return variables
+
+
+def _checked(moments: Moments) -> Moments:
+    """The argument, if it is what it must be."""
+    if not isinstance(moments, Moments):
+        raise InputError(
+            f"moments is {type(moments).__name__}; pass sf.Moments().update(X, labels)"
+        )
+    return moments

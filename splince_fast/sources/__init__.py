@@ -1,0 +1,30 @@
+"""Where rows come from: arrays, files, Arrow data, Hugging Face datasets, torch.
+
+A :class:`Source` describes its rows and yields them as :class:`Block`; its boundaries are the same
+every time, so a run that was interrupted resumes at a block. Labels are passed through as they
+are: :mod:`splince_fast.labels` knows what they mean.
+"""
+
+from __future__ import annotations
+
+from splince_fast.sources.arrays import from_arrays
+from splince_fast.sources.base import Block, Source, as_source
+from splince_fast.sources.huggingface import from_dataset
+from splince_fast.sources.npy import from_npy
+from splince_fast.sources.parquet import from_parquet
+from splince_fast.sources.prefetch import prefetched
+from splince_fast.sources.progress import Progress
+from splince_fast.sources.tensors import from_torch
+
+__all__ = [
+    "Block",
+    "Progress",
+    "Source",
+    "as_source",
+    "from_arrays",
+    "from_dataset",
+    "from_npy",
+    "from_parquet",
+    "from_torch",
+    "prefetched",
+]

@@ -1,0 +1,122 @@
+"""Rows of one array."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from splince_fast._validation import torch_to_numpy
+from splince_fast.exceptions import InputError
+from splince_fast.sources.base import Block, PieceSource, Source, choose_block_rows, is_matrix
+
+
+def from_arrays(
+    X: Any,
+    labels: Any = None,
+    *,
+    sample_weight: Any = None,
+    block_rows: int | None = None,
+) -> Source:
+    """Yield the rows of one array; blocks are views, no copy is made.
+
+    Parameters
+    ----------
+    X : array of shape (n, d)
+        Anything two-dimensional of which ``X[start:stop]`` gives rows: NumPy in any layout, a
+        memory map, a torch tensor, a frame, an HDF5 or Zarr data set.
+    labels : mapping of str to column(s), frame, or a single column, optional
+        n labels per variable.
+    sample_weight : array of shape (n,), optional
+    block_rows : int, optional
+        Rows per block; the default is 4096, fewer where a block would exceed 64 MiB.
+
+    Returns
+    -------
+    Source
+
+    Raises
+    ------
+    InputError
+        X is not two-dimensional, lengths differ, or something cannot be sliced by rows.
+    """
+    if not is_matrix(X):
+        shape = getattr(X, "shape", None)
+        found = f"is a {type(X).__name__}" if shape is None else f"has shape {tuple(shape)}"
+        raise InputError(f"X {found}; pass an array of shape (n, d), one row per sample")
+    n = count_rows(X, "X")
+    d = int(X.shape[1])
+    map_labels(labels, lambda column, what: check_column(column, n, what, "X"))
+    if sample_weight is not None:
+        check_column(sample_weight, n, "sample_weight", "X")
+    itemsize = getattr(getattr(X, "dtype", None), "itemsize", None)
+    size = choose_block_rows(block_rows, d, itemsize or 8)
+
+    def read(_: int, row: int) -> Iterator[Block]:
+        for start in range(row, n, size):
+            yield take_block(X, labels, sample_weight, start, min(start + size, n))
+
+    return PieceSource(
+        f"{type(X).__name__} of shape ({n}, {d})",
+        read,
+        [n],
+        size,
+        n_features=d,
+        nbytes=None if itemsize is None else n * d * itemsize,
+    )
+
+
+def take_block(X: Any, labels: Any, sample_weight: Any, start: int, stop: int) -> Block:
+    """Slice rows, their labels and their weights; rows of a tensor become a NumPy array."""
+    rows = take_rows(X, start, stop)
+    return Block(
+        torch_to_numpy(rows) if hasattr(rows, "detach") else rows,
+        map_labels(labels, lambda column, _: take_rows(column, start, stop)),
+        None if sample_weight is None else take_rows(sample_weight, start, stop),
+    )
+
+
+def take_rows(values: Any, start: int, stop: int) -> Any:
+    """Slice rows by position; pandas may slice by label without ``iloc``."""
+    return values.iloc[start:stop] if hasattr(values, "iloc") else values[start:stop]
+
+
+def count_rows(values: Any, what: str) -> int:
+    """Return the number of rows of something that can be sliced by rows.
+
+    Raises
+    ------
+    InputError
+        It has no known length, or does not slice.
+    """
+    try:
+        if isinstance(values, str | bytes | Mapping):
+            raise TypeError("no column")
+        shape = getattr(values, "shape", None)
+        rows = operator.index(shape[0] if shape else len(values))
+        take_rows(values, 0, 0)
+    except (TypeError, ValueError, LookupError, AttributeError, NotImplementedError) as error:
+        raise InputError(
+            f"{what} is a {type(values).__name__}, which cannot be sliced by rows ({error}); pass "
+            "an array, list or frame in memory (collect or compute lazy ones first)"
+        ) from error
+    return rows
+
+
+def check_column(values: Any, n_rows: int, what: str, rows_of: str) -> None:
+    """Refuse a column that has another length than the rows it belongs to."""
+    found = count_rows(values, what)
+    if found != n_rows:
+        raise InputError(
+            f"{what} has {found} rows but {rows_of} has {n_rows}; pass one entry per row, in the "
+            "same order"
+        )
+
+
+def map_labels(labels: Any, change: Callable[[Any, str], Any]) -> Any:
+    """Apply ``change(column, name for messages)`` to labels: a mapping, one container, or None."""
+    if labels is None:
+        return None
+    if isinstance(labels, Mapping):
+        return {name: change(column, f"labels[{name!r}]") for name, column in labels.items()}
+    return change(labels, "labels")

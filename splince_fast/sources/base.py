@@ -1,0 +1,308 @@
+"""What a source is: a description, and blocks from any block onwards."""
+
+from __future__ import annotations
+
+import importlib
+import operator
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from splince_fast.exceptions import InputError, MissingExtraError
+
+BLOCK_ROWS = 4096
+BLOCK_BYTES = 64 << 20
+
+
+class Block(NamedTuple):
+    """Some consecutive rows with their labels and weights.
+
+    Attributes
+    ----------
+    X : array of shape (n, d)
+        Rows; often a view of what the source holds, and then read-only.
+    labels : mapping, frame, column or None
+        n labels per variable, in the container that they came in.
+    sample_weight : array of shape (n,) or None
+    """
+
+    X: Any
+    labels: Any = None
+    sample_weight: Any = None
+
+
+class Source(ABC):
+    """Rows in blocks whose boundaries never change.
+
+    A subclass sets the attributes by ``super().__init__`` and writes :meth:`iter_from`.
+
+    Attributes
+    ----------
+    name : str
+        What messages call it, and by what a checkpoint knows it.
+    n_rows, n_features : int or None
+        Shape of all rows together, where it is known without reading them.
+    nbytes : int or None
+        Bytes of X over all rows, where known.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        n_rows: int | None = None,
+        n_features: int | None = None,
+        nbytes: int | None = None,
+    ) -> None:
+        self.name = name
+        self.n_rows = n_rows
+        self.n_features = n_features
+        self.nbytes = nbytes
+
+    @abstractmethod
+    def iter_from(self, first_block: int = 0) -> Iterator[Block]:
+        """Yield the blocks from number `first_block` onwards.
+
+        Raises
+        ------
+        InputError
+            The source has fewer than `first_block` blocks, or its data cannot be read.
+        """
+
+    def __iter__(self) -> Iterator[Block]:
+        return self.iter_from(0)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}: shape ({self.n_rows}, {self.n_features})>"
+
+
+class PieceSource(Source):
+    """Rows in pieces (arrays, shards, row groups) of known length; no block crosses two pieces.
+
+    Resuming finds its piece by arithmetic and reads nothing that precedes it.
+
+    Parameters
+    ----------
+    read : callable
+        ``read(piece, row)`` yields the blocks from that row of that piece onwards to the end,
+        each of `block_rows` rows but for the last of a piece.
+    piece_rows : sequence of int
+        Rows of each piece.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        read: Callable[[int, int], Iterator[Block]],
+        piece_rows: Sequence[int],
+        block_rows: int,
+        *,
+        n_features: int | None,
+        nbytes: int | None,
+    ) -> None:
+        super().__init__(
+            f"{name} in blocks of {block_rows} rows",
+            n_rows=sum(piece_rows),
+            n_features=n_features,
+            nbytes=nbytes,
+        )
+        self._read = read
+        self._piece_rows = piece_rows
+        self._block_rows = block_rows
+
+    def iter_from(self, first_block: int = 0) -> Iterator[Block]:
+        """Yield the blocks from number `first_block` onwards; see :meth:`Source.iter_from`."""
+        left = first_block
+        for piece, rows in enumerate(self._piece_rows):
+            blocks = -(-rows // self._block_rows)
+            if left < blocks:
+                yield from self._read(piece, left * self._block_rows)
+                return
+            left -= blocks
+        if left:
+            raise too_few_blocks(self.name, first_block, first_block - left)
+
+
+class StreamSource(Source):
+    """Blocks that can only be read in order: resuming reads and discards what precedes.
+
+    Parameters
+    ----------
+    start : callable
+        ``start()`` gives an iterator over all blocks.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        start: Callable[[], Iterator[Block]],
+        *,
+        n_rows: int | None = None,
+        n_features: int | None = None,
+    ) -> None:
+        super().__init__(name, n_rows=n_rows, n_features=n_features)
+        self._start = start
+
+    def iter_from(self, first_block: int = 0) -> Iterator[Block]:
+        """Yield the blocks from number `first_block` onwards; see :meth:`Source.iter_from`."""
+        blocks = self._start()
+        for number in range(first_block):
+            if next(blocks, None) is None:
+                raise too_few_blocks(self.name, first_block, number)
+        yield from blocks
+
+
+def as_source(blocks: Any) -> Source:
+    """Make a source of any iterable of blocks.
+
+    Parameters
+    ----------
+    blocks : Source or iterable
+        A source is returned as it is. Items of another iterable are ``(X, labels)``,
+        ``(X, labels, sample_weight)`` or X alone. A generator, which can be read once, gives a
+        source that can be read once.
+
+    Returns
+    -------
+    Source
+        Resuming reads and discards the blocks that precede: pass the same ones in the same order.
+
+    Raises
+    ------
+    InputError
+        `blocks` is a single array, a path or a mapping; while reading: an item is no block, or
+        a generator is read a second time.
+    """
+    if isinstance(blocks, Source):
+        return blocks
+    if hasattr(blocks, "shape") or hasattr(blocks, "column_names"):
+        raise InputError(
+            f"blocks is one {type(blocks).__name__}, and its rows are not blocks; pass "
+            "sources.from_arrays(X, labels), or from_torch, from_parquet, from_dataset"
+        )
+    if isinstance(blocks, str | bytes | os.PathLike):
+        raise InputError(
+            f"blocks is the path {blocks!r}; pass sources.from_npy(path) or from_parquet(path, ...)"
+        )
+    if isinstance(blocks, Mapping) or not isinstance(blocks, Iterable):
+        raise InputError(
+            f"blocks is a {type(blocks).__name__}; pass an iterable of (X, labels), such as a list "
+            "or a generator, or one of the sources in splince_fast.sources"
+        )
+    name = f"{type(blocks).__name__} of blocks"
+    start = repeatable(blocks, name)
+    return StreamSource(name, lambda: map(_as_block, enumerate(start())))
+
+
+def _as_block(numbered: tuple[int, Any]) -> Block:
+    """Read one item of an iterable of blocks."""
+    number, item = numbered
+    block = Block(*item) if isinstance(item, tuple | list) and 1 <= len(item) <= 3 else Block(item)
+    if not is_matrix(block.X):
+        raise InputError(
+            f"block {number} is {_describe(item)}; each block must be (X, labels), (X, labels, "
+            "sample_weight) or X alone, with X of shape (n, d). For one array, pass "
+            "sources.from_arrays(X, labels); for batches by name, sources.from_torch(...)"
+        )
+    return block
+
+
+def _describe(item: Any) -> str:
+    """Say of what type and shape an item is, and a tuple's parts."""
+    if isinstance(item, tuple | list):
+        return f"a {type(item).__name__} of ({', '.join(map(_describe, item[:4]))})"
+    shape = getattr(item, "shape", None)
+    return f"{type(item).__name__}{'' if shape is None else f' of shape {tuple(shape)}'}"
+
+
+def is_matrix(X: Any) -> bool:
+    """Say whether X has two dimensions."""
+    return len(getattr(X, "shape", ())) == 2
+
+
+def repeatable(items: Iterable[Any], name: str) -> Callable[[], Iterator[Any]]:
+    """Return what starts an iteration over `items`; an iterator lets it be started once only."""
+    if not isinstance(items, Iterator):
+        return lambda: iter(items)
+    unread: list[Iterator[Any]] = [items]
+
+    def start() -> Iterator[Any]:
+        if not unread:
+            raise InputError(
+                f"the {name} was read before, and a generator can be read only once; pass a list, "
+                "or make a new generator"
+            )
+        return unread.pop()
+
+    return start
+
+
+def too_few_blocks(name: str, wanted: int, found: int) -> InputError:
+    """Say that a source ends before the block at which it should resume."""
+    return InputError(
+        f"{name} has only {found} blocks, so it cannot resume at block {wanted}; the data or their "
+        "blocks are not those of the first run: pass the same ones, or delete the checkpoint"
+    )
+
+
+def choose_block_rows(block_rows: int | None, n_features: int, itemsize: int) -> int:
+    """Return the rows of a block: those asked for, or 4096, fewer where they exceed 64 MiB.
+
+    Raises
+    ------
+    InputError
+        `block_rows` is not a positive integer.
+    """
+    if block_rows is None:
+        return max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, n_features * itemsize)))
+    try:
+        rows = operator.index(block_rows)
+    except TypeError:
+        rows = 0
+    if rows < 1 or isinstance(block_rows, bool):
+        raise InputError(f"block_rows is {block_rows!r}; it must be a positive integer")
+    return rows
+
+
+def require(module: str, extra: str) -> Any:
+    """Import a module of an optional dependency.
+
+    Raises
+    ------
+    MissingExtraError
+        It is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise MissingExtraError(
+            f"{package} could not be imported ({error}); it comes with the extra {extra!r}: pip "
+            f'install "splince_fast[{extra}]"'
+        ) from error
+
+
+def as_paths(paths: Any, what: str) -> list[str]:
+    """Make a list of one path or of several.
+
+    Raises
+    ------
+    InputError
+        It holds something else, or nothing.
+    """
+    several = [paths] if isinstance(paths, str | os.PathLike) else paths
+    if not isinstance(several, Iterable) or hasattr(several, "shape"):
+        raise InputError(f"{what} is a {type(paths).__name__}; pass a path or a sequence of paths")
+    listed = list(several)
+    for path in listed:
+        if not isinstance(path, str | os.PathLike):
+            raise InputError(f"{what} holds a {type(path).__name__}; pass a sequence of paths")
+    if not listed:
+        raise InputError(f"{what} is empty; pass at least one path")
+    return [os.fsdecode(path) for path in listed]
+
+
+def files_name(paths: Sequence[str]) -> str:
+    """Name one file, or several by the first."""
+    return repr(paths[0]) if len(paths) == 1 else f"{len(paths)} files from {paths[0]!r}"

@@ -1,0 +1,81 @@
+"""Rows of Hugging Face datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from splince_fast.exceptions import InputError
+from splince_fast.sources.arrow import (
+    Columns,
+    Vectors,
+    sliced_source,
+    stream_source,
+    vectors_of,
+)
+from splince_fast.sources.base import Source
+
+# A stream makes tables of as many rows from single examples; blocks are cut from these.
+_STREAM_ROWS = 1024
+
+
+def from_dataset(
+    ds: Any,
+    *,
+    embedding: str,
+    labels: Sequence[str] | str | None = None,
+    sample_weight: str | None = None,
+    block_rows: int | None = None,
+) -> Source:
+    """Yield the rows of a Hugging Face dataset through its Arrow format.
+
+    Parameters
+    ----------
+    ds : datasets.Dataset or datasets.IterableDataset
+        Its own format and transform do not matter.
+    embedding : str
+        Column of vectors, such as ``List(Value("float32"))``, best with its ``length``.
+    labels : str or sequence of str, optional
+        Columns that become labels; a ClassLabel gives its integers.
+    sample_weight : str, optional
+        Column of weights.
+    block_rows : int, optional
+        Rows per block; the default is 4096, fewer where a block would exceed 64 MiB.
+
+    Returns
+    -------
+    Source
+        A streamed dataset can only be read in order: resuming reads and discards what precedes.
+
+    Raises
+    ------
+    InputError
+        `ds` is no dataset, or lacks a column, or that holds no vectors. While reading: vectors are
+        missing, ragged or have nulls within.
+    """
+    if isinstance(ds, Mapping) or not hasattr(ds, "with_format"):
+        splits = f" with the splits {list(ds)}; pass one of them" if isinstance(ds, Mapping) else ""
+        raise InputError(
+            f"ds is a {type(ds).__name__}{splits or ', not a datasets.Dataset or IterableDataset'}"
+        )
+    columns = Columns.of(embedding, labels, sample_weight)
+    name = type(ds).__name__
+    if ds.column_names is not None:  # a stream may not know them before it is read
+        columns.check(ds.column_names, f"the {name}")
+    data = ds.select_columns(columns.all()).with_format("arrow")
+    if hasattr(ds, "num_rows"):
+        n = int(ds.num_rows)
+        return sliced_source(
+            lambda start, stop: data[start:stop], n, columns, block_rows, f"{name} of {n} rows"
+        )
+    vectors = Vectors(None, 4)
+    if ds.features is not None:
+        vectors = vectors_of(
+            ds.features.arrow_schema.field(embedding).type, f"column {embedding!r}"
+        )
+
+    def start() -> Iterator[Any]:
+        for table in data.iter(batch_size=_STREAM_ROWS):
+            yield from table.to_batches()
+
+    return stream_source(start, columns, block_rows, vectors, name)

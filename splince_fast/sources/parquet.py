@@ -1,0 +1,235 @@
+"""Rows of Parquet files and of Arrow data."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from splince_fast.exceptions import InputError
+from splince_fast.sources.arrow import (
+    Columns,
+    blocks_of,
+    sliced_source,
+    stream_source,
+    vectors_of,
+)
+from splince_fast.sources.base import (
+    Block,
+    PieceSource,
+    Source,
+    as_paths,
+    choose_block_rows,
+    files_name,
+    repeatable,
+    require,
+)
+
+# With a buffer a column is read as it is decoded; without, a whole row group of it is held.
+_BUFFER_BYTES = 1 << 20
+
+
+class _Group(NamedTuple):
+    """A row group: the piece that blocks do not cross."""
+
+    path: str
+    number: int
+    n_rows: int
+    n_values: int  # of the embedding column; 0 where not known
+    itemsize: int
+
+
+def from_parquet(
+    paths: Any,
+    *,
+    embedding: str,
+    labels: Sequence[str] | str | None = None,
+    sample_weight: str | None = None,
+    block_rows: int | None = None,
+) -> Source:
+    """Yield the rows of Parquet files, or of Arrow data in memory.
+
+    Parameters
+    ----------
+    paths : path, sequence of paths, or Arrow data
+        Files in the order given; a directory means the ``*.parquet`` files below it, sorted by
+        path. Or a ``pyarrow.Table`` or RecordBatch, a frame that exports Arrow (polars), or a
+        ``RecordBatchReader``, which can be read once.
+    embedding : str
+        Column of vectors: fixed_size_list (read without a copy), list or large_list of numbers.
+    labels : str or sequence of str, optional
+        Columns that become labels; they stay Arrow columns.
+    sample_weight : str, optional
+        Column of weights.
+    block_rows : int, optional
+        Rows per block; the default is 4096, fewer where a block would exceed 64 MiB. Blocks do not
+        cross row groups. Resuming decodes again what precedes in the same row group only.
+
+    Returns
+    -------
+    Source
+
+    Raises
+    ------
+    MissingExtraError
+        pyarrow is not installed.
+    InputError
+        A file cannot be read, lacks a column or holds no vectors in it. While reading: vectors are
+        missing, ragged or have nulls within; names the file, the row group and the first such row.
+    """
+    pa = require("pyarrow", "parquet")
+    columns = Columns.of(embedding, labels, sample_weight)
+    if isinstance(paths, pa.RecordBatchReader):
+        columns.check(paths.schema.names, "the RecordBatchReader")
+        vectors = vectors_of(paths.schema.field(embedding).type, f"column {embedding!r}")
+        start = repeatable(iter(paths), "RecordBatchReader")
+        return stream_source(start, columns, block_rows, vectors, "RecordBatchReader")
+    if hasattr(paths, "__arrow_c_stream__") or hasattr(paths, "__arrow_c_array__"):
+        table = paths if isinstance(paths, pa.Table) else _as_table(paths)
+        columns.check(table.column_names, "the table")
+        vectors_of(table.schema.field(embedding).type, f"column {embedding!r}")
+        table = table.select(columns.all())
+        return sliced_source(
+            lambda start, stop: table.slice(start, stop - start),
+            table.num_rows,
+            columns,
+            block_rows,
+            f"{type(paths).__name__} of {table.num_rows} rows",
+        )
+    return _files_source(_find_files(paths), columns, block_rows)
+
+
+def _as_table(data: Any) -> Any:
+    """Import what exports Arrow data."""
+    pa = require("pyarrow", "parquet")
+    try:
+        return pa.table(data)
+    except (pa.ArrowException, TypeError) as error:
+        raise InputError(
+            f"the {type(data).__name__} gave no Arrow table ({error}); pass a table of columns"
+        ) from error
+
+
+def _find_files(paths: Any) -> list[str]:
+    """List files, those of directories included."""
+    files: list[str] = []
+    for path in as_paths(paths, "paths"):
+        if not os.path.isdir(path):
+            files.append(path)
+            continue
+        folder = Path(path)
+        found = sorted(
+            str(file)
+            for file in folder.rglob("*.parquet")
+            if not any(part.startswith((".", "_")) for part in file.relative_to(folder).parts)
+        )
+        if not found:
+            raise InputError(f"the directory {path!r} holds no file named *.parquet")
+        files += found
+    return files
+
+
+def _files_source(paths: list[str], columns: Columns, block_rows: int | None) -> Source:
+    """Make a source of Parquet files."""
+    groups: list[_Group] = []
+    widths: dict[int, str] = {}
+    for path in paths:
+        with _open(path) as file:
+            found, width = _survey(file, path, columns)
+        groups += found
+        if width is not None:
+            widths.setdefault(width, path)
+    if len(widths) > 1:
+        (first, first_path), (other, path) = list(widths.items())[:2]
+        raise InputError(
+            f"column {columns.embedding!r} has {other} values per row in {path!r} but {first} in "
+            f"{first_path!r}; all files must hold the same embedding"
+        )
+    typed_width = next(iter(widths), None)
+    width = typed_width or _width_of_lists(groups)
+    n = sum(group.n_rows for group in groups)
+    mean_width = -(-sum(group.n_values for group in groups) // n) if n else 1
+    itemsize = max((group.itemsize for group in groups), default=1)
+    size = choose_block_rows(block_rows, width or mean_width, itemsize)
+    return PieceSource(
+        files_name(paths),
+        lambda piece, row: _read(groups[piece:], row, columns, size, typed_width),
+        [group.n_rows for group in groups],
+        size,
+        n_features=width,
+        nbytes=None if width is None else sum(g.n_rows * width * g.itemsize for g in groups),
+    )
+
+
+def _survey(file: Any, path: str, columns: Columns) -> tuple[list[_Group], int | None]:
+    """Read from a footer what the row groups hold, and the width where the type says it."""
+    columns.check(file.schema_arrow.names, repr(path))
+    kind = file.schema_arrow.field(columns.embedding).type
+    width, itemsize = vectors_of(kind, f"column {columns.embedding!r} of {path!r}")
+    prefix = f"{columns.embedding}."
+    leaves = [i for i in range(len(file.schema)) if file.schema.column(i).path.startswith(prefix)]
+    groups = []
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        n_values = group.column(leaves[0]).num_values if len(leaves) == 1 else 0
+        groups.append(_Group(path, number, group.num_rows, n_values, itemsize))
+    return groups, width
+
+
+def _width_of_lists(groups: list[_Group]) -> int | None:
+    """Infer the width of lists from their number of values, if it is the same everywhere.
+
+    Only missing or ragged vectors can make it wrong, and reading refuses these.
+    """
+    widths = {divmod(group.n_values, group.n_rows) for group in groups if group.n_rows}
+    width, rest = widths.pop() if len(widths) == 1 else (0, 0)
+    return width if width and not rest else None
+
+
+def _read(
+    groups: list[_Group], first_row: int, columns: Columns, block_rows: int, width: int | None
+) -> Iterator[Block]:
+    """Yield the blocks of row groups; each file is open while its groups are read."""
+    for path, same_file in itertools.groupby(groups, key=lambda group: group.path):
+        with _open(path) as file:
+            for group in same_file:
+                place = f"row group {group.number} of {path!r}"
+                batches = _decode(file, group, columns, block_rows, place)
+                for block in blocks_of(batches, columns, block_rows, width, place, first_row):
+                    width = block.X.shape[1]
+                    yield block
+                    del block
+                first_row = 0
+
+
+def _decode(
+    file: Any, group: _Group, columns: Columns, block_rows: int, place: str
+) -> Iterator[Any]:
+    """Yield the record batches of a row group."""
+    pa = require("pyarrow", "parquet")
+    metadata = file.metadata
+    if (
+        group.number >= metadata.num_row_groups
+        or metadata.row_group(group.number).num_rows != group.n_rows
+    ):
+        raise InputError(f"{place} has changed; make a new source when the files have changed")
+    try:
+        yield from file.iter_batches(block_rows, row_groups=[group.number], columns=columns.all())
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(
+            f"{place} cannot be read: {error}. The file may be damaged; write it again"
+        ) from error
+
+
+def _open(path: str) -> Any:
+    """Open a Parquet file."""
+    pa, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
+    try:
+        return parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(
+            f"{path!r} cannot be read as Parquet: {error}. It may be missing, truncated or of "
+            "another format"
+        ) from error
