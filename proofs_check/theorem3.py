@@ -26,6 +26,7 @@ from proofs_check._linalg import (
     is_zero,
     null_basis,
     rational,
+    to_float,
     trace,
     zeros,
 )

@@ -1,4 +1,4 @@
-"""Safetensors files: tensors and JSON metadata, no pickle, written atomically, read with suspicion."""
+"""Safetensors files: tensors and JSON metadata, no pickle; atomic to write, checked when read."""
 
 from __future__ import annotations
 
@@ -104,3 +104,20 @@ def read(
     if not isinstance(metadata, dict):
         raise FileFormatError(f"{target} has metadata that are not a JSON object")
     return tensors, metadata
+
+
+def check_tensors(
+    tensors: Mapping[str, NDArray[Any]], expected: Mapping[str, tuple[Any, tuple[int, ...]]]
+) -> None:
+    """Raise FileFormatError unless every expected tensor is there with its dtype and shape."""
+    for name, (dtype, shape) in expected.items():
+        if name not in tensors:
+            raise FileFormatError(f"the tensor {name!r} is missing")
+        found = tensors[name]
+        if found.dtype != dtype or found.shape != shape:
+            raise FileFormatError(
+                f"the tensor {name!r} is {found.dtype} of shape {found.shape}, and should be "
+                f"{np.dtype(dtype)} of shape {shape}"
+            )
+        if found.dtype.kind == "f" and not np.isfinite(found).all():
+            raise FileFormatError(f"the tensor {name!r} holds NaN or infinity")

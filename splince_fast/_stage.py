@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._variables import check_tensors
+from splince_fast._files import check_tensors
 from splince_fast.exceptions import FileFormatError
 from splince_fast.labels import VariableName
 

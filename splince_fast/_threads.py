@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import TypeVar
 
-from splince_fast.exceptions import InputError
+from splince_fast.exceptions import InputError, SplinceError
 
 _VARIABLE = "SPLINCE_FAST_NUM_THREADS"
 _pool: ThreadPoolExecutor | None = None
@@ -76,7 +78,7 @@ def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 
     if pieces == 1:
         return [work(0, size)]
     bounds = [align * round(i * size / (pieces * align)) for i in range(pieces)] + [size]
-    ranges = [(a, b) for a, b in zip(bounds, bounds[1:], strict=False) if a < b]
+    ranges = [(a, b) for a, b in pairwise(bounds) if a < b]
     futures = [_executor().submit(work, a, b) for a, b in ranges[1:]]
     results: list[T] = []
     try:
@@ -87,3 +89,20 @@ def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 
             future.exception()
     results.extend(future.result() for future in futures)
     return results
+
+
+class Exclusive:
+    """A context that one thread at a time may be in; a second one is told so, not made to wait."""
+
+    __slots__ = ("_lock", "_message")
+
+    def __init__(self, message: str) -> None:
+        self._lock = threading.Lock()
+        self._message = message
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise SplinceError(self._message)
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.release()

@@ -170,3 +170,18 @@ def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
     if not np.isfinite(weight).all() or (weight < 0).any():
         raise InputError("sample_weight must be finite and non-negative; 0 leaves a row out")
     return weight
+
+
+def check_out(out: Any, rows: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    """Raise InputError unless the result for `rows` can be written to `out`."""
+    if not isinstance(out, np.ndarray) or out.shape != rows.shape or out.dtype != dtype:
+        found = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out)
+        raise InputError(f"out is {found}; it must be an array of {dtype} of shape {rows.shape}")
+    if not out.flags.writeable:
+        raise InputError("out is read-only; open a memmap with mode 'r+', or pass a writable array")
+    same = (
+        out.__array_interface__["data"] == rows.__array_interface__["data"]
+        and out.strides == rows.strides
+    )
+    if not same and np.may_share_memory(out, rows):
+        raise InputError("out overlaps X without being the same array; pass X itself or new memory")

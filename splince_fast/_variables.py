@@ -19,8 +19,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, NotEnoughDataError
-from splince_fast.labels import ClassName, class_key, names_from_json, names_to_json
+from splince_fast._files import check_tensors
+from splince_fast.exceptions import (
+    FileFormatError,
+    IncompatibleMomentsError,
+    LabelError,
+    NotEnoughDataError,
+)
+from splince_fast.labels import (
+    ClassCodes,
+    ClassName,
+    Columns,
+    Encoded,
+    VariableName,
+    class_key,
+    names_from_json,
+    names_to_json,
+)
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -55,6 +70,9 @@ class ClassSums:
     @classmethod
     def empty(cls, width: int) -> ClassSums:
         return cls(width, [], np.zeros(0, np.int64), np.zeros(0), np.zeros((0, width)))
+
+    def empty_like(self) -> ClassSums:
+        return ClassSums.empty(self.width)
 
     @property
     def weight(self) -> float:
@@ -95,8 +113,10 @@ class ClassSums:
             self.width, list(self.names), self.rows.copy(), self.weights.copy(), self.sums.copy()
         )
 
-    def merged(self, other: ClassSums, shift: Float, sign: int, name: object) -> ClassSums:
+    def merged(self, other: Variable, shift: Float, sign: int, name: object) -> ClassSums:
         """self + sign * other, with `shift` = reference of other - reference of self."""
+        if not isinstance(other, ClassSums):
+            raise _other_kind(name, self, other)
         result = self.copy()
         if sign < 0:
             unknown = [c for c in other.names if class_key(c) not in self.index]
@@ -185,6 +205,9 @@ class ColumnSums:
         return cls(width, list(names), 0, 0.0, reference.copy(), np.zeros(width), np.zeros(k),
                    np.zeros((k, width)), np.zeros((k, k)))  # fmt: skip
 
+    def empty_like(self) -> ColumnSums:
+        return ColumnSums.empty(self.width, tuple(self.names), self.reference)
+
     @property
     def n_columns(self) -> int:
         return len(self.names)
@@ -204,8 +227,10 @@ class ColumnSums:
         self.products += products
         self.squares += squares
 
-    def merged(self, other: ColumnSums, shift: Float, sign: int, name: object) -> ColumnSums:
+    def merged(self, other: Variable, shift: Float, sign: int, name: object) -> ColumnSums:
         """self + sign * other, with `shift` = reference of other - reference of self."""
+        if not isinstance(other, ColumnSums):
+            raise _other_kind(name, self, other)
         if self.n_columns != other.n_columns:
             raise IncompatibleMomentsError(
                 f"the variable {name!r} has {self.n_columns} columns on one side and "
@@ -235,7 +260,7 @@ class ColumnSums:
         result.add(sign * other.n_rows, sign * other.weight, sign * x_sum, sign * z_sum,
                    sign * products, sign * squares)  # fmt: skip
         if result.n_rows == 0:
-            return ColumnSums.empty(self.width, tuple(self.names), self.reference)
+            return self.empty_like()
         return result
 
     def cross_covariance(self, ddof: float, name: object) -> Float:
@@ -294,18 +319,67 @@ class ColumnSums:
 Variable = ClassSums | ColumnSums
 
 
-def check_tensors(
-    tensors: Mapping[str, NDArray[Any]], expected: Mapping[str, tuple[Any, tuple[int, ...]]]
+def _other_kind(name: object, ours: Variable, theirs: Variable) -> IncompatibleMomentsError:
+    return IncompatibleMomentsError(
+        f"the variable {name!r} is {ours.kind} on one side and {theirs.kind} on the other; "
+        "accumulate both with the same kinds="
+    )
+
+
+def check_consistent(
+    variables: Mapping[VariableName, Variable], encoded: Mapping[VariableName, Encoded]
 ) -> None:
-    """Raise FileFormatError unless every expected tensor is there with its dtype and shape."""
-    for name, (dtype, shape) in expected.items():
-        if name not in tensors:
-            raise FileFormatError(f"the tensor {name!r} is missing")
-        found = tensors[name]
-        if found.dtype != dtype or found.shape != shape:
-            raise FileFormatError(
-                f"the tensor {name!r} is {found.dtype} of shape {found.shape}, and should be "
-                f"{np.dtype(dtype)} of shape {shape}"
+    """Raise LabelError where a block contradicts what earlier blocks said of a variable."""
+    for name, column in encoded.items():
+        known = variables.get(name)
+        if known is None or (isinstance(column, ClassCodes) and not column.classes):
+            continue
+        found = "classes" if isinstance(column, ClassCodes) else "continuous"
+        if known.kind != found:
+            raise LabelError(
+                f"the variable {name!r} was {known.kind} in earlier blocks and is {found} in this "
+                f"one; give it one dtype, or fix it with Moments(kinds={{{name!r}: "
+                f"{known.kind!r}}})"
             )
-        if found.dtype.kind == "f" and not np.isfinite(found).all():
-            raise FileFormatError(f"the tensor {name!r} holds NaN or infinity")
+        if isinstance(known, ClassSums) and isinstance(column, ClassCodes):
+            before, now = type(known.names[0]), type(column.classes[0])
+            if before is not now:
+                raise LabelError(
+                    f"the classes of {name!r} were of type {before.__name__} in earlier blocks "
+                    f"(such as {known.names[0]!r}) and are of type {now.__name__} in this one "
+                    f"(such as {column.classes[0]!r}); use one type throughout"
+                )
+        if isinstance(known, ColumnSums) and isinstance(column, Columns):
+            names, unnamed = list(column.columns), [str(i) for i in range(known.n_columns)]
+            if len(names) != known.n_columns or (
+                names != known.names and unnamed not in (names, known.names)
+            ):
+                raise LabelError(
+                    f"the variable {name!r} had the columns {known.names} in earlier blocks and "
+                    f"has {names} in this one; pass the same columns in the same order"
+                )
+
+
+def merged_variables(
+    ours: Mapping[VariableName, Variable],
+    theirs: Mapping[VariableName, Variable],
+    shift: Float,
+    sign: int,
+) -> dict[VariableName, Variable]:
+    """Variables of both sides (sign 1) or of the first without the second (sign -1).
+
+    `shift` is the reference point of their state minus that of ours.
+    """
+    result = dict(ours)
+    for name, variable in theirs.items():
+        known = result.get(name)
+        if known is None:
+            if sign < 0:
+                raise IncompatibleMomentsError(
+                    f"cannot remove a part that has the variable {name!r}, which the whole never "
+                    "saw: it is not a part of it"
+                )
+            known = variable.empty_like()
+        result[name] = known.merged(variable, shift, sign, name)
+    # What was not merged is still shared with its first owner.
+    return {name: v.copy() if v is ours.get(name) else v for name, v in result.items()}

@@ -14,12 +14,14 @@ from typing import Any, ClassVar, NoReturn, Self
 import narwhals.stable.v2 as nw
 import numpy as np
 from narwhals.exceptions import DuplicateError
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.model_selection import ParameterGrid
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from splince_fast._policies import Policies
+from splince_fast._selection import Selection
 from splince_fast._validation import check_values
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
@@ -28,8 +30,7 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
     SplinceError,
 )
-from splince_fast.labels import VariableName
-from splince_fast.methods import Policies, Selection, leace, mean_projection, sal, splince
+from splince_fast.methods import leace, mean_projection, sal, splince
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
 from splince_fast.report import Report
@@ -58,8 +59,10 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
     moments_: Moments
     n_features_in_: int
     feature_names_in_: NDArray[Any]
-    erased_: Selection
-    kept_: Selection | ArrayLike | None
+    erased_: Any
+    kept_: Any
+    _projection: Projection | None
+    _extendable: bool
 
     _keeps_task: ClassVar[bool] = False
 
@@ -75,14 +78,11 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
 
     def _options(self) -> dict[str, Any]:
         """Parameters of the method: all but those that say what labels mean."""
-        params = self.get_params(deep=False)
-        return {key: params[key] for key in params if key in _NEUTRAL}
+        return {key: getattr(self, key) for key in _NEUTRAL if hasattr(self, key)}
 
     # -- filling ---------------------------------------------------------------------------
 
-    def fit(
-        self, X: Any, y: Any = None, *, concept: Any = None, sample_weight: Any = None
-    ) -> Self:
+    def fit(self, X: Any, y: Any = None, *, concept: Any = None, sample_weight: Any = None) -> Self:
         """Fit to all the data at once, forgetting what was seen before.
 
         Parameters
@@ -111,7 +111,7 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
             As in :func:`splince_fast.splince`.
         """
         with self._restored_on_error():
-            self._reset()
+            self.__dict__.pop("moments_", None)
             self._accumulate(X, y, concept, sample_weight, least=2)
             if not self.moments_.n_rows:
                 raise NotEnoughDataError(
@@ -186,25 +186,19 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
             check_is_fitted(part)
             part._check_extendable()
         self._check_variables(other.erased_, other.kept_, IncompatibleMomentsError)
-        names = [getattr(part, "feature_names_in_", None) for part in (self, other)]
-        if self.n_features_in_ != other.n_features_in_ or not np.array_equal(*names):
+        features = [
+            (part.n_features_in_, list(getattr(part, "feature_names_in_", ())))
+            for part in (self, other)
+        ]
+        if features[0] != features[1]:
             raise IncompatibleMomentsError(
-                f"the estimators saw other features: {self.n_features_in_} and "
-                f"{other.n_features_in_}, named {names[0]} and {names[1]}"
+                "the estimators saw other features (number and names): {} and {}".format(*features)
             )
         self.moments_ = self.moments_ + other.moments_
         self._projection = None
         return self
 
-    def _reset(self) -> None:
-        """Forget what was fitted."""
-        for name in [n for n in vars(self) if n.endswith("_") or n.startswith("_")]:
-            if name != "_metadata_request":
-                delattr(self, name)
-
-    def _accumulate(
-        self, X: Any, y: Any, concept: Any, sample_weight: Any, *, least: int
-    ) -> None:
+    def _accumulate(self, X: Any, y: Any, concept: Any, sample_weight: Any, *, least: int) -> None:
         """Check everything, then add the rows."""
         self._check_parameters()
         first = not self.__sklearn_is_fitted__()
@@ -300,12 +294,11 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
     @contextmanager
     def _restored_on_error(self) -> Iterator[None]:
         """Put all attributes back if the block raises."""
-        before = dict(vars(self))
+        before = self.__dict__.copy()
         try:
             yield
         except BaseException:
-            vars(self).clear()
-            vars(self).update(before)
+            self.__dict__ = before
             raise
 
     # -- one pass, many erasers ------------------------------------------------------------
@@ -403,7 +396,9 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
             if "erase" not in params:
                 raise InputError(f"the grid point {point} does not say what to erase")
             try:
-                found.append(cls._solved(shared, params.pop("erase"), params.pop("keep", None), params))
+                found.append(
+                    cls._solved(shared, params.pop("erase"), params.pop("keep", None), params)
+                )
             except SplinceError as error:
                 error.add_note(f"at the grid point {point}")
                 raise
@@ -464,9 +459,10 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
             raise InputError("keep is missing: SPLINCE keeps a task; LEACE erases without one")
         if keep is not None and not keeps:
             raise InputError(f"{cls.__name__} keeps nothing; leave out keep=, or use SPLINCE")
-        estimator._projection = estimator._project(moments, erase, keep)
+        projection = estimator._project(moments, erase, keep)
         estimator.moments_, estimator.erased_, estimator.kept_ = moments, erase, keep
-        estimator.n_features_in_ = estimator._projection.n_features
+        estimator.n_features_in_ = projection.n_features
+        estimator._projection = projection
         estimator._extendable = False
         return estimator
 
@@ -543,8 +539,261 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
         return tags
 
 
+class SPLINCE(_Eraser):
+    """Erase a concept and keep the covariance of X with a task, changing X as little as possible.
+
+    ``fit(X, y, concept=z)``: y is the task, z what is erased. See :func:`splince_fast.splince`
+    for the mathematics and the meaning of its parameters.
+
+    Parameters
+    ----------
+    max_amplification : float, optional
+        Give up kept directions at an angle to the erased ones with 1 / sin above this.
+    on_infeasible : {"raise", "drop"}
+        What to do where part of the task lies in the span of the concept.
+    null_space : {"keep", "drop"}
+        What the map does off the support of X: nothing, or annihilate it.
+    shrinkage : float in [0, 1] or "oas", optional
+        Share of an isotropic target in the covariance that is factored.
+    rank_tol : "auto" or float in [0, 1)
+        Directions of the concept weaker than this times the strongest are left alone.
+    solver : {"auto", "cholesky", "eigh"}
+        How the covariance is factored.
+    kinds : mapping of str to {"classes", "continuous"}, optional
+        How a variable is read where its dtype does not say it: strings, bools and integers are
+        classes, floats continuous. A single column, named or not, is the variable "concept" or
+        "task"; columns of mappings and frames have their own names.
+    concept_from : {None, "y"}
+        "y": what is passed as y is the concept. Then there is no task: nothing is kept, the map
+        is that of LEACE, and ``report_.method`` says so.
+
+    Attributes
+    ----------
+    projection_ : Projection
+        The fitted map.
+    moments_ : Moments
+        All that was learnt of the data.
+    report_ : Report
+        What is erased and kept, and at what cost.
+    erased_, kept_ : list of str
+        Names of the variables; after :meth:`from_moments` what was passed there.
+    n_samples_seen_, n_features_in_ : int
+        Rows (of positive weight) and features seen.
+    feature_names_in_ : ndarray of str, shape (n_features_in_,)
+        Names of the features, if X was a frame.
+
+    See Also
+    --------
+    LEACE : Erase without keeping a task.
+
+    Notes
+    -----
+    Cross-validation slices arrays and frames but not a mapping: pass several concepts as a frame.
+
+    References
+    ----------
+    F. Holstege, S. Ravfogel, B. Wouters, "Preserving task-relevant information under linear
+    concept removal", NeurIPS 2025, arXiv:2506.10703.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.linear_model import LogisticRegression
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from splince_fast import SPLINCE
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.integers(0, 2, size=400)
+    >>> y = np.where(rng.random(400) < 0.8, z, 1 - z)
+    >>> X = rng.normal(size=(400, 6)) + np.outer(z, np.eye(6)[0]) + np.outer(y, np.eye(6)[1])
+    >>> clean = SPLINCE().fit(X, y, concept=z).transform(X)
+    >>> bool(np.abs(clean[z == 1].mean(axis=0) - clean[z == 0].mean(axis=0)).max() < 1e-12)
+    True
+    >>> pipe = make_pipeline(SPLINCE(), LogisticRegression()).fit(X, y, splince__concept=z)
+    >>> pipe.predict(X).shape
+    (400,)
+    """
+
+    _keeps_task = True
+
+    def __init__(
+        self,
+        *,
+        max_amplification: float | None = None,
+        on_infeasible: str = "raise",
+        null_space: str = "keep",
+        shrinkage: float | str | None = None,
+        rank_tol: float | str = "auto",
+        solver: str = "auto",
+        kinds: Mapping[str, str] | None = None,
+        concept_from: str | None = None,
+    ) -> None:
+        self.max_amplification = max_amplification
+        self.on_infeasible = on_infeasible
+        self.null_space = null_space
+        self.shrinkage = shrinkage
+        self.rank_tol = rank_tol
+        self.solver = solver
+        self.kinds = kinds
+        self.concept_from = concept_from
+
+    def _project(self, moments: Moments, erase: Selection, keep: Any) -> Projection:
+        options = self._options()
+        if keep is not None:
+            return splince(moments, erase=erase, keep=keep, **options)
+        del options["max_amplification"], options["on_infeasible"]  # these concern what is kept
+        return leace(moments, erase=erase, **options)
+
+
+class LEACE(_Eraser):
+    """Erase a concept, changing X as little as possible (least-squares concept erasure).
+
+    ``fit(X, concept=z)``; y is ignored. See :func:`splince_fast.leace`.
+
+    Parameters
+    ----------
+    null_space, shrinkage, rank_tol, solver, kinds, concept_from
+        As for :class:`SPLINCE`.
+
+    Attributes
+    ----------
+    projection_, moments_, report_, erased_, n_samples_seen_, n_features_in_, feature_names_in_
+        As for :class:`SPLINCE`.
+
+    See Also
+    --------
+    SPLINCE : Erase and keep a task.
+
+    References
+    ----------
+    N. Belrose, D. Schneider-Joseph, S. Ravfogel, R. Cotterell, E. Raff, S. Biderman, "LEACE:
+    Perfect linear concept erasure in closed form", NeurIPS 2023.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from splince_fast import LEACE
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.choice(["a", "b", "c"], size=300)
+    >>> X = rng.normal(size=(300, 5)) + (z == "a")[:, None]
+    >>> eraser = LEACE()
+    >>> for part in np.array_split(np.arange(300), 10):
+    ...     eraser = eraser.partial_fit(X[part], concept=z[part])
+    >>> eraser.projection_.rank
+    2
+    """
+
+    def __init__(
+        self,
+        *,
+        null_space: str = "keep",
+        shrinkage: float | str | None = None,
+        rank_tol: float | str = "auto",
+        solver: str = "auto",
+        kinds: Mapping[str, str] | None = None,
+        concept_from: str | None = None,
+    ) -> None:
+        self.null_space = null_space
+        self.shrinkage = shrinkage
+        self.rank_tol = rank_tol
+        self.solver = solver
+        self.kinds = kinds
+        self.concept_from = concept_from
+
+    def _project(self, moments: Moments, erase: Selection, keep: Any) -> Projection:
+        return leace(moments, erase=erase, **self._options())
+
+
+class SAL(_Eraser):
+    """Erase a concept by the orthogonal projection off its covariance with X.
+
+    ``fit(X, concept=z)``; y is ignored. Unlike LEACE it depends on the units of the features.
+    See :func:`splince_fast.sal`.
+
+    Parameters
+    ----------
+    rank_tol, kinds, concept_from
+        As for :class:`SPLINCE`.
+
+    Attributes
+    ----------
+    projection_, moments_, report_, erased_, n_samples_seen_, n_features_in_, feature_names_in_
+        As for :class:`SPLINCE`.
+
+    References
+    ----------
+    S. Shao, Y. Ziser, S. Cohen, "Gold doesn't always glitter: Spectral removal of linear and
+    nonlinear guarded attribute information", EACL 2023.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from splince_fast import SAL
+    >>> rng = np.random.default_rng(0)
+    >>> age = rng.normal(40, 10, size=200)
+    >>> X = rng.normal(size=(200, 4)) + age[:, None] / 10
+    >>> clean = SAL().fit_transform(X, concept=age)
+    >>> bool(np.abs((clean - clean.mean(axis=0)).T @ (age - age.mean())).max() < 1e-9)
+    True
+    """
+
+    def __init__(
+        self,
+        *,
+        rank_tol: float | str = "auto",
+        kinds: Mapping[str, str] | None = None,
+        concept_from: str | None = None,
+    ) -> None:
+        self.rank_tol = rank_tol
+        self.kinds = kinds
+        self.concept_from = concept_from
+
+    def _project(self, moments: Moments, erase: Selection, keep: Any) -> Projection:
+        return sal(moments, erase=erase, **self._options())
+
+
+class MeanProjection(SAL):
+    """Erase classes by the orthogonal projection off the differences of their means.
+
+    ``fit(X, concept=z)``; y is ignored; the concept must be classes. See
+    :func:`splince_fast.mean_projection`.
+
+    Parameters
+    ----------
+    rank_tol, kinds, concept_from
+        As for :class:`SPLINCE`.
+
+    Attributes
+    ----------
+    projection_, moments_, report_, erased_, n_samples_seen_, n_features_in_, feature_names_in_
+        As for :class:`SPLINCE`.
+
+    References
+    ----------
+    P. Haghighatkhah, A. Fokkens, P. Sommerauer, B. Speckmann, K. Verbeek, "Better hit the nail
+    on the head than beat around the bush: Removing protected attributes with a single
+    projection", EMNLP 2022.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from splince_fast import MeanProjection
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.choice(["f", "m"], size=200)
+    >>> X = rng.normal(size=(200, 4)) + (z == "m")[:, None]
+    >>> eraser = MeanProjection().fit(X, concept=z)
+    >>> gap = X[z == "m"].mean(axis=0) - X[z == "f"].mean(axis=0)
+    >>> bool(np.allclose(eraser.projection_.matrix() @ gap, 0))
+    True
+    """
+
+    def _project(self, moments: Moments, erase: Selection, keep: Any) -> Projection:
+        return mean_projection(moments, erase=erase, **self._options())
+
+
 def _variables(labels: Any, role: str) -> dict[str, Any]:
     """Columns by name: those of a mapping or a frame, or one column under the name of its role."""
+    if isinstance(labels, np.ndarray | Sequence):
+        return {role: labels}
     if isinstance(labels, Mapping):
         variables = dict(labels)
     else:
@@ -554,7 +803,8 @@ def _variables(labels: Any, role: str) -> dict[str, Any]:
             raise LabelError(f"the {role} frame has two columns of one name: {error}") from error
         if not isinstance(frame, nw.DataFrame):
             return {role: labels}
-        variables = {name: frame[name].to_native() for name in frame.columns}
+        columns = zip(frame.columns, frame.iter_columns(), strict=True)
+        variables = {name: column.to_native() for name, column in columns}
     if not variables:
         raise InputError(f"the {role} holds no variable; pass at least one column")
     return variables

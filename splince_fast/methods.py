@@ -11,20 +11,18 @@ not whitened                    ``sal``         ``sal`` with ``keep=``
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from splince_fast._kernels import solve
-from splince_fast._state import EPS32, EPS64, State
-from splince_fast._validation import as_rows, check_values
+from splince_fast._policies import Policies
+from splince_fast._selection import Selection, Span, names_of, span_of
+from splince_fast._state import EPS64, State
 from splince_fast._variables import ClassSums
 from splince_fast.exceptions import (
-    ConstantVariableError,
     DroppedDirectionsWarning,
     InfeasibleError,
     InputError,
@@ -32,13 +30,11 @@ from splince_fast.exceptions import (
     NothingErasedWarning,
     SplinceError,
 )
-from splince_fast.labels import VariableName
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
-from splince_fast.report import Report, variable_report
+from splince_fast.report import Facts, build_report
 
 Float = NDArray[np.float64]
-Selection: TypeAlias = VariableName | Sequence[VariableName]
 
 
 def splince(
@@ -215,7 +211,7 @@ def mean_projection(
     >>> sf.mean_projection(sf.Moments().update(X, {"z": z}), erase="z").rank
     1
     """
-    for name in _names(erase, "erase"):
+    for name in names_of(erase, "erase"):
         if not isinstance(moments.variable(name), ClassSums):
             raise LabelError(
                 f"the variable {name!r} is continuous and has no class means; use sal, or "
@@ -223,108 +219,6 @@ def mean_projection(
             )
     policies = Policies(None, "raise", "keep", None, rank_tol, "auto")
     return _fit(moments, "MeanProjection", erase, None, policies, whitened=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Policies:
-    """The options of the methods, checked."""
-
-    max_amplification: float | None
-    on_infeasible: str
-    null_space: str
-    shrinkage: float | str | None
-    rank_tol: float | str
-    solver: str
-
-    def __post_init__(self) -> None:
-        _one_of("on_infeasible", self.on_infeasible, ("raise", "drop"))
-        _one_of("null_space", self.null_space, ("keep", "drop"))
-        _one_of("solver", self.solver, ("auto", "cholesky", "eigh"))
-        a = self.max_amplification
-        if a is not None and not (isinstance(a, (int, float, np.number)) and a >= 1):
-            raise InputError(f"max_amplification is {a!r}; it must be a number of at least 1")
-        tol = self.rank_tol
-        if tol != "auto" and not (isinstance(tol, (int, float, np.number)) and 0 <= tol < 1):
-            raise InputError(f"rank_tol is {tol!r}; it must be 'auto' or a number in [0, 1)")
-        s = self.shrinkage
-        if (
-            s is not None
-            and s != "oas"
-            and not (isinstance(s, (int, float, np.number)) and 0 <= s <= 1)
-        ):
-            raise InputError(f"shrinkage is {s!r}; it must be None, 'oas' or a number in [0, 1]")
-
-
-def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InputError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, choices))}")
-
-
-@dataclass(slots=True)
-class _Span:
-    """Cross-covariances of several variables, stacked: rows in units of deviations."""
-
-    names: list[str]
-    rows: Float  # (k, d)
-    counts: list[int]
-
-
-def _names(selection: object, role: str) -> list[VariableName]:
-    """One variable or a list of them, as a list."""
-    if isinstance(selection, (str, tuple)):
-        return [selection]
-    if (
-        isinstance(selection, list)
-        and selection
-        and all(isinstance(name, (str, tuple)) for name in selection)
-    ):
-        return selection
-    raise InputError(
-        f"{role} is {selection!r}; it must be the name of a variable, a tuple of names for joint "
-        "cells, or a non-empty list of these"
-    )
-
-
-def _span(moments: Moments, selection: object, role: str, width: int) -> _Span:
-    """The cross-covariances that `selection` names, or the directions that it holds."""
-    is_names = isinstance(selection, (str, tuple)) or (
-        isinstance(selection, list) and any(isinstance(v, (str, tuple)) for v in selection)
-    )
-    if role == "keep" and not is_names and not (isinstance(selection, list) and not selection):
-        return _directions(selection, width)
-    names, blocks, counts = _names(selection, role), [], []
-    for name in names:
-        columns = moments.variable(name).span()
-        if not len(columns):
-            raise ConstantVariableError(
-                f"the variable {name!r}, to be {'erased' if role == 'erase' else 'kept'}, takes a "
-                "single value (or carries no label), so x has no covariance with it; check the "
-                "labels, or leave the variable out"
-            )
-        blocks.append(columns)
-        counts.append(len(columns))
-    rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-    return _Span([str(name) for name in names], rows, counts)
-
-
-def _directions(selection: Any, width: int) -> _Span:
-    """Explicit directions, one per column of a (d, k) array, each scaled to unit length."""
-    if not hasattr(selection, "ndim"):
-        selection = np.asarray(selection, dtype=np.float64)
-    if selection.ndim == 1:
-        selection = selection[:, None]
-    array = as_rows(selection, name="keep")
-    if len(array) != width:
-        raise InputError(
-            f"keep has shape {array.shape}; directions are the columns of an array of shape "
-            f"({width}, k)"
-        )
-    check_values(array, "keep")
-    rows = np.ascontiguousarray(array.T, dtype=np.float64)
-    sizes = np.linalg.norm(rows, axis=1)
-    if (sizes == 0).any():
-        raise ConstantVariableError("keep holds a direction of zeros; leave it out")
-    return _Span(["directions"], rows / sizes[:, None], [len(rows)])
 
 
 def _shrinkage(state: State, policy: float | str | None) -> float:
@@ -361,8 +255,8 @@ def _fit(
         )
     state = moments.flushed()
     d = state.width
-    span_z = _span(moments, erase, "erase", d)
-    span_y = _Span([], np.empty((0, d)), []) if keep is None else _span(moments, keep, "keep", d)
+    span_z = span_of(moments, erase, "erase", d)
+    span_y = Span([], np.empty((0, d)), []) if keep is None else span_of(moments, keep, "keep", d)
     shrinkage = _shrinkage(state, policies.shrinkage)
     per_weight = (1.0 - shrinkage) / state.weight
     variance = float(np.einsum("ii->", state.scatter)) / state.weight
@@ -411,15 +305,13 @@ def _fit(
         warnings.warn(notes[-1], DroppedDirectionsWarning, stacklevel=3)
     if policies.null_space == "drop" and whitened:
         left, right = _with_null_space(left, right, raw)
-    facts = _Facts(
-        method, moments.n_rows, state.weight, variance, shrinkage, policies, whitened, tuple(notes)
-    )
+    facts = Facts(method, moments.n_rows, state.weight, variance, shrinkage, whitened, tuple(notes))
     if whitened and not shrinkage:
         distortion, unkept = raw["distortion"], raw["distortion_unkept"]
     else:
         distortion = _distortion(state, raw["left"], raw["right"])
         unkept = None
-    report = partial(_report, facts, raw, span_z, span_y, left, right, distortion, unkept)
+    report = partial(build_report, facts, raw, span_z, span_y, left, right, distortion, unkept)
     return Projection._make(left, right, mean, method=method, report=report)
 
 
@@ -472,84 +364,4 @@ def _raise_numerical(status: int, solver: str) -> None:
     raise SplinceError(
         f"the solver ({solver}) {what}. The moments may be damaged: check that "
         "moments.covariance() is finite and positive semi-definite, or pass shrinkage=1e-6"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """What the report says beyond the figures of the solve."""
-
-    method: str
-    n_rows: int
-    weight: float
-    variance: float
-    shrinkage: float
-    policies: Policies
-    whitened: bool
-    warnings: tuple[str, ...]
-
-
-def _report(
-    facts: _Facts,
-    raw: dict[str, Any],
-    span_z: _Span,
-    span_y: _Span,
-    left: Float,
-    right: Float,
-    distortion: float,
-    unkept: float | None,
-) -> Report:
-    """The report, made when it is first asked for."""
-    d = left.shape[1]
-    sines = raw["sines"]
-    smallest = float(np.min(sines)) if len(sines) else 1.0
-    amplification = 1.0 / smallest
-    kept = bool(span_y.names) and facts.whitened
-    rho = max(0.0, 1.0 - smallest**2) if kept else None
-    removed, coefficients = raw["left"], raw["right"]
-    norm_squared = 1.0
-    if len(removed):
-        gram = (removed @ removed.T) @ (coefficients @ coefficients.T)
-        norm_squared = max(1.0, float(np.max(np.abs(np.linalg.eigvals(gram)))))
-    spread = 1.0
-    for sigma, rank in ((raw["sigma_z"], raw["rank_z"]), (raw["sigma_y"], raw["rank_y"])):
-        if rank:
-            spread = max(spread, float(sigma[0] / sigma[rank - 1]))
-    bound = 8 * d * EPS64 * spread * norm_squared
-    variables = []
-    for role, span, white in (
-        ("erased", span_z, raw["whitened_z"]),
-        ("kept", span_y, raw["whitened_y"]),
-    ):
-        start = 0
-        for name, count in zip(span.names, span.counts, strict=True):
-            part = slice(start, start + count)
-            variables.append(
-                variable_report(name, role, span.rows[part], white[part], left, right,
-                                raw["noise"], bound)
-            )  # fmt: skip
-            start += count
-    constants = int(raw["constants"])
-    null = 0 if raw["null_basis"] is None else raw["null_basis"].shape[1]
-    share = 1.0 / facts.variance if facts.variance else 0.0
-    return Report(
-        method=facts.method,
-        n_rows=facts.n_rows,
-        weight=facts.weight,
-        n_features=d,
-        rank_covariance=d - constants - null if facts.whitened else None,
-        rank=len(left),
-        variables=tuple(variables),
-        dropped=int(raw["dropped"]),
-        cosines=tuple(map(float, raw["cosines"])),
-        amplification=amplification,
-        rho=rho,
-        frozen_head_penalty=None if rho is None else amplification**2,
-        head_shrinkage_threshold=None if rho is None else 2 * (1 - rho) / (2 - rho),
-        distortion=distortion * share,
-        distortion_leace=None if unkept is None else unkept * share,
-        solver=raw["solver"],
-        tolerance=float(raw["noise"]),
-        shrinkage=facts.shrinkage,
-        warnings=facts.warnings,
     )

@@ -1,50 +1,38 @@
-"""Moments: everything that erasers need to know of the data, in one mergeable state."""
+"""Moments: everything that erasers need to know of the data, in one mergeable state.
+
+Above 400 lines because it is the whole public face of the state, with its documentation; the work
+is done in `_accumulator`, `_state`, `_variables` and `_serial`.
+"""
 
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast import _files, _interrupts
-from splince_fast._stage import LabelledRows, Stage
-from splince_fast._state import EPS32, EPS64, State, buffer_rows, reduce_block
-from splince_fast._validation import as_rows, as_weights, check_values, working_dtype
-from splince_fast._variables import ClassSums, ColumnSums, Variable, check_tensors
+from splince_fast import _files, _threads
+from splince_fast._accumulator import Accumulator
+from splince_fast._serial import from_tensors, to_tensors
+from splince_fast._state import State
+from splince_fast._validation import as_rows, as_weights, check_values
+from splince_fast._variables import ClassSums, Variable, check_consistent
 from splince_fast.exceptions import (
     FileFormatError,
-    IncompatibleMomentsError,
     InputError,
     LabelError,
     NotEnoughDataError,
-    SplinceError,
     UnknownVariableError,
 )
-from splince_fast.labels import (
-    ClassCodes,
-    ClassName,
-    Columns,
-    Encoded,
-    VariableName,
-    class_key,
-    encode,
-)
+from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, encode
 
 Float = NDArray[np.float64]
 
 _FORMAT = 1
 _KIND = "moments"
-_KINDS: dict[str, type[ClassSums] | type[ColumnSums]] = {
-    "classes": ClassSums,
-    "continuous": ColumnSums,
-}
-_BLOCK_BYTES = 1 << 26
 
 
 class Moments:
@@ -78,8 +66,8 @@ class Moments:
 
     A row whose label for some variable is missing counts for x and for the other variables.
 
-    One thread at a time may use an object: a second one gets an error, not a wrong number. Different
-    objects can be filled from different threads and then merged.
+    One thread at a time may use an object: a second one gets an error, not a wrong number.
+    Different objects can be filled from different threads and then merged.
 
     Examples
     --------
@@ -87,8 +75,9 @@ class Moments:
     >>> import splince_fast as sf
     >>> rng = np.random.default_rng(0)
     >>> X, z = rng.normal(size=(100, 3)), rng.integers(0, 2, size=100)
-    >>> halves = sf.Moments().update(X[:50], {"z": z[:50]}), sf.Moments().update(X[50:], {"z": z[50:]})
-    >>> moments = halves[0] + halves[1]
+    >>> first = sf.Moments().update(X[:50], {"z": z[:50]})
+    >>> second = sf.Moments().update(X[50:], {"z": z[50:]})
+    >>> moments = first + second
     >>> moments.n_rows, moments.cross_covariance("z").shape
     (100, (3, 2))
     >>> bool(np.allclose(moments.covariance(), np.cov(X.T)))
@@ -107,13 +96,11 @@ class Moments:
         self._block_rows = block_rows
         self._kinds = dict(kinds or {})
         self._joint = tuple(tuple(names) for names in joint)
-        self._width: int | None = None
-        self._state: State | None = None
-        self._variables: dict[VariableName, Variable] = {}
-        self._stage: Stage | None = None
-        self._centred: NDArray[Any] | None = None  # work: a centred block
-        self._product: NDArray[np.float32] | None = None  # work: its product, if float32
-        self._lock = threading.Lock()
+        self._accumulator = Accumulator(block_rows)
+        self._exclusive = _threads.Exclusive(
+            "these moments are in use by another thread; give each thread its own Moments and add "
+            "them up afterwards"
+        )
 
     # -- filling ---------------------------------------------------------------------------
 
@@ -140,11 +127,11 @@ class Moments:
         InputError, NonFiniteError, LabelError
             Before anything changes: after a failed update the state is what it was.
         """
-        with self._exclusive():
-            rows = as_rows(X, width=self._width)
+        with self._exclusive:
+            rows = as_rows(X, width=self._accumulator.width)
             weight = as_weights(sample_weight, len(rows))
             encoded = encode(labels, len(rows), kinds=self._kinds or None, joint=self._joint)
-            self._check_kinds(encoded)
+            check_consistent(self._accumulator.variables, encoded)
             if weight is not None and (weight == 0).any():
                 chosen = weight > 0
                 rows, weight = rows[chosen], weight[chosen]
@@ -152,7 +139,7 @@ class Moments:
             if len(rows) == 0:
                 return self
             check_values(rows)
-            self._feed(rows, weight, encoded)
+            self._accumulator.feed(rows, weight, encoded)
         return self
 
     @classmethod
@@ -224,179 +211,6 @@ class Moments:
             moments._write(checkpoint, {"source": identity, "position": position})
         return moments
 
-    def _check_kinds(self, encoded: Mapping[VariableName, Encoded]) -> None:
-        """A variable stays what its first block said it is."""
-        for name, column in encoded.items():
-            known = self._variables.get(name)
-            if known is None or (isinstance(column, ClassCodes) and not column.classes):
-                continue
-            found = "classes" if isinstance(column, ClassCodes) else "continuous"
-            if known.kind != found:
-                raise LabelError(
-                    f"the variable {name!r} was {known.kind} in earlier blocks and is {found} in "
-                    f"this one; give it one dtype, or fix it with Moments(kinds={{{name!r}: "
-                    f"{known.kind!r}}})"
-                )
-            if isinstance(known, ColumnSums) and isinstance(column, Columns):
-                names, default = list(column.columns), [str(i) for i in range(known.n_columns)]
-                if len(names) != known.n_columns or (
-                    names != known.names and default not in (names, known.names)
-                ):
-                    raise LabelError(
-                        f"the variable {name!r} had the columns {known.names} in earlier blocks "
-                        f"and has {names} in this one; pass the same columns in the same order"
-                    )
-
-    def _feed(
-        self, rows: NDArray[Any], weight: Float | None, encoded: Mapping[VariableName, Encoded]
-    ) -> None:
-        """Add valid rows: whole blocks directly where their layout allows, others by the stage."""
-        dtype, width = working_dtype(rows.dtype), rows.shape[1]
-        capacity = self._capacity(width)
-        stage = self._stage
-        if stage is None or stage.dtype != dtype:
-            self._flush()
-            stage = Stage(capacity, width, dtype)
-            self._centred = np.empty((buffer_rows(capacity, width, dtype), width), dtype)
-            if dtype == np.float32 and self._product is None:
-                self._product = np.empty((width, width), np.float32, order="F")
-        if self._state is None:
-            head = rows[: min(len(rows), 256)].astype(np.float64)
-            self._state = State.empty(head.mean(axis=0))
-        with _interrupts.deferred():
-            self._stage, self._width = stage, width
-            block = self._labelled(rows, weight, encoded)
-            direct = rows.dtype == dtype and rows.flags.c_contiguous and rows.flags.aligned
-            start, n = 0, len(rows)
-            while start < n:
-                if direct and not stage.filled and n - start >= capacity:
-                    stop = start + capacity
-                    self._merge_rows(block.slice(start, stop))
-                else:
-                    stop = min(n, start + stage.room)
-                    stage.append(block.slice(start, stop))
-                    if not stage.room:
-                        self._flush()
-                start = stop
-
-    def _capacity(self, width: int) -> int:
-        """Rows of a block."""
-        if self._block_rows is not None:
-            return self._block_rows
-        return max(1, min(4096, _BLOCK_BYTES // (8 * width)))
-
-    def _labelled(
-        self, rows: NDArray[Any], weight: Float | None, encoded: Mapping[VariableName, Encoded]
-    ) -> LabelledRows:
-        """Rows with labels in terms of the state: new variables and classes get their place."""
-        block = LabelledRows(rows, weight)
-        width = rows.shape[1]
-        for name, column in encoded.items():
-            known = self._variables.get(name)
-            if isinstance(column, ClassCodes):
-                if not column.classes:
-                    continue
-                if known is None:
-                    known = self._variables[name] = ClassSums.empty(width)
-                if isinstance(known, ClassSums):
-                    known.grow(list(column.classes))
-                    lookup = [known.index[class_key(c)] for c in column.classes]
-                    # -1, a missing label, picks the last entry.
-                    block.codes[name] = np.array([*lookup, -1], np.intp)[column.codes]
-            else:
-                present = column.present
-                if present is not None and not present.any():
-                    continue
-                if known is None:
-                    shown = column.values if present is None else column.values[present]
-                    reference = shown.mean(axis=0)
-                    self._variables[name] = ColumnSums.empty(width, column.columns, reference)
-                values = column.values
-                block.values[name] = (
-                    values if present is None else np.where(present[:, None], values, np.nan)
-                )
-        return block
-
-    def _flush(self) -> None:
-        """Merge the staged rows."""
-        if self._stage is not None and self._stage.filled:
-            with _interrupts.deferred():
-                self._merge_rows(self._stage.contents())
-                self._stage.clear()
-
-    def _merge_rows(self, block: LabelledRows) -> None:
-        """Reduce a block of rows and add it to the state and to the variables."""
-        if self._state is None or self._centred is None:
-            raise RuntimeError("rows were merged before the state was made")
-        n = len(block)
-        weight = np.empty(0) if block.weight is None else np.ascontiguousarray(block.weight)
-        # Sums are kept only for the classes that occur: `where` lists them, per variable.
-        codes = np.full((len(block.codes), n), -1, np.intp)
-        where: list[NDArray[np.intp]] = []
-        n_codes = 0
-        for row, (name, column) in zip(codes, block.codes.items(), strict=True):
-            known = self._variables[name]
-            place = np.full(known.n_columns + 1, -1, np.intp)
-            present = np.flatnonzero(np.bincount(column + 1, minlength=known.n_columns + 1)[1:])
-            place[present] = n_codes + np.arange(len(present))
-            row[:] = place[column]
-            where.append(present)
-            n_codes += len(present)
-        values, pieces = self._weighted_values(block, weight)
-        reduced = reduce_block(
-            block.rows, weight, self._state.reference, codes, n_codes, values, self._centred
-        )
-        if reduced.centred.dtype == np.float32:
-            self._state.merge_block(reduced, self._product)
-        else:
-            self._state.merge_block(reduced, None)
-        start = 0
-        for row, name, present in zip(codes, block.codes, where, strict=True):
-            known = self._variables[name]
-            if isinstance(known, ClassSums):
-                known.allocate()
-                stop = start + len(present)
-                shown = row >= 0
-                slots = row[shown] - start
-                counts = np.bincount(slots, minlength=len(present)).astype(np.int64)
-                weights = counts.astype(np.float64)
-                if weight.size:
-                    weights = np.asarray(np.bincount(slots, weight[shown], len(present)), float)
-                known.add(present, counts, weights, reduced.class_sums[start:stop])
-                start = stop
-        start = 0
-        for name, (n_present, total, z_sum, squares) in pieces.items():
-            known = self._variables[name]
-            if isinstance(known, ColumnSums):
-                stop = start + known.n_columns
-                known.add(n_present, total, reduced.products[stop], z_sum,
-                          reduced.products[start:stop], squares)  # fmt: skip
-                start = stop + 1
-
-    def _weighted_values(
-        self, block: LabelledRows, weight: Float
-    ) -> tuple[Float, dict[VariableName, tuple[int, float, Float, Float]]]:
-        """Rows w (z - t) of every continuous variable, each followed by w itself, 0 if missing."""
-        stacked: list[Float] = []
-        pieces = {}
-        w = weight if weight.size else np.ones(len(block))
-        for name, values in block.values.items():
-            known = self._variables[name]
-            if not isinstance(known, ColumnSums):
-                continue
-            missing = np.asarray(np.isnan(values).any(axis=1))
-            shown = np.where(missing, 0.0, w)
-            deviations = np.where(missing[:, None], 0.0, values - known.reference).T
-            weighted = deviations * shown
-            stacked += [weighted, shown[None, :]]
-            pieces[name] = (
-                int(len(block) - np.count_nonzero(missing)),
-                float(shown.sum()),
-                weighted.sum(axis=1),
-                weighted @ deviations.T,
-            )
-        return np.concatenate(stacked) if stacked else np.empty((0, len(block))), pieces
-
     # -- algebra ---------------------------------------------------------------------------
 
     def __add__(self, other: Moments) -> Moments:
@@ -406,8 +220,8 @@ class Moments:
     def __iadd__(self, other: Moments) -> Moments:
         """Merge the other moments into this object."""
         result = self._combined(other, 1)
-        with self._exclusive(), _interrupts.deferred():
-            self._adopt(result)
+        with self._exclusive:
+            self._accumulator = result._accumulator
         return self
 
     def __sub__(self, part: Moments) -> Moments:
@@ -418,105 +232,46 @@ class Moments:
         """So that ``sum(parts)`` works, which begins with 0."""
         if isinstance(other, int) and other == 0:
             return self.copy()
-        return NotImplemented
+        return self._combined(other, 1)
 
-    def _combined(self, other: Moments, sign: int) -> Moments:
+    def _combined(self, other: object, sign: int) -> Moments:
         if not isinstance(other, Moments):
-            return NotImplemented
-        left, right = self.copy(), other.copy()
-        if left._width is not None and right._width is not None and left._width != right._width:
-            raise IncompatibleMomentsError(
-                f"moments of {left._width} features and of {right._width} features cannot be "
-                "combined; both must come from rows of the same embedding"
-            )
-        left._flush()
-        right._flush()
-        if right._state is None:
-            return left
-        if left._state is None:
-            if sign < 0 and right._state.n_rows:
-                raise IncompatibleMomentsError(
-                    "cannot remove a part from empty moments: it is not a part of them"
-                )
-            left._adopt(right)
-            return left
-        shift = right._state.reference - left._state.reference
-        variables = dict(left._variables)
-        for name, variable in right._variables.items():
-            known = variables.get(name)
-            if known is None:
-                if sign < 0:
-                    raise IncompatibleMomentsError(
-                        f"cannot remove a part that has the variable {name!r}, which the whole "
-                        "never saw: it is not a part of it"
-                    )
-                known = (
-                    ClassSums.empty(variable.width)
-                    if isinstance(variable, ClassSums)
-                    else ColumnSums.empty(variable.width, tuple(variable.names), variable.reference)
-                )
-            if isinstance(known, ClassSums) and isinstance(variable, ClassSums):
-                variables[name] = known.merged(variable, shift, sign, name)
-            elif isinstance(known, ColumnSums) and isinstance(variable, ColumnSums):
-                variables[name] = known.merged(variable, shift, sign, name)
-            else:
-                raise IncompatibleMomentsError(
-                    f"the variable {name!r} is {known.kind} on one side and {variable.kind} on the "
-                    "other; accumulate both with the same kinds="
-                )
-        left._state = left._state.merged(right._state, sign)
-        left._variables = variables
-        return left
+            raise InputError(f"moments combine with moments, not with {type(other).__name__}")
+        if other is self:
+            other = self.copy()
+        with self._exclusive, other._exclusive:
+            return self._sibling(self._accumulator.merged(other._accumulator, sign))
 
-    def _adopt(self, other: Moments) -> None:
-        """Take over what another object, about to be discarded, has accumulated."""
-        self._width, self._state = other._width, other._state
-        self._variables, self._stage = other._variables, other._stage
-        self._centred, self._product = other._centred, other._product
+    def _sibling(self, accumulator: Accumulator) -> Moments:
+        """New moments with the same parameters around an accumulator."""
+        new = type(self)(block_rows=self._block_rows, kinds=self._kinds, joint=self._joint)
+        new._accumulator = accumulator
+        return new
 
     def copy(self) -> Moments:
-        """An independent copy, staged rows included."""
-        with self._exclusive():
-            other = type(self)(block_rows=self._block_rows, kinds=self._kinds, joint=self._joint)
-            other._width = self._width
-            other._state = None if self._state is None else self._state.copy()
-            other._variables = {name: v.copy() for name, v in self._variables.items()}
-            staged = None if self._stage is None else self._stage.contents()
-            if staged is not None and len(staged):
-                other._restage(staged)
-        return other
-
-    def _restage(self, block: LabelledRows) -> None:
-        """Stage rows whose labels are already in terms of this state."""
-        width = block.rows.shape[1]
-        capacity = self._capacity(width)
-        self._stage = Stage(capacity, width, block.rows.dtype)
-        self._centred = np.empty(
-            (buffer_rows(capacity, width, block.rows.dtype), width), block.rows.dtype
-        )
-        if block.rows.dtype == np.float32:
-            self._product = np.empty((width, width), np.float32, order="F")
-        self._stage.append(block)
+        """An independent copy, rows that wait for a full block included."""
+        with self._exclusive:
+            return self._sibling(self._accumulator.copy())
 
     # -- reading ---------------------------------------------------------------------------
 
     @property
     def n_rows(self) -> int:
         """Rows seen, those of weight 0 not counted."""
-        staged = 0 if self._stage is None else self._stage.filled
-        return staged + (0 if self._state is None else self._state.n_rows)
+        return self._accumulator.n_rows
 
     @property
     def n_features(self) -> int | None:
         """Width d of the rows; None before the first of them."""
-        return self._width
+        return self._accumulator.width
 
     @property
     def weight(self) -> float:
         """Total weight of the rows seen."""
-        with self._exclusive():
-            self._flush()
-            return 0.0 if self._state is None else self._state.weight
+        with self._exclusive:
+            self._accumulator.flush()
+            state = self._accumulator.state
+            return 0.0 if state is None else state.weight
 
     @property
     def mean(self) -> Float:
@@ -588,34 +343,28 @@ class Moments:
     @property
     def variables(self) -> dict[VariableName, str]:
         """Variables seen, each with its kind: "classes" or "continuous"."""
-        return {name: variable.kind for name, variable in self._variables.items()}
+        return {name: variable.kind for name, variable in self._accumulator.variables.items()}
 
     @property
     def nbytes(self) -> int:
         """Bytes held: the state and the work buffers."""
-        total = 0
-        if self._state is not None:
-            total += self._state.scatter.nbytes + 2 * self._state.reference.nbytes
-        for variable in self._variables.values():
-            total += sum(tensor.nbytes for tensor in variable.tensors().values())
-        for buffer in (self._stage, self._centred, self._product):
-            total += 0 if buffer is None else buffer.nbytes
-        return total
+        return self._accumulator.nbytes
 
     def flushed(self) -> State:
         """The state of x with every row merged; what the methods compute from."""
-        with self._exclusive():
-            self._flush()
-            if self._state is None or self._state.weight == 0:
-                raise NotEnoughDataError("these moments are empty; call update(X, labels) first")
-            return self._state
+        with self._exclusive:
+            self._accumulator.flush()
+            state = self._accumulator.state
+        if state is None or state.weight == 0:
+            raise NotEnoughDataError("these moments are empty; call update(X, labels) first")
+        return state
 
     def variable(self, name: VariableName) -> Variable:
         """The sums of one variable with every row merged; what the methods compute from."""
-        with self._exclusive():
-            self._flush()
-        if name not in self._variables:
-            known = ", ".join(repr(v) for v in self._variables) or "none"
+        with self._exclusive:
+            self._accumulator.flush()
+        if name not in self._accumulator.variables:
+            known = ", ".join(repr(v) for v in self._accumulator.variables) or "none"
             hint = (
                 f"; joint cells are accumulated with Moments(joint=[{name!r}])"
                 if isinstance(name, tuple)
@@ -624,17 +373,17 @@ class Moments:
             raise UnknownVariableError(
                 f"no variable {name!r} was accumulated; the variables are: {known}{hint}"
             )
-        return self._variables[name]
+        return self._accumulator.variables[name]
 
     def __repr__(self) -> str:
-        if self._width is None:
+        if self.n_features is None:
             return "Moments(empty)"
         variables = ", ".join(
             f"{name!r}: {v.n_columns} {'classes' if v.kind == 'classes' else 'columns'}"
-            for name, v in self._variables.items()
+            for name, v in self._accumulator.variables.items()
         )
         return (
-            f"Moments({self.n_rows:,} rows, {self._width} features, {{{variables}}}, "
+            f"Moments({self.n_rows:,} rows, {self.n_features} features, {{{variables}}}, "
             f"{self.nbytes / 2**20:.1f} MiB)"
         )
 
@@ -658,41 +407,24 @@ class Moments:
         return cls._read(path)[0]
 
     def _write(self, path: str | os.PathLike[str], stream: dict[str, Any] | None) -> None:
-        with self._exclusive():
-            tensors, metadata = self._serialised()
-            _files.write(path, _KIND, _FORMAT, tensors, {**metadata, "stream": stream})
+        tensors, metadata = self._serialised()
+        _files.write(path, _KIND, _FORMAT, tensors, {**metadata, "stream": stream})
 
     def _serialised(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Named tensors and JSON metadata that hold the whole state."""
-        from splince_fast._kernels import blas
+        """Tensors and metadata from which `_deserialised` makes an equal object."""
+        with self._exclusive:
+            tensors, metadata = to_tensors(self._accumulator)
+        joint = [list(names) for names in self._joint]
+        return tensors, {**metadata, "kinds": self._kinds, "joint": joint}
 
-        metadata: dict[str, Any] = {
-            "block_rows": self._block_rows,
-            "kinds": self._kinds,
-            "joint": [list(names) for names in self._joint],
-            "width": self._width,
-            "variables": [],
-        }
-        tensors: dict[str, NDArray[Any]] = {}
-        state = self._state
-        if state is not None:
-            blas.mirror_lower(state.scatter)
-            metadata |= {"n_rows": state.n_rows, "float32_products": state.unit_roundoff > EPS64}
-            tensors |= {
-                "reference": state.reference,
-                "weight": np.array([state.weight]),
-                "deviation": state.deviation,
-                "scatter": state.scatter.T,
-            }
-        for i, (name, variable) in enumerate(self._variables.items()):
-            if isinstance(variable, ClassSums):
-                variable.allocate()
-            entry = {"name": list(name) if isinstance(name, tuple) else name}
-            metadata["variables"].append(entry | variable.metadata())
-            tensors |= {f"variable.{i}.{key}": t for key, t in variable.tensors().items()}
-        if self._stage is not None:
-            tensors |= self._stage.tensors(list(self._variables))
-        return tensors, metadata
+    @classmethod
+    def _deserialised(
+        cls, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]
+    ) -> Moments:
+        joint = [tuple(names) for names in metadata["joint"]]
+        new = cls(block_rows=metadata["block_rows"], kinds=metadata["kinds"], joint=joint)
+        new._accumulator = from_tensors(tensors, metadata)
+        return new
 
     @classmethod
     def _read(cls, path: str | os.PathLike[str]) -> tuple[Moments, dict[str, Any] | None]:
@@ -707,67 +439,12 @@ class Moments:
                 "edited or damaged: accumulate again"
             ) from error
 
-    @classmethod
-    def _deserialised(
-        cls, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]
-    ) -> Moments:
-        joint = tuple(tuple(names) for names in metadata["joint"])
-        moments = cls(block_rows=metadata["block_rows"], kinds=metadata["kinds"], joint=joint)
-        width = moments._width = metadata["width"]
-        if width is None:
-            return moments
-        if not isinstance(width, int) or width < 1:
-            raise FileFormatError(f"the width {width!r} is not a positive integer")
-        real = np.float64
-        check_tensors(
-            tensors, {"reference": (real, (width,)), "weight": (real, (1,)),
-                      "deviation": (real, (width,)), "scatter": (real, (width, width))}
-        )  # fmt: skip
-        n_rows = metadata["n_rows"]
-        if not isinstance(n_rows, int) or n_rows < 0 or tensors["weight"][0] < 0:
-            raise FileFormatError("the number of rows or the weight is negative or no number")
-        moments._state = State(
-            tensors["reference"], n_rows, float(tensors["weight"][0]), tensors["deviation"],
-            np.asfortranarray(tensors["scatter"].T),
-            EPS32 if metadata["float32_products"] else EPS64,
-        )  # fmt: skip
-        if (np.einsum("ii->i", moments._state.scatter) < 0).any():
-            raise FileFormatError("the scatter has a negative variance")
-        for i, entry in enumerate(metadata["variables"]):
-            prefix = f"variable.{i}."
-            own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
-            name = tuple(entry["name"]) if isinstance(entry["name"], list) else entry["name"]
-            reader: type[ClassSums] | type[ColumnSums] = _KINDS[entry["kind"]]
-            moments._variables[name] = reader.read(width, entry, own)
-        sizes = {name: v.n_columns for name, v in moments._variables.items()}
-        coded = frozenset(n for n, v in moments._variables.items() if isinstance(v, ClassSums))
-        staged = Stage.read(tensors, width, sizes, coded)
-        if staged is not None:
-            if len(staged) > moments._capacity(width):
-                raise FileFormatError("more rows are staged than a block holds")
-            moments._restage(staged)
-        return moments
-
     def __getstate__(self) -> dict[str, Any]:
-        with self._exclusive():
-            tensors, metadata = self._serialised()
-            return {"tensors": {k: t.copy() for k, t in tensors.items()}, "metadata": metadata}
+        tensors, metadata = self._serialised()
+        return {"tensors": {k: t.copy() for k, t in tensors.items()}, "metadata": metadata}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(self._deserialised(state["tensors"], state["metadata"]).__dict__)
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """One thread at a time; a second one is told so rather than made to wait or to corrupt."""
-        if not self._lock.acquire(blocking=False):
-            raise SplinceError(
-                "these moments are in use by another thread; give each thread its own Moments and "
-                "add them up afterwards"
-            )
-        try:
-            yield
-        finally:
-            self._lock.release()
 
 
 def _choose(column: Encoded, chosen: NDArray[np.bool_]) -> Encoded:

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from splince_fast import _files, _threads
-from splince_fast._validation import as_rows, working_dtype
-from splince_fast._variables import check_tensors
+from splince_fast._validation import as_rows, check_out, working_dtype
 from splince_fast.exceptions import FileFormatError, InputError
 
 if TYPE_CHECKING:
@@ -167,7 +166,7 @@ class Projection:
         return self._report
 
     def matrix(self) -> Float:
-        """(d, d) float64: P, so that r(x) = P x + offset for a column x; rows are X @ P.T + offset."""
+        """(d, d) float64: P, with r(x) = P x + offset; on rows, X @ P.T + offset."""
         matrix = np.eye(self.n_features) - self.left @ self._right
         return np.asarray(matrix)
 
@@ -208,7 +207,7 @@ class Projection:
         if out is None:
             out = np.empty(rows.shape, result_dtype)
         else:
-            _check_out(out, rows, result_dtype)
+            check_out(out, rows, result_dtype)
         self._apply(rows, out, progress)
         return out
 
@@ -304,7 +303,7 @@ class Projection:
         )
 
     def astype(self, dtype: DTypeLike) -> Projection:
-        """The map with factors rounded to `dtype` (float32 or float64), as a device would hold them.
+        """The map with factors rounded to `dtype` (float32 or float64), as a device holds them.
 
         Raises
         ------
@@ -353,7 +352,7 @@ class Projection:
         try:
             d, r = tensors["left"].shape
             real = np.float64
-            check_tensors(
+            _files.check_tensors(
                 tensors, {"left": (real, (d, r)), "right": (real, (d, r)), "mean": (real, (d,)),
                           "offset": (real, (d,)), "bias": (real, (r,))}
             )  # fmt: skip
@@ -385,18 +384,3 @@ class Projection:
         self.__dict__.update(state)
         for array in (self._left, self._right, self._mean, self._bias):
             array.flags.writeable = False
-
-
-def _check_out(out: Any, rows: NDArray[Any], dtype: np.dtype[Any]) -> None:
-    """Raise InputError unless the result for `rows` can be written to `out`."""
-    if not isinstance(out, np.ndarray) or out.shape != rows.shape or out.dtype != dtype:
-        found = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out)
-        raise InputError(f"out is {found}; it must be an array of {dtype} of shape {rows.shape}")
-    if not out.flags.writeable:
-        raise InputError("out is read-only; open a memmap with mode 'r+', or pass a writable array")
-    same = (
-        out.__array_interface__["data"] == rows.__array_interface__["data"]
-        and out.strides == rows.strides
-    )
-    if not same and np.may_share_memory(out, rows):
-        raise InputError("out overlaps X without being the same array; pass X itself or new memory")

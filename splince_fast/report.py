@@ -6,7 +6,7 @@ import dataclasses
 import html
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,16 @@ from numpy.typing import NDArray
 from splince_fast.exceptions import FileFormatError
 
 Float = NDArray[np.float64]
+
+_EPS = float(np.finfo(np.float64).eps)
+
+
+class SpanLike(Protocol):
+    """Names, numbers of rows, and the stacked (k, d) cross-covariances of several variables."""
+
+    names: list[str]
+    rows: Float
+    counts: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +168,9 @@ class Report:
             facts.append(
                 (
                     "frozen head",
-                    f"rho = {self.rho:.4g}: excess risk of an unregularised head {self.frozen_head_penalty:.4g} x "
-                    f"LEACE's; better than LEACE for a head shrunk below {self.head_shrinkage_threshold:.3g}",
+                    f"rho = {self.rho:.4g}: excess risk of an unregularised head "
+                    f"{self.frozen_head_penalty:.4g} x LEACE's; better than LEACE for a head "
+                    f"shrunk below {self.head_shrinkage_threshold:.3g}",
                 )
             )
         if self.dropped:
@@ -196,7 +207,86 @@ class Report:
         return f"<table><caption>{html.escape(self.method)}</caption>{rows}</table>"
 
 
-def variable_report(
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the report says beyond the figures of the solve."""
+
+    method: str
+    n_rows: int
+    weight: float
+    variance: float
+    shrinkage: float
+    whitened: bool
+    warnings: tuple[str, ...]
+
+
+def build_report(
+    facts: Facts,
+    raw: dict[str, Any],
+    span_z: SpanLike,
+    span_y: SpanLike,
+    left: Float,
+    right: Float,
+    distortion: float,
+    unkept: float | None,
+) -> Report:
+    """The report, made when it is first asked for."""
+    d = left.shape[1]
+    sines = raw["sines"]
+    smallest = float(np.min(sines)) if len(sines) else 1.0
+    amplification = 1.0 / smallest
+    kept = bool(span_y.names) and facts.whitened
+    rho = max(0.0, 1.0 - smallest**2) if kept else None
+    removed, coefficients = raw["left"], raw["right"]
+    norm_squared = 1.0
+    if len(removed):
+        gram = (removed @ removed.T) @ (coefficients @ coefficients.T)
+        norm_squared = max(1.0, float(np.max(np.abs(np.linalg.eigvals(gram)))))
+    spread = 1.0
+    for sigma, rank in ((raw["sigma_z"], raw["rank_z"]), (raw["sigma_y"], raw["rank_y"])):
+        if rank:
+            spread = max(spread, float(sigma[0] / sigma[rank - 1]))
+    bound = 8 * d * _EPS * spread * norm_squared
+    variables = []
+    for role, span, white in (
+        ("erased", span_z, raw["whitened_z"]),
+        ("kept", span_y, raw["whitened_y"]),
+    ):
+        start = 0
+        for name, count in zip(span.names, span.counts, strict=True):
+            part = slice(start, start + count)
+            variables.append(
+                _variable_report(name, role, span.rows[part], white[part], left, right,
+                                raw["noise"], bound)
+            )  # fmt: skip
+            start += count
+    constants = int(raw["constants"])
+    null = 0 if raw["null_basis"] is None else raw["null_basis"].shape[1]
+    share = 1.0 / facts.variance if facts.variance else 0.0
+    return Report(
+        method=facts.method,
+        n_rows=facts.n_rows,
+        weight=facts.weight,
+        n_features=d,
+        rank_covariance=d - constants - null if facts.whitened else None,
+        rank=len(left),
+        variables=tuple(variables),
+        dropped=int(raw["dropped"]),
+        cosines=tuple(map(float, raw["cosines"])),
+        amplification=amplification,
+        rho=rho,
+        frozen_head_penalty=None if rho is None else amplification**2,
+        head_shrinkage_threshold=None if rho is None else 2 * (1 - rho) / (2 - rho),
+        distortion=distortion * share,
+        distortion_leace=None if unkept is None else unkept * share,
+        solver=raw["solver"],
+        tolerance=float(raw["noise"]),
+        shrinkage=facts.shrinkage,
+        warnings=facts.warnings,
+    )
+
+
+def _variable_report(
     name: str,
     role: str,
     span: Float,

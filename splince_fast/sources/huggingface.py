@@ -45,7 +45,8 @@ def from_dataset(
     Returns
     -------
     Source
-        A streamed dataset can only be read in order: resuming reads and discards what precedes.
+        A streamed dataset can only be read in order: resuming reads and discards what precedes,
+        and needs the same order, so shuffle it with a seed or not at all.
 
     Raises
     ------

@@ -1,0 +1,261 @@
+"""The accumulator behind Moments: the state of x, of every variable, and the rows that wait.
+
+It takes valid input only; :class:`splince_fast.Moments` is its public door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast import _interrupts
+from splince_fast._stage import LabelledRows, Stage
+from splince_fast._state import State, buffer_rows, reduce_block
+from splince_fast._validation import working_dtype
+from splince_fast._variables import ClassSums, ColumnSums, Variable, merged_variables
+from splince_fast.exceptions import IncompatibleMomentsError
+from splince_fast.labels import ClassCodes, Encoded, VariableName, class_key
+
+Float = NDArray[np.float64]
+
+_BLOCK_BYTES = 1 << 26
+
+
+class Accumulator:
+    """What was seen so far.
+
+    Attributes
+    ----------
+    width : int or None
+        Features d; None before the first rows, as is `state`.
+    state : State or None
+    variables : dict of VariableName to ClassSums or ColumnSums
+    stage : Stage or None
+        Rows that wait for a block to fill up.
+    """
+
+    def __init__(self, block_rows: int | None) -> None:
+        self.block_rows = block_rows
+        self.width: int | None = None
+        self.state: State | None = None
+        self.variables: dict[VariableName, Variable] = {}
+        self.stage: Stage | None = None
+        self._centred: NDArray[Any] | None = None  # work: a centred block
+        self._product: NDArray[np.float32] | None = None  # work: its product, if float32
+
+    @property
+    def n_rows(self) -> int:
+        """Rows seen, waiting ones included."""
+        staged = 0 if self.stage is None else self.stage.filled
+        return staged + (0 if self.state is None else self.state.n_rows)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: the state and the work buffers."""
+        total = 0
+        if self.state is not None:
+            total += self.state.scatter.nbytes + 2 * self.state.reference.nbytes
+        for variable in self.variables.values():
+            total += sum(tensor.nbytes for tensor in variable.tensors().values())
+        for buffer in (self.stage, self._centred, self._product):
+            total += 0 if buffer is None else buffer.nbytes
+        return total
+
+    def feed(
+        self, rows: NDArray[Any], weight: Float | None, encoded: Mapping[VariableName, Encoded]
+    ) -> None:
+        """Add valid rows: whole blocks directly where their layout allows, others by the stage."""
+        dtype, width = working_dtype(rows.dtype), rows.shape[1]
+        capacity = self.capacity(width)
+        stage = self.stage
+        if stage is None or stage.dtype != dtype:
+            self.flush()
+            stage = self._reserve(width, dtype)
+        if self.state is None:
+            head = rows[: min(len(rows), 256)].astype(np.float64)
+            self.state = State.empty(head.mean(axis=0))
+        with _interrupts.deferred():
+            self.width = width
+            block = self._labelled(rows, weight, encoded)
+            direct = rows.dtype == dtype and rows.flags.c_contiguous and rows.flags.aligned
+            start, n = 0, len(rows)
+            while start < n:
+                room = stage.room
+                if direct and room == capacity <= n - start:
+                    stop = start + capacity
+                    self._merge_rows(block.slice(start, stop))
+                else:
+                    stop = min(n, start + room)
+                    stage.append(block.slice(start, stop))
+                    if stop - start == room:
+                        self.flush()
+                start = stop
+
+    def _reserve(self, width: int, dtype: np.dtype[Any]) -> Stage:
+        """Work buffers for blocks of this width and dtype."""
+        capacity = self.capacity(width)
+        stage = Stage(capacity, width, dtype)
+        centred = np.empty((buffer_rows(capacity, width, dtype), width), dtype)
+        if dtype == np.float32 and self._product is None:
+            self._product = np.empty((width, width), np.float32, order="F")
+        self.stage, self._centred = stage, centred
+        return stage
+
+    def capacity(self, width: int) -> int:
+        """Rows of a block."""
+        if self.block_rows is not None:
+            return self.block_rows
+        return max(1, min(4096, _BLOCK_BYTES // (8 * width)))
+
+    def _labelled(
+        self, rows: NDArray[Any], weight: Float | None, encoded: Mapping[VariableName, Encoded]
+    ) -> LabelledRows:
+        """Rows with labels in terms of the state: new variables and classes get their place."""
+        block = LabelledRows(rows, weight)
+        width = rows.shape[1]
+        for name, column in encoded.items():
+            known = self.variables.get(name)
+            if isinstance(column, ClassCodes):
+                if not column.classes:
+                    continue
+                if known is None:
+                    known = self.variables[name] = ClassSums.empty(width)
+                if isinstance(known, ClassSums):
+                    known.grow(list(column.classes))
+                    lookup = [known.index[class_key(c)] for c in column.classes]
+                    # -1, a missing label, picks the last entry.
+                    block.codes[name] = np.array([*lookup, -1], np.intp)[column.codes]
+            else:
+                present = column.present
+                if present is not None and not present.any():
+                    continue
+                if known is None:
+                    shown = column.values if present is None else column.values[present]
+                    reference = shown.mean(axis=0)
+                    self.variables[name] = ColumnSums.empty(width, column.columns, reference)
+                values = column.values
+                block.values[name] = (
+                    values if present is None else np.where(present[:, None], values, np.nan)
+                )
+        return block
+
+    def flush(self) -> None:
+        """Merge the staged rows."""
+        if self.stage is not None and self.stage.filled:
+            with _interrupts.deferred():
+                self._merge_rows(self.stage.contents())
+                self.stage.clear()
+
+    def _merge_rows(self, block: LabelledRows) -> None:
+        """Reduce a block of rows and add it to the state and to the variables."""
+        if self.state is None or self._centred is None:
+            raise RuntimeError("rows were merged before the state was made")
+        n = len(block)
+        weight = np.empty(0) if block.weight is None else np.ascontiguousarray(block.weight)
+        # Sums are kept only for the classes that occur: `where` lists them, per variable.
+        codes = np.full((len(block.codes), n), -1, np.intp)
+        where: list[NDArray[np.intp]] = []
+        n_codes = 0
+        for row, (name, column) in zip(codes, block.codes.items(), strict=True):
+            known = self.variables[name]
+            place = np.full(known.n_columns + 1, -1, np.intp)
+            present = np.flatnonzero(np.bincount(column + 1, minlength=known.n_columns + 1)[1:])
+            place[present] = n_codes + np.arange(len(present))
+            row[:] = place[column]
+            where.append(present)
+            n_codes += len(present)
+        values, pieces = self._weighted_values(block, weight)
+        reduced = reduce_block(
+            block.rows, weight, self.state.reference, codes, n_codes, values, self._centred
+        )
+        if reduced.centred.dtype == np.float32:
+            self.state.merge_block(reduced, self._product)
+        else:
+            self.state.merge_block(reduced, None)
+        start = 0
+        for row, name, present in zip(codes, block.codes, where, strict=True):
+            known = self.variables[name]
+            if isinstance(known, ClassSums):
+                known.allocate()
+                stop = start + len(present)
+                shown = row >= 0
+                slots = row[shown] - start
+                counts = np.bincount(slots, minlength=len(present)).astype(np.int64)
+                weights = counts.astype(np.float64)
+                if weight.size:
+                    weights = np.asarray(np.bincount(slots, weight[shown], len(present)), float)
+                known.add(present, counts, weights, reduced.class_sums[start:stop])
+                start = stop
+        start = 0
+        for name, (n_present, total, z_sum, squares) in pieces.items():
+            known = self.variables[name]
+            if isinstance(known, ColumnSums):
+                stop = start + known.n_columns
+                known.add(n_present, total, reduced.products[stop], z_sum,
+                          reduced.products[start:stop], squares)  # fmt: skip
+                start = stop + 1
+
+    def _weighted_values(
+        self, block: LabelledRows, weight: Float
+    ) -> tuple[Float, dict[VariableName, tuple[int, float, Float, Float]]]:
+        """Rows w (z - t) of every continuous variable, each followed by w itself, 0 if missing."""
+        stacked: list[Float] = []
+        pieces = {}
+        w = weight if weight.size else np.ones(len(block))
+        for name, values in block.values.items():
+            known = self.variables[name]
+            if not isinstance(known, ColumnSums):
+                continue
+            missing = np.asarray(np.isnan(values).any(axis=1))
+            shown = np.where(missing, 0.0, w)
+            deviations = np.where(missing[:, None], 0.0, values - known.reference).T
+            weighted = deviations * shown
+            stacked += [weighted, shown[None, :]]
+            pieces[name] = (
+                int(len(block) - np.count_nonzero(missing)),
+                float(shown.sum()),
+                weighted.sum(axis=1),
+                weighted @ deviations.T,
+            )
+        return np.concatenate(stacked) if stacked else np.empty((0, len(block))), pieces
+
+    def merged(self, other: Accumulator, sign: int) -> Accumulator:
+        """self + other, or self - other; neither is changed but for merging the rows that wait."""
+        self.flush()
+        other.flush()
+        if self.width is not None and other.width is not None and self.width != other.width:
+            raise IncompatibleMomentsError(
+                f"moments of {self.width} features and of {other.width} features cannot be "
+                "combined; both must come from rows of the same embedding"
+            )
+        if other.state is None:
+            return self.copy()
+        if self.state is None:
+            if sign < 0 and other.state.n_rows:
+                raise IncompatibleMomentsError(
+                    "cannot remove a part from empty moments: it is not a part of them"
+                )
+            return other.copy()
+        shift = other.state.reference - self.state.reference
+        result = Accumulator(self.block_rows)
+        result.width = self.width
+        result.variables = merged_variables(self.variables, other.variables, shift, sign)
+        result.state = self.state.merged(other.state, sign)
+        return result
+
+    def copy(self) -> Accumulator:
+        """An independent copy, waiting rows included."""
+        other = Accumulator(self.block_rows)
+        other.width = self.width
+        other.state = None if self.state is None else self.state.copy()
+        other.variables = {name: v.copy() for name, v in self.variables.items()}
+        if self.stage is not None and self.stage.filled:
+            other.restage(self.stage.contents())
+        return other
+
+    def restage(self, block: LabelledRows) -> None:
+        """Let rows wait whose labels are already in terms of this state."""
+        self._reserve(block.rows.shape[1], block.rows.dtype).append(block)

@@ -1,0 +1,85 @@
+"""What `erase=` and `keep=` select: cross-covariances of variables, or explicit directions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._validation import as_rows, check_values
+from splince_fast.exceptions import ConstantVariableError, InputError
+from splince_fast.labels import VariableName
+from splince_fast.moments import Moments
+
+Float = NDArray[np.float64]
+Selection: TypeAlias = VariableName | Sequence[VariableName]
+
+
+@dataclass(slots=True)
+class Span:
+    """Cross-covariances of several variables, stacked: rows in units of deviations."""
+
+    names: list[str]
+    rows: Float  # (k, d)
+    counts: list[int]
+
+
+def names_of(selection: object, role: str) -> list[VariableName]:
+    """One variable or a list of them, as a list."""
+    if isinstance(selection, (str, tuple)):
+        return [selection]
+    if (
+        isinstance(selection, list)
+        and selection
+        and all(isinstance(name, (str, tuple)) for name in selection)
+    ):
+        return selection
+    raise InputError(
+        f"{role} is {selection!r}; it must be the name of a variable, a tuple of names for joint "
+        "cells, or a non-empty list of these"
+    )
+
+
+def span_of(moments: Moments, selection: object, role: str, width: int) -> Span:
+    """The cross-covariances that `selection` names, or the directions that it holds."""
+    is_names = isinstance(selection, (str, tuple)) or (
+        isinstance(selection, list) and any(isinstance(v, (str, tuple)) for v in selection)
+    )
+    if role == "keep" and not is_names and not (isinstance(selection, list) and not selection):
+        return _directions(selection, width)
+    names, blocks, counts = names_of(selection, role), [], []
+    for name in names:
+        columns = moments.variable(name).span()
+        if not len(columns):
+            raise ConstantVariableError(
+                f"the variable {name!r}, to be {'erased' if role == 'erase' else 'kept'}, takes a "
+                "single value (or carries no label), so x has no covariance with it; check the "
+                "labels, or leave the variable out"
+            )
+        blocks.append(columns)
+        counts.append(len(columns))
+    rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+    return Span([str(name) for name in names], rows, counts)
+
+
+def _directions(selection: Any, width: int) -> Span:
+    """Explicit directions, one per column of a (d, k) array, each scaled to unit length."""
+    if not hasattr(selection, "ndim"):
+        selection = np.asarray(selection, dtype=np.float64)
+    if selection.ndim == 1:
+        selection = selection[:, None]
+    array = as_rows(selection, name="keep")
+    if len(array) != width:
+        raise InputError(
+            f"keep has shape {array.shape}; directions are the columns of an array of shape "
+            f"({width}, k)"
+        )
+    check_values(array, "keep")
+    rows = np.ascontiguousarray(array.T, dtype=np.float64)
+    sizes = np.linalg.norm(rows, axis=1)
+    if (sizes == 0).any():
+        raise ConstantVariableError("keep holds a direction of zeros; leave it out")
+    return Span(["directions"], rows / sizes[:, None], [len(rows)])

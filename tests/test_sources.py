@@ -1,0 +1,1287 @@
+"""Sources: equal rows from every container, resuming, reading ahead, errors that name a place."""
+
+from __future__ import annotations
+
+import gc
+import io
+import mmap
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from splince_fast.exceptions import InputError, MissingExtraError
+from splince_fast.sources import (
+    Block,
+    Progress,
+    Source,
+    as_source,
+    from_arrays,
+    from_dataset,
+    from_npy,
+    from_parquet,
+    from_torch,
+    prefetched,
+    progress,
+)
+from splince_fast.sources.base import PieceSource, choose_block_rows
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+class Data:
+    """Rows that differ everywhere, with labels and weights that follow the row number."""
+
+    def __init__(self, n: int, d: int, dtype: Any = np.float32) -> None:
+        self.X = (np.arange(n * d, dtype=np.float64).reshape(n, d) / 8).astype(dtype)
+        self.z = np.arange(n) % 3
+        self.name = np.array([f"group {i % 4}" for i in range(n)], dtype="U8")
+        self.weight = 1.0 + np.arange(n) / 16
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        return {"z": self.z, "name": self.name}
+
+
+def bounds(n: int, pieces: int) -> list[tuple[int, int]]:
+    """Cut n rows into pieces of unequal length, some of them empty."""
+    cuts = [0, *(n * i * i // (pieces * pieces) for i in range(1, pieces)), n]
+    return list(pairwise(cuts))
+
+
+def column(values: Any) -> np.ndarray:
+    """Read a column of any container."""
+    return np.asarray(values.to_numpy() if hasattr(values, "to_numpy") else values)
+
+
+def assert_same_block(found: Block, expected: Block) -> None:
+    assert isinstance(found.X, np.ndarray)
+    assert found.X.dtype == expected.X.dtype
+    np.testing.assert_array_equal(found.X, expected.X)
+    assert set(found.labels or ()) == set(expected.labels or ())
+    for name in expected.labels or ():
+        np.testing.assert_array_equal(column(found.labels[name]), column(expected.labels[name]))
+    if expected.sample_weight is None:
+        assert found.sample_weight is None
+    else:
+        np.testing.assert_array_equal(column(found.sample_weight), column(expected.sample_weight))
+
+
+def naive_blocks(data: Data, pieces: list[tuple[int, int]], block_rows: int) -> list[Block]:
+    """Cut every piece by a plain loop."""
+    blocks = []
+    for first, last in pieces:
+        row = first
+        while row < last:
+            stop = min(row + block_rows, last)
+            labels = {name: values[row:stop] for name, values in data.labels.items()}
+            blocks.append(Block(data.X[row:stop], labels, data.weight[row:stop]))
+            row = stop
+    return blocks
+
+
+# --- the kinds of sources: (data, pieces, block_rows, folder) -> source --------------------------
+
+Make = Callable[[Data, list[tuple[int, int]], int, Path], Source]
+
+
+def arrays(layout: str) -> Make:
+    def make(data: Data, _: list[tuple[int, int]], block_rows: int, folder: Path) -> Source:
+        X: Any = data.X
+        if layout == "fortran":
+            X = np.asfortranarray(X)
+        elif layout == "strided":
+            X = np.repeat(np.repeat(X, 2, axis=0), 3, axis=1)[::2, ::3]
+        elif layout == "reversed":
+            X = np.ascontiguousarray(X[::-1])[::-1]
+        return from_arrays(X, data.labels, sample_weight=data.weight, block_rows=block_rows)
+
+    return make
+
+
+def npy_files(labels_in_files: bool, order: Any) -> Make:
+    def make(data: Data, pieces: list[tuple[int, int]], block_rows: int, folder: Path) -> Source:
+        paths: list[Path] = []
+        label_paths: list[str] = []
+        for i, (first, last) in enumerate(pieces):
+            paths.append(folder / f"x{i}.npy")
+            label_paths.append(str(folder / f"z{i}.npy"))
+            np.save(paths[-1], np.array(data.X[first:last], order=order))
+            np.save(label_paths[-1], data.z[first:last])
+        labels = dict(data.labels)
+        if labels_in_files:
+            labels["z"] = label_paths
+        return from_npy(paths, labels, sample_weight=data.weight, block_rows=block_rows)
+
+    return make
+
+
+def arrow_table(data: Data, kind: str) -> Any:
+    """Make a table with the embedding as one of the three list types."""
+    pa = pytest.importorskip("pyarrow")
+    n, d = data.X.shape
+    values = pa.array(np.ascontiguousarray(data.X).ravel())
+    if kind == "fixed":
+        vectors = pa.FixedSizeListArray.from_arrays(values, d)
+    else:
+        cls, index = (pa.ListArray, np.int32) if kind == "list" else (pa.LargeListArray, np.int64)
+        vectors = cls.from_arrays(pa.array(np.arange(n + 1, dtype=index) * d), values)
+    names = pa.array(data.name.tolist(), pa.string())
+    return pa.table({"e": vectors, "z": data.z, "unread": data.z, "name": names, "w": data.weight})
+
+
+COLUMNS: dict[str, Any] = {"embedding": "e", "labels": ["z", "name"], "sample_weight": "w"}
+
+
+def parquet_files(kind: str) -> Make:
+    def make(data: Data, pieces: list[tuple[int, int]], block_rows: int, folder: Path) -> Source:
+        pq = pytest.importorskip("pyarrow.parquet")
+        table = arrow_table(data, kind)
+        with_groups, rest = pieces[:2], pieces[2:]  # row groups of one file, then a file each
+        with pq.ParquetWriter(folder / "a.parquet", table.schema) as writer:
+            for first, last in with_groups:
+                writer.write_table(
+                    table.slice(first, last - first), row_group_size=max(1, last - first)
+                )
+        for i, (first, last) in enumerate(rest):
+            pq.write_table(table.slice(first, last - first), folder / f"b{i}.parquet")
+        return from_parquet(folder, **COLUMNS, block_rows=block_rows)
+
+    return make
+
+
+def sliced_table(kind: str) -> Make:
+    """Give a table that lies within a longer one, in one chunk."""
+
+    def make(data: Data, _: list[tuple[int, int]], block_rows: int, folder: Path) -> Source:
+        n, d = data.X.shape
+        longer = Data(n + 5, d, data.X.dtype)
+        longer.X[3:-2] = data.X
+        longer.z[3:-2], longer.name[3:-2], longer.weight[3:-2] = data.z, data.name, data.weight
+        table = arrow_table(longer, kind).slice(3, n)
+        return from_parquet(table, **COLUMNS, block_rows=block_rows)
+
+    return make
+
+
+def chunked_table(data: Data, pieces: list[tuple[int, int]], block_rows: int, _: Path) -> Source:
+    pa = pytest.importorskip("pyarrow")
+    table = arrow_table(data, "fixed")
+    chunks = pa.concat_tables([table.slice(first, last - first) for first, last in pieces])
+    return from_parquet(chunks, **COLUMNS, block_rows=block_rows)
+
+
+def batch_reader(data: Data, pieces: list[tuple[int, int]], block_rows: int, _: Path) -> Source:
+    pa = pytest.importorskip("pyarrow")
+    table = arrow_table(data, "list")
+    batches = [b for first, last in pieces for b in table.slice(first, last - first).to_batches()]
+    reader = pa.RecordBatchReader.from_batches(table.schema, batches)
+    return from_parquet(reader, **COLUMNS, block_rows=block_rows)
+
+
+def torch_tensor(data: Data, _: list[tuple[int, int]], block_rows: int, __: Path) -> Source:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    labels = {"z": torch.from_numpy(data.z), "name": data.name}
+    X, weight = torch.from_numpy(data.X), torch.from_numpy(data.weight)
+    return from_torch(X, labels, sample_weight=weight, block_rows=block_rows)
+
+
+def torch_loader(data: Data, _: list[tuple[int, int]], block_rows: int, __: Path) -> Source:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    samples = [
+        {"e": x, "z": z, "name": name, "w": w}
+        for x, z, name, w in zip(data.X, data.z, data.name.tolist(), data.weight, strict=True)
+    ]
+    return from_torch(torch.utils.data.DataLoader(samples, batch_size=block_rows), **COLUMNS)
+
+
+def hugging_face(streamed: bool) -> Make:
+    def make(data: Data, _: list[tuple[int, int]], block_rows: int, folder: Path) -> Source:
+        datasets = pytest.importorskip("datasets", reason="Hugging Face datasets is not installed")
+        ds = datasets.Dataset(arrow_table(data, "fixed"))
+        if streamed:
+            ds = ds.to_iterable_dataset(num_shards=min(2, len(ds)) or 1)
+        return from_dataset(ds, **COLUMNS, block_rows=block_rows)
+
+    return make
+
+
+def any_iterable(data: Data, _: list[tuple[int, int]], block_rows: int, __: Path) -> Source:
+    return as_source(list(naive_blocks(data, [(0, len(data.X))], block_rows)))
+
+
+# kind -> (how to make it, whether blocks keep to pieces, whether it can be read once only)
+KINDS: dict[str, tuple[Make, bool, bool]] = {
+    "array": (arrays("c"), False, False),
+    "fortran array": (arrays("fortran"), False, False),
+    "strided array": (arrays("strided"), False, False),
+    "reversed array": (arrays("reversed"), False, False),
+    "npy": (npy_files(False, "C"), True, False),
+    "npy, fortran, labels in files": (npy_files(True, "F"), True, False),
+    "parquet fixed": (parquet_files("fixed"), True, False),
+    "parquet list": (parquet_files("list"), True, False),
+    "parquet large_list": (parquet_files("large"), True, False),
+    "sliced table fixed": (sliced_table("fixed"), False, False),
+    "sliced table list": (sliced_table("list"), False, False),
+    "sliced table large_list": (sliced_table("large"), False, False),
+    "chunked table": (chunked_table, False, False),
+    "record batch reader": (batch_reader, False, True),
+    "torch tensor": (torch_tensor, False, False),
+    "torch DataLoader": (torch_loader, False, False),
+    "dataset": (hugging_face(False), False, False),
+    "streamed dataset": (hugging_face(True), False, False),
+    "iterable": (any_iterable, False, False),
+}
+
+
+@pytest.mark.parametrize("n", [1, 23])
+@pytest.mark.parametrize("block_rows", [1, 4, 100])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_source_gives_the_same_rows_and_resumes(
+    kind: str, block_rows: int, n: int, tmp_path: Path
+) -> None:
+    make, by_piece, once = KINDS[kind]
+    data, pieces = Data(n, 3), bounds(n, 4)
+    expected = naive_blocks(data, pieces if by_piece else [(0, n)], block_rows)
+    source = make(data, pieces, block_rows, tmp_path)
+    assert source.n_rows in (n, None)
+    assert source.n_features in (3, None)
+    assert source.nbytes in (data.X.nbytes, None)
+    for first in (0, 1, len(expected) // 2, len(expected)):
+        if once:
+            source = make(data, pieces, block_rows, tmp_path)
+        found = list(source.iter_from(min(first, len(expected))))
+        assert len(found) == len(expected) - min(first, len(expected))
+        for block, twin in zip(found, expected[first:], strict=True):
+            assert_same_block(block, twin)
+    if once:
+        source = make(data, pieces, block_rows, tmp_path)
+    with pytest.raises(InputError, match=f"only {len(expected)} blocks"):
+        list(source.iter_from(len(expected) + 1))
+
+
+# datasets refuses to make a stream of a table without rows
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "streamed dataset"])
+def test_no_rows_are_no_blocks(kind: str, tmp_path: Path) -> None:
+    source = KINDS[kind][0](Data(0, 3), [(0, 0), (0, 0)], 4, tmp_path)
+    assert list(source) == []
+
+
+@given(
+    piece_rows=st.lists(st.integers(0, 9), max_size=6),
+    block_rows=st.integers(1, 10),
+    first=st.integers(0, 60),
+)
+def test_resuming_finds_its_piece(piece_rows: list[int], block_rows: int, first: int) -> None:
+    started: list[tuple[int, int]] = []
+
+    def read(piece: int, row: int) -> Iterator[Block]:
+        started.append((piece, row))
+        for number in range(piece, len(piece_rows)):
+            for start in range(row, piece_rows[number], block_rows):
+                yield Block((number, start))
+            row = 0
+
+    source = PieceSource("pieces", read, piece_rows, block_rows, n_features=1, nbytes=None)
+    blocks = [block.X for block in source]
+    started.clear()
+    if first > len(blocks):
+        with pytest.raises(InputError, match="cannot resume"):
+            list(source.iter_from(first))
+    else:
+        assert [block.X for block in source.iter_from(first)] == blocks[first:]
+        assert started == blocks[first : first + 1]  # nothing that precedes is read
+
+
+# --- blocks --------------------------------------------------------------------------------------
+
+
+@given(
+    n_features=st.integers(1, 1 << 26),
+    itemsize=st.sampled_from([1, 2, 4, 8]),
+)
+def test_default_block_is_4096_rows_within_64_mib(n_features: int, itemsize: int) -> None:
+    rows = choose_block_rows(None, n_features, itemsize)
+    row_bytes = n_features * itemsize
+    assert 1 <= rows <= 4096
+    assert rows == 1 or rows * row_bytes <= 64 << 20
+    assert rows == 4096 or (rows + 1) * row_bytes > 64 << 20
+
+
+@pytest.mark.parametrize("block_rows", [0, -1, 1.5, True, "8"])
+def test_block_rows_is_a_positive_integer(block_rows: Any) -> None:
+    with pytest.raises(InputError, match="block_rows is"):
+        from_arrays(np.ones((3, 2)), block_rows=block_rows)
+
+
+def test_block_rows_may_be_a_numpy_integer() -> None:
+    assert len(list(from_arrays(np.ones((3, 2)), block_rows=np.int64(2)))) == 2  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_blocks_of_arrays_are_views(order: Any) -> None:
+    X = np.ones((10, 3), order=order)
+    labels, weight = {"z": np.zeros(10)}, np.ones(10)
+    for block in from_arrays(X, labels, sample_weight=weight, block_rows=4):
+        assert np.shares_memory(block.X, X)
+        assert np.shares_memory(block.labels["z"], labels["z"])
+        assert np.shares_memory(block.sample_weight, weight)
+
+
+def test_name_tells_sources_with_other_blocks_apart() -> None:
+    X = np.ones((10, 3))
+    assert from_arrays(X, block_rows=4).name == from_arrays(X, block_rows=4).name
+    assert from_arrays(X, block_rows=4).name != from_arrays(X, block_rows=5).name
+    assert "(10, 3)" in repr(from_arrays(X))
+
+
+# --- arrays --------------------------------------------------------------------------------------
+
+
+def test_labels_of_any_container_are_sliced_by_position() -> None:
+    pd, pl, pa = (pytest.importorskip(name) for name in ("pandas", "polars", "pyarrow"))
+    values = [3, 1, 2, 5, 4]
+    index = [10.0, 11.0, 12.0, 13.0, 14.0]  # pandas would slice a float index by its labels
+    containers = {
+        "list": values,
+        "tuple": tuple(values),
+        "range": range(5),
+        "numpy": np.array(values),
+        "pandas": pd.Series(values, index=index),
+        "polars": pl.Series(values),
+        "arrow": pa.chunked_array([values[:2], values[2:]]),
+    }
+    for block, expected in zip(
+        from_arrays(np.ones((5, 2)), containers, block_rows=3),
+        (slice(0, 3), slice(3, 5)),
+        strict=True,
+    ):
+        for name, container in block.labels.items():
+            assert type(container) is type(containers[name])
+            twin = range(5) if name == "range" else values
+            assert column(container).tolist() == list(twin[expected])
+
+
+def test_labels_may_be_a_frame_or_a_single_column() -> None:
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame({"z": [1, 2, 3], "y": ["a", "b", "c"]}, index=[2, 1, 0])
+    blocks = list(from_arrays(np.ones((3, 2)), frame, block_rows=2))
+    assert [block.labels["y"].tolist() for block in blocks] == [["a", "b"], ["c"]]
+    blocks = list(from_arrays(np.ones((3, 2)), ["a", "b", "c"], block_rows=2))
+    assert [block.labels for block in blocks] == [["a", "b"], ["c"]]
+
+
+def test_rows_may_be_a_frame() -> None:
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 6.0]}, index=[2.5, 1.5, 0.5])
+    source = from_arrays(frame, block_rows=2)
+    assert [block.X["b"].tolist() for block in source] == [[4.0, 5.0], [6.0]]
+    assert (source.n_rows, source.n_features, source.nbytes) == (3, 2, None)
+
+
+@pytest.mark.parametrize(
+    ("X", "labels", "weight", "message"),
+    [
+        (np.ones(4), None, None, r"X has shape \(4,\)"),
+        (np.ones((4, 2, 2)), None, None, r"X has shape \(4, 2, 2\)"),
+        ([[1.0, 2.0]], None, None, "X is a list"),
+        (np.ones((4, 2)), {"z": [1, 2, 3]}, None, r"labels\['z'\] has 3 rows but X has 4"),
+        (np.ones((4, 2)), np.ones(5), None, "labels has 5 rows but X has 4"),
+        (np.ones((4, 2)), None, np.ones(3), "sample_weight has 3 rows but X has 4"),
+        (np.ones((4, 2)), {"z": "abcd"}, None, r"labels\['z'\] is a str"),
+        (np.ones((4, 2)), {"z": {0: 1, 1: 1, 2: 1, 3: 1}}, None, r"labels\['z'\] is a dict"),
+        (np.ones((4, 2)), {"z": {1, 2, 3, 4}}, None, r"labels\['z'\] is a set"),
+        (np.ones((4, 2)), {"z": None}, None, r"labels\['z'\] is a NoneType"),
+        (np.ones((4, 2)), {"z": (i for i in range(4))}, None, r"labels\['z'\] is a generator"),
+        (np.ones((4, 2)), {"z": np.array(1)}, None, r"labels\['z'\] is a ndarray"),
+    ],
+)
+def test_arrays_that_do_not_fit(X: Any, labels: Any, weight: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        from_arrays(X, labels, sample_weight=weight)
+
+
+# --- any iterable --------------------------------------------------------------------------------
+
+
+def test_as_source_returns_a_source_as_it_is() -> None:
+    source = from_arrays(np.ones((2, 2)))
+    assert as_source(source) is source
+
+
+def test_items_of_an_iterable() -> None:
+    X, z, w = np.ones((2, 2)), np.arange(2), np.ones(2)
+    blocks = list(as_source([X, (X,), (X, z), [X, {"z": z}, w], Block(X, None, w)]))
+    assert [block.labels is not None for block in blocks] == [False, False, True, True, False]
+    assert [block.sample_weight is w for block in blocks] == [False, False, False, True, True]
+    assert all(block.X is X for block in blocks)
+
+
+def test_a_generator_is_read_once_and_not_silently_twice() -> None:
+    source = as_source((np.full((1, 1), i), None) for i in range(3))
+    assert [block.X.item() for block in source.iter_from(1)] == [1, 2]
+    with pytest.raises(InputError, match="read only once"):
+        list(source)
+    listed = as_source([np.ones((1, 1))])
+    assert len(list(listed)) == len(list(listed)) == 1
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        (np.ones((3, 2)), "from_arrays"),
+        ("rows.npy", "from_npy"),
+        (Path("rows.npy"), "from_npy"),
+        ({"X": np.ones((3, 2))}, "iterable of"),
+        (7, "iterable of"),
+    ],
+)
+def test_what_is_no_iterable_of_blocks(blocks: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        as_source(blocks)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [np.ones(3), {"X": np.ones((3, 2))}, (np.ones(3), np.ones(3)), (1, 2, 3, 4), (), 5],
+)
+def test_an_item_that_is_no_block_is_named(item: Any) -> None:
+    with pytest.raises(InputError, match="block 1 is"):
+        list(as_source([np.ones((3, 2)), item]))
+
+
+# --- .npy ----------------------------------------------------------------------------------------
+
+
+def test_npy_blocks_are_views_of_the_map(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((10, 3)))
+    for block in from_npy(tmp_path / "x.npy", block_rows=4):
+        owner = block.X
+        while isinstance(owner, np.ndarray):
+            owner = owner.base
+        assert isinstance(owner, mmap.mmap)
+        assert type(block.X) is np.ndarray
+
+
+def test_npy_files_of_several_dtypes_count_their_bytes(tmp_path: Path) -> None:
+    for name, dtype in (("a", np.float16), ("b", np.float64)):
+        np.save(tmp_path / f"{name}.npy", np.ones((5, 2), dtype))
+    source = from_npy([tmp_path / "a.npy", tmp_path / "b.npy"])
+    assert source.nbytes == 5 * 2 * 2 + 5 * 2 * 8
+    assert [block.X.dtype for block in source] == [np.float16, np.float64]
+
+
+def write_npy(folder: Path, name: str, array: Any) -> Path:
+    np.save(folder / name, array, allow_pickle=True)
+    return folder / name
+
+
+def truncated(folder: Path) -> Path:
+    path = write_npy(folder, "truncated.npy", np.ones((100, 3)))
+    path.write_bytes(path.read_bytes()[:-8])
+    return path
+
+
+def empty_file(folder: Path) -> Path:
+    (folder / "empty.npy").write_bytes(b"")
+    return folder / "empty.npy"
+
+
+def archive(folder: Path) -> Path:
+    np.savez(folder / "several.npz", a=np.ones((3, 2)))
+    return folder / "several.npz"
+
+
+BAD_NPY: dict[str, Callable[[Path], Path]] = {
+    "missing": lambda folder: folder / "missing.npy",
+    "truncated": truncated,
+    "empty": empty_file,
+    "objects": lambda folder: write_npy(folder, "o.npy", np.array([[1, "a"]], dtype=object)),
+    "archive": archive,
+    "one-dimensional": lambda folder: write_npy(folder, "v.npy", np.ones(6)),
+    "scalar": lambda folder: write_npy(folder, "s.npy", np.array(1.0)),
+    "no columns": lambda folder: write_npy(folder, "w.npy", np.ones((6, 0))),
+    "text": lambda folder: write_npy(folder, "t.npy", np.array([["a", "b"]])),
+    "complex": lambda folder: write_npy(folder, "c.npy", np.ones((2, 2), complex)),
+    "another width": lambda folder: write_npy(folder, "w4.npy", np.ones((6, 4))),
+    "directory": lambda folder: folder,
+}
+
+
+@pytest.mark.parametrize("case", BAD_NPY)
+def test_bad_npy_file_is_named(case: str, tmp_path: Path) -> None:
+    good = write_npy(tmp_path, "good.npy", np.ones((6, 3)))
+    bad = BAD_NPY[case](tmp_path)
+    with pytest.raises(InputError, match=str(bad)):
+        from_npy([good, bad])
+    assert from_npy([good]).n_rows == 6
+
+
+@pytest.mark.parametrize("paths", [[], 3, [3], np.ones(3)])
+def test_paths_that_are_none(paths: Any) -> None:
+    with pytest.raises(InputError, match="paths"):
+        from_npy(paths)
+
+
+def test_labels_of_npy_that_do_not_fit(tmp_path: Path) -> None:
+    paths = [write_npy(tmp_path, f"{i}.npy", np.ones((3 + i, 2))) for i in range(2)]
+    short = write_npy(tmp_path, "short.npy", np.ones(3))
+    with pytest.raises(InputError, match=r"labels\['z'\] has 6 rows but 2 files .* has 7"):
+        from_npy(paths, {"z": np.ones(6)})
+    with pytest.raises(InputError, match="names 1 files but X has 2"):
+        from_npy(paths, {"z": short})
+    with pytest.raises(InputError, match=rf"sample_weight: '{short}' has shape .* has 4 rows"):
+        from_npy(paths, sample_weight=[short, short])
+
+
+def test_names_of_classes_are_not_taken_for_paths(tmp_path: Path) -> None:
+    path = write_npy(tmp_path, "x.npy", np.ones((2, 2)))
+    (block,) = from_npy(path, {"z": ["a", "b"]})
+    assert block.labels == {"z": ["a", "b"]}
+
+
+SHRINK = """
+import sys
+import numpy as np
+array = np.load(sys.argv[1], mmap_mode="r")
+open(sys.argv[1], "r+b").truncate(4096)
+array.sum()
+"""
+
+
+def test_file_that_shrinks_is_an_error_and_not_a_crash(tmp_path: Path) -> None:
+    path = write_npy(tmp_path, "x.npy", np.ones((4096, 16)))
+    blocks = iter(from_npy(path, block_rows=512))
+    next(blocks)
+    with path.open("r+b") as file:
+        file.truncate(4096)
+    with pytest.raises(InputError, match=f"{path}' became shorter"):
+        next(blocks)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows refuses to truncate a mapped file")
+def test_reading_a_shrunk_file_without_that_check_kills_the_process(tmp_path: Path) -> None:
+    path = write_npy(tmp_path, "x.npy", np.ones((4096, 16)))
+    done = subprocess.run([sys.executable, "-c", SHRINK, str(path)], check=False)
+    assert done.returncode == -signal.SIGBUS
+
+
+def test_file_that_was_replaced_is_refused(tmp_path: Path) -> None:
+    path = write_npy(tmp_path, "x.npy", np.ones((8, 2)))
+    source = from_npy(path)
+    write_npy(tmp_path, "x.npy", np.ones((9, 2)))
+    with pytest.raises(InputError, match=r"held float64 of shape \(8, 2\)"):
+        list(source)
+
+
+# --- Parquet and Arrow ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pa() -> Any:
+    return pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+
+
+@pytest.fixture
+def pq(pa: Any) -> Any:
+    return pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+
+
+@pytest.mark.parametrize("kind", ["fixed", "list", "large"])
+def test_vectors_are_not_copied(pa: Any, kind: str) -> None:
+    table = arrow_table(Data(20, 3), kind).slice(5, 12)
+    values = table.column("e").chunk(0).values  # of the whole column, whatever the slice
+    start = values.buffers()[1].address
+    for number, block in enumerate(from_parquet(table, embedding="e", block_rows=4)):
+        assert block.X.ctypes.data == start + (5 + 4 * number) * 3 * 4
+
+
+def test_offset_of_a_slice_matters(pa: Any) -> None:
+    data = Data(20, 3)
+    table = arrow_table(data, "fixed").slice(5, 12)
+    (block,) = from_parquet(table, embedding="e")
+    np.testing.assert_array_equal(block.X, data.X[5:17])
+    naive = table.column("e").chunk(0).values.to_numpy()[: 12 * 3].reshape(12, 3)
+    assert not np.array_equal(naive, block.X)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int8])
+def test_vectors_keep_their_type(pq: Any, dtype: Any, tmp_path: Path) -> None:
+    data = Data(4, 3, dtype)
+    pq.write_table(arrow_table(data, "fixed"), tmp_path / "x.parquet")
+    source = from_parquet(tmp_path / "x.parquet", embedding="e", labels="z")
+    (block,) = source
+    assert block.X.dtype == dtype
+    assert source.nbytes == data.X.nbytes
+    assert list(block.labels) == ["z"]
+    np.testing.assert_array_equal(block.X, data.X)
+
+
+def test_labels_stay_arrow_columns(pa: Any) -> None:
+    (block,) = from_parquet(arrow_table(Data(4, 3), "fixed"), embedding="e", labels=["name", "z"])
+    assert all(isinstance(values, pa.ChunkedArray) for values in block.labels.values())
+    (block,) = from_parquet(arrow_table(Data(4, 3), "fixed"), embedding="e")
+    assert block.labels is None
+
+
+def test_labels_from_dictionaries(pq: Any, pa: Any, tmp_path: Path) -> None:
+    n = 3000
+    names = [f"name {i % 700} {'x' * (i % 50)}" for i in range(n)]
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(2.0 * n)), 2)
+    table = pa.table({"e": vectors, "name": pa.array(names).dictionary_encode()})
+    # so small a dictionary page overflows, and the column is decoded in pieces of odd lengths
+    pq.write_table(table, tmp_path / "x.parquet", dictionary_pagesize_limit=512)
+    blocks = list(
+        from_parquet(tmp_path / "x.parquet", embedding="e", labels="name", block_rows=999)
+    )
+    assert [len(block.X) for block in blocks] == [999, 999, 999, 3]
+    assert [name for block in blocks for name in block.labels["name"].to_pylist()] == names
+
+
+def test_fixed_shape_tensors_are_vectors(pa: Any) -> None:
+    kind = pa.fixed_shape_tensor(pa.float32(), [3])
+    storage = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(12, dtype=np.float32)), 3)
+    table = pa.table({"e": pa.ExtensionArray.from_storage(kind, storage)}).slice(1)
+    (block,) = from_parquet(table, embedding="e")
+    np.testing.assert_array_equal(block.X, np.arange(3, 12).reshape(3, 3))
+
+
+def test_polars_frame_is_arrow_data() -> None:
+    pl = pytest.importorskip("polars")
+    pytest.importorskip("pyarrow")
+    X = np.arange(12.0).reshape(4, 3)
+    frame = pl.DataFrame({"e": X, "z": ["a", "b", "a", "b"]})
+    blocks = list(from_parquet(frame, embedding="e", labels=["z"], block_rows=3))
+    np.testing.assert_array_equal(np.concatenate([block.X for block in blocks]), X)
+
+
+def bad_vectors(pa: Any, case: str, kind: str) -> Any:
+    """Make 12 vectors of which row 9 is bad."""
+    rows: list[Any] = [[float(i), 1.0, 2.0] for i in range(12)]
+    if case == "null vector":
+        rows[9] = None
+    elif case == "null within":
+        rows[9] = [1.0, None, 2.0]
+    elif case == "ragged":
+        rows[9] = [1.0]
+    types = {
+        "fixed": pa.list_(pa.float32(), 3),
+        "list": pa.list_(pa.float32()),
+        "large": pa.large_list(pa.float32()),
+    }
+    return pa.array(rows, types[kind])
+
+
+BAD_CASES = [
+    (case, kind)
+    for case in ("null vector", "null within", "ragged")
+    for kind in ("fixed", "list", "large")
+    if (case, kind) != ("ragged", "fixed")
+]
+
+
+@pytest.mark.parametrize(("case", "kind"), BAD_CASES)
+def test_bad_vector_is_named_with_its_row_group(
+    pa: Any, pq: Any, case: str, kind: str, tmp_path: Path
+) -> None:
+    message = {"null vector": "no vector", "null within": "null within", "ragged": "ragged"}[case]
+    table = pa.table({"e": bad_vectors(pa, case, kind)})
+    path = tmp_path / "x.parquet"
+    pq.write_table(table, path, row_group_size=6)
+    place = f"row 3 of row group 1 of '{path}'"
+    with pytest.raises(InputError, match=f"'e' .*{message}.* {place}"):
+        list(from_parquet(path, embedding="e", block_rows=2))
+    with pytest.raises(InputError, match=f"{message}.* row 9 of Table"):
+        list(from_parquet(table.slice(0), embedding="e", block_rows=5))
+    reader = pa.RecordBatchReader.from_batches(table.schema, table.to_batches(max_chunksize=5))
+    with pytest.raises(InputError, match=f"{message}.* row 9 of RecordBatchReader"):
+        list(from_parquet(reader, embedding="e", block_rows=4))
+    assert len(list(from_parquet(table.slice(0, 9), embedding="e", block_rows=3))) == 3
+
+
+def test_width_that_changes_between_row_groups_is_named(pa: Any, pq: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    rows = [[1.0, 2.0]] * 4 + [[1.0, 2.0, 3.0]] * 4
+    pq.write_table(pa.table({"e": rows}), path, row_group_size=4)
+    source = from_parquet(path, embedding="e")
+    assert source.n_features is None
+    with pytest.raises(InputError, match=f"3 values in row 0 of row group 1 of '{path}', where 2"):
+        list(source)
+
+
+def test_files_that_do_not_fit_together(pa: Any, pq: Any, tmp_path: Path) -> None:
+    for d in (2, 3):
+        pq.write_table(arrow_table(Data(4, d), "fixed"), tmp_path / f"{d}.parquet")
+    with pytest.raises(InputError, match=r"3 values per row in .*3\.parquet' but 2 in"):
+        from_parquet(tmp_path, embedding="e")
+
+
+def test_a_directory_is_read_in_order_without_hidden_files(pq: Any, tmp_path: Path) -> None:
+    for i, name in enumerate(["b/1.parquet", "a.parquet", "_x/2.parquet", ".3.parquet", "t.txt"]):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        data = Data(1, 1)
+        data.X[:] = i
+        pq.write_table(arrow_table(data, "fixed"), tmp_path / name)
+    assert [block.X.item() for block in from_parquet(tmp_path, embedding="e")] == [1.0, 0.0]
+    (tmp_path / "none").mkdir()
+    with pytest.raises(InputError, match="holds no file"):
+        from_parquet(tmp_path / "none", embedding="e")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"embedding": "x"}, "no column named 'x'; its columns are"),
+        ({"embedding": "e", "labels": ["q"]}, "no column named 'q'"),
+        ({"embedding": "e", "labels": [1]}, "1 is no column name"),
+        ({"embedding": "e", "sample_weight": "q"}, "no column named 'q'"),
+        ({"embedding": "z"}, "has the type int64, which is no embedding"),
+        ({"embedding": "name"}, "has the type string"),
+    ],
+)
+def test_columns_that_are_not_there(
+    pq: Any, columns: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    table = arrow_table(Data(4, 3), "fixed")
+    pq.write_table(table, tmp_path / "x.parquet")
+    for data in (table, tmp_path / "x.parquet", table.to_reader()):
+        with pytest.raises(InputError, match=message):
+            from_parquet(data, **columns)
+
+
+def test_weights_must_not_be_null(pa: Any) -> None:
+    table = pa.table({"e": [[1.0], [2.0]], "w": [1.0, None]})
+    with pytest.raises(InputError, match="'w', the sample weight, is null in row 1"):
+        list(from_parquet(table, embedding="e", sample_weight="w"))
+
+
+def test_damaged_parquet_is_named(pq: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(arrow_table(Data(2000, 3), "fixed"), path, row_group_size=1000)
+    source = from_parquet(path, embedding="e")
+    content = bytearray(path.read_bytes())
+    first_page = pq.ParquetFile(path).metadata.row_group(1).column(0).dictionary_page_offset
+    content[first_page : first_page + 64] = b"\xff" * 64
+    path.write_bytes(content)
+    blocks = iter(source)
+    next(blocks)
+    with pytest.raises(InputError, match=f"row group 1 of '{path}' cannot be read"):
+        next(blocks)
+    path.write_bytes(content[:-100])
+    for bad in (path, tmp_path / "missing.parquet"):
+        with pytest.raises(InputError, match=f"{bad}' cannot be read as Parquet"):
+            from_parquet(bad, embedding="e")
+
+
+def test_parquet_that_was_replaced_is_refused(pq: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(arrow_table(Data(20, 3), "fixed"), path)
+    source = from_parquet(path, embedding="e")
+    pq.write_table(arrow_table(Data(21, 3), "fixed"), path)
+    with pytest.raises(InputError, match="has changed"):
+        list(source)
+
+
+def arrow_peak(pa: Any, source: Source) -> int:
+    """Return the most bytes that Arrow holds while a block is in use."""
+    gc.collect()
+    before = pa.total_allocated_bytes()
+    return int(max(pa.total_allocated_bytes() - before for _ in source))
+
+
+def test_a_row_group_is_not_held_as_a_whole(
+    pa: Any, pq: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    data = Data(1, 1)
+    data.X = rng.standard_normal((32768, 64), dtype=np.float32)  # 8 MiB, in blocks of 64 KiB
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(data.X.ravel()), 64)
+    pq.write_table(pa.table({"e": vectors}), tmp_path / "x.parquet", use_dictionary=False)
+    source = from_parquet(tmp_path / "x.parquet", embedding="e", block_rows=256)
+    assert arrow_peak(pa, source) < 4 << 20  # pages of 1 MiB, and a read buffer of 1 MiB
+    monkeypatch.setattr("splince_fast.sources.parquet._BUFFER_BYTES", 0)
+    assert arrow_peak(pa, source) > 8 << 20
+
+
+# --- Hugging Face --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def datasets() -> Any:
+    return pytest.importorskip("datasets", reason="Hugging Face datasets is not installed")
+
+
+def test_dataset_with_its_own_format_selection_and_shuffle(datasets: Any) -> None:
+    data = Data(30, 3)
+    ds = datasets.Dataset.from_dict({"e": data.X.tolist(), "z": data.z})
+    rows = np.random.default_rng(0).permutation(30)[:20]
+    ds = ds.cast_column("e", datasets.List(datasets.Value("float32"), length=3))
+    source = from_dataset(
+        ds.with_format("torch").select(rows), embedding="e", labels="z", block_rows=7
+    )
+    blocks = list(source)
+    assert source.n_features == 3
+    np.testing.assert_array_equal(np.concatenate([block.X for block in blocks]), data.X[rows])
+    found = np.concatenate([column(block.labels["z"]) for block in blocks])
+    np.testing.assert_array_equal(found, data.z[rows])
+
+
+def test_dataset_from_disk_is_mapped_and_not_copied(datasets: Any, tmp_path: Path) -> None:
+    data = Data(50, 4)
+    datasets.Dataset(arrow_table(data, "fixed")).save_to_disk(tmp_path / "ds")
+    ds = datasets.load_from_disk(tmp_path / "ds")
+    first, second = from_dataset(ds, embedding="e", block_rows=25)
+    np.testing.assert_array_equal(np.concatenate([first.X, second.X]), data.X)
+    assert second.X.ctypes.data - first.X.ctypes.data == first.X.nbytes
+
+
+def test_bad_vector_of_a_dataset_is_named(datasets: Any) -> None:
+    ds = datasets.Dataset.from_dict({"e": [[1.0, 2.0], [3.0, 4.0], [5.0]]})
+    with pytest.raises(InputError, match=r"ragged: 1 values in row 2 of Dataset of 3 rows"):
+        list(from_dataset(ds, embedding="e"))
+    streamed = ds.to_iterable_dataset()
+    with pytest.raises(InputError, match=r"ragged: 1 values in row 2 of IterableDataset"):
+        list(from_dataset(streamed, embedding="e"))
+
+
+def test_what_is_no_dataset(datasets: Any) -> None:
+    ds = datasets.Dataset.from_dict({"e": [[1.0, 2.0]]})
+    with pytest.raises(InputError, match=r"with the splits \['train'\]"):
+        from_dataset(datasets.DatasetDict(train=ds), embedding="e")
+    with pytest.raises(InputError, match="ds is a ndarray"):
+        from_dataset(np.ones((2, 2)), embedding="e")
+    with pytest.raises(InputError, match="the Dataset has no column named 'x'"):
+        from_dataset(ds, embedding="x")
+
+
+# --- torch ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch", reason="torch is not installed")
+
+
+def test_tensor_is_shared_and_bfloat16_widened(torch: Any) -> None:
+    X = torch.arange(12.0).reshape(6, 2)
+    for block in from_torch(X, block_rows=4):
+        assert np.shares_memory(block.X, X.numpy())
+    source = from_torch(X.to(torch.bfloat16).requires_grad_(), block_rows=4)
+    blocks = list(source)
+    assert [block.X.dtype for block in blocks] == [np.float32, np.float32]
+    np.testing.assert_array_equal(np.concatenate([block.X for block in blocks]), X.numpy())
+
+
+def test_loader_of_tuples(torch: Any) -> None:
+    utils = torch.utils.data
+    X, z, w = torch.arange(10.0).reshape(5, 2), torch.arange(5), torch.ones(5)
+    loader = utils.DataLoader(utils.TensorDataset(X, z, w), batch_size=2)
+    source = from_torch(loader, "z", sample_weight="w")
+    blocks = list(source)
+    assert source.n_rows == 5
+    assert [block.labels["z"].tolist() for block in blocks] == [[0, 1], [2, 3], [4]]
+    assert all(block.sample_weight.tolist() == [1.0] * len(block.X) for block in blocks)
+    loader = utils.DataLoader(utils.TensorDataset(X), batch_size=2, drop_last=True)
+    assert from_torch(loader).n_rows == 4
+    assert [len(block.X) for block in from_torch(loader)] == [2, 2]
+    odd = utils.DataLoader(utils.TensorDataset(X), batch_size=2, collate_fn=lambda rows: X)
+    assert from_torch(odd).n_rows is None
+
+
+def test_loader_of_an_iterable_dataset(torch: Any) -> None:
+    class Rows(torch.utils.data.IterableDataset):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[Any]:
+            return iter(torch.ones(5, 2))
+
+    source = from_torch(torch.utils.data.DataLoader(Rows(), batch_size=2))
+    assert source.n_rows is None
+    assert [len(block.X) for block in source] == [2, 2, 1]
+
+
+def test_a_loader_that_shuffles_does_not_resume(torch: Any) -> None:
+    X = torch.ones(5, 2)
+    source = from_torch(torch.utils.data.DataLoader(X, batch_size=2, shuffle=True))
+    assert sum(len(block.X) for block in source) == 5
+    with pytest.raises(InputError, match="shuffle=False"):
+        list(source.iter_from(1))
+    ordered = from_torch(torch.utils.data.DataLoader(X, batch_size=2))
+    assert len(list(ordered.iter_from(1))) == 2
+
+
+@pytest.mark.parametrize(
+    ("batch", "arguments", "message"),
+    [
+        ("tuple", {}, "name what follows X"),
+        ("tuple", {"labels": ["a", "b"]}, r"where \(X, a, b\) is expected"),
+        ("tuple", {"embedding": "e"}, "where a mapping is expected"),
+        ("mapping", {}, "say with embedding="),
+        ("mapping", {"embedding": "q"}, "no key 'q'"),
+        ("mapping", {"embedding": "e", "labels": ["q"]}, "no key 'q'"),
+        ("single", {}, r"X of batch 0 has shape \(2,\)"),
+    ],
+)
+def test_batches_of_another_form(
+    torch: Any, batch: str, arguments: dict[str, Any], message: str
+) -> None:
+    X, z = torch.ones(3, 2), torch.ones(3)
+    batches = {"tuple": (X, z), "mapping": {"e": X, "z": z}, "single": X[0]}
+    with pytest.raises(InputError, match=message):
+        list(from_torch([batches[batch]], **arguments))
+
+
+def test_arguments_of_from_torch_that_do_not_fit(torch: Any) -> None:
+    X, z = torch.ones(3, 2), torch.ones(3)
+    with pytest.raises(InputError, match="data is a tensor"):
+        from_torch(X, embedding="e")
+    with pytest.raises(InputError, match="batch_size"):
+        from_torch([X], block_rows=2)
+    with pytest.raises(InputError, match="are names, not Tensor"):
+        from_torch([(X, z)], z)
+    with pytest.raises(InputError, match="are names, not dict"):
+        from_torch([(X, z)], {"z": z})
+    with pytest.raises(InputError, match="neither a tensor nor batches"):
+        from_torch(np.ones((3, 2)))
+
+
+# --- optional dependencies -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "call", "extra"),
+    [
+        ("pyarrow", lambda: from_parquet("x.parquet", embedding="e"), "parquet"),
+        ("torch", lambda: from_torch([]), "torch"),
+    ],
+)
+def test_missing_extra_is_named(
+    module: str, call: Callable[[], Source], extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=rf'pip install "splince_fast\[{extra}\]"'):
+        call()
+
+
+def test_importing_sources_brings_no_optional_dependency() -> None:
+    heavy = "{'pyarrow', 'torch', 'pandas', 'datasets', 'polars', 'sklearn', 'numba'}"
+    code = f"import sys, splince_fast.sources; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "set()"
+
+
+# --- reading ahead -------------------------------------------------------------------------------
+
+
+class Recorded(Source):
+    """Blocks that are made when read, and remembered as long as they live."""
+
+    def __init__(self, n_blocks: int, fail_at: int | None = None) -> None:
+        super().__init__("recorded")
+        self.n_blocks = n_blocks
+        self.fail_at = fail_at
+        self.started = 0
+        self.alive: set[int] = set()  # numbers of the blocks
+
+    def iter_from(self, first_block: int = 0) -> Iterator[Block]:
+        for number in range(first_block, self.n_blocks):
+            self.started += 1
+            if number == self.fail_at:
+                self.break_down()
+            X = np.full((2, 3), number)
+            self.alive.add(number)
+            weakref.finalize(X, self.alive.discard, number)
+            yield Block(X)
+            del X
+
+    def break_down(self) -> None:
+        raise OSError("the disk is on fire")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for another thread; a deadline turns a hang into a failure."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "the reader did not get there"
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+@pytest.mark.parametrize("first", [0, 3, 20])
+def test_prefetched_keeps_the_order(first: int, depth: int) -> None:
+    threads = threading.active_count()
+    with prefetched(Recorded(20), first, depth) as blocks:
+        assert [int(block.X[0, 0]) for block in blocks] == list(range(first, 20))
+        assert next(blocks, None) is None
+    assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_reads_ahead_by_depth_and_no_further(depth: int) -> None:
+    source = Recorded(12)
+    with prefetched(source, depth=depth) as blocks:
+        for number in range(12):
+            block = next(blocks)
+            wait_until(lambda: source.started == min(12, number + 1 + depth))  # noqa: B023
+            time.sleep(0.002)  # time enough to go too far
+            assert source.started == min(12, number + 1 + depth)
+            assert len(source.alive) <= depth + 1
+            assert int(block.X[0, 0]) == number
+    plain = Recorded(12)
+    next(iter(plain))
+    assert plain.started == 1  # without it, nothing is read ahead
+
+
+def test_exception_of_the_reader_surfaces_with_its_traceback() -> None:
+    threads = threading.active_count()
+    seen = []
+    with (
+        pytest.raises(OSError, match="on fire") as caught,
+        prefetched(Recorded(5, fail_at=3)) as blocks,
+    ):
+        seen += [int(block.X[0, 0]) for block in blocks]
+    frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert "break_down" in frames
+    assert threading.active_count() == threads
+    with prefetched(Recorded(5, fail_at=3)) as blocks:
+        for number in range(3):
+            assert int(next(blocks).X[0, 0]) == number  # what was read before is not lost
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_leaving_early_stops_the_thread_and_frees_the_blocks(error: type[BaseException]) -> None:
+    threads = threading.active_count()
+    source = Recorded(10**6)
+
+    def consume() -> None:
+        with prefetched(source, depth=3) as blocks:
+            next(blocks)
+            wait_until(lambda: source.started == 4)
+            raise error
+
+    with pytest.raises(error):
+        consume()
+    assert threading.active_count() == threads
+    assert source.started <= 5
+    gc.collect()
+    assert len(source.alive) == 0
+
+
+def test_a_reader_that_waits_for_room_stops() -> None:
+    source = Recorded(10)
+    with prefetched(source) as blocks:
+        next(blocks)
+        wait_until(lambda: source.started == 2)
+    assert source.started == 2  # it waited for room, and read nothing more when it was stopped
+
+
+@pytest.mark.parametrize("depth", [0, -1])
+def test_depth_is_positive(depth: int) -> None:
+    with (
+        pytest.raises(InputError, match="depth"),
+        prefetched(Recorded(3), depth=depth),
+    ):
+        pass
+
+
+def test_mapped_rows_are_copied_so_that_the_file_may_go(tmp_path: Path) -> None:
+    path = write_npy(tmp_path, "x.npy", np.asfortranarray(np.arange(3000.0).reshape(1000, 3)))
+    with prefetched(from_npy(path, block_rows=600)) as blocks:
+        first, second = blocks
+        with path.open("r+b") as file:
+            file.truncate(0)
+        assert first.X.flags.f_contiguous
+        np.testing.assert_array_equal(
+            np.concatenate([first.X, second.X]), np.arange(3000.0).reshape(1000, 3)
+        )
+
+
+@pytest.mark.parametrize("layout", ["c", "fortran", "strided", "reversed"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_rows_in_memory_are_not_copied(layout: str, dtype: Any) -> None:
+    data = Data(10, 2000, dtype)
+    data.X[:] = np.nan  # none of the reader's business
+    source = arrays(layout)(data, [], 3, Path())
+    kept = list(source)
+    with prefetched(source) as blocks:
+        for block, twin in zip(blocks, kept, strict=True):
+            assert np.shares_memory(block.X, twin.X)
+
+
+def test_rows_that_are_no_array_pass_through() -> None:
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame({"a": [1.0, 2.0]})
+    with prefetched(as_source([frame])) as blocks:
+        assert next(blocks).X is frame
+
+
+def test_every_file_is_closed_in_the_end(tmp_path: Path) -> None:
+    paths = [write_npy(tmp_path, f"{i}.npy", np.ones((4, 2))) for i in range(5)]
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.exists():
+        pytest.skip("open files can be counted on Linux only")
+    before = len(list(descriptors.iterdir()))
+    source = from_npy(paths, block_rows=2)
+    with prefetched(source) as blocks:
+        next(blocks)
+    assert len(list(source)) == 10
+    assert len(list(descriptors.iterdir())) == before
+
+
+# --- progress ------------------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that tests turn."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress, "monotonic", clock)
+    return clock
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def lines(stream: io.StringIO) -> list[str]:
+    return [line.strip() for line in stream.getvalue().split("\r") if line.strip()]
+
+
+def test_progress_shows_share_rates_and_time_left(clock: Clock) -> None:
+    stream = Terminal()
+    with Progress(4000, 4000 * 1000, "moments", stream=stream) as bar:
+        for _ in range(4):
+            clock.now += 2.0
+            bar.advance(1000, 1000 * 1000)
+    assert lines(stream)[:3] == [
+        "moments: 1,000 / 4,000 rows (25%), 500 rows/s, 500 kB/s, 0:06 left",
+        "moments: 2,000 / 4,000 rows (50%), 500 rows/s, 500 kB/s, 0:04 left",
+        "moments: 3,000 / 4,000 rows (75%), 500 rows/s, 500 kB/s, 0:02 left",
+    ]
+    assert lines(stream)[-1] == "moments: 4,000 / 4,000 rows (100%), 500 rows/s, 500 kB/s, 0:08"
+    assert stream.getvalue().endswith("\n")
+
+
+def test_progress_of_a_resumed_run_counts_its_own_speed_only(clock: Clock) -> None:
+    stream = Terminal()
+    with Progress(4000, stream=stream) as bar:
+        bar.skip(2000)
+        clock.now += 1.0
+        bar.advance(1000, 4)
+    assert lines(stream)[0] == "3,000 / 4,000 rows (75%), 1,000 rows/s, 4 B/s, 0:01 left"
+
+
+def test_progress_without_totals_or_with_bytes_only(clock: Clock) -> None:
+    for total_bytes, text in ((None, "10 rows, 5 rows/s, 2 GB/s"), (16 * 10**9, "10 rows (25%)")):
+        stream = Terminal()
+        with Progress(None, total_bytes, stream=stream) as bar:
+            clock.now += 2.0
+            bar.advance(10, 4 * 10**9)
+        assert lines(stream)[0].startswith(text)
+        assert ("0:06 left" in lines(stream)[0]) == (total_bytes is not None)
+
+
+def test_progress_rewrites_the_whole_line_and_not_too_often(clock: Clock) -> None:
+    stream = Terminal()
+    with Progress(10, stream=stream) as bar:
+        for _ in range(1000):
+            clock.now += 0.001
+            bar.advance(0)
+        clock.now += 1e5
+        bar.advance(1)
+        clock.now += 0.2
+        bar.advance(9)
+    written = stream.getvalue().rstrip("\n").split("\r")[1:]
+    assert 4 <= len(written) <= 8
+    for before, after in pairwise(written):
+        assert len(after) >= len(before.rstrip())
+    assert written[-2].endswith(" left") != written[-1].endswith(" left")
+
+
+def test_progress_fits_into_the_terminal(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    stream = Terminal()
+    with Progress(10**9, stream=stream) as bar:
+        clock.now += 1
+        bar.advance(5)
+    assert max(map(len, lines(stream))) == 19
+
+
+def test_progress_is_silent_where_nobody_looks(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for stream, arguments, shown in (
+        (io.StringIO(), {}, False),
+        (io.StringIO(), {"force": True}, True),
+        (io.StringIO(), {"force": True, "enabled": False}, False),
+        (Terminal(), {"enabled": False}, False),
+        (Terminal(), {}, True),
+    ):
+        with Progress(10, stream=stream, **arguments) as bar:  # type: ignore[arg-type]
+            clock.now += 1
+            bar.advance(5)
+        assert (stream.getvalue() != "") == shown
+    monkeypatch.setattr(sys, "stderr", None)
+    with Progress(10, force=True) as bar:
+        bar.advance(5)
+
+
+def test_progress_ends_its_line_before_an_error(clock: Clock) -> None:
+    stream = Terminal()
+
+    def fail() -> None:
+        with Progress(10, stream=stream) as bar:
+            clock.now += 1
+            bar.advance(5)
+            raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011
+        fail()
+    assert stream.getvalue().endswith("\n")
+
+
+def test_progress_units(clock: Clock) -> None:
+    scaled, clocked = progress._scaled, progress._clock
+    assert [scaled(10.0**k) for k in (0, 2, 3, 5, 6, 9, 12, 15)] == [
+        "1 B", "100 B", "1 kB", "100 kB", "1 MB", "1 GB", "1 TB", "1e+03 TB",
+    ]  # fmt: skip
+    assert scaled(999.7) == "1 kB"
+    assert [clocked(s) for s in (0, 59.6, 61, 3600, 90061)] == [
+        "0:00", "1:00", "1:01", "1:00:00", "25:01:01",
+    ]  # fmt: skip
+
+
+# --- together ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(n=st.integers(0, 40), block_rows=st.integers(1, 12), depth=st.integers(1, 4))
+def test_prefetched_gives_what_the_source_gives(n: int, block_rows: int, depth: int) -> None:
+    data = Data(n, 2)
+    source = from_arrays(data.X, data.labels, sample_weight=data.weight, block_rows=block_rows)
+    expected = naive_blocks(data, [(0, n)], block_rows)
+    with prefetched(source, depth=depth) as blocks:
+        for found, twin in zip(blocks, expected, strict=True):
+            assert_same_block(found, twin)
