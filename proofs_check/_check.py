@@ -172,7 +172,6 @@ class Outcome:
     worst: float
     cases: int
     caught: tuple[str, ...]
-    survived: tuple[str, ...]
     examples: tuple[str, ...]
     seconds: float
     problems: tuple[str, ...] = field(default=())
@@ -230,22 +229,30 @@ def run_check(item: Check, *, seed: int = 0, quick: bool = False) -> Outcome:
     """Run one check and all its mutants."""
     start = time.perf_counter()
     bench = _bench(item, seed, quick, stop=False)
-    item.run(bench)
-    verdict = bench.verdict()
-    survived = tuple(name for name in item.mutants if survives(item, name, seed=seed))
-    problems = list(bench.failures)
+    caught: list[str] = []
+    problems: list[str] = []
+    verdict = None
+    try:
+        item.run(bench)
+        verdict = bench.verdict()
+        problems += bench.failures
+        for name in item.mutants:
+            if survives(item, name, seed=seed):
+                problems.append(f"mutant survived: {name}")
+            else:
+                caught.append(name)
+    except Exception as error:  # one broken check must not hide the verdicts of the others
+        problems.append(f"{type(error).__name__}: {error}")
     if verdict is not item.expected and not problems:
         problems.append(f"the evidence says {verdict or 'nothing clear'}, not {item.expected}")
     if not item.mutants:
         problems.append("no mutant: a check that cannot fail is no evidence")
-    problems += [f"mutant survived: {name}" for name in survived]
     return Outcome(
         check=item,
         verdict=verdict,
         worst=bench.worst,
         cases=bench.cases,
-        caught=tuple(name for name in item.mutants if name not in survived),
-        survived=survived,
+        caught=tuple(caught),
         examples=tuple(bench.examples),
         seconds=time.perf_counter() - start,
         problems=tuple(problems),

@@ -29,6 +29,14 @@ def fit(method: str, sample: Sample, **options: Any) -> sf.Projection:
     return fitted
 
 
+def report(sample: Sample) -> sf.Report:
+    """The report of the library's SPLINCE."""
+    made = fit("splince", sample).report
+    if made is None:
+        raise ValueError("the eraser carries no report")
+    return made
+
+
 def splince(sample: Sample, **options: Any) -> Matrix:
     """The library's SPLINCE projector, its float64 entries taken as exact numbers."""
     return rational(fit("splince", sample, **options).matrix())

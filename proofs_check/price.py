@@ -50,6 +50,14 @@ def _inflation(rho: Number) -> Number:
     return 1 / (1 - rho)
 
 
+def _reported(sample: Sample) -> tuple[float, float, float]:
+    """Amplification, and distortion as a share of tr S with and without the task."""
+    report = _library.report(sample)
+    if report.distortion_leace is None:
+        raise ValueError("the report gives no distortion of LEACE")
+    return report.amplification, report.distortion, report.distortion_leace
+
+
 @check(
     "1.7",
     "The minimum distortion, and its excess over LEACE",
@@ -82,6 +90,12 @@ def _inflation(rho: Number) -> Number:
         "1 + rho for 1 / (1 - rho)": {"inflation": lambda rho: 1 + rho},
         "the power of 1 / (1 - rho) doubled": {"inflation": lambda rho: 1 / (1 - rho) ** 2},
         "library returns LEACE": {"fitted": _library.leace},
+        "library reports 1 / sin^2 for 1 / sin": {
+            "reported": lambda s: (_reported(s)[0] ** 2, *_reported(s)[1:])
+        },
+        "library reports its own distortion for LEACE's": {
+            "reported": lambda s: (*_reported(s)[:2], _reported(s)[1])
+        },
     },
 )
 def minimum_distortion(
@@ -91,8 +105,12 @@ def minimum_distortion(
     surplus: Callable[[Covariances, Matrix], Number] = _surplus,
     inflation: Callable[[Number], Number] = _inflation,
     fitted: Fitted = _library.splince,
+    reported: Callable[[Sample], tuple[float, float, float]] = lambda s: _reported(s),
 ) -> None:
-    """Exact. Library: |M^{1/2} E S^{1/2}|_F at M = S^+ moves by at most the whitened error."""
+    """Exact. Library: |M^{1/2} E S^{1/2}|_F moves by at most |M^{1/2} S^{1/2}|_2 times the whitened
+    error: by the tolerance itself at M = S^+, by |S|_2^{1/2} times it at M = I, which is what the
+    report divides by tr S. The reported 1 / s, the norm of the whitened projector, moves by the
+    tolerance."""
     for i in bench.repeats(60, 12):
         d = 4 + i % 2
         c = problem(bench.rng, d, d - i % 2, 1 + i % 2, 1 + (i // 2) % 2)
@@ -110,6 +128,15 @@ def minimum_distortion(
         size = float(np.sqrt(float(_reference.distortion(c, fitted(sample), c.s_pinv))))
         exact = float(np.sqrt(float(minimum(c, c.s_pinv))))
         bench.corrected(size - exact, tolerance, label=f"library, {sample.family}")
+        amplification, *shares = reported(sample)
+        if c.ranks[1:] == (1, 1):
+            exact = float(inflation(_reference.squared_cosine(c))) ** 0.5
+            bench.corrected(amplification - exact, tolerance, label="reported amplification")
+        total, top = (float(v) for v in (trace(c.s), np.linalg.norm(to_float(c.s), 2)))
+        for share, p in zip(shares, (_reference.splince(c), _reference.leace(c)), strict=True):
+            exact = float(_reference.distortion(c, p, eye(c.d))) ** 0.5
+            moved = np.sqrt(share * total) - exact
+            bench.corrected(moved, tolerance * np.sqrt(top), label="reported distortion")
 
 
 def _orthogonal_after_whitening(bench: Bench, d: int) -> Sample:
@@ -176,7 +203,7 @@ def _whitened_orthogonal(c: Covariances) -> bool:
                 @ (c.s_pinv @ c.y).T
             )
         },
-        "library never equal": {"fitted": lambda s: _library.splince(s) / 2},
+        "library output halved": {"fitted": lambda s: _library.splince(s) / 2},
     },
 )
 def repair_of_leace(

@@ -278,12 +278,12 @@ def threshold(rho: Number) -> Number:
 
 def _library_report(sample: Sample) -> tuple[float, float, float]:
     """rho, penalty and threshold from the library's report."""
-    report = _library.fit("splince", sample).report
-    assert report is not None
-    assert report.rho is not None
-    assert report.frozen_head_penalty is not None
-    assert report.head_shrinkage_threshold is not None
-    return report.rho, report.frozen_head_penalty, report.head_shrinkage_threshold
+    made = _library.report(sample)
+    figures = (made.rho, made.frozen_head_penalty, made.head_shrinkage_threshold)
+    if any(value is None for value in figures):
+        raise ValueError("the report lacks the figures of the choice rule")
+    rho, penalty, edge = (float(value or 0.0) for value in figures)
+    return rho, penalty, edge
 
 
 def mean_square(c: Covariances, p: Matrix, theta: Matrix) -> Number:

@@ -3,6 +3,8 @@
 No mathematics here: :class:`~splince_fast.moments.Moments` reads the data and
 :mod:`splince_fast.methods` solves. ``concept``, what is erased, is a keyword of its own, because
 the ``y`` of a pipeline is the task and must not silently become the concept.
+
+Above 400 lines because the docstrings of four public classes are half of it.
 """
 
 from __future__ import annotations

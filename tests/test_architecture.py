@@ -15,6 +15,8 @@ FLOORS = [
     ["_threads", "_interrupts", "_files"],
     ["_kernels"],
     ["_validation"],
+    ["_class_names"],
+    ["_containers"],
     ["labels", "sources"],
     ["_variables"],
     ["_stage", "_state"],

@@ -29,11 +29,13 @@ from splince_fast.sources import Progress
 Float = NDArray[np.float64]
 
 TRAIN_SHARE: Final = 0.7
-# Largest correlation of the two scores that is left among the held-out prompts.
-MAX_CORRELATION: Final = 1e-3
-# The probe cuts singular values below this times the largest. Those of the shipped states end
-# near 1e-3; the direction that was erased comes back from rounding at 1e-15.
-PROBE_CUTOFF: Final = 1e-5
+# Correlations of the two scores are brought this near to where they should be.
+CORRELATION_TOLERANCE: Final = 1e-3
+# That of the two scores of Bolukbasi et al. (2016) over their 320 professions, which the paper used.
+PAPER_CORRELATION: Final = 0.26
+# Share of a feature's variance that counts as none: rounding leaves some 1e-14, while the least of
+# the shipped states is near 1e-3.
+PROBE_TOLERANCE: Final = 1e-10
 
 ERASERS: Final[dict[str, Callable[[Moments], Projection]]] = {
     "SAL": lambda moments: sal(moments, erase="stereotype"),
@@ -50,19 +52,17 @@ class Split:
     Attributes
     ----------
     train : int array
-        All prompts of the training nouns.
-    held_out : int array
-        All prompts of the other nouns.
+        Prompts of the training nouns, all of them unless a correlation was asked for.
     test : int array
-        Those of `held_out` that are left once the two scores are uncorrelated.
-    correlation : float
-        What is left of it in `test`.
+        Prompts of the other nouns, as many as leave the two scores uncorrelated.
+    train_correlation, test_correlation : float
+        Of the two scores over these prompts.
     """
 
     train: NDArray[np.intp]
-    held_out: NDArray[np.intp]
     test: NDArray[np.intp]
-    correlation: float
+    train_correlation: float
+    test_correlation: float
 
 
 @dataclass(frozen=True)
@@ -101,26 +101,22 @@ class Results:
     outcomes : dict of str to list of Outcome
         Per method of :data:`METHODS`, one per split.
     splits : list of Split
-    test_ratio : float
-        Held-out nouns per training noun.
-    n_nouns, n_templates, n_features, seed : int
-    model : str
+    train_correlation : float or None
+        That was asked for.
+    n_train, n_test : int
+        Nouns on each side of a split.
+    seed : int
     moments_seconds : float
-        To accumulate the moments of all splits.
-    seconds : float
-        Of everything.
+        To accumulate the moments of a split, on average.
     """
 
     outcomes: dict[str, list[Outcome]]
     splits: list[Split]
-    test_ratio: float
-    n_nouns: int
-    n_templates: int
-    n_features: int
+    train_correlation: float | None
+    n_train: int
+    n_test: int
     seed: int
-    model: str
     moments_seconds: float
-    seconds: float
 
     def column(self, method: str, field: str) -> Float:
         """Values of one field of :class:`Outcome`, one per split."""
@@ -128,7 +124,12 @@ class Results:
 
 
 def run(
-    data: ProfessionData, *, n_splits: int = 20, seed: int = 0, progress: bool = False
+    data: ProfessionData,
+    *,
+    n_splits: int = 20,
+    seed: int = 0,
+    train_correlation: float | None = None,
+    progress: bool = False,
 ) -> Results:
     """Run the experiment.
 
@@ -136,9 +137,11 @@ def run(
     ----------
     data : ProfessionData
     n_splits : int
-        Random splits by noun; at least 2.
+        Random splits by noun; at least 2. Split i is the same however many there are.
     seed : int
-        Not negative. Split i is the same however many there are.
+        Not negative.
+    train_correlation : float, optional
+        Give up training prompts until the two scores have this correlation. The default uses all.
     progress : bool
         Show rows/s and the time left on stderr.
 
@@ -147,45 +150,33 @@ def run(
     InputError
         A parameter out of range.
     NotEnoughDataError
-        The held-out nouns of a split cannot be made uncorrelated.
+        The scores of a split cannot be brought to the correlation that they should have.
     """
     if n_splits < 2:
         raise InputError(f"the number of splits is {n_splits}; intervals need at least 2")
     if seed < 0:
         raise InputError(f"the seed is {seed}; it must not be negative")
-    started = time.perf_counter()
-    splits = [make_split(data, [seed, i]) for i in range(n_splits)]
-    n = len(data.activations)
+    splits = [make_split(data, (seed, i), train_correlation) for i in range(n_splits)]
     outcomes: dict[str, list[Outcome]] = {method: [] for method in METHODS}
-    with Progress(n * n_splits, n_splits * data.activations.nbytes, "splits", enabled=progress) as bar:
-        clock = time.perf_counter()
-        total = accumulate(data, np.arange(n))
-        moments_seconds = time.perf_counter() - clock
+    n_rows = sum(len(split.train) for split in splits)
+    row_bytes = data.activations[:1].nbytes
+    moments_seconds = 0.0
+    with Progress(n_rows, n_rows * row_bytes, "training prompts", enabled=progress) as bar:
         for split in splits:
-            clock = time.perf_counter()
-            moments = total - accumulate(data, split.held_out)
-            moments_seconds += time.perf_counter() - clock
+            started = time.perf_counter()
+            moments = accumulate(data, split.train)
+            moments_seconds += (time.perf_counter() - started) / n_splits
             for method in METHODS:
                 outcomes[method].append(evaluate(data, split, moments, method))
-            bar.advance(n, data.activations.nbytes)
-    n_train = train_nouns(len(data.nouns))
-    return Results(
-        outcomes=outcomes,
-        splits=splits,
-        test_ratio=(len(data.nouns) - n_train) / n_train,
-        n_nouns=len(data.nouns),
-        n_templates=len(data.templates),
-        n_features=data.activations.shape[1],
-        seed=seed,
-        model=data.model,
-        moments_seconds=moments_seconds,
-        seconds=time.perf_counter() - started,
-    )
+            bar.advance(len(split.train), len(split.train) * row_bytes)
+    n_train = train_nouns(data)
+    n_test = len(data.nouns) - n_train
+    return Results(outcomes, splits, train_correlation, n_train, n_test, seed, moments_seconds)
 
 
-def train_nouns(n_nouns: int) -> int:
+def train_nouns(data: ProfessionData) -> int:
     """Nouns in the training part of a split."""
-    return int(TRAIN_SHARE * n_nouns)
+    return int(TRAIN_SHARE * len(data.nouns))
 
 
 def accumulate(data: ProfessionData, rows: NDArray[np.intp]) -> Moments:
@@ -197,66 +188,69 @@ def accumulate(data: ProfessionData, rows: NDArray[np.intp]) -> Moments:
     )
 
 
-def make_split(data: ProfessionData, seed: list[int]) -> Split:
-    """Split the nouns at random, and thin the held-out prompts until the scores are uncorrelated.
+def make_split(
+    data: ProfessionData, seed: tuple[int, int], train_correlation: float | None = None
+) -> Split:
+    """Split the nouns at random; thin the held-out prompts until the scores are uncorrelated.
 
     Raises
     ------
     NotEnoughDataError
-        They cannot be.
+        They cannot be, or the training prompts cannot have the correlation that was asked for.
     """
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(data.nouns))
-    n_train = train_nouns(len(order))
-    held = np.sort(order[n_train:])
-    is_held = np.isin(data.noun_index, held)
-    z, y = data.stereotype[held], data.factual[held]
-    prompts = [rng.permutation(np.flatnonzero(data.noun_index == noun)) for noun in held]
-    counts, correlation = uncorrelated_counts(z, y, np.array([len(rows) for rows in prompts]))
-    test = np.concatenate([rows[:count] for rows, count in zip(prompts, counts, strict=True)])
-    return Split(np.flatnonzero(~is_held), np.flatnonzero(is_held), np.sort(test), correlation)
+    n_train = train_nouns(data)
+    test, test_correlation = thinned(data, order[n_train:], 0.0, rng)
+    train, correlation = thinned(data, order[:n_train], train_correlation, rng)
+    return Split(train, test, correlation, test_correlation)
 
 
-def uncorrelated_counts(
-    z: Float, y: Float, counts: NDArray[np.intp]
+def thinned(
+    data: ProfessionData, nouns: NDArray[np.intp], target: float | None, rng: np.random.Generator
 ) -> tuple[NDArray[np.intp], float]:
-    """How many prompts of each noun to use, so that the scores are uncorrelated over prompts.
+    """Choose prompts of some nouns over which the two scores have a given correlation.
 
-    One prompt at a time is given up, of the noun that brings the correlation nearest to 0, until
-    it is below :data:`MAX_CORRELATION`: this gives up few of them.
+    One prompt at a time is given up, of the noun that brings the correlation nearest to its
+    target, until it is within :data:`CORRELATION_TOLERANCE`: so few are given up. Which of a
+    noun's prompts is random.
 
     Parameters
     ----------
-    z, y : float64 arrays of shape (n_nouns,)
-    counts : int array of shape (n_nouns,)
-        Prompts that there are.
+    nouns : int array
+    target : float or None
+        None takes every prompt.
+    rng : numpy.random.Generator
 
     Returns
     -------
-    counts : int array of shape (n_nouns,)
+    rows : int array, sorted
     correlation : float
 
     Raises
     ------
     NotEnoughDataError
-        A score is constant, or no prompt helps any more.
+        A score is constant, or no prompt brings the correlation nearer any more.
     """
-    kept = counts.copy()
+    z, y = data.stereotype[nouns], data.factual[nouns]
+    prompts = [rng.permutation(np.flatnonzero(data.noun_index == noun)) for noun in nouns]
+    kept = np.array([len(rows) for rows in prompts])
     terms = np.stack([np.ones_like(z), z, y, z * z, y * y, z * y])
     correlation = float(_correlation(terms @ kept))
-    while not abs(correlation) < MAX_CORRELATION:
+    while target is not None and not abs(correlation - target) < CORRELATION_TOLERANCE:
         left = _correlation((terms @ kept)[:, None] - terms)
-        left[(kept == 0) | np.isnan(left)] = np.inf
-        noun = int(np.argmin(np.abs(left)))
-        if not abs(left[noun]) < abs(correlation):
+        distance = np.where((kept == 0) | np.isnan(left), np.inf, np.abs(left - target))
+        noun = int(np.argmin(distance))
+        if not distance[noun] < abs(correlation - target):
             raise NotEnoughDataError(
-                f"the two scores of the {len(z)} held-out nouns cannot be made uncorrelated: "
-                f"{correlation:.2g} is left with {kept.sum()} prompts. There are too few nouns, or "
-                "a score is constant among them; try another seed or more nouns"
+                f"{len(nouns)} nouns cannot be thinned to a correlation of {target:g} between the "
+                f"two scores: {correlation:.2g} is left with {kept.sum()} prompts. There are too "
+                "few nouns, or a score is constant among them; try another seed or more nouns"
             )
         kept[noun] -= 1
         correlation = float(left[noun])
-    return kept, correlation
+    chosen = [rows[:count] for rows, count in zip(prompts, kept, strict=True)]
+    return np.sort(np.concatenate(chosen)), correlation
 
 
 def _correlation(sums: Float) -> Float:
@@ -298,19 +292,23 @@ def coefficients(log_odds: Float, z: Float, y: Float) -> tuple[float, float]:
 
 
 def probe_r2(train: Float, z_train: Float, test: Float, z_test: Float) -> float:
-    """Share of the variance of z that a linear probe explains on held-out rows; below 0 if worse
-    than their mean.
+    """Share of the variance of z that a linear probe explains on held-out rows.
 
-    Ordinary least squares without a ridge, with an intercept, on features in units of their
-    standard deviation; singular values below :data:`PROBE_CUTOFF` times the largest are cut off,
-    because what is left of an erased direction is rounding, and rounding still has a pattern.
+    Ordinary least squares with an intercept and no ridge on features in units of their standard
+    deviation, fitted on `train`; below 0 where it does worse than the mean of `z_test`. A feature
+    of which the others leave less than :data:`PROBE_TOLERANCE` of the variance is left out (the
+    covariance of erased rows is singular, and its rounding error still has a pattern), by a
+    Cholesky factorisation with pivoting.
     """
+    from scipy.linalg import lapack
+
     mean, scale = train.mean(axis=0), train.std(axis=0)
     scale[scale == 0] = 1.0
     features = (train - mean) / scale
-    values, vectors = np.linalg.eigh(features.T @ features)
-    used = values > PROBE_CUTOFF**2 * values[-1]
-    along = vectors[:, used]
-    weights = along @ ((along.T @ (features.T @ (z_train - z_train.mean()))) / values[used])
-    error = z_test - z_train.mean() - ((test - mean) / scale) @ weights
+    centre = z_train.mean()
+    factor, pivots, rank, _ = lapack.dpstrf(features.T @ features / len(train), PROBE_TOLERANCE)
+    used = pivots[:rank] - 1
+    against = features[:, used].T @ (z_train - centre) / len(train)
+    weights, _ = lapack.dpotrs(factor[:rank, :rank], against)
+    error = z_test - centre - ((test - mean) / scale)[:, used] @ weights
     return float(1 - np.sum(error**2) / np.sum((z_test - z_test.mean()) ** 2))

@@ -37,7 +37,10 @@ class Tables:
     Attributes
     ----------
     nouns, kinds : tuple of str
-        The nouns, and for each whether it is an ``occupation`` or a ``role``.
+        The nouns, and for each whether it is an ``occupation``, a ``role``, or ``modified`` (an
+        occupation with "male" or "female" before it).
+    families : tuple of str
+        Which nouns belong together ("nurse" and "male nurse", "king" and "queen").
     stereotype : float64 array of shape (n_nouns,)
         1 - 2 * (share of women in the occupation), in [-1, 1]; 0 where there is no such figure.
     factual : float64 array of shape (n_nouns,)
@@ -50,6 +53,7 @@ class Tables:
 
     nouns: tuple[str, ...]
     kinds: tuple[str, ...]
+    families: tuple[str, ...]
     stereotype: NDArray[np.float64]
     factual: NDArray[np.float64]
     templates: tuple[str, ...]
@@ -70,7 +74,7 @@ class ProfessionData:
         Input of the language-model head, one row per prompt (stored as float16, widened here).
     noun_index, template_index : int arrays of shape (n,)
         Positions in `nouns` and `templates`, so ``stereotype[noun_index]`` is the score per row.
-    nouns, kinds, templates : tuple of str
+    nouns, kinds, families, templates : tuple of str
         As in the tables.
     stereotype, factual : float64 arrays of shape (n_nouns,)
         Scores per noun, positive towards male.
@@ -85,6 +89,7 @@ class ProfessionData:
     template_index: NDArray[np.intp]
     nouns: tuple[str, ...]
     kinds: tuple[str, ...]
+    families: tuple[str, ...]
     templates: tuple[str, ...]
     stereotype: NDArray[np.float64]
     factual: NDArray[np.float64]
@@ -125,6 +130,7 @@ def read_tables(folder: Path) -> Tables:
         return Tables(
             nouns=tuple(row["noun"] for row in rows),
             kinds=tuple(row["kind"] for row in rows),
+            families=tuple(row["family"] for row in rows),
             stereotype=np.array([float(row["stereotype"]) for row in rows]),
             factual=np.array([float(row["factual"]) for row in rows]),
             templates=templates,
@@ -132,8 +138,8 @@ def read_tables(folder: Path) -> Tables:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise FileFormatError(
-            f"{folder / NOUNS} cannot be read: {error!r}. Each row needs noun, kind, stereotype "
-            "and factual, the scores as numbers"
+            f"{folder / NOUNS} cannot be read: {error!r}. Each row needs noun, kind, family, "
+            "stereotype and factual, the scores as numbers"
         ) from error
 
 
@@ -187,6 +193,7 @@ def _load(folder: Path) -> ProfessionData:
         template_index=np.tile(np.arange(n_templates), n_nouns),
         nouns=tables.nouns,
         kinds=tables.kinds,
+        families=tables.families,
         templates=tables.templates,
         stereotype=tables.stereotype,
         factual=tables.factual,

@@ -1,0 +1,59 @@
+"""All statements in order, and a run over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from proofs_check._check import REGISTRY, Check, Outcome, run_check
+
+MODULES = ("theorem1", "price", "lemmas", "theorem2", "theorem3", "theorem4", "remarks", "numerics")
+
+SECTIONS = {
+    "1": "Theorem 1: the eraser",
+    "2": "The lemmas and the printed proof",
+    "3": "Theorem 2: a retrained head",
+    "4": "Theorem 3: a frozen head, squared error",
+    "5": "Theorem 4: a frozen head, log-loss",
+    "6": "The remarks",
+    "7": "The library in floating point",
+}
+
+
+def _order(key: str) -> tuple[int, ...]:
+    return tuple(map(int, key.split(".")))
+
+
+def checks(keys: Sequence[str] = ()) -> list[Check]:
+    """Registered checks in order; with keys, those equal to one of them or in its section.
+
+    Raises
+    ------
+    ValueError
+        If a key names nothing.
+    """
+    for name in MODULES:
+        import_module(f"proofs_check.{name}")
+    everything = [REGISTRY[key] for key in sorted(REGISTRY, key=_order)]
+    unknown = [k for k in keys if not any(c.key == k or c.key.startswith(f"{k}.") for c in everything)]
+    if unknown:
+        raise ValueError(f"no statement is numbered {', '.join(unknown)}")
+    return [
+        c for c in everything if not keys or any(c.key == k or c.key.startswith(f"{k}.") for k in keys)
+    ]
+
+
+def run(
+    selected: Sequence[Check],
+    *,
+    seed: int,
+    quick: bool,
+    tick: Callable[[int, Check | None], None] = lambda done, item: None,
+) -> list[Outcome]:
+    """Run checks one after the other; ``tick(done, next)`` is called before each and at the end."""
+    outcomes = []
+    for done, item in enumerate(selected):
+        tick(done, item)
+        outcomes.append(run_check(item, seed=seed, quick=quick))
+    tick(len(selected), None)
+    return outcomes

@@ -1,0 +1,67 @@
+"""Names of classes and variables: how they are told apart, listed, and written as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+from splince_fast.exceptions import FileFormatError, LabelError, SplinceError
+
+ClassName: TypeAlias = str | bool | int | tuple[str | bool | int, ...]
+VariableName: TypeAlias = str | tuple[str, ...]
+
+
+def class_key(name: ClassName) -> tuple[Any, ...]:
+    """Return a key that tells ``True`` from ``1``, which are one key of a plain dict."""
+    if isinstance(name, tuple):
+        return tuple((type(part), part) for part in name)
+    return type(name), name
+
+
+def names_to_json(classes: Iterable[ClassName]) -> list[Any]:
+    """Turn class names into what JSON can hold; a tuple becomes a list.
+
+    Raises
+    ------
+    LabelError
+        A name is not a str, bool or int, or a tuple of these, or a name occurs twice.
+    """
+    names = tuple(classes)
+    _check_names(names, LabelError)
+    return [list(name) if isinstance(name, tuple) else name for name in names]
+
+
+def names_from_json(obj: Any) -> tuple[ClassName, ...]:
+    """Undo :func:`names_to_json`, exactly.
+
+    Raises
+    ------
+    FileFormatError
+        `obj` is not a list of distinct strings, booleans, integers, and lists of these.
+    """
+    if not isinstance(obj, list):
+        raise FileFormatError(f"class names must be a list, not {type(obj).__name__}")
+    names = tuple(tuple(item) if isinstance(item, list) else item for item in obj)
+    _check_names(names, FileFormatError)
+    return names
+
+
+def _check_names(names: tuple[Any, ...], error: type[SplinceError]) -> None:
+    """Refuse what is no class name, and a name that occurs twice."""
+    keys = set()
+    for name in names:
+        parts = name if isinstance(name, tuple) else (name,)
+        if not parts or any(type(part) not in (str, bool, int) for part in parts):
+            raise error(
+                f"{name!r} cannot name a class; names are str, bool or int, or non-empty tuples "
+                "of these"
+            )
+        keys.add(class_key(name))
+    if len(keys) < len(names):
+        raise error(f"a class name occurs twice among {listed(names)}")
+
+
+def listed(names: Iterable[Any]) -> str:
+    """Name at most twenty choices."""
+    shown = [repr(name) for name in names]
+    return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "")

@@ -1,0 +1,79 @@
+"""The official conformance suite of scikit-learn, and how much of it is run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import pytest
+import sklearn
+from sklearn.base import BaseEstimator
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
+
+from splince_fast import LEACE, SAL, SPLINCE, MeanProjection
+
+# The suite knows no keyword `concept`, so y is made the concept. It passes classes as the floats
+# 0.0 and 1.0, too, which MeanProjection refuses unless told that they are classes.
+ESTIMATORS = [
+    SPLINCE(concept_from="y"),
+    LEACE(concept_from="y"),
+    SAL(concept_from="y"),
+    MeanProjection(concept_from="y", kinds={"concept": "classes"}),
+]
+
+# Checks that may fail, by estimator, each with its reason: none.
+EXPECTED_FAILURES: dict[str, dict[str, str]] = {}
+
+
+@parametrize_with_checks(
+    ESTIMATORS, expected_failed_checks=lambda e: EXPECTED_FAILURES.get(type(e).__name__, {})
+)
+def test_scikit_learn_conformance(estimator: BaseEstimator, check: Any) -> None:
+    check(estimator)
+
+
+def check_names(estimator: BaseEstimator) -> Counter[str]:
+    """Names of the checks that the suite holds for an estimator."""
+    names: Counter[str] = Counter()
+    for _, check in estimator_checks_generator(estimator):
+        while isinstance(check, partial):
+            check = check.func
+        names[check.__name__] += 1
+    return names
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
+def test_green_suite_that_ran_one_check(estimator: BaseEstimator) -> None:
+    """A tag that skips checks must not pass for conformance."""
+    names = check_names(estimator)
+    # What scikit-learn's own dense transformer with weights is asked, sparse and array API aside.
+    reference = {
+        name
+        for name in check_names(StandardScaler())
+        if not name.startswith("check_array_api") and not name.endswith("on_sparse_data")
+    }
+    assert reference <= set(names)
+    assert {"check_estimators_nan_inf", "check_transformer_preserve_dtypes"} <= set(names)
+    assert {"check_sample_weight_equivalence_on_dense_data", "check_requires_y_none"} <= set(names)
+    assert names.total() >= 50
+    if sklearn.__version__.startswith("1.9."):
+        assert names.total() == 55
+
+
+def test_the_parametrized_test_runs_all_of_them(request: pytest.FixtureRequest) -> None:
+    marks = [m for m in test_scikit_learn_conformance.pytestmark if m.name == "parametrize"]  # type: ignore[attr-defined]
+    assert len(marks) == 1
+    assert len(list(marks[0].args[1])) == sum(check_names(e).total() for e in ESTIMATORS)
+
+
+def test_control_a_skip_tag_is_seen() -> None:
+    class Skipping(LEACE):
+        def __sklearn_tags__(self) -> Any:
+            tags = super().__sklearn_tags__()
+            tags._skip_test = True
+            return tags
+
+    with pytest.warns(Warning, match="[Ee]xplicit SKIP|_skip_test"):
+        assert check_names(Skipping(concept_from="y")).total() < 50
