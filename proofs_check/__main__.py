@@ -6,17 +6,15 @@ import argparse
 import os
 import sys
 
-from proofs_check._check import Check
+from typing import TYPE_CHECKING
 
-
-def _progress(total: int) -> tuple[int, int]:
-    """Width of the bar and of the number."""
-    return 30, len(str(total))
+if TYPE_CHECKING:
+    from proofs_check._check import Check
 
 
 def _bar(done: int, total: int, item: Check | None) -> None:
     """Redraw the progress bar on the terminal."""
-    width, digits = _progress(total)
+    width, digits = 30, len(str(total))
     full = width * done // max(total, 1)
     text = f"[{'#' * full}{'.' * (width - full)}] {done:>{digits}}/{total}"
     text += f" {item.key} {item.statement}"[:60] if item else ""

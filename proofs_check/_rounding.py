@@ -1,11 +1,12 @@
 """How far a float64 eraser may lie from the exact one: the tolerances of the library checks.
 
-Let u = 2^-53, n rows, d features, t = (mean, standard deviation) of a feature. A sum of n products
-carries a relative error of about sqrt(n) u (Higham and Mary, SIAM J. Sci. Comput. 41, 2019: below
-lambda sqrt(n) u with probability 1 - 2 exp(-lambda^2 / 2); lambda = 4 here), and centring adds
-u (1 + |mean| / std). By Cauchy-Schwarz each computed covariance is therefore
+Let u = 2^-53, n rows, d features. A sum of n products carries a relative error of about sqrt(n) u
+(Higham and Mary, SIAM J. Sci. Comput. 41, 2019: below lambda sqrt(n) u with probability
+1 - 2 exp(-lambda^2 / 2); lambda = 4 here). A difference x - mean is rounded relative to itself. The
+mean of a block is off by u |mean|, which enters S at first order only where it meets a difference
+of block means, of size std / sqrt(n). By Cauchy-Schwarz each computed covariance is therefore
 
-    |Delta S_ij| <= gamma std_i std_j,      gamma = 4 sqrt(n + d) u max(1 + |mean| / std),
+    |Delta S_ij| <= gamma std_i std_j,   gamma = 4 sqrt(n + d) u max(1 + |mean| / (std sqrt(n))),
 
 and a Cholesky or eigenvalue factorisation of S adds a backward error of the same form (hence d in
 the root). In coordinates where S is the identity, with kappa = 1 / lambda_min of the correlation
@@ -70,16 +71,14 @@ class Rounding:
 
 
 def rounding(
-    x: NDArray[np.float64], z: NDArray[np.float64], y: NDArray[np.float64], *, weight: float = 1.0
+    x: NDArray[np.float64], z: NDArray[np.float64], y: NDArray[np.float64]
 ) -> Rounding:
-    """Tolerances for features (n, d) and coded labels (n, k_z), (n, k_y).
-
-    ``weight`` multiplies gamma, for data held in a coarser precision.
-    """
+    """Tolerances for features (n, d) and coded labels (n, k_z), (n, k_y)."""
     n, d = x.shape
     mean, std = x.mean(0), x.std(0)
     alive = std > 0
-    gamma = 4 * np.sqrt(n + d) * UNIT * weight * float(np.max(1 + abs(mean[alive]) / std[alive]))
+    offset = float(np.max(np.abs(mean[alive]) / std[alive])) / np.sqrt(n)
+    gamma = 4 * np.sqrt(n + d) * UNIT * (1 + offset)
     centred = x - mean
     s, scaled = centred.T @ centred / n, centred[:, alive] / std[alive]
     kappa = 1 / _smallest(np.linalg.eigvalsh(scaled.T @ scaled / n), n + d)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -188,19 +188,39 @@ def high_precision_error(
     bench.example(f"Largest error seen: {worst:.1g} of the bound.")
 
 
+@dataclass(frozen=True, eq=False)
+class Real:
+    """The shipped activations, their moments in the library, and whitening by a QR of the rows.
+
+    ``root`` R has R^T R = Cov(x); ``a`` and ``b`` are unit vectors along R^{-T} Sz and R^{-T} Sy,
+    formed from the rows. ``least`` is the library's LEACE, whitened.
+    """
+
+    rows: int
+    moments: sf.Moments
+    root: Floats
+    a: Floats
+    b: Floats
+    least: Floats
+    figures: Rounding
+
+    def white(self, p: Floats) -> Floats:
+        """R^{-T} P R^T: the map in coordinates where the features have covariance I."""
+        return np.asarray(np.linalg.solve(self.root.T, p @ self.root.T))
+
+
 @cache
-def _professions() -> tuple[Floats, Floats, Floats, Rounding]:
-    """Shipped activations with labels as columns, and their rounding figures."""
+def _professions() -> Real:
+    """Load and factor once for all mutants."""
     x, z, y = _library.professions()
     z, y = z.reshape(-1, 1), y.reshape(-1, 1)
-    return x, z, y, rounding(x, z, y)
-
-
-def _fit_professions() -> sf.Moments:
-    x, z, y, _ = _professions()
+    q, r = np.linalg.qr((x - x.mean(0)) / np.sqrt(len(x)))
+    a, b = ((q.T @ (v - v.mean(0)))[:, 0] for v in (z, y))
     moments = sf.Moments()
     moments.update(x, {"z": z, "y": y})
-    return moments
+    least = np.linalg.solve(r.T, _real_leace(moments) @ r.T)
+    unit = (a / np.linalg.norm(a), b / np.linalg.norm(b))
+    return Real(len(x), moments, r, *unit, least, rounding(x, z, y))
 
 
 def _real_splince(moments: sf.Moments) -> Floats:
@@ -209,6 +229,15 @@ def _real_splince(moments: sf.Moments) -> Floats:
 
 def _real_leace(moments: sf.Moments) -> Floats:
     return np.asarray(sf.leace(moments, erase="z").matrix(), dtype=np.float64)
+
+
+def _diagonal_splince(moments: sf.Moments) -> Floats:
+    """SPLINCE with the diagonal of S for S, in floating point."""
+    s = np.diag(np.asarray(moments.covariance(ddof=0)))
+    sz, sy = (np.asarray(moments.cross_covariance(name, ddof=0)) for name in "zy")
+    gain = (sy.T @ (sz / s[:, None])) / (sy.T @ (sy / s[:, None]))
+    direction = (sz - sy * gain) / s[:, None]
+    return np.asarray(np.eye(len(s)) - sz @ direction.T / (sz.T @ direction))
 
 
 @check(
@@ -225,7 +254,7 @@ def _real_leace(moments: sf.Moments) -> Floats:
     mutants={
         "transpose": {"fitted": lambda m: _real_splince(m).T},
         "LEACE for SPLINCE": {"fitted": _real_leace},
-        "diagonal of S for S": {"fitted": lambda m: _diagonal_splince(m)},
+        "diagonal of S for S": {"fitted": _diagonal_splince},
         "1 / (1 + rho) for 1 / (1 - rho)": {"inflation": lambda rho: 1 / (1 + rho)},
     },
 )
@@ -238,24 +267,14 @@ def real_activations(
     """All residuals whitened or divided by the size of what they compare, tolerance as in 1.1.
     The reference quantities come from the raw rows by a QR factorisation, not from the library's
     moments: with X = Q R, whitening by R loses only cond(R) = sqrt(kappa)."""
-    x, z, y, figures = _professions()
-    p, least = fitted(_fit_professions()), _real_leace(_fit_professions())
-    centred = x - x.mean(0)
-    q, r = np.linalg.qr(centred / np.sqrt(len(x)))
-    a, b = (q.T @ (v - v.mean(0)) / np.sqrt(len(x)) for v in (z, y))
-    a, b = a[:, 0] / np.linalg.norm(a), b[:, 0] / np.linalg.norm(b)
+    real = _professions()
+    a, b, tolerance = real.a, real.b, real.figures.splince
+    oblique, orthogonal = real.white(fitted(real.moments)), real.least
     rho = float(a @ b) ** 2
-    tolerance = figures.splince
-
-    def white(m: Floats) -> Floats:
-        """R^{-T} m R^T: the map in coordinates where the features have covariance I."""
-        return np.asarray(np.linalg.solve(r.T, m @ r.T))
-
-    oblique, orthogonal = white(p), white(least)
     e, e_l = np.eye(len(a)) - oblique, np.eye(len(a)) - orthogonal
     bench.printed(np.linalg.norm(oblique @ a), tolerance)
     bench.printed(np.linalg.norm(oblique @ b - b), tolerance)
-    bench.printed(np.linalg.norm(oblique @ oblique - oblique), 3 * tolerance / figures.sine)
+    bench.printed(np.linalg.norm(oblique @ oblique - oblique), 3 * tolerance / real.figures.sine)
     span = np.linalg.qr(np.column_stack([a, b]))[0]
     bench.corrected(np.linalg.norm(e - (e @ span) @ span.T), tolerance, label="certificate")
     ratio = np.linalg.norm(e) / np.linalg.norm(e_l)
@@ -268,17 +287,6 @@ def real_activations(
     frozen = oblique.T @ b - orthogonal.T @ b * inflation(rho)
     bench.corrected(np.linalg.norm(frozen), 3 * tolerance, label="proportional frozen scores")
     bench.example(
-        f"{x.shape[0]} rows, {x.shape[1]} features: rho = {rho:.4f}, so SPLINCE distorts "
+        f"{real.rows} rows, {len(a)} features: rho = {rho:.4f}, so SPLINCE distorts "
         f"{inflation(rho):.4f} times as much as LEACE (in the metric S^+)."
     )
-
-
-def _diagonal_splince(moments: sf.Moments) -> Floats:
-    """SPLINCE with the diagonal of S for S, in floating point."""
-    s = np.diag(np.asarray(moments.covariance(ddof=0)))
-    sz, sy = (np.asarray(moments.cross_covariance(name, ddof=0)) for name in "zy")
-    gain = (sy.T @ (sz / s[:, None])) / (sy.T @ (sy / s[:, None]))
-    direction = (sz - sy * gain) / s[:, None]
-    return np.eye(len(s)) - sz @ direction.T / (sz.T @ direction)
-
-

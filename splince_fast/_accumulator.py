@@ -21,7 +21,7 @@ from splince_fast.labels import ClassCodes, Encoded, VariableName, class_key
 
 Float = NDArray[np.float64]
 
-_BLOCK_BYTES = 1 << 26
+_BLOCK_BYTES = 1 << 27
 
 
 class Accumulator:
@@ -37,8 +37,9 @@ class Accumulator:
         Rows that wait for a block to fill up.
     """
 
-    def __init__(self, block_rows: int | None) -> None:
+    def __init__(self, block_rows: int | None, *, ledoit_wolf: bool = False) -> None:
         self.block_rows = block_rows
+        self.ledoit_wolf = ledoit_wolf
         self.width: int | None = None
         self.state: State | None = None
         self.variables: dict[VariableName, Variable] = {}
@@ -76,7 +77,7 @@ class Accumulator:
             stage = self._reserve(width, dtype)
         if self.state is None:
             head = rows[: min(len(rows), 256)].astype(np.float64)
-            self.state = State.empty(head.mean(axis=0))
+            self.state = State.empty(head.mean(axis=0), fourth=self.ledoit_wolf)
         with _interrupts.deferred():
             self.width = width
             block = self._labelled(rows, weight, encoded)
@@ -171,6 +172,8 @@ class Accumulator:
         reduced = reduce_block(
             block.rows, weight, self.state.reference, codes, n_codes, values, self._centred
         )
+        if self.state.fourth is not None:
+            self.state.fourth.add_rows(block.rows, weight, self.state.reference)
         if reduced.centred.dtype == np.float32:
             self.state.merge_block(reduced, self._product)
         else:
@@ -240,7 +243,7 @@ class Accumulator:
                 )
             return other.copy()
         shift = other.state.reference - self.state.reference
-        result = Accumulator(self.block_rows)
+        result = Accumulator(self.block_rows, ledoit_wolf=self.ledoit_wolf)
         result.width = self.width
         result.variables = merged_variables(self.variables, other.variables, shift, sign)
         result.state = self.state.merged(other.state, sign)
@@ -248,7 +251,7 @@ class Accumulator:
 
     def copy(self) -> Accumulator:
         """An independent copy, waiting rows included."""
-        other = Accumulator(self.block_rows)
+        other = Accumulator(self.block_rows, ledoit_wolf=self.ledoit_wolf)
         other.width = self.width
         other.state = None if self.state is None else self.state.copy()
         other.variables = {name: v.copy() for name, v in self.variables.items()}

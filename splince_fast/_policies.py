@@ -33,10 +33,12 @@ class Policies:
         s = self.shrinkage
         if (
             s is not None
-            and s != "oas"
+            and s not in ("oas", "ledoit-wolf")
             and not (isinstance(s, (int, float, np.number)) and 0 <= s <= 1)
         ):
-            raise InputError(f"shrinkage is {s!r}; it must be None, 'oas' or a number in [0, 1]")
+            raise InputError(
+                f"shrinkage is {s!r}; it must be None, 'oas', 'ledoit-wolf' or a number in [0, 1]"
+            )
 
 
 def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:

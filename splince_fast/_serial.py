@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from splince_fast._accumulator import Accumulator
 from splince_fast._files import check_tensors
+from splince_fast._fourth import FourthMoment
 from splince_fast._stage import Stage
 from splince_fast._state import EPS32, EPS64, State
 from splince_fast._variables import ClassSums, ColumnSums
@@ -27,6 +28,7 @@ def to_tensors(accumulator: Accumulator) -> tuple[dict[str, NDArray[Any]], dict[
 
     metadata: dict[str, Any] = {
         "block_rows": accumulator.block_rows,
+        "ledoit_wolf": accumulator.ledoit_wolf,
         "width": accumulator.width,
         "variables": [],
     }
@@ -41,6 +43,8 @@ def to_tensors(accumulator: Accumulator) -> tuple[dict[str, NDArray[Any]], dict[
             "deviation": state.deviation,
             "scatter": state.scatter.T,
         }
+        if state.fourth is not None:
+            tensors |= {"quartic": np.array([state.fourth.quartic]), "cubic": state.fourth.cubic}
     for i, (name, variable) in enumerate(accumulator.variables.items()):
         if isinstance(variable, ClassSums):
             variable.allocate()
@@ -61,7 +65,7 @@ def from_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any
         A tensor is missing, of the wrong dtype or shape, or holds impossible numbers. Metadata of
         the wrong form may raise KeyError, TypeError, ValueError or AttributeError instead.
     """
-    accumulator = Accumulator(metadata["block_rows"])
+    accumulator = Accumulator(metadata["block_rows"], ledoit_wolf=bool(metadata["ledoit_wolf"]))
     width = accumulator.width = metadata["width"]
     if width is None:
         return accumulator
@@ -72,6 +76,10 @@ def from_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any
         tensors, {"reference": (real, (width,)), "weight": (real, (1,)),
                   "deviation": (real, (width,)), "scatter": (real, (width, width))}
     )  # fmt: skip
+    fourth = None
+    if accumulator.ledoit_wolf:
+        check_tensors(tensors, {"quartic": (real, (1,)), "cubic": (real, (width,))})
+        fourth = FourthMoment(float(tensors["quartic"][0]), tensors["cubic"])
     n_rows = metadata["n_rows"]
     if not isinstance(n_rows, int) or n_rows < 0 or tensors["weight"][0] < 0:
         raise FileFormatError("the number of rows or the weight is negative or no number")
@@ -79,6 +87,7 @@ def from_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any
         tensors["reference"], n_rows, float(tensors["weight"][0]), tensors["deviation"],
         np.asfortranarray(tensors["scatter"].T),
         EPS32 if metadata["float32_products"] else EPS64,
+        fourth,
     )  # fmt: skip
     if (np.einsum("ii->i", accumulator.state.scatter) < 0).any():
         raise FileFormatError("the scatter has a negative variance")

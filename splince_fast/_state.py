@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast import _threads
+from splince_fast._fourth import FourthMoment
 from splince_fast.exceptions import IncompatibleMomentsError
 
 Float = NDArray[np.float64]
@@ -113,9 +114,10 @@ class State:
     deviation: Float  # (d,): sum w (x - reference)
     scatter: Float  # (d, d): sum w (x - mean)(x - mean)^T
     unit_roundoff: float  # of the products that went into the scatter
+    fourth: FourthMoment | None  # where Ledoit-Wolf shrinkage was asked for
 
     @classmethod
-    def empty(cls, reference: Float) -> State:
+    def empty(cls, reference: Float, *, fourth: bool) -> State:
         d = len(reference)
         try:
             scatter = np.zeros((d, d), order="F")
@@ -125,7 +127,8 @@ class State:
                 "not be allocated; use a machine with more memory or fewer features (a random "
                 "projection or the first principal components)"
             ) from error
-        return cls(reference, 0, 0.0, np.zeros(d), scatter, EPS64)
+        moment = FourthMoment.empty(d) if fourth else None
+        return cls(reference, 0, 0.0, np.zeros(d), scatter, EPS64, moment)
 
     @property
     def width(self) -> int:
@@ -136,8 +139,15 @@ class State:
         return np.asarray(self.reference + self.deviation / self.weight)
 
     def copy(self) -> State:
-        return State(self.reference.copy(), self.n_rows, self.weight, self.deviation.copy(),
-                     self.scatter.copy(order="F"), self.unit_roundoff)  # fmt: skip
+        return State(
+            self.reference.copy(),
+            self.n_rows,
+            self.weight,
+            self.deviation.copy(),
+            self.scatter.copy(order="F"),
+            self.unit_roundoff,
+            None if self.fourth is None else self.fourth.copy(),
+        )
 
     def merge_block(self, block: Reduced, product: NDArray[np.float32] | None) -> None:
         """Add a block; `product` is (d, d) float32 scratch, needed for float32 blocks alone."""
@@ -182,6 +192,7 @@ class State:
         shift = other.reference - self.reference
         deviation = other.deviation + other.weight * shift
         result.unit_roundoff = max(self.unit_roundoff, other.unit_roundoff)
+        result.fourth = self._merged_fourth(other, shift, sign)
         if sign > 0:
             if other.weight:
                 gap, coefficient = result._gap(other.weight, deviation / other.weight)
@@ -197,7 +208,7 @@ class State:
                 "not a part of it"
             )
         if result.n_rows == 0:
-            return State.empty(self.reference.copy())
+            return State.empty(self.reference.copy(), fourth=self.fourth is not None)
         result.weight -= other.weight
         if result.weight <= 0:
             raise IncompatibleMomentsError(
@@ -218,3 +229,19 @@ class State:
                 )
             np.maximum(diagonal, 0.0, out=diagonal)
         return result
+
+    def _merged_fourth(self, other: State, shift: Float, sign: int) -> FourthMoment | None:
+        """Fourth moments of self + sign * other, about self's reference."""
+        if (self.fourth is None) != (other.fourth is None):
+            raise IncompatibleMomentsError(
+                "one side was accumulated with ledoit_wolf=True and the other without; accumulate "
+                "both alike"
+            )
+        if self.fourth is None or other.fourth is None:
+            return None
+        if not other.weight:
+            return self.fourth.copy()
+        moved = other.fourth.moved(shift, other.weight, other.deviation, other.scatter)
+        return FourthMoment(
+            self.fourth.quartic + sign * moved.quartic, self.fourth.cubic + sign * moved.cubic
+        )

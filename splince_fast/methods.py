@@ -73,10 +73,11 @@ def splince(
     null_space : {"keep", "drop"}
         What the map does off the support of x: nothing, or annihilate it as the formula printed
         in the paper does. On the data the two agree.
-    shrinkage : float in [0, 1] or "oas", optional
+    shrinkage : float in [0, 1], "oas" or "ledoit-wolf", optional
         Factor (1 - a) Cov(x) + a (tr Cov(x) / d) I instead of Cov(x). The constraints stay exact;
         only optimality is relative to that matrix. "oas" is the oracle approximating shrinkage
-        of Chen, Wiesel, Eldar and Hero (2010).
+        of Chen, Wiesel, Eldar and Hero (2010); "ledoit-wolf" that of Ledoit and Wolf (2004), for
+        moments made with ``ledoit_wolf=True``.
     rank_tol : "auto" or float in [0, 1)
         Directions of the concept weaker than this times the strongest are left alone, on top of
         those at the rounding level, which "auto" leaves alone.
@@ -222,21 +223,32 @@ def mean_projection(
 
 
 def _shrinkage(state: State, policy: float | str | None) -> float:
-    """Share of the isotropic target."""
+    """Share of the isotropic target, between 0 and 1."""
     if policy is None:
         return 0.0
-    if policy != "oas":
+    if not isinstance(policy, str):
         return float(policy)
-    # tr(S^2) from the lower triangle, in units where tr(S) = d.
+    # In units where tr(S) = d, so that the target is the identity.
     d, n = state.width, state.weight
     diagonal = np.einsum("ii->i", state.scatter)
     scale = float(diagonal.sum()) / d
     if scale == 0.0:
         return 1.0
     squares = sum(float(np.sum((state.scatter[j + 1 :, j] / scale) ** 2)) for j in range(d))
-    mean_square = (2 * squares + float(np.sum((diagonal / scale) ** 2))) / d**2
-    gap = (n + 1) * (mean_square - 1 / d)
-    return 1.0 if gap <= 0 else min(1.0, (mean_square + 1) / gap)
+    frobenius = 2 * squares + float(np.sum((diagonal / scale) ** 2))  # tr(S^2)
+    gap = frobenius - d  # |S - I|^2
+    if gap <= 0:
+        return 1.0
+    if policy == "oas":
+        return min(1.0, (frobenius / d + d) / ((n + 1) * gap / d))
+    if state.fourth is None:
+        raise InputError(
+            "shrinkage='ledoit-wolf' needs fourth moments, which were not accumulated; make the "
+            "moments with Moments(ledoit_wolf=True), or use 'oas', which needs none"
+        )
+    quartic = state.fourth.centred(state.weight, state.deviation, state.scatter)
+    noise = (quartic / (scale / n) ** 2 / n - frobenius) / n
+    return float(np.clip(noise / gap, 0.0, 1.0))
 
 
 def _fit(

@@ -62,7 +62,7 @@ def test_green_suite_that_ran_one_check(estimator: BaseEstimator) -> None:
         assert names.total() == 55
 
 
-def test_the_parametrized_test_runs_all_of_them(request: pytest.FixtureRequest) -> None:
+def test_the_parametrized_test_runs_all_of_them() -> None:
     marks = [m for m in test_scikit_learn_conformance.pytestmark if m.name == "parametrize"]  # type: ignore[attr-defined]
     assert len(marks) == 1
     assert len(list(marks[0].args[1])) == sum(check_names(e).total() for e in ESTIMATORS)

@@ -721,6 +721,39 @@ def test_width_that_changes_between_row_groups_is_named(pa: Any, pq: Any, tmp_pa
         list(source)
 
 
+def test_width_that_changes_within_a_stream_is_named(pa: Any) -> None:
+    table = pa.table({"e": [[1.0, 2.0]] * 4 + [[1.0, 2.0, 3.0]] * 4})
+    source = from_parquet(table.to_reader(), embedding="e", block_rows=4)
+    with pytest.raises(InputError, match="3 values in row 4 of RecordBatchReader, where 2"):
+        list(source)
+
+
+@pytest.mark.parametrize("block_rows", [1000, 1500, 400])
+def test_a_stream_holds_nothing_that_was_dropped(pa: Any, block_rows: int) -> None:
+    row_bytes = 64 * 4
+    held = []
+
+    def batches() -> Iterator[Any]:
+        for _ in range(6):
+            held.append(pa.total_allocated_bytes() - before)
+            values = pa.array([0.0], pa.float32()).take(pa.array(np.zeros(64000, np.int64)))
+            vectors = pa.FixedSizeListArray.from_arrays(values, 64)
+            del values
+            yield pa.record_batch([vectors], ["e"])
+            del vectors
+
+    schema = pa.schema({"e": pa.list_(pa.float32(), 64)})
+    gc.collect()
+    before = pa.total_allocated_bytes()
+    source = from_parquet(
+        pa.RecordBatchReader.from_batches(schema, batches()), embedding="e", block_rows=block_rows
+    )
+    for block in source:
+        del block
+    # what is left of the last batch may be the beginning of a block, but no more
+    assert max(held) < (1000 if block_rows == 1000 else 2500) * row_bytes
+
+
 def test_files_that_do_not_fit_together(pa: Any, pq: Any, tmp_path: Path) -> None:
     for d in (2, 3):
         pq.write_table(arrow_table(Data(4, d), "fixed"), tmp_path / f"{d}.parquet")
@@ -998,11 +1031,13 @@ class Recorded(Source):
             self.started += 1
             if number == self.fail_at:
                 self.break_down()
-            X = np.full((2, 3), number)
-            self.alive.add(number)
-            weakref.finalize(X, self.alive.discard, number)
-            yield Block(X)
-            del X
+            yield Block(self.rows(number))
+
+    def rows(self, number: int) -> Any:
+        X = np.full((2, 3), number)
+        self.alive.add(number)
+        weakref.finalize(X, self.alive.discard, number)
+        return X
 
     def break_down(self) -> None:
         raise OSError("the disk is on fire")
@@ -1040,6 +1075,21 @@ def test_reads_ahead_by_depth_and_no_further(depth: int) -> None:
     plain = Recorded(12)
     next(iter(plain))
     assert plain.started == 1  # without it, nothing is read ahead
+
+
+def test_a_block_that_was_dropped_is_freed_while_the_next_is_read() -> None:
+    class Patient(Recorded):
+        def iter_from(self, first_block: int = 0) -> Iterator[Block]:
+            for block in super().iter_from(first_block):
+                number = int(block.X[0, 0])
+                yield block
+                del block
+                wait_until(lambda: number not in self.alive)  # noqa: B023
+
+    with prefetched(Patient(4)) as blocks:
+        for _ in range(4):
+            block = next(blocks)
+            del block
 
 
 def test_exception_of_the_reader_surfaces_with_its_traceback() -> None:

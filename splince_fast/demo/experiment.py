@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from splince_fast.demo.professions import ProfessionData
 from splince_fast.exceptions import InputError, NotEnoughDataError
@@ -33,9 +34,9 @@ TRAIN_SHARE: Final = 0.7
 CORRELATION_TOLERANCE: Final = 1e-3
 # That of the two scores of Bolukbasi et al. (2016) over their 320 professions, which the paper used.
 PAPER_CORRELATION: Final = 0.26
-# Share of a feature's variance that counts as none: rounding leaves some 1e-14, while the least of
-# the shipped states is near 1e-3.
-PROBE_TOLERANCE: Final = 1e-10
+# Of the probe, per row, where features have unit variance: of the powers of ten about the one by
+# which the probe finds most of the stereotype in the states as they are.
+PROBE_PENALTY: Final = 1.0
 
 ERASERS: Final[dict[str, Callable[[Moments], Projection]]] = {
     "SAL": lambda moments: sal(moments, erase="stereotype"),
@@ -47,14 +48,14 @@ METHODS: Final = ("Original", *ERASERS)
 
 @dataclass(frozen=True)
 class Split:
-    """Rows of one random split by noun.
+    """Rows of one random split by family of nouns, such as nurse, male nurse, female nurse.
 
     Attributes
     ----------
     train : int array
-        Prompts of the training nouns, all of them unless a correlation was asked for.
+        Prompts of the training families, all of them unless a correlation was asked for.
     test : int array
-        Prompts of the other nouns, as many as leave the two scores uncorrelated.
+        Prompts of the other families, as many as leave the two scores uncorrelated.
     train_correlation, test_correlation : float
         Of the two scores over these prompts.
     """
@@ -104,7 +105,7 @@ class Results:
     train_correlation : float or None
         That was asked for.
     n_train, n_test : int
-        Nouns on each side of a split.
+        Families on each side of a split.
     seed : int
     moments_seconds : float
         To accumulate the moments of a split, on average.
@@ -117,6 +118,11 @@ class Results:
     n_test: int
     seed: int
     moments_seconds: float
+
+    @property
+    def test_ratio(self) -> float:
+        """Held-out families per training family."""
+        return self.n_test / self.n_train
 
     def column(self, method: str, field: str) -> Float:
         """Values of one field of :class:`Outcome`, one per split."""
@@ -137,7 +143,7 @@ def run(
     ----------
     data : ProfessionData
     n_splits : int
-        Random splits by noun; at least 2. Split i is the same however many there are.
+        Random splits by family; at least 2. Split i is the same however many there are.
     seed : int
         Not negative.
     train_correlation : float, optional
@@ -161,7 +167,12 @@ def run(
     n_rows = sum(len(split.train) for split in splits)
     row_bytes = data.activations[:1].nbytes
     moments_seconds = 0.0
-    with Progress(n_rows, n_rows * row_bytes, "training prompts", enabled=progress) as bar:
+    # NumPy's and SciPy's BLAS each keep threads of their own, and at this size they wait for each
+    # other longer than they compute.
+    with (
+        threadpool_limits(1, user_api="blas"),
+        Progress(n_rows, n_rows * row_bytes, "training prompts", enabled=progress) as bar,
+    ):
         for split in splits:
             started = time.perf_counter()
             moments = accumulate(data, split.train)
@@ -169,14 +180,22 @@ def run(
             for method in METHODS:
                 outcomes[method].append(evaluate(data, split, moments, method))
             bar.advance(len(split.train), len(split.train) * row_bytes)
-    n_train = train_nouns(data)
-    n_test = len(data.nouns) - n_train
-    return Results(outcomes, splits, train_correlation, n_train, n_test, seed, moments_seconds)
+    n_families = len(set(data.families))
+    n_train = train_families(n_families)
+    return Results(
+        outcomes,
+        splits,
+        train_correlation,
+        n_train,
+        n_families - n_train,
+        seed,
+        moments_seconds,
+    )
 
 
-def train_nouns(data: ProfessionData) -> int:
-    """Nouns in the training part of a split."""
-    return int(TRAIN_SHARE * len(data.nouns))
+def train_families(n_families: int) -> int:
+    """Families in the training part of a split."""
+    return int(TRAIN_SHARE * n_families)
 
 
 def accumulate(data: ProfessionData, rows: NDArray[np.intp]) -> Moments:
@@ -191,7 +210,7 @@ def accumulate(data: ProfessionData, rows: NDArray[np.intp]) -> Moments:
 def make_split(
     data: ProfessionData, seed: tuple[int, int], train_correlation: float | None = None
 ) -> Split:
-    """Split the nouns at random; thin the held-out prompts until the scores are uncorrelated.
+    """Split the families at random; thin the held-out prompts until the scores are uncorrelated.
 
     Raises
     ------
@@ -199,10 +218,11 @@ def make_split(
         They cannot be, or the training prompts cannot have the correlation that was asked for.
     """
     rng = np.random.default_rng(seed)
-    order = rng.permutation(len(data.nouns))
-    n_train = train_nouns(data)
-    test, test_correlation = thinned(data, order[n_train:], 0.0, rng)
-    train, correlation = thinned(data, order[:n_train], train_correlation, rng)
+    names, family = np.unique(data.families, return_inverse=True)
+    order = rng.permutation(len(names))
+    in_train = np.isin(family, order[: train_families(len(names))])
+    test, test_correlation = thinned(data, np.flatnonzero(~in_train), 0.0, rng)
+    train, correlation = thinned(data, np.flatnonzero(in_train), train_correlation, rng)
     return Split(train, test, correlation, test_correlation)
 
 
@@ -294,21 +314,17 @@ def coefficients(log_odds: Float, z: Float, y: Float) -> tuple[float, float]:
 def probe_r2(train: Float, z_train: Float, test: Float, z_test: Float) -> float:
     """Share of the variance of z that a linear probe explains on held-out rows.
 
-    Ordinary least squares with an intercept and no ridge on features in units of their standard
-    deviation, fitted on `train`; below 0 where it does worse than the mean of `z_test`. A feature
-    of which the others leave less than :data:`PROBE_TOLERANCE` of the variance is left out (the
-    covariance of erased rows is singular, and its rounding error still has a pattern), by a
-    Cholesky factorisation with pivoting.
+    Ridge regression, with an intercept, on features in units of their standard deviation, fitted
+    on `train`, with the penalty :data:`PROBE_PENALTY` per row; so it does not depend on the units
+    of x, and what rounding leaves of an erased direction is not blown up. Below 0 where it does
+    worse than the mean of `z_test`, as an informed guess of the mean does.
     """
-    from scipy.linalg import lapack
-
     mean, scale = train.mean(axis=0), train.std(axis=0)
     scale[scale == 0] = 1.0
     features = (train - mean) / scale
     centre = z_train.mean()
-    factor, pivots, rank, _ = lapack.dpstrf(features.T @ features / len(train), PROBE_TOLERANCE)
-    used = pivots[:rank] - 1
-    against = features[:, used].T @ (z_train - centre) / len(train)
-    weights, _ = lapack.dpotrs(factor[:rank, :rank], against)
-    error = z_test - centre - ((test - mean) / scale)[:, used] @ weights
+    gram = features.T @ features / len(train)
+    against = features.T @ (z_train - centre) / len(train)
+    weights = np.linalg.solve(gram + PROBE_PENALTY * np.eye(len(gram)), against)
+    error = z_test - centre - ((test - mean) / scale) @ weights
     return float(1 - np.sum(error**2) / np.sum((z_test - z_test.mean()) ** 2))

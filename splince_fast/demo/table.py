@@ -1,0 +1,240 @@
+"""The table of the profession experiment, its test, its reading, and the same as JSON."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+
+from splince_fast.demo.experiment import (
+    CORRELATION_TOLERANCE,
+    ERASERS,
+    METHODS,
+    PROBE_PENALTY,
+    Float,
+    Results,
+)
+from splince_fast.demo.professions import ProfessionData
+
+CONFIDENCE: Final = 0.95
+STAR_LEVEL: Final = 0.01
+
+_COLUMNS: Final = (
+    ("exp(beta_stereo)", 19),
+    ("exp(beta_fact)", 21),
+    ("residual z", 10),
+    ("kept y", 6),
+    ("distortion", 10),
+    ("R2 of z", 7),
+    ("seconds", 7),
+)
+
+
+class Interval(NamedTuple):
+    """A mean over splits with its interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def exp(self) -> Interval:
+        """The same of the exponents."""
+        return Interval(*map(float, np.exp(self)))
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+class PairedTest(NamedTuple):
+    """A one-tailed paired t-test of ``mean > 0``.
+
+    Attributes
+    ----------
+    difference, t, p : float
+        Mean difference; t and p with the variance of overlapping splits.
+    p_uncorrected : float
+        As if the splits were independent, which they are not.
+    """
+
+    difference: float
+    t: float
+    p: float
+    p_uncorrected: float
+
+
+def interval(values: Float, test_ratio: float) -> Interval:
+    """Mean and t-interval over random splits, corrected for their overlap.
+
+    The variance of the mean is ``(1 / k + n_test / n_train) s^2``, not ``s^2 / k``: the k splits
+    share most of their data (C. Nadeau and Y. Bengio: Inference for the generalization error,
+    Machine Learning 52, 2003).
+
+    Parameters
+    ----------
+    values : float64 array of shape (k,)
+    test_ratio : float
+        n_test / n_train.
+    """
+    k, mean = len(values), float(values.mean())
+    half = float(stdtrit(k - 1, (1 + CONFIDENCE) / 2)) * _spread(values, test_ratio)
+    return Interval(mean, mean - half, mean + half)
+
+
+def paired_test(first: Float, second: Float, test_ratio: float) -> PairedTest:
+    """Test that `first` is above `second`, pair by pair; `test_ratio` as for :func:`interval`."""
+    values = first - second
+    k, mean = len(values), float(values.mean())
+    t = mean / _spread(values, test_ratio)
+    plain = mean / _spread(values, 0.0)
+    return PairedTest(mean, t, float(stdtr(k - 1, -t)), float(stdtr(k - 1, -plain)))
+
+
+def _spread(values: Float, test_ratio: float) -> float:
+    """Standard error of the mean over overlapping splits."""
+    return float(values.std(ddof=1) * np.sqrt(1 / len(values) + test_ratio))
+
+
+def factual_test(results: Results) -> PairedTest:
+    """Test that SPLINCE's factual coefficient is above LEACE's."""
+    splince, leace = (results.column(method, "factual") for method in ("SPLINCE", "LEACE"))
+    return paired_test(splince, leace, results.test_ratio)
+
+
+def exponents(results: Results, method: str, field: str) -> Interval:
+    """exp of a coefficient with its interval."""
+    return interval(results.column(method, field), results.test_ratio).exp()
+
+
+def heading(data: ProfessionData, results: Results) -> str:
+    """What was run, in two lines."""
+    return (
+        f"{data.model}: {len(data.nouns)} nouns x {len(data.templates)} templates = "
+        f"{len(data.activations):,} prompts, {data.activations.shape[1]} dimensions\n"
+        f"{len(results.splits)} random splits by family of nouns ({results.n_train} train, "
+        f"{results.n_test} held out), seed {results.seed}"
+    )
+
+
+def table(results: Results) -> str:
+    """The figures of one run, one line per method, under a line that says what it was fitted on."""
+    prompts = round(float(np.mean([len(split.train) for split in results.splits])))
+    correlation = float(np.mean([split.train_correlation for split in results.splits]))
+    which = "all" if results.train_correlation is None else "thinned"
+    lines = [
+        f"Fitted on {prompts:,} training prompts ({which}), corr(stereotype, factual) = "
+        f"{correlation:.2f}",
+        "method    " + " ".join(f"{name:>{wide}}" for name, wide in _COLUMNS),
+    ]
+    star = "*" if factual_test(results).p < STAR_LEVEL else ""
+    for method in METHODS:
+        erased = method in ERASERS
+        residual, kept, distortion, probe = (
+            float(results.column(method, field).mean())
+            for field in ("residual", "kept", "distortion", "probe_r2")
+        )
+        cells = (
+            str(exponents(results, method, "stereotype")),
+            f"{exponents(results, method, 'factual')}{star if method == 'SPLINCE' else ' '}",
+            f"{residual:.1e}" if erased else "1",
+            f"{kept:.3f}" if erased else "1",
+            f"{100 * distortion:.2f} %" if erased else "0",
+            f"{probe:.2f}",
+            f"{np.median(results.column(method, 'seconds')):.3f}" if erased else "-",
+        )
+        padded = (f"{cell:>{wide}}" for cell, (_, wide) in zip(cells, _COLUMNS, strict=True))
+        lines.append(f"{method:<9} " + " ".join(padded))
+    return "\n".join(lines)
+
+
+def reading(results: Results) -> str:
+    """Two lines that say what the figures say, beside the paper."""
+    stereo = {method: exponents(results, method, "stereotype") for method in METHODS}
+    listed = ", ".join(f"{method} {stereo[method].mean:.2f}" for method in ERASERS)
+    free = [method for method in ERASERS if stereo[method].low <= 1 <= stereo[method].high]
+    lower = all(
+        abs(np.log(stereo[method].mean)) < abs(np.log(stereo["Original"].mean))
+        for method in ERASERS
+    )
+    mean = {method: float(results.column(method, "factual").mean()) for method in METHODS}
+    shares = ", ".join(f"{method} {mean[method] / mean['Original']:.0%}" for method in ERASERS)
+    test = factual_test(results)
+    found = test.p < STAR_LEVEL
+    kept = float(results.column("LEACE", "kept").mean())
+    return (
+        f"Stereotype: exp(beta) goes from {stereo['Original'].mean:.2f} to {listed}; "
+        f"{'nearer' if lower else 'not always nearer'} to 1, {_as_paper(lower)}; 1 lies in the "
+        f"interval of {', '.join(free) or 'none'}.\n"
+        f"Factual: of beta remain {shares}; SPLINCE - LEACE = {test.difference:+.3f}, p = "
+        f"{test.p:.2g}{' *' if found else ''}, {_as_paper(found)}; LEACE left {kept:.1%} of "
+        "|Cov(x, y)|."
+    )
+
+
+def _as_paper(agrees: bool) -> str:
+    """The paper found both for all of its five models (tables profession_main and _extra)."""
+    return "as in the paper" if agrees else "unlike the paper"
+
+
+def notes(results: Results) -> str:
+    """What the columns are."""
+    correlation = max(abs(split.test_correlation) for split in results.splits)
+    prompts = round(float(np.mean([len(split.test) for split in results.splits])))
+    return "\n".join(
+        (
+            "exp(beta): factor on the odds of he to she per unit of score, from the regression of "
+            "log p(he)/p(she)",
+            f"  on both scores over {prompts:,} held-out prompts, thinned to |corr| < "
+            f"{CORRELATION_TOLERANCE:g} (largest {correlation:.1e}); {CONFIDENCE:.0%} t-interval",
+            "  over splits, widened for their overlap (Nadeau and Bengio 2003)",
+            "residual z, kept y: |Cov(r(x), .)| / |Cov(x, .)| on the training prompts; distortion: "
+            "share of their variance",
+            "R2 of z: on the held-out prompts, of a ridge regression on the training prompts "
+            f"(features standardised,",
+            f"  penalty {PROBE_PENALTY:g} per row); seconds: to fit from the moments and to apply "
+            "to every prompt (median)",
+            f"*: factual coefficient above LEACE's at the {STAR_LEVEL:.0%} level, one-tailed paired "
+            "t-test with the same correction",
+        )
+    )
+
+
+def to_dict(data: ProfessionData, runs: list[Results]) -> dict[str, Any]:
+    """Everything as plain numbers, strings, lists and dictionaries, ready for JSON."""
+    return {
+        "model": data.model,
+        "n_nouns": len(data.nouns),
+        "n_templates": len(data.templates),
+        "n_features": data.activations.shape[1],
+        "runs": [_run_to_dict(results) for results in runs],
+    }
+
+
+def _run_to_dict(results: Results) -> dict[str, Any]:
+    """One run."""
+    return {
+        "seed": results.seed,
+        "train_correlation": results.train_correlation,
+        "n_train_families": results.n_train,
+        "n_test_families": results.n_test,
+        "moments_seconds": results.moments_seconds,
+        "splits": [
+            {
+                "train_prompts": len(split.train),
+                "test_prompts": len(split.test),
+                "train_correlation": split.train_correlation,
+                "test_correlation": split.test_correlation,
+            }
+            for split in results.splits
+        ],
+        "methods": {
+            method: {
+                "exp_beta_stereo": exponents(results, method, "stereotype")._asdict(),
+                "exp_beta_fact": exponents(results, method, "factual")._asdict(),
+                "per_split": [dict(vars(outcome)) for outcome in results.outcomes[method]],
+            }
+            for method in METHODS
+        },
+        "splince_above_leace": factual_test(results)._asdict(),
+        "reading": reading(results).splitlines(),
+    }

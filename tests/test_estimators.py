@@ -1,0 +1,1131 @@
+"""The scikit-learn estimators: the same erasers behind scikit-learn's manners."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import sklearn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
+from sklearn.covariance import OAS
+from sklearn.exceptions import NotFittedError, UnsetMetadataPassedError
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, KFold, cross_validate
+from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import splince_fast as sf
+from splince_fast import LEACE, SAL, SPLINCE, MeanProjection, estimators
+from splince_fast.exceptions import (
+    ConstantVariableError,
+    IncompatibleMomentsError,
+    InfeasibleError,
+    InputError,
+    LabelError,
+    NonFiniteError,
+    NotEnoughDataError,
+    NothingErasedWarning,
+    SplinceError,
+)
+
+pytestmark = pytest.mark.filterwarnings("error")
+fast = settings(max_examples=25, deadline=None)
+
+EPS = float(np.finfo(np.float64).eps)
+EPS32 = float(np.finfo(np.float32).eps)
+CLASSES = (SPLINCE, LEACE, SAL, MeanProjection)
+Data = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def make_data(
+    n: int = 400, d: int = 6, seed: int = 0, classes: int = 3, dtype: Any = np.float64
+) -> Data:
+    """Rows with a linear trace of a concept z and of a task y that goes along with it."""
+    rng = np.random.default_rng(seed)
+    z = rng.integers(0, classes, size=n)
+    y = np.where(rng.random(n) < 0.7, z % 2, rng.integers(0, 2, size=n))
+    X = rng.normal(size=(n, d)) @ (np.eye(d) + 0.3 * rng.normal(size=(d, d)))
+    X += rng.normal(size=(classes, d))[z] + rng.normal(size=(2, d))[y] + 3.0
+    return X.astype(dtype), y, z
+
+
+@pytest.fixture
+def data() -> Data:
+    return make_data()
+
+
+def rounding(estimator: Any, eps: float = EPS) -> float:
+    """How far two ways to the same projection may be apart, relative to its norm.
+
+    8 d eps (kappa + q) / s, the forward error of the closed form, with kappa the condition number
+    of Cov(x), q that of the whitened cross-covariances and s the sine of the smallest angle. The
+    sums behind the moments are off by a few eps of theirs, which the constant covers.
+    """
+    kappa = float(np.linalg.cond(estimator.moments_.covariance(ddof=0)))
+    q = 1.0
+    for variable in estimator.report_.variables:
+        values = variable.singular_values
+        q = max(q, values[0] / values[variable.rank - 1]) if variable.rank else q
+    return 8 * estimator.n_features_in_ * eps * (kappa + q) * estimator.report_.amplification
+
+
+def distance(a: Any, b: Any) -> float:
+    """Relative distance of two projections, their means included."""
+    a, b = (getattr(e, "projection_", e) for e in (a, b))
+    gap = np.linalg.norm(a.matrix() - b.matrix()) / np.linalg.norm(a.matrix())
+    return float(gap + np.linalg.norm(a.mean - b.mean) / np.linalg.norm(a.mean))
+
+
+def same(a: Any, b: Any, eps: float = EPS) -> bool:
+    return distance(a, b) <= rounding(a, eps)
+
+
+def covariance(X: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Cov(x, labels), labels as indicators of their classes."""
+    indicators = (labels[:, None] == np.unique(labels)).astype(float)
+    return (X - X.mean(axis=0)).T @ indicators / len(X)
+
+
+# --- what they compute --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("estimator", "method"),
+    [
+        (SPLINCE(max_amplification=50, shrinkage=0.1, solver="eigh"),
+         lambda m: sf.splince(m, erase="concept", keep="task", max_amplification=50,
+                              shrinkage=0.1, solver="eigh")),
+        (LEACE(null_space="drop", shrinkage="oas", rank_tol=1e-3),
+         lambda m: sf.leace(m, erase="concept", null_space="drop", shrinkage="oas",
+                            rank_tol=1e-3)),
+        (SAL(rank_tol=0.5), lambda m: sf.sal(m, erase="concept", rank_tol=0.5)),
+        (MeanProjection(rank_tol=0.5),
+         lambda m: sf.mean_projection(m, erase="concept", rank_tol=0.5)),
+    ],
+)  # fmt: skip
+def test_each_is_its_method_with_all_its_parameters(
+    data: Data, estimator: Any, method: Callable[[sf.Moments], sf.Projection]
+) -> None:
+    X, y, z = data
+    expected = method(sf.Moments().update(X, {"concept": z, "task": y}))
+    estimator.fit(X, y, concept=z)
+    assert np.array_equal(estimator.projection_.left, expected.left)
+    assert np.array_equal(estimator.projection_.right, expected.right)
+    assert np.array_equal(estimator.transform(X), expected(X))
+    assert estimator.report_ == expected.report
+    assert estimator.report_.method == type(estimator).__name__
+    default = clone(estimator).set_params(**type(estimator)().get_params()).fit(X, y, concept=z)
+    assert distance(default, estimator) > 1e-6  # control: the parameters have an effect
+
+
+def test_the_parameters_are_those_of_the_methods() -> None:
+    for estimator, method in zip(
+        CLASSES, (sf.splince, sf.leace, sf.sal, sf.mean_projection), strict=True
+    ):
+        known = inspect.signature(method).parameters
+        own = {k: v for k, v in estimator().get_params().items() if k in known}
+        assert own == {k: known[k].default for k in own}
+        assert set(estimator().get_params()) - set(own) == {"kinds", "concept_from"}
+        if estimator is not SAL:  # which keeps nothing here, so it needs no policy for that
+            assert set(own) == set(known) - {"moments", "erase", "keep"}
+
+
+def test_splince_erases_the_concept_and_keeps_the_task(data: Data) -> None:
+    X, y, z = data
+    clean = SPLINCE().fit_transform(X, y, concept=z)
+    size = np.abs(covariance(X, z)).max()
+    # A covariance of n rows of size |x| is off by |x| eps times a few.
+    tolerance = 64 * EPS * np.abs(X).max() * X.shape[1]
+    assert np.abs(covariance(clean, z)).max() < tolerance < 1e-6 * size
+    assert np.abs(covariance(clean, y) - covariance(X, y)).max() < tolerance
+    lost = LEACE().fit_transform(X, y, concept=z)
+    assert np.abs(covariance(lost, y) - covariance(X, y)).max() > 1e-3  # control
+
+
+@pytest.mark.parametrize("kind", [LEACE, SAL, MeanProjection])
+def test_only_splince_looks_at_y(kind: Any, data: Data) -> None:
+    X, y, z = data
+    plain, given_y = kind().fit(X, concept=z), kind().fit(X, "any nonsense", concept=z)
+    assert np.array_equal(plain.projection_.matrix(), given_y.projection_.matrix())
+    assert given_y.kept_ is None
+    assert list(given_y.moments_.variables) == ["concept"]
+    assert distance(SPLINCE().fit(X, y, concept=z), SPLINCE().fit(X, y[::-1], concept=z)) > 1e-3
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_dtype_is_preserved_and_inputs_are_untouched(kind: Any, dtype: Any) -> None:
+    X, y, z = make_data(dtype=dtype)
+    weight = np.linspace(0, 2, len(X))
+    arguments = X, y, z, weight
+    before = [a.copy() for a in arguments]
+    for array in arguments:
+        array.flags.writeable = False
+    estimator = kind().fit(X, y, concept=z, sample_weight=weight)
+    clean = estimator.transform(X)
+    estimator.partial_fit(X, y, concept=z, sample_weight=weight)
+    assert clean.dtype == dtype
+    assert clean is not X
+    assert all(np.array_equal(a, b) for a, b in zip(arguments, before, strict=True))
+    assert estimator.transform((X * 10).astype(np.int32)).dtype == np.float64
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_fit_reads_the_array_itself_once(
+    kind: Any, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No copy and no second pass: fitting costs what the moments and the method cost."""
+    X, y, z = make_data(dtype=dtype)
+    seen = []
+    update = sf.Moments.update
+
+    def spy(self: sf.Moments, rows: Any, *args: Any, **kwargs: Any) -> sf.Moments:
+        seen.append(rows)
+        return update(self, rows, *args, **kwargs)
+
+    monkeypatch.setattr(sf.Moments, "update", spy)
+    kind().fit(X, y, concept=z)
+    assert len(seen) == 1
+    assert np.shares_memory(seen[0], X)
+    assert seen[0].shape == X.shape
+
+
+# --- one pass in any split ----------------------------------------------------------------------
+
+
+@st.composite
+def splits(draw: st.DrawFn, n: int = 120) -> list[slice]:
+    """Blocks of any size, empty ones included, that cover n rows in order."""
+    bounds = sorted(draw(st.lists(st.integers(0, n), max_size=12)))
+    return [slice(a, b) for a, b in zip([0, *bounds], [*bounds, n], strict=True)]
+
+
+@fast
+@given(splits(), st.sampled_from(CLASSES), st.booleans(), st.integers(0, 99))
+def test_last_batch_smaller_than_needed_and_any_other_split(
+    blocks: list[slice], kind: Any, weighted: bool, seed: int
+) -> None:
+    """Any batch size, also of one row and of none, gives what one fit gives."""
+    X, y, z = make_data(120, seed=seed)
+    weight = np.random.default_rng(seed).integers(0, 3, size=120) if weighted else None
+    whole = kind().fit(X, y, concept=z, sample_weight=weight)
+    parts = kind()
+    for block in blocks:
+        w = None if weight is None else weight[block]
+        parts.partial_fit(X[block], y[block], concept=z[block], sample_weight=w)
+    assert same(whole, parts)
+    assert whole.n_samples_seen_ == parts.n_samples_seen_
+    assert whole.report_.rank == parts.report_.rank
+
+
+def test_control_a_lost_block_is_seen(data: Data) -> None:
+    X, y, z = data
+    assert not same(SPLINCE().fit(X, y, concept=z), SPLINCE().fit(X[:-1], y[:-1], concept=z[:-1]))
+
+
+def test_float32_blocks_agree_to_float32_rounding() -> None:
+    X, y, z = make_data(5000, dtype=np.float32)
+    whole, parts = SPLINCE().fit(X, y, concept=z), SPLINCE()
+    for rows in np.array_split(np.arange(5000), 7):
+        parts.partial_fit(X[rows], y[rows], concept=z[rows])
+    assert same(whole, parts, EPS32)
+
+
+def test_partial_fit_goes_on_after_fit(data: Data) -> None:
+    X, y, z = data
+    estimator = SPLINCE().fit(X[:300], y[:300], concept=z[:300])
+    before = estimator.projection_
+    estimator.partial_fit(X[300:], y[300:], concept=z[300:])
+    assert estimator.projection_ is not before
+    assert same(SPLINCE().fit(X, y, concept=z), estimator)
+
+
+def test_fit_forgets(data: Data) -> None:
+    X, y, z = data
+    frame = pd.DataFrame(X, columns=list("abcdef"))
+    estimator = SPLINCE().fit(frame, {"other": y}, concept={"name": z})
+    estimator.fit(X[:, :4], y, concept=z)
+    assert not hasattr(estimator, "feature_names_in_")
+    assert estimator.n_features_in_ == 4
+    assert (estimator.erased_, estimator.kept_) == (["concept"], ["task"])
+    assert same(SPLINCE().fit(X[:, :4], y, concept=z), estimator)
+
+
+def failures(X: np.ndarray, y: Any, z: Any) -> Iterator[dict[str, Any]]:
+    """Arguments that no fit can use."""
+    good = {"X": X, "y": y, "concept": z}
+    broken = X.copy()
+    broken[3, 2] = np.nan
+    yield good | {"X": broken}
+    yield good | {"X": X[:, 0]}
+    yield good | {"X": X[:5]}
+    yield good | {"X": X.astype(complex)}
+    yield good | {"concept": None}
+    yield good | {"concept": np.full(len(X), 1j)}
+    yield good | {"sample_weight": -np.ones(len(X))}
+    yield good | {"concept": {"task": z}}
+    yield good | {"concept": {}}
+
+
+@pytest.mark.parametrize("verb", ["fit", "partial_fit"])
+def test_a_failed_call_changes_nothing(verb: str, data: Data) -> None:
+    X, y, z = data
+    estimator = SPLINCE().fit(pd.DataFrame(X, columns=list("abcdef")), y, concept=z)
+    before = estimator.__dict__.copy()
+    state = pickle.dumps(estimator.moments_)
+    count = 0
+    for arguments in failures(X, y, z):
+        with warnings.catch_warnings():  # of arrays after a frame, by scikit-learn
+            warnings.simplefilter("ignore", UserWarning)
+            with pytest.raises(SplinceError):
+                getattr(estimator, verb)(**arguments)
+        assert estimator.__dict__ == before
+        assert pickle.dumps(estimator.moments_) == state
+        count += 1
+    assert count == 9
+
+
+def test_a_failed_first_call_leaves_an_unfitted_estimator(data: Data) -> None:
+    X, y, z = data
+    for verb in ("fit", "partial_fit"):
+        for arguments in failures(X, y, z):
+            estimator = SPLINCE()
+            with pytest.raises(SplinceError):
+                getattr(estimator, verb)(**arguments)
+            assert vars(estimator) == vars(SPLINCE())
+
+
+def test_errors_that_need_all_the_data_wait_until_the_projection_is_needed(data: Data) -> None:
+    X, y, z = data
+    one = z == 0
+    estimator = SPLINCE().partial_fit(X[one], y[one], concept=z[one])
+    with pytest.raises(ConstantVariableError, match="single value"):
+        estimator.transform(X)
+    estimator.partial_fit(X[~one], y[~one], concept=z[~one])
+    order = np.concatenate([np.flatnonzero(one), np.flatnonzero(~one)])
+    assert same(SPLINCE().fit(X[order], y[order], concept=z[order]), estimator)
+    with pytest.raises(ConstantVariableError, match="single value"):
+        SPLINCE().fit(X[one], y[one], concept=z[one])
+
+
+@pytest.mark.parametrize("name", ["projection_", "report_", "n_samples_seen_"])
+def test_unfitted(name: str, data: Data) -> None:
+    for estimator in (LEACE(), SPLINCE(shrinkage=0.5)):
+        assert not hasattr(estimator, name)
+        with pytest.raises(NotFittedError):
+            getattr(estimator, name)
+        with pytest.raises(NotFittedError):
+            estimator.transform(data[0])
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_copies_go_on_alone(copier: Callable[[Any], Any], lazy: bool, data: Data) -> None:
+    X, y, z = data
+    estimator = SPLINCE(shrinkage=0.2)
+    getattr(estimator, "partial_fit" if lazy else "fit")(X[:200], y[:200], concept=z[:200])
+    twin = copier(estimator)
+    assert np.array_equal(twin.transform(X), estimator.transform(X))
+    twin.partial_fit(X[200:], y[200:], concept=z[200:])
+    assert estimator.n_samples_seen_ == 200
+    assert same(SPLINCE(shrinkage=0.2).fit(X, y, concept=z), twin)
+
+
+# --- merging ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_merge_equals_fitting_to_both(kind: Any, data: Data) -> None:
+    X, y, z = data
+    a = kind().fit(X[:150], y[:150], concept=z[:150])
+    b = kind().partial_fit(X[150:], y[150:], concept=z[150:])
+    state = pickle.dumps(b.moments_)
+    assert a.merge(b) is a
+    assert same(kind().fit(X, y, concept=z), a)
+    assert pickle.dumps(b.moments_) == state
+    assert a.n_samples_seen_ == 400
+
+
+def test_classes_absent_from_the_first_batch_or_from_one_worker() -> None:
+    """The class table grows, and a merge aligns classes by name, not by position."""
+    X, y, codes = make_data(300, classes=4)
+    z = np.array(["delta", "alpha", "charlie", "bravo"])[codes]
+    whole = SPLINCE().fit(X, y, concept=z)
+    assert whole.report_.rank == 3
+    left, right = np.isin(z, ["delta", "alpha"]), np.isin(z, ["bravo", "charlie"])
+    order = np.concatenate([np.flatnonzero(left), np.flatnonzero(right)])
+    stream = SPLINCE()
+    for rows in (left, right):
+        stream.partial_fit(X[rows], y[rows], concept=z[rows])
+    workers = [SPLINCE().partial_fit(X[r], y[r], concept=z[r]) for r in (right, left)]
+    merged = workers[0].merge(workers[1])
+    expected = SPLINCE().fit(X[order], y[order], concept=z[order])
+    assert same(expected, stream)
+    assert same(expected, merged)
+    counts = {name: int((z == name).sum()) for name in np.unique(z)}
+    assert merged.moments_.class_counts("concept") == counts
+    # Control: by position, "alpha" and "delta" of one worker would be classes of the other.
+    mixed = np.where(left, np.where(z == "delta", "charlie", "bravo"), z)
+    assert not same(expected, SPLINCE().fit(X[order], y[order], concept=mixed[order]))
+
+
+def test_merge_refuses_what_does_not_belong_together(data: Data) -> None:
+    X, y, z = data
+    fitted = LEACE().fit(X, concept=z)
+    frame = pd.DataFrame(X, columns=list("abcdef"))
+    continuous = LEACE().fit(X, concept=z.astype(float))
+    for other in (
+        SAL().fit(X, concept=z),
+        LEACE().fit(X[:, :3], concept=z),
+        LEACE().fit(frame, concept=z),
+        LEACE().fit(X, concept={"other": z}),
+        continuous,
+    ):
+        with pytest.raises(IncompatibleMomentsError):
+            fitted.merge(other)  # type: ignore[arg-type]
+    with pytest.raises(NotFittedError):
+        fitted.merge(LEACE())
+    with pytest.raises(NotFittedError):
+        LEACE().merge(fitted)
+    assert fitted.n_samples_seen_ == len(X)
+
+
+# --- the concept and the task -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("verb", ["fit", "partial_fit", "fit_transform"])
+def test_y_never_silently_becomes_the_concept(kind: Any, verb: str, data: Data) -> None:
+    X, y, _ = data
+    with pytest.raises(InputError, match=r"concept=z.*pipeline.*never silently.*concept_from"):
+        getattr(kind(), verb)(X, y)
+    with pytest.raises(InputError, match=f"{kind.__name__.lower()}__concept=z"):
+        make_pipeline(kind(), LogisticRegression()).fit(X, y)
+    with pytest.raises(TypeError):
+        kind().fit(X, y, y)  # the concept is a keyword
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_the_explicit_opt_in(kind: Any, data: Data) -> None:
+    X, y, z = data
+    opted = kind(concept_from="y").fit(X, z)
+    if kind is SPLINCE:  # without a task SPLINCE is LEACE, and says so
+        assert opted.report_.method == "LEACE"
+        assert np.array_equal(opted.transform(X), LEACE().fit_transform(X, concept=z))
+    else:
+        assert np.array_equal(opted.transform(X), kind().fit_transform(X, concept=z))
+    with pytest.raises(InputError, match="given a concept, too"):
+        kind(concept_from="y").fit(X, y, concept=z)
+    with pytest.raises(InputError, match=r"requires y .* target y is None"):
+        kind(concept_from="y").fit(X)
+    with pytest.raises(InputError, match="must be None or 'y'"):
+        kind(concept_from="x").fit(X, y, concept=z)
+
+
+def test_splince_needs_a_task(data: Data) -> None:
+    X, y, z = data
+    with pytest.raises(InputError, match=r"requires y .* LEACE erases without"):
+        SPLINCE().fit(X, concept=z)
+    with pytest.raises(ConstantVariableError, match="'task', to be kept"):
+        SPLINCE().fit(X, np.zeros(len(X), dtype=int), concept=z)
+    with pytest.raises(InfeasibleError, match=r"'task' while it erases 'concept'"):
+        SPLINCE().fit(X, z, concept=z)
+
+
+def containers(table: dict[str, np.ndarray]) -> list[Any]:
+    return [table, pd.DataFrame(table), pl.DataFrame(table), pa.table(table)]
+
+
+def test_several_concepts_and_tasks_from_any_container() -> None:
+    rng = np.random.default_rng(5)
+    X, y, z = make_data(500, d=10)
+    concepts = {"gender": z, "age": rng.normal(40, 9, size=500)}
+    tasks = {"job": y.astype(str), "score": rng.normal(size=500)}
+    X = X + np.outer(concepts["age"] / 9, rng.normal(size=10))
+    X += np.outer(tasks["score"], rng.normal(size=10))
+    moments = sf.Moments().update(X, concepts | tasks)
+    expected = sf.splince(moments, erase=["gender", "age"], keep=["job", "score"])
+    for concept, task in zip(containers(concepts), containers(tasks), strict=True):
+        fitted = SPLINCE().fit(X, task, concept=concept)
+        assert distance(fitted, expected) <= rounding(fitted)
+        assert (fitted.erased_, fitted.kept_) == (list(concepts), list(tasks))
+    alone = SPLINCE().fit(X, tasks, concept={"gender": z})
+    assert distance(alone, expected) > 1e-3  # control: age is erased, too
+
+
+def test_single_columns_are_named_by_their_role(data: Data) -> None:
+    """So that a Series and an array may alternate, whatever the Series is called."""
+    X, y, z = data
+    whole = SPLINCE().fit(X, pd.Series(y, name=0), concept=pd.Series(z, name="gender"))
+    mixed = SPLINCE().partial_fit(X[:50], y[:50].tolist(), concept=pl.Series(z[:50]))
+    mixed.partial_fit(X[50:], y[50:], concept=z[50:, None])
+    assert (whole.erased_, whole.kept_) == (["concept"], ["task"])
+    assert same(whole, mixed)
+
+
+def test_blocks_name_the_same_variables(data: Data) -> None:
+    X, y, z = data
+    estimator = SPLINCE().fit(X, y, concept={"a": z, "b": z % 2})
+    estimator.partial_fit(X, y, concept={"b": z % 2, "a": z})  # in any order
+    with pytest.raises(LabelError, match=r"erased \['a', 'b'\].*given \['a'\]"):
+        estimator.partial_fit(X, y, concept={"a": z})
+    with pytest.raises(LabelError, match=r"kept \['task'\]"):
+        estimator.partial_fit(X, {"job": y}, concept={"a": z, "b": z % 2})
+    assert estimator.n_samples_seen_ == 800
+
+
+def test_ambiguous_labels_are_refused(data: Data) -> None:
+    X, y, z = data
+    with pytest.raises(LabelError, match="both hold a variable 'same'"):
+        SPLINCE().fit(X, {"same": y}, concept={"same": z})
+    twice = pd.DataFrame(np.stack([z, z], axis=1), columns=["a", "a"])
+    with pytest.raises(LabelError, match="two columns of one name"):
+        LEACE().fit(X, concept=twice)
+    with pytest.raises(InputError, match="holds no variable"):
+        LEACE().fit(X, concept=pd.DataFrame(index=range(len(X))))
+    with pytest.raises(LabelError, match="not a string but int"):
+        LEACE().fit(X, concept=pd.DataFrame({0: z}))
+    with pytest.raises(LabelError, match="collect"):
+        LEACE().fit(X, concept=pl.LazyFrame({"a": z}))
+    with pytest.raises(LabelError, match="continuous"):
+        LEACE().fit(X, concept=z).partial_fit(X, concept=z.astype(float))
+
+
+# --- cases from the field -----------------------------------------------------------------------
+
+
+def test_integer_labels_are_classes_unless_told_otherwise(data: Data) -> None:
+    """Labels 0..2 as one number would erase one direction and leave the concept readable."""
+    X, _, z = data
+    fitted = LEACE().fit(X, concept=z)
+    assert fitted.projection_.rank == 2
+    assert np.abs(covariance(fitted.transform(X), z)).max() < 1e-12 * np.abs(X).max() * 10
+    number = LEACE(kinds={"concept": "continuous"}).fit(X, concept=z)
+    assert number.projection_.rank == 1
+    assert np.abs(covariance(number.transform(X), z)).max() > 1e-2
+
+
+def test_duplicated_concept_columns_erase_nothing_more() -> None:
+    X, y, z = make_data(500, d=10, classes=4)
+    one_hot = (z[:, None] == np.arange(4)).astype(float)
+    once = SPLINCE().fit(X, y, concept=z)
+    blocks = SPLINCE().fit(X, y, concept=np.concatenate([one_hot, one_hot], axis=1))
+    frame = pd.DataFrame({"a": z, "b": z.astype(str), "c": z == 2})
+    assert once.projection_.rank == blocks.projection_.rank == 3
+    for other in (blocks, SPLINCE().fit(X, y, concept=frame)):
+        assert same(once, other)
+    random = SPLINCE().fit(X, y, concept={"a": z, "b": np.random.default_rng(0).permutation(z)})
+    assert random.projection_.rank == 6  # control: another variable is no duplicate
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"solver": "SPLINCE"}, "'auto', 'cholesky', 'eigh'"),
+        ({"null_space": "erase"}, "'keep', 'drop'"),
+        ({"on_infeasible": "leace"}, "'raise', 'drop'"),
+        ({"shrinkage": "ledoit"}, "'oas'"),
+        ({"rank_tol": 1.5}, r"\[0, 1\)"),
+        ({"max_amplification": 0.5}, "at least 1"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["fit", "partial_fit"])
+def test_unknown_choices_are_refused_at_fit(
+    wrong: dict[str, Any], named: str, verb: str, data: Data
+) -> None:
+    """Before the data are read, and listing the choices; the constructor only stores."""
+    _, y, z = data
+    with pytest.raises(ValueError, match=named):
+        getattr(SPLINCE(**wrong), verb)("no data", y, concept=z)
+
+
+def test_labels_of_one_dimension_are_accepted(data: Data) -> None:
+    X, y, z = data
+    flat = SPLINCE().fit(X, y, concept=z)
+    for shape in ((-1, 1), (-1,)):
+        other = SPLINCE().fit(X, y.reshape(shape), concept=z.reshape(shape))
+        assert np.array_equal(flat.projection_.matrix(), other.projection_.matrix())
+    continuous = SPLINCE().fit(X, y.astype(float), concept=X[:, 0].copy())
+    assert continuous.projection_.rank == 1
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_integer_labels_of_any_number_of_classes(classes: int) -> None:
+    X, _, z = make_data(500, d=9, classes=classes)
+    assert LEACE().fit(X, concept=z).projection_.rank == classes - 1
+
+
+def test_no_assert_guards_the_user() -> None:
+    """Assertions vanish under ``python -O``."""
+    nodes = list(ast.walk(ast.parse(inspect.getsource(estimators))))
+    assert not any(isinstance(node, ast.Assert) for node in nodes)
+    raised = [n.exc for n in nodes if isinstance(n, ast.Raise) and isinstance(n.exc, ast.Call)]
+    assert len(raised) > 10
+    for call in raised:
+        assert isinstance(call.func, ast.Name)
+        if call.func.id not in ("NotImplementedError", "error"):
+            assert issubclass(getattr(estimators, call.func.id), SplinceError)
+
+
+def test_orientation_of_the_matrix(data: Data) -> None:
+    """Users probe an eraser with basis vectors: rows are X @ P.T + offset."""
+    X, y, z = data
+    fitted = SPLINCE().fit(X, y, concept=z)
+    P, offset = fitted.projection_.matrix(), fitted.projection_.offset
+    assert np.linalg.norm(P - P.T) > 0.1
+    probes = np.concatenate([np.zeros((1, 6)), np.eye(6)])
+    found = fitted.transform(probes)
+    tolerance = 64 * EPS * np.linalg.norm(P) * np.linalg.norm(fitted.projection_.mean)
+    assert np.allclose(found[0], offset, rtol=0, atol=tolerance)
+    assert np.allclose((found[1:] - found[0]).T, P, rtol=0, atol=tolerance)
+    assert np.allclose(fitted.transform(X), X @ P.T + offset, rtol=0, atol=64 * tolerance)
+    assert not np.allclose(fitted.transform(X), X @ P + offset, rtol=0, atol=1e-3)
+
+
+def test_class_present_only_in_the_test_data(data: Data) -> None:
+    X, y, z = data
+    seen = z < 2
+    fitted = SPLINCE().fit(X[seen], y[seen], concept=z[seen])
+    clean = fitted.transform(X)
+    assert list(inspect.signature(fitted.transform).parameters) == ["X"]
+    assert np.array_equal(clean, fitted.projection_(X))
+
+
+def test_missing_values_are_named_and_missing_labels_are_used(data: Data) -> None:
+    X, y, z = data
+    broken = X.copy()
+    broken[[7, 11], [0, 3]] = np.nan, np.inf
+    with pytest.raises(NonFiniteError, match=r"2 of 400 rows \(rows 7, 11\)"):
+        LEACE().fit(broken, concept=z)
+    labels = [None if i % 3 == 0 else str(v) for i, v in enumerate(z)]
+    fitted = LEACE().fit(X, concept=labels)
+    assert fitted.n_samples_seen_ == len(X)
+    assert sum(fitted.moments_.class_counts("concept").values()) == 266
+    assert np.array_equal(fitted.moments_.covariance(), LEACE().fit(X, concept=z).moments_
+                          .covariance())  # fmt: skip
+    known = np.arange(len(X)) % 3 > 0
+    dropped = LEACE().fit(X[known], concept=z[known])
+    assert not same(dropped, fitted)  # their rows count for the covariance of X
+    # What is erased is the covariance over the labelled rows, whatever S is.
+    residual = fitted.projection_.matrix() @ covariance(X[known], z[known])
+    assert np.abs(residual).max() < 64 * EPS * np.abs(X).max() * 6
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_no_variance_at_all(kind: Any) -> None:
+    """A zero covariance and constant features: the identity, finite, with a warning."""
+    X, (y, z) = np.full((20, 3), 7.25), np.random.default_rng(0).integers(0, 2, size=(2, 20))
+    with pytest.warns(NothingErasedWarning, match="no linear trace"):
+        fitted = kind().fit(X, y, concept=z)
+    assert fitted.projection_.rank == 0
+    assert np.array_equal(fitted.transform(X), X)
+    assert np.isfinite(fitted.report_.distortion)
+
+
+@pytest.mark.parametrize("kind", [LEACE, SAL, MeanProjection])
+def test_constant_features_stay_as_they_are(kind: Any, data: Data) -> None:
+    X, _, z = data
+    X = np.insert(X, 2, -3.0, axis=1)
+    clean = kind().fit_transform(X, concept=z)
+    assert np.array_equal(clean[:, 2], X[:, 2])
+    rest = kind().fit_transform(np.delete(X, 2, axis=1), concept=z)
+    assert np.allclose(np.delete(clean, 2, axis=1), rest, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", [LEACE, SAL, MeanProjection])
+def test_two_rows_and_one(kind: Any) -> None:
+    X = np.array([[1.0, 2.0, 5.0], [3.0, -1.0, 5.0]])
+    clean = kind().fit_transform(X, concept=["a", "b"])
+    assert np.allclose(clean, X.mean(axis=0), rtol=0, atol=8 * EPS * 5)
+    with pytest.raises(InputError, match="1 sample"):
+        kind().fit(X[:1], concept=["a"])
+    streamed = kind().partial_fit(X[:1], concept=["a"])
+    with pytest.raises(ConstantVariableError):
+        _ = streamed.projection_
+    assert np.allclose(streamed.partial_fit(X[1:], concept=["b"]).transform(X), clean)
+
+
+@pytest.mark.parametrize(("n", "d"), [(30, 6), (200, 40), (25, 40)])
+def test_shrinkage_formula_is_that_of_scikit_learn(n: int, d: int) -> None:
+    X, y, z = make_data(n, d=d, seed=n)
+    expected = OAS().fit(X).shrinkage_
+    oas = LEACE(shrinkage="oas").fit(X, concept=z)
+    # A ratio of sums of d^2 squares, each good to a few eps, over a difference of such.
+    assert oas.report_.shrinkage == pytest.approx(expected, rel=1e-10)
+    assert 0 < expected <= 1
+    given_share = LEACE(shrinkage=expected).fit(X, concept=z)
+    assert np.linalg.norm(oas.projection_.matrix() - given_share.projection_.matrix()) < 1e-8
+    clean = oas.transform(X)
+    assert np.abs(covariance(clean, z)).max() < 1e-11 * np.abs(X).max()  # exact for any share
+
+
+def test_one_hot_task_with_or_without_its_last_column() -> None:
+    X, _, z = make_data(500, d=10)
+    y = np.random.default_rng(1).integers(0, 4, size=500)
+    X = X + np.random.default_rng(2).normal(size=(4, 10))[y]
+    one_hot = (y[:, None] == np.arange(4)).astype(int)
+    names = SPLINCE().fit(X, y, concept=z)
+    for task in (one_hot, one_hot[:, :-1], one_hot[:, 1:].astype(bool), pd.get_dummies(y, "y")):
+        assert same(names, SPLINCE().fit(X, task, concept=z))
+    assert not same(names, SPLINCE().fit(X, one_hot[:, :2], concept=z))  # control
+
+
+def test_cascade_and_joint_fit() -> None:
+    """One eraser after the other erases both, but moves more, and loses what the first kept."""
+    rng = np.random.default_rng(3)
+    X, y, a = make_data(600, d=10)
+    b = np.where(rng.random(600) < 0.6, y, rng.integers(0, 2, size=600))
+    X = X + np.outer(b, rng.normal(size=10))
+    tolerance = 1e-12 * np.abs(X).max() * 10
+    joint = LEACE().fit_transform(X, concept={"a": a, "b": b})
+    first = LEACE().fit_transform(X, concept=a)
+    cascade = LEACE().fit_transform(first, concept=b)
+    for clean in (joint, cascade):
+        assert np.abs(covariance(clean, a)).max() < tolerance
+        assert np.abs(covariance(clean, b)).max() < tolerance
+    moved = [float(np.sum((clean - X) ** 2)) for clean in (joint, cascade)]
+    assert moved[0] < moved[1] * (1 - 1e-6)
+    kept_jointly = SPLINCE().fit_transform(X, y, concept={"a": a, "b": b})
+    staged = LEACE().fit_transform(SPLINCE().fit_transform(X, y, concept=a), concept=b)
+    assert np.abs(covariance(kept_jointly, y) - covariance(X, y)).max() < tolerance * 10
+    assert np.abs(covariance(staged, y) - covariance(X, y)).max() > 1e-2
+
+
+def test_a_name_is_not_its_characters(data: Data) -> None:
+    X, y, z = data
+    moments = sf.Moments().update(X, {"sex": z, "s": y, "e": y, "x": y})
+    fitted = LEACE.from_moments(moments, erase="sex")
+    assert [v.name for v in fitted.report_.variables] == ["sex"]
+    assert same(fitted, LEACE().fit(X, concept=z))
+    with pytest.raises(LabelError, match=r"'concept' is 'sex', not a column"):
+        LEACE().fit(X, concept="sex")
+
+
+# --- frames and feature names -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_pandas_in_pandas_out(kind: Any, dtype: Any) -> None:
+    X, y, z = make_data(dtype=dtype)
+    index = pd.Index([f"row{i}" for i in range(len(X))])
+    frame = pd.DataFrame(X, columns=list("abcdef"), index=index)
+    estimator = kind().set_output(transform="pandas")
+    clean = estimator.fit_transform(frame, y, concept=pd.Series(z, index=index))
+    assert isinstance(clean, pd.DataFrame)
+    assert list(clean.columns) == list(estimator.get_feature_names_out()) == list("abcdef")
+    assert clean.index.equals(index)
+    assert set(clean.dtypes) == {np.dtype(dtype)}
+    plain = kind().fit(X, y, concept=z)
+    assert np.allclose(clean, plain.transform(X), rtol=0, atol=64 * np.finfo(dtype).eps * 40)
+    assert list(estimator.feature_names_in_) == list("abcdef")
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_polars_in_polars_out(kind: Any, dtype: Any) -> None:
+    X, y, z = make_data(dtype=dtype)
+    frame = pl.DataFrame(X, schema=list("abcdef"))
+    estimator = kind().set_output(transform="polars")
+    clean = estimator.fit_transform(frame, pl.Series(y), concept=pl.Series("z", z))
+    assert isinstance(clean, pl.DataFrame)
+    assert clean.columns == list("abcdef")
+    assert set(clean.dtypes) == {pl.Float32 if dtype == np.float32 else pl.Float64}
+    assert list(estimator.feature_names_in_) == list("abcdef")
+
+
+def test_other_features_are_refused(data: Data) -> None:
+    X, y, z = data
+    frame = pd.DataFrame(X, columns=list("abcdef"))
+    fitted = SPLINCE().fit(frame, y, concept=z)
+    with pytest.raises(InputError, match=r"(?s)feature names should match"):
+        fitted.transform(frame[list("abcdfe")])
+    with pytest.raises(InputError, match="3 features, but SPLINCE is expecting 6"):
+        SPLINCE().fit(X, y, concept=z).partial_fit(X[:, :3], y, concept=z)
+    with pytest.raises(TypeError, match="Sparse") as caught:
+        import scipy.sparse
+
+        fitted.fit(scipy.sparse.csr_array(X), y, concept=z)
+    assert isinstance(caught.value, InputError)
+
+
+def test_default_feature_names(data: Data) -> None:
+    X, _, z = data
+    assert list(LEACE().fit(X, concept=z).get_feature_names_out()) == [f"x{i}" for i in range(6)]
+    with pytest.raises(NotFittedError):
+        LEACE().get_feature_names_out()
+
+
+# --- values that are not finite -----------------------------------------------------------------
+
+
+@fast
+@given(
+    st.sampled_from(CLASSES),
+    st.integers(0, 39),
+    st.integers(0, 5),
+    st.sampled_from([np.nan, np.inf, -np.inf]),
+    st.sampled_from([np.float32, np.float64]),
+)
+def test_transform_refuses_what_is_not_finite(
+    kind: Any, row: int, column: int, value: float, dtype: Any
+) -> None:
+    X, y, z = make_data(40, dtype=dtype)
+    fitted = kind().fit(X, y, concept=z)
+    X[row, column] = value
+    with pytest.raises(NonFiniteError, match=f"rows {row}"):
+        fitted.transform(X)
+
+
+def test_transform_checks_values_where_nothing_is_subtracted() -> None:
+    z = np.array([0, 1] * 10)
+    X = np.ones((20, 2))
+    with pytest.warns(NothingErasedWarning):
+        fitted = LEACE().fit(X, concept=z)
+    X[4, 1] = np.nan
+    with pytest.raises(NonFiniteError, match="rows 4"):
+        fitted.transform(X)
+    assert fitted.transform(X[:0]).shape == (0, 2)
+
+
+def test_transform_of_no_rows(data: Data) -> None:
+    X, y, z = data
+    assert SPLINCE().fit(X, y, concept=z).transform(X[:0]).shape == (0, 6)
+
+
+def test_weights_that_leave_no_row(data: Data) -> None:
+    X, y, z = data
+    with pytest.raises(NotEnoughDataError, match="every sample_weight is zero"):
+        SPLINCE().fit(X, y, concept=z, sample_weight=np.zeros(len(X)))
+
+
+def test_weights_are_frequencies(data: Data) -> None:
+    X, y, z = data
+    weight = np.arange(len(X)) % 3
+    rows = np.repeat(np.arange(len(X)), weight)
+    repeated = SPLINCE().fit(X[rows], y[rows], concept=z[rows])
+    assert same(repeated, SPLINCE().fit(X, y, concept=z, sample_weight=weight))
+    assert not same(repeated, SPLINCE().fit(X, y, concept=z))
+
+
+# --- one pass, many erasers ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def moments(data: Data) -> sf.Moments:
+    X, y, z = data
+    return sf.Moments(joint=[("z", "half")]).update(X, {"z": z, "y": y, "half": z > 0})
+
+
+def test_from_moments_is_fit_without_data(data: Data, moments: sf.Moments) -> None:
+    X, y, z = data
+    fitted = SPLINCE.from_moments(moments, erase="z", keep="y", shrinkage=0.25)
+    assert same(SPLINCE(shrinkage=0.25).fit(X, y, concept=z), fitted)
+    assert (fitted.erased_, fitted.kept_, fitted.n_features_in_) == ("z", "y", 6)
+    assert fitted.n_samples_seen_ == 400
+    assert fitted.get_params()["shrinkage"] == 0.25
+    joint = LEACE.from_moments(moments, erase=("z", "half"))
+    assert same(joint, LEACE.from_moments(moments, erase="z"))  # "half" is a function of z
+    directions = np.eye(6)[:, :2]
+    kept = SPLINCE.from_moments(moments, erase="z", keep=directions).projection_.matrix()
+    assert np.allclose(kept @ directions, directions, rtol=0, atol=1e-12)
+
+
+def test_from_moments_does_not_follow_later_updates(data: Data, moments: sf.Moments) -> None:
+    X, y, z = data
+    fitted = LEACE.from_moments(moments, erase="z")
+    before = fitted.projection_.matrix()
+    moments.update(X + 1, {"z": z[::-1], "y": y, "half": z > 0})
+    assert moments.n_rows == 800
+    assert fitted.n_samples_seen_ == 400
+    assert np.array_equal(LEACE.from_moments(fitted.moments_, erase="z").projection_.matrix(),
+                          before)  # fmt: skip
+
+
+def test_from_moments_refuses(data: Data, moments: sf.Moments) -> None:
+    X, y, z = data
+    with pytest.raises(InputError, match="keep is missing"):
+        SPLINCE.from_moments(moments, erase="z")
+    with pytest.raises(InputError, match="LEACE keeps nothing"):
+        LEACE.from_moments(moments, erase="z", keep="y")
+    with pytest.raises(InputError, match=r"Moments\(\).update"):
+        LEACE.from_moments(X, erase="z")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="null_space"):
+        LEACE.from_moments(moments, erase="z", null_space="erase")
+    fitted = LEACE.from_moments(moments, erase="z")
+    for verb in (
+        lambda: fitted.partial_fit(X, concept={"z": z}),
+        lambda: fitted.merge(LEACE().fit(X, concept={"z": z})),
+        lambda: LEACE().fit(X, concept={"z": z}).merge(fitted),
+    ):
+        with pytest.raises(InputError, match="made from moments"):
+            verb()
+    assert fitted.fit(X, concept=z).partial_fit(X, concept=z).n_samples_seen_ == 800
+
+
+def test_search_solves_every_combination(moments: sf.Moments) -> None:
+    grid = {
+        "erase": ["z", ["z", "half"]],
+        "keep": ["y"],
+        "shrinkage": [None, 0.3],
+        "max_amplification": [None, 5.0],
+    }
+    found = SPLINCE.search(moments, grid)
+    assert len(found) == 8
+    assert len({id(e.moments_) for e in found}) == 1
+    points = {(str(e.erased_), e.shrinkage, e.max_amplification) for e in found}
+    assert len(points) == 8
+    for e in found:
+        alone = SPLINCE.from_moments(moments, erase=e.erased_, keep=e.kept_, **e.get_params())
+        assert np.array_equal(alone.projection_.matrix(), e.projection_.matrix())
+    moments.update(np.zeros((1, 6)), {"z": [0], "y": [0], "half": [False]})
+    assert found[0].n_samples_seen_ == 400
+    several = LEACE.search(moments, [{"erase": ["z"]}, {"erase": ["y"], "solver": ["eigh"]}])
+    assert [(e.erased_, e.solver) for e in several] == [("z", "auto"), ("y", "eigh")]
+
+
+def test_search_says_which_combination_failed(moments: sf.Moments) -> None:
+    with pytest.raises(InfeasibleError) as caught:
+        SPLINCE.search(moments, {"erase": ["z"], "keep": ["y", "half"]})
+    assert "'keep': 'half'" in caught.value.__notes__[0]
+    with pytest.raises(InputError, match="what to erase"):
+        LEACE.search(moments, {"shrinkage": [0.1]})
+    with pytest.raises(InputError, match="cannot be read"):
+        LEACE.search(moments, {"erase": "z"})
+    with pytest.raises(TypeError, match="unknown"):
+        LEACE.search(moments, {"erase": ["z"], "unknown": [1]})
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", CLASSES)
+def test_erasers_of_folds_equal_refitting(kind: Any, dtype: Any) -> None:
+    X, y, z = make_data(300, dtype=dtype)
+    parts = np.array_split(np.random.default_rng(0).permutation(300), 5)
+    folds = [sf.Moments().update(X[p], {"concept": z[p], "task": y[p]}) for p in parts]
+    keep = {"keep": "task"} if kind is SPLINCE else {}
+    found = kind.from_folds(folds, erase="concept", **keep)
+    assert len(found) == 5
+    for part, eraser in zip(parts, found, strict=True):
+        rest = np.setdiff1d(np.arange(300), part)
+        refitted = kind().fit(X[rest], y[rest], concept=z[rest])
+        assert eraser.n_samples_seen_ == len(rest)
+        eps = EPS if dtype == np.float64 else EPS32
+        # Subtracting cancels at most the share of the fold: total / (total - fold) = 1.25.
+        assert distance(refitted, eraser) <= 2 * rounding(refitted, eps)
+        whole = kind().fit(X, y, concept=z)
+        assert distance(refitted, whole) > 1e-3  # control: the fold matters
+    assert all(fold.n_rows == 60 for fold in folds)
+
+
+def test_folds_are_checked(moments: sf.Moments) -> None:
+    with pytest.raises(InputError, match=r"1 fold\(s\)"):
+        LEACE.from_folds([moments], erase="z")
+    with pytest.raises(InputError, match="pass sf"):
+        LEACE.from_folds([moments, None], erase="z")  # type: ignore[list-item]
+
+
+# --- metadata through scikit-learn's routers ----------------------------------------------------
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "routed"])
+def routed(request: pytest.FixtureRequest) -> Iterator[bool]:
+    with sklearn.config_context(enable_metadata_routing=request.param):
+        yield request.param
+
+
+def concept_for(routed: bool, name: str, z: Any) -> dict[str, Any]:
+    """The keyword under which a router takes the concept of its step `name`."""
+    return {"concept" if routed else f"{name}__concept": z}
+
+
+def pipeline(**params: Any) -> Pipeline:
+    return make_pipeline(SPLINCE(**params), StandardScaler(), LogisticRegression())
+
+
+def test_first_step_of_a_pipeline(routed: bool, data: Data) -> None:
+    X, y, z = data
+    expected = SPLINCE().fit(X, y, concept=z)
+    pipe = pipeline().fit(X, y, **concept_for(routed, "splince", z))
+    assert np.array_equal(pipe[0].projection_.matrix(), expected.projection_.matrix())
+    by_hand = make_pipeline(StandardScaler(), LogisticRegression()).fit(expected.transform(X), y)
+    assert np.array_equal(pipe.predict(X), by_hand.predict(expected.transform(X)))
+    scaled = make_pipeline(SPLINCE(), StandardScaler())
+    clean = scaled.fit_transform(X, y, **concept_for(routed, "splince", z))
+    assert np.allclose(clean, scaled.transform(X))
+    with pytest.raises(InputError, match="never silently"):
+        pipeline().fit(X, y)
+
+
+def test_pandas_and_polars_through_a_pipeline(routed: bool, data: Data) -> None:
+    X, y, z = data
+    for library, frame in (
+        ("pandas", pd.DataFrame(X, columns=list("abcdef"))),
+        ("polars", pl.DataFrame(X, schema=list("abcdef"))),
+    ):
+        pipe = make_pipeline(SPLINCE(), StandardScaler()).set_output(transform=library)
+        clean = pipe.fit_transform(frame, y, **concept_for(routed, "splince", z))
+        assert type(clean) is type(frame)
+        assert list(clean.columns) == list("abcdef")
+
+
+def test_cross_validation_slices_the_concept(routed: bool, data: Data) -> None:
+    X, y, z = data
+    concepts = pd.DataFrame({"a": z, "b": z > 0})
+    for concept in (z, concepts, pl.DataFrame(concepts)):
+        result = cross_validate(
+            pipeline(), X, y, cv=KFold(3), params=concept_for(routed, "splince", concept),
+            return_estimator=True, return_indices=True, error_score="raise",
+        )  # fmt: skip
+        for pipe, rows in zip(result["estimator"], result["indices"]["train"], strict=True):
+            expected = SPLINCE().fit(X[rows], y[rows], concept=z[rows])
+            assert same(expected, pipe[0])
+            assert not same(expected, SPLINCE().fit(X, y, concept=z))
+
+
+def test_cross_validation_cannot_slice_a_mapping(routed: bool, data: Data) -> None:
+    X, y, z = data
+    with pytest.raises(InputError, match="400 labels but the block has 266"):
+        cross_validate(
+            pipeline(), X, y, cv=KFold(3), params=concept_for(routed, "splince", {"a": z}),
+            error_score="raise",
+        )  # fmt: skip
+
+
+def test_grid_search_over_shrinkage(routed: bool, data: Data) -> None:
+    X, y, z = data
+    grid = {"splince__shrinkage": [None, 0.1, "oas"], "splince__max_amplification": [None, 10.0]}
+    search = GridSearchCV(pipeline(), grid, cv=3, error_score="raise")
+    search.fit(X, y, **concept_for(routed, "splince", z))
+    assert len(search.cv_results_["params"]) == 6
+    best = search.best_estimator_[0]
+    expected = SPLINCE(**best.get_params()).fit(X, y, concept=z)
+    assert np.array_equal(best.projection_.matrix(), expected.projection_.matrix())
+
+
+def test_feature_union(routed: bool, data: Data) -> None:
+    X, y, z = data
+    union = FeatureUnion([("kept", SPLINCE()), ("plain", LEACE())])
+    clean = union.fit_transform(X, y, concept=z)
+    expected = [SPLINCE().fit_transform(X, y, concept=z), LEACE().fit_transform(X, concept=z)]
+    assert np.array_equal(clean, np.concatenate(expected, axis=1))
+    assert np.array_equal(union.transform(X), clean)
+
+
+def test_column_transformer(routed: bool, data: Data) -> None:
+    X, y, z = data
+    split = ColumnTransformer(
+        [("erase", SPLINCE(), slice(0, 4)), ("leave", "passthrough", slice(4, 6))]
+    )
+    if not routed:  # scikit-learn takes no metadata there without routing
+        with pytest.raises(ValueError, match="enable_metadata_routing"):
+            split.fit_transform(X, y, concept=z)
+        return
+    clean = split.fit_transform(X, y, concept=z)
+    assert np.array_equal(clean[:, :4], SPLINCE().fit_transform(X[:, :4], y, concept=z))
+    assert np.array_equal(clean[:, 4:], X[:, 4:])
+    assert np.array_equal(split.transform(X), clean)
+
+
+def test_sample_weight_is_routed_when_asked_for(data: Data) -> None:
+    X, y, z = data
+    weight = np.arange(len(X)) % 4 + 0.5
+    expected = SPLINCE().fit(X, y, concept=z, sample_weight=weight)
+    plain = make_pipeline(SPLINCE(), StandardScaler())
+    plain.fit(X, y, splince__concept=z, splince__sample_weight=weight)
+    assert np.array_equal(plain[0].projection_.matrix(), expected.projection_.matrix())
+    with sklearn.config_context(enable_metadata_routing=True):
+        asked = SPLINCE().set_fit_request(sample_weight=True, concept="gender")
+        pipe = make_pipeline(asked, StandardScaler().set_fit_request(sample_weight=False))
+        pipe.fit(X, y, gender=z, sample_weight=weight)
+        assert np.array_equal(pipe[0].projection_.matrix(), expected.projection_.matrix())
+        refused = make_pipeline(
+            SPLINCE().set_fit_request(sample_weight=False),
+            StandardScaler().set_fit_request(sample_weight=True),
+        ).fit(X, y, concept=z, sample_weight=weight)
+        unweighted = SPLINCE().fit(X, y, concept=z)
+        assert np.array_equal(refused[0].projection_.matrix(), unweighted.projection_.matrix())
+        with pytest.raises(UnsetMetadataPassedError, match="sample_weight"):
+            make_pipeline(SPLINCE(), StandardScaler()).fit(X, y, concept=z, sample_weight=weight)
+
+
+def test_transform_takes_no_metadata(data: Data) -> None:
+    for kind in CLASSES:
+        request = kind().get_metadata_routing()
+        assert request.fit.requests["concept"] is True
+        assert request.partial_fit.requests["concept"] is True
+        assert not request.transform.requests
+
+
+# --- manners ------------------------------------------------------------------------------------
+
+
+def test_importing_the_package_does_not_import_scikit_learn() -> None:
+    code = (
+        "import sys, splince_fast; assert 'sklearn' not in sys.modules;"
+        "splince_fast.SPLINCE; assert 'sklearn' in sys.modules"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(sf.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+def test_html_and_text_of_an_estimator(data: Data) -> None:
+    X, y, z = data
+    fitted = SPLINCE(shrinkage=0.1).fit(X, y, concept=z)
+    assert repr(fitted) == "SPLINCE(shrinkage=0.1)"
+    assert "SPLINCE" in fitted._repr_html_()
+    assert "removed" in fitted.report_._repr_html_()
+
+
+# --- real embeddings ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bug() -> Data:
+    folder = Path(os.environ.get("SPLINCE_FAST_DATA", "absent")) / "bug_profession_gender"
+    if not folder.is_dir():
+        pytest.skip("SPLINCE_FAST_DATA names no folder with bug_profession_gender")
+    return tuple(np.load(folder / f"{name}.npy") for name in "Xyz")  # type: ignore[return-value]
+
+
+def test_real_labels_in_any_form_give_the_same_projection(bug: Data) -> None:
+    X, y, z = bug
+    X = X.astype(np.float64)
+    names, jobs = np.array(["f", "m"])[z], np.array(["writing", "arts"])[y]
+    expected = SPLINCE().fit(X, jobs, concept=names)
+    forms = {
+        "integers": (y, z),
+        "bools": (y == 1, z == 1),
+        "categoricals": (pd.Categorical(jobs), pd.Series(names, dtype="category")),
+        "one-hot": (np.eye(2)[y], np.eye(2, dtype=int)[z]),
+        "polars": (pl.Series(jobs, dtype=pl.Enum(["arts", "writing"])), pl.Series(names)),
+        "objects": (jobs.astype(object), names.tolist()),
+    }
+    sample = X[:500]
+    size = np.abs(expected.transform(sample) - sample).max()
+    # The covariance is singular in three directions, where a matrix norm says nothing: what the
+    # map does to real rows is compared, to rounding times the condition number on the support.
+    assert expected.report_.rank_covariance is not None
+    for form, (task, concept) in forms.items():
+        other = SPLINCE().fit(X, task, concept=concept)
+        gap = np.abs(other.transform(sample) - expected.transform(sample)).max()
+        assert gap < 1e-9 * size, form
+    control = SPLINCE().fit(X, y, concept=np.roll(z, 1))
+    assert np.abs(control.transform(sample) - expected.transform(sample)).max() > 1e-3 * size

@@ -1,0 +1,212 @@
+"""Moments against a list of rows: anything that can be done to one, in any order.
+
+``SPLINCE_FAST_FUZZ=20 pytest tests/test_moments_state_machine.py`` runs twenty times as long.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import FUZZ, Rows, Table, check, no_rows, state_bytes, tables
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from splince_fast import Moments, SplinceError
+
+WIDTH = 3
+
+
+@dataclass
+class Pair:
+    """A state and what it should hold; `past` is every row that ever went through it."""
+
+    moments: Moments
+    rows: Rows
+    past: Rows
+
+    def check(self) -> None:
+        check(self.moments, self.rows, self.past)
+
+
+def _with(array: Any, value: float) -> Any:
+    array = np.array(array, np.float64)
+    array[len(array) // 2] = value
+    return array
+
+
+X = np.arange(12.0).reshape(4, WIDTH)
+BAD_UPDATES: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "NaN": lambda: (_with(X, np.nan), None, None),
+    "infinity": lambda: (_with(X, -np.inf), None, None),
+    "infinity in float16": lambda: (_with(X, np.inf).astype(np.float16), None, None),
+    "huge": lambda: (_with(X, 1e160), None, None),
+    "narrow": lambda: (X[:, :2], None, None),
+    "wide": lambda: (np.ones((4, WIDTH + 1)), None, None),
+    "one row without its axis": lambda: (X[0], None, None),
+    "three axes": lambda: (X[None], None, None),
+    "complex": lambda: (X + 1j, None, None),
+    "text": lambda: (X.astype(str), None, None),
+    "ragged": lambda: ([[1.0, 2.0, 3.0], [1.0]], None, None),
+    "too few labels": lambda: (X, {"text": ["a", "b"]}, None),
+    "too many labels": lambda: (X, {"text": ["a"] * 9}, None),
+    "infinite label": lambda: (X, {"score": [1.0, np.inf, 0.0, 2.0]}, None),
+    "mixed label": lambda: (X, {"text": ["a", 1, "b", 2]}, None),
+    "bytes as labels": lambda: (X, {"text": [b"a"] * 4}, None),
+    "second variable wrong": lambda: (X, {"text": ["new", "b", "c", "d"], "flag": [b"x"] * 4}, None),
+    "name no string": lambda: (X, {7: ["a"] * 4}, None),
+    "negative weight": lambda: (X, None, [1.0, -1.0, 1.0, 1.0]),
+    "NaN weight": lambda: (X, None, [1.0, np.nan, 1.0, 1.0]),
+    "infinite weight": lambda: (X, None, [1.0, np.inf, 1.0, 1.0]),
+    "too few weights": lambda: (X, None, [1.0, 1.0]),
+    "weights of two axes": lambda: (X, None, np.ones((4, 1))),
+}
+
+
+class Machine(RuleBasedStateMachine):
+    pairs = Bundle("pairs")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = os.path.join(self.folder.name, "state.moments")
+        self.touched: list[Pair] = []
+
+    def made(self, moments: Moments, rows: Rows, past: Rows | None = None) -> Pair:
+        pair = Pair(moments, rows, rows if past is None else past)
+        self.touched.append(pair)
+        return pair
+
+    @rule(target=pairs, block_rows=st.sampled_from([None, 1, 2, 5, 16]))
+    def empty(self, block_rows: int | None) -> Pair:
+        return self.made(Moments(block_rows=block_rows), no_rows(WIDTH))
+
+    @rule(pair=pairs, table=tables(width=WIDTH))
+    def update(self, pair: Pair, table: Table) -> None:
+        assert table.feed(pair.moments) is pair.moments
+        pair.rows, pair.past = pair.rows + table.rows, pair.past + table.rows
+
+    @rule(pair=pairs, seed=st.integers(0, 99), size=st.integers(1, 400))
+    def grow_classes(self, pair: Pair, seed: int, size: int) -> None:
+        """Ever more classes, in blocks that see few of them."""
+        rng = np.random.default_rng(seed)
+        block = rng.normal(size=(8, WIDTH)).astype(np.float32)
+        labels = {"many": rng.integers(0, size, 8)}
+        pair.moments.update(block, labels)
+        added = Rows.of(block, labels)
+        pair.rows, pair.past = pair.rows + added, pair.past + added
+
+    @rule(pair=pairs, bad=st.sampled_from(sorted(BAD_UPDATES)))
+    def failed_update(self, pair: Pair, bad: str) -> None:
+        before = state_bytes(pair.moments)
+        rows, labels, weight = BAD_UPDATES[bad]()
+        if not len(pair.past) and bad in ("narrow", "wide"):
+            return  # nothing is known of the width yet
+        with pytest.raises(SplinceError):
+            pair.moments.update(rows, labels, sample_weight=weight)
+        assert state_bytes(pair.moments) == before
+
+    @rule(pair=pairs)
+    def contradicting_kind(self, pair: Pair) -> None:
+        known = pair.moments.variables
+        before = state_bytes(pair.moments)
+        for name, values in (("text", np.ones(4)), ("score", ["a"] * 4), ("scores", np.ones(4))):
+            if name in known:
+                with pytest.raises(SplinceError):
+                    pair.moments.update(X, {"number": [1, 2, 3, 4], name: values})
+                assert state_bytes(pair.moments) == before
+
+    @rule(target=pairs, a=pairs, b=pairs)
+    def merge(self, a: Pair, b: Pair) -> Pair:
+        return self.made(a.moments + b.moments, a.rows + b.rows, a.past + b.past)
+
+    @rule(a=pairs, b=pairs)
+    def merge_in_place(self, a: Pair, b: Pair) -> None:
+        before = a.moments
+        a.moments += b.moments
+        assert a.moments is before
+        a.rows, a.past = a.rows + b.rows, a.past + b.past
+
+    @rule(target=pairs, a=pairs, b=pairs)
+    def merge_and_remove(self, a: Pair, b: Pair) -> Pair:
+        whole = a.moments + b.moments
+        return self.made(whole - b.moments, a.rows, a.past + b.past)
+
+    @rule(pair=consumes(pairs), cut=st.floats(0, 1), seed=st.integers(0, 99))
+    def remove_some_rows(self, pair: Pair, cut: float, seed: int) -> None:
+        """Rows in any choice, not only those of one update."""
+        chosen = np.random.default_rng(seed).random(len(pair.rows)) < cut
+        part = pair.rows.take(chosen)
+        removed = Moments(block_rows=3)
+        if len(part):
+            labels = {
+                name: np.array([(np.nan,) * k if v is None else v for v in part.labels[name]])
+                if k
+                else part.labels[name]
+                for name, k in (("text", 0), ("number", 0), ("flag", 0), ("score", 1))
+                if name in part.labels
+            }
+            removed.update(part.x, labels, sample_weight=part.w)
+        rest = pair.moments - removed
+        rows = pair.rows.take(~chosen)
+        for name in ("scores", "many"):  # were not removed
+            rows.labels.pop(name, None)
+        if "scores" in rest.variables or "many" in rest.variables:
+            assert rest.n_rows == len(rows)
+        else:
+            self.made(rest, rows, pair.past)
+
+    @rule(pair=pairs)
+    def merge_other_width(self, pair: Pair) -> None:
+        if len(pair.past):
+            pair.moments.weight  # noqa: B018 (merges the rows that wait, as merging does)
+            before = state_bytes(pair.moments)
+            other = Moments().update(np.ones((2, WIDTH + 1)))
+            with pytest.raises(SplinceError):
+                pair.moments += other
+            assert state_bytes(pair.moments) == before
+
+    @rule(target=pairs, pair=pairs, way=st.sampled_from(["file", "pickle", "deepcopy", "copy"]))
+    def duplicate(self, pair: Pair, way: str) -> Pair:
+        if way == "file":
+            pair.moments.save(self.path)
+            twin = Moments.load(self.path)
+        elif way == "pickle":
+            twin = pickle.loads(pickle.dumps(pair.moments))
+        else:
+            twin = copy.deepcopy(pair.moments) if way == "deepcopy" else pair.moments.copy()
+        assert state_bytes(twin) == state_bytes(pair.moments)
+        return self.made(twin, pair.rows, pair.past)
+
+    @rule(pair=pairs)
+    def read(self, pair: Pair) -> None:
+        pair.check()
+        settled = state_bytes(pair.moments)
+        pair.check()
+        assert state_bytes(pair.moments) == settled
+
+    @invariant()
+    def rows_are_counted(self) -> None:
+        for pair in self.touched:
+            assert pair.moments.n_rows == len(pair.rows)
+
+    def teardown(self) -> None:
+        try:
+            for pair in self.touched:
+                pair.check()
+        finally:
+            self.folder.cleanup()
+
+
+Machine.TestCase.settings = settings(
+    max_examples=25 * max(FUZZ, 1), stateful_step_count=25, deadline=None
+)
+TestMoments = Machine.TestCase

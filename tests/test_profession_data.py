@@ -1,0 +1,431 @@
+"""The shipped data of the demonstration: tables, loader, and the recipe that made the array."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from splince_fast import _files
+from splince_fast.demo import professions
+from splince_fast.exceptions import FileFormatError
+
+DATA = Path(professions.__file__).parent / "data"
+TOOL = Path(__file__).parents[1] / "tools" / "build_profession_activations.py"
+# Predicates of the 11 templates of the SPLINCE paper (its table of prompt templates).
+PAPER_TEMPLATES = {
+    f"The {{noun}} {rest}"
+    for rest in (
+        "wanted that",
+        "laughed because",
+        "went home because",
+        "desired that",
+        "wished that",
+        "cried because",
+        "ate because",
+        "said that",
+        "ran because",
+        "stayed up because",
+        "whispered that",
+    )
+}
+FACTUAL = {
+    "neutral by definition": 0,
+    "male by definition": 1,
+    "male by its modifier": 1,
+    "masculine of a pair": 1,
+    "female by definition": -1,
+    "female by its modifier": -1,
+    "feminine of a pair": -1,
+}
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, str]]:
+    with (DATA / professions.NOUNS).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def data() -> professions.ProfessionData:
+    return professions.load()
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    if not TOOL.exists():
+        pytest.skip("tools/build_profession_activations.py is only in the source tree")
+    spec = importlib.util.spec_from_file_location(TOOL.stem, TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[TOOL.stem] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def model(tool: ModuleType) -> object:
+    missing = [name for name in ("gguf", "tokenizers") if importlib.util.find_spec(name) is None]
+    try:
+        distribution(tool.MODEL_PACKAGE)
+    except PackageNotFoundError:
+        missing.insert(0, tool.MODEL_PACKAGE)
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}. To run this: {tool.INSTALL}")
+    return tool.read_model(tool.find_model())
+
+
+# --- tables ------------------------------------------------------------------------------------
+
+
+def test_size_of_tables_and_of_the_shipped_folder(rows: list[dict[str, str]]) -> None:
+    nouns = [row["noun"] for row in rows]
+    assert len(nouns) == len(set(nouns)) >= 120
+    templates = professions.read_tables(DATA).templates
+    assert len(templates) == len(set(templates)) >= 20
+    assert sum(file.stat().st_size for file in DATA.rglob("*") if file.is_file()) < 6_000_000
+
+
+def test_no_template_is_one_of_the_paper() -> None:
+    templates = professions.read_tables(DATA).templates
+    predicates = [wanted.removeprefix("The {noun} ") for wanted in PAPER_TEMPLATES]
+    for template in templates:
+        assert not any(template.endswith(f"{{noun}} {predicate}") for predicate in predicates)
+
+
+def test_every_noun_has_both_scores_and_their_provenance(rows: list[dict[str, str]]) -> None:
+    for row in rows:
+        assert -1 <= float(row["stereotype"]) <= 1, row
+        assert int(row["factual"]) == FACTUAL[row["provenance_factual"]], row
+        assert row["provenance_stereotype"], row
+        assert row["family"], row
+        assert row["kind"] in {"occupation", "role", "modified"}, row
+
+
+def test_stereotypes_recompute_from_the_percentages(rows: list[dict[str, str]]) -> None:
+    figures = {row["noun"]: row for row in rows if row["factual"] == "0"}
+    assert len(figures) == 60
+    # Spot checks against the published tabulation.
+    assert [figures[o]["percent_women"] for o in ("nurse", "plumber", "clerk")] == [
+        "89.58",
+        "0.7",
+        "69.53",
+    ]
+    for row in rows:
+        occupation = row["bls_occupation"]
+        if not occupation:
+            assert row["stereotype"] == "0.0000", row
+            assert row["percent_women"] == row["bls_year"] == "", row
+            assert row["provenance_stereotype"] == "none: 0 by convention", row
+            continue
+        # Percentages have two decimals, so 1 - 2 p / 100 has four and is stored exactly.
+        assert f"{1 - float(row['percent_women']) / 50:.4f}" == row["stereotype"], row
+        source = figures[occupation]
+        assert row["percent_women"] == source["percent_women"], row
+        own = "" if row["noun"] == occupation else f" figure of {occupation}"
+        assert row["provenance_stereotype"] == f"BLS {source['bls_year']}{own}", row
+
+
+def test_gendered_nouns_come_in_pairs_of_one_stereotype(rows: list[dict[str, str]]) -> None:
+    by_noun = {row["noun"]: row for row in rows}
+    for row in rows:
+        if row["factual"] == "0":
+            assert row["counterpart"] == "", row
+            continue
+        other = by_noun[row["counterpart"]]
+        assert other["counterpart"] == row["noun"], row
+        assert int(other["factual"]) == -int(row["factual"]), row
+        same = ("stereotype", "kind", "family", "bls_occupation")
+        assert [other[k] for k in same] == [row[k] for k in same], row
+
+
+def test_every_neutral_occupation_is_crossed_with_both_genders(rows: list[dict[str, str]]) -> None:
+    neutral = {row["noun"] for row in rows if row["factual"] == "0"}
+    modified = {row["noun"]: int(row["factual"]) for row in rows if row["kind"] == "modified"}
+    assert modified == {
+        f"{word} {noun}": sign for word, sign in (("male", 1), ("female", -1)) for noun in neutral
+    }
+
+
+# --- loader ------------------------------------------------------------------------------------
+
+
+def test_loader_lines_rows_up_with_prompts(data: professions.ProfessionData) -> None:
+    n = len(data.nouns) * len(data.templates)
+    assert data.activations.shape == (n, data.he_minus_she.size)
+    assert data.activations.dtype == data.he_minus_she.dtype == np.float64
+    assert np.isfinite(data.activations).all()
+    prompts = [
+        data.templates[t].replace(professions.SLOT, data.nouns[i])
+        for i, t in zip(data.noun_index, data.template_index, strict=True)
+    ]
+    assert prompts == professions.read_tables(DATA).prompts()
+    assert len(set(prompts)) == n
+    assert data.licence == "Apache-2.0"
+
+
+def test_log_odds_are_those_of_the_head(data: professions.ProfessionData) -> None:
+    tensors, _ = _files.read(DATA / professions.ARRAYS, professions.KIND, 1)
+    logits = data.activations @ tensors["head"].astype(np.float64).T
+    # Two sums of d = 576 products differ by rounding only: d u |x|.|w| is some 1e-11 here.
+    np.testing.assert_allclose(data.log_odds(), logits[:, 0] - logits[:, 1], atol=1e-10, rtol=0)
+    np.testing.assert_array_equal(data.log_odds(0 * data.activations), 0)
+
+
+def _copy(folder: Path) -> Path:
+    return Path(shutil.copytree(DATA, folder))
+
+
+def test_a_faithful_copy_loads_whatever_its_line_ends(tmp_path: Path) -> None:
+    folder = _copy(tmp_path / "copy")
+    for name in (professions.NOUNS, professions.TEMPLATES):
+        text = (folder / name).read_bytes()
+        (folder / name).write_bytes(text.replace(b"\n", b"\r\n"))
+    np.testing.assert_array_equal(
+        professions.load(folder).activations, professions.load().activations
+    )
+
+
+@given(data=st.data(), name=st.sampled_from([professions.NOUNS, professions.TEMPLATES]))
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_tables_changed_in_any_character_are_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, name: str
+) -> None:
+    folder = _copy(tmp_path_factory.mktemp("tampered") / "copy")
+    text = (DATA / name).read_text(encoding="utf-8")
+    at = data.draw(st.integers(0, len(text) - 1))
+    (folder / name).write_text(f"{text[:at]}#{text[at + 1 :]}", encoding="utf-8")
+    with pytest.raises(FileFormatError):
+        professions.load(folder)
+    shutil.rmtree(folder)
+
+
+def test_a_changed_score_is_named_as_a_change(tmp_path: Path) -> None:
+    folder = _copy(tmp_path / "copy")
+    text = (folder / professions.NOUNS).read_text(encoding="utf-8")
+    (folder / professions.NOUNS).write_text(text.replace("0.9860", "0.9861"), encoding="utf-8")
+    with pytest.raises(FileFormatError, match="made from other tables"):
+        professions.load(folder)
+
+
+def test_arrays_of_another_shape_or_without_a_head_are_refused(tmp_path: Path) -> None:
+    folder = _copy(tmp_path / "copy")
+    path = folder / professions.ARRAYS
+    tensors, metadata = _files.read(path, professions.KIND, 1)
+    short = {**tensors, "activations": tensors["activations"][:-1]}
+    _files.write(path, professions.KIND, 1, short, metadata)
+    with pytest.raises(FileFormatError, match="shape"):
+        professions.load(folder)
+    _files.write(path, professions.KIND, 1, {"activations": tensors["activations"]}, metadata)
+    with pytest.raises(FileFormatError, match="incomplete"):
+        professions.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (professions.TEMPLATES, "The noun slept because\n", "exactly once"),
+        (professions.NOUNS, "noun,kind,family,stereotype\nking,role,king,0\n", "factual"),
+        (professions.NOUNS, "noun,kind,family,stereotype,factual\na,b,c,x,0\n", "x"),
+    ],
+)
+def test_illegible_tables_are_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
+    folder = _copy(tmp_path / "copy")
+    (folder / name).write_text(text, encoding="utf-8")
+    with pytest.raises(FileFormatError, match=message):
+        professions.load(folder)
+
+
+# --- what the model knows ----------------------------------------------------------------------
+
+
+def _coefficients(data: professions.ProfessionData, order: np.ndarray | slice) -> np.ndarray:
+    """OLS of log-odds on [1, stereotype, factual], with the nouns' scores in the given order."""
+    design = np.column_stack(
+        [np.ones(len(data.nouns)), data.stereotype[order], data.factual[order]]
+    )[data.noun_index]
+    return np.asarray(np.linalg.lstsq(design, data.log_odds(), rcond=None)[0][1:])
+
+
+def test_the_model_follows_stereotype_and_fact(data: professions.ProfessionData) -> None:
+    found = _coefficients(data, slice(None))
+    rng = np.random.default_rng(0)
+    shuffled = [_coefficients(data, rng.permutation(len(data.nouns))) for _ in range(200)]
+    # A permutation test at level 1/201: no random assignment of the scores does as well.
+    assert (found > np.max(shuffled, axis=0)).all()
+
+
+def test_the_masculine_noun_of_each_pair_leans_more_to_he(
+    data: professions.ProfessionData, rows: list[dict[str, str]]
+) -> None:
+    mean = data.log_odds().reshape(len(data.nouns), -1).mean(axis=1)
+    by_noun = dict(zip(data.nouns, mean, strict=True))
+    for row in rows:
+        if row["factual"] == "1":
+            assert by_noun[row["noun"]] > by_noun[row["counterpart"]], row["noun"]
+
+
+# --- the recipe --------------------------------------------------------------------------------
+
+
+def test_recipe_agrees_with_the_shipped_array(
+    tool: ModuleType, model: object, data: professions.ProfessionData
+) -> None:
+    rows = np.random.default_rng(0).choice(len(data.noun_index), 12, replace=False)
+    prompts = professions.read_tables(DATA).prompts()
+    states = tool.activations([prompts[row] for row in rows], model).astype(np.float64)
+    # Half a unit in the last place of float16, and 1e-3 for the float32 pass: its own rounding is
+    # 4e-5 at most here (measured against float64), and depends on the order of the sums in BLAS.
+    tolerance = 2.0**-11 * np.abs(states) + 2.0**-25 + 1e-3
+    assert (np.abs(states - data.activations[rows]) <= tolerance).all()
+    # Control: the neighbouring prompts are far outside of it.
+    assert (np.abs(states - data.activations[rows - 1]) > tolerance).mean() > 0.5
+
+    head = tool.head_rows(model).astype(np.float64)
+    np.testing.assert_array_equal(head[0] - head[1], data.he_minus_she)
+
+
+def test_tokens_are_those_of_the_vocabulary(tool: ModuleType, model: object) -> None:
+    text = "The male nurse, aged 42, didn't sleep because"
+    tokenizer = model.tokenizer  # type: ignore[attr-defined]
+    pieces = tokenizer.encode(text).tokens
+    assert "".join(pieces).replace("Ġ", " ") == text
+    assert "4" in pieces  # digits are single tokens
+    with pytest.raises(ValueError, match="not one"):
+        model.token(" he and she")  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def small(tool: ModuleType) -> object:
+    """A random model of the same architecture: 2 blocks, 4 query and 2 key heads of width 6."""
+    rng = np.random.default_rng(0)
+    d, kv, hidden = 24, 12, 40
+    shapes = {
+        "attn_norm": (d,),
+        "attn_q": (d, d),
+        "attn_k": (kv, d),
+        "attn_v": (kv, d),
+        "attn_output": (d, d),
+        "ffn_norm": (d,),
+        "ffn_gate": (hidden, d),
+        "ffn_up": (hidden, d),
+        "ffn_down": (d, hidden),
+    }
+    table = rng.standard_normal((50, d))
+
+    class Small(tool.Model):  # type: ignore[name-defined, misc]
+        def rows_of_embedding(self, ids: np.ndarray) -> np.ndarray:
+            return table[ids]
+
+    return Small(
+        blocks=tuple(
+            tool.Block(**{name: rng.standard_normal(shape) for name, shape in shapes.items()})
+            for _ in range(2)
+        ),
+        output_norm=rng.standard_normal(d),
+        embedding=None,
+        tokenizer=None,
+        n_heads=4,
+        n_kv_heads=2,
+        rope_base=100.0,
+        norm_epsilon=1e-5,
+    )
+
+
+def _naive_state(ids: list[int], model: object) -> np.ndarray:
+    """The same network, one prompt, position and head at a time, rotations as complex numbers."""
+    m = model
+    h = [row.copy() for row in m.rows_of_embedding(np.array(ids))]  # type: ignore[attr-defined]
+    d = h[0].size
+    width = d // m.n_heads  # type: ignore[attr-defined]
+    group = m.n_heads // m.n_kv_heads  # type: ignore[attr-defined]
+
+    def norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        return x * weight / np.sqrt((x @ x) / d + m.norm_epsilon)  # type: ignore[attr-defined]
+
+    def turn(x: np.ndarray, position: int) -> np.ndarray:
+        pairs = x.reshape(-1, 2) @ np.array([1, 1j])
+        base = m.rope_base  # type: ignore[attr-defined]
+        return pairs * np.array(
+            [np.exp(1j * position * base ** (-2 * i / width)) for i in range(width // 2)]
+        )
+
+    for b in m.blocks:  # type: ignore[attr-defined]
+        seen = [norm(x, b.attn_norm) for x in h]
+        for t in reversed(range(len(h))):
+            heads = []
+            for g in range(m.n_heads):  # type: ignore[attr-defined]
+                own = slice(g * width, (g + 1) * width)
+                shared = slice(g // group * width, (g // group + 1) * width)
+                q = turn((b.attn_q @ seen[t])[own], t)
+                keys = [turn((b.attn_k @ seen[s])[shared], s) for s in range(t + 1)]
+                scores = np.array([(q * k.conj()).real.sum() for k in keys]) / np.sqrt(width)
+                share = np.exp(scores - scores.max())
+                values = [(b.attn_v @ seen[s])[shared] for s in range(t + 1)]
+                heads.append(sum(a * v for a, v in zip(share / share.sum(), values, strict=True)))
+            h[t] = h[t] + b.attn_output @ np.concatenate(heads)
+        for t, x in enumerate(h):
+            y = norm(x, b.ffn_norm)
+            gate = b.ffn_gate @ y
+            h[t] = x + b.ffn_down @ (gate / (1 + np.exp(-gate)) * (b.ffn_up @ y))
+    return norm(h[-1], m.output_norm)  # type: ignore[attr-defined]
+
+
+def test_forward_pass_equals_its_naive_twin(tool: ModuleType, small: object) -> None:
+    ids = np.random.default_rng(1).integers(0, 50, (3, 7))
+    twin = np.array([_naive_state(list(row), small) for row in ids])
+    # float64 throughout: two blocks of sums of at most 40 terms, conditioned by a softmax.
+    np.testing.assert_allclose(tool.last_hidden_state(ids, small), twin, rtol=1e-9, atol=1e-10)
+
+
+def test_forward_pass_without_positions_or_with_halved_pairs_differs(
+    tool: ModuleType, small: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = np.random.default_rng(1).integers(0, 50, (3, 7))
+    twin = np.array([_naive_state(list(row), small) for row in ids])
+    rotate = tool.rotate
+
+    def halves(x: np.ndarray, base: float) -> np.ndarray:
+        """The other layout: pair i is (i, i + width / 2)."""
+        order = np.arange(x.shape[-1]).reshape(2, -1).T.ravel()
+        return np.asarray(rotate(x[..., order], base)[..., np.argsort(order)])
+
+    for mutant in (lambda x, base: x, halves):
+        monkeypatch.setattr(tool, "rotate", mutant)
+        assert np.abs(tool.last_hidden_state(ids, small) - twin).max() > 1e-3
+
+
+@given(
+    hnp.arrays(np.float32, (3, 5), elements=st.floats(-6e4, 6e4, width=32)),
+    hnp.arrays(np.float32, (2, 5), elements=st.floats(-2, 2, width=32)),
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_float16_bound_holds_for_any_rows(
+    tool: ModuleType, states: np.ndarray, head: np.ndarray
+) -> None:
+    bound, actual = tool.float16_error(states, head)
+    # Both are float64 sums of 5 products: 1e-14 of slack relative to their size.
+    assert actual <= bound * (1 + 1e-14) + 1e-14 * np.abs(states).max() * 4
+    shifted, _ = tool.float16_error(np.zeros_like(states), head)
+    assert shifted <= bound
+
+
+def test_a_missing_model_package_is_named(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool, "MODEL_PACKAGE", "no-such-model-package")
+    with pytest.raises(ImportError, match="pip install"):
+        tool.find_model()
