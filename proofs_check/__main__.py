@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from proofs_check._check import Check
+from proofs_check import _render, _run
+from proofs_check._check import Check
 
 
 def _bar(done: int, total: int, item: Check | None) -> None:
@@ -34,12 +31,6 @@ def main(arguments: list[str] | None = None) -> int:
     style.add_argument("--json", action="store_true", help="print JSON")
     style.add_argument("--markdown", action="store_true", help="print the findings document")
     options = parser.parse_args(arguments)
-    # Matrices here are small: threads of the linear algebra library would only cost time.
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
-
-    from proofs_check import _render, _run
-
     try:
         selected = _run.checks(options.numbers)
     except ValueError as error:

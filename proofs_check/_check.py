@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from proofs_check._families import FAMILIES, Rng, Sample, sample
 
@@ -39,10 +40,8 @@ def excess(residual: object, tolerance: float) -> float:
     """Largest |residual| / tolerance; with tolerance 0, zero or infinity by exact comparison."""
     worst = 0.0
     for value in np.asarray(residual, dtype=object).flat:
-        if tolerance == 0:
-            ratio = 0.0 if value == 0 else np.inf
-        else:
-            ratio = abs(float(value)) / tolerance
+        exact = 0.0 if value == 0 else np.inf
+        ratio = abs(float(value)) / tolerance if tolerance else exact
         worst = max(worst, np.inf if np.isnan(ratio) else ratio)
     return worst
 
@@ -233,14 +232,16 @@ def run_check(item: Check, *, seed: int = 0, quick: bool = False) -> Outcome:
     problems: list[str] = []
     verdict = None
     try:
-        item.run(bench)
-        verdict = bench.verdict()
-        problems += bench.failures
-        for name in item.mutants:
-            if survives(item, name, seed=seed):
-                problems.append(f"mutant survived: {name}")
-            else:
-                caught.append(name)
+        # the matrices are small: more threads would only cost time
+        with threadpool_limits(1):
+            item.run(bench)
+            verdict = bench.verdict()
+            problems += bench.failures
+            for name in item.mutants:
+                if survives(item, name, seed=seed):
+                    problems.append(f"mutant survived: {name}")
+                else:
+                    caught.append(name)
     except Exception as error:  # one broken check must not hide the verdicts of the others
         problems.append(f"{type(error).__name__}: {error}")
     if verdict is not item.expected and not problems:

@@ -62,7 +62,8 @@ class Sample:
 
 def continuous(x: NDArray[Any], z: NDArray[Any], y: NDArray[Any], family: str) -> Sample:
     """Sample of integer arrays whose labels are continuous columns."""
-    return Sample(family, *map(rational, (x, z, y)), z.astype(np.float64), y.astype(np.float64))
+    exact = [rational(v) for v in (x, z, y)]
+    return Sample(family, *exact, z_labels=z.astype(np.float64), y_labels=y.astype(np.float64))
 
 
 def classes(x: NDArray[Any], z: NDArray[Any], y: NDArray[Any], family: str) -> Sample:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import mpmath
+import mpmath  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
@@ -55,9 +55,7 @@ class Certified:
     error: list[Number]
 
 
-def _gradient_and_hessian(
-    f: Matrix, y: Matrix, w: Matrix, ridge: float
-) -> tuple[Matrix, Matrix]:
+def _gradient_and_hessian(f: Matrix, y: Matrix, w: Matrix, ridge: float) -> tuple[Matrix, Matrix]:
     """Derivatives of the softmax loss (class 0 is the reference) in column-stacked w."""
     scores = f @ w
     k, classes = w.shape
@@ -127,7 +125,5 @@ def softmax(features: Matrix, y: Matrix, test: Matrix, *, ridge: float = 0.0) ->
         raise ValueError("no minimiser can be certified")
     k = features.shape[1]
     blocks = [bowl[a * k : (a + 1) * k, a * k : (a + 1) * k] for a in range(w.shape[1])]
-    error = [
-        2 * decrement * mpmath.sqrt(max((row @ b @ row) for b in blocks)) for row in test
-    ]
+    error = [2 * decrement * mpmath.sqrt(max((row @ b @ row) for b in blocks)) for row in test]
     return Certified(test @ w, error)

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any, TypeAlias
 
-import mpmath
+import mpmath  # type: ignore[import-untyped]
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-Matrix: TypeAlias = NDArray[np.object_]
+Matrix: TypeAlias = Any  # object array; numpy's stubs give every product of these as Any
 Number: TypeAlias = Any  # Fraction or mpf: one interface, no common base class
 
 
-def rational(values: ArrayLike) -> Matrix:
+def rational(values: Any) -> Matrix:
     """Exact copy of an array-like of integers, floats or fractions, as a 2-D object array."""
     array = np.atleast_2d(np.asarray(values, dtype=object))
     out = np.empty(array.shape, dtype=object)
@@ -64,11 +64,11 @@ def beside(a: Matrix, b: Matrix) -> Matrix:
     return out
 
 
-def diagonal(values: Sequence[object]) -> Matrix:
+def diagonal(values: Sequence[Number]) -> Matrix:
     """The square matrix with these values on its diagonal."""
     out = zeros(len(values), len(values))
     for i, value in enumerate(values):
-        out[i, i] = Fraction(value)  # type: ignore[arg-type]
+        out[i, i] = Fraction(value)
     return out
 
 

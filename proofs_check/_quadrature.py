@@ -8,8 +8,9 @@ the normal density and F one of
     softplus  log(1 + e^s)             |F| <= log 2 + pi / 2 + |Re s|  where |Im s| <= pi / 2,
     curvature e^s / (1 + e^s)^2        |F| <= 1 / 2                    there,
 
-since 1 <= |1 + e^s| <= 1 + e^{Re s} and |e^s / (1 + e^s)^2| <= e^{Re s} / (1 + e^{2 Re s}) in that
-strip. So c = pi / (2 w) is allowed, |phi(t + i b)| = phi(t) e^{b^2 / 2}, and with |F| <= B0 + B1 |s|
+since 1 <= |1 + e^s| <= 1 + e^{Re s} and |e^s / (1 + e^s)^2| <= e^{Re s} / (1 + e^{2 Re s}) in
+that strip. So c = pi / (2 w) is allowed, |phi(t + i b)| = phi(t) e^{b^2 / 2}, and with
+|F| <= B0 + B1 |Re s|
 
     M <= e^{c^2 / 2} (B0 + B1 (|a| + w sqrt(2 / pi))).
 
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-import mpmath
+import mpmath  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
@@ -100,7 +101,7 @@ def plane_mean(
     value = float(weights @ f(t[:, None], t[None, :]) @ weights)
     size = 8 + 8 * frequency * np.sqrt(2 / np.pi)
     aliasing = 2 * np.exp(c * c / 2) * size / np.expm1(2 * np.pi * c / h)
-    density = float(np.exp(-t[-1] ** 2 / 2) / np.sqrt(2 * np.pi))
+    density = float(np.exp(-(t[-1] ** 2) / 2) / np.sqrt(2 * np.pi))
     tail = 2 * density * (size / t[-1] + 4 * frequency)
     rounding = 64 * 2.0**-53 * size
     return value, float(2 * (aliasing + tail) + rounding)

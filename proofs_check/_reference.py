@@ -76,7 +76,7 @@ class Covariances:
     @property
     def feasible(self) -> bool:
         """True iff colsp(Sz) and colsp(Sy) meet in 0 only; then so do the whitened spaces."""
-        return rank(beside(self.z, self.y)) == self.z.shape[1] + self.y.shape[1]
+        return bool(rank(beside(self.z, self.y)) == self.z.shape[1] + self.y.shape[1])
 
     def gram(self, a: Matrix, b: Matrix) -> Matrix:
         """C_ab = a^T S^+ b."""

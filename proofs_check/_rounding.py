@@ -70,9 +70,7 @@ class Rounding:
     sal: float
 
 
-def rounding(
-    x: NDArray[np.float64], z: NDArray[np.float64], y: NDArray[np.float64]
-) -> Rounding:
+def rounding(x: NDArray[np.float64], z: NDArray[np.float64], y: NDArray[np.float64]) -> Rounding:
     """Tolerances for features (n, d) and coded labels (n, k_z), (n, k_y)."""
     n, d = x.shape
     mean, std = x.mean(0), x.std(0)

@@ -7,7 +7,20 @@ from importlib import import_module
 
 from proofs_check._check import REGISTRY, Check, Outcome, run_check
 
-MODULES = ("theorem1", "price", "lemmas", "theorem2", "theorem3", "theorem4", "remarks", "numerics")
+MODULES = (
+    "theorem1",
+    "uniqueness",
+    "price",
+    "lemmas",
+    "theorem2",
+    "retraining",
+    "theorem3",
+    "frozen_heads",
+    "theorem4",
+    "overconfidence",
+    "remarks",
+    "numerics",
+)
 
 SECTIONS = {
     "1": "Theorem 1: the eraser",
@@ -35,12 +48,13 @@ def checks(keys: Sequence[str] = ()) -> list[Check]:
     for name in MODULES:
         import_module(f"proofs_check.{name}")
     everything = [REGISTRY[key] for key in sorted(REGISTRY, key=_order)]
-    unknown = [k for k in keys if not any(c.key == k or c.key.startswith(f"{k}.") for c in everything)]
+    if not keys:
+        return everything
+    named = {key: [c for c in everything if f"{c.key}.".startswith(f"{key}.")] for key in keys}
+    unknown = [key for key, found in named.items() if not found]
     if unknown:
         raise ValueError(f"no statement is numbered {', '.join(unknown)}")
-    return [
-        c for c in everything if not keys or any(c.key == k or c.key.startswith(f"{k}.") for k in keys)
-    ]
+    return [c for c in everything if any(c in found for found in named.values())]
 
 
 def run(

@@ -165,9 +165,7 @@ def set_equivalence(
         "root for inverse root": {"whitener": lambda root: root},
     },
 )
-def whitener_misprint(
-    bench: Bench, *, whitener: Callable[[Matrix], Matrix] = inverse
-) -> None:
+def whitener_misprint(bench: Bench, *, whitener: Callable[[Matrix], Matrix] = inverse) -> None:
     """Exact, against the quadratic programme of 1.2."""
 
     def projected(w: Matrix, c: Covariances) -> Matrix:
@@ -294,7 +292,9 @@ def adapted_basis(
             w = weight(bench.rng, 4, 4)
         couples = not is_zero(rest @ w @ c.support)
         residual = coupling(c.s, w, outside(w, c.s))
-        bench.printed(residual, lacking="M couples the support to its complement" if couples else None)
+        bench.printed(
+            residual, lacking="M couples the support to its complement" if couples else None
+        )
         value = _reference.distortion(c, _reference.splince(c), w)
         bench.corrected(value - null_space_minimum(c, w), label="optimal all the same")
     bench.example("S = diag(1, 0), M = [[2, 1], [1, 2]]: e1 and e2 are not M-orthogonal.")
@@ -334,9 +334,9 @@ def common_kernel(
     second: Eraser = _reference.splince,
     fitted: Fitted = _library.sal,
 ) -> None:
-    """Exact. Library: P_B P_A - P_B = -P_B (I - P_A); (I - P_A) has range colsp(Sz) up to its error,
-    so with errors D_A (whitened) and D_B the residual is at most (|P_B| tol_A + tol_B |I - P_A|),
-    whitened; |P_B| and |I - P_A| are measured."""
+    """Exact. Library: P_B P_A - P_B = -P_B (I - P_A), and both factors are measured, so the errors
+    of P_A and P_B (in the Euclidean norm, a factor sqrt(cond S)) leave at most
+    |P_B| tol_A + tol_B |I - P_A|."""
     for i in bench.repeats(40, 10):
         d = 4 + i % 2
         c = problem(bench.rng, d, d - i % 2, 1 + i % 2, 1)

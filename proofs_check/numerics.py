@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import mpmath
+import mpmath  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
@@ -70,7 +70,11 @@ def _recoded(sample: Sample, bench: Bench) -> Sample:
         "SAL for SPLINCE": {"closed": _reference.sal},
         "LEACE for SPLINCE": {"closed": _reference.leace},
         "SAL taken as equivariant": {"sal_map": lambda bench: invertible(bench.rng, 4)},
-        "library: other labels": {"fitted": lambda s: _library.splince(replace(s, z_labels=s.y_labels, y_labels=s.z_labels))},
+        "library: concept and task exchanged": {
+            "fitted": lambda s: _library.splince(
+                replace(s, z_labels=s.y_labels, y_labels=s.z_labels)
+            )
+        },
     },
 )
 def invariances(

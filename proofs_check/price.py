@@ -83,9 +83,7 @@ def _reported(sample: Sample) -> tuple[float, float, float]:
             )
         },
         "Sy for X": {
-            "surplus": lambda c, m: trace(
-                m @ c.y @ inverse(_reference.unexplained(c)) @ c.y.T
-            )
+            "surplus": lambda c, m: trace(m @ c.y @ inverse(_reference.unexplained(c)) @ c.y.T)
         },
         "1 + rho for 1 / (1 - rho)": {"inflation": lambda rho: 1 + rho},
         "the power of 1 / (1 - rho) doubled": {"inflation": lambda rho: 1 / (1 - rho) ** 2},
@@ -105,7 +103,7 @@ def minimum_distortion(
     surplus: Callable[[Covariances, Matrix], Number] = _surplus,
     inflation: Callable[[Number], Number] = _inflation,
     fitted: Fitted = _library.splince,
-    reported: Callable[[Sample], tuple[float, float, float]] = lambda s: _reported(s),
+    reported: Callable[[Sample], tuple[float, float, float]] = _reported,
 ) -> None:
     """Exact. Library: |M^{1/2} E S^{1/2}|_F moves by at most |M^{1/2} S^{1/2}|_2 times the whitened
     error: by the tolerance itself at M = S^+, by |S|_2^{1/2} times it at M = I, which is what the
@@ -192,15 +190,14 @@ def _whitened_orthogonal(c: Covariances) -> bool:
             "orthogonal": lambda c: is_zero(c.z.T @ c.y),
         },
         "repair without H": {
-            "repair": lambda c: _reference.lost(c) @ (
-                c.s_pinv @ (c.y - c.z @ inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.y))
-            ).T
+            "repair": lambda c: (
+                _reference.lost(c)
+                @ (c.s_pinv @ (c.y - c.z @ inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.y))).T
+            )
         },
         "repair with S^+ Sy for K": {
             "repair": lambda c: (
-                _reference.lost(c)
-                @ inverse(_reference.unexplained(c))
-                @ (c.s_pinv @ c.y).T
+                _reference.lost(c) @ inverse(_reference.unexplained(c)) @ (c.s_pinv @ c.y).T
             )
         },
         "library output halved": {"fitted": lambda s: _library.splince(s) / 2},
@@ -304,9 +301,7 @@ def covariance_ratio(
         raw = trace(c.sz.T @ c.sy) ** 2 / (trace(c.sz.T @ c.sz) * trace(c.sy.T @ c.sy))
         bench.corrected(_ratio(c, _reference.sal(c)) - (1 - raw), label="ratio of SAL")
         above = max(above, _ratio(c, _reference.leace(c)))
-    c = Covariances(
-        diagonal([25, 1]), rational([[5], [1]]), rational([[0], [1]]), zeros(2, 1)
-    )
+    c = Covariances(diagonal([25, 1]), rational([[5], [1]]), rational([[0], [1]]), zeros(2, 1))
     bench.corrected(int(_ratio(c, _reference.leace(c)) <= 1), label="LEACE above 1")
     bench.example(
         f"S = diag(25, 1), Sz = (5, 1), Sy = (0, 1): the ratio of LEACE is "
@@ -316,5 +311,3 @@ def covariance_ratio(
         p, (tolerance, _, _, cond) = fitted(sample), tolerances(sample)
         ratio = np.sqrt(float(_ratio(sample.covariances, p))) - 1
         bench.corrected(ratio, tolerance * np.sqrt(cond), label=f"library, {sample.family}")
-
-

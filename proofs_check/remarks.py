@@ -27,8 +27,9 @@ from proofs_check._linalg import (
     zeros,
 )
 from proofs_check._reference import Covariances
+from proofs_check.retraining import penalty_metric
 from proofs_check.theorem1 import Fitted, tolerances
-from proofs_check.theorem2 import penalty_metric, random_range
+from proofs_check.theorem2 import random_range
 from proofs_check.theorem3 import excess, head, whitened_problem
 
 Metric = Callable[[Matrix], Matrix]
@@ -196,9 +197,7 @@ def ridge_whitened(
         "theta orthogonal to Sy": {
             "agreeing": lambda bench, c: null_basis(c.sy.T) @ integers(bench.rng, c.d - 1, 1)
         },
-        "criterion theta^T Sy = 0": {
-            "criterion": lambda c, theta: is_zero(theta.T @ c.sy)
-        },
+        "criterion theta^T Sy = 0": {"criterion": lambda c, theta: is_zero(theta.T @ c.sy)},
     },
 )
 def frozen_heads(
@@ -306,5 +305,3 @@ def mean_projection(
         p = spectral(c)
         bench.corrected(p @ c.sz, label="guarded")
         bench.corrected(rank(p) - (c.d - c.ranks[1]), label="no more than rank Sz removed")
-
-

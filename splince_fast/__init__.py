@@ -36,6 +36,7 @@ from splince_fast.report import Report, VariableReport
 
 if TYPE_CHECKING:
     from splince_fast import sources
+    from splince_fast.config import Config, show_config
     from splince_fast.estimators import LEACE, SAL, SPLINCE, MeanProjection
 
 # Loaded when first touched: they bring scikit-learn, or are not needed by everybody.
@@ -44,6 +45,8 @@ _LAZY = {
     "LEACE": "splince_fast.estimators",
     "SAL": "splince_fast.estimators",
     "MeanProjection": "splince_fast.estimators",
+    "show_config": "splince_fast.config",
+    "Config": "splince_fast.config",
     "sources": "",
 }
 
@@ -53,6 +56,7 @@ __all__ = [
     "LEACE",
     "SAL",
     "SPLINCE",
+    "Config",
     "ConstantVariableError",
     "DroppedDirectionsWarning",
     "FileFormatError",
@@ -76,6 +80,7 @@ __all__ = [
     "leace",
     "mean_projection",
     "sal",
+    "show_config",
     "sources",
     "splince",
 ]

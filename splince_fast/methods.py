@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from splince_fast._kernels import solve
+from splince_fast._kernels import provider, solve
 from splince_fast._policies import Policies
 from splince_fast._selection import Selection, Span, names_of, span_of
 from splince_fast._state import EPS64, State
@@ -267,6 +267,7 @@ def _fit(
         )
     state = moments.flushed()
     d = state.width
+    provider.ensure_for(d)
     span_z = span_of(moments, erase, "erase", d)
     span_y = Span([], np.empty((0, d)), []) if keep is None else span_of(moments, keep, "keep", d)
     shrinkage = _shrinkage(state, policies.shrinkage)

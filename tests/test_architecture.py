@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "splince_fast"
 # From the ground up; a room may import what stands before it, and itself.
 FLOORS = [
     ["exceptions"],
-    ["_threads", "_interrupts", "_files"],
+    ["_threads", "_interrupts", "_files", "_fourth"],
     ["_kernels"],
     ["_validation"],
     ["_class_names"],
@@ -28,6 +28,7 @@ FLOORS = [
     ["_policies", "_selection"],
     ["methods"],
     ["estimators"],
+    ["config"],
     ["demo", "cli", "__main__", "__init__"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}

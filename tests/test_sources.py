@@ -353,7 +353,7 @@ def test_name_tells_sources_with_other_blocks_apart() -> None:
 def test_labels_of_any_container_are_sliced_by_position() -> None:
     pd, pl, pa = (pytest.importorskip(name) for name in ("pandas", "polars", "pyarrow"))
     values = [3, 1, 2, 5, 4]
-    index = [10.0, 11.0, 12.0, 13.0, 14.0]  # pandas would slice a float index by its labels
+    index = [10.0, 11.0, 12.0, 13.0, 14.0]  # an index that a slice could mean
     containers = {
         "list": values,
         "tuple": tuple(values),
@@ -372,6 +372,20 @@ def test_labels_of_any_container_are_sliced_by_position() -> None:
             assert type(container) is type(containers[name])
             twin = range(5) if name == "range" else values
             assert column(container).tolist() == list(twin[expected])
+
+
+def test_series_are_sliced_by_position_where_pandas_would_slice_by_label() -> None:
+    class Series:
+        """As pandas before version 3 behaves with an index of floats."""
+
+        shape = (3,)
+        iloc = np.array([1, 2, 3])
+
+        def __getitem__(self, labels: slice) -> Any:
+            return self.iloc[:0]
+
+    blocks = from_arrays(np.ones((3, 2)), {"z": Series()}, block_rows=2)
+    assert [block.labels["z"].tolist() for block in blocks] == [[1, 2], [3]]
 
 
 def test_labels_may_be_a_frame_or_a_single_column() -> None:
@@ -719,6 +733,15 @@ def test_width_that_changes_between_row_groups_is_named(pa: Any, pq: Any, tmp_pa
     assert source.n_features is None
     with pytest.raises(InputError, match=f"3 values in row 0 of row group 1 of '{path}', where 2"):
         list(source)
+
+
+def test_null_that_would_suit_another_width_is_named(pa: Any, pq: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"  # 3 values and a null are as many entries as 2 rows of 2
+    pq.write_table(pa.table({"e": [[1.0, 2.0, 3.0], None]}), path)
+    blocks = iter(from_parquet(path, embedding="e", block_rows=1))
+    assert next(blocks).X.shape == (1, 3)
+    with pytest.raises(InputError, match=r"no vector .* row 1 of row group 0"):
+        next(blocks)
 
 
 def test_width_that_changes_within_a_stream_is_named(pa: Any) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from splince_fast.demo.professions import ProfessionData
 from splince_fast.exceptions import InputError, NotEnoughDataError
@@ -32,7 +32,7 @@ Float = NDArray[np.float64]
 TRAIN_SHARE: Final = 0.7
 # Correlations of the two scores are brought this near to where they should be.
 CORRELATION_TOLERANCE: Final = 1e-3
-# That of the two scores of Bolukbasi et al. (2016) over their 320 professions, which the paper used.
+# That of the scores of Bolukbasi et al. (2016) over their 320 professions, which the paper used.
 PAPER_CORRELATION: Final = 0.26
 # Of the probe, per row, where features have unit variance: of the powers of ten about the one by
 # which the probe finds most of the stereotype in the states as they are.

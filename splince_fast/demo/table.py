@@ -180,23 +180,21 @@ def notes(results: Results) -> str:
     """What the columns are."""
     correlation = max(abs(split.test_correlation) for split in results.splits)
     prompts = round(float(np.mean([len(split.test) for split in results.splits])))
-    return "\n".join(
-        (
-            "exp(beta): factor on the odds of he to she per unit of score, from the regression of "
-            "log p(he)/p(she)",
-            f"  on both scores over {prompts:,} held-out prompts, thinned to |corr| < "
-            f"{CORRELATION_TOLERANCE:g} (largest {correlation:.1e}); {CONFIDENCE:.0%} t-interval",
-            "  over splits, widened for their overlap (Nadeau and Bengio 2003)",
-            "residual z, kept y: |Cov(r(x), .)| / |Cov(x, .)| on the training prompts; distortion: "
-            "share of their variance",
-            "R2 of z: on the held-out prompts, of a ridge regression on the training prompts "
-            f"(features standardised,",
-            f"  penalty {PROBE_PENALTY:g} per row); seconds: to fit from the moments and to apply "
-            "to every prompt (median)",
-            f"*: factual coefficient above LEACE's at the {STAR_LEVEL:.0%} level, one-tailed paired "
-            "t-test with the same correction",
-        )
-    )
+    return f"""\
+exp(beta): factor on the odds of he to she per unit of score, from the regression of
+  log p(he) - log p(she) on both scores over {prompts:,} held-out prompts, thinned to |corr| <
+  {CORRELATION_TOLERANCE:g} (largest {correlation:.1e}); {CONFIDENCE:.0%} t-interval over splits, \
+widened for their overlap
+  (Nadeau and Bengio 2003)
+residual z, kept y: |Cov(r(x), .)| / |Cov(x, .)| on the training prompts, z the stereotype, y the
+  factual score; distortion: share of the variance of x
+R2 of z: of a ridge regression on the training prompts (features standardised, penalty \
+{PROBE_PENALTY:g} per row),
+  on the held-out prompts
+seconds: to fit from the moments and to apply to every prompt (median)
+*: SPLINCE's factual coefficient is above LEACE's at the {STAR_LEVEL:.0%} level, one-tailed paired \
+t-test with the
+  same correction"""
 
 
 def to_dict(data: ProfessionData, runs: list[Results]) -> dict[str, Any]:

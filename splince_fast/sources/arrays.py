@@ -77,7 +77,7 @@ def take_block(X: Any, labels: Any, sample_weight: Any, start: int, stop: int) -
 
 
 def take_rows(values: Any, start: int, stop: int) -> Any:
-    """Slice rows by position; pandas may slice by label without ``iloc``."""
+    """Slice rows by position; pandas before 3 may slice by label without ``iloc``."""
     return values.iloc[start:stop] if hasattr(values, "iloc") else values[start:stop]
 
 

@@ -1,0 +1,140 @@
+"""Excess log-loss of a head read on erased Gaussian features, reduced to one dimension.
+
+Model: x ~ N(mu, S), score s = a + beta^T (x - mu), loss A(t) - y t, E[y | x] = A'(s), A'' >= 0
+(logistic: A(s) = log(1 + e^s)). With L(v) = E A(a + sqrt(v) g) and C(v) = E A''(a + sqrt(v) g),
+Stein's lemma gives Sy = C(v) S beta for v = beta^T S beta, and for any head phi read on x
+
+    Delta(phi) = L(phi^T S phi) - L(v) - (phi^T S beta - v) C(v),        L' = C / 2.
+
+LEACE turns beta into phi_L with phi_L^T S phi_L = phi_L^T S beta = (1 - rho) v, and SPLINCE into
+phi_L / (1 - rho). Only one-dimensional integrals remain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import mpmath  # type: ignore[import-untyped]
+import numpy as np
+from numpy.typing import NDArray
+
+from proofs_check._linalg import (
+    Matrix,
+    Number,
+    rational,
+    to_float,
+)
+from proofs_check._quadrature import CURVATURE, SOFTPLUS, gaussian_mean, plane_mean
+
+Reading = Callable[[Matrix, Matrix], Matrix]
+
+
+Integral = Callable[[Number, Number], tuple[Number, Number]]
+"""(a, v) -> value and error bound."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A canonical loss through L and C, each returning value and error bound at (a, v)."""
+
+    name: str
+    mean: Integral
+    curvature: Integral
+
+
+def _closed(
+    f: Callable[[Number, Number], Number],
+) -> Callable[[Number, Number], tuple[Number, Number]]:
+    """A closed form, whose only error is rounding at 40 digits."""
+
+    def value(a: Number, v: Number) -> tuple[Number, Number]:
+        out = f(mpmath.mpf(a), mpmath.mpf(v))
+        return out, abs(out) * mpmath.mpf(10) ** -35
+
+    return value
+
+
+LOGISTIC = Family(
+    "logistic",
+    lambda a, v: gaussian_mean(SOFTPLUS, a, v),
+    lambda a, v: gaussian_mean(CURVATURE, a, v),
+)
+POISSON = Family(
+    "Poisson",
+    _closed(lambda a, v: mpmath.exp(a + v / 2)),
+    _closed(lambda a, v: mpmath.exp(a + v / 2)),
+)
+GAUSSIAN = Family(
+    "Gaussian", _closed(lambda a, v: (a * a + v) / 2), _closed(lambda a, v: mpmath.mpf(1))
+)
+DIFFERENCE = Family(
+    "difference of Poissons",
+    _closed(lambda a, v: mpmath.cosh(a) * mpmath.exp(v / 2)),
+    _closed(lambda a, v: mpmath.cosh(a) * mpmath.exp(v / 2)),
+)
+FAMILIES = (LOGISTIC, POISSON, GAUSSIAN, DIFFERENCE)
+
+
+def number(value: Number) -> Number:
+    """A fraction, integer or float as mpf."""
+    if isinstance(value, Fraction):
+        return mpmath.mpf(value.numerator) / value.denominator
+    return mpmath.mpf(value)
+
+
+def excess(
+    family: Family, a: Number, beta: Matrix, phi: Matrix, s: Matrix
+) -> tuple[Number, Number]:
+    """Delta(phi), from the three variances, and its error bound."""
+    v = number((beta.T @ s @ beta)[0, 0])
+    own, cross = number((phi.T @ s @ phi)[0, 0]), number((phi.T @ s @ beta)[0, 0])
+    curve, curve_error = family.curvature(a, v)
+    base, base_error = family.mean(a, v)
+    moved, moved_error = family.mean(a, own) if own else family.mean(a, mpmath.mpf(10) ** -60)
+    return (
+        moved - base - (cross - v) * curve,
+        base_error + moved_error + abs(cross - v) * curve_error + mpmath.mpf(10) ** -32,
+    )
+
+
+def drop_leace(f: Family, a: Number, v: Number, rho: Number) -> tuple[Number, Number]:
+    """L((1 - rho) v) - L(v) + rho v C(v)."""
+    low, low_error = f.mean(a, (1 - rho) * v)
+    base, base_error = f.mean(a, v)
+    curve, curve_error = f.curvature(a, v)
+    return low - base + rho * v * curve, low_error + base_error + rho * v * curve_error
+
+
+def drop_splince(f: Family, a: Number, v: Number, rho: Number) -> tuple[Number, Number]:
+    """L(v / (1 - rho)) - L(v)."""
+    high, high_error = f.mean(a, v / (1 - rho))
+    base, base_error = f.mean(a, v)
+    return high - base, high_error + base_error
+
+
+Drop = Callable[[Family, Number, Number, Number], tuple[Number, Number]]
+
+CORRELATED = rational([[1, "4/5"], ["4/5", 1]])
+"""The covariance of the counterexample to the literal statement."""
+
+
+def in_plane(a: float, beta: Matrix, phi: Matrix, s: Matrix) -> tuple[float, float]:
+    """Delta(phi) for d = 2 and the logistic loss, straight from the definition in the plane.
+
+    E[A(t) - A'(s) t] - E[A(s) - A'(s) s] over x = K g with S = K K^T; nothing is used of Stein's
+    lemma. Where |Im g_i| <= pi / (4 w), w the largest weight of any score on any g_i, both
+    scores stay in |Im| <= pi / 2, |A'| <= 1 and each of the four terms is at most
+    log 2 + pi + |score|, so the integrand is below 8 + 4 (2 w) (|g_1| + |g_2|) for |a| <= 1.
+    """
+    root = np.linalg.cholesky(to_float(s))
+    one, two = (root.T @ to_float(v)[:, 0] for v in (beta, phi))
+    frequency = 2 * float(max(np.abs(one).max(), np.abs(two).max(), 0.5))
+
+    def integrand(g1: NDArray[np.float64], g2: NDArray[np.float64]) -> NDArray[np.float64]:
+        true, read = a + one[0] * g1 + one[1] * g2, a + two[0] * g1 + two[1] * g2
+        rate = 0.5 * (1 + np.tanh(true / 2))
+        return np.asarray(np.logaddexp(0, read) - np.logaddexp(0, true) - rate * (read - true))
+
+    return plane_mean(integrand, frequency)

@@ -1,0 +1,277 @@
+"""The checks as tests, the library against exact arithmetic on drawn data, and the harness."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proofs_check import _library, _reference, _render, _run
+from proofs_check.__main__ import main
+from proofs_check._check import FAR, REGISTRY, Bench, Check, Verdict, excess, run_check
+from proofs_check._families import Sample, classes, continuous, ordinary
+from proofs_check._linalg import (
+    equal,
+    eye,
+    inverse,
+    is_zero,
+    null_basis,
+    oblique,
+    pinv,
+    projector,
+    rank,
+    rational,
+    solve,
+    zeros,
+)
+from proofs_check._quadrature import CURVATURE, SOFTPLUS, gaussian_mean
+from proofs_check.theorem1 import tolerances, whitened_error
+
+CHECKS = _run.checks()
+
+
+@pytest.mark.parametrize("item", CHECKS, ids=lambda item: item.key)
+def test_verdict_is_reproduced_and_every_mutant_caught(item: Check) -> None:
+    outcome = run_check(item, quick=True)
+    assert outcome.problems == ()
+    assert outcome.verdict is item.expected
+    assert set(outcome.caught) == set(item.mutants)
+
+
+# The library on data that hypothesis draws, and shrinks where it fails.
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> Sample:
+    """Integer data with continuous or class labels; often rank-deficient or nearly so."""
+    d = draw(st.integers(2, 5))
+    n = draw(st.integers(d, 3 * d + 3))
+    entry = st.integers(-4, 4)
+    x = np.array(draw(st.lists(st.lists(entry, min_size=d, max_size=d), min_size=n, max_size=n)))
+    if draw(st.booleans()):
+        labels = st.lists(st.integers(0, 2), min_size=n, max_size=n)
+        return classes(x, np.array(draw(labels)), np.array(draw(labels)), "drawn classes")
+    columns = st.lists(st.lists(entry, min_size=2, max_size=2), min_size=n, max_size=n)
+    z, y = np.array(draw(columns)), np.array(draw(columns))
+    return continuous(x, z[:, : draw(st.integers(1, 2))], y[:, :1], "drawn columns")
+
+
+@given(samples())
+@settings(deadline=None, max_examples=150)
+def test_library_equals_the_exact_eraser_on_drawn_data(sample: Sample) -> None:
+    c = sample.covariances
+    if not ordinary(c):
+        return
+    splince, leace, *_ = tolerances(sample)
+    assert whitened_error(c, _library.splince(sample), _reference.splince(c)) <= splince
+    assert whitened_error(c, _library.leace(sample), _reference.leace(c)) <= leace
+
+
+# The harness must fail when it should.
+
+
+def _toy(expected: Verdict = Verdict.HOLDS, **changes: object) -> Check:
+    """A check that 2 + 2 = 4, with two mutants: one that it catches, one that it cannot."""
+
+    def run(bench: Bench, *, total: int = 4, unused: int = 0) -> None:
+        bench.printed(rational([[2 + 2 - total]]))
+
+    fields = {
+        "key": "0.0",
+        "statement": "2 + 2 = 4",
+        "source": "arithmetic",
+        "convention": "integers",
+        "expected": expected,
+        "truth": "True.",
+        "meaning": "",
+        "run": run,
+        "mutants": {"five": {"total": 5}},
+    }
+    return Check(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_a_true_statement_is_reproduced() -> None:
+    outcome = run_check(_toy())
+    assert outcome.reproduced
+    assert outcome.caught == ("five",)
+
+
+def test_a_surviving_mutant_fails_the_check() -> None:
+    outcome = run_check(_toy(mutants={"five": {"total": 5}, "idle": {"unused": 1}}))
+    assert outcome.verdict is Verdict.HOLDS
+    assert outcome.problems == ("mutant survived: idle",)
+
+
+def test_a_check_without_mutants_fails() -> None:
+    assert not run_check(_toy(mutants={})).reproduced
+
+
+@pytest.mark.parametrize("wrong", [Verdict.FALSE, Verdict.CONDITIONAL])
+def test_another_verdict_than_the_evidence_fails(wrong: Verdict) -> None:
+    assert not run_check(_toy(expected=wrong, mutants={})).reproduced
+
+
+def test_an_exception_fails_the_check_and_is_named() -> None:
+    def run(bench: Bench) -> None:
+        raise ZeroDivisionError("nothing left")
+
+    outcome = run_check(_toy(run=run, mutants={"any": {}}))
+    assert outcome.problems == ("ZeroDivisionError: nothing left",)
+
+
+def _verdict(*reports: tuple[str, float, str | None]) -> Verdict | None:
+    bench = Bench(np.random.default_rng(0), quick=True)
+    for kind, residual, lacking in reports:
+        if kind == "corrected":
+            bench.corrected(residual, 1.0)
+        else:
+            bench.printed(residual, 1.0, lacking=lacking)
+    return bench.verdict()
+
+
+@pytest.mark.parametrize(
+    ("reports", "verdict"),
+    [
+        ([("printed", 0.5, None)], Verdict.HOLDS),
+        ([("printed", 0.5, None), ("corrected", 2.0, None)], None),
+        ([("printed", 2 * FAR, None), ("corrected", 0.5, None)], Verdict.FALSE),
+        ([("printed", 2.0, None)], None),  # neither within tolerance nor far from it
+        ([("printed", 0.5, None), ("printed", 2 * FAR, "c")], Verdict.CONDITIONAL),
+        ([("printed", 0.5, None), ("printed", 0.5, "c")], None),  # the condition is not needed
+        ([("printed", 2 * FAR, "c")], None),  # never confirmed
+        ([("printed", 2 * FAR, None), ("printed", 2 * FAR, "c")], None),
+        ([("printed", float("nan"), None)], Verdict.FALSE),
+        ([("corrected", 0.5, None)], None),  # the printed statement was not examined
+    ],
+)
+def test_the_verdict_follows_from_the_evidence(
+    reports: list[tuple[str, float, str | None]], verdict: Verdict | None
+) -> None:
+    assert _verdict(*reports) is verdict
+
+
+def test_excess_compares_exactly_where_the_tolerance_is_zero() -> None:
+    assert excess(rational([["1/3"]]) - rational([["1/3"]]), 0.0) == 0
+    assert excess(rational([["1/1000000000000000000000"]]), 0.0) == np.inf
+    assert excess(np.array([0.5, -3.0]), 2.0) == 1.5
+
+
+def test_every_check_names_its_source_truth_and_mutants() -> None:
+    assert len(CHECKS) == len(REGISTRY) >= 30
+    for item in CHECKS:
+        assert item.key.split(".")[0] in _run.SECTIONS
+        assert item.source
+        assert item.truth
+        assert len(item.mutants) >= 2
+        assert item.run.__doc__
+
+
+# Exact arithmetic and quadrature, held against what they must satisfy.
+
+
+@given(st.lists(st.lists(st.integers(-3, 3), min_size=3, max_size=3), min_size=1, max_size=5))
+@settings(deadline=None, max_examples=60)
+def test_exact_linear_algebra_satisfies_its_definitions(rows: list[list[int]]) -> None:
+    a = rational(rows)
+    g = pinv(a)
+    assert equal(a @ g @ a, a)
+    assert equal(g @ a @ g, g)
+    assert equal((a @ g).T, a @ g)
+    assert equal((g @ a).T, g @ a)
+    kernel = null_basis(a)
+    assert is_zero(a @ kernel)
+    assert kernel.shape[1] == a.shape[1] - rank(a)
+    assert equal(projector(a), a @ g)
+    assert equal(a @ solve(a, a), a)
+
+
+def test_singular_and_inconsistent_systems_are_refused() -> None:
+    with pytest.raises(ValueError, match="singular"):
+        inverse(rational([[1, 2], [2, 4]]))
+    with pytest.raises(ValueError, match="no solution"):
+        solve(rational([[1], [1]]), rational([[1], [2]]))
+    with pytest.raises(ValueError, match="singular"):
+        oblique(rational([[1], [0]]), rational([[1], [0]]))
+
+
+def test_infeasible_reference_problem_is_refused() -> None:
+    c = _reference.Covariances(eye(2), rational([[1], [0]]), rational([[2], [0]]), zeros(2, 1))
+    with pytest.raises(ValueError, match="singular"):
+        _reference.splince(c)
+
+
+@pytest.mark.parametrize("v", [0.05, 1.0, 30.0])
+@pytest.mark.parametrize("a", [0.0, -3.0])
+def test_quadrature_agrees_with_identities_within_its_bound(a: float, v: float) -> None:
+    # E softplus(s) - E softplus(-s) = E s = a, and the curvature is even in a
+    up, up_error = gaussian_mean(SOFTPLUS, a, v)
+    down, down_error = gaussian_mean(SOFTPLUS, -a, v)
+    assert abs(up - down - a) <= up_error + down_error
+    assert up_error < 1e-25
+    assert gaussian_mean(CURVATURE, a, v)[0] == pytest.approx(
+        float(gaussian_mean(CURVATURE, -a, v)[0]), rel=1e-14
+    )
+    # heat equation: dL / dv = C / 2, by a central difference whose error is below h^2 L''' / 6
+    h = 1e-4 * v
+    slope = (gaussian_mean(SOFTPLUS, a, v + h)[0] - gaussian_mean(SOFTPLUS, a, v - h)[0]) / (2 * h)
+    assert abs(slope - gaussian_mean(CURVATURE, a, v)[0] / 2) < 1e-7
+
+
+# The command line and the findings document.
+
+
+def test_command_line_prints_verdicts_and_returns_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--quick", "2.4", "6"]) == 0
+    text = capsys.readouterr().out
+    assert "6 of 6 verdicts reproduced" in text
+    assert "false as stated" in text
+
+
+def test_command_line_fails_where_a_verdict_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = _toy(key="2.9", expected=Verdict.FALSE)
+    monkeypatch.setitem(REGISTRY, "2.9", broken)
+    assert main(["--quick", "2.9"]) == 1
+    assert "NOT REPRODUCED" in capsys.readouterr().out
+
+
+def test_json_holds_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--quick", "--json", "2.3"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["reproduced"] is True
+    (row,) = report["checks"]
+    assert row["verdict"] == "false as stated"
+    assert row["caught"] == row["mutants"]
+
+
+def test_unknown_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["9.9"])
+    assert "no statement is numbered 9.9" in capsys.readouterr().err
+
+
+def test_the_same_seed_gives_the_same_evidence() -> None:
+    first, second = (run_check(REGISTRY["4.2"], seed=3, quick=True) for _ in range(2))
+    assert (first.worst, first.cases, first.examples) == (
+        second.worst,
+        second.cases,
+        second.examples,
+    )
+
+
+def test_findings_in_the_tree_are_those_of_the_code() -> None:
+    text = Path(__file__).with_name("FINDINGS.md").read_text(encoding="utf-8")
+    assert "not reproduced" not in text.lower()
+    headings = re.findall(r"^### (\S+) (.*)$", text, flags=re.MULTILINE)
+    assert headings == [(item.key, item.statement) for item in CHECKS]
+    words = " ".join(text.split())
+    for item in CHECKS:
+        assert f"**{str(item.expected).capitalize()}.**" in words
+        assert " ".join(_render.filled(item.truth).split()) in words
+        assert " ".join(_render.filled(item.meaning).split()) in words

@@ -1,0 +1,8 @@
+"""``python -m splince_fast``."""
+
+from __future__ import annotations
+
+from splince_fast.cli import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

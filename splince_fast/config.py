@@ -1,0 +1,169 @@
+"""What the library runs on: versions, BLAS, SIMD, measured rates, and advice where they disagree."""
+
+from __future__ import annotations
+
+import html
+import platform
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast import _threads
+from splince_fast._files import library_version
+from splince_fast._kernels import blas, provider
+
+_PACKAGES = ("numpy", "scipy", "numba", "scikit-learn", "safetensors", "narwhals")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The result of :func:`show_config`.
+
+    Attributes
+    ----------
+    versions : dict of str to str
+        Of Python, this package and what it runs on.
+    simd : tuple of str
+        Instruction sets of this processor, as NumPy names them.
+    threads : int
+        Threads of our own kernels.
+    blas, blas_core, blas_reason : str
+        The BLAS in use, the kernels that it runs, and why it was chosen.
+    scipy_core : str
+        The kernels that SciPy's own BLAS runs.
+    syrk_float32, syrk_float64 : float
+        Measured rate of the symmetric product, in GFLOP/s (one multiply-add counts as two, and
+        only one triangle is computed: n d^2 operations for n rows).
+    copy : float
+        Measured rate of a memory copy, in GB/s of what is read.
+    advice : tuple of str
+    """
+
+    versions: dict[str, str]
+    simd: tuple[str, ...]
+    threads: int
+    blas: str
+    blas_core: str
+    blas_reason: str
+    scipy_core: str
+    syrk_float32: float
+    syrk_float64: float
+    copy: float
+    advice: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain numbers, strings, lists and dictionaries."""
+        return asdict(self)
+
+    def _facts(self) -> list[tuple[str, str]]:
+        facts = [
+            ("versions", ", ".join(f"{name} {text}" for name, text in self.versions.items())),
+            ("SIMD", ", ".join(self.simd)),
+            ("threads", str(self.threads)),
+            ("BLAS", f"{self.blas}, {self.blas_core} kernels: {self.blas_reason}"),
+            (
+                "symmetric product",
+                f"{self.syrk_float32:.0f} GFLOP/s in float32, {self.syrk_float64:.0f} in float64",
+            ),
+            ("memory copy", f"{self.copy:.1f} GB/s"),
+        ]
+        return facts + [("advice", text) for text in self.advice]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label:<18} {text}" for label, text in self._facts())
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th>{html.escape(label)}</th><td>{html.escape(text)}</td></tr>"
+            for label, text in self._facts()
+        )
+        return f"<table>{rows}</table>"
+
+
+def show_config() -> Config:
+    """Say what the library runs on, and how fast; takes about a second.
+
+    Returns
+    -------
+    Config
+        Prints as a short table.
+
+    Examples
+    --------
+    >>> import splince_fast as sf
+    >>> sf.show_config().threads >= 1
+    True
+    """
+    choice = provider.ensure()
+    core = provider.scipy_core()
+    wide = provider.has_avx512()
+    rates = {dtype: _syrk_rate(dtype) for dtype in (np.float32, np.float64)}
+    advice = []
+    if choice.name == "scipy" and wide and core in ("Haswell", "Zen"):
+        advice.append(
+            f"SciPy's OpenBLAS runs {core} kernels (AVX2) on a processor with AVX-512: "
+            'pip install "splince-fast[blas]", or set OPENBLAS_CORETYPE=SkylakeX before Python '
+            "starts"
+        )
+    if rates[np.float32] < 1.3 * rates[np.float64]:
+        advice.append(
+            "float32 products are hardly faster than float64 ones, which is unusual: another "
+            "process may be using the processor"
+        )
+    return Config(
+        versions={"python": platform.python_version(), "splince_fast": library_version()}
+        | {name: _version(name) for name in _PACKAGES},
+        simd=_simd(),
+        threads=_threads.thread_count(),
+        blas=choice.name,
+        blas_core=choice.core,
+        blas_reason=choice.reason,
+        scipy_core=core,
+        syrk_float32=rates[np.float32],
+        syrk_float64=rates[np.float64],
+        copy=_copy_rate(),
+        advice=tuple(advice),
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _simd() -> tuple[str, ...]:
+    found: dict[str, Any] = np.show_config(mode="dicts")["SIMD Extensions"]  # type: ignore[call-overload]
+    return (*found.get("baseline", ()), *found.get("found", ()))
+
+
+def _median_seconds(work: Callable[[], object]) -> float:
+    """Median of five calls after one that warms up."""
+    work()
+    times = []
+    for _ in range(5):
+        start = perf_counter()
+        work()
+        times.append(perf_counter() - start)
+    return sorted(times)[2]
+
+
+def _syrk_rate(dtype: type[np.floating[Any]]) -> float:
+    """GFLOP/s of the symmetric product of 2048 rows of 1024."""
+    rows: NDArray[Any] = np.ones((2048, 1024), dtype)
+    product: NDArray[Any] = np.zeros((1024, 1024), dtype, order="F")
+    routine = blas.syrk_f32_out if dtype is np.float32 else blas.syrk_f64_into
+    return 2048 * 1024**2 / _median_seconds(lambda: routine(rows, product)) / 1e9
+
+
+def _copy_rate() -> float:
+    """GB/s of copying 64 MiB."""
+    source = np.ones(1 << 23)
+    target = np.empty_like(source)
+    return source.nbytes / _median_seconds(lambda: np.copyto(target, source)) / 1e9

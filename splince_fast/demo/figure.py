@@ -1,0 +1,171 @@
+"""The figure of the profession experiment: coefficients, and the geometry of the erasers.
+
+Erasers act in a plane only. With one erased and one kept score, P is the identity on the part of x
+that is uncorrelated with the linear predictions of both; the rest of x - E x lies in the plane of
+Cov(x, z) and Cov(x, y), which P maps to itself. So the plane shows all that they do, exactly.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import numpy as np
+
+from splince_fast.demo.experiment import ERASERS, METHODS, Float, Results, accumulate
+from splince_fast.demo.professions import ProfessionData
+from splince_fast.demo.table import exponents
+from splince_fast.methods import leace
+from splince_fast.sources.base import require
+
+# Okabe and Ito's colours, which all kinds of colour vision tell apart.
+_STEREOTYPE: Final = "#D55E00"
+_FACTUAL: Final = "#0072B2"
+_POINTS: Final = ((-1.0, "#CC79A7", "female"), (0.0, "#999999", "neither"), (1.0, "#56B4E9", "male"))
+
+
+class Plane:
+    """The plane in which the erasers of one score act that keep another one.
+
+    Attributes
+    ----------
+    z, y : float64 arrays of shape (n,)
+        Scores of the prompts.
+    states : float64 array of shape (n, 2)
+        What of x - E x lies in the plane, in an orthonormal basis of it.
+    whitened : float64 array of shape (n, 2)
+        The same with unit covariance; the first axis is the direction of the erased score.
+    erased : dict of str to float64 array of shape (n, 2)
+        `states` after SPLINCE and after LEACE.
+    cosine : float
+        Of the angle between the two covariances, whitened.
+    """
+
+    def __init__(self, data: ProfessionData, results: Results) -> None:
+        rows = results.splits[0].train
+        moments = accumulate(data, rows)
+        self.z = data.stereotype[data.noun_index[rows]]
+        self.y = data.factual[data.noun_index[rows]]
+        centred = data.activations[rows] - moments.mean
+        # LEACE removes left (right^T x): right^T x is the best linear prediction of the score.
+        erasers = [leace(moments, erase=name) for name in ("stereotype", "factual")]
+        left = np.concatenate([eraser.left for eraser in erasers], axis=1)
+        predictions = centred @ np.concatenate([eraser.right for eraser in erasers], axis=1)
+        size = predictions.std(axis=0)
+        predictions, left = predictions / size, left * size
+        for j, score in enumerate((self.z, self.y)):
+            sign = np.sign(predictions[:, j] @ (score - score.mean()))
+            predictions[:, j] *= sign
+            left[:, j] *= sign
+        self.cosine = float(np.mean(predictions[:, 0] * predictions[:, 1]))
+        # Gram and Schmidt, in units where Cov(x) is the identity.
+        mix = np.array([[1.0, self.cosine], [0.0, np.sqrt(1 - self.cosine**2)]])
+        self.whitened = predictions @ np.linalg.inv(mix)
+        spanning = left @ np.linalg.inv(mix)
+        basis = np.linalg.qr(left)[0]
+        if basis[:, 0] @ left[:, 0] < 0:
+            basis[:, 0] *= -1
+        if basis[:, 1] @ left[:, 1] < 0:
+            basis[:, 1] *= -1
+        self.states = self.whitened @ (basis.T @ spanning).T
+        self.erased = {}
+        for method in ("SPLINCE", "LEACE"):
+            eraser = ERASERS[method](moments)
+            removed = basis.T @ eraser.left @ (eraser.right.T @ basis)
+            self.erased[method] = self.states - self.states @ removed.T
+
+    def covariance(self, points: Float, score: Float) -> Float:
+        """Covariance of points of the plane with a score in units of its deviation, shape (2,)."""
+        deviations = (score - score.mean()) / score.std()
+        return np.asarray(deviations @ points / len(points))
+
+
+def draw(data: ProfessionData, runs: list[Results], path: str | os.PathLike[str]) -> None:
+    """Draw the coefficients of all runs and the geometry of the last one, as a PNG file.
+
+    Raises
+    ------
+    MissingExtraError
+        matplotlib is not installed.
+    """
+    figure = require("matplotlib.figure", "demo").Figure(figsize=(12.5, 6.2), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.25), wspace=0.03)
+    axes = np.ravel(left.subplots(len(runs), 1, sharex=True))
+    for ax, results in zip(axes, runs, strict=True):
+        _coefficients(ax, results)
+    axes[-1].set_xlabel("factor on the odds of he to she per unit of score, exp(β)")
+    _legend_below(left, axes[0])
+    left.suptitle(f"What {data.model} goes by", fontsize=11)
+    plane = Plane(data, runs[-1])
+    _geometry(right, plane)
+    figure.savefig(path, dpi=150, format="png")
+
+
+def _legend_below(part: Any, ax: Any) -> None:
+    handles, labels = ax.get_legend_handles_labels()
+    part.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+
+
+def _coefficients(ax: Any, results: Results) -> None:
+    """Both coefficients of every method, with their intervals."""
+    for field, colour, marker, shift in (
+        ("stereotype", _STEREOTYPE, "s", -0.14),
+        ("factual", _FACTUAL, "o", 0.14),
+    ):
+        found = [exponents(results, method, field) for method in METHODS]
+        ax.errorbar(
+            [value.mean for value in found],
+            np.arange(len(found)) + shift,
+            xerr=[
+                [value.mean - value.low for value in found],
+                [value.high - value.mean for value in found],
+            ],
+            fmt=marker,
+            color=colour,
+            capsize=3,
+            label=f"{field} score",
+        )
+    ax.axvline(1, color="0.6", linewidth=1, zorder=0)
+    ax.set_xscale("log")
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.set_yticks(range(len(METHODS)), METHODS)
+    ax.invert_yaxis()
+    ax.grid(axis="x", color="0.9")
+    correlation = float(np.mean([split.train_correlation for split in results.splits]))
+    ax.set_title(f"fitted where the two scores correlate by {correlation:.2f}", fontsize=10)
+
+
+def _geometry(part: Any, plane: Plane) -> None:
+    """Four views of the plane, as in the paper's illustration."""
+    part.suptitle(
+        "The plane of Cov(x, z) and Cov(x, y), outside of which nothing changes", fontsize=11
+    )
+    views = (
+        ("(a) states", plane.states),
+        (f"(b) whitened, cosine {plane.cosine:.2f}", plane.whitened),
+        ("(c) after SPLINCE", plane.erased["SPLINCE"]),
+        ("(d) after LEACE", plane.erased["LEACE"]),
+    )
+    axes = np.ravel(part.subplots(2, 2))
+    for ax, (title, points) in zip(axes, views, strict=True):
+        ax.set_title(title, fontsize=10)
+        whitened = points is plane.whitened
+        reach = 1.05 * float(np.abs(plane.whitened if whitened else plane.states).max())
+        for value, colour, label in _POINTS:
+            chosen = points[plane.y == value]
+            ax.scatter(*chosen.T, s=5, color=colour, alpha=0.35, linewidths=0, label=label)
+        _arrows(ax, plane, points, whitened, reach)
+        ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
+    _legend_below(part, axes[0])
+
+
+def _arrows(ax: Any, plane: Plane, points: Float, whitened: bool, reach: float) -> None:
+    """Both covariances, in panels (c) and (d) beside what they were."""
+    scores = ((plane.z, _STEREOTYPE, "Cov(x, z)"), (plane.y, _FACTUAL, "Cov(x, y)"))
+    before = plane.whitened if whitened else plane.states
+    longest = max(np.linalg.norm(plane.covariance(before, score)) for score, _, _ in scores)
+    scale = 0.75 * reach / longest
+    for score, colour, label in scores:
+        now = scale * plane.covariance(points, score)
+        style = {"width": 0.012, "angles": "xy", "scale_units": "xy", "scale": 1, "zorder": 4}
+        ax.quiver(0, 0, *now, color=colour, **style)
