@@ -62,8 +62,8 @@ class Sample:
 
 def continuous(x: NDArray[Any], z: NDArray[Any], y: NDArray[Any], family: str) -> Sample:
     """Sample of integer arrays whose labels are continuous columns."""
-    exact = [rational(v) for v in (x, z, y)]
-    return Sample(family, *exact, z_labels=z.astype(np.float64), y_labels=y.astype(np.float64))
+    x_exact, z_exact, y_exact = (rational(v) for v in (x, z, y))
+    return Sample(family, x_exact, z_exact, y_exact, z.astype(np.float64), y.astype(np.float64))
 
 
 def classes(x: NDArray[Any], z: NDArray[Any], y: NDArray[Any], family: str) -> Sample:

@@ -113,12 +113,13 @@ def softmax(features: Matrix, y: Matrix, test: Matrix, *, ridge: float = 0.0) ->
         If the certificate fails: the classes are separable, or the columns dependent.
     """
     w = np.vectorize(mpmath.mpf, otypes=[object])(_float_start(to_float(features), to_float(y)))
-    for _ in range(4 if ridge == 0 else 12):
+    for _ in range(30):  # quadratic convergence: a few rounds from the float64 start
         gradient, hessian = _gradient_and_hessian(features, y, w, ridge)
-        w = w - (inverse(hessian) @ gradient).reshape(w.shape[1], -1).T
-    gradient, hessian = _gradient_and_hessian(features, y, w, ridge)
-    bowl = inverse(hessian)
-    decrement = mpmath.sqrt((gradient.T @ bowl @ gradient)[0, 0])
+        bowl = inverse(hessian)
+        decrement = mpmath.sqrt((gradient.T @ bowl @ gradient)[0, 0])
+        if decrement < mpmath.mpf(10) ** (5 - DIGITS):
+            break
+        w = w - (bowl @ gradient).reshape(w.shape[1], -1).T
     radius = mpmath.sqrt(2 * max(sum(v * v for v in row) for row in features))
     steep = radius * mpmath.sqrt(sum(bowl[i, i] for i in range(len(bowl))))
     if not decrement * steep <= mpmath.mpf(1) / 2:

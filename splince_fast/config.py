@@ -1,4 +1,4 @@
-"""What the library runs on: versions, BLAS, SIMD, measured rates, and advice where they disagree."""
+"""What the library runs on: versions, BLAS, SIMD, measured rates, and advice on them."""
 
 from __future__ import annotations
 

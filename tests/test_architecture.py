@@ -29,7 +29,9 @@ FLOORS = [
     ["methods"],
     ["estimators"],
     ["config"],
-    ["demo", "cli", "__main__", "__init__"],
+    ["demo"],
+    ["cli"],
+    ["__main__", "__init__"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 

@@ -115,9 +115,9 @@ def covariance(X: np.ndarray, labels: np.ndarray) -> np.ndarray:
         (LEACE(null_space="drop", shrinkage="oas", rank_tol=1e-3),
          lambda m: sf.leace(m, erase="concept", null_space="drop", shrinkage="oas",
                             rank_tol=1e-3)),
-        (SAL(rank_tol=0.5), lambda m: sf.sal(m, erase="concept", rank_tol=0.5)),
-        (MeanProjection(rank_tol=0.5),
-         lambda m: sf.mean_projection(m, erase="concept", rank_tol=0.5)),
+        (SAL(rank_tol=0.999), lambda m: sf.sal(m, erase="concept", rank_tol=0.999)),
+        (MeanProjection(rank_tol=0.999),
+         lambda m: sf.mean_projection(m, erase="concept", rank_tol=0.999)),
     ],
 )  # fmt: skip
 def test_each_is_its_method_with_all_its_parameters(
@@ -357,6 +357,7 @@ def test_merge_equals_fitting_to_both(kind: Any, data: Data) -> None:
     X, y, z = data
     a = kind().fit(X[:150], y[:150], concept=z[:150])
     b = kind().partial_fit(X[150:], y[150:], concept=z[150:])
+    assert b.projection_.rank  # which merges the rows that were waiting
     state = pickle.dumps(b.moments_)
     assert a.merge(b) is a
     assert same(kind().fit(X, y, concept=z), a)
@@ -689,24 +690,42 @@ def test_one_hot_task_with_or_without_its_last_column() -> None:
 
 
 def test_cascade_and_joint_fit() -> None:
-    """One eraser after the other erases both, but moves more, and loses what the first kept."""
+    """Erasing one concept after the other: what survives depends on what each stage saw.
+
+    A second LEACE fitted to the output of the first equals the joint one: LEACE subtracts the
+    regression on the best linear predictions of the concepts, and taking these one by one is
+    Gram-Schmidt. SPLINCE is not of that kind, and an eraser of raw data does not fit the output
+    of another.
+    """
     rng = np.random.default_rng(3)
     X, y, a = make_data(600, d=10)
     b = np.where(rng.random(600) < 0.6, y, rng.integers(0, 2, size=600))
     X = X + np.outer(b, rng.normal(size=10))
     tolerance = 1e-12 * np.abs(X).max() * 10
-    joint = LEACE().fit_transform(X, concept={"a": a, "b": b})
-    first = LEACE().fit_transform(X, concept=a)
-    cascade = LEACE().fit_transform(first, concept=b)
-    for clean in (joint, cascade):
-        assert np.abs(covariance(clean, a)).max() < tolerance
-        assert np.abs(covariance(clean, b)).max() < tolerance
-    moved = [float(np.sum((clean - X) ** 2)) for clean in (joint, cascade)]
-    assert moved[0] < moved[1] * (1 - 1e-6)
-    kept_jointly = SPLINCE().fit_transform(X, y, concept={"a": a, "b": b})
-    staged = LEACE().fit_transform(SPLINCE().fit_transform(X, y, concept=a), concept=b)
-    assert np.abs(covariance(kept_jointly, y) - covariance(X, y)).max() < tolerance * 10
-    assert np.abs(covariance(staged, y) - covariance(X, y)).max() > 1e-2
+    both = {"a": a, "b": b}
+
+    def left(clean: np.ndarray, label: np.ndarray) -> float:
+        return float(np.abs(covariance(clean, label)).max())
+
+    def moved(clean: np.ndarray) -> float:
+        return float(np.sum((clean - X) ** 2))
+
+    joint = LEACE().fit_transform(X, concept=both)
+    first = LEACE().fit(X, concept=a)
+    cascade = LEACE().fit_transform(first.transform(X), concept=b)
+    assert np.abs(cascade - joint).max() < tolerance
+    assert max(left(joint, a), left(joint, b)) < tolerance
+    apart = (LEACE().fit(X, concept=b).projection_ @ first.projection_)(X)
+    assert left(apart, a) > 1e-2 or left(apart, b) > 1e-2
+
+    kept = SPLINCE().fit_transform(X, y, concept=both)
+    staged = SPLINCE().fit_transform(SPLINCE().fit_transform(X, y, concept=a), y, concept=b)
+    for clean in (kept, staged):
+        assert max(left(clean, a), left(clean, b)) < tolerance
+        assert np.abs(covariance(clean, y) - covariance(X, y)).max() < tolerance
+    assert moved(kept) < moved(staged) * (1 - 1e-6)
+    mixed = LEACE().fit_transform(SPLINCE().fit_transform(X, y, concept=a), concept=b)
+    assert np.abs(covariance(mixed, y) - covariance(X, y)).max() > 1e-2
 
 
 def test_a_name_is_not_its_characters(data: Data) -> None:
@@ -1105,9 +1124,10 @@ def bug() -> Data:
     return tuple(np.load(folder / f"{name}.npy") for name in "Xyz")  # type: ignore[return-value]
 
 
-def test_real_labels_in_any_form_give_the_same_projection(bug: Data) -> None:
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_real_labels_in_any_form_give_the_same_projection(bug: Data, dtype: Any) -> None:
     X, y, z = bug
-    X = X.astype(np.float64)
+    X = X.astype(dtype)
     names, jobs = np.array(["f", "m"])[z], np.array(["writing", "arts"])[y]
     expected = SPLINCE().fit(X, jobs, concept=names)
     forms = {
@@ -1118,14 +1138,17 @@ def test_real_labels_in_any_form_give_the_same_projection(bug: Data) -> None:
         "polars": (pl.Series(jobs, dtype=pl.Enum(["arts", "writing"])), pl.Series(names)),
         "objects": (jobs.astype(object), names.tolist()),
     }
-    sample = X[:500]
-    size = np.abs(expected.transform(sample) - sample).max()
-    # The covariance is singular in three directions, where a matrix norm says nothing: what the
-    # map does to real rows is compared, to rounding times the condition number on the support.
-    assert expected.report_.rank_covariance is not None
+    sample = X[:500].astype(np.float64)
+    clean = expected.transform(sample)
+    # The sums over labels differ by a few roundings, which near-constant dimensions amplify. The
+    # report says to what, in units of correlation; what is erased inherits that share of itself
+    # over its singular value, once for the concept and once for the task.
+    weakest = min(v.singular_values[0] for v in expected.report_.variables)
+    share = 2 * expected.report_.tolerance / weakest * expected.report_.amplification
+    size = np.abs(clean - sample).max()
+    assert share < 1e-5
     for form, (task, concept) in forms.items():
         other = SPLINCE().fit(X, task, concept=concept)
-        gap = np.abs(other.transform(sample) - expected.transform(sample)).max()
-        assert gap < 1e-9 * size, form
+        assert np.abs(other.transform(sample) - clean).max() < share * size, form
     control = SPLINCE().fit(X, y, concept=np.roll(z, 1))
-    assert np.abs(control.transform(sample) - expected.transform(sample)).max() > 1e-3 * size
+    assert np.abs(control.transform(sample) - clean).max() > 0.1 * size

@@ -713,7 +713,10 @@ def test_bad_vector_is_named_with_its_row_group(
     message = {"null vector": "no vector", "null within": "null within", "ragged": "ragged"}[case]
     table = pa.table({"e": bad_vectors(pa, case, kind)})
     path = tmp_path / "x.parquet"
-    pq.write_table(table, path, row_group_size=6)
+    try:
+        pq.write_table(table, path, row_group_size=6)
+    except pa.ArrowNotImplementedError:
+        pytest.skip("this pyarrow cannot write missing vectors of fixed size")
     place = f"row 3 of row group 1 of '{path}'"
     with pytest.raises(InputError, match=f"'e' .*{message}.* {place}"):
         list(from_parquet(path, embedding="e", block_rows=2))

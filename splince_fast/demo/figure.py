@@ -21,7 +21,11 @@ from splince_fast.sources.base import require
 # Okabe and Ito's colours, which all kinds of colour vision tell apart.
 _STEREOTYPE: Final = "#D55E00"
 _FACTUAL: Final = "#0072B2"
-_POINTS: Final = ((-1.0, "#CC79A7", "female"), (0.0, "#999999", "neither"), (1.0, "#56B4E9", "male"))
+_POINTS: Final = (
+    (-1.0, "#CC79A7", "female"),
+    (0.0, "#999999", "neither"),
+    (1.0, "#56B4E9", "male"),
+)
 
 
 class Plane:
