@@ -171,15 +171,18 @@ def _addresses(library: ctypes.CDLL) -> dict[str, int] | None:
 def _measured_gain(addresses: dict[str, int]) -> float:
     """SciPy's time over the other's for a float32 symmetric product of 512 rows of 512.
 
-    The best of ten each, taken in turn, so that a busy machine slows both alike.
+    The best of fifteen each, one library after the other: in turn, the threads of the one would
+    still be spinning while the other is measured.
     """
     rows = np.ones((512, 512), np.float32)
     product = np.empty((512, 512), np.float32, order="F")
-    best = [float("inf"), float("inf")]
-    for _ in range(10):
-        for i, use in enumerate((blas.use_scipy_routines, lambda: blas.use_routines(addresses))):
-            use()
+    best = []
+    for use in (blas.use_scipy_routines, lambda: blas.use_routines(addresses)):
+        use()
+        times = []
+        for _ in range(15):
             start = perf_counter()
             blas.syrk_f32_out(rows, product)
-            best[i] = min(best[i], perf_counter() - start)
+            times.append(perf_counter() - start)
+        best.append(min(times))
     return best[0] / best[1]
