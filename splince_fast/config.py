@@ -118,7 +118,7 @@ def show_config() -> Config:
     return Config(
         versions={"python": platform.python_version(), "splince_fast": library_version()}
         | {name: _version(name) for name in _PACKAGES},
-        simd=_simd(),
+        simd=provider.simd(),
         threads=_threads.thread_count(),
         blas=choice.name,
         blas_core=choice.core,
@@ -136,11 +136,6 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return "missing"
-
-
-def _simd() -> tuple[str, ...]:
-    found: dict[str, Any] = np.show_config(mode="dicts")["SIMD Extensions"]  # type: ignore[call-overload]
-    return (*found.get("baseline", ()), *found.get("found", ()))
 
 
 def _median_seconds(work: Callable[[], object]) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self, cast
 
 import narwhals.stable.v2 as nw
 import numpy as np
@@ -349,7 +349,7 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
 
     @classmethod
     def search(
-        cls, moments: Moments, grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
+        cls, moments: Moments, grid: Mapping[str, Any] | Sequence[Mapping[str, Any]]
     ) -> list[Self]:
         """Fit every combination of a grid from the same moments, without reading data.
 
@@ -489,10 +489,7 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
     @property
     def report_(self) -> Report:
         """What is erased and kept, and at what cost; raises as :attr:`projection_`."""
-        report = self.projection_.report
-        if report is None:
-            raise SplinceError("the projection has no report; fit again")
-        return report
+        return cast(Report, self.projection_.report)  # every method writes one
 
     @property
     def n_samples_seen_(self) -> int:

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from splince_fast._class_names import listed
+from splince_fast._failures import raise_infeasible, raise_numerical
 from splince_fast._kernels import provider, solve
 from splince_fast._policies import Policies
 from splince_fast._selection import Selection, Span, names_of, span_of
@@ -24,11 +26,9 @@ from splince_fast._state import EPS64, State
 from splince_fast._variables import ClassSums
 from splince_fast.exceptions import (
     DroppedDirectionsWarning,
-    InfeasibleError,
     InputError,
     LabelError,
     NothingErasedWarning,
-    SplinceError,
 )
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
@@ -60,6 +60,7 @@ def splince(
     Parameters
     ----------
     moments : Moments
+        Of the data, with the variables that are named below.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
     keep : str, tuple or list of them, or array of shape (d, k)
@@ -141,8 +142,17 @@ def leace(
     """Erase variables, changing x as little as possible: P = I - L Qz Qz^T L^+.
 
     The minimiser of E|P x - x|^2 subject to P Cov(x, z) = 0 (Belrose et al., "LEACE: Perfect
-    linear concept erasure in closed form", NeurIPS 2023). Parameters, errors and warnings are
-    those of :func:`splince`.
+    linear concept erasure in closed form", NeurIPS 2023). Errors and warnings are those of
+    :func:`splince`.
+
+    Parameters
+    ----------
+    moments : Moments
+        Of the data, with the variables that are named below.
+    erase : str, tuple or list of them
+        Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
+    null_space, shrinkage, rank_tol, solver
+        As for :func:`splince`.
 
     Examples
     --------
@@ -171,8 +181,21 @@ def sal(
 
     P = I - Q Q^T with Q = orth(Cov(x, z)) (spectral attribute removal: Shao, Ziser and Cohen,
     "Gold doesn't always glitter", EACL 2023). With `keep`, the oblique projection with the same
-    kernel that leaves Cov(x, y) as it is. Parameters, errors and warnings are those of
-    :func:`splince`. Unlike the others it depends on the units of the features.
+    kernel that leaves Cov(x, y) as it is. Errors and warnings are those of :func:`splince`.
+    Unlike the others it depends on the units of the features.
+
+    Parameters
+    ----------
+    moments : Moments
+        Of the data, with the variables that are named below.
+    erase : str, tuple or list of them
+        Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
+    keep : str, tuple or list of them, or array of shape (d, k), optional
+        Variables, or directions, that stay as they are.
+    max_amplification, on_infeasible
+        As for :func:`splince`.
+    rank_tol : "auto" or float in [0, 1)
+        As for :func:`splince`.
 
     Examples
     --------
@@ -197,6 +220,15 @@ def mean_projection(
     For a binary concept this is the projection along the difference of the two class means
     (Haghighatkhah et al., "Better hit the nail on the head than beat around the bush", 2022).
     The class means span colsp(Cov(x, z)), so it is :func:`sal` for class-coded variables.
+
+    Parameters
+    ----------
+    moments : Moments
+        Of the data, with the variables that are named below.
+    erase : str, tuple or list of them
+        Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
+    rank_tol : "auto" or float in [0, 1)
+        As for :func:`splince`.
 
     Raises
     ------
@@ -295,14 +327,14 @@ def _fit(
     )
     status = raw["status"]
     if status == solve.INFEASIBLE:
-        _raise_infeasible(raw, span_z.names, span_y.names, method)
+        raise_infeasible(raw, span_z.names, span_y.names, method)
     if status != solve.OK:
-        _raise_numerical(status, policies.solver)
+        raise_numerical(status, policies.solver)
     left, right = raw["left"], raw["right"]
     notes: list[str] = []
     if not len(left):
         notes.append(
-            f"nothing was erased: x has no linear trace of {_listed(span_z.names)} above the "
+            f"nothing was erased: x has no linear trace of {listed(span_z.names)} above the "
             f"rounding level ({raw['noise']:.1e} in units of correlation), so the eraser is the "
             "identity. If a trace was expected, check that labels and rows belong together"
         )
@@ -310,8 +342,8 @@ def _fit(
     if raw["dropped"]:
         cut = policies.max_amplification
         notes.append(
-            f"{raw['dropped']} of {raw['rank_y']} direction(s) of {_listed(span_y.names)} were "
-            f"given up: they lie too close to {_listed(span_z.names)} "
+            f"{raw['dropped']} of {raw['rank_y']} direction(s) of {listed(span_y.names)} were "
+            f"given up: they lie too close to {listed(span_z.names)} "
             + ("(to rounding)" if cut is None else f"(amplification above {cut:g})")
             + "; the report shows what is left of each variable"
         )
@@ -344,37 +376,3 @@ def _distortion(state: State, left: Float, right: Float) -> float:
     lower = state.scatter
     product = np.tril(lower) @ right.T + np.tril(lower, -1).T @ right.T
     return float(np.sum((left @ left.T) * (right @ product))) / state.weight
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(repr(name) for name in names)
-
-
-def _raise_infeasible(raw: dict[str, Any], erased: list[str], kept: list[str], method: str) -> None:
-    cosine = float(raw["cosines"][0]) if len(raw["cosines"]) else 1.0
-    sine = float(np.min(raw["sines"]))
-    amplification = np.inf if sine == 0 else 1 / sine
-    raise InfeasibleError(
-        f"{method} cannot keep {_listed(kept)} while it erases {_listed(erased)}: a direction of "
-        f"what is kept lies in the span of what is erased (largest principal cosine "
-        f"{cosine:.12g}, amplification {amplification:.1e}; ranks {raw['rank_y']} and "
-        f"{raw['rank_z']}). Erasing would destroy it. Typical causes: both are the same variable "
-        "or functions of each other, or there are fewer rows or features than classes. Keep "
-        "fewer variables, pass on_infeasible='drop' to keep what can be kept, cap the cost with "
-        "max_amplification=, or use leace, which keeps none of it",
-        cosine,
-    )
-
-
-def _raise_numerical(status: int, solver: str) -> None:
-    if status == solve.RANK_DEFICIENT:
-        raise SplinceError(
-            "the covariance of x is not positive definite at its rounding level (fewer rows than "
-            "features, or duplicated features), which solver='cholesky' cannot factor; use "
-            "solver='auto', or shrinkage="
-        )
-    what = "did not converge" if status == solve.NO_CONVERGENCE else "met a singular matrix"
-    raise SplinceError(
-        f"the solver ({solver}) {what}. The moments may be damaged: check that "
-        "moments.covariance() is finite and positive semi-definite, or pass shrinkage=1e-6"
-    )

@@ -166,9 +166,11 @@ class Moments:
         progress : bool
             Show rows/s, bytes/s and the time left on stderr.
         checkpoint : path, optional
-            The state is written there atomically every `checkpoint_seconds`, and at the end. If
-            the file exists, accumulation resumes behind the last block that it holds; the result
-            is the same to the last bit as without the interruption.
+            The state is written there atomically now and then, and at the end. If the file
+            exists, accumulation resumes behind the last block that it holds; the result is the
+            same to the last bit as without the interruption.
+        checkpoint_seconds : float
+            How often; 0 is after every block.
         **parameters
             block_rows, kinds, joint and ledoit_wolf, as for the class.
 
@@ -294,6 +296,16 @@ class Moments:
     def covariance(self, *, ddof: float = 1) -> Float:
         """(d, d) float64: sum w (x - mean)(x - mean)^T / (weight - ddof), in units of x squared.
 
+        Parameters
+        ----------
+        ddof : float
+            Delta degrees of freedom.
+
+        Returns
+        -------
+        ndarray of shape (d, d)
+            A new array.
+
         Raises
         ------
         NotEnoughDataError
@@ -317,6 +329,18 @@ class Moments:
         One column per class, of its 0/1 indicator and in the order of :meth:`classes`, or per
         continuous column.
 
+        Parameters
+        ----------
+        name : str or tuple of str
+            The variable.
+        ddof : float
+            Delta degrees of freedom.
+
+        Returns
+        -------
+        ndarray of shape (d, k)
+            A new array.
+
         Raises
         ------
         UnknownVariableError
@@ -329,6 +353,11 @@ class Moments:
     def classes(self, name: VariableName) -> tuple[ClassName, ...]:
         """Names of the classes of a class-coded variable, in the order of its columns.
 
+        Parameters
+        ----------
+        name : str or tuple of str
+            The variable.
+
         Raises
         ------
         UnknownVariableError, LabelError
@@ -340,7 +369,18 @@ class Moments:
         return tuple(known.names)
 
     def class_counts(self, name: VariableName) -> dict[ClassName, int]:
-        """Rows of each class of a class-coded variable (as :meth:`classes` for errors)."""
+        """Rows of each class of a class-coded variable; errors as for :meth:`classes`.
+
+        Parameters
+        ----------
+        name : str or tuple of str
+            The variable.
+
+        Returns
+        -------
+        dict
+            Number of rows by class.
+        """
         names = self.classes(name)
         known = self.variable(name)
         if not isinstance(known, ClassSums):
@@ -367,7 +407,18 @@ class Moments:
         return state
 
     def variable(self, name: VariableName) -> Variable:
-        """The sums of one variable with every row merged; what the methods compute from."""
+        """The sums of one variable with every row merged; what the methods compute from.
+
+        Parameters
+        ----------
+        name : str or tuple of str
+            The variable.
+
+        Raises
+        ------
+        UnknownVariableError
+            No such variable was seen.
+        """
         with self._exclusive:
             self._accumulator.flush()
         if name not in self._accumulator.variables:
@@ -397,12 +448,23 @@ class Moments:
     # -- persistence -----------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state, staged rows included, to a safetensors file, atomically."""
+        """Write the state, rows that wait for a full block included, to a safetensors file.
+
+        Parameters
+        ----------
+        path : path
+            The file; whatever happens, it holds either what it held before or the whole state.
+        """
         self._write(path, None)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Moments:
         """Read a state back; it continues exactly where the saved one stood.
+
+        Parameters
+        ----------
+        path : path
+            A file written by :meth:`save`, or a checkpoint.
 
         Raises
         ------

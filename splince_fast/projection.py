@@ -21,8 +21,7 @@ Float = NDArray[np.float64]
 
 _FORMAT = 1
 _KIND = "projection"
-# Rows are applied in pieces of about this size: small enough for the cache where they must be
-# widened, large enough that Python's part is nothing.
+# Rows are applied in pieces: small enough for the cache where they must be widened.
 _PIECE_BYTES = 1 << 20
 _SWEEP_BYTES = 1 << 28
 
@@ -42,6 +41,7 @@ class Projection:
     method : str
         Name of the method that made it.
     report : Report or callable that makes one, optional
+        What is known of how it was made.
 
     Raises
     ------
@@ -167,8 +167,7 @@ class Projection:
 
     def matrix(self) -> Float:
         """(d, d) float64: P, with r(x) = P x + offset; on rows, X @ P.T + offset."""
-        matrix = np.eye(self.n_features) - self.left @ self._right
-        return np.asarray(matrix)
+        return np.asarray(np.eye(self.n_features) - self.left @ self._right)
 
     def __repr__(self) -> str:
         return f"Projection({self._method}, {self.n_features} features, rank {self.rank} removed)"
@@ -252,7 +251,9 @@ class Projection:
         Parameters
         ----------
         weight : array or torch tensor of shape (k, d)
+            W.
         bias : array or torch tensor of shape (k,), optional
+            The vector b; zero if it is left out.
 
         Returns
         -------
@@ -282,17 +283,14 @@ class Projection:
     def __matmul__(self, first: Projection) -> Projection:
         """``second @ first``: apply `first`, then `second`, as one map.
 
-        The composition still erases what `second` erases. What `first` erased stays erased only
-        if `second` does not bring it back, and what it kept may be lost: erase several concepts
+        What `second` erases stays erased; what `first` kept may be lost: erase several concepts
         jointly (``erase=[...]``) where that matters.
         """
         if not isinstance(first, Projection):
             return NotImplemented
         if first.n_features != self.n_features:
-            raise InputError(
-                f"a projection of {self.n_features} features cannot follow one of "
-                f"{first.n_features}"
-            )
+            widths = f"{self.n_features} features cannot follow one of {first.n_features}"
+            raise InputError(f"a projection of {widths}")
         carried = first._left - (first._left @ self.right) @ self._left
         return Projection._make(
             np.concatenate([self._left, carried]),
@@ -304,6 +302,11 @@ class Projection:
 
     def astype(self, dtype: DTypeLike) -> Projection:
         """The map with factors rounded to `dtype` (float32 or float64), as a device holds them.
+
+        Parameters
+        ----------
+        dtype : float32 or float64
+            Of the factors; coefficients are still summed in float64.
 
         Raises
         ------
@@ -320,7 +323,13 @@ class Projection:
     # -- persistence -----------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a safetensors file: left, right, mean, offset, bias, and the report as metadata."""
+        """Write a safetensors file: left, right, mean, offset, bias, and the report as metadata.
+
+        Parameters
+        ----------
+        path : path
+            The file; whatever happens, it holds either what it held before or the whole map.
+        """
         report = self.report
         tensors = {
             "left": self.left,
@@ -338,6 +347,11 @@ class Projection:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Projection:
         """Read a projection back, bit for bit.
+
+        Parameters
+        ----------
+        path : path
+            A file written by :meth:`save`.
 
         Raises
         ------

@@ -126,6 +126,11 @@ class Report:
     def from_dict(cls, values: Mapping[str, Any]) -> Report:
         """The inverse of :meth:`to_dict`.
 
+        Parameters
+        ----------
+        values : mapping
+            What :meth:`to_dict` returned, JSON in between or not.
+
         Raises
         ------
         FileFormatError

@@ -25,7 +25,7 @@ FLOORS = [
     ["moments"],
     ["report"],
     ["integrations", "projection"],  # the bridge and the map know each other
-    ["_policies", "_selection"],
+    ["_policies", "_selection", "_failures"],
     ["methods"],
     ["estimators"],
     ["config"],

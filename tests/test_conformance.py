@@ -27,7 +27,7 @@ ESTIMATORS = [
 EXPECTED_FAILURES: dict[str, dict[str, str]] = {}
 
 
-@parametrize_with_checks(
+@parametrize_with_checks(  # type: ignore[untyped-decorator]
     ESTIMATORS, expected_failed_checks=lambda e: EXPECTED_FAILURES.get(type(e).__name__, {})
 )
 def test_scikit_learn_conformance(estimator: BaseEstimator, check: Any) -> None:
@@ -63,7 +63,7 @@ def test_green_suite_that_ran_one_check(estimator: BaseEstimator) -> None:
 
 
 def test_the_parametrized_test_runs_all_of_them() -> None:
-    marks = [m for m in test_scikit_learn_conformance.pytestmark if m.name == "parametrize"]  # type: ignore[attr-defined]
+    marks = [m for m in test_scikit_learn_conformance.pytestmark if m.name == "parametrize"]
     assert len(marks) == 1
     assert len(list(marks[0].args[1])) == sum(check_names(e).total() for e in ESTIMATORS)
 

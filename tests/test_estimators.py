@@ -19,6 +19,7 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
+import scipy.sparse
 import sklearn
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -83,7 +84,7 @@ def rounding(estimator: Any, eps: float = EPS) -> float:
     for variable in estimator.report_.variables:
         values = variable.singular_values
         q = max(q, values[0] / values[variable.rank - 1]) if variable.rank else q
-    return 8 * estimator.n_features_in_ * eps * (kappa + q) * estimator.report_.amplification
+    return float(8 * estimator.n_features_in_ * eps * (kappa + q) * estimator.report_.amplification)
 
 
 def distance(a: Any, b: Any) -> float:
@@ -100,7 +101,7 @@ def same(a: Any, b: Any, eps: float = EPS) -> bool:
 def covariance(X: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Cov(x, labels), labels as indicators of their classes."""
     indicators = (labels[:, None] == np.unique(labels)).astype(float)
-    return (X - X.mean(axis=0)).T @ indicators / len(X)
+    return np.asarray((X - X.mean(axis=0)).T @ indicators / len(X))
 
 
 # --- what they compute --------------------------------------------------------------------------
@@ -136,9 +137,8 @@ def test_each_is_its_method_with_all_its_parameters(
 
 
 def test_the_parameters_are_those_of_the_methods() -> None:
-    for estimator, method in zip(
-        CLASSES, (sf.splince, sf.leace, sf.sal, sf.mean_projection), strict=True
-    ):
+    methods: tuple[Any, ...] = (sf.splince, sf.leace, sf.sal, sf.mean_projection)
+    for estimator, method in zip(CLASSES, methods, strict=True):
         known = inspect.signature(method).parameters
         own = {k: v for k, v in estimator().get_params().items() if k in known}
         assert own == {k: known[k].default for k in own}
@@ -389,7 +389,7 @@ def test_classes_absent_from_the_first_batch_or_from_one_worker() -> None:
 
 
 def test_merge_refuses_what_does_not_belong_together(data: Data) -> None:
-    X, y, z = data
+    X, _, z = data
     fitted = LEACE().fit(X, concept=z)
     frame = pd.DataFrame(X, columns=list("abcdef"))
     continuous = LEACE().fit(X, concept=z.astype(float))
@@ -401,7 +401,7 @@ def test_merge_refuses_what_does_not_belong_together(data: Data) -> None:
         continuous,
     ):
         with pytest.raises(IncompatibleMomentsError):
-            fitted.merge(other)  # type: ignore[arg-type]
+            fitted.merge(other)
     with pytest.raises(NotFittedError):
         fitted.merge(LEACE())
     with pytest.raises(NotFittedError):
@@ -442,7 +442,7 @@ def test_the_explicit_opt_in(kind: Any, data: Data) -> None:
 
 
 def test_splince_needs_a_task(data: Data) -> None:
-    X, y, z = data
+    X, _, z = data
     with pytest.raises(InputError, match=r"requires y .* LEACE erases without"):
         SPLINCE().fit(X, concept=z)
     with pytest.raises(ConstantVariableError, match="'task', to be kept"):
@@ -611,7 +611,7 @@ def test_class_present_only_in_the_test_data(data: Data) -> None:
 
 
 def test_missing_values_are_named_and_missing_labels_are_used(data: Data) -> None:
-    X, y, z = data
+    X, _, z = data
     broken = X.copy()
     broken[[7, 11], [0, 3]] = np.nan, np.inf
     with pytest.raises(NonFiniteError, match=r"2 of 400 rows \(rows 7, 11\)"):
@@ -666,7 +666,7 @@ def test_two_rows_and_one(kind: Any) -> None:
 
 @pytest.mark.parametrize(("n", "d"), [(30, 6), (200, 40), (25, 40)])
 def test_shrinkage_formula_is_that_of_scikit_learn(n: int, d: int) -> None:
-    X, y, z = make_data(n, d=d, seed=n)
+    X, _, z = make_data(n, d=d, seed=n)
     expected = OAS().fit(X).shrinkage_
     oas = LEACE(shrinkage="oas").fit(X, concept=z)
     # A ratio of sums of d^2 squares, each good to a few eps, over a difference of such.
@@ -692,10 +692,11 @@ def test_one_hot_task_with_or_without_its_last_column() -> None:
 def test_cascade_and_joint_fit() -> None:
     """Erasing one concept after the other: what survives depends on what each stage saw.
 
-    A second LEACE fitted to the output of the first equals the joint one: LEACE subtracts the
-    regression on the best linear predictions of the concepts, and taking these one by one is
-    Gram-Schmidt. SPLINCE is not of that kind, and an eraser of raw data does not fit the output
-    of another.
+    Refitted to the output of the first, a second eraser that keeps the same task equals the joint
+    fit. What is subtracted are multiples of e = zhat - BLP(zhat | yhat), the part of the best
+    linear prediction of the concept that says nothing of the task, and taking these variables one
+    concept after the other is Gram-Schmidt. A second stage that keeps less loses what the first
+    kept, and one that was fitted to the raw data brings back what the first erased.
     """
     rng = np.random.default_rng(3)
     X, y, a = make_data(600, d=10)
@@ -704,28 +705,27 @@ def test_cascade_and_joint_fit() -> None:
     tolerance = 1e-12 * np.abs(X).max() * 10
     both = {"a": a, "b": b}
 
-    def left(clean: np.ndarray, label: np.ndarray) -> float:
-        return float(np.abs(covariance(clean, label)).max())
+    def left(clean: np.ndarray) -> float:
+        return max(float(np.abs(covariance(clean, label)).max()) for label in (a, b))
 
-    def moved(clean: np.ndarray) -> float:
-        return float(np.sum((clean - X) ** 2))
+    def lost(clean: np.ndarray) -> float:
+        return float(np.abs(covariance(clean, y) - covariance(X, y)).max())
 
     joint = LEACE().fit_transform(X, concept=both)
     first = LEACE().fit(X, concept=a)
     cascade = LEACE().fit_transform(first.transform(X), concept=b)
+    assert left(joint) < tolerance
     assert np.abs(cascade - joint).max() < tolerance
-    assert max(left(joint, a), left(joint, b)) < tolerance
-    apart = (LEACE().fit(X, concept=b).projection_ @ first.projection_)(X)
-    assert left(apart, a) > 1e-2 or left(apart, b) > 1e-2
+    apart = LEACE().fit(X, concept=b).projection_ @ first.projection_
+    assert left(apart(X)) > 1e-2
 
     kept = SPLINCE().fit_transform(X, y, concept=both)
-    staged = SPLINCE().fit_transform(SPLINCE().fit_transform(X, y, concept=a), y, concept=b)
-    for clean in (kept, staged):
-        assert max(left(clean, a), left(clean, b)) < tolerance
-        assert np.abs(covariance(clean, y) - covariance(X, y)).max() < tolerance
-    assert moved(kept) < moved(staged) * (1 - 1e-6)
-    mixed = LEACE().fit_transform(SPLINCE().fit_transform(X, y, concept=a), concept=b)
-    assert np.abs(covariance(mixed, y) - covariance(X, y)).max() > 1e-2
+    stage = SPLINCE().fit_transform(X, y, concept=a)
+    assert max(left(kept), lost(kept), lost(stage)) < tolerance
+    assert np.abs(SPLINCE().fit_transform(stage, y, concept=b) - kept).max() < tolerance
+    careless = LEACE().fit_transform(stage, concept=b)
+    assert left(careless) < tolerance
+    assert lost(careless) > 1e-2
 
 
 def test_a_name_is_not_its_characters(data: Data) -> None:
@@ -780,8 +780,6 @@ def test_other_features_are_refused(data: Data) -> None:
     with pytest.raises(InputError, match="3 features, but SPLINCE is expecting 6"):
         SPLINCE().fit(X, y, concept=z).partial_fit(X[:, :3], y, concept=z)
     with pytest.raises(TypeError, match="Sparse") as caught:
-        import scipy.sparse
-
         fitted.fit(scipy.sparse.csr_array(X), y, concept=z)
     assert isinstance(caught.value, InputError)
 
@@ -880,7 +878,7 @@ def test_from_moments_does_not_follow_later_updates(data: Data, moments: sf.Mome
 
 
 def test_from_moments_refuses(data: Data, moments: sf.Moments) -> None:
-    X, y, z = data
+    X, _, z = data
     with pytest.raises(InputError, match="keep is missing"):
         SPLINCE.from_moments(moments, erase="z")
     with pytest.raises(InputError, match="LEACE keeps nothing"):
@@ -901,7 +899,7 @@ def test_from_moments_refuses(data: Data, moments: sf.Moments) -> None:
 
 
 def test_search_solves_every_combination(moments: sf.Moments) -> None:
-    grid = {
+    grid: dict[str, Any] = {
         "erase": ["z", ["z", "half"]],
         "keep": ["y"],
         "shrinkage": [None, 0.3],
@@ -1117,11 +1115,10 @@ def test_html_and_text_of_an_estimator(data: Data) -> None:
 
 
 @pytest.fixture(scope="module")
-def bug() -> Data:
-    folder = Path(os.environ.get("SPLINCE_FAST_DATA", "absent")) / "bug_profession_gender"
-    if not folder.is_dir():
-        pytest.skip("SPLINCE_FAST_DATA names no folder with bug_profession_gender")
-    return tuple(np.load(folder / f"{name}.npy") for name in "Xyz")  # type: ignore[return-value]
+def bug(real_data: Callable[[str], Path]) -> Data:
+    folder = real_data("bug_profession_gender")
+    X, y, z = (np.load(folder / f"{name}.npy") for name in "Xyz")
+    return X, y, z
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -1151,4 +1148,4 @@ def test_real_labels_in_any_form_give_the_same_projection(bug: Data, dtype: Any)
         other = SPLINCE().fit(X, task, concept=concept)
         assert np.abs(other.transform(sample) - clean).max() < share * size, form
     control = SPLINCE().fit(X, y, concept=np.roll(z, 1))
-    assert np.abs(control.transform(sample) - clean).max() > 0.1 * size
+    assert np.abs(control.transform(sample) - clean).max() > 1000 * share * size

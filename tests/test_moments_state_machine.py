@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
-    consumes,
     initialize,
     invariant,
     precondition,
@@ -159,7 +158,7 @@ class Machine(RuleBasedStateMachine):
         whole = a.moments + b.moments
         return self.made(whole - b.moments, a.rows, a.past + b.past)
 
-    @rule(pair=consumes(pairs), cut=st.floats(0, 1), seed=st.integers(0, 99))
+    @rule(pair=pairs, cut=st.floats(0, 1), seed=st.integers(0, 99))
     def remove_some_rows(self, pair: Pair, cut: float, seed: int) -> None:
         """Rows in any choice, not only those of one update."""
         chosen = np.random.default_rng(seed).random(len(pair.rows)) < cut

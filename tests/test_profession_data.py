@@ -9,6 +9,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,7 +76,7 @@ def tool() -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def model(tool: ModuleType) -> object:
+def model(tool: ModuleType) -> Any:
     missing = [name for name in ("gguf", "tokenizers") if importlib.util.find_spec(name) is None]
     try:
         distribution(tool.MODEL_PACKAGE)
@@ -282,7 +283,7 @@ def test_the_masculine_noun_of_each_pair_leans_more_to_he(
 
 
 def test_recipe_agrees_with_the_shipped_array(
-    tool: ModuleType, model: object, data: professions.ProfessionData
+    tool: ModuleType, model: Any, data: professions.ProfessionData
 ) -> None:
     rows = np.random.default_rng(0).choice(len(data.noun_index), 12, replace=False)
     prompts = professions.read_tables(DATA).prompts()
@@ -298,18 +299,18 @@ def test_recipe_agrees_with_the_shipped_array(
     np.testing.assert_array_equal(head[0] - head[1], data.he_minus_she)
 
 
-def test_tokens_are_those_of_the_vocabulary(tool: ModuleType, model: object) -> None:
+def test_tokens_are_those_of_the_vocabulary(tool: ModuleType, model: Any) -> None:
     text = "The male nurse, aged 42, didn't sleep because"
-    tokenizer = model.tokenizer  # type: ignore[attr-defined]
+    tokenizer = model.tokenizer
     pieces = tokenizer.encode(text).tokens
     assert "".join(pieces).replace("Ġ", " ") == text
     assert "4" in pieces  # digits are single tokens
     with pytest.raises(ValueError, match="not one"):
-        model.token(" he and she")  # type: ignore[attr-defined]
+        model.token(" he and she")
 
 
 @pytest.fixture
-def small(tool: ModuleType) -> object:
+def small(tool: ModuleType) -> Any:
     """A random model of the same architecture: 2 blocks, 4 query and 2 key heads of width 6."""
     rng = np.random.default_rng(0)
     d, kv, hidden = 24, 12, 40
@@ -328,7 +329,7 @@ def small(tool: ModuleType) -> object:
 
     class Small(tool.Model):  # type: ignore[name-defined, misc]
         def rows_of_embedding(self, ids: np.ndarray) -> np.ndarray:
-            return table[ids]
+            return np.asarray(table[ids])
 
     return Small(
         blocks=tuple(
@@ -345,29 +346,27 @@ def small(tool: ModuleType) -> object:
     )
 
 
-def _naive_state(ids: list[int], model: object) -> np.ndarray:
+def _naive_state(ids: list[int], m: Any) -> np.ndarray:
     """The same network, one prompt, position and head at a time, rotations as complex numbers."""
-    m = model
-    h = [row.copy() for row in m.rows_of_embedding(np.array(ids))]  # type: ignore[attr-defined]
+    h = [row.copy() for row in m.rows_of_embedding(np.array(ids))]
     d = h[0].size
-    width = d // m.n_heads  # type: ignore[attr-defined]
-    group = m.n_heads // m.n_kv_heads  # type: ignore[attr-defined]
+    width = d // m.n_heads
+    group = m.n_heads // m.n_kv_heads
 
     def norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-        return x * weight / np.sqrt((x @ x) / d + m.norm_epsilon)  # type: ignore[attr-defined]
+        return np.asarray(x * weight / np.sqrt((x @ x) / d + m.norm_epsilon))
 
     def turn(x: np.ndarray, position: int) -> np.ndarray:
         pairs = x.reshape(-1, 2) @ np.array([1, 1j])
-        base = m.rope_base  # type: ignore[attr-defined]
-        return pairs * np.array(
-            [np.exp(1j * position * base ** (-2 * i / width)) for i in range(width // 2)]
-        )
+        base = m.rope_base
+        angles = [position * base ** (-2 * i / width) for i in range(width // 2)]
+        return np.asarray(pairs * np.exp(1j * np.array(angles)))
 
-    for b in m.blocks:  # type: ignore[attr-defined]
+    for b in m.blocks:
         seen = [norm(x, b.attn_norm) for x in h]
         for t in reversed(range(len(h))):
             heads = []
-            for g in range(m.n_heads):  # type: ignore[attr-defined]
+            for g in range(m.n_heads):
                 own = slice(g * width, (g + 1) * width)
                 shared = slice(g // group * width, (g // group + 1) * width)
                 q = turn((b.attn_q @ seen[t])[own], t)
@@ -381,10 +380,10 @@ def _naive_state(ids: list[int], model: object) -> np.ndarray:
             y = norm(x, b.ffn_norm)
             gate = b.ffn_gate @ y
             h[t] = x + b.ffn_down @ (gate / (1 + np.exp(-gate)) * (b.ffn_up @ y))
-    return norm(h[-1], m.output_norm)  # type: ignore[attr-defined]
+    return norm(h[-1], m.output_norm)
 
 
-def test_forward_pass_equals_its_naive_twin(tool: ModuleType, small: object) -> None:
+def test_forward_pass_equals_its_naive_twin(tool: ModuleType, small: Any) -> None:
     ids = np.random.default_rng(1).integers(0, 50, (3, 7))
     twin = np.array([_naive_state(list(row), small) for row in ids])
     # float64 throughout: two blocks of sums of at most 40 terms, conditioned by a softmax.
@@ -392,7 +391,7 @@ def test_forward_pass_equals_its_naive_twin(tool: ModuleType, small: object) -> 
 
 
 def test_forward_pass_without_positions_or_with_halved_pairs_differs(
-    tool: ModuleType, small: object, monkeypatch: pytest.MonkeyPatch
+    tool: ModuleType, small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = np.random.default_rng(1).integers(0, 50, (3, 7))
     twin = np.array([_naive_state(list(row), small) for row in ids])

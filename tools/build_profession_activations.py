@@ -173,7 +173,7 @@ def read_model(path: Path) -> Model:
 
 
 def byte_level_bpe(tokens: Sequence[str], merges: Sequence[str]) -> Tokenizer:
-    """Tokenizer from a gguf vocabulary: single digits, then GPT-2's byte-level BPE, no BOS token."""
+    """Tokenizer of a gguf vocabulary: single digits, then GPT-2's byte-level BPE; no BOS."""
     try:
         from tokenizers import Tokenizer, models, pre_tokenizers
     except ImportError as error:
@@ -193,7 +193,8 @@ def byte_level_bpe(tokens: Sequence[str], merges: Sequence[str]) -> Tokenizer:
 
 def rms_norm(h: Array, weight: Array, epsilon: float) -> Array:
     """RMSNorm over the last axis: h / sqrt(mean(h^2) + epsilon) * weight."""
-    return h / np.sqrt(np.mean(h * h, axis=-1, keepdims=True) + h.dtype.type(epsilon)) * weight
+    scale = np.sqrt(np.mean(h * h, axis=-1, keepdims=True) + h.dtype.type(epsilon))
+    return np.asarray(h / scale * weight)
 
 
 def rotate(x: Array, base: float) -> Array:
@@ -232,13 +233,15 @@ def attention(h: Array, block: Block, model: Model) -> Array:
     scores[..., np.triu(np.ones((length, length), dtype=bool), 1)] = -np.inf
     scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
     mixed = (scores / scores.sum(axis=-1, keepdims=True)) @ v
-    return mixed.transpose(0, 3, 1, 2, 4).reshape(batch, length, d) @ block.attn_output.T
+    return np.asarray(
+        mixed.transpose(0, 3, 1, 2, 4).reshape(batch, length, d) @ block.attn_output.T
+    )
 
 
 def swiglu(h: Array, block: Block) -> Array:
     """Gated feed-forward layer: down(silu(gate(h)) * up(h)) (Shazeer 2020)."""
     gate = h @ block.ffn_gate.T
-    return (gate / (1 + np.exp(-gate)) * (h @ block.ffn_up.T)) @ block.ffn_down.T
+    return np.asarray((gate / (1 + np.exp(-gate)) * (h @ block.ffn_up.T)) @ block.ffn_down.T)
 
 
 def last_hidden_state(ids: NDArray[np.intp], model: Model) -> Array:
@@ -262,7 +265,7 @@ def last_hidden_state(ids: NDArray[np.intp], model: Model) -> Array:
 
 
 def activations(prompts: Sequence[str], model: Model, *, progress: bool = False) -> Array:
-    """Last-token states of the prompts, shape (n, d), in their order; equal lengths run together."""
+    """Last-token states of the prompts, shape (n, d), in their order; batches share a length."""
     encoded = [encoding.ids for encoding in model.tokenizer.encode_batch(list(prompts))]
     by_length: dict[int, list[int]] = defaultdict(list)
     for row, ids in enumerate(encoded):

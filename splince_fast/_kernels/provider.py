@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -97,11 +98,16 @@ def _choose() -> Choice:
     return Choice("scipy-openblas32", wide, f"measured {gain:.2f} x SciPy's {core} kernels")
 
 
+def simd() -> tuple[str, ...]:
+    """Instruction sets of this processor, as NumPy names them."""
+    found: Any = np.show_config(mode="dicts")
+    extensions = found["SIMD Extensions"]
+    return (*extensions.get("baseline", ()), *extensions.get("found", ()))
+
+
 def has_avx512() -> bool:
     """Whether the processor, and the system, support the AVX-512 that OpenBLAS builds for."""
-    found = np.show_config(mode="dicts")["SIMD Extensions"]  # type: ignore[call-overload]
-    names = {*found.get("baseline", ()), *found.get("found", ())}
-    return bool(names & {"AVX512_SKX", "X86_V4"})
+    return not {"AVX512_SKX", "X86_V4"}.isdisjoint(simd())
 
 
 def scipy_core() -> str:

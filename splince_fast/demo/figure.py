@@ -92,22 +92,24 @@ def draw(data: ProfessionData, runs: list[Results], path: str | os.PathLike[str]
     MissingExtraError
         matplotlib is not installed.
     """
-    figure = require("matplotlib.figure", "demo").Figure(figsize=(12.5, 6.2), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.25), wspace=0.03)
+    figure = require("matplotlib.figure", "demo").Figure(figsize=(12.5, 6.6), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.15), wspace=0.04)
     axes = np.ravel(left.subplots(len(runs), 1, sharex=True))
     for ax, results in zip(axes, runs, strict=True):
         _coefficients(ax, results)
     axes[-1].set_xlabel("factor on the odds of he to she per unit of score, exp(β)")
-    _legend_below(left, axes[0])
-    left.suptitle(f"What {data.model} goes by", fontsize=11)
-    plane = Plane(data, runs[-1])
-    _geometry(right, plane)
+    left.suptitle(f"By what {data.model} chooses he or she", fontsize=11)
+    _legend(left, axes[0])
+    _geometry(right, Plane(data, runs[-1]))
     figure.savefig(path, dpi=150, format="png")
 
 
-def _legend_below(part: Any, ax: Any) -> None:
+def _legend(part: Any, ax: Any) -> None:
+    """One legend for all axes of a part, below them."""
     handles, labels = ax.get_legend_handles_labels()
-    part.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    part.legend(
+        handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9
+    )
 
 
 def _coefficients(ax: Any, results: Results) -> None:
@@ -127,49 +129,74 @@ def _coefficients(ax: Any, results: Results) -> None:
             fmt=marker,
             color=colour,
             capsize=3,
-            label=f"{field} score",
+            label=f"{field} score, 95 % interval",
         )
-    ax.axvline(1, color="0.6", linewidth=1, zorder=0)
+    ax.axvline(1, color="0.4", linewidth=1, linestyle=":", zorder=0)
     ax.set_xscale("log")
+    ax.xaxis.set_major_locator(require("matplotlib.ticker", "demo").LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.xaxis.set_minor_formatter(lambda value, _: "")
     ax.set_yticks(range(len(METHODS)), METHODS)
-    ax.invert_yaxis()
-    ax.grid(axis="x", color="0.9")
+    ax.set_ylim(len(METHODS) - 0.5, -0.5)
+    ax.grid(axis="x", color="0.92")
+    ax.set_axisbelow(True)
     correlation = float(np.mean([split.train_correlation for split in results.splits]))
-    ax.set_title(f"fitted where the two scores correlate by {correlation:.2f}", fontsize=10)
+    ax.set_title(f"fitted on prompts whose two scores correlate by {correlation:.2f}", fontsize=10)
 
 
 def _geometry(part: Any, plane: Plane) -> None:
     """Four views of the plane, as in the paper's illustration."""
     part.suptitle(
-        "The plane of Cov(x, z) and Cov(x, y), outside of which nothing changes", fontsize=11
+        "The plane of Cov(x, z) and Cov(x, y): outside of it nothing changes", fontsize=11
     )
     views = (
         ("(a) states", plane.states),
-        (f"(b) whitened, cosine {plane.cosine:.2f}", plane.whitened),
+        (f"(b) whitened; cosine {plane.cosine:.2f}", plane.whitened),
         ("(c) after SPLINCE", plane.erased["SPLINCE"]),
         ("(d) after LEACE", plane.erased["LEACE"]),
     )
     axes = np.ravel(part.subplots(2, 2))
     for ax, (title, points) in zip(axes, views, strict=True):
-        ax.set_title(title, fontsize=10)
-        whitened = points is plane.whitened
-        reach = 1.05 * float(np.abs(plane.whitened if whitened else plane.states).max())
+        before = plane.whitened if points is plane.whitened else plane.states
+        reach = 1.05 * float(np.abs(before).max())
         for value, colour, label in _POINTS:
             chosen = points[plane.y == value]
-            ax.scatter(*chosen.T, s=5, color=colour, alpha=0.35, linewidths=0, label=label)
-        _arrows(ax, plane, points, whitened, reach)
+            ax.scatter(*chosen.T, s=6, color=colour, alpha=0.5, linewidths=0)
+            ax.scatter([], [], s=30, color=colour, label=label)  # for the legend
+        _arrows(ax, plane, before, points, reach)
         ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
-    _legend_below(part, axes[0])
+        ax.set_title(title, fontsize=10)
+        ax.tick_params(labelsize=8)
+    _legend(part, axes[0])
 
 
-def _arrows(ax: Any, plane: Plane, points: Float, whitened: bool, reach: float) -> None:
-    """Both covariances, in panels (c) and (d) beside what they were."""
-    scores = ((plane.z, _STEREOTYPE, "Cov(x, z)"), (plane.y, _FACTUAL, "Cov(x, y)"))
-    before = plane.whitened if whitened else plane.states
-    longest = max(np.linalg.norm(plane.covariance(before, score)) for score, _, _ in scores)
-    scale = 0.75 * reach / longest
+def _arrows(ax: Any, plane: Plane, before: Float, points: Float, reach: float) -> None:
+    """Both covariances; dashed where they were before erasing, if that is elsewhere."""
+    scores = (
+        (plane.z, _STEREOTYPE, r"$\Sigma_{xz}$"),
+        (plane.y, _FACTUAL, r"$\Sigma_{xy}$"),
+    )
+    longest = max(float(np.linalg.norm(plane.covariance(before, score))) for score, _, _ in scores)
     for score, colour, label in scores:
-        now = scale * plane.covariance(points, score)
-        style = {"width": 0.012, "angles": "xy", "scale_units": "xy", "scale": 1, "zorder": 4}
-        ax.quiver(0, 0, *now, color=colour, **style)
+        was, now = (0.7 * reach / longest * plane.covariance(p, score) for p in (before, points))
+        gone = np.linalg.norm(now) < 1e-6 * reach
+        if gone or np.linalg.norm(now - was) > 1e-6 * reach:
+            ax.plot(*zip((0, 0), was, strict=True), color=colour, linestyle="--", linewidth=1.2)
+        if gone:
+            ax.plot(0, 0, marker="o", color=colour, zorder=6)
+        else:
+            ax.quiver(
+                0, 0, *now, color=colour, width=0.014, angles="xy", scale_units="xy", scale=1,
+                zorder=5, edgecolor="white", linewidth=0.6,
+            )  # fmt: skip
+        at = was if gone else now
+        ax.annotate(
+            f"{label} = 0" if gone else label,
+            at * (1 + 0.13 * reach / np.linalg.norm(at)),
+            color=colour,
+            fontsize=12,
+            ha="center",
+            va="center",
+            zorder=7,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
+        )

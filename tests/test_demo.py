@@ -1,0 +1,444 @@
+"""The profession experiment: its protocol against explicit formulas, its figures and its words."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.stats
+from numpy.typing import NDArray
+from sklearn.linear_model import LinearRegression, Ridge
+from sklearn.metrics import r2_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from splince_fast.cli import main
+from splince_fast.demo import experiment, table
+from splince_fast.demo.experiment import METHODS, Outcome, Results, Split
+from splince_fast.demo.professions import ProfessionData
+from splince_fast.exceptions import InputError, NotEnoughDataError
+
+Float = NDArray[np.float64]
+N_TEMPLATES, WIDTH = 6, 12
+
+
+@pytest.fixture(scope="module")
+def data() -> ProfessionData:
+    """States made of the two scores and noise: 40 occupations, each also male and female."""
+    rng = np.random.default_rng(3)
+    stereotype = np.repeat(rng.uniform(-1, 1, size=40), 3)
+    factual = np.tile([0.0, 1.0, -1.0], 40)
+    n = len(factual)
+    nouns = tuple(f"{form} {i}".strip() for i in range(40) for form in ("", "male", "female"))
+    index = np.repeat(np.arange(n), N_TEMPLATES)
+    noise = rng.normal(size=(n * N_TEMPLATES, WIDTH)) @ rng.normal(size=(WIDTH, WIDTH))
+    scores = np.outer(stereotype, rng.normal(size=WIDTH)) + np.outer(
+        factual, rng.normal(size=WIDTH)
+    )
+    return ProfessionData(
+        activations=5.0 + 2 * scores[index] + 0.5 * noise,
+        noun_index=index,
+        template_index=np.tile(np.arange(N_TEMPLATES), n),
+        nouns=nouns,
+        kinds=("occupation",) * n,
+        families=tuple(str(i) for i in np.repeat(np.arange(40), 3)),
+        templates=tuple(f"The {{noun}} did {i}" for i in range(N_TEMPLATES)),
+        stereotype=stereotype,
+        factual=factual,
+        he_minus_she=rng.normal(size=WIDTH),
+        model="a made-up model",
+        licence="none",
+    )
+
+
+def scores(data: ProfessionData, rows: NDArray[np.intp]) -> tuple[Float, Float]:
+    nouns = data.noun_index[rows]
+    return data.stereotype[nouns], data.factual[nouns]
+
+
+# -- protocol ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", [None, 0.3])
+def test_no_family_is_on_both_sides_of_a_split(data: ProfessionData, target: float | None) -> None:
+    families = np.array(data.families)[data.noun_index]
+    split = experiment.make_split(data, (0, 1), target)
+    train, test = set(families[split.train]), set(families[split.test])
+    assert not train & test
+    assert len(train) == 28
+    assert len(test) <= 12
+
+
+def test_scores_are_uncorrelated_among_held_out_prompts_only(data: ProfessionData) -> None:
+    for seed in range(5):
+        split = experiment.make_split(data, (seed, 0), 0.3)
+        on_test = np.corrcoef(*scores(data, split.test))[0, 1]
+        on_train = np.corrcoef(*scores(data, split.train))[0, 1]
+        assert abs(on_test) < 1e-3
+        assert abs(on_train - 0.3) < 1e-3
+        # Correlations of some hundred terms, by two formulas.
+        assert split.test_correlation == pytest.approx(on_test, abs=1e-12)
+        assert split.train_correlation == pytest.approx(on_train, abs=1e-12)
+
+
+def test_few_prompts_are_given_up_and_none_without_need(data: ProfessionData) -> None:
+    full = experiment.make_split(data, (0, 0))
+    assert len(full.train) == 28 * 3 * N_TEMPLATES
+    assert len(full.test) > 0.8 * 12 * 3 * N_TEMPLATES
+    thinner = experiment.make_split(data, (0, 0), 0.3)
+    np.testing.assert_array_equal(thinner.test, full.test)
+    assert len(full.train) / 3 < len(thinner.train) < len(full.train)
+
+
+def test_a_split_depends_on_its_seed_alone(data: ProfessionData) -> None:
+    first = experiment.run(data, n_splits=2, seed=5)
+    again = experiment.run(data, n_splits=3, seed=5)
+    other = experiment.run(data, n_splits=2, seed=6)
+    for a, b in zip(first.splits, again.splits[:2], strict=True):
+        np.testing.assert_array_equal(a.train, b.train)
+        np.testing.assert_array_equal(a.test, b.test)
+    for method in METHODS:
+        for field in ("stereotype", "factual", "probe_r2", "distortion"):
+            left = first.column(method, field)
+            np.testing.assert_array_equal(left, again.column(method, field)[:2])
+    assert not np.array_equal(first.splits[0].test, other.splits[0].test)
+
+
+def test_scores_that_cannot_be_made_uncorrelated_are_refused(data: ProfessionData) -> None:
+    same = dataclasses.replace(data, factual=data.stereotype)
+    with pytest.raises(NotEnoughDataError, match="cannot be thinned to a correlation of 0"):
+        experiment.make_split(same, (0, 0))
+    constant = dataclasses.replace(data, factual=np.ones_like(data.factual))
+    with pytest.raises(NotEnoughDataError, match="a score is constant"):
+        experiment.make_split(constant, (0, 0))
+
+
+@pytest.mark.parametrize(("n_splits", "seed", "text"), [(1, 0, "at least 2"), (2, -1, "negative")])
+def test_parameters_out_of_range(data: ProfessionData, n_splits: int, seed: int, text: str) -> None:
+    with pytest.raises(InputError, match=text):
+        experiment.run(data, n_splits=n_splits, seed=seed)
+
+
+# -- one split, computed again by the formulas of the papers ---------------------------------------
+
+
+def explicit_projection(method: str, X: Float, z: Float, y: Float) -> Float:
+    """P by the printed formulas, with a symmetric root of the covariance."""
+    covariance = np.cov(X.T)
+    s_xz, s_xy = ((X - X.mean(axis=0)).T @ (v - v.mean()) for v in (z, y))
+    if method == "SAL":
+        q = s_xz / np.linalg.norm(s_xz)
+        return np.eye(len(q)) - np.outer(q, q)
+    unwhiten = scipy.linalg.sqrtm(covariance).real
+    W = np.linalg.inv(unwhiten)
+    a, b = W @ s_xz, W @ s_xy
+    if method == "LEACE":
+        middle = np.eye(len(a)) - np.outer(a, a) / (a @ a)
+    else:
+        # U: complement of W s_xz. V: W s_xy, and what of U is orthogonal to both.
+        U = scipy.linalg.null_space(a[None, :])
+        V = np.column_stack([b, scipy.linalg.null_space(np.stack([a, b]))])
+        middle = V @ np.linalg.inv(U.T @ V) @ U.T
+    return np.asarray(unwhiten @ middle @ W)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_split_against_the_printed_formulas(data: ProfessionData, method: str) -> None:
+    results = experiment.run(data, n_splits=2, seed=1, train_correlation=0.3)
+    split, outcome = results.splits[1], results.outcomes[method][1]
+    X = data.activations[split.train]
+    z, y = scores(data, split.train)
+    P = np.eye(WIDTH) if method == "Original" else explicit_projection(method, X, z, y)
+    mean = X.mean(axis=0)
+    erased = mean + (X - mean) @ P.T
+    held = mean + (data.activations[split.test] - mean) @ P.T
+    z_test, y_test = scores(data, split.test)
+    regression = LinearRegression().fit(np.stack([z_test, y_test], 1), held @ data.he_minus_she)
+    # Whitening costs the square of the condition number, some 1e4, in units of 2e-16.
+    near = {"rel": 1e-9, "abs": 1e-10}
+    assert outcome.stereotype == pytest.approx(regression.coef_[0], **near)
+    assert outcome.factual == pytest.approx(regression.coef_[1], **near)
+    share = np.sum((erased - X) ** 2) / np.sum((X - mean) ** 2)
+    assert outcome.distortion == pytest.approx(share, **near)
+    lengths = [
+        np.linalg.norm(np.cov(rows.T, score)[:-1, -1]) for score in (z, y) for rows in (erased, X)
+    ]
+    assert outcome.residual == pytest.approx(lengths[0] / lengths[1], **near)
+    assert outcome.kept == pytest.approx(lengths[2] / lengths[3], **near)
+    probe = make_pipeline(StandardScaler(), Ridge(alpha=len(X) * experiment.PROBE_PENALTY))
+    found = r2_score(z_test, probe.fit(erased, z).predict(held))
+    assert outcome.probe_r2 == pytest.approx(found, rel=1e-7, abs=1e-8)
+
+
+def test_the_guarantees_hold_and_leace_is_the_control(data: ProfessionData) -> None:
+    results = experiment.run(data, n_splits=3, train_correlation=0.3)
+    for method in experiment.ERASERS:
+        assert results.column(method, "residual").max() < 1e-12
+        assert (results.column(method, "distortion") > 1e-3).all()
+        assert (results.column(method, "seconds") > 0).all()
+    np.testing.assert_allclose(results.column("SPLINCE", "kept"), 1, rtol=1e-12)
+    assert results.column("LEACE", "kept").max() < 0.999
+    assert results.column("SAL", "kept").max() < 0.999
+    assert (results.column("Original", "residual") == 1).all()
+    # Of states from which nothing was erased, the probe does find the score.
+    assert results.column("Original", "probe_r2").min() > 0.5
+    assert results.column("SPLINCE", "probe_r2").max() < 0.1
+
+
+@pytest.mark.parametrize("scale", [0.5, 1000.0])
+def test_the_probe_does_not_depend_on_units(data: ProfessionData, scale: float) -> None:
+    rng = np.random.default_rng(0)
+    X, z = rng.normal(size=(200, 4)), rng.normal(size=200)
+    X[:, 0] += z
+    X[:, 3] = 7.0
+    before = experiment.probe_r2(X[:150], z[:150], X[150:], z[150:])
+    assert 0 < before < 1
+    units = scale ** np.arange(4)
+    after = experiment.probe_r2(X[:150] * units, z[:150], X[150:] * units, z[150:])
+    assert after == pytest.approx(before, rel=1e-12)
+
+
+# -- statistics and words ------------------------------------------------------------------------
+
+
+def made_up(factual: dict[str, list[float]], stereotype: dict[str, list[float]]) -> Results:
+    """Results with given coefficients."""
+    k = len(factual["LEACE"])
+    split = Split(np.arange(30), np.arange(30, 40), 0.26, -0.0004)
+    outcomes = {
+        method: [
+            Outcome(stereotype[method][i], factual[method][i], 1e-15, 0.75, 0.0123, -0.05, 0.0042)
+            for i in range(k)
+        ]
+        for method in METHODS
+    }
+    return Results(outcomes, [split] * k, 0.26, 7, 3, 0, 0.01)
+
+
+def made_up_like_the_paper(advantage: float, noise: float = 0.01) -> Results:
+    rng = np.random.default_rng(0)
+    around = {
+        m: list(level + noise * rng.normal(size=10))
+        for m, level in zip(METHODS, (2.0, 0.5, 1.5, 1.5 + advantage), strict=True)
+    }
+    level = dict(zip(METHODS, (1.0, -0.2, 0.001, 0.1), strict=True))
+    return made_up(around, {m: [level[m] - 0.01, level[m] + 0.01] * 5 for m in METHODS})
+
+
+def test_without_overlap_the_interval_is_students() -> None:
+    values = np.random.default_rng(0).normal(size=8)
+    found = table.interval(values, 0.0)
+    low, high = scipy.stats.t.interval(0.95, 7, values.mean(), scipy.stats.sem(values))
+    assert found == pytest.approx((values.mean(), low, high), rel=1e-12)
+
+
+def test_overlap_widens_the_interval_as_nadeau_and_bengio_say() -> None:
+    values = np.random.default_rng(0).normal(size=20)
+    plain, wide = table.interval(values, 0.0), table.interval(values, 3 / 7)
+    ratio = (wide.high - wide.mean) / (plain.high - plain.mean)
+    assert ratio == pytest.approx(np.sqrt((1 / 20 + 3 / 7) / (1 / 20)), rel=1e-12)
+
+
+def test_paired_test_against_scipy() -> None:
+    rng = np.random.default_rng(1)
+    first, second = rng.normal(size=(2, 12)) + np.array([[0.4], [0.0]])
+    found = table.paired_test(first, second, 0.25)
+    student = scipy.stats.ttest_rel(first, second, alternative="greater")
+    assert found.p_uncorrected == pytest.approx(student.pvalue, rel=1e-10)
+    t = student.statistic / np.sqrt(1 + 12 * 0.25)
+    assert found.t == pytest.approx(t, rel=1e-12)
+    assert found.p == pytest.approx(scipy.stats.t.sf(t, 11), rel=1e-10)
+    assert table.paired_test(second, first, 0.25).p == pytest.approx(1 - found.p, rel=1e-12)
+
+
+def test_the_table_has_a_line_per_method_and_its_figures() -> None:
+    results = made_up_like_the_paper(0.5)
+    lines = table.table(results).splitlines()
+    assert "30 training prompts (thinned)" in lines[0]
+    assert "= 0.26" in lines[0]
+    for name in ("exp(beta_stereo)", "exp(beta_fact)", "residual z", "kept y", "distortion"):
+        assert name in lines[1]
+    assert [line.split()[0] for line in lines[2:]] == list(METHODS)
+    assert {len(line) for line in lines[1:]} == {len(lines[1])}
+    assert len(lines[1]) <= 100
+    mean, low, high = np.exp(table.interval(results.column("LEACE", "factual"), 3 / 7))
+    assert f"{mean:.2f} [{low:.2f}, {high:.2f}]" in lines[4]
+    assert lines[4].split()[-7:] == ["1.0e-15", "0.750", "1.23", "%", "-0.05", "0.004"][-7:]
+
+
+@pytest.mark.parametrize(("advantage", "starred"), [(0.5, True), (0.003, False), (-0.5, False)])
+def test_star_and_reading_follow_the_figures(advantage: float, starred: bool) -> None:
+    results = made_up_like_the_paper(advantage)
+    assert ("]*" in table.table(results).splitlines()[-1]) is starred
+    stereotype, factual = table.reading(results).splitlines()
+    assert ("unlike the paper" not in factual) is starred
+    difference = np.mean(results.column("SPLINCE", "factual") - results.column("LEACE", "factual"))
+    assert f"SPLINCE - LEACE = {difference:+.3f}" in factual
+    assert "LEACE left 75.0% of |Cov(x, y)|" in factual
+    assert "2.72 to SAL 0.82, LEACE 1.00, SPLINCE 1.11; nearer to 1, as in the paper" in stereotype
+    assert stereotype.endswith("interval of LEACE.")
+
+
+def test_reading_says_where_erasing_did_not_help() -> None:
+    values = {method: [1.0, 1.02] for method in METHODS}
+    worse = values | {"SAL": [-2.0, -2.02]}
+    results = made_up(values | {"SPLINCE": [1.0, 1.03]}, worse)
+    assert "not always nearer to 1, unlike the paper" in table.reading(results)
+    assert "interval of none" in table.reading(results)
+
+
+def test_json_holds_every_split(data: ProfessionData) -> None:
+    results = experiment.run(data, n_splits=2)
+    run = json.loads(json.dumps(table.to_dict(data, [results])))["runs"][0]
+    for method in METHODS:
+        per_split = run["methods"][method]["per_split"]
+        assert [o["factual"] for o in per_split] == list(results.column(method, "factual"))
+    assert run["splits"][0]["test_prompts"] == len(results.splits[0].test)
+    assert run["splince_above_leace"]["p"] == table.factual_test(results).p
+    assert run["train_correlation"] is None
+    assert "all figures" not in run["reading"]
+
+
+# -- the figure ----------------------------------------------------------------------------------
+
+
+def test_the_plane_shows_all_that_the_erasers_do(data: ProfessionData) -> None:
+    pytest.importorskip("matplotlib", reason="drawing needs the extra demo")
+    from splince_fast.demo.figure import Plane
+
+    results = experiment.run(data, n_splits=2, train_correlation=0.3)
+    plane = Plane(data, results)
+    rows = results.splits[0].train
+    moments = experiment.accumulate(data, rows)
+    X = data.activations[rows]
+    for method, points in plane.erased.items():
+        change = experiment.ERASERS[method](moments)(X) - X
+        moved = np.linalg.norm(points - plane.states, axis=1)
+        np.testing.assert_allclose(moved, np.linalg.norm(change, axis=1), atol=1e-10)
+        assert np.linalg.norm(plane.covariance(points, plane.z)) < 1e-12
+    before = plane.covariance(plane.states, plane.y)
+    np.testing.assert_allclose(plane.covariance(plane.erased["SPLINCE"], plane.y), before)
+    assert not np.allclose(plane.covariance(plane.erased["LEACE"], plane.y), before, rtol=0.01)
+    np.testing.assert_allclose(np.cov(plane.whitened.T, ddof=0), np.eye(2), atol=1e-12)
+    for points in (plane.states, plane.whitened):
+        for score in (plane.z, plane.y):
+            assert (points @ plane.covariance(points, score) @ (score - score.mean())) > 0
+    a, b = (plane.covariance(plane.whitened, score) for score in (plane.z, plane.y))
+    assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) == pytest.approx(plane.cosine)
+    report = experiment.ERASERS["SPLINCE"](moments).report
+    assert report is not None
+    assert report.cosines[0] == pytest.approx(abs(plane.cosine))
+
+
+# -- the command, on the shipped states ------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the command writes and prints for two splits."""
+    pytest.importorskip("matplotlib", reason="drawing needs the extra demo")
+    folder = tmp_path_factory.mktemp("demo")
+    arguments = ["--splits", "2", "--json", str(folder / "all.json")]
+    code = main(["demo", *arguments, "--figure", str(folder / "figure.png")])
+    return {
+        "code": code,
+        "figure": (folder / "figure.png").read_bytes(),
+        "all": json.loads((folder / "all.json").read_text()),
+    }
+
+
+def without_seconds(values: dict[str, Any]) -> dict[str, Any]:
+    def strip(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: strip(v) for k, v in value.items() if "seconds" not in k}
+        return [strip(v) for v in value] if isinstance(value, list) else value
+
+    stripped: dict[str, Any] = strip(values)
+    return stripped
+
+
+def test_the_command_draws_a_png(written: dict[str, Any]) -> None:
+    assert written["code"] == 0
+    assert written["figure"].startswith(b"\x89PNG\r\n\x1a\n")
+    assert len(written["figure"]) > 20_000
+
+
+def test_the_shipped_states_give_what_the_guarantees_say(written: dict[str, Any]) -> None:
+    for run, correlation in zip(written["all"]["runs"], (None, 0.26), strict=True):
+        assert run["train_correlation"] == correlation
+        for split in run["splits"]:
+            assert abs(split["test_correlation"]) < 1e-3
+            if correlation is not None:
+                assert abs(split["train_correlation"] - correlation) < 1e-3
+        for method in experiment.ERASERS:
+            for outcome in run["methods"][method]["per_split"]:
+                assert outcome["residual"] < 1e-12
+        for outcome in run["methods"]["SPLINCE"]["per_split"]:
+            assert outcome["kept"] == pytest.approx(1, rel=1e-12)
+        for field in ("exp_beta_stereo", "exp_beta_fact"):
+            assert run["methods"]["Original"][field]["mean"] > 1
+
+
+def test_the_same_seed_gives_the_same_figures_and_another_does_not(
+    written: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also: without matplotlib the table is printed all the same, and the extra is named."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--splits", "2", "--json", "again.json"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("exp(beta_fact)") == 2
+    assert 'pip install "splince_fast[demo]"' in printed
+    again = json.loads(Path("again.json").read_text())
+    assert without_seconds(again) == without_seconds(written["all"])
+    assert main(["demo", "--splits", "2", "--seed", "1", "--no-figure", "--json", "o.json"]) == 0
+    assert "figure" not in capsys.readouterr().out
+    other = json.loads(Path("o.json").read_text())
+    assert other["runs"][0]["splits"] != again["runs"][0]["splits"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again.json", "o.json"]
+
+
+def test_a_figure_that_was_asked_for_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(["demo", "--figure", str(tmp_path / "figure.png")]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert 'pip install "splince_fast[demo]"' in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--splits", "1"], "at least 2"),
+        (["--seed", "-3"], "must not be negative"),
+        (["--json", "absent/all.json"], "there is no folder"),
+        (["--figure", "absent/figure.png"], "there is no folder"),
+        (["--splits", "many"], "invalid int value"),
+        (["--figure", "a.png", "--no-figure"], "not allowed with"),
+    ],
+)
+def test_mistakes_in_arguments(
+    arguments: list[str],
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert text in err
+    assert not out
+    assert not list(tmp_path.iterdir())

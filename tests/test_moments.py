@@ -1,0 +1,1498 @@
+"""Moments: algebra, precision, scales, forms of input, errors and staging.
+
+What the random walks of test_moments_state_machine.py cannot aim at is tested here by name.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import (
+    FUZZ,
+    LAYOUTS,
+    U32,
+    U64,
+    Rows,
+    Table,
+    check,
+    laid_out,
+    no_rows,
+    rows_of,
+    scatter_of,
+    state_bytes,
+    tables,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import splince_fast
+from splince_fast import (
+    FileFormatError,
+    IncompatibleMomentsError,
+    InputError,
+    LabelError,
+    Moments,
+    NonFiniteError,
+    NotEnoughDataError,
+    SplinceError,
+    UnknownVariableError,
+    _accumulator,
+    _state,
+    _variables,
+)
+from splince_fast._kernels import blas
+from splince_fast._kernels import rows as kernels
+
+Float = np.ndarray[Any, Any]
+block_sizes = st.sampled_from([None, 1, 2, 3, 7, 64])
+
+
+def fed(*parts: Table, block_rows: int | None = None) -> Moments:
+    moments = Moments(block_rows=block_rows)
+    for part in parts:
+        part.feed(moments)
+    return moments
+
+
+def normal(n: int, d: int, dtype: Any = np.float64, seed: int = 0) -> Float:
+    return np.random.default_rng(seed).normal(size=(n, d)).astype(dtype)
+
+
+def error_of(moments: Moments, X: Float) -> float:
+    """Largest error of the scatter, entry by entry against sqrt(S_ii S_jj)."""
+    truth = scatter_of(X)
+    root = np.sqrt(np.diag(truth))
+    found = moments.covariance(ddof=0).astype(np.longdouble) * len(X)
+    with np.errstate(invalid="ignore"):
+        relative = np.abs(found - truth) / np.outer(root, root)
+    assert np.isfinite(found).all()
+    return float(np.nanmax(relative))
+
+
+# --- the statistics themselves -------------------------------------------------------------------
+
+
+@given(tables(), block_sizes)
+def test_statistics_equal_two_passes_over_the_rows(table: Table, block_rows: int | None) -> None:
+    check(fed(table, block_rows=block_rows), table.rows)
+
+
+@given(
+    hnp.arrays(
+        st.sampled_from([np.float32, np.float64]),
+        hnp.array_shapes(min_dims=2, max_dims=2, max_side=6),
+        elements=st.floats(-1e6, 1e6, width=32),
+    ),
+    block_sizes,
+)
+def test_statistics_equal_two_passes_for_any_numbers(X: Float, block_rows: int | None) -> None:
+    """Ties, zeros, negative zeros, denormals, constant columns: hypothesis likes them all."""
+    check(Moments(block_rows=block_rows).update(X), Rows.of(X))
+
+
+def test_normalisation_follows_numpy() -> None:
+    X, z = normal(50, 3), np.arange(50) % 3
+    y = normal(50, 2, seed=1)
+    weight = np.arange(1, 51)
+    moments = Moments().update(X, {"z": z, "y": y}, sample_weight=weight)
+    np.testing.assert_allclose(moments.mean, np.average(X, axis=0, weights=weight), rtol=1e-12)
+    for ddof in (0, 1):
+        both = np.cov(np.hstack([X, z[:, None] == [0, 1, 2], y]).T, fweights=weight, ddof=ddof)
+        np.testing.assert_allclose(moments.covariance(ddof=ddof), both[:3, :3], rtol=1e-12)
+        np.testing.assert_allclose(
+            moments.cross_covariance("z", ddof=ddof), both[:3, 3:6], rtol=1e-11, atol=1e-14
+        )
+        np.testing.assert_allclose(moments.cross_covariance("y", ddof=ddof), both[:3, 6:], rtol=1e-11)
+    assert moments.classes("z") == (0, 1, 2)
+    assert moments.class_counts("z") == {0: 17, 1: 17, 2: 16}
+    assert moments.variables == {"z": "classes", "y": "continuous"}
+    assert (moments.n_rows, moments.n_features, moments.weight) == (50, 3, 1275.0)
+
+
+def test_readers_return_what_the_caller_may_change() -> None:
+    moments = Moments().update(normal(20, 3), {"z": np.arange(20) % 2})
+    before = state_bytes(moments.copy() + Moments())
+    for array in (moments.mean, moments.covariance(), moments.cross_covariance("z")):
+        array[...] = np.nan
+    moments.class_counts("z").clear()
+    moments.variables.clear()
+    assert state_bytes(moments) == before
+
+
+# --- algebra -------------------------------------------------------------------------------------
+
+same_width = st.integers(1, 4).flatmap(lambda d: st.lists(tables(width=d), min_size=2, max_size=4))
+
+
+@given(tables(), block_sizes)
+def test_empty_moments_are_the_identity(table: Table, block_rows: int | None) -> None:
+    moments = fed(table, block_rows=block_rows)
+    for same in (moments + Moments(), Moments() + moments, moments - Moments(), sum([moments])):
+        check(same, table.rows)
+        table.feed(same)
+        check(same, table.rows + table.rows)
+    check(moments, table.rows)
+
+
+@given(same_width, block_sizes)
+def test_any_order_and_grouping_of_parts(parts: list[Table], block_rows: int | None) -> None:
+    whole = sum((part.rows for part in parts[1:]), parts[0].rows)
+    states = [fed(part, block_rows=block_rows) for part in parts]
+    for order in list(permutations(states))[:6]:
+        check(sum(order), whole)
+        grouped = order[-1]
+        for state in reversed(order[:-1]):
+            grouped = state + grouped
+        check(grouped, whole)
+    in_place = Moments()
+    for state in states:
+        in_place += state
+    check(in_place, whole)
+    check(fed(*parts, block_rows=block_rows), whole)
+    for state, part in zip(states, parts, strict=True):
+        check(state, part.rows)
+
+
+@given(tables(), st.lists(st.floats(0, 1), max_size=4), block_sizes)
+def test_split_anywhere(table: Table, cuts: list[float], block_rows: int | None) -> None:
+    n = len(table.X)
+    bounds = [0, *sorted(round(cut * n) for cut in cuts), n]
+    one_by_one, merged = Moments(block_rows=block_rows), Moments()
+    for a, b in zip(bounds, bounds[1:], strict=False):
+        labels = {name: column[a:b] for name, column in table.labels.items()}
+        weight = None if table.weight is None else table.weight[a:b]
+        one_by_one.update(table.X[a:b], labels, sample_weight=weight)
+        merged += Moments().update(table.X[a:b], labels, sample_weight=weight)
+    check(one_by_one, table.rows)
+    check(merged, table.rows)
+
+
+@given(tables(), st.integers(0, 99))
+def test_a_row_twice_weighs_two(table: Table, seed: int) -> None:
+    times = np.random.default_rng(seed).integers(0, 4, len(table.X))
+    index = np.repeat(np.arange(len(times)), times)
+    labels = {
+        name: column[index] if isinstance(column, np.ndarray) else [column[i] for i in index]
+        for name, column in table.labels.items()
+    }
+    repeated = Moments().update(table.X[index], labels)
+    weighted = Moments().update(table.X, table.labels, sample_weight=times)
+    model = Rows.of(table.X[index], labels)
+    check(repeated, model)
+    # Counts are of rows, weights are of mass: all else agrees.
+    model_weighted = Rows.of(table.X, table.labels, times)
+    check(weighted, model_weighted)
+    if len(model):
+        assert weighted.weight == repeated.weight == len(index)
+        size = np.abs(model.x).max(axis=0)
+        slack = 64 * (len(model) + 8) * (U32 if model.narrow else U64) * np.outer(size, size)
+        both = weighted.covariance(ddof=0) - repeated.covariance(ddof=0)
+        assert (np.abs(both) <= slack).all()
+
+
+def test_weight_zero_is_absence_whatever_the_row_holds() -> None:
+    X = normal(12, 3)
+    labels = {"z": list("abcabcabcabc"), "y": np.arange(12.0)}
+    weight = np.tile([1.0, 2.0, 0.0], 4)
+    spoilt = X.copy()
+    spoilt[2::3] = np.nan
+    moments = Moments().update(spoilt, labels, sample_weight=weight)
+    check(moments, Rows.of(X, labels, weight))
+    assert moments.classes("z") == ("a", "b")  # no row of class c is there
+    assert moments.cross_covariance("z").shape == (3, 2)
+    nothing = Moments().update(spoilt, labels, sample_weight=np.zeros(12))
+    assert state_bytes(nothing) == state_bytes(Moments())
+
+
+@given(same_width, block_sizes)
+def test_removing_undoes_merging(parts: list[Table], block_rows: int | None) -> None:
+    """k-fold from one pass: the whole without a part is the other parts."""
+    rows = [part.rows for part in parts]
+    everything = sum(rows[1:], rows[0])
+    total = fed(*parts, block_rows=block_rows)
+    for i, part in enumerate(parts):
+        others = sum(rows[:i] + rows[i + 1 :], no_rows(part.X.shape[1]))
+        check(total - fed(part), others, everything)
+    check(total, everything)
+    nothing = total - total
+    assert nothing.n_rows == 0
+    check(nothing + total, everything, everything + everything)
+
+
+def test_removal_of_what_is_no_part_is_refused() -> None:
+    X = normal(10, 2)
+    whole = Moments().update(X, {"z": [0] * 6 + [1] * 4, "y": X[:, 0]})
+    kept = state_bytes(whole + Moments())
+    strangers = {
+        "more rows": Moments().update(normal(11, 2)),
+        "more weight": Moments().update(X[:1], sample_weight=[11.0]),
+        "other class": Moments().update(X[:1], {"z": [7]}),
+        "more of a class": Moments().update(X[:7], {"z": [1] * 7}),
+        "other variable": Moments().update(X[:1], {"new": ["a"]}),
+        "other kind": Moments().update(X[:1], {"z": [0.5]}),
+        "other width": Moments().update(normal(2, 3)),
+        "larger spread": Moments().update(1e6 * X[:4]),
+    }
+    for what, stranger in strangers.items():
+        with pytest.raises(IncompatibleMomentsError, match=r"\w{20}|part|combined|kinds"):
+            whole - stranger
+        assert state_bytes(whole) == kept, what
+    with pytest.raises(IncompatibleMomentsError, match="empty"):
+        Moments() - whole
+
+
+def test_removal_cannot_leave_a_class_with_negative_weight() -> None:
+    X = np.zeros((4, 2))
+    whole = Moments().update(X, {"z": [0, 0, 1, 1]}, sample_weight=[1, 1, 1000, 1000])
+    part = Moments().update(X[:1], {"z": [0]}, sample_weight=[500])
+    with pytest.raises(IncompatibleMomentsError):
+        whole - part
+
+
+def test_removal_cannot_leave_a_column_with_negative_weight() -> None:
+    X = np.zeros((4, 2))
+    y = np.array([0.0, 1.0, np.nan, np.nan])
+    whole = Moments().update(X, {"y": y}, sample_weight=[1, 1, 1000, 1000])
+    part = Moments().update(X[:1], {"y": y[:1]}, sample_weight=[500])
+    with pytest.raises(IncompatibleMomentsError):
+        whole - part
+
+
+def test_columns_of_other_names_do_not_merge() -> None:
+    """Age added to height is a wrong number, in a merge as in an update."""
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    X, y = normal(6, 2), normal(6, 2)
+    first = Moments().update(X, {"y": pandas.DataFrame({"age": y[:, 0], "height": y[:, 1]})})
+    swapped = pandas.DataFrame({"height": y[:, 1], "age": y[:, 0]})
+    with pytest.raises(LabelError):
+        first.copy().update(X, {"y": swapped})
+    with pytest.raises(IncompatibleMomentsError):
+        first + Moments().update(X, {"y": swapped})
+
+
+def test_columns_keep_their_names_once_they_have_some() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    X, y = normal(6, 2), normal(6, 2)
+    frame = pandas.DataFrame({"age": y[:, 0], "height": y[:, 1]})
+    moments = Moments().update(X, {"y": y}).update(X, {"y": frame})
+    with pytest.raises(LabelError):
+        moments.update(X, {"y": frame[["height", "age"]]})
+
+
+def test_classes_absent_from_the_first_block_or_from_one_worker() -> None:
+    X = normal(40, 3)
+    z = np.array(["b"] * 10 + ["c", "a"] * 10 + ["d"] * 10)
+    parts = [Moments().update(X[i : i + 10], {"z": z[i : i + 10]}) for i in range(0, 40, 10)]
+    whole = Moments().update(X, {"z": z})
+    for moments in (sum(parts), sum(reversed(parts)), parts[2] + parts[0] + parts[3] + parts[1]):
+        check(moments, Rows.of(X, {"z": z}))
+        order = [moments.classes("z").index(name) for name in whole.classes("z")]
+        np.testing.assert_allclose(
+            moments.cross_covariance("z")[:, order], whole.cross_covariance("z"), rtol=1e-11
+        )
+
+
+def test_kinds_that_differ_do_not_merge() -> None:
+    X = normal(6, 2)
+    classes, numbers = Moments().update(X, {"z": [0] * 6}), Moments().update(X, {"z": X[:, 0]})
+    for a, b in ((classes, numbers), (numbers, classes)):
+        with pytest.raises(IncompatibleMomentsError, match="kinds="):
+            a + b
+    flags = Moments().update(X, {"z": [True] * 6})
+    with pytest.raises((IncompatibleMomentsError, LabelError)):  # True is not 1
+        classes + flags
+
+
+@pytest.mark.parametrize("other", [3, "text", None, np.ones((2, 2)), [1]])
+def test_moments_combine_with_moments_only(other: Any) -> None:
+    moments = Moments().update(normal(4, 2))
+    before = state_bytes(moments)
+    with pytest.raises((TypeError, SplinceError)):
+        moments + other
+    with pytest.raises((TypeError, SplinceError)):
+        moments - other
+    with pytest.raises((TypeError, SplinceError)):
+        moments += other
+    assert state_bytes(moments) == before
+
+
+def test_a_merge_with_itself_doubles() -> None:
+    X, z = normal(9, 2), np.arange(9) % 2
+    moments = Moments().update(X, {"z": z})
+    model = Rows.of(X, {"z": z})
+    check(moments + moments, model + model)
+    moments += moments
+    check(moments, model + model)
+    assert (moments - moments).n_rows == 0
+
+
+@pytest.mark.parametrize("left", [None, 3, 64])
+@pytest.mark.parametrize("right", [None, 5, 7])
+def test_states_of_other_block_sizes_merge_and_go_on(left: int | None, right: int | None) -> None:
+    """Work buffers belong to a block size: one state must never go on with the other's."""
+    X = normal(5000, 4, np.float32)
+    other = Moments(block_rows=right).update(X[:4])
+    moments = Moments(block_rows=left) + other
+    moments.update(X[4:])
+    check(moments, Rows.of(X))
+    in_place = Moments(block_rows=left)
+    in_place += Moments(block_rows=right).update(X[:4])
+    check(in_place.update(X[4:]), Rows.of(X))
+
+
+def test_copies_are_independent() -> None:
+    X, labels = normal(10, 3), {"z": [0, 1] * 5, "y": np.arange(10.0)}
+    original = Moments(block_rows=4).update(X, labels)
+    expected = state_bytes(original)
+    sums = original + Moments()
+    copies = [original.copy(), copy.copy(original), copy.deepcopy(original), sums]
+    for one in copies:
+        one.update(X * 2, {"z": [2] * 10})
+        one += one
+        one.covariance()
+    assert state_bytes(original) == expected
+    original.update(X)
+    check(copies[0] - copies[0] + Moments().update(X), Rows.of(X))
+
+
+@given(st.data(), block_sizes)
+def test_every_way_to_store_a_state_continues_to_the_same_bytes(
+    data: st.DataObject, block_rows: int | None
+) -> None:
+    width = data.draw(st.integers(1, 4))
+    first, second = data.draw(tables(width=width)), data.draw(tables(width=width))
+    original = fed(first, block_rows=block_rows)
+    ways: dict[str, Callable[[Moments], Moments]] = {
+        "pickle": lambda m: pickle.loads(pickle.dumps(m)),
+        "deepcopy": copy.deepcopy,
+        "copy": Moments.copy,
+    }
+    twins = {name: way(original) for name, way in ways.items()}
+    reference = state_bytes(second.feed(original))
+    read = state_bytes(_flushed(original))
+    for name, twin in twins.items():
+        assert state_bytes(second.feed(twin)) == reference, name
+        assert state_bytes(_flushed(twin)) == read, name
+        check(twin, first.rows + second.rows)
+
+
+def _flushed(moments: Moments) -> Moments:
+    moments.weight  # noqa: B018 (a read merges the rows that wait)
+    return moments
+
+
+# --- labels within the stream --------------------------------------------------------------------
+
+
+def test_rows_without_a_label_count_for_everything_else() -> None:
+    X = normal(9, 2)
+    labels = {
+        "z": ["a", None, "b", None, "a", None, None, "b", "a"],
+        "y": np.array([0.0, 1.0, np.nan, 3.0, np.nan, 5.0, 6.0, 7.0, 8.0]),
+    }
+    moments = Moments().update(X, labels)
+    check(moments, Rows.of(X, labels))
+    assert moments.n_rows == 9
+    assert moments.variable("z").n_rows == 5
+    assert moments.variable("y").n_rows == 7
+
+
+@pytest.mark.parametrize(
+    "nothing", [[None] * 5, np.full(5, np.nan), np.full(5, None), [float("nan")] * 5]
+)
+@pytest.mark.parametrize("known", [np.array(["a", "b", "a", "b", "a"]), np.arange(5.0)])
+def test_a_block_without_any_label_contradicts_nothing(nothing: Any, known: Any) -> None:
+    """A chunk of a CSV file whose labels are all missing reads as a column of NaN."""
+    X = normal(5, 2)
+    model = Rows.of(X, {"z": known}) + Rows.of(X)
+    check(Moments().update(X, {"z": known}).update(X, {"z": nothing}), model)
+    check(Moments().update(X, {"z": nothing}).update(X, {"z": known}), model)
+
+
+def test_classes_are_of_one_type_throughout() -> None:
+    """True is not 1, and "1" is neither: two tables from two files must not double the classes."""
+    X = normal(4, 2)
+    columns: list[Any] = [[True, False] * 2, [1, 0] * 2, ["1", "0"] * 2]
+    for first, second in permutations(columns, 2):
+        moments = Moments().update(X, {"z": first})
+        before = state_bytes(moments)
+        with pytest.raises(LabelError):
+            moments.update(X, {"z": second})
+        assert state_bytes(moments) == before
+        with pytest.raises((LabelError, IncompatibleMomentsError)):
+            moments + Moments().update(X, {"z": second})
+
+
+def test_joint_cells_are_a_variable_of_their_own() -> None:
+    X = normal(8, 2)
+    labels = {"a": ["x", "x", "y", "y", None, "x", "y", "y"], "b": [0, 1, 0, 1, 0, None, 1, 1]}
+    moments = Moments(joint=[("a", "b")], block_rows=3).update(X, labels)
+    counts = {("x", 0): 1, ("x", 1): 1, ("y", 0): 1, ("y", 1): 3}
+    assert moments.class_counts(("a", "b")) == counts
+    cells = [None if a is None or b is None else (a, b) for a, b in zip(*labels.values())]
+    split = moments + Moments(joint=[("a", "b")]).update(X, labels)
+    assert split.class_counts(("a", "b")) == {k: 2 * v for k, v in counts.items()}
+    members = np.array([cell == ("y", 1) for cell in cells])
+    known = np.array([cell is not None for cell in cells])
+    truth = np.cov(X[known].T, members[known].astype(float))[:2, 2]
+    column = moments.classes(("a", "b")).index(("y", 1))
+    found = moments.cross_covariance(("a", "b"))[:, column]
+    np.testing.assert_allclose(found, truth, rtol=1e-12)
+    with pytest.raises(UnknownVariableError, match="joint="):
+        Moments().update(X, labels).cross_covariance(("a", "b"))
+
+
+def test_kinds_decide_how_integers_are_read() -> None:
+    X, age = normal(30, 2), np.arange(30)
+    moments = Moments(kinds={"age": "continuous"}).update(X, {"age": age})
+    check(moments, Rows.of(X, {"age": age.astype(float)}))
+    with pytest.raises(LabelError):
+        Moments(kinds={"age": "whatever"}).update(X, {"age": age})
+
+
+# --- precision -----------------------------------------------------------------------------------
+
+
+def hard_rows(dtype: Any, offset: float, order: str, n: int = 6000, d: int = 6) -> Float:
+    rng = np.random.default_rng(5)
+    factors = rng.normal(size=(n, 2)) @ rng.normal(size=(2, d))
+    X = (rng.normal(size=(n, d)) + factors) * np.logspace(-2, 2, d)
+    X += offset * X.std(axis=0)
+    if order == "sorted":
+        X = X[np.argsort(X[:, 0])]
+    return X.astype(dtype)
+
+
+@pytest.mark.parametrize("order", ["sorted", "shuffled"])
+@pytest.mark.parametrize("offset", [0.0, 1e4])
+@pytest.mark.parametrize(("dtype", "bound"), [(np.float32, 1e-6), (np.float64, 1e-12)])
+@pytest.mark.parametrize("size", [1, 7, 100, 4096])
+def test_covariance_is_exact_whatever_offset_order_and_block(
+    dtype: Any, bound: float, offset: float, order: str, size: int
+) -> None:
+    X = hard_rows(dtype, offset, order)
+    blocks = Moments(block_rows=size).update(X)
+    assert error_of(blocks, X) <= bound
+    if size > 1:
+        updates = Moments()
+        for i in range(0, len(X), size):
+            updates.update(X[i : i + size])
+        assert error_of(updates, X) <= bound
+        merged = sum(Moments().update(X[i : i + 997]) for i in range(0, len(X), 997))
+        assert error_of(merged, X) <= bound
+
+
+def test_the_naive_formula_fails_the_same_tolerance() -> None:
+    """The control: E[xy] - E[x] E[y] in float32 loses everything to the offset."""
+    X = hard_rows(np.float32, 1e4, "shuffled")
+    n = np.float32(len(X))
+    naive = X.T @ X / n - np.outer(X.mean(axis=0), X.mean(axis=0))
+    truth = scatter_of(X) / len(X)
+    root = np.sqrt(np.diag(truth))
+    assert np.max(np.abs(naive - truth) / np.outer(root, root)) > 1e-3
+
+
+@pytest.mark.parametrize("order", ["sorted", "shuffled"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_cross_covariance_is_exact_at_an_offset(dtype: Any, order: str) -> None:
+    X = hard_rows(dtype, 1e4, order)
+    rng = np.random.default_rng(1)
+    z = (X[:, 0] > np.median(X[:, 0])).astype(int) + 2 * (rng.random(len(X)) < 1e-3)
+    y = 1e6 + 1e-2 * X[:, 1].astype(np.float64) + rng.normal(size=len(X))
+    moments = Moments(block_rows=500)
+    for i in range(0, len(X), 777):
+        moments.update(X[i : i + 777], {"z": z[i : i + 777], "y": y[i : i + 777]})
+    x = X.astype(np.longdouble)
+    x = (x - x.mean(axis=0)) / x.std(axis=0)
+    for name, columns in (("z", z[:, None] == np.array(moments.classes("z"))), ("y", y[:, None])):
+        c = columns.astype(np.longdouble)
+        c = c - c.mean(axis=0)
+        truth = x.T @ c / len(X)
+        found = moments.cross_covariance(name, ddof=0) / X.astype(np.longdouble).std(axis=0)[:, None]
+        # Products of labels are float64 whatever X is; 1e4 sd of offset cost four digits of 16.
+        assert np.max(np.abs(found - truth) / c.std(axis=0)) <= 1e-12
+
+
+@pytest.mark.parametrize("correlated", [True, False])
+def test_columns_of_two_values_are_as_exact_as_others(correlated: bool) -> None:
+    """Equal products round alike: their float32 sum is biased where that of noise is not."""
+    rng = np.random.default_rng(0)
+    steps = np.linspace(0.5, 1.0, 41)[:-1]
+    signs = np.where(np.arange(8192) % 2 == 0, 1, -1)[:, None] * np.ones(len(steps))
+    if not correlated:
+        signs = rng.permuted(signs, axis=0)
+    X = (signs * steps).astype(np.float32)
+    assert error_of(Moments().update(X), X) <= 1e-6
+
+
+def test_sparse_and_heavy_tailed_columns_are_exact() -> None:
+    rng = np.random.default_rng(2)
+    X = np.column_stack(
+        [
+            rng.random(20_000) < 1e-3,
+            np.maximum(rng.normal(size=20_000) - 1, 0),
+            rng.standard_cauchy(20_000).clip(-1e5, 1e5),
+            rng.lognormal(sigma=3, size=20_000),
+            np.round(rng.normal(size=20_000)),
+            rng.random(20_000) < 0.3,
+        ]
+    ).astype(np.float32)
+    assert error_of(Moments().update(X), X) <= 1e-6
+    assert error_of(Moments().update(np.sort(X, axis=0)), np.sort(X, axis=0)) <= 1e-6
+
+
+def test_drift_that_leaves_the_first_rows_far_behind() -> None:
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(5000, 3)) + np.linspace(0, 1e6, 5000)[:, None]
+    moments = Moments(block_rows=64).update(X, {"z": rng.integers(0, 2, 5000)})
+    assert error_of(moments, X) <= 1e-12
+    tail = moments - Moments().update(X[:64])
+    assert tail.n_rows == 4936
+
+
+# --- scales --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d", [5, 300, 700])
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e-12, 1.0, 1e12, 1e19, 1e25, 1e37])
+def test_float32_of_any_scale(scale: float, d: int) -> None:
+    """Squares leave the range of float32 at both ends; widths above 256 have parts of few rows."""
+    X = (normal(1200, d) * scale).astype(np.float32)
+    moments = Moments().update(X, {"z": np.arange(1200) % 3})
+    some = X[:, :: max(1, d // 4)]
+    assert error_of(Moments().update(some), some) <= 1e-6
+    found = moments.covariance(ddof=0)[:: max(1, d // 4), :: max(1, d // 4)]
+    truth = scatter_of(some) / 1200
+    root = np.sqrt(np.diag(truth))
+    assert np.max(np.abs(found - truth) / np.outer(root, root)) <= 1e-6
+
+
+def test_columns_of_unlike_scales() -> None:
+    X = (normal(3000, 8) * np.logspace(-37, 37, 8)).astype(np.float32)
+    assert error_of(Moments().update(X), X) <= 1e-6
+    blocks = [X[:1000], X[1000:2000] * np.float32(1e-3), X[2000:]]
+    moments = Moments(block_rows=1000)
+    for block in blocks:
+        moments.update(block)
+    assert error_of(moments, np.concatenate(blocks)) <= 1e-6
+
+
+@pytest.mark.parametrize("scale", [1e-145, 1e-100, 1e100, 1e145])
+def test_float64_of_any_scale(scale: float) -> None:
+    X = normal(300, 3) * scale
+    assert error_of(Moments().update(X / scale), X / scale) <= 1e-12
+    moments = Moments().update(X)
+    truth = scatter_of(X / scale) / 300
+    np.testing.assert_allclose(moments.covariance(ddof=0) / scale**2, truth, rtol=1e-10)
+
+
+@pytest.mark.parametrize("value", [5e-324, 1e-310, 1e-300, 1e-200])
+def test_squares_that_underflow_are_zero_and_silent(value: float) -> None:
+    X = normal(50, 2) * value
+    moments = Moments().update(X, {"z": np.arange(50) % 2})
+    assert (moments.covariance() == 0).all()
+    assert np.isfinite(moments.cross_covariance("z")).all()
+    tiny = np.array([[1e-45], [0.0], [1.17e-38], [-1e-42]], np.float32)
+    check(Moments().update(tiny), Rows.of(tiny))
+
+
+@pytest.mark.parametrize("value", [1e154, 1.3e154, 1e200, 1.7e308])
+def test_squares_that_overflow_are_refused_before_any_change(value: float) -> None:
+    moments = Moments(block_rows=4).update(normal(5, 3), {"z": [0, 1, 0, 1, 0]})
+    before = state_bytes(moments)
+    X = np.ones((6, 3))
+    X[4, 1] = value
+    with pytest.raises(InputError, match="rescale"):
+        moments.update(X, {"z": [5] * 6})
+    assert state_bytes(moments) == before
+
+
+@pytest.mark.parametrize("scale", [1e149, 1e150, 1e152, 1e153, 3e153, 5e153, 8e153])
+def test_large_float64_is_either_right_or_refused(scale: float) -> None:
+    X = normal(4096, 3) * scale
+    try:
+        moments = Moments().update(X)
+    except InputError:
+        return
+    covariance = moments.covariance(ddof=0)
+    assert np.isfinite(covariance).all()
+    np.testing.assert_allclose(covariance / scale / scale, scatter_of(X / scale) / 4096, rtol=1e-9)
+
+
+@pytest.mark.parametrize("weight", [1e-310, 5e-324, 1e-300, 1e-30, 1e30, 1e300, 1e308])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_extreme_weights_are_either_right_or_refused(weight: float, dtype: Any) -> None:
+    """A covariance does not depend on the unit of the weights."""
+    X, z = (1e5 * normal(40, 3)).astype(dtype), np.arange(40) % 2
+    y = normal(40, 1, seed=4)
+    moments = Moments().update(X, {"z": [0] * 40})
+    before = state_bytes(moments)
+    try:
+        Moments().update(X, {"z": z, "y": y}, sample_weight=np.full(40, weight))
+    except InputError:
+        with pytest.raises(InputError):
+            moments.update(X, {"z": z}, sample_weight=np.full(40, weight))
+        assert state_bytes(moments) == before
+        return
+    found = Moments().update(X, {"z": z, "y": y}, sample_weight=np.full(40, weight))
+    plain = Moments().update(X, {"z": z, "y": y})
+    root = np.sqrt(np.diag(plain.covariance(ddof=0)))
+    difference = found.covariance(ddof=0) - plain.covariance(ddof=0)
+    assert np.max(np.abs(difference) / np.outer(root, root)) <= 1e-6
+    np.testing.assert_allclose(found.mean, plain.mean, rtol=1e-6)
+    for name in ("z", "y"):
+        ours, theirs = found.cross_covariance(name, ddof=0), plain.cross_covariance(name, ddof=0)
+        assert np.max(np.abs(ours - theirs) / root[:, None]) <= 1e-6
+
+
+@pytest.mark.parametrize("value", [1e155, 1e200, 1.7e308])
+def test_continuous_labels_whose_squares_overflow_are_refused(value: float) -> None:
+    moments = Moments().update(normal(5, 2), {"y": np.arange(5.0)})
+    before = state_bytes(moments)
+    for block in (moments, Moments()):
+        with pytest.raises((InputError, LabelError)):
+            block.update(normal(5, 2), {"y": np.array([0, 1, -value, value, 0])})
+            block.variable("y").variance()
+    assert state_bytes(moments) == before
+
+
+def test_float32_products_of_very_long_blocks_stay_finite() -> None:
+    """Each number is within the range of float32, and so is each square, but not their sum."""
+    X = np.where(np.arange(4_000_000) % 2 == 0, 9.9e15, -9.9e15).astype(np.float32)[:, None]
+    moments = Moments(block_rows=len(X)).update(X)
+    np.testing.assert_allclose(moments.covariance(ddof=0), float(X[0, 0]) ** 2, rtol=1e-5)
+
+
+# --- shapes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("d", [1, 2, 17, 300])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_few_rows(n: int, d: int, dtype: Any) -> None:
+    X = normal(n, d, dtype) + dtype(1e3)
+    labels = {"z": [0] * n, "y": np.ones(n)}
+    moments = Moments().update(X, labels)
+    check(moments, Rows.of(X, labels))
+    if n == 1:
+        assert (moments.covariance(ddof=0) == 0).all()
+        with pytest.raises(NotEnoughDataError, match="ddof"):
+            moments.covariance()
+        with pytest.raises(NotEnoughDataError, match="ddof"):
+            moments.cross_covariance("z")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int64", "bool"])
+def test_equal_rows_have_no_covariance(dtype: str) -> None:
+    """Roundings of the mean, at most: the variance is below (n eps x)^2."""
+    X = np.tile(np.array([[0.1, 1000.3, 0.0, -7e-5]]), (5000, 1)).astype(dtype)
+    moments = Moments(block_rows=333).update(X, {"z": np.arange(5000) % 7})
+    check(moments, Rows.of(X, {"z": np.arange(5000) % 7}))
+    assert np.abs(moments.covariance()).max() <= (5000 * U64 * 1000.3) ** 2
+    assert np.abs(moments.cross_covariance("z")).max() <= 5000 * U64 * 1000.3
+
+
+def test_a_constant_column_beside_others() -> None:
+    X = normal(2000, 4, np.float32) * np.float32(1e-3)
+    X[:, 1] = 0.1
+    X[:, 2] = 0.0
+    X[:1000, 3] = 1e4
+    X[1000:, 3] = 0.3
+    check(Moments(block_rows=100).update(X), Rows.of(X))
+
+
+def test_blocks_without_rows_change_nothing() -> None:
+    moments = Moments()
+    for empty in (np.empty((0, 3)), np.empty((0, 3), np.float32), np.empty((0, 5), int)):
+        moments.update(empty, {"z": [], "y": np.empty((0, 2))}, sample_weight=[])
+        assert state_bytes(moments) == state_bytes(Moments())
+    moments.update(normal(4, 3), {"z": [0, 1, 0, 1]})
+    before = state_bytes(moments)
+    moments.update(np.empty((0, 3)), {"z": np.empty(0, int)})
+    assert state_bytes(moments) == before
+    with pytest.raises(InputError):
+        moments.update(np.empty((0, 2)))
+    for columnless in (np.empty((0, 0)), np.empty((3, 0))):
+        with pytest.raises(InputError, match="column"):
+            moments.update(columnless)
+
+
+def test_ten_thousand_classes_and_classes_of_one_row() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(12_000, 4)).astype(np.float32)
+    z = np.concatenate([rng.permutation(10_000), rng.integers(0, 10_000, 2000)])
+    moments = Moments(kinds={"z": "classes"})
+    for i in range(0, len(X), 1500):
+        moments.update(X[i : i + 1500], {"z": z[i : i + 1500]})
+    assert len(moments.classes("z")) == 10_000
+    counts = np.bincount(z)
+    assert moments.class_counts("z") == dict(enumerate(counts))
+    sums = np.zeros((10_000, 4))
+    np.add.at(sums, z, X.astype(np.float64))
+    mean = X.astype(np.float64).mean(axis=0)
+    truth = ((sums - counts[:, None] * mean) / (len(X) - 1)).T
+    order = np.array(moments.classes("z"))
+    np.testing.assert_allclose(moments.cross_covariance("z"), truth[:, order], atol=1e-14)
+
+
+def test_a_single_class_says_nothing_of_x() -> None:
+    X = normal(50, 3)
+    moments = Moments().update(X, {"z": ["only"] * 50})
+    assert moments.classes("z") == ("only",)
+    np.testing.assert_allclose(moments.cross_covariance("z"), 0, atol=1e-15)
+
+
+# --- forms of X ----------------------------------------------------------------------------------
+
+FORMS = ["float16", "float32", "float64", ">f2", ">f4", ">f8", "int8", "uint8", ">i4", "int64",
+         "uint64", "bool"]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "unaligned"])
+@pytest.mark.parametrize("dtype", FORMS)
+def test_dtype_and_layout_of_memory_do_not_matter(dtype: str, layout: str) -> None:
+    base = rows_of(np.random.default_rng(1), 70, 5, dtype, 3.0)
+    X = laid_out(base, layout)
+    if layout == "unaligned" and base.dtype.itemsize > 1:
+        assert not X.flags.aligned
+    reference = Moments(block_rows=16).update(base)
+    moments = Moments(block_rows=16).update(X)
+    check(moments, Rows.of(base))
+    assert state_bytes(_flushed(moments)) == state_bytes(_flushed(reference))
+
+
+def test_memory_maps_of_any_layout(tmp_path: Path) -> None:
+    for order in ("C", "F"):
+        path = tmp_path / f"{order}.npy"
+        np.save(path, np.asarray(normal(500, 4, np.float32), order=order))
+        mapped = np.load(path, mmap_mode="r")
+        assert isinstance(mapped, np.memmap)
+        check(Moments(block_rows=64).update(mapped), Rows.of(np.array(mapped)))
+
+
+def test_the_input_is_left_alone_and_not_kept() -> None:
+    X, weight = normal(10, 2), np.full(10, 2.0)
+    y, z = np.arange(10.0), np.arange(10)
+    kept = [a.copy() for a in (X, weight, y, z)]
+    moments = Moments().update(X, {"y": y, "z": z}, sample_weight=weight)
+    model = Rows.of(X, {"y": y, "z": z}, weight)
+    for array, copied in zip((X, weight, y, z), kept, strict=True):
+        np.testing.assert_array_equal(array, copied)
+        array[...] = 99
+    check(moments, model)
+
+
+def test_objects_lists_and_frames() -> None:
+    X = np.round(normal(8, 3), 2)
+    forms: list[Any] = [X.tolist(), X.astype(object), [tuple(row) for row in X.tolist()]]
+    if find_spec("pandas"):
+        import pandas
+
+        forms += [pandas.DataFrame(X), pandas.DataFrame(X).convert_dtypes()]
+    if find_spec("polars"):
+        import polars
+
+        forms.append(polars.DataFrame(X))
+    for form in forms:
+        check(Moments().update(form), Rows.of(X))
+
+
+def test_bfloat16_of_ml_dtypes() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    X = normal(50, 3).astype(ml_dtypes.bfloat16)
+    check(Moments(block_rows=8).update(X), Rows.of(X.astype(np.float32)))
+    X[3, 1] = np.nan
+    with pytest.raises(NonFiniteError, match="row"):
+        Moments().update(X)
+
+
+def test_torch_tensors() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    X = normal(50, 3, np.float32)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        tensor = torch.tensor(X).to(dtype).requires_grad_()
+        plain = tensor.detach().to(torch.float64).numpy()
+        narrow = Rows.of(plain)
+        narrow.narrow = True
+        check(Moments().update(tensor, {"z": torch.arange(50) % 2}), narrow)
+
+
+class Tensor:
+    """What a torch tensor looks like to code that must not import torch."""
+
+    def __init__(self, array: Float) -> None:
+        self._array = array
+        self.dtype = f"torch.{array.dtype}"
+
+    def detach(self) -> Tensor:
+        return self
+
+    def cpu(self) -> Tensor:
+        return self
+
+    def numpy(self) -> Float:
+        return self._array
+
+
+def test_whatever_detaches_like_a_tensor() -> None:
+    X = normal(20, 3, np.float32)
+    weight = np.arange(20.0)
+    moments = Moments().update(Tensor(X), sample_weight=Tensor(weight))
+    check(moments, Rows.of(X, None, weight))
+
+
+def test_masked_rows_are_not_read_under_their_mask() -> None:
+    X = np.ma.array(normal(6, 2), mask=np.eye(6, 2, dtype=bool))
+    with pytest.raises(InputError):
+        Moments().update(X)
+    check(Moments().update(np.ma.array(normal(6, 2))), Rows.of(normal(6, 2)))
+    weight = np.ma.array(np.ones(6), mask=[1, 0, 0, 0, 0, 0])
+    with pytest.raises(InputError):
+        Moments().update(normal(6, 2), sample_weight=weight)
+
+
+def test_the_matrix_that_sparse_todense_gives() -> None:
+    scipy_sparse = pytest.importorskip("scipy.sparse")
+    X = normal(7, 3)
+    with pytest.raises(InputError, match="toarray"):
+        Moments().update(scipy_sparse.csr_matrix(X))
+    dense = scipy_sparse.csr_matrix(X).todense()
+    check(Moments().update(dense), Rows.of(X))
+
+
+# --- counts --------------------------------------------------------------------------------------
+
+
+def test_counts_beyond_two_to_the_31_and_weights_beyond_two_to_the_53() -> None:
+    X = normal(7, 3)
+    labels = {"z": list("aabbccc"), "y": np.arange(7.0)}
+    moments = Moments().update(X, labels)
+    for _ in range(57):
+        moments = moments + moments
+    assert moments.n_rows == 7 * 2**57
+    assert moments.weight == 7.0 * 2**57
+    assert moments.class_counts("z") == {"a": 2 * 2**57, "b": 2 * 2**57, "c": 3 * 2**57}
+    once = Moments().update(X, labels)
+    np.testing.assert_allclose(moments.mean, once.mean, rtol=1e-13)
+    # Each doubling rounds once.
+    np.testing.assert_allclose(moments.covariance(ddof=0), once.covariance(ddof=0), rtol=1e-12)
+    for name in labels:
+        np.testing.assert_allclose(
+            moments.cross_covariance(name, ddof=0), once.cross_covariance(name, ddof=0),
+            rtol=1e-12, atol=1e-15,
+        )  # fmt: skip
+    moments.update(X, labels)
+    assert moments.n_rows == 7 * 2**57 + 7
+    assert moments.class_counts("z")["c"] == 3 * 2**57 + 3
+    restored = pickle.loads(pickle.dumps(moments))
+    assert restored.n_rows == 7 * 2**57 + 7
+
+
+def test_counts_of_one_class_pass_the_integers_of_float32() -> None:
+    moments = Moments().update(normal(1, 2, np.float32), {"z": [0]})
+    for _ in range(24):
+        moments += moments
+    moments.update(normal(1, 2, np.float32), {"z": [0]})
+    assert moments.class_counts("z") == {0: 2**24 + 1}
+    assert moments.weight == 2**24 + 1
+
+
+def test_weights_beyond_two_to_the_53() -> None:
+    X, weight = normal(30, 3), np.random.default_rng(0).integers(1, 9, 30) * 2.0**60
+    model = Rows.of(X, {"z": np.arange(30) % 4}, weight)
+    check(Moments(block_rows=7).update(X, {"z": np.arange(30) % 4}, sample_weight=weight), model)
+
+
+def test_a_prevalent_and_a_rare_weight() -> None:
+    X, weight = normal(100, 2), np.ones(100)
+    weight[3] = 1e12
+    check(Moments(block_rows=9).update(X, sample_weight=weight), Rows.of(X, None, weight))
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def bad(value: float, row: int = 2) -> Float:
+    X = normal(6, 2)
+    X[row, 1] = value
+    return X
+
+
+ERRORS: dict[str, tuple[Any, dict[str, Any], type[SplinceError], str]] = {
+    "NaN": (bad(np.nan), {}, NonFiniteError, r"1 of 6 rows \(rows 2\)"),
+    "infinity": (bad(np.inf, 5), {}, NonFiniteError, "rows 5"),
+    "float16 saturated": (bad(np.inf).astype("f2"), {}, NonFiniteError, "65504"),
+    "F-ordered NaN": (np.asfortranarray(bad(np.nan)), {}, NonFiniteError, "rows 2"),
+    "long double beyond float64": (
+        np.full((2, 2), np.longdouble("1e400")) if np.finfo(np.longdouble).max > 1e400
+        else np.full((2, 2), np.inf), {}, InputError, "",
+    ),
+    "integer beyond float64": (np.array([[10**400, 1]], object), {}, InputError, ""),
+    "list of integers beyond float64": ([[10**400, 1]], {}, InputError, ""),
+    "None among objects": (np.array([[None, 1.0]], object), {}, InputError, "numbers"),
+    "one axis": (np.ones(4), {}, InputError, r"X\[None, :\]"),
+    "no axis": (np.float64(3), {}, InputError, "2-D"),
+    "three axes": (np.ones((2, 2, 2)), {}, InputError, "2-D"),
+    "ragged": ([[1, 2], [3]], {}, InputError, "unequal length"),
+    "complex": (np.ones((2, 2)) * 1j, {}, InputError, "imaginary"),
+    "text": (np.array([["a", "b"]]), {}, InputError, "dtype"),
+    "dates": (np.ones((2, 2), "M8[s]"), {}, InputError, "dtype"),
+    "structured": (np.ones((2, 2), [("a", float)]), {}, InputError, "dtype"),
+    "nothing": (None, {}, InputError, ""),
+    "mapping": ({"a": [1, 2]}, {}, InputError, ""),
+    "labels too short": (normal(6, 2), {"labels": {"z": [1]}}, InputError, "6 rows"),
+    "weights too short": (normal(6, 2), {"sample_weight": [1]}, InputError, "one weight per row"),
+    "weights of two axes": (normal(2, 2), {"sample_weight": [[1], [1]]}, InputError, "shape"),
+    "weights of text": (normal(2, 2), {"sample_weight": ["a", "b"]}, InputError, "numbers"),
+    "weights complex": (normal(2, 2), {"sample_weight": np.ones(2) * 1j}, InputError, ""),
+    "weights beyond float64": (normal(2, 2), {"sample_weight": [10**400, 1]}, InputError, ""),
+    "weights negative": (normal(2, 2), {"sample_weight": [1, -1e-9]}, InputError, "non-negative"),
+    "weights NaN": (normal(2, 2), {"sample_weight": [1, np.nan]}, InputError, "finite"),
+    "weights None": (normal(2, 2), {"sample_weight": [1, None]}, InputError, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_are_typed_tell_why_and_change_nothing(case: str) -> None:
+    X, arguments, kind, text = ERRORS[case]
+    started = Moments(block_rows=3).update(normal(4, 2), {"z": [0, 1, 0, 1]})
+    for moments in (Moments(), started):
+        before = state_bytes(moments)
+        with pytest.raises(kind, match=text) as caught:
+            moments.update(X, **arguments)
+        assert len(str(caught.value)) > 30
+        assert state_bytes(moments) == before
+        assert moments.n_features == (None if moments is not started else 2)
+    check(started.update(normal(3, 2)), Rows.of(np.concatenate([normal(4, 2), normal(3, 2)])))
+
+
+def test_many_bad_rows_are_summarised() -> None:
+    X = np.full((1000, 2), np.nan)
+    with pytest.raises(NonFiniteError, match=r"1000 of 1000 rows \(rows 0, 1, 2, 3, 4, \.\.\.\)"):
+        Moments().update(X)
+
+
+def test_a_far_off_bad_value_is_found_in_every_layout() -> None:
+    for dtype in (np.float16, np.float32, np.float64, np.dtype(">f4")):
+        for layout in LAYOUTS:
+            X = normal(3000, 101).astype(dtype)
+            X[2999, 100] = np.nan
+            with pytest.raises(NonFiniteError, match="2999"):
+                Moments().update(laid_out(X, layout))
+
+
+def test_readers_of_empty_moments() -> None:
+    moments = Moments()
+    assert (moments.n_rows, moments.n_features, moments.weight) == (0, None, 0.0)
+    assert moments.variables == {}
+    assert "empty" in repr(moments)
+    for read in (lambda: moments.mean, moments.covariance):
+        with pytest.raises(NotEnoughDataError, match="update"):
+            read()
+    with pytest.raises(UnknownVariableError, match="none"):
+        moments.cross_covariance("z")
+
+
+def test_unknown_names_are_answered_with_the_known_ones() -> None:
+    moments = Moments().update(normal(3, 2), {"gender": [0, 1, 0], "age": np.arange(3.0)})
+    for read in (moments.cross_covariance, moments.classes, moments.class_counts):
+        with pytest.raises(UnknownVariableError, match="'gender', 'age'"):
+            read("sex")
+    for read in (moments.classes, moments.class_counts):
+        with pytest.raises(LabelError, match="continuous"):
+            read("age")
+
+
+@pytest.mark.parametrize("block_rows", [0, -1, 2.5, "8", True, [4]])
+def test_block_rows_must_be_a_positive_integer(block_rows: Any) -> None:
+    with pytest.raises(InputError, match="block_rows"):
+        Moments(block_rows=block_rows)
+
+
+def test_block_rows_may_be_an_integer_of_numpy(tmp_path: Path) -> None:
+    moments = Moments(block_rows=np.int64(3)).update(normal(7, 2))  # type: ignore[arg-type]
+    moments.save(tmp_path / "a")
+    check(Moments.load(tmp_path / "a"), Rows.of(normal(7, 2)))
+
+
+def test_repr_says_what_is_inside() -> None:
+    moments = Moments().update(normal(1200, 3), {"z": np.arange(1200) % 4, "y": normal(1200, 2)})
+    assert "1,200 rows" in repr(moments)
+    assert "3 features" in repr(moments)
+    assert "'z': 4 classes" in repr(moments)
+    assert "'y': 2 columns" in repr(moments)
+    assert moments.nbytes >= 3 * 3 * 8
+
+
+# --- faults in the middle of an update -----------------------------------------------------------
+
+
+class Boom(Exception):
+    pass
+
+
+def failing(function: Callable[..., Any], at: int, error: BaseException) -> Callable[..., Any]:
+    """The function, but its call number `at` raises."""
+    calls = iter(range(10**9))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == at:
+            raise error
+        return function(*args, **kwargs)
+
+    return call
+
+
+def labelled(n: int, seed: int) -> tuple[Float, dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 3)).astype(np.float32)
+    return X, {"z": rng.integers(0, 3, n), "y": rng.normal(size=n)}
+
+
+@pytest.mark.parametrize("waiting", [0, 5])
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+@pytest.mark.parametrize("kernel", ["centre_block", "syrk_f32_out"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), Boom()], ids=repr)
+def test_a_kernel_that_raises_leaves_whole_blocks_or_nothing(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, kernel: str, at: int, waiting: int
+) -> None:
+    """What was added is a prefix of the rows with all their labels; the rest can follow."""
+    first, second = labelled(waiting, 1), labelled(60, 2)
+    moments = Moments(block_rows=8)
+    moments.update(*first)
+    module = kernels if kernel == "centre_block" else blas
+    with monkeypatch.context() as patch:
+        patch.setattr(module, kernel, failing(getattr(module, kernel), at, error))
+        with pytest.raises(type(error)):
+            moments.update(*second)
+    done = moments.n_rows - waiting
+    assert 0 <= done < 60
+    prefix = Rows.of(second[0][:done], {k: v[:done] for k, v in second[1].items()})
+    check(moments, Rows.of(*first) + prefix)
+    moments.update(second[0][done:], {k: v[done:] for k, v in second[1].items()})
+    check(moments, Rows.of(*first) + Rows.of(*second))
+
+
+class FaultyNumpy:
+    """NumPy whose n-th allocation fails."""
+
+    ALLOCATING = frozenset(
+        "append arange array asarray ascontiguousarray asfortranarray bincount concatenate cumsum "
+        "diff empty full ones outer where zeros flatnonzero sqrt".split()
+    )
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(np, name)
+        return self._wrapped(value) if name in self.ALLOCATING else value
+
+    def _wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.left -= 1
+            if self.left == -1:
+                raise MemoryError("injected")
+            return function(*args, **kwargs)
+
+        return call
+
+
+def faults(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> Iterator[int]:
+    """Let every allocation of `act` fail in turn, until it succeeds."""
+    from splince_fast import _stage
+
+    for at in range(500):
+        faulty = FaultyNumpy(at)
+        with monkeypatch.context() as patch:
+            for module in (_accumulator, _state, _stage, _variables):
+                patch.setattr(module, "np", faulty)
+            try:
+                act()
+            except MemoryError:
+                pass
+            else:
+                assert at > 3, "no fault was injected"
+                return
+        yield at
+    pytest.fail("still failing after 500 allocations")
+
+
+FAULTS = {
+    # block size, rows before, rows of the update that fails
+    "first update waits": (8, 0, 3),
+    "first update is one block": (8, 0, 8),
+    "update waits": (8, 9, 3),
+    "update fills the block": (8, 5, 3),
+    "update is one block": (8, 16, 8),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_memory_that_runs_out_leaves_the_state_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """Every allocation of an update of at most one block fails in turn."""
+    size, n_before, n = FAULTS[case]
+    first, second = labelled(n_before, 1), labelled(n, 2)
+    second[1]["new"] = ["u"] * n
+    second[1]["z"] = np.full(n, 9)
+    model = Rows.of(*first) + Rows.of(*second)
+    current: list[Moments] = []
+
+    def act() -> None:
+        current[:] = [Moments(block_rows=size).update(*first)]
+        current[0].update(*second)
+
+    act()
+    check(current[0], model)
+    act_second = act
+
+    def only_second() -> None:
+        current[0].update(*second)
+
+    del act_second
+    current[:] = [Moments(block_rows=size).update(*first)]
+    for at in faults(monkeypatch, only_second):
+        moments = current[0]
+        # It may know names of classes that have no rows yet; every number is as before.
+        assert moments.n_rows == n_before, f"allocation {at}"
+        check(moments, Rows.of(*first))
+        other = labelled(4, 3)
+        check(moments.update(*other), Rows.of(*first) + Rows.of(*other))
+        current[:] = [Moments(block_rows=size).update(*first)]
+    check(current[0], model)
+
+
+def test_memory_that_runs_out_while_a_dtype_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    X64, X32 = normal(12, 3), normal(9, 3, np.float32, seed=1)
+    start = Moments(block_rows=4).update(X64)
+    current = [start.copy()]
+    for _ in faults(monkeypatch, lambda: current[0].update(X32[:1])):
+        check(current[0].update(X64).update(X32), Rows.of(X64) + Rows.of(X64) + Rows.of(X32))
+        current[:] = [start.copy()]
+
+
+def test_a_first_update_that_failed_does_not_fix_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No memory for the covariance of wide rows: the object takes narrow ones as if new."""
+    wide = normal(5, 9, np.float32)
+    for narrow in (normal(300, 4, np.float32), normal(300, 12, np.float32), normal(300, 4)):
+        moments = Moments(block_rows=16)
+        with monkeypatch.context() as patch:
+            patch.setattr(_state.State, "empty", failing(_state.State.empty, 0, MemoryError("no")))
+            with pytest.raises(MemoryError):
+                moments.update(wide, {"z": [0] * 5})
+        assert moments.n_features is None
+        check(moments.update(narrow), Rows.of(narrow))
+
+
+def test_no_memory_for_the_covariance_says_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoZeros(FaultyNumpy):
+        ALLOCATING = frozenset({"zeros"})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_state, "np", NoZeros(0))
+        with pytest.raises(MemoryError, match=r"30000 features takes 6\.7 GiB"):
+            _state.State.empty(np.zeros(30_000))
+
+
+def test_merging_that_runs_out_of_memory_changes_neither_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = labelled(10, 1), labelled(7, 2)
+    second[1]["z"] = np.full(7, 5)
+    a, b = Moments(block_rows=4).update(*first), Moments(block_rows=4).update(*second)
+
+    def act() -> None:
+        nonlocal a
+        a += b
+
+    for _ in faults(monkeypatch, act):
+        check(a, Rows.of(*first))
+        check(b, Rows.of(*second))
+    check(a, Rows.of(*first) + Rows.of(*second))
+
+
+def test_control_c_waits_until_the_update_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, labels = labelled(40, 1)
+    moments = Moments(block_rows=8)
+    original, sent = kernels.centre_block, []
+
+    def interrupted(*args: Any) -> None:
+        original(*args)
+        if len(sent) < 3:
+            sent.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    handler = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(kernels, "centre_block", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        moments.update(X, labels)
+    assert len(sent) == 3
+    assert signal.getsignal(signal.SIGINT) is handler
+    check(moments, Rows.of(X, labels))
+    sent[:] = [True] * 2
+    moments.update(X[:3], {k: v[:3] for k, v in labels.items()})
+    with pytest.raises(KeyboardInterrupt):
+        moments.covariance()
+    whole = Rows.of(X, labels) + Rows.of(X[:3], {k: v[:3] for k, v in labels.items()})
+    check(moments, whole)
+
+
+def test_control_c_that_the_program_ignores_or_handles(monkeypatch: pytest.MonkeyPatch) -> None:
+    X = normal(20, 3, np.float32)
+    original = kernels.centre_block
+
+    def interrupted(*args: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        original(*args)
+
+    monkeypatch.setattr(kernels, "centre_block", interrupted)
+    heard: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        check(Moments(block_rows=4).update(X), Rows.of(X))
+        signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+        check(Moments(block_rows=20).update(X), Rows.of(X))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT]
+
+
+# --- staging -------------------------------------------------------------------------------------
+
+
+class Counter:
+    """How often a kernel was called."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *names: str) -> None:
+        self.calls = 0
+        for name in names:
+            patch.setattr(blas, name, self._counted(getattr(blas, name)))
+
+    def _counted(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            self.calls += 1
+            return kernel(*args)
+
+        return call
+
+
+QUADRATIC = ("syrk_f32_out", "syrk_f64_into", "add_lower", "rank_one_lower", "mirror_lower")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_one_row_at_a_time_costs_no_quadratic_work(
+    monkeypatch: pytest.MonkeyPatch, dtype: Any
+) -> None:
+    X, z = normal(40, 3072, dtype), np.arange(40) % 2
+    counter = Counter(monkeypatch, *QUADRATIC)
+    moments = Moments(block_rows=32)
+    for i in range(31):
+        moments.update(X[i : i + 1], {"z": z[i : i + 1]})
+    assert counter.calls == 0
+    moments.update(X[31:32], {"z": z[31:32]})
+    assert 1 <= counter.calls <= 2
+    for i in range(32, 40):
+        moments.update(X[i : i + 1], {"z": z[i : i + 1]})
+    assert counter.calls <= 2
+    assert moments.n_rows == 40
+    mean = X.astype(np.float64).mean(axis=0)
+    np.testing.assert_allclose(moments.mean, mean, atol=1e-12)  # a read: the rest is merged
+    assert counter.calls <= 4
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_rows_one_by_one_equal_one_update(dtype: Any) -> None:
+    X = normal(300, 4).astype(dtype)
+    weight = np.random.default_rng(1).random(300)
+    z, y = np.arange(300) % 5, normal(300, 2, seed=2)
+    y[7] = np.nan
+    once = Moments().update(X, {"z": z, "y": y}, sample_weight=weight)
+    slowly = Moments()
+    for i in range(300):
+        row = {"z": z[i : i + 1], "y": y[i : i + 1]}
+        slowly.update(X[i : i + 1], row, sample_weight=weight[i : i + 1])
+    model = Rows.of(X, {"z": z, "y": y}, weight)
+    check(once, model)
+    check(slowly, model)
+    assert slowly.classes("z") == once.classes("z")
+
+
+def test_every_reader_sees_the_rows_that_wait() -> None:
+    X = normal(5, 2)
+    labels = {"z": list("abaab"), "y": np.arange(5.0)}
+    readers: dict[str, Callable[[Moments], Any]] = {
+        "weight": lambda m: m.weight,
+        "n_rows": lambda m: m.n_rows,
+        "mean": lambda m: m.mean,
+        "covariance": lambda m: m.covariance(),
+        "cross": lambda m: m.cross_covariance("z"),
+        "cross of columns": lambda m: m.cross_covariance("y"),
+        "counts": lambda m: list(m.class_counts("z").values()),
+        "sum": lambda m: (m + Moments()).covariance(),
+    }
+    for name, read in readers.items():
+        staged = Moments(block_rows=100).update(X[:4], {k: v[:4] for k, v in labels.items()})
+        staged.update(X[4:], {k: v[4:] for k, v in labels.items()})
+        direct = Moments(block_rows=1).update(X, labels)
+        np.testing.assert_allclose(read(staged), read(direct), rtol=1e-12, err_msg=name)
+
+
+def test_variables_and_weights_that_appear_while_rows_wait() -> None:
+    X = normal(12, 2)
+    moments = Moments(block_rows=50)
+    parts: list[tuple[Any, Any]] = [
+        (None, None),
+        ({"z": ["a", "b"]}, None),
+        ({"y": np.array([1.0, np.nan])}, [3.0, 0.5]),
+        ({"z": [None, "c"], "y": np.array([2.0, 4.0])}, None),
+        (None, [0.0, 2.0]),
+        ({"z": ["a", "c"]}, None),
+    ]
+    model = no_rows(2)
+    for i, (labels, weight) in enumerate(parts):
+        block = X[2 * i : 2 * i + 2]
+        moments.update(block, labels, sample_weight=weight)
+        model = model + Rows.of(block, labels, weight)
+    check(moments, model)
+
+
+def test_dtypes_that_change_while_rows_wait() -> None:
+    moments, model = Moments(block_rows=10), no_rows(3)
+    for i, dtype in enumerate(("f4", "f8", "f2", "i4", "?", ">f4", "f8", "f4")):
+        X = rows_of(np.random.default_rng(i), 7, 3, np.dtype(dtype).name, 2.0)
+        moments.update(X)
+        model = model + Rows.of(X)
+    check(moments, model)
+
+
+# --- whole sources -------------------------------------------------------------------------------
+
+
+def blocks_of(n: int = 10) -> list[tuple[Float, dict[str, Any]]]:
+    return [labelled(13 + i, i) for i in range(n)]
+
+
+def test_from_blocks_is_the_loop_of_updates() -> None:
+    blocks = blocks_of()
+    whole = Moments.from_blocks(blocks, block_rows=32)
+    by_hand = Moments(block_rows=32)
+    for block in blocks:
+        by_hand.update(*block)
+    assert state_bytes(whole) == state_bytes(by_hand)
+
+
+@pytest.mark.parametrize("stop", range(0, 10, 3))
+def test_a_run_that_was_interrupted_resumes_to_the_same_bytes(tmp_path: Path, stop: int) -> None:
+    checkpoint = tmp_path / "run.moments"
+
+    class Blocks:
+        """A list that can break off."""
+
+        def __init__(self, stop: int | None) -> None:
+            self.stop = stop
+
+        def __iter__(self) -> Iterator[Any]:
+            for i, block in enumerate(blocks_of()):
+                if i == self.stop:
+                    raise Boom
+                yield block
+
+    with pytest.raises(Boom):
+        Moments.from_blocks(
+            Blocks(stop), checkpoint=checkpoint, checkpoint_seconds=0, block_rows=32
+        )
+    resumed = Moments.from_blocks(Blocks(None), checkpoint=checkpoint, block_rows=32)
+    assert state_bytes(resumed) == state_bytes(Moments.from_blocks(Blocks(None), block_rows=32))
+    # Finished: nothing is read twice.
+    again = Moments.from_blocks(Blocks(None), checkpoint=checkpoint, block_rows=32)
+    assert state_bytes(again) == state_bytes(resumed)
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "run.moments"
+    Moments.from_blocks(blocks_of(), checkpoint=checkpoint)
+    kept = checkpoint.read_bytes()
+    for arguments in ({"block_rows": 7}, {"kinds": {"z": "classes"}}, {"joint": [("z", "w")]}):
+        with pytest.raises(FileFormatError, match="delete it"):
+            Moments.from_blocks(blocks_of(), checkpoint=checkpoint, **arguments)
+    with pytest.raises(FileFormatError, match="delete it"):
+        Moments.from_blocks(tuple(blocks_of()), checkpoint=checkpoint)
+    Moments().update(*blocks_of()[0]).save(checkpoint)  # a state, but of no stream
+    with pytest.raises(FileFormatError):
+        Moments.from_blocks(blocks_of(), checkpoint=checkpoint)
+    checkpoint.write_bytes(kept[:-3])
+    with pytest.raises(FileFormatError):
+        Moments.from_blocks(blocks_of(), checkpoint=checkpoint)
+
+
+KILLED = """
+import sys, time
+import numpy as np
+from splince_fast import Moments, sources
+X = np.random.default_rng(0).normal(size=(4000, 20)).astype(np.float32)
+source = sources.from_arrays(X, {"z": np.arange(4000) % 3}, block_rows=37)
+class Slow(type(source)):
+    def iter_from(self, first_block=0):
+        for block in super().iter_from(first_block):
+            print("block", flush=True)
+            time.sleep(float(sys.argv[2]))
+            yield block
+source.__class__ = Slow
+Moments.from_blocks(source, checkpoint=sys.argv[1], checkpoint_seconds=0.0, block_rows=100)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
+def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+    """SIGKILL at random moments; SPLINCE_FAST_FUZZ sets how often."""
+    rng = np.random.default_rng(0)
+    undisturbed = tmp_path / "undisturbed"
+
+    def start(path: Path, pause: float) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", KILLED, str(path), str(pause)]
+        root = str(Path(splince_fast.__file__).parent.parent)
+        environment = {**os.environ, "PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"}
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+    with start(undisturbed, 0.0) as run:
+        run.communicate()
+        assert run.returncode == 0
+    path = tmp_path / "killed"
+    for _ in range(2 * max(FUZZ, 1)):
+        with start(path, 0.002) as run:
+            assert run.stdout is not None
+            for _ in range(int(rng.integers(2, 40))):
+                if not run.stdout.readline():
+                    break
+            run.kill()
+            run.communicate()
+    with start(path, 0.0) as run:
+        run.communicate()
+        assert run.returncode == 0
+    assert state_bytes(Moments.load(path)) == state_bytes(Moments.load(undisturbed))
+
+
+# --- real data -----------------------------------------------------------------------------------
+
+
+def test_real_embeddings(real_data: Callable[[str], Path]) -> None:
+    """Sentence embeddings with three columns that hardly vary, two thousand rows of them."""
+    folder = real_data("bug_profession_gender")
+    X = np.load(folder / "X.npy", mmap_mode="r")[:2000, ::8]
+    assert error_of(Moments(block_rows=256).update(X), np.array(X)) <= 1e-6

@@ -1,0 +1,649 @@
+"""The solve kernel on given covariances: exact constraints, error against 60 digits, statuses.
+
+With kappa = cond(S), A and B the whitened cross-covariances, q = max(cond A, cond B), s the sine of
+the smallest principal angle between their spans and d the width, a float64 evaluation that is
+backward stable in every step (whitening, orthonormal bases, k x k algebra) obeys
+
+    |P Sz| <= 8 d eps q |P|^2 |Sz|,   |P Sy - Sy| <= 8 d eps q |P|^2 |Sy|,
+    |P^2 - P| <= 8 d eps q |P|^3,     |E - E_exact| <= 8 d eps (kappa + q) / s |E_exact|,
+
+where d covers the lengths of the sums and 8 the handful of steps. The first three hold for every
+factor L, exact or not, so kappa does not occur in them, and so they cannot tell a wrong S.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+from conftest import FUZZ
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from splince_fast._kernels import reference, solve
+
+Float = NDArray[np.float64]
+EPS = float(np.finfo(np.float64).eps)
+many = settings(max_examples=60 * max(FUZZ, 1))
+
+
+# --- problems ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Problem:
+    """Covariances as the kernel takes them; `spread` bounds cond A and cond B."""
+
+    s: Float
+    sz: Float
+    sy: Float
+
+    @property
+    def d(self) -> int:
+        return len(self.s)
+
+
+def problem(
+    rng: np.random.Generator, d: int, rz: int, ry: int, kappa: float, cosine: float,
+    spread: float = 1.0,
+) -> Problem:  # fmt: skip
+    """S of condition kappa, and spans whose largest principal cosine is the given one."""
+    basis = np.linalg.qr(rng.normal(size=(d, d)))[0]
+    root = (basis * np.geomspace(1.0, kappa**-0.5, d)) @ basis.T
+    frame = np.linalg.qr(rng.normal(size=(d, rz + ry)))[0]
+    qz, qy = frame[:, :rz], frame[:, rz:].copy()
+    angles = min(rz, ry)
+    cosines = cosine * np.concatenate([[1.0], rng.uniform(size=max(angles - 1, 0))])[:angles]
+    qy[:, :angles] = cosines * qz[:, :angles] + np.sqrt(1 - cosines**2) * qy[:, :angles]
+
+    def mixed(q: Float, r: int) -> Float:
+        turn = [np.linalg.qr(rng.normal(size=(r, r)))[0] for _ in range(2)]
+        return q @ (turn[0] * np.geomspace(1.0, 1.0 / spread, r)) @ turn[1]
+
+    return Problem(root @ root.T, root @ mixed(qz, rz), root @ mixed(qy, ry))
+
+
+def solved(p: Problem, **options: Any) -> dict[str, Any]:
+    """The kernel with the settings of the public functions for float64 data."""
+    defaults: dict[str, Any] = {
+        "whitened": True,
+        "force_eigh": False,
+        "allow_eigh": True,
+        "per_weight": 1.0,
+        "ridge": 0.0,
+        "eigen_tolerance": 4 * p.d * EPS,
+        "rank_tolerance": 0.0,
+        "drop_below": 0.0,
+        "may_drop": False,
+    }
+    mean = options.pop("mean", np.zeros(p.d))
+    sums = [np.asfortranarray(a) for a in (p.s, p.sz, p.sy)]
+    return solve.oblique_factors(sums[0], mean, sums[1], sums[2], **(defaults | options))
+
+
+def factors(p: Problem, **options: Any) -> tuple[Float, Float]:
+    """left and right, (d, r), of a solve that must succeed."""
+    raw = solved(p, **options)
+    assert raw["status"] == solve.OK
+    return raw["left"].T, raw["right"].T
+
+
+def whitened_condition(p: Problem) -> float:
+    """q, from a symmetric square root."""
+    values, vectors = np.linalg.eigh(p.s)
+    kept = values > 4 * p.d * EPS * values[-1]
+    root = vectors[:, kept] / np.sqrt(values[kept])
+    q = 1.0
+    for span in (p.sz, p.sy):
+        if span.shape[1]:
+            sizes = np.linalg.svd(root.T @ span, compute_uv=False)
+            q = max(q, float(sizes[0] / sizes[-1]))
+    return q
+
+
+# --- the constraints -----------------------------------------------------------------------------
+
+
+def excesses(p: Problem, left: Float, right: Float) -> dict[str, float]:
+    """Each residual over its bound: at most 1 for a right answer.
+
+    In units where S has unit diagonal, in which the kernel works and no feature outweighs another.
+    """
+    scale = np.sqrt(np.diag(p.s))[:, None]
+    left, right = left / scale, right * scale
+    size = np.linalg.norm(np.eye(p.d) - left @ right.T, 2)
+    unit = 8 * p.d * EPS * whitened_condition(p) * size**2
+    wide_left, wide_right = left.astype(np.longdouble), right.astype(np.longdouble)
+
+    def removed(span: Float) -> Float:
+        product = wide_left @ (wide_right.T @ span.astype(np.longdouble))
+        return np.asarray(product, np.float64)
+
+    sz, sy = p.sz / scale, p.sy / scale
+    gram = np.asarray(wide_right.T @ wide_left, np.float64) - np.eye(left.shape[1])
+    found = {
+        "kernel": np.linalg.norm(sz - removed(sz)) / np.linalg.norm(sz) / unit,
+        "idempotent": np.linalg.norm(left @ gram @ right.T, 2) / (unit * size),
+    }
+    if sy.shape[1]:
+        found["range"] = np.linalg.norm(removed(sy)) / np.linalg.norm(sy) / unit
+    return {name: float(value) for name, value in found.items()}
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    d = draw(st.sampled_from([2, 3, 5, 9, 17, 40, 100]))
+    rz = draw(st.integers(1, min(40, d - 1)))
+    ry = draw(st.integers(0, min(40, d - rz)))
+    return problem(
+        np.random.default_rng(draw(st.integers(0, 2**20))), d, rz, ry,
+        kappa=10.0 ** draw(st.integers(0, 14)),
+        cosine=draw(st.sampled_from([0.0, 0.5, 0.9, 0.999, 1 - 1e-6])),
+        spread=draw(st.sampled_from([1.0, 30.0])),
+    )  # fmt: skip
+
+
+@many
+@given(p=problems(), force_eigh=st.booleans(), units=st.sampled_from([0.0, 3.0, 12.0]))
+def test_constraints_hold_to_rounding_at_any_condition_number(
+    p: Problem, force_eigh: bool, units: float
+) -> None:
+    scale = 10.0 ** np.random.default_rng(p.d).uniform(-units, units, size=p.d)[:, None]
+    p = Problem(scale * p.s * scale.T, scale * p.sz, scale * p.sy)
+    for name, excess in excesses(p, *factors(p, force_eigh=force_eigh)).items():
+        assert excess <= 1, name
+
+
+@pytest.mark.parametrize("kappa", [1.0, 1e7, 1e14])
+@pytest.mark.parametrize("cosine", [0.0, 1 - 1e-6])
+@pytest.mark.parametrize("ranks", [(1, 1), (40, 40), (1, 40), (40, 1)])
+def test_constraints_hold_at_the_largest_size(
+    kappa: float, cosine: float, ranks: tuple[int, int]
+) -> None:
+    p = problem(np.random.default_rng(3), 300, *ranks, kappa, cosine)
+    for name, excess in excesses(p, *factors(p)).items():
+        assert excess <= 1, name
+
+
+def closed_form(p: Problem, mutant: str = "") -> tuple[Float, Float]:
+    """The textbook formula E = Sz G^-1 R^T, or one of its plausible misprints."""
+    s = np.eye(p.d) if mutant == "I for S" else p.s
+    whitened_z, whitened_y = np.linalg.solve(s, p.sz), np.linalg.solve(s, p.sy)
+    czz, czy, cyy = p.sz.T @ whitened_z, p.sz.T @ whitened_y, p.sy.T @ whitened_y
+    sign = -1.0 if mutant == "+ for -" else 1.0
+    right = whitened_z - sign * whitened_y @ np.linalg.solve(cyy, czy.T)
+    if mutant == "dropped term":
+        right = whitened_z
+    gap = czz - czy @ np.linalg.solve(cyy, czy.T)
+    left = p.sz @ np.linalg.inv(czz if mutant == "Czz for G" else gap)
+    return (right, left) if mutant == "transpose" else (left, right)
+
+
+MUTANTS = ["transpose", "dropped term", "Czz for G", "+ for -"]
+
+
+@pytest.mark.parametrize("mutant", ["", *MUTANTS])
+def test_control_the_constraint_check_tells_wrong_formulas(mutant: str) -> None:
+    p = problem(np.random.default_rng(5), 8, 2, 3, kappa=100.0, cosine=0.7)
+    worst = max(excesses(p, *closed_form(p, mutant)).values())
+    # The textbook formula squares q and 1/s, both small here.
+    assert worst > 1e6 if mutant else worst <= 1
+
+
+# --- optimality, which the constraints cannot see ------------------------------------------------
+
+
+def optimality_gap(p: Problem, left: Float, right: Float) -> float:
+    """How far the rows of E S leave colsp[Sz, Sy], relative: 0 for the minimiser (stationarity)."""
+    gradient = p.s @ right
+    spans = np.linalg.qr(np.concatenate([p.sz, p.sy], axis=1))[0]
+    outside = gradient - spans @ (spans.T @ gradient)
+    return float(np.linalg.norm(left @ outside.T) / np.linalg.norm(left @ gradient.T))
+
+
+@many
+@given(p=problems(), force_eigh=st.booleans())
+def test_the_answer_is_stationary(p: Problem, force_eigh: bool) -> None:
+    values = np.linalg.eigvalsh(p.s)
+    kappa = values[-1] / max(values[0], EPS)
+    q, sine = whitened_condition(p), 1.0
+    if p.sy.shape[1]:
+        sine = float(solved(p)["sines"].min())
+    # The error of E by the bound above, seen through S, which can only shrink it.
+    bound = 8 * p.d * EPS * (kappa + q) / sine
+    assert optimality_gap(p, *factors(p, force_eigh=force_eigh)) <= bound
+
+
+def test_control_identity_for_the_covariance_passes_the_constraints_and_not_optimality() -> None:
+    p = problem(np.random.default_rng(5), 8, 2, 3, kappa=100.0, cosine=0.7)
+    wrong = closed_form(p, "I for S")
+    assert max(excesses(p, *wrong).values()) <= 1
+    assert optimality_gap(p, *wrong) > 1e-3
+    assert optimality_gap(p, *factors(p)) < 1e-12
+
+
+@many
+@given(p=problems(), force_eigh=st.booleans())
+def test_distortion_figures_equal_the_closed_forms(p: Problem, force_eigh: bool) -> None:
+    """tr(Sz G^-1 Sz^T) with what is kept, tr(Sz Czz^-1 Sz^T) without."""
+    raw = solved(p, force_eigh=force_eigh)
+    values = np.linalg.eigvalsh(p.s)
+    kappa, q = values[-1] / max(values[0], EPS), whitened_condition(p)
+    bound = 8 * p.d * EPS * (kappa + q**2) / float(raw["sines"].min()) ** 2
+    if bound > 0.1:  # the Gram matrices of the closed form carry no digits
+        return
+    czz = p.sz.T @ np.linalg.solve(p.s, p.sz)
+    unkept = float(np.trace(p.sz @ np.linalg.solve(czz, p.sz.T)))
+    assert raw["distortion_unkept"] == pytest.approx(unkept, rel=bound)
+    if p.sy.shape[1]:
+        left, right = closed_form(p)
+        assert raw["distortion"] == pytest.approx(
+            float(np.trace(left @ (right.T @ p.sz) @ np.linalg.inv(right.T @ p.sz) @ p.sz.T)),
+            rel=bound,
+        )
+
+
+# --- against 60 digits ---------------------------------------------------------------------------
+
+
+def exact(p: Problem) -> tuple[Float, float, float]:
+    """E rounded from 60-digit arithmetic, and q and s of the exact whitened spans."""
+    with mpmath.workdps(60):
+        s, sz, sy = (mpmath.matrix(a.tolist()) for a in (p.s, p.sz, p.sy))
+        inverse = s**-1
+        czz, czy = sz.T * inverse * sz, sz.T * inverse * sy
+        solve_y = (sy.T * inverse * sy) ** -1 * czy.T
+        gap = czz - czy * solve_y
+        right = inverse * (sz - sy * solve_y)
+        e = sz * gap**-1 * right.T
+        # Gram matrices in 60 digits: their square roots still hold 30.
+        root = mpmath.cholesky(s)
+        whites = [mpmath.lu_solve(root, span[:, j]) for span in (sz, sy) for j in range(span.cols)]
+        white = np.array([[float(x) for x in column] for column in whites]).T
+        a, b = white[:, : sz.cols], white[:, sz.cols :]
+        sines = mpmath.eigsy(_symmetric(czz, gap), eigvals_only=True)
+        sine = float(mpmath.sqrt(min(sines)))
+        q = max(np.linalg.cond(a), np.linalg.cond(b))
+        return np.array(e.tolist(), dtype=np.float64), float(q), sine
+
+
+def _symmetric(czz: Any, gap: Any) -> Any:
+    """L^-1 G L^-T with czz = L L^T: its eigenvalues are the squared sines."""
+    inverse = mpmath.cholesky(czz) ** -1
+    product = inverse * gap * inverse.T
+    return (product + product.T) / 2
+
+
+def error_excess(p: Problem, left: Float, right: Float) -> float:
+    """|E - E_exact| over its bound."""
+    e, q, sine = exact(p)
+    kappa = float(np.linalg.cond(p.s))
+    error = np.linalg.norm(left @ right.T - e) / np.linalg.norm(e)
+    return float(error / (8 * p.d * EPS * (kappa + q) / sine))
+
+
+@given(
+    seed=st.integers(0, 2**20),
+    d=st.integers(4, 10),
+    ranks=st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2)]),
+    kappa=st.integers(0, 11),
+    cosine=st.sampled_from([0.0, 0.9, 0.9999, 1 - 1e-6]),
+    force_eigh=st.booleans(),
+)
+def test_factors_against_60_digits(
+    seed: int, d: int, ranks: tuple[int, int], kappa: int, cosine: float, force_eigh: bool
+) -> None:
+    p = problem(np.random.default_rng(seed), d, *ranks, 10.0**kappa, cosine, spread=5.0)
+    assert error_excess(p, *factors(p, force_eigh=force_eigh)) <= 1
+
+
+@pytest.mark.parametrize("mutant", [*MUTANTS, "I for S", "drop an eigenvector"])
+def test_control_the_60_digits_tell_wrong_formulas(mutant: str) -> None:
+    p = problem(np.random.default_rng(5), 8, 2, 2, kappa=1e4, cosine=0.7)
+    if mutant == "drop an eigenvector":
+        wrong = factors(p, force_eigh=True, eigen_tolerance=2e-4)
+    else:
+        wrong = closed_form(p, mutant)
+    assert error_excess(p, *wrong) > 1e3
+
+
+# --- the plain twin, the switches, the shapes ----------------------------------------------------
+
+
+@many
+@given(p=problems(), whitened=st.booleans(), force_eigh=st.booleans(), keep=st.booleans())
+def test_agrees_with_the_plain_numpy_twin(
+    p: Problem, whitened: bool, force_eigh: bool, keep: bool
+) -> None:
+    if not keep:
+        p = Problem(p.s, p.sz, np.empty((p.d, 0)))
+    s = p.s if whitened else np.eye(p.d)
+    alike = Problem(s, p.sz, p.sy)
+    raw = solved(p, whitened=whitened, force_eigh=force_eigh)
+    if raw["status"] == solve.INFEASIBLE:
+        assert not whitened  # raw spans may meet where whitened ones do not
+        return
+    sine = float(raw["sines"].min())
+    condition = np.linalg.cond(s) + whitened_condition(alike) ** 2
+    bound = 16 * p.d * EPS * condition / sine**2
+    if bound > 0.1:  # the twin's Gram matrices carry no digits
+        return
+    left, right = reference.oblique_factors(
+        p.s, p.sz, p.sy, whitened=whitened, tolerance=p.d * EPS
+    )
+    twin = left @ right.T
+    found = raw["left"].T @ raw["right"]
+    assert np.linalg.norm(found - twin) <= bound * np.linalg.norm(twin)
+
+
+def test_identity_for_the_factor_ignores_the_covariance() -> None:
+    rng = np.random.default_rng(0)
+    p = problem(rng, 6, 2, 2, kappa=1e6, cosine=0.3)
+    other = Problem(np.eye(6) * np.trace(p.s) / 6, p.sz, p.sy)
+    np.testing.assert_array_equal(factors(p, whitened=False), factors(other, whitened=False))
+
+
+@pytest.mark.parametrize("kz", [1, 3, 12])
+@pytest.mark.parametrize("ky", [0, 1, 3, 12])
+@pytest.mark.parametrize("whitened", [True, False])
+def test_more_columns_than_rank_or_features(kz: int, ky: int, whitened: bool) -> None:
+    """Redundant columns change nothing, also where there are more of them than features."""
+    rng = np.random.default_rng(kz * 13 + ky)
+    p = problem(rng, 6, 2, 2, kappa=50.0, cosine=0.5)
+    sy = p.sy if ky else np.empty((6, 0))
+    wide = Problem(
+        p.s,
+        p.sz[:, :1] if kz == 1 else p.sz @ rng.normal(size=(2, kz)),
+        sy[:, :1] if ky == 1 else sy @ rng.normal(size=(2 if ky else 0, ky)),
+    )
+    thin = Problem(p.s, p.sz[:, : min(kz, 2)], sy[:, : min(ky, 2)])
+    left, right = factors(wide, whitened=whitened)
+    assert left.shape == right.shape == (6, min(kz, 2))
+    expected = np.linalg.multi_dot([*factors(thin, whitened=whitened)[:1],
+                                    factors(thin, whitened=whitened)[1].T])  # fmt: skip
+    # kappa = 50 and random recodings of condition up to some hundreds.
+    np.testing.assert_allclose(left @ right.T, expected, atol=1e-10 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("whitened", [True, False])
+def test_spans_that_fill_the_space_and_one_more(whitened: bool) -> None:
+    rng = np.random.default_rng(1)
+    p = problem(rng, 5, 2, 3, kappa=10.0, cosine=0.5)
+    left, right = factors(p, whitened=whitened)
+    P = np.eye(5) - left @ right.T
+    assert np.linalg.matrix_rank(P, tol=1e-8) == 3
+    too_many = Problem(p.s, p.sz, np.concatenate([p.sy, rng.normal(size=(5, 1))], axis=1))
+    raw = solved(too_many, whitened=whitened)
+    assert raw["status"] == solve.INFEASIBLE
+    assert raw["cosines"][0] == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("whitened", [True, False])
+def test_one_feature(whitened: bool) -> None:
+    p = Problem(np.array([[4.0]]), np.array([[0.3]]), np.empty((1, 0)))
+    left, right = factors(p, whitened=whitened)
+    assert left[0, 0] * right[0, 0] == pytest.approx(1.0, rel=4 * EPS)
+    raw = solved(Problem(p.s, p.sz, np.array([[1.0]])), whitened=whitened)
+    assert raw["status"] == solve.INFEASIBLE
+
+
+def test_nothing_to_erase_gives_empty_factors() -> None:
+    p = Problem(np.eye(4), np.zeros((4, 2)), np.ones((4, 1)))
+    raw = solved(p)
+    assert raw["status"] == solve.OK
+    assert raw["left"].shape == raw["right"].shape == (0, 4)
+    assert raw["distortion"] == 0.0
+
+
+# --- rank-deficient covariances ------------------------------------------------------------------
+
+
+def deficient(rng: np.random.Generator, d: int, rank: int, units: float = 0.0) -> Problem:
+    """S of the given rank, exactly but for rounding, with spans inside its range."""
+    root = rng.normal(size=(d, rank))
+    scale = 2.0 ** np.round(rng.uniform(-units, units, size=d) * 3.3)[:, None]
+    return Problem(
+        scale * (root @ root.T) * scale.T,
+        scale * (root @ rng.normal(size=(rank, 2))),
+        scale * (root @ rng.normal(size=(rank, 1))),
+    )
+
+
+@given(seed=st.integers(0, 2**20), d=st.integers(5, 30), missing=st.integers(1, 10))
+def test_rank_deficient_covariance_is_solved_on_its_support(
+    seed: int, d: int, missing: int
+) -> None:
+    p = deficient(np.random.default_rng(seed), d, max(4, d - missing))
+    raw = solved(p)
+    assert raw["solver"] == "eigh"
+    assert solved(p, allow_eigh=False)["status"] == solve.RANK_DEFICIENT
+    null = raw["null_basis"]
+    assert null.shape == (d, d - max(4, d - missing))
+    assert np.linalg.norm(null.T @ null - np.eye(null.shape[1])) <= 8 * d * EPS
+    # On the kernel of S the map is the identity: the rows of `right` lie in the support.
+    size = np.linalg.norm(raw["right"])
+    assert np.linalg.norm(raw["right"] @ null) <= 8 * d * EPS * size
+    for name, excess in excesses(p, raw["left"].T, raw["right"].T).items():
+        assert excess <= 1, name
+
+
+@given(
+    seed=st.integers(0, 2**20),
+    units=st.sampled_from([0.0, 2.0, 5.0, 9.0, 12.0]),
+    missing=st.sampled_from([1, 5]),
+)
+def test_rank_deficient_covariance_in_any_units(seed: int, units: float, missing: int) -> None:
+    """Powers of two rescale S without rounding, so the map must follow them on the support."""
+    d = 12
+    plain = deficient(np.random.default_rng(seed), d, d - missing)
+    scale = 2.0 ** np.round(np.random.default_rng(seed).uniform(-units, units, d) * 3.3)[:, None]
+    p = Problem(scale * plain.s * scale.T, scale * plain.sz, scale * plain.sy)
+    left, right = factors(plain)
+    scaled_left, scaled_right = factors(p)
+    values, vectors = np.linalg.eigh(plain.s)
+    support = vectors[:, missing:] * np.sqrt(values[missing:])
+    expected = left @ (right.T @ support)
+    found = (scaled_left / scale) @ ((scaled_right * scale).T @ support)
+    sine = float(solved(plain)["sines"].min())
+    kappa = values[-1] / values[missing]
+    bound = 16 * d * EPS * (kappa + whitened_condition(plain)) / sine**2
+    assert np.linalg.norm(found - expected) <= bound * np.linalg.norm(expected)
+
+
+def test_constant_features_are_left_alone() -> None:
+    p = problem(np.random.default_rng(2), 6, 1, 1, kappa=10.0, cosine=0.5)
+    wide = Problem(np.zeros((9, 9)), np.zeros((9, 1)), np.zeros((9, 1)))
+    alive = np.array([0, 2, 3, 5, 7, 8])
+    wide.s[np.ix_(alive, alive)] = p.s
+    wide.sz[alive], wide.sy[alive] = p.sz, p.sy
+    # Features 1 and 4 do not vary at all, 6 by a rounding of its mean.
+    wide.s[6, 6] = (3 * EPS) ** 2
+    mean = np.zeros(9)
+    mean[6] = 1.0
+    raw = solved(wide, mean=mean)
+    assert raw["constants"] == 3
+    assert raw["solver"] == "cholesky"
+    np.testing.assert_array_equal(raw["right"][:, [1, 4, 6]], 0.0)
+    left, right = factors(p)
+    np.testing.assert_allclose((raw["left"].T @ raw["right"])[np.ix_(alive, alive)], left @ right.T,
+                               rtol=1e-13, atol=1e-13)  # fmt: skip
+
+
+# --- policies ------------------------------------------------------------------------------------
+
+
+def three_angles(rng: np.random.Generator) -> tuple[Problem, Float]:
+    """Kept directions at sines 1e-1, 1e-3 and 1e-5 to the erased ones; S = I."""
+    q = np.linalg.qr(rng.normal(size=(12, 7)))[0]
+    sines = np.array([1e-1, 1e-3, 1e-5])
+    qy = np.sqrt(1 - sines**2) * q[:, :3] + sines * q[:, 3:6]
+    sy = np.concatenate([qy, q[:, 6:]], axis=1) @ rng.normal(size=(4, 4))
+    return Problem(np.eye(12), q[:, :3] @ rng.normal(size=(3, 3)), sy), np.concatenate(
+        [qy, q[:, 6:]], axis=1
+    )
+
+
+@pytest.mark.parametrize(("largest", "lost"), [(5.0, 3), (50.0, 2), (2e3, 1), (2e5, 0)])
+def test_directions_above_the_amplification_are_given_up_and_no_others(
+    largest: float, lost: int
+) -> None:
+    p, kept = three_angles(np.random.default_rng(4))
+    raw = solved(p, drop_below=1 / largest, may_drop=True)
+    assert raw["dropped"] == lost
+    assert raw["rank_y"] == 4
+    assert 1 / raw["sines"].min() <= largest
+    left, right = raw["left"].T, raw["right"].T
+    still = np.delete(kept, np.arange(3 - lost, 3), axis=1)
+    # Sines to 1e-5 leave 1e-11 of the cosines' eigenvectors, amplified by at most 1e5.
+    assert np.abs(left @ (right.T @ still)).max() <= 1e-9 * np.linalg.norm(left @ right.T)
+    assert np.linalg.norm(p.sz - left @ (right.T @ p.sz)) <= 1e-9 * np.linalg.norm(p.sz)
+
+
+def test_the_same_span_is_infeasible_or_given_up() -> None:
+    rng = np.random.default_rng(6)
+    p = problem(rng, 8, 2, 1, kappa=1e5, cosine=0.2)
+    sy = np.concatenate([p.sy, p.sz @ rng.normal(size=(2, 1))], axis=1)
+    clash = Problem(p.s, p.sz, sy)
+    raw = solved(clash)
+    assert raw["status"] == solve.INFEASIBLE
+    assert raw["sines"].min() <= raw["tolerance_sine"]
+    rest = solved(clash, may_drop=True)
+    assert rest["dropped"] == 1
+    all_lost = solved(Problem(p.s, p.sz, p.sz[:, :1]), may_drop=True)
+    assert all_lost["dropped"] == 1
+    left, right = factors(Problem(p.s, p.sz, np.empty((8, 0))))
+    np.testing.assert_allclose(all_lost["left"].T @ all_lost["right"], left @ right.T, atol=1e-9)
+
+
+def test_rank_tolerance_is_relative() -> None:
+    p = problem(np.random.default_rng(7), 9, 3, 0, kappa=1.0, cosine=0.0, spread=1e4)
+    for scale in (1e-9, 1.0, 1e9):
+        tiny = Problem(p.s, scale * p.sz, p.sy)
+        ranks = [solved(tiny, rank_tolerance=t)["rank_z"] for t in (0.0, 1e-3, 0.5)]
+        # Below 1e-13 in units of correlation a direction is rounding noise by definition.
+        assert ranks == [3, 2, 1]
+
+
+# --- conduct -------------------------------------------------------------------------------------
+
+
+def test_the_inputs_are_left_as_they_are() -> None:
+    p = problem(np.random.default_rng(8), 20, 3, 3, kappa=1e3, cosine=0.5)
+    arrays = [np.asfortranarray(a) for a in (p.s, p.sz, p.sy)]
+    before = [a.tobytes() for a in arrays]
+    for force_eigh in (True, False):
+        solved(Problem(*arrays), force_eigh=force_eigh)
+        assert [a.tobytes() for a in arrays] == before
+
+
+def test_only_the_lower_triangle_is_read() -> None:
+    p = problem(np.random.default_rng(8), 20, 3, 3, kappa=1e3, cosine=0.5)
+    lower = Problem(np.where(np.tri(20, dtype=bool), p.s, np.nan), p.sz, p.sy)
+    for force_eigh in (True, False):
+        np.testing.assert_array_equal(
+            factors(lower, force_eigh=force_eigh), factors(p, force_eigh=force_eigh)
+        )
+
+
+def test_scaling_by_weight_and_ridge() -> None:
+    p = problem(np.random.default_rng(9), 7, 2, 1, kappa=20.0, cosine=0.5)
+    total = Problem(p.s * 64.0, p.sz, p.sy)
+    np.testing.assert_array_equal(factors(total, per_weight=1 / 64), factors(p))
+    ridged = Problem(0.75 * p.s + 0.1 * np.eye(7), p.sz, p.sy)
+    a, b = factors(p, per_weight=0.75, ridge=0.1), factors(ridged)
+    np.testing.assert_allclose(a[0] @ a[1].T, b[0] @ b[1].T, atol=1e-13)
+
+
+def test_threads_agree_to_the_last_bit() -> None:
+    tasks = [
+        problem(np.random.default_rng(seed), 60, 4, 4, kappa=1e3, cosine=0.9) for seed in range(6)
+    ]
+
+    def run(i: int) -> bytes:
+        raw = solved(tasks[i % 6], force_eigh=i % 4 == 0)
+        return bytes(raw["left"].tobytes() + raw["right"].tobytes())
+
+    alone = [run(i) for i in range(48)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(run, range(48))) == alone
+
+
+def longest_silence(work: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds that `work` takes, and the longest time in which no other thread could run."""
+    ready = threading.Event()
+    elapsed = [0.0]
+
+    def timed() -> None:
+        ready.wait()
+        start = time.perf_counter()
+        work()
+        elapsed[0] = time.perf_counter() - start
+
+    thread = threading.Thread(target=timed)
+    thread.start()
+    longest, last = 0.0, time.perf_counter()
+    ready.set()
+    while thread.is_alive():
+        time.sleep(0)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    thread.join()
+    return elapsed[0], longest
+
+
+@pytest.mark.parametrize("force_eigh", [False, True])
+def test_other_threads_run_during_a_solve(force_eigh: bool) -> None:
+    d = 700 if force_eigh else 1500
+    rng = np.random.default_rng(0)
+    p = Problem(np.asfortranarray(np.eye(d) + 0.5 / d), rng.normal(size=(d, 2)), np.empty((d, 0)))
+    quiet = []
+    for _ in range(3):  # a busy machine may silence this thread by itself
+        elapsed, silence = longest_silence(lambda: solved(p, force_eigh=force_eigh))
+        quiet.append(silence / elapsed)
+    assert min(quiet) < 0.5
+
+
+def test_control_a_solve_that_kept_the_lock_would_be_seen() -> None:
+    elapsed, silence = longest_silence(lambda: sum_without_release(3_000_000))
+    assert silence / elapsed > 0.5
+
+
+def sum_without_release(n: int) -> int:
+    """A built-in that runs for tens of milliseconds without letting other threads in."""
+    return sum(range(n))
+
+
+# --- class sums ----------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 2**20), k=st.integers(2, 6), empty=st.integers(0, 2))
+@example(seed=0, k=2, empty=0)
+def test_class_span_spans_the_cross_covariance(seed: int, k: int, empty: int) -> None:
+    rng = np.random.default_rng(seed)
+    codes = np.concatenate([np.arange(k), rng.integers(0, k, size=50)])
+    x, w = rng.normal(size=(len(codes), 8)), rng.uniform(0.1, 2.0, size=len(codes))
+    hot = np.eye(k + empty)[codes]
+    rows = solve.class_span((w[:, None] * hot).T @ x, w @ hot)
+    assert rows.shape == (k - 1, 8)
+    weight = w.sum()
+    centred = hot - w @ hot / weight
+    cross = (w[:, None] * centred).T @ x / weight
+    deviation = np.sqrt(np.diag((w[:, None] * centred).T @ centred / weight))
+    largest = int(np.argmax(w @ hot))
+    keep = [c for c in range(k) if c != largest]
+    # A sum over 60 rows of terms of order one.
+    np.testing.assert_allclose(rows, cross[keep] / deviation[keep, None], atol=1e-13, rtol=0)
+
+
+@pytest.mark.parametrize("weights", [[], [3.0], [0.0, 3.0], [0.0, 0.0]])
+def test_a_single_class_spans_nothing(weights: list[float]) -> None:
+    rows = solve.class_span(np.ones((len(weights), 4)), np.array(weights))
+    assert rows.shape == (0, 4)
