@@ -146,7 +146,8 @@ def other_heads(
         "For every theta the covariance of the score with y, and for class labels the centroid "
         "E[r(x) | y = k] of every class, so the mean score per class. LEACE changes them by "
         "Sz C_zz^+ C_zy. LEACE, for every theta, minimises the change of the score "
-        "E(theta^T(Px - x))^2 among guarded maps; that is change, not risk."
+        "E(theta^T(Px - x))^2 among guarded maps (any other adds E(theta^T(Px - P_LEACE x))^2); "
+        "that is change, not risk."
     ),
     meaning=(
         "Choose SPLINCE where what follows relies on class means or on the covariance with the "
@@ -179,12 +180,15 @@ def preserved(
         for k in range(s.y.shape[1]):
             mine = s.y[:, k : k + 1]
             bench.printed(mine.T @ (moved - s.x))
-        change = theta.T @ (eye(c.d) - least(c))
-        other = theta.T @ (eye(c.d) - random_guarded(bench, c))
-        middle = theta.T @ (eye(c.d) - _reference.splince(c))
-        for e in (other, middle):
+        low = least(c)
+        for other in (random_guarded(bench, c), _reference.splince(c), _reference.sal(c)):
+            change, extra = (
+                (v @ c.s @ v.T)[0, 0]
+                for v in (theta.T @ (other - eye(c.d)), theta.T @ (other - low))
+            )
+            least_change = theta.T @ (low - eye(c.d))
             bench.corrected(
-                int((e @ c.s @ e.T)[0, 0] < (change @ c.s @ change.T)[0, 0]), label="least change"
+                change - extra - (least_change @ c.s @ least_change.T)[0, 0], label="least change"
             )
         tolerance, *_ = tolerances(s)
         gap = rational(applied(s)) - s.x

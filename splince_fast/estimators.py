@@ -508,6 +508,7 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
         Parameters
         ----------
         X : array-like or frame of shape (n_samples, n_features)
+            May have no rows.
 
         Returns
         -------

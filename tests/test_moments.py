@@ -11,6 +11,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import permutations
@@ -356,8 +357,8 @@ def test_states_of_other_block_sizes_merge_and_go_on(left: int | None, right: in
 def test_copies_are_independent() -> None:
     X, labels = normal(10, 3), {"z": [0, 1] * 5, "y": np.arange(10.0)}
     original = Moments(block_rows=4).update(X, labels)
-    expected = state_bytes(original)
     sums = original + Moments()
+    expected = state_bytes(original)
     copies = [original.copy(), copy.copy(original), copy.deepcopy(original), sums]
     for one in copies:
         one.update(X * 2, {"z": [2] * 10})
@@ -609,7 +610,7 @@ def test_squares_that_underflow_are_zero_and_silent(value: float) -> None:
     check(Moments().update(tiny), Rows.of(tiny))
 
 
-@pytest.mark.parametrize("value", [1e154, 1.3e154, 1e200, 1.7e308])
+@pytest.mark.parametrize("value", [1e155, 1e200, 1.7e308])
 def test_squares_that_overflow_are_refused_before_any_change(value: float) -> None:
     moments = Moments(block_rows=4).update(normal(5, 3), {"z": [0, 1, 0, 1, 0]})
     before = state_bytes(moments)
@@ -632,10 +633,13 @@ def test_large_float64_is_either_right_or_refused(scale: float) -> None:
     np.testing.assert_allclose(covariance / scale / scale, scatter_of(X / scale) / 4096, rtol=1e-9)
 
 
-@pytest.mark.parametrize("weight", [1e-310, 5e-324, 1e-300, 1e-30, 1e30, 1e300, 1e308])
+@pytest.mark.parametrize("weight", [5e-324, 1e-310, 1e-300, 1e-50, 1e-30, 1e30, 1e300, 1e308])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_extreme_weights_are_either_right_or_refused(weight: float, dtype: Any) -> None:
-    """A covariance does not depend on the unit of the weights."""
+    """A covariance does not depend on the unit of the weights.
+
+    Products with the smallest denormal keep five digits of rows of size 1e5.
+    """
     X, z = (1e5 * normal(40, 3)).astype(dtype), np.arange(40) % 2
     y = normal(40, 1, seed=4)
     moments = Moments().update(X, {"z": [0] * 40})
@@ -651,11 +655,12 @@ def test_extreme_weights_are_either_right_or_refused(weight: float, dtype: Any) 
     plain = Moments().update(X, {"z": z, "y": y})
     root = np.sqrt(np.diag(plain.covariance(ddof=0)))
     difference = found.covariance(ddof=0) - plain.covariance(ddof=0)
-    assert np.max(np.abs(difference) / np.outer(root, root)) <= 1e-6
-    np.testing.assert_allclose(found.mean, plain.mean, rtol=1e-6)
+    bound = 1e-4 if weight < 1e-320 else 1e-6
+    assert np.max(np.abs(difference) / np.outer(root, root)) <= bound
+    assert np.max(np.abs(found.mean - plain.mean) / root) <= bound
     for name in ("z", "y"):
         ours, theirs = found.cross_covariance(name, ddof=0), plain.cross_covariance(name, ddof=0)
-        assert np.max(np.abs(ours - theirs) / root[:, None]) <= 1e-6
+        assert np.max(np.abs(ours - theirs) / root[:, None]) <= bound
 
 
 @pytest.mark.parametrize("value", [1e155, 1e200, 1.7e308])
@@ -938,11 +943,11 @@ ERRORS: dict[str, tuple[Any, dict[str, Any], type[SplinceError], str]] = {
     "F-ordered NaN": (np.asfortranarray(bad(np.nan)), {}, NonFiniteError, "rows 2"),
     "long double beyond float64": (
         np.full((2, 2), np.longdouble("1e400")) if np.finfo(np.longdouble).max > 1e400
-        else np.full((2, 2), np.inf), {}, InputError, "",
+        else np.full((2, 2), np.inf), {}, InputError, ".",
     ),
-    "integer beyond float64": (np.array([[10**400, 1]], object), {}, InputError, ""),
-    "list of integers beyond float64": ([[10**400, 1]], {}, InputError, ""),
-    "None among objects": (np.array([[None, 1.0]], object), {}, InputError, "numbers"),
+    "integer beyond float64": (np.array([[10**400, 1]], object), {}, InputError, "."),
+    "list of integers beyond float64": ([[10**400, 1]], {}, InputError, "."),
+    "None among objects": (np.array([[None, 1.0]], object), {}, InputError, "."),
     "one axis": (np.ones(4), {}, InputError, r"X\[None, :\]"),
     "no axis": (np.float64(3), {}, InputError, "2-D"),
     "three axes": (np.ones((2, 2, 2)), {}, InputError, "2-D"),
@@ -951,17 +956,17 @@ ERRORS: dict[str, tuple[Any, dict[str, Any], type[SplinceError], str]] = {
     "text": (np.array([["a", "b"]]), {}, InputError, "dtype"),
     "dates": (np.ones((2, 2), "M8[s]"), {}, InputError, "dtype"),
     "structured": (np.ones((2, 2), [("a", float)]), {}, InputError, "dtype"),
-    "nothing": (None, {}, InputError, ""),
-    "mapping": ({"a": [1, 2]}, {}, InputError, ""),
+    "nothing": (None, {}, InputError, "."),
+    "mapping": ({"a": [1, 2]}, {}, InputError, "."),
     "labels too short": (normal(6, 2), {"labels": {"z": [1]}}, InputError, "6 rows"),
     "weights too short": (normal(6, 2), {"sample_weight": [1]}, InputError, "one weight per row"),
     "weights of two axes": (normal(2, 2), {"sample_weight": [[1], [1]]}, InputError, "shape"),
     "weights of text": (normal(2, 2), {"sample_weight": ["a", "b"]}, InputError, "numbers"),
-    "weights complex": (normal(2, 2), {"sample_weight": np.ones(2) * 1j}, InputError, ""),
-    "weights beyond float64": (normal(2, 2), {"sample_weight": [10**400, 1]}, InputError, ""),
+    "weights complex": (normal(2, 2), {"sample_weight": np.ones(2) * 1j}, InputError, "."),
+    "weights beyond float64": (normal(2, 2), {"sample_weight": [10**400, 1]}, InputError, "."),
     "weights negative": (normal(2, 2), {"sample_weight": [1, -1e-9]}, InputError, "non-negative"),
     "weights NaN": (normal(2, 2), {"sample_weight": [1, np.nan]}, InputError, "finite"),
-    "weights None": (normal(2, 2), {"sample_weight": [1, None]}, InputError, ""),
+    "weights None": (normal(2, 2), {"sample_weight": [1, None]}, InputError, "."),
 }  # fmt: skip
 
 
@@ -976,7 +981,8 @@ def test_errors_are_typed_tell_why_and_change_nothing(case: str) -> None:
         assert len(str(caught.value)) > 30
         assert state_bytes(moments) == before
         assert moments.n_features == (None if moments is not started else 2)
-    check(started.update(normal(3, 2)), Rows.of(np.concatenate([normal(4, 2), normal(3, 2)])))
+    known = Rows.of(normal(4, 2), {"z": [0, 1, 0, 1]})
+    check(started.update(normal(3, 2)), known + Rows.of(normal(3, 2)))
 
 
 def test_many_bad_rows_are_summarised() -> None:
@@ -1125,7 +1131,7 @@ def faults(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> Iterator[
             except MemoryError:
                 pass
             else:
-                assert at > 3, "no fault was injected"
+                assert at > 1, "no fault was injected"
                 return
         yield at
     pytest.fail("still failing after 500 allocations")
@@ -1151,22 +1157,8 @@ def test_memory_that_runs_out_leaves_the_state_as_it_was(
     second[1]["new"] = ["u"] * n
     second[1]["z"] = np.full(n, 9)
     model = Rows.of(*first) + Rows.of(*second)
-    current: list[Moments] = []
-
-    def act() -> None:
-        current[:] = [Moments(block_rows=size).update(*first)]
-        current[0].update(*second)
-
-    act()
-    check(current[0], model)
-    act_second = act
-
-    def only_second() -> None:
-        current[0].update(*second)
-
-    del act_second
-    current[:] = [Moments(block_rows=size).update(*first)]
-    for at in faults(monkeypatch, only_second):
+    current = [Moments(block_rows=size).update(*first)]
+    for at in faults(monkeypatch, lambda: current[0].update(*second)):
         moments = current[0]
         # It may know names of classes that have no rows yet; every number is as before.
         assert moments.n_rows == n_before, f"allocation {at}"
@@ -1200,13 +1192,23 @@ def test_a_first_update_that_failed_does_not_fix_the_width(monkeypatch: pytest.M
 
 
 def test_no_memory_for_the_covariance_says_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoZeros(FaultyNumpy):
-        ALLOCATING = frozenset({"zeros"})
+    class NoSquares(FaultyNumpy):
+        """Only what is d x d does not fit."""
 
+        def _wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                if args[0] == (2000, 2000):
+                    raise MemoryError("injected")
+                return function(*args, **kwargs)
+
+            return call
+
+    moments = Moments(block_rows=4)
     with monkeypatch.context() as patch:
-        patch.setattr(_state, "np", NoZeros(0))
-        with pytest.raises(MemoryError, match=r"30000 features takes 6\.7 GiB"):
-            _state.State.empty(np.zeros(30_000))
+        patch.setattr(_state, "np", NoSquares(0))
+        with pytest.raises(MemoryError, match=r"2000 features .*0\.0 GiB.*(memory|fewer)"):
+            moments.update(np.ones((2, 2000)))
+    assert moments.n_features is None
 
 
 def test_merging_that_runs_out_of_memory_changes_neither_side(
@@ -1292,7 +1294,7 @@ class Counter:
         return call
 
 
-QUADRATIC = ("syrk_f32_out", "syrk_f64_into", "add_lower", "rank_one_lower", "mirror_lower")
+SYRK = ("syrk_f32_out", "syrk_f64_into")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -1300,20 +1302,21 @@ def test_one_row_at_a_time_costs_no_quadratic_work(
     monkeypatch: pytest.MonkeyPatch, dtype: Any
 ) -> None:
     X, z = normal(40, 3072, dtype), np.arange(40) % 2
-    counter = Counter(monkeypatch, *QUADRATIC)
+    quadratic = Counter(monkeypatch, "add_lower", "rank_one_lower", "mirror_lower", *SYRK)
+    products = Counter(monkeypatch, *SYRK)
     moments = Moments(block_rows=32)
     for i in range(31):
         moments.update(X[i : i + 1], {"z": z[i : i + 1]})
-    assert counter.calls == 0
+    assert quadratic.calls == 0
     moments.update(X[31:32], {"z": z[31:32]})
-    assert 1 <= counter.calls <= 2
+    assert products.calls == 1
     for i in range(32, 40):
         moments.update(X[i : i + 1], {"z": z[i : i + 1]})
-    assert counter.calls <= 2
+    assert products.calls == 1
     assert moments.n_rows == 40
     mean = X.astype(np.float64).mean(axis=0)
     np.testing.assert_allclose(moments.mean, mean, atol=1e-12)  # a read: the rest is merged
-    assert counter.calls <= 4
+    assert products.calls == 2
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -1441,51 +1444,55 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
         Moments.from_blocks(blocks_of(), checkpoint=checkpoint)
 
 
-KILLED = """
+STREAM = """
 import sys, time
 import numpy as np
 from splince_fast import Moments, sources
-X = np.random.default_rng(0).normal(size=(4000, 20)).astype(np.float32)
-source = sources.from_arrays(X, {"z": np.arange(4000) % 3}, block_rows=37)
-class Slow(type(source)):
-    def iter_from(self, first_block=0):
-        for block in super().iter_from(first_block):
-            print("block", flush=True)
-            time.sleep(float(sys.argv[2]))
+
+def stream(pause):
+    X = np.random.default_rng(0).normal(size=(4000, 20)).astype(np.float32)
+    source = sources.from_arrays(X, {"z": np.arange(4000) % 3}, block_rows=37)
+    blocks = source.iter_from
+
+    def slowly(first_block=0):
+        for block in blocks(first_block):
+            time.sleep(pause)
             yield block
-source.__class__ = Slow
-Moments.from_blocks(source, checkpoint=sys.argv[1], checkpoint_seconds=0.0, block_rows=100)
+
+    source.iter_from = slowly
+    return source
+
+def accumulate(path, pause=0.0):
+    return Moments.from_blocks(stream(pause), checkpoint=path, checkpoint_seconds=0.0,
+                               block_rows=100)
+"""
+RUN = STREAM + """
+print("ready", flush=True)
+accumulate(sys.argv[1], 0.01)
 """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
-    """SIGKILL at random moments; SPLINCE_FAST_FUZZ sets how often."""
-    rng = np.random.default_rng(0)
-    undisturbed = tmp_path / "undisturbed"
-
-    def start(path: Path, pause: float) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", KILLED, str(path), str(pause)]
-        root = str(Path(splince_fast.__file__).parent.parent)
-        environment = {**os.environ, "PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"}
-        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-
-    with start(undisturbed, 0.0) as run:
-        run.communicate()
-        assert run.returncode == 0
-    path = tmp_path / "killed"
+    """SIGKILL at random moments; SPLINCE_FAST_FUZZ multiplies how often."""
+    here: dict[str, Any] = {}
+    exec(STREAM, here)
+    rng, path = np.random.default_rng(0), tmp_path / "killed"
+    root = str(Path(splince_fast.__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", RUN, str(path)]
     for _ in range(2 * max(FUZZ, 1)):
-        with start(path, 0.002) as run:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as run:
             assert run.stdout is not None
-            for _ in range(int(rng.integers(2, 40))):
-                if not run.stdout.readline():
-                    break
+            run.stdout.readline()
+            time.sleep(rng.uniform(0.1, 0.9))
             run.kill()
-            run.communicate()
-    with start(path, 0.0) as run:
-        run.communicate()
-        assert run.returncode == 0
-    assert state_bytes(Moments.load(path)) == state_bytes(Moments.load(undisturbed))
+    interrupted = Moments.load(path).n_rows
+    assert 0 < interrupted < 4000
+    resumed = here["accumulate"](path)
+    undisturbed = here["accumulate"](tmp_path / "undisturbed")
+    assert undisturbed.n_rows == 4000
+    assert state_bytes(resumed) == state_bytes(undisturbed)
 
 
 # --- real data -----------------------------------------------------------------------------------

@@ -28,12 +28,14 @@ def from_arrays(
     labels : mapping of str to column(s), frame, or a single column, optional
         n labels per variable.
     sample_weight : array of shape (n,), optional
+        Non-negative frequencies of the rows.
     block_rows : int, optional
         Rows per block; the default is 4096, fewer where a block would exceed 64 MiB.
 
     Returns
     -------
     Source
+        Its blocks are views.
 
     Raises
     ------

@@ -37,10 +37,10 @@ class Source(ABC):
 
     A subclass sets the attributes by ``super().__init__`` and writes :meth:`iter_from`.
 
-    Attributes
+    Parameters
     ----------
     name : str
-        What messages call it, and by what a checkpoint knows it.
+        What messages call it, and by what a checkpoint knows it. An attribute, as are the others.
     n_rows, n_features : int or None
         Shape of all rows together, where it is known without reading them.
     nbytes : int or None

@@ -47,12 +47,14 @@ def from_npy(
         Labels of all rows together; or, in place of any column, the path of a .npy file of labels
         or a sequence of such paths, one per shard.
     sample_weight : array of shape (n,), path, or sequence of paths, optional
+        Non-negative frequencies of the rows.
     block_rows : int, optional
         Rows per block; the default is 4096, fewer where a block would exceed 64 MiB.
 
     Returns
     -------
     Source
+        Its blocks are views of the mapped files.
 
     Raises
     ------

@@ -70,6 +70,7 @@ def from_parquet(
     Returns
     -------
     Source
+        Labels stay Arrow arrays.
 
     Raises
     ------

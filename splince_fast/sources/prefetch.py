@@ -31,6 +31,7 @@ def prefetched(source: Source, first_block: int = 0, depth: int = 1) -> Iterator
     Parameters
     ----------
     source : Source
+        Where the rows come from.
     first_block : int
         Number of the block to begin with.
     depth : int

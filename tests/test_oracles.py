@@ -1,0 +1,401 @@
+"""The public functions against ways to the same answer that share no step with them.
+
+Tolerances: two float64 computations of E differ by at most the sum of their errors. With kappa the
+condition of S in the units at hand, s the sine of the smallest principal angle, q the condition of
+the whitened cross-covariances and d the width, each of them errs by 8 d eps (kappa + q) / s where
+it is backward stable, and by 8 d eps (kappa + q^2) / s^2 where it forms Gram matrices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+from conftest import FUZZ
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import splince_fast as sf
+
+Float = NDArray[np.float64]
+EPS = float(np.finfo(np.float64).eps)
+many = settings(max_examples=30 * max(FUZZ, 1))
+
+
+@dataclass
+class Data:
+    """Rows with a concept of kz classes and a task of ky columns."""
+
+    x: Float
+    z: NDArray[np.int64]
+    y: Float
+
+    def moments(self, dtype: Any = np.float64) -> sf.Moments:
+        return sf.Moments().update(self.x.astype(dtype), {"z": self.z, "y": self.y})
+
+    def covariances(self) -> tuple[Float, Float, Float]:
+        """S, Sz, Sy by two passes, each class an indicator column."""
+        centred = self.x - self.x.mean(axis=0)
+        hot = np.eye(self.z.max() + 1)[self.z]
+        return tuple(  # type: ignore[return-value]
+            centred.T @ (labels - labels.mean(axis=0)) / len(centred)
+            for labels in (self.x, hot, self.y)
+        )
+
+
+def draw_data(
+    seed: int, n: int = 400, d: int = 8, kz: int = 3, ky: int = 2, kappa: float = 100.0,
+    mean: float = 3.0,
+) -> Data:  # fmt: skip
+    rng = np.random.default_rng(seed)
+    latent = rng.normal(size=(n, d))
+    z = np.argmax(latent[:, :kz] + rng.normal(size=(n, kz)), axis=1)
+    z[:kz] = np.arange(kz)
+    y = latent @ rng.normal(size=(d, ky)) + z[:, None] + rng.normal(size=(n, ky))
+    basis = [np.linalg.qr(rng.normal(size=(d, d)))[0] for _ in range(2)]
+    x = latent @ (basis[0] * np.geomspace(1, kappa**-0.5, d)) @ basis[1]
+    return Data(x + mean * rng.normal(size=d) * x.std(), z, y)
+
+
+def conditions(s: Float, sz: Float, sy: Float) -> tuple[float, float, float]:
+    """kappa, q and s of the problem on the support of x."""
+    values, vectors = np.linalg.eigh(s)
+    kept = values > len(s) * 8 * EPS * values[-1]
+    root = vectors[:, kept] / np.sqrt(values[kept])
+    bases, q = [], 1.0
+    for span in (sz, sy):
+        u, sizes, _ = np.linalg.svd(root.T @ span, full_matrices=False)
+        # One-hot columns are redundant: their last singular value is rounding.
+        real = sizes > 1e-9 * sizes[0]
+        q = max(q, float(sizes[0] / sizes[real][-1]))
+        bases.append(u[:, real])
+    cosine = np.linalg.svd(bases[0].T @ bases[1], compute_uv=False).max(initial=0.0)
+    return float(values[-1] / values[kept][0]), q, float(np.sqrt(1 - min(cosine, 1.0) ** 2))
+
+
+def assert_close(found: Float, expected: Float, bound: float, x: Float | None = None) -> None:
+    """Relative Frobenius difference of E, or of what it does to the rows of x."""
+    difference = found - expected
+    if x is not None:
+        difference, expected = x @ difference.T, x @ expected.T
+    assert np.linalg.norm(difference) <= bound * np.linalg.norm(expected)
+
+
+# --- the paper's explicit formula ----------------------------------------------------------------
+
+
+def by_subspaces(s: Float, sz: Float, sy: Float) -> Float:
+    """P = W^+ V (U^T V)^-1 U^T W, with complete bases as printed; annihilates the kernel of S.
+
+    U spans the complement of colsp(W Sz); V spans colsp(W Sy) and the complement of both. Taken
+    within the support of x, where W acts.
+    """
+    values, vectors = np.linalg.eigh(s)
+    kept = values > len(s) * 8 * EPS * values[-1]
+    support = vectors[:, kept]
+    w = (support / np.sqrt(values[kept])).T  # W in coordinates of the support
+    back = support * np.sqrt(values[kept])
+    a, b = scipy.linalg.orth(w @ sz, rcond=1e-9), scipy.linalg.orth(w @ sy, rcond=1e-9)
+    u = scipy.linalg.null_space(a.T)
+    rest = scipy.linalg.null_space(np.concatenate([a, b], axis=1).T)
+    v = scipy.linalg.orth(np.concatenate([b, rest], axis=1))
+    return np.asarray(back @ v @ np.linalg.solve(u.T @ v, u.T) @ w)
+
+
+@many
+@given(
+    seed=st.integers(0, 2**20),
+    d=st.integers(5, 30),
+    kz=st.integers(2, 4),
+    ky=st.integers(1, 2),
+    kappa=st.sampled_from([1.0, 1e3, 1e6]),
+)
+def test_equals_the_explicit_formula_of_the_paper(
+    seed: int, d: int, kz: int, ky: int, kappa: float
+) -> None:
+    data = draw_data(seed, d=d, kz=kz, ky=ky, kappa=kappa)
+    kappa, q, s = conditions(*data.covariances())
+    eraser = sf.splince(data.moments(), erase="z", keep="y")
+    expected = np.eye(d) - by_subspaces(*data.covariances())
+    # Complete bases cost a condition of U^T V, 1/s, on top.
+    assert_close(np.eye(d) - eraser.matrix(), expected, 16 * d * EPS * (kappa + q) / s**2)
+
+
+@pytest.mark.parametrize("solver", ["auto", "eigh"])
+@pytest.mark.parametrize("n", [25, 39])
+def test_dropping_the_null_space_equals_the_formula_as_printed(n: int, solver: str) -> None:
+    data = draw_data(1, n=n, d=40, kappa=10.0)
+    covariances = data.covariances()
+    assert np.linalg.matrix_rank(covariances[0]) == n - 1
+    eraser = sf.splince(data.moments(), erase="z", keep="y", null_space="drop", solver=solver)
+    kappa, q, s = conditions(*covariances)
+    assert_close(eraser.matrix(), by_subspaces(*covariances), 16 * 40 * EPS * (kappa + q) / s**2)
+
+
+def test_keeping_the_null_space_agrees_on_the_data_and_leaves_the_rest() -> None:
+    data = draw_data(1, n=25, d=40, kappa=10.0)
+    keep, drop = (
+        sf.splince(data.moments(), erase="z", keep="y", null_space=policy).matrix()
+        for policy in ("keep", "drop")
+    )
+    centred = data.x - data.x.mean(axis=0)
+    np.testing.assert_allclose(centred @ keep.T, centred @ drop.T, atol=1e-12)
+    null = scipy.linalg.null_space(centred)
+    np.testing.assert_allclose(keep @ null, null, atol=1e-12)
+    np.testing.assert_allclose(drop @ null, 0.0, atol=1e-12)
+
+
+# --- quadratic programming -----------------------------------------------------------------------
+
+
+def by_quadratic_programming(s: Float, sz: Float, sy: Float | None, weight: Float) -> Float:
+    """argmin tr(M E S E^T) subject to E Sz = Sz and E Sy = 0: all entries of E as unknowns.
+
+    Neither whitening nor a pseudo-inverse of S. A particular solution plus the null space of the
+    constraints, solved as one linear system of (d - r) d unknowns for M = `weight`.
+    """
+    spans = sz if sy is None else np.concatenate([sz, sy], axis=1)
+    target = sz if sy is None else np.concatenate([sz, np.zeros_like(sy)], axis=1)
+    start = np.linalg.lstsq(spans.T, target.T, rcond=1e-9)[0].T
+    free = scipy.linalg.null_space(spans.T, rcond=1e-9)
+    # E = start + Y free^T; the gradient M (start S + Y free^T S) free vanishes.
+    hessian = np.kron(free.T @ s @ free, weight)
+    gradient = weight @ start @ s @ free
+    y = -np.linalg.solve(hessian, gradient.T.reshape(-1)).reshape(free.shape[1], len(s)).T
+    return np.asarray(start + y @ free.T)
+
+
+@many
+@given(
+    seed=st.integers(0, 2**20), d=st.integers(4, 9), kz=st.integers(2, 3), keep=st.booleans(),
+    identity=st.booleans(),
+)  # fmt: skip
+def test_equals_quadratic_programming_in_any_inner_product(
+    seed: int, d: int, kz: int, keep: bool, identity: bool
+) -> None:
+    data = draw_data(seed, d=d, kz=kz, ky=1, kappa=20.0)
+    s, sz, sy = data.covariances()
+    root = np.random.default_rng(seed).normal(size=(d, d))
+    weight = np.eye(d) if identity else root @ root.T / d + 0.1 * np.eye(d)
+    moments = data.moments()
+    eraser = (
+        sf.splince(moments, erase="z", keep="y") if keep else sf.leace(moments, erase="z")
+    )
+    expected = by_quadratic_programming(s, sz, sy if keep else None, weight)
+    kappa, q, sine = conditions(s, sz, sy)
+    # The Hessian has the condition of S times that of M, and enters by its normal equations.
+    bound = 100 * d * EPS * (kappa * np.linalg.cond(weight) + q**2) / sine**2
+    assert_close(np.eye(d) - eraser.matrix(), expected, bound)
+
+
+def test_control_another_covariance_gives_another_optimum() -> None:
+    data = draw_data(0, d=7, ky=1, kappa=20.0)
+    s, sz, sy = data.covariances()
+    found = np.eye(7) - sf.splince(data.moments(), erase="z", keep="y").matrix()
+    for wrong in (np.eye(7), s @ s, s + 1e-3 * np.trace(s) / 7 * np.eye(7)):
+        expected = by_quadratic_programming(wrong, sz, sy, np.eye(7))
+        assert np.linalg.norm(found - expected) > 1e-4 * np.linalg.norm(expected)
+
+
+@many
+@given(seed=st.integers(0, 2**20), keep=st.booleans(), n=st.sampled_from([15, 300]))
+def test_no_feasible_map_has_smaller_second_moments_of_the_change(
+    seed: int, keep: bool, n: int
+) -> None:
+    """E S E^T is minimal in the order of symmetric matrices, so for every inner product at once."""
+    d = 10
+    data = draw_data(seed, n=n, d=d, kz=2, ky=1, kappa=30.0)
+    s, sz, sy = data.covariances()
+    moments = data.moments()
+    best = np.eye(d) - (
+        sf.splince(moments, erase="z", keep="y") if keep else sf.leace(moments, erase="z")
+    ).matrix()
+    spans = np.concatenate([sz, sy], axis=1) if keep else sz
+    free = scipy.linalg.null_space(spans.T, rcond=1e-9)
+    rng = np.random.default_rng(seed)
+    change = rng.normal(size=(d, free.shape[1])) @ free.T
+    excess = (best + change) @ s @ (best + change).T - best @ s @ best.T
+    size = np.linalg.norm(best @ s @ best.T) + np.linalg.norm(change @ s @ change.T)
+    # Roundings of the three products above, with kappa of at most some thousands in E.
+    assert np.linalg.eigvalsh(excess)[0] >= -1e-11 * size
+    # The excess is exactly what the change alone makes: cross terms vanish at the optimum.
+    np.testing.assert_allclose(excess, change @ s @ change.T, atol=1e-11 * size)
+
+
+def test_beats_two_thousand_random_feasible_perturbations() -> None:
+    data = draw_data(11, d=8, ky=1)
+    s, sz, sy = data.covariances()
+    free = scipy.linalg.null_space(np.concatenate([sz, sy], axis=1).T, rcond=1e-9)
+
+    def distortion(e: Float) -> float:
+        return float(np.trace(e @ s @ e.T))
+
+    best = np.eye(8) - sf.splince(data.moments(), erase="z", keep="y").matrix()
+    wrong = np.eye(8) - sf.sal(data.moments(), erase="z", keep="y").matrix()
+    rng = np.random.default_rng(0)
+    sizes = 10.0 ** rng.uniform(-6, 1, size=2000)
+    beaten = {"best": 0, "identity for the covariance": 0}
+    for size in sizes:
+        change = size * rng.normal(size=(8, free.shape[1])) @ free.T
+        # An absolute rounding of the two traces.
+        slack = 64 * EPS * distortion(best)
+        beaten["best"] += distortion(best + change) < distortion(best) - slack
+        beaten["identity for the covariance"] += distortion(wrong + change) < distortion(wrong)
+    assert beaten["best"] == 0
+    assert beaten["identity for the covariance"] > 100
+
+
+# --- the reference implementation of LEACE -------------------------------------------------------
+
+
+def reference_leace(data: Data, svd_tol: float = 1e-9) -> Any:
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+    package = pytest.importorskip(
+        "concept_erasure", reason="concept_erasure is not installed: pip install concept-erasure"
+    )
+    x, z = torch.from_numpy(data.x), torch.from_numpy(np.eye(data.z.max() + 1)[data.z])
+    fitter = package.LeaceFitter.fit(
+        x, z, shrinkage=False, svd_tol=svd_tol, constrain_cov_trace=False
+    )
+    return fitter.eraser
+
+
+@pytest.mark.parametrize("kz", [2, 5])
+@pytest.mark.parametrize("kappa", [1.0, 1e4, 1e8])
+@pytest.mark.parametrize(("n", "d"), [(3000, 20), (500, 100)])
+def test_leace_equals_concept_erasure(kz: int, kappa: float, n: int, d: int) -> None:
+    data = draw_data(2, n=n, d=d, kz=kz, kappa=kappa, mean=1.0)
+    theirs = reference_leace(data)
+    eraser = sf.leace(data.moments(), erase="z")
+    assert eraser.rank == kz - 1
+    kappa, q, _ = conditions(*data.covariances())
+    expected = (theirs.proj_left @ theirs.proj_right).numpy()
+    bound = 16 * d * EPS * (kappa + q)
+    assert bound < 1e-3  # a looser one would say nothing
+    assert_close(np.eye(d) - eraser.matrix(), expected, bound)
+    x = data.x[:50]
+    change = x - theirs(sf_torch(x)).numpy()
+    assert np.linalg.norm((x - eraser(x)) - change) <= bound * np.linalg.norm(x)
+
+
+def sf_torch(x: Float) -> Any:
+    return pytest.importorskip("torch").from_numpy(x)
+
+
+def test_leace_equals_concept_erasure_with_fewer_rows_than_features() -> None:
+    data = draw_data(3, n=30, d=60, kz=3, kappa=10.0)
+    theirs = reference_leace(data)
+    eraser = sf.leace(data.moments(), erase="z")
+    expected = (theirs.proj_left @ theirs.proj_right).numpy()
+    kappa, q, _ = conditions(*data.covariances())
+    assert_close(np.eye(60) - eraser.matrix(), expected, 16 * 60 * EPS * (kappa + q))
+
+
+def test_control_concept_erasure_with_its_own_defaults_differs() -> None:
+    """A rare concept, which an absolute threshold on singular values leaves in place."""
+    rng = np.random.default_rng(0)
+    z = np.zeros(20_000, dtype=np.int64)
+    z[:20] = 1
+    x = rng.normal(size=(len(z), 5)) + 3.5 * z[:, None] * np.eye(5)[0]
+    data = Data(x, z, x[:, :1])
+    theirs = reference_leace(data, svd_tol=0.01)
+    torch_free = x - (theirs(sf_torch(x)).numpy() if theirs is not None else x)
+    ours = sf.leace(data.moments(), erase="z")(x)
+    gap = ours[z == 1].mean(axis=0) - ours[z == 0].mean(axis=0)
+    assert np.abs(gap).max() < 1e-12
+    left = x - torch_free
+    # Their gap, had they erased it, would be at the rounding level, too.
+    strength = np.linalg.norm(left[z == 1].mean(axis=0) - left[z == 0].mean(axis=0))
+    assert strength < 1e-12 or strength > 3
+
+
+# --- orthogonal methods --------------------------------------------------------------------------
+
+
+@many
+@given(seed=st.integers(0, 2**20), kz=st.integers(2, 5))
+def test_sal_is_the_projection_off_the_left_singular_vectors(seed: int, kz: int) -> None:
+    data = draw_data(seed, kz=kz)
+    _, sz, _ = data.covariances()
+    u, sizes, _ = np.linalg.svd(sz)
+    u = u[:, : kz - 1]
+    eraser = sf.sal(data.moments(), erase="z")
+    # Roundings of Sz, some 1e-15 of the size of x, over its smallest singular value.
+    bound = 100 * EPS * data.x.std(axis=0).max() / sizes[kz - 2]
+    assert_close(np.eye(8) - eraser.matrix(), u @ u.T, bound)
+    np.testing.assert_array_equal(
+        eraser.matrix(), sf.mean_projection(data.moments(), erase="z").matrix()
+    )
+
+
+def test_mean_projection_of_two_classes_is_along_the_difference_of_their_means() -> None:
+    data = draw_data(4, kz=2)
+    gap = data.x[data.z == 1].mean(axis=0) - data.x[data.z == 0].mean(axis=0)
+    expected = np.eye(8) - np.outer(gap, gap) / (gap @ gap)
+    eraser = sf.mean_projection(data.moments(), erase="z")
+    np.testing.assert_allclose(eraser.matrix(), expected, atol=1e-13)
+
+
+@many
+@given(seed=st.integers(0, 2**20))
+def test_sal_that_keeps_is_the_oblique_projection_of_least_norm(seed: int) -> None:
+    data = draw_data(seed, kz=2, ky=1)
+    _, sz, sy = data.covariances()
+    eraser = sf.sal(data.moments(), erase="z", keep="y")
+    expected = by_quadratic_programming(np.eye(8), sz, sy, np.eye(8))
+    kappa, q, sine = conditions(np.eye(8), sz, sy)
+    bound = 1e3 * EPS * q * data.x.std(axis=0).max() / np.linalg.norm(sz) / sine**2
+    assert_close(np.eye(8) - eraser.matrix(), expected, bound)
+
+
+def test_full_shrinkage_turns_leace_into_sal() -> None:
+    data = draw_data(5)
+    moments = data.moments()
+    shrunk = sf.leace(moments, erase="z", shrinkage=1.0).matrix()
+    np.testing.assert_allclose(shrunk, sf.sal(moments, erase="z").matrix(), atol=1e-12)
+    partial = sf.leace(moments, erase="z", shrinkage=0.5).matrix()
+    assert np.abs(partial - shrunk).max() > 1e-3
+
+
+@many
+@given(seed=st.integers(0, 2**20), share=st.floats(0.0, 1.0), keep=st.booleans())
+def test_shrinkage_is_optimal_for_the_shrunk_covariance(
+    seed: int, share: float, keep: bool
+) -> None:
+    data = draw_data(seed, d=6, kz=2, ky=1, kappa=30.0)
+    s, sz, sy = data.covariances()
+    shrunk = (1 - share) * s + share * np.trace(s) / 6 * np.eye(6)
+    moments = data.moments()
+    eraser = (
+        sf.splince(moments, erase="z", keep="y", shrinkage=share)
+        if keep
+        else sf.leace(moments, erase="z", shrinkage=share)
+    )
+    expected = by_quadratic_programming(shrunk, sz, sy if keep else None, np.eye(6))
+    kappa, q, sine = conditions(shrunk, sz, sy)
+    bound = 200 * EPS * (kappa + q**2) / sine**2
+    assert_close(np.eye(6) - eraser.matrix(), expected, bound)
+
+
+# --- float32 data --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kappa", [10.0, 1e4])
+def test_float32_rows_cost_distortion_no_more_than_their_products_round(kappa: float) -> None:
+    """Products in float32 perturb S by some 1e-7 of its correlations, so E by kappa times that."""
+    data = draw_data(6, n=2000, d=20, kappa=kappa)
+    data = Data(data.x.astype(np.float32).astype(np.float64), data.z, data.y)
+    wide = sf.splince(data.moments(), erase="z", keep="y")
+    narrow = sf.splince(data.moments(np.float32), erase="z", keep="y")
+    kappa, _, s = conditions(*data.covariances())
+    eps32 = float(np.finfo(np.float32).eps)
+    assert_close(
+        np.eye(20) - narrow.matrix(), np.eye(20) - wide.matrix(), 20**0.5 * eps32 * kappa / s**2
+    )
+    assert narrow.report is not None
+    for variable in narrow.report.variables:
+        assert variable.residual <= variable.bound
