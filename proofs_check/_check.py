@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+from threadpoolctl import threadpool_limits
 
 from proofs_check._families import FAMILIES, Rng, Sample, sample
 

@@ -192,21 +192,20 @@ def _classifier(
                 test: Matrix = test,
                 target: Matrix = target,
             ) -> tuple[Matrix, float]:
+                """Scores and certificate; infinite scores where no minimiser can be certified."""
                 rows, new = (high_precision(with_ones(x @ weights)) for x in (s.x, test))
-                head = softmax(rows, target, new, ridge=ridge)
+                try:
+                    head = softmax(rows, target, new, ridge=ridge)
+                except ValueError:
+                    return np.full((len(test), classes - 1), np.inf), 0.0
                 return head.scores, float(max(head.error))
 
-            try:
-                expected, slack = refit(null_basis(c.z.T))
-            except ValueError:  # separable by chance: no minimiser, outside the hypotheses
-                continue
+            expected, slack = refit(null_basis(c.z.T))
+            if expected[0, 0] == np.inf:
+                continue  # separable by chance: no minimiser, outside the hypotheses
             certified += 1
             for p in (eraser(c), _reference.leace(c), _reference.sal(c), random_range(bench, c)):
-                try:
-                    scores, more = refit(p.T @ range_coordinates(p), penalty)
-                except ValueError:  # what has a minimiser on the raw rows must have one here
-                    bench.printed(np.inf, 1.0)
-                    continue
+                scores, more = refit(p.T @ range_coordinates(p), penalty)
                 bench.printed(scores - expected, slack + more + 1e-30)
             basis = range_coordinates(_reference.splince(c))
             scores, _ = refit(fitted(s).T @ basis)

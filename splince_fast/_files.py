@@ -45,7 +45,11 @@ def write(
     }
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
+        # An empty file has the permissions that the user's umask gives; the writer's are narrower.
+        partial.touch()
+        mode = partial.stat().st_mode
         save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, partial, header)
+        partial.chmod(mode)
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(partial, target)

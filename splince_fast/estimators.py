@@ -241,8 +241,8 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
         kept = _variables(y, "task")
         if shared := erased.keys() & kept.keys():
             raise LabelError(
-                f"the concept and y both hold a variable {min(shared)!r}; rename one, or leave it "
-                "out of what is kept if it is to be erased"
+                f"the concept and y both hold a variable {min(shared, key=str)!r}; rename one, or "
+                "leave it out of what is kept if it is to be erased"
             )
         return erased, kept
 
@@ -275,14 +275,13 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
     def _check_variables(self, erased: Any, kept: Any, error: type[SplinceError]) -> None:
         """Raise `error` unless these are the variables of earlier blocks."""
         known, found = (
-            (set(self.erased_), set(self.kept_ or ())),
-            (set(erased), set(kept or ())),
+            [sorted(names or (), key=str) for names in pair]
+            for pair in ((self.erased_, self.kept_), (erased, kept))
         )
         if known != found:
             raise error(
-                f"{type(self).__name__} has erased {sorted(known[0])} and kept "
-                f"{sorted(known[1])} so far, and is given {sorted(found[0])} and "
-                f"{sorted(found[1])}; pass the same variables under the same names"
+                f"{type(self).__name__} has erased {known[0]} and kept {known[1]} so far, and is "
+                f"given {found[0]} and {found[1]}; pass the same variables under the same names"
             )
 
     def _check_extendable(self) -> None:
@@ -456,10 +455,9 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
         """A fitted estimator on moments that nobody will change."""
         estimator = cls(**params)
         estimator._check_parameters()
-        keeps = cls._keeps_task and estimator.concept_from is None
-        if keeps and keep is None:
+        if keep is None and cls._keeps_task:
             raise InputError("keep is missing: SPLINCE keeps a task; LEACE erases without one")
-        if keep is not None and not keeps:
+        if keep is not None and not cls._keeps_task:
             raise InputError(f"{cls.__name__} keeps nothing; leave out keep=, or use SPLINCE")
         projection = estimator._project(moments, erase, keep)
         estimator.moments_, estimator.erased_, estimator.kept_ = moments, erase, keep

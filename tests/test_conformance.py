@@ -10,6 +10,7 @@ import pytest
 import sklearn
 from sklearn.base import BaseEstimator
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils import get_tags
 from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
 
 from splince_fast import LEACE, SAL, SPLINCE, MeanProjection
@@ -57,6 +58,7 @@ def test_green_suite_that_ran_one_check(estimator: BaseEstimator) -> None:
     assert reference <= set(names)
     assert {"check_estimators_nan_inf", "check_transformer_preserve_dtypes"} <= set(names)
     assert {"check_sample_weight_equivalence_on_dense_data", "check_requires_y_none"} <= set(names)
+    assert get_tags(estimator).transformer_tags.preserves_dtype == ["float64", "float32", "float16"]
     assert names.total() >= 50
     if sklearn.__version__.startswith("1.9."):
         assert names.total() == 55

@@ -490,6 +490,8 @@ def test_blocks_name_the_same_variables(data: Data) -> None:
         estimator.partial_fit(X, y, concept={"a": z})
     with pytest.raises(LabelError, match=r"kept \['task'\]"):
         estimator.partial_fit(X, {"job": y}, concept={"a": z, "b": z % 2})
+    with pytest.raises(LabelError, match=r"given \[1, 'a'\]"):
+        estimator.partial_fit(X, y, concept={"a": z, 1: z})
     assert estimator.n_samples_seen_ == 800
 
 
@@ -859,6 +861,8 @@ def test_from_moments_is_fit_without_data(data: Data, moments: sf.Moments) -> No
     assert (fitted.erased_, fitted.kept_, fitted.n_features_in_) == ("z", "y", 6)
     assert fitted.n_samples_seen_ == 400
     assert fitted.get_params()["shrinkage"] == 0.25
+    reader = SPLINCE.from_moments(moments, erase="z", keep="y", concept_from="y")
+    assert reader.report_.method == "SPLINCE"  # how fit would read its y changes nothing here
     joint = LEACE.from_moments(moments, erase=("z", "half"))
     assert same(joint, LEACE.from_moments(moments, erase="z"))  # "half" is a function of z
     directions = np.eye(6)[:, :2]

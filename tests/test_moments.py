@@ -636,10 +636,7 @@ def test_large_float64_is_either_right_or_refused(scale: float) -> None:
 @pytest.mark.parametrize("weight", [5e-324, 1e-310, 1e-300, 1e-50, 1e-30, 1e30, 1e300, 1e308])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_extreme_weights_are_either_right_or_refused(weight: float, dtype: Any) -> None:
-    """A covariance does not depend on the unit of the weights.
-
-    Products with the smallest denormal keep five digits of rows of size 1e5.
-    """
+    """A covariance does not depend on the unit of the weights."""
     X, z = (1e5 * normal(40, 3)).astype(dtype), np.arange(40) % 2
     y = normal(40, 1, seed=4)
     moments = Moments().update(X, {"z": [0] * 40})
@@ -655,12 +652,11 @@ def test_extreme_weights_are_either_right_or_refused(weight: float, dtype: Any) 
     plain = Moments().update(X, {"z": z, "y": y})
     root = np.sqrt(np.diag(plain.covariance(ddof=0)))
     difference = found.covariance(ddof=0) - plain.covariance(ddof=0)
-    bound = 1e-4 if weight < 1e-320 else 1e-6
-    assert np.max(np.abs(difference) / np.outer(root, root)) <= bound
-    assert np.max(np.abs(found.mean - plain.mean) / root) <= bound
+    assert np.max(np.abs(difference) / np.outer(root, root)) <= 2e-6
+    assert np.max(np.abs(found.mean - plain.mean) / root) <= 2e-6
     for name in ("z", "y"):
         ours, theirs = found.cross_covariance(name, ddof=0), plain.cross_covariance(name, ddof=0)
-        assert np.max(np.abs(ours - theirs) / root[:, None]) <= bound
+        assert np.max(np.abs(ours - theirs) / root[:, None]) <= 2e-6
 
 
 @pytest.mark.parametrize("value", [1e155, 1e200, 1.7e308])
@@ -1022,7 +1018,7 @@ def test_unknown_names_are_answered_with_the_known_ones() -> None:
             read("age")
 
 
-@pytest.mark.parametrize("block_rows", [0, -1, 2.5, "8", True, [4]])
+@pytest.mark.parametrize("block_rows", [0, -1, 2.5, "8", True, [4], 10**25])
 def test_block_rows_must_be_a_positive_integer(block_rows: Any) -> None:
     with pytest.raises(InputError, match="block_rows"):
         Moments(block_rows=block_rows)
@@ -1485,7 +1481,9 @@ def test_a_killed_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as run:
             assert run.stdout is not None
             run.stdout.readline()
-            time.sleep(rng.uniform(0.1, 0.9))
+            while not path.exists() and run.poll() is None:
+                time.sleep(0.01)
+            time.sleep(rng.uniform(0.0, 0.5))
             run.kill()
     interrupted = Moments.load(path).n_rows
     assert 0 < interrupted < 4000

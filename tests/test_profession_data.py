@@ -23,23 +23,20 @@ from splince_fast.exceptions import FileFormatError
 
 DATA = Path(professions.__file__).parent / "data"
 TOOL = Path(__file__).parents[1] / "tools" / "build_profession_activations.py"
-# Predicates of the 11 templates of the SPLINCE paper (its table of prompt templates).
-PAPER_TEMPLATES = {
-    f"The {{noun}} {rest}"
-    for rest in (
-        "wanted that",
-        "laughed because",
-        "went home because",
-        "desired that",
-        "wished that",
-        "cried because",
-        "ate because",
-        "said that",
-        "ran because",
-        "stayed up because",
-        "whispered that",
-    )
-}
+# The 11 templates of the SPLINCE paper are "The {noun}" with these.
+PAPER_PREDICATES = (
+    "wanted that",
+    "laughed because",
+    "went home because",
+    "desired that",
+    "wished that",
+    "cried because",
+    "ate because",
+    "said that",
+    "ran because",
+    "stayed up because",
+    "whispered that",
+)
 FACTUAL = {
     "neutral by definition": 0,
     "male by definition": 1,
@@ -98,11 +95,13 @@ def test_size_of_tables_and_of_the_shipped_folder(rows: list[dict[str, str]]) ->
     assert sum(file.stat().st_size for file in DATA.rglob("*") if file.is_file()) < 6_000_000
 
 
+def _is_of_the_paper(template: str) -> bool:
+    return template.endswith(tuple(f"{{noun}} {predicate}" for predicate in PAPER_PREDICATES))
+
+
 def test_no_template_is_one_of_the_paper() -> None:
-    templates = professions.read_tables(DATA).templates
-    predicates = [wanted.removeprefix("The {noun} ") for wanted in PAPER_TEMPLATES]
-    for template in templates:
-        assert not any(template.endswith(f"{{noun}} {predicate}") for predicate in predicates)
+    assert not any(map(_is_of_the_paper, professions.read_tables(DATA).templates))
+    assert _is_of_the_paper("Yesterday the {noun} laughed because")  # control
 
 
 def test_every_noun_has_both_scores_and_their_provenance(rows: list[dict[str, str]]) -> None:
@@ -254,11 +253,15 @@ def test_illegible_tables_are_refused(tmp_path: Path, name: str, text: str, mess
 
 
 def _coefficients(data: professions.ProfessionData, order: np.ndarray | slice) -> np.ndarray:
-    """OLS of log-odds on [1, stereotype, factual], with the nouns' scores in the given order."""
+    """OLS of log-odds on [1, stereotype, factual], with the nouns' scores in the given order.
+
+    Every noun has the same number of rows, so the means per noun give the same coefficients.
+    """
     design = np.column_stack(
         [np.ones(len(data.nouns)), data.stereotype[order], data.factual[order]]
-    )[data.noun_index]
-    return np.asarray(np.linalg.lstsq(design, data.log_odds(), rcond=None)[0][1:])
+    )
+    means = data.log_odds().reshape(len(data.nouns), -1).mean(axis=1)
+    return np.asarray(np.linalg.lstsq(design, means, rcond=None)[0][1:])
 
 
 def test_the_model_follows_stereotype_and_fact(data: professions.ProfessionData) -> None:

@@ -141,7 +141,7 @@ def read_model(path: Path) -> Model:
         from gguf import GGUFReader
         from gguf.quants import dequantize
     except ImportError as error:
-        raise MissingExtraError(f"gguf is not installed: {INSTALL}") from error
+        raise MissingExtraError(f"gguf cannot be imported ({error}): {INSTALL}") from error
 
     reader = GGUFReader(path)
 
@@ -177,7 +177,7 @@ def byte_level_bpe(tokens: Sequence[str], merges: Sequence[str]) -> Tokenizer:
     try:
         from tokenizers import Tokenizer, models, pre_tokenizers
     except ImportError as error:
-        raise MissingExtraError(f"tokenizers is not installed: {INSTALL}") from error
+        raise MissingExtraError(f"tokenizers cannot be imported ({error}): {INSTALL}") from error
 
     vocabulary = {token: i for i, token in enumerate(tokens)}
     pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]

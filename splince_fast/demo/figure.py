@@ -98,7 +98,7 @@ def draw(data: ProfessionData, runs: list[Results], path: str | os.PathLike[str]
     for ax, results in zip(axes, runs, strict=True):
         _coefficients(ax, results)
     axes[-1].set_xlabel("factor on the odds of he to she per unit of score, exp(β)")
-    left.suptitle(f"By what {data.model} chooses he or she", fontsize=11)
+    left.suptitle(f"By which score {data.model}\nchooses he or she", fontsize=11)
     _legend(left, axes[0])
     _geometry(right, Plane(data, runs[-1]))
     figure.savefig(path, dpi=150, format="png")
@@ -147,7 +147,9 @@ def _coefficients(ax: Any, results: Results) -> None:
 def _geometry(part: Any, plane: Plane) -> None:
     """Four views of the plane, as in the paper's illustration."""
     part.suptitle(
-        "The plane of Cov(x, z) and Cov(x, y): outside of it nothing changes", fontsize=11
+        "The plane of Cov(x, z) and Cov(x, y), z the stereotype, y the factual score:\n"
+        "LEACE and SPLINCE act in it only",
+        fontsize=11,
     )
     views = (
         ("(a) states", plane.states),
@@ -161,7 +163,7 @@ def _geometry(part: Any, plane: Plane) -> None:
         reach = 1.05 * float(np.abs(before).max())
         for value, colour, label in _POINTS:
             chosen = points[plane.y == value]
-            ax.scatter(*chosen.T, s=6, color=colour, alpha=0.5, linewidths=0)
+            ax.scatter(*chosen.T, s=6, color=colour, alpha=0.5, linewidths=0, zorder=4)
             ax.scatter([], [], s=30, color=colour, label=label)  # for the legend
         _arrows(ax, plane, before, points, reach)
         ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
@@ -178,21 +180,23 @@ def _arrows(ax: Any, plane: Plane, before: Float, points: Float, reach: float) -
     )
     longest = max(float(np.linalg.norm(plane.covariance(before, score))) for score, _, _ in scores)
     for score, colour, label in scores:
-        was, now = (0.7 * reach / longest * plane.covariance(p, score) for p in (before, points))
+        was, now = (0.75 * reach / longest * plane.covariance(p, score) for p in (before, points))
         gone = np.linalg.norm(now) < 1e-6 * reach
         if gone or np.linalg.norm(now - was) > 1e-6 * reach:
             ax.plot(*zip((0, 0), was, strict=True), color=colour, linestyle="--", linewidth=1.2)
         if gone:
             ax.plot(0, 0, marker="o", color=colour, zorder=6)
+            at = 0.6 * was - np.array([0.0, 0.12 * reach])
         else:
+            # Where erasing leaves a line of points, the shaft lies under them.
             ax.quiver(
-                0, 0, *now, color=colour, width=0.014, angles="xy", scale_units="xy", scale=1,
-                zorder=5, edgecolor="white", linewidth=0.6,
+                0, 0, *now, color=colour, width=0.016, angles="xy", scale_units="xy", scale=1,
+                zorder=5 if points is before else 3,
             )  # fmt: skip
-        at = was if gone else now
+            at = now * (1 + 0.13 * reach / np.linalg.norm(now))
         ax.annotate(
             f"{label} = 0" if gone else label,
-            at * (1 + 0.13 * reach / np.linalg.norm(at)),
+            at,
             color=colour,
             fontsize=12,
             ha="center",

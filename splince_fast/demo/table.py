@@ -19,6 +19,8 @@ from splince_fast.demo.professions import ProfessionData
 
 CONFIDENCE: Final = 0.95
 STAR_LEVEL: Final = 0.01
+# SPLINCE's exp(beta_fact) over LEACE's in the paper: least (Mistral, Phi-2) and largest (Llama 2).
+_PAPER_RATIOS: Final = (1.5, 2.0)
 
 _COLUMNS: Final = (
     ("exp(beta_stereo)", 19),
@@ -148,31 +150,29 @@ def table(results: Results) -> str:
 
 
 def reading(results: Results) -> str:
-    """Two lines that say what the figures say, beside the paper."""
+    """Two lines that say what the figures say, beside those of the paper for its five models."""
     stereo = {method: exponents(results, method, "stereotype") for method in METHODS}
     listed = ", ".join(f"{method} {stereo[method].mean:.2f}" for method in ERASERS)
+    distance = {method: abs(np.log(value.mean)) for method, value in stereo.items()}
+    nearer = [method for method in ERASERS if distance[method] < distance["Original"]]
+    all_nearer = len(nearer) == len(ERASERS)
     free = [method for method in ERASERS if stereo[method].low <= 1 <= stereo[method].high]
-    lower = all(
-        abs(np.log(stereo[method].mean)) < abs(np.log(stereo["Original"].mean))
-        for method in ERASERS
-    )
-    mean = {method: float(results.column(method, "factual").mean()) for method in METHODS}
-    shares = ", ".join(f"{method} {mean[method] / mean['Original']:.0%}" for method in ERASERS)
     test = factual_test(results)
     found = test.p < STAR_LEVEL
     kept = float(results.column("LEACE", "kept").mean())
     return (
-        f"Stereotype: exp(beta) goes from {stereo['Original'].mean:.2f} to {listed}; "
-        f"{'nearer' if lower else 'not always nearer'} to 1, {_as_paper(lower)}; 1 lies in the "
-        f"interval of {', '.join(free) or 'none'}.\n"
-        f"Factual: of beta remain {shares}; SPLINCE - LEACE = {test.difference:+.3f}, p = "
-        f"{test.p:.2g}{' *' if found else ''}, {_as_paper(found)}; LEACE left {kept:.1%} of "
+        f"Stereotype: {stereo['Original'].mean:.2f} becomes {listed}: nearer to 1 for "
+        f"{'all' if all_nearer else ', '.join(nearer) or 'none'}, {_as_paper(all_nearer)}; the "
+        f"interval holds 1 for {', '.join(free) or 'none'}.\n"
+        f"Factual: SPLINCE's is {np.exp(test.difference):.2f} times LEACE's (paper: "
+        f"{_PAPER_RATIOS[0]:.1f} to {_PAPER_RATIOS[1]:.1f}), p = {test.p:.1e}, "
+        f"{'' if found else 'not '}significant {_as_paper(found)}; LEACE kept {kept:.1%} of "
         "|Cov(x, y)|."
     )
 
 
 def _as_paper(agrees: bool) -> str:
-    """The paper found both for all of its five models (tables profession_main and _extra)."""
+    """The paper finds both things for every model (tables profession_main, profession_extra)."""
     return "as in the paper" if agrees else "unlike the paper"
 
 
@@ -182,10 +182,10 @@ def notes(results: Results) -> str:
     prompts = round(float(np.mean([len(split.test) for split in results.splits])))
     return f"""\
 exp(beta): factor on the odds of he to she per unit of score, from the regression of
-  log p(he) - log p(she) on both scores over {prompts:,} held-out prompts, thinned to |corr| <
-  {CORRELATION_TOLERANCE:g} (largest {correlation:.1e}); {CONFIDENCE:.0%} t-interval over splits, \
-widened for their overlap
-  (Nadeau and Bengio 2003)
+  log p(he) - log p(she) on both scores over {prompts:,} held-out prompts, where the two correlate
+  by less than {CORRELATION_TOLERANCE:g} (largest {correlation:.0e}); {CONFIDENCE:.0%} t-interval \
+over splits, widened for their
+  overlap (Nadeau and Bengio 2003)
 residual z, kept y: |Cov(r(x), .)| / |Cov(x, .)| on the training prompts, z the stereotype, y the
   factual score; distortion: share of the variance of x
 R2 of z: of a ridge regression on the training prompts (features standardised, penalty \

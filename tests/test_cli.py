@@ -1,0 +1,566 @@
+"""The command line: whole jobs on files, and what it says of mistakes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import splince_fast as sf
+from splince_fast import _files
+from splince_fast.cli import main, read_labels
+from splince_fast.exceptions import InputError, LabelError, SplinceError, UnknownVariableError
+
+N, WIDTH = 300, 6
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with embeddings (whole and in shards) and labels in every format."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    gender = rng.integers(0, 2, size=N)
+    job = np.where(rng.random(N) < 0.8, gender, 1 - gender)
+    age = rng.normal(size=N)
+    X = rng.normal(size=(N, WIDTH)) + np.outer(gender, np.eye(WIDTH)[0])
+    X += np.outer(job, np.eye(WIDTH)[1]) + np.outer(age, np.eye(WIDTH)[2])
+    np.save("X.npy", X)
+    np.save("a.npy", X[:100])
+    np.save("b.npy", X[100:])
+    np.save("gender.npy", gender)
+    np.save("numbers.npy", job)
+    lines = [f"{'fm'[g]},{j},{a!r}" for g, j, a in zip(gender, job, age.tolist(), strict=True)]
+    Path("labels.csv").write_text("\n".join(["gender,job,age", *lines]) + "\n")
+    return tmp_path
+
+
+def told(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
+    """Run; return stdout after success and stderr after a mistake, the other being empty."""
+    assert main(list(argv)) == code
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    if code:
+        assert not out
+        return err
+    assert not err
+    return out
+
+
+def by_hand(keep: str | None = "job", **kinds: str) -> sf.Projection:
+    """The eraser of the files by the Python interface."""
+    table = np.genfromtxt("labels.csv", delimiter=",", names=True, dtype=None, encoding="utf-8")
+    moments = sf.Moments(kinds=kinds).update(
+        np.load("X.npy"), {name: table[name] for name in ("gender", "job", "age")}
+    )
+    if keep is None:
+        return sf.leace(moments, erase="gender")
+    return sf.splince(moments, erase="gender", keep=keep)
+
+
+def agree(path: str, other: sf.Projection) -> None:
+    """The same eraser up to the rounding of another order of rows."""
+    np.testing.assert_allclose(sf.Projection.load(path).matrix(), other.matrix(), atol=1e-12)
+
+
+# -- fit -----------------------------------------------------------------------------------------
+
+
+def test_fit_prints_the_report_and_writes_the_eraser(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--labels", "labels.csv", "--erase", "gender", "--keep", "job", "-o", "e"]
+    out = told(capsys, "fit", "X.npy", *options)
+    agree("e", by_hand())
+    report = sf.Projection.load("e").report
+    assert str(report) in out
+    assert "kept" in out
+    assert out.startswith("eraser: e\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--method", "leace"], lambda: by_hand(None)),
+        (["--keep", "age"], lambda: by_hand("age")),
+        (
+            ["--keep", "job", "--kind", "job=continuous"],
+            lambda: by_hand(job="continuous"),
+        ),
+    ],
+)
+def test_shards_and_methods(
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    expected: Callable[[], sf.Projection],
+) -> None:
+    labels = ["--labels", "labels.csv", "--erase", "gender"]
+    told(capsys, "fit", "a.npy", "b.npy", *labels, *options, "-o", "e")
+    agree("e", expected())
+
+
+def test_every_option_reaches_its_method(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender"]
+    told(capsys, *start, "--keep", "job", "--shrinkage", "0.25", "-o", "shrunk")
+    report = sf.Projection.load("shrunk").report
+    assert report is not None
+    assert report.shrinkage == 0.25
+    told(capsys, *start, "--method", "leace", "--shrinkage", "oas", "-o", "oas")
+    report = sf.Projection.load("oas").report
+    assert report is not None
+    assert 0 < report.shrinkage < 1
+    told(capsys, *start, "--method", "mean", "-o", "mean")
+    told(capsys, *start, "--method", "sal", "-o", "sal")
+    assert sf.Projection.load("mean").method == "MeanProjection"
+    agree("mean", sf.Projection.load("sal"))
+    told(capsys, *start, "--erase", "job", "--method", "leace", "-o", "both")
+    assert sf.Projection.load("both").rank == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "left"),
+    [(["--on-infeasible", "drop"], "(to rounding)"), (["--max-amplification", "1"], "above 1")],
+)
+def test_what_is_given_up_is_a_warning_of_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], options: list[str], left: str
+) -> None:
+    np.save("same.npy", np.load("gender.npy"))
+    labels = ["--labels", "gender.npy", "--labels", "same.npy", "--erase", "gender"]
+    assert main(["fit", "X.npy", *labels, "--keep", "same", *options, "-o", "e"]) == 0
+    out, err = capsys.readouterr()
+    assert err.startswith("splince-fast: warning: 1 of 1 direction(s) of 'same' were given up")
+    assert left in err
+    assert err.count("\n") == 1
+    assert "given up" in out
+
+
+def test_labels_from_npy_have_a_name(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    labels = ["--labels", "gender.npy", "--labels", "job=numbers.npy"]
+    told(capsys, "fit", "X.npy", *labels, "--erase", "gender", "--keep", "job", "-o", "e")
+    agree("e", by_hand())
+
+
+def test_parquet_files_of_embeddings_or_of_labels(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pa = pytest.importorskip("pyarrow", reason="parquet needs the extra parquet")
+    from pyarrow import csv, parquet
+
+    labels = csv.read_csv("labels.csv")
+    parquet.write_table(labels, "labels.parquet")
+    flat = pa.array(np.load("X.npy").ravel())
+    vectors = pa.FixedSizeListArray.from_arrays(flat, WIDTH)
+    parquet.write_table(labels.append_column("vector", vectors), "all.parquet", row_group_size=70)
+    names = ["--erase", "gender", "--keep", "job"]
+    told(capsys, "fit", "X.npy", "--labels", "labels.parquet", *names, "-o", "one")
+    told(capsys, "fit", "all.parquet", "--embedding", "vector", *names, "-o", "two")
+    agree("one", by_hand())
+    agree("two", by_hand())
+    err = told(capsys, "fit", "all.parquet", *names, "-o", "e", code=2)
+    assert "'all.parquet' is no .npy file; for parquet files name" in err
+    more = ["--embedding", "vector", "--labels", "labels.csv"]
+    err = told(capsys, "fit", "all.parquet", *more, *names, "-o", "e", code=2)
+    assert "--labels does not go with --embedding" in err
+    Path("labels.parquet").write_bytes(b"PAR1 or not")
+    err = told(capsys, "fit", "X.npy", "--labels", "labels.parquet", *names, "-o", "e", code=2)
+    assert "cannot be read as Parquet" in err
+
+
+def test_without_pyarrow_the_extra_is_named(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    Path("labels.parquet").touch()
+    options = ["--labels", "labels.parquet", "--erase", "z", "--keep", "y", "-o", "e"]
+    assert "splince_fast[parquet]" in told(capsys, "fit", "X.npy", *options, code=2)
+
+
+def test_moments_and_checkpoint_are_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender", "--keep", "job"]
+    files = ["--save-moments", "m.safetensors", "--checkpoint", "c.safetensors"]
+    out = told(capsys, *start, *files, "-o", "e")
+    assert "moments: m.safetensors" in out
+    assert sf.Moments.load("m.safetensors").n_rows == N
+    # The checkpoint is complete: nothing is read again, and the eraser is the same bit for bit.
+    told(capsys, *start, "--checkpoint", "c.safetensors", "-o", "again")
+    for a, b in zip(
+        (sf.Projection.load("e").left, sf.Projection.load("e").right),
+        (sf.Projection.load("again").left, sf.Projection.load("again").right),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_moments_are_saved_even_if_no_eraser_exists(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--labels", "gender.npy", "--labels", "same=gender.npy", "--save-moments", "m"]
+    code = main(["fit", "X.npy", *options, "--erase", "gender", "--keep", "same", "-o", "e"])
+    assert code == 2
+    assert "SPLINCE cannot keep 'same' while it erases 'gender'" in capsys.readouterr().err
+    assert sf.Moments.load("m").n_rows == N
+    assert not Path("e").exists()
+
+
+FIT = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        ([*FIT, "-o", "e"], "needs --keep NAME"),
+        ([*FIT, "--method", "leace", "--keep", "job", "-o", "e"], "--keep means nothing to"),
+        ([*FIT, "--method", "mean", "--shrinkage", ".1", "-o", "e"], "it is for splince, leace"),
+        ([*FIT, "--keep", "job", "--shrinkage", "some", "-o", "e"], "invalid"),
+        ([*FIT, "--keep", "job", "--shrinkage", "2", "-o", "e"], "a number in [0, 1]"),
+        ([*FIT, "--keep", "job", "--kind", "job", "-o", "e"], "must be NAME=classes or"),
+        ([*FIT, "--keep", "job", "--kind", "age=classes", "-o", "e"], "neither erased nor kept"),
+        ([*FIT, "--keep", "jobs", "-o", "e"], "'jobs'; there is 'gender', 'job', 'age'"),
+        ([*FIT, "--keep", "job", "-o", "absent/e"], "there is no folder for 'absent/e'"),
+        ([*FIT, "--keep", "job", "-o", "X.npy"], "'X.npy' exists"),
+        ([*FIT, "--keep", "job", "-o", "e", "--save-moments", "X.npy"], "'X.npy' exists"),
+        ([*FIT, "--keep", "job", "--checkpoint", "absent/c", "-o", "e"], "there is no folder"),
+        (["fit", "X.npy", "--erase", "g", "--keep", "y", "-o", "e"], "none: pass --labels FILE"),
+        (["fit", "absent.npy", *FIT[2:], "--keep", "job", "-o", "e"], "absent.npy"),
+        (["fit", "a.npy", *FIT[2:], "--keep", "job", "-o", "e"], "has 300 rows but"),
+        (["fit", "labels.csv", *FIT[2:], "--keep", "job", "-o", "e"], "is no .npy file"),
+        (["fit", "X.npy", "--erase", "gender", "--keep", "job"], "required: -o/--output"),
+        (["fit", "X.npy", "--keep", "job", "-o", "e"], "required: --erase"),
+        ([*FIT, "--keep", "job", "--method", "inlp", "-o", "e"], "invalid choice"),
+        ([*FIT, "--keep", "job", "--labels", "x.txt", "-o", "e"], "not 'x.txt'"),
+        ([*FIT, "--keep", "job", "--labels", "absent.csv", "-o", "e"], "absent.csv"),
+        ([*FIT, "--keep", "job", "--labels", "y=labels.csv", "-o", "e"], "names of their own"),
+        ([*FIT, "--keep", "job", "--labels", "gender.npy", "-o", "e"], "2 columns 'gender'"),
+        ([], "required: COMMAND"),
+        (["erase"], "invalid choice"),
+        ([*FIT, "--kee", "job", "-o", "e"], "unrecognized arguments: --kee"),
+    ],
+)
+def test_mistakes_cost_no_pass_and_leave_no_file(
+    here: Path, capsys: pytest.CaptureFixture[str], argv: list[str], text: str
+) -> None:
+    before = sorted(os.listdir())
+    assert text in told(capsys, *argv, code=2)
+    assert sorted(os.listdir()) == before
+
+
+def test_force_overwrites(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("e").write_text("old")
+    told(capsys, *FIT, "--keep", "job", "-o", "e", "--force")
+    agree("e", by_hand())
+
+
+# -- labels --------------------------------------------------------------------------------------
+
+
+def csv_column(text: str, name: str = "v", suffix: str = ".csv", **kinds: str) -> Any:
+    path = Path(f"file{suffix}")
+    path.write_bytes(text.encode())
+    return read_labels([str(path)], [name], kinds)[name]
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["1", "-2", "+3"], [1, -2, 3]),
+        (["1", "", "0"], [1, None, 0]),
+        (["man", '""', '"a ""b"", c"', " woman "], ["man", None, 'a "b", c', "woman"]),
+        (["007", "7"], [7, 7]),
+        (["True", "False"], ["True", "False"]),
+        (["1_000", "x"], ["1_000", "x"]),
+        (["١", "a"], ["١", "a"]),
+        (["inf", "-inf"], ["inf", "-inf"]),
+    ],
+)
+def test_csv_classes(here: Path, cells: list[str], expected: list[Any]) -> None:
+    found = csv_column("\r\n".join(["v,w", *(f"{cell},0" for cell in cells)]) + "\r\n")
+    assert found == expected
+    assert [type(value) for value in found] == [type(value) for value in expected]
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (["1", "2.5"], [1, 2.5]),
+        ([".5", "-1.", "2e-3", "1E3"], [0.5, -1, 0.002, 1000]),
+        (["0.5", "", "nan", "NaN"], [0.5, np.nan, np.nan, np.nan]),
+    ],
+)
+def test_csv_numbers(here: Path, cells: list[str], expected: list[float]) -> None:
+    found = csv_column("\n".join(["w,v", *(f"0,{cell}" for cell in cells)]))
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_csv_in_other_hands(here: Path) -> None:
+    """A byte-order mark, tabs, empty lines at the end, and a column of which nothing is known."""
+    assert csv_column("\ufeffv,w\n1,2\n") == [1]
+    assert csv_column("w\tv\na,b\tc\n", suffix=".tsv") == ["c"]
+    assert csv_column('v\n1\n""\n2\n\n\n') == [1, None, 2]
+    assert csv_column("v,w\n,1\n,2\n") == [None, None]
+    assert csv_column("v,v2,v2\n1,2,3\n") == [1]
+    assert csv_column("v\n") == []
+
+
+def test_numbers_mixed_with_text_are_no_silent_classes(here: Path) -> None:
+    text = "v\n1.5\nNA\n2.25\n"
+    with pytest.raises(LabelError, match=r"numbers and text such as 'NA'.*--kind v=classes"):
+        csv_column(text)
+    assert csv_column(text, v="classes") == ["1.5", "NA", "2.25"]
+    with pytest.raises(LabelError, match="'unknown'"):
+        csv_column("v\n1\nunknown\n")
+    assert csv_column("v\n1\n2\n", v="classes") == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("v,w\n1,2\n3\n", LabelError, "1 fields in line 3, and 2 in its header"),
+        ("v,w\n1,2,3\n", LabelError, "3 fields in line 2"),
+        ("v\n1\n\n2\n", LabelError, "0 fields in line 3"),
+        ('v\n"1\n', InputError, "cannot be read"),
+        ("w\n1\n", UnknownVariableError, "no label file has the variable 'v'; there is 'w'"),
+        ("", UnknownVariableError, "none"),
+        ("v,v\n1,2\n", LabelError, "2 columns 'v'"),
+    ],
+)
+def test_csv_that_cannot_be_read(
+    here: Path, text: str, error: type[SplinceError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        csv_column(text)
+
+
+def test_files_of_labels_that_are_none(here: Path) -> None:
+    Path("latin.csv").write_bytes("v\nmädchen\n".encode("latin-1"))
+    with pytest.raises(InputError, match="UTF-8"):
+        read_labels(["latin.csv"], ["v"], {})
+    np.save("objects.npy", np.array([None, "a"]), allow_pickle=True)
+    with pytest.raises(InputError, match="not of Python objects"):
+        read_labels(["objects.npy"], ["objects"], {})
+    Path("empty.npy").touch()
+    with pytest.raises(InputError, match=r"empty\.npy"):
+        read_labels(["empty.npy"], ["empty"], {})
+
+
+def test_a_file_name_may_hold_the_sign_of_names(here: Path) -> None:
+    np.save("p=2.npy", np.array(["x", "y"]))
+    assert list(read_labels(["p=2.npy"], ["p=2"], {})["p=2"]) == ["x", "y"]
+    assert list(read_labels(["v=p=2.npy"], ["v"], {})["v"]) == ["x", "y"]
+
+
+# -- apply ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def eraser(here: Path) -> sf.Projection:
+    found = by_hand()
+    found.save("e")
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", ">f4", "int32", "bool"])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("n", [0, 1, N])
+def test_apply_writes_what_the_eraser_gives(
+    eraser: sf.Projection, capsys: pytest.CaptureFixture[str], dtype: str, order: str, n: int
+) -> None:
+    X = np.asarray(2 * np.load("X.npy")[:n], dtype=dtype, order=order)  # type: ignore[call-overload]
+    np.save("in.npy", X)
+    assert told(capsys, "apply", "e", "in.npy", "-o", "out.npy") == f"{n} rows: out.npy\n"
+    out = np.load("out.npy")
+    expected = eraser(X)
+    assert out.dtype == expected.dtype
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(np.load("in.npy"), X)
+
+
+def test_apply_in_place_twice_is_once(
+    eraser: sf.Projection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = eraser(np.load("X.npy"))
+    assert told(capsys, "apply", "e", "X.npy", "--in-place") == f"{N} rows: X.npy\n"
+    np.testing.assert_array_equal(np.load("X.npy"), expected)
+    told(capsys, "apply", "e", "X.npy", "--in-place")
+    np.testing.assert_allclose(np.load("X.npy"), expected, atol=1e-13)
+
+
+def test_apply_needs_memory_for_a_piece_only(
+    eraser: sf.Projection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    X = np.ones((1_000_000, WIDTH), np.float16)  # 12 MB, 24 MB in the precision of the work
+    np.save("in.npy", X)
+    told(capsys, "apply", "e", "X.npy", "-o", "warm.npy")
+
+    def peak(job: Callable[[], Any]) -> int:
+        tracemalloc.start()
+        job()
+        used = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return used
+
+    assert peak(lambda: main(["apply", "e", "in.npy", "-o", "out.npy"])) < 6e6
+    assert peak(lambda: eraser(np.load("in.npy"))) > 2e7  # the control holds input and output
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        (["apply", "e", "X.npy", "-o", "gender.npy"], "'gender.npy' exists"),
+        (["apply", "e", "narrow.npy", "-o", "out.npy"], "3 columns, and 6 are expected"),
+        (["apply", "e", "narrow.npy", "--in-place"], "3 columns, and 6 are expected"),
+        (["apply", "e", "gender.npy", "-o", "out.npy"], "it must be 2-D"),
+        (["apply", "e", "integers.npy", "--in-place"], "the result is float64; use -o FILE"),
+        (["apply", "e", "labels.csv", "-o", "out.npy"], "cannot be read as a .npy array"),
+        (["apply", "e", "absent.npy", "-o", "out.npy"], "absent.npy"),
+        (["apply", "absent", "X.npy", "-o", "out.npy"], "there is no file absent"),
+        (["apply", "X.npy", "X.npy", "-o", "out.npy"], "no safetensors file"),
+        (["apply", "e", "X.npy", "-o", "absent/out.npy"], "there is no folder"),
+        (["apply", "e", "X.npy"], "-o/--output --in-place is required"),
+        (["apply", "e", "X.npy", "-o", "out.npy", "--in-place"], "not allowed with"),
+    ],
+)
+def test_mistakes_of_apply_change_nothing(
+    eraser: sf.Projection, capsys: pytest.CaptureFixture[str], argv: list[str], text: str
+) -> None:
+    np.save("narrow.npy", np.ones((4, 3)))
+    np.save("integers.npy", np.ones((4, WIDTH), int))
+    before = {path.name: path.read_bytes() for path in Path().iterdir()}
+    assert text in told(capsys, *argv, code=2)
+    assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
+
+
+def test_apply_may_overwrite_its_own_input_if_forced(
+    eraser: sf.Projection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = eraser(np.load("X.npy"))
+    told(capsys, "apply", "e", "X.npy", "-o", "X.npy", "--force")
+    np.testing.assert_array_equal(np.load("X.npy"), expected)
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "text"),
+    [(KeyboardInterrupt(), 130, "interrupted"), (OSError("the disk is full"), 2, "disk is full")],
+)
+def test_an_interrupted_apply_leaves_no_part_of_a_file(
+    eraser: sf.Projection,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    failure: BaseException,
+    code: int,
+    text: str,
+) -> None:
+    Path("out.npy").write_text("old")
+    before = sorted(os.listdir())
+    real, seen = sf.Projection.__call__, []
+
+    def fail(self: sf.Projection, X: NDArray[Any], **options: Any) -> Any:
+        if not len(X):
+            return real(self, X, **options)
+        seen.extend(name for name in os.listdir() if name.endswith(".partial"))
+        raise failure
+
+    monkeypatch.setattr(sf.Projection, "__call__", fail)
+    argv = ["apply", "e", "X.npy", "-o", "out.npy", "--force"]
+    assert text in told(capsys, *argv, code=code)
+    assert len(seen) == 1
+    assert sorted(os.listdir()) == before
+    assert Path("out.npy").read_text() == "old"
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system reserves no space")
+def test_a_full_disk_is_an_error_before_the_first_row(
+    eraser: sf.Projection, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, offset: int, size: int) -> None:
+        assert size > np.load("X.npy").nbytes
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    before = sorted(os.listdir())
+    assert "No space left" in told(capsys, "apply", "e", "X.npy", "-o", "out.npy", code=2)
+    assert sorted(os.listdir()) == before
+
+
+# -- inspect -------------------------------------------------------------------------------------
+
+
+def test_inspect_an_eraser(eraser: sf.Projection, capsys: pytest.CaptureFixture[str]) -> None:
+    out = told(capsys, "inspect", "e")
+    assert str(eraser.report) in out
+    assert "Projection(SPLINCE, 6 features, rank 1 removed)" in out
+    assert "tensor left: [6, 1]" in out
+    assert f"format 1, written by splince_fast {sf.__version__}" in out
+    sf.Projection(np.eye(3)[:, :1], np.eye(3)[:, :1], np.zeros(3)).save("custom")
+    assert "no report" in told(capsys, "inspect", "custom")
+
+
+def test_inspect_moments(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    X = np.load("X.npy")
+    labels = {"g": np.load("gender.npy"), "many": np.arange(N) % 12, "age": X[:, 0]}
+    sf.Moments().update(X, labels, sample_weight=np.full(N, 0.5)).save("m")
+    out = told(capsys, "inspect", "m")
+    women = int(np.count_nonzero(labels["g"] == 0))
+    assert f"Moments({N} rows, 6 features" in out
+    assert "weight 150" in out
+    assert f"variable 'g': classes {{0: {women}, 1: {N - women}}}" in out
+    assert "9: 25, ...}" in out
+    assert "variable 'age': continuous" in out
+
+
+def test_inspect_says_what_a_file_is_not(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no safetensors file" in told(capsys, "inspect", "X.npy", code=2)
+    assert "absent" in told(capsys, "inspect", "absent", code=2)
+    _files.write("foreign", "something", 1, {"a": np.zeros(2)}, {})
+    assert "'projection' was expected" in told(capsys, "inspect", "foreign", code=2)
+
+
+# -- the process ---------------------------------------------------------------------------------
+
+
+def run(*argv: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    source = str(Path(sf.__file__).parent.parent)
+    found = subprocess.run(
+        [sys.executable, "-W", "error", *argv],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": source},
+        timeout=120,
+        check=False,
+    )
+    assert found.returncode == code, found.stderr
+    return found
+
+
+def test_a_real_process(here: Path) -> None:
+    command = ["-m", "splince_fast"]
+    names = ["--erase", "gender", "--keep", "job"]
+    fitted = run(*command, "fit", "X.npy", "--labels", "labels.csv", *names, "-o", "e")
+    assert fitted.stdout.startswith("eraser: e\nSPLINCE\n")
+    run(*command, "apply", "e", "X.npy", "-o", "out.npy")
+    np.testing.assert_array_equal(np.load("out.npy"), sf.Projection.load("e")(np.load("X.npy")))
+    failed = run(*command, "apply", "e", "X.npy", "-o", "out.npy", code=2)
+    assert failed.stderr == (
+        "splince-fast: error: 'out.npy' exists; name another file, or overwrite it with --force\n"
+    )
+
+
+def test_help_loads_neither_the_demonstration_nor_heavy_libraries(here: Path) -> None:
+    script = (
+        "import sys; from splince_fast.cli import main; assert main(['--version']) == 0; "
+        "assert main(['demo', '--help']) == 0; "
+        "print(sorted({'matplotlib', 'sklearn', 'torch', 'pandas', 'pyarrow', "
+        "'splince_fast.demo.experiment'} & set(sys.modules)))"
+    )
+    out = run("-c", script).stdout
+    assert out.startswith(f"splince-fast {sf.__version__}\n")
+    assert "--no-figure" in out
+    assert out.endswith("[]\n")

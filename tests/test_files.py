@@ -1,0 +1,596 @@
+"""Files: whatever is wrong with one, FileFormatError; whatever goes wrong while one is written,
+the old file stays whole and nothing else is left behind.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from conftest import FUZZ, Rows, check, state_bytes, tables
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import splince_fast
+from splince_fast import FileFormatError, Moments, Projection, SplinceError, _files
+
+MANY = max(FUZZ, 1)
+
+
+@pytest.fixture
+def moments() -> Moments:
+    return some_moments()
+
+
+def some_moments() -> Moments:
+    """Every kind of variable, merged and waiting rows, weights."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(11, 3))
+    labels = {
+        "z": rng.integers(0, 3, 11),
+        "text": [None, *"aabcaébca", "b"],
+        "score": rng.normal(size=11),
+        "scores": np.where(rng.random((11, 2)) < 0.2, np.nan, rng.normal(size=(11, 2))),
+    }
+    new = Moments(block_rows=8, joint=[("z", "text")], kinds={"z": "classes"})
+    return new.update(X, labels, sample_weight=rng.uniform(0.5, 2, 11))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.moments"
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    file = tmp_path_factory.mktemp("files") / "state"
+    some_moments().save(file)
+    return file.read_bytes()
+
+
+def parts_of(content: bytes) -> tuple[dict[str, Any], bytes]:
+    """Header and body of a safetensors file."""
+    (size,) = struct.unpack("<Q", content[:8])
+    return json.loads(content[8 : 8 + size]), content[8 + size :]
+
+
+def joined(header: Any, body: bytes) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+def use(state: Moments) -> None:
+    """Read all there is, so that what a loader let through cannot hide; numbers or our errors."""
+    readers: list[Callable[[], Any]] = [
+        lambda: state.mean, state.covariance, lambda: state.covariance(ddof=0), lambda: repr(state),
+        lambda: (state + state).covariance(),
+        lambda: state.copy().update(np.ones((9, state.n_features or 1))).covariance(),
+    ]  # fmt: skip
+    for name, kind in state.variables.items():
+        readers.append(lambda name=name: state.cross_covariance(name, ddof=0))
+        if kind == "classes":
+            readers.append(lambda name=name: state.class_counts(name) and 0)
+    for read in readers:
+        try:
+            value = read()
+        except SplinceError:
+            continue
+        assert isinstance(value, str | dict) or np.isfinite(value).all()
+
+
+def is_refused(path: Path) -> bool:
+    """Whether a file is refused, in the one way there is; else what it holds must be usable."""
+    try:
+        state = Moments.load(path)
+    except FileFormatError as error:
+        assert str(path) in str(error)
+        return True
+    use(state)
+    return False
+
+
+# --- round trip ----------------------------------------------------------------------------------
+
+
+@given(table=tables(), block_rows=st.sampled_from([None, 1, 3, 8]), more=st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_loaded_state_continues_to_the_same_bytes(
+    tmp_path: Path, table: Any, block_rows: int | None, more: bool
+) -> None:
+    path = tmp_path / "state"
+    original = table.feed(Moments(block_rows=block_rows))
+    original.save(path)
+    loaded = Moments.load(path)
+    assert state_bytes(loaded) == state_bytes(original)
+    if more:
+        assert state_bytes(table.feed(loaded)) == state_bytes(table.feed(original))
+        check(loaded, table.rows + table.rows)
+    assert state_bytes(loaded + loaded) == state_bytes(original + original)
+
+
+def test_all_parameters_come_back(moments: Moments, path: Path) -> None:
+    moments.save(path)
+    loaded = Moments.load(path)
+    assert state_bytes(loaded) == state_bytes(moments)
+    assert loaded.classes(("z", "text")) == moments.classes(("z", "text"))
+    with pytest.raises(SplinceError):  # joint= and kinds= are in force again
+        loaded.update(np.ones((1, 3)), {"score": [1.0]})
+
+
+def test_names_of_any_script_and_numbers_of_any_size_come_back(path: Path) -> None:
+    names: list[Any] = ["", " ", "é", "日本", "\u0000", '"', "\\", "\ud800", "a" * 5000, "null"]
+    moments = Moments().update(np.eye(len(names)), {name: names for name in names})
+    moments.save(path)
+    assert Moments.load(path).classes("日本") == moments.classes("日本")
+    integers = [0, -1, 2**63 - 1, -(2**63), 2**64, 10**30]
+    state = Moments().update(np.eye(6), {"z": integers, "flag": [True, False] * 3})
+    state.save(path)
+    loaded = Moments.load(path)
+    assert loaded.classes("z") == state.classes("z")
+    assert [type(c) for c in loaded.classes("flag")] == [bool, bool]
+
+
+def test_an_empty_state_comes_back(path: Path) -> None:
+    Moments(block_rows=5).save(path)
+    loaded = Moments.load(path)
+    assert (loaded.n_rows, loaded.n_features) == (0, None)
+    check(loaded.update(np.eye(3)), Rows.of(np.eye(3)))
+
+
+def test_paths_of_every_kind(moments: Moments, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in ("relative", Path("relative too"), tmp_path / "with spaces é", "dots.a.b"):
+        moments.save(path)
+        assert state_bytes(Moments.load(path)) == state_bytes(moments)
+
+
+def test_saving_changes_nothing_and_repeats_itself(moments: Moments, path: Path) -> None:
+    """The same state gives the same file, byte for byte."""
+    before = state_bytes(moments)
+    contents = set()
+    for _ in range(8):
+        moments.save(path)
+        contents.add(path.read_bytes())
+    assert state_bytes(moments) == before
+    assert len(contents) == 1
+
+
+def test_files_are_plain_safetensors(content: bytes, path: Path) -> None:
+    path.write_bytes(content)
+    tensors = safetensors.numpy.load_file(path)
+    assert tensors["scatter"].shape == (3, 3)
+    np.testing.assert_array_equal(tensors["scatter"], tensors["scatter"].T)
+
+
+# --- damage --------------------------------------------------------------------------------------
+
+
+def test_truncated_at_any_length(content: bytes, path: Path) -> None:
+    lengths = {*range(0, len(content), max(1, len(content) // (150 * MANY))), len(content) - 1}
+    for length in sorted(lengths):
+        path.write_bytes(content[:length])
+        with pytest.raises(FileFormatError, match="truncated|damaged"):
+            Moments.load(path)
+
+
+def test_bytes_appended(content: bytes, path: Path) -> None:
+    for extra in (b"\0", b"x" * 100, content):
+        path.write_bytes(content + extra)
+        with pytest.raises(FileFormatError):
+            Moments.load(path)
+
+
+def test_bytes_flipped_in_the_numbers(content: bytes, path: Path) -> None:
+    """A wrong number is as bad as a lost one, so every flip is noticed."""
+    rng = np.random.default_rng(1)
+    first = len(content) - len(parts_of(content)[1])
+    for position in rng.integers(first, len(content), 200 * MANY):
+        damaged = bytearray(content)
+        damaged[position] ^= int(rng.choice([1, 2, 4, 8, 16, 32, 64, 128, 255]))
+        path.write_bytes(bytes(damaged))
+        with pytest.raises(FileFormatError):
+            Moments.load(path)
+
+
+def test_bytes_flipped_in_the_header(content: bytes, path: Path) -> None:
+    """Refused, or without effect."""
+    rng = np.random.default_rng(2)
+    path.write_bytes(content)
+    whole = state_bytes(Moments.load(path))
+    for position in rng.integers(0, len(content) - len(parts_of(content)[1]), 300 * MANY):
+        damaged = bytearray(content)
+        damaged[position] ^= int(rng.choice([1, 2, 4, 8, 16, 32, 64, 128, 255]))
+        path.write_bytes(bytes(damaged))
+        try:
+            loaded = Moments.load(path)
+        except FileFormatError:
+            continue
+        assert state_bytes(loaded) == whole
+
+
+def test_what_is_no_such_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "foreign"
+    foreign = {"weight": np.zeros(3)}
+    for metadata in (None, {}, {"format": "pt"}, {"library": "other"}):
+        safetensors.numpy.save_file(foreign, path, metadata)
+        with pytest.raises(FileFormatError, match="not written by splince_fast"):
+            Moments.load(path)
+    for other in (b"", b"\0" * 8, b"\xff" * 64, b"PK\x03\x04", b"\x93NUMPY", os.urandom(999)):
+        path.write_bytes(other)
+        with pytest.raises(FileFormatError):
+            Moments.load(path)
+    with pytest.raises(FileFormatError):
+        Moments.load(tmp_path)  # a folder
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        Moments.load(tmp_path / "nowhere")
+
+
+def test_a_file_of_another_kind(tmp_path: Path, content: bytes) -> None:
+    eraser = Projection(np.eye(3)[:, :1], np.eye(3)[:, :1], np.zeros(3))
+    eraser.save(tmp_path / "eraser")
+    with pytest.raises(FileFormatError, match=r"'projection'.*'moments'"):
+        Moments.load(tmp_path / "eraser")
+    (tmp_path / "moments").write_bytes(content)
+    with pytest.raises(FileFormatError, match=r"'moments'.*'projection'"):
+        Projection.load(tmp_path / "moments")
+
+
+@pytest.mark.parametrize("version", ["2", "10", "9" * 30, "9" * 5000])
+def test_a_newer_format_asks_for_an_upgrade(content: bytes, path: Path, version: str) -> None:
+    header, body = parts_of(content)
+    header["__metadata__"]["format_version"] = version
+    path.write_bytes(joined(header, body))
+    with pytest.raises(FileFormatError):
+        Moments.load(path)
+    if len(version) < 30:
+        with pytest.raises(FileFormatError, match="upgrade"):
+            Moments.load(path)
+
+
+@pytest.mark.parametrize("version", [None, "", "one", "-1", "1.0", "²", "0"])
+def test_a_format_that_cannot_be_told(content: bytes, path: Path, version: str | None) -> None:
+    header, body = parts_of(content)
+    del header["__metadata__"]["format_version"]
+    if version is not None:
+        header["__metadata__"]["format_version"] = version
+    path.write_bytes(joined(header, body))
+    with pytest.raises(FileFormatError):
+        Moments.load(path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "5", "null", '"a"', "{}", "[" * 100_000,
+                                  "1" * 5000, '{"width": NaN}'])  # fmt: skip
+def test_metadata_that_are_no_object(content: bytes, path: Path, text: str) -> None:
+    header, body = parts_of(content)
+    header["__metadata__"]["metadata"] = text
+    path.write_bytes(joined(header, body))
+    with pytest.raises(FileFormatError):
+        Moments.load(path)
+
+
+JUNK = [None, True, -1, 0, 5, 2.5, 10**12, 10**25, "text", "", [], [[]], [5], {}, {"a": 1}]
+
+
+def spots_of(value: Any, spot: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where in nested metadata something can be replaced."""
+    items: Any = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, part in items:
+        yield (*spot, key)
+        if isinstance(part, dict | list):
+            yield from spots_of(part, (*spot, key))
+
+
+def test_metadata_with_junk_in_any_place(content: bytes, path: Path) -> None:
+    """Refused, or harmless: never another error, never a state that chokes later."""
+    plain = parts_of(content)[0]["__metadata__"]["metadata"]
+    refused = 0
+    for spot in spots_of(json.loads(plain)):
+        for junk in [*JUNK, "missing"]:
+            metadata = json.loads(plain)
+            place = metadata
+            for key in spot[:-1]:
+                place = place[key]
+            if junk == "missing":
+                del place[spot[-1]]
+            else:
+                place[spot[-1]] = junk
+            _files.write(path, "moments", 1, safetensors.numpy.load(content), metadata)
+            refused += is_refused(path)
+    assert refused > 300
+
+
+def resaved(content: bytes, path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """The file as the library writes it, with tensors changed by `change`."""
+    metadata = json.loads(parts_of(content)[0]["__metadata__"]["metadata"])
+    tensors = safetensors.numpy.load(content)
+    change(tensors)
+    _files.write(path, "moments", 1, tensors, metadata)
+
+
+def tensor_names(content: bytes) -> list[str]:
+    return sorted(safetensors.numpy.load(content))
+
+
+def test_every_tensor_is_missed(content: bytes, path: Path) -> None:
+    optional = {"staged.rows", "staged.weight"}
+    for name in tensor_names(content):
+        resaved(content, path, lambda tensors, name=name: tensors.pop(name))
+        if name in optional or name.startswith("staged."):
+            continue  # their absence means that no row, weight or label waits
+        with pytest.raises(FileFormatError, match="missing|inconsistent"):
+            Moments.load(path)
+
+
+@pytest.mark.parametrize("junk", [np.nan, np.inf, -np.inf])
+def test_no_tensor_may_hold_what_is_no_number(content: bytes, path: Path, junk: float) -> None:
+    for name in tensor_names(content):
+
+        def spoil(tensors: dict[str, Any], name: str = name) -> bool:
+            if tensors[name].dtype.kind == "f":
+                tensors[name] = tensors[name].copy()
+                tensors[name].flat[-1] = junk
+            return bool(tensors[name].dtype.kind == "f")
+
+        if not spoil(safetensors.numpy.load(content)):
+            continue
+        resaved(content, path, spoil)
+        # In waiting labels alone, NaN has a meaning: missing.
+        missing_label = name[-1].isdigit() and np.isnan(junk)
+        if not missing_label:
+            with pytest.raises(FileFormatError):
+                Moments.load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: a[:-1],
+        lambda a: np.concatenate([a, a[:1]]),
+        lambda a: a[None],
+        lambda a: a.ravel() if a.ndim > 1 else a[:, None],
+        lambda a: a.astype(np.float16) if a.dtype != np.float16 else a.astype(np.int8),
+        lambda a: a.astype(np.int32),
+        lambda a: a.astype(np.complex64),
+        lambda a: np.empty((0, 0)),
+    ],
+)  # fmt: skip
+def test_every_tensor_has_its_shape_and_dtype(
+    content: bytes, path: Path, change: Callable[[Any], Any]
+) -> None:
+    for name in tensor_names(content):
+
+        def apply(tensors: dict[str, Any], name: str = name) -> None:
+            with warnings.catch_warnings(action="ignore"):
+                tensors[name] = np.ascontiguousarray(change(tensors[name]))
+
+        resaved(content, path, apply)
+        with pytest.raises(FileFormatError):
+            Moments.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("weight", -1.0),
+        ("weight", 0.0),
+        ("scatter", -1.0),
+        ("variable.0.rows", -1),
+        ("variable.0.rows", 10**12),
+        ("variable.0.weights", -1.0),
+        ("variable.2.counts", -1),
+        ("variable.2.counts", 10**12),
+        ("variable.2.weight", -1.0),
+        ("variable.2.squares", -1.0),
+        ("staged.weight", 0.0),
+        ("staged.weight", -2.0),
+        ("staged.rows", 1e200),
+        ("staged.0", 99),
+        ("staged.0", -2),
+    ],
+)
+def test_impossible_numbers_are_refused(
+    content: bytes, path: Path, name: str, value: float
+) -> None:
+    def spoil(tensors: dict[str, Any]) -> None:
+        tensors[name] = tensors[name].copy()
+        tensors[name].flat[0] = value
+
+    assert name in tensor_names(content)
+    resaved(content, path, spoil)
+    with pytest.raises(FileFormatError):
+        Moments.load(path)
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F8_E4M3", "F8_E5M2", "F4", "F16", "U8", "BOOL", "C64"])
+def test_dtypes_that_numpy_may_lack(content: bytes, path: Path, dtype: str) -> None:
+    header, body = parts_of(content)
+    bits = {"BF16": 16, "F16": 16, "F4": 4, "C64": 64}.get(dtype, 8)
+    first, last = header["weight"]["data_offsets"]
+    header["weight"] |= {"dtype": dtype, "shape": [(last - first) * 8 // bits]}
+    path.write_bytes(joined(header, body))
+    with pytest.raises(FileFormatError):
+        Moments.load(path)
+
+
+def test_a_failed_load_leaves_the_file_alone(content: bytes, path: Path) -> None:
+    path.write_bytes(content[:-1])
+    with pytest.raises(FileFormatError):
+        Moments.load(path)
+    assert path.read_bytes() == content[:-1]
+    assert os.listdir(path.parent) == [path.name]
+
+
+# --- faults while a file is written --------------------------------------------------------------
+
+NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
+
+
+def half_written(*arguments: Any, **more: Any) -> None:
+    Path(arguments[1]).write_bytes(b"half of it")
+    raise NO_SPACE
+
+
+def safetensor_error(*arguments: Any, **more: Any) -> None:
+    Path(arguments[1]).write_bytes(b"half of it")
+    raise safetensors.SafetensorError("I/O error: No space left on device (os error 28)")
+
+
+def interrupted(*arguments: Any, **more: Any) -> None:
+    Path(arguments[1]).write_bytes(b"half of it")
+    raise KeyboardInterrupt
+
+
+def refused(*arguments: Any, **more: Any) -> None:
+    raise NO_SPACE
+
+
+FAULTS: dict[str, tuple[Any, str, Callable[..., Any], type[BaseException]]] = {
+    "disk full while writing": (safetensors.numpy, "save_file", half_written, OSError),
+    "disk full, as safetensors says it": (
+        safetensors.numpy, "save_file", safetensor_error, OSError,
+    ),
+    "interrupted while writing": (safetensors.numpy, "save_file", interrupted, KeyboardInterrupt),
+    "disk full while flushing": (os, "fsync", refused, OSError),
+    "renaming fails": (os, "replace", refused, OSError),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str, exists: bool
+) -> None:
+    path = tmp_path / "state"
+    old, new = Moments().update(np.eye(2)), Moments().update(np.ones((3, 2)))
+    if exists:
+        old.save(path)
+    kept, before = path.read_bytes() if exists else b"", state_bytes(new)
+    module, name, replacement, error = FAULTS[fault]
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, replacement)
+        with pytest.raises(error):
+            new.save(path)
+    assert os.listdir(tmp_path) == (["state"] if exists else [])
+    if exists:
+        assert path.read_bytes() == kept
+    assert state_bytes(new) == before
+    new.save(path)  # the next attempt succeeds
+    assert state_bytes(Moments.load(path)) == before
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def test_a_checkpoint_that_cannot_be_written_stops_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "replace", refused)
+    with pytest.raises(OSError, match="No space"):
+        Moments.from_blocks([(np.eye(2), None)] * 3, checkpoint=tmp_path / "a")
+    assert os.listdir(tmp_path) == []
+
+
+@contextmanager
+def without_rights(folder: Path) -> Iterator[None]:
+    """The folder is read-only for whoever runs the test, root included."""
+    root = os.geteuid() == 0
+    folder.chmod(0o555)
+    try:
+        if root:
+            os.seteuid(65534)
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+        folder.chmod(0o755)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX rights")
+def test_permission_denied(tmp_path: Path) -> None:
+    folder = tmp_path / "closed"
+    folder.mkdir()
+    moments = Moments().update(np.eye(2))
+    moments.save(folder / "state")
+    kept = (folder / "state").read_bytes()
+    with without_rights(folder), pytest.raises(OSError, match=r"state|ermission"):
+        moments.save(folder / "state")
+    assert os.listdir(folder) == ["state"]
+    assert (folder / "state").read_bytes() == kept
+
+
+def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="nowhere"):
+        Moments().save(tmp_path / "nowhere" / "state")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError):  # noqa: PT011 (the system's own words)
+        Moments().save(tmp_path / "folder")
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+LIMITED = """
+import resource, signal, sys
+import numpy as np
+from splince_fast import Moments
+moments = Moments().update(np.ones((2, 200)))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+try:
+    moments.save(sys.argv[1])
+except OSError as error:
+    print("refused:", error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files as Linux does")
+def test_a_file_that_outgrows_its_disk(tmp_path: Path) -> None:
+    """A true short write, not a simulated one."""
+    path = tmp_path / "state"
+    Moments().update(np.eye(2)).save(path)
+    kept = path.read_bytes()
+    root = str(Path(splince_fast.__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(path)],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("refused:")
+    assert os.listdir(tmp_path) == ["state"]
+    assert path.read_bytes() == kept
+
+
+def test_two_threads_that_save_to_one_path(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """The last one wins, with a whole file; neither meets the other's half-written one."""
+    first, second = Moments().update(np.eye(2)), Moments().update(np.eye(3))
+    original, entered = safetensors.numpy.save_file, []
+
+    def overtaken(*arguments: Any, **more: Any) -> Any:
+        result = original(*arguments, **more)
+        if not entered:
+            entered.append(True)
+            other = threading.Thread(target=second.save, args=(path,))
+            other.start()
+            other.join()
+        return result
+
+    monkeypatch.setattr(safetensors.numpy, "save_file", overtaken)
+    first.save(path)
+    assert state_bytes(Moments.load(path)) == state_bytes(first)
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_the_writer_refuses_numbers_that_json_lacks(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        _files.write(tmp_path / "a", "kind", 1, {}, {"value": float("nan")})
+    assert os.listdir(tmp_path) == []
