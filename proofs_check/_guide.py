@@ -8,7 +8,7 @@ INTRODUCTION = """\
 Holstege, Ravfogel and Wouters, "Preserving Task-Relevant Information Under Linear Concept
 Removal" (NeurIPS 2025, arXiv 2506.10703), propose SPLINCE: an eraser of a concept z that keeps the
 covariance with a task y. This page goes through the paper's statements one by one. It is written
-by `python -m proofs_check --markdown` from the evidence of that run{state}.
+by `python -m proofs_check --markdown` from the evidence of that run ({run}).
 
 **In short.** The method is sound and Theorem 1 is right: the formula is the optimal eraser under
 its constraints, in more generality than the paper claims, and its one assumption is exactly the
@@ -16,7 +16,7 @@ needed one. Theorem 2 is right under the hypothesis it names, a unique minimiser
 which the authors themselves call an initial investigation, are about another map than the eraser:
 they apply P to the head instead of to the features. For the eraser that one deploys, the order of
 LEACE and SPLINCE behind a well-fitted, unregularised frozen head is the opposite. There is
-nevertheless a range of heads for which SPLINCE wins, and moments alone tell which.
+nevertheless a range of heads for which SPLINCE wins; moments and the head tell which.
 
 ## Which eraser to choose
 

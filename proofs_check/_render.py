@@ -103,43 +103,34 @@ def as_json(outcomes: Sequence[Outcome], *, seed: int, quick: bool) -> str:
 
 
 def findings(outcomes: Sequence[Outcome], *, seed: int, quick: bool) -> str:
-    """The findings document."""
+    """The findings document: one paragraph per line, so that no wrapped line starts a list."""
     good = all(o.reproduced for o in outcomes)
-    state = f" (seed {seed}{', quick' if quick else ''}; "
-    state += "every verdict was reproduced)" if good else "SOME VERDICTS WERE NOT REPRODUCED)"
-    out = [INTRODUCTION.format(state=state)]
+    state = "every verdict was reproduced" if good else "SOME VERDICTS WERE NOT REPRODUCED"
+    out = [INTRODUCTION.format(run=f"seed {seed}{', quick' if quick else ''}; {state}")]
     out += ["| what follows the eraser | what holds | choice |", "|---|---|---|"]
-    out += [f"| {' | '.join(row)} |" for row in GUIDE]
+    out += [_cells(row) for row in GUIDE]
     out += ["", METHOD, "## All verdicts", ""]
     out += ["| no. | statement | verdict | residual / tolerance | cases | mutants caught |"]
     out += ["|---|---|---|---|---|---|"]
-    for o in outcomes:
-        cells = _row(o)
-        out.append(f"| {cells[0]} | {cells[1]} | {' | '.join(cells[3:7])} |")
+    out += [_cells([*_row(o)[:2], *_row(o)[3:7]]) for o in outcomes]
     section = ""
     for o in outcomes:
         item = o.check
         if item.key.split(".")[0] != section:
             section = item.key.split(".")[0]
             out += ["", f"## {SECTIONS[section]}"]
-        verdict = o.verdict if o.reproduced and o.verdict else "not reproduced"
+        verdict = str(o.verdict) if o.reproduced else "not reproduced"
+        label = "Counterexample" if item.expected is Verdict.FALSE else "Example"
         out += ["", f"### {item.key} {item.statement}", ""]
-        out += [f"*{item.source}; {item.convention}.* **{str(verdict).capitalize()}.**", ""]
-        out += [filled(item.truth)]
-        label = "Counterexample" if item.expected is not Verdict.HOLDS else "Figures"
-        out += ["", *(filled(f"- {label}: {text}", hang="  ") for text in o.examples)] * bool(
-            o.examples
-        )
+        out += [f"*{item.source}; {item.convention}.* **{verdict.capitalize()}.**", "", item.truth]
+        if o.examples:
+            out += ["", *(f"- {label}: {text}" for text in o.examples)]
         if item.meaning:
-            out += ["", filled(f"For the choice: {item.meaning}")]
+            out += ["", f"What it means: {item.meaning}"]
         out += [f"\n**Not reproduced:** {problem}" for problem in o.problems]
     return "\n".join(out) + "\n"
 
 
-def filled(text: str, hang: str = "") -> str:
-    """Wrapped to 100 columns; characters that Markdown would read are escaped."""
-    for sign in "*_<":
-        text = text.replace(sign, f"\\{sign}")
-    return textwrap.fill(
-        text, 100, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False
-    )
+def _cells(cells: Sequence[str]) -> str:
+    """One row of a Markdown table; bars inside a cell are escaped."""
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"

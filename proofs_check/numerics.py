@@ -247,7 +247,7 @@ def _diagonal_splince(moments: sf.Moments) -> Floats:
 @check(
     "7.3",
     "Every identity on real activations",
-    source="profession prompts of the paper, last layer of a language model",
+    source="the library's demonstration data, last layer of a language model",
     convention="x -> Px + b, labels continuous",
     expected=Verdict.HOLDS,
     truth=(

@@ -218,7 +218,7 @@ def restriction_to_range(
         "full rank, or I - E). Guardedness only needs the kernel to contain colsp(Sz); an eraser "
         "that removes more is guarded too and predicts differently."
     ),
-    meaning="Erasing in several rounds, or more directions than rank(Sz), does cost accuracy.",
+    meaning="An eraser of more than rank(Sz) directions restricts a refitted head further.",
     mutants={
         "the larger kernel is not larger": {"larger": _reference.leace},
         "the larger kernel is no kernel": {"larger": lambda c: eye(c.d)},

@@ -255,9 +255,10 @@ def _raises(sample: Sample) -> bool:
     truth=(
         "The assumption is not only sufficient but necessary: feasible iff "
         "rank[Sz, Sy] = rank Sz + rank Sy, and whitening does not matter for it. For scalar z and "
-        "y this is linear independence of the two covariance vectors, as the paper says. The "
-        "other assumption, non-zero covariances, is not needed: Sz = 0 gives the identity, "
-        "Sy = 0 gives LEACE."
+        "y this is linear independence of the two covariance vectors, as the paper says; with "
+        "several columns 'do not perfectly overlap' is too weak, one shared direction is enough "
+        "to fail. The other assumption, non-zero covariances, is not needed: Sz = 0 gives the "
+        "identity, Sy = 0 gives LEACE."
     ),
     meaning=(
         "A task that is a linear function of the concept (or the reverse, such as erasing a "

@@ -147,6 +147,14 @@ def literal_leace(
         if white:
             claimed = last_line(s, beta, p_z)
             bench.corrected(int(delta > claimed + error), label="last line at S = I")
+    for i in bench.repeats(20, 6):
+        c = whitened_problem(bench, 3)
+        if i % 2:
+            sy = null_basis(c.sz.T) @ integers(bench.rng, 2, 1)
+            c = Covariances(c.s, c.sz, sy if not is_zero(sy) else null_basis(c.sz.T)[:, :1], c.mean)
+        p = _reference.splince(c)
+        unbiased = is_zero(projector(c.sz) @ c.sy)
+        bench.corrected(int(equal(p, p.T) != unbiased), label="P orthogonal iff P_z beta = 0")
     beta = rational([[3], [0]])
     sy = CORRELATED @ beta
     sz = rational([[sy[1, 0]], [-sy[0, 0]]])

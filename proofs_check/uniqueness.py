@@ -154,7 +154,7 @@ def _library_map(sample: Sample, x: Matrix) -> Matrix:
         "b = E x - P E x, unique in b if M is definite. It moves nothing on average: "
         "E r(x) = E x. All covariances must be centred ones."
     ),
-    meaning="Fit on raw activations without shame; the mean is handled.",
+    meaning="Raw activations need no centring beforehand.",
     mutants={
         "no constant": {"constant": lambda p, mean: zeros(len(p), 1)},
         "opposite sign": {"constant": lambda p, mean: p @ mean - mean},

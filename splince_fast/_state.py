@@ -74,6 +74,8 @@ def reduce_block(
         part_weight = np.diff(np.append(starts, n)).astype(np.float64)
     root_weight = np.sqrt(weight)
     out = buffer[: n + len(starts)]
+    if len(out) != n + len(starts):
+        raise RuntimeError("the work buffer has no room for the block and the means of its parts")
     peak, deviation = np.empty(d), np.empty(d)
     class_sums, products = np.empty((n_codes, d)), np.empty((len(values), d))
 
@@ -88,8 +90,10 @@ def reduce_block(
         # A constant column shows roundings of its mean, and no more: that is no small spread.
         varies = peak > 1e-13 * np.abs(reference)
         if peak.max() > _FLOAT32_RANGE[1] or (varies & (peak < _FLOAT32_RANGE[0])).any():
-            return reduce_block(rows.astype(np.float64), weight, reference, codes, n_codes, values,
-                                np.empty(out.shape))  # fmt: skip
+            wide = np.empty((buffer_rows(n, d, np.dtype(np.float64)), d))
+            return reduce_block(
+                rows.astype(np.float64), weight, reference, codes, n_codes, values, wide
+            )
     total = float(part_weight.sum())
     return Reduced(n, total, deviation, out, class_sums, products)
 

@@ -460,7 +460,8 @@ def test_an_interrupted_apply_leaves_no_part_of_a_file(
 ) -> None:
     Path("out.npy").write_text("old")
     before = sorted(os.listdir())
-    real, seen = sf.Projection.__call__, []
+    real = sf.Projection.__call__
+    seen: list[str] = []
 
     def fail(self: sf.Projection, X: NDArray[Any], **options: Any) -> Any:
         if not len(X):

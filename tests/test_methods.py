@@ -6,7 +6,6 @@ import re
 import sys
 import threading
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -326,7 +325,7 @@ def test_rank_deficient_features(method: str, kind: str, dtype: Any) -> None:
     if kind == "dead":
         x[:, [2, 7]], missing = [0.0, 0.1], 2
     elif kind == "nearly dead":
-        x[:, 2] = 1e3 + 1e-20 * x[:, 2]  # below a rounding of its mean
+        x[:, 2] = 1e3 + 1.1e-13 * rng.integers(-2, 3, size=n)  # roundings of its mean
         missing = 1
     elif kind == "duplicated":
         x[:, 8:], missing = x[:, :2], 2
@@ -344,8 +343,6 @@ def test_rank_deficient_features(method: str, kind: str, dtype: Any) -> None:
     moments = sf.Moments().update(x, labels)
     eraser = erase(method, moments)
     assert report(eraser).rank_covariance == d - missing
-    assert report(eraser).solver == ("eigh" if missing > 2 or kind not in
-                                     ("dead", "nearly dead", "unit norm") else "cholesky")  # fmt: skip
     assert_erased(eraser, x, labels)
     for variable in report(eraser).variables:
         assert variable.residual <= variable.bound
@@ -468,17 +465,21 @@ def test_one_feature() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_more_classes_than_the_support_has_room_for(dtype: Any) -> None:
-    """rank z + rank y above rank S."""
+    """rank z + rank y above rank S: with n < d every function of the rows is linear in x."""
     rng = np.random.default_rng(12)
     x = rng.normal(size=(9, 30)).astype(dtype)
-    moments = sf.Moments().update(x, {"z": np.arange(9) % 5, "y": (np.arange(9) * 2) % 9 % 6})
+    z, y = np.arange(9) % 5, (np.arange(9) * 2) % 9 % 6
+    moments = sf.Moments().update(x, {"z": z, "y": y})
     assert erase("leace", moments).rank == 4
     with pytest.raises(sf.InfeasibleError, match="'y'.*'z'"):
         erase("splince", moments)
     with pytest.warns(sf.DroppedDirectionsWarning):
         eraser = erase("splince", moments, on_infeasible="drop")
-    assert report(eraser).dropped == 1
-    assert_erased(eraser, x, {"z": np.arange(9) % 5})
+    joint = np.column_stack([np.eye(5)[z], np.eye(6)[y]])
+    shared = 4 + 5 - (np.linalg.matrix_rank(joint) - 1)
+    assert shared > 0
+    assert report(eraser).dropped == shared
+    assert_erased(eraser, x, {"z": z})
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -880,27 +881,32 @@ def test_joint_cells_are_erased_beyond_the_margins() -> None:
     assert_same(change(both), change(cells), 1e-11)
 
 
-def test_erasing_jointly_beats_a_cascade() -> None:
-    """One after the other brings back, loses or costs more than both at once."""
+def test_a_cascade_equals_the_joint_leace_and_loses_to_the_joint_splince() -> None:
+    """One after the other: LEACE comes out the same on the data; with a task it costs more."""
     data = draw_data(27, d=10, ky=1)
     rng = np.random.default_rng(1)
     other = (data.x @ rng.normal(size=10) + data.z > 0).astype(int)
     labels = {"z": data.z, "o": other, "y": data.y}
     moments = sf.Moments().update(data.x, labels)
-    joint = sf.leace(moments, erase=["z", "o"])
-    first = sf.leace(moments, erase="z")
-    again = sf.Moments().update(first(data.x), labels)
-    cascade = sf.leace(again, erase="o") @ first
 
     def cost(eraser: sf.Projection) -> float:
         return float(((eraser(data.x) - data.x) ** 2).mean())
 
-    assert_erased_in_mean(cascade(data.x), data.z)
-    assert_erased_in_mean(cascade(data.x), other)
-    assert cost(joint) < cost(cascade) * (1 - 1e-6)
+    def cascade(method: str, second: str) -> sf.Projection:
+        first = erase(method, moments)
+        return erase(second, sf.Moments().update(first(data.x), labels), z="o") @ first
+
+    for method in ("leace", "splince"):
+        both = cascade(method, method)
+        assert_erased_in_mean(both(data.x), data.z)
+        assert_erased_in_mean(both(data.x), other)
+    joint = erase("leace", moments, z=["z", "o"])
+    np.testing.assert_allclose(cascade("leace", "leace")(data.x), joint(data.x), atol=1e-11)
+    joint = erase("splince", moments, z=["z", "o"])
+    assert cost(joint) < cost(cascade("splince", "splince")) * (1 - 1e-3)
     # Kept in the first stage only, the task is lost in the second.
-    second = sf.leace(again, erase="o") @ sf.splince(moments, erase="z", keep="y")
-    after = sf.Moments().update(second(data.x), {"y": data.y}).cross_covariance("y")
+    half = cascade("splince", "leace")
+    after = sf.Moments().update(half(data.x), {"y": data.y}).cross_covariance("y")
     assert np.linalg.norm(after - moments.cross_covariance("y")) > 1e-3 * np.linalg.norm(after)
 
 
@@ -1014,19 +1020,28 @@ def impatient_threads() -> Any:
 @pytest.mark.parametrize("shared", [False, True])
 def test_solves_from_several_threads_agree(shared: bool) -> None:
     """Also from one and the same moments: a solve reads them, and readers do not disturb."""
-    data = draw_data(34, d=30)
-    own = [data.moments() for _ in range(8)]
-    own[0].weight  # noqa: B018 - merges the rows that wait, so that threads find nothing to do
+    data = draw_data(34)
+    expected = erase("splince", data.moments()).matrix()
+    found: list[Float] = []
+    errors: list[Exception] = []
+    common = data.moments()
 
-    def solve(i: int) -> bytes:
-        eraser = erase("splince", own[0 if shared else i % 8])
-        return bytes(eraser.left.tobytes() + eraser.right.tobytes())
+    def work() -> None:
+        own = common if shared else data.moments()
+        for _ in range(200):
+            try:
+                found.append(erase("splince", own).matrix())
+            except sf.SplinceError as error:
+                errors.append(error)
 
-    expected = bytes(erase("splince", data.moments()).left.tobytes())
-    with ThreadPoolExecutor(4) as pool:
-        results = [f.result() for f in [pool.submit(solve, i) for i in range(200)]]
-    assert len(set(results)) == 1
-    assert results[0].startswith(expected)
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(found) == 800
+    assert all((matrix == expected).all() for matrix in found)
 
 
 def test_rows_that_come_during_a_solve_do_not_get_into_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from splince_fast.demo.professions import ProfessionData
 CONFIDENCE: Final = 0.95
 STAR_LEVEL: Final = 0.01
 # SPLINCE's exp(beta_fact) over LEACE's in the paper: least (Mistral, Phi-2) and largest (Llama 2).
-_PAPER_RATIOS: Final = (1.5, 2.0)
+_PAPER_RATIOS: Final = (1.48, 2.04)
 
 _COLUMNS: Final = (
     ("exp(beta_stereo)", 19),
@@ -165,7 +165,7 @@ def reading(results: Results) -> str:
         f"{'all' if all_nearer else ', '.join(nearer) or 'none'}, {_as_paper(all_nearer)}; the "
         f"interval holds 1 for {', '.join(free) or 'none'}.\n"
         f"Factual: SPLINCE's is {np.exp(test.difference):.2f} times LEACE's (paper: "
-        f"{_PAPER_RATIOS[0]:.1f} to {_PAPER_RATIOS[1]:.1f}), p = {test.p:.1e}, "
+        f"{_PAPER_RATIOS[0]:.2f} to {_PAPER_RATIOS[1]:.2f}), p = {test.p:.1e}, "
         f"{'' if found else 'not '}significant {_as_paper(found)}; LEACE kept {kept:.1%} of "
         "|Cov(x, y)|."
     )
@@ -183,7 +183,7 @@ def notes(results: Results) -> str:
     return f"""\
 exp(beta): factor on the odds of he to she per unit of score, from the regression of
   log p(he) - log p(she) on both scores over {prompts:,} held-out prompts, where the two correlate
-  by less than {CORRELATION_TOLERANCE:g} (largest {correlation:.0e}); {CONFIDENCE:.0%} t-interval \
+  by less than {CORRELATION_TOLERANCE:g} (largest {correlation:.1g}); {CONFIDENCE:.0%} t-interval \
 over splits, widened for their
   overlap (Nadeau and Bengio 2003)
 residual z, kept y: |Cov(r(x), .)| / |Cov(x, .)| on the training prompts, z the stereotype, y the
