@@ -57,9 +57,15 @@ def mean_projection(sample: Sample) -> Matrix:
     return rational(fit("mean_projection", sample).matrix())
 
 
-def professions() -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Shipped real activations with the stereotype score (erased) and the factual score (kept)."""
+def professions(aligned: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Shipped real activations with the stereotype score (erased) and the factual score (kept).
+
+    Over all nouns the two scores are uncorrelated by design; ``aligned`` leaves out the nouns
+    whose scores have opposite signs, which makes them correlate.
+    """
     from splince_fast.demo.professions import load
 
     data = load()
-    return data.activations, data.stereotype[data.noun_index], data.factual[data.noun_index]
+    z, y = data.stereotype[data.noun_index], data.factual[data.noun_index]
+    rows = z * y >= 0 if aligned else np.ones(len(z), dtype=bool)
+    return data.activations[rows], z[rows], y[rows]

@@ -55,7 +55,7 @@ def _padded(c: Covariances, d: int) -> Covariances:
 @check(
     "2.1",
     "Solving on the support and padding with zeros solves the problem",
-    source="Lemma 1 (decomposition)",
+    source="lemma on the decomposition, proof of Theorem 1",
     convention="coordinates: support first",
     expected=Verdict.HOLDS,
     truth=(
@@ -110,7 +110,7 @@ def _oblique(a: Matrix, b: Matrix) -> Matrix:
 @check(
     "2.2",
     "C1 and C2 meet in the set {B P_obl : B in C2}",
-    source="Lemma 2 (set equivalence)",
+    source="lemma on the equivalence of sets, proof of Theorem 1",
     convention="whitened coordinates, W~ = S~^{-1/2}",
     expected=Verdict.HOLDS,
     truth=(
@@ -152,7 +152,7 @@ def set_equivalence(
 @check(
     "2.3",
     "W~ is the covariance of x~",
-    source="proof of Theorem 1, after Lemma 1",
+    source="proof of Theorem 1, after the first lemma",
     convention="whitened coordinates",
     expected=Verdict.FALSE,
     truth=(
@@ -311,7 +311,7 @@ def _pair(c: Covariances, bench: Bench) -> Matrix:
 @check(
     "2.6",
     "Projections with a common kernel differ by a linear isomorphism of their ranges",
-    source="Lemma 3 (common kernel)",
+    source="lemma on a common kernel, proof of Theorem 2",
     convention="projections of R^d",
     expected=Verdict.HOLDS,
     truth=(

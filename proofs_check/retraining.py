@@ -126,8 +126,10 @@ def unique_minimiser(
     metric: Callable[[Matrix], Matrix] = penalty_metric,
     rows: Callable[[int], int] = lambda d: d - 1,
 ) -> None:
-    """Exact. The widest margin minimises |theta| = phi^T (P^T P)^+ phi over the margins at least
-    one; rows and labels are small enough to enumerate the active sets."""
+    """Exact. The widest margin minimises |theta|^2 = phi^T (P^T P)^+ phi over the heads of margin
+    one; rows and labels are few enough to enumerate the active sets. That ridge heads tend to it
+    as the penalty vanishes is Rosset, Zhu and Hastie (NeurIPS 2003), that gradient descent does,
+    Soudry et al. (JMLR 19, 2018); only the margins themselves are computed here."""
     for i in bench.repeats(10, 3):
         s = sample(bench.rng, "full rank", 4)
         y, test = integers(bench.rng, len(s.x), 1), integers(bench.rng, 3, 4, 9)

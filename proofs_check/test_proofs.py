@@ -27,6 +27,7 @@ from proofs_check._linalg import (
     rank,
     rational,
     solve,
+    to_float,
     zeros,
 )
 from proofs_check._quadrature import CURVATURE, SOFTPLUS, gaussian_mean
@@ -67,9 +68,25 @@ def test_library_equals_the_exact_eraser_on_drawn_data(sample: Sample) -> None:
     c = sample.covariances
     if not ordinary(c):
         return
-    splince, leace, *_ = tolerances(sample)
-    assert whitened_error(c, _library.splince(sample), _reference.splince(c)) <= splince
+    splince, leace, _, cond = tolerances(sample)
+    got, exact = _library.splince(sample), _reference.splince(c)
+    assert whitened_error(c, got, exact) <= splince
     assert whitened_error(c, _library.leace(sample), _reference.leace(c)) <= leace
+    # off the support of x the whitened error is blind; there P must be the identity
+    assert np.linalg.norm(to_float(got - exact)) <= splince * np.sqrt(cond)
+
+
+def test_library_sees_a_rank_deficiency_that_small_pivots_hide() -> None:
+    # Four rows in four dimensions: S has rank 3, and the pivot before the last is already small,
+    # so rounding lifts the last one of a Cholesky factorisation far above d times the unit.
+    x = np.array([[1, 1, -1, 3], [1, 4, -2, 2], [5, 0, -4, -5], [-2, 0, 2, 2]])
+    z = x @ np.array([[1], [0], [2], [0]]) + np.array([[1], [0], [0], [-2]])
+    y = x @ np.array([[1], [1], [0], [0]]) + np.array([[0], [2], [1], [0]])
+    sample = continuous(x, z, y, "four rows")
+    tolerance, _, _, cond = tolerances(sample)
+    gap = to_float(_library.splince(sample) - _reference.splince(sample.covariances))
+    assert np.linalg.norm(gap) <= tolerance * np.sqrt(cond)
+    assert _library.report(sample).rank_covariance == 3
 
 
 # The harness must fail when it should.

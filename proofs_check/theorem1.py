@@ -91,7 +91,7 @@ def library_unwhitened(sample: Sample) -> Matrix:
 @check(
     "1.1",
     "W^+ V (U^T V)^-1 U^T W satisfies both constraints",
-    source="Theorem 1, equation (3)",
+    source="Theorem 1, the displayed solution",
     convention="x -> Px, centred x",
     expected=Verdict.HOLDS,
     truth=(
@@ -110,10 +110,17 @@ def library_unwhitened(sample: Sample) -> Matrix:
         "library output transposed": {"fitted": lambda s: _library.splince(s).T},
         "library returns LEACE": {"fitted": _library.leace},
         "library in single precision": {"fitted": _rounded_to_single},
+        "library: SAL for LEACE": {"fitted_leace": _library.sal},
+        "library: LEACE for SAL": {"fitted_sal": _library.leace},
     },
 )
 def closed_form(
-    bench: Bench, *, closed: Eraser = _reference.splince, fitted: Fitted = _library.splince
+    bench: Bench,
+    *,
+    closed: Eraser = _reference.splince,
+    fitted: Fitted = _library.splince,
+    fitted_leace: Fitted = _library.leace,
+    fitted_sal: Fitted = _library.sal,
 ) -> None:
     """Exact on problems with a rational root of S; the library against the exact eraser of its own
     data, within the whitened tolerance of ``_rounding`` (and, S singular, off the support too:
@@ -128,9 +135,15 @@ def closed_form(
         bench.printed(p @ c.sy - c.sy)
         bench.corrected(p @ p - p, label="idempotency")
         bench.corrected(p - closed(c) @ c.support, label="closed form against printed form")
+        least = _reference.printed_leace(root, c) - _reference.leace_drop(c)
+        bench.corrected(least, label="LEACE, closed form against printed form")
     for sample in bench.samples(12, 3):
-        c, (tolerance, _, _, cond) = sample.covariances, tolerances(sample)
+        c, (tolerance, tol_leace, tol_sal, cond) = sample.covariances, tolerances(sample)
         p, exact = fitted(sample), _reference.splince(c)
+        least = whitened_error(c, fitted_leace(sample), _reference.leace(c))
+        bench.corrected(least, tol_leace, label=f"library LEACE, {sample.family}")
+        plain = np.linalg.norm(to_float(fitted_sal(sample) - _reference.sal(c)))
+        bench.corrected(plain, tol_sal, label=f"library SAL, {sample.family}")
         bench.corrected(whitened_error(c, p, exact), tolerance, label=f"library, {sample.family}")
         if rank(c.s) < c.d:
             size = np.linalg.norm(to_float(p - exact))

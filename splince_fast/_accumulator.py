@@ -55,6 +55,11 @@ class Accumulator:
         return staged + (0 if self.state is None else self.state.n_rows)
 
     @property
+    def waiting(self) -> bool:
+        """Whether rows wait to be merged."""
+        return self.stage is not None and self.stage.filled > 0
+
+    @property
     def nbytes(self) -> int:
         """Bytes held: the state and the work buffers."""
         total = 0
@@ -73,7 +78,7 @@ class Accumulator:
         dtype, width = working_dtype(rows.dtype), rows.shape[1]
         capacity = self.capacity(width)
         stage = self.stage
-        if stage is None or stage.dtype != dtype:
+        if stage is None or stage.dtype != dtype or stage.width != width:
             self.flush()
             stage = self._reserve(width, dtype)
         if self.state is None:
@@ -102,9 +107,10 @@ class Accumulator:
         capacity = self.capacity(width)
         stage = Stage(capacity, width, dtype)
         centred = np.empty((buffer_rows(capacity, width, dtype), width), dtype)
-        if dtype == np.float32 and self._product is None:
-            self._product = np.empty((width, width), np.float32, order="F")
-        self.stage, self._centred = stage, centred
+        product = self._product
+        if dtype == np.float32 and (product is None or len(product) != width):
+            product = np.empty((width, width), np.float32, order="F")
+        self.stage, self._centred, self._product = stage, centred, product
         return stage
 
     def capacity(self, width: int) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +44,8 @@ def write(
         "library_version": library_version(),
         "metadata": json.dumps(metadata, sort_keys=True, allow_nan=False),
     }
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    own = f"{os.getpid()}.{threading.get_ident()}"
+    partial = target.with_name(f".{target.name}.{own}.partial")
     try:
         # An empty file has the permissions that the user's umask gives; the writer's are narrower.
         partial.touch()
@@ -51,6 +53,8 @@ def write(
         save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, partial, header)
         partial.chmod(mode)
         with open(partial, "rb+") as file:
+            _sort_metadata(file)
+            file.flush()
             os.fsync(file.fileno())
         os.replace(partial, target)
     except BaseException as error:
@@ -58,6 +62,17 @@ def write(
         if type(error).__name__ == "SafetensorError":
             raise OSError(f"could not write {target}: {error}") from error
         raise
+
+
+def _sort_metadata(file: IO[bytes]) -> None:
+    """Put the metadata in order, which the writer leaves to chance: equal states, equal bytes."""
+    length = int.from_bytes(file.read(8), "little")
+    header = json.loads(file.read(length))
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    if len(text) <= length:  # the same text but for its order, unless the writer's style changes
+        file.seek(8)
+        file.write(text.ljust(length))
 
 
 def read(
@@ -69,14 +84,16 @@ def read(
     ------
     FileFormatError
         The file is truncated, foreign, of another kind, or of a newer format.
-    FileNotFoundError
-        There is no such file.
+    FileNotFoundError, PermissionError
+        There is no such file, or no right to read it.
     """
     from safetensors import SafetensorError, safe_open
 
     target = Path(path)
     if not target.exists():
         raise FileNotFoundError(f"there is no file {target}")
+    if not os.access(target, os.R_OK):
+        raise PermissionError(f"this user may not read {target}; ask its owner for the right to")
     try:
         with safe_open(target, framework="numpy") as file:
             header = file.metadata() or {}

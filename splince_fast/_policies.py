@@ -25,22 +25,24 @@ class Policies:
         _one_of("null_space", self.null_space, ("keep", "drop"))
         _one_of("solver", self.solver, ("auto", "cholesky", "eigh"))
         a = self.max_amplification
-        if a is not None and not (isinstance(a, (int, float, np.number)) and a >= 1):
+        if a is not None and not (_is_number(a) and a >= 1):
             raise InputError(f"max_amplification is {a!r}; it must be a number of at least 1")
         tol = self.rank_tol
-        if tol != "auto" and not (isinstance(tol, (int, float, np.number)) and 0 <= tol < 1):
+        named = isinstance(tol, str) and tol == "auto"
+        if not named and not (_is_number(tol) and 0 <= float(tol) < 1):
             raise InputError(f"rank_tol is {tol!r}; it must be 'auto' or a number in [0, 1)")
         s = self.shrinkage
-        if (
-            s is not None
-            and s not in ("oas", "ledoit-wolf")
-            and not (isinstance(s, (int, float, np.number)) and 0 <= s <= 1)
-        ):
+        named = s is None or (isinstance(s, str) and s in ("oas", "ledoit-wolf"))
+        if not named and not (_is_number(s) and 0 <= float(s) <= 1):  # type: ignore[arg-type]
             raise InputError(
                 f"shrinkage is {s!r}; it must be None, 'oas', 'ledoit-wolf' or a number in [0, 1]"
             )
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float, np.integer, np.floating))
+
+
 def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
+    if not (isinstance(value, str) and value in choices):
         raise InputError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, choices))}")

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._state import State
 from splince_fast._validation import as_rows, check_values
 from splince_fast.exceptions import ConstantVariableError, InputError
 from splince_fast.labels import VariableName
@@ -43,13 +44,15 @@ def names_of(selection: object, role: str) -> list[VariableName]:
     )
 
 
-def span_of(moments: Moments, selection: object, role: str, width: int) -> Span:
+def span_of(moments: Moments, selection: object, role: str, whitened: bool) -> Span:
     """The cross-covariances that `selection` names, or the directions that it holds."""
+    if selection is None and role == "keep":
+        return Span([], np.empty((0, moments.flushed().width)), [])
     is_names = isinstance(selection, (str, tuple)) or (
         isinstance(selection, list) and any(isinstance(v, (str, tuple)) for v in selection)
     )
     if role == "keep" and not is_names and not (isinstance(selection, list) and not selection):
-        return _directions(selection, width)
+        return _directions(moments.flushed(), selection, whitened)
     names, blocks, counts = names_of(selection, role), [], []
     for name in names:
         columns = moments.variable(name).span()
@@ -65,21 +68,33 @@ def span_of(moments: Moments, selection: object, role: str, width: int) -> Span:
     return Span([str(name) for name in names], rows, counts)
 
 
-def _directions(selection: Any, width: int) -> Span:
-    """Explicit directions, one per column of a (d, k) array, each scaled to unit length."""
+def _directions(state: State, selection: Any, whitened: bool) -> Span:
+    """Explicit directions, one per column of a (d, k) array, in units of x's deviations."""
     if not hasattr(selection, "ndim"):
-        selection = np.asarray(selection, dtype=np.float64)
+        try:
+            selection = np.asarray(selection, dtype=np.float64)
+        except (ValueError, TypeError) as error:
+            raise InputError(
+                f"keep is {selection!r}, which is neither the name of a variable, nor a list of "
+                f"names, nor an array of directions ({error})"
+            ) from error
     if selection.ndim == 1:
         selection = selection[:, None]
     array = as_rows(selection, name="keep")
-    if len(array) != width:
+    if len(array) != state.width:
         raise InputError(
             f"keep has shape {array.shape}; directions are the columns of an array of shape "
-            f"({width}, k)"
+            f"({state.width}, k)"
         )
     check_values(array, "keep")
     rows = np.ascontiguousarray(array.T, dtype=np.float64)
-    sizes = np.linalg.norm(rows, axis=1)
-    if (sizes == 0).any():
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    if (largest == 0).any():
         raise ConstantVariableError("keep holds a direction of zeros; leave it out")
-    return Span(["directions"], rows / sizes[:, None], [len(rows)])
+    rows /= largest
+    # The kernel judges ranks in these units; constant features, which P leaves alone, have none.
+    variance = np.einsum("ii->i", state.scatter) / state.weight
+    units = np.sqrt(variance if whitened else np.full(state.width, variance.sum()))
+    scaled = np.divide(rows, units, out=np.zeros_like(rows), where=units > 0)
+    sizes = np.linalg.norm(scaled, axis=1, keepdims=True)
+    return Span(["directions"], rows / np.where(sizes > 0, sizes, 1.0), [len(rows)])

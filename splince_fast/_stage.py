@@ -57,6 +57,10 @@ class Stage:
         return dtype
 
     @property
+    def width(self) -> int:
+        return self._buffer.shape[1]
+
+    @property
     def room(self) -> int:
         return len(self._buffer) - self.filled
 

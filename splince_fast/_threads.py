@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TypeVar
 
@@ -91,18 +92,52 @@ def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 
     return results
 
 
-class Exclusive:
-    """A context that one thread at a time may be in; a second one is told so, not made to wait."""
+class Turns:
+    """Many readers, or one writer: a writer that finds others inside is told so at once.
 
-    __slots__ = ("_lock", "_message")
+    Readers wait for a writer to finish. A thread may nest its own turns.
+    """
+
+    __slots__ = ("_condition", "_depth", "_message", "_readers", "_writer")
 
     def __init__(self, message: str) -> None:
-        self._lock = threading.Lock()
+        self._condition = threading.Condition()
         self._message = message
+        self._writer: int | None = None
+        self._depth = 0
+        self._readers = 0
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise SplinceError(self._message)
+        """Begin to write."""
+        me = threading.get_ident()
+        with self._condition:
+            if self._writer != me and (self._writer is not None or self._readers):
+                raise SplinceError(self._message)
+            self._writer = me
+            self._depth += 1
 
     def __exit__(self, *exception: object) -> None:
-        self._lock.release()
+        with self._condition:
+            self._depth -= 1
+            if not self._depth:
+                self._writer = None
+                self._condition.notify_all()
+
+    @contextmanager
+    def reading(
+        self, pending: Callable[[], bool] = lambda: False, settle: Callable[[], None] = lambda: None
+    ) -> Iterator[None]:
+        """Read; if something is `pending`, `settle` it first, while nobody else is inside."""
+        me = threading.get_ident()
+        with self._condition:
+            while self._writer not in (None, me) or (self._readers and pending()):
+                self._condition.wait()
+            if pending():
+                settle()
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._readers -= 1
+                self._condition.notify_all()

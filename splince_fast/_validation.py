@@ -158,6 +158,8 @@ def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
     if hasattr(sample_weight, "detach"):
         sample_weight = torch_to_numpy(sample_weight)
     try:
+        if np.iscomplexobj(sample_weight):
+            raise TypeError("they are complex")
         weight = np.array(sample_weight, dtype=np.float64)
     except (ValueError, TypeError) as error:
         raise InputError(f"sample_weight cannot be read as numbers: {error}") from error

@@ -23,6 +23,7 @@ from splince_fast._files import check_tensors
 from splince_fast.exceptions import (
     FileFormatError,
     IncompatibleMomentsError,
+    InputError,
     LabelError,
     NotEnoughDataError,
 )
@@ -41,8 +42,15 @@ Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
 
+def check_ddof(ddof: object) -> None:
+    """Raise InputError unless `ddof` is a finite number."""
+    if not isinstance(ddof, (int, float, np.integer, np.floating)) or not np.isfinite(float(ddof)):
+        raise InputError(f"ddof is {ddof!r}; it must be a finite number, such as 0 or 1")
+
+
 def _denominator(weight: float, ddof: float, name: object) -> float:
     """weight - ddof, or an error that says why there is no covariance."""
+    check_ddof(ddof)
     if weight - ddof <= 0:
         raise NotEnoughDataError(
             f"the covariance with {name!r} needs a total weight above ddof = {ddof:g}, and its "

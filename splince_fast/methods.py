@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import scipy.linalg.blas
 from numpy.typing import ArrayLike, NDArray
 
 from splince_fast._class_names import listed
@@ -127,6 +128,10 @@ def splince(
     True
     """
     policies = Policies(max_amplification, on_infeasible, null_space, shrinkage, rank_tol, solver)
+    if keep is None:
+        raise InputError(
+            "keep is None; name what SPLINCE is to keep, or use leace, which keeps none"
+        )
     return _fit(moments, "SPLINCE", erase, keep, policies, whitened=True)
 
 
@@ -297,67 +302,81 @@ def _fit(
         raise InputError(
             f"moments is {type(moments).__name__}; pass sf.Moments().update(X, labels)"
         )
-    state = moments.flushed()
-    d = state.width
-    provider.ensure_for(d)
-    span_z = span_of(moments, erase, "erase", d)
-    span_y = Span([], np.empty((0, d)), []) if keep is None else span_of(moments, keep, "keep", d)
-    shrinkage = _shrinkage(state, policies.shrinkage)
-    per_weight = (1.0 - shrinkage) / state.weight
-    variance = float(np.einsum("ii->", state.scatter)) / state.weight
-    may_drop = policies.on_infeasible == "drop" or policies.max_amplification is not None
-    eps = state.unit_roundoff
-    mean = state.mean
-    raw = solve.oblique_factors(
+    with moments.held():
+        state = moments.flushed()
+        provider.ensure_for(state.width)
+        span_z = span_of(moments, erase, "erase", whitened)
+        span_y = span_of(moments, keep, "keep", whitened)
+        shrinkage = _shrinkage(state, policies.shrinkage)
+        raw = _solve(state, span_z, span_y, shrinkage, policies, whitened)
+        if raw["status"] == solve.INFEASIBLE:
+            raise_infeasible(raw, span_z.names, span_y.names, method)
+        if raw["status"] != solve.OK:
+            raise_numerical(raw["status"], policies.solver)
+        left, right = raw["left"], raw["right"]
+        # The factor that was used is one of S itself: then |L^T right| = 1 per column.
+        if raw["solver"] != "cholesky" or shrinkage:
+            raw["distortion"] = _distortion(state, left, right)
+        if policies.null_space == "drop" and whitened:
+            left, right = _with_null_space(left, right, raw)
+        notes = _warn(raw, span_z.names, span_y.names, policies)
+        variance = float(np.einsum("ii->", state.scatter)) / state.weight
+        facts = Facts(method, state.n_rows, state.weight, variance, shrinkage, whitened, notes)
+        mean = state.mean
+    report = partial(build_report, facts, raw, span_z, span_y, left, right)
+    return Projection._make(left, right, mean, method=method, report=report)
+
+
+def _solve(
+    state: State, span_z: Span, span_y: Span, shrinkage: float, policies: Policies, whitened: bool
+) -> dict[str, Any]:
+    """The kernel's answer for (1 - a) S + a (tr S / d) I."""
+    d, eps = state.width, state.unit_roundoff
+    ridge = 0.0
+    if shrinkage:
+        ridge = shrinkage * float(np.einsum("ii->", state.scatter)) / (state.weight * d)
+    return solve.oblique_factors(
         state.scatter,
-        mean,
+        state.mean,
         span_z.rows.T,
         span_y.rows.T,
         whitened=whitened,
         force_eigh=policies.solver == "eigh",
         allow_eigh=policies.solver != "cholesky",
-        per_weight=per_weight,
-        ridge=shrinkage * variance / d,
+        per_weight=(1.0 - shrinkage) / state.weight,
+        ridge=ridge,
+        max_rank=d if shrinkage else state.n_rows - 1,
         # Noise in a unit-diagonal matrix: d eps bounds it; sqrt(d) eps is its size where errors
         # are independent, as those of float32 products are.
         eigen_tolerance=4.0 * max(d * EPS64, d**0.5 * eps if eps > EPS64 else 0.0),
         rank_tolerance=0.0 if policies.rank_tol == "auto" else float(policies.rank_tol),
         drop_below=1.0 / policies.max_amplification if policies.max_amplification else 0.0,
-        may_drop=may_drop,
+        may_drop=policies.on_infeasible == "drop" or policies.max_amplification is not None,
     )
-    status = raw["status"]
-    if status == solve.INFEASIBLE:
-        raise_infeasible(raw, span_z.names, span_y.names, method)
-    if status != solve.OK:
-        raise_numerical(status, policies.solver)
-    left, right = raw["left"], raw["right"]
-    notes: list[str] = []
-    if not len(left):
+
+
+def _warn(
+    raw: dict[str, Any], erased: list[str], kept: list[str], policies: Policies
+) -> tuple[str, ...]:
+    """Warn of what the caller has to know, and return it for the report."""
+    notes = []
+    if not raw["rank_z"]:
         notes.append(
-            f"nothing was erased: x has no linear trace of {listed(span_z.names)} above the "
+            f"nothing was erased: x has no linear trace of {listed(erased)} above the "
             f"rounding level ({raw['noise']:.1e} in units of correlation), so the eraser is the "
             "identity. If a trace was expected, check that labels and rows belong together"
         )
-        warnings.warn(notes[-1], NothingErasedWarning, stacklevel=3)
+        warnings.warn(notes[-1], NothingErasedWarning, stacklevel=4)
     if raw["dropped"]:
         cut = policies.max_amplification
         notes.append(
-            f"{raw['dropped']} of {raw['rank_y']} direction(s) of {listed(span_y.names)} were "
-            f"given up: they lie too close to {listed(span_z.names)} "
+            f"{raw['dropped']} of {raw['rank_y']} direction(s) of {listed(kept)} were "
+            f"given up: they lie too close to {listed(erased)} "
             + ("(to rounding)" if cut is None else f"(amplification above {cut:g})")
             + "; the report shows what is left of each variable"
         )
-        warnings.warn(notes[-1], DroppedDirectionsWarning, stacklevel=3)
-    if policies.null_space == "drop" and whitened:
-        left, right = _with_null_space(left, right, raw)
-    facts = Facts(method, moments.n_rows, state.weight, variance, shrinkage, whitened, tuple(notes))
-    if whitened and not shrinkage:
-        distortion, unkept = raw["distortion"], raw["distortion_unkept"]
-    else:
-        distortion = _distortion(state, raw["left"], raw["right"])
-        unkept = None
-    report = partial(build_report, facts, raw, span_z, span_y, left, right, distortion, unkept)
-    return Projection._make(left, right, mean, method=method, report=report)
+        warnings.warn(notes[-1], DroppedDirectionsWarning, stacklevel=4)
+    return tuple(notes)
 
 
 def _with_null_space(left: Float, right: Float, raw: dict[str, Any]) -> tuple[Float, Float]:
@@ -373,6 +392,5 @@ def _distortion(state: State, left: Float, right: Float) -> float:
     """E|left (right^T (x - mean))|^2 = tr(left^T left right^T S right) for any factors."""
     if not len(left):
         return 0.0
-    lower = state.scatter
-    product = np.tril(lower) @ right.T + np.tril(lower, -1).T @ right.T
+    product = scipy.linalg.blas.dsymm(1.0, state.scatter, right.T, lower=1)
     return float(np.sum((left @ left.T) * (right @ product))) / state.weight

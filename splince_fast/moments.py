@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from splince_fast._accumulator import Accumulator
 from splince_fast._serial import from_tensors, to_tensors
 from splince_fast._state import State
 from splince_fast._validation import as_rows, as_weights, check_values
-from splince_fast._variables import ClassSums, Variable, check_consistent
+from splince_fast._variables import ClassSums, Variable, check_consistent, check_ddof
 from splince_fast.exceptions import (
     FileFormatError,
     InputError,
@@ -33,6 +34,7 @@ Float = NDArray[np.float64]
 
 _FORMAT = 1
 _KIND = "moments"
+_MOST_BLOCK_ROWS = 1 << 31
 
 
 class Moments:
@@ -95,14 +97,32 @@ class Moments:
         joint: Sequence[tuple[str, ...]] = (),
         ledoit_wolf: bool = False,
     ) -> None:
-        if block_rows is not None and (not isinstance(block_rows, int) or block_rows < 1):
-            raise InputError(f"block_rows is {block_rows!r}; it must be a positive integer")
+        if block_rows is not None:
+            whole = isinstance(block_rows, int | np.integer) and not isinstance(block_rows, bool)
+            if not whole or not 1 <= block_rows <= _MOST_BLOCK_ROWS:
+                raise InputError(
+                    f"block_rows is {block_rows!r}; it must be a positive integer, at most "
+                    f"{_MOST_BLOCK_ROWS:,} (a block is held in memory)"
+                )
+            block_rows = int(block_rows)
         self._block_rows = block_rows
+        if kinds is not None and not isinstance(kinds, Mapping):
+            raise InputError(
+                f"kinds is {kinds!r}; it must map names of variables to 'classes' or 'continuous'"
+            )
+        if not isinstance(joint, list | tuple) or not all(
+            isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+            for names in joint
+        ):
+            raise InputError(
+                f"joint is {joint!r}; it must be a list of tuples of names, such as "
+                "[('gender', 'race')]"
+            )
         self._kinds = dict(kinds or {})
         self._joint = tuple(tuple(names) for names in joint)
         self._ledoit_wolf = bool(ledoit_wolf)
         self._accumulator = Accumulator(block_rows, ledoit_wolf=self._ledoit_wolf)
-        self._exclusive = _threads.Exclusive(
+        self._turns = _threads.Turns(
             "these moments are in use by another thread; give each thread its own Moments and add "
             "them up afterwards"
         )
@@ -132,7 +152,7 @@ class Moments:
         InputError, NonFiniteError, LabelError
             Before anything changes: after a failed update the state is what it was.
         """
-        with self._exclusive:
+        with self._turns:
             rows = as_rows(X, width=self._accumulator.width)
             weight = as_weights(sample_weight, len(rows))
             encoded = encode(labels, len(rows), kinds=self._kinds or None, joint=self._joint)
@@ -181,11 +201,15 @@ class Moments:
         """
         from splince_fast import sources
 
+        if not isinstance(checkpoint_seconds, int | float) or not checkpoint_seconds >= 0:
+            raise InputError(
+                f"checkpoint_seconds is {checkpoint_seconds!r}; it must be a number of at least 0"
+            )
         source = sources.as_source(blocks)
         moments = cls(**parameters)
         identity = {"name": source.name, "n_rows": source.n_rows, "n_features": source.n_features}
         position = 0
-        if checkpoint is not None and os.path.exists(checkpoint):
+        if checkpoint is not None and os.path.exists(os.fspath(checkpoint)):
             found, stream = cls._read(checkpoint)
             same = found._parameters() == moments._parameters()
             if stream is None or stream["source"] != identity or not same:
@@ -219,9 +243,8 @@ class Moments:
 
     def __iadd__(self, other: Moments) -> Moments:
         """Merge the other moments into this object."""
-        result = self._combined(other, 1)
-        with self._exclusive:
-            self._accumulator = result._accumulator
+        with self._turns:
+            self._accumulator = self._combined(other, 1)._accumulator
         return self
 
     def __sub__(self, part: Moments) -> Moments:
@@ -239,7 +262,7 @@ class Moments:
             raise InputError(f"moments combine with moments, not with {type(other).__name__}")
         if other is self:
             other = self.copy()
-        with self._exclusive, other._exclusive:
+        with self.held(), other.held():
             return self._sibling(self._accumulator.merged(other._accumulator, sign))
 
     def _sibling(self, accumulator: Accumulator) -> Moments:
@@ -259,7 +282,7 @@ class Moments:
 
     def copy(self) -> Moments:
         """An independent copy, rows that wait for a full block included."""
-        with self._exclusive:
+        with self._turns.reading():
             return self._sibling(self._accumulator.copy())
 
     # -- reading ---------------------------------------------------------------------------
@@ -277,8 +300,7 @@ class Moments:
     @property
     def weight(self) -> float:
         """Total weight of the rows seen."""
-        with self._exclusive:
-            self._accumulator.flush()
+        with self.held():
             state = self._accumulator.state
             return 0.0 if state is None else state.weight
 
@@ -313,13 +335,15 @@ class Moments:
         """
         from splince_fast._kernels import blas
 
-        state = self.flushed()
-        if state.weight - ddof <= 0:
-            raise NotEnoughDataError(
-                f"a covariance with ddof = {ddof:g} needs a total weight above it, and the rows "
-                f"seen weigh {state.weight:g}; add rows or pass ddof=0"
-            )
-        full = state.scatter / (state.weight - ddof)
+        check_ddof(ddof)
+        with self.held():
+            state = self.flushed()
+            if state.weight - ddof <= 0:
+                raise NotEnoughDataError(
+                    f"a covariance with ddof = {ddof:g} needs a total weight above it, and the "
+                    f"rows seen weigh {state.weight:g}; add rows or pass ddof=0"
+                )
+            full = state.scatter / (state.weight - ddof)
         blas.mirror_lower(full)
         return full
 
@@ -348,7 +372,8 @@ class Moments:
         NotEnoughDataError
             The weight of the labelled rows is not above `ddof`.
         """
-        return self.variable(name).cross_covariance(ddof, name)
+        with self.held():
+            return self.variable(name).cross_covariance(ddof, name)
 
     def classes(self, name: VariableName) -> tuple[ClassName, ...]:
         """Names of the classes of a class-coded variable, in the order of its columns.
@@ -397,10 +422,18 @@ class Moments:
         """Bytes held: the state and the work buffers."""
         return self._accumulator.nbytes
 
+    def held(self) -> AbstractContextManager[None]:
+        """Context in which every row is merged and no other thread can change these moments.
+
+        Any number of threads may be in it at a time: they solve in parallel.
+        """
+        return self._turns.reading(
+            lambda: self._accumulator.waiting, lambda: self._accumulator.flush()
+        )
+
     def flushed(self) -> State:
         """The state of x with every row merged; what the methods compute from."""
-        with self._exclusive:
-            self._accumulator.flush()
+        with self.held():
             state = self._accumulator.state
         if state is None or state.weight == 0:
             raise NotEnoughDataError("these moments are empty; call update(X, labels) first")
@@ -419,10 +452,11 @@ class Moments:
         UnknownVariableError
             No such variable was seen.
         """
-        with self._exclusive:
-            self._accumulator.flush()
-        if name not in self._accumulator.variables:
-            known = ", ".join(repr(v) for v in self._accumulator.variables) or "none"
+        with self.held():
+            variables = self._accumulator.variables
+        # A list is searched: a tuple may hold what has no hash.
+        if not isinstance(name, str | tuple) or name not in list(variables):
+            known = ", ".join(repr(v) for v in variables) or "none"
             hint = (
                 f"; joint cells are accumulated with Moments(joint=[{name!r}])"
                 if isinstance(name, tuple)
@@ -431,7 +465,7 @@ class Moments:
             raise UnknownVariableError(
                 f"no variable {name!r} was accumulated; the variables are: {known}{hint}"
             )
-        return self._accumulator.variables[name]
+        return variables[name]
 
     def __repr__(self) -> str:
         if self.n_features is None:
@@ -476,13 +510,13 @@ class Moments:
         return cls._read(path)[0]
 
     def _write(self, path: str | os.PathLike[str], stream: dict[str, Any] | None) -> None:
-        tensors, metadata = self._serialised()
-        _files.write(path, _KIND, _FORMAT, tensors, {**metadata, "stream": stream})
+        with self._turns.reading():
+            tensors, metadata = self._serialised()
+            _files.write(path, _KIND, _FORMAT, tensors, {**metadata, "stream": stream})
 
     def _serialised(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Tensors and metadata from which `_deserialised` makes an equal object."""
-        with self._exclusive:
-            tensors, metadata = to_tensors(self._accumulator)
+        tensors, metadata = to_tensors(self._accumulator)
         joint = [list(names) for names in self._joint]
         return tensors, {**metadata, "kinds": self._kinds, "joint": joint}
 
@@ -514,8 +548,9 @@ class Moments:
             ) from error
 
     def __getstate__(self) -> dict[str, Any]:
-        tensors, metadata = self._serialised()
-        return {"tensors": {k: t.copy() for k, t in tensors.items()}, "metadata": metadata}
+        with self._turns.reading():
+            tensors, metadata = self._serialised()
+            return {"tensors": {k: t.copy() for k, t in tensors.items()}, "metadata": metadata}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(self._deserialised(state["tensors"], state["metadata"]).__dict__)

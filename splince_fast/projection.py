@@ -71,8 +71,8 @@ class Projection:
         method: str = "custom",
         report: Report | Callable[[], Report] | None = None,
     ) -> None:
-        factors = [np.asarray(left), np.asarray(right)]
-        centre = np.asarray(mean, dtype=np.float64)
+        factors = [_real(left, "left"), _real(right, "right")]
+        centre = _real(mean, "mean")
         if centre.ndim != 1 or any(f.ndim != 2 for f in factors):
             raise InputError(
                 "left and right must be 2-D, of shape (d, r), and mean 1-D, of shape (d,)"
@@ -83,8 +83,8 @@ class Projection:
                 "fit together; they must be (d, r), (d, r) and (d,)"
             )
         self._set(
-            np.ascontiguousarray(factors[0].T, dtype=np.float64),
-            np.ascontiguousarray(factors[1].T, dtype=np.float64),
+            np.ascontiguousarray(factors[0].T),
+            np.ascontiguousarray(factors[1].T),
             centre, None, method, report,
         )  # fmt: skip
         if not all(np.isfinite(a).all() for a in (self._left, self._right, self._mean)):
@@ -271,7 +271,13 @@ class Projection:
         folded = w - (w @ self.left) @ self._right
         shift = w @ self.offset
         if bias is not None:
-            given = as_rows(bias[None, :], width=len(w), name="bias")[0].astype(np.float64)
+            column = bias if hasattr(bias, "shape") else _real(bias, "bias")
+            if tuple(column.shape) != (len(w),):
+                raise InputError(
+                    f"bias has shape {tuple(column.shape)}; it must have one entry per row of "
+                    f"weight, ({len(w)},)"
+                )
+            given = as_rows(column[None, :], width=len(w), name="bias")[0].astype(np.float64)
             shift = given + shift
         if tensor is not None:
             from splince_fast.integrations.torch import like
@@ -279,6 +285,9 @@ class Projection:
             return like(tensor, folded), like(tensor, shift)
         dtype = np.result_type(np.asarray(weight).dtype, np.float16)
         return folded.astype(dtype), shift.astype(dtype)
+
+    # An array on the other side of an operator is a mistake that NumPy must not try to resolve.
+    __array_ufunc__ = None
 
     def __matmul__(self, first: Projection) -> Projection:
         """``second @ first``: apply `first`, then `second`, as one map.
@@ -313,8 +322,12 @@ class Projection:
         InputError
             Another dtype.
         """
-        if np.dtype(dtype) not in (np.float32, np.float64):
-            raise InputError(f"factors are held as float32 or float64, not {np.dtype(dtype)}")
+        try:
+            known = np.dtype(dtype) in (np.float32, np.float64) and dtype is not None
+        except (TypeError, ValueError):
+            known = False
+        if not known:
+            raise InputError(f"factors are held as float32 or float64, not {dtype!r}")
         left, right = (f.astype(dtype).astype(np.float64) for f in (self._left, self._right))
         return Projection._make(
             left, right, self._mean.copy(), self._bias.copy(), self._method, self._report
@@ -398,3 +411,20 @@ class Projection:
         self.__dict__.update(state)
         for array in (self._left, self._right, self._mean, self._bias):
             array.flags.writeable = False
+
+
+def _real(values: ArrayLike, name: str) -> Float:
+    """An argument of the constructor as float64.
+
+    Raises
+    ------
+    InputError
+        It holds something else than real numbers.
+    """
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind not in "fiubO":
+            raise TypeError(f"dtype {array.dtype}")
+        return array.astype(np.float64)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{name} cannot be read as an array of real numbers: {error}") from error

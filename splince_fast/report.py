@@ -149,7 +149,7 @@ class Report:
                     "warnings": tuple(values["warnings"]),
                 }
             )
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, IndexError) as error:
             raise FileFormatError(f"a report has missing or unknown fields: {error}") from error
 
     def _facts(self) -> list[tuple[str, str]]:
@@ -232,8 +232,6 @@ def build_report(
     span_y: SpanLike,
     left: Float,
     right: Float,
-    distortion: float,
-    unkept: float | None,
 ) -> Report:
     """The report, made when it is first asked for."""
     d = left.shape[1]
@@ -268,6 +266,8 @@ def build_report(
     constants = int(raw["constants"])
     null = 0 if raw["null_basis"] is None else raw["null_basis"].shape[1]
     share = 1.0 / facts.variance if facts.variance else 0.0
+    exact = facts.whitened and not facts.shrinkage
+    unkept = raw["distortion_unkept"] * share if exact else None
     return Report(
         method=facts.method,
         n_rows=facts.n_rows,
@@ -282,8 +282,8 @@ def build_report(
         rho=rho,
         frozen_head_penalty=None if rho is None else amplification**2,
         head_shrinkage_threshold=None if rho is None else 2 * (1 - rho) / (2 - rho),
-        distortion=distortion * share,
-        distortion_leace=None if unkept is None else unkept * share,
+        distortion=raw["distortion"] * share,
+        distortion_leace=unkept,
         solver=raw["solver"],
         tolerance=float(raw["noise"]),
         shrinkage=facts.shrinkage,

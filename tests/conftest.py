@@ -8,7 +8,7 @@ real data sets, which are not part of the project.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,7 @@ class Rows:
 
     x: NDArray[np.float64]
     w: NDArray[np.float64]
-    labels: dict[str, list[Any]] = field(default_factory=dict)
+    labels: dict[Any, list[Any]] = field(default_factory=dict)
     narrow: bool = False  # some of them came with at most 32 bits
 
     def __len__(self) -> int:
@@ -234,6 +234,13 @@ def check(moments: Moments, rows: Rows, history: Rows | None = None) -> None:
     excess = np.abs(found - scatter_of(rows.x, rows.w)) - 8 * slack
     assert (excess <= 0).all(), f"the scatter is off by {excess.max()} beyond rounding"
 
+    state = moments.flushed()
+    if state.fourth is not None:
+        # Streamed about a fixed point of the data, at most a few times max |x| away.
+        truth = w @ (((x - (w @ x) / w.sum()) ** 2).sum(axis=1) ** 2)
+        centred = state.fourth.centred(state.weight, state.deviation, state.scatter)
+        assert abs(centred - truth) <= 64 * n * u * total * (4 * float(size @ size)) ** 2
+
     for name in moments.variables:
         column = rows.labels.get(name, [None] * len(rows))
         labelled = np.array([value is not None for value in column])
@@ -248,7 +255,7 @@ def check(moments: Moments, rows: Rows, history: Rows | None = None) -> None:
 
 
 def _check_classes(
-    moments: Moments, name: str, column: list[Any], labelled: NDArray[np.bool_], rows: Rows,
+    moments: Moments, name: Any, column: list[Any], labelled: NDArray[np.bool_], rows: Rows,
     past: Rows, size: NDArray[np.float64],
 ) -> None:  # fmt: skip
     n, total = len(past) + 16, float(past.w.sum())
@@ -273,7 +280,7 @@ def _check_classes(
 
 
 def _check_continuous(
-    moments: Moments, name: str, column: list[Any], labelled: NDArray[np.bool_], rows: Rows,
+    moments: Moments, name: Any, column: list[Any], labelled: NDArray[np.bool_], rows: Rows,
     past: Rows, size: NDArray[np.float64],
 ) -> None:  # fmt: skip
     n, total = len(past) + 16, float(past.w.sum())
@@ -289,6 +296,13 @@ def _check_continuous(
     assert moments.variable(name).n_rows == labelled.sum()
 
 
+def summed(states: Iterable[Moments]) -> Moments:
+    """``sum(states)``, which begins with 0."""
+    total: Any = sum(states)
+    assert isinstance(total, Moments)
+    return total
+
+
 def state_bytes(moments: Moments) -> dict[str, Any]:
     """All that a state holds, rows that wait included, for comparison bit by bit."""
     state = moments.__getstate__()
@@ -300,7 +314,7 @@ def state_bytes(moments: Moments) -> dict[str, Any]:
 
 DTYPES = ("float64", "float32", "float16", ">f4", ">f8", "int64", "int8", "uint16", "bool")
 LAYOUTS = ("C", "F", "strided", "reversed", "read-only")
-CLASS_NAMES = {
+CLASS_NAMES: dict[str, list[Any]] = {
     "text": ["a", "b", "c", "d", "e", "f"],
     "number": [-3, 0, 1, 7, 2**40],
     "flag": [False, True],
@@ -369,7 +383,9 @@ def tables(
             known = choices[: draw(st.integers(1, len(choices)))]
             column = [known[i] for i in rng.integers(0, len(known), n)]
             if form == "gaps":
-                column = [None if u < 0.3 else v for u, v in zip(rng.random(n), column, strict=True)]
+                column = [
+                    None if u < 0.3 else v for u, v in zip(rng.random(n), column, strict=True)
+                ]
             labels[name] = column
     for name, k in (("score", 1), ("scores", 2)):
         form = draw(st.sampled_from(["absent", "full", "gaps"]))

@@ -142,6 +142,19 @@ def test_what_is_given_up_is_a_warning_of_one_line(
     assert "given up" in out
 
 
+def test_a_warning_of_every_block_is_told_once(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    n = 9000  # three blocks
+    np.save("long.npy", np.random.default_rng(0).normal(size=(n, 2)))
+    np.save("number.npy", np.arange(n) % 1500)
+    options = ["--labels", "number.npy", "--erase", "number", "--method", "leace", "-o", "e"]
+    assert main(["fit", "long.npy", *options]) == 0
+    err = capsys.readouterr().err
+    assert err.count("variable 'number' holds integers, read as classes") == 1
+    assert err.startswith("splince-fast: warning: ")
+
+
 def test_labels_from_npy_have_a_name(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     labels = ["--labels", "gender.npy", "--labels", "job=numbers.npy"]
     told(capsys, "fit", "X.npy", *labels, "--erase", "gender", "--keep", "job", "-o", "e")

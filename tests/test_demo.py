@@ -361,8 +361,9 @@ def agree(found: Any, expected: Any, place: str = "") -> None:
     assert type(found) is type(expected), place
     if isinstance(found, dict):
         assert found.keys() == expected.keys()
-        for key in found.keys() - {"seconds", "moments_seconds"}:
-            agree(found[key], expected[key], f"{place}/{key}")
+        for key in found:
+            if "seconds" not in key:
+                agree(found[key], expected[key], f"{place}/{key}")
     elif isinstance(found, list):
         assert len(found) == len(expected)
         for i, pair in enumerate(zip(found, expected, strict=True)):
@@ -402,20 +403,32 @@ def test_the_same_seed_gives_the_same_figures_and_another_does_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Also: without matplotlib the table is printed all the same, and the extra is named."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.chdir(tmp_path)
-    assert main(["demo", "--splits", "2", "--json", "again.json"]) == 0
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        assert main(["demo", "--splits", "2", "--json", "again.json"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("exp(beta_fact)") == 2
     assert 'pip install "splince_fast[demo]"' in printed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again.json"]
     again = json.loads(Path("again.json").read_text())
     agree(again, written["all"])
-    assert main(["demo", "--splits", "2", "--seed", "1", "--no-figure", "--json", "o.json"]) == 0
-    assert "figure: " not in capsys.readouterr().out
-    other = json.loads(Path("o.json").read_text())
-    with pytest.raises(AssertionError, match="per_split"):
-        agree(other, again)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["again.json", "o.json"]
+    assert main(["demo", "--splits", "2", "--seed", "1", "--json", "other.json"]) == 0
+    assert "figure: splince-fast-demo.png\n" in capsys.readouterr().out
+    assert Path("splince-fast-demo.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(AssertionError, match="/runs/0/"):
+        agree(json.loads(Path("other.json").read_text()), again)
+
+
+def test_no_figure_is_drawn_if_none_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "--splits", "2", "--no-figure"]) == 0
+    out, err = capsys.readouterr()
+    assert "figure" not in out
+    assert not err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_figure_that_was_asked_for_names_the_extra(

@@ -14,6 +14,8 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +82,9 @@ def use(state: Moments) -> None:
         lambda: state.copy().update(np.ones((9, state.n_features or 1))).covariance(),
     ]  # fmt: skip
     for name, kind in state.variables.items():
-        readers.append(lambda name=name: state.cross_covariance(name, ddof=0))
+        readers.append(partial(state.cross_covariance, name, ddof=0))
         if kind == "classes":
-            readers.append(lambda name=name: state.class_counts(name) and 0)
+            readers.append(partial(state.class_counts, name))
     for read in readers:
         try:
             value = read()
@@ -95,8 +97,7 @@ def is_refused(path: Path) -> bool:
     """Whether a file is refused, in the one way there is; else what it holds must be usable."""
     try:
         state = Moments.load(path)
-    except FileFormatError as error:
-        assert str(path) in str(error)
+    except FileFormatError:
         return True
     use(state)
     return False
@@ -182,7 +183,7 @@ def test_truncated_at_any_length(content: bytes, path: Path) -> None:
     lengths = {*range(0, len(content), max(1, len(content) // (150 * MANY))), len(content) - 1}
     for length in sorted(lengths):
         path.write_bytes(content[:length])
-        with pytest.raises(FileFormatError, match="truncated|damaged"):
+        with pytest.raises(FileFormatError, match=r"truncated|damaged"):
             Moments.load(path)
 
 
@@ -281,7 +282,23 @@ def test_metadata_that_are_no_object(content: bytes, path: Path, text: str) -> N
         Moments.load(path)
 
 
-JUNK = [None, True, -1, 0, 5, 2.5, 10**12, 10**25, "text", "", [], [[]], [5], {}, {"a": 1}]
+JUNK: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    5,
+    2.5,
+    10**12,
+    10**25,
+    "text",
+    "",
+    [],
+    [[]],
+    [5],
+    {},
+    {"a": 1},
+]
 
 
 def spots_of(value: Any, spot: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -327,10 +344,10 @@ def tensor_names(content: bytes) -> list[str]:
 def test_every_tensor_is_missed(content: bytes, path: Path) -> None:
     optional = {"staged.rows", "staged.weight"}
     for name in tensor_names(content):
-        resaved(content, path, lambda tensors, name=name: tensors.pop(name))
+        resaved(content, path, methodcaller("pop", name))
         if name in optional or name.startswith("staged."):
             continue  # their absence means that no row, weight or label waits
-        with pytest.raises(FileFormatError, match="missing|inconsistent"):
+        with pytest.raises(FileFormatError, match=r"missing|inconsistent"):
             Moments.load(path)
 
 
@@ -573,7 +590,8 @@ def test_a_file_that_outgrows_its_disk(tmp_path: Path) -> None:
 def test_two_threads_that_save_to_one_path(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     """The last one wins, with a whole file; neither meets the other's half-written one."""
     first, second = Moments().update(np.eye(2)), Moments().update(np.eye(3))
-    original, entered = safetensors.numpy.save_file, []
+    original = safetensors.numpy.save_file
+    entered: list[bool] = []
 
     def overtaken(*arguments: Any, **more: Any) -> Any:
         result = original(*arguments, **more)

@@ -1,4 +1,4 @@
-"""The four methods on data: guarantees, invariances, degenerate data, policies, and their errors."""
+"""The four methods on data: guarantees, invariances, degenerate data, policies and errors."""
 
 from __future__ import annotations
 
@@ -75,6 +75,8 @@ def assert_same(found: Float, expected: Float, bound: float) -> None:
 def test_covariances_of_erased_rows(
     method: str, seed: int, d: int, kz: int, kappa: float, dtype: Any
 ) -> None:
+    if dtype == np.float32:  # products in float32 tell no more of a covariance
+        kappa = min(kappa, 1e4)
     data = draw_data(seed, d=d, kz=kz, kappa=kappa)
     x = data.x.astype(dtype)
     before = sf.Moments().update(x, {"z": data.z, "y": data.y})
@@ -189,9 +191,7 @@ def test_control_units_of_each_feature_matter_to_sal() -> None:
 @many
 @given(seed=st.integers(0, 2**20), kappa=st.sampled_from([1.0, 30.0, 1e3]))
 @pytest.mark.parametrize("method", ["splince", "leace"])
-def test_commutes_with_any_affine_map_of_the_features(
-    method: str, seed: int, kappa: float
-) -> None:
+def test_commutes_with_any_affine_map_of_the_features(method: str, seed: int, kappa: float) -> None:
     data = draw_data(seed)
     rng = np.random.default_rng(seed)
     bases = [np.linalg.qr(rng.normal(size=(8, 8)))[0] for _ in range(2)]
@@ -471,7 +471,7 @@ def test_more_classes_than_the_support_has_room_for(dtype: Any) -> None:
     z, y = np.arange(9) % 5, (np.arange(9) * 2) % 9 % 6
     moments = sf.Moments().update(x, {"z": z, "y": y})
     assert erase("leace", moments).rank == 4
-    with pytest.raises(sf.InfeasibleError, match="'y'.*'z'"):
+    with pytest.raises(sf.InfeasibleError, match=r"'y'.*'z'"):
         erase("splince", moments)
     with pytest.warns(sf.DroppedDirectionsWarning):
         eraser = erase("splince", moments, on_infeasible="drop")
@@ -756,9 +756,10 @@ def test_rank_tolerance_does_not_depend_on_units() -> None:
     for scale in (1e-12, 1e12):
         moments = Data(data.x * scale, data.z, data.y).moments()
         for method in ("leace", "sal"):
-            assert erase(method, moments, rank_tol=0.9).rank == erase(
-                method, data.moments(), rank_tol=0.9
-            ).rank
+            assert (
+                erase(method, moments, rank_tol=0.9).rank
+                == erase(method, data.moments(), rank_tol=0.9).rank
+            )
 
 
 @pytest.mark.parametrize(
@@ -822,14 +823,16 @@ def test_empty_moments(method: str) -> None:
 
 def test_continuous_variables_have_no_class_means() -> None:
     moments = draw_data(0).moments()
-    with pytest.raises(sf.LabelError, match="'y'.*sal"):
+    with pytest.raises(sf.LabelError, match=r"'y'.*sal"):
         sf.mean_projection(moments, erase="y")
 
 
 @pytest.mark.parametrize("missing", ["every row", "some rows"])
 def test_missing_labels(missing: str) -> None:
     data = draw_data(24)
-    z: list[Any] = [None if missing == "every row" or i % 3 else int(v) for i, v in enumerate(data.z)]
+    z: list[Any] = [
+        None if missing == "every row" or i % 3 else int(v) for i, v in enumerate(data.z)
+    ]
     moments = sf.Moments().update(data.x, {"z": z, "y": data.y})
     if missing == "every row":
         with pytest.raises(sf.SplinceError, match="'z'"):
@@ -881,31 +884,31 @@ def test_joint_cells_are_erased_beyond_the_margins() -> None:
     assert_same(change(both), change(cells), 1e-11)
 
 
-def test_a_cascade_equals_the_joint_leace_and_loses_to_the_joint_splince() -> None:
-    """One after the other: LEACE comes out the same on the data; with a task it costs more."""
+def test_a_cascade_must_be_refitted_and_then_equals_the_joint_eraser() -> None:
     data = draw_data(27, d=10, ky=1)
     rng = np.random.default_rng(1)
     other = (data.x @ rng.normal(size=10) + data.z > 0).astype(int)
     labels = {"z": data.z, "o": other, "y": data.y}
     moments = sf.Moments().update(data.x, labels)
 
-    def cost(eraser: sf.Projection) -> float:
-        return float(((eraser(data.x) - data.x) ** 2).mean())
-
-    def cascade(method: str, second: str) -> sf.Projection:
+    def cascade(method: str, second: str, *, refit: bool) -> sf.Projection:
         first = erase(method, moments)
-        return erase(second, sf.Moments().update(first(data.x), labels), z="o") @ first
+        seen = sf.Moments().update(first(data.x), labels) if refit else moments
+        return erase(second, seen, z="o") @ first
 
     for method in ("leace", "splince"):
-        both = cascade(method, method)
+        both = cascade(method, method, refit=True)
         assert_erased_in_mean(both(data.x), data.z)
         assert_erased_in_mean(both(data.x), other)
-    joint = erase("leace", moments, z=["z", "o"])
-    np.testing.assert_allclose(cascade("leace", "leace")(data.x), joint(data.x), atol=1e-11)
-    joint = erase("splince", moments, z=["z", "o"])
-    assert cost(joint) < cost(cascade("splince", "splince")) * (1 - 1e-3)
+        joint = erase(method, moments, z=["z", "o"])
+        np.testing.assert_allclose(both(data.x), joint(data.x), atol=1e-11)
+        # Fitted on the same moments, one brings back what the other erased.
+        clean = cascade(method, method, refit=False)(data.x)
+        assert (
+            np.abs(np.diff([clean[other == c].mean(axis=0) for c in (0, 1)], axis=0)).max() > 0.01
+        )
     # Kept in the first stage only, the task is lost in the second.
-    half = cascade("splince", "leace")
+    half = cascade("splince", "leace", refit=True)
     after = sf.Moments().update(half(data.x), {"y": data.y}).cross_covariance("y")
     assert np.linalg.norm(after - moments.cross_covariance("y")) > 1e-3 * np.linalg.norm(after)
 
@@ -956,9 +959,40 @@ def test_forms_of_directions(form: Any) -> None:
     np.testing.assert_array_equal(single[0].matrix(), single[1].matrix())
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("writeable", [True, False])
+def test_directions_are_read_only(order: Any, writeable: bool) -> None:
+    moments = draw_data(30).moments()
+    directions = np.array(3 * np.eye(8)[:, :2] + 1, order=order)
+    before = directions.copy()
+    directions.flags.writeable = writeable
+    erase("splince", moments, y=directions)
+    erase("sal that keeps", moments, y=directions)
+    np.testing.assert_array_equal(directions, before)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_directions_from_frames(library: str) -> None:
+    frames = pytest.importorskip(library, reason=f"{library} is not installed")
+    moments, array = draw_data(30).moments(), 3 * np.eye(8)[:, :2] + 1
+    columns = {"a": array[:, 0], "b": array[:, 1]}
+    expected = erase("splince", moments, y=array).matrix()
+    found = erase("splince", moments, y=frames.DataFrame(columns)).matrix()
+    np.testing.assert_array_equal(found, expected)
+    expected = erase("splince", moments, y=array[:, 0]).matrix()
+    found = erase("splince", moments, y=frames.Series(array[:, 0])).matrix()
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize(
     ("directions", "error"),
     [
+        ({"y": 1}, sf.InputError),
+        ([["a"]] * 8, sf.InputError),
+        ([[1.0, 2.0], [3.0]], sf.InputError),
+        (3.0, sf.InputError),
+        (["y", np.ones(8)], sf.InputError),
+        (None, sf.InputError),
         (np.zeros((8, 1)), sf.ConstantVariableError),
         (np.ones((7, 2)), sf.InputError),
         (np.ones((8, 2, 2)), sf.InputError),
@@ -1028,7 +1062,7 @@ def test_solves_from_several_threads_agree(shared: bool) -> None:
 
     def work() -> None:
         own = common if shared else data.moments()
-        for _ in range(200):
+        for _ in range(600):
             try:
                 found.append(erase("splince", own).matrix())
             except sf.SplinceError as error:
@@ -1040,7 +1074,7 @@ def test_solves_from_several_threads_agree(shared: bool) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
-    assert len(found) == 800
+    assert len(found) == 2400
     assert all((matrix == expected).all() for matrix in found)
 
 

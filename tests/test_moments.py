@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from itertools import permutations
+from itertools import pairwise, permutations
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from conftest import (
     rows_of,
     scatter_of,
     state_bytes,
+    summed,
     tables,
 )
 from hypothesis import given
@@ -116,7 +117,9 @@ def test_normalisation_follows_numpy() -> None:
         np.testing.assert_allclose(
             moments.cross_covariance("z", ddof=ddof), both[:3, 3:6], rtol=1e-11, atol=1e-14
         )
-        np.testing.assert_allclose(moments.cross_covariance("y", ddof=ddof), both[:3, 6:], rtol=1e-11)
+        np.testing.assert_allclose(
+            moments.cross_covariance("y", ddof=ddof), both[:3, 6:], rtol=1e-11
+        )
     assert moments.classes("z") == (0, 1, 2)
     assert moments.class_counts("z") == {0: 17, 1: 17, 2: 16}
     assert moments.variables == {"z": "classes", "y": "continuous"}
@@ -141,7 +144,7 @@ same_width = st.integers(1, 4).flatmap(lambda d: st.lists(tables(width=d), min_s
 @given(tables(), block_sizes)
 def test_empty_moments_are_the_identity(table: Table, block_rows: int | None) -> None:
     moments = fed(table, block_rows=block_rows)
-    for same in (moments + Moments(), Moments() + moments, moments - Moments(), sum([moments])):
+    for same in (moments + Moments(), Moments() + moments, moments - Moments(), summed([moments])):
         check(same, table.rows)
         table.feed(same)
         check(same, table.rows + table.rows)
@@ -153,7 +156,7 @@ def test_any_order_and_grouping_of_parts(parts: list[Table], block_rows: int | N
     whole = sum((part.rows for part in parts[1:]), parts[0].rows)
     states = [fed(part, block_rows=block_rows) for part in parts]
     for order in list(permutations(states))[:6]:
-        check(sum(order), whole)
+        check(summed(order), whole)
         grouped = order[-1]
         for state in reversed(order[:-1]):
             grouped = state + grouped
@@ -172,7 +175,7 @@ def test_split_anywhere(table: Table, cuts: list[float], block_rows: int | None)
     n = len(table.X)
     bounds = [0, *sorted(round(cut * n) for cut in cuts), n]
     one_by_one, merged = Moments(block_rows=block_rows), Moments()
-    for a, b in zip(bounds, bounds[1:], strict=False):
+    for a, b in pairwise(bounds):
         labels = {name: column[a:b] for name, column in table.labels.items()}
         weight = None if table.weight is None else table.weight[a:b]
         one_by_one.update(table.X[a:b], labels, sample_weight=weight)
@@ -255,6 +258,28 @@ def test_removal_of_what_is_no_part_is_refused() -> None:
         Moments() - whole
 
 
+@pytest.mark.parametrize("size", [1, 7, 64, 4096])
+@pytest.mark.parametrize("part_size", [1, 7, 64, 4096])
+def test_what_is_left_may_have_constant_columns(size: int, part_size: int) -> None:
+    """The whole's roundings grow with its rows: they must not pass for "no part of the whole"."""
+    steps = np.array([0.1, 0.2, 0.25, 0.5, 1.55])
+    X = np.where(np.arange(20_000) % 2 == 0, 1, -1)[:, None] * steps
+    rest = np.zeros((3, 5))
+    whole = Moments(block_rows=size).update(np.concatenate([X, rest]))
+    left = whole - Moments(block_rows=part_size).update(X)
+    assert left.n_rows == 3
+    check(left, Rows.of(rest), Rows.of(np.concatenate([X, rest])))
+
+
+def test_removal_cannot_leave_labels_of_no_rows() -> None:
+    """The part came without the labels that its rows had in the whole."""
+    X = normal(6, 2)
+    whole = Moments().update(X, {"z": [0, 1] * 3, "y": np.arange(6.0)})
+    for n in (6, 4):
+        with pytest.raises(IncompatibleMomentsError):
+            whole - Moments().update(X[:n])
+
+
 def test_removal_cannot_leave_a_class_with_negative_weight() -> None:
     X = np.zeros((4, 2))
     whole = Moments().update(X, {"z": [0, 0, 1, 1]}, sample_weight=[1, 1, 1000, 1000])
@@ -298,7 +323,11 @@ def test_classes_absent_from_the_first_block_or_from_one_worker() -> None:
     z = np.array(["b"] * 10 + ["c", "a"] * 10 + ["d"] * 10)
     parts = [Moments().update(X[i : i + 10], {"z": z[i : i + 10]}) for i in range(0, 40, 10)]
     whole = Moments().update(X, {"z": z})
-    for moments in (sum(parts), sum(reversed(parts)), parts[2] + parts[0] + parts[3] + parts[1]):
+    for moments in (
+        summed(parts),
+        summed(reversed(parts)),
+        parts[2] + parts[0] + parts[3] + parts[1],
+    ):
         check(moments, Rows.of(X, {"z": z}))
         order = [moments.classes("z").index(name) for name in whole.classes("z")]
         np.testing.assert_allclose(
@@ -443,7 +472,9 @@ def test_joint_cells_are_a_variable_of_their_own() -> None:
     moments = Moments(joint=[("a", "b")], block_rows=3).update(X, labels)
     counts = {("x", 0): 1, ("x", 1): 1, ("y", 0): 1, ("y", 1): 3}
     assert moments.class_counts(("a", "b")) == counts
-    cells = [None if a is None or b is None else (a, b) for a, b in zip(*labels.values())]
+    cells = [
+        None if a is None or b is None else (a, b) for a, b in zip(*labels.values(), strict=True)
+    ]
     split = moments + Moments(joint=[("a", "b")]).update(X, labels)
     assert split.class_counts(("a", "b")) == {k: 2 * v for k, v in counts.items()}
     members = np.array([cell == ("y", 1) for cell in cells])
@@ -492,7 +523,7 @@ def test_covariance_is_exact_whatever_offset_order_and_block(
         for i in range(0, len(X), size):
             updates.update(X[i : i + size])
         assert error_of(updates, X) <= bound
-        merged = sum(Moments().update(X[i : i + 997]) for i in range(0, len(X), 997))
+        merged = summed(Moments().update(X[i : i + 997]) for i in range(0, len(X), 997))
         assert error_of(merged, X) <= bound
 
 
@@ -522,7 +553,9 @@ def test_cross_covariance_is_exact_at_an_offset(dtype: Any, order: str) -> None:
         c = columns.astype(np.longdouble)
         c = c - c.mean(axis=0)
         truth = x.T @ c / len(X)
-        found = moments.cross_covariance(name, ddof=0) / X.astype(np.longdouble).std(axis=0)[:, None]
+        found = (
+            moments.cross_covariance(name, ddof=0) / X.astype(np.longdouble).std(axis=0)[:, None]
+        )
         # Products of labels are float64 whatever X is; 1e4 sd of offset cost four digits of 16.
         assert np.max(np.abs(found - truth) / c.std(axis=0)) <= 1e-12
 
@@ -633,7 +666,7 @@ def test_large_float64_is_either_right_or_refused(scale: float) -> None:
     np.testing.assert_allclose(covariance / scale / scale, scatter_of(X / scale) / 4096, rtol=1e-9)
 
 
-@pytest.mark.parametrize("weight", [5e-324, 1e-310, 1e-300, 1e-50, 1e-30, 1e30, 1e300, 1e308])
+@pytest.mark.parametrize("weight", [5e-324, 1e-310, 1e-300, 1e-60, 1e-30, 1e30, 1e300, 1e308])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_extreme_weights_are_either_right_or_refused(weight: float, dtype: Any) -> None:
     """A covariance does not depend on the unit of the weights."""
@@ -665,8 +698,7 @@ def test_continuous_labels_whose_squares_overflow_are_refused(value: float) -> N
     before = state_bytes(moments)
     for block in (moments, Moments()):
         with pytest.raises((InputError, LabelError)):
-            block.update(normal(5, 2), {"y": np.array([0, 1, -value, value, 0])})
-            block.variable("y").variance()
+            block.update(normal(5, 2), {"y": np.array([0, 1, -value, value, 0])}).covariance()
     assert state_bytes(moments) == before
 
 
@@ -800,7 +832,7 @@ def test_objects_lists_and_frames() -> None:
     X = np.round(normal(8, 3), 2)
     forms: list[Any] = [X.tolist(), X.astype(object), [tuple(row) for row in X.tolist()]]
     if find_spec("pandas"):
-        import pandas
+        import pandas  # type: ignore[import-untyped]
 
         forms += [pandas.DataFrame(X), pandas.DataFrame(X).convert_dtypes()]
     if find_spec("polars"):
@@ -860,7 +892,7 @@ def test_masked_rows_are_not_read_under_their_mask() -> None:
     with pytest.raises(InputError):
         Moments().update(X)
     check(Moments().update(np.ma.array(normal(6, 2))), Rows.of(normal(6, 2)))
-    weight = np.ma.array(np.ones(6), mask=[1, 0, 0, 0, 0, 0])
+    weight = np.ma.array(np.ones(6), mask=np.eye(1, 6, dtype=bool)[0])
     with pytest.raises(InputError):
         Moments().update(normal(6, 2), sample_weight=weight)
 
@@ -1001,9 +1033,10 @@ def test_readers_of_empty_moments() -> None:
     assert (moments.n_rows, moments.n_features, moments.weight) == (0, None, 0.0)
     assert moments.variables == {}
     assert "empty" in repr(moments)
-    for read in (lambda: moments.mean, moments.covariance):
-        with pytest.raises(NotEnoughDataError, match="update"):
-            read()
+    with pytest.raises(NotEnoughDataError, match="update"):
+        moments.mean  # noqa: B018
+    with pytest.raises(NotEnoughDataError, match="update"):
+        moments.covariance()
     with pytest.raises(UnknownVariableError, match="none"):
         moments.cross_covariance("z")
 
@@ -1067,13 +1100,15 @@ def labelled(n: int, seed: int) -> tuple[Float, dict[str, Any]]:
 @pytest.mark.parametrize("waiting", [0, 5])
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
 @pytest.mark.parametrize("kernel", ["centre_block", "syrk_f32_out"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), Boom()], ids=repr)
+@pytest.mark.parametrize("ledoit_wolf", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=repr)
 def test_a_kernel_that_raises_leaves_whole_blocks_or_nothing(
-    monkeypatch: pytest.MonkeyPatch, error: BaseException, kernel: str, at: int, waiting: int
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, ledoit_wolf: bool, kernel: str, at: int,
+    waiting: int,
+) -> None:  # fmt: skip
     """What was added is a prefix of the rows with all their labels; the rest can follow."""
     first, second = labelled(waiting, 1), labelled(60, 2)
-    moments = Moments(block_rows=8)
+    moments = Moments(block_rows=8, ledoit_wolf=ledoit_wolf)
     moments.update(*first)
     module = kernels if kernel == "centre_block" else blas
     with monkeypatch.context() as patch:
@@ -1092,9 +1127,10 @@ class FaultyNumpy:
     """NumPy whose n-th allocation fails."""
 
     ALLOCATING = frozenset(
-        "append arange array asarray ascontiguousarray asfortranarray bincount concatenate cumsum "
-        "diff empty full ones outer where zeros flatnonzero sqrt".split()
-    )
+        ["append", "arange", "array", "asarray", "ascontiguousarray", "asfortranarray", "bincount",
+         "concatenate", "cumsum", "diff", "empty", "flatnonzero", "full", "ones", "outer", "sqrt",
+         "where", "zeros"]
+    )  # fmt: skip
 
     def __init__(self, at: int) -> None:
         self.left = at
@@ -1227,7 +1263,8 @@ def test_merging_that_runs_out_of_memory_changes_neither_side(
 def test_control_c_waits_until_the_update_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     X, labels = labelled(40, 1)
     moments = Moments(block_rows=8)
-    original, sent = kernels.centre_block, []
+    original = kernels.centre_block
+    sent: list[bool] = []
 
     def interrupted(*args: Any) -> None:
         original(*args)
@@ -1334,7 +1371,7 @@ def test_rows_one_by_one_equal_one_update(dtype: Any) -> None:
 
 def test_every_reader_sees_the_rows_that_wait() -> None:
     X = normal(5, 2)
-    labels = {"z": list("abaab"), "y": np.arange(5.0)}
+    labels: dict[str, Any] = {"z": list("abaab"), "y": np.arange(5.0)}
     readers: dict[str, Callable[[Moments], Any]] = {
         "weight": lambda m: m.weight,
         "n_rows": lambda m: m.n_rows,
@@ -1462,10 +1499,13 @@ def accumulate(path, pause=0.0):
     return Moments.from_blocks(stream(pause), checkpoint=path, checkpoint_seconds=0.0,
                                block_rows=100)
 """
-RUN = STREAM + """
+RUN = (
+    STREAM
+    + """
 print("ready", flush=True)
 accumulate(sys.argv[1], 0.01)
 """
+)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")

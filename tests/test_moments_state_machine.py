@@ -68,7 +68,11 @@ BAD_UPDATES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "infinite label": lambda: (X, {"score": [1.0, np.inf, 0.0, 2.0]}, None),
     "mixed label": lambda: (X, {"text": ["a", 1, "b", 2]}, None),
     "bytes as labels": lambda: (X, {"text": [b"a"] * 4}, None),
-    "second variable wrong": lambda: (X, {"text": ["new", "b", "c", "d"], "flag": [b"x"] * 4}, None),
+    "second variable wrong": lambda: (
+        X,
+        {"text": ["new", "b", "c", "d"], "flag": [b"x"] * 4},
+        None,
+    ),
     "name no string": lambda: (X, {7: ["a"] * 4}, None),
     "negative weight": lambda: (X, None, [1.0, -1.0, 1.0, 1.0]),
     "NaN weight": lambda: (X, None, [1.0, np.nan, 1.0, 1.0]),
@@ -83,6 +87,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.ledoit_wolf = False
         self.folder = tempfile.TemporaryDirectory()
         self.path = os.path.join(self.folder.name, "state.moments")
         self.touched: list[Pair] = []
@@ -92,9 +97,13 @@ class Machine(RuleBasedStateMachine):
         self.touched.append(pair)
         return pair
 
-    @initialize(target=pairs, table=tables(width=WIDTH))
-    def first(self, table: Table) -> Pair:
-        return self.made(table.feed(Moments(block_rows=4)), table.rows)
+    @initialize(target=pairs, table=tables(width=WIDTH), ledoit_wolf=st.booleans())
+    def first(self, table: Table, ledoit_wolf: bool) -> Pair:
+        self.ledoit_wolf = ledoit_wolf
+        return self.made(table.feed(self.new(4)), table.rows)
+
+    def new(self, block_rows: int | None) -> Moments:
+        return Moments(block_rows=block_rows, ledoit_wolf=self.ledoit_wolf)
 
     def small(self) -> bool:
         """Merging with itself again and again would make the list of rows endless."""
@@ -102,7 +111,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(target=pairs, block_rows=st.sampled_from([None, 1, 2, 5, 16]))
     def empty(self, block_rows: int | None) -> Pair:
-        return self.made(Moments(block_rows=block_rows), no_rows(WIDTH))
+        return self.made(self.new(block_rows), no_rows(WIDTH))
 
     @rule(pair=pairs, table=tables(width=WIDTH))
     def update(self, pair: Pair, table: Table) -> None:
@@ -163,7 +172,7 @@ class Machine(RuleBasedStateMachine):
         """Rows in any choice, not only those of one update."""
         chosen = np.random.default_rng(seed).random(len(pair.rows)) < cut
         part = pair.rows.take(chosen)
-        removed = Moments(block_rows=3)
+        removed = self.new(3)
         if len(part):
             labels = {
                 name: np.array([(np.nan,) * k if v is None else v for v in part.labels[name]])

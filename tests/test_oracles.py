@@ -184,9 +184,7 @@ def test_equals_quadratic_programming_in_any_inner_product(
     root = np.random.default_rng(seed).normal(size=(d, d))
     weight = np.eye(d) if identity else root @ root.T / d + 0.1 * np.eye(d)
     moments = data.moments()
-    eraser = (
-        sf.splince(moments, erase="z", keep="y") if keep else sf.leace(moments, erase="z")
-    )
+    eraser = sf.splince(moments, erase="z", keep="y") if keep else sf.leace(moments, erase="z")
     expected = by_quadratic_programming(s, sz, sy if keep else None, weight)
     kappa, q, sine = conditions(s, sz, sy)
     # The Hessian has the condition of S times that of M, and enters by its normal equations.
@@ -213,9 +211,12 @@ def test_no_feasible_map_has_smaller_second_moments_of_the_change(
     data = draw_data(seed, n=n, d=d, kz=2, ky=1, kappa=30.0)
     s, sz, sy = data.covariances()
     moments = data.moments()
-    best = np.eye(d) - (
-        sf.splince(moments, erase="z", keep="y") if keep else sf.leace(moments, erase="z")
-    ).matrix()
+    best = (
+        np.eye(d)
+        - (
+            sf.splince(moments, erase="z", keep="y") if keep else sf.leace(moments, erase="z")
+        ).matrix()
+    )
     spans = np.concatenate([sz, sy], axis=1) if keep else sz
     free = scipy.linalg.null_space(spans.T, rcond=1e-9)
     rng = np.random.default_rng(seed)
@@ -352,7 +353,7 @@ def test_sal_that_keeps_is_the_oblique_projection_of_least_norm(seed: int) -> No
     _, sz, sy = data.covariances()
     eraser = sf.sal(data.moments(), erase="z", keep="y")
     expected = by_quadratic_programming(np.eye(8), sz, sy, np.eye(8))
-    kappa, q, sine = conditions(np.eye(8), sz, sy)
+    _, q, sine = conditions(np.eye(8), sz, sy)
     bound = 1e3 * EPS * q * data.x.std(axis=0).max() / np.linalg.norm(sz) / sine**2
     assert_close(np.eye(8) - eraser.matrix(), expected, bound)
 

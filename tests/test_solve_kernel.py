@@ -79,6 +79,7 @@ def solved(p: Problem, **options: Any) -> dict[str, Any]:
         "allow_eigh": True,
         "per_weight": 1.0,
         "ridge": 0.0,
+        "max_rank": p.d,
         "eigen_tolerance": 4 * p.d * EPS,
         "rank_tolerance": 0.0,
         "drop_below": 0.0,
@@ -338,9 +339,7 @@ def test_agrees_with_the_plain_numpy_twin(
     bound = 16 * p.d * EPS * condition / sine**2
     if bound > 0.1:  # the twin's Gram matrices carry no digits
         return
-    left, right = reference.oblique_factors(
-        p.s, p.sz, p.sy, whitened=whitened, tolerance=p.d * EPS
-    )
+    left, right = reference.oblique_factors(p.s, p.sz, p.sy, whitened=whitened, tolerance=p.d * EPS)
     twin = left @ right.T
     found = raw["left"].T @ raw["right"]
     assert np.linalg.norm(found - twin) <= bound * np.linalg.norm(twin)
@@ -507,6 +506,25 @@ def test_directions_above_the_amplification_are_given_up_and_no_others(
     # Sines to 1e-5 leave 1e-11 of the cosines' eigenvectors, amplified by at most 1e5.
     assert np.abs(left @ (right.T @ still)).max() <= 1e-9 * np.linalg.norm(left @ right.T)
     assert np.linalg.norm(p.sz - left @ (right.T @ p.sz)) <= 1e-9 * np.linalg.norm(p.sz)
+
+
+@given(
+    seed=st.integers(0, 2**20), rz=st.integers(1, 6), ry=st.integers(1, 6),
+    cap=st.sampled_from([1.01, 1.2, 2.0, 10.0]), whitened=st.booleans(),
+)  # fmt: skip
+def test_the_number_of_directions_given_up(
+    seed: int, rz: int, ry: int, cap: float, whitened: bool
+) -> None:
+    """As many as there are principal angles with 1 / sin above the cap."""
+    p = problem(np.random.default_rng(seed), 14, rz, ry, kappa=10.0, cosine=0.999)
+    sines = np.sqrt(1 - solved(p, whitened=whitened)["cosines"] ** 2)
+    if (np.abs(sines * cap - 1) < 1e-6).any():
+        return
+    raw = solved(p, whitened=whitened, drop_below=1 / cap, may_drop=True)
+    assert raw["dropped"] == np.count_nonzero(1 / sines > cap)
+    assert 1 / raw["sines"].min() <= cap
+    rest = np.sort(sines[1 / sines <= cap])
+    np.testing.assert_allclose(np.sort(raw["sines"])[: len(rest)], rest, rtol=1e-9)
 
 
 def test_the_same_span_is_infeasible_or_given_up() -> None:

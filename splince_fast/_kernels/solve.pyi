@@ -21,6 +21,7 @@ def oblique_factors(
     allow_eigh: bool,
     per_weight: float,
     ridge: float,
+    max_rank: int,
     eigen_tolerance: float,
     rank_tolerance: float,
     drop_below: float,

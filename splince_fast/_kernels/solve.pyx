@@ -16,7 +16,7 @@ And one step of iterative refinement, ``R -= (L^+)^T Qy (Sy U)^T R``, squares wh
 triangular solves left of ``right^T Sy = 0``.
 
 S is scaled to unit diagonal before it is factored, by Cholesky, or by an eigendecomposition where
-a pivot falls to the rounding level of the data. Everything runs without the GIL on buffers of the
+its smallest eigenvalue falls to the rounding level of the data. Everything runs without the GIL on buffers of the
 caller; failures are status codes.
 """
 
@@ -48,6 +48,9 @@ cdef enum:
 cdef double EPS = 2.220446049250313e-16
 # A feature whose deviation is within so many roundings of its mean is constant but for rounding.
 cdef double CONSTANT_ROUNDINGS = 64.0
+# Up to this width inverting the factor is cheaper than estimating the norm of its inverse.
+cdef enum:
+    SMALL = 64
 
 cdef double ONE = 1.0
 cdef double ZERO = 0.0
@@ -64,8 +67,9 @@ cdef struct Factor:
     double* root         # (d,) 1 / sqrt(eigenvalue); 0 off the support      (eigh only)
     double* null_basis   # (d, n_null): orthonormal basis of the kernel of S (eigh only)
     int n_null
-    double smallest      # smallest pivot, or eigenvalue on the support
-    double* work         # (d, width): scratch for one whitening
+    double smallest      # about the smallest eigenvalue of c on its support
+    double* work         # (d, width): scratch for one whitening, and
+    double* spare        # as much again                              (eigh only)
 
 
 cdef void gemm(char* ta, char* tb, int m, int n, int k, double alpha, double* a, int lda,
@@ -106,57 +110,34 @@ cdef int equilibrate(const double* scatter, const double* mean, double per_weigh
     return constants
 
 
-cdef double smallest_pivot(const Factor* f) noexcept nogil:
-    """Smallest squared diagonal entry of the Cholesky factor: a conditional variance."""
-    cdef Py_ssize_t j, d = f.d
-    cdef double smallest = 1.0, pivot
-    for j in range(d):
-        pivot = f.c[j * d + j]
-        if pivot * pivot < smallest:
-            smallest = pivot * pivot
-    return smallest
+cdef double sum_of_squares(const double* a, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef double total = 0.0
+    for i in range(n):
+        total += a[i] * a[i]
+    return total
 
 
-cdef int eigendecompose(Factor* f, double tolerance, double* work, int lwork, int* iwork,
-                        int liwork) noexcept nogil:
-    """Eigenvectors into c, reciprocal roots into `root`, the kernel of S into `null_basis`."""
-    cdef int d = f.d, info = 0, n_null = 0, i
+cdef double inverse_size(const Factor* f, double* work, int* iwork) noexcept nogil:
+    """1 / |c^{-1}|, about the smallest eigenvalue of c, from its Cholesky factor.
+
+    Pivots alone do not show a rank deficiency that follows a small pivot: rounding lifts the last
+    one. Small factors are inverted, |c^{-1}| <= |L^{-1}|_F^2 <= d |c^{-1}|; for others LAPACK
+    estimates the 1-norm, which is at least the spectral norm.
+    """
+    cdef int d = f.d, info = 0
     cdef Py_ssize_t j
-    cdef double* column
-    cython_lapack.dsyevd(b"V", b"L", &d, f.c, &d, f.root, work, &lwork, iwork, &liwork, &info)
+    cdef double total = 0.0, reciprocal = 0.0
+    if d > SMALL:
+        cython_lapack.dpocon(b"L", &d, f.c, &d, &ONE, &reciprocal, work, iwork, &info)
+        return reciprocal
+    memcpy(work, f.c, sizeof(double) * <size_t>d * d)
+    cython_lapack.dtrtri(b"L", b"N", &d, work, &d, &info)
     if info != 0:
-        return _NO_CONVERGENCE
-    f.smallest = f.root[d - 1]
-    for i in range(d):
-        if f.root[i] > tolerance:
-            if f.root[i] < f.smallest:
-                f.smallest = f.root[i]
-            f.root[i] = 1.0 / sqrt(f.root[i])
-        else:
-            # c = D^-1 S D^-1: the kernel of S is D^-1 times that of c.
-            column = f.null_basis + <Py_ssize_t>n_null * d
-            for j in range(d):
-                column[j] = f.c[<Py_ssize_t>i * d + j] * f.inverse[j]
-            f.root[i] = 0.0
-            n_null += 1
-    f.n_null = n_null
-    if n_null > 0:
-        cython_lapack.dgeqrf(&d, &n_null, f.null_basis, &d, work, work + d, &lwork, &info)
-        if info == 0:
-            cython_lapack.dorgqr(&d, &n_null, &n_null, f.null_basis, &d, work, work + d, &lwork,
-                                 &info)
-        if info != 0:
-            return _NO_CONVERGENCE
-    return _OK
-
-
-cdef void project_off_kernel(const Factor* f, double* b, int k, double* coefficients) noexcept nogil:
-    """b -= N0 N0^T b, with N0 the orthonormal basis of the kernel of S."""
-    if f.n_null > 0:
-        gemm(b"T", b"N", f.n_null, k, f.d, 1.0, f.null_basis, f.d, b, f.d, 0.0, coefficients,
-             f.n_null)
-        gemm(b"N", b"N", f.d, k, f.n_null, -1.0, f.null_basis, f.d, coefficients, f.n_null, 1.0, b,
-             f.d)
+        return 0.0
+    for j in range(d):
+        total += sum_of_squares(work + j * d + j, d - j)
+    return 1.0 / total
 
 
 cdef void scale_rows(const double* weight, double* b, int d, int k) noexcept nogil:
@@ -167,17 +148,81 @@ cdef void scale_rows(const double* weight, double* b, int d, int k) noexcept nog
             b[j * d + i] *= weight[i]
 
 
+cdef int eigendecompose(Factor* f, const double* span_z, int kz, const double* span_y, int ky,
+                        double tolerance, double* traces, double* work, int lwork, int* iwork,
+                        int liwork) noexcept nogil:
+    """Eigenvectors into c, reciprocal roots into `root`, the kernel of S into `null_basis`.
+
+    Eigenvalues up to `tolerance` are noise, but what varies so little can still carry a trace: the
+    cross-covariances are known to more digits than S. Directions of the noise space in which they
+    stand out from what its own inaccuracy explains, tolerance / sqrt(smallest eigenvalue above),
+    count as support with the eigenvalue `tolerance`.
+    """
+    cdef int d = f.d, k = kz + ky, info = 0, n_off = 0, admitted = 0, i, m
+    cdef Py_ssize_t j
+    cdef double* column
+    cdef double* tau = work
+    cython_lapack.dsyevd(b"V", b"L", &d, f.c, &d, f.root, work, &lwork, iwork, &liwork, &info)
+    if info != 0:
+        return _NO_CONVERGENCE
+    while n_off < d and f.root[n_off] <= tolerance:
+        n_off += 1
+    f.smallest = f.root[n_off] if n_off < d else tolerance
+    if n_off > 0 and k > 0:
+        # traces := V_off^T D^-1 [span_z, span_y], then its pivoted QR rotates V_off.
+        memcpy(f.work, span_z, sizeof(double) * <size_t>d * kz)
+        memcpy(f.work + <Py_ssize_t>d * kz, span_y, sizeof(double) * <size_t>d * ky)
+        scale_rows(f.inverse, f.work, d, k)
+        gemm(b"T", b"N", n_off, k, d, 1.0, f.c, d, f.work, d, 0.0, traces, n_off)
+        m = n_off if n_off < k else k
+        for i in range(k):
+            iwork[i] = 0
+        work += m
+        lwork -= m
+        cython_lapack.dgeqp3(&n_off, &k, traces, &n_off, iwork, tau, work, &lwork, &info)
+        if info != 0:
+            return _NO_CONVERGENCE
+        while (admitted < m and fabs(traces[<Py_ssize_t>admitted * n_off + admitted])
+                > tolerance / sqrt(f.smallest)):
+            admitted += 1
+        if admitted > 0:
+            cython_lapack.dormqr(b"R", b"N", &d, &n_off, &m, traces, &n_off, tau, f.c, &d, work,
+                                 &lwork, &info)
+            if info != 0:
+                return _NO_CONVERGENCE
+            f.smallest = tolerance
+            for i in range(admitted):
+                f.root[i] = tolerance
+    for i in range(d):
+        f.root[i] = 1.0 / sqrt(f.root[i]) if i < admitted or i >= n_off else 0.0
+    f.n_null = n_off - admitted
+    if f.n_null > 0:
+        # c = D^-1 S D^-1: the kernel of S is D^-1 times that of c.
+        for i in range(f.n_null):
+            column = f.null_basis + <Py_ssize_t>i * d
+            for j in range(d):
+                column[j] = f.c[<Py_ssize_t>(admitted + i) * d + j] * f.inverse[j]
+        tau = work
+        work += d
+        lwork -= d
+        cython_lapack.dgeqrf(&d, &f.n_null, f.null_basis, &d, tau, work, &lwork, &info)
+        if info == 0:
+            cython_lapack.dorgqr(&d, &f.n_null, &f.n_null, f.null_basis, &d, tau, work, &lwork,
+                                 &info)
+        if info != 0:
+            return _NO_CONVERGENCE
+    return _OK
+
+
 cdef void whiten(const Factor* f, double* b, int k) noexcept nogil:
-    """b := L^+ b, in place, for b of shape (d, k)."""
+    """b := L^+ b, in place, for columns b (d, k) in the range of S."""
     cdef int d = f.d
     if f.kind == _IDENTITY or k == 0:
         return
+    scale_rows(f.inverse, b, d, k)
     if f.kind == _CHOLESKY:
-        scale_rows(f.inverse, b, d, k)
         blas.active.dtrsm(b"L", b"L", b"N", b"N", &d, &k, &ONE, f.c, &d, b, &d)
     else:
-        project_off_kernel(f, b, k, f.work)
-        scale_rows(f.inverse, b, d, k)
         memcpy(f.work, b, sizeof(double) * <size_t>d * k)
         gemm(b"T", b"N", d, k, d, 1.0, f.c, d, f.work, d, 0.0, b, d)
         scale_rows(f.root, b, d, k)
@@ -191,12 +236,36 @@ cdef void whiten_transposed(const Factor* f, double* b, int k) noexcept nogil:
     if f.kind == _CHOLESKY:
         blas.active.dtrsm(b"L", b"L", b"T", b"N", &d, &k, &ONE, f.c, &d, b, &d)
         scale_rows(f.inverse, b, d, k)
-    else:
-        scale_rows(f.root, b, d, k)
-        memcpy(f.work, b, sizeof(double) * <size_t>d * k)
-        gemm(b"N", b"N", d, k, d, 1.0, f.c, d, f.work, d, 0.0, b, d)
-        scale_rows(f.inverse, b, d, k)
-        project_off_kernel(f, b, k, f.work)
+        return
+    scale_rows(f.root, b, d, k)
+    memcpy(f.work, b, sizeof(double) * <size_t>d * k)
+    gemm(b"N", b"N", d, k, d, 1.0, f.c, d, f.work, d, 0.0, b, d)
+    scale_rows(f.inverse, b, d, k)
+    if f.n_null > 0:
+        leave_kernel_alone(f, b, k)
+
+
+cdef void leave_kernel_alone(const Factor* f, double* b, int k) noexcept nogil:
+    """Make b orthogonal to the kernel of S, without a change on its range.
+
+    b -= N0 N0^T b changes nothing on the range but for rounding, which features of very different
+    units amplify. One step of refinement restores V^T diag(scale) b = `work`, what b has to be there.
+    """
+    cdef int d = f.d
+    cdef Py_ssize_t i, j
+    gemm(b"T", b"N", f.n_null, k, d, 1.0, f.null_basis, d, b, d, 0.0, f.spare, f.n_null)
+    gemm(b"N", b"N", d, k, f.n_null, -1.0, f.null_basis, d, f.spare, f.n_null, 1.0, b, d)
+    memcpy(f.spare, b, sizeof(double) * <size_t>d * k)
+    scale_rows(f.scale, f.spare, d, k)
+    gemm(b"T", b"N", d, k, d, -1.0, f.c, d, f.spare, d, 1.0, f.work, d)
+    for j in range(k):
+        for i in range(d):
+            if f.root[i] == 0.0:
+                f.work[j * d + i] = 0.0
+    gemm(b"N", b"N", d, k, d, 1.0, f.c, d, f.work, d, 0.0, f.spare, d)
+    scale_rows(f.inverse, f.spare, d, k)
+    for i in range(<Py_ssize_t>d * k):
+        b[i] += f.spare[i]
 
 
 cdef int svd(int m, int n, double* a, double* s, double* u, double* vt, double* work, int lwork,
@@ -254,14 +323,6 @@ cdef void orthogonalise(int d, const double* qy, int ry, double* n, int rz, doub
     gemm(b"N", b"N", d, rz, ry, -1.0, <double*>qy, d, m, ry, 1.0, n, d)
 
 
-cdef double sum_of_squares(const double* a, Py_ssize_t n) noexcept nogil:
-    cdef Py_ssize_t i
-    cdef double total = 0.0
-    for i in range(n):
-        total += a[i] * a[i]
-    return total
-
-
 def class_span(double[:, ::1] sums, double[::1] weights):
     """Cross-covariances with all class indicators but the most frequent one's, as (k', d) rows.
 
@@ -313,6 +374,7 @@ def oblique_factors(
     bint allow_eigh,
     double per_weight,
     double ridge,
+    Py_ssize_t max_rank,
     double eigen_tolerance,
     double rank_tolerance,
     double drop_below,
@@ -330,7 +392,8 @@ def oblique_factors(
     whitened : L from S (LEACE, SPLINCE) or L = I (SAL)
     force_eigh, allow_eigh : use the eigendecomposition whatever the pivots; where they ask for it
     per_weight, ridge : S = per_weight * scatter + ridge * I
-    eigen_tolerance : smallest pivot or eigenvalue of the unit-diagonal S that counts as support
+    max_rank : what the rank of S cannot exceed, for the number of rows it is made of
+    eigen_tolerance : smallest eigenvalue of the unit-diagonal S that counts as support
     rank_tolerance : relative tolerance for ranks; 0 for the rounding level alone
     drop_below : kept directions at an angle with a sine below this are given up
     may_drop : whether directions at the rounding level may be given up, too
@@ -359,9 +422,10 @@ def oblique_factors(
     cdef double[::1] scale = scale_a, inverse = inverse_a
     c_a = np.empty((d if whitened else 1, d if whitened else 1), order="F")
     cdef double[::1, :] c = c_a
-    cdef double[::1] root, eigen_work, scratch
+    cdef double[::1] root, eigen_work, scratch, condition_work
     cdef double[::1, :] null_basis
-    cdef int[::1] eigen_iwork
+    cdef int[::1] eigen_iwork, condition_iwork
+    cdef bint deficient, short
 
     white_a, coordinates_a = np.empty((k, d)), np.empty((k, d))
     basis_a = np.empty((2 * (mz + my), d))
@@ -394,36 +458,45 @@ def oblique_factors(
     f.root = NULL
     f.null_basis = NULL
     f.work = NULL
+    f.spare = NULL
     f.n_null = 0
     f.smallest = 1.0
 
     # 1. The factor L of S.
     if whitened:
         f.kind = _CHOLESKY
+        condition_work = np.empty(d * d if d <= SMALL else 3 * d)
+        condition_iwork = np.empty(d, dtype=np.intc)
         with nogil:
             constants = equilibrate(&scatter[0, 0], &mean[0], per_weight, ridge, &f)
-            if not force_eigh:
+            short = max_rank < d - constants
+            if not (force_eigh or short):
                 blas.active.dpotrf(b"L", &d, f.c, &d, &info)
                 if info == 0:
-                    f.smallest = smallest_pivot(&f)
-        if force_eigh or info != 0 or f.smallest <= eigen_tolerance:
-            if not allow_eigh:
+                    f.smallest = inverse_size(&f, &condition_work[0], &condition_iwork[0])
+                else:
+                    f.smallest = 0.0
+        deficient = short or f.smallest <= eigen_tolerance
+        if force_eigh or deficient:
+            if deficient and not allow_eigh:
                 return {"status": RANK_DEFICIENT}
             f.kind = _EIGH
             root = np.empty(d)
             null_basis = np.empty((d, d), order="F")
-            eigen_work = np.empty(1 + 71 * d + 2 * <Py_ssize_t>d * d)
-            eigen_iwork = np.empty(3 + 5 * d, dtype=np.intc)
-            scratch = np.empty(<Py_ssize_t>d * max(k, mz + my, 1))
+            eigen_work = np.empty(1 + 71 * d + 2 * <Py_ssize_t>d * d + 64 * k)
+            eigen_iwork = np.empty(max(3 + 5 * d, k), dtype=np.intc)
+            scratch = np.empty(3 * <Py_ssize_t>d * max(k, mz + my, 1))
             f.root = &root[0]
             f.null_basis = &null_basis[0, 0]
             f.work = &scratch[0]
+            f.spare = f.work + <Py_ssize_t>d * max(k, mz + my, 1)
             with nogil:
-                if not force_eigh:
-                    equilibrate(&scatter[0, 0], &mean[0], per_weight, ridge, &f)
-                status = eigendecompose(&f, eigen_tolerance, &eigen_work[0],
-                                        <int>min(eigen_work.shape[0] - d, 2147483647),
-                                        &eigen_iwork[0], 3 + 5 * d)
+                equilibrate(&scatter[0, 0], &mean[0], per_weight, ridge, &f)
+                status = eigendecompose(
+                    &f, &span_z[0, 0] if kz else NULL, kz, &span_y[0, 0] if ky else NULL, ky,
+                    eigen_tolerance, f.spare + <Py_ssize_t>d * max(k, mz + my, 1), &eigen_work[0],
+                    <int>min(eigen_work.shape[0], 2147483647), &eigen_iwork[0],
+                    <int>eigen_iwork.shape[0])
         if status != _OK:
             return {"status": status}
 
@@ -561,7 +634,7 @@ def oblique_factors(
         "distortion": distortion,
         "distortion_unkept": distortion_unkept,
         "solver": ("none", "cholesky", "eigh")[f.kind],
-        "smallest_pivot": f.smallest,
+        "smallest_eigenvalue": f.smallest,
         "noise": noise,
         "inverse_scale": inverse_a,
         "constants": constants,

@@ -56,7 +56,7 @@ def prefetched(source: Source, first_block: int = 0, depth: int = 1) -> Iterator
     ...     [len(block.X) for block in blocks]
     [2, 2, 1]
     """
-    if depth < 1:
+    if not isinstance(depth, int) or depth < 1:
         raise InputError(f"depth is {depth!r}; at least 1 block must be read ahead")
     ready: SimpleQueue[_Message] = SimpleQueue()
     room = threading.Semaphore(depth)

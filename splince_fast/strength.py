@@ -1,0 +1,490 @@
+"""Is there a linear trace of a concept at all? Canonical correlations and their chance level.
+
+Above 400 lines because half of it is the statement of what each figure guarantees.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._failures import raise_numerical
+from splince_fast._kernels import provider, solve
+from splince_fast._state import EPS64, State
+from splince_fast._validation import as_rows, check_values
+from splince_fast._variables import ClassSums, Variable, check_consistent
+from splince_fast.exceptions import ConstantVariableError, InputError, UnknownVariableError
+from splince_fast.labels import ClassCodes, Encoded, VariableName, encode
+from splince_fast.moments import Moments
+
+Float = NDArray[np.float64]
+
+# p-values that `conclusion` takes for a trace, and for less than chance leaves.
+_TRACE = 0.01
+_LESS_THAN_CHANCE = 1.0 - 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class ConceptStrength:
+    """How strong the linear trace of a concept in x is, beside what chance gives.
+
+    Attributes
+    ----------
+    name : str
+        The concept.
+    correlations : tuple of float
+        The min(rank_x, rank_z) canonical correlations between x and the concept, descending.
+        In the sample: chance alone makes them positive.
+    pillai : float
+        Pillai trace V, the sum of their squares; R^2 of a binary concept or a single column.
+    chance : float
+        Mean of V over all permutations of the labels: rank_x rank_z / (n - 1), exact for any x.
+    chance_deviation : float
+        Standard deviation of V under chance; exact for Gaussian x, or averaged over rotations.
+    p_value : float
+        Probability of such a V or a larger one under chance. Exact for Gaussian x where rank_x
+        or rank_z is 1; else an approximation.
+    bound : float
+        No less than the p-value of the test that goes through all n! permutations, whatever the
+        distribution of x: rigorous, and crude.
+    p_value_permutation : float or None
+        Of the permutation test on the data, where they were given: valid for any x.
+    n : int
+        Sample size: total weight of the rows of x, rounded.
+    rank_x, rank_z : int
+        Ranks of Cov(x) and Cov(z) at their rounding levels.
+    informative : bool
+        False where these ranks and n fix V whatever the labels, as with at most rank_x + 1 rows.
+        V says nothing then, and the p-values and the bound are 1.
+    """
+
+    name: str
+    correlations: tuple[float, ...]
+    pillai: float
+    chance: float
+    chance_deviation: float
+    p_value: float
+    bound: float
+    p_value_permutation: float | None
+    n: int
+    rank_x: int
+    rank_z: int
+    informative: bool
+
+    @property
+    def conclusion(self) -> str:
+        """What the figures say, in words: a trace where the p-value is below 0.01.
+
+        That of the permutation test counts where there is one. A trace weaker than all but
+        1 in 10,000 under chance is what erasing leaves on the rows that an eraser was fitted on.
+        """
+        if not self.rank_x:
+            return f"no linear trace of {self.name!r}: x is constant"
+        if not self.informative:
+            return (
+                f"nothing can be said of {self.name!r}: on {self.n:,} rows x of rank {self.rank_x} "
+                f"fits any labels of rank {self.rank_z} equally well; add rows or drop features"
+            )
+        exact = self.p_value_permutation
+        p_value = self.p_value if exact is None else exact
+        if p_value < _TRACE:
+            return f"a linear trace of {self.name!r} beyond chance"
+        if self.p_value > _LESS_THAN_CHANCE:
+            return f"less trace of {self.name!r} than chance leaves, as where it was erased"
+        return f"no linear trace of {self.name!r} beyond chance"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same and the conclusion as plain numbers, strings and lists, ready for JSON."""
+        fields = dataclasses.asdict(self)
+        return {**fields, "correlations": list(self.correlations), "conclusion": self.conclusion}
+
+    def _facts(self) -> list[tuple[str, str]]:
+        """Label and text of each line of the summary."""
+        shown = ", ".join(f"{c:.3g}" for c in self.correlations[:5])
+        more = ", ..." if len(self.correlations) > 5 else ""
+        facts = [
+            ("sample", f"n = {self.n:,}, rank of x {self.rank_x}, of the concept {self.rank_z}"),
+            ("canonical correlations", f"[{shown}{more}]"),
+            ("Pillai trace", f"{self.pillai:.4g}"),
+            ("chance", f"{self.chance:.4g}, deviation {self.chance_deviation:.2g}"),
+            ("p-value", f"{self.p_value:.3g}, at most {self.bound:.3g} for any x"),
+        ]
+        if self.p_value_permutation is not None:
+            facts.append(("permutation test", f"p = {self.p_value_permutation:.3g}"))
+        return facts
+
+    def __str__(self) -> str:
+        facts = self._facts()
+        wide = max(len(label) for label, _ in facts)
+        return "\n".join([self.conclusion, *(f"  {a:<{wide}}  {b}" for a, b in facts)])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
+            f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
+            for label, text in self._facts()
+        )
+        return f"<table><caption>{html.escape(self.conclusion)}</caption>{rows}</table>"
+
+
+def concept_strength(
+    moments: Moments,
+    name: VariableName,
+    *,
+    X: Any = None,
+    labels: Any = None,
+    n_permutations: int = 999,
+    seed: int = 0,
+) -> ConceptStrength:
+    """Canonical correlations of x with a concept, and what chance gives at this sample size.
+
+    With H and K the orthogonal projections of R^n onto the centred columns of X and of the
+    concept's indicators or columns, the Pillai trace is V = tr(H K), the sum of the squared
+    canonical correlations: the eigenvalues of Cov(z)^+ Cov(z, x) Cov(x)^+ Cov(x, z).
+
+    Parameters
+    ----------
+    moments : Moments
+        Of the data.
+    name : str or tuple of str
+        The concept.
+    X, labels : array-like of shape (n, d), labels, optional
+        The very rows that `moments` was made of, as :meth:`Moments.update` takes them, for the
+        permutation test; without sample weights. Takes O(n d) memory in float64 and O(n d^2)
+        time, and O(n rank_x rank_z) time for each permutation.
+    n_permutations : int
+        Random permutations m of that test; its p-value is at least 1 / (m + 1).
+    seed : int
+        Of these permutations.
+
+    Returns
+    -------
+    ConceptStrength
+
+    Raises
+    ------
+    UnknownVariableError
+        A variable that was not accumulated, or is not among `labels`.
+    ConstantVariableError
+        A variable with a single value, or without labels.
+    NotEnoughDataError
+        No rows.
+    InputError
+        A parameter out of range; only one of X and labels; not the rows of `moments`.
+
+    Notes
+    -----
+    *Chance* is that the labels, missing ones included, were dealt to the rows at random, x fixed.
+    A random permutation takes K to a matrix of mean rank_z / (n - 1) (I - 1 1^T / n), so that
+    E[V] = rank_x rank_z / (n - 1) for any x [1]_. With N = n - 1, p = rank_x, q = rank_z,
+    h_i = H_ii, k_i = K_ii and e(S, r) = n (n + 1) S - (n - 1) r (r + 2) [2]_::
+
+        Var[V] = 2 p (N - p) q (N - q) / (N^2 (N - 1) (N + 2))
+                 + e(sum h_i^2, p) e(sum k_i^2, q) / ((n + 1) n (n - 1) (n - 2) (n - 3))
+
+    *p_value*: the second term vanishes on average for Gaussian x, whose column space is uniformly
+    distributed. V is then taken to follow the beta distribution on [max(0, p + q - N), min(p, q)]
+    that has this mean and variance: exactly the F test where p or q is 1, otherwise a refinement
+    of the beta approximation of [3]_, which has the same mean.
+
+    *bound*: sum k_i^2 is known for classes; sum h_i^2, and sum k_i^2 for continuous columns, lie
+    between r^2 / n and r (n - 1) / n. The largest variance that this allows gives Cantelli's
+    inequality, and the mean Markov's; the bound is the smaller of the two.
+
+    *Missing labels* count as rows at the mean of the concept. This keeps every statement above
+    exact, with n all rows of x; but a concept known for a share s of the rows has its
+    correlations reduced by about sqrt(s). For the labelled rows alone, accumulate them alone.
+
+    *Weights* are frequencies: n is their sum. For other weights scale them first such that it is
+    the effective sample size (sum w)^2 / sum w^2 of [4]_; nothing but n depends on their scale.
+    What is called exact or rigorous above is an approximation then.
+
+    References
+    ----------
+    .. [1] E. J. G. Pitman, "Significance tests which may be applied to samples from any
+       populations. II. The correlation coefficient test", Supplement to the Journal of the Royal
+       Statistical Society 4 (1937), 225-232.
+    .. [2] F. Kazi-Aoual, S. Hitier, R. Sabatier and J.-D. Lebreton, "Refined approximations to
+       permutation tests for multivariate inference", Computational Statistics & Data Analysis 20
+       (1995), 643-656.
+    .. [3] K. C. S. Pillai, "Some new test criteria in multivariate analysis", Annals of
+       Mathematical Statistics 26 (1955), 117-121.
+    .. [4] L. Kish, Survey Sampling, Wiley, 1965.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> from splince_fast.strength import concept_strength
+    >>> rng = np.random.default_rng(0)
+    >>> labels = {"there": rng.integers(0, 2, 500), "absent": rng.integers(0, 2, 500)}
+    >>> X = rng.normal(size=(500, 20)) + labels["there"][:, None] / 2
+    >>> moments = sf.Moments().update(X, labels)
+    >>> print(concept_strength(moments, "there").conclusion)
+    a linear trace of 'there' beyond chance
+    >>> print(concept_strength(moments, "absent").conclusion)
+    no linear trace of 'absent' beyond chance
+    >>> after = sf.Moments().update(sf.leace(moments, erase="there")(X), labels)
+    >>> print(concept_strength(after, "there").conclusion)
+    less trace of 'there' than chance leaves, as where it was erased
+    """
+    if not isinstance(moments, Moments):
+        raise InputError(
+            f"moments is {type(moments).__name__}; pass sf.Moments().update(X, labels)"
+        )
+    if (X is None) != (labels is None):
+        raise InputError("the permutation test needs both X and labels; pass both or neither")
+    if not isinstance(n_permutations, int) or n_permutations < 1:
+        raise InputError(f"n_permutations is {n_permutations!r}; it must be a positive integer")
+    if not isinstance(seed, int) or seed < 0:
+        raise InputError(f"seed is {seed!r}; it must be a non-negative integer")
+    state, variable = moments.flushed(), moments.variable(name)
+    if not len(variable.span()):
+        raise ConstantVariableError(
+            f"the variable {name!r} takes a single value (or carries no label), so there is "
+            "nothing that x could be correlated with; check the labels"
+        )
+    x, z = _whitened_both(state, variable, name)
+    null = _Null(round(state.weight), x.rank, z.rank)
+    labelled = min(1.0, variable.weight / state.weight)
+    roots = np.minimum(z.singular_values[: null.highest] * labelled**0.5, 1.0)
+    pillai = float(np.sum(roots**2))
+    exact = None
+    if X is not None:
+        bases = _bases(moments, name, X, labels, x, z)
+        exact = _permutation_test(*bases, pillai, n_permutations, seed)
+    return ConceptStrength(
+        name=str(name),
+        correlations=tuple(map(float, roots)),
+        pillai=pillai,
+        chance=null.mean,
+        chance_deviation=null.variance**0.5,
+        p_value=null.p_value(pillai),
+        bound=null.bound(pillai, _sum_of_squared_leverages(variable)),
+        p_value_permutation=exact,
+        n=null.n,
+        rank_x=null.p,
+        rank_z=null.q,
+        informative=null.informative,
+    )
+
+
+# --- from moments to canonical correlations ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Whitened:
+    """L^+ span for the factor L of a covariance matrix, and what the factorisation found."""
+
+    rows: Float  # (k, d): the columns of L^+ span
+    singular_values: Float  # of them
+    rank: int  # of the covariance
+    inverse_scale: Float | float  # (d,): 1 / deviation, 0 where constant; 1 for classes
+
+
+def _whiten(
+    covariance: Float, per_weight: float, size: Float, span: Float, tolerance: float, max_rank: int
+) -> _Whitened:
+    """Whiten the columns of `span` (d, k); `size` (d,) says how large constants may look."""
+    d = len(size)
+    raw = solve.oblique_factors(
+        covariance,
+        size,
+        np.asfortranarray(span),
+        np.empty((d, 0), order="F"),
+        whitened=True,
+        force_eigh=False,
+        allow_eigh=True,
+        per_weight=per_weight,
+        ridge=0.0,
+        max_rank=max_rank,
+        eigen_tolerance=tolerance,
+        rank_tolerance=1.0,  # no direction is above: whitening alone is asked for
+        drop_below=0.0,
+        may_drop=False,
+    )
+    if raw["status"] != solve.OK:
+        raise_numerical(raw["status"], "auto")
+    null = 0 if raw["null_basis"] is None else raw["null_basis"].shape[1]
+    rank = min(d - raw["constants"] - null, max_rank)
+    return _Whitened(raw["whitened_z"], raw["sigma_z"], rank, raw["inverse_scale"])
+
+
+def _whitened_both(state: State, variable: Variable, name: object) -> tuple[_Whitened, _Whitened]:
+    """Cov(x, z) whitened by Cov(x), then by Cov(z): the latter has the canonical correlations."""
+    d, eps = state.width, state.unit_roundoff
+    provider.ensure_for(d)
+    cross = variable.cross_covariance(0.0, name)
+    if isinstance(variable, ClassSums):
+        # The vectors 1[z = c] / sqrt(n_c) are orthonormal: dividing by sqrt(n_c / n) whitens.
+        present = variable.weights > 0
+        cross = cross[:, present] / np.sqrt(variable.weights[present] / variable.weight)
+    # As the methods have it: the rounding level of a unit-diagonal matrix.
+    tolerance = 4.0 * max(d * EPS64, d**0.5 * eps if eps > EPS64 else 0.0)
+    per_weight, most = 1.0 / state.weight, state.n_rows - 1
+    x = _whiten(state.scatter, per_weight, state.mean, cross, tolerance, most)
+    if isinstance(variable, ClassSums):
+        return x, _Whitened(x.rows, x.singular_values, cross.shape[1] - 1, 1.0)
+    covariance = np.asfortranarray(variable.variance())
+    # Sums of n products about a reference point: sqrt(n) roundings of the squares about it.
+    squares = np.diag(variable.squares) / variable.weight
+    varies = np.diag(covariance) > 0
+    cancelled = float(np.max((squares / np.diag(covariance))[varies], initial=1.0))
+    tolerance = 16.0 * EPS64 * variable.n_columns * variable.n_rows**0.5 * cancelled
+    size = np.abs(variable.reference) + np.sqrt(squares)
+    return x, _whiten(covariance, 1.0, size, x.rows, tolerance, variable.n_rows - 1)
+
+
+# --- chance --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Null:
+    """V = tr(H K) where the rows of K are permuted at random: ranks p and q, n rows."""
+
+    n: int
+    p: int
+    q: int
+
+    @property
+    def lowest(self) -> int:
+        """Directions that the two column spaces share whatever the permutation."""
+        return max(0, self.p + self.q - (self.n - 1))
+
+    @property
+    def highest(self) -> int:
+        return min(self.p, self.q)
+
+    @property
+    def informative(self) -> bool:
+        """Whether V can vary: 0 < min(p, q) and max(p, q) < n - 1."""
+        return self.lowest < self.highest
+
+    @property
+    def mean(self) -> float:
+        return self.p * self.q / (self.n - 1) if self.informative else float(self.highest)
+
+    @property
+    def variance(self) -> float:
+        """Variance under random rotations of R^n that keep 1, which is that for Gaussian x."""
+        if not self.informative:
+            return 0.0
+        N, p, q = self.n - 1, self.p, self.q
+        return 2.0 * p * (N - p) * q * (N - q) / (N**2 * (N - 1) * (N + 2))
+
+    def p_value(self, pillai: float) -> float:
+        """Upper tail of the beta distribution with this support, mean and variance."""
+        from scipy.special import betainc
+
+        if not self.informative:
+            return 1.0
+        width = self.highest - self.lowest
+        mean = (self.mean - self.lowest) / width
+        size = mean * (1.0 - mean) * width**2 / self.variance - 1.0
+        rest = float(np.clip((self.highest - pillai) / width, 0.0, 1.0))
+        return float(betainc((1.0 - mean) * size, mean * size, rest))
+
+    def excess(self, squared_leverages: float, rank: int) -> float:
+        """e(S, r) of the notes: 0 on average over Gaussian columns."""
+        return self.n * (self.n + 1) * squared_leverages - (self.n - 1) * rank * (rank + 2)
+
+    def permutation_variance(self, excess_x: float, excess_z: float) -> float:
+        """Exact variance under permutations; needs n > 3."""
+        n = self.n
+        return self.variance + excess_x * excess_z / ((n + 1) * n * (n - 1) * (n - 2) * (n - 3))
+
+    def bound(self, pillai: float, squared_leverages_z: float | None) -> float:
+        """The smaller of Markov's and Cantelli's bounds on P(V >= pillai) under permutations."""
+        if not self.informative or pillai <= self.mean:
+            return 1.0
+        markov = (self.mean - self.lowest) / (pillai - self.lowest)
+        if self.n < 4:
+            return markov
+        excess_x, excess_z = (
+            [self.excess(r * r / self.n, r), self.excess(r * (self.n - 1) / self.n, r)]
+            for r in (self.p, self.q)
+        )
+        if squared_leverages_z is not None:
+            excess_z = [self.excess(squared_leverages_z, self.q)]
+        # The variance is bilinear in the two, so it is largest at a corner.
+        variance = max(self.permutation_variance(a, b) for a in excess_x for b in excess_z)
+        return min(markov, variance / (variance + (pillai - self.mean) ** 2))
+
+
+def _sum_of_squared_leverages(variable: Variable) -> float | None:
+    """sum K_ii^2 for classes, with K_ii = 1 / n_c - 1 / n for the labelled rows; else unknown."""
+    if not isinstance(variable, ClassSums):
+        return None
+    counts = variable.weights[variable.weights > 0]
+    return float(np.sum(1.0 / counts) - (2 * len(counts) - 1) / counts.sum())
+
+
+# --- the permutation test on the data ------------------------------------------------------------
+
+
+def _bases(
+    moments: Moments, name: VariableName, X: Any, labels: Any, x: _Whitened, z: _Whitened
+) -> tuple[Float, Float]:
+    """Orthonormal bases (n, p), (n, q) of the centred columns of X and of the concept."""
+    rows = as_rows(X, width=moments.n_features)
+    if len(rows) != moments.n_rows or moments.weight != moments.n_rows:
+        raise InputError(
+            f"the permutation test needs the rows that the moments were made of, with unit "
+            f"weights: X has {len(rows)} rows, and the moments have {moments.n_rows} of weight "
+            f"{moments.weight:g}"
+        )
+    check_values(rows)
+    parameters = moments._parameters()
+    kinds, joint = parameters["kinds"], parameters["joint"]
+    encoded = encode(labels, len(rows), kinds=kinds or None, joint=joint)
+    if name not in encoded:
+        raise UnknownVariableError(
+            f"labels has no variable {name!r}; pass them as they were passed to the moments"
+        )
+    check_consistent({name: moments.variable(name)}, encoded)
+    centred = rows.astype(np.float64)
+    centred -= centred.mean(axis=0)
+    columns = _centred_columns(encoded[name], z.inverse_scale)
+    return _basis(centred * x.inverse_scale, x.rank), _basis(columns, z.rank)
+
+
+def _centred_columns(column: Encoded, inverse_scale: Float | float) -> Float:
+    """Columns of the concept about their means, at comparable scales; 0 where it is missing."""
+    if isinstance(column, ClassCodes):
+        present = column.codes >= 0
+        values = (column.codes[:, None] == np.unique(column.codes[present])).astype(np.float64)
+    else:
+        values = column.values
+        present = np.ones(len(values), bool) if column.present is None else column.present
+    centred: Float = (values - values[present].mean(axis=0)) * inverse_scale
+    centred[~present] = 0.0
+    return centred
+
+
+def _basis(columns: Float, rank: int) -> Float:
+    """Orthonormal basis of the column space of the given rank."""
+    return np.asarray(np.linalg.svd(columns, full_matrices=False)[0][:, :rank])
+
+
+def _permutation_test(x: Float, z: Float, pillai: float, n_permutations: int, seed: int) -> float:
+    """(1 + hits) / (1 + m): V of random permutations against V of the rows as they are."""
+    rows_of_x = np.ascontiguousarray(x.T)
+    observed = float(np.sum((rows_of_x @ z) ** 2))
+    if abs(observed - pillai) > 0.01 * max(observed, pillai, x.shape[1] * z.shape[1] / len(x)):
+        raise InputError(
+            f"X and labels are not those of the moments: their Pillai trace is {observed:.6g}, "
+            f"that of the moments {pillai:.6g}; pass the same rows and labels in the same order"
+        )
+    rng = np.random.default_rng(seed)
+    # Ties but for rounding count as hits, which keeps the test valid.
+    least = observed * (1.0 - 1e-9)
+    hits = sum(
+        float(np.sum((rows_of_x @ z[rng.permutation(len(z))]) ** 2)) >= least
+        for _ in range(n_permutations)
+    )
+    return (1 + hits) / (1 + n_permutations)

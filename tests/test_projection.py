@@ -1,0 +1,865 @@
+"""Projection: what the map is, how it is applied to anything, composed, folded, saved and read.
+
+A row of the result is x - left c with c = right^T x - bias, all in float64. A sum of d products
+errs by at most d eps of the sum of their magnitudes, so the result errs by
+
+    (d + 2) eps |left| (|right|^T |x| + |bias|) + r eps |left| |c|,
+
+entry by entry, and then once by half an ulp of its own dtype.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import laid_out
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from test_oracles import Data, draw_data
+
+import splince_fast as sf
+from splince_fast._kernels import reference
+
+Float = NDArray[np.float64]
+EPS = float(np.finfo(np.float64).eps)
+DTYPES = [
+    "float64", "float32", "float16", ">f8", ">f4", "longdouble", "int8", "uint16", "int64", "bool",
+]  # fmt: skip
+LAYOUTS = ["C", "F", "strided", "reversed", "unaligned", "read-only", "broadcast"]
+
+
+def draw_eraser(rank: int = 1, d: int = 7, mean: float = 3.0, seed: int = 0) -> sf.Projection:
+    """An oblique projection with an asymmetric matrix; `right` is dual to `left`."""
+    rng = np.random.default_rng(seed)
+    left, right = rng.normal(size=(2, d, rank))
+    right = right @ np.linalg.inv(left.T @ right)
+    return sf.Projection(left, right, mean * rng.normal(size=d))
+
+
+def exact(eraser: sf.Projection, rows: NDArray[Any]) -> NDArray[Any]:
+    """The map by its definition, in extended precision."""
+    left, right, mean = (a.astype(np.longdouble) for a in (eraser.left, eraser.right, eraser.mean))
+    x = rows.astype(np.longdouble)
+    return np.asarray(x - ((x - mean) @ right) @ left.T)
+
+
+def bound(eraser: sf.Projection, rows: NDArray[Any], result: NDArray[Any]) -> Float:
+    """Largest error of each entry, from the analysis above."""
+    x = np.abs(rows.astype(np.float64))
+    left, right = np.abs(eraser.left), np.abs(eraser.right)
+    terms = x @ right + np.abs(eraser.mean) @ right
+    d, r = left.shape
+    own = 0.0 if result.dtype.kind in "iub" else float(np.finfo(result.dtype).eps)
+    tiny = float(np.finfo(result.dtype).smallest_subnormal)
+    wide = (d + r + 4) * EPS * (terms @ left.T + x)
+    return np.asarray(wide + own / 2 * np.abs(result.astype(np.float64)) * (1 + 1e-3) + tiny)
+
+
+def rows_like(dtype: str, n: int, d: int, layout: str = "C", seed: int = 1) -> NDArray[Any]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, d)) * 20
+    x = (x > 0) if dtype == "bool" else np.abs(x) if dtype == "uint16" else x
+    if layout == "broadcast":
+        return np.broadcast_to(x.astype(dtype)[:1], (n, d))
+    return laid_out(x.astype(dtype), layout)
+
+
+def result_dtype(dtype: str) -> np.dtype[Any]:
+    return np.dtype("float64") if np.dtype(dtype).kind in "iub" else np.dtype(dtype)
+
+
+# --- what it is ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [1, 2, 5])
+def test_orientation_of_the_matrix_and_the_offset(rank: int) -> None:
+    eraser = draw_eraser(rank)
+    P = eraser.matrix()
+    assert np.linalg.norm(P - P.T) > 0.1
+    x = rows_like("float64", 9, 7)
+    np.testing.assert_allclose(eraser(x), x @ P.T + eraser.offset, atol=1e-11)
+    np.testing.assert_allclose(P, np.eye(7) - eraser.left @ eraser.right.T, atol=1e-14)
+    np.testing.assert_allclose(eraser.offset, eraser.mean - P @ eraser.mean, atol=1e-12)
+    # Controls: the transpose, the mean as additive constant, no constant.
+    for wrong in (x @ P + eraser.offset, x @ P.T + eraser.mean, x @ P.T):
+        assert np.abs(eraser(x) - wrong).max() > 0.1
+
+
+def test_the_mean_stays_and_twice_is_once() -> None:
+    eraser = draw_eraser(3)
+    mean = eraser.mean[None, :]
+    np.testing.assert_allclose(eraser(mean), mean, atol=1e-13)
+    x = rows_like("float64", 9, 7)
+    np.testing.assert_allclose(eraser(eraser(x)), eraser(x), atol=1e-11)
+    assert (eraser.rank, eraser.n_features, eraser.method) == (3, 7, "custom")
+    assert eraser.report is None
+    assert repr(eraser) == "Projection(custom, 7 features, rank 3 removed)"
+
+
+def test_nothing_of_it_can_be_changed() -> None:
+    eraser = draw_eraser()
+    for array in (eraser.left, eraser.right, eraser.mean, eraser.offset):
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0.0
+    with pytest.raises(AttributeError):
+        eraser.mean = np.zeros(7)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("rank", [1, 2])
+def test_it_neither_keeps_nor_freezes_the_arrays_it_is_made_of(order: Any, rank: int) -> None:
+    rng = np.random.default_rng(0)
+    given = [np.array(rng.normal(size=(6, rank)), order=order) for _ in "lr"]
+    mean = rng.normal(size=6)
+    eraser = sf.Projection(*given, mean)
+    before = eraser.matrix(), eraser.offset.copy()
+    for array in (*given, mean):
+        array[...] = 99.0
+    np.testing.assert_array_equal(eraser.matrix(), before[0])
+    np.testing.assert_array_equal(eraser.mean @ eraser.right @ eraser.left.T, before[1])
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (np.ones(3), np.ones((3, 1)), np.ones(3)),
+        (np.ones((3, 1)), np.ones((3, 2)), np.ones(3)),
+        (np.ones((3, 1)), np.ones((3, 1)), np.ones(4)),
+        (np.ones((3, 1)), np.ones((3, 1)), np.ones((3, 1))),
+        (np.ones((3, 1)), np.full((3, 1), np.nan), np.ones(3)),
+        (np.ones((3, 1)), np.ones((3, 1)), np.array([0, np.inf, 0])),
+    ],
+)
+def test_parts_that_do_not_make_a_projection(parts: Any) -> None:
+    with pytest.raises(sf.InputError):
+        sf.Projection(*parts)
+
+
+# --- applying it ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rank", [1, 3])
+def test_every_dtype_and_layout(rank: int, dtype: str, layout: str) -> None:
+    eraser = draw_eraser(rank)
+    x = rows_like(dtype, 13, 7, layout)
+    before = x.tobytes()
+    found = eraser(x)
+    assert type(found) is np.ndarray
+    assert found.dtype == result_dtype(dtype)
+    assert x.tobytes() == before
+    # Beyond float64 there are no more digits than the float64 inside has.
+    error = np.abs((found.astype(np.longdouble) - exact(eraser, x)).astype(np.float64))
+    assert (error <= bound(eraser, x, found)).all()
+
+
+@given(
+    seed=st.integers(0, 2**20), n=st.integers(0, 11), d=st.integers(1, 40), rank=st.integers(0, 9),
+    narrow=st.booleans(),
+)  # fmt: skip
+def test_agrees_with_the_plain_numpy_twin(
+    seed: int, n: int, d: int, rank: int, narrow: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    left, right = rng.normal(size=(2, d, min(rank, d)))
+    eraser = sf.Projection(left, right, 5 * rng.normal(size=d))
+    x = rng.normal(size=(n, d)).astype(np.float32 if narrow else np.float64)
+    found = eraser(x)
+    bias = eraser.mean @ eraser.right
+    twin = reference.apply_rows(x, eraser.left.T, eraser.right.T, bias)
+    assert found.shape == (n, d)
+    assert (np.abs(found - twin) <= 2 * bound(eraser, x, found)).all()
+
+
+@pytest.mark.parametrize("mutant", ["float32 coefficients", "no mean", "transpose"])
+def test_control_the_error_bound_tells_wrong_arithmetic(mutant: str) -> None:
+    eraser = draw_eraser(2, mean=1e3)
+    x = (rows_like("float64", 50, 7) + eraser.mean).astype(np.float32)
+    if mutant == "float32 coefficients":
+        left, right, mean = (a.astype(np.float32) for a in (eraser.left, eraser.right, eraser.mean))
+        wrong = x - (x @ right - mean @ right) @ left.T
+    elif mutant == "no mean":
+        wrong = (x - (x @ eraser.right) @ eraser.left.T).astype(np.float32)
+    else:
+        wrong = (x - ((x - eraser.mean) @ eraser.left) @ eraser.right.T).astype(np.float32)
+    error = np.abs((wrong.astype(np.longdouble) - exact(eraser, x)).astype(np.float64))
+    assert (error > bound(eraser, x, wrong)).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", ["C", "F", "strided", "reversed", "unaligned"])
+def test_writing_to_out_and_in_place(dtype: str, layout: str) -> None:
+    eraser = draw_eraser(2)
+    x = rows_like(dtype, 13, 7, layout)
+    expected = eraser(x)
+    out = laid_out(np.zeros((13, 7), result_dtype(dtype)), layout)
+    assert eraser(x, out=out) is out
+    np.testing.assert_array_equal(out, expected)
+    if x.dtype == expected.dtype:
+        assert eraser(x, out=x) is x
+        np.testing.assert_array_equal(x, expected)
+
+
+def test_out_beside_the_rows_in_one_table() -> None:
+    """Two halves of the columns of one array share no memory."""
+    eraser = draw_eraser(2)
+    table = np.concatenate([rows_like("float64", 10, 7), np.zeros((10, 7))], axis=1)
+    expected = eraser(table[:, :7].copy())
+    eraser(table[:, :7], out=table[:, 7:])
+    np.testing.assert_array_equal(table[:, 7:], expected)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x[1:],
+        lambda x: x[:, ::-1],
+        lambda x: x[::-1],
+        lambda x: x.T,
+    ],
+)
+def test_out_that_overlaps_the_rows(make: Callable[[Any], Any]) -> None:
+    eraser = draw_eraser()
+    table = rows_like("float64", 8, 7)[:7]
+    rows, out = table, make(table)
+    if out.shape != rows.shape:
+        rows = table[: len(out)]
+    before = table.copy()
+    with pytest.raises(sf.InputError, match="overlaps"):
+        eraser(rows, out=out)
+    np.testing.assert_array_equal(table, before)
+
+
+@pytest.mark.parametrize(
+    ("out", "text"),
+    [
+        (np.zeros((4, 7), np.float32), "float32"),
+        (np.zeros((5, 7)), r"\(5, 7\)"),
+        (np.zeros((4, 7)).tolist(), "list"),
+        (np.broadcast_to(np.zeros(7), (4, 7)), "read-only"),
+    ],
+)
+def test_out_that_does_not_fit(out: Any, text: str) -> None:
+    with pytest.raises(sf.InputError, match=text):
+        draw_eraser()(rows_like("float64", 4, 7), out=out)
+
+
+def test_read_only_rows_in_place() -> None:
+    x = rows_like("float64", 4, 7, "read-only")
+    with pytest.raises(sf.InputError, match="read-only"):
+        draw_eraser()(x, out=x)
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        ((4, 6), "6 columns.*7"),
+        ((4, 8), "8 columns.*7"),
+        ((7,), r"X\[None, :\]"),
+        ((2, 4, 7), "2-D"),
+        ((), "2-D"),
+        ((4, 0), "no columns"),
+    ],
+)
+def test_rows_of_another_shape(shape: tuple[int, ...], text: str) -> None:
+    with pytest.raises(sf.InputError, match=text):
+        draw_eraser()(np.zeros(shape))
+
+
+@pytest.mark.parametrize("rows", [[["a"] * 7], np.ones((2, 7)) * 1j, np.ones((2, 7), "M8[s]")])
+def test_rows_that_are_no_numbers(rows: Any) -> None:
+    with pytest.raises(sf.InputError):
+        draw_eraser()(rows)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rank", [0, 1, 4])
+def test_no_rows_and_one_row(rank: int, dtype: str) -> None:
+    eraser = draw_eraser(rank) if rank else sf.Projection(np.ones((7, 0)), np.ones((7, 0)), [0] * 7)
+    empty = eraser(rows_like(dtype, 0, 7))
+    assert empty.shape == (0, 7)
+    assert empty.dtype == result_dtype(dtype)
+    assert eraser(np.empty((0, 7)), out=np.empty((0, 7))).shape == (0, 7)
+    x = rows_like(dtype, 6, 7)
+    rows = [eraser(x[i : i + 1]) for i in range(6)]
+    np.testing.assert_array_equal(np.concatenate(rows), eraser(x))
+
+
+def test_lists_and_frames() -> None:
+    eraser = draw_eraser(2)
+    x = rows_like("float64", 5, 7)
+    np.testing.assert_array_equal(eraser(x.tolist()), eraser(x))
+    np.testing.assert_array_equal(eraser(x.astype(object)), eraser(x))
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    np.testing.assert_array_equal(eraser(pandas.DataFrame(x)), eraser(x))
+
+
+def test_masked_rows_are_refused() -> None:
+    """What a mask hides is no data, and must not be used as if it were."""
+    x = rows_like("float64", 5, 7)
+    with pytest.raises(sf.InputError, match="mask"):
+        draw_eraser()(np.ma.masked_array(x, x > 0))
+
+
+def test_rows_with_nan_spoil_no_other_row() -> None:
+    for rank in (1, 3):
+        eraser = draw_eraser(rank)
+        x = rows_like("float64", 6, 7)
+        bad = x.copy()
+        bad[2, 3] = np.nan
+        found = eraser(bad)
+        assert np.isnan(found[2]).any()
+        others = [0, 1, 3, 4, 5]
+        np.testing.assert_array_equal(found[others], eraser(x)[others])
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_memmap_to_memmap_and_in_place(tmp_path: Path, dtype: str) -> None:
+    eraser = draw_eraser(2)
+    x = rows_like(dtype, 300, 7)
+    np.save(tmp_path / "x.npy", x)
+    source = np.load(tmp_path / "x.npy", mmap_mode="r")
+    target = np.lib.format.open_memmap(tmp_path / "y.npy", mode="w+", dtype=x.dtype, shape=x.shape)
+    assert eraser(source, out=target, progress=True) is target
+    target.flush()
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), eraser(x))
+    both = np.load(tmp_path / "x.npy", mmap_mode="r+")
+    eraser(both, out=both)
+    both.flush()
+    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), eraser(x))
+    with pytest.raises(sf.InputError, match=r"r\+"):
+        eraser(source, out=source)
+
+
+@pytest.mark.parametrize(("dtype", "rank"), [("float64", 1), ("float32", 4), ("float16", 2)])
+@pytest.mark.parametrize("layout", ["C", "F"])
+def test_in_place_needs_memory_for_a_block_only(dtype: str, rank: int, layout: str) -> None:
+    eraser = draw_eraser(rank, d=64)
+    x = laid_out(np.ones((80_000, 64), dtype), layout)
+    eraser(x[:5].copy())  # compiles
+    tracemalloc.start()
+    try:
+        eraser(x, out=x)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 << 20 < x.nbytes / 3
+
+
+# --- accuracy ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0, 1e4, 1e8])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_offset_of_many_deviations(offset: float, dtype: str) -> None:
+    data = draw_data(0, n=500, d=20, kappa=10.0, mean=0.0)
+    x = (data.x + offset * data.x.std()).astype(dtype)
+    eraser = sf.splince(sf.Moments().update(x, {"z": data.z, "y": data.y}), erase="z", keep="y")
+    found = eraser(x)
+    error = np.abs((found.astype(np.longdouble) - exact(eraser, x)).astype(np.float64))
+    assert (error <= bound(eraser, x, found)).all()
+    shift = (found - x).astype(np.float64).mean(axis=0)
+    # The mean stays: 500 errors of an ulp each, in their average.
+    assert np.abs(shift).max() <= 4 * bound(eraser, x, found).max()
+
+
+# --- threads -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [1, 2, 5])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_the_number_of_threads_changes_no_bit(
+    rank: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eraser = draw_eraser(rank, d=33)
+    x = rows_like(dtype, 30_011, 33)
+    results = []
+    for threads in ("1", "2", "3", "7", ""):
+        monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", threads)
+        results.append(eraser(x).tobytes())
+    assert len(set(results)) == 1
+    # Nor does the place of a row among others.
+    pieces = [eraser(x[a:b]) for a, b in ((0, 1), (1, 6), (6, 17_001), (17_001, 30_011))]
+    assert np.concatenate(pieces).tobytes() == results[0]
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
+def test_a_number_of_threads_that_is_none(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", value)
+    with pytest.raises(sf.InputError, match="SPLINCE_FAST_NUM_THREADS"):
+        draw_eraser()(np.zeros((2, 7)))
+
+
+# --- folding, composing, rounding ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int64"])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_folding_into_the_next_layer(dtype: str, with_bias: bool) -> None:
+    eraser = draw_eraser(2)
+    rng = np.random.default_rng(2)
+    weight = (8 * rng.normal(size=(4, 7))).astype(dtype)
+    bias = (8 * rng.normal(size=4)).astype(dtype) if with_bias else None
+    before = weight.copy()
+    folded, shift = eraser.fold_into(weight, bias)
+    assert folded.dtype == shift.dtype == result_dtype(dtype)
+    assert (folded.shape, shift.shape) == ((4, 7), (4,))
+    np.testing.assert_array_equal(weight, before)
+    x = rows_like("float64", 6, 7)
+    wide = weight.astype(np.float64)
+    expected = eraser(x) @ wide.T + (0.0 if bias is None else bias.astype(np.float64))
+    # The layer is rounded once to its dtype.
+    own = float(np.finfo(folded.dtype).eps)
+    size = np.abs(x) @ np.abs(folded.astype(np.float64)).T + np.abs(shift.astype(np.float64))
+    found = x @ folded.astype(np.float64).T + shift.astype(np.float64)
+    assert (np.abs(found - expected) <= 2 * own * size + 1e-11).all()
+    wrong = x @ (wide @ eraser.matrix().T).T
+    assert np.abs(found - wrong).max() > 1
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias"),
+    [
+        (np.ones((4, 6)), None),
+        (np.ones(7), None),
+        (np.ones((4, 7)), np.ones(3)),
+        (np.ones((4, 7)), np.ones((4, 1))),
+    ],
+)
+def test_layers_that_do_not_fit(weight: Any, bias: Any) -> None:
+    with pytest.raises(sf.InputError):
+        draw_eraser().fold_into(weight, bias)
+
+
+def test_a_bias_may_be_a_list() -> None:
+    eraser, weight = draw_eraser(), np.ones((2, 7))
+    expected = eraser.fold_into(weight, np.array([1.0, 2.0]))[1]
+    np.testing.assert_array_equal(eraser.fold_into(weight, [1.0, 2.0])[1], expected)
+
+
+@given(seed=st.integers(0, 2**20), ranks=st.tuples(st.integers(1, 3), st.integers(1, 3)))
+def test_composition_is_one_after_the_other(seed: int, ranks: tuple[int, int]) -> None:
+    first, second = (draw_eraser(r, seed=seed + i) for i, r in enumerate(ranks))
+    both = second @ first
+    x = rows_like("float64", 9, 7, seed=seed)
+    size = np.linalg.norm(first.matrix()) * np.linalg.norm(second.matrix()) * 100
+    np.testing.assert_allclose(both(x), second(first(x)), atol=1e3 * EPS * size)
+    np.testing.assert_allclose(
+        both.matrix(), second.matrix() @ first.matrix(), atol=1e3 * EPS * size
+    )
+    np.testing.assert_allclose(x @ both.matrix().T + both.offset, both(x), atol=1e3 * EPS * size)
+    assert both.method == "custom @ custom"
+
+
+def test_composition_removes_no_more_dimensions_than_it_has() -> None:
+    """The rank is that of I - P, also where both remove the same."""
+    eraser = draw_eraser(2)
+    again = eraser @ eraser
+    np.testing.assert_allclose(again.matrix(), eraser.matrix(), atol=1e-12)
+    assert again.rank == np.linalg.matrix_rank(np.eye(7) - again.matrix(), tol=1e-9)
+    many = eraser
+    for _ in range(6):
+        many = many @ eraser
+    assert many.rank <= 7
+
+
+def test_composition_with_something_else() -> None:
+    with pytest.raises(sf.InputError, match=r"7 features.*6"):
+        draw_eraser(d=7) @ draw_eraser(d=6)
+    with pytest.raises(TypeError):
+        draw_eraser() @ 3  # type: ignore[operator]
+
+
+def test_rounded_factors() -> None:
+    eraser = draw_eraser(2, mean=1e4)
+    narrow = eraser.astype(np.float32)
+    for name in ("left", "right"):
+        rounded = getattr(eraser, name).astype(np.float32).astype(np.float64)
+        np.testing.assert_array_equal(getattr(narrow, name), rounded)
+    np.testing.assert_array_equal(eraser.astype("float64").matrix(), eraser.matrix())
+    for wrong in (np.float16, np.int64, "complex64"):
+        with pytest.raises(sf.InputError, match="float32 or float64"):
+            eraser.astype(wrong)
+
+
+def test_rounded_factors_leave_the_mean_in_place() -> None:
+    eraser = draw_eraser(2, mean=1e4)
+    mean = eraser.mean[None, :]
+    size = np.abs(eraser.left) @ (np.abs(eraser.right).T @ np.abs(eraser.mean))
+    for candidate in (eraser, eraser.astype(np.float32)):
+        assert (np.abs(candidate(mean) - mean) <= 20 * EPS * (size + np.abs(mean))).all()
+
+
+# --- files and copies ----------------------------------------------------------------------------
+
+
+def fitted() -> sf.Projection:
+    return sf.splince(draw_data(0).moments(), erase="z", keep="y")
+
+
+def assert_identical(a: sf.Projection, b: sf.Projection) -> None:
+    for name in ("left", "right", "mean", "offset"):
+        assert getattr(a, name).tobytes() == getattr(b, name).tobytes(), name
+    assert a.report == b.report
+    assert (a.method, a.rank) == (b.method, b.rank)
+    x = rows_like("float32", 5, a.n_features)
+    assert a(x).tobytes() == b(x).tobytes()
+
+
+def projections() -> list[sf.Projection]:
+    data = draw_data(0, n=20, d=30, kz=2, ky=1)
+    with pytest.warns(sf.NothingErasedWarning):
+        nothing = sf.leace(sf.Moments().update(np.ones((4, 3)), {"z": [0, 1, 0, 1]}), erase="z")
+    return [
+        fitted(),
+        sf.leace(data.moments(), erase="z", null_space="drop"),
+        sf.sal(data.moments(), erase="z"),
+        draw_eraser(3) @ draw_eraser(2, seed=1),
+        draw_eraser().astype(np.float32),
+        nothing,
+    ]
+
+
+@pytest.mark.parametrize("i", range(6))
+def test_files_give_back_every_bit(i: int, tmp_path: Path) -> None:
+    eraser = projections()[i]
+    path = tmp_path / "e.safetensors"
+    eraser.save(path)
+    loaded = sf.Projection.load(path)
+    assert_identical(loaded, eraser)
+    loaded.save(str(tmp_path / "again.safetensors"))
+    assert_identical(sf.Projection.load(tmp_path / "again.safetensors"), eraser)
+    for array in (loaded.left, loaded.right, loaded.mean):
+        assert not array.flags.writeable
+
+
+@pytest.mark.parametrize("i", range(6))
+def test_pickles_and_copies_give_back_every_bit(i: int) -> None:
+    eraser = projections()[i]
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        restored = pickle.loads(pickle.dumps(eraser, protocol))
+        assert_identical(restored, eraser)
+        for array in (restored.left, restored.right, restored.mean):
+            assert not array.flags.writeable
+    assert_identical(copy.deepcopy(eraser), eraser)
+    assert_identical(copy.copy(eraser), eraser)
+
+
+def test_files_of_other_tools_can_read_it(tmp_path: Path) -> None:
+    """safetensors with float64 tensors and JSON metadata, and no pickle."""
+    from safetensors import safe_open
+
+    eraser = fitted()
+    eraser.save(tmp_path / "e.safetensors")
+    with safe_open(tmp_path / "e.safetensors", framework="numpy") as file:
+        np.testing.assert_array_equal(file.get_tensor("left"), eraser.left)
+        np.testing.assert_array_equal(file.get_tensor("mean"), eraser.mean)
+        np.testing.assert_array_equal(file.get_tensor("offset"), eraser.offset)
+        header = file.metadata()
+    assert header["library"] == "splince_fast"
+    assert int(header["format_version"]) >= 1
+    metadata = json.loads(header["metadata"])
+    assert metadata["method"] == "SPLINCE"
+    assert metadata["report"]["n_rows"] == 400
+
+
+def header_of(blob: bytes) -> tuple[dict[str, Any], int]:
+    """The JSON header of a safetensors file, and where its tensors begin."""
+    length = int.from_bytes(blob[:8], "little")
+    return json.loads(blob[8 : 8 + length]), 8 + length
+
+
+def with_header(blob: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
+    header, start = header_of(blob)
+    edit(header)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + blob[start:]
+
+
+@pytest.mark.parametrize("name", ["left", "right", "mean", "offset", "bias"])
+def test_numbers_that_were_changed_are_noticed(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "e.safetensors"
+    fitted().save(path)
+    blob = bytearray(path.read_bytes())
+    header, start = header_of(bytes(blob))
+    begin, end = header[name]["data_offsets"]
+    assert end > begin
+    # The lowest bits of the exponent and the highest of the mantissa: a change by half or more.
+    blob[start + begin + 6] ^= 0x18
+    path.write_bytes(bytes(blob))
+    with pytest.raises(sf.FileFormatError, match=r"e\.safetensors"):
+        sf.Projection.load(path)
+
+
+EDITS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "newer": lambda h: h["__metadata__"].update(format_version="99", library_version="9.9"),
+    "no version": lambda h: h["__metadata__"].pop("format_version"),
+    "foreign": lambda h: h["__metadata__"].update(library="another"),
+    "no metadata": lambda h: h.pop("__metadata__"),
+    "other kind": lambda h: h["__metadata__"].update(kind="moments"),
+    "no method": lambda h: h["__metadata__"].update(metadata='{"report": null}'),
+    "no JSON": lambda h: h["__metadata__"].update(metadata="{"),
+    "a list": lambda h: h["__metadata__"].update(metadata="[]"),
+    "report is text": lambda h: h["__metadata__"].update(metadata='{"method": "x", "report": "y"}'),
+    "report is empty": lambda h: h["__metadata__"].update(metadata='{"method": "x", "report": {}}'),
+    "tensor renamed": lambda h: h.update(links=h.pop("left")),
+    "tensor reshaped": lambda h: h["left"].update(shape=h["left"]["shape"][::-1]),
+    "tensor retyped": lambda h: h["mean"].update(dtype="I64"),
+    "vector as matrix": lambda h: h["mean"].update(shape=[1, *h["mean"]["shape"]]),
+    "flat factor": lambda h: h["left"].update(shape=[int(np.prod(h["left"]["shape"]))]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_edited_headers(edit: str, tmp_path: Path) -> None:
+    path = tmp_path / "e.safetensors"
+    fitted().save(path)
+    path.write_bytes(with_header(path.read_bytes(), lambda h: None))
+    assert sf.Projection.load(path).rank == 2  # the editor itself does no harm
+    path.write_bytes(with_header(path.read_bytes(), EDITS[edit]))
+    with pytest.raises(sf.FileFormatError, match=r"e\.safetensors") as caught:
+        sf.Projection.load(path)
+    if edit == "newer":
+        assert "upgrade" in str(caught.value)
+        assert "9.9" in str(caught.value)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.2, 0.6, 0.999])
+def test_truncated_files(share: float, tmp_path: Path) -> None:
+    path = tmp_path / "e.safetensors"
+    fitted().save(path)
+    blob = path.read_bytes()
+    path.write_bytes(blob[: int(share * len(blob))])
+    with pytest.raises(sf.FileFormatError, match=r"e\.safetensors"):
+        sf.Projection.load(path)
+
+
+def test_files_of_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "e.safetensors"
+    draw_data(0).moments().save(path)
+    with pytest.raises(sf.FileFormatError, match="'moments'"):
+        sf.Projection.load(path)
+    fitted().save(path)
+    with pytest.raises(sf.FileFormatError, match="'projection'"):
+        sf.Moments.load(path)
+    np.save(tmp_path / "x.npy", np.ones((3, 3)))
+    (tmp_path / "p.pkl").write_bytes(pickle.dumps(fitted()))
+    for name in ("x.npy", "p.pkl", "."):
+        with pytest.raises(sf.FileFormatError):
+            sf.Projection.load(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.safetensors"):
+        sf.Projection.load(tmp_path / "nowhere.safetensors")
+
+
+def test_a_write_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "e.safetensors"
+    fitted().save(path)
+    before = path.read_bytes()
+
+    def full(*args: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="no space"):
+        draw_eraser().save(path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["e.safetensors"]
+    with pytest.raises(OSError, match="nowhere"):
+        fitted().save(tmp_path / "nowhere" / "e.safetensors")
+
+
+# --- torch ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+
+
+FLOATS = ["float64", "float32", "float16", "bfloat16"]
+
+
+def tensor_and_bound(torch: Any, dtype: str, eraser: sf.Projection) -> tuple[Any, Float, Float]:
+    """Rows as a tensor, the exact result, and how far the result may lie from it."""
+    X = torch.from_numpy(rows_like("float64", 12, eraser.n_features)).to(getattr(torch, dtype))
+    wide = X.detach().double().numpy()
+    expected = exact(eraser, wide).astype(np.float64)
+    ulp = torch.finfo(X.dtype).eps
+    return X, expected, bound(eraser, wide, wide) + 0.51 * ulp * np.abs(expected)
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_tensors_in_tensors_out(torch: Any, dtype: str, rank: int) -> None:
+    eraser = draw_eraser(rank)
+    X, expected, allowed = tensor_and_bound(torch, dtype, eraser)
+    before = X.clone()
+    found = eraser(X)
+    assert isinstance(found, torch.Tensor)
+    assert (found.dtype, found.device, found.shape) == (X.dtype, X.device, X.shape)
+    assert torch.equal(X, before)
+    assert not found.requires_grad
+    assert (np.abs(found.double().numpy() - expected) <= allowed).all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_tensors_are_written_without_copies(torch: Any, dtype: str) -> None:
+    eraser = draw_eraser(2)
+    X, _, _ = tensor_and_bound(torch, dtype, eraser)
+    expected = eraser(X)
+    out = torch.zeros_like(X)
+    address = out.data_ptr()
+    assert eraser(X, out=out) is out
+    assert out.data_ptr() == address
+    assert torch.equal(out, expected)
+    address = X.data_ptr()
+    assert eraser(X, out=X) is X
+    assert X.data_ptr() == address
+    assert torch.equal(X, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_tensors_share_their_memory_with_the_kernel(
+    torch: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows that the kernel sees lie where the tensor lies."""
+    eraser = draw_eraser(2)
+    X, _, _ = tensor_and_bound(torch, dtype, eraser)
+    seen: list[tuple[int, int]] = []
+    inner = sf.Projection._apply_direct
+
+    def spy(self: Any, rows: Any, out: Any) -> None:
+        seen.append((rows.ctypes.data, out.ctypes.data))
+        inner(self, rows, out)
+
+    monkeypatch.setattr(sf.Projection, "_apply_direct", spy)
+    out = eraser(X)
+    assert seen == [(X.data_ptr(), out.data_ptr())]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])
+def test_tensors_of_integers_give_float64(torch: Any, dtype: str) -> None:
+    X = torch.ones((3, 7)).to(getattr(torch, dtype))
+    found = draw_eraser()(X)
+    assert found.dtype == torch.float64
+    np.testing.assert_array_equal(found.numpy(), draw_eraser()(X.numpy()))
+
+
+@pytest.mark.parametrize("layout", ["transposed", "strided", "no rows"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_tensors_of_any_layout(torch: Any, dtype: str, layout: str) -> None:
+    eraser = draw_eraser(2)
+    X, _, _ = tensor_and_bound(torch, dtype, eraser)
+    expected = eraser(X)
+    if layout == "transposed":
+        X = X.T.contiguous().T
+    elif layout == "strided":
+        wide = torch.zeros((24, 21), dtype=X.dtype)
+        wide[::2, ::3] = X
+        X = wide[::2, ::3]
+    else:
+        assert eraser(X[:0]).shape == (0, 7)
+        return
+    assert torch.equal(eraser(X), expected)
+    out = torch.zeros_like(X)
+    assert torch.equal(eraser(X, out=out), expected)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_gradients_flow(torch: Any, dtype: str) -> None:
+    eraser = draw_eraser(2)
+    X, expected, allowed = tensor_and_bound(torch, dtype, eraser)
+    X.requires_grad_()
+    found = eraser(X)
+    assert found.requires_grad
+    assert found.dtype == X.dtype
+    assert (np.abs(found.detach().double().numpy() - expected) <= 2 * allowed).all()
+    G = torch.linspace(-1, 1, X.numel(), dtype=torch.float64).reshape(X.shape)
+    (found.double() * G).sum().backward()
+    gradient = G.numpy() @ eraser.matrix()
+    ulp = torch.finfo(X.dtype).eps
+    np.testing.assert_allclose(X.grad.double().numpy(), gradient, rtol=4 * ulp, atol=8 * ulp)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_out_for_a_tensor_that_records_gradients(torch: Any, dtype: str) -> None:
+    """Written and returned where nothing is recorded; otherwise an error, as in torch itself."""
+    eraser = draw_eraser(2)
+    X, _, _ = tensor_and_bound(torch, dtype, eraser)
+    expected = eraser(X)
+    X.requires_grad_()
+    out = torch.zeros_like(X).detach()
+    with torch.no_grad():
+        assert eraser(X, out=out) is out
+    np.testing.assert_allclose(out.double(), expected.double(), rtol=2 * torch.finfo(X.dtype).eps)
+    with pytest.raises(sf.InputError, match="out"):
+        eraser(X, out=torch.zeros_like(X).detach())
+    with pytest.raises(sf.InputError, match="out"):
+        eraser(X.detach(), out=torch.zeros_like(X).requires_grad_())
+
+
+def test_tensors_that_do_not_fit(torch: Any) -> None:
+    eraser = draw_eraser()
+    for shape in ((3, 6), (7,), (2, 3, 7)):
+        with pytest.raises(sf.InputError, match=r"reshape|7"):
+            eraser(torch.zeros(shape))
+    X = torch.zeros((3, 7))
+    for out in (torch.zeros((3, 7), dtype=torch.float64), torch.zeros((2, 7)), np.zeros((3, 7))):
+        with pytest.raises(sf.InputError, match="out is"):
+            eraser(X, out=out)
+    with pytest.raises(sf.InputError, match="out is"):
+        eraser(X.numpy(), out=X)
+    with pytest.raises(sf.InputError):
+        eraser(torch.zeros((3, 7), dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_out_of_a_tensor_that_overlaps_it(torch: Any, dtype: str) -> None:
+    table = torch.ones((5, 7), dtype=getattr(torch, dtype))
+    with pytest.raises(sf.InputError, match="overlaps"):
+        draw_eraser()(table[:4], out=table[1:])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_folding_into_a_torch_layer(torch: Any, dtype: str) -> None:
+    eraser = draw_eraser(2)
+    layer = torch.nn.Linear(7, 4).to(getattr(torch, dtype))
+    weight, bias = eraser.fold_into(layer.weight, layer.bias)
+    assert isinstance(weight, torch.Tensor)
+    assert (weight.dtype, bias.dtype) == (layer.weight.dtype, layer.weight.dtype)
+    wide = [t.detach().double().numpy() for t in (layer.weight, layer.bias)]
+    expected = eraser.fold_into(*wide)
+    ulp = torch.finfo(layer.weight.dtype).eps
+    for found, exactly in zip((weight, bias), expected, strict=True):
+        np.testing.assert_allclose(found.double().numpy(), exactly, rtol=ulp, atol=1e-7 * ulp)
+
+
+def test_moments_of_tensors_make_the_same_eraser(torch: Any) -> None:
+    data = draw_data(0)
+    labels = {"z": torch.from_numpy(data.z), "y": torch.from_numpy(data.y)}
+    moments = sf.Moments().update(torch.from_numpy(data.x), labels)
+    eraser = sf.splince(moments, erase="z", keep="y")
+    np.testing.assert_array_equal(eraser.matrix(), fitted_on(data).matrix())
+    directions = torch.eye(8, dtype=torch.float64)[:, :2]
+    found = sf.splince(moments, erase="z", keep=directions)
+    expected = sf.splince(moments, erase="z", keep=np.eye(8)[:, :2])
+    np.testing.assert_array_equal(found.matrix(), expected.matrix())
+
+
+def fitted_on(data: Data) -> sf.Projection:
+    return sf.splince(data.moments(), erase="z", keep="y")

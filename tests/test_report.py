@@ -1,0 +1,404 @@
+"""The report: every figure against an independent computation, and every way to show it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import html.parser
+import json
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from test_oracles import EPS, Data, draw_data
+
+import splince_fast as sf
+
+Float = NDArray[np.float64]
+
+
+def report(eraser: sf.Projection) -> sf.Report:
+    assert eraser.report is not None
+    return eraser.report
+
+
+def whitened(data: Data) -> tuple[Float, Float]:
+    """S^{-1/2} Cov(x, v), v in units of its deviations; of classes all but the most frequent."""
+    s, sz, sy = data.covariances()
+    values, vectors = np.linalg.eigh(s)
+    root = vectors / np.sqrt(values) @ vectors.T
+    share = np.bincount(data.z) / len(data.z)
+    sz, share = (np.delete(a, np.argmax(np.bincount(data.z)), axis=-1) for a in (sz, share))
+    return root @ (sz / np.sqrt(share * (1 - share))), root @ (sy / data.y.std(axis=0))
+
+
+def relative(data: Data) -> float:
+    """Relative tolerance for figures of whitened spans: kappa and 1 / s^2 below some thousands."""
+    return 1e6 * data.x.shape[1] * EPS
+
+
+@given(seed=st.integers(0, 2**20), d=st.integers(6, 20), kz=st.integers(2, 4))
+def test_figures_of_splince(seed: int, d: int, kz: int) -> None:
+    data = draw_data(seed, d=d, kz=kz, kappa=30.0)
+    moments = data.moments()
+    eraser = sf.splince(moments, erase="z", keep="y")
+    found, tol = report(eraser), relative(data)
+    a, b = whitened(data)
+
+    assert (found.method, found.solver, found.shrinkage) == ("SPLINCE", "cholesky", 0.0)
+    assert (found.n_rows, found.weight, found.n_features) == (400, 400.0, d)
+    assert found.rank_covariance == d
+    assert found.rank == kz - 1
+    assert (found.dropped, found.warnings) == (0, ())
+    angles = np.sort(scipy.linalg.subspace_angles(a, b))
+    assert found.cosines == pytest.approx(tuple(np.cos(angles)), abs=tol)
+    assert found.amplification == pytest.approx(1 / np.sin(angles[0]), rel=tol)
+
+    rho = np.cos(angles[0]) ** 2
+    assert found.rho == pytest.approx(rho, abs=tol)
+    assert found.frozen_head_penalty == pytest.approx(1 / (1 - rho), rel=tol)
+    assert found.head_shrinkage_threshold == pytest.approx(2 * (1 - rho) / (2 - rho), rel=tol)
+
+    variance = data.x.var(axis=0).sum()
+    for erased, share in (
+        (eraser, found.distortion),
+        (sf.leace(moments, erase="z"), found.distortion_leace),
+    ):
+        assert share == pytest.approx(
+            ((erased(data.x) - data.x) ** 2).sum(axis=1).mean() / variance, rel=tol
+        )
+
+    assert [(v.name, v.role, v.rank) for v in found.variables] == [
+        ("z", "erased", kz - 1),
+        ("y", "kept", 2),
+    ]
+    for variable, white in zip(found.variables, (a, b), strict=True):
+        expected = tuple(np.linalg.svd(white, compute_uv=False))
+        assert variable.singular_values == pytest.approx(expected, rel=tol)
+
+
+@given(seed=st.integers(0, 2**20), kappa=st.sampled_from([1.0, 1e4, 1e8]))
+@pytest.mark.parametrize("solver", ["cholesky", "eigh"])
+def test_residuals_and_their_bound(solver: str, seed: int, kappa: float) -> None:
+    data = draw_data(seed, kappa=kappa, kz=3)
+    moments = data.moments()
+    eraser = sf.splince(moments, erase="z", keep="y", solver=solver)
+    found = report(eraser)
+    size = np.linalg.norm(eraser.matrix(), 2)
+    q = max(v.singular_values[0] / v.singular_values[v.rank - 1] for v in found.variables)
+    for variable in found.variables:
+        assert variable.bound == pytest.approx(8 * 8 * EPS * q * size**2, rel=1e-6)
+        assert variable.residual <= variable.bound
+    # Units of single columns of z change the residual of rounding, and no more than the bound.
+    sz, sy = (moments.cross_covariance(name) for name in "zy")
+    for span, left in ((sz, eraser.matrix() @ sz), (sy, eraser.matrix() @ sy - sy)):
+        bound = found.variables[0].bound
+        assert np.linalg.norm(left) <= 10 * bound * np.linalg.norm(span)
+
+
+def test_residual_is_what_is_left_where_something_is() -> None:
+    """A kept direction that was given up shows by how much."""
+    data = draw_data(1, ky=1, kz=2)
+    moments = data.moments()
+    with pytest.warns(sf.DroppedDirectionsWarning):
+        eraser = sf.splince(moments, erase="z", keep="y", max_amplification=1.0)
+    found = report(eraser)
+    sy = moments.cross_covariance("y")
+    expected = np.linalg.norm(eraser.matrix() @ sy - sy) / np.linalg.norm(sy)
+    assert expected > 1e-3
+    assert found.variables[1].residual == pytest.approx(expected, rel=1e-10)
+    assert found.variables[1].residual > 1e6 * found.variables[1].bound
+    assert found.dropped == 1
+    assert "given up" in found.warnings[0]
+    assert found.amplification == 1.0
+    assert found.distortion == pytest.approx(found.distortion_leace, rel=1e-12)
+    assert found.cosines[0] > 0.01  # as they were before anything was dropped
+
+
+def test_a_trace_of_rounding_is_within_its_bound() -> None:
+    """Balanced by design, a variable has a cross-covariance of rounding errors and no rank."""
+    rng = np.random.default_rng(2)
+    half = rng.normal(size=(300, 6))
+    order = rng.permutation(600)
+    x, balanced = np.tile(half, (2, 1))[order], np.repeat([0, 1], 300)[order]
+    z = (x[:, 0] > 0).astype(int)
+    moments = sf.Moments().update(x, {"z": z, "balanced": balanced, "y": x[:, 1] + x[:, 0]})
+    assert 0 < np.abs(moments.cross_covariance("balanced")).max() < 1e-15
+    for found in (
+        report(sf.splince(moments, erase="z", keep=["y", "balanced"])),
+        report(sf.splince(moments, erase=["balanced", "z"], keep="y")),
+    ):
+        variable = next(v for v in found.variables if v.name == "balanced")
+        assert variable.rank == 0
+        assert variable.residual <= variable.bound
+
+
+@pytest.mark.parametrize("form", ["classes", "one-hot", "twice"])
+@pytest.mark.parametrize("method", [sf.leace, sf.sal])
+def test_ranks_do_not_count_redundant_columns(method: Any, form: str) -> None:
+    data = draw_data(3, n=3000, d=100, kz=5)
+    hot = np.eye(5)[data.z]
+    z = {"classes": data.z, "one-hot": hot, "twice": np.hstack([hot, hot @ np.ones((5, 3)) * 0.1,
+                                                                0.3 * hot])}[form]  # fmt: skip
+    found = report(method(sf.Moments().update(data.x, {"z": z}), erase="z"))
+    assert found.rank == found.variables[0].rank == 4
+
+
+# --- what the frozen-head figures promise --------------------------------------------------------
+
+
+def excess(data: Data, eraser: sf.Projection, share: float) -> float:
+    """Mean squared error of share times the least-squares head on erased rows, above plain rows."""
+    x, y = data.x - data.x.mean(axis=0), data.y[:, 0] - data.y[:, 0].mean()
+    head = share * np.linalg.lstsq(x, y, rcond=None)[0]
+    clean = eraser(data.x) - data.x.mean(axis=0)
+    return float(((clean @ head - y) ** 2).mean() - ((x @ head - y) ** 2).mean())
+
+
+@given(seed=st.integers(0, 2**20))
+def test_frozen_least_squares_head_pays_the_penalty(seed: int) -> None:
+    data = draw_data(seed, ky=1, kz=3)
+    moments = data.moments()
+    optimal, leace = sf.splince(moments, erase="z", keep="y"), sf.leace(moments, erase="z")
+    found = report(optimal)
+    assert found.rho is not None
+    base = excess(data, leace, 1.0)
+    # A difference of mean squares, so the error is relative to them, not to itself.
+    slack = 1e6 * EPS * data.y.var() * (found.frozen_head_penalty or 1.0)
+    assert excess(data, optimal, 1.0) == pytest.approx(
+        base * (found.frozen_head_penalty or 0.0), rel=1e-9, abs=slack
+    )
+    assert base == pytest.approx(found.rho * np.var(fitted(data)), rel=1e-8, abs=slack)
+
+
+def fitted(data: Data) -> Float:
+    """Least-squares predictions of y."""
+    x = data.x - data.x.mean(axis=0)
+    return np.asarray(x @ np.linalg.lstsq(x, data.y[:, 0] - data.y[:, 0].mean(), rcond=None)[0])
+
+
+@given(seed=st.integers(0, 2**20))
+def test_threshold_of_a_shrunk_head_is_where_the_two_methods_break_even(seed: int) -> None:
+    data = draw_data(seed, ky=1, kz=2)
+    moments = data.moments()
+    optimal, leace = sf.splince(moments, erase="z", keep="y"), sf.leace(moments, erase="z")
+    threshold, rho = report(optimal).head_shrinkage_threshold, report(optimal).rho
+    assert threshold is not None
+    assert rho is not None
+    if rho < 1e-6:  # both are the same
+        return
+    for share, better in ((threshold * 0.98, True), (threshold * 1.02, False)):
+        assert (excess(data, optimal, share) < excess(data, leace, share)) == better
+
+
+# --- the other methods ---------------------------------------------------------------------------
+
+
+def test_figures_of_leace() -> None:
+    data = draw_data(4)
+    found = report(sf.leace(data.moments(), erase="z"))
+    assert found.cosines == ()
+    assert found.amplification == 1.0
+    assert found.rho is found.frozen_head_penalty is found.head_shrinkage_threshold is None
+    assert found.distortion == pytest.approx(found.distortion_leace, rel=1e-12)
+    assert [v.role for v in found.variables] == ["erased"]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_figures_of_sal(keep: bool) -> None:
+    data = draw_data(5, ky=1)
+    moments = data.moments()
+    eraser = sf.sal(moments, erase="z", keep="y") if keep else sf.sal(moments, erase="z")
+    found = report(eraser)
+    s, sz, sy = data.covariances()
+    assert found.rank_covariance is None
+    assert found.solver == "none"
+    assert found.distortion_leace is None
+    assert found.rho is None
+    e = np.eye(8) - eraser.matrix()
+    assert found.distortion == pytest.approx(np.trace(e @ s @ e.T) / np.trace(s), rel=1e-11)
+    if keep:
+        angles = scipy.linalg.subspace_angles(np.delete(sz, 0, axis=1), sy)
+        assert found.cosines == pytest.approx(tuple(np.cos(angles)), abs=1e-10)
+        assert found.amplification == pytest.approx(1 / np.sin(angles.min()), rel=1e-9)
+    assert all(v.residual <= v.bound for v in found.variables)
+
+
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_figures_under_shrinkage(share: float) -> None:
+    data = draw_data(6, d=12)
+    eraser = sf.splince(data.moments(), erase="z", keep="y", shrinkage=share)
+    found = report(eraser)
+    assert found.shrinkage == share
+    moved = ((eraser(data.x) - data.x) ** 2).sum(axis=1).mean() / data.x.var(axis=0).sum()
+    assert found.distortion == pytest.approx(moved, rel=1e-10)
+    assert found.distortion_leace is None
+    assert all(v.residual <= v.bound for v in found.variables)
+
+
+@pytest.mark.parametrize("n", [15, 400])
+def test_shrinkage_is_that_of_scikit_learn(n: int) -> None:
+    from sklearn.covariance import oas
+
+    data = draw_data(6, n=n, d=12)
+    found = report(sf.leace(data.moments(), erase="z", shrinkage="oas"))
+    assert found.shrinkage == pytest.approx(oas(data.x)[1], rel=1e-9)
+
+
+def test_figures_of_rank_deficient_data() -> None:
+    data = draw_data(7, n=20, d=50, kz=2, ky=1)
+    for policy, removed in (("keep", 1), ("drop", 1 + 31)):
+        found = report(sf.splince(data.moments(), erase="z", keep="y", null_space=policy))
+        assert found.rank_covariance == 19
+        assert found.rank == removed
+        assert found.solver == "eigh"
+        assert all(v.residual <= v.bound for v in found.variables)
+
+
+def test_weights_and_joint_variables_are_named() -> None:
+    data = draw_data(8, ky=1)
+    other = (data.x[:, 1] > data.x[:, 1].mean()).astype(int)
+    weight = np.where(np.arange(400) < 100, 0.0, 1.5)
+    moments = sf.Moments(joint=[("z", "o")]).update(
+        data.x, {"z": data.z, "o": other, "y": data.y}, sample_weight=weight
+    )
+    found = report(sf.splince(moments, erase=["z", ("z", "o")], keep="y"))
+    assert (found.n_rows, found.weight) == (300, 450.0)
+    assert [v.name for v in found.variables] == ["z", "('z', 'o')", "y"]
+    assert [v.rank for v in found.variables] == [2, 5, 1]
+    assert found.rank == 5
+    directions = report(sf.splince(moments, erase="z", keep=np.eye(8)[:, :2]))
+    assert (directions.variables[1].name, directions.variables[1].rank) == ("directions", 2)
+
+
+def test_nothing_erased() -> None:
+    moments = sf.Moments().update(np.ones((6, 3)), {"z": [0, 1] * 3})
+    with pytest.warns(sf.NothingErasedWarning) as caught:
+        eraser = sf.leace(moments, erase="z")
+    found = report(eraser)
+    assert found.rank == found.variables[0].rank == 0
+    assert found.distortion == 0.0
+    assert found.warnings == (str(caught[0].message),)
+    assert "'z'" in found.warnings[0]
+    assert caught[0].filename == __file__  # blames the caller's line
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+# --- showing and storing it ----------------------------------------------------------------------
+
+
+def examples() -> list[sf.Report]:
+    data = draw_data(9)
+    moments = data.moments()
+    with pytest.warns(sf.DroppedDirectionsWarning):
+        dropped = sf.splince(moments, erase="z", keep="y", max_amplification=1.0)
+    return [
+        report(sf.splince(moments, erase="z", keep="y")),
+        report(sf.leace(moments, erase="z")),
+        report(sf.sal(moments, erase="z", keep="y")),
+        report(dropped),
+    ]
+
+
+@pytest.mark.parametrize("i", range(4))
+def test_dictionaries_and_json_give_it_back(i: int) -> None:
+    found = examples()[i]
+    text = json.dumps(found.to_dict(), allow_nan=False)
+    assert sf.Report.from_dict(json.loads(text)) == found
+    assert sf.Report.from_dict(found.to_dict()) == found
+    assert set(found.to_dict()) == {f.name for f in dataclasses.fields(sf.Report)}
+
+
+@pytest.mark.parametrize("i", range(4))
+def test_pickles_and_copies(i: int) -> None:
+    found = examples()[i]
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert copy.deepcopy(found) == found
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.rank = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda v: v.pop("rank"),
+        lambda v: v.update(surplus=1),
+        lambda v: v.pop("variables"),
+        lambda v: v.update(variables=[{"name": "z"}]),
+        lambda v: v.update(variables=3),
+        lambda v: v.update(cosines=None),
+    ],
+)
+def test_dictionaries_that_are_no_report(edit: Any) -> None:
+    values = examples()[0].to_dict()
+    edit(values)
+    with pytest.raises(sf.FileFormatError, match="report"):
+        sf.Report.from_dict(values)
+
+
+def test_it_is_made_once_and_when_asked_for() -> None:
+    data = draw_data(10)
+    moments = data.moments()
+    eraser = sf.splince(moments, erase="z", keep="y")
+    moments.update(5 * data.x, {"z": data.z, "y": data.y})
+    assert eraser.report is eraser.report
+    assert report(eraser) == report(sf.splince(data.moments(), erase="z", keep="y"))
+
+
+def test_text() -> None:
+    found = examples()[0]
+    text = str(found)
+    for part in (
+        "SPLINCE", "400 rows", "d = 8", "rank 8", "cholesky", "removed", "2 of 8",
+        f"{100 * found.distortion:.3g} %", f"LEACE: {100 * (found.distortion_leace or 0):.3g} %",
+        f"{found.cosines[0]:.4f}", f"{found.amplification:.4g}", f"rho = {found.rho:.4g}",
+        "erased", "z: rank 2", "kept", "y: rank 2", f"{found.variables[0].residual:.1e}",
+        f"{found.variables[1].bound:.1e}",
+    ):  # fmt: skip
+        assert part in text, part
+    assert max(map(len, text.splitlines())) < 140
+    assert "warning" not in text
+    assert "not factored" in str(examples()[2])
+    given_up = str(examples()[3])
+    assert "warning" in given_up
+    assert "given up" in given_up
+
+
+class Tags(html.parser.HTMLParser):
+    """Checks that tags nest, and collects them with the text between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.open.append(tag)
+        self.seen.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.parametrize("name", ["gender", "<script>alert(1)</script>", "a&b", "x</td>", "'\""])
+def test_html_escapes_what_users_name(name: str) -> None:
+    data = draw_data(11)
+    moments = sf.Moments().update(data.x, {name: data.z, "y": data.y})
+    with pytest.warns(sf.DroppedDirectionsWarning):
+        eraser = sf.splince(moments, erase=name, keep="y", max_amplification=1.0)
+    found = Tags()
+    found.feed(report(eraser)._repr_html_())
+    found.close()
+    assert found.open == []
+    assert found.seen == {"table", "caption", "tr", "th", "td"}
+    assert name in found.text
+    assert "given up" in found.text

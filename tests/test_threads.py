@@ -1,0 +1,439 @@
+"""Threads: how many, who may use what, and that their number changes no byte."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Rows, check, state_bytes, summed
+from hypothesis import given
+from hypothesis import strategies as st
+
+import splince_fast
+from splince_fast import (
+    InputError,
+    Moments,
+    Projection,
+    SplinceError,
+    _state,
+    _threads,
+    _validation,
+)
+from splince_fast._kernels import rows as kernels
+
+COUNTS = ["1", "2", "3", "7"]
+VARIABLE = "SPLINCE_FAST_NUM_THREADS"
+
+
+def normal(n: int, d: int, dtype: Any = np.float64, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(size=(n, d)).astype(dtype)
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small work is split, too."""
+    for module in (_state, _validation):
+        monkeypatch.setattr(module, "_GRAIN", 64)
+
+
+# --- how many ------------------------------------------------------------------------------------
+
+
+def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    available = _threads.thread_count()
+    assert 1 <= available <= (os.cpu_count() or 1)
+    monkeypatch.setenv(VARIABLE, "")
+    assert _threads.thread_count() == available
+    for text in ("1", "5", "200"):
+        monkeypatch.setenv(VARIABLE, text)
+        assert _threads.thread_count() == int(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", " ", "1e3", "²", "9" * 5000])
+def test_a_number_of_threads_that_is_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(VARIABLE, text)
+    with pytest.raises(InputError, match=VARIABLE):
+        _threads.thread_count()
+    moments = Moments()
+    with pytest.raises(InputError, match=VARIABLE):
+        moments.update(normal(10, 3))
+    monkeypatch.delenv(VARIABLE)
+    assert moments.n_rows == 0  # and neither counted nor half counted
+    check(moments.update(normal(10, 3)), Rows.of(normal(10, 3)))
+
+
+# --- splitting -----------------------------------------------------------------------------------
+
+
+@given(
+    threads=st.integers(1, 9),
+    size=st.integers(0, 500),
+    grain=st.integers(0, 40),
+    align=st.sampled_from([1, 4, 16]),
+)
+def test_a_split_covers_everything_once_and_in_order(
+    threads: int, size: int, grain: int, align: int
+) -> None:
+    grain = max(grain, align)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(threads))
+        ranges = _threads.split(lambda a, b: (a, b), size, grain=grain, align=align)
+    assert ranges[0][0] == 0
+    assert ranges[-1][1] == size
+    for (_, last), (first, _) in pairwise(ranges):
+        assert last == first
+        assert first % align == 0
+    assert 1 <= len(ranges) <= threads
+    assert len(ranges) == 1 or all(a < b for a, b in ranges)
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 3])
+def test_an_error_in_one_thread_waits_for_the_others(
+    monkeypatch: pytest.MonkeyPatch, culprit: int
+) -> None:
+    """Buffers must stay alive until nobody writes to them."""
+    monkeypatch.setenv(VARIABLE, "4")
+    finished: list[int] = []
+
+    def work(first: int, last: int) -> None:
+        if first // 10 == culprit:
+            raise ZeroDivisionError("one failed")
+        time.sleep(0.05)
+        finished.append(first // 10)
+
+    with pytest.raises(ZeroDivisionError, match="one failed"):
+        _threads.split(work, 40, grain=10)
+    assert sorted(finished) == sorted({0, 1, 2, 3} - {culprit})
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_threads_that_cannot_be_started(
+    monkeypatch: pytest.MonkeyPatch, eager: None, at: int, dtype: Any
+) -> None:
+    """No room for threads, or an interpreter that shuts down: slower, but right."""
+    monkeypatch.setenv(VARIABLE, "4")
+    original = ThreadPoolExecutor.submit
+    calls = iter(range(10**6))
+
+    def submit(self: Any, *arguments: Any, **more: Any) -> Any:
+        if next(calls) >= at:
+            raise RuntimeError("can't start new thread")
+        return original(self, *arguments, **more)
+
+    X = normal(200, 96, dtype)
+    moments = Moments(block_rows=64)
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadPoolExecutor, "submit", submit)
+        moments.update(X, {"z": np.arange(200) % 3})
+        check(moments, Rows.of(X, {"z": np.arange(200) % 3}))
+
+
+ATEXIT = """
+import atexit, os
+import numpy as np
+from splince_fast import Moments, _state
+_state._GRAIN = 64
+os.environ["SPLINCE_FAST_NUM_THREADS"] = "4"
+X = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
+moments = Moments(block_rows=100).update(X)
+def last_words():
+    moments.update(X)
+    print("rows", moments.n_rows, moments.covariance().shape, flush=True)
+atexit.register(last_words)
+"""
+
+FORK = """
+import os, warnings
+import numpy as np
+from splince_fast import Moments, _state
+_state._GRAIN = 64
+os.environ["SPLINCE_FAST_NUM_THREADS"] = "4"
+warnings.simplefilter("ignore")
+X = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
+parent = Moments(block_rows=100).update(X)
+child = os.fork()
+if child == 0:
+    mine = Moments(block_rows=100).update(X)
+    same = (mine.covariance() == parent.covariance()).all()
+    parent.update(X)
+    os._exit(0 if same and parent.n_rows == 1000 else 3)
+status = os.waitpid(child, 0)[1]
+parent.update(X)
+print("child", os.waitstatus_to_exitcode(status), "parent", parent.n_rows)
+"""
+
+
+def script(text: str, **environment: str) -> str:
+    root = str(Path(splince_fast.__file__).parent.parent)
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1", **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_an_update_while_the_interpreter_exits() -> None:
+    assert script(ATEXIT) == "rows 1000 (64, 64)\n"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_fork_after_threads_have_run() -> None:
+    assert script(FORK) == "child 0 parent 1000\n"
+
+
+# --- determinism ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("d", [5, 33, 97, 200])
+def test_the_number_of_threads_changes_no_byte(
+    monkeypatch: pytest.MonkeyPatch, eager: None, d: int, dtype: Any
+) -> None:
+    rng = np.random.default_rng(0)
+    X = (rng.normal(size=(700, d)) + 3).astype(dtype)
+    labels: dict[str, Any] = {
+        "z": rng.integers(0, 4, 700),
+        "y": rng.normal(size=(700, 2)),
+        "t": ["a", None] * 350,
+    }
+    weight = rng.uniform(0.5, 2, 700)
+    factors = rng.normal(size=(2, d, 3))
+    results = set()
+    for count in COUNTS:
+        monkeypatch.setenv(VARIABLE, count)
+        plain, weighted = Moments(block_rows=128), Moments(block_rows=128)
+        for i in range(0, 700, 150):
+            part = {k: v[i : i + 150] for k, v in labels.items()}
+            plain.update(X[i : i + 150], part)
+            weighted.update(X[i : i + 150], part, sample_weight=weight[i : i + 150])
+        both = plain + weighted
+        applied = Projection(factors[0], factors[1], np.zeros(d))(X)
+        results.add(str([state_bytes(m) for m in (plain, weighted, both, both - plain)]))
+        results.add(f"applied {applied.tobytes()!r}")
+    assert len(results) == 2
+
+
+def test_the_scan_for_bad_numbers_sees_every_part(
+    monkeypatch: pytest.MonkeyPatch, eager: None
+) -> None:
+    monkeypatch.setenv(VARIABLE, "7")
+    for row in range(0, 100, 9):
+        X = normal(100, 16)
+        X[row, row % 16] = np.nan
+        with pytest.raises(InputError, match=rf"rows {row}\)"):
+            Moments().update(X)
+
+
+# --- one object, two threads ---------------------------------------------------------------------
+
+
+def in_thread(act: Callable[[], Any]) -> BaseException | None:
+    """What `act` raises in another thread."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            act()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(timeout=30)
+    assert not thread.is_alive(), "the second thread was made to wait"
+    return raised[0] if raised else None
+
+
+USES: dict[str, Callable[[Moments, Path], Any]] = {
+    "update": lambda m, _: m.update(normal(3, 4)),
+    "mean": lambda m, _: m.mean,
+    "weight": lambda m, _: m.weight,
+    "covariance": lambda m, _: m.covariance(),
+    "cross_covariance": lambda m, _: m.cross_covariance("z"),
+    "class_counts": lambda m, _: m.class_counts("z"),
+    "copy": lambda m, _: m.copy(),
+    "save": lambda m, path: m.save(path / "state"),
+    "add": lambda m, _: m + Moments(),
+    "add to another": lambda m, _: Moments() + m,
+    "remove": lambda m, _: m - Moments(),
+    "pickle": lambda m, _: m.__getstate__(),
+}
+
+
+def added_in_place(moments: Moments) -> None:
+    moments += Moments().update(normal(3, 4))
+
+
+USES["add in place"] = lambda m, _: added_in_place(m)
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_second_thread_gets_an_error_and_not_a_wrong_number(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, use: str
+) -> None:
+    X, labels = normal(50, 4), {"z": np.arange(50) % 2}
+    moments = Moments(block_rows=16).update(X, labels)
+    original = kernels.centre_block
+    seen: list[Any] = []
+
+    def meanwhile(*arguments: Any) -> None:
+        original(*arguments)
+        if not seen:
+            seen.append(in_thread(lambda: USES[use](moments, tmp_path)))
+
+    monkeypatch.setattr(kernels, "centre_block", meanwhile)
+    moments.update(X, labels)
+    assert isinstance(seen[0], SplinceError)
+    assert "thread" in str(seen[0])
+    check(moments, Rows.of(X, labels) + Rows.of(X, labels))
+    USES[use](moments, tmp_path)  # and afterwards all is open again
+
+
+def test_an_update_while_a_merge_in_place_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that another thread adds between reading and replacing the state must not vanish."""
+    X = normal(20, 4)
+    moments, other = Moments().update(X), Moments().update(X)
+    original = _state.State.merged
+    seen: list[Any] = []
+
+    def meanwhile(*arguments: Any) -> Any:
+        result = original(*arguments)
+        if not seen:
+            seen.append(in_thread(lambda: moments.update(X)))
+        return result
+
+    monkeypatch.setattr(_state.State, "merged", meanwhile)
+    moments += other
+    assert isinstance(seen[0], SplinceError) or moments.n_rows == 60
+    model = Rows.of(X) + Rows.of(X)
+    check(moments, model if isinstance(seen[0], SplinceError) else model + Rows.of(X))
+
+
+def test_an_update_after_a_merge_in_place_was_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, in the moment between computing the sum and taking it over."""
+    X = normal(20, 4)
+    moments, other = Moments().update(X), Moments().update(X)
+    original = Moments._combined
+    seen: list[Any] = []
+
+    def meanwhile(self: Moments, *arguments: Any) -> Any:
+        result = original(self, *arguments)
+        if not seen:
+            seen.append(in_thread(lambda: moments.update(X)))
+        return result
+
+    monkeypatch.setattr(Moments, "_combined", meanwhile)
+    moments += other
+    assert isinstance(seen[0], SplinceError) or moments.n_rows == 60
+
+
+class Watched(np.ndarray[Any, Any]):
+    """An array that lets another thread act whenever it is read in a division."""
+
+    act: Callable[[], Any]
+    seen: list[Any]
+
+    def __truediv__(self, other: Any) -> Any:
+        if not self.seen:
+            self.seen.append(in_thread(self.act))
+        return np.asarray(self) / other
+
+
+def test_a_covariance_is_of_one_moment_in_time() -> None:
+    """An update while the scatter is being read would mix two states into one wrong number."""
+    moments = Moments(block_rows=4).update(normal(8, 4))
+    state = moments.flushed()
+    watched = state.scatter.view(Watched)
+    watched.act, watched.seen = lambda: moments.update(normal(8, 4, seed=1)), []
+    state.scatter = watched
+    covariance = moments.covariance()
+    if watched.seen and isinstance(watched.seen[0], SplinceError):
+        np.testing.assert_allclose(covariance, np.cov(normal(8, 4).T), rtol=1e-12)
+    else:
+        assert moments.n_rows == 16
+        consistent = [np.cov(normal(8, 4).T),
+                      np.cov(np.vstack([normal(8, 4), normal(8, 4, seed=1)]).T)]  # fmt: skip
+        assert any(np.allclose(covariance, truth, rtol=1e-12) for truth in consistent)
+
+
+def test_after_an_error_the_object_is_free_again() -> None:
+    moments = Moments().update(normal(4, 2))
+    for bad in (lambda: moments.update(normal(4, 3)), lambda: moments.cross_covariance("z"),
+                lambda: moments.save("/nowhere/at/all")):  # fmt: skip
+        with pytest.raises((SplinceError, OSError)):
+            bad()
+        assert moments.update(normal(1, 2)).n_rows > 4
+    both = Moments().update(normal(4, 3))
+    with pytest.raises(SplinceError):
+        moments + both
+    moments.update(normal(1, 2))
+    both.update(normal(1, 3))
+
+
+# --- many objects, many threads ------------------------------------------------------------------
+
+
+def test_many_threads_fill_many_objects(monkeypatch: pytest.MonkeyPatch, eager: None) -> None:
+    monkeypatch.setenv(VARIABLE, "3")
+    X = normal(2400, 40, np.float32)
+    z = np.arange(2400) % 7
+
+    def part(i: int) -> Moments:
+        moments = Moments(block_rows=64)
+        for j in range(i * 300, (i + 1) * 300, 50):
+            moments.update(X[j : j + 50], {"z": z[j : j + 50]})
+        return moments
+
+    with ThreadPoolExecutor(8) as pool:
+        parallel = list(pool.map(part, range(8)))
+    for i, moments in enumerate(parallel):
+        assert state_bytes(moments) == state_bytes(part(i))
+    total = summed(parallel)
+    assert total.n_rows == 2400
+    serial = summed(part(i) for i in range(8))
+    assert state_bytes(total) == state_bytes(serial)
+
+
+def test_two_sums_that_cross_never_wait_for_each_other() -> None:
+    """a + b and b + a at once: an error for one of them, or both succeed; no deadlock."""
+    a, b = Moments().update(normal(50, 30)), Moments().update(normal(50, 30, seed=1))
+    done: list[int] = []
+
+    def add(first: Moments, second: Moments) -> None:
+        for _ in range(200):
+            try:
+                done.append((first + second).n_rows)
+            except SplinceError:
+                continue
+
+    threads = [threading.Thread(target=add, args=pair) for pair in ((a, b), (b, a))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+    assert set(done) <= {100}
+    assert (a + b).n_rows == 100
+
+
+def test_threads_of_blas_are_left_as_they_were() -> None:
+    threadpoolctl = pytest.importorskip("threadpoolctl", reason="threadpoolctl is not installed")
+    before = [(lib["filepath"], lib["num_threads"]) for lib in threadpoolctl.threadpool_info()]
+    moments = Moments().update(normal(600, 50, np.float32))
+    moments.covariance()
+    after = {lib["filepath"]: lib["num_threads"] for lib in threadpoolctl.threadpool_info()}
+    assert all(after[path] == count for path, count in before)
