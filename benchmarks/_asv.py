@@ -1,7 +1,7 @@
 """What the asv benchmarks share.
 
-Only names that begin with ``time_``, ``peakmem_``, ``track_`` or ``timeraw_`` are measured. A number
-that is tracked is a ratio or an error, so that it can be compared between machines.
+Only names that begin with ``time_``, ``peakmem_``, ``track_`` or ``timeraw_`` are measured. What is
+tracked is a ratio or an error, so that it can be compared between machines.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def processor() -> str:
     """Marketing name of the processor, as far as the system tells it."""
     information = Path("/proc/cpuinfo")
     if information.exists():
-        fields = {}
+        fields: dict[str, str] = {}
         for line in information.read_text(encoding="utf-8").splitlines():
             key, _, value = line.partition(":")
             fields.setdefault(key.strip(), value.strip())

@@ -24,8 +24,8 @@ from benchmarks._timing import Contender
 OURS = "splince_fast"
 OTHER = "other form"
 FLOOR = "floor"
-# Exact LEACE by concept-erasure, its fastest documented setting: without these it also estimates a
-# shrinkage, and checks by three d x d products whether the trace grew, which exact LEACE never does.
+# Exact LEACE by concept-erasure, its fastest documented setting: without these it also estimates
+# shrinkage, and checks by d x d products whether the trace grew, as that of exact LEACE never does.
 _PLAIN = {"shrinkage": False, "constrain_cov_trace": False}
 _PACKAGES = {
     "torch": "torch",

@@ -111,10 +111,11 @@ def applying() -> Iterator[Row]:
                 f"{gigabytes / ours.median:.1f} GB/s",
             )  # fmt: skip
             peer = timings.get("concept-erasure")
+            into_new = f"{ratio(peer, new)} into a new array" if peer else ""
             yield at_least(
                 f"apply against concept-erasure, {where}",
                 10, ratio(peer, ours) if peer else None,
-                missing.get("concept-erasure", f"{ratio(peer, new)} into a new array" if peer else ""),
+                missing.get("concept-erasure", into_new),
             )  # fmt: skip
         yield at_least(
             f"apply against the formula in NumPy, {where}",

@@ -94,6 +94,8 @@ def interleave(
         The timings, in the order of the contenders.
     """
     least, pause = (0.0, 0.0) if smoke() else (_LEAST_SECONDS, _PAUSE_SECONDS)
+    if not smoke():
+        gc.collect()  # now, not in the middle of a sample
     samples: dict[str, list[float]] = {}
     counts: dict[str, int] = {}
     cost = 0.0
@@ -123,7 +125,6 @@ def _sample(contender: Contender, count: int) -> float:
     """Seconds that `count` calls take; what runs before them is not counted."""
     total = 0.0
     was_enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         if contender.before is None:

@@ -65,12 +65,13 @@ class Labels(_asv.Suite):
         self.data = _data.problem(_ROWS, pick(128, 8))
         names = np.array(["first", "second"])[self.data.z]
         self.weight = np.linspace(0.5, 2.0, _ROWS) if kind == "weights" else None
-        self.labels: dict[str, Any] = {
+        choices: dict[str, dict[str, Any]] = {
             "strings": {"z": names},
             "floats": {"z": self.data.X[:, :2].astype(np.float64)},
             "missing": {"z": [None if i % 3 == 0 else name for i, name in enumerate(names)]},
-            "weights": self.data.labels,
-        }[kind]
+            "weights": {"z": self.data.z},
+        }
+        self.labels = choices[kind]
         self.moments = sf.Moments()
         self.time_update(kind)
 

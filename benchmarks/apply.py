@@ -84,7 +84,7 @@ class Algebra(_asv.Suite):
         self.weight = np.ones((pick(1000, 10), d), np.float32)
 
     def time_compose(self, d: int) -> None:
-        self.eraser @ self.eraser  # noqa: B018
+        self.eraser @ self.eraser
 
     def time_fold_into(self, d: int) -> None:
         self.eraser.fold_into(self.weight)

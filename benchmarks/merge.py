@@ -21,10 +21,10 @@ class Algebra(_asv.Suite):
         self.total = self.a + self.b
 
     def time_add(self, d: int, classes: int) -> None:
-        self.a + self.b  # noqa: B018
+        self.a + self.b
 
     def time_remove(self, d: int, classes: int) -> None:
-        self.total - self.b  # noqa: B018
+        self.total - self.b
 
     def time_copy(self, d: int, classes: int) -> None:
         self.total.copy()

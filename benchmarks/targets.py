@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import _machine, _tables
-from benchmarks._sizes import smoke, use_smoke
 from benchmarks._rows import Row
+from benchmarks._sizes import smoke, use_smoke
 from benchmarks._timing import Ratio
 
 Group = Callable[[], Iterator[Row]]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
@@ -37,12 +39,14 @@ def write(
     from safetensors.numpy import save_file
 
     target = Path(path)
+    text = json.dumps(metadata, sort_keys=True, allow_nan=False)
     header = {
         "library": _LIBRARY,
         "kind": kind,
         "format_version": str(format_version),
         "library_version": library_version(),
-        "metadata": json.dumps(metadata, sort_keys=True, allow_nan=False),
+        "metadata": text,
+        "sha256": _digest(tensors, text),
     }
     own = f"{os.getpid()}.{threading.get_ident()}"
     partial = target.with_name(f".{target.name}.{own}.partial")
@@ -75,6 +79,16 @@ def _sort_metadata(file: IO[bytes]) -> None:
         file.write(text.ljust(length))
 
 
+def _digest(tensors: Mapping[str, NDArray[Any]], text: str) -> str:
+    """SHA-256 of metadata, names, dtypes, shapes and bytes, so that damage is noticed."""
+    digest = hashlib.sha256(text.encode(errors="surrogatepass"))
+    for name in sorted(tensors):
+        array = np.ascontiguousarray(tensors[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape};".encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
 def read(
     path: str | os.PathLike[str], kind: str, format_version: int
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
@@ -98,7 +112,7 @@ def read(
         with safe_open(target, framework="numpy") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise FileFormatError(
             f"{target} cannot be read: {error}. It is truncated, damaged, or no safetensors file; "
             "write it again"
@@ -110,21 +124,33 @@ def read(
     if header.get("kind") != kind:
         raise FileFormatError(f"{target} holds {header.get('kind')!r}, and {kind!r} was expected")
     found = header.get("format_version", "")
-    if not found.isdecimal():
-        raise FileFormatError(f"{target} has no legible format version ({found!r})")
-    if int(found) > format_version:
+    if not (found.isascii() and found.isdecimal()) or found.startswith("0"):
+        raise FileFormatError(f"{target} has no legible format version ({found[:20]!r})")
+    if len(found) > len(str(format_version)) or int(found) > format_version:
         raise FileFormatError(
-            f"{target} has format {found}, and this version of {_LIBRARY} ({library_version()}) "
-            f"reads up to {format_version}: upgrade {_LIBRARY} (the file was written by "
-            f"{header.get('library_version')})"
+            f"{target} has format {found[:20]}, and this version of {_LIBRARY} "
+            f"({library_version()}) reads up to {format_version}: upgrade {_LIBRARY} (the file was "
+            f"written by {header.get('library_version')})"
+        )
+    if header.get("sha256") != _digest(tensors, header.get("metadata", "")):
+        raise FileFormatError(
+            f"{target} is damaged: its numbers are not those that were written; write it again"
         )
     try:
-        metadata = json.loads(header["metadata"])
-    except (KeyError, json.JSONDecodeError) as error:
+        metadata = json.loads(header["metadata"], parse_float=_finite, parse_constant=_finite)
+    except (KeyError, ValueError, RecursionError) as error:
         raise FileFormatError(f"{target} has no legible metadata: {error}") from error
     if not isinstance(metadata, dict):
         raise FileFormatError(f"{target} has metadata that are not a JSON object")
     return tensors, metadata
+
+
+def _finite(text: str) -> float:
+    """A number of the metadata; ValueError for NaN, Infinity and what overflows."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return value
 
 
 def check_tensors(
@@ -142,3 +168,10 @@ def check_tensors(
             )
         if found.dtype.kind == "f" and not np.isfinite(found).all():
             raise FileFormatError(f"the tensor {name!r} holds NaN or infinity")
+
+
+def refuse_negative(tensors: Mapping[str, NDArray[Any]], names: Iterable[str]) -> None:
+    """Raise FileFormatError if a count or a weight is negative."""
+    for name in names:
+        if (tensors[name] < 0).any():
+            raise FileFormatError(f"the tensor {name!r} holds negative numbers")

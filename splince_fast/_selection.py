@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -70,24 +70,14 @@ def span_of(moments: Moments, selection: object, role: str, whitened: bool) -> S
 
 def _directions(state: State, selection: Any, whitened: bool) -> Span:
     """Explicit directions, one per column of a (d, k) array, in units of x's deviations."""
-    if not hasattr(selection, "ndim"):
-        try:
-            selection = np.asarray(selection, dtype=np.float64)
-        except (ValueError, TypeError) as error:
-            raise InputError(
-                f"keep is {selection!r}, which is neither the name of a variable, nor a list of "
-                f"names, nor an array of directions ({error})"
-            ) from error
-    if selection.ndim == 1:
-        selection = selection[:, None]
-    array = as_rows(selection, name="keep")
+    array = as_rows(_as_columns(selection), name="keep")
     if len(array) != state.width:
         raise InputError(
             f"keep has shape {array.shape}; directions are the columns of an array of shape "
             f"({state.width}, k)"
         )
     check_values(array, "keep")
-    rows = np.ascontiguousarray(array.T, dtype=np.float64)
+    rows = np.array(array.T, dtype=np.float64, order="C")  # a copy: the caller keeps the array
     largest = np.abs(rows).max(axis=1, keepdims=True)
     if (largest == 0).any():
         raise ConstantVariableError("keep holds a direction of zeros; leave it out")
@@ -98,3 +88,19 @@ def _directions(state: State, selection: Any, whitened: bool) -> Span:
     scaled = np.divide(rows, units, out=np.zeros_like(rows), where=units > 0)
     sizes = np.linalg.norm(scaled, axis=1, keepdims=True)
     return Span(["directions"], rows / np.where(sizes > 0, sizes, 1.0), [len(rows)])
+
+
+def _as_columns(selection: Any) -> Any:
+    """A single direction, (d,), as the one column of an array; anything else as it is."""
+    if isinstance(selection, Mapping):
+        raise InputError("keep is a mapping; pass names of variables, or an array of shape (d, k)")
+    if hasattr(selection, "to_numpy"):
+        selection = selection.to_numpy()
+    elif not hasattr(selection, "ndim"):
+        try:
+            selection = np.asarray(selection, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"keep is neither names of variables nor an array of directions: {error}"
+            ) from error
+    return selection[:, None] if selection.ndim == 1 else selection

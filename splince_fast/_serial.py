@@ -81,7 +81,7 @@ def from_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any
         check_tensors(tensors, {"quartic": (real, (1,)), "cubic": (real, (width,))})
         fourth = FourthMoment(float(tensors["quartic"][0]), tensors["cubic"])
     n_rows = metadata["n_rows"]
-    if not isinstance(n_rows, int) or n_rows < 0 or tensors["weight"][0] < 0:
+    if not isinstance(n_rows, int) or not 0 <= n_rows < 1 << 63 or tensors["weight"][0] < 0:
         raise FileFormatError("the number of rows or the weight is negative or no number")
     accumulator.state = State(
         tensors["reference"], n_rows, float(tensors["weight"][0]), tensors["deviation"],
@@ -96,6 +96,8 @@ def from_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any
         own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
         name = tuple(entry["name"]) if isinstance(entry["name"], list) else entry["name"]
         accumulator.variables[name] = _KINDS[entry["kind"]].read(width, entry, own)
+        if accumulator.variables[name].n_rows > n_rows:
+            raise FileFormatError(f"more rows carry the variable {name!r} than there are")
     sizes = {name: v.n_columns for name, v in accumulator.variables.items()}
     coded = frozenset(n for n, v in accumulator.variables.items() if isinstance(v, ClassSums))
     staged = Stage.read(tensors, width, sizes, coded)

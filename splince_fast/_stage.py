@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._files import check_tensors
-from splince_fast.exceptions import FileFormatError
+from splince_fast._validation import check_values
+from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.labels import VariableName
 
 Float = NDArray[np.float64]
@@ -58,7 +59,7 @@ class Stage:
 
     @property
     def width(self) -> int:
-        return self._buffer.shape[1]
+        return int(self._buffer.shape[1])
 
     @property
     def room(self) -> int:
@@ -130,6 +131,10 @@ class Stage:
         n = len(rows) if rows.ndim else 0
         dtype = np.float32 if rows.dtype == np.float32 else np.float64
         check_tensors(tensors, {"staged.rows": (dtype, (n, width))})
+        try:
+            check_values(rows, "staged.rows")
+        except InputError as error:
+            raise FileFormatError(str(error)) from error
         block = LabelledRows(rows, None)
         if "staged.weight" in tensors:
             check_tensors(tensors, {"staged.weight": (np.float64, (n,))})
@@ -152,5 +157,7 @@ class Stage:
                 values = tensors[key]
                 if values.dtype != np.float64 or values.shape != (n, size):
                     raise FileFormatError(f"the tensor {key!r} has the wrong dtype or shape")
+                if np.isinf(values).any():
+                    raise FileFormatError(f"the tensor {key!r} holds infinity")
                 block.values[name] = values
         return block

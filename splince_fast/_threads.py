@@ -93,9 +93,9 @@ def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 
 
 
 class Turns:
-    """Many readers, or one writer: a writer that finds others inside is told so at once.
+    """Many readers, or one writer: a thread that finds others in its way is told so at once.
 
-    Readers wait for a writer to finish. A thread may nest its own turns.
+    A thread may nest its own turns.
     """
 
     __slots__ = ("_condition", "_depth", "_message", "_readers", "_writer")
@@ -130,7 +130,9 @@ class Turns:
         """Read; if something is `pending`, `settle` it first, while nobody else is inside."""
         me = threading.get_ident()
         with self._condition:
-            while self._writer not in (None, me) or (self._readers and pending()):
+            if self._writer not in (None, me):
+                raise SplinceError(self._message)
+            while self._readers and pending():
                 self._condition.wait()
             if pending():
                 settle()

@@ -30,6 +30,13 @@ def as_rows(X: Any, *, width: int | None = None, name: str = "X") -> Rows:
     InputError
         Not 2-D, no columns, not real numbers, or not `width` columns.
     """
+    if isinstance(X, np.ma.MaskedArray):
+        if np.ma.is_masked(X):
+            raise InputError(
+                f"{name} is a masked array with masked entries; fill them, or drop their rows: "
+                f"{name}.filled(value), or np.ma.compress_rows({name})"
+            )
+        X = X.data
     if not isinstance(X, np.ndarray):
         X = _foreign_rows(X, name)
     if X.ndim != 2:
@@ -185,5 +192,5 @@ def check_out(out: Any, rows: NDArray[Any], dtype: np.dtype[Any]) -> None:
         out.__array_interface__["data"] == rows.__array_interface__["data"]
         and out.strides == rows.strides
     )
-    if not same and np.may_share_memory(out, rows):
+    if not same and np.may_share_memory(out, rows) and np.shares_memory(out, rows):
         raise InputError("out overlaps X without being the same array; pass X itself or new memory")

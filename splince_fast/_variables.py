@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._files import check_tensors
+from splince_fast._files import check_tensors, refuse_negative
 from splince_fast.exceptions import (
     FileFormatError,
     IncompatibleMomentsError,
@@ -188,6 +188,7 @@ class ClassSums:
                 "sums": (np.float64, (k, width)),
             },
         )
+        refuse_negative(tensors, ("rows", "weights"))
         return cls(width, names, tensors["rows"], tensors["weights"], tensors["sums"])
 
 
@@ -319,6 +320,9 @@ class ColumnSums:
                       "x_sum": (real, (width,)), "z_sum": (real, (k,)),
                       "products": (real, (k, width)), "squares": (real, (k, k))}
         )  # fmt: skip
+        refuse_negative(tensors, ("counts", "weight"))
+        if (np.diag(tensors["squares"]) < 0).any():
+            raise FileFormatError("a continuous variable has a negative sum of squares")
         return cls(width, names, int(tensors["counts"][0]), float(tensors["weight"][0]),
                    tensors["reference"], tensors["x_sum"], tensors["z_sum"], tensors["products"],
                    tensors["squares"])  # fmt: skip

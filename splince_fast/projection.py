@@ -141,12 +141,17 @@ class Projection:
     @cached_property
     def offset(self) -> Float:
         """(d,) float64: the additive constant, r(x) = P x + offset; mean - P mean."""
-        return np.asarray(self._bias @ self._left)
+        offset = np.asarray(self._bias @ self._left)
+        offset.flags.writeable = False
+        return offset
 
-    @property
+    @cached_property
     def rank(self) -> int:
-        """Dimensions removed: the rank of I - P."""
-        return len(self._left)
+        """Dimensions removed: the rank of I - P, at the rounding level of the factors."""
+        if not len(self._left):
+            return 0
+        inner = [np.linalg.qr(factor).R for factor in (self.left, self.right)]
+        return int(np.linalg.matrix_rank(inner[0] @ inner[1].T))
 
     @property
     def n_features(self) -> int:
@@ -329,9 +334,8 @@ class Projection:
         if not known:
             raise InputError(f"factors are held as float32 or float64, not {dtype!r}")
         left, right = (f.astype(dtype).astype(np.float64) for f in (self._left, self._right))
-        return Projection._make(
-            left, right, self._mean.copy(), self._bias.copy(), self._method, self._report
-        )
+        bias = self._bias + (right - self._right) @ self._mean  # so that the mean stays in place
+        return Projection._make(left, right, self._mean.copy(), bias, self._method, self._report)
 
     # -- persistence -----------------------------------------------------------------------
 
@@ -405,6 +409,7 @@ class Projection:
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         state["_report"] = self.report  # not the recipe for it
+        state.pop("offset", None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

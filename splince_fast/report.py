@@ -141,7 +141,7 @@ class Report:
                 VariableReport(**{**v, "singular_values": tuple(v["singular_values"])})
                 for v in values["variables"]
             )
-            return cls(
+            new = cls(
                 **{
                     **values,
                     "variables": variables,
@@ -151,6 +151,13 @@ class Report:
             )
         except (TypeError, KeyError, IndexError) as error:
             raise FileFormatError(f"a report has missing or unknown fields: {error}") from error
+        parts: tuple[VariableReport | Report, ...] = (new, *variables)
+        for part in parts:
+            _check_types(part)
+        frozen = (new.rho, new.frozen_head_penalty, new.head_shrinkage_threshold)
+        if any(v is None for v in frozen) and any(v is not None for v in frozen):
+            raise FileFormatError("a report has some of the figures of a frozen head but not all")
+        return new
 
     def _facts(self) -> list[tuple[str, str]]:
         """Label and text of each line of the summary."""
@@ -210,6 +217,20 @@ class Report:
             for v in self.variables
         )
         return f"<table><caption>{html.escape(self.method)}</caption>{rows}</table>"
+
+
+def _check_types(part: VariableReport | Report) -> None:
+    """Raise FileFormatError unless every field holds what its annotation says."""
+    known: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
+    for field in dataclasses.fields(part):
+        value, kind = getattr(part, field.name), str(field.type)
+        if value is None and kind.endswith("| None"):
+            continue
+        item = kind.removesuffix(" | None").removeprefix("tuple[").removesuffix(", ...]")
+        items = value if kind.startswith("tuple") else (value,)
+        types = known.get(item, (VariableReport,))
+        if not all(isinstance(v, types) and not isinstance(v, bool) for v in items):
+            raise FileFormatError(f"the field {field.name!r} of a report is {value!r}, not {kind}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +333,10 @@ def _variable_report(
     removed = (span @ right.T) @ left
     residual = removed if role == "kept" else span - removed
     size = float(np.linalg.norm(span))
+    # Directions below the tolerance count as absent: they are left alone, as is their share.
+    absent, strength = int(np.count_nonzero(values <= tolerance)), float(np.linalg.norm(values))
+    if absent and strength:
+        bound += min(1.0, tolerance * absent**0.5 / strength)
     return VariableReport(
         name,
         role,

@@ -48,7 +48,7 @@ class ConceptStrength:
         Standard deviation of V under chance; exact for Gaussian x, or averaged over rotations.
     p_value : float
         Probability of such a V or a larger one under chance. Exact for Gaussian x where rank_x
-        or rank_z is 1; else an approximation.
+        or rank_z is 1; else an approximation, which can be too small for classes of few rows.
     bound : float
         No less than the p-value of the test that goes through all n! permutations, whatever the
         distribution of x: rigorous, and crude.
@@ -57,7 +57,7 @@ class ConceptStrength:
     n : int
         Sample size: total weight of the rows of x, rounded.
     rank_x, rank_z : int
-        Ranks of Cov(x) and Cov(z) at their rounding levels.
+        Ranks of Cov(x) and Cov(z) at their rounding levels; what varies less is left out.
     informative : bool
         False where these ranks and n fix V whatever the labels, as with at most rank_x + 1 rows.
         V says nothing then, and the p-values and the bound are 1.
@@ -190,7 +190,9 @@ def concept_strength(
     *p_value*: the second term vanishes on average for Gaussian x, whose column space is uniformly
     distributed. V is then taken to follow the beta distribution on [max(0, p + q - N), min(p, q)]
     that has this mean and variance: exactly the F test where p or q is 1, otherwise a refinement
-    of the beta approximation of [3]_, which has the same mean.
+    of the beta approximation of [3]_, which has the same mean. For other x it is as good as the
+    second term is small: not where x has outlying rows and z classes of few rows, so that both
+    have high leverages. Look to the permutation test or the bound there.
 
     *bound*: sum k_i^2 is known for classes; sum h_i^2, and sum k_i^2 for continuous columns, lie
     between r^2 / n and r (n - 1) / n. The largest variance that this allows gives Cantelli's
@@ -243,15 +245,17 @@ def concept_strength(
         raise InputError(f"n_permutations is {n_permutations!r}; it must be a positive integer")
     if not isinstance(seed, int) or seed < 0:
         raise InputError(f"seed is {seed!r}; it must be a non-negative integer")
-    state, variable = moments.flushed(), moments.variable(name)
-    if not len(variable.span()):
-        raise ConstantVariableError(
-            f"the variable {name!r} takes a single value (or carries no label), so there is "
-            "nothing that x could be correlated with; check the labels"
-        )
-    x, z = _whitened_both(state, variable, name)
-    null = _Null(round(state.weight), x.rank, z.rank)
-    labelled = min(1.0, variable.weight / state.weight)
+    with moments.held():
+        state, variable = moments.flushed(), moments.variable(name)
+        if not len(variable.span()):
+            raise ConstantVariableError(
+                f"the variable {name!r} takes a single value (or carries no label), so there is "
+                "nothing that x could be correlated with; check the labels"
+            )
+        x, z = _whitened_both(state, variable, name)
+        null = _Null(round(state.weight), x.rank, z.rank)
+        labelled = min(1.0, variable.weight / state.weight)
+        squared_leverages = _sum_of_squared_leverages(variable)
     roots = np.minimum(z.singular_values[: null.highest] * labelled**0.5, 1.0)
     pillai = float(np.sum(roots**2))
     exact = None
@@ -265,7 +269,7 @@ def concept_strength(
         chance=null.mean,
         chance_deviation=null.variance**0.5,
         p_value=null.p_value(pillai),
-        bound=null.bound(pillai, _sum_of_squared_leverages(variable)),
+        bound=null.bound(pillai, squared_leverages),
         p_value_permutation=exact,
         n=null.n,
         rank_x=null.p,
@@ -292,27 +296,41 @@ def _whiten(
 ) -> _Whitened:
     """Whiten the columns of `span` (d, k); `size` (d,) says how large constants may look."""
     d = len(size)
-    raw = solve.oblique_factors(
-        covariance,
-        size,
-        np.asfortranarray(span),
-        np.empty((d, 0), order="F"),
-        whitened=True,
-        force_eigh=False,
-        allow_eigh=True,
-        per_weight=per_weight,
-        ridge=0.0,
-        max_rank=max_rank,
-        eigen_tolerance=tolerance,
-        rank_tolerance=1.0,  # no direction is above: whitening alone is asked for
-        drop_below=0.0,
-        may_drop=False,
-    )
-    if raw["status"] != solve.OK:
-        raise_numerical(raw["status"], "auto")
-    null = 0 if raw["null_basis"] is None else raw["null_basis"].shape[1]
-    rank = min(d - raw["constants"] - null, max_rank)
-    return _Whitened(raw["whitened_z"], raw["sigma_z"], rank, raw["inverse_scale"])
+    variance = per_weight * np.diag(covariance)
+    inverse = np.divide(1.0, np.sqrt(variance), out=np.zeros(d), where=variance > 0)
+    # Of unit diagonal, so that the kernel's basis of the noise space does not depend on units.
+    unit = np.asfortranarray(covariance * (per_weight * inverse) * inverse[:, None])
+    none = np.empty((d, 0), order="F")
+
+    def factors(span: Float) -> dict[str, Any]:
+        raw = solve.oblique_factors(
+            unit,
+            size * inverse,
+            np.asfortranarray(span),
+            none,
+            whitened=True,
+            force_eigh=False,
+            allow_eigh=True,
+            per_weight=1.0,
+            ridge=0.0,
+            max_rank=max_rank,
+            eigen_tolerance=tolerance,
+            rank_tolerance=1.0,  # no direction is above: whitening alone is asked for
+            drop_below=0.0,
+            may_drop=False,
+        )
+        if raw["status"] != solve.OK:
+            raise_numerical(raw["status"], "auto")
+        return raw
+
+    # The kernel counts a direction of the noise space as support if the span has a trace in it.
+    # Chance would depend on the labels then, so the noise space is found without them.
+    noise = factors(none)["null_basis"]
+    span = span * inverse[:, None]
+    raw = factors(span if noise is None else span - noise @ (noise.T @ span))
+    rank = d - raw["constants"] - (0 if noise is None else noise.shape[1])
+    scale = inverse * raw["inverse_scale"]
+    return _Whitened(raw["whitened_z"], raw["sigma_z"], min(rank, max_rank), scale)
 
 
 def _whitened_both(state: State, variable: Variable, name: object) -> tuple[_Whitened, _Whitened]:
@@ -331,12 +349,12 @@ def _whitened_both(state: State, variable: Variable, name: object) -> tuple[_Whi
     if isinstance(variable, ClassSums):
         return x, _Whitened(x.rows, x.singular_values, cross.shape[1] - 1, 1.0)
     covariance = np.asfortranarray(variable.variance())
-    # Sums of n products about a reference point: sqrt(n) roundings of the squares about it.
-    squares = np.diag(variable.squares) / variable.weight
-    varies = np.diag(covariance) > 0
-    cancelled = float(np.max((squares / np.diag(covariance))[varies], initial=1.0))
-    tolerance = 16.0 * EPS64 * variable.n_columns * variable.n_rows**0.5 * cancelled
+    variance, squares = np.diag(covariance), np.diag(variable.squares) / variable.weight
     size = np.abs(variable.reference) + np.sqrt(squares)
+    varies = variance > (64.0 * EPS64 * size) ** 2
+    # Sums of n products about a reference point: sqrt(n) roundings of the squares about it.
+    cancelled = float(np.max(squares[varies] / variance[varies]))
+    tolerance = 16.0 * EPS64 * variable.n_columns * variable.n_rows**0.5 * cancelled
     return x, _whiten(covariance, 1.0, size, x.rows, tolerance, variable.n_rows - 1)
 
 

@@ -930,8 +930,10 @@ def test_counts_beyond_two_to_the_31_and_weights_beyond_two_to_the_53() -> None:
     moments.update(X, labels)
     assert moments.n_rows == 7 * 2**57 + 7
     assert moments.class_counts("z")["c"] == 3 * 2**57 + 3
-    restored = pickle.loads(pickle.dumps(moments))
-    assert restored.n_rows == 7 * 2**57 + 7
+    restored = pickle.loads(pickle.dumps(moments)) + once
+    assert restored.n_rows == 7 * 2**57 + 14
+    assert restored.class_counts("z")["a"] == 2 * 2**57 + 4
+    assert (restored - moments).n_rows == 7
 
 
 def test_counts_of_one_class_pass_the_integers_of_float32() -> None:

@@ -1,4 +1,4 @@
-"""Torch tensors: CPU tensors are applied through the memory they share with NumPy, others by torch."""
+"""Torch tensors: on the CPU through the memory they share with NumPy, elsewhere by torch."""
 
 from __future__ import annotations
 
@@ -33,8 +33,13 @@ def apply_to_tensor(projection: Projection, X: Any, *, out: Any, progress: bool)
             f"out is {out.dtype} of shape {tuple(out.shape)} on {out.device}; it must be "
             f"{target_dtype} of shape {tuple(X.shape)} on {X.device}"
         )
+    if out is not None and (X.requires_grad or out.requires_grad) and torch.is_grad_enabled():
+        raise InputError("out= cannot record gradients; leave it out, or use torch.no_grad()")
+    if out is not None and out is not X and _overlap(out, X):
+        raise InputError("out overlaps X without being the same tensor; pass X or new memory")
     numpy_can = X.device.type == "cpu" and X.dtype != torch.bfloat16
-    if not numpy_can or X.requires_grad:
+    records = X.requires_grad and torch.is_grad_enabled()
+    if not numpy_can or records:
         wide = (
             torch.float64 if X.device.type == "cpu" or X.dtype == torch.float64 else torch.float32
         )
@@ -43,7 +48,7 @@ def apply_to_tensor(projection: Projection, X: Any, *, out: Any, progress: bool)
             for a in (projection._left, projection._right, projection._bias)
         )
         result = out if out is not None else torch.empty_like(X, dtype=target_dtype)
-        if X.requires_grad:
+        if records:
             return (X.to(wide) - (X.to(wide) @ right.T - bias) @ left).to(target_dtype)
         step = max(1, (1 << 24) // X.shape[1])
         for start in range(0, len(X), step):
@@ -51,8 +56,19 @@ def apply_to_tensor(projection: Projection, X: Any, *, out: Any, progress: bool)
             result[start : start + step] = rows - (rows @ right.T - bias) @ left
         return result
     result = out if out is not None else torch.empty(X.shape, dtype=target_dtype)
-    projection(X.numpy(), out=result.numpy(), progress=progress)
+    projection(X.detach().numpy(), out=result.detach().numpy(), progress=progress)
     return result
+
+
+def _overlap(a: Any, b: Any) -> bool:
+    """Whether two tensors share memory without being the same view of it."""
+    same_view = a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
+    storages = {t.untyped_storage().data_ptr() for t in (a, b)}
+    if same_view or len(storages) == 2:
+        return False
+    if a.device.type != "cpu" or str(a.dtype) == "torch.bfloat16":
+        return True
+    return bool(np.shares_memory(a.detach().numpy(), b.detach().numpy()))
 
 
 def like(tensor: Any, values: NDArray[np.float64]) -> Any:

@@ -1,0 +1,57 @@
+"""Write the first inputs of the corpora: small valid files and labels, and ones just beyond."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from splince_fast import Moments, Projection, leace, splince
+
+HERE = Path(__file__).resolve().parent / "corpus"
+
+
+def main() -> None:
+    for kind in ("moments", "projection", "labels"):
+        (HERE / kind).mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    X, z = rng.normal(size=(9, 2)), np.arange(9) % 2
+    named = {"z": z, "t": ["a", "b", None] * 3, "y": X[:, 0] + z, "s": X + 1}
+    empty = Moments()
+    settled = Moments(block_rows=3, joint=[("z", "t")]).update(X, named)
+    waiting = Moments(block_rows=4, ledoit_wolf=True).update(
+        X.astype(np.float32), {"y": named["y"]}
+    )
+    weighted = Moments().update(X, {"z": z}, sample_weight=np.arange(9.0))
+    for name, moments in (
+        ("empty", empty), ("settled", settled), ("waiting", waiting), ("weighted", weighted),
+    ):  # fmt: skip
+        moments.save(HERE / "moments" / name)
+    whole = (HERE / "moments" / "settled").read_bytes()
+    (HERE / "moments" / "truncated").write_bytes(whole[:-5])
+    hand_made = Projection(np.ones((2, 1)), np.ones((2, 1)), np.ones(2))
+    hand_made.save(HERE / "projection" / "hand-made")
+    leace(weighted, erase="z").save(HERE / "projection" / "leace")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        splince(settled, erase="z", keep="y").save(HERE / "projection" / "splince")
+    Projection(np.ones((2, 0)), np.ones((2, 0)), np.ones(2)).save(HERE / "projection" / "identity")
+    whole = (HERE / "projection" / "leace").read_bytes()
+    (HERE / "projection" / "truncated").write_bytes(whole[:-5])
+    for name, value in {
+        "classes": [4, {"z": ["a", None, "b", "a"]}, {}, []],
+        "numbers": [3, {"y": [1.5, None, 2], "z": [1, 2, 3]}, {"y": "continuous"}, []],
+        "joint": [2, {"a": [True, False], "b": [1, 2]}, {}, [["a", "b"]]],
+        "array": [3, {"z": {"dtype": ">i4", "values": [1, 2, 3]}}, None, []],
+        "columns": [2, {"y": [[1.0, 2.0], [3.0, 4.0]]}, {}, []],
+        "one column": [3, ["x", "y", "z"], None, []],
+        "mixed": [3, {"z": [1, "a", True]}, {}, []],
+        "too short": [3, {"z": [1, 2]}, {}, []],
+    }.items():
+        (HERE / "labels" / name).write_text(json.dumps(value))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,639 @@
+"""Concept strength: canonical correlations, their chance level, and what each p-value promises."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+from sklearn.cross_decomposition import CCA
+from sklearn.linear_model import LinearRegression
+
+import splince_fast as sf
+from splince_fast.strength import ConceptStrength, _Null, concept_strength
+
+Float = NDArray[np.float64]
+EPS = float(np.finfo(np.float64).eps)
+
+# Every test of uniformity and of rates is done on draws that are fixed; had they been drawn
+# afresh, a right implementation would fail each of them with this probability.
+FALSE_ALARM = 1e-4
+
+
+def strength(X: Any, z: Any, weight: Any = None, **kinds: str) -> ConceptStrength:
+    moments = sf.Moments(kinds=kinds).update(X, {"z": z}, sample_weight=weight)
+    return concept_strength(moments, "z")
+
+
+# --- the naive twin: bases by singular value decompositions of the data --------------------------
+
+
+def indicators(z: Any) -> Float:
+    """0/1 columns of the classes; the rows without a label at their means."""
+    labels = np.array(["" if v is None else f"c{v}" for v in z])
+    classes = np.unique(labels[labels != ""])
+    columns = (labels[:, None] == classes).astype(np.float64)
+    columns[labels == ""] = columns[labels != ""].mean(axis=0)
+    return columns
+
+
+def basis(columns: Float, weight: Float | None = None) -> Float:
+    """Orthonormal basis of the columns, centred and scaled, as rows of multiplicity `weight`."""
+    weight = np.ones(len(columns)) if weight is None else weight
+    centred = columns - weight @ columns / weight.sum()
+    rows = np.sqrt(weight)[:, None] * centred
+    size = np.linalg.norm(rows, axis=0)
+    varies = size > 1e-12 * np.sqrt(len(columns)) * np.abs(columns).max(axis=0)
+    u, s, _ = np.linalg.svd(rows[:, varies] / size[varies], full_matrices=False)
+    return np.asarray(u[:, s > 1e-9])
+
+
+def twin(X: Float, columns: Float, weight: Float | None = None) -> Float:
+    """Canonical correlations: cosines of the angles between the two centred column spaces."""
+    product = basis(X, weight).T @ basis(columns, weight)
+    return np.asarray(np.linalg.svd(product, compute_uv=False))
+
+
+def hat(columns: Float) -> Float:
+    u = basis(columns)
+    return np.asarray(u @ u.T)
+
+
+# Errors of the moments, of a few n eps, are amplified by the inverse covariance, whose condition
+# number is below 1e4 in the problems here; 1e-9 holds for n up to 1e3, and is nothing statistical.
+CLOSE = 1e-9
+
+
+@given(
+    n=st.integers(8, 200),
+    d=st.integers(1, 6),
+    kind=st.sampled_from(["binary", "classes", "gaps", "column", "columns", "collinear"]),
+    weighted=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_correlations_equal_those_of_the_data(
+    n: int, d: int, kind: str, weighted: bool, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, d)) + 3.0
+    weight = rng.integers(1, 4, n).astype(np.float64) if weighted else None
+    z: Any
+    if kind in ("binary", "classes", "gaps"):
+        z = rng.integers(0, 2 if kind == "binary" else 4, n)
+        z[:2] = [0, 1]
+        columns = indicators(z)
+        if kind == "gaps":
+            z = [None if i > 3 and rng.random() < 0.3 else int(v) for i, v in enumerate(z)]
+            columns = indicators(z)
+            labelled = np.array([v is not None for v in z])
+            if weight is not None:  # the mean that stands for a missing label is weighted, too
+                known = columns[labelled]
+                columns[~labelled] = weight[labelled] @ known / weight[labelled].sum()
+    else:
+        z = columns = 1e3 + 5.0 * rng.normal(size=(n, 1 if kind == "column" else 2))
+        if kind == "collinear":
+            z = columns = np.column_stack([z, z @ [1.0, 1 / 3], np.full(n, 0.1)])
+    found = strength(X, z, weight)
+    expected = twin(X, columns, weight)
+    assert (found.rank_x, found.rank_z) == (basis(X).shape[1], basis(columns).shape[1])
+    # Near 0 a correlation is the root of a rounding error of the products.
+    np.testing.assert_allclose(found.correlations, expected, rtol=0, atol=CLOSE)
+    assert found.pillai == pytest.approx(float(np.sum(expected**2)), abs=CLOSE)
+    assert found.n == (n if weight is None else weight.sum())
+
+
+def test_binary_trace_is_r_squared_and_canonical_correlations_are_scikit_learns() -> None:
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 3, 300)
+    X = rng.normal(size=(300, 5)) + np.eye(5)[z]
+    two = (z == 1).astype(int)
+    r_squared = LinearRegression().fit(X, two).score(X, two)
+    assert strength(X, two).pillai == pytest.approx(r_squared, abs=CLOSE)
+    x_scores, z_scores = CCA(n_components=2, tol=1e-10, max_iter=5000).fit_transform(
+        X, np.eye(3)[z][:, :2]
+    )
+    reference = [abs(np.corrcoef(x_scores[:, i], z_scores[:, i])[0, 1]) for i in range(2)]
+    # Its power iteration stops at changes of sqrt(1e-10).
+    np.testing.assert_allclose(strength(X, z).correlations, reference, atol=1e-5)
+
+
+# --- the exact statements, against every permutation ---------------------------------------------
+
+
+def tiny_problems() -> list[tuple[str, Float, Any]]:
+    """x with outliers, so that leverages are far from equal, and few rows of every kind of z."""
+    rng = np.random.default_rng(5)
+    problems: list[tuple[str, Float, Any]] = []
+    for n, d in [(4, 1), (5, 2), (6, 1), (6, 2), (6, 4)]:
+        X = rng.standard_t(1, size=(n, d))
+        problems += [
+            (f"balanced-{n}-{d}", X, [i % 2 for i in range(n)]),
+            (f"rare-{n}-{d}", X, [int(i == 0) for i in range(n)]),
+            (f"column-{n}-{d}", X, rng.standard_t(1, size=(n, 1))),
+        ]
+        if n == 6:
+            problems += [
+                (f"three-{n}-{d}", X, [0, 0, 0, 1, 1, 2]),
+                (f"gaps-{n}-{d}", X, [0, 0, 1, 1, None, None]),
+                (f"columns-{n}-{d}", X, rng.standard_t(1, size=(n, 3))),
+            ]
+    return problems
+
+
+TINY = [pytest.param(X, z, id=name) for name, X, z in tiny_problems()]
+
+
+def all_traces(X: Float, z: Any) -> tuple[Float, Float, Float]:
+    """V of all n! permutations, the identity first, and the two hat matrices."""
+    columns = indicators(z) if isinstance(z, list) else np.asarray(z)
+    h, k = hat(X), hat(columns)
+    every = np.array(list(itertools.permutations(range(len(X)))))
+    traces = np.array([np.sum(h * k[np.ix_(order, order)]) for order in every])
+    assert len(traces) == math.factorial(len(X))
+    return traces, h, k
+
+
+# The products and sums behind V are of numbers below 1, for at most 720 permutations of 36 terms;
+# t-distributed x has condition numbers up to some 1e3, which the moments square.
+EXACT = 1e-9
+
+
+@pytest.mark.parametrize(("X", "z"), TINY)
+def test_chance_is_the_mean_over_all_permutations(X: Float, z: Any) -> None:
+    traces, _, _ = all_traces(X, z)
+    found = strength(X, z)
+    assert found.informative
+    assert found.pillai == pytest.approx(traces[0], abs=EXACT)
+    assert found.chance == pytest.approx(traces.mean(), abs=EXACT)
+    # A control: with n instead of n - 1 the mean would be another one.
+    assert abs(found.rank_x * found.rank_z / found.n - traces.mean()) > 1e-3
+
+
+@pytest.mark.parametrize(("X", "z"), TINY)
+def test_variance_formula_holds_over_all_permutations(X: Float, z: Any) -> None:
+    traces, h, k = all_traces(X, z)
+    null = _Null(len(X), round(np.trace(h)), round(np.trace(k)))
+    excess = [null.excess(float(np.sum(np.diag(m) ** 2)), r) for m, r in ((h, null.p), (k, null.q))]
+    assert null.permutation_variance(*excess) == pytest.approx(traces.var(), abs=EXACT)
+    assert traces.min() >= null.lowest - EXACT
+    assert traces.max() <= null.highest + EXACT
+
+
+def test_control_leverages_matter_for_the_variance() -> None:
+    """The variance for Gaussian x alone is off where a row sticks out."""
+    X, z = np.array([[0.0], [0.1], [0.2], [0.1], [0.0], [50.0]]), [0, 0, 0, 0, 0, 1]
+    traces, _, _ = all_traces(X, z)
+    assert abs(_Null(6, 1, 1).variance - traces.var()) > 0.05
+
+
+@pytest.mark.parametrize(("X", "z"), TINY)
+def test_bound_holds_for_every_permutation(X: Float, z: Any) -> None:
+    """Each permutation, taken as what was observed, has a bound above its exact p-value."""
+    traces, _, k = all_traces(X, z)
+    null = _Null(len(X), strength(X, z).rank_x, round(np.trace(k)))
+    known = float(np.sum(np.diag(k) ** 2)) if isinstance(z, list) else None
+    for trace in np.unique(traces.round(9)):
+        exact = float(np.mean(traces >= trace - EXACT))
+        assert null.bound(trace, known) >= exact - EXACT
+    found = strength(X, z)
+    assert found.bound == pytest.approx(null.bound(found.pillai, known), abs=1e-6)
+
+
+@given(
+    n=st.integers(3, 60), p=st.integers(1, 60), q=st.integers(1, 60), where=st.floats(0.001, 0.999)
+)
+def test_p_value_is_a_distribution_on_what_v_can_reach(
+    n: int, p: int, q: int, where: float
+) -> None:
+    null = _Null(n, min(p, n - 1), min(q, n - 1))
+    if not null.informative:
+        assert null.p_value(float(null.highest)) == null.bound(float(null.highest), None) == 1.0
+        return
+    width = null.highest - null.lowest
+    assert null.p_value(float(null.lowest)) == 1.0
+    assert null.p_value(float(null.highest)) == 0.0
+    near, far = null.lowest + where * width, null.lowest + (where + 0.001) * width
+    assert 0.0 <= null.p_value(far) <= null.p_value(near) <= 1.0
+    # Symmetric in x and z, and the complements of two subspaces meet as the subspaces do.
+    assert null.p_value(near) == pytest.approx(_Null(n, null.q, null.p).p_value(near), abs=1e-9)
+
+
+def test_p_value_of_one_column_is_that_of_the_f_test() -> None:
+    rng = np.random.default_rng(3)
+    for n, d in [(20, 3), (50, 7), (12, 1)]:
+        X, z = rng.normal(size=(n, d)), rng.normal(size=(n, 1))
+        found = strength(X, z)
+        rest = n - 1 - d
+        f = found.pillai / d / ((1 - found.pillai) / rest)
+        assert found.p_value == pytest.approx(float(stats.f.sf(f, d, rest)), abs=1e-9)
+
+
+# --- chance: p-values are uniform, and traces are found ------------------------------------------
+
+
+def null_p_values(n: int, d: int, k: int, draws: int, seed: int) -> Float:
+    """p-values of labels that have nothing to do with a Gaussian x; k = 1 is a single column."""
+    rng = np.random.default_rng(seed)
+    values = []
+    for _ in range(draws):
+        z = rng.standard_t(2, size=(n, 1)) if k == 1 else rng.permutation(np.arange(n) % k)
+        values.append(strength(rng.normal(size=(n, d)), z).p_value)
+    return np.array(values)
+
+
+@pytest.mark.parametrize(("n", "d", "k"), [(40, 10, 2), (30, 4, 1), (60, 1, 4), (80, 12, 28)])
+def test_p_values_are_uniform_under_the_null(n: int, d: int, k: int) -> None:
+    values = null_p_values(n, d, k, 400, seed=n)
+    assert stats.kstest(values, "uniform").pvalue > FALSE_ALARM
+    assert stats.binomtest(int(np.sum(values < 0.05)), len(values), 0.05).pvalue > FALSE_ALARM
+
+
+def test_control_a_wrong_rank_is_caught_by_the_test_of_uniformity() -> None:
+    rng = np.random.default_rng(1)
+    traces = [strength(rng.normal(size=(40, 10)), np.arange(40) % 2).pillai for _ in range(400)]
+    for wrong in (_Null(40, 8, 1), _Null(44, 10, 1)):
+        values = [wrong.p_value(trace) for trace in traces]
+        assert stats.kstest(values, "uniform").pvalue < FALSE_ALARM
+
+
+@pytest.mark.parametrize(("p", "q", "n"), [(3, 2, 10), (5, 5, 10), (10, 5, 30), (10, 4, 12)])
+def test_beta_approximation_is_good_in_the_tail(p: int, q: int, n: int) -> None:
+    """V of random subspaces, which is that of Gaussian x, against levels of 5 and 1 %."""
+    rng = np.random.default_rng(0)
+    draws = 20000
+    bases = np.linalg.qr(rng.normal(size=(draws, n - 1, p)))[0]
+    traces = np.sum(bases[:, :q] ** 2, axis=(1, 2))
+    null = _Null(n, p, q)
+    # The fourth moment of V is below 3.3 squared variances, so the variance of the sample has a
+    # relative deviation of at most sqrt(2.3 / draws): 6 of them.
+    assert traces.mean() == pytest.approx(null.mean, abs=6 * (null.variance / draws) ** 0.5)
+    assert traces.var() == pytest.approx(null.variance, rel=6 * (2.3 / draws) ** 0.5)
+    values = np.array([null.p_value(trace) for trace in traces])
+    for level in (0.05, 0.01):
+        # Within a fifth of the level, as measured, and 4 deviations of the rate.
+        slack = 0.2 * level + 4 * (level / draws) ** 0.5
+        assert abs(np.mean(values <= level) - level) < slack
+
+
+def test_a_trace_is_found_and_its_absence_too() -> None:
+    rng = np.random.default_rng(2)
+    z, other = rng.integers(0, 28, 4000), rng.integers(0, 28, 4000)
+    X = rng.normal(size=(4000, 40)) + 0.4 * rng.normal(size=(28, 40))[z]
+    moments = sf.Moments().update(X, {"there": z, "absent": other})
+    there, absent = concept_strength(moments, "there"), concept_strength(moments, "absent")
+    assert there.p_value < 1e-100
+    assert there.bound < 1e-3
+    assert "a linear trace of 'there' beyond chance" in str(there)
+    assert absent.p_value > 0.01
+    assert "no linear trace of 'absent' beyond chance" in str(absent)
+    assert abs(absent.pillai - absent.chance) < 4 * absent.chance_deviation
+    assert there.rank_z == absent.rank_z == len(there.correlations) == 27
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_erased_is_told_from_never_there(dtype: Any) -> None:
+    rng = np.random.default_rng(4)
+    labels = {"z": rng.integers(0, 3, 2000), "absent": rng.integers(0, 3, 2000)}
+    X = (rng.normal(size=(2000, 20)) + np.eye(20)[labels["z"]]).astype(dtype)
+    moments = sf.Moments().update(X, labels)
+    assert "a linear trace" in concept_strength(moments, "z").conclusion
+    erased = sf.Moments().update(sf.leace(moments, erase="z")(X), labels)
+    after = concept_strength(erased, "z")
+    assert "less trace of 'z' than chance leaves" in after.conclusion
+    # What is left is the rounding of the erased rows; it stands beside directions of size one.
+    assert after.pillai < (100 * np.finfo(dtype).eps) ** 2 * 2000
+    assert "no linear trace" in concept_strength(erased, "absent").conclusion
+
+
+# --- invariance ----------------------------------------------------------------------------------
+
+
+def same(a: ConceptStrength, b: ConceptStrength, atol: float = CLOSE) -> None:
+    assert (a.n, a.rank_x, a.rank_z, a.informative) == (b.n, b.rank_x, b.rank_z, b.informative)
+    np.testing.assert_allclose(a.correlations, b.correlations, rtol=0, atol=atol)
+    # p-values move by the density, below 1e2 here, times the change of V.
+    figures = [(s.pillai, s.chance, s.chance_deviation, s.p_value, s.bound) for s in (a, b)]
+    np.testing.assert_allclose(*figures, rtol=0, atol=100 * atol)
+
+
+def example() -> tuple[Float, NDArray[np.int64]]:
+    rng = np.random.default_rng(6)
+    z = rng.integers(0, 3, 200)
+    return rng.normal(size=(200, 6)) + 0.2 * z[:, None], z
+
+
+def test_affine_maps_of_x_change_nothing() -> None:
+    X, z = example()
+    rng = np.random.default_rng(0)
+    reference = strength(X, z)
+    same(reference, strength(X @ rng.normal(size=(6, 6)) + 50.0, z))
+    same(reference, strength(X * 10.0 ** np.array([-30, -9, 0, 3, 9, 30]), z))
+    same(reference, strength(np.column_stack([X, X @ rng.normal(size=(6, 4))]), z))
+    same(reference, strength(np.column_stack([X * 1e-30, X[:, :2] - 1, np.full(200, 0.1)]), z))
+    redundant = np.column_stack([X, X[:, 0] * 1e-25 + X[:, 1] * 3e-25])
+    same(reference, strength(redundant, z))
+
+
+def test_recoding_the_concept_changes_nothing() -> None:
+    X, z = example()
+    reference = strength(X, z)
+    same(reference, strength(X, np.array(["c", "a", "b"])[z]))
+    # The leverages of classes are known, those of columns are not: only the bound may differ.
+    as_columns = strength(X, np.eye(3)[z])
+    assert reference.bound <= as_columns.bound
+    same(replace(reference, bound=1.0), replace(as_columns, bound=1.0))
+    two = z == 1
+    rng = np.random.default_rng(0)
+    columns = rng.normal(size=(200, 3))
+    same(strength(X, columns), strength(X, columns @ rng.normal(size=(3, 3)) - 1e3), atol=1e-7)
+    same(strength(X, columns[:, :2]), strength(X, columns[:, [0, 1, 1, 0]] * [1, 1e-9, 5, 1e9]))
+    as_column, as_classes = strength(X, np.where(two, 7.0, -3.0)), strength(X, two)
+    same(replace(as_column, bound=1.0), replace(as_classes, bound=1.0))
+    assert as_classes.bound <= as_column.bound
+
+
+def test_order_and_splits_of_the_rows_change_nothing() -> None:
+    X, z = example()
+    order = np.random.default_rng(0).permutation(200)
+    parts = [sf.Moments(block_rows=7).update(X[s], {"z": z[s]}) for s in (order[:80], order[80:])]
+    same(strength(X, z), concept_strength(parts[0] + parts[1], "z"))
+
+
+def test_joint_cells() -> None:
+    X, z = example()
+    other = np.arange(200) % 2
+    moments = sf.Moments(joint=[("a", "b")]).update(X, {"a": z, "b": other})
+    found = concept_strength(moments, ("a", "b"))
+    same(found, strength(X, 2 * z + other))
+    assert found.rank_z == 5
+
+
+def test_a_weight_of_two_is_the_row_twice_and_scale_is_the_sample_size() -> None:
+    X, z = example()
+    weight = np.where(np.arange(200) < 70, 2.0, 1.0)
+    doubled = strength(X, z, weight)
+    same(doubled, strength(np.vstack([X, X[:70]]), np.append(z, z[:70])))
+    effective = weight.sum() ** 2 / np.sum(weight**2)
+    scaled = strength(X, z, weight * effective / weight.sum())
+    assert scaled.n == round(effective) < doubled.n
+    np.testing.assert_allclose(scaled.correlations, doubled.correlations, rtol=0, atol=CLOSE)
+    assert scaled.p_value > doubled.p_value
+
+
+def test_missing_labels_count_as_rows_at_the_mean() -> None:
+    X, z = example()
+    two = [None if i % 3 == 0 else bool(v == 1) for i, v in enumerate(z)]
+    imputed = np.array([np.nan if v is None else float(v) for v in two])
+    imputed[np.isnan(imputed)] = np.nanmean(imputed)
+    found = strength(X, two)
+    same(replace(found, bound=1.0), replace(strength(X, imputed), bound=1.0))
+    gaps = np.where([v is None for v in two], np.nan, np.array([float(v or 0) for v in two]))
+    same(replace(found, bound=1.0), replace(strength(X, gaps), bound=1.0))
+    assert found.n == 200
+
+
+def test_missing_labels_leave_p_values_uniform() -> None:
+    rng = np.random.default_rng(8)
+    values = []
+    for _ in range(300):
+        z = [None if rng.random() < 0.5 else int(v) for v in rng.integers(0, 2, 50)]
+        values.append(strength(rng.normal(size=(50, 15)), z).p_value)
+    assert stats.kstest(values, "uniform").pvalue > FALSE_ALARM
+
+
+# --- where it gets difficult ---------------------------------------------------------------------
+
+
+def test_a_rare_class_does_not_count_twice() -> None:
+    """The common class's share rounds to within eps of 1; the rank of two classes stays 1."""
+    rng = np.random.default_rng(0)
+    X, z = rng.normal(size=(20000, 3)), np.zeros(20000, int)
+    z[[5, 77]] = 1
+    found = strength(X, z)
+    assert found.rank_z == 1
+    assert found.pillai == pytest.approx(float(np.sum(twin(X, indicators(z)) ** 2)), abs=CLOSE)
+
+
+@pytest.mark.parametrize(("n", "d"), [(10, 40), (10, 9), (11, 10), (2, 1)])
+def test_interpolation_says_nothing(n: int, d: int) -> None:
+    rng = np.random.default_rng(0)
+    found = strength(rng.normal(size=(n, d)), np.arange(n) % 2)
+    expected = n - 1 if d >= n - 1 else d
+    assert found.rank_x == expected
+    assert found.informative is (d < n - 1)
+    assert not found.informative
+    assert found.correlations == pytest.approx((1.0,), abs=1e-6)
+    assert found.p_value == found.bound == found.chance == 1.0
+    assert found.chance_deviation == 0.0
+    assert "nothing can be said of 'z'" in found.conclusion
+
+
+def test_one_row_more_than_interpolation_says_something() -> None:
+    rng = np.random.default_rng(0)
+    found = strength(rng.normal(size=(12, 10)), np.arange(12) % 2)
+    assert found.informative
+    assert 0.0 < found.p_value < 1.0
+
+
+def test_a_class_for_every_row_says_nothing() -> None:
+    found = strength(np.random.default_rng(0).normal(size=(12, 3)), np.arange(12))
+    assert (found.rank_z, found.informative, found.p_value) == (11, False, 1.0)
+
+
+def test_constant_x_has_no_trace() -> None:
+    found = strength(np.full((20, 3), 0.1), np.arange(20) % 2)
+    assert (found.correlations, found.pillai, found.p_value) == ((), 0.0, 1.0)
+    assert found.conclusion == "no linear trace of 'z': x is constant"
+
+
+def test_float32_rows_give_the_figures_of_float64() -> None:
+    rng = np.random.default_rng(9)
+    z = rng.integers(0, 5, 3000)
+    X = (rng.normal(size=(3000, 32)) + 20.0 + 0.1 * z[:, None]).astype(np.float32)
+    # Products of 3,000 rows in float32, added up with errors of 6e-8 sqrt(3000) at most.
+    same(strength(X, z), strength(X.astype(np.float64), z), atol=4e-6)
+
+
+def test_chance_is_not_moved_by_what_varies_at_the_rounding_level() -> None:
+    """Directions left out are left out whatever the labels, or their choice would be a search."""
+    rng = np.random.default_rng(10)
+    clear = rng.normal(size=(300, 5))
+    noise = rng.normal(size=(300, 60))
+    X = np.hstack([clear, clear @ rng.normal(size=(5, 60)) + 1e-4 * noise]).astype(np.float32)
+    found = strength(X, np.arange(300) % 2)
+    assert found.rank_x == 5
+    scaled = X.astype(np.float64) - X.mean(axis=0, dtype=np.float64)
+    u = np.linalg.svd(scaled / scaled.std(axis=0), full_matrices=False)[0][:, :5]
+    expected = float(np.sum((u.T @ basis(indicators(np.arange(300) % 2))) ** 2))
+    # Directions with eigenvalues of 1e-8 turn the others by as much; float32 sums by 1e-6.
+    assert found.pillai == pytest.approx(expected, abs=1e-5)
+
+
+# --- the permutation test on the data ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("X", "z"),
+    [p for p in TINY if any(n in str(p.id) for n in ("rare-5", "gaps-6-2", "columns-6-2"))],
+)
+def test_permutation_test_approaches_the_exact_one(X: Float, z: Any) -> None:
+    traces, _, _ = all_traces(X, z)
+    exact = float(np.mean(traces >= traces[0] - EXACT))
+    moments = sf.Moments().update(X, {"z": z})
+    found = concept_strength(moments, "z", X=X, labels={"z": z}, n_permutations=2000)
+    deviation = (exact * (1 - exact) / 2000) ** 0.5
+    # The observed order counts as one of 2,001; 4 deviations of the share beside it.
+    assert found.p_value_permutation == pytest.approx(exact, abs=4 * deviation + 1 / 2000)
+    assert found.p_value_permutation <= found.bound + 4 * deviation + 1 / 2000
+
+
+def test_permutation_test_agrees_with_the_analytic_one_on_gaussian_rows() -> None:
+    rng = np.random.default_rng(12)
+    labels = {"a": rng.integers(0, 4, 400), "b": rng.normal(size=(400, 2))}
+    X = rng.normal(size=(400, 30)) + 0.05 * labels["b"][:, :1]
+    moments = sf.Moments().update(X, labels)
+    for name in labels:
+        found = concept_strength(moments, name, X=X, labels=labels, n_permutations=2000)
+        # Gaussian rows at hand are not their mean: leverages move the variance by some percent.
+        assert found.p_value_permutation == pytest.approx(found.p_value, abs=0.06)
+        again = concept_strength(moments, name, X=X, labels=labels, n_permutations=2000)
+        other = concept_strength(moments, name, X=X, labels=labels, n_permutations=2000, seed=1)
+        assert again == found
+        assert other.p_value_permutation != found.p_value_permutation
+        assert "permutation test" in str(found)
+
+
+def test_permutation_test_keeps_its_level_where_the_analytic_one_does_not() -> None:
+    """Outlying rows and a class of two rows: the situation that the documentation warns of."""
+    rng = np.random.default_rng(13)
+    analytic, exact = [], []
+    for _ in range(400):
+        X = rng.standard_t(1.0, size=(60, 2))
+        z = rng.permutation(np.arange(60) < 2)
+        moments = sf.Moments().update(X, {"z": z})
+        found = concept_strength(moments, "z", X=X, labels={"z": z}, n_permutations=99)
+        analytic.append(found.p_value)
+        exact.append(found.p_value_permutation)
+    assert stats.binomtest(int(np.sum(np.array(exact) <= 0.05)), 400, 0.05, "greater").pvalue > (
+        FALSE_ALARM
+    )
+    assert np.mean(np.array(analytic) <= 0.01) > 0.03
+
+
+def test_the_conclusion_follows_the_permutation_test() -> None:
+    found = strength(*example())
+    assert "a linear trace" in replace(found, p_value_permutation=0.001).conclusion
+    assert "no linear trace" in replace(found, p_value_permutation=0.3).conclusion
+
+
+def test_permutation_test_reads_labels_as_the_moments_did() -> None:
+    X, z = example()
+    labels: dict[str, Any] = {"a": z, "b": np.arange(200) % 2, "c": z}
+    parameters: dict[str, Any] = {"joint": [("a", "b")], "kinds": {"c": "continuous"}}
+    moments = sf.Moments(**parameters).update(X, labels)
+    for name in ("a", ("a", "b"), "c"):
+        found = concept_strength(moments, name, X=X, labels=labels, n_permutations=199)
+        # 5 deviations of a share of 199, for p-values that are small or smaller.
+        assert found.p_value < 0.05
+        assert found.p_value_permutation == pytest.approx(found.p_value, abs=0.08)
+    bare = sf.Moments().update(X.astype(np.float32), z)
+    assert concept_strength(bare, "concept", X=X, labels=z).p_value_permutation == 0.001
+
+
+# --- what it refuses, and how it looks -----------------------------------------------------------
+
+
+def test_errors_are_typed_and_say_what_to_do() -> None:
+    X, z = example()
+    labels = {
+        "z": z,
+        "flat": np.zeros(200, int),
+        "level": np.full(200, 0.1),
+        "missing": np.full(200, np.nan),
+    }
+    moments = sf.Moments().update(X, labels)
+    with pytest.raises(sf.InputError, match="update"):
+        concept_strength(X, "z")  # type: ignore[arg-type]
+    with pytest.raises(sf.UnknownVariableError, match="'w'"):
+        concept_strength(moments, "w")
+    with pytest.raises(sf.UnknownVariableError):
+        concept_strength(moments, ["z"])  # type: ignore[arg-type]
+    for name in ("flat", "level", "missing"):
+        with pytest.raises(sf.ConstantVariableError, match="single value"):
+            concept_strength(moments, name)
+    with pytest.raises(sf.NotEnoughDataError):
+        concept_strength(sf.Moments(), "z")
+    with pytest.raises(sf.InputError, match="both"):
+        concept_strength(moments, "z", X=X)
+    for bad in (0, 1.5, "9"):
+        with pytest.raises(sf.InputError, match="n_permutations"):
+            concept_strength(moments, "z", n_permutations=bad)  # type: ignore[arg-type]
+    for bad in (-1, 0.5, None):
+        with pytest.raises(sf.InputError, match="seed"):
+            concept_strength(moments, "z", seed=bad)  # type: ignore[arg-type]
+
+
+def test_permutation_test_refuses_other_rows() -> None:
+    X, z = example()
+    moments = sf.Moments().update(X, {"z": z})
+    labels = {"z": z}
+    with pytest.raises(sf.InputError, match="199 rows"):
+        concept_strength(moments, "z", X=X[1:], labels={"z": z[1:]})
+    with pytest.raises(sf.InputError, match="Pillai"):
+        concept_strength(moments, "z", X=X[::-1], labels=labels)
+    with pytest.raises(sf.InputError, match="columns"):
+        concept_strength(moments, "z", X=X[:, 1:], labels=labels)
+    with pytest.raises(sf.UnknownVariableError, match="'z'"):
+        concept_strength(moments, "z", X=X, labels={"y": z})
+    with pytest.raises(sf.LabelError, match="continuous"):
+        concept_strength(moments, "z", X=X, labels={"z": z.astype(float)})
+    with pytest.raises(sf.NonFiniteError):
+        concept_strength(moments, "z", X=np.where(X > 2, np.nan, X), labels=labels)
+    weighted = sf.Moments().update(X, labels, sample_weight=np.full(200, 2.0))
+    with pytest.raises(sf.InputError, match="weight 400"):
+        concept_strength(weighted, "z", X=X, labels=labels)
+
+
+def test_it_prints_itself_and_becomes_json() -> None:
+    X, z = example()
+    moments = sf.Moments().update(X, {"<b>": z})
+    found = concept_strength(moments, "<b>")
+    text = str(found)
+    assert text.splitlines()[0] == found.conclusion
+    assert f"{found.pillai:.4g}" in text
+    assert "<b>" not in found._repr_html_()
+    assert "&lt;b&gt;" in found._repr_html_()
+    values = json.loads(json.dumps(found.to_dict()))
+    conclusion = values.pop("conclusion")
+    assert conclusion == found.conclusion
+    assert ConceptStrength(**{**values, "correlations": tuple(values["correlations"])}) == found
+    with pytest.raises(AttributeError):
+        found.n = 3  # type: ignore[misc]
+
+
+# --- real embeddings -----------------------------------------------------------------------------
+
+
+def test_gender_of_professions_is_there_and_shuffled_gender_is_not(
+    real_data: Callable[[str], Path],
+) -> None:
+    folder = real_data("bug_profession_gender")
+    X, z = np.load(folder / "X.npy"), np.load(folder / "z.npy")
+    labels = {"gender": z, "shuffled": np.random.default_rng(0).permutation(z)}
+    moments = sf.Moments().update(X, labels)
+    gender, shuffled = (concept_strength(moments, name) for name in labels)
+    assert gender.correlations[0] > 0.8
+    assert gender.p_value == 0.0  # below what float64 holds
+    assert gender.bound < 1e-4
+    assert shuffled.p_value > 0.01
+    assert abs(shuffled.pillai - shuffled.chance) < 4 * shuffled.chance_deviation

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Builds the extensions with AddressSanitizer and UndefinedBehaviorSanitizer in a temporary copy and runs
+# the tests of the kernels under them. Linux with GCC.
+#
+#   tools/sanitize.sh [arguments for pytest]
+#
+# PYTHON names the interpreter (default: python), in whose environment the test extra and Cython are
+# installed. Python, NumPy and BLAS themselves are not instrumented: what is seen is what our own code
+# reads and writes. Leaks are not looked for, because the interpreter keeps memory on purpose.
+set -euo pipefail
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+python=$(command -v "${PYTHON:-python}")
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+cp -r "$root/splince_fast" "$root/tests" "$root/setup.py" "$root/pyproject.toml" "$root/README.md" "$work"
+find "$work" \( -name '*.so' -o -path '*/_kernels/*.c' \) -delete
+cd "$work"
+SPLINCE_DEBUG=1 SPLINCE_SANITIZE=address,undefined "$python" setup.py -q build_ext --inplace
+
+libraries="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so) $(gcc -print-file-name=libstdc++.so)"
+export LD_PRELOAD="$libraries"
+export ASAN_OPTIONS="detect_leaks=0:halt_on_error=1:abort_on_error=1:handle_segv=0:${ASAN_OPTIONS:-}"
+export UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1:${UBSAN_OPTIONS:-}"
+export PYTHONPATH="$work" PYTHONMALLOC=malloc OPENBLAS_NUM_THREADS=1 SPLINCE_FAST_BLAS=scipy
+
+# A control: a read beyond an array must be seen, or the tests below show nothing.
+cat > control.c <<'C'
+#include <stdlib.h>
+int beyond(void) { volatile char *p = malloc(8); int x = p[8]; free((void *)p); return x; }
+C
+LD_PRELOAD='' gcc -shared -fPIC -fsanitize=address,undefined -g -o control.so control.c
+if "$python" -c 'import ctypes; ctypes.CDLL("./control.so").beyond()' 2> control.log; then
+    echo "the sanitizer does not see a read beyond an array" >&2
+    exit 1
+fi
+grep -q heap-buffer-overflow control.log
+
+if [ $# -eq 0 ]; then
+    set -- tests/test_solve_kernel.py tests/test_rows_kernels.py
+fi
+"$python" -m pytest -q -p no:cacheprovider "$@"
