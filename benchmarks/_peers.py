@@ -6,6 +6,7 @@ Data are put into the form that each package wants before the clock starts.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -47,8 +48,10 @@ def absent(*modules: str) -> Absent | None:
     missing = [_PACKAGES.get(module, module) for module in modules if not find_spec(module)]
     if missing:
         return Absent(f"not installed: {', '.join(missing)}")
-    for module in modules:
-        import_module(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they warn of each other at import
+        for module in modules:
+            import_module(module)
     _machine.equal_threads()
     return None
 
@@ -186,7 +189,8 @@ def covariances(data: Problem, block_rows: int) -> dict[str, Callable[[], NDArra
     """The covariance of the rows by each tool that streams or is handed all of them."""
     found: dict[str, Callable[[], NDArray[Any]] | Absent] = {
         OURS: lambda: _moments_in_blocks(data, block_rows).covariance(),
-        "NumPy": lambda: np.cov(data.X, rowvar=False, dtype=data.X.dtype),
+        "NumPy": lambda: np.cov(data.X, rowvar=False),
+        "NumPy float32": lambda: np.cov(data.X, rowvar=False, dtype=np.float32),
     }
     found["torch"] = absent("torch") or partial(_torch_covariance, data)
     for dtype in ("float32", "float64"):

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from splince_fast import sources
     from splince_fast.config import Config, show_config
     from splince_fast.estimators import LEACE, SAL, SPLINCE, MeanProjection
+    from splince_fast.strength import ConceptStrength, concept_strength
 
 # Loaded when first touched: they bring scikit-learn, or are not needed by everybody.
 _LAZY = {
@@ -45,6 +46,8 @@ _LAZY = {
     "LEACE": "splince_fast.estimators",
     "SAL": "splince_fast.estimators",
     "MeanProjection": "splince_fast.estimators",
+    "concept_strength": "splince_fast.strength",
+    "ConceptStrength": "splince_fast.strength",
     "show_config": "splince_fast.config",
     "Config": "splince_fast.config",
     "sources": "",
@@ -56,6 +59,7 @@ __all__ = [
     "LEACE",
     "SAL",
     "SPLINCE",
+    "ConceptStrength",
     "Config",
     "ConstantVariableError",
     "DroppedDirectionsWarning",
@@ -77,6 +81,7 @@ __all__ = [
     "SplinceWarning",
     "UnknownVariableError",
     "VariableReport",
+    "concept_strength",
     "leace",
     "mean_projection",
     "sal",

@@ -51,8 +51,12 @@ class Accumulator:
     @property
     def n_rows(self) -> int:
         """Rows seen, waiting ones included."""
-        staged = 0 if self.stage is None else self.stage.filled
-        return staged + (0 if self.state is None else self.state.n_rows)
+        return self.n_merged + (0 if self.stage is None else self.stage.filled)
+
+    @property
+    def n_merged(self) -> int:
+        """Rows in the state."""
+        return 0 if self.state is None else self.state.n_rows
 
     @property
     def waiting(self) -> bool:
@@ -75,6 +79,28 @@ class Accumulator:
         self, rows: NDArray[Any], weight: Float | None, encoded: Mapping[VariableName, Encoded]
     ) -> None:
         """Add valid rows: whole blocks directly where their layout allows, others by the stage."""
+        before = self.width, self.state, self.stage
+        merged, waiting = self.n_merged, 0 if self.stage is None else self.stage.filled
+        known = dict(self.variables)
+        sizes = {name: v.n_columns for name, v in known.items()}
+        try:
+            with _interrupts.deferred():
+                self._feed(rows, weight, encoded)
+        except BaseException:
+            # Memory ran out, or a kernel failed: unless rows were merged, nothing has happened.
+            if self.n_merged == merged:
+                self.width, self.state, self.stage = before
+                if self.stage is not None:
+                    self.stage.rewind(waiting, known)
+                self.variables = known
+                for name, variable in known.items():
+                    if isinstance(variable, ClassSums):
+                        variable.forget(sizes[name])
+            raise
+
+    def _feed(
+        self, rows: NDArray[Any], weight: Float | None, encoded: Mapping[VariableName, Encoded]
+    ) -> None:
         dtype, width = working_dtype(rows.dtype), rows.shape[1]
         capacity = self.capacity(width)
         stage = self.stage
@@ -82,24 +108,23 @@ class Accumulator:
             self.flush()
             stage = self._reserve(width, dtype)
         if self.state is None:
-            head = rows[: min(len(rows), 256)].astype(np.float64)
+            head = rows[: min(len(rows), 256)].astype(np.float64, order="C")
             self.state = State.empty(head.mean(axis=0), fourth=self.ledoit_wolf)
-        with _interrupts.deferred():
-            self.width = width
-            block = self._labelled(rows, weight, encoded)
-            direct = rows.dtype == dtype and rows.flags.c_contiguous and rows.flags.aligned
-            start, n = 0, len(rows)
-            while start < n:
-                room = stage.room
-                if direct and room == capacity <= n - start:
-                    stop = start + capacity
-                    self._merge_rows(block.slice(start, stop))
-                else:
-                    stop = min(n, start + room)
-                    stage.append(block.slice(start, stop))
-                    if stop - start == room:
-                        self.flush()
-                start = stop
+        self.width = width
+        block = self._labelled(rows, weight, encoded)
+        direct = rows.dtype == dtype and rows.flags.c_contiguous and rows.flags.aligned
+        start, n = 0, len(rows)
+        while start < n:
+            room = stage.room
+            if direct and room == capacity <= n - start:
+                stop = start + capacity
+                self._merge_rows(block.slice(start, stop))
+            else:
+                stop = min(n, start + room)
+                stage.append(block.slice(start, stop))
+                if stop - start == room:
+                    self.flush()
+            start = stop
 
     def _reserve(self, width: int, dtype: np.dtype[Any]) -> Stage:
         """Work buffers for blocks of this width and dtype."""
@@ -145,6 +170,9 @@ class Accumulator:
                     shown = column.values if present is None else column.values[present]
                     reference = shown.mean(axis=0)
                     self.variables[name] = ColumnSums.empty(width, column.columns, reference)
+                named = self.variables[name]
+                if isinstance(named, ColumnSums) and named.unnamed:
+                    named.names = list(column.columns)
                 values = column.values
                 block.values[name] = (
                     values if present is None else np.where(present[:, None], values, np.nan)
@@ -180,32 +208,37 @@ class Accumulator:
         reduced = reduce_block(
             block.rows, weight, self.state.reference, codes, n_codes, values, self._centred
         )
-        if self.state.fourth is not None:
-            self.state.fourth.add_rows(block.rows, weight, self.state.reference)
-        if reduced.centred.dtype == np.float32:
-            self.state.merge_block(reduced, self._product)
-        else:
-            self.state.merge_block(reduced, None)
+        fourth = None if self.state.fourth is None else self.state.fourth.copy()
+        if fourth is not None:
+            fourth.add_rows(block.rows, weight, self.state.reference)
+        # What can fail for want of memory comes before the first change.
+        additions = []
         start = 0
         for row, name, present in zip(codes, block.codes, where, strict=True):
-            known = self.variables[name]
-            if isinstance(known, ClassSums):
-                known.allocate()
-                stop = start + len(present)
+            variable = self.variables[name]
+            if isinstance(variable, ClassSums):
+                variable.allocate()
                 shown = row >= 0
                 slots = row[shown] - start
                 counts = np.bincount(slots, minlength=len(present)).astype(np.int64)
                 weights = counts.astype(np.float64)
                 if weight.size:
                     weights = np.asarray(np.bincount(slots, weight[shown], len(present)), float)
-                known.add(present, counts, weights, reduced.class_sums[start:stop])
+                stop = start + len(present)
+                additions.append(
+                    (variable, present, counts, weights, reduced.class_sums[start:stop])
+                )
                 start = stop
+        self.state.merge_block(reduced, self._product)
+        self.state.fourth = fourth
+        for known, present, counts, weights, sums in additions:
+            known.add(present, counts, weights, sums)
         start = 0
         for name, (n_present, total, z_sum, squares) in pieces.items():
-            known = self.variables[name]
-            if isinstance(known, ColumnSums):
-                stop = start + known.n_columns
-                known.add(n_present, total, reduced.products[stop], z_sum,
+            columns = self.variables[name]
+            if isinstance(columns, ColumnSums):
+                stop = start + columns.n_columns
+                columns.add(n_present, total, reduced.products[stop], z_sum,
                           reduced.products[start:stop], squares)  # fmt: skip
                 start = stop + 1
 
@@ -255,6 +288,12 @@ class Accumulator:
         result.width = self.width
         result.variables = merged_variables(self.variables, other.variables, shift, sign)
         result.state = self.state.merged(other.state, sign)
+        for name, variable in result.variables.items():
+            if variable.n_rows > result.state.n_rows:
+                raise IncompatibleMomentsError(
+                    f"cannot remove this part: more rows would carry the variable {name!r} than "
+                    "are left, so it is not a part of the whole"
+                )
         return result
 
     def copy(self) -> Accumulator:

@@ -85,7 +85,7 @@ def _digest(tensors: Mapping[str, NDArray[Any]], text: str) -> str:
     for name in sorted(tensors):
         array = np.ascontiguousarray(tensors[name])
         digest.update(f"{name} {array.dtype.str} {array.shape};".encode())
-        digest.update(array.data)
+        digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

@@ -81,8 +81,10 @@ def from_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any
         check_tensors(tensors, {"quartic": (real, (1,)), "cubic": (real, (width,))})
         fourth = FourthMoment(float(tensors["quartic"][0]), tensors["cubic"])
     n_rows = metadata["n_rows"]
-    if not isinstance(n_rows, int) or not 0 <= n_rows < 1 << 63 or tensors["weight"][0] < 0:
-        raise FileFormatError("the number of rows or the weight is negative or no number")
+    if not isinstance(n_rows, int) or not 0 <= n_rows < 1 << 63:
+        raise FileFormatError("the number of rows is negative or no number")
+    if tensors["weight"][0] < 0 or (tensors["weight"][0] > 0) != (n_rows > 0):
+        raise FileFormatError("the number of rows and their weight contradict each other")
     accumulator.state = State(
         tensors["reference"], n_rows, float(tensors["weight"][0]), tensors["deviation"],
         np.asfortranarray(tensors["scatter"].T),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,6 +102,12 @@ class Stage:
         self._weight = None
         self._codes.clear()
         self._values.clear()
+
+    def rewind(self, filled: int, known: Collection[VariableName]) -> None:
+        """Let go of the rows behind the first `filled`, and of variables that are not `known`."""
+        self.filled = filled
+        self._codes = {name: codes for name, codes in self._codes.items() if name in known}
+        self._values = {name: values for name, values in self._values.items() if name in known}
 
     def tensors(self, order: list[VariableName]) -> dict[str, NDArray[Any]]:
         """The staged rows as named arrays; variables are named by their place in `order`."""

@@ -25,8 +25,8 @@ EPS32 = float(np.finfo(np.float32).eps)
 _GRAIN = 1 << 18
 # A part of a block fits in a processor's second-level cache.
 _PART_BYTES = 1 << 20
-# Deviations whose squares, and sums of many of them, float32 holds to full precision.
-_FLOAT32_RANGE = (1e-15, 1e16)
+# Least deviation, and greatest root of a sum of squares, that float32 holds to full precision.
+_FLOAT32_RANGE = (1e-15, 1e18)
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ def reduce_block(
     if out.dtype == np.float32:
         # A constant column shows roundings of its mean, and no more: that is no small spread.
         varies = peak > 1e-13 * np.abs(reference)
-        if peak.max() > _FLOAT32_RANGE[1] or (varies & (peak < _FLOAT32_RANGE[0])).any():
+        if peak.max() * n**0.5 > _FLOAT32_RANGE[1] or (varies & (peak < _FLOAT32_RANGE[0])).any():
             wide = np.empty((buffer_rows(n, d, np.dtype(np.float64)), d))
             return reduce_block(
                 rows.astype(np.float64), weight, reference, codes, n_codes, values, wide
@@ -159,7 +159,8 @@ class State:
 
         gap, coefficient = self._gap(block.weight, block.deviation / block.weight)
         if block.centred.dtype == np.float32:
-            assert product is not None
+            if product is None:
+                raise RuntimeError("float32 blocks need a buffer for their product")
             blas.syrk_f32_out(block.centred, product)
             self._add(product, 1.0, gap, coefficient)
             self.unit_roundoff = EPS32
@@ -224,8 +225,11 @@ class State:
             gap, coefficient = result._gap(other.weight, deviation / other.weight)
             result._add(other.scatter, -1.0, gap, -coefficient)
             diagonal = np.einsum("ii->i", result.scatter)
-            # Rounding of the whole bounds how far a variance can fall below zero by itself.
-            slack = 64 * result.unit_roundoff * np.einsum("ii->i", self.scatter)
+            # What rounding can leave of a variance: of the whole's, and of its offset.
+            offset = np.abs(self.reference) + np.abs(self.deviation / self.weight)
+            rounding = self.unit_roundoff * (512 + 8 * self.n_rows**0.5)
+            slack = rounding * np.einsum("ii->i", self.scatter)
+            slack = slack + self.weight * (64 * EPS64 * offset) ** 2
             if (diagonal < -slack).any():
                 raise IncompatibleMomentsError(
                     "cannot remove these moments: a variance would become negative, so they are "

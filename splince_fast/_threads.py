@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TypeVar
@@ -36,8 +36,8 @@ def thread_count() -> int:
     text = os.environ.get(_VARIABLE, "")
     if not text:
         return _available()
-    if not text.isdecimal() or int(text) < 1:
-        raise InputError(f"{_VARIABLE} is {text!r}; set it to a positive integer or unset it")
+    if not (text.isascii() and text.isdecimal() and len(text) < 7) or int(text) < 1:
+        raise InputError(f"{_VARIABLE} is {text[:20]!r}; set it to a positive integer or unset it")
     return int(text)
 
 
@@ -80,16 +80,21 @@ def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 
         return [work(0, size)]
     bounds = [align * round(i * size / (pieces * align)) for i in range(pieces)] + [size]
     ranges = [(a, b) for a, b in pairwise(bounds) if a < b]
-    futures = [_executor().submit(work, a, b) for a, b in ranges[1:]]
+    futures: list[Future[T]] = []
     results: list[T] = []
     try:
+        for a, b in ranges[1:]:
+            futures.append(_executor().submit(work, a, b))
+    except RuntimeError:
+        pass  # no thread can be started, or the interpreter exits: this one does the rest
+    try:
         results.append(work(*ranges[0]))
+        rest = [work(a, b) for a, b in ranges[1 + len(futures) :]]
     finally:
         # Buffers stay in use until every thread has finished, also when this one failed.
         for future in futures:
             future.exception()
-    results.extend(future.result() for future in futures)
-    return results
+    return results + [future.result() for future in futures] + rest
 
 
 class Turns:

@@ -30,6 +30,8 @@ def as_rows(X: Any, *, width: int | None = None, name: str = "X") -> Rows:
     InputError
         Not 2-D, no columns, not real numbers, or not `width` columns.
     """
+    if isinstance(X, np.matrix):
+        X = np.asarray(X)
     if isinstance(X, np.ma.MaskedArray):
         if np.ma.is_masked(X):
             raise InputError(
@@ -80,7 +82,7 @@ def _cast_rows(X: Rows, name: str) -> Rows:
     if X.dtype == object:
         try:
             return X.astype(np.float64)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise InputError(f"{name} holds values that are not numbers: {error}") from error
     if X.dtype.kind == "c":
         raise InputError(
@@ -112,7 +114,7 @@ def check_values(X: Rows, name: str = "X") -> None:
     NonFiniteError
         NaN or infinity; names the first rows.
     InputError
-        Magnitudes above about 1e150.
+        Magnitudes above about 1e149.
     """
     if X.dtype.kind in "iub" or not len(X):
         return
@@ -162,13 +164,15 @@ def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
     """
     if sample_weight is None:
         return None
+    if np.ma.is_masked(sample_weight):
+        raise InputError("sample_weight has masked entries; fill them, with 0 to leave rows out")
     if hasattr(sample_weight, "detach"):
         sample_weight = torch_to_numpy(sample_weight)
     try:
         if np.iscomplexobj(sample_weight):
             raise TypeError("they are complex")
         weight = np.array(sample_weight, dtype=np.float64)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise InputError(f"sample_weight cannot be read as numbers: {error}") from error
     if weight.ndim == 0:
         weight = np.full(n_rows, float(weight))
@@ -178,6 +182,12 @@ def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
         )
     if not np.isfinite(weight).all() or (weight < 0).any():
         raise InputError("sample_weight must be finite and non-negative; 0 leaves a row out")
+    extreme = (weight > 1e50) | ((weight > 0) & (weight < 1e-50))
+    if extreme.any():
+        raise InputError(
+            f"sample_weight holds {weight[extreme][0]:.1e}; positive weights must lie between "
+            "1e-50 and 1e50: divide them all by their mean"
+        )
     return weight
 
 

@@ -7,6 +7,8 @@ normalisation, so that merging is addition. With r the reference, over the rows 
 * class-coded:  n_c, w_c = sum w_i and s_c = sum w_i (x_i - r) per class c;
 * continuous:   n, w, sum w (x - r), sum w (z - t), sum w (z - t)(x - r)^T and
   sum w (z - t)(z - t)^T, with t a reference for z.
+
+Above 400 lines because both kinds live the same life here: filled, merged, read, and filed.
 """
 
 from __future__ import annotations
@@ -102,13 +104,22 @@ class ClassSums:
                 self.index[key] = len(self.names)
                 self.names.append(name)
 
+    def forget(self, n_names: int) -> None:
+        """Take back the names beyond the first `n_names`, which hold nothing yet."""
+        for name in self.names[n_names:]:
+            del self.index[class_key(name)]
+        del self.names[n_names:]
+        self.rows, self.weights = self.rows[:n_names], self.weights[:n_names]
+        self.sums = self.sums[:n_names]
+
     def allocate(self) -> None:
         """Give every named class its place in the arrays."""
         fresh = len(self.names) - len(self.rows)
         if fresh:
-            self.rows = np.concatenate([self.rows, np.zeros(fresh, np.int64)])
-            self.weights = np.concatenate([self.weights, np.zeros(fresh)])
-            self.sums = np.concatenate([self.sums, np.zeros((fresh, self.width))])
+            rows = np.concatenate([self.rows, np.zeros(fresh, np.int64)])
+            weights = np.concatenate([self.weights, np.zeros(fresh)])
+            sums = np.concatenate([self.sums, np.zeros((fresh, self.width))])
+            self.rows, self.weights, self.sums = rows, weights, sums
 
     def add(self, where: NDArray[np.intp], rows: Int, weights: Float, sums: Float) -> None:
         """Add the sums of a block, given for the classes `where` (each at most once)."""
@@ -125,6 +136,11 @@ class ClassSums:
         """self + sign * other, with `shift` = reference of other - reference of self."""
         if not isinstance(other, ClassSums):
             raise _other_kind(name, self, other)
+        if self.names and other.names and type(self.names[0]) is not type(other.names[0]):
+            raise IncompatibleMomentsError(
+                f"the classes of {name!r} are of type {type(self.names[0]).__name__} on one side "
+                f"and {type(other.names[0]).__name__} on the other; use one type throughout"
+            )
         result = self.copy()
         if sign < 0:
             unknown = [c for c in other.names if class_key(c) not in self.index]
@@ -147,6 +163,11 @@ class ClassSums:
                     "whole: it is not a part of it"
                 )
             empty = result.rows == 0
+            if (result.weights[~empty] <= 0).any():
+                raise IncompatibleMomentsError(
+                    f"cannot remove a part whose rows of {name!r} weigh as much as the whole's, "
+                    "which has more of them: it is not a part of it"
+                )
             result.weights[empty] = 0.0
             result.sums[empty] = 0.0
         return result
@@ -221,6 +242,11 @@ class ColumnSums:
     def n_columns(self) -> int:
         return len(self.names)
 
+    @property
+    def unnamed(self) -> bool:
+        """Whether the columns have no names but their numbers."""
+        return self.names == [str(i) for i in range(self.n_columns)]
+
     def copy(self) -> ColumnSums:
         return ColumnSums(self.width, list(self.names), self.n_rows, self.weight,
                           self.reference.copy(), self.x_sum.copy(), self.z_sum.copy(),
@@ -245,7 +271,14 @@ class ColumnSums:
                 f"the variable {name!r} has {self.n_columns} columns on one side and "
                 f"{other.n_columns} on the other; accumulate both from the same columns"
             )
+        if self.names != other.names and not (self.unnamed or other.unnamed):
+            raise IncompatibleMomentsError(
+                f"the variable {name!r} has the columns {self.names} on one side and "
+                f"{other.names} on the other; accumulate both from the same columns"
+            )
         result = self.copy()
+        if self.unnamed:
+            result.names = list(other.names)
         if sign < 0 and other.n_rows > self.n_rows:
             raise IncompatibleMomentsError(
                 f"cannot remove a part with {other.n_rows} rows labelled with {name!r} from a "
@@ -270,6 +303,11 @@ class ColumnSums:
                    sign * products, sign * squares)  # fmt: skip
         if result.n_rows == 0:
             return self.empty_like()
+        if result.weight <= 0:
+            raise IncompatibleMomentsError(
+                f"cannot remove a part whose rows labelled with {name!r} weigh as much as the "
+                "whole's, which has more of them: it is not a part of it"
+            )
         return result
 
     def cross_covariance(self, ddof: float, name: object) -> Float:
@@ -344,6 +382,15 @@ def check_consistent(
     """Raise LabelError where a block contradicts what earlier blocks said of a variable."""
     for name, column in encoded.items():
         known = variables.get(name)
+        if isinstance(column, Columns):
+            if column.present is not None and not column.present.any():
+                continue
+            if column.values.size and np.abs(column.values).max() > 1e140:
+                raise LabelError(
+                    f"the variable {name!r} holds numbers as large as "
+                    f"{np.abs(column.values).max():.1e}, whose squares leave the range of "
+                    "float64; rescale it"
+                )
         if known is None or (isinstance(column, ClassCodes) and not column.classes):
             continue
         found = "classes" if isinstance(column, ClassCodes) else "continuous"

@@ -23,6 +23,7 @@ from splince_fast._validation import as_rows, as_weights, check_values
 from splince_fast._variables import ClassSums, Variable, check_consistent, check_ddof
 from splince_fast.exceptions import (
     FileFormatError,
+    IncompatibleMomentsError,
     InputError,
     LabelError,
     NotEnoughDataError,
@@ -262,6 +263,11 @@ class Moments:
             raise InputError(f"moments combine with moments, not with {type(other).__name__}")
         if other is self:
             other = self.copy()
+        clash = {k for k in self._kinds.keys() & other._kinds if self._kinds[k] != other._kinds[k]}
+        if clash:
+            raise IncompatibleMomentsError(
+                f"the two sides read {sorted(clash)} by different kinds=; accumulate both alike"
+            )
         with self.held(), other.held():
             return self._sibling(self._accumulator.merged(other._accumulator, sign))
 
@@ -465,7 +471,10 @@ class Moments:
             raise UnknownVariableError(
                 f"no variable {name!r} was accumulated; the variables are: {known}{hint}"
             )
-        return variables[name]
+        found = variables[name]
+        if isinstance(found, ClassSums):
+            found.allocate()
+        return found
 
     def __repr__(self) -> str:
         if self.n_features is None:
@@ -559,6 +568,10 @@ class Moments:
 def _choose(column: Encoded, chosen: NDArray[np.bool_]) -> Encoded:
     """The rows of a column where `chosen`."""
     if isinstance(column, ClassCodes):
-        return ClassCodes(column.classes, column.codes[chosen])
+        codes = column.codes[chosen]
+        seen = np.unique(codes[codes >= 0])
+        place = np.full(len(column.classes) + 1, -1, np.intp)
+        place[seen] = np.arange(len(seen))
+        return ClassCodes(tuple(column.classes[i] for i in seen), place[codes])
     present = None if column.present is None else column.present[chosen]
     return Columns(column.columns, column.values[chosen], present)

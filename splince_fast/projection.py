@@ -1,4 +1,7 @@
-"""Projection: the affine map that erases, as two thin factors, and how it is applied."""
+"""Projection: the affine map that erases, as two thin factors, and how it is applied.
+
+Above 400 lines because each public method documents shapes, dtypes and errors in place.
+"""
 
 from __future__ import annotations
 

@@ -165,6 +165,7 @@ def concept_strength(
     Returns
     -------
     ConceptStrength
+        The figures, what each of them guarantees, and a conclusion in words.
 
     Raises
     ------

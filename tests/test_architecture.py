@@ -26,7 +26,7 @@ FLOORS = [
     ["report"],
     ["integrations", "projection"],  # the bridge and the map know each other
     ["_policies", "_selection", "_failures"],
-    ["methods"],
+    ["methods", "strength"],
     ["estimators"],
     ["config"],
     ["demo"],

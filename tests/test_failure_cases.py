@@ -7,6 +7,7 @@ the other tool did.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -480,13 +481,12 @@ CORPUS = Path(__file__).resolve().parent / "fuzz" / "corpus"
 
 
 @pytest.mark.parametrize("kind", ["moments", "projection", "labels"])
-def test_inputs_that_fuzzing_found(kind: str, tmp_path: Path) -> None:
+def test_inputs_that_fuzzing_found(
+    monkeypatch: pytest.MonkeyPatch, kind: str, tmp_path: Path
+) -> None:
     """Every input of the corpora, which hold whatever once crashed: a typed error or a result."""
-    sys.path.insert(0, str(CORPUS.parent))
-    try:
-        import targets
-    finally:
-        sys.path.pop(0)
+    monkeypatch.syspath_prepend(CORPUS.parent)
+    targets = importlib.import_module("targets")
     found = sorted((CORPUS / kind).iterdir())
     assert len(found) > 3
     outcomes = {targets.TARGETS[kind](path.read_bytes(), tmp_path) for path in found}

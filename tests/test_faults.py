@@ -65,8 +65,8 @@ import numpy as np
 from splince_fast import Moments, sources
 
 folder, name, times = sys.argv[1], sys.argv[2], int(sys.argv[3])
-X = np.random.default_rng(0).normal(size=(2400, 24)).astype(np.float32)
-labels = {"z": np.arange(2400) % 3, "y": X[:, 0].astype(np.float64)}
+X = np.random.default_rng(0).normal(size=(1200, 24)).astype(np.float32)
+labels = {"z": np.arange(1200) % 3, "y": X[:, 0].astype(np.float64)}
 path = os.path.join(folder, "state")
 
 def accumulate():
@@ -100,7 +100,7 @@ for _ in range(times):
     os.kill(child, getattr(signal, name))
     os.waitpid(child, 0)
     if os.path.exists(path):  # whole at any moment, although a write may have been under way
-        result["midway"] += 0 < Moments.load(path).n_rows < 2400
+        result["midway"] += 0 < Moments.load(path).n_rows < 1200
     assert os.waitpid(started(), 0)[1] == 0
     result["equal"] += content() == truth
 result["left"] = sorted(set(os.path.splitext(f)[1] for f in os.listdir(folder)))
@@ -120,7 +120,7 @@ def test_a_killed_run_resumes_to_the_same_file(tmp_path: Path, name: str, times:
     result = json.loads(
         script(KILLED, str(tmp_path), name, str(times), SPLINCE_FAST_NUM_THREADS="1")
     )
-    assert result["n_rows"] == 2400
+    assert result["n_rows"] == 1200
     assert result["equal"] == times
     assert result["midway"] >= times // 4, "the kills came too early or too late to test anything"
     assert set(result["left"]) <= {"", ".partial"}
@@ -220,8 +220,9 @@ Moments(block_rows=100).update(X, {"z": z})
 rng, interrupted = np.random.default_rng(), 0
 for _ in range(int(sys.argv[1])):
     moments, done = Moments(block_rows=100), 0
-    threading.Timer(rng.uniform(0, 0.03), os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
+        delay = rng.uniform(0.001, 0.03)
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
         while True:
             moments.update(X, {"z": z})
             done += 1

@@ -50,6 +50,15 @@ def _with(array: Any, value: float) -> Any:
     return array
 
 
+def _as_given(column: list[Any]) -> Any:
+    """A column of the model as `Moments.update` takes it."""
+    example = next((value for value in column if value is not None), None)
+    if not isinstance(example, tuple):
+        return column
+    missing = (np.nan,) * len(example)
+    return np.array([missing if value is None else value for value in column])
+
+
 X = np.arange(12.0).reshape(4, WIDTH)
 BAD_UPDATES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "NaN": lambda: (_with(X, np.nan), None, None),
@@ -174,22 +183,9 @@ class Machine(RuleBasedStateMachine):
         part = pair.rows.take(chosen)
         removed = self.new(3)
         if len(part):
-            labels = {
-                name: np.array([(np.nan,) * k if v is None else v for v in part.labels[name]])
-                if k
-                else part.labels[name]
-                for name, k in (("text", 0), ("number", 0), ("flag", 0), ("score", 1))
-                if name in part.labels
-            }
+            labels = {name: _as_given(column) for name, column in part.labels.items()}
             removed.update(part.x, labels, sample_weight=part.w)
-        rest = pair.moments - removed
-        rows = pair.rows.take(~chosen)
-        for name in ("scores", "many"):  # were not removed
-            rows.labels.pop(name, None)
-        if "scores" in rest.variables or "many" in rest.variables:
-            assert rest.n_rows == len(rows)
-        else:
-            self.made(rest, rows, pair.past)
+        self.made(pair.moments - removed, pair.rows.take(~chosen), pair.past)
 
     @rule(pair=pairs)
     def merge_other_width(self, pair: Pair) -> None:

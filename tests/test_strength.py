@@ -144,7 +144,7 @@ def tiny_problems() -> list[tuple[str, Float, Any]]:
         if n == 6:
             problems += [
                 (f"three-{n}-{d}", X, [0, 0, 0, 1, 1, 2]),
-                (f"gaps-{n}-{d}", X, [0, 0, 1, 1, None, None]),
+                (f"gaps-{n}-{d}", X, [0, 0, 0, 1, None, None]),
                 (f"columns-{n}-{d}", X, rng.standard_t(1, size=(n, 3))),
             ]
     return problems
@@ -438,6 +438,17 @@ def test_interpolation_says_nothing(n: int, d: int) -> None:
     assert "nothing can be said of 'z'" in found.conclusion
 
 
+def test_interpolation_is_seen_in_what_a_removal_leaves() -> None:
+    """Rounding of the whole fills the null space of the few rows that stay."""
+    rng = np.random.default_rng(0)
+    X, z = 1e3 * rng.normal(size=(3000, 20)), rng.integers(0, 2, 3000)
+    few = rng.normal(size=(6, 20))
+    part = sf.Moments().update(X, {"z": z})
+    rest = (part + sf.Moments().update(few, {"z": [0, 1, 0, 1, 0, 1]})) - part
+    found = concept_strength(rest, "z")
+    assert (found.n, found.rank_x, found.informative, found.p_value) == (6, 5, False, 1.0)
+
+
 def test_one_row_more_than_interpolation_says_something() -> None:
     rng = np.random.default_rng(0)
     found = strength(rng.normal(size=(12, 10)), np.arange(12) % 2)
@@ -559,7 +570,6 @@ def test_errors_are_typed_and_say_what_to_do() -> None:
         "z": z,
         "flat": np.zeros(200, int),
         "level": np.full(200, 0.1),
-        "missing": np.full(200, np.nan),
     }
     moments = sf.Moments().update(X, labels)
     with pytest.raises(sf.InputError, match="update"):
@@ -568,9 +578,14 @@ def test_errors_are_typed_and_say_what_to_do() -> None:
         concept_strength(moments, "w")
     with pytest.raises(sf.UnknownVariableError):
         concept_strength(moments, ["z"])  # type: ignore[arg-type]
-    for name in ("flat", "level", "missing"):
+    for name in ("flat", "level"):
         with pytest.raises(sf.ConstantVariableError, match="single value"):
             concept_strength(moments, name)
+    part = sf.Moments().update(X, {"z": z, "w": z.astype(float)})
+    emptied = (sf.Moments().update(X) + part) - part
+    for name in ("z", "w"):
+        with pytest.raises(sf.ConstantVariableError, match="no label"):
+            concept_strength(emptied, name)
     with pytest.raises(sf.NotEnoughDataError):
         concept_strength(sf.Moments(), "z")
     with pytest.raises(sf.InputError, match="both"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 
@@ -13,6 +14,17 @@ from splince_fast import Moments, Projection, leace, splince
 HERE = Path(__file__).resolve().parent / "corpus"
 
 
+def edited(data: bytes, old: str, new: str) -> bytes:
+    """A file with `new` in its metadata where `old` and a number stood; its digest is left."""
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    fields = header["__metadata__"]
+    fields["metadata"] = re.sub(re.escape(old) + r"[-+.\de]+", new, fields["metadata"], count=1)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text = text.ljust(-(-len(text) // 8) * 8)
+    return len(text).to_bytes(8, "little") + text + data[8 + length :]
+
+
 def main() -> None:
     for kind in ("moments", "projection", "labels"):
         (HERE / kind).mkdir(parents=True, exist_ok=True)
@@ -20,13 +32,13 @@ def main() -> None:
     X, z = rng.normal(size=(9, 2)), np.arange(9) % 2
     named = {"z": z, "t": ["a", "b", None] * 3, "y": X[:, 0] + z, "s": X + 1}
     empty = Moments()
-    settled = Moments(block_rows=3, joint=[("z", "t")]).update(X, named)
+    labelled = Moments(block_rows=3, joint=[("z", "t")]).update(X, named)
     waiting = Moments(block_rows=4, ledoit_wolf=True).update(
         X.astype(np.float32), {"y": named["y"]}
     )
     weighted = Moments().update(X, {"z": z}, sample_weight=np.arange(9.0))
     for name, moments in (
-        ("empty", empty), ("settled", settled), ("waiting", waiting), ("weighted", weighted),
+        ("empty", empty), ("settled", labelled), ("waiting", waiting), ("weighted", weighted),
     ):  # fmt: skip
         moments.save(HERE / "moments" / name)
     whole = (HERE / "moments" / "settled").read_bytes()
@@ -36,10 +48,18 @@ def main() -> None:
     leace(weighted, erase="z").save(HERE / "projection" / "leace")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        splince(settled, erase="z", keep="y").save(HERE / "projection" / "splince")
+        splince(labelled, erase="z", keep="y").save(HERE / "projection" / "splince")
     Projection(np.ones((2, 0)), np.ones((2, 0)), np.ones(2)).save(HERE / "projection" / "identity")
     whole = (HERE / "projection" / "leace").read_bytes()
     (HERE / "projection" / "truncated").write_bytes(whole[:-5])
+    # Found by fuzzing: a number of the report that is infinite was loaded and could not be saved.
+    (HERE / "projection" / "number-that-overflows").write_bytes(
+        edited(whole, '"tolerance": ', '"tolerance": 1e9999')
+    )
+    settled = (HERE / "moments" / "settled").read_bytes()
+    (HERE / "moments" / "rows-beyond-an-integer").write_bytes(
+        edited(settled, '"n_rows": ', '"n_rows": 1000000000000000000000000000000')
+    )
     for name, value in {
         "classes": [4, {"z": ["a", None, "b", "a"]}, {}, []],
         "numbers": [3, {"y": [1.5, None, 2], "z": [1, 2, 3]}, {"y": "continuous"}, []],
