@@ -32,7 +32,8 @@ class Problem:
         return [Problem(self.X[s], self.z[s], self.y[s]) for s in cuts]
 
     def moments(self, **parameters: Any) -> Moments:
-        return Moments(**parameters).update(self.X, self.labels)
+        kinds = dict.fromkeys(self.labels, "classes")  # integers they are, however many
+        return Moments(kinds=kinds, **parameters).update(self.X, self.labels)
 
 
 def problem(

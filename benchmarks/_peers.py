@@ -69,7 +69,7 @@ def split(
 
 def accumulate_ours(data: Problem, block_rows: int, **parameters: Any) -> Contender:
     """`Moments.update` block by block, with a class-coded concept and a class-coded task."""
-    moments = sf.Moments(**parameters)
+    moments = sf.Moments(kinds=dict.fromkeys(data.labels, "classes"), **parameters)
     blocks = [(block.X, block.labels) for block in data.blocks(block_rows)]
 
     def run() -> None:
