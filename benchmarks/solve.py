@@ -12,7 +12,7 @@ from benchmarks._sizes import pick
 class Solve(_asv.Suite):
     """The methods at several widths and numbers of classes."""
 
-    params = (pick([32, 768, 2048], [16]), pick([2, 28], [2, 4]))
+    params = (pick([64, 768, 2048], [16]), pick([2, 28], [2, 4]))
     param_names = ("d", "classes")
 
     def setup(self, d: int, classes: int) -> None:

@@ -277,12 +277,19 @@ class Accumulator:
             )
         if other.state is None:
             return self.copy()
+        if self.ledoit_wolf != other.ledoit_wolf:
+            raise IncompatibleMomentsError(
+                "one side was accumulated with ledoit_wolf=True and the other without; accumulate "
+                "both alike"
+            )
         if self.state is None:
             if sign < 0 and other.state.n_rows:
                 raise IncompatibleMomentsError(
                     "cannot remove a part from empty moments: it is not a part of them"
                 )
-            return other.copy()
+            result = other.copy()
+            result.block_rows = self.block_rows
+            return result
         shift = other.state.reference - self.state.reference
         result = Accumulator(self.block_rows, ledoit_wolf=self.ledoit_wolf)
         result.width = self.width

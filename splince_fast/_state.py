@@ -240,11 +240,6 @@ class State:
 
     def _merged_fourth(self, other: State, shift: Float, sign: int) -> FourthMoment | None:
         """Fourth moments of self + sign * other, about self's reference."""
-        if (self.fourth is None) != (other.fourth is None):
-            raise IncompatibleMomentsError(
-                "one side was accumulated with ledoit_wolf=True and the other without; accumulate "
-                "both alike"
-            )
         if self.fourth is None or other.fourth is None:
             return None
         if not other.weight:

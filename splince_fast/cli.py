@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     version = _files.library_version()
     parser.add_argument("--version", action="version", version=f"%(prog)s {version}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_demo, _add_fit, _add_apply, _add_inspect):
+    for add in (_add_demo, _add_fit, _add_apply, _add_inspect, _add_doctor):
         add(commands)
     return parser
 
@@ -457,6 +457,19 @@ def _add_inspect(commands: Any) -> None:
     )
     inspect.add_argument("file", metavar="FILE")
     inspect.set_defaults(run=_inspect)
+
+
+def _add_doctor(commands: Any) -> None:
+    doctor = commands.add_parser(
+        "doctor", allow_abbrev=False, help="show versions, BLAS, measured rates, and advice"
+    )
+    doctor.set_defaults(run=_doctor)
+
+
+def _doctor(args: argparse.Namespace) -> None:
+    from splince_fast.config import show_config
+
+    print(show_config())
 
 
 def _inspect(args: argparse.Namespace) -> None:

@@ -219,6 +219,7 @@ class Moments:
                     f"parameters (it holds {stream}); delete it or name another file"
                 )
             moments, position = found, stream["position"]
+        resumed = position > 0
         written = time.monotonic()
         with (
             sources.Progress(source.n_rows, source.nbytes, enabled=progress) as bar,
@@ -226,6 +227,9 @@ class Moments:
         ):
             bar.skip(moments.n_rows)
             for block in reader:
+                if resumed:
+                    moments._check_continuation(block, checkpoint)
+                    resumed = False
                 moments.update(block.X, block.labels, sample_weight=block.sample_weight)
                 position += 1
                 bar.advance(len(block.X), getattr(block.X, "nbytes", 0))
@@ -235,6 +239,17 @@ class Moments:
         if checkpoint is not None:
             moments._write(checkpoint, {"source": identity, "position": position})
         return moments
+
+    def _check_continuation(self, block: Any, checkpoint: object) -> None:
+        """Raise FileFormatError if the block behind a checkpoint brings other variables."""
+        fresh = encode(block.labels, len(block.X), kinds=self._kinds or None, joint=self._joint)
+        foreign = [name for name in fresh if name not in self._accumulator.variables]
+        if foreign:
+            raise FileFormatError(
+                f"the checkpoint {checkpoint} was written with the variables "
+                f"{list(self._accumulator.variables)}, and the data now bring {foreign}; pass the "
+                "same labels, delete the checkpoint, or name another file"
+            )
 
     # -- algebra ---------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -632,3 +632,23 @@ def test_every_test_that_the_guarantees_name_exists() -> None:
     promises = re.findall(r"^- .*(?:\n(?! *(?:-|#|$)).*)*", document.read_text("utf-8"), re.M)
     assert len(promises) > 40
     assert not [text for text in promises if "::" not in text], "a promise without its test"
+
+
+def test_a_checkpoint_of_other_labels_is_refused(tmp_path: Path) -> None:
+    """Resuming with another variable would leave two halves of two variables."""
+    rng = np.random.default_rng(0)
+    X, a, b = rng.normal(size=(400, 3)), rng.integers(0, 2, 400), rng.integers(0, 2, 400)
+
+    def blocks(name: str, z: Any, stop: int) -> Iterator[Any]:
+        for start in range(0, 400, 100):
+            if start >= stop:
+                raise RuntimeError("the reader stops")
+            yield X[start : start + 100], {name: z[start : start + 100]}
+
+    checkpoint = tmp_path / "run.moments"
+    with pytest.raises(RuntimeError, match="stops"):
+        sf.Moments.from_blocks(blocks("a", a, 200), checkpoint=checkpoint, checkpoint_seconds=0)
+    with pytest.raises(sf.FileFormatError, match=r"'a'.*'b'"):
+        sf.Moments.from_blocks(blocks("b", b, 400), checkpoint=checkpoint, checkpoint_seconds=0)
+    whole = sf.Moments.from_blocks(blocks("a", a, 400), checkpoint=checkpoint)
+    assert whole.n_rows == 400
