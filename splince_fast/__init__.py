@@ -29,7 +29,6 @@ from splince_fast.exceptions import (
     SplinceWarning,
     UnknownVariableError,
 )
-from splince_fast.methods import leace, mean_projection, sal, splince
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
 from splince_fast.report import Report, VariableReport
@@ -38,10 +37,15 @@ if TYPE_CHECKING:
     from splince_fast import sources
     from splince_fast.config import Config, show_config
     from splince_fast.estimators import LEACE, SAL, SPLINCE, MeanProjection
+    from splince_fast.methods import leace, mean_projection, sal, splince
     from splince_fast.strength import ConceptStrength, concept_strength
 
-# Loaded when first touched: they bring scikit-learn, or are not needed by everybody.
+# Loaded when first touched: they bring SciPy or scikit-learn, or are not needed by everybody.
 _LAZY = {
+    "splince": "splince_fast.methods",
+    "leace": "splince_fast.methods",
+    "sal": "splince_fast.methods",
+    "mean_projection": "splince_fast.methods",
     "SPLINCE": "splince_fast.estimators",
     "LEACE": "splince_fast.estimators",
     "SAL": "splince_fast.estimators",

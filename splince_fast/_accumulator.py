@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast import _interrupts
-from splince_fast._kernels import provider
 from splince_fast._stage import LabelledRows, Stage
 from splince_fast._state import State, buffer_rows, reduce_block
 from splince_fast._validation import working_dtype
@@ -128,6 +127,8 @@ class Accumulator:
 
     def _reserve(self, width: int, dtype: np.dtype[Any]) -> Stage:
         """Work buffers for blocks of this width and dtype."""
+        from splince_fast._kernels import provider
+
         provider.ensure_for(width)
         capacity = self.capacity(width)
         stage = Stage(capacity, width, dtype)

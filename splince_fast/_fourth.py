@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.linalg.blas
 from numpy.typing import NDArray
 
 Float = NDArray[np.float64]
@@ -81,5 +80,7 @@ class FourthMoment:
 
 def _second_moment_times(scatter: Float, deviation: Float, weight: float, v: Float) -> Float:
     """(sum w u u^T) v, from the lower triangle of the scatter about the mean."""
+    import scipy.linalg.blas
+
     product = scipy.linalg.blas.dsymv(1.0, scatter, v, lower=1)
     return np.asarray(product + deviation * (float(deviation @ v) / weight))

@@ -16,7 +16,7 @@ import pytest
 import splince_fast as sf
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAVY = ("torch", "dask", "sklearn", "numba", "pandas", "polars", "pyarrow", "matplotlib")
+HEAVY = ("torch", "dask", "scipy", "sklearn", "numba", "pandas", "polars", "pyarrow", "matplotlib")
 
 
 def python(code: str, *flags: str, executable: str = sys.executable, cwd: Path = ROOT) -> str:
@@ -61,7 +61,8 @@ def test_missing_extension_says_how_to_build_it() -> None:
     code = (
         "import sys\n"
         "sys.modules['splince_fast._kernels.solve'] = None\n"
-        "try:\n    import splince_fast\n"
+        "import splince_fast\n"
+        "try:\n    splince_fast.splince\n"
         "except ImportError as error:\n    print(error)\n"
     )
     assert "pip install" in python(code)
