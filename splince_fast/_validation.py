@@ -164,14 +164,15 @@ def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
     """
     if sample_weight is None:
         return None
-    if np.ma.is_masked(sample_weight):
+    if isinstance(sample_weight, np.ma.MaskedArray) and np.ma.is_masked(sample_weight):
         raise InputError("sample_weight has masked entries; fill them, with 0 to leave rows out")
     if hasattr(sample_weight, "detach"):
         sample_weight = torch_to_numpy(sample_weight)
     try:
-        if np.iscomplexobj(sample_weight):
+        given = np.asarray(sample_weight)
+        if given.dtype.kind == "c":
             raise TypeError("they are complex")
-        weight = np.array(sample_weight, dtype=np.float64)
+        weight = np.array(given, dtype=np.float64)
     except (ValueError, TypeError, OverflowError) as error:
         raise InputError(f"sample_weight cannot be read as numbers: {error}") from error
     if weight.ndim == 0:
