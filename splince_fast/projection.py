@@ -238,7 +238,10 @@ class Projection:
                     piece = buffer[: stop - start]
                     np.copyto(piece, rows[start:stop], casting="unsafe")
                     self._apply_direct(piece, piece)
-                    np.copyto(out[start:stop], piece, casting="unsafe")
+                    with np.errstate(over="ignore"):
+                        np.copyto(out[start:stop], piece, casting="unsafe")
+                    if out.dtype == np.float16:
+                        _check_overflow(piece, out[start:stop], start)
                 bar.advance(stop - start, (stop - start) * d * rows.dtype.itemsize)
 
     def _apply_direct(self, rows: NDArray[Any], out: NDArray[Any]) -> None:
@@ -436,3 +439,13 @@ def _real(values: ArrayLike, name: str) -> Float:
         return array.astype(np.float64)
     except (ValueError, TypeError) as error:
         raise InputError(f"{name} cannot be read as an array of real numbers: {error}") from error
+
+
+def _check_overflow(wide: NDArray[Any], narrow: NDArray[Any], start: int) -> None:
+    """Raise InputError if rounding to float16 made infinities of finite numbers."""
+    lost = np.flatnonzero((np.isinf(narrow) & np.isfinite(wide)).any(axis=1))
+    if lost.size:
+        raise InputError(
+            f"row {start + lost[0]} of the result leaves the range of float16 (65504); pass X as "
+            "float32. Rows up to there are written already"
+        )

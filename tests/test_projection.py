@@ -863,3 +863,14 @@ def test_moments_of_tensors_make_the_same_eraser(torch: Any) -> None:
 
 def fitted_on(data: Data) -> sf.Projection:
     return sf.splince(data.moments(), erase="z", keep="y")
+
+
+def test_half_precision_that_overflows_is_an_error_and_no_infinity() -> None:
+    """Erasing can lengthen a row: what float16 cannot hold is refused, without a NumPy warning."""
+    eraser = sf.Projection(np.array([[2.0], [0.0]]), np.array([[1.0], [0.0]]), np.zeros(2))
+    rows = np.array([[1.0, 1.0], [60000.0, 1.0]], np.float16)
+    assert np.isfinite(eraser(rows)).all()  # -60000 still fits
+    further = sf.Projection(np.array([[3.0], [0.0]]), np.array([[1.0], [0.0]]), np.zeros(2))
+    with pytest.raises(sf.InputError, match=r"row 1 .* float16"):
+        further(rows)
+    assert np.isfinite(further(rows.astype(np.float32))).all()
