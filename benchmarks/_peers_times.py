@@ -55,7 +55,11 @@ def _accumulate(dtype: str, d: int) -> Job:
             else Absent("its statistics have the dtype of the rows")
         ),
         "oneDAL": _peers.accumulate_onedal(data, block),
-        "LedoitWolf": _peers.accumulate_ledoit_wolf(data),
+        "LedoitWolf": (
+            _peers.accumulate_ledoit_wolf(data)
+            if d < 2048
+            else Absent("many small products in Python, most of a minute at this width")
+        ),
         "IncrementalPCA": (
             _peers.accumulate_ipca(data, block)
             if d < 2048

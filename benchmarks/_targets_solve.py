@@ -26,7 +26,7 @@ def solving() -> Iterator[Row]:
         if not with_formula:
             del contenders["NumPy"]
         present, missing = _peers.split(contenders)
-        timings = interleave(present)
+        timings = interleave(present, budget=60.0)
         ours = timings[_peers.OURS]
         yield at_most(
             f"splince against potrf and two solves, d = {d}", 1.5, ratio(ours, timings[LAPACK])

@@ -67,11 +67,14 @@ class Ratio:
 
 def ratio(numerator: Timing, denominator: Timing) -> Ratio:
     """How many times longer the first takes than the second, round by round."""
-    pairs = min(len(numerator.seconds), len(denominator.seconds))
-    quotients = [
-        a / b for a, b in zip(numerator.seconds[-pairs:], denominator.seconds[-pairs:], strict=True)
-    ]
-    if pairs == 1:
+    above, below = numerator.seconds, denominator.seconds
+    if len(above) == 1:  # too long to be repeated: beside every round of the other
+        above *= len(below)
+    elif len(below) == 1:
+        below *= len(above)
+    rounds = min(len(above), len(below))
+    quotients = [a / b for a, b in zip(above[-rounds:], below[-rounds:], strict=True)]
+    if rounds == 1:
         return Ratio(quotients[0], quotients[0], quotients[0])
     low, _, high = statistics.quantiles(quotients, n=4, method="inclusive")
     return Ratio(statistics.median(quotients), low, high)
@@ -86,7 +89,8 @@ def interleave(
     ----------
     contenders : mapping of str to Contender
     budget : float
-        Seconds to spend, roughly: between 3 and 9 rounds fit into it.
+        Seconds to spend, roughly: as many rounds as fit into it, between 3 and 9. A contender
+        whose first call alone takes longer is not called again.
 
     Returns
     -------
@@ -98,26 +102,27 @@ def interleave(
         gc.collect()  # now, not in the middle of a sample
     samples: dict[str, list[float]] = {}
     counts: dict[str, int] = {}
+    repeated: list[str] = []
     cost = 0.0
     for name, contender in contenders.items():
         first = _sample(contender, 1)
         samples[name] = [first / contender.units] if first >= _LONG_SECONDS else []
+        if first >= max(budget, _LONG_SECONDS):
+            continue
         if first < least:  # the first call may have compiled or loaded something
             first = _sample(contender, 1)
+        repeated.append(name)
         counts[name] = max(1, min(100_000, round(least / max(first, 1e-7))))
         cost += first * counts[name] + pause
     most = 1 if smoke() else _ROUNDS[1]
     rounds = max(min(_ROUNDS[0], most), min(most, int(budget / max(cost, 1e-9))))
-    names = list(contenders)
-    missing = max(rounds - min(map(len, samples.values())), 1)
-    for turn in range(missing):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
-            if len(samples[name]) >= rounds:
-                continue
-            sleep(pause)
-            seconds = _sample(contenders[name], counts[name])
-            samples[name].append(seconds / (counts[name] * contenders[name].units))
+    for turn in range(rounds):
+        shift = turn % max(1, len(repeated))
+        for name in repeated[shift:] + repeated[:shift]:
+            if len(samples[name]) < rounds:
+                sleep(pause)
+                seconds = _sample(contenders[name], counts[name])
+                samples[name].append(seconds / (counts[name] * contenders[name].units))
     return {name: Timing(tuple(values)) for name, values in samples.items()}
 
 
