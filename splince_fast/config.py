@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -104,11 +105,12 @@ def show_config() -> Config:
     wide = provider.has_avx512()
     rates = {dtype: _syrk_rate(dtype) for dtype in (np.float32, np.float64)}
     advice = []
-    if choice.name == "scipy" and wide and core in ("Haswell", "Zen"):
+    forced = os.environ.get("OPENBLAS_CORETYPE")
+    if wide and core in ("Haswell", "Zen"):
+        cause = f"because OPENBLAS_CORETYPE={forced} is set: unset it" if forced else "by itself"
         advice.append(
-            f"SciPy's OpenBLAS runs {core} kernels (AVX2) on a processor with AVX-512: "
-            'pip install "splince-fast[blas]", or set OPENBLAS_CORETYPE=SkylakeX before Python '
-            "starts"
+            f"SciPy's OpenBLAS runs {core} kernels (AVX2) on a processor with AVX-512, {cause}; "
+            'or pip install "splince-fast[blas]" for wider ones in this package alone'
         )
     if rates[np.float32] < 1.3 * rates[np.float64]:
         advice.append(

@@ -1,9 +1,10 @@
 """Which BLAS the kernels call: SciPy's, or a private OpenBLAS with the host's widest kernels.
 
-OpenBLAS picks its kernels by a table of processors, and on some that it does not know it falls back
-to narrower ones than the host has (seen: AVX2 kernels on AVX-512 Zen 5). The PyPI package
-``scipy-openblas32`` (extra ``blas``) holds the same library that SciPy ships; loading a copy of it
-with ``OPENBLAS_CORETYPE`` set around that load alone leaves SciPy's and NumPy's copies as they are.
+OpenBLAS picks its kernels by the processor, but a library that does not know the processor, or an
+environment that sets ``OPENBLAS_CORETYPE``, makes it run narrower ones than the host has. The PyPI
+package ``scipy-openblas32`` (extra ``blas``) holds the same library that SciPy ships; a copy of it
+is loaded with that variable set around the load alone, so that SciPy's and NumPy's copies keep
+theirs. It does override a core type that the environment asks for, in our kernels only.
 
 The copy is used only where the processor has the wider instructions, SciPy's BLAS does not use
 them, and a measurement of a few milliseconds shows a gain. ``SPLINCE_FAST_BLAS=scipy`` keeps
