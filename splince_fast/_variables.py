@@ -186,11 +186,6 @@ class ClassSums:
 
         return solve.class_span(self.sums, self.weights)
 
-    def variance(self) -> Float:
-        """Cov(z, z) of the indicators, ddof = 0."""
-        share = self.weights / self.weight
-        return np.asarray(np.diag(share) - np.outer(share, share))
-
     def tensors(self) -> dict[str, NDArray[Any]]:
         return {"rows": self.rows, "weights": self.weights, "sums": self.sums}
 
