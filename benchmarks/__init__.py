@@ -6,9 +6,11 @@ From the root of a checkout, with the extra ``bench`` (and ``peers`` for the pac
     python -m benchmarks.targets    measured ratios beside the ratios that the project promises
     python -m benchmarks.peers      the same jobs done by other packages: time, memory, accuracy
     python -m benchmarks.growth     exponents, the machine's roofline, and a model of large jobs
+    python -m benchmarks.profiles   where the time goes
+    python -m benchmarks.page       docs/performance.md from the results of these four
 
-``targets``, ``peers`` and ``growth`` take ``--smoke`` (tiny sizes, numbers without meaning) and
-``--json PATH``; ``peers`` takes ``--figure PATH``, too.
+``targets``, ``peers``, ``growth`` and ``profiles`` take ``--smoke`` (tiny sizes, numbers without
+meaning) and ``--json PATH``; ``peers`` takes ``--figure PATH``, too.
 
 The history of the project is tracked with asv, whose benchmarks are the modules named after what
 they measure (accumulate, merge, solve, apply, files, estimators, import_time)::

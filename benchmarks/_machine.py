@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import shlex
 import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +19,10 @@ _PACKAGES = (
     "fairlearn", "scikit-learn-intelex", "scipy-openblas32", "threadpoolctl",
 )  # fmt: skip
 # What changes the kernels or the threads of a BLAS, or those of splince_fast.
-_PREFIXES = ("OPENBLAS_", "OMP_", "MKL_", "SPLINCE_FAST_")
+_PREFIXES = (
+    "OPENBLAS_", "OMP_", "MKL_", "SPLINCE_FAST_BLAS", "SPLINCE_FAST_BENCH",
+    "SPLINCE_FAST_NUM_THREADS",
+)  # fmt: skip
 _KERNEL_VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "MKL_ENABLE_INSTRUCTIONS")
 
 
@@ -26,6 +33,7 @@ def describe() -> dict[str, Any]:
 
     choice = provider.ensure()
     return {
+        "date": datetime.now(UTC).date().isoformat(),
         "processor": processor(),
         "cores": cores(),
         "memory_gib": round(total_memory() / 2**30, 1),
@@ -39,6 +47,13 @@ def describe() -> dict[str, Any]:
     }
 
 
+def command(module: str, arguments: Sequence[str] | None) -> str:
+    """The command that ran a module, with names of files in place of paths."""
+    given = sys.argv[1:] if arguments is None else arguments
+    named = (re.sub(r"[^=]*/", "", text) for text in given)
+    return shlex.join(["python", "-m", module, *named])
+
+
 def lines(facts: dict[str, Any]) -> list[str]:
     """The description as lines of text."""
     versions = ", ".join(f"{name} {text}" for name, text in facts["versions"].items())
@@ -50,17 +65,25 @@ def lines(facts: dict[str, Any]) -> list[str]:
         f"({facts['blas']['reason']})",
     ]
     if facts["pools"]:
-        pools = (
-            f"{p['library']} {p['version']} {p['core']} x{p['threads']}" for p in facts["pools"]
-        )
-        text.append("thread pools: " + ", ".join(pools))
+        text.append(f"thread pools: {pool_names(facts)}")
     if facts["environment"]:
         text.append(" ".join(f"{k}={v}" for k, v in facts["environment"].items()))
-    if overridden := [name for name in _KERNEL_VARIABLES if name in facts["environment"]]:
+    if names := overridden(facts):
         text.append(
-            f"NOT the default kernels of the BLAS: unset {', '.join(overridden)} to measure those"
+            f"NOT the default kernels of the BLAS: unset {', '.join(names)} to measure those"
         )
     return text
+
+
+def pool_names(facts: dict[str, Any]) -> str:
+    """The loaded libraries with thread pools: version and kernels where known, threads."""
+    found = ((p["library"], p["version"], p["core"], f"x{p['threads']}") for p in facts["pools"])
+    return ", ".join(" ".join(text for text in pool if text != "None") for pool in found)
+
+
+def overridden(facts: dict[str, Any]) -> list[str]:
+    """Variables of the environment that keep a BLAS from choosing its kernels."""
+    return [name for name in _KERNEL_VARIABLES if name in facts["environment"]]
 
 
 def processor() -> str:

@@ -2,14 +2,14 @@
 
 The model, for float32 rows of s = 4 bytes in blocks of b rows::
 
-    accumulate  n d^2 / SYRK  +  1.5 n d s / copy  +  (n / b) 5 d^2 / copy
+    accumulate  n d^2 / SYRK  +  n d s / copy  +  (n / b) 5 d^2 / copy
     solve       (d^3 / 3) / POTRF
     apply       n d s / copy
 
-where SYRK counts n d^2 operations, and the copy rate is that of the bytes read. A block is read
-once to be checked, and read and written once to be centred: 1.5 copies. Adding the float32 product
-of a block to the float64 state moves 20 bytes for each of d^2 / 2 entries, as copying 5 d^2 bytes
-does. Reading from a disk goes on meanwhile, and counts where it is slower than all of that.
+where SYRK counts n d^2 operations, and the copy rate is that of the bytes read. A block is read and
+written once, checked and shifted in one sweep. Adding its float32 product to the float64 state
+moves 20 bytes for each of d^2 / 2 entries, as copying 5 d^2 bytes does. Reading from a disk goes on
+meanwhile, and counts where it is slower than all of that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from benchmarks._timing import Contender, interleave
 
 BLOCK = 4096
 _SIZE = 4  # bytes of a float32
-_COPIES_PER_BLOCK = 1.5
 _COPIED_PER_ENTRY = 5.0
 
 
@@ -45,7 +44,7 @@ class Rates:
         """Seconds for n float32 rows of d features."""
         block = min(BLOCK, (1 << 27) // (8 * d))
         product = n * d**2 / self.syrk
-        passes = _COPIES_PER_BLOCK * n * d * _SIZE / self.copy
+        passes = n * d * _SIZE / self.copy
         merges = n / block * _COPIED_PER_ENTRY * d**2 / self.copy
         return max(product + passes + merges, n * d * _SIZE / self.disk)
 

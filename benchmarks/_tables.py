@@ -23,16 +23,23 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def write_json(path: str | None, content: dict[str, Any]) -> None:
     """Write the results, if a path is given."""
     if path is not None:
-        text = json.dumps(content, indent=1, sort_keys=True, allow_nan=False)
+        text = json.dumps(content, indent=1, allow_nan=False)
         Path(path).write_text(text + "\n", encoding="utf-8")
 
 
 def seconds(value: float) -> str:
     """A duration in a unit that fits."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if value >= size:
+        if value >= 0.9995 * size:  # what three digits round up to
             return f"{value / size:.3g} {unit}"
     return f"{value * 1e9:.3g} ns"
+
+
+def duration(value: float) -> str:
+    """Hours and days where seconds would not be read."""
+    if value < 600:
+        return seconds(value)
+    return f"{value / 3600:.1f} h" if value < 48 * 3600 else f"{value / 86400:.1f} days"
 
 
 def nbytes(value: float) -> str:

@@ -31,6 +31,7 @@ from benchmarks import _machine, _peers, _tables
 from benchmarks._data import problem
 from benchmarks._model import (
     BLOCK,
+    Check,
     Rates,
     apply_and_copy,
     bare_potrf,
@@ -201,35 +202,43 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
         f"\nBare SYRK in float32 {here.syrk / 1e9:.0f} GFLOP/s, bare POTRF in float64 "
         f"{here.potrf / 1e9:.0f} GFLOP/s, copy {here.copy / 1e9:.1f} GB/s of what is read.\n"
     )
-    header = ["what", "sizes", "times", "exponent", "promised", "share of the floor's rate"]
-    print(_tables.markdown(header, (growth.cells() for growth in grown)))
+    print(growth_table(grown))
     print("\nThe model against measurements:\n")
-    header = ["what", "predicted", "measured", "measured over predicted"]
-    print(_tables.markdown(header, (check.cells() for check in checked)))
+    print(check_table(checked))
     print(
         f"\nPredicted for n = {n:.3g}, d = {d:g} at {there.syrk / 1e9:.0f} and "
         f"{there.potrf / 1e9:.0f} GFLOP/s, {there.copy / 1e9:.1f} GB/s, "
         f"{4 * n * d / 1e12:.1f} TB of rows:"
     )
     for job, predicted in prediction.items():
-        print(f"  {job:<11} {_duration(predicted)}")
+        print(f"  {job:<11} {_tables.duration(predicted)}")
     if smoke():
         print("\nSmoke sizes: everything ran, but the numbers mean nothing.")
     return {
         "machine": machine,
         "smoke": smoke(),
-        "rates": {k: v for k, v in asdict(here).items() if v != float("inf")},
+        "rates": _finite(here),
         "growth": [{**asdict(growth), "exponent": growth.exponent} for growth in grown],
         "checks": [asdict(check) for check in checked],
-        "prediction": {"n": n, "d": d, "seconds": prediction},
+        "prediction": {"n": n, "d": d, "seconds": prediction, "rates": _finite(there)},
     }
 
 
-def _duration(value: float) -> str:
-    """Hours and days where seconds would not be read."""
-    if value < 600:
-        return _tables.seconds(value)
-    return f"{value / 3600:.1f} h" if value < 48 * 3600 else f"{value / 86400:.1f} days"
+def growth_table(grown: list[Growth]) -> str:
+    """Times and exponents along every axis."""
+    header = ["what", "sizes", "times", "exponent", "promised", "share of the floor's rate"]
+    return _tables.markdown(header, (growth.cells() for growth in grown))
+
+
+def check_table(checked: list[Check]) -> str:
+    """The model beside measurements."""
+    header = ["what", "predicted", "measured", "measured over predicted"]
+    return _tables.markdown(header, (check.cells() for check in checked))
+
+
+def _finite(rates: Rates) -> dict[str, float]:
+    """The rates that limit anything."""
+    return {name: rate for name, rate in asdict(rates).items() if rate != float("inf")}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -251,7 +260,8 @@ def main(arguments: list[str] | None = None) -> None:
     if given.smoke:
         use_smoke()
     os.environ.setdefault("SPLINCE_FAST_BLAS", "scipy")  # before the first product, which decides
-    _tables.write_json(given.json, measure(given))
+    results = measure(given)
+    _tables.write_json(given.json, {"command": _machine.command(parser.prog, arguments), **results})
 
 
 if __name__ == "__main__":

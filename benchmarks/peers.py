@@ -21,7 +21,7 @@ from benchmarks._peers import OURS
 from benchmarks._rows import Fact, Job
 from benchmarks._sizes import smoke, use_smoke
 
-_COLUMNS = (
+COLUMNS = (
     "Floor: a bare SYRK without labels where covariances are accumulated, a bare copy where an "
     "eraser is applied. NumPy: numpy.cov; the explicit formula of the paper; "
     "X - ((X - mean) @ right) @ left.T. Other form: fitting or solving SPLINCE beside LEACE, or "
@@ -46,13 +46,12 @@ def measure() -> dict[str, Any]:
         facts.append(fact)
     machine = _machine.describe()
     print("\n".join(_machine.lines(machine)))
-    print(f"\nTime over that of {OURS}, [quartiles]: above 1 {OURS} is faster. {_COLUMNS}\n")
-    print(_time_table(jobs))
-    for group in dict.fromkeys(fact.group for fact in facts):
-        print(f"\n{group[0].upper()}{group[1:]}, smaller is better\n")
-        print(_fact_table([fact for fact in facts if fact.group == group]))
-    for line in _omissions([*jobs, *facts]):
-        print(line)
+    print(f"\nTime over that of {OURS}, [quartiles]: above 1 {OURS} is faster. {COLUMNS}\n")
+    print(table_of_times(jobs))
+    for group, table in tables_of_facts(facts):
+        print(f"\n{group[0].upper()}{group[1:]}, smaller is better\n\n{table}")
+    for line in omissions([*jobs, *facts]):
+        print(f"\n{line}")
     if smoke():
         print("\nSmoke sizes: everything ran, but the numbers mean nothing.")
     return {
@@ -63,7 +62,8 @@ def measure() -> dict[str, Any]:
     }
 
 
-def _time_table(jobs: list[Job]) -> str:
+def table_of_times(jobs: list[Job]) -> str:
+    """How many times longer each contender takes, job by job."""
     names = list(dict.fromkeys(name for job in jobs for name in job.others))
     body = [
         [
@@ -77,7 +77,13 @@ def _time_table(jobs: list[Job]) -> str:
     return _tables.markdown(["job", "size", OURS, *names], body)
 
 
-def _fact_table(facts: list[Fact]) -> str:
+def tables_of_facts(facts: list[Fact]) -> Iterator[tuple[str, str]]:
+    """A heading and a table for each group of facts."""
+    for group in dict.fromkeys(fact.group for fact in facts):
+        yield group, _table_of_facts([fact for fact in facts if fact.group == group])
+
+
+def _table_of_facts(facts: list[Fact]) -> str:
     names = list(dict.fromkeys(name for fact in facts for name in fact.values))
     body = [
         [
@@ -89,7 +95,7 @@ def _fact_table(facts: list[Fact]) -> str:
     return _tables.markdown(["what", *names], body)
 
 
-def _omissions(entries: list[Job | Fact]) -> Iterator[str]:
+def omissions(entries: list[Job | Fact]) -> Iterator[str]:
     """Why a cell is empty, once for each reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for entry in entries:
@@ -97,7 +103,7 @@ def _omissions(entries: list[Job | Fact]) -> Iterator[str]:
             reasons.setdefault((name, reason), []).append(f"{entry.group} {entry.what}")
     for (name, reason), places in reasons.items():
         where = places[0] if len(places) == 1 else f"{len(places)} rows"
-        yield f"\n{name} left out of {where}: {reason}"
+        yield f"{name} left out of {where}: {reason}"
 
 
 def draw(results: dict[str, Any], path: str) -> None:
@@ -133,7 +139,9 @@ def draw(results: dict[str, Any], path: str) -> None:
     axes.invert_yaxis()
     axes.grid(axis="x", which="both", linewidth=0.3)
     figure.legend(loc="outside lower center", ncols=3, fontsize=7)
-    figure.savefig(path, dpi=150)
+    # Text as text, and no date: the file is small, and the same results draw the same file.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "splince_fast"}):
+        figure.savefig(path, dpi=150, metadata={"Date": None} if path.endswith("svg") else None)
     plt.close(figure)
 
 
@@ -149,7 +157,7 @@ def main(arguments: list[str] | None = None) -> None:
     if given.smoke:
         use_smoke()
     results = measure()
-    _tables.write_json(given.json, results)
+    _tables.write_json(given.json, {"command": _machine.command(parser.prog, arguments), **results})
     if given.figure:
         draw(results, given.figure)
 

@@ -2,7 +2,8 @@
 
     python -m benchmarks.smoke [TEXT ...]      only those whose name contains one of the texts
 
-The asv benchmarks come first, then targets, peers and growth with ``--smoke``.
+The asv benchmarks come first, then targets, peers, growth and profiles with ``--smoke``, and the
+page that is made of their results.
 """
 
 from __future__ import annotations
@@ -13,28 +14,42 @@ import io
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from benchmarks import _sizes
 
 
 def jobs(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     """Names and calls of all that there is to run."""
-    from benchmarks import _discovery, growth, peers, targets
+    from benchmarks import _discovery, growth, peers, profiles, targets
 
     for benchmark in _discovery.find():
         yield benchmark.name, benchmark.run
     yield "discovery by asv", _same_as_asv
-    yield "targets", lambda: targets.main(["--smoke", "--json", str(folder / "targets.json")])
-    figure = ["--figure", str(folder / "peers.png")] if find_spec("matplotlib") else []
-    yield (
-        "peers",
-        lambda: peers.main(["--smoke", "--json", str(folder / "peers.json"), *figure]),
-    )
-    yield "growth", lambda: growth.main(["--smoke", "--json", str(folder / "growth.json")])
+    programs = {"targets": targets, "peers": peers, "growth": growth, "profiles": profiles}
+    for name, program in programs.items():
+        yield name, partial(program.main, ["--smoke", "--json", str(folder / f"{name}.json")])
+    yield "page", lambda: _page(folder, programs)
+
+
+def _page(folder: Path, programs: Mapping[str, Any]) -> None:
+    """The page and its figure, from the results in the folder; those that lack are made."""
+    from benchmarks import page
+
+    arguments = ["--out", str(folder / "performance.md")]
+    if find_spec("matplotlib"):
+        arguments += ["--figure", str(folder / "performance.svg")]
+    for name, program in programs.items():
+        path = folder / f"{name}.json"
+        if not path.exists():
+            program.main(["--smoke", "--json", str(path)])
+        arguments += [f"--{name}", str(path)]
+    page.main(arguments)
 
 
 def _same_as_asv() -> None:

@@ -2,7 +2,9 @@
 
 Every ratio is taken within one run on one machine: contenders take turns, the number is the median
 over rounds and its quartiles. SciPy's BLAS with its default settings is used throughout, but for
-the rows marked "wide kernels", which run in a process of their own with the extra ``blas``.
+the rows marked "wide kernels". They run in a process of their own with the extra ``blas``, in the
+situation that it is for: SciPy's BLAS runs narrower kernels than the processor has, because the
+environment asks it to (``OPENBLAS_CORETYPE=Haswell``).
 
     python -m benchmarks.targets [--smoke] [--json PATH]
 """
@@ -52,6 +54,7 @@ def _wide_rows() -> Iterator[Row]:
         yield from _targets_accumulate.wide_rates("not installed: scipy-openblas32")
         return
     environment = {k: v for k, v in os.environ.items() if k != "SPLINCE_FAST_BLAS"}
+    environment["OPENBLAS_CORETYPE"] = "Haswell"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.json"
         subprocess.run(
@@ -107,7 +110,8 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ["SPLINCE_FAST_BLAS"] = "scipy"  # before the first product, which decides
     if given.only and not set(given.only) <= set(groups()):
         parser.error(f"groups are {', '.join(groups())}")
-    _tables.write_json(given.json, measure(given.only))
+    results = measure(given.only)
+    _tables.write_json(given.json, {"command": _machine.command(parser.prog, arguments), **results})
 
 
 if __name__ == "__main__":

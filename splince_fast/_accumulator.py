@@ -6,6 +6,7 @@ It takes valid input only; :class:`splince_fast.Moments` is its public door.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,19 @@ from numpy.typing import NDArray
 from splince_fast import _interrupts
 from splince_fast._stage import LabelledRows, Stage
 from splince_fast._state import State, buffer_rows, reduce_block
-from splince_fast._validation import working_dtype
+from splince_fast._validation import check_values, working_dtype
 from splince_fast._variables import ClassSums, ColumnSums, Variable, merged_variables
-from splince_fast.exceptions import IncompatibleMomentsError
-from splince_fast.labels import ClassCodes, Encoded, VariableName, class_key
+from splince_fast.exceptions import (
+    IncompatibleMomentsError,
+    NotEnoughDataError,
+    UnknownVariableError,
+)
+from splince_fast.labels import ClassCodes, Encoded, VariableName
 
 Float = NDArray[np.float64]
 
 _BLOCK_BYTES = 1 << 27
+_UNHELD = nullcontext()
 
 
 class Accumulator:
@@ -74,27 +80,73 @@ class Accumulator:
             total += 0 if buffer is None else buffer.nbytes
         return total
 
+    def seen(self) -> State:
+        """The state of x.
+
+        Raises
+        ------
+        NotEnoughDataError
+            Nothing was merged yet.
+        """
+        if self.state is None or self.state.weight == 0:
+            raise NotEnoughDataError("these moments are empty; call update(X, labels) first")
+        return self.state
+
+    def variable(self, name: VariableName) -> Variable:
+        """The sums of one variable, with room for every class that was named.
+
+        Raises
+        ------
+        UnknownVariableError
+            No such variable was seen.
+        """
+        # A list is searched: a tuple may hold what has no hash.
+        if not isinstance(name, str | tuple) or name not in list(self.variables):
+            known = ", ".join(map(repr, self.variables)) or "none"
+            hint = f"; Moments(joint=[{name!r}]) does it" if isinstance(name, tuple) else ""
+            raise UnknownVariableError(
+                f"no variable {name!r} was accumulated; the variables are: {known}{hint}"
+            )
+        found = self.variables[name]
+        if isinstance(found, ClassSums):
+            found.allocate()
+        return found
+
     def feed(
         self, rows: NDArray[Any], weight: Float | None, encoded: Mapping[VariableName, Encoded]
     ) -> None:
-        """Add valid rows: whole blocks directly where their layout allows, others by the stage."""
-        before = self.width, self.state, self.stage
+        """Add rows with valid labels: whole blocks where their layout allows, others by the stage.
+
+        Raises
+        ------
+        NonFiniteError, InputError
+            As `check_values`, before anything changes.
+        """
+        only_waits = self._only_waits(rows)
+        # A single block that is merged at once is checked by its reduction, without another pass.
+        if only_waits or self.state is None or not self._is_block(rows):
+            check_values(rows)
+        before = self.width, self.state, self.stage, self._centred, self._product
         merged, waiting = self.n_merged, 0 if self.stage is None else self.stage.filled
         known = dict(self.variables)
         sizes = {name: v.n_columns for name, v in known.items()}
+        columns = {n: v.names for n, v in known.items() if isinstance(v, ColumnSums)}
         try:
-            with _interrupts.deferred():
+            # Waiting rows count from a single assignment on; merging takes several.
+            with _UNHELD if only_waits else _interrupts.deferred():
                 self._feed(rows, weight, encoded)
         except BaseException:
             # Memory ran out, or a kernel failed: unless rows were merged, nothing has happened.
             if self.n_merged == merged:
-                self.width, self.state, self.stage = before
+                self.width, self.state, self.stage, self._centred, self._product = before
                 if self.stage is not None:
                     self.stage.rewind(waiting, known)
                 self.variables = known
                 for name, variable in known.items():
                     if isinstance(variable, ClassSums):
                         variable.forget(sizes[name])
+                    else:
+                        variable.names = columns[name]
             raise
 
     def _feed(
@@ -108,10 +160,12 @@ class Accumulator:
             stage = self._reserve(width, dtype)
         if self.state is None:
             head = rows[: min(len(rows), 256)].astype(np.float64, order="C")
-            self.state = State.empty(head.mean(axis=0), fourth=self.ledoit_wolf)
+            # About its first row, so that a constant column has exactly its value.
+            reference = head[0] + (head - head[0]).mean(axis=0)
+            self.state = State.empty(reference, fourth=self.ledoit_wolf)
         self.width = width
         block = self._labelled(rows, weight, encoded)
-        direct = rows.dtype == dtype and rows.flags.c_contiguous and rows.flags.aligned
+        direct = _is_direct(rows)
         start, n = 0, len(rows)
         while start < n:
             room = stage.room
@@ -125,6 +179,24 @@ class Accumulator:
                     self.flush()
             start = stop
 
+    def _only_waits(self, rows: NDArray[Any]) -> bool:
+        """Whether these rows join those that wait, and nothing is merged."""
+        stage = self.stage
+        return (
+            stage is not None
+            and self.state is not None
+            and len(rows) < stage.room
+            and stage.dtype == working_dtype(rows.dtype)
+        )
+
+    def _is_block(self, rows: NDArray[Any]) -> bool:
+        """Whether these rows are merged as they are, and as one block."""
+        return (
+            _is_direct(rows)
+            and len(rows) == self.capacity(rows.shape[1])
+            and (self.stage is None or not self.stage.filled)
+        )
+
     def _reserve(self, width: int, dtype: np.dtype[Any]) -> Stage:
         """Work buffers for blocks of this width and dtype."""
         from splince_fast._kernels import provider
@@ -132,7 +204,7 @@ class Accumulator:
         provider.ensure_for(width)
         capacity = self.capacity(width)
         stage = Stage(capacity, width, dtype)
-        centred = np.empty((buffer_rows(capacity, width, dtype), width), dtype)
+        centred = np.empty((buffer_rows(capacity), width), dtype)
         product = self._product
         if dtype == np.float32 and (product is None or len(product) != width):
             product = np.empty((width, width), np.float32, order="F")
@@ -159,10 +231,9 @@ class Accumulator:
                 if known is None:
                     known = self.variables[name] = ClassSums.empty(width)
                 if isinstance(known, ClassSums):
-                    known.grow(list(column.classes))
-                    lookup = [known.index[class_key(c)] for c in column.classes]
                     # -1, a missing label, picks the last entry.
-                    block.codes[name] = np.array([*lookup, -1], np.intp)[column.codes]
+                    lookup = [*known.places(column.classes), -1]
+                    block.codes[name] = np.array(lookup, np.intp)[column.codes]
             else:
                 present = column.present
                 if present is not None and not present.any():
@@ -195,15 +266,17 @@ class Accumulator:
         weight = np.empty(0) if block.weight is None else np.ascontiguousarray(block.weight)
         # Sums are kept only for the classes that occur: `where` lists them, per variable.
         codes = np.full((len(block.codes), n), -1, np.intp)
-        where: list[NDArray[np.intp]] = []
+        where: list[tuple[NDArray[np.intp], NDArray[np.int64]]] = []
         n_codes = 0
         for row, (name, column) in zip(codes, block.codes.items(), strict=True):
             known = self.variables[name]
+            # Code -1, a missing label, picks the last place.
+            rows_of_class = np.bincount(column + 1, minlength=known.n_columns + 1)[1:]
+            present = np.flatnonzero(rows_of_class)
             place = np.full(known.n_columns + 1, -1, np.intp)
-            present = np.flatnonzero(np.bincount(column + 1, minlength=known.n_columns + 1)[1:])
             place[present] = n_codes + np.arange(len(present))
-            row[:] = place[column]
-            where.append(present)
+            place.take(column, out=row, mode="wrap")
+            where.append((present, rows_of_class[present]))
             n_codes += len(present)
         values, pieces = self._weighted_values(block, weight)
         reduced = reduce_block(
@@ -215,17 +288,17 @@ class Accumulator:
         # What can fail for want of memory comes before the first change.
         additions = []
         start = 0
-        for row, name, present in zip(codes, block.codes, where, strict=True):
+        for row, name, (present, counts) in zip(codes, block.codes, where, strict=True):
             variable = self.variables[name]
             if isinstance(variable, ClassSums):
                 variable.allocate()
-                shown = row >= 0
-                slots = row[shown] - start
-                counts = np.bincount(slots, minlength=len(present)).astype(np.int64)
+                stop = start + len(present)
                 weights = counts.astype(np.float64)
                 if weight.size:
-                    weights = np.asarray(np.bincount(slots, weight[shown], len(present)), float)
-                stop = start + len(present)
+                    shown = row >= 0
+                    weights = np.asarray(
+                        np.bincount(row[shown] - start, weight[shown], len(present)), float
+                    )
                 additions.append(
                     (variable, present, counts, weights, reduced.class_sums[start:stop])
                 )
@@ -268,9 +341,7 @@ class Accumulator:
         return np.concatenate(stacked) if stacked else np.empty((0, len(block))), pieces
 
     def merged(self, other: Accumulator, sign: int) -> Accumulator:
-        """self + other, or self - other; neither is changed but for merging the rows that wait."""
-        self.flush()
-        other.flush()
+        """self + other, or self - other, where no rows wait; neither is changed."""
         if self.width is not None and other.width is not None and self.width != other.width:
             raise IncompatibleMomentsError(
                 f"moments of {self.width} features and of {other.width} features cannot be "
@@ -317,3 +388,10 @@ class Accumulator:
     def restage(self, block: LabelledRows) -> None:
         """Let rows wait whose labels are already in terms of this state."""
         self._reserve(block.rows.shape[1], block.rows.dtype).append(block)
+
+
+def _is_direct(rows: NDArray[Any]) -> bool:
+    """Whether the kernels can read these rows where they lie."""
+    return (
+        rows.dtype == working_dtype(rows.dtype) and rows.flags.c_contiguous and rows.flags.aligned
+    )

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._accumulator import Accumulator
 from splince_fast._state import State
 from splince_fast._validation import as_rows, check_values
 from splince_fast.exceptions import ConstantVariableError, InputError
 from splince_fast.labels import VariableName
-from splince_fast.moments import Moments
 
 Float = NDArray[np.float64]
 Selection: TypeAlias = VariableName | Sequence[VariableName]
@@ -44,18 +44,18 @@ def names_of(selection: object, role: str) -> list[VariableName]:
     )
 
 
-def span_of(moments: Moments, selection: object, role: str, whitened: bool) -> Span:
+def span_of(held: Accumulator, selection: object, role: str, whitened: bool) -> Span:
     """The cross-covariances that `selection` names, or the directions that it holds."""
     if selection is None and role == "keep":
-        return Span([], np.empty((0, moments.flushed().width)), [])
+        return Span([], np.empty((0, held.seen().width)), [])
     is_names = isinstance(selection, (str, tuple)) or (
         isinstance(selection, list) and any(isinstance(v, (str, tuple)) for v in selection)
     )
     if role == "keep" and not is_names and not (isinstance(selection, list) and not selection):
-        return _directions(moments.flushed(), selection, whitened)
+        return _directions(held.seen(), selection, whitened)
     names, blocks, counts = names_of(selection, role), [], []
     for name in names:
-        columns = moments.variable(name).span()
+        columns = held.variable(name).span()
         if not len(columns):
             raise ConstantVariableError(
                 f"the variable {name!r}, to be {'erased' if role == 'erase' else 'kept'}, takes a "

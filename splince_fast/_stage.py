@@ -34,6 +34,8 @@ class LabelledRows:
         return len(self.rows)
 
     def slice(self, start: int, stop: int) -> LabelledRows:
+        if start == 0 and stop == len(self):
+            return self
         return LabelledRows(
             self.rows[start:stop],
             None if self.weight is None else self.weight[start:stop],

@@ -6,6 +6,7 @@ without a trace; `State.merge_block` then adds them, which cannot.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from splince_fast import _threads
 from splince_fast._fourth import FourthMoment
+from splince_fast._validation import check_values
 from splince_fast.exceptions import IncompatibleMomentsError
 
 Float = NDArray[np.float64]
@@ -22,21 +24,31 @@ EPS64 = float(np.finfo(np.float64).eps)
 EPS32 = float(np.finfo(np.float32).eps)
 
 # Elements of a block below which a second thread costs more than it saves.
-_GRAIN = 1 << 18
+_GRAIN = 1 << 20
 # A part of a block fits in a processor's second-level cache.
 _PART_BYTES = 1 << 20
 # Least deviation, and greatest root of a sum of squares, that float32 holds to full precision.
 _FLOAT32_RANGE = (1e-15, 1e18)
+# Below this no row's sum of squares can reach what `check_values` refuses.
+_LARGEST_SQUARES = 1e297
+# A shift may leave this multiple of a column's own sum of squares in its uncentred one.
+_EXCESS = 4.0
+# Angles by which pairs of rows are turned: multiples of the golden one never come close together.
+_ANGLES = np.arange(256) * (np.pi * (3.0 - 5.0**0.5))
+_TURNS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
+# Made once: a merge must not need memory when it has begun.
+_NO_PRODUCT = np.empty((0, 0), order="F")
 
 
 @dataclass(slots=True)
 class Reduced:
-    """The moments of one block, about its own mean; sums are of deviations from the reference."""
+    """The moments of one block; sums are of deviations from the reference."""
 
     n_rows: int
     weight: float
     deviation: Float  # (d,)
-    centred: NDArray[Any]  # (n + parts, d): centred^T centred is the block's scatter
+    residual: Float  # (d,): the block's mean less the shift that `shifted` is about
+    shifted: NDArray[Any]  # (m, d): shifted^T shifted - weight residual residual^T is the scatter
     class_sums: Float  # (c, d)
     products: Float  # (q, d)
 
@@ -52,60 +64,89 @@ def reduce_block(
 ) -> Reduced:
     """Reduce a block in one sweep over memory, columns split over threads.
 
-    Where float32 products would overflow or underflow, the block is centred in float64.
+    Rows are shifted by the mean of a sample of 4 sqrt(n) of them. Let V be a lower bound of the
+    block's sum of squares about its own mean: the sample's about the sample's mean, or what the
+    row furthest from the shift contributes alone. With r what the block's mean turns out to differ
+    from the shift, W r^2 <= 4 V bounds the digits that subtracting W r r^T can cost: the uncentred
+    sum of squares is at most five times the centred one. Where that fails, which for normal rows
+    in random order takes a deviation of eight standard errors, a second sweep uses the exact mean.
+
+    Where float32 products would overflow or underflow, the block is reduced in float64.
 
     Parameters
     ----------
-    rows : (n, d) float32 or float64, C-contiguous, n >= 1
+    rows : (n, d) float32 or float64, C-contiguous, n >= 1; values may be unchecked
     weight : (n,) float64 > 0, or empty for unit weights
     reference : (d,) float64
     codes : (v, n) intp into n_codes rows of class sums, -1 for none
     values : (q, n) float64
-    buffer : (at least n + parts, d), dtype of rows, overwritten
+    buffer : (at least n rounded up to a multiple of 4, d), dtype of rows, overwritten
+
+    Raises
+    ------
+    NonFiniteError, InputError
+        As `check_values`.
     """
-    from splince_fast._kernels import rows as kernels
+    from splince_fast._kernels import blocks
 
     n, d = rows.shape
-    part_rows = rows_per_part(d, rows.dtype)
-    starts = np.arange(0, n, part_rows)
-    if weight.size:
-        part_weight = np.add.reduceat(weight, starts)
-    else:
-        part_weight = np.diff(np.append(starts, n)).astype(np.float64)
-    root_weight = np.sqrt(weight)
-    out = buffer[: n + len(starts)]
-    if len(out) != n + len(starts):
-        raise RuntimeError("the work buffer has no room for the block and the means of its parts")
-    peak, deviation = np.empty(d), np.empty(d)
+    out = buffer[: buffer_rows(n)]
+    if len(out) != buffer_rows(n):
+        raise RuntimeError("the work buffer has no room for the block")
+    order, cell = np.empty(n, np.intp), np.empty(n, np.intp)
+    part_rows = _rows_per_part(d, rows.dtype)
+    blocks.sort_by_cell(codes, n_codes, part_rows, order, cell)
+    shift, spread = np.empty(d), np.empty(d)
+    peak, total = np.empty(d), np.empty(d)
     class_sums, products = np.empty((n_codes, d)), np.empty((len(values), d))
 
-    def work(first: int, last: int) -> None:
-        kernels.centre_block(
-            rows, weight, root_weight, reference, codes, values, part_rows, part_weight,
-            first, last, out, peak, deviation, class_sums, products,
-        )  # fmt: skip
+    def sweep() -> Float:
+        """Reduce about `shift`, which stands `offset` from the reference."""
+        offset = shift - reference
 
-    _threads.split(work, d, grain=max(16, _GRAIN // n), align=16)
+        def work(first: int, last: int) -> None:
+            blocks.centre_block(
+                rows, weight, shift, offset, codes, order, cell, values, _TURNS, part_rows,
+                first, last, out, peak, total, class_sums, products,
+            )  # fmt: skip
+
+        _threads.split(work, d, grain=max(16, _GRAIN // n), align=16)
+        return offset
+
+    whole = float(weight.sum()) if weight.size else float(n)
+    lightest, heaviest = (weight.min(), weight.max()) if weight.size else (1.0, 1.0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        blocks.sample_columns(rows, weight, math.ceil(n**0.5 / 4), shift, spread)
+        offset = sweep()
+        largest = float(np.sum((np.abs(shift) + peak) ** 2))
+        if not (largest < _LARGEST_SQUARES and np.isfinite(total).all()):
+            check_values(rows)
+        allowed = _EXCESS * whole
+        if (total * total > allowed * spread).any():
+            # The row of the peak alone has that much about the block's mean.
+            tip = lightest * np.maximum(0.0, peak - np.abs(total) / whole) ** 2
+            if (total * total > allowed * np.maximum(spread, tip)).any():
+                shift += total / whole
+                offset = sweep()
     if out.dtype == np.float32:
-        # A constant column shows roundings of its mean, and no more: that is no small spread.
-        varies = peak > 1e-13 * np.abs(reference)
-        if peak.max() * n**0.5 > _FLOAT32_RANGE[1] or (varies & (peak < _FLOAT32_RANGE[0])).any():
-            wide = np.empty((buffer_rows(n, d, np.dtype(np.float64)), d))
+        least, most = _FLOAT32_RANGE
+        faint = (peak > 0) & (peak * lightest**0.5 < least)
+        if peak.max() * (heaviest * n) ** 0.5 > most or faint.any():
+            wide = np.empty((buffer_rows(n), d))
             return reduce_block(
                 rows.astype(np.float64), weight, reference, codes, n_codes, values, wide
             )
-    total = float(part_weight.sum())
-    return Reduced(n, total, deviation, out, class_sums, products)
+    return Reduced(n, whole, total + whole * offset, total / whole, out, class_sums, products)
 
 
-def rows_per_part(width: int, dtype: np.dtype[Any]) -> int:
+def _rows_per_part(width: int, dtype: np.dtype[Any]) -> int:
     """Rows of a part: a function of shape and dtype alone, so that results are reproducible."""
-    return int(np.clip(_PART_BYTES // (width * dtype.itemsize), 64, 512))
+    return int(np.clip(_PART_BYTES // (width * dtype.itemsize), 64, 512)) // 4 * 4
 
 
-def buffer_rows(block_rows: int, width: int, dtype: np.dtype[Any]) -> int:
-    """Rows of a work buffer that takes a centred block and the means of its parts."""
-    return block_rows + -(-block_rows // rows_per_part(width, dtype))
+def buffer_rows(block_rows: int) -> int:
+    """Rows of a work buffer for a block: the kernel takes four at a time."""
+    return -(-block_rows // 4) * 4
 
 
 @dataclass(slots=True)
@@ -142,6 +183,16 @@ class State:
     def mean(self) -> Float:
         return np.asarray(self.reference + self.deviation / self.weight)
 
+    @property
+    def eigen_tolerance(self) -> float:
+        """Noise in the eigenvalues of the scatter scaled to unit diagonal.
+
+        d eps bounds it; sqrt(d) eps is its size where errors are independent, as those of float32
+        products are.
+        """
+        d, eps = self.width, self.unit_roundoff
+        return float(4.0 * max(d * EPS64, d**0.5 * eps if eps > EPS64 else 0.0))
+
     def copy(self) -> State:
         return State(
             self.reference.copy(),
@@ -158,16 +209,17 @@ class State:
         from splince_fast._kernels import blas
 
         gap, coefficient = self._gap(block.weight, block.deviation / block.weight)
-        if block.centred.dtype == np.float32:
+        vectors = np.stack([gap, block.residual])
+        coefficients = np.array([coefficient, -block.weight])
+        if block.shifted.dtype == np.float32:
             if product is None:
                 raise RuntimeError("float32 blocks need a buffer for their product")
-            blas.syrk_f32_out(block.centred, product)
-            self._add(product, 1.0, gap, coefficient)
+            blas.syrk_f32_out(block.shifted, product)
+            self._add(product, 1.0, vectors, coefficients)
             self.unit_roundoff = EPS32
         else:
-            blas.syrk_f64_into(block.centred, self.scatter)
-            if coefficient:
-                blas.rank_one_lower(self.scatter, gap, coefficient)
+            blas.syrk_f64_into(block.shifted, self.scatter)
+            self._add(None, 1.0, vectors, coefficients)
         self.n_rows += block.n_rows
         self.weight += block.weight
         self.deviation += block.deviation
@@ -178,14 +230,24 @@ class State:
             return np.zeros(self.width), 0.0
         return mean - self.deviation / self.weight, self.weight * weight / (self.weight + weight)
 
-    def _add(self, product: NDArray[Any], sign: float, gap: Float, coefficient: float) -> None:
-        from splince_fast._kernels import blas
+    def _add(
+        self, product: NDArray[Any] | None, sign: float, vectors: Float, coefficients: Float
+    ) -> None:
+        """scatter += sign product + sum_k coefficients[k] vectors[k] vectors[k]^T."""
+        from splince_fast._kernels import blocks
+
+        added = _NO_PRODUCT if product is None else product
 
         def work(first: int, last: int) -> None:
-            blas.add_lower(self.scatter, product, sign, gap, coefficient, first, last)
+            blocks.add_lower(self.scatter, added, sign, vectors, coefficients, first, last)
 
         d = self.width
         _threads.split(work, (d + 1) // 2, grain=max(1, _GRAIN // d))
+
+    def _add_scatter(self, scatter: Float, sign: float, gap: Float, coefficient: float) -> None:
+        """scatter += sign (scatter + coefficient gap gap^T), the merge of a part or its removal."""
+        vectors = np.stack([gap, np.zeros(self.width)])
+        self._add(scatter, sign, vectors, np.array([sign * coefficient, 0.0]))
 
     def merged(self, other: State, sign: int) -> State:
         """self + other or self - other, about self's reference.
@@ -201,7 +263,7 @@ class State:
         if sign > 0:
             if other.weight:
                 gap, coefficient = result._gap(other.weight, deviation / other.weight)
-                result._add(other.scatter, 1.0, gap, coefficient)
+                result._add_scatter(other.scatter, 1.0, gap, coefficient)
                 result.n_rows += other.n_rows
                 result.weight += other.weight
                 result.deviation += deviation
@@ -223,7 +285,7 @@ class State:
         result.deviation -= deviation
         if other.weight:
             gap, coefficient = result._gap(other.weight, deviation / other.weight)
-            result._add(other.scatter, -1.0, gap, -coefficient)
+            result._add_scatter(other.scatter, -1.0, gap, coefficient)
             diagonal = np.einsum("ii->i", result.scatter)
             # What rounding can leave of a variance: of the whole's, and of its offset.
             offset = np.abs(self.reference) + np.abs(self.deviation / self.weight)

@@ -33,9 +33,14 @@ def thread_count() -> int:
     InputError
         The variable is set to something else than a positive integer.
     """
+    return _requested() or _available()
+
+
+def _requested() -> int | None:
+    """The value of the variable, None where it is not set."""
     text = os.environ.get(_VARIABLE, "")
     if not text:
-        return _available()
+        return None
     if not (text.isascii() and text.isdecimal() and len(text) < 7) or int(text) < 1:
         raise InputError(f"{_VARIABLE} is {text[:20]!r}; set it to a positive integer or unset it")
     return int(text)
@@ -75,8 +80,11 @@ def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 
     list
         What the calls returned, in order of their ranges.
     """
-    pieces = min(thread_count(), max(1, size // max(1, grain)))
-    if pieces == 1:
+    requested = _requested()  # so that a wrong value is told at once
+    pieces = size // max(1, grain)
+    if pieces > 1:
+        pieces = min(pieces, requested or _available())
+    if pieces <= 1:
         return [work(0, size)]
     bounds = [align * round(i * size / (pieces * align)) for i in range(pieces)] + [size]
     ranges = [(a, b) for a, b in pairwise(bounds) if a < b]
@@ -122,29 +130,35 @@ class Turns:
             self._depth += 1
 
     def __exit__(self, *exception: object) -> None:
+        # Nobody waits for a writer: whoever meets one gets an error.
         with self._condition:
             self._depth -= 1
             if not self._depth:
                 self._writer = None
-                self._condition.notify_all()
 
-    @contextmanager
-    def reading(
+    def begin_reading(
         self, pending: Callable[[], bool] = lambda: False, settle: Callable[[], None] = lambda: None
-    ) -> Iterator[None]:
-        """Read; if something is `pending`, `settle` it first, while nobody else is inside."""
-        me = threading.get_ident()
+    ) -> None:
+        """Begin to read; if something is `pending`, `settle` it first, while nobody else reads."""
         with self._condition:
-            if self._writer not in (None, me):
+            if self._writer not in (None, threading.get_ident()):
                 raise SplinceError(self._message)
             while self._readers and pending():
                 self._condition.wait()
             if pending():
                 settle()
             self._readers += 1
+
+    def end_reading(self) -> None:
+        with self._condition:
+            self._readers -= 1
+            self._condition.notify_all()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read, whatever is pending."""
+        self.begin_reading()
         try:
             yield
         finally:
-            with self._condition:
-                self._readers -= 1
-                self._condition.notify_all()
+            self.end_reading()

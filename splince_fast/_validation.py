@@ -12,6 +12,9 @@ from splince_fast.exceptions import InputError, NonFiniteError
 
 Rows = NDArray[Any]
 
+_FLOAT32: np.dtype[Any] = np.dtype(np.float32)
+_FLOAT64: np.dtype[Any] = np.dtype(np.float64)
+
 # Elements below which a second thread costs more than it saves.
 _GRAIN = 1 << 18
 
@@ -102,8 +105,9 @@ def torch_to_numpy(tensor: Any) -> Rows:
 
 def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """float32 for floats of at most 32 bits, float64 for everything else."""
-    narrow = dtype.name == "bfloat16" or (dtype.kind == "f" and dtype.itemsize <= 4)
-    return np.dtype(np.float32 if narrow else np.float64)
+    if dtype.kind == "f":
+        return _FLOAT32 if dtype.itemsize <= 4 else _FLOAT64
+    return _FLOAT32 if dtype.name == "bfloat16" else _FLOAT64
 
 
 def check_values(X: Rows, name: str = "X") -> None:

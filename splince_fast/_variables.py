@@ -14,7 +14,7 @@ Above 400 lines because both kinds live the same life here: filled, merged, read
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,13 +96,17 @@ class ClassSums:
     def n_columns(self) -> int:
         return len(self.names)
 
-    def grow(self, names: list[ClassName]) -> None:
-        """Name classes that are not yet known; `allocate` makes room for their sums."""
+    def places(self, names: Iterable[ClassName]) -> list[int]:
+        """Positions of classes; those not yet known get a name, and room by `allocate`."""
+        found = []
         for name in names:
             key = class_key(name)
-            if key not in self.index:
-                self.index[key] = len(self.names)
+            place = self.index.get(key)
+            if place is None:
+                place = self.index[key] = len(self.names)
                 self.names.append(name)
+            found.append(place)
+        return found
 
     def forget(self, n_names: int) -> None:
         """Take back the names beyond the first `n_names`, which hold nothing yet."""
@@ -149,9 +153,8 @@ class ClassSums:
                     f"cannot remove a part whose variable {name!r} has the class {unknown[0]!r}, "
                     "which the whole never saw: it is not a part of it"
                 )
-        result.grow(other.names)
+        where = np.array(result.places(other.names), np.intp)
         result.allocate()
-        where = np.array([result.index[class_key(c)] for c in other.names], np.intp)
         result.rows[where] += sign * other.rows
         result.weights[where] += sign * other.weights
         result.sums[where] += sign * (other.sums + other.weights[:, None] * shift)
@@ -240,7 +243,7 @@ class ColumnSums:
     @property
     def unnamed(self) -> bool:
         """Whether the columns have no names but their numbers."""
-        return self.names == [str(i) for i in range(self.n_columns)]
+        return _unnamed(self.names)
 
     def copy(self) -> ColumnSums:
         return ColumnSums(self.width, list(self.names), self.n_rows, self.weight,
@@ -320,13 +323,17 @@ class ColumnSums:
         """(k', d): Cov(x, z), ddof = 0, in units of z's deviations; constant columns left out."""
         if self.weight == 0:
             return np.zeros((0, self.width))
-        variance = np.diag(self.variance())
-        # A column that varies by no more than a few roundings of its size is constant.
-        size = np.abs(self.reference) + np.sqrt(np.diag(self.squares) / self.weight)
-        kept = np.flatnonzero(variance > (64 * np.finfo(np.float64).eps * size) ** 2)
-        rows = self.products[kept] - np.outer(self.z_sum[kept] / self.weight, self.x_sum)
-        rows /= (self.weight * np.sqrt(variance[kept]))[:, None]
-        return np.asarray(rows)
+        from splince_fast._kernels import solve
+
+        return solve.column_span(
+            self.products, self.z_sum, self.x_sum, self.squares, self.reference, self.weight
+        )
+
+    def deviations(self) -> Float:
+        """(k,) standard deviations, ddof = 0; exactly 0 where constant but for rounding."""
+        from splince_fast._kernels import solve
+
+        return solve.column_deviations(self.z_sum, self.squares, self.reference, self.weight)
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         return {
@@ -362,6 +369,10 @@ class ColumnSums:
 
 
 Variable = ClassSums | ColumnSums
+
+
+def _unnamed(names: list[str]) -> bool:
+    return names == [str(i) for i in range(len(names))]
 
 
 def _other_kind(name: object, ours: Variable, theirs: Variable) -> IncompatibleMomentsError:
@@ -404,9 +415,9 @@ def check_consistent(
                     f"(such as {column.classes[0]!r}); use one type throughout"
                 )
         if isinstance(known, ColumnSums) and isinstance(column, Columns):
-            names, unnamed = list(column.columns), [str(i) for i in range(known.n_columns)]
-            if len(names) != known.n_columns or (
-                names != known.names and unnamed not in (names, known.names)
+            names = list(column.columns)
+            if len(names) != known.n_columns or not (
+                names == known.names or known.unnamed or _unnamed(names)
             ):
                 raise LabelError(
                     f"the variable {name!r} had the columns {known.names} in earlier blocks and "

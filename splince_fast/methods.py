@@ -23,7 +23,7 @@ from splince_fast._failures import raise_infeasible, raise_numerical
 from splince_fast._kernels import provider, solve
 from splince_fast._policies import Policies
 from splince_fast._selection import Selection, Span, names_of, span_of
-from splince_fast._state import EPS64, State
+from splince_fast._state import State
 from splince_fast._variables import ClassSums
 from splince_fast.exceptions import (
     DroppedDirectionsWarning,
@@ -94,13 +94,13 @@ def splince(
     Raises
     ------
     UnknownVariableError
-        A variable that was not accumulated.
+        A variable that was not accumulated, or without a single label.
     ConstantVariableError
         A variable with a single value.
     InfeasibleError
         Kept directions lie in the span of the erased ones.
     NotEnoughDataError
-        No rows, or none labelled.
+        No rows.
     InputError
         A parameter out of range.
 
@@ -302,13 +302,14 @@ def _fit(
         raise InputError(
             f"moments is {type(moments).__name__}; pass sf.Moments().update(X, labels)"
         )
-    with moments.held():
-        state = moments.flushed()
+    with moments.held() as held:
+        state = held.seen()
         provider.ensure_for(state.width)
-        span_z = span_of(moments, erase, "erase", whitened)
-        span_y = span_of(moments, keep, "keep", whitened)
+        span_z = span_of(held, erase, "erase", whitened)
+        span_y = span_of(held, keep, "keep", whitened)
         shrinkage = _shrinkage(state, policies.shrinkage)
-        raw = _solve(state, span_z, span_y, shrinkage, policies, whitened)
+        mean = state.mean
+        raw = _solve(state, mean, span_z, span_y, shrinkage, policies, whitened)
         if raw["status"] == solve.INFEASIBLE:
             raise_infeasible(raw, span_z.names, span_y.names, method)
         if raw["status"] != solve.OK:
@@ -322,22 +323,26 @@ def _fit(
         notes = _warn(raw, span_z.names, span_y.names, policies)
         variance = float(np.einsum("ii->", state.scatter)) / state.weight
         facts = Facts(method, state.n_rows, state.weight, variance, shrinkage, whitened, notes)
-        mean = state.mean
     report = partial(build_report, facts, raw, span_z, span_y, left, right)
     return Projection._make(left, right, mean, method=method, report=report)
 
 
 def _solve(
-    state: State, span_z: Span, span_y: Span, shrinkage: float, policies: Policies, whitened: bool
+    state: State,
+    mean: Float,
+    span_z: Span,
+    span_y: Span,
+    shrinkage: float,
+    policies: Policies,
+    whitened: bool,
 ) -> dict[str, Any]:
     """The kernel's answer for (1 - a) S + a (tr S / d) I."""
-    d, eps = state.width, state.unit_roundoff
-    ridge = 0.0
+    d, ridge = state.width, 0.0
     if shrinkage:
         ridge = shrinkage * float(np.einsum("ii->", state.scatter)) / (state.weight * d)
     return solve.oblique_factors(
         state.scatter,
-        state.mean,
+        mean,
         span_z.rows.T,
         span_y.rows.T,
         whitened=whitened,
@@ -346,9 +351,7 @@ def _solve(
         per_weight=(1.0 - shrinkage) / state.weight,
         ridge=ridge,
         max_rank=d if shrinkage else state.n_rows - 1,
-        # Noise in a unit-diagonal matrix: d eps bounds it; sqrt(d) eps is its size where errors
-        # are independent, as those of float32 products are.
-        eigen_tolerance=4.0 * max(d * EPS64, d**0.5 * eps if eps > EPS64 else 0.0),
+        eigen_tolerance=state.eigen_tolerance,
         rank_tolerance=0.0 if policies.rank_tol == "auto" else float(policies.rank_tol),
         drop_below=1.0 / policies.max_amplification if policies.max_amplification else 0.0,
         may_drop=policies.on_infeasible == "drop" or policies.max_amplification is not None,

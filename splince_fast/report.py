@@ -281,7 +281,7 @@ def build_report(
             part = slice(start, start + count)
             variables.append(
                 _variable_report(name, role, span.rows[part], white[part], left, right,
-                                raw["noise"], bound)
+                                raw["noise"], bound, norm_squared**0.5)
             )  # fmt: skip
             start += count
     constants = int(raw["constants"])
@@ -321,6 +321,7 @@ def _variable_report(
     right: Float,
     tolerance: float,
     bound: float,
+    norm: float,
 ) -> VariableReport:
     """Figures of one variable.
 
@@ -328,6 +329,7 @@ def _variable_report(
     ----------
     span, whitened : (k, d): rows are Cov(x, v_j) and L^+ Cov(x, v_j)
     left, right : (r, d): transposed factors of I - P
+    norm : of I - P, which for a projection other than 0 and I is that of P, too
     """
     values = np.linalg.svd(whitened, compute_uv=False) if len(whitened) else np.zeros(0)
     removed = (span @ right.T) @ left
@@ -336,7 +338,7 @@ def _variable_report(
     # Directions below the tolerance count as absent: they are left alone, as is their share.
     absent, strength = int(np.count_nonzero(values <= tolerance)), float(np.linalg.norm(values))
     if absent and strength:
-        bound += min(1.0, tolerance * absent**0.5 / strength)
+        bound += norm * min(1.0, tolerance * absent**0.5 / strength)
     return VariableReport(
         name,
         role,

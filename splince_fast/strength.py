@@ -246,8 +246,8 @@ def concept_strength(
         raise InputError(f"n_permutations is {n_permutations!r}; it must be a positive integer")
     if not isinstance(seed, int) or seed < 0:
         raise InputError(f"seed is {seed!r}; it must be a non-negative integer")
-    with moments.held():
-        state, variable = moments.flushed(), moments.variable(name)
+    with moments.held() as held:
+        state, variable = held.seen(), held.variable(name)
         if not len(variable.span()):
             raise ConstantVariableError(
                 f"the variable {name!r} takes a single value (or carries no label), so there is "
@@ -336,23 +336,20 @@ def _whiten(
 
 def _whitened_both(state: State, variable: Variable, name: object) -> tuple[_Whitened, _Whitened]:
     """Cov(x, z) whitened by Cov(x), then by Cov(z): the latter has the canonical correlations."""
-    d, eps = state.width, state.unit_roundoff
-    provider.ensure_for(d)
+    provider.ensure_for(state.width)
     cross = variable.cross_covariance(0.0, name)
     if isinstance(variable, ClassSums):
         # The vectors 1[z = c] / sqrt(n_c) are orthonormal: dividing by sqrt(n_c / n) whitens.
         present = variable.weights > 0
         cross = cross[:, present] / np.sqrt(variable.weights[present] / variable.weight)
-    # As the methods have it: the rounding level of a unit-diagonal matrix.
-    tolerance = 4.0 * max(d * EPS64, d**0.5 * eps if eps > EPS64 else 0.0)
     per_weight, most = 1.0 / state.weight, state.n_rows - 1
-    x = _whiten(state.scatter, per_weight, state.mean, cross, tolerance, most)
+    x = _whiten(state.scatter, per_weight, state.mean, cross, state.eigen_tolerance, most)
     if isinstance(variable, ClassSums):
         return x, _Whitened(x.rows, x.singular_values, cross.shape[1] - 1, 1.0)
     covariance = np.asfortranarray(variable.variance())
     variance, squares = np.diag(covariance), np.diag(variable.squares) / variable.weight
     size = np.abs(variable.reference) + np.sqrt(squares)
-    varies = variance > (64.0 * EPS64 * size) ** 2
+    varies = variable.deviations() > 0.0
     # Sums of n products about a reference point: sqrt(n) roundings of the squares about it.
     cancelled = float(np.max(squares[varies] / variance[varies]))
     tolerance = 16.0 * EPS64 * variable.n_columns * variable.n_rows**0.5 * cancelled

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from splince_fast import Moments
-from splince_fast._kernels import blas
+from splince_fast._kernels import blas, blocks
 from splince_fast._kernels import rows as row_kernels
 
 FUZZ = int(os.environ.get("SPLINCE_FAST_FUZZ", "0"))
@@ -53,41 +53,58 @@ def real_data() -> Callable[[str], Path]:
 # --- kernels that refuse what would make them read or write out of bounds ------------------------
 
 
+def _check_sort(codes: Any, n_codes: int, part_rows: int, order: Any, cell: Any) -> None:
+    assert part_rows >= 1
+    assert order.shape == cell.shape == codes.shape[1:]
+    assert codes.size == 0 or (codes.min() >= -1 and codes.max() < n_codes)
+
+
+def _check_sample(rows: Any, weight: Any, stride: int, shift: Any, spread: Any) -> None:
+    n, d = rows.shape
+    assert rows.flags.c_contiguous
+    assert weight.shape in ((n,), (0,))
+    assert n >= 1 <= stride
+    assert shift.shape == spread.shape == (d,)
+
+
 def _check_centre_block(
-    rows: Any, weight: Any, root_weight: Any, reference: Any, codes: Any, values: Any,
-    part_rows: int, part_weight: Any, first: int, last: int, out: Any, peak: Any, deviation: Any,
-    class_sums: Any, products: Any,
+    rows: Any, weight: Any, shift: Any, offset: Any, codes: Any, order: Any, cell: Any,
+    values: Any, turns: Any, part_rows: int, first: int, last: int, out: Any, peak: Any,
+    total: Any, class_sums: Any, products: Any,
 ) -> None:  # fmt: skip
     n, d = rows.shape
-    assert len(part_weight) == -(-n // part_rows)
-    assert out.shape == (n + len(part_weight), d), (out.shape, n, len(part_weight), d)
+    assert out.shape == (-(-n // 4) * 4, d)
     assert rows.flags.c_contiguous
     assert rows.flags.aligned
-    assert weight.shape == root_weight.shape
     assert weight.shape in ((n,), (0,))
-    assert reference.shape == peak.shape == deviation.shape == (d,)
+    assert shift.shape == offset.shape == peak.shape == total.shape == (d,)
     assert 0 <= first < last <= d
+    assert np.array_equal(np.sort(order), np.arange(n))
+    assert np.array_equal(order // part_rows, np.arange(n) // part_rows)
+    assert part_rows % 4 == 0
+    assert cell.shape == (n,)
+    assert turns.shape[1:] == (2,)
     assert codes.shape[1:] == values.shape[1:] == (n,)
     assert class_sums.shape[1:] == products.shape[1:] == (d,)
     assert len(products) == len(values)
     assert codes.size == 0 or (codes.min() >= -1 and codes.max() < len(class_sums))
 
 
-def _check_syrk(rows: Any, square: Any) -> None:
-    assert square.shape == (rows.shape[1], rows.shape[1])
-
-
 def _check_add_lower(
-    scatter: Any, product: Any, sign: float, v: Any, coefficient: float, first: int, last: int
+    scatter: Any, product: Any, sign: float, vectors: Any, coefficients: Any, first: int, last: int
 ) -> None:
     d = len(scatter)
-    assert scatter.shape == product.shape == (d, d)
-    assert v.shape == (d,)
+    assert scatter.shape == (d, d)
+    assert scatter.flags.f_contiguous
+    assert product.flags.f_contiguous
+    assert product.shape in ((d, d), (0, 0))
+    assert vectors.shape == (2, d)
+    assert coefficients.shape == (2,)
     assert 0 <= first <= last <= (d + 1) // 2
 
 
-def _check_rank_one(scatter: Any, v: Any, coefficient: float) -> None:
-    assert scatter.shape == (len(v), len(v))
+def _check_syrk(rows: Any, square: Any) -> None:
+    assert square.shape == (rows.shape[1], rows.shape[1])
 
 
 def _check_apply(
@@ -99,12 +116,13 @@ def _check_apply(
 
 
 _GUARDS: list[tuple[Any, str, Callable[..., None]]] = [
-    (row_kernels, "centre_block", _check_centre_block),
+    (blocks, "sort_by_cell", _check_sort),
+    (blocks, "sample_columns", _check_sample),
+    (blocks, "centre_block", _check_centre_block),
+    (blocks, "add_lower", _check_add_lower),
     (row_kernels, "apply_rows", _check_apply),
     (blas, "syrk_f32_out", _check_syrk),
     (blas, "syrk_f64_into", _check_syrk),
-    (blas, "add_lower", _check_add_lower),
-    (blas, "rank_one_lower", _check_rank_one),
 ]
 
 

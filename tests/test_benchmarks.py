@@ -8,8 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +24,8 @@ import splince_fast as sf
 ROOT = Path(__file__).resolve().parent.parent
 EPS = float(np.finfo(np.float64).eps)
 MODULES = (
-    "_data", "_discovery", "_machine", "_memory", "_peers", "_reference", "_rows", "_sizes",
-    "_tables", "_timing", "_model", "growth", "peers", "smoke",
+    "_data", "_discovery", "_machine", "_memory", "_peers", "_profile", "_reference", "_rows",
+    "_sizes", "_tables", "_timing", "_model", "growth", "page", "peers", "profiles", "smoke",
 )  # fmt: skip
 
 
@@ -51,7 +52,7 @@ def run(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 
 def test_every_benchmark_runs_once() -> None:
     # Names of asv benchmarks have parentheses; targets run in a test of their own.
-    result = run("benchmarks.smoke", "(", "discovery", "peers", "growth")
+    result = run("benchmarks.smoke", "(", "discovery", "peers", "growth", "profiles", "page")
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip().endswith(", 0 failed")
     assert int(result.stdout.split()[0]) > 100
@@ -254,8 +255,8 @@ def test_peak_memory_of_a_job_is_seen(
 
 def test_model_predicts_from_rates(bench: Any) -> None:
     rates = bench._model.Rates(syrk=1e12, potrf=1e11, copy=1e10)
-    # 10^9 8192^2 / 10^12 s, 1.5 copies of 32.8 TB, and 10^9 / 2048 merges of 5 8192^2 bytes.
-    expected = 67_109 + 1.5 * 3276.8 + 1e9 / 2048 * 5 * 8192**2 / 1e10
+    # 10^9 8192^2 / 10^12 s, a copy of 32.8 TB, and 10^9 / 2048 merges of 5 8192^2 bytes.
+    expected = 67_109 + 3276.8 + 1e9 / 2048 * 5 * 8192**2 / 1e10
     assert rates.accumulate(1e9, 8192) == pytest.approx(expected, rel=1e-3)
     slow_disk = bench._model.Rates(1e12, 1e11, 1e10, disk=1e8)
     assert slow_disk.accumulate(1e9, 8192) == pytest.approx(1e9 * 8192 * 4 / 1e8)
@@ -265,6 +266,13 @@ def test_exponent_is_that_of_a_power_law(bench: Any) -> None:
     sizes = (16, 32, 64, 128)
     growth = bench.growth.Growth("", "d", 2, sizes, tuple(3e-9 * d**2 for d in sizes), ())
     assert growth.exponent == pytest.approx(2.0)
+
+
+def test_durations_have_a_unit_that_fits(bench: Any) -> None:
+    shown = [bench._tables.seconds(s) for s in (2.5, 0.99999, 0.9994, 3e-5, 5e-8)]
+    assert shown == ["2.5 s", "1 s", "999 ms", "30 us", "50 ns"]
+    shown = [bench._tables.duration(s) for s in (599.0, 7200.0, 3e5)]
+    assert shown == ["599 s", "2.0 h", "3.5 days"]
 
 
 def test_verdicts(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,3 +288,325 @@ def test_an_unknown_size_is_refused(bench: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("SPLINCE_FAST_BENCH", "large")
     with pytest.raises(SystemExit, match="'smoke' or 'full'"):
         bench._sizes.smoke()
+
+
+# --- where the time goes -------------------------------------------------------------------------
+
+
+class Naps:
+    """Work that takes time by a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def inner(self) -> None:
+        self.now += 2.0
+
+    def outer(self) -> None:
+        self.inner()
+        self.now += 1.0
+        self.inner()
+
+    def job(self) -> None:
+        self.outer()
+        self.now += 0.5
+        other = threading.Thread(target=self.inner)
+        other.start()
+        other.join()
+
+    def stages(self, bench: Any) -> list[Any]:
+        return [bench._profile.Stage(name, self, name) for name in ("outer", "inner")]
+
+
+def test_a_stage_counts_alone_and_all_sum_to_the_whole(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    naps = Naps()
+    monkeypatch.setattr(bench._profile, "perf_counter", naps.clock)
+    job, floor = (bench._timing.Contender(f) for f in (naps.job, naps.inner))
+    found = bench._profile.profile("", "", job, naps.stages(bench), "floor", floor)
+    # Twice 2 inside the outer stage; the third time is another thread's, for which this one waits.
+    assert found.stages == [("outer", 1.0), ("inner", 4.0), (bench._profile.REST, 2.5)]
+    assert found.seconds == 7.5
+    assert found.shares == {"outer": 1 / 7.5, "inner": 4 / 7.5, bench._profile.REST: 2.5 / 7.5}
+
+
+def test_what_was_timed_is_put_back_whatever_happens(bench: Any) -> None:
+    naps = Naps()
+    before = naps.inner, Naps.outer
+    stages = [bench._profile.Stage("", Naps, "outer"), bench._profile.Stage("", naps, "inner")]
+    with bench._profile.watched(stages):
+        assert naps.inner != before[0]
+        assert Naps.outer != before[1]
+    assert (naps.inner, Naps.outer) == before
+    with pytest.raises(ZeroDivisionError), bench._profile.watched(stages):
+        1 / 0  # noqa: B018
+    assert (naps.inner, Naps.outer) == before
+    missing = [*stages, bench._profile.Stage("", naps, "missing")]
+    with pytest.raises(AttributeError, match="missing"), bench._profile.watched(missing):
+        pass
+    assert (naps.inner, Naps.outer) == before
+
+
+def test_profiles_reach_every_stage_and_leave_the_library_as_it_was(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touched: list[tuple[Any, str, object]] = []
+    watched = bench._profile.watched
+
+    def spy(stages: Any) -> Any:
+        touched.extend((owner, name, vars(owner)[name]) for _, owner, name in stages)
+        return watched(stages)
+
+    monkeypatch.setattr(bench._profile, "watched", spy)
+    monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", "1")
+    found = list(bench.profiles.profiles())
+    assert {one.group for one in found} == {"accumulate", "solve", "apply", "fit an estimator"}
+    for one in found:
+        assert one.stages[-1][0] == bench._profile.REST
+        assert all(seconds > 0 for _, seconds in one.stages), "a stage was never called"
+        assert one.untimed > 0
+        assert sum(one.shares.values()) == pytest.approx(1.0, rel=len(one.stages) * EPS)
+    assert touched
+    for owner, name, original in touched:
+        assert vars(owner)[name] is original, name
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+def _ratio(median: float) -> dict[str, float]:
+    return {"median": median, "low": 0.5 * median, "high": 2.0 * median}
+
+
+def _target(what: str, sense: str, target: float, measured: float | None, met: bool | None) -> Any:
+    found = None if measured is None else _ratio(measured)
+    note = "" if measured else "not installed: something"
+    return {"what": what, "sense": sense, "target": target, "measured": found, "met": met,
+            "note": note}  # fmt: skip
+
+
+def _profile(group: str, what: str, stages: dict[str, float]) -> Any:
+    return {"group": group, "what": what, "stages": list(stages.items()), "untimed": 0.9,
+            "floor": "bare thing", "floor_seconds": 0.45, "shares": {}}  # fmt: skip
+
+
+def _head(program: str, **environment: str) -> dict[str, Any]:
+    machine = {
+        "date": "2024-02-29", "processor": "Some Processor", "cores": 6, "memory_gib": 12.5,
+        "system": "Linux x86_64", "python": "3.11.9", "splince_fast": "0.1",
+        "versions": {"numpy": "2.0.1"}, "environment": environment,
+        "blas": {"name": "scipy", "core": "SkylakeX", "reason": "asked for"},
+        "pools": [{"library": "openblas", "version": "0.3.27", "core": "Zen", "threads": 6}],
+    }  # fmt: skip
+    return {"command": f"python -m benchmarks.{program}", "smoke": False, "machine": machine}
+
+
+def results() -> dict[str, Any]:
+    """Small results of every program."""
+    job = {"group": "solve", "what": "d = 4321", "unit": "call", "ours": 0.002}
+    return {
+        "targets": {
+            **_head("targets"),
+            "rows": [
+                _target("rate against bare SYRK, d = 768, float32", ">=", 0.85, 0.8765, True),
+                _target("splince against potrf and two solves, d = 2048", "<=", 1.5, 1.777, False),
+                _target("apply against np.copyto, rank 1", ">=", 1.0, 0.9091, False),
+                _target("relative error of S, float32", "<=", 1e-6, 3.21e-7, True),
+                _target("wide kernels: rate, d = 5", ">=", 1.4, None, None),
+            ],
+        },
+        "peers": {
+            **_head("peers"),
+            "times": [
+                {**job, "others": {"tool": _ratio(33.3), "floor": _ratio(0.111)}, "left_out": {}},
+                {**job, "what": "d = 5", "others": {"tool": _ratio(0.7071)},
+                 "left_out": {"rival": "it needs a licence"}},
+            ],
+            "facts": [{"group": "peak memory", "what": "n = 77", "unit": "GiB",
+                       "values": {"splince_fast": 0.25, "tool": 9.75}, "left_out": {}}],
+        },
+        "growth": {
+            **_head("growth"),
+            "rates": {"syrk": 2.34e11, "potrf": 5.6e10, "copy": 7.8e9},
+            "growth": [{"what": "accumulate", "axis": "d", "promised": 2, "sizes": [10, 100],
+                        "seconds": [1.0, 100.0], "share": [0.5, 0.66], "exponent": 2.0}],
+            "checks": [{"what": "solve, d = 9", "predicted": 1.0, "measured": 1.37}],
+            "prediction": {"n": 1e9, "d": 8192, "seconds": {"accumulate": 360000.0, "solve": 8.0,
+                           "apply": 7200.0},
+                           "rates": {"syrk": 9.87e11, "potrf": 1e11, "copy": 1e10, "disk": 3e9}},
+        },
+        "profiles": {
+            **_head("profiles", OPENBLAS_CORETYPE="Haswell"),
+            "profiles": [
+                _profile("accumulate", "d = 768", {"product": 0.6, "centre": 0.3, "labels": 0.1}),
+                _profile("solve", "d = 32", {"kernel": 0.25, "rest (Python)": 0.75}),
+                _profile("apply", "rank 1", {"kernel": 1.0}),
+                _profile("fit an estimator", "n = 200", {"validation": 0.37, "solve": 0.63}),
+            ],
+        },
+    }  # fmt: skip
+
+
+@pytest.fixture
+def make_page(bench: Any, tmp_path: Path) -> Callable[..., str]:
+    def make(content: dict[str, Any], *more: str) -> str:
+        arguments = ["--out", str(tmp_path / "performance.md"), *more]
+        for program, found in content.items():
+            path = tmp_path / f"{program}.json"
+            path.write_text(json.dumps(found))
+            arguments += [f"--{program}", str(path)]
+        bench.page.main(arguments)
+        return (tmp_path / "performance.md").read_text()
+
+    return make
+
+
+def test_page_holds_every_row_and_marks_what_is_missed(make_page: Callable[..., str]) -> None:
+    content = results()
+    page = make_page(content)
+    lines = page.splitlines()
+    for row in content["targets"]["rows"]:
+        (line,) = [text for text in lines if text.startswith(f"| {row['what']} ")]
+        assert ("MISSED" in line) == (row["met"] is False)
+        assert (" met " in line) == (row["met"] is True)
+        assert ("not measured" in line) == (row["measured"] is None)
+    rows = [" ".join(line.split()) for line in lines]
+    for row in (
+        "| solve | d = 4321 | 2 ms/call | 33.3 [16.6, 66.6] | 0.111 [0.0555, 0.222] |",
+        "| solve | d = 5 | 2 ms/call | 0.707 [0.354, 1.41] | |",
+        "| n = 77 (GiB) | 0.25 | 9.8 |",
+        "- rival left out of solve d = 5: it needs a licence",
+        "| accumulate | d = 10, 100 | 1 s, 100 s | 2.00 | 2 | 0.66 |",
+        "| solve, d = 9 | 1 s | 1.37 s | 1.37 |",
+        "| accumulate | 4.2 days |",
+        "| solve | 8 s |",
+        "| apply | 2.0 h |",
+        "| d = 768 | 1 s | 60.0% | 30.0% | 10.0% | 900 ms | 450 ms |",
+        "| n = 200 | 1 s | 37.0% | 63.0% | 900 ms | 450 ms |",
+    ):
+        assert row in rows
+
+
+def test_sentences_of_the_page_are_made_of_the_results(make_page: Callable[..., str]) -> None:
+    page = " ".join(make_page(results()).split())
+    for sentence in (
+        "Measured on Some Processor, 6 cores, 12.5 GiB, Linux x86_64, with Python 3.11.9, "
+        "splince_fast 0.1, numpy 2.0.1; with all packages loaded the thread pools are openblas "
+        "0.3.27 Zen x6.",
+        "**OPENBLAS_CORETYPE was set in the environment",
+        "runs at 0.876 of the rate of the bare symmetric product",
+        "takes 1.78 (d = 2048) times as long as a bare Cholesky",
+        "is 3.21e-07 (float32)",
+        "| tool | 2 | 0.707 | 17 | 33.3 | 1 |",
+        "2 of 4 targets with a verdict are met (without one: 1). These are missed: - splince "
+        "against potrf and two solves, d = 2048: 1.78 [0.888, 3.55], target <= 1.5 - apply against "
+        "np.copyto, rank 1: 0.909 [0.455, 1.82], target >= 1 In 1 of 2 comparisons with other "
+        "packages splince_fast is slower: - solve, d = 5: tool takes 0.707 [0.354, 1.41] of its",
+        "The product's share of an update is 60% (d = 768). Where it is smallest, the largest "
+        "other shares are centre (30%) and labels (10%).",
+        "A solve at d = 32 takes 900 ms, 75% of it outside the compiled kernel",
+        "scikit-learn's validation is 37% of it",
+        "SYRK in float32 234 GFLOP/s",
+        "For n = 1e+09 float32 rows of d = 8192, 32.8 TB, at SYRK in float32 987 GFLOP/s, POTRF in "
+        "float64 100 GFLOP/s, copy 10 GB/s of what is read, disk 3 GB/s, it predicts",
+        "as long as it delivers 0.091 GB/s",
+        "not measured: not installed: something",
+    ):
+        assert sentence in page, sentence
+
+
+def test_page_draws_the_figure_and_links_it(make_page: Callable[..., str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "figures").mkdir()
+    path = tmp_path / "figures" / "peers.svg"
+    page = make_page(results(), "--figure", str(path))
+    assert "](figures/peers.svg)" in page
+    assert str(tmp_path) not in page
+    drawn = path.read_text()
+    assert "solve: d = 4321" in drawn
+    make_page(results(), "--figure", str(path))
+    assert path.read_text() == drawn, "the same results draw the same file"
+    assert "figures" not in make_page(results())
+
+
+def _keys(content: Any, where: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every key, but for those of mappings that may hold any."""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield (*where, key)
+            if key not in ("versions", "environment", "others", "values", "left_out"):
+                yield from _keys(value, (*where, key))
+    elif isinstance(content, list):
+        for index, value in enumerate(content):
+            yield from _keys(value, (*where, index))
+
+
+def _is_needed(where: tuple[Any, ...]) -> bool:
+    """Whether a key is not derived, not optional, and (pools) of the run that is shown."""
+    derived = {"exponent", "shares", "disk"}
+    return (
+        len(where) > 1 and where[-1] not in derived and ("pools" not in where or "peers" in where)
+    )
+
+
+def test_a_missing_key_ends_the_making_of_the_page(
+    make_page: Callable[..., str], tmp_path: Path
+) -> None:
+    needed = list(filter(_is_needed, _keys(results())))
+    assert len(needed) > 100
+    for where in needed:
+        content = results()
+        inside: Any = content
+        for step in where[:-1]:
+            inside = inside[step]
+        del inside[where[-1]]
+        with pytest.raises(SystemExit, match=f"benchmarks.{where[0]} have no '{where[-1]}'"):
+            make_page(content)
+    assert not (tmp_path / "performance.md").exists()
+    make_page(results())  # control: with all of them there is a page
+
+
+def test_groups_that_sentences_need_are_asked_for(make_page: Callable[..., str]) -> None:
+    content = results()
+    del content["targets"]["rows"][0]
+    with pytest.raises(SystemExit, match="begins with 'rate against bare SYRK, '"):
+        make_page(content)
+    content = results()
+    del content["profiles"]["profiles"][2]
+    with pytest.raises(SystemExit, match="no group 'apply'"):
+        make_page(content)
+
+
+@pytest.mark.parametrize("key", ["processor", "cores", "versions", "python"])
+def test_runs_of_different_machines_make_no_page(key: str, make_page: Callable[..., str]) -> None:
+    content = results()
+    content["growth"]["machine"][key] = "another"
+    with pytest.raises(SystemExit, match=f"targets and growth differ in {key}"):
+        make_page(content)
+
+
+def test_page_of_smoke_sizes_says_so(make_page: Callable[..., str]) -> None:
+    content = results()
+    assert "Smoke sizes" not in make_page(content)
+    for found in content.values():
+        found["smoke"] = True
+    assert "**Smoke sizes" in make_page(content)
+
+
+def test_commands_are_recorded_without_paths(bench: Any) -> None:
+    given = ["--json", "/home/someone/a.json", "--figure=/srv/b c.png", "--n", "1e9"]
+    assert bench._machine.command("benchmarks.x", given) == (
+        "python -m benchmarks.x --json a.json '--figure=b c.png' --n 1e9"
+    )
+
+
+def test_environment_of_a_run_holds_no_paths(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPLINCE_FAST_DATA", "/home/someone/data")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    environment = bench._machine.describe()["environment"]
+    assert environment["OMP_NUM_THREADS"] == "3"
+    assert "SPLINCE_FAST_DATA" not in environment

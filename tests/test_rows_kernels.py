@@ -8,90 +8,192 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import U32, U64
+from conftest import U32, U64, scatter_of
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from splince_fast import _state
-from splince_fast._kernels import blas, reference
+from splince_fast import Moments, _state
+from splince_fast._kernels import blas, blocks, compiled, reference
 from splince_fast._kernels import rows as kernels
 
 Array = np.ndarray[Any, Any]
 
 
-def reduced(
-    rows: Array, weight: Array, origin: Array, codes: Array, n_codes: int, values: Array,
-    part_rows: int, bounds: list[int],
-) -> dict[str, Array]:  # fmt: skip
-    """Call the centring kernel on stripes of columns; outputs begin as NaN."""
-    n, d = rows.shape
-    starts = np.arange(0, n, part_rows)
-    unit = np.ones(n) if not weight.size else weight
-    parts = np.add.reduceat(unit, starts)
-    out = {
-        "centred": np.full((n + len(starts), d), np.nan, rows.dtype),
-        "peak": np.full(d, np.nan),
-        "deviation": np.full(d, np.nan),
-        "class_sums": np.full((n_codes, d), np.nan),
-        "products": np.full((len(values), d), np.nan),
-    }
-    for first, last in pairwise(bounds):
-        kernels.centre_block(
-            rows, weight, np.sqrt(weight), origin, codes, values, part_rows, parts, first, last,
-            *out.values(),
-        )  # fmt: skip
-    return out
+# Any number of either precision that can be squared.
+constants = st.one_of(
+    st.floats(-(2.0**120), 2.0**120, width=32).map(np.float32),
+    st.floats(-1e140, 1e140).map(np.float64),
+)
+
+
+def sorted_by_cell(codes: Array, n_codes: int, part_rows: int) -> tuple[Array, Array]:
+    n = codes.shape[1]
+    order, cell = np.full(n, -7, np.intp), np.full(n, -7, np.intp)
+    blocks.sort_by_cell(codes, n_codes, part_rows, order, cell)
+    return order, cell
 
 
 class Block:
-    """A random block, with everything the kernel takes."""
+    """A random block, with everything the reducing kernel takes."""
 
     def __init__(
         self, n: int, d: int, dtype: Any = np.float64, *, weighted: bool = False,
-        variables: int = 0, classes: int = 3, columns: int = 0, offset: float = 0.0, seed: int = 0,
+        variables: int = 0, classes: int = 3, columns: int = 0, offset: float = 0.0,
+        turns: Array = _state._TURNS, part_rows: int = 16, seed: int = 0,
     ) -> None:  # fmt: skip
         rng = np.random.default_rng(seed)
         self.rows = (rng.normal(size=(n, d)) + offset).astype(dtype)
         self.weight = rng.uniform(0.1, 3, n) if weighted else np.empty(0)
-        self.origin = self.rows[: min(n, 5)].astype(np.float64).mean(axis=0)
+        self.reference = self.rows[: min(n, 5)].astype(np.float64).mean(axis=0)
+        self.shift = self.rows[-min(n, 3) :].astype(np.float64).mean(axis=0)
         self.codes = rng.integers(-1, classes, (variables, n)).astype(np.intp)
         self.codes += np.arange(variables)[:, None] * classes * (self.codes >= 0)
         self.n_codes = variables * classes
         self.values = rng.normal(size=(columns, n)) * (rng.random((columns, n)) < 0.8)
+        self.turns, self.part_rows = turns, part_rows
 
-    def reduced(self, part_rows: int, bounds: list[int] | None = None) -> dict[str, Array]:
-        return reduced(
-            self.rows, self.weight, self.origin, self.codes, self.n_codes, self.values, part_rows,
-            bounds or [0, self.rows.shape[1]],
-        )  # fmt: skip
+    def reduced(self, bounds: list[int] | None = None) -> dict[str, Array]:
+        """Call the kernel on stripes of columns; outputs begin as NaN."""
+        n, d = self.rows.shape
+        order, cell = sorted_by_cell(self.codes, self.n_codes, self.part_rows)
+        out = {
+            "out": np.full((_state.buffer_rows(n), d), np.nan, self.rows.dtype),
+            "peak": np.full(d, np.nan),
+            "total": np.full(d, np.nan),
+            "class_sums": np.full((self.n_codes, d), np.nan),
+            "products": np.full((len(self.values), d), np.nan),
+        }
+        for first, last in pairwise(bounds or [0, d]):
+            blocks.centre_block(
+                self.rows, self.weight, self.shift, self.shift - self.reference, self.codes,
+                order, cell, self.values, self.turns, self.part_rows, first, last, *out.values(),
+            )  # fmt: skip
+        return out
 
-    def check(self, part_rows: int) -> None:
-        """Against the twin, to N u sum |terms|."""
-        found = self.reduced(part_rows)
-        rows = self.rows.astype(np.float64)
-        twin = reference.centre_block(
-            self.rows, self.weight, self.origin, self.codes, self.values, self.n_codes
+    def turned(self) -> Array:
+        """What `out` is in exact arithmetic: rows padded with zeros, turned in pairs."""
+        n, d = self.rows.shape
+        deviations = np.zeros((_state.buffer_rows(n), d))
+        deviations[:n] = self.rows - self.shift
+        if self.weight.size:
+            deviations[:n] *= np.sqrt(self.weight)[:, None]
+        first, second = deviations[::2], deviations[1::2]
+        cosine, sine = self.turns[np.arange(len(first)) % len(self.turns)].T[:, :, None]
+        turned = np.empty_like(deviations)
+        turned[::2], turned[1::2] = (
+            cosine * first + sine * second,
+            cosine * second - sine * first,
         )
-        scatter, deviation, class_sums, products = twin
-        n, (_, d) = len(rows) + 8, rows.shape
-        w = self.weight if self.weight.size else np.ones(len(rows))
-        size = np.abs(rows - self.origin).max(axis=0) + U64 * np.abs(rows).max(axis=0)
-        slack = 8 * n * U64 * w.sum() * size
-        assert (np.abs(found["deviation"] - deviation) <= slack).all()
-        assert (np.abs(found["class_sums"] - class_sums) <= slack).all()
+        return turned
+
+    def check(self) -> None:
+        """Against the twins, to N u sum |terms|."""
+        found = self.reduced()
+        n = len(self.rows)
+        w = self.weight if self.weight.size else np.ones(n)
+        deviations = self.rows.astype(np.float64) - self.shift
+        np.testing.assert_array_equal(found["peak"], np.abs(deviations).max(axis=0))
+        # Two products and a sum, once more where they are stored in float32.
+        largest = np.sqrt(w.max()) * found["peak"]
+        u = U32 if self.rows.dtype == np.float32 else 0.0
+        assert (np.abs(found["out"] - self.turned()) <= (2 * u + 8 * U64) * largest).all()
+        _, total, _, _ = reference.centre_block(
+            self.rows, self.weight, self.shift, self.codes, self.values, self.n_codes
+        )
+        slack = 8 * (n + 8) * U64 * found["peak"]
+        assert (np.abs(found["total"] - total) <= slack * w.sum()).all()
+        _, _, class_sums, products = reference.centre_block(
+            self.rows, self.weight, self.reference, self.codes, self.values, self.n_codes
+        )
+        slack += 8 * (n + 8) * U64 * (np.abs(self.shift) + np.abs(self.reference))
+        assert (np.abs(found["class_sums"] - class_sums) <= slack * w.sum()).all()
         shares = np.abs(self.values).sum(axis=1, keepdims=True)
-        assert (np.abs(found["products"] - products) <= 8 * n * U64 * shares * size).all()
-        centred = found["centred"].astype(np.float64)
-        u = U32 if self.rows.dtype == np.float32 else U64
-        bound = 8 * (u + n * U64) * w.sum() * np.outer(size, size)
-        assert (np.abs(centred.T @ centred - scatter) <= bound).all()
-        largest = np.abs(centred).max(axis=0)
-        np.testing.assert_allclose(found["peak"], largest, rtol=4 * u, atol=1e-45)
-        assert centred.shape == (len(rows) + -(-len(rows) // part_rows), d)
+        assert (np.abs(found["products"] - products) <= slack * shares).all()
 
 
-# --- centring ------------------------------------------------------------------------------------
+# --- the order of rows ---------------------------------------------------------------------------
+
+
+@given(
+    n=st.integers(1, 60),
+    variables=st.integers(0, 3),
+    n_codes=st.integers(0, 12),
+    part_rows=st.sampled_from([1, 4, 7, 20, 64]),
+    seed=st.integers(0, 999),
+)
+def test_rows_of_a_part_are_sorted_by_their_combination_of_codes(
+    n: int, variables: int, n_codes: int, part_rows: int, seed: int
+) -> None:
+    codes = np.random.default_rng(seed).integers(-1, n_codes, (variables, n)).astype(np.intp)
+    order, cell = sorted_by_cell(codes, n_codes, part_rows)
+    assert sorted(order) == list(range(n))  # no row is lost
+    parts = np.arange(n) // part_rows
+    np.testing.assert_array_equal(order // part_rows, parts)  # nor leaves its part
+    keys = [(part, *codes[:, i]) for part, i in zip(parts, order, strict=True)]
+    # Cells are numbered without gaps, and are equal where and only where part and codes are.
+    assert list(np.unique(cell)) == list(range(len(set(keys))))
+    assert len(set(zip(keys, cell, strict=True))) == len(set(keys))
+    assert (np.diff(cell) >= 0).all()
+    # Stable: rows of one cell keep their order.
+    assert (np.diff(order)[np.diff(cell) == 0] > 0).all()
+
+
+def test_no_variables_leave_rows_in_their_order() -> None:
+    order, cell = sorted_by_cell(np.empty((0, 9), np.intp), 0, 16)
+    np.testing.assert_array_equal(order, np.arange(9))
+    assert not cell.any()
+
+
+# --- the shift -----------------------------------------------------------------------------------
+
+
+@given(
+    n=st.integers(1, 90),
+    d=st.integers(1, 40),
+    stride=st.integers(1, 100),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    weighted=st.booleans(),
+    offset=st.sampled_from([0.0, 1e4]),
+    seed=st.integers(0, 999),
+)
+def test_a_sample_has_the_mean_and_the_squares_of_its_rows(
+    n: int, d: int, stride: int, dtype: Any, weighted: bool, offset: float, seed: int
+) -> None:
+    block = Block(n, d, dtype, weighted=weighted, offset=offset, seed=seed)
+    shift, spread = np.full(d, np.nan), np.full(d, np.nan)
+    blocks.sample_columns(block.rows, block.weight, stride, shift, spread)
+    x = block.rows[::stride].astype(np.longdouble)
+    w = block.weight[::stride] if weighted else np.ones(len(x))
+    y = x - x[0]
+    mean = np.average(y, axis=0, weights=w)
+    squares = w @ (y - mean) ** 2
+    # Sums about the first row, which lies within `size` of all others.
+    size, m = np.abs(y).max(axis=0), len(y) + 8
+    slack = 4 * m * U64 * size
+    assert (np.abs(shift - (x[0] + mean)) <= slack + 2 * U64 * np.abs(shift)).all()
+    assert (np.abs(spread - squares) <= slack * w.sum() * size).all()
+    assert (spread >= 0).all()
+
+
+@given(
+    value=constants,
+    n=st.integers(1, 50),
+    stride=st.integers(1, 9),
+    weighted=st.booleans(),
+)
+def test_a_sample_of_a_constant_column_is_exactly_that(
+    value: Any, n: int, stride: int, weighted: bool
+) -> None:
+    rows = np.full((n, 3), value)
+    weight = np.linspace(0.1, 3, n) if weighted else np.empty(0)
+    shift, spread = np.full(3, np.nan), np.full(3, np.nan)
+    blocks.sample_columns(rows, weight, stride, shift, spread)
+    assert (shift == value).all()
+    assert (spread == 0.0).all()
+
+
+# --- reducing rows -------------------------------------------------------------------------------
 
 
 @given(
@@ -100,109 +202,338 @@ class Block:
     dtype=st.sampled_from([np.float32, np.float64]),
     weighted=st.booleans(),
     variables=st.integers(0, 3),
+    classes=st.integers(1, 5),
     columns=st.integers(0, 3),
-    part_rows=st.sampled_from([1, 2, 7, 64, 512]),
     offset=st.sampled_from([0.0, 1.0, 1e4]),
+    angles=st.lists(st.floats(-7, 7), min_size=1, max_size=5),
+    part_rows=st.sampled_from([4, 8, 64]),
     seed=st.integers(0, 999),
 )
-def test_centring_equals_its_twin(
-    n: int, d: int, dtype: Any, weighted: bool, variables: int, columns: int, part_rows: int,
-    offset: float, seed: int,
+def test_reducing_equals_its_twin(
+    n: int, d: int, dtype: Any, weighted: bool, variables: int, classes: int, columns: int,
+    offset: float, angles: list[float], part_rows: int, seed: int,
 ) -> None:  # fmt: skip
+    turns = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     Block(
-        n, d, dtype, weighted=weighted, variables=variables, columns=columns, offset=offset,
-        seed=seed,
-    ).check(part_rows)  # fmt: skip
+        n, d, dtype, weighted=weighted, variables=variables, classes=classes, columns=columns,
+        offset=offset, turns=turns, part_rows=part_rows, seed=seed,
+    ).check()  # fmt: skip
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(("n", "d"), [(4096, 33), (1025, 130), (513, 1), (1, 700)])
-def test_centring_at_the_sizes_it_is_used(n: int, d: int, dtype: Any, weighted: bool) -> None:
-    block = Block(n, d, dtype, weighted=weighted, variables=2, classes=40, columns=2, offset=10.0)
-    block.check(_state.rows_per_part(d, np.dtype(dtype)))
+@pytest.mark.parametrize(("n", "d"), [(4096, 33), (1025, 130), (514, 1), (3, 700)])
+def test_reducing_at_the_sizes_it_is_used(n: int, d: int, dtype: Any, weighted: bool) -> None:
+    part_rows = _state._rows_per_part(d, np.dtype(dtype))
+    Block(
+        n, d, dtype, weighted=weighted, variables=2, classes=40, columns=2, offset=10.0,
+        part_rows=part_rows,
+    ).check()  # fmt: skip
+
+
+@given(st.integers(1, 10**6), st.sampled_from([np.float32, np.float64]))
+def test_parts_are_whole_groups_of_four_rows(width: int, dtype: Any) -> None:
+    part_rows = _state._rows_per_part(width, np.dtype(dtype))
+    assert 64 <= part_rows <= 512
+    assert part_rows % 4 == 0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_labels_have_no_influence_on_the_state_of_x(dtype: Any) -> None:
+    """Not by a rounding: the covariance is the same whatever is accumulated beside it."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(1003, 37)).astype(dtype)
+    plain = Moments(block_rows=300).update(X)
+    for labels in (
+        {"z": rng.integers(0, 3, 1003)},
+        {"z": rng.integers(0, 200, 1003), "y": rng.normal(size=(1003, 2))},
+    ):
+        labelled = Moments(block_rows=300).update(X, labels)
+        assert labelled.covariance().tobytes() == plain.covariance().tobytes()
+        assert labelled.mean.tobytes() == plain.mean.tobytes()
 
 
 @given(
+    n=st.integers(1, 90),
     cuts=st.lists(st.integers(0, 97), max_size=6),
     dtype=st.sampled_from([np.float32, np.float64]),
     weighted=st.booleans(),
 )
 def test_stripes_of_columns_give_the_same_bytes(
-    cuts: list[int], dtype: Any, weighted: bool
+    n: int, cuts: list[int], dtype: Any, weighted: bool
 ) -> None:
     """However columns are dealt to threads: each number comes from the same operations."""
-    block = Block(90, 97, dtype, weighted=weighted, variables=2, columns=2, offset=3.0)
-    whole = block.reduced(32)
-    striped = block.reduced(32, sorted({0, 97, *cuts}))
+    block = Block(n, 97, dtype, weighted=weighted, variables=2, columns=2, offset=3.0)
+    whole = block.reduced()
+    striped = block.reduced(sorted({0, 97, *cuts}))
     for name, array in whole.items():
         assert array.tobytes() == striped[name].tobytes(), name
 
 
 def test_rows_that_may_not_be_written() -> None:
     block = Block(40, 9, np.float32, variables=1, columns=1)
-    for array in (block.rows, block.origin, block.codes, block.values):
+    for array in (block.rows, block.shift, block.codes, block.values):
         array.flags.writeable = False
-    block.check(16)
+    block.check()
 
 
-def test_the_twin_is_not_the_kernel() -> None:
-    """A control: the comparison sees a lost row, a lost class and a wrong weight."""
+@pytest.mark.parametrize("spoil", ["rows", "codes", "values", "weight", "turns"])
+def test_the_twin_is_not_the_kernel(spoil: str) -> None:
+    """A control: the comparison sees a lost row, a lost class, a wrong weight or angle."""
     block = Block(50, 4, weighted=True, variables=1, columns=1)
-    for spoil in ("rows", "codes", "values", "weight"):
-        spoilt = Block(50, 4, weighted=True, variables=1, columns=1)
-        found = block.reduced(16)
-        if spoil == "rows":
-            spoilt.rows = spoilt.rows.copy()
-            spoilt.rows[17] = 0
-        elif spoil == "codes":
-            spoilt.codes[:, 3] = -1 if spoilt.codes[0, 3] >= 0 else 0
-        elif spoil == "values":
-            spoilt.values[:, 3] += 1
-        else:
-            spoilt.weight[3] *= 1.5
-        other = spoilt.reduced(16)
-        assert any(not np.allclose(found[k], other[k], rtol=1e-9) for k in found), spoil
+    found = block.reduced()
+    if spoil == "rows":
+        block.rows = block.rows.copy()
+        block.rows[17] = 0
+    elif spoil == "codes":
+        block.codes[:, 3] = -1 if block.codes[0, 3] >= 0 else 0
+    elif spoil == "values":
+        block.values[:, 3] += 1
+    elif spoil == "turns":
+        block.turns = block.turns[:7]
+    else:
+        block.weight[3] *= 1.5
+    block.reduced = lambda bounds=None: found  # type: ignore[method-assign]
+    with pytest.raises(AssertionError):
+        block.check()
 
 
-# --- reducing a block: the choice of precision ---------------------------------------------------
+# --- turning -------------------------------------------------------------------------------------
+
+UNTURNED = np.array([[1.0, 0.0]])
 
 
-@pytest.mark.parametrize("d", [1, 31, 300, 600, 1100])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("n", [3, 62, 800])
+def test_turning_changes_no_product(n: int, weighted: bool) -> None:
+    block = Block(n, 20, weighted=weighted, variables=1)
+    turned = block.reduced()["out"]
+    block.turns = UNTURNED
+    plain = block.reduced()["out"]
+    assert np.abs(turned - plain).max() > 0.1
+    size = np.sqrt(np.einsum("ij,ij->j", plain, plain))
+    slack = 8 * (n + 8) * U64 * np.outer(size, size)
+    assert (np.abs(turned.T @ turned - plain.T @ plain) <= slack).all()
+
+
+@pytest.mark.parametrize("pattern", ["alternating", "random", "unlike", "one in ten"])
+def test_turning_breaks_the_bias_of_equal_products(
+    monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    """The control: without it the roundings of equal float32 products add up."""
+    rng, n = np.random.default_rng(0), 4096
+    levels = {
+        "alternating": np.arange(n)[:, None] % 2,
+        "random": rng.integers(0, 2, (n, 1)),
+        "unlike": rng.integers(0, 2, (n, 40)),
+        "one in ten": np.arange(n)[:, None] % 10 == 0,
+    }[pattern]
+    X = (levels * np.linspace(0.5, 1.0, 41)[:-1]).astype(np.float32)
+    truth = scatter_of(X)
+    root = np.sqrt(np.diag(truth))
+
+    def error() -> float:
+        found = Moments().update(X).covariance(ddof=0) * n
+        return float(np.max(np.abs(found - truth) / np.outer(root, root)))
+
+    assert error() <= 1e-6
+    monkeypatch.setattr(_state, "_TURNS", UNTURNED)
+    assert error() > 1e-6
+
+
+def test_no_two_turns_are_alike() -> None:
+    """Angles t and t + pi / 2 give the same products up to their order and signs."""
+    angles = np.sort(np.arctan2(_state._TURNS[:, 1], _state._TURNS[:, 0]) % (np.pi / 2))
+    gaps = np.diff(np.append(angles, angles[0] + np.pi / 2))
+    assert gaps.min() > 0.1 * np.pi / 2 / len(angles)
+    np.testing.assert_allclose(np.linalg.norm(_state._TURNS, axis=1), 1.0, atol=2 * U64)
+
+
+# --- reducing a block: the shift, the precision --------------------------------------------------
+
+
+def reduce(rows: Array, weight: Array, block: Block | None = None) -> _state.Reduced:
+    """Reduce rows about zero, with the labels of `block`."""
+    n, d = rows.shape
+    block = block or Block(n, d)
+    buffer = np.full((_state.buffer_rows(n), d), np.nan, rows.dtype)
+    return _state.reduce_block(
+        rows, weight, block.reference, block.codes, block.n_codes, block.values, buffer
+    )
+
+
+def uncentred(found: _state.Reduced) -> Array:
+    """Sums of squares about the shift, in extended precision."""
+    wide = found.shifted.astype(np.longdouble)
+    return np.asarray((wide * wide).sum(axis=0))
+
+
+def stride_of(n: int) -> int:
+    """Rows from one of the sample to the next."""
+    return int(np.ceil(n**0.5 / 4))
+
+
+def adversarial(order: str, n: int, rng: np.random.Generator, size: float) -> Array:
+    """A column whose sample says little of it."""
+    x, place = rng.normal(size=n), np.arange(n)
+    seen = place % stride_of(n) == 0
+    return {
+        "random": x,
+        "sorted": np.sort(x) * size,
+        "small where sampled": np.where(seen, x, size * (5 + x)),
+        "large where sampled": np.where(seen, size * (5 + x), x),
+        "constant where sampled": np.where(seen, 7.0, 7 + size),
+        "one outlier": np.where(place == n // 2 + 1, size, x),
+        "one outlier, which is sampled": np.where(place == 0, size, x),
+        "period of the stride": np.where(seen, size, 0.0) + 1e-3 * x,
+        "a trend": x + size * place,
+    }[order]
+
+
+ORDERS = [
+    "random", "sorted", "small where sampled", "large where sampled", "constant where sampled",
+    "one outlier", "one outlier, which is sampled", "period of the stride", "a trend",
+]  # fmt: skip
+
+
+@given(
+    n=st.integers(1, 1500),
+    columns=st.lists(
+        st.tuples(st.sampled_from(ORDERS), st.sampled_from([0.0, 1.0, 30.0, 1e3, 1e8])),
+        min_size=1, max_size=4,
+    ),
+    offset=st.sampled_from([0.0, 1e4]),
+    weighted=st.booleans(),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    seed=st.integers(0, 999),
+)  # fmt: skip
+def test_a_shift_costs_at_most_a_factor_of_five(
+    n: int, columns: list[tuple[str, float]], offset: float, weighted: bool, dtype: Any, seed: int
+) -> None:
+    """Whatever the order of rows: that bounds the digits that subtracting W r r^T can cost."""
+    rng = np.random.default_rng(seed)
+    X = np.column_stack([adversarial(order, n, rng, size) for order, size in columns]) + offset
+    X = X.astype(dtype)
+    weight = 10.0 ** rng.uniform(-3, 3, n) if weighted else np.empty(0)
+    found = reduce(X, weight)
+    centred = np.diag(scatter_of(X, weight if weighted else None))
+    squares = uncentred(found)
+    # A mean is known to its roundings; `out` to those of its precision.
+    size = np.abs(X.astype(np.float64)).max(axis=0)
+    roundings = found.weight * (8 * (n + 8) * U64 * size) ** 2
+    u = U32 if found.shifted.dtype == np.float32 else U64
+    assert (squares <= 5 * (1 + 8 * u + 8 * n * U64) * centred + roundings).all()
+    back = squares - found.weight * found.residual.astype(np.longdouble) ** 2
+    assert (np.abs(back - centred) <= 8 * (2 * u + n * U64) * squares + roundings).all()
+
+
+@pytest.mark.parametrize(
+    "order", ["small where sampled", "large where sampled", "constant where sampled",
+              "period of the stride"],
+)  # fmt: skip
+def test_a_second_sweep_is_what_bounds_the_cost_of_a_shift(
+    monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    """The control: orders that mislead the sample, with and without a second sweep."""
+    X = adversarial(order, 2000, np.random.default_rng(0), 1e3)[:, None]
+    centred = np.diag(scatter_of(X))
+    assert uncentred(reduce(X, np.empty(0))) <= (1 + 1e-12) * centred
+    monkeypatch.setattr(_state, "_EXCESS", np.inf)
+    assert uncentred(reduce(X, np.empty(0))) > 5 * centred
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("n", [1, 16, 17, 500, 4096])
+def test_rows_in_random_order_are_swept_once(
+    monkeypatch: pytest.MonkeyPatch, n: int, weighted: bool
+) -> None:
+    original, shifts = blocks.centre_block, []
+
+    def counted(*arguments: Any) -> None:
+        shifts.append(arguments[2].copy())
+        original(*arguments)
+
+    monkeypatch.setattr(blocks, "centre_block", counted)
+    monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", "1")
+    for seed in range(10):
+        shifts.clear()
+        block = Block(n, 8, weighted=weighted, offset=1e4, variables=1, seed=seed)
+        reduce(block.rows, block.weight, block)
+        assert len(shifts) == 1
+    block.rows[:: stride_of(n)] += 1e3  # the control
+    if n > 16:
+        reduce(block.rows, block.weight, block)
+        assert len(shifts) == 3
+
+
+@given(
+    value=constants,
+    n=st.integers(1, 300),
+    weighted=st.booleans(),
+    misled=st.booleans(),
+)
+def test_a_constant_column_leaves_nothing(value: Any, n: int, weighted: bool, misled: bool) -> None:
+    """Also where another column asks for a second sweep."""
+    rows = np.full((n, 3), value)
+    rows[:, 1] = 0.0
+    if misled:
+        rows[1 :: stride_of(n), 1] = 1.0
+    found = reduce(rows, np.linspace(0.1, 3, n) if weighted else np.empty(0))
+    assert (found.shifted[:, [0, 2]] == 0.0).all()
+    assert (found.residual[[0, 2]] == 0.0).all()
+
+
+@pytest.mark.parametrize("d", [1, 31, 300])
+@pytest.mark.parametrize("unit", [1e-45, 1.0, 1e45])
 @pytest.mark.parametrize("scale", [1e-25, 1.0, 1e20])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_block_reduces_in_the_precision_that_holds_it(
-    d: int, scale: float, weighted: bool
+    d: int, scale: float, unit: float, weighted: bool
 ) -> None:
-    """Parts are shorter for wide float64 rows: the buffer has to have room for their means."""
-    n = 700
+    """Weights count, too: their roots multiply what float32 has to hold."""
+    n = 701
     block = Block(n, d, weighted=weighted, variables=1, columns=1)
     rows = (block.rows * scale).astype(np.float32)
-    origin = rows[:5].astype(np.float64).mean(axis=0)
-    buffer = np.full((_state.buffer_rows(n, d, rows.dtype), d), np.nan, np.float32)
-    found = _state.reduce_block(
-        rows, block.weight, origin, block.codes, block.n_codes, block.values, buffer
-    )
-    assert found.centred.dtype == (np.float32 if scale == 1.0 else np.float64)
-    centred = found.centred[:, :40].astype(np.float64) / scale
+    block.reference = rows[:5].astype(np.float64).mean(axis=0)
+    weight = block.weight * unit
+    values = block.values
+    block.values = values * unit
+    found = reduce(rows, weight, block)
+    assert found.shifted.dtype in (np.float32, np.float64)
+    if scale == 1.0 and (unit == 1.0 or not weighted):
+        assert found.shifted.dtype == np.float32
+    if scale != 1.0 and (unit == 1.0 or not weighted):
+        assert found.shifted.dtype == np.float64
+    size = unit if weighted else 1.0
+    # Products as they are taken, in the dtype of the rows.
+    product = (found.shifted.T @ found.shifted)[:40, :40].astype(np.float64) / scale**2 / size
+    residual = found.residual[:40] / scale
+    scatter = product - found.weight / size * np.outer(residual, residual)
     twin = reference.centre_block(
-        (rows[:, :40] / np.float64(scale)), block.weight, origin[:40] / scale, block.codes,
-        block.values, block.n_codes,
+        (rows[:, :40] / np.float64(scale)), block.weight, block.reference[:40] / scale,
+        block.codes, values, block.n_codes,
     )  # fmt: skip
     root = np.sqrt(np.diag(twin[0]))
-    assert np.max(np.abs(centred.T @ centred - twin[0]) / np.outer(root, root)) <= 1e-6
-    np.testing.assert_allclose(found.class_sums[:, :40] / scale, twin[2], atol=1e-9)
-    np.testing.assert_allclose(found.products[:, :40] / scale, twin[3], atol=1e-9)
+    assert np.max(np.abs(scatter - twin[0]) / np.outer(root, root)) <= 1e-6
+    deviation = found.deviation[:40] / scale / size
+    np.testing.assert_allclose(deviation, twin[1], atol=1e-9)
+    np.testing.assert_allclose(found.class_sums[:, :40] / scale / size, twin[2], atol=1e-9)
+    np.testing.assert_allclose(found.products[:, :40] / scale / unit, twin[3], atol=1e-9)
 
 
-@given(st.integers(1, 5000), st.sampled_from([np.float32, np.float64]), st.integers(1, 9000))
-def test_a_buffer_has_room_for_rows_and_the_means_of_their_parts(
-    width: int, dtype: Any, n: int
-) -> None:
-    dtype = np.dtype(dtype)
-    part = _state.rows_per_part(width, dtype)
-    assert 64 <= part <= 512
-    assert _state.buffer_rows(n, width, dtype) == n + int(np.ceil(n / part))
+@given(st.integers(0, 9000))
+def test_a_buffer_has_room_for_whole_groups_of_four(n: int) -> None:
+    assert n <= _state.buffer_rows(n) < n + 4
+    assert _state.buffer_rows(n) % 4 == 0
+
+
+def test_a_buffer_without_room_is_refused() -> None:
+    block = Block(9, 2)
+    with pytest.raises(RuntimeError, match="room"):
+        _state.reduce_block(
+            block.rows, block.weight, block.reference, block.codes, 0, block.values,
+            np.empty((11, 2)),
+        )  # fmt: skip
 
 
 # --- finding what cannot be used -----------------------------------------------------------------
@@ -235,6 +566,40 @@ def test_one_bad_number_is_found_wherever_it_is(d: int, value: float) -> None:
         X[1, j] = 1
     assert kernels.squares_finite(X, 0, 3)
     assert kernels.squares_finite(np.full((2, 3), 3e38, np.float32), 0, 2)
+
+
+# --- adding what was multiplied ------------------------------------------------------------------
+
+WIDTHS = [1, 2, 3, 17, 64, 65, 130, 200]
+
+
+def symmetric(d: int, seed: int = 0) -> Array:
+    square = np.random.default_rng(seed).normal(size=(d, d))
+    return np.asfortranarray(square + square.T)
+
+
+@pytest.mark.parametrize("product_of", [np.float32, np.float64, None])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("d", WIDTHS)
+def test_a_product_and_two_vectors_are_added(d: int, sign: float, product_of: Any) -> None:
+    scatter = symmetric(d)
+    product = np.empty((0, 0), order="F")
+    if product_of is not None:
+        product = np.asfortranarray(symmetric(d, 1), dtype=product_of)
+    rng = np.random.default_rng(2)
+    vectors, coefficients = rng.normal(size=(2, d)), np.array([0.37, -2.5])
+    added = product.astype(np.float64) if product.size else np.zeros((d, d))
+    squares = [c * np.outer(v, v) for c, v in zip(coefficients, vectors, strict=True)]
+    expected = scatter + sign * added + squares[0] + squares[1]
+    slack = 8 * U64 * (np.abs(scatter) + np.abs(added) + sum(map(np.abs, squares)))
+    whole, pieces = scatter.copy(order="F"), scatter.copy(order="F")
+    half = (d + 1) // 2
+    blocks.add_lower(whole, product, sign, vectors, coefficients, 0, half)
+    assert (np.abs(np.tril(whole - expected)) <= slack).all()
+    np.testing.assert_array_equal(np.triu(whole, 1), np.triu(scatter, 1))
+    for first, last in pairwise([0, half // 3, half // 2, half]):
+        blocks.add_lower(pieces, product, sign, vectors, coefficients, first, last)
+    assert pieces.tobytes() == whole.tobytes()
 
 
 # --- applying ------------------------------------------------------------------------------------
@@ -270,13 +635,6 @@ def test_applying_equals_its_twin(
 
 # --- BLAS verbs ----------------------------------------------------------------------------------
 
-WIDTHS = [1, 2, 3, 17, 64, 65, 130, 200]
-
-
-def symmetric(d: int, seed: int = 0) -> Array:
-    square = np.random.default_rng(seed).normal(size=(d, d))
-    return np.asfortranarray(square + square.T)
-
 
 @pytest.mark.parametrize("d", WIDTHS)
 @pytest.mark.parametrize("n", [0, 1, 7, 300])
@@ -299,33 +657,9 @@ def test_products_of_rows(n: int, d: int) -> None:
         assert (product[np.triu_indices(d, 1)] == 7).all()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("d", WIDTHS)
-def test_adding_what_was_multiplied(d: int, sign: float, dtype: Any) -> None:
-    scatter, product = symmetric(d), np.asfortranarray(symmetric(d, 1), dtype=dtype)
-    gap, coefficient = np.random.default_rng(2).normal(size=d), 0.37
-    expected = scatter + sign * product.astype(np.float64) + coefficient * np.outer(gap, gap)
-    whole, pieces = scatter.copy(order="F"), scatter.copy(order="F")
-    half = (d + 1) // 2
-    blas.add_lower(whole, product, sign, gap, coefficient, 0, half)
-    slack = 8 * U64 * (np.abs(scatter) + np.abs(product) + np.abs(np.outer(gap, gap)))
-    assert (np.abs(np.tril(whole - expected)) <= slack).all()
-    np.testing.assert_array_equal(np.triu(whole, 1), np.triu(scatter, 1))
-    for first, last in ((0, half // 3), (half // 3, half - 1), (max(half - 1, half // 3), half)):
-        if first <= last:
-            blas.add_lower(pieces, product, sign, gap, coefficient, first, last)
-    if half > 1:
-        assert pieces.tobytes() == whole.tobytes()
-
-
-@pytest.mark.parametrize("d", WIDTHS)
-def test_rank_one_and_mirror(d: int) -> None:
+def test_mirror(d: int) -> None:
     scatter = symmetric(d)
-    v = np.random.default_rng(3).normal(size=d)
-    expected = scatter - 2.5 * np.outer(v, v)
-    blas.rank_one_lower(scatter, v, -2.5)
-    np.testing.assert_allclose(np.tril(scatter), np.tril(expected), rtol=1e-14, atol=1e-14)
     scatter[np.triu_indices(d, 1)] = np.nan
     lower = np.tril(scatter).copy()
     blas.mirror_lower(scatter)
@@ -363,12 +697,12 @@ def test_a_provider_must_bring_every_routine() -> None:
 
 
 def test_every_kernel_is_compiled_and_releases_the_interpreter() -> None:
-    compiled = [v for v in vars(kernels).values() if hasattr(v, "py_func")]
-    compiled += [
-        c for v in vars(kernels).values() for c in _closed_over(v) if hasattr(c, "py_func")
+    held = [v for module in (blocks, kernels) for v in vars(module).values()]
+    found = [
+        v for v in [*held, *(c for v in held for c in _closed_over(v))] if hasattr(v, "py_func")
     ]
-    assert len(compiled) >= 3
-    for kernel in compiled:
+    assert len(found) >= 7
+    for kernel in found:
         assert kernel.targetoptions["nogil"]
         assert "nnan" not in kernel.targetoptions["fastmath"]
         assert "ninf" not in kernel.targetoptions["fastmath"]
@@ -397,4 +731,4 @@ def test_the_cache_may_be_unwritable(monkeypatch: pytest.MonkeyPatch) -> None:
     def double(x: float) -> float:
         return 2 * x
 
-    assert kernels._kernel(double)(4.0) == 8.0
+    assert compiled.kernel(double)(4.0) == 8.0

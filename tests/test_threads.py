@@ -29,7 +29,7 @@ from splince_fast import (
     _threads,
     _validation,
 )
-from splince_fast._kernels import rows as kernels
+from splince_fast._kernels import blocks
 
 COUNTS = ["1", "2", "3", "7"]
 VARIABLE = "SPLINCE_FAST_NUM_THREADS"
@@ -287,7 +287,7 @@ def test_a_second_thread_gets_an_error_and_not_a_wrong_number(
 ) -> None:
     X, labels = normal(50, 4), {"z": np.arange(50) % 2}
     moments = Moments(block_rows=16).update(X, labels)
-    original = kernels.centre_block
+    original = blocks.centre_block
     seen: list[Any] = []
 
     def meanwhile(*arguments: Any) -> None:
@@ -295,7 +295,7 @@ def test_a_second_thread_gets_an_error_and_not_a_wrong_number(
         if not seen:
             seen.append(in_thread(lambda: USES[use](moments, tmp_path)))
 
-    monkeypatch.setattr(kernels, "centre_block", meanwhile)
+    monkeypatch.setattr(blocks, "centre_block", meanwhile)
     moments.update(X, labels)
     assert isinstance(seen[0], SplinceError)
     assert "thread" in str(seen[0])

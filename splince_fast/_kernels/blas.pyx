@@ -64,49 +64,6 @@ def syrk_f32_out(float[:, ::1] rows, float[::1, :] product) -> None:
         active.ssyrk(b"L", b"N", &d, &m, &one, &rows[0, 0], &d, &zero, &product[0, 0], &d)
 
 
-ctypedef fused product_t:
-    float
-    double
-
-
-cdef inline void _add_column(double* s, product_t* p, double sign, double* v, double w,
-                             Py_ssize_t first, Py_ssize_t d) noexcept nogil:
-    cdef Py_ssize_t i
-    for i in range(first, d):
-        s[i] += sign * <double>p[i] + w * v[i]
-
-
-def add_lower(
-    double[::1, :] scatter, product_t[::1, :] product, double sign,
-    double[::1] v, double coefficient, Py_ssize_t first, Py_ssize_t last,
-) -> None:
-    """scatter += sign * product + coefficient * v v^T, lower triangle, one sweep over memory.
-
-    The merge of two centred scatters (Chan, Golub and LeVeque 1983). For column t of first..last
-    its mirror d - 1 - t is done too, so that equal ranges of 0..(d + 1) // 2 are equal work.
-    """
-    cdef Py_ssize_t d = scatter.shape[0], t, j
-    with nogil:
-        for t in range(first, last):
-            _add_column(&scatter[0, t], &product[0, t], sign, &v[0], coefficient * v[t], t, d)
-            j = d - 1 - t
-            if j != t:
-                _add_column(&scatter[0, j], &product[0, j], sign, &v[0], coefficient * v[j], j, d)
-
-
-def rank_one_lower(double[::1, :] scatter, double[::1] v, double coefficient) -> None:
-    """scatter += coefficient * v v^T, lower triangle."""
-    cdef Py_ssize_t d = scatter.shape[0], i, j
-    cdef double w
-    cdef double* s
-    with nogil:
-        for j in range(d):
-            w = coefficient * v[j]
-            s = &scatter[0, j]
-            for i in range(j, d):
-                s[i] += w * v[i]
-
-
 def mirror_lower(double[::1, :] matrix) -> None:
     """Copy the lower triangle onto the upper one, in tiles of 64 columns to spare the cache."""
     cdef Py_ssize_t d = matrix.shape[0], i, j, first, last

@@ -10,6 +10,17 @@ SINGULAR: int
 RANK_DEFICIENT: int
 
 def class_span(sums: NDArray[float64], weights: NDArray[float64]) -> NDArray[float64]: ...
+def column_deviations(
+    z_sum: NDArray[float64], squares: NDArray[float64], reference: NDArray[float64], weight: float
+) -> NDArray[float64]: ...
+def column_span(
+    products: NDArray[float64],
+    z_sum: NDArray[float64],
+    x_sum: NDArray[float64],
+    squares: NDArray[float64],
+    reference: NDArray[float64],
+    weight: float,
+) -> NDArray[float64]: ...
 def oblique_factors(
     scatter: NDArray[float64],
     mean: NDArray[float64],

@@ -23,6 +23,7 @@ caller; failures are status codes.
 import numpy as np
 
 from libc.math cimport fabs, sqrt
+from libc.stdlib cimport qsort
 from libc.string cimport memcpy, memset
 from scipy.linalg cimport cython_blas, cython_lapack
 
@@ -57,6 +58,11 @@ cdef double ZERO = 0.0
 cdef double MINUS_ONE = -1.0
 
 
+cdef struct Sized:
+    double size
+    int row
+
+
 cdef struct Factor:
     # L = diag(scale) L0 with L0 triangular, or V diag(sqrt(values)) on the support.
     int kind
@@ -70,6 +76,7 @@ cdef struct Factor:
     double smallest      # about the smallest eigenvalue of c on its support
     double* work         # (d, width): scratch for one whitening, and
     double* spare        # as much again                              (eigh only)
+    Sized* order         # (d,): scratch of a sort                    (eigh only)
 
 
 cdef void gemm(char* ta, char* tb, int m, int n, int k, double alpha, double* a, int lda,
@@ -148,6 +155,45 @@ cdef void scale_rows(const double* weight, double* b, int d, int k) noexcept nog
             b[j * d + i] *= weight[i]
 
 
+cdef int larger_first(const void* a, const void* b) noexcept nogil:
+    cdef double x = (<const Sized*>a).size, y = (<const Sized*>b).size
+    return (x < y) - (x > y)
+
+
+cdef int orthonormal_kernel(Factor* f, const double* off, double* work, int lwork, int* iwork) noexcept nogil:
+    """null_basis := an orthonormal basis of the columns of D^-1 V_off, V_off (d, n_null) in `off`.
+
+    c = D^-1 S D^-1, so the kernel of S is D^-1 times that of c. Where features differ in units by
+    many orders of magnitude so do the rows of that product; a Householder decomposition is accurate
+    row by row if the large rows come first and columns are pivoted (Cox and Higham 1998).
+    """
+    cdef int d = f.d, n = f.n_null, info = 0, i
+    cdef Py_ssize_t j
+    cdef Sized* order = f.order
+    cdef double* graded = work
+    cdef double* tau = work + <Py_ssize_t>d * n
+    for i in range(d):
+        order[i].row = i
+        order[i].size = 0.0
+        for j in range(n):
+            order[i].size = max(order[i].size, fabs(off[j * d + i] * f.inverse[i]))
+    qsort(order, d, sizeof(Sized), &larger_first)
+    for j in range(n):
+        iwork[j] = 0
+        for i in range(d):
+            graded[j * d + i] = off[j * d + order[i].row] * f.inverse[order[i].row]
+    work = tau + n
+    lwork -= d * n + n
+    cython_lapack.dgeqp3(&d, &n, graded, &d, iwork, tau, work, &lwork, &info)
+    if info == 0:
+        cython_lapack.dorgqr(&d, &n, &n, graded, &d, tau, work, &lwork, &info)
+    if info == 0:
+        for j in range(n):
+            for i in range(d):
+                f.null_basis[j * d + order[i].row] = graded[j * d + i]
+    return _NO_CONVERGENCE if info != 0 else _OK
+
+
 cdef int eigendecompose(Factor* f, const double* span_z, int kz, const double* span_y, int ky,
                         double tolerance, double* traces, double* work, int lwork, int* iwork,
                         int liwork) noexcept nogil:
@@ -159,8 +205,6 @@ cdef int eigendecompose(Factor* f, const double* span_z, int kz, const double* s
     count as support with the eigenvalue `tolerance`.
     """
     cdef int d = f.d, k = kz + ky, info = 0, n_off = 0, admitted = 0, i, m
-    cdef Py_ssize_t j
-    cdef double* column
     cdef double* tau = work
     cython_lapack.dsyevd(b"V", b"L", &d, f.c, &d, f.root, work, &lwork, iwork, &liwork, &info)
     if info != 0:
@@ -197,20 +241,7 @@ cdef int eigendecompose(Factor* f, const double* span_z, int kz, const double* s
         f.root[i] = 1.0 / sqrt(f.root[i]) if i < admitted or i >= n_off else 0.0
     f.n_null = n_off - admitted
     if f.n_null > 0:
-        # c = D^-1 S D^-1: the kernel of S is D^-1 times that of c.
-        for i in range(f.n_null):
-            column = f.null_basis + <Py_ssize_t>i * d
-            for j in range(d):
-                column[j] = f.c[<Py_ssize_t>(admitted + i) * d + j] * f.inverse[j]
-        tau = work
-        work += d
-        lwork -= d
-        cython_lapack.dgeqrf(&d, &f.n_null, f.null_basis, &d, tau, work, &lwork, &info)
-        if info == 0:
-            cython_lapack.dorgqr(&d, &f.n_null, &f.n_null, f.null_basis, &d, tau, work, &lwork,
-                                 &info)
-        if info != 0:
-            return _NO_CONVERGENCE
+        return orthonormal_kernel(f, f.c + <Py_ssize_t>admitted * d, work, lwork, iwork)
     return _OK
 
 
@@ -363,6 +394,60 @@ def class_span(double[:, ::1] sums, double[::1] weights):
     return span_a
 
 
+def column_deviations(double[::1] z_sum, double[:, ::1] squares, double[::1] reference,
+                      double weight):
+    """(k,) standard deviations of the columns of a continuous variable, 0 where constant.
+
+    A column that varies by no more than a few roundings of its size is constant. Parameters are
+    those of `column_span`.
+    """
+    cdef Py_ssize_t k = z_sum.shape[0], c
+    cdef double mean, variance, floor
+    deviations_a = np.zeros(k)
+    cdef double[::1] deviations = deviations_a
+    for c in range(k):
+        mean = z_sum[c] / weight
+        variance = squares[c, c] / weight - mean * mean
+        floor = CONSTANT_ROUNDINGS * EPS * (fabs(reference[c]) + sqrt(squares[c, c] / weight))
+        if variance > floor * floor:
+            deviations[c] = sqrt(variance)
+    return deviations_a
+
+
+def column_span(double[:, ::1] products, double[::1] z_sum, double[::1] x_sum,
+                double[:, ::1] squares, double[::1] reference, double weight):
+    """Cross-covariances with the columns of a continuous variable, as (k', d) rows.
+
+    In units of the columns' standard deviations; constant columns are left out.
+
+    Parameters
+    ----------
+    products : (k, d) float64, sums of w (z - reference) (x - reference of x)
+    z_sum, x_sum : (k,), (d,) float64, sums of w (z - reference) and w (x - reference of x)
+    squares : (k, k) float64, sums of w (z - reference) (z - reference)^T
+    reference : (k,) float64
+    weight : float, positive
+    """
+    cdef Py_ssize_t k = products.shape[0], d = products.shape[1], c, j, row = 0
+    cdef double share, factor
+    cdef double[::1] deviations = column_deviations(z_sum, squares, reference, weight)
+    for c in range(k):
+        row += deviations[c] > 0.0
+    span_a = np.empty((row, d))
+    cdef double[:, ::1] span = span_a
+    row = 0
+    with nogil:
+        for c in range(k):
+            if deviations[c] == 0.0:
+                continue
+            share = z_sum[c] / weight
+            factor = 1.0 / (weight * deviations[c])
+            for j in range(d):
+                span[row, j] = factor * (products[c, j] - share * x_sum[j])
+            row += 1
+    return span_a
+
+
 def oblique_factors(
     double[::1, :] scatter,
     double[::1] mean,
@@ -422,7 +507,7 @@ def oblique_factors(
     cdef double[::1] scale = scale_a, inverse = inverse_a
     c_a = np.empty((d if whitened else 1, d if whitened else 1), order="F")
     cdef double[::1, :] c = c_a
-    cdef double[::1] root, eigen_work, scratch, condition_work
+    cdef double[::1] root, eigen_work, scratch, order, condition_work
     cdef double[::1, :] null_basis
     cdef int[::1] eigen_iwork, condition_iwork
     cdef bint deficient, short
@@ -459,6 +544,7 @@ def oblique_factors(
     f.null_basis = NULL
     f.work = NULL
     f.spare = NULL
+    f.order = NULL
     f.n_null = 0
     f.smallest = 1.0
 
@@ -486,6 +572,8 @@ def oblique_factors(
             eigen_work = np.empty(1 + 71 * d + 2 * <Py_ssize_t>d * d + 64 * k)
             eigen_iwork = np.empty(max(3 + 5 * d, k), dtype=np.intc)
             scratch = np.empty(3 * <Py_ssize_t>d * max(k, mz + my, 1))
+            order = np.empty(2 * d)  # a double and an integer each, padded
+            f.order = <Sized*>&order[0]
             f.root = &root[0]
             f.null_basis = &null_basis[0, 0]
             f.work = &scratch[0]
