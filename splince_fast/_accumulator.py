@@ -6,13 +6,12 @@ It takes valid input only; :class:`splince_fast.Moments` is its public door.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast import _interrupts
+from splince_fast import _interrupts, _threads
 from splince_fast._stage import LabelledRows, Stage
 from splince_fast._state import State, buffer_rows, reduce_block
 from splince_fast._validation import check_values, working_dtype
@@ -27,7 +26,6 @@ from splince_fast.labels import ClassCodes, Encoded, VariableName
 Float = NDArray[np.float64]
 
 _BLOCK_BYTES = 1 << 27
-_UNHELD = nullcontext()
 
 
 class Accumulator:
@@ -129,12 +127,15 @@ class Accumulator:
         before = self.width, self.state, self.stage, self._centred, self._product
         merged, waiting = self.n_merged, 0 if self.stage is None else self.stage.filled
         known = dict(self.variables)
-        sizes = {name: v.n_columns for name, v in known.items()}
-        columns = {n: v.names for n, v in known.items() if isinstance(v, ColumnSums)}
+        classes = [(v, len(v.names)) for v in known.values() if isinstance(v, ClassSums)]
+        columns = [(v, v.names) for v in known.values() if isinstance(v, ColumnSums)]
         try:
-            # Waiting rows count from a single assignment on; merging takes several.
-            with _UNHELD if only_waits else _interrupts.deferred():
-                self._feed(rows, weight, encoded)
+            if only_waits and self.stage is not None:
+                # Waiting rows count from a single assignment on, so nothing has to be held back.
+                self.stage.append(self._labelled(rows, weight, encoded))
+            else:
+                with _interrupts.deferred():
+                    self._feed(rows, weight, encoded)
         except BaseException:
             # Memory ran out, or a kernel failed: unless rows were merged, nothing has happened.
             if self.n_merged == merged:
@@ -142,11 +143,10 @@ class Accumulator:
                 if self.stage is not None:
                     self.stage.rewind(waiting, known)
                 self.variables = known
-                for name, variable in known.items():
-                    if isinstance(variable, ClassSums):
-                        variable.forget(sizes[name])
-                    else:
-                        variable.names = columns[name]
+                for sums, n_names in classes:
+                    sums.forget(n_names)
+                for column_sums, names in columns:
+                    column_sums.names = names
             raise
 
     def _feed(
@@ -201,6 +201,7 @@ class Accumulator:
         """Work buffers for blocks of this width and dtype."""
         from splince_fast._kernels import provider
 
+        _threads.thread_count()  # so that a wrong setting is told at once
         provider.ensure_for(width)
         capacity = self.capacity(width)
         stage = Stage(capacity, width, dtype)

@@ -33,14 +33,9 @@ def thread_count() -> int:
     InputError
         The variable is set to something else than a positive integer.
     """
-    return _requested() or _available()
-
-
-def _requested() -> int | None:
-    """The value of the variable, None where it is not set."""
     text = os.environ.get(_VARIABLE, "")
     if not text:
-        return None
+        return _available()
     if not (text.isascii() and text.isdecimal() and len(text) < 7) or int(text) < 1:
         raise InputError(f"{_VARIABLE} is {text[:20]!r}; set it to a positive integer or unset it")
     return int(text)
@@ -80,10 +75,9 @@ def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 
     list
         What the calls returned, in order of their ranges.
     """
-    requested = _requested()  # so that a wrong value is told at once
     pieces = size // max(1, grain)
     if pieces > 1:
-        pieces = min(pieces, requested or _available())
+        pieces = min(pieces, thread_count())
     if pieces <= 1:
         return [work(0, size)]
     bounds = [align * round(i * size / (pieces * align)) for i in range(pieces)] + [size]

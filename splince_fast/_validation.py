@@ -125,7 +125,7 @@ def check_values(X: Rows, name: str = "X") -> None:
     from splince_fast._kernels import rows as kernels
 
     step = max(1, _GRAIN // X.shape[1])
-    if X.dtype in (np.float32, np.float64) and X.flags.c_contiguous and X.flags.aligned:
+    if X.dtype == working_dtype(X.dtype) and X.flags.c_contiguous and X.flags.aligned:
 
         def usable(start: int, stop: int) -> bool:
             return bool(kernels.squares_finite(X, start, stop))

@@ -65,8 +65,8 @@ class Moments:
 
     Notes
     -----
-    Every block is centred by its own mean and merged by the pairwise formula of Chan, Golub and
-    LeVeque (1983), so the result does not depend on offset, drift or order beyond rounding.
+    Every block is centred close to its own mean and merged by the pairwise formula of Chan, Golub
+    and LeVeque (1983), so the result does not depend on offset, drift or order beyond rounding.
     Products are taken in float32 for data of at most 32 bits and added up in float64: entries of
     the covariance are then exact to about 1e-7 of the standard deviations, to 1e-6 for columns
     that take few distinct values, and to 4e-6 where a few rows of a block hold most of a column's
