@@ -130,7 +130,8 @@ def check_values(X: Rows, name: str = "X") -> None:
         def usable(start: int, stop: int) -> bool:
             return bool(kernels.squares_finite(X, start, stop))
 
-        if all(_threads.split(usable, len(X), grain=step)):
+        small = len(X) <= step
+        if usable(0, len(X)) if small else all(_threads.split(usable, len(X), grain=step)):
             return
     else:
         pieces = (X[start : start + step] for start in range(0, len(X), step))

@@ -14,7 +14,7 @@ Above 400 lines because both kinds live the same life here: filled, merged, read
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,17 +96,14 @@ class ClassSums:
     def n_columns(self) -> int:
         return len(self.names)
 
-    def places(self, names: Iterable[ClassName]) -> list[int]:
+    def places(self, names: Sequence[ClassName]) -> list[int]:
         """Positions of classes; those not yet known get a name, and room by `allocate`."""
-        found = []
-        for name in names:
-            key = class_key(name)
-            place = self.index.get(key)
-            if place is None:
-                place = self.index[key] = len(self.names)
+        keys = list(map(class_key, names))
+        for key, name in zip(keys, names, strict=True):
+            if key not in self.index:
+                self.index[key] = len(self.names)
                 self.names.append(name)
-            found.append(place)
-        return found
+        return list(map(self.index.__getitem__, keys))
 
     def forget(self, n_names: int) -> None:
         """Take back the names beyond the first `n_names`, which hold nothing yet."""
@@ -127,9 +124,11 @@ class ClassSums:
 
     def add(self, where: NDArray[np.intp], rows: Int, weights: Float, sums: Float) -> None:
         """Add the sums of a block, given for the classes `where` (each at most once)."""
+        from splince_fast._kernels import blocks
+
         self.rows[where] += rows
         self.weights[where] += weights
-        self.sums[where] += sums
+        blocks.add_rows(self.sums, where, sums)
 
     def copy(self) -> ClassSums:
         return ClassSums(

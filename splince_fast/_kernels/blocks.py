@@ -94,46 +94,61 @@ def _sum_cells(
     rows: Any, weight: Any, origin: Any, away: Any, codes: Any, order: Any, cell: Any, start: int,
     stop: int, first: int, last: int, held: Any, class_sums: Any,
 ) -> None:  # fmt: skip
-    """Add rows start..stop of the order to the sums of their classes, each cell as a whole."""
+    """Add rows start..stop of the order to the sums of their classes.
+
+    The rows of a cell are summed four at a time, and their sum is added to each of its classes;
+    cells of fewer rows are not worth a sum of their own.
+    """
     width = last - first
     weighted = weight.shape[0] > 0
     w_a = w_b = w_c = w_d = 1.0
-    held_weight = 0.0
-    held[:] = 0.0
-    i = start
-    while i < stop:
-        row_a = rows[order[i], first:last]
-        if i + 4 <= stop and cell[i] == cell[i + 3]:
-            row_b = rows[order[i + 1], first:last]
-            row_c = rows[order[i + 2], first:last]
-            row_d = rows[order[i + 3], first:last]
+    end = start
+    while end < stop:
+        i = end
+        while end < stop and cell[end] == cell[i]:
+            end += 1
+        if end - i < 4:
+            for k in range(i, end):
+                row = rows[order[k], first:last]
+                if weighted:
+                    w_a = weight[order[k]]
+                for v in range(codes.shape[0]):
+                    code = codes[v, order[k]]
+                    if code >= 0:
+                        sums = class_sums[code, first:last]
+                        for j in range(width):
+                            sums[j] += w_a * (row[j] - origin[j] + away[j])
+            continue
+        held[:] = 0.0
+        held_weight = 0.0
+        for k in range(i, end, 4):
+            # The last group may repeat a row with weight 0.
+            count = min(4, end - k)
+            b, c, d = (
+                order[k + min(1, count - 1)],
+                order[k + min(2, count - 1)],
+                order[k + count - 1],
+            )
+            row_a = rows[order[k], first:last]
+            row_b = rows[b, first:last]
+            row_c = rows[c, first:last]
+            row_d = rows[d, first:last]
             if weighted:
-                w_a, w_b = weight[order[i]], weight[order[i + 1]]
-                w_c, w_d = weight[order[i + 2]], weight[order[i + 3]]
+                w_a, w_b, w_c, w_d = weight[order[k]], weight[b], weight[c], weight[d]
+            share_b = w_b if count > 1 else 0.0
+            share_c = w_c if count > 2 else 0.0
+            share_d = w_d if count > 3 else 0.0
             for j in range(width):
-                a = row_a[j] - origin[j]
-                b = row_b[j] - origin[j]
-                c = row_c[j] - origin[j]
-                d = row_d[j] - origin[j]
-                held[j] += (w_a * a + w_b * b) + (w_c * c + w_d * d)
-            held_weight += (w_a + w_b) + (w_c + w_d)
-            i += 4
-        else:
-            if weighted:
-                w_a = weight[order[i]]
-            for j in range(width):
-                held[j] += w_a * (row_a[j] - origin[j])
-            held_weight += w_a
-            i += 1
-        if i == stop or cell[i] != cell[i - 1]:
-            for v in range(codes.shape[0]):
-                code = codes[v, order[i - 1]]
-                if code >= 0:
-                    sums = class_sums[code, first:last]
-                    for j in range(width):
-                        sums[j] += held[j] + held_weight * away[j]
-            held[:] = 0.0
-            held_weight = 0.0
+                held[j] += (w_a * (row_a[j] - origin[j]) + share_b * (row_b[j] - origin[j])) + (
+                    share_c * (row_c[j] - origin[j]) + share_d * (row_d[j] - origin[j])
+                )
+            held_weight += (w_a + share_b) + (share_c + share_d)
+        for v in range(codes.shape[0]):
+            code = codes[v, order[i]]
+            if code >= 0:
+                sums = class_sums[code, first:last]
+                for j in range(width):
+                    sums[j] += held[j] + held_weight * away[j]
 
 
 @kernel
@@ -293,3 +308,13 @@ def add_lower(
                     column[i] += a * u_below[i] + b * v_below[i]
             if t == d - 1 - t:
                 break
+
+
+@kernel
+def add_rows(sums: Any, where: Any, added: Any) -> None:
+    """sums[where[i]] += added[i]; `where` names each row at most once."""
+    for i in range(where.shape[0]):
+        target = sums[where[i]]
+        source = added[i]
+        for j in range(source.shape[0]):
+            target[j] += source[j]
