@@ -6,6 +6,7 @@ It takes valid input only; :class:`splince_fast.Moments` is its public door.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ from numpy.typing import NDArray
 
 from splince_fast import _interrupts, _threads
 from splince_fast._stage import LabelledRows, Stage
-from splince_fast._state import State, buffer_rows, reduce_block
+from splince_fast._state import State, reduce_block
 from splince_fast._validation import check_values, working_dtype
 from splince_fast._variables import ClassSums, ColumnSums, Variable, merged_variables
+from splince_fast._workspace import Workspace
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
     NotEnoughDataError,
@@ -26,6 +28,8 @@ from splince_fast.labels import ClassCodes, Encoded, VariableName
 Float = NDArray[np.float64]
 
 _BLOCK_BYTES = 1 << 27
+# Numbers below which new memory costs nothing.
+_SMALL = 1 << 16
 
 
 class Accumulator:
@@ -48,8 +52,7 @@ class Accumulator:
         self.state: State | None = None
         self.variables: dict[VariableName, Variable] = {}
         self.stage: Stage | None = None
-        self._centred: NDArray[Any] | None = None  # work: a centred block
-        self._product: NDArray[np.float32] | None = None  # work: its product, if float32
+        self._work: Workspace | None = None
 
     @property
     def n_rows(self) -> int:
@@ -74,7 +77,7 @@ class Accumulator:
             total += self.state.scatter.nbytes + 2 * self.state.reference.nbytes
         for variable in self.variables.values():
             total += sum(tensor.nbytes for tensor in variable.tensors().values())
-        for buffer in (self.stage, self._centred, self._product):
+        for buffer in (self.stage, self._work):
             total += 0 if buffer is None else buffer.nbytes
         return total
 
@@ -110,6 +113,12 @@ class Accumulator:
             found.allocate()
         return found
 
+    def workspace(self, size: int) -> AbstractContextManager[Float]:
+        """Memory for `size` float64 numbers, for a solve."""
+        if self._work is None or size < _SMALL:
+            return nullcontext(np.empty(size))
+        return self._work.lent(size)
+
     def feed(
         self, rows: NDArray[Any], weight: Float | None, encoded: Mapping[VariableName, Encoded]
     ) -> None:
@@ -124,7 +133,7 @@ class Accumulator:
         # A single block that is merged at once is checked by its reduction, without another pass.
         if only_waits or self.state is None or not self._is_block(rows):
             check_values(rows)
-        before = self.width, self.state, self.stage, self._centred, self._product
+        before = self.width, self.state, self.stage, self._work
         merged, waiting = self.n_merged, 0 if self.stage is None else self.stage.filled
         known = dict(self.variables)
         classes = [(v, len(v.names)) for v in known.values() if isinstance(v, ClassSums)]
@@ -139,7 +148,7 @@ class Accumulator:
         except BaseException:
             # Memory ran out, or a kernel failed: unless rows were merged, nothing has happened.
             if self.n_merged == merged:
-                self.width, self.state, self.stage, self._centred, self._product = before
+                self.width, self.state, self.stage, self._work = before
                 if self.stage is not None:
                     self.stage.rewind(waiting, known)
                 self.variables = known
@@ -165,11 +174,10 @@ class Accumulator:
             self.state = State.empty(reference, fourth=self.ledoit_wolf)
         self.width = width
         block = self._labelled(rows, weight, encoded)
-        direct = _is_direct(rows)
         start, n = 0, len(rows)
         while start < n:
             room = stage.room
-            if direct and room == capacity <= n - start:
+            if room == capacity <= n - start and _is_direct(rows):
                 stop = start + capacity
                 self._merge_rows(block.slice(start, stop))
             else:
@@ -203,14 +211,9 @@ class Accumulator:
 
         _threads.thread_count()  # so that a wrong setting is told at once
         provider.ensure_for(width)
-        capacity = self.capacity(width)
-        stage = Stage(capacity, width, dtype)
-        centred = np.empty((buffer_rows(capacity), width), dtype)
-        product = self._product
-        if dtype == np.float32 and (product is None or len(product) != width):
-            product = np.empty((width, width), np.float32, order="F")
-        self.stage, self._centred, self._product = stage, centred, product
-        return stage
+        self._work = Workspace(self.capacity(width), width, dtype)
+        self.stage = Stage(self.capacity(width), width, dtype)
+        return self.stage
 
     def capacity(self, width: int) -> int:
         """Rows of a block."""
@@ -261,7 +264,7 @@ class Accumulator:
 
     def _merge_rows(self, block: LabelledRows) -> None:
         """Reduce a block of rows and add it to the state and to the variables."""
-        if self.state is None or self._centred is None:
+        if self.state is None or self._work is None:
             raise RuntimeError("rows were merged before the state was made")
         n = len(block)
         weight = np.empty(0) if block.weight is None else np.ascontiguousarray(block.weight)
@@ -281,7 +284,7 @@ class Accumulator:
             n_codes += len(present)
         values, pieces = self._weighted_values(block, weight)
         reduced = reduce_block(
-            block.rows, weight, self.state.reference, codes, n_codes, values, self._centred
+            block.rows, weight, self.state.reference, codes, n_codes, values, self._work.shifted
         )
         fourth = None if self.state.fourth is None else self.state.fourth.copy()
         if fourth is not None:
@@ -297,14 +300,13 @@ class Accumulator:
                 weights = counts.astype(np.float64)
                 if weight.size:
                     shown = row >= 0
-                    weights = np.asarray(
-                        np.bincount(row[shown] - start, weight[shown], len(present)), float
-                    )
+                    slots = row[shown] - start
+                    weights = np.asarray(np.bincount(slots, weight[shown], len(present)), float)
                 additions.append(
                     (variable, present, counts, weights, reduced.class_sums[start:stop])
                 )
                 start = stop
-        self.state.merge_block(reduced, self._product)
+        self.state.merge_block(reduced, self._work.product)
         self.state.fourth = fourth
         for known, present, counts, weights, sums in additions:
             known.add(present, counts, weights, sums)

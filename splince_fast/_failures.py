@@ -11,6 +11,16 @@ from splince_fast._kernels import solve
 from splince_fast.exceptions import InfeasibleError, SplinceError
 
 
+def check_solved(
+    raw: dict[str, Any], erased: list[str], kept: list[str], method: str, solver: str
+) -> None:
+    """Raise what the status of a solve calls for."""
+    if raw["status"] == solve.INFEASIBLE:
+        raise_infeasible(raw, erased, kept, method)
+    if raw["status"] != solve.OK:
+        raise_numerical(raw["status"], solver)
+
+
 def raise_infeasible(
     raw: dict[str, Any], erased: list[str], kept: list[str], method: str
 ) -> NoReturn:

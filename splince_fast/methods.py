@@ -19,7 +19,7 @@ import scipy.linalg.blas
 from numpy.typing import ArrayLike, NDArray
 
 from splince_fast._class_names import listed
-from splince_fast._failures import raise_infeasible, raise_numerical
+from splince_fast._failures import check_solved
 from splince_fast._kernels import provider, solve
 from splince_fast._policies import Policies
 from splince_fast._selection import Selection, Span, names_of, span_of
@@ -309,11 +309,9 @@ def _fit(
         span_y = span_of(held, keep, "keep", whitened)
         shrinkage = _shrinkage(state, policies.shrinkage)
         mean = state.mean
-        raw = _solve(state, mean, span_z, span_y, shrinkage, policies, whitened)
-        if raw["status"] == solve.INFEASIBLE:
-            raise_infeasible(raw, span_z.names, span_y.names, method)
-        if raw["status"] != solve.OK:
-            raise_numerical(raw["status"], policies.solver)
+        with held.workspace(state.width**2 if whitened else 1) as workspace:
+            raw = _solve(state, mean, span_z, span_y, workspace, shrinkage, policies, whitened)
+        check_solved(raw, span_z.names, span_y.names, method, policies.solver)
         left, right = raw["left"], raw["right"]
         # The factor that was used is one of S itself: then |L^T right| = 1 per column.
         if raw["solver"] != "cholesky" or shrinkage:
@@ -321,8 +319,7 @@ def _fit(
         if policies.null_space == "drop" and whitened:
             left, right = _with_null_space(left, right, raw)
         notes = _warn(raw, span_z.names, span_y.names, policies)
-        variance = float(np.einsum("ii->", state.scatter)) / state.weight
-        facts = Facts(method, state.n_rows, state.weight, variance, shrinkage, whitened, notes)
+        facts = Facts(method, state.n_rows, state.weight, shrinkage, whitened, notes)
     report = partial(build_report, facts, raw, span_z, span_y, left, right)
     return Projection._make(left, right, mean, method=method, report=report)
 
@@ -332,6 +329,7 @@ def _solve(
     mean: Float,
     span_z: Span,
     span_y: Span,
+    workspace: Float,
     shrinkage: float,
     policies: Policies,
     whitened: bool,
@@ -345,6 +343,7 @@ def _solve(
         mean,
         span_z.rows.T,
         span_y.rows.T,
+        workspace,
         whitened=whitened,
         force_eigh=policies.solver == "eigh",
         allow_eigh=policies.solver != "cholesky",

@@ -240,7 +240,6 @@ class Facts:
     method: str
     n_rows: int
     weight: float
-    variance: float
     shrinkage: float
     whitened: bool
     warnings: tuple[str, ...]
@@ -286,7 +285,7 @@ def build_report(
             start += count
     constants = int(raw["constants"])
     null = 0 if raw["null_basis"] is None else raw["null_basis"].shape[1]
-    share = 1.0 / facts.variance if facts.variance else 0.0
+    share = 1.0 / raw["variance"] if raw["variance"] else 0.0
     exact = facts.whitened and not facts.shrinkage
     unkept = raw["distortion_unkept"] * share if exact else None
     return Report(

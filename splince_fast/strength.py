@@ -309,6 +309,7 @@ def _whiten(
             size * inverse,
             np.asfortranarray(span),
             none,
+            np.empty(d * d),
             whitened=True,
             force_eigh=False,
             allow_eigh=True,

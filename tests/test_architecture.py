@@ -20,6 +20,7 @@ FLOORS = [
     ["labels", "sources"],
     ["_variables"],
     ["_stage", "_state"],
+    ["_workspace"],
     ["_accumulator"],
     ["_serial"],
     ["moments"],

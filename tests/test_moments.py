@@ -1315,12 +1315,12 @@ class FaultyNumpy:
 
 def faults(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> Iterator[int]:
     """Let every allocation of `act` fail in turn, until it succeeds."""
-    from splince_fast import _stage
+    from splince_fast import _stage, _workspace
 
     for at in range(500):
         faulty = FaultyNumpy(at)
         with monkeypatch.context() as patch:
-            for module in (_accumulator, _state, _stage, _variables):
+            for module in (_accumulator, _state, _stage, _variables, _workspace):
                 patch.setattr(module, "np", faulty)
             try:
                 act()

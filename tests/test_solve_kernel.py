@@ -87,7 +87,8 @@ def solved(p: Problem, **options: Any) -> dict[str, Any]:
     }
     mean = options.pop("mean", np.zeros(p.d))
     sums = [np.asfortranarray(a) for a in (p.s, p.sz, p.sy)]
-    return solve.oblique_factors(sums[0], mean, sums[1], sums[2], **(defaults | options))
+    workspace = np.full(p.d**2, np.nan)
+    return solve.oblique_factors(sums[0], mean, *sums[1:], workspace, **(defaults | options))
 
 
 def factors(p: Problem, **options: Any) -> tuple[Float, Float]:

@@ -26,6 +26,7 @@ def oblique_factors(
     mean: NDArray[float64],
     span_z: NDArray[float64],
     span_y: NDArray[float64],
+    workspace: NDArray[float64],
     *,
     whitened: bool,
     force_eigh: bool,

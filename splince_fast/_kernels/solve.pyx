@@ -453,6 +453,7 @@ def oblique_factors(
     double[::1] mean,
     double[::1, :] span_z,
     double[::1, :] span_y,
+    double[::1] workspace,
     *,
     bint whitened,
     bint force_eigh,
@@ -474,6 +475,7 @@ def oblique_factors(
         Mean of x: a feature that varies by no more than rounding of its mean counts as constant.
     span_z, span_y : (d, kz), (d, ky) float64, Fortran order
         Cross-covariances in units of the variables' standard deviations; read only.
+    workspace : (at least d * d) float64 where whitened, (at least 1) elsewhere; overwritten
     whitened : L from S (LEACE, SPLINCE) or L = I (SAL)
     force_eigh, allow_eigh : use the eigendecomposition whatever the pivots; where they ask for it
     per_weight, ridge : S = per_weight * scatter + ridge * I
@@ -505,8 +507,6 @@ def oblique_factors(
 
     scale_a, inverse_a = np.empty(d), np.empty(d)
     cdef double[::1] scale = scale_a, inverse = inverse_a
-    c_a = np.empty((d if whitened else 1, d if whitened else 1), order="F")
-    cdef double[::1, :] c = c_a
     cdef double[::1] root, eigen_work, scratch, order, condition_work
     cdef double[::1, :] null_basis
     cdef int[::1] eigen_iwork, condition_iwork
@@ -539,7 +539,7 @@ def oblique_factors(
     f.d = d
     f.scale = &scale[0]
     f.inverse = &inverse[0]
-    f.c = &c[0, 0]
+    f.c = &workspace[0]
     f.root = NULL
     f.null_basis = NULL
     f.work = NULL
@@ -590,13 +590,10 @@ def oblique_factors(
 
     # 2. Rounding level of the whitened cross-covariances: a few roundings of the sums behind
     #    them, amplified by at most the inverse of the factor.
-    cdef double total = 0.0
-    if whitened:
-        noise = 16.0 * sqrt(<double>d) * EPS / sqrt(f.smallest)
-    else:
-        for i in range(d):
-            total += per_weight * scatter[i, i]
-        noise = 16.0 * EPS * sqrt(total)
+    cdef double variance = 0.0
+    for i in range(d):
+        variance += per_weight * scatter[i, i] + ridge
+    noise = 16.0 * EPS * (sqrt(d / f.smallest) if whitened else sqrt(variance))
 
     # 3. Bases of what is erased and kept, in whitened coordinates.
     cdef double relative = max(rank_tolerance, 16.0 * sqrt(<double>d) * EPS)
@@ -724,6 +721,7 @@ def oblique_factors(
         "solver": ("none", "cholesky", "eigh")[f.kind],
         "smallest_eigenvalue": f.smallest,
         "noise": noise,
+        "variance": variance,
         "inverse_scale": inverse_a,
         "constants": constants,
         "null_basis": np.asarray(null_basis)[:, :f.n_null] if f.n_null else None,
