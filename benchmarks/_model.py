@@ -3,13 +3,14 @@
 The model, for float32 rows of s = 4 bytes in blocks of b rows::
 
     accumulate  n d^2 / SYRK  +  n d s / copy  +  (n / b) 5 d^2 / copy
-    solve       (d^3 / 3) / POTRF
+    solve       (d^3 / 3) / POTRF  +  20 (8 d^2 / 2) / copy
     apply       n d s / copy
 
 where SYRK counts n d^2 operations, and the copy rate is that of the bytes read. A block is read and
 written once, checked and shifted in one sweep. Adding its float32 product to the float64 state
 moves 20 bytes for each of d^2 / 2 entries, as copying 5 d^2 bytes does. Reading from a disk goes on
-meanwhile, and counts where it is slower than all of that.
+meanwhile, and counts where it is slower than all of that. A solve sweeps over a triangle about
+twenty times beside the factorisation: to scale it, to estimate its condition, and for its columns.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from benchmarks._timing import Contender, interleave
 BLOCK = 4096
 _SIZE = 4  # bytes of a float32
 _COPIED_PER_ENTRY = 5.0
+_SWEEPS_PER_SOLVE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Rates:
 
     def solve(self, d: float) -> float:
         """Seconds for one eraser."""
-        return d**3 / 3 / self.potrf
+        return d**3 / 3 / self.potrf + _SWEEPS_PER_SOLVE * 4 * d**2 / self.copy
 
     def apply(self, n: float, d: float) -> float:
         """Seconds for n float32 rows and an eraser of low rank."""

@@ -260,6 +260,8 @@ def test_model_predicts_from_rates(bench: Any) -> None:
     assert rates.accumulate(1e9, 8192) == pytest.approx(expected, rel=1e-3)
     slow_disk = bench._model.Rates(1e12, 1e11, 1e10, disk=1e8)
     assert slow_disk.accumulate(1e9, 8192) == pytest.approx(1e9 * 8192 * 4 / 1e8)
+    # A factorisation of 1.83 s, and twenty sweeps over 268 MB.
+    assert rates.solve(8192) == pytest.approx(1.8325 + 20 * 0.026844, rel=1e-3)
 
 
 def test_exponent_is_that_of_a_power_law(bench: Any) -> None:
