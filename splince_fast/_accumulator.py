@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from splince_fast import _interrupts, _threads
 from splince_fast._stage import LabelledRows, Stage
 from splince_fast._state import State, reduce_block
-from splince_fast._validation import check_values, working_dtype
+from splince_fast._validation import check_values, is_direct, working_dtype
 from splince_fast._variables import ClassSums, ColumnSums, Variable, merged_variables
 from splince_fast._workspace import Workspace
 from splince_fast.exceptions import (
@@ -177,7 +177,7 @@ class Accumulator:
         start, n = 0, len(rows)
         while start < n:
             room = stage.room
-            if room == capacity <= n - start and _is_direct(rows):
+            if room == capacity <= n - start and is_direct(rows):
                 stop = start + capacity
                 self._merge_rows(block.slice(start, stop))
             else:
@@ -200,7 +200,7 @@ class Accumulator:
     def _is_block(self, rows: NDArray[Any]) -> bool:
         """Whether these rows are merged as they are, and as one block."""
         return (
-            _is_direct(rows)
+            is_direct(rows)
             and len(rows) == self.capacity(rows.shape[1])
             and (self.stage is None or not self.stage.filled)
         )
@@ -391,10 +391,3 @@ class Accumulator:
     def restage(self, block: LabelledRows) -> None:
         """Let rows wait whose labels are already in terms of this state."""
         self._reserve(block.rows.shape[1], block.rows.dtype).append(block)
-
-
-def _is_direct(rows: NDArray[Any]) -> bool:
-    """Whether the kernels can read these rows where they lie."""
-    return (
-        rows.dtype == working_dtype(rows.dtype) and rows.flags.c_contiguous and rows.flags.aligned
-    )

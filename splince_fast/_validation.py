@@ -110,6 +110,11 @@ def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return _FLOAT32 if dtype.name == "bfloat16" else _FLOAT64
 
 
+def is_direct(X: Rows) -> bool:
+    """Whether the kernels can read X where it lies: in their dtype, C-contiguous and aligned."""
+    return X.dtype == working_dtype(X.dtype) and X.flags.c_contiguous and X.flags.aligned
+
+
 def check_values(X: Rows, name: str = "X") -> None:
     """Raise unless every number of X is finite and the squares of each row sum in float64.
 
@@ -125,7 +130,7 @@ def check_values(X: Rows, name: str = "X") -> None:
     from splince_fast._kernels import rows as kernels
 
     step = max(1, _GRAIN // X.shape[1])
-    if X.dtype == working_dtype(X.dtype) and X.flags.c_contiguous and X.flags.aligned:
+    if is_direct(X):
 
         def usable(start: int, stop: int) -> bool:
             return bool(kernels.squares_finite(X, start, stop))

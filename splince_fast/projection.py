@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from splince_fast import _files, _threads
-from splince_fast._validation import as_rows, check_out, working_dtype
+from splince_fast._validation import as_rows, check_out, is_direct, working_dtype
 from splince_fast.exceptions import FileFormatError, InputError
 
 if TYPE_CHECKING:
@@ -224,9 +224,7 @@ class Projection:
 
         n, d = rows.shape
         work = working_dtype(rows.dtype)
-        direct = all(
-            a.dtype == work and a.flags.c_contiguous and a.flags.aligned for a in (rows, out)
-        )
+        direct = is_direct(rows) and is_direct(out)
         sweep = max(1, (_SWEEP_BYTES if direct else _PIECE_BYTES) // (d * work.itemsize))
         buffer = None if direct else np.empty((min(sweep, n), d), work)
         with Progress(n, rows.nbytes, enabled=progress) as bar:

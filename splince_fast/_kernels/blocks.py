@@ -255,14 +255,13 @@ def centre_block(
             for k in range(4):
                 shares[k] = values[q, index[k]] if k < count else 0.0
             v_a, v_b, v_c, v_d = shares[0], shares[1], shares[2], shares[3]
-            share = (v_a + v_b) + (v_c + v_d)
             sums = products[q, first:last]
             for j in range(width):
                 a = row_a[j] - origin[j]
                 b = row_b[j] - origin[j]
                 c = row_c[j] - origin[j]
                 d = row_d[j] - origin[j]
-                sums[j] += (v_a * a + v_b * b) + (v_c * c + v_d * d) + share * away[j]
+                sums[j] += (v_a * a + v_b * b) + (v_c * c + v_d * d)
         done = begin + count
         if codes.shape[0] > 0 and (done % part_rows == 0 or done == n):
             start = (begin // part_rows) * part_rows
@@ -270,6 +269,11 @@ def centre_block(
                 rows, weight, origin, away, codes, order, cell, start, done, first, last, held,
                 class_sums,
             )  # fmt: skip
+    for q in range(values.shape[0]):
+        share = values[q].sum()
+        sums = products[q, first:last]
+        for j in range(width):
+            sums[j] += share * away[j]
 
 
 @kernel
