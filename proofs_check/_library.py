@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 import splince_fast as sf
 from proofs_check._families import Sample
 from proofs_check._linalg import Matrix, rational
+
+Fitted = Callable[[Sample], Matrix]
 
 
 def moments(sample: Sample) -> sf.Moments:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 
 import mpmath  # type: ignore[import-untyped]
 import numpy as np
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from proofs_check._linalg import (
     Matrix,
     Number,
+    mpf,
     rational,
     to_float,
 )
@@ -77,19 +77,12 @@ DIFFERENCE = Family(
 FAMILIES = (LOGISTIC, POISSON, GAUSSIAN, DIFFERENCE)
 
 
-def number(value: Number) -> Number:
-    """A fraction, integer or float as mpf."""
-    if isinstance(value, Fraction):
-        return mpmath.mpf(value.numerator) / value.denominator
-    return mpmath.mpf(value)
-
-
 def excess(
     family: Family, a: Number, beta: Matrix, phi: Matrix, s: Matrix
 ) -> tuple[Number, Number]:
     """Delta(phi), from the three variances, and its error bound."""
-    v = number((beta.T @ s @ beta)[0, 0])
-    own, cross = number((phi.T @ s @ phi)[0, 0]), number((phi.T @ s @ beta)[0, 0])
+    v = mpf((beta.T @ s @ beta)[0, 0])
+    own, cross = mpf((phi.T @ s @ phi)[0, 0]), mpf((phi.T @ s @ beta)[0, 0])
     curve, curve_error = family.curvature(a, v)
     base, base_error = family.mean(a, v)
     moved, moved_error = family.mean(a, own) if own else family.mean(a, mpmath.mpf(10) ** -60)

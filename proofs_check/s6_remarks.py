@@ -1,19 +1,35 @@
-"""The remarks: when the range matters, frozen heads, and what SAL and mean projection are."""
+"""Section 6: the remarks on regularisation, frozen heads, covariance ratios and SAL."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 
 from proofs_check import _library, _reference
 from proofs_check._check import Bench, Verdict, check
-from proofs_check._families import Rng, Sample, classes, integers, problem
-from proofs_check._fits import range_coordinates
+from proofs_check._families import (
+    Rng,
+    Sample,
+    classes,
+    integers,
+    problem,
+)
+from proofs_check._heads import (
+    excess,
+    head,
+    penalty_metric,
+    random_range,
+    ridge_head,
+    whitened_problem,
+)
+from proofs_check._library import Fitted
 from proofs_check._linalg import (
     Matrix,
     Number,
     beside,
+    diagonal,
     equal,
     eye,
     inverse,
@@ -27,20 +43,9 @@ from proofs_check._linalg import (
     zeros,
 )
 from proofs_check._reference import Covariances
-from proofs_check.retraining import penalty_metric
-from proofs_check.theorem1 import Fitted, tolerances
-from proofs_check.theorem2 import random_range
-from proofs_check.theorem3 import excess, head, whitened_problem
+from proofs_check._rounding import tolerances
 
 Metric = Callable[[Matrix], Matrix]
-
-
-def ridge_head(c: Covariances, p: Matrix, strength: Number) -> Matrix:
-    """Effective head phi = P^T theta of a ridge fit on P x: theta in range(P), from moments."""
-    basis = range_coordinates(p)
-    seen = p.T @ basis
-    eta = inverse(seen.T @ c.s @ seen + strength * (basis.T @ basis)) @ seen.T @ c.sy
-    return seen @ eta
 
 
 def _by_metric(c: Covariances, p: Matrix, strength: Number, metric: Metric) -> Matrix:
@@ -57,22 +62,8 @@ def _mirrored(c: Covariances, p: Matrix) -> Matrix:
 
 @check(
     "6.1",
-    "With regularisation, projections of one kernel and different ranges predict differently",
-    source="section 3.3, item 1; appendix 'different levels of regularization'",
-    convention="ridge head refitted on Px, any two ranges",
-    expected=Verdict.CONDITIONAL,
-    truth=(
-        "A ridge head on P x is a ridge head on raw x under Sz^T phi = 0 with penalty "
-        "phi^T (P^T P)^+ phi. So two ranges agree on all data iff P_A^T P_A = P_B^T P_B: the "
-        "ranges are equal, or for scalar z mirror images at colsp(Sz)^perp. Otherwise the heads "
-        "differ by lambda [(S + lambda M_B)^{-1} M_B - (S + lambda M_A)^{-1} M_A] phi* on "
-        "colsp(Sz)^perp, exactly: of order lambda, which is why the paper's figure fades as "
-        "lambda does."
-    ),
-    meaning=(
-        "The penalty is cheap in directions that P stretches. SAL stretches none and is shrunk "
-        "most. Compare erasers at a tuned penalty, not at a common one."
-    ),
+    Verdict.CONDITIONAL,
+    paper=True,
     mutants={
         "P^T P for its inverse": {"metric": lambda p: p.T @ p},
         "P P^T for P^T P": {"metric": lambda p: pinv(p @ p.T)},
@@ -120,20 +111,8 @@ def _effective(rho: Number, strength: Number) -> Number:
 
 @check(
     "6.2",
-    "With regularisation SPLINCE is expected to outperform LEACE",
-    source="section 3.3, last paragraph",
-    convention="ridge head refitted on Px, squared error, scalar y",
-    expected=Verdict.CONDITIONAL,
-    truth=(
-        "For whitened features it is a theorem: SPLINCE at penalty lambda is LEACE (and SAL) at "
-        "lambda (1 - rho), head for head. At a common lambda > 0 SPLINCE then has the smaller "
-        "fitting risk whenever rho > 0; at each eraser's best lambda they are equal. For general "
-        "S either can win at a common lambda."
-    ),
-    meaning=(
-        "With a strongly penalised refit SPLINCE protects the task, which is what the paper's "
-        "experiments show. On whitened features the same is had from LEACE with a smaller penalty."
-    ),
+    Verdict.CONDITIONAL,
+    paper=True,
     mutants={
         "lambda / (1 - rho)": {"effective": lambda rho, strength: strength / (1 - rho)},
         "lambda (1 - sqrt rho) squared": {
@@ -163,35 +142,23 @@ def ridge_whitened(
         ]
         bench.printed(int(not risks[0] < risks[1]))
     s = rational([[2, 1], [1, 2]])
-    texts = []
     for sy in ("0", "1"):
         c = Covariances(s, rational([[1], [0]]), rational([[sy], [1]]), zeros(2, 1))
         risks = [
             excess(c, ridge_head(c, q, rational([[1]])[0, 0]), head(c))[0, 0]
             for q in (_reference.splince(c), _reference.leace(c))
         ]
-        texts.append(f"Sy = ({sy}, 1): SPLINCE {risks[0]}, LEACE {risks[1]}")
+        bench.cited(*risks)
         if sy == "0":
             bench.printed(int(not risks[0] < risks[1]), lacking="whitened features")
         else:
             bench.corrected(int(not risks[0] < risks[1]), label="the other way round")
-    bench.example("Ridge 1, S = [[2, 1], [1, 2]], Sz = (1, 0), excess risk: " + "; ".join(texts))
 
 
 @check(
     "6.3",
-    "Frozen heads agree only if the head lies in the orthogonal complement of both projections",
-    source="section 3.3, item 2",
-    convention="scores theta^T P_A x and theta^T P_B x",
-    expected=Verdict.FALSE,
-    truth=(
-        "The displayed formula is right: they agree iff (P_A - P_B)^T theta = 0 on the support. "
-        "That is not the orthogonal complement of the ranges. Since P_A - P_B maps into "
-        "colsp(Sz), every theta with Sz^T theta = 0 agrees, whatever its length along the ranges; "
-        "for scalar z and P_A != P_B these are all. For SPLINCE and LEACE: iff "
-        "theta^T E_L Sy = 0."
-    ),
-    meaning="A head that ignores the concept direction is not touched by the choice of range.",
+    Verdict.FALSE,
+    paper=True,
     mutants={
         "theta along Sz": {"agreeing": lambda bench, c: c.z},
         "theta orthogonal to Sy": {
@@ -233,11 +200,59 @@ def frozen_heads(
     theta = rational([[0], [1]])
     p, least = _reference.splince(c), _reference.leace(c)
     bench.corrected(theta.T @ (p - least), label="example")
-    bench.example(
-        "S = I, Sz = (1, 0), Sy = (1, 1), theta = (0, 1): both score x_2, while theta has "
-        f"component ({', '.join(map(str, (projector(p) @ theta).flat))}) along the range of "
-        "SPLINCE."
-    )
+    bench.cited(f"({', '.join(map(str, (projector(p) @ theta).flat))})")
+
+
+def _ratio(c: Covariances, p: Matrix) -> Number:
+    """|P Sy|^2 / |Sy|^2."""
+    kept = p @ c.sy
+    return trace(kept.T @ kept) / trace(c.sy.T @ c.sy)
+
+
+@check(
+    "6.4",
+    Verdict.HOLDS,
+    mutants={
+        "LEACE for SPLINCE": {"closed": _reference.leace},
+        "transpose of P": {"closed": lambda c: _reference.splince(c).T},
+        "LEACE ratio from whitened angle": {
+            "leace_ratio": lambda c: 1 - _reference.squared_cosine(c)
+        },
+        "library returns LEACE": {"fitted": _library.leace},
+    },
+)
+def covariance_ratio(
+    bench: Bench,
+    *,
+    closed: Callable[[Covariances], Matrix] = _reference.splince,
+    leace_ratio: Callable[[Covariances], Number] | None = None,
+    fitted: Fitted = _library.splince,
+) -> None:
+    """Exact. Library: |sqrt(ratio) - 1| <= |D Sy| / |Sy| with D the error of P, and
+    |D Sy| <= |S^{1/2}|_2 |S^{-1/2} D S^{1/2}| |S^{-1/2} Sy| <= sqrt(cond S) |Sy| x tolerance."""
+
+    def direct(c: Covariances) -> Number:
+        kept = c.sy - c.z @ inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.sy)
+        return trace(kept.T @ kept) / trace(c.sy.T @ c.sy)
+
+    formula = leace_ratio or direct
+    above = Fraction(0)
+    for i in bench.repeats(60, 12):
+        c = problem(bench.rng, 4, 4 - i % 2)
+        bench.printed(_ratio(c, closed(c)) - 1)
+        only = c.sy @ inverse(c.sy.T @ c.sy) @ c.sy.T
+        bench.corrected(_ratio(c, only) - 1, label="the rank-one map has ratio 1 too")
+        bench.corrected(_ratio(c, _reference.leace(c)) - formula(c), label="ratio of LEACE")
+        raw = trace(c.sz.T @ c.sy) ** 2 / (trace(c.sz.T @ c.sz) * trace(c.sy.T @ c.sy))
+        bench.corrected(_ratio(c, _reference.sal(c)) - (1 - raw), label="ratio of SAL")
+        above = max(above, _ratio(c, _reference.leace(c)))
+    c = Covariances(diagonal([25, 1]), rational([[5], [1]]), rational([[0], [1]]), zeros(2, 1))
+    bench.corrected(int(_ratio(c, _reference.leace(c)) <= 1), label="LEACE above 1")
+    bench.cited(_ratio(c, _reference.leace(c)))
+    for sample in bench.samples(4, 1):
+        p, (tolerance, _, _, cond) = fitted(sample), tolerances(sample)
+        ratio = np.sqrt(float(_ratio(sample.covariances, p))) - 1
+        bench.corrected(ratio, tolerance * np.sqrt(cond), label=f"library, {sample.family}")
 
 
 def _binary(rng: Rng, d: int) -> Sample:
@@ -260,17 +275,7 @@ def _along_means(s: Sample) -> Matrix:
 
 @check(
     "6.5",
-    "Mean projection equals SAL for a binary concept",
-    source="section 2",
-    convention="x -> Px",
-    expected=Verdict.HOLDS,
-    truth=(
-        "True: Cov(x, z) = p (1 - p) times the difference of the class means. For k classes the "
-        "differences of the means span colsp(Sz), k - 1 dimensions at most. SAL projects off the "
-        "left singular vectors of the d x k matrix Cov(x, z) (it has no eigenvectors), and all "
-        "rank(Sz) of them, or guardedness is lost."
-    ),
-    meaning="Do not choose the number of directions by hand.",
+    Verdict.HOLDS,
     mutants={
         "means taken together": {
             "along": lambda s: _reference.sal(

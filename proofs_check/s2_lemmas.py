@@ -1,4 +1,4 @@
-"""The lemmas behind Theorems 1 and 2, and two steps of the printed proof of Theorem 1."""
+"""Section 2: the lemmas behind Theorems 1 and 2, and the printed proof of Theorem 1."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import numpy as np
 
 from proofs_check import _library, _reference
 from proofs_check._check import Bench, Verdict, check
-from proofs_check._families import integers, problem, rooted, weight
+from proofs_check._families import (
+    integers,
+    problem,
+    rooted,
+    weight,
+)
+from proofs_check._library import Fitted
 from proofs_check._linalg import (
     Matrix,
     beside,
@@ -27,8 +33,8 @@ from proofs_check._linalg import (
     trace,
     zeros,
 )
-from proofs_check._reference import Covariances
-from proofs_check.theorem1 import Eraser, Fitted, null_space_minimum, tolerances
+from proofs_check._reference import Covariances, Eraser, null_space_minimum
+from proofs_check._rounding import tolerances
 
 
 def integer_rows(a: Matrix) -> list[list[int]]:
@@ -54,17 +60,8 @@ def _padded(c: Covariances, d: int) -> Covariances:
 
 @check(
     "2.1",
-    "Solving on the support and padding with zeros solves the problem",
-    source="lemma on the decomposition, proof of Theorem 1",
-    convention="coordinates: support first",
-    expected=Verdict.HOLDS,
-    truth=(
-        "True for every positive semi-definite M. Of the blocks [[P~, B], [C, D]] only P~ and C "
-        "matter: B and D are free, and C = 0 is forced where M is definite, since P~ has a "
-        "positive definite covariance. (P~ is m x m, rows p = i - m; the square belongs inside "
-        "E[(.)^2].)"
-    ),
-    meaning="Constant features and collinear ones may simply stay in the data.",
+    Verdict.HOLDS,
+    paper=True,
     mutants={
         "LEACE on the support": {"reduced": _reference.leace},
         "transpose on the support": {"reduced": lambda c: _reference.splince(c).T},
@@ -109,15 +106,8 @@ def _oblique(a: Matrix, b: Matrix) -> Matrix:
 
 @check(
     "2.2",
-    "C1 and C2 meet in the set {B P_obl : B in C2}",
-    source="lemma on the equivalence of sets, proof of Theorem 1",
-    convention="whitened coordinates, W~ = S~^{-1/2}",
-    expected=Verdict.HOLDS,
-    truth=(
-        "True whenever P_obl exists. One line proves it: M in C1 gives M (I - P_obl) = 0 because "
-        "the range of I - P_obl is colsp(W~ Sz), so M = M P_obl with M itself in C2. (In C1 the "
-        "zero is m x k_z.)"
-    ),
+    Verdict.HOLDS,
+    paper=True,
     mutants={
         "orthogonal projector for P_obl": {
             "projection": lambda a, b: eye(len(a)) - projector(a),
@@ -151,15 +141,8 @@ def set_equivalence(
 
 @check(
     "2.3",
-    "W~ is the covariance of x~",
-    source="proof of Theorem 1, after the first lemma",
-    convention="whitened coordinates",
-    expected=Verdict.FALSE,
-    truth=(
-        "A misprint for W~ = S~^{-1/2}, which is what the proof goes on to use "
-        "(Cov(W~ x~) = I). With W~ = S~ both constraints still hold, only the optimum is missed."
-    ),
-    meaning="None for the method: the formula of Theorem 1 has the right W.",
+    Verdict.FALSE,
+    paper=True,
     mutants={
         "S~ for its inverse root": {"whitener": lambda root: root @ root},
         "root for inverse root": {"whitener": lambda root: root},
@@ -185,10 +168,7 @@ def whitener_misprint(bench: Bench, *, whitener: Callable[[Matrix], Matrix] = in
     c.sz[2, 0] = rational([[3]])[0, 0]
     least = _reference.distortion(c, _reference.splince(c), eye(3))
     wrong = _reference.distortion(c, projected(c.s, c), eye(3))
-    bench.example(
-        f"S = diag(4, 1, 9), Sz = (2, 1, 3), Sy = (2, -2, 0): distortion {least} with S^(-1/2), "
-        f"{wrong} with S."
-    )
+    bench.cited(least, wrong)
 
 
 def _gradient(w_inverse: Matrix, p: Matrix) -> Matrix:
@@ -198,18 +178,8 @@ def _gradient(w_inverse: Matrix, p: Matrix) -> Matrix:
 
 @check(
     "2.4",
-    "W~^{-1} solves the unconstrained problem in B",
-    source="proof of Theorem 1, last step",
-    convention="whitened coordinates",
-    expected=Verdict.FALSE,
-    truth=(
-        "The gradient of |B P_obl - W~^{-1}|^2 is 2 (B P_obl - W~^{-1}) P_obl^T. At B = W~^{-1} it "
-        "vanishes only if P_obl is orthogonal, that is SPLINCE = LEACE; otherwise the "
-        "unconstrained minimum is the smaller LEACE value. What is true suffices: at W~^{-1} the "
-        "gradient is orthogonal to every direction that C2 allows, so W~^{-1} is optimal in C2 "
-        "and Theorem 1 stands."
-    ),
-    meaning="A gap in the printed proof, not in the theorem.",
+    Verdict.FALSE,
+    paper=True,
     mutants={
         "printed gradient": {"gradient": lambda v, p: 2 * (v - v) @ p},
         "gradient without the factor P_obl^T": {"gradient": lambda v, p: 2 * (v @ p - v)},
@@ -247,25 +217,13 @@ def unconstrained_step(
     c = Covariances(eye(2), rational([[1], [0]]), rational([[1], [1]]), zeros(2, 1))
     p, other = _oblique(c.sz, c.sy), eye(2) - projector(c.sz)
     first, second = (trace((b @ p - eye(2)) @ (b @ p - eye(2)).T) for b in (eye(2), other))
-    bench.example(
-        f"S = I, Sz = (1, 0), Sy = (1, 1): P_obl = {integer_rows(p)}, the gradient at W~^(-1) = I "
-        f"is {integer_rows(_gradient(eye(2), p))} and the loss {first}; "
-        f"B = {integer_rows(other)} has {second}."
-    )
+    bench.cited(integer_rows(p), integer_rows(_gradient(eye(2), p)), first, second)
 
 
 @check(
     "2.5",
-    "A basis orthogonal for M and adapted to supp(x) and its complement always exists",
-    source="proof of Theorem 1, choice of basis",
-    convention="S singular",
-    expected=Verdict.CONDITIONAL,
-    truth=(
-        "It exists iff M maps the support into itself; automatic where S has full rank. For other "
-        "M the split into d separate problems fails, but not its conclusion: the optimum of "
-        "Theorem 1 minimises tr(M F F^T), F = (I - P) S^{1/2}, for every M at once (1.2)."
-    ),
-    meaning="A gap in the printed proof, not in the theorem.",
+    Verdict.CONDITIONAL,
+    paper=True,
     mutants={
         "M-orthogonal complement for the Euclidean one": {
             "outside": lambda w, s: null_basis((w @ s).T)
@@ -297,7 +255,6 @@ def adapted_basis(
         )
         value = _reference.distortion(c, _reference.splince(c), w)
         bench.corrected(value - null_space_minimum(c, w), label="optimal all the same")
-    bench.example("S = diag(1, 0), M = [[2, 1], [1, 2]]: e1 and e2 are not M-orthogonal.")
 
 
 def _pair(c: Covariances, bench: Bench) -> Matrix:
@@ -310,16 +267,7 @@ def _pair(c: Covariances, bench: Bench) -> Matrix:
 
 @check(
     "2.6",
-    "Projections with a common kernel differ by a linear isomorphism of their ranges",
-    source="lemma on a common kernel, proof of Theorem 2",
-    convention="projections of R^d",
-    expected=Verdict.HOLDS,
-    truth=(
-        "True: P_B P_A = P_B and P_A P_B = P_A, so F = P_B restricted to range(P_A) has inverse "
-        "P_A. SPLINCE, LEACE and SAL share their kernel when written I - E; as printed, SPLINCE "
-        "and LEACE share one with SAL only if S has full rank (1.5)."
-    ),
-    meaning="After erasure all three hold the same linear information, in other coordinates.",
+    Verdict.HOLDS,
     mutants={
         "other kernel": {
             "second": lambda c: eye(c.d) - projector(c.sz + c.sy),
