@@ -160,6 +160,11 @@ def printed_leace(root: Matrix, c: Covariances) -> Matrix:
     return root @ u @ inverse(u.T @ u) @ u.T @ w
 
 
+def erased(c: Covariances, p: Matrix, x: Matrix) -> Matrix:
+    """Rows of r(x) = P x + b with b = E x - P E x."""
+    return (x - c.mean.T) @ p.T + c.mean.T
+
+
 def distortion(c: Covariances, p: Matrix, m: Matrix) -> Number:
     """E |P x - x|_M^2 for centred x, straight from the definition: tr(M (I-P) S (I-P)^T)."""
     e = eye(c.d, c.s) - p

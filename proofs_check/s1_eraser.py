@@ -278,8 +278,8 @@ def _dimension(d: int, m: int, r: int, weight_rank: int) -> int:
 def uniqueness(
     bench: Bench, *, dimension: Callable[[int, int, int, int], int] = _dimension
 ) -> None:
-    """Integers: the nullity of the quadratic form (Z^T S Z) kron M on feasible directions, for 3 to 6
-    features, up to two of them redundant, r = 2, 3 and 4, and M of any rank down to d - 2."""
+    """Integers: the nullity of the quadratic form (Z^T S Z) kron M on feasible directions, for 3 to
+    6 features, up to two of them redundant, r = 2, 3 and 4, and M of rank d, d - 1 and d - 2."""
     sizes = [
         (d, d - gap, k_z, k_y)
         for d in (3, 4, 5, 6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import mpmath  # type: ignore[import-untyped]
 import numpy as np
@@ -14,6 +15,7 @@ from proofs_check._families import (
     Sample,
     continuous,
     integers,
+    ordinary,
     sample,
 )
 from proofs_check._fits import (
@@ -41,6 +43,8 @@ from proofs_check._linalg import (
     high_precision,
     is_zero,
     null_basis,
+    pinv,
+    projector,
     rank,
     rational,
     to_float,
@@ -265,25 +269,72 @@ def _separable(bench: Bench, metric: Callable[[Matrix], Matrix]) -> None:
         bench.printed(apart, lacking="classes separable after erasure")
 
 
+def _few_rows(bench: Bench, rows: Callable[[int], int], d: int) -> Sample:
+    """Integer data with ``rows(d)`` rows, one concept and one task."""
+    while True:
+        x = bench.rng.integers(-4, 5, (rows(d), d)) + bench.rng.integers(-3, 4, d)
+        z = x @ bench.rng.integers(-2, 3, (d, 1))
+        s = continuous(x, z, z + x[:, :1], "few rows")
+        if ordinary(s.covariances) and s.covariances.ranks[1:] == (1, 1):
+            return s
+
+
+def _least_norm(s: Sample, y: Matrix, test: Matrix, p: Matrix, within: Matrix | None) -> Matrix:
+    """Predictions of the head of least |theta| on Px + b whose intercept is free and unpenalised.
+
+    Centring the rows eliminates the intercept and b. ``within`` restricts theta to a column space.
+    """
+    mean = s.covariances.mean.T
+    rows = (s.x - mean) @ p.T
+    theta = pinv(rows if within is None else rows @ projector(within)) @ (y - y.sum() / len(y))
+    return (test - mean) @ p.T @ theta + y.sum() / len(y)
+
+
+def _library_erasers(s: Sample) -> list[tuple[Matrix, float]]:
+    """The library's SPLINCE, LEACE and SAL with their tolerances in the Euclidean norm."""
+    splince, leace, sal, cond = tolerances(s)
+    root = float(np.sqrt(cond))
+    return [
+        (_library.splince(s), splince * root),
+        (_library.leace(s), leace * root),
+        (_library.sal(s), sal),
+    ]
+
+
 @check(
     "3.4",
     Verdict.CONDITIONAL,
     mutants={
         "one metric for all ranges": {"metric": lambda p: eye(len(p))},
         "enough rows": {"rows": lambda d: 2 * d + 4},
+        "SPLINCE with a generic range": {"eraser": lambda bench, c: random_range(bench, c)},
+        "SPLINCE transposed": {"eraser": lambda bench, c: _reference.splince(c).T},
+        "library: SPLINCE transposed": {
+            "fitted": lambda s: [(p.T, size) for p, size in _library_erasers(s)]
+        },
+        "library: another concept": {
+            "fitted": lambda s: _library_erasers(replace(s, z_labels=s.y_labels + s.z_labels))
+        },
     },
 )
 def unique_minimiser(
     bench: Bench,
     *,
     metric: Callable[[Matrix], Matrix] = penalty_metric,
-    rows: Callable[[int], int] = lambda d: d - 1,
+    rows: Callable[[int], int] = lambda d: d - 2,
+    eraser: Callable[[Bench, Covariances], Matrix] = lambda bench, c: _reference.splince(c),
+    fitted: Callable[[Sample], list[tuple[Matrix, float]]] = _library_erasers,
 ) -> None:
     """Exact. The widest margin minimises |theta|^2 = phi^T (P^T P)^+ phi over the heads of margin
     one; rows and labels are few enough to enumerate the active sets. That ridge heads tend to it
     as the penalty vanishes is Rosset, Zhu and Hastie (NeurIPS 2003), that gradient descent does,
-    Soudry et al. (JMLR 19, 2018); only the margins themselves are computed here."""
-    for i in bench.repeats(10, 3):
+    Soudry et al. (JMLR 19, 2018); only the margins themselves are computed here.
+
+    Library: theta is fitted in the exact space P supp(x), where the fit is unique, so an error e of
+    P (Euclidean) moves the erased rows by e |X| and theta relatively by at most
+    2 e |X| / sigma, sigma the smallest singular value of the exact erased rows; a test row moves
+    by its own length times that, and by e |theta| for its own erasure; a factor 2 on top."""
+    for _ in bench.repeats(10, 3):
         s = sample(bench.rng, "full rank", 4)
         y, test = integers(bench.rng, len(s.x), 1), integers(bench.rng, 3, 4, 9)
         heads = [
@@ -291,22 +342,36 @@ def unique_minimiser(
             for p in (_reference.splince(s.covariances), _reference.sal(s.covariances))
         ]
         bench.printed(heads[0] - heads[1])
+    for i in bench.repeats(15, 4):
         d = 5 + i % 2
-        while True:
-            n = rows(d)
-            x = bench.rng.integers(-4, 5, (n, d))
-            z = x @ bench.rng.integers(-2, 3, (d, 1))
-            s = continuous(x, z, z + x[:, :1], "")
-            c = s.covariances
-            first, second = random_range(bench, c), random_range(bench, c)
-            if c.ranks[1] == 1:
+        s = _few_rows(bench, rows, d)
+        c, n = s.covariances, len(s.x)
+        test = integers(bench.rng, 3, d, 9)
+        while True:  # a head of zeros reads no range
+            y = integers(bench.rng, n, 1)
+            expected = _least_norm(s, y, test, _reference.leace(c), None)
+            if not is_zero(expected - y.sum() / n):
                 break
-        y, test = integers(bench.rng, n, 1), integers(bench.rng, 3, d, 9)
-        heads = [
-            predictions(p, s, test, y, intercept=True, offset=True, fit=least_squares)
-            for p in (first, second)
-        ]
-        bench.printed(heads[0] - heads[1], lacking="fewer rows than dimensions")
+        for p in (eraser(bench, c), _reference.sal(c), _reference.splince_drop(c)):
+            bench.printed(_least_norm(s, y, test, p, None) - expected)
+        generic = _least_norm(s, y, test, random_range(bench, c), None)
+        bench.printed(generic - expected, lacking="n > d, or a range that maps supp(x) into itself")
+        counted = []
+        for p in (_reference.splince(c), _reference.sal(c)):
+            seen, new = (with_ones(_reference.erased(c, p, v)) for v in (s.x, test))
+            counted.append(new @ least_squares(seen, y))
+        bench.printed(counted[0] - counted[1], lacking="n > d, or an intercept outside the norm")
+        erasers = (_reference.splince(c), _reference.leace(c), _reference.sal(c))
+        for (p, error), own in zip(fitted(s), erasers, strict=True):
+            exact = (s.x - c.mean.T) @ own.T
+            sizes = np.linalg.svd(to_float(exact), compute_uv=False)
+            length = float(np.linalg.norm(to_float(s.x - c.mean.T), 2))
+            theta = float(np.linalg.norm(to_float(pinv(exact) @ (y - y.sum() / n))))
+            reach = float(np.linalg.norm(to_float(test - c.mean.T), axis=1).max())
+            sigma = sizes[c.ranks[0] - c.ranks[1] - 1]
+            tolerance = 2 * error * theta * reach * (1 + 2 * length / sigma)
+            gap = _least_norm(s, y, test, p, own @ c.s) - expected
+            bench.corrected(to_float(gap), tolerance, label="library")
     _separable(bench, metric)
 
 

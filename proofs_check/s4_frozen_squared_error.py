@@ -36,6 +36,7 @@ from proofs_check._linalg import (
     diagonal,
     eye,
     inverse,
+    is_zero,
     rational,
     to_float,
     trace,

@@ -23,6 +23,7 @@ from proofs_check._linalg import (
     Number,
     equal,
     eye,
+    high_precision,
     inverse,
     is_zero,
     mpf,
@@ -212,7 +213,7 @@ def deployed_logistic(
     with mpmath.workdps(40):
         for a, v, rho in _grid(bench):
             beta = np.array([[mpmath.sqrt(rho * v)], [mpmath.sqrt((1 - rho) * v)]], dtype=object)
-            c = Covariances(eye(2), rational([[1], [0]]), beta, zeros(2, 1))
+            c = Covariances(*map(high_precision, (eye(2), rational([[1], [0]]))), beta, 0 * beta)
             heads = [reading(p, beta) for p in (_reference.leace(c), _reference.splince(c))]
             for family in FAMILIES:
                 deltas = [excess(family, a, beta, phi, c.s) for phi in heads]
@@ -300,8 +301,5 @@ def logistic_bounds(
             for g in ("6/10", "7/10")
         }
         bench.corrected(int(not gaps["6/10"] < 0 < gaps["7/10"]), label="shrunk head")
-        bench.cited(
-            *(mpmath.nstr(gap, 3) for gap in gaps.values()),
-            mpmath.nstr(base, 6),
-            mpmath.nstr(better, 6),
-        )
+        bench.cited(*(mpmath.nstr(gap, 3) for gap in gaps.values()))
+        bench.cited(mpmath.nstr(base, 6), mpmath.nstr(better, 6))

@@ -30,7 +30,7 @@ from proofs_check._linalg import (
     to_float,
 )
 from proofs_check._reference import Covariances, Eraser
-from proofs_check._rounding import Rounding, rounding, tolerances, whitened_error
+from proofs_check._rounding import UNIT, Rounding, rounding, tolerances, whitened_error
 
 Floats = NDArray[np.float64]
 
@@ -166,14 +166,19 @@ def high_precision_error(
 
 @dataclass(frozen=True, eq=False)
 class Real:
-    """The shipped activations, their moments in the library, and whitening by a QR of the rows.
+    """The shipped activations, their moments in the library, and reference figures of the rows.
 
-    ``root`` R has R^T R = Cov(x); ``a`` and ``b`` are unit vectors along R^{-T} Sz and R^{-T} Sy,
-    formed from the rows. ``least`` is the library's LEACE, whitened.
+    ``std`` holds the standard deviations of the features; ``sz`` and ``sy`` are Cov(x, z) and
+    Cov(x, y) of the rows, divided by them and by the deviation of the label. ``root`` R has
+    R^T R = Cov(x); ``a`` and ``b`` are unit vectors along R^{-T} Sz and R^{-T} Sy. ``least`` is the
+    library's LEACE, whitened.
     """
 
     rows: int
     moments: sf.Moments
+    std: Floats
+    sz: Floats
+    sy: Floats
     root: Floats
     a: Floats
     b: Floats
@@ -190,13 +195,15 @@ def _professions(aligned: bool) -> Real:
     """Load and factor once for all mutants."""
     x, z, y = _library.professions(aligned)
     z, y = z.reshape(-1, 1), y.reshape(-1, 1)
-    q, r = np.linalg.qr((x - x.mean(0)) / np.sqrt(len(x)))
-    a, b = ((q.T @ (v - v.mean(0)))[:, 0] for v in (z, y))
-    moments = sf.Moments()
-    moments.update(x, {"z": z, "y": y})
+    centred, std = x - x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
+    q, r = np.linalg.qr(centred / np.sqrt(len(x)))
+    units = [(v - v.mean(0))[:, 0] / v.std(0) for v in (z, y)]
+    covariances = [centred.T @ v / len(x) / std for v in units]
+    a, b = (q.T @ v for v in units)
+    moments = _library.accumulated([(x, z, y)])
     least = np.linalg.solve(r.T, _real_leace(moments) @ r.T)
     unit = (a / np.linalg.norm(a), b / np.linalg.norm(b))
-    return Real(len(x), moments, r, *unit, least, rounding(x, z, y))
+    return Real(len(x), moments, std, *covariances, r, *unit, least, rounding(x, z, y))
 
 
 def _real_splince(moments: sf.Moments) -> Floats:
@@ -223,6 +230,9 @@ def _diagonal_splince(moments: sf.Moments) -> Floats:
         "transpose": {"fitted": lambda m: _real_splince(m).T},
         "LEACE for SPLINCE": {"fitted": _real_leace},
         "diagonal of S for S": {"fitted": _diagonal_splince},
+        "task scaled within the tolerance of the whitened figures": {
+            "fitted": lambda m: _real_splince(m) * (1 + 1e-10)
+        },
         "1 / (1 + rho) for 1 / (1 - rho)": {"inflation": lambda rho: 1 / (1 + rho)},
     },
 )
@@ -232,19 +242,30 @@ def real_activations(
     fitted: Callable[[sf.Moments], Any] = _real_splince,
     inflation: Callable[[float], float] = lambda rho: 1 / (1 - rho),
 ) -> None:
-    """All residuals whitened or divided by the size of what they compare, tolerance as in 1.1.
-    The reference quantities come from the raw rows by a QR factorisation, not from the library's
-    moments: with X = Q R, whitening by R loses only cond(R) = sqrt(kappa)."""
+    """Reference figures come from the raw rows, not from the library's moments.
+
+    Constraints, in units in which features and labels have variance 1, free of the condition
+    number: a solve leaves at most 8 d eps |P|^2 of the covariance and 8 d eps |P|^3 of P (one
+    column each, eps = 2^-52), and the rows' Sz differs from the accumulated one by gamma in every
+    entry, which P carries over. The other figures are whitened by a QR of the rows and have the
+    tolerance of 1.1, which grows with the condition number."""
     for aligned in (False, True):
         real = _professions(aligned)
+        p, d = fitted(real.moments), len(real.std)
+        scaled = p * real.std / real.std[:, None]
+        amplification = float(np.linalg.norm(scaled, 2))
+        solved = 8 * d * 2 * UNIT * amplification**2
+        moved = (1 + amplification) * real.figures.gamma * np.sqrt(d)
+        for residual, cov in (
+            (scaled @ real.sz, real.sz),
+            (scaled @ real.sy - real.sy, real.sy),
+        ):
+            bench.printed(np.linalg.norm(residual), solved * np.linalg.norm(cov) + moved)
+        bench.printed(np.linalg.norm(scaled @ scaled - scaled), solved * amplification)
         a, b, tolerance = real.a, real.b, real.figures.splince
-        oblique, orthogonal = real.white(fitted(real.moments)), real.least
+        oblique, orthogonal = real.white(p), real.least
         rho = float(a @ b) ** 2
-        e, e_l = np.eye(len(a)) - oblique, np.eye(len(a)) - orthogonal
-        bench.printed(np.linalg.norm(oblique @ a), tolerance)
-        bench.printed(np.linalg.norm(oblique @ b - b), tolerance)
-        square = oblique @ oblique - oblique
-        bench.printed(np.linalg.norm(square), 3 * tolerance / real.figures.sine)
+        e, e_l = np.eye(d) - oblique, np.eye(d) - orthogonal
         span = np.linalg.qr(np.column_stack([a, b]))[0]
         bench.corrected(np.linalg.norm(e - (e @ span) @ span.T), tolerance, label="certificate")
         ratio = np.linalg.norm(e) / np.linalg.norm(e_l)
@@ -254,6 +275,4 @@ def real_activations(
         bench.corrected(gap, 3 * tolerance, label="repair of LEACE")
         frozen = oblique.T @ b - orthogonal.T @ b * inflation(rho)
         bench.corrected(np.linalg.norm(frozen), 3 * tolerance, label="proportional scores")
-        bench.cited(
-            f"{real.rows} rows", f"{len(a)} features", f"{rho:.4f}", f"{inflation(rho):.4f}"
-        )
+        bench.cited(f"{real.rows} rows", f"{d} features", f"{rho:.4f}", f"{inflation(rho):.4f}")
