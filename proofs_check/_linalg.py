@@ -190,7 +190,7 @@ def pinv(a: Matrix) -> Matrix:
     """Moore-Penrose inverse, by the full-rank factorisation a = C F."""
     reduced, pivots = row_reduce(a)
     if not pivots:
-        return zeros(*a.shape[::-1], a)
+        return zeros(a.shape[1], a.shape[0], a)
     c, f = a[:, pivots], reduced[: len(pivots)]
     return f.T @ inverse(f @ f.T) @ inverse(c.T @ c) @ c.T
 

@@ -206,7 +206,7 @@ def null_space_minimum(c: Covariances, m: Matrix) -> Number:
     equations for N read M N (Z^T S Z) = -M E0 S Z, one linear system in vec(N).
     """
     constraints = beside(c.z, c.y)
-    e0 = solve(constraints.T, beside(c.z, zeros(*c.y.shape, c.s)).T).T
+    e0 = solve(constraints.T, beside(c.z, zeros(c.d, c.y.shape[1], c.s)).T).T
     basis = null_basis(constraints.T)
     inner = basis.T @ c.s @ basis
     target = -(m @ e0 @ c.s @ basis)

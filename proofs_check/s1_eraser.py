@@ -292,8 +292,10 @@ def uniqueness(
         r = k_z + k_y
         w = weight(bench.rng, d, d - i % 3 if i % 2 else d)
         basis = null_basis(beside(c.z, c.y).T)
-        free = kron(basis.T @ c.s @ basis, w)
-        nullity = free.shape[1] - rank(free)
+        nullity = 0
+        if basis.size:
+            free = kron(basis.T @ c.s @ basis, w)
+            nullity = free.shape[1] - rank(free)
         bench.corrected(nullity - dimension(d, m, r, rank(w)), label="dimension")
         lacking = "S singular" if m < d else "M singular" if rank(w) < d and m > r else None
         bench.printed(nullity, lacking=lacking)

@@ -213,7 +213,8 @@ def deployed_logistic(
     with mpmath.workdps(40):
         for a, v, rho in _grid(bench):
             beta = np.array([[mpmath.sqrt(rho * v)], [mpmath.sqrt((1 - rho) * v)]], dtype=object)
-            c = Covariances(*map(high_precision, (eye(2), rational([[1], [0]]))), beta, 0 * beta)
+            white, sz = high_precision(eye(2)), high_precision(rational([[1], [0]]))
+            c = Covariances(white, sz, beta, 0 * beta)
             heads = [reading(p, beta) for p in (_reference.leace(c), _reference.splince(c))]
             for family in FAMILIES:
                 deltas = [excess(family, a, beta, phi, c.s) for phi in heads]

@@ -198,12 +198,12 @@ def _professions(aligned: bool) -> Real:
     centred, std = x - x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
     q, r = np.linalg.qr(centred / np.sqrt(len(x)))
     units = [(v - v.mean(0))[:, 0] / v.std(0) for v in (z, y)]
-    covariances = [centred.T @ v / len(x) / std for v in units]
+    sz, sy = (centred.T @ v / len(x) / std for v in units)
     a, b = (q.T @ v for v in units)
     moments = _library.accumulated([(x, z, y)])
     least = np.linalg.solve(r.T, _real_leace(moments) @ r.T)
-    unit = (a / np.linalg.norm(a), b / np.linalg.norm(b))
-    return Real(len(x), moments, std, *covariances, r, *unit, least, rounding(x, z, y))
+    a, b = a / np.linalg.norm(a), b / np.linalg.norm(b)
+    return Real(len(x), moments, std, sz, sy, r, a, b, least, rounding(x, z, y))
 
 
 def _real_splince(moments: sf.Moments) -> Floats:
