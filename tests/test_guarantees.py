@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from named_tests import definitions
 
-DOCUMENT = Path(__file__).resolve().parent
-while not (DOCUMENT / "docs" / "guarantees.md").is_file():
-    DOCUMENT = DOCUMENT.parent
-DOCUMENT = DOCUMENT / "docs" / "guarantees.md"
+DOCUMENT = next(
+    folder / "docs" / "guarantees.md"
+    for folder in Path(__file__).resolve().parents
+    if (folder / "docs" / "guarantees.md").is_file()
+)
 HEADING = ["promise", "bound", "holds for", "test"]
 
 
