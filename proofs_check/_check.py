@@ -1,7 +1,7 @@
 """What a check is, how its verdict follows from evidence, and how its mutants are run.
 
 A check is a function that receives a :class:`Bench` and reports residuals to it. It never states
-its verdict: the bench derives one from what was reported, and the run compares it with the verdict
+its verdict: the bench derives one from the residuals, and the run compares it with the verdict
 that the check was registered with. The formulas a check examines are its keyword arguments, so
 that a mutant is a set of replacements for them. The statement and its true form stand in
 FINDINGS.md under the same number.
@@ -26,7 +26,7 @@ FAR = 1e3
 
 
 class Verdict(StrEnum):
-    """What a statement turned out to be."""
+    """The verdict on a statement."""
 
     HOLDS = "holds"
     CONDITIONAL = "holds with condition"

@@ -6,15 +6,8 @@ from collections.abc import Callable
 
 from proofs_check import _reference
 from proofs_check._check import Bench
-from proofs_check._families import (
-    Sample,
-    integers,
-)
-from proofs_check._fits import (
-    least_squares,
-    range_coordinates,
-    with_ones,
-)
+from proofs_check._families import Sample, integers
+from proofs_check._fits import least_squares, range_coordinates, with_ones
 from proofs_check._linalg import (
     Matrix,
     Number,

@@ -1,7 +1,7 @@
 """Closed forms, written independently of the library: covariances in, d x d projectors out.
 
 Notation: S = Cov(x), Sz = Cov(x, z), Sy = Cov(x, y), all centred; C_ab = Sa^T S^+ Sb. An eraser P
-is feasible when P Sz = 0 and P Sy = Sy; E = I - P is what it takes away. All functions run in the
+is feasible when P Sz = 0 and P Sy = Sy; E = I - P is the part it takes away. Functions run in the
 arithmetic of their input: exact for fractions, 60 digits for mpf.
 
 For the eraser put A = S^{+1/2} Sz, B = S^{+1/2} Sy and F = E S^{1/2}. Feasibility reads
@@ -177,14 +177,14 @@ def lost(c: Covariances) -> Matrix:
 
 
 def unexplained(c: Covariances) -> Matrix:
-    """H = C_yy - C_yz C_zz^+ C_zy: what of the predicted task the concept does not predict."""
+    """H = C_yy - C_yz C_zz^+ C_zy: the predicted task's share that the concept does not predict."""
     if not c.z.size:
         return c.gram(c.y, c.y)
     return c.gram(c.y, c.y) - c.gram(c.y, c.z) @ inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.y)
 
 
 def repair(c: Covariances) -> Matrix:
-    """T H^{-1} K^T with K = S^+ Sy - S^+ Sz C_zz^+ C_zy: what SPLINCE adds to LEACE."""
+    """T H^{-1} K^T with K = S^+ Sy - S^+ Sz C_zz^+ C_zy: SPLINCE minus LEACE."""
     k = c.s_pinv @ (c.y - c.z @ inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.y))
     return lost(c) @ inverse(unexplained(c)) @ k.T
 

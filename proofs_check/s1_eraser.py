@@ -14,15 +14,7 @@ import numpy as np
 import splince_fast as sf
 from proofs_check import _library, _reference
 from proofs_check._check import Bench, Verdict, check
-from proofs_check._families import (
-    Sample,
-    continuous,
-    integers,
-    ordinary,
-    problem,
-    rooted,
-    weight,
-)
+from proofs_check._families import Sample, continuous, integers, ordinary, problem, rooted, weight
 from proofs_check._library import Fitted
 from proofs_check._linalg import (
     Matrix,
@@ -412,7 +404,7 @@ def _minimum(c: Covariances, m: Matrix) -> Number:
 
 
 def _surplus(c: Covariances, m: Matrix) -> Number:
-    """tr(M X H^+ X^T), X the task covariance that LEACE destroys."""
+    """tr(M T H^+ T^T), T the task covariance that LEACE destroys."""
     x = _reference.lost(c)
     return trace(m @ x @ inverse(_reference.unexplained(c)) @ x.T)
 
@@ -440,7 +432,7 @@ def _reported(sample: Sample) -> tuple[float, float, float]:
                 m @ _reference.lost(c) @ inverse(c.gram(c.y, c.y)) @ _reference.lost(c).T
             )
         },
-        "Sy for X": {
+        "Sy for T": {
             "surplus": lambda c, m: trace(m @ c.y @ inverse(_reference.unexplained(c)) @ c.y.T)
         },
         "1 + rho for 1 / (1 - rho)": {"inflation": lambda rho: 1 + rho},
@@ -464,7 +456,7 @@ def minimum_distortion(
     reported: Callable[[Sample], tuple[float, float, float]] = _reported,
 ) -> None:
     """Exact. Library: |M^{1/2} E S^{1/2}|_F moves by at most |M^{1/2} S^{1/2}|_2 times the whitened
-    error: by the tolerance itself at M = S^+, by |S|_2^{1/2} times it at M = I, which is what the
+    error: by the tolerance itself at M = S^+, by |S|_2^{1/2} times it at M = I, which the
     report divides by tr S. The reported 1 / s, the norm of the whitened projector, moves by the
     tolerance."""
     for i in bench.repeats(60, 12):
@@ -532,9 +524,7 @@ def _whitened_orthogonal(c: Covariances) -> bool:
     "1.8",
     Verdict.HOLDS,
     mutants={
-        "criterion: orthogonal before whitening": {
-            "orthogonal": lambda c: is_zero(c.z.T @ c.y),
-        },
+        "criterion: orthogonal before whitening": {"orthogonal": lambda c: is_zero(c.z.T @ c.y)},
         "repair without H": {
             "repair": lambda c: (
                 _reference.lost(c)

@@ -8,12 +8,7 @@ import numpy as np
 
 from proofs_check import _library, _reference
 from proofs_check._check import Bench, Verdict, check
-from proofs_check._families import (
-    integers,
-    problem,
-    rooted,
-    weight,
-)
+from proofs_check._families import integers, problem, rooted, weight
 from proofs_check._library import Fitted
 from proofs_check._linalg import (
     Matrix,
@@ -109,9 +104,7 @@ def _oblique(a: Matrix, b: Matrix) -> Matrix:
     Verdict.HOLDS,
     paper=True,
     mutants={
-        "orthogonal projector for P_obl": {
-            "projection": lambda a, b: eye(len(a)) - projector(a),
-        },
+        "orthogonal projector for P_obl": {"projection": lambda a, b: eye(len(a)) - projector(a)},
         "transpose of P_obl": {"projection": lambda a, b: _oblique(a, b).T},
         "roles of concept and task exchanged": {"projection": lambda a, b: _oblique(b, a)},
     },
@@ -189,7 +182,7 @@ def unconstrained_step(
     bench: Bench, *, gradient: Callable[[Matrix, Matrix], Matrix] = _gradient
 ) -> None:
     """Exact. The loss is quadratic, so loss(B + N) - loss(B) - |N P_obl|^2 is the gradient along
-    N, to the last digit; that is what the gradient formula is held against."""
+    N, to the last digit; the gradient formula is compared with it."""
     for i in bench.repeats(30, 8):
         m = 3 + i % 2
         root, c = rooted(bench.rng, m, m)
@@ -269,18 +262,13 @@ def _pair(c: Covariances, bench: Bench) -> Matrix:
     "2.6",
     Verdict.HOLDS,
     mutants={
-        "other kernel": {
-            "second": lambda c: eye(c.d) - projector(c.sz + c.sy),
-        },
+        "other kernel": {"second": lambda c: eye(c.d) - projector(c.sz + c.sy)},
         "transpose": {"second": lambda c: _reference.splince(c).T},
         "library: transpose of LEACE for SAL": {"fitted": lambda s: _library.leace(s).T},
     },
 )
 def common_kernel(
-    bench: Bench,
-    *,
-    second: Eraser = _reference.splince,
-    fitted: Fitted = _library.sal,
+    bench: Bench, *, second: Eraser = _reference.splince, fitted: Fitted = _library.sal
 ) -> None:
     """Exact. Library: P_B P_A - P_B = -P_B (I - P_A), and both factors are measured, so the errors
     of P_A and P_B (in the Euclidean norm, a factor sqrt(cond S)) leave at most

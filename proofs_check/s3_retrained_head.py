@@ -11,13 +11,7 @@ from numpy.typing import NDArray
 
 from proofs_check import _library, _reference
 from proofs_check._check import Bench, Verdict, check
-from proofs_check._families import (
-    Sample,
-    continuous,
-    integers,
-    ordinary,
-    sample,
-)
+from proofs_check._families import Sample, continuous, integers, ordinary, sample
 from proofs_check._fits import (
     DIGITS,
     least_squares,
@@ -71,9 +65,7 @@ REGULAR = ("full rank", "multi-output", "one-hot")
         "other kernel": {"eraser": other_kernel},
         "ridge 0.01": {"fit": _ridge_fit},
         "transpose of P": {"eraser": lambda c: _reference.splince(c).T},
-        "library: SPLINCE transposed": {
-            "fitted": lambda s: to_float(_library.splince(s)).T,
-        },
+        "library: SPLINCE transposed": {"fitted": lambda s: to_float(_library.splince(s)).T},
     },
 )
 def retrained_least_squares(
@@ -140,7 +132,7 @@ def _classifier(
     penalty: float = 0.0,
     fitted: Callable[[Sample], Matrix] = _library.splince,
 ) -> None:
-    """Scores of refitted heads at 40 digits, held against phi fitted on raw x with Sz^T phi = 0.
+    """Scores of refitted heads at 40 digits, compared with phi fitted on raw x with Sz^T phi = 0.
 
     Tolerance: the two certificates, and 1e-30 for rounding at 40 digits. Library: its P is taken
     as exact and V spans the exact range, so only the error e of P (whitened) counts. Whitened, the

@@ -16,19 +16,8 @@ from numpy.typing import NDArray
 
 from proofs_check import _library, _reference
 from proofs_check._check import Bench, Verdict, check
-from proofs_check._families import (
-    Sample,
-    integers,
-    problem,
-)
-from proofs_check._heads import (
-    deployed,
-    excess,
-    head,
-    literal,
-    random_guarded,
-    whitened_problem,
-)
+from proofs_check._families import Sample, integers, problem
+from proofs_check._heads import deployed, excess, head, literal, random_guarded, whitened_problem
 from proofs_check._library import Fitted
 from proofs_check._linalg import (
     Matrix,
@@ -295,8 +284,7 @@ def other_heads(
     c = EXAMPLE
     rho = _reference.squared_cosine(c)
     bench.cited(
-        rho,
-        *(f"{value} = {float(value):.4f}" for value in (threshold(rho), rho / (2 * (1 - rho)))),
+        rho, *(f"{value} = {float(value):.4f}" for value in (threshold(rho), rho / (2 * (1 - rho))))
     )
 
 

@@ -10,14 +10,8 @@ import numpy as np
 
 from proofs_check import _reference
 from proofs_check._check import Bench, Verdict, check
-from proofs_check._families import (
-    integers,
-)
-from proofs_check._heads import (
-    deployed,
-    literal,
-    whitened_problem,
-)
+from proofs_check._families import integers
+from proofs_check._heads import deployed, literal, whitened_problem
 from proofs_check._linalg import (
     Matrix,
     Number,
@@ -101,7 +95,7 @@ def _bound(s: Matrix, p_z: Matrix, beta: Matrix) -> Number:
     paper=True,
     mutants={
         "bound 1 / 80": {"bound": lambda s, p, b: _bound(s, p, b) / 10},
-        "C for C^2 in the last line": {"power": lambda: 1},
+        "k(v) for k(v)^2 in the last line": {"power": lambda: 1},
         "never strict": {"touches": lambda p, b: False},
     },
 )
@@ -116,7 +110,7 @@ def literal_leace(
     a = mpmath.mpf(0)
 
     def last_line(s: Matrix, beta: Matrix, p_z: Matrix) -> Number:
-        """|P_z Sy|^2 / (8 C^2) with Sy = C S beta."""
+        """|P_z Sy|^2 / (8 k(v)^2) with Sy = k(v) S beta."""
         curve, _ = LOGISTIC.curvature(a, mpf((beta.T @ s @ beta)[0, 0]))
         moved = p_z @ s @ beta
         return curve ** (2 - power()) * mpf((moved.T @ moved)[0, 0]) / 8
@@ -188,7 +182,7 @@ def _grid(bench: Bench) -> list[tuple[Number, Number, Number]]:
         "LEACE without the Stein term": {
             "leace_drop": lambda f, a, v, rho: drop_splince(f, a, v, 1 - 1 / (1 - rho))
         },
-        "1/4 for C": {
+        "1/4 for k(v)": {
             "leace_drop": lambda f, a, v, rho: (
                 f.mean(a, (1 - rho) * v)[0] - f.mean(a, v)[0] + rho * v / 4,
                 mpmath.mpf(0),
@@ -234,8 +228,8 @@ def deployed_logistic(
                 k = 1 / (1 - rho)
                 high, low, base = (family.curvature(a, w)[0] for w in (v * k, v / k, v))
                 rise = bracket(k, high, low, base)
-                floor = (mpmath.sqrt(k) * (k + 1) - 2) * base
-                bench.corrected(int(rise < floor - slack), label=f"{family.name} derivative")
+                least_rise = (mpmath.sqrt(k) * (k + 1) - 2) * base
+                bench.corrected(int(rise < least_rise - slack), label=f"{family.name} derivative")
         for scale in (1, 2, 4):
             c = Covariances(
                 eye(2), rational([[1], [0]]), scale * rational([["3/5"], ["4/5"]]), zeros(2, 1)
@@ -259,7 +253,7 @@ def deployed_logistic(
     mutants={
         "bound without 1 / (1 - rho)": {"factor": lambda rho: mpmath.mpf(1) - rho},
         "16 for 8": {"eighth": lambda: mpmath.mpf(1) / 16},
-        "C(v) / 4 for C(v) / 2": {"half": lambda: mpmath.mpf(1) / 4},
+        "k(v) / 4 for k(v) / 2": {"half": lambda: mpmath.mpf(1) / 4},
     },
 )
 def logistic_bounds(
@@ -269,7 +263,7 @@ def logistic_bounds(
     eighth: Callable[[], Number] = lambda: mpmath.mpf(1) / 8,
     half: Callable[[], Number] = lambda: mpmath.mpf(1) / 2,
 ) -> None:
-    """Quadrature at 30 digits. L' = C / 2 <= 1 / 8 gives the first pair, C decreasing the second.
+    """Quadrature at 30 digits. l' = k / 2 <= 1 / 8 gives the first pair, k decreasing the second.
     The grid includes small v, where the bounds are sharp: a factor 2 less fails there."""
     rows = [*_grid(bench), *(tuple(map(mpmath.mpf, ("0", "0.01", r))) for r in ("0.01", "0.9"))]
     with mpmath.workdps(40):
@@ -280,10 +274,12 @@ def logistic_bounds(
             bench.printed(int(low > rho * v * eighth() + low_error))
             bench.printed(int(high > rho * v * eighth() * factor(rho) + high_error))
             if a == 0:
-                bench.corrected(int(low > rho * v * curve * half() + low_error), label="C, LEACE")
+                bench.corrected(
+                    int(low > rho * v * curve * half() + low_error), label="bound by k, LEACE"
+                )
                 bench.corrected(
                     int(high > rho * v * curve * half() * factor(rho) + high_error),
-                    label="C, SPLINCE",
+                    label="bound by k, SPLINCE",
                 )
         v, rho = mpmath.mpf(4), mpmath.mpf(9) / 25
         base = drop_leace(LOGISTIC, 0, v, rho)[0]

@@ -9,13 +9,7 @@ import numpy as np
 
 from proofs_check import _library, _reference
 from proofs_check._check import Bench, Verdict, check
-from proofs_check._families import (
-    Rng,
-    Sample,
-    classes,
-    integers,
-    problem,
-)
+from proofs_check._families import Rng, Sample, classes, integers, problem
 from proofs_check._heads import (
     excess,
     head,

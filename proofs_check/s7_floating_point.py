@@ -14,21 +14,9 @@ from numpy.typing import NDArray
 import splince_fast as sf
 from proofs_check import _library, _reference
 from proofs_check._check import Bench, Verdict, check
-from proofs_check._families import (
-    Sample,
-    continuous,
-    invertible,
-    problem,
-    rotation,
-    weight,
-)
+from proofs_check._families import Sample, continuous, invertible, problem, rotation, weight
 from proofs_check._library import Fitted
-from proofs_check._linalg import (
-    Matrix,
-    beside,
-    inverse,
-    to_float,
-)
+from proofs_check._linalg import Matrix, beside, inverse, to_float
 from proofs_check._reference import Covariances, Eraser
 from proofs_check._rounding import UNIT, Rounding, rounding, tolerances, whitened_error
 
@@ -85,9 +73,11 @@ def invariances(
         bench.printed(closed(_mapped(c, linear)) - linear @ p @ inverse(linear))
         other = closed(replace(c, s=weight(bench.rng, 4, 4)))
         bench.printed(beside(other @ c.sz, other @ c.sy - c.sy))
-        turn = sal_map(bench)
-        moved = _reference.sal(_mapped(c, turn))
-        bench.corrected(moved - turn @ _reference.sal(c) @ inverse(turn), label="SAL, orthogonal L")
+        linear = sal_map(bench)
+        moved = _reference.sal(_mapped(c, linear))
+        bench.corrected(
+            moved - linear @ _reference.sal(c) @ inverse(linear), label="SAL, orthogonal L"
+        )
     for sample in bench.samples(6, 2, ("full rank", "multi-output", "one-hot", "n <= d")):
         recoded = _recoded(sample, bench)
         c = sample.covariances
@@ -256,10 +246,7 @@ def real_activations(
         amplification = float(np.linalg.norm(scaled, 2))
         solved = 8 * d * 2 * UNIT * amplification**2
         moved = (1 + amplification) * real.figures.gamma * np.sqrt(d)
-        for residual, cov in (
-            (scaled @ real.sz, real.sz),
-            (scaled @ real.sy - real.sy, real.sy),
-        ):
+        for residual, cov in ((scaled @ real.sz, real.sz), (scaled @ real.sy - real.sy, real.sy)):
             bench.printed(np.linalg.norm(residual), solved * np.linalg.norm(cov) + moved)
         bench.printed(np.linalg.norm(scaled @ scaled - scaled), solved * amplification)
         a, b, tolerance = real.a, real.b, real.figures.splince

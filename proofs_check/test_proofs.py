@@ -316,11 +316,7 @@ def test_unknown_number_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_same_seed_gives_the_same_evidence() -> None:
     first, second = (run_check(REGISTRY["4.2"], seed=3, quick=True) for _ in range(2))
-    assert (first.worst, first.cases, first.figures) == (
-        second.worst,
-        second.cases,
-        second.figures,
-    )
+    assert (first.worst, first.cases, first.figures) == (second.worst, second.cases, second.figures)
 
 
 # The text and the registry.

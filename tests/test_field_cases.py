@@ -91,7 +91,7 @@ def test_c1_integers_of_one_dimension_are_classes(method: Any) -> None:
 
 @pytest.mark.parametrize("scale", [1e-12, 5e-4, 1.0, 1e12])
 def test_c4_small_variances_are_no_zero_variances(scale: float) -> None:
-    """An absolute cut of eigenvalues at 1e-6 turned small data into P = 0: everything deleted."""
+    """An absolute cut of eigenvalues at 1e-6 mapped small data to P = 0: everything deleted."""
     X, z, y = drawn()
     expected = sf.splince(Moments().update(X, {"z": z, "y": y}), erase="z", keep="y").matrix()
     found = sf.splince(Moments().update(scale * X, {"z": z, "y": y}), erase="z", keep="y")
@@ -156,7 +156,7 @@ def test_c20_saved_bias_is_applied_as_it_was(tmp_path: Path) -> None:
 
 
 def test_c29_groups_beyond_two_are_all_guarded() -> None:
-    """Gaps computed from the first two groups hid what the third one showed."""
+    """Gaps computed from the first two groups hid the gap of the third."""
     z = np.arange(600) % 5
     X = normal(600, 7) + np.eye(5, 7)[z] * (z == 4)[:, None] * 3
     clean = sf.leace(Moments().update(X, {"z": z}), erase="z")(X)

@@ -59,12 +59,12 @@ def test_a_quadratic_probe_still_reads_the_concept() -> None:
 
 def test_held_out_rows_keep_a_trace_of_sampling_size() -> None:
     """The gap of held-out means falls with the root of the rows fitted on, and is not zero."""
-    held, z_held = balanced(200_000, seed=1)
+    new, z_new = balanced(200_000, seed=1)
     gaps = {}
     for n in (400, 40_000):
         X, z = balanced(n, seed=2)
-        clean = sf.leace(Moments().update(X, {"z": z}), erase="z")(held)
-        gaps[n] = gap(clean, z_held)
+        clean = sf.leace(Moments().update(X, {"z": z}), erase="z")(new)
+        gaps[n] = gap(clean, z_new)
         # A mean over n/2 rows of spread at most 3 in each class; six features, five sigma.
         assert 1e-6 < gaps[n] < 5 * 3 * (4 / n) ** 0.5 + 5 * 3 * (4 / 200_000) ** 0.5
     assert gaps[40_000] < gaps[400]
