@@ -127,9 +127,9 @@ def equal_threads() -> int:
 
     To be called again when another library was loaded.
     """
-    from splince_fast import _threads
+    from splince_fast._runtime import threads
 
-    count = _threads.thread_count()
+    count = threads.thread_count()
     if find_spec("threadpoolctl"):
         import threadpoolctl
 

@@ -23,7 +23,7 @@ from conftest import FUZZ, Rows, check, state_bytes
 
 import splince_fast as sf
 from splince_fast import Moments, Projection, SplinceError, labels, projection, sources
-from splince_fast._kernels import rows as kernels
+from splince_fast._kernels import apply as kernels
 from splince_fast.report import Report
 
 PACKAGE = Path(sf.__file__).parent

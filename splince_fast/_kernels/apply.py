@@ -1,7 +1,7 @@
 """Passes over rows that BLAS has no verb for, compiled by Numba.
 
-Every kernel is serial; `splince_fast._threads` splits the work by rows, each of which comes from
-the same operations whatever the number of threads.
+Every kernel is serial; the threads split the work by rows, each of which comes from the same
+operations whatever their number.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from splince_fast._kernels.compiled import kernel
+from splince_fast._kernels.jit import kernel
 
 
 @kernel

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._files import check_tensors, refuse_negative
+from splince_fast._runtime.files import check_tensors, refuse_negative
 from splince_fast.exceptions import (
     FileFormatError,
     IncompatibleMomentsError,
@@ -124,11 +124,11 @@ class ClassSums:
 
     def add(self, where: NDArray[np.intp], rows: Int, weights: Float, sums: Float) -> None:
         """Add the sums of a block, given for the classes `where` (each at most once)."""
-        from splince_fast._kernels import blocks
+        from splince_fast._kernels import accumulate
 
         self.rows[where] += rows
         self.weights[where] += weights
-        blocks.add_rows(self.sums, where, sums)
+        accumulate.add_rows(self.sums, where, sums)
 
     def copy(self) -> ClassSums:
         return ClassSums(

@@ -1,17 +1,4 @@
-"""What a column of labels means: classes or numbers, from any container.
-
-A block of rows comes with labels in some container: a list, an array, a data frame, a tensor.
-:func:`encode` reads them into two forms only, so that nothing downstream knows containers:
-
-- :class:`ClassCodes` for strings, booleans, integers and categoricals: names and positions;
-- :class:`Columns` for floats and for several columns at once: a ``(n, k)`` float64 matrix.
-
-The name of a class does not depend on the container: NumPy, pandas, polars, Arrow and torch
-scalars become Python's ``str``, ``bool`` and ``int``. ``True`` and ``1`` are different classes
-although Python calls them equal (:func:`class_key`); a column that mixes them is refused. A
-missing label (None, NaN, NA, NaT, null, masked) is never a class. What is returned owns its
-memory: the caller may reuse buffers.
-"""
+"""Raw columns to codes or numbers; joint classes."""
 
 from __future__ import annotations
 
@@ -23,15 +10,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._class_names import (
-    ClassName,
-    VariableName,
-    class_key,
-    listed,
-    names_from_json,
-    names_to_json,
-)
-from splince_fast._containers import (
+from splince_fast.exceptions import LabelError, ManyClassesWarning
+from splince_fast.labels.containers import (
     SPLIT_ADVICE,
     check_finite,
     check_indicators,
@@ -42,22 +22,11 @@ from splince_fast._containers import (
     variables_of,
     whole_numbers,
 )
-from splince_fast.exceptions import LabelError, ManyClassesWarning
-
-__all__ = [
-    "KINDS",
-    "ClassCodes",
-    "ClassName",
-    "Columns",
-    "Encoded",
-    "VariableName",
-    "class_key",
-    "encode",
-    "encode_one",
-    "kind_of",
-    "names_from_json",
-    "names_to_json",
-]
+from splince_fast.labels.names import (
+    ClassName,
+    VariableName,
+    listed,
+)
 
 KINDS = ("classes", "continuous")
 MANY_CLASSES = 1000

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._accumulator import Accumulator
-from splince_fast._files import check_tensors
-from splince_fast._fourth import FourthMoment
-from splince_fast._stage import Stage
-from splince_fast._state import EPS32, EPS64, State
-from splince_fast._variables import ClassSums, ColumnSums
+from splince_fast._runtime.files import check_tensors
 from splince_fast.exceptions import FileFormatError
+from splince_fast.moments.accumulator import Accumulator
+from splince_fast.moments.buffer import Stage
+from splince_fast.moments.fourth_moment import FourthMoment
+from splince_fast.moments.state import EPS32, EPS64, State
+from splince_fast.moments.variable import ClassSums, ColumnSums
 
 _KINDS: dict[str, type[ClassSums] | type[ColumnSums]] = {
     "classes": ClassSums,

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._class_names import ClassName, listed
 from splince_fast.exceptions import InputError, LabelError, NonFiniteError
+from splince_fast.labels.names import ClassName, listed
 
 
 class Raw(NamedTuple):

@@ -6,9 +6,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from splince_fast._class_names import listed
 from splince_fast._kernels import solve
 from splince_fast.exceptions import InfeasibleError, SplinceError
+from splince_fast.labels.names import listed
 
 
 def check_solved(

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast import _interrupts, _threads
-from splince_fast._stage import LabelledRows, Stage
-from splince_fast._state import State, reduce_block
-from splince_fast._validation import check_values, is_direct, working_dtype
-from splince_fast._variables import ClassSums, ColumnSums, Variable, merged_variables
-from splince_fast._workspace import Workspace
+from splince_fast._runtime import interrupts, threads
+from splince_fast._runtime.arrays import check_values, is_direct, working_dtype
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
     NotEnoughDataError,
     UnknownVariableError,
 )
 from splince_fast.labels import ClassCodes, Encoded, VariableName
+from splince_fast.moments.buffer import LabelledRows, Stage
+from splince_fast.moments.state import State, reduce_block
+from splince_fast.moments.variable import ClassSums, ColumnSums, Variable, merged_variables
+from splince_fast.moments.workspace import Workspace
 
 Float = NDArray[np.float64]
 
@@ -143,7 +143,7 @@ class Accumulator:
                 # Waiting rows count from a single assignment on, so nothing has to be held back.
                 self.stage.append(self._labelled(rows, weight, encoded))
             else:
-                with _interrupts.deferred():
+                with interrupts.deferred():
                     self._feed(rows, weight, encoded)
         except BaseException:
             # Memory ran out, or a kernel failed: unless rows were merged, nothing has happened.
@@ -209,7 +209,7 @@ class Accumulator:
         """Work buffers for blocks of this width and dtype."""
         from splince_fast._kernels import provider
 
-        _threads.thread_count()  # so that a wrong setting is told at once
+        threads.thread_count()  # so that a wrong setting is told at once
         provider.ensure_for(width)
         self._work = Workspace(self.capacity(width), width, dtype)
         self.stage = Stage(self.capacity(width), width, dtype)
@@ -258,7 +258,7 @@ class Accumulator:
     def flush(self) -> None:
         """Merge the staged rows."""
         if self.stage is not None and self.stage.filled:
-            with _interrupts.deferred():
+            with interrupts.deferred():
                 self._merge_rows(self.stage.contents())
                 self.stage.clear()
 

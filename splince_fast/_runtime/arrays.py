@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast import _threads
+from splince_fast._runtime import threads
 from splince_fast.exceptions import InputError, NonFiniteError
 
 Rows = NDArray[Any]
@@ -127,7 +127,7 @@ def check_values(X: Rows, name: str = "X") -> None:
     """
     if X.dtype.kind in "iub" or not len(X):
         return
-    from splince_fast._kernels import rows as kernels
+    from splince_fast._kernels import apply as kernels
 
     step = max(1, _GRAIN // X.shape[1])
     if is_direct(X):
@@ -136,7 +136,7 @@ def check_values(X: Rows, name: str = "X") -> None:
             return bool(kernels.squares_finite(X, start, stop))
 
         small = len(X) <= step
-        if usable(0, len(X)) if small else all(_threads.split(usable, len(X), grain=step)):
+        if usable(0, len(X)) if small else all(threads.split(usable, len(X), grain=step)):
             return
     else:
         pieces = (X[start : start + step] for start in range(0, len(X), step))

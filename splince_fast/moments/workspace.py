@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._state import buffer_rows
+from splince_fast.moments.state import buffer_rows
 
 Float = NDArray[np.float64]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._files import check_tensors
-from splince_fast._validation import check_values
+from splince_fast._runtime.arrays import check_values
+from splince_fast._runtime.files import check_tensors
 from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.labels import VariableName
 

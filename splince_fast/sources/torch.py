@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
-from splince_fast._validation import torch_to_numpy
+from splince_fast._runtime.arrays import torch_to_numpy
+from splince_fast._runtime.extras import require
 from splince_fast.exceptions import InputError
 from splince_fast.sources.arrays import from_arrays
 from splince_fast.sources.base import (
@@ -14,7 +15,6 @@ from splince_fast.sources.base import (
     StreamSource,
     is_matrix,
     repeatable,
-    require,
 )
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast import _threads
-from splince_fast._fourth import FourthMoment
-from splince_fast._validation import check_values
+from splince_fast._runtime import threads
+from splince_fast._runtime.arrays import check_values
 from splince_fast.exceptions import IncompatibleMomentsError
+from splince_fast.moments.fourth_moment import FourthMoment
 
 Float = NDArray[np.float64]
 
@@ -87,7 +87,7 @@ def reduce_block(
     NonFiniteError, InputError
         As `check_values`.
     """
-    from splince_fast._kernels import blocks
+    from splince_fast._kernels import accumulate
 
     n, d = rows.shape
     out = buffer[: buffer_rows(n)]
@@ -95,7 +95,7 @@ def reduce_block(
         raise RuntimeError("the work buffer has no room for the block")
     order, cell = np.empty(n, np.intp), np.empty(n, np.intp)
     part_rows = _rows_per_part(d, rows.dtype)
-    blocks.sort_by_cell(codes, n_codes, part_rows, order, cell)
+    accumulate.sort_by_cell(codes, n_codes, part_rows, order, cell)
     shift, spread = np.empty(d), np.empty(d)
     peak, total = np.empty(d), np.empty(d)
     class_sums, products = np.empty((n_codes, d)), np.empty((len(values), d))
@@ -105,18 +105,18 @@ def reduce_block(
         offset = shift - reference
 
         def work(first: int, last: int) -> None:
-            blocks.centre_block(
+            accumulate.centre_block(
                 rows, weight, shift, offset, codes, order, cell, values, _TURNS, part_rows,
                 first, last, out, peak, total, class_sums, products,
             )  # fmt: skip
 
-        _threads.split(work, d, grain=max(16, _GRAIN // n), align=16)
+        threads.split(work, d, grain=max(16, _GRAIN // n), align=16)
         return offset
 
     whole = float(weight.sum()) if weight.size else float(n)
     lightest, heaviest = (weight.min(), weight.max()) if weight.size else (1.0, 1.0)
     with np.errstate(invalid="ignore", over="ignore"):
-        blocks.sample_columns(rows, weight, math.ceil(n**0.5 / 4), shift, spread)
+        accumulate.sample_columns(rows, weight, math.ceil(n**0.5 / 4), shift, spread)
         offset = sweep()
         largest = float(np.sum((np.abs(shift) + peak) ** 2))
         if not (largest < _LARGEST_SQUARES and np.isfinite(total).all()):
@@ -234,15 +234,15 @@ class State:
         self, product: NDArray[Any] | None, sign: float, vectors: Float, coefficients: Float
     ) -> None:
         """scatter += sign product + sum_k coefficients[k] vectors[k] vectors[k]^T."""
-        from splince_fast._kernels import blocks
+        from splince_fast._kernels import accumulate
 
         added = _NO_PRODUCT if product is None else product
 
         def work(first: int, last: int) -> None:
-            blocks.add_lower(self.scatter, added, sign, vectors, coefficients, first, last)
+            accumulate.add_lower(self.scatter, added, sign, vectors, coefficients, first, last)
 
         d = self.width
-        _threads.split(work, (d + 1) // 2, grain=max(1, _GRAIN // d))
+        threads.split(work, (d + 1) // 2, grain=max(1, _GRAIN // d))
 
     def _add_scatter(self, scatter: Float, sign: float, gap: Float, coefficient: float) -> None:
         """scatter += sign (scatter + coefficient gap gap^T), the merge of a part or its removal."""

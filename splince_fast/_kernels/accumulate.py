@@ -1,7 +1,7 @@
 """A block of rows reduced to its moments, and its scatter added to another, compiled by Numba.
 
-Every kernel is serial; `splince_fast._threads` splits the work by columns, so that each number
-comes from the same operations in the same order whatever the number of threads.
+Every kernel is serial; the threads split the work by columns, so that each number comes from the
+same operations in the same order whatever their number.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from splince_fast._kernels.compiled import kernel
+from splince_fast._kernels.jit import kernel
 
 
 @kernel

@@ -22,7 +22,9 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast import _files, methods, sources
+from splince_fast import methods, sources
+from splince_fast._runtime import files
+from splince_fast._runtime.extras import require
 from splince_fast.exceptions import (
     InputError,
     LabelError,
@@ -32,7 +34,6 @@ from splince_fast.exceptions import (
 )
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
-from splince_fast.sources.base import require
 
 # Which options each method takes, beside what it erases.
 _METHODS: dict[str, tuple[Callable[..., Projection], tuple[str, ...]]] = {
@@ -82,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Linear concept erasure: SPLINCE, LEACE, SAL and mean projection.",
         allow_abbrev=False,
     )
-    version = _files.library_version()
+    version = files.library_version()
     parser.add_argument("--version", action="version", version=f"%(prog)s {version}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for add in (_add_demo, _add_fit, _add_apply, _add_inspect, _add_doctor):

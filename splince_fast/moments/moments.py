@@ -1,7 +1,7 @@
 """Moments: everything that erasers need to know of the data, in one mergeable state.
 
 Above 400 lines because it is the whole public face of the state, with its documentation; the work
-is done in `_accumulator`, `_state`, `_variables` and `_serial`.
+is done in the modules beside it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast import _files, _threads
-from splince_fast._accumulator import Accumulator
-from splince_fast._serial import from_tensors, to_tensors
-from splince_fast._state import State
-from splince_fast._validation import as_rows, as_weights
-from splince_fast._variables import ClassSums, Variable, check_consistent, check_ddof
+from splince_fast._runtime import files
+from splince_fast._runtime.arrays import as_rows, as_weights
+from splince_fast._runtime.lock import ReadersWriterLock
 from splince_fast.exceptions import (
     FileFormatError,
     IncompatibleMomentsError,
@@ -29,6 +26,10 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
 )
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, encode
+from splince_fast.moments.accumulator import Accumulator
+from splince_fast.moments.format import from_tensors, to_tensors
+from splince_fast.moments.state import State
+from splince_fast.moments.variable import ClassSums, Variable, check_consistent, check_ddof
 
 Float = NDArray[np.float64]
 
@@ -125,7 +126,7 @@ class Moments:
         self._joint = tuple(tuple(names) for names in joint)
         self._ledoit_wolf = bool(ledoit_wolf)
         self._accumulator = Accumulator(block_rows, ledoit_wolf=self._ledoit_wolf)
-        self._turns = _threads.Turns(
+        self._lock = ReadersWriterLock(
             "these moments are in use by another thread; give each thread its own Moments and add "
             "them up afterwards"
         )
@@ -155,7 +156,7 @@ class Moments:
         InputError, NonFiniteError, LabelError
             Before anything changes: after a failed update the state is what it was.
         """
-        with self._turns:
+        with self._lock:
             rows = as_rows(X, width=self._accumulator.width)
             weight = as_weights(sample_weight, len(rows))
             encoded = encode(labels, len(rows), kinds=self._kinds or None, joint=self._joint)
@@ -260,7 +261,7 @@ class Moments:
 
     def __iadd__(self, other: Moments) -> Moments:
         """Merge the other moments into this object."""
-        with self._turns:
+        with self._lock:
             self._accumulator = self._combined(other, 1)._accumulator
         return self
 
@@ -304,7 +305,7 @@ class Moments:
 
     def copy(self) -> Moments:
         """An independent copy, rows that wait for a full block included."""
-        with self._turns.reading():
+        with self._lock.reading():
             return self._sibling(self._accumulator.copy())
 
     # -- reading ---------------------------------------------------------------------------
@@ -450,11 +451,11 @@ class Moments:
         Any number of threads may be in it at a time: they solve in parallel.
         """
         accumulator = self._accumulator
-        self._turns.begin_reading(lambda: accumulator.waiting, accumulator.flush)
+        self._lock.begin_reading(lambda: accumulator.waiting, accumulator.flush)
         try:
             yield accumulator
         finally:
-            self._turns.end_reading()
+            self._lock.end_reading()
 
     def flushed(self) -> State:
         """The state of x with every row merged."""
@@ -520,9 +521,9 @@ class Moments:
         return cls._read(path)[0]
 
     def _write(self, path: str | os.PathLike[str], stream: dict[str, Any] | None) -> None:
-        with self._turns.reading():
+        with self._lock.reading():
             tensors, metadata = self._serialised()
-            _files.write(path, _KIND, _FORMAT, tensors, {**metadata, "stream": stream})
+            files.write(path, _KIND, _FORMAT, tensors, {**metadata, "stream": stream})
 
     def _serialised(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Tensors and metadata from which `_deserialised` makes an equal object."""
@@ -546,7 +547,7 @@ class Moments:
 
     @classmethod
     def _read(cls, path: str | os.PathLike[str]) -> tuple[Moments, dict[str, Any] | None]:
-        tensors, metadata = _files.read(path, _KIND, _FORMAT)
+        tensors, metadata = files.read(path, _KIND, _FORMAT)
         try:
             return cls._deserialised(tensors, metadata), metadata["stream"]
         except FileFormatError as error:
@@ -558,7 +559,7 @@ class Moments:
             ) from error
 
     def __getstate__(self) -> dict[str, Any]:
-        with self._turns.reading():
+        with self._lock.reading():
             tensors, metadata = self._serialised()
             return {"tensors": {k: t.copy() for k, t in tensors.items()}, "metadata": metadata}
 

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._accumulator import Accumulator
-from splince_fast._state import State
-from splince_fast._validation import as_rows, check_values
+from splince_fast._runtime.arrays import as_rows, check_values
 from splince_fast.exceptions import ConstantVariableError, InputError
 from splince_fast.labels import VariableName
+from splince_fast.moments.accumulator import Accumulator
+from splince_fast.moments.state import State
 
 Float = NDArray[np.float64]
 Selection: TypeAlias = VariableName | Sequence[VariableName]
