@@ -7,7 +7,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -70,22 +70,6 @@ def checks(keys: Sequence[str] = ()) -> list[Check]:
     return [c for c in everything if f"{c.key}.".startswith(wanted)]
 
 
-def run(
-    selected: Sequence[Check],
-    *,
-    seed: int,
-    quick: bool,
-    tick: Callable[[int, Check | None], None] = lambda done, item: None,
-) -> list[Outcome]:
-    """Run checks one after the other; ``tick(done, next)`` is called before each and at the end."""
-    outcomes = []
-    for done, item in enumerate(selected):
-        tick(done, item)
-        outcomes.append(run_check(item, seed=seed, quick=quick))
-    tick(len(selected), None)
-    return outcomes
-
-
 def residual(worst: float) -> str:
     """Worst residual over its tolerance, as the power of ten above it."""
     if worst == 0:
@@ -99,12 +83,16 @@ def table(outcomes: Sequence[Outcome], entries: dict[str, Statement]) -> str:
     lines = [layout.format("no.", "verdict", "residual", "cases", "mutants", "s", "statement")]
     for o in outcomes:
         verdict = str(o.verdict) if o.reproduced else "NOT REPRODUCED"
-        title = entries[o.check.key].title if o.check.key in entries else ""
         mutants = f"{len(o.caught)}/{len(o.check.mutants)}"
-        seconds = f"{o.seconds:.1f}"
         lines.append(
             layout.format(
-                o.check.key, verdict, residual(o.worst), o.cases, mutants, seconds, title
+                o.check.key,
+                verdict,
+                residual(o.worst),
+                o.cases,
+                mutants,
+                f"{o.seconds:.1f}",
+                entries[o.check.key].title,
             ).rstrip()
         )
         lines += [f"     ! {problem}" for problem in o.problems]
@@ -128,7 +116,7 @@ def as_json(
     rows = [
         {
             "key": o.check.key,
-            **(entries[o.check.key]._asdict() if o.check.key in entries else {}),
+            **entries[o.check.key]._asdict(),
             "expected": o.check.expected,
             "verdict": o.verdict,
             "reproduced": o.reproduced,
@@ -170,14 +158,14 @@ def main(arguments: list[str] | None = None) -> int:
         selected = [item for item in selected if not item.paper]
     entries = statements(FINDINGS.read_text(encoding="utf-8"))
 
-    def tick(done: int, item: Check | None) -> None:
-        """Redraw the line of progress on a terminal."""
+    outcomes = []
+    for done, item in enumerate(selected):
         if sys.stderr.isatty():
-            title = entries[item.key].title if item and item.key in entries else ""
-            text = f"{done}/{len(selected)} {item.key} {title}"[:78] if item else ""
-            print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
-
-    outcomes = run(selected, seed=options.seed, quick=options.quick, tick=tick)
+            line = f"{done}/{len(selected)} {item.key} {entries[item.key].title}"
+            print(f"\r\x1b[2K{line[:78]}", end="", file=sys.stderr, flush=True)
+        outcomes.append(run_check(item, seed=options.seed, quick=options.quick))
+    if sys.stderr.isatty():
+        print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
     if options.json:
         print(as_json(outcomes, entries, seed=options.seed, quick=options.quick))
     else:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 
+@cache
 def definitions() -> dict[str, list[Path]]:
     """Name of a test function or class -> the files under tests/ that define it."""
     found: defaultdict[str, list[Path]] = defaultdict(list)
