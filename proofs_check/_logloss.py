@@ -1,8 +1,9 @@
 """Excess log-loss of a head read on erased Gaussian features, reduced to one dimension.
 
 Model: x ~ N(mu, S), score s = a + beta^T (x - mu), loss A(t) - y t, E[y | x] = A'(s), A'' >= 0
-(logistic: A(s) = log(1 + e^s)). With l(w) = E A(a + sqrt(w) g) and k(w) = E A''(a + sqrt(w) g),
-Stein's lemma gives Sy = k(v) S beta for v = beta^T S beta, and for any head phi read on x
+(logistic: A(s) = log(1 + e^s)). With l(w) = E A(a + sqrt(w) u) and k(w) = E A''(a + sqrt(w) u), u a
+standard normal variable, Stein's lemma gives Sy = k(v) S beta for
+v = beta^T S beta, and for any head phi read on x
 
     Delta(phi) = l(phi^T S phi) - l(v) - (phi^T S beta - v) k(v),        l' = k / 2.
 
