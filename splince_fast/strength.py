@@ -20,7 +20,9 @@ from splince_fast.exceptions import ConstantVariableError, InputError, UnknownVa
 from splince_fast.labels import ClassCodes, Encoded, VariableName, encode
 from splince_fast.moments import Moments
 from splince_fast.moments.state import EPS64, State
-from splince_fast.moments.variable import ClassSums, Variable, check_consistent
+from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.variable import Variable
+from splince_fast.moments.variables import check_column
 
 Float = NDArray[np.float64]
 
@@ -456,14 +458,15 @@ def _bases(
             f"{moments.weight:g}"
         )
     check_values(rows)
-    parameters = moments._parameters()
-    kinds, joint = parameters["kinds"], parameters["joint"]
-    encoded = encode(labels, len(rows), kinds=kinds or None, joint=joint)
+    parameters = moments.parameters
+    encoded = encode(
+        labels, len(rows), kinds=parameters.kinds or None, joint=parameters.joint
+    )
     if name not in encoded:
         raise UnknownVariableError(
             f"labels has no variable {name!r}; pass them as they were passed to the moments"
         )
-    check_consistent({name: moments.variable(name)}, encoded)
+    check_column(moments.variable(name), encoded[name], name)
     centred = rows.astype(np.float64)
     centred -= centred.mean(axis=0)
     columns = _centred_columns(encoded[name], z.inverse_scale)

@@ -55,7 +55,7 @@ from splince_fast import (
 from splince_fast._kernels import accumulate, blas
 from splince_fast._kernels import apply as row_kernels
 from splince_fast._runtime.arrays import check_values
-from splince_fast.moments import accumulator, buffer, variable, workspace
+from splince_fast.moments import accumulator, block, buffer, class_sums, column_sums, scatter
 from splince_fast.moments import state as state_module
 
 Float = np.ndarray[Any, Any]
@@ -1231,7 +1231,7 @@ def test_repr_says_what_is_inside() -> None:
     assert "1,200 rows" in repr(moments)
     assert "3 features" in repr(moments)
     assert "'z': 4 classes" in repr(moments)
-    assert "'y': 2 columns" in repr(moments)
+    assert "'y': continuous (2 columns)" in repr(moments)
     assert moments.nbytes >= 3 * 3 * 8
 
 
@@ -1318,7 +1318,7 @@ def faults(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> Iterator[
     for at in range(500):
         faulty = FaultyNumpy(at)
         with monkeypatch.context() as patch:
-            for module in (accumulator, state_module, buffer, variable, workspace):
+            for module in FAULTY:
                 patch.setattr(module, "np", faulty)
             try:
                 act()
@@ -1331,6 +1331,7 @@ def faults(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> Iterator[
     pytest.fail("still failing after 500 allocations")
 
 
+FAULTY = (accumulator, block, buffer, class_sums, column_sums, scatter, state_module)
 FAULTS = {
     # block size, rows before, rows of the update that fails
     "first update waits": (8, 0, 3),
@@ -1403,7 +1404,7 @@ def test_no_memory_for_the_covariance_says_how_much(monkeypatch: pytest.MonkeyPa
 
     moments = Moments(block_rows=4)
     with monkeypatch.context() as patch:
-        patch.setattr(state_module, "np", NoSquares(0))
+        patch.setattr(scatter, "np", NoSquares(0))
         with pytest.raises(MemoryError, match=r"2000 features .*0\.0 GiB.*(memory|fewer)"):
             moments.update(np.ones((2, 2000)))
     assert moments.n_features is None

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from splince_fast import Moments
 from splince_fast._kernels import accumulate, blas, jit, reference
 from splince_fast._kernels import apply as kernels
-from splince_fast.moments import state
+from splince_fast.moments import block as reducing
 
 Array = np.ndarray[Any, Any]
 
@@ -41,7 +41,7 @@ class Block:
     def __init__(
         self, n: int, d: int, dtype: Any = np.float64, *, weighted: bool = False,
         variables: int = 0, classes: int = 3, columns: int = 0, offset: float = 0.0,
-        turns: Array = state._TURNS, part_rows: int = 16, seed: int = 0,
+        turns: Array = reducing._ROTATIONS, part_rows: int = 16, seed: int = 0,
     ) -> None:  # fmt: skip
         rng = np.random.default_rng(seed)
         self.rows = (rng.normal(size=(n, d)) + offset).astype(dtype)
@@ -59,7 +59,7 @@ class Block:
         n, d = self.rows.shape
         order, cell = sorted_by_cell(self.codes, self.n_codes, self.part_rows)
         out = {
-            "out": np.full((state.buffer_rows(n), d), np.nan, self.rows.dtype),
+            "out": np.full((reducing.buffer_rows(n), d), np.nan, self.rows.dtype),
             "peak": np.full(d, np.nan),
             "total": np.full(d, np.nan),
             "class_sums": np.full((self.n_codes, d), np.nan),
@@ -75,7 +75,7 @@ class Block:
     def turned(self) -> Array:
         """What `out` is in exact arithmetic: rows padded with zeros, turned in pairs."""
         n, d = self.rows.shape
-        deviations = np.zeros((state.buffer_rows(n), d))
+        deviations = np.zeros((reducing.buffer_rows(n), d))
         deviations[:n] = self.rows - self.shift
         if self.weight.size:
             deviations[:n] *= np.sqrt(self.weight)[:, None]
@@ -225,7 +225,7 @@ def test_reducing_equals_its_twin(
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("n", "d"), [(4096, 33), (1025, 130), (514, 1), (3, 700)])
 def test_reducing_at_the_sizes_it_is_used(n: int, d: int, dtype: Any, weighted: bool) -> None:
-    part_rows = state._rows_per_part(d, np.dtype(dtype))
+    part_rows = reducing._rows_per_part(d, np.dtype(dtype))
     Block(
         n, d, dtype, weighted=weighted, variables=2, classes=40, columns=2, offset=10.0,
         part_rows=part_rows,
@@ -234,7 +234,7 @@ def test_reducing_at_the_sizes_it_is_used(n: int, d: int, dtype: Any, weighted: 
 
 @given(st.integers(1, 10**6), st.sampled_from([np.float32, np.float64]))
 def test_parts_are_whole_groups_of_four_rows(width: int, dtype: Any) -> None:
-    part_rows = state._rows_per_part(width, np.dtype(dtype))
+    part_rows = reducing._rows_per_part(width, np.dtype(dtype))
     assert 64 <= part_rows <= 512
     assert part_rows % 4 == 0
 
@@ -338,32 +338,32 @@ def test_turning_breaks_the_bias_of_equal_products(
         return float(np.max(np.abs(found - truth) / np.outer(root, root)))
 
     assert error() <= 1e-6
-    monkeypatch.setattr(state, "_TURNS", UNTURNED)
+    monkeypatch.setattr(reducing, "_ROTATIONS", UNTURNED)
     assert error() > 1e-6
 
 
 def test_no_two_turns_are_alike() -> None:
     """Angles t and t + pi / 2 give the same products up to their order and signs."""
-    angles = np.sort(np.arctan2(state._TURNS[:, 1], state._TURNS[:, 0]) % (np.pi / 2))
+    angles = np.sort(np.arctan2(reducing._ROTATIONS[:, 1], reducing._ROTATIONS[:, 0]) % (np.pi / 2))
     gaps = np.diff(np.append(angles, angles[0] + np.pi / 2))
     assert gaps.min() > 0.1 * np.pi / 2 / len(angles)
-    np.testing.assert_allclose(np.linalg.norm(state._TURNS, axis=1), 1.0, atol=2 * U64)
+    np.testing.assert_allclose(np.linalg.norm(reducing._ROTATIONS, axis=1), 1.0, atol=2 * U64)
 
 
 # --- reducing a block: the shift, the precision --------------------------------------------------
 
 
-def reduce(rows: Array, weight: Array, block: Block | None = None) -> state.Reduced:
+def reduce(rows: Array, weight: Array, block: Block | None = None) -> reducing.Reduced:
     """Reduce rows about zero, with the labels of `block`."""
     n, d = rows.shape
     block = block or Block(n, d)
-    buffer = np.full((state.buffer_rows(n), d), np.nan, rows.dtype)
-    return state.reduce_block(
+    buffer = np.full((reducing.buffer_rows(n), d), np.nan, rows.dtype)
+    return reducing.reduce_block(
         rows, weight, block.reference, block.codes, block.n_codes, block.values, buffer
     )
 
 
-def uncentred(found: state.Reduced) -> Array:
+def uncentred(found: reducing.Reduced) -> Array:
     """Sums of squares about the shift, in extended precision."""
     wide = found.shifted.astype(np.longdouble)
     return np.asarray((wide * wide).sum(axis=0))
@@ -439,7 +439,7 @@ def test_a_second_sweep_is_what_bounds_the_cost_of_a_shift(
     X = adversarial(order, 2000, np.random.default_rng(0), 1e3)[:, None]
     centred = np.diag(scatter_of(X))
     assert uncentred(reduce(X, np.empty(0))) <= (1 + 1e-12) * centred
-    monkeypatch.setattr(state, "_EXCESS", np.inf)
+    monkeypatch.setattr(reducing, "_EXCESS", np.inf)
     assert uncentred(reduce(X, np.empty(0))) > 5 * centred
 
 
@@ -524,14 +524,14 @@ def test_a_block_reduces_in_the_precision_that_holds_it(
 
 @given(st.integers(0, 9000))
 def test_a_buffer_has_room_for_whole_groups_of_four(n: int) -> None:
-    assert n <= state.buffer_rows(n) < n + 4
-    assert state.buffer_rows(n) % 4 == 0
+    assert n <= reducing.buffer_rows(n) < n + 4
+    assert reducing.buffer_rows(n) % 4 == 0
 
 
 def test_a_buffer_without_room_is_refused() -> None:
     block = Block(9, 2)
     with pytest.raises(RuntimeError, match="room"):
-        state.reduce_block(
+        reducing.reduce_block(
             block.rows, block.weight, block.reference, block.codes, 0, block.values,
             np.empty((11, 2)),
         )  # fmt: skip

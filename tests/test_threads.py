@@ -24,7 +24,8 @@ from splince_fast import InputError, Moments, Projection, SplinceError, leace
 from splince_fast._kernels import accumulate
 from splince_fast._runtime import arrays
 from splince_fast._runtime import threads as thread_pool
-from splince_fast.moments import state
+from splince_fast.moments import block, scatter
+from splince_fast.moments.accumulator import Accumulator
 
 COUNTS = ["1", "2", "3", "7"]
 VARIABLE = "SPLINCE_FAST_NUM_THREADS"
@@ -37,7 +38,7 @@ def normal(n: int, d: int, dtype: Any = np.float64, seed: int = 0) -> Any:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small work is split, too."""
-    for module in (state, arrays):
+    for module in (block, scatter, arrays):
         monkeypatch.setattr(module, "_GRAIN", 64)
 
 
@@ -139,8 +140,8 @@ ATEXIT = """
 import atexit, os
 import numpy as np
 from splince_fast import Moments
-from splince_fast.moments import state
-state._GRAIN = 64
+from splince_fast.moments import block, scatter
+block._GRAIN = scatter._GRAIN = 64
 os.environ["SPLINCE_FAST_NUM_THREADS"] = "4"
 X = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
 moments = Moments(block_rows=100).update(X)
@@ -154,8 +155,8 @@ FORK = """
 import os, warnings
 import numpy as np
 from splince_fast import Moments
-from splince_fast.moments import state
-state._GRAIN = 64
+from splince_fast.moments import block, scatter
+block._GRAIN = scatter._GRAIN = 64
 os.environ["SPLINCE_FAST_NUM_THREADS"] = "4"
 warnings.simplefilter("ignore")
 X = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
@@ -304,7 +305,7 @@ def test_an_update_while_a_merge_in_place_is_under_way(monkeypatch: pytest.Monke
     """Rows that another thread adds between reading and replacing the state must not vanish."""
     X = normal(20, 4)
     moments, other = Moments().update(X), Moments().update(X)
-    original = state.State.merged
+    original = Accumulator.add
     seen: list[Any] = []
 
     def meanwhile(*arguments: Any) -> Any:
@@ -313,29 +314,11 @@ def test_an_update_while_a_merge_in_place_is_under_way(monkeypatch: pytest.Monke
             seen.append(in_thread(lambda: moments.update(X)))
         return result
 
-    monkeypatch.setattr(state.State, "merged", meanwhile)
+    monkeypatch.setattr(Accumulator, "add", meanwhile)
     moments += other
     assert isinstance(seen[0], SplinceError) or moments.n_rows == 60
     model = Rows.of(X) + Rows.of(X)
     check(moments, model if isinstance(seen[0], SplinceError) else model + Rows.of(X))
-
-
-def test_an_update_after_a_merge_in_place_was_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same, in the moment between computing the sum and taking it over."""
-    X = normal(20, 4)
-    moments, other = Moments().update(X), Moments().update(X)
-    original = Moments._combined
-    seen: list[Any] = []
-
-    def meanwhile(self: Moments, *arguments: Any) -> Any:
-        result = original(self, *arguments)
-        if not seen:
-            seen.append(in_thread(lambda: moments.update(X)))
-        return result
-
-    monkeypatch.setattr(Moments, "_combined", meanwhile)
-    moments += other
-    assert isinstance(seen[0], SplinceError) or moments.n_rows == 60
 
 
 class Watched(np.ndarray[Any, Any]):
@@ -354,9 +337,9 @@ def test_a_covariance_is_of_one_moment_in_time() -> None:
     """An update while the scatter is being read would mix two states into one wrong number."""
     moments = Moments(block_rows=4).update(normal(8, 4))
     state = moments.flushed()
-    watched = state.scatter.view(Watched)
+    watched = state.second.matrix.view(Watched)
     watched.act, watched.seen = lambda: moments.update(normal(8, 4, seed=1)), []
-    state.scatter = watched
+    state.second.matrix = watched
     covariance = moments.covariance()
     if watched.seen and isinstance(watched.seen[0], SplinceError):
         np.testing.assert_allclose(covariance, np.cov(normal(8, 4).T), rtol=1e-12)

@@ -89,6 +89,112 @@ def sample_columns(rows: Any, weight: Any, stride: int, shift: Any, spread: Any)
         shift[j] = origin[j] + mean
 
 
+# What `judge_sweep` may find, as bits.
+SUSPECT = 1  # NaN, infinity, or squares that may leave the range of float64
+FAR = 2  # the shift is too far from the mean: subtracting costs digits
+NEEDS_FLOAT64 = 4  # float32 products would overflow or underflow
+
+# Below this no row's sum of squares can reach what the check of values refuses.
+_LARGEST_SQUARES = 1e297
+# Least deviation, and greatest root of a sum of squares, that float32 holds to full precision.
+_LEAST_FLOAT32 = 1e-15
+_MOST_FLOAT32 = 1e18
+
+
+@kernel
+def judge_sweep(
+    shift: Any, spread: Any, peak: Any, total: Any, whole: float, lightest: float,
+    heaviest: float, n: int, excess: float,
+) -> int:  # fmt: skip
+    """Say, as bits, what a sweep over a block about `shift` has met.
+
+    Parameters
+    ----------
+    shift, spread, peak, total : (d,) float64
+        As `sample_columns` and `centre_block` leave them.
+    whole, lightest, heaviest : float
+        Sum, least and greatest of the weights of the n rows.
+    excess : float
+        total^2 may be at most this times `whole` times a lower bound of the sum of squares.
+    """
+    found = 0
+    largest = 0.0
+    for j in range(shift.shape[0]):
+        size = abs(shift[j]) + peak[j]
+        largest += size * size
+        if not np.isfinite(total[j]):
+            found |= SUSPECT
+        square = total[j] * total[j]
+        if square > excess * whole * spread[j]:
+            # The row of the peak alone has that much about the block's mean.
+            tip = max(0.0, peak[j] - abs(total[j]) / whole)
+            if square > excess * whole * (lightest * tip * tip):
+                found |= FAR
+        if peak[j] > 0.0 and peak[j] * np.sqrt(lightest) < _LEAST_FLOAT32:
+            found |= NEEDS_FLOAT64
+        if peak[j] * np.sqrt(heaviest * n) > _MOST_FLOAT32:
+            found |= NEEDS_FLOAT64
+    if not largest < _LARGEST_SQUARES:
+        found |= SUSPECT
+    return found
+
+
+@kernel
+def reference_is_far(
+    reference: Any, deviation: Any, weight: float, scatter: Any, shift: Any, spread: Any,
+    sampled: float, whole: float, far: float, roundings: float,
+) -> bool:  # fmt: skip
+    """Whether the mean, after a block, would lie `far` deviations from the reference point.
+
+    Parameters
+    ----------
+    reference, deviation, scatter, weight
+        Of the state: sum w (x - reference), and the scatter about the mean.
+    shift, spread : (d,) float64
+        Mean of a sample of the block of weight `sampled`, and its squares about that mean.
+    whole : float
+        Weight of the block.
+    roundings : float
+        A distance of this times |reference| is rounding.
+    """
+    together = weight + whole
+    for j in range(reference.shape[0]):
+        ahead = shift[j] - reference[j]
+        drift = (deviation[j] + whole * ahead) / together
+        if abs(drift) <= roundings * abs(reference[j]):
+            continue
+        gap = ahead - deviation[j] / weight
+        squares = scatter[j, j] + spread[j] * (whole / sampled)
+        squares += weight * whole / together * gap * gap
+        if drift * drift * together > far * far * squares:
+            return True
+    return False
+
+
+@kernel
+def pack_lower(matrix: Any, packed: Any) -> None:
+    """Copy the lower triangle of a (d, d) matrix, column by column, to (d (d + 1) / 2,)."""
+    start = 0
+    for j in range(matrix.shape[0]):
+        column = matrix[j:, j]
+        target = packed[start : start + column.shape[0]]
+        for i in range(column.shape[0]):
+            target[i] = column[i]
+        start += column.shape[0]
+
+
+@kernel
+def unpack_lower(packed: Any, matrix: Any) -> None:
+    """Undo `pack_lower`; the upper triangle is left alone."""
+    start = 0
+    for j in range(matrix.shape[0]):
+        column = matrix[j:, j]
+        source = packed[start : start + column.shape[0]]
+        for i in range(column.shape[0]):
+            column[i] = source[i]
+        start += column.shape[0]
+
+
 @kernel
 def _sum_cells(
     rows: Any, weight: Any, origin: Any, away: Any, codes: Any, order: Any, cell: Any, start: int,
@@ -161,7 +267,7 @@ def centre_block(
     order: Any,
     cell: Any,
     values: Any,
-    turns: Any,
+    rotations: Any,
     part_rows: int,
     first: int,
     last: int,
@@ -178,12 +284,12 @@ def centre_block(
         total         = sum_i w_i y_i                  class_sums[c] = sum_{i: codes[., i] = c}
         products[q]   = sum_i values[q, i] (y_i + offset)              w_i (y_i + offset)
 
-    The rows of `out` are sqrt(w_i) y_i, turned in pairs: (a, b) becomes
+    The rows of `out` are sqrt(w_i) y_i, rotated pairwise: (a, b) becomes
     (a cos t + b sin t, b cos t - a sin t), with an angle of its own for each pair. That leaves
     out^T out = sum_i w_i y_i y_i^T as it is, but products of rows that take few distinct values
     are no longer equal, so that their roundings do not all point the same way.
 
-    A part of `part_rows` rows stays in cache between the pass that turns its rows and the pass
+    A part of `part_rows` rows stays in cache between the pass that rotates its rows and the pass
     that sums its cells. Labels have no influence on `out` and `total`.
 
     Parameters
@@ -195,7 +301,7 @@ def centre_block(
     order, cell : (n,) intp
         As `sort_by_cell` gives them for these parts.
     values : (q, n) float64, already multiplied by the weights
-    turns : (m, 2) float64, cosines and sines
+    rotations : (m, 2) float64, cosines and sines
     part_rows : multiple of 4
     out : (n rounded up to a multiple of 4, d), dtype of rows
     peak, total, class_sums, products : (d,), (d,), (c, d), (q, d) float64, overwritten;
@@ -234,12 +340,12 @@ def centre_block(
         out_b = out[begin + 1, first:last]
         out_c = out[begin + 2, first:last]
         out_d = out[begin + 3, first:last]
-        t = (begin // 2) % turns.shape[0]
-        u = (begin // 2 + 1) % turns.shape[0]
-        aa, ba = turns[t, 0] * np.sqrt(w_a), turns[t, 1] * np.sqrt(w_a)
-        bb, ab = turns[t, 0] * np.sqrt(w_b), turns[t, 1] * np.sqrt(w_b)
-        cc, dc = turns[u, 0] * np.sqrt(w_c), turns[u, 1] * np.sqrt(w_c)
-        dd, cd = turns[u, 0] * np.sqrt(w_d), turns[u, 1] * np.sqrt(w_d)
+        t = (begin // 2) % rotations.shape[0]
+        u = (begin // 2 + 1) % rotations.shape[0]
+        aa, ba = rotations[t, 0] * np.sqrt(w_a), rotations[t, 1] * np.sqrt(w_a)
+        bb, ab = rotations[t, 0] * np.sqrt(w_b), rotations[t, 1] * np.sqrt(w_b)
+        cc, dc = rotations[u, 0] * np.sqrt(w_c), rotations[u, 1] * np.sqrt(w_c)
+        dd, cd = rotations[u, 0] * np.sqrt(w_d), rotations[u, 1] * np.sqrt(w_d)
         for j in range(width):
             a = row_a[j] - origin[j]
             b = row_b[j] - origin[j]
@@ -315,9 +421,19 @@ def add_lower(
 
 
 @kernel
-def add_rows(sums: Any, where: Any, added: Any) -> None:
-    """sums[where[i]] += added[i]; `where` names each row at most once."""
+def add_classes(
+    rows: Any, weights: Any, sums: Any, where: Any, more_rows: Any, more_weights: Any, added: Any
+) -> None:
+    """Add counts, weights and sums of the classes `where`, which names each at most once.
+
+    Parameters
+    ----------
+    rows, weights, sums : (k,) int64, (k,) float64, (k, d) float64, changed in place
+    where, more_rows, more_weights, added : (c,) intp, (c,) intp, (c,) float64, (c, d) float64
+    """
     for i in range(where.shape[0]):
+        rows[where[i]] += more_rows[i]
+        weights[where[i]] += more_weights[i]
         target = sums[where[i]]
         source = added[i]
         for j in range(source.shape[0]):

@@ -1,7 +1,8 @@
-"""What every public door asks of its arguments, said once."""
+"""Rows, weights and results as they come in: looked at once, on entry, and known from then on."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,6 @@ from numpy.typing import NDArray
 from splince_fast._runtime import threads
 from splince_fast.exceptions import InputError, NonFiniteError
 
-Rows = NDArray[Any]
-
 _FLOAT32: np.dtype[Any] = np.dtype(np.float32)
 _FLOAT64: np.dtype[Any] = np.dtype(np.float64)
 
@@ -19,7 +18,86 @@ _FLOAT64: np.dtype[Any] = np.dtype(np.float64)
 _GRAIN = 1 << 18
 
 
-def as_rows(X: Any, *, width: int | None = None, name: str = "X") -> Rows:
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A block of rows, and all that has to be known of them.
+
+    Attributes
+    ----------
+    array : ndarray of shape (n, d)
+        Real numbers of any dtype and layout.
+    dtype : dtype
+        In which they are computed with: float32 for floats of at most 32 bits, else float64.
+    direct : bool
+        The kernels can read `array` where it lies: of that dtype, C-contiguous and aligned.
+    tensor : bool
+        They came as a torch tensor.
+    """
+
+    array: NDArray[Any]
+    dtype: np.dtype[Any]
+    direct: bool
+    tensor: bool = False
+
+    @classmethod
+    def of(cls, X: Any, *, width: int | None = None, name: str = "X") -> Rows:
+        """Look at what a caller passed; arguments and errors as for :func:`as_rows`."""
+        tensor = type(X) is not np.ndarray and is_tensor(X)
+        return cls.known(as_rows(X, width=width, name=name), tensor=tensor)
+
+    @classmethod
+    def known(cls, array: NDArray[Any], *, tensor: bool = False) -> Rows:
+        """Look at a 2-D array of real numbers."""
+        dtype = working_dtype(array.dtype)
+        flags = array.flags
+        direct = array.dtype == dtype and flags.c_contiguous and flags.aligned
+        return cls(array, dtype, bool(direct), tensor)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @property
+    def width(self) -> int:
+        return int(self.array.shape[1])
+
+    def check(self, name: str = "X") -> None:
+        """Raise unless every number is finite and the squares of each row sum in float64.
+
+        Raises
+        ------
+        NonFiniteError
+            NaN or infinity; names the first rows.
+        InputError
+            Magnitudes above about 1e149.
+        """
+        X = self.array
+        if X.dtype.kind in "iub" or not len(X):
+            return
+        from splince_fast._kernels import apply as kernels
+
+        step = max(1, _GRAIN // X.shape[1])
+        if self.direct:
+
+            def usable(start: int, stop: int) -> bool:
+                return bool(kernels.squares_finite(X, start, stop))
+
+            small = len(X) <= step
+            if usable(0, len(X)) if small else all(threads.split(usable, len(X), grain=step)):
+                return
+        else:
+            pieces = (X[start : start + step] for start in range(0, len(X), step))
+            wide = (piece.astype(self.dtype, order="C") for piece in pieces)
+            if all(kernels.squares_finite(piece, 0, len(piece)) for piece in wide):
+                return
+        _raise_non_finite(X, name)
+        raise InputError(
+            f"{name} holds numbers as large as {np.abs(X).max():.1e}, whose squares leave the "
+            "range of float64; rescale the data (an eraser of rescaled data differs only in its "
+            "units)"
+        )
+
+
+def as_rows(X: Any, *, width: int | None = None, name: str = "X") -> NDArray[Any]:
     """View X as a 2-D numeric array, without a copy where it is one already.
 
     Parameters
@@ -31,8 +109,27 @@ def as_rows(X: Any, *, width: int | None = None, name: str = "X") -> Rows:
     Raises
     ------
     InputError
-        Not 2-D, no columns, not real numbers, or not `width` columns.
+        Not 2-D, no columns, not real numbers, not `width` columns, or lazy.
     """
+    X = as_numbers(X, name)
+    if X.ndim != 2:
+        hint = " for a single row pass it as X[None, :]" if X.ndim == 1 else ""
+        raise InputError(
+            f"{name} has {X.ndim} dimension(s) and shape {X.shape}; it must be 2-D, one row per "
+            f"sample and one column per feature;{hint}".rstrip(";")
+        )
+    if X.shape[1] == 0:
+        raise InputError(f"{name} has no columns (shape {X.shape}); at least one is needed")
+    if width is not None and X.shape[1] != width:
+        raise InputError(
+            f"{name} has {X.shape[1]} columns, and {width} are expected, as in the data seen "
+            "before; pass rows of the same embedding"
+        )
+    return X
+
+
+def as_numbers(X: Any, name: str = "X") -> NDArray[Any]:
+    """View X as a numeric array of any dimensions; parameters and errors as for `as_rows`."""
     if isinstance(X, np.matrix):
         X = np.asarray(X)
     if isinstance(X, np.ma.MaskedArray):
@@ -44,33 +141,21 @@ def as_rows(X: Any, *, width: int | None = None, name: str = "X") -> Rows:
         X = X.data
     if not isinstance(X, np.ndarray):
         X = _foreign_rows(X, name)
-    if X.ndim != 2:
-        hint = " for a single row pass it as X[None, :]" if X.ndim == 1 else ""
-        raise InputError(
-            f"{name} has {X.ndim} dimension(s) and shape {X.shape}; it must be 2-D, one row per "
-            f"sample and one column per feature;{hint}".rstrip(";")
-        )
     if X.dtype.kind not in "fiub" and X.dtype.name != "bfloat16":
         X = _cast_rows(X, name)
-    if X.shape[1] == 0:
-        raise InputError(f"{name} has no columns (shape {X.shape}); at least one is needed")
-    if width is not None and X.shape[1] != width:
-        raise InputError(
-            f"{name} has {X.shape[1]} columns, and {width} are expected, as in the data seen "
-            "before; pass rows of the same embedding"
-        )
     return X  # type: ignore[no-any-return]
 
 
-def _foreign_rows(X: Any, name: str) -> Rows:
+def _foreign_rows(X: Any, name: str) -> NDArray[Any]:
     """X as an array: torch tensors and frames by their own conversion, the rest by NumPy's."""
-    if hasattr(X, "detach") and hasattr(X, "cpu"):
+    if is_tensor(X):
         return torch_to_numpy(X)
     if hasattr(X, "toarray") and hasattr(X, "nnz"):
         raise InputError(
             f"{name} is a sparse matrix; pass X.toarray() where it fits, or blocks of it to "
             "Moments.update: the centred data are dense in any case"
         )
+    refuse_lazy(X, name)
     try:
         return np.asarray(X.to_numpy() if hasattr(X, "to_numpy") else X)
     except (ValueError, TypeError) as error:
@@ -80,9 +165,34 @@ def _foreign_rows(X: Any, name: str) -> Rows:
         ) from error
 
 
-def _cast_rows(X: Rows, name: str) -> Rows:
+def is_tensor(X: Any) -> bool:
+    """Whether X is a torch tensor; torch is not imported for it."""
+    return hasattr(X, "detach") and hasattr(X, "cpu")
+
+
+def refuse_lazy(X: Any, name: str) -> None:
+    """Raise InputError for a dask array or another lazy container: its rows lie elsewhere."""
+    graph = getattr(X, "__dask_graph__", None)
+    # An xarray has the method, and no graph unless it is lazy.
+    verb = "compute" if graph is not None and graph() is not None else None
+    if verb is None and hasattr(X, "collect") and not hasattr(X, "to_numpy"):
+        verb = "collect"
+    if verb is not None:
+        raise InputError(
+            f"{name} is a lazy {type(X).__name__}, which would be pulled into memory as a whole; "
+            f"pass its blocks one at a time (sources.from_dask does so for a dask array), or "
+            f"{verb}() it first where it fits"
+        )
+
+
+def _cast_rows(X: NDArray[Any], name: str) -> NDArray[Any]:
     """Object arrays of numbers become float64; anything else is refused."""
     if X.dtype == object:
+        if any(isinstance(value, str | bytes) for value in X.flat):
+            raise InputError(
+                f"{name} holds text; real numbers are needed. Where digits stand for numbers, "
+                f"{name}.astype(float) says so; an id or a postal code is a label, not a feature"
+            )
         try:
             return X.astype(np.float64)
         except (ValueError, TypeError, OverflowError) as error:
@@ -95,12 +205,18 @@ def _cast_rows(X: Rows, name: str) -> Rows:
     raise InputError(f"{name} has dtype {X.dtype}; real numbers are needed")
 
 
-def torch_to_numpy(tensor: Any) -> Rows:
+def torch_to_numpy(tensor: Any) -> NDArray[Any]:
     """A NumPy view of a torch tensor; bfloat16, which NumPy lacks, widened to float32."""
-    tensor = tensor.detach().cpu()
-    if str(tensor.dtype) == "torch.bfloat16":
-        tensor = tensor.float()
-    return tensor.numpy()  # type: ignore[no-any-return]
+    try:
+        tensor = tensor.detach().cpu()
+        if str(tensor.dtype) == "torch.bfloat16":
+            tensor = tensor.float()
+        return tensor.resolve_neg().numpy()  # type: ignore[no-any-return]
+    except (TypeError, RuntimeError, NotImplementedError) as error:
+        raise InputError(
+            f"the tensor gives no NumPy array ({error}); pass a dense one of a dtype that NumPy "
+            "has, such as tensor.to(torch.float32), and not on the meta device"
+        ) from error
 
 
 def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -110,47 +226,17 @@ def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return _FLOAT32 if dtype.name == "bfloat16" else _FLOAT64
 
 
-def is_direct(X: Rows) -> bool:
+def is_direct(X: NDArray[Any]) -> bool:
     """Whether the kernels can read X where it lies: in their dtype, C-contiguous and aligned."""
-    return X.dtype == working_dtype(X.dtype) and X.flags.c_contiguous and X.flags.aligned
+    return Rows.known(X).direct
 
 
-def check_values(X: Rows, name: str = "X") -> None:
-    """Raise unless every number of X is finite and the squares of each row sum in float64.
-
-    Raises
-    ------
-    NonFiniteError
-        NaN or infinity; names the first rows.
-    InputError
-        Magnitudes above about 1e149.
-    """
-    if X.dtype.kind in "iub" or not len(X):
-        return
-    from splince_fast._kernels import apply as kernels
-
-    step = max(1, _GRAIN // X.shape[1])
-    if is_direct(X):
-
-        def usable(start: int, stop: int) -> bool:
-            return bool(kernels.squares_finite(X, start, stop))
-
-        small = len(X) <= step
-        if usable(0, len(X)) if small else all(threads.split(usable, len(X), grain=step)):
-            return
-    else:
-        pieces = (X[start : start + step] for start in range(0, len(X), step))
-        wide = (piece.astype(working_dtype(X.dtype), order="C") for piece in pieces)
-        if all(kernels.squares_finite(piece, 0, len(piece)) for piece in wide):
-            return
-    _raise_non_finite(X, name)
-    raise InputError(
-        f"{name} holds numbers as large as {np.abs(X).max():.1e}, whose squares leave the range of "
-        "float64; rescale the data (an eraser of rescaled data differs only in its units)"
-    )
+def check_values(X: NDArray[Any], name: str = "X") -> None:
+    """As :meth:`Rows.check`, for an array."""
+    Rows.known(X).check(name)
 
 
-def _raise_non_finite(X: Rows, name: str) -> None:
+def _raise_non_finite(X: NDArray[Any], name: str) -> None:
     """Raise NonFiniteError that names the first rows of X that hold NaN or infinity, if any."""
     wide = X if X.dtype.kind == "f" else X.astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(wide).all(axis=1))
@@ -176,7 +262,7 @@ def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
         return None
     if isinstance(sample_weight, np.ma.MaskedArray) and np.ma.is_masked(sample_weight):
         raise InputError("sample_weight has masked entries; fill them, with 0 to leave rows out")
-    if hasattr(sample_weight, "detach"):
+    if is_tensor(sample_weight):
         sample_weight = torch_to_numpy(sample_weight)
     try:
         given = np.asarray(sample_weight)

@@ -2,32 +2,57 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
+
+# The C functions beneath the wrappers of `signal`, which turn numbers into enumerations: every
+# update, of a single row too, passes here.
+_set: Callable[[int, Any], Any] = getattr(signal.signal, "__wrapped__", signal.signal)
+_get: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+_SIGINT = int(signal.SIGINT)
+_main = threading.main_thread().ident
 
 
-@contextmanager
-def deferred() -> Iterator[None]:
-    """Hold back KeyboardInterrupt inside the block and deliver it afterwards.
+def _note_main_thread() -> None:
+    """The thread that forked is the main thread of the child."""
+    global _main
+    _main = threading.get_ident()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_main_thread)
+
+
+class Deferred:
+    """Hold back KeyboardInterrupt inside a ``with`` block and deliver it afterwards.
 
     Python raises it in the main thread alone; elsewhere, and where the host program handles
-    SIGINT outside Python, there is nothing to hold back.
+    SIGINT outside Python, there is nothing to hold back. From the replacement of the handler to
+    its restoration nothing is raised between two steps, so that a lock which is taken and released
+    inside the block is never left behind.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler):
-        yield
-        return
-    caught: list[tuple[int, FrameType | None]] = []
-    signal.signal(signal.SIGINT, lambda number, frame: caught.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if caught:
-            handler(*caught[0])
+
+    __slots__ = ("_caught", "_handler")
+
+    def __enter__(self) -> None:
+        self._caught: tuple[int, FrameType | None] | None = None
+        self._handler: Callable[..., Any] | None = None
+        if threading.get_ident() == _main:
+            handler = _get(_SIGINT)
+            if callable(handler):
+                # Known before it is replaced: an interrupt between the two finds it.
+                self._handler = handler
+                _set(_SIGINT, self._note)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._caught = number, frame
+
+    def __exit__(self, *exception: object) -> None:
+        if self._handler is not None:
+            _set(_SIGINT, self._handler)
+            if self._caught is not None:
+                self._handler(*self._caught)

@@ -1,171 +1,188 @@
-"""Rows that wait until a block is full, so that small updates cost no d x d work each."""
+"""Rows that wait until a block is full, and the memory in which blocks are reduced."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import check_values
-from splince_fast._runtime.files import check_tensors
-from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.labels import VariableName
+from splince_fast.moments.block import buffer_rows
+from splince_fast.moments.variable import Labels
 
 Float = NDArray[np.float64]
-Codes = NDArray[np.intp]
 
 
 @dataclass(slots=True)
 class LabelledRows:
-    """A run of rows with what is known of each: the unit that is staged and reduced.
-
-    `codes` index the classes of their variable in the state; `values` are NaN where missing.
-    """
+    """A run of rows with what is known of each: the unit that waits and is reduced."""
 
     rows: NDArray[Any]  # (n, d)
     weight: Float | None  # (n,), None for unit weights
-    codes: dict[VariableName, Codes] = field(default_factory=dict)
-    values: dict[VariableName, Float] = field(default_factory=dict)  # (n, k)
+    labels: dict[VariableName, Labels] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def slice(self, start: int, stop: int) -> LabelledRows:
-        if start == 0 and stop == len(self):
+        if start == 0 and stop == len(self.rows):
             return self
         return LabelledRows(
             self.rows[start:stop],
             None if self.weight is None else self.weight[start:stop],
-            {name: codes[start:stop] for name, codes in self.codes.items()},
-            {name: values[start:stop] for name, values in self.values.items()},
+            {name: labels[start:stop] for name, labels in self.labels.items()},
         )
 
 
-class Stage:
-    """A buffer of labelled rows with room for one block."""
+class Buffer:
+    """Labelled rows that wait for a block to fill up.
+
+    Rows of another dtype widen those that wait, so that rows of two dtypes in turn cost no more
+    than rows of the wider one.
+    """
 
     def __init__(self, capacity: int, width: int, dtype: np.dtype[Any]) -> None:
-        self._buffer = np.empty((capacity, width), dtype)
-        self._weight: Float | None = None
-        self._codes: dict[VariableName, Codes] = {}
-        self._values: dict[VariableName, Float] = {}
+        self._memory = np.empty(-(-capacity * width * dtype.itemsize // 8))
+        self._width = width
         self.filled = 0
+        self._weight: Float | None = None
+        self._labels: dict[VariableName, Labels] = {}
+        self.rows: NDArray[Any] = self._view(capacity, dtype)
 
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        dtype: np.dtype[Any] = self._buffer.dtype
-        return dtype
+    def _view(self, capacity: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        flat: NDArray[Any] = self._memory.view(dtype)
+        return flat[: capacity * self._width].reshape(capacity, self._width)
 
-    @property
-    def width(self) -> int:
-        return int(self._buffer.shape[1])
+    def offers(self, capacity: int, dtype: np.dtype[Any]) -> bool:
+        """Whether, empty, it can be a buffer of this size and dtype, and become one if so."""
+        if self.filled or self._memory.nbytes < capacity * self._width * dtype.itemsize:
+            return False
+        self.rows = self._view(capacity, dtype)
+        return True
 
     @property
     def room(self) -> int:
-        return len(self._buffer) - self.filled
+        return len(self.rows) - self.filled
 
     @property
     def nbytes(self) -> int:
-        return self._buffer.nbytes
+        others = [self._weight, *self._labels.values()]
+        return self._memory.nbytes + sum(a.nbytes for a in others if a is not None)
 
-    def append(self, block: LabelledRows) -> None:
-        """Copy at most `room` rows in, widening to the buffer's dtype."""
-        capacity, start, stop = len(self._buffer), self.filled, self.filled + len(block)
-        np.copyto(self._buffer[start:stop], block.rows, casting="unsafe")
+    def widened(self, capacity: int, dtype: np.dtype[Any]) -> Buffer:
+        """The same rows in a buffer of another dtype."""
+        wide = Buffer(capacity, self._width, dtype)
+        if self.filled:
+            contents = self.contents()
+            wide.append(contents, {name: _blank(v) for name, v in contents.labels.items()})
+        return wide
+
+    def append(self, block: LabelledRows, blanks: dict[VariableName, Any]) -> None:
+        """Copy at most `room` rows in; they count from the last assignment on.
+
+        Parameters
+        ----------
+        blanks : dict
+            A missing label of each variable of the block.
+        """
+        capacity, start = len(self.rows), self.filled
+        stop = start + len(block.rows)
+        self.rows[start:stop] = block.rows
         if block.weight is not None and self._weight is None:
-            self._weight = np.ones(capacity)
-        if self._weight is not None:
+            weight = np.ones(capacity)
+            weight[start:stop] = block.weight
+            self._weight = weight
+        elif self._weight is not None:
             self._weight[start:stop] = 1.0 if block.weight is None else block.weight
-        for name, codes in block.codes.items():
-            if name not in self._codes:
-                self._codes[name] = np.full(capacity, -1, np.intp)
-            self._codes[name][start:stop] = codes
-        for name, values in block.values.items():
-            if name not in self._values:
-                self._values[name] = np.full((capacity, values.shape[1]), np.nan)
-            self._values[name][start:stop] = values
-        for name in self._codes.keys() - block.codes.keys():
-            self._codes[name][start:stop] = -1
-        for name in self._values.keys() - block.values.keys():
-            self._values[name][start:stop] = np.nan
+        for name, labels in block.labels.items():
+            known = self._labels.get(name)
+            if known is None:
+                shape = (capacity, *labels.shape[1:])
+                known = np.full(shape, blanks[name], labels.dtype)
+                self._labels[name] = known
+            known[start:stop] = labels
+        if len(self._labels) > len(block.labels):
+            for name in self._labels.keys() - block.labels.keys():
+                known = self._labels[name]
+                known[start:stop] = _blank(known)
         self.filled = stop
 
     def contents(self) -> LabelledRows:
-        """What is staged, as views."""
-        return LabelledRows(self._buffer, self._weight, self._codes, self._values).slice(
-            0, self.filled
-        )
+        """What waits, as views."""
+        stop = self.filled
+        # A variable that only a failed append has brought is blank throughout.
+        labels = {name: labels[:stop] for name, labels in self._labels.items()}
+        weight = None if self._weight is None else self._weight[:stop]
+        return LabelledRows(self.rows[:stop], weight, labels)
 
     def clear(self) -> None:
         self.filled = 0
         self._weight = None
-        self._codes.clear()
-        self._values.clear()
+        self._labels.clear()
 
-    def rewind(self, filled: int, known: Collection[VariableName]) -> None:
-        """Let go of the rows behind the first `filled`, and of variables that are not `known`."""
-        self.filled = filled
-        self._codes = {name: codes for name, codes in self._codes.items() if name in known}
-        self._values = {name: values for name, values in self._values.items() if name in known}
+    def forget(self, known: Any) -> None:
+        """Drop the labels of variables that are not `known`: those of a failed append."""
+        self._labels = {name: v for name, v in self._labels.items() if name in known}
 
-    def tensors(self, order: list[VariableName]) -> dict[str, NDArray[Any]]:
-        """The staged rows as named arrays; variables are named by their place in `order`."""
-        if not self.filled:
-            return {}
-        block = self.contents()
-        tensors: dict[str, NDArray[Any]] = {"staged.rows": block.rows}
-        if block.weight is not None:
-            tensors["staged.weight"] = block.weight
-        for name, codes in block.codes.items():
-            tensors[f"staged.{order.index(name)}"] = codes.astype(np.int64)
-        for name, values in block.values.items():
-            tensors[f"staged.{order.index(name)}"] = values
-        return tensors
 
-    @staticmethod
-    def read(
-        tensors: Mapping[str, NDArray[Any]],
-        width: int,
-        sizes: Mapping[VariableName, int],
-        classes: frozenset[VariableName],
-    ) -> LabelledRows | None:
-        """The inverse of `tensors`; `sizes` is the number of classes or columns by variable."""
-        rows = tensors.get("staged.rows")
-        if rows is None:
-            return None
-        n = len(rows) if rows.ndim else 0
-        dtype = np.float32 if rows.dtype == np.float32 else np.float64
-        check_tensors(tensors, {"staged.rows": (dtype, (n, width))})
+def _blank(labels: Labels) -> float:
+    """A missing label, in an array of labels."""
+    return np.nan if labels.dtype.kind == "f" else -1
+
+
+class Workspace:
+    """Memory in which blocks are reduced; solves borrow it meanwhile.
+
+    Attributes
+    ----------
+    product : ndarray of float32, shape (d, d), or None
+        Takes the product of a block of float32 rows with itself.
+    """
+
+    def __init__(self) -> None:
+        self._memory: NDArray[np.float64] = np.empty(0)
+        self.product: NDArray[np.float32] | None = None
+        self._borrowed = threading.Lock()
+
+    @property
+    def nbytes(self) -> int:
+        return self._memory.nbytes + (0 if self.product is None else self.product.nbytes)
+
+    def fits(self, block_rows: int, width: int, dtype: np.dtype[Any]) -> bool:
+        """Whether `reserve` has nothing to do."""
+        if dtype.itemsize == 4 and (self.product is None or len(self.product) != width):
+            return False
+        return self._memory.nbytes >= buffer_rows(block_rows) * width * dtype.itemsize
+
+    def reserve(self, block_rows: int, width: int, dtype: np.dtype[Any]) -> None:
+        """Make room for blocks of this shape and dtype."""
+        size = -(-buffer_rows(block_rows) * width * dtype.itemsize // 8)
+        if self._memory.size < size:
+            self._memory = np.empty(size)
+        if dtype == np.float32 and (self.product is None or len(self.product) != width):
+            self.product = np.empty((width, width), np.float32, order="F")
+
+    def rows(self, n: int, width: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """(n rounded up to a multiple of 4, width) of the memory."""
+        rows = buffer_rows(n)
+        flat: NDArray[Any] = self._memory.view(dtype)
+        return flat[: rows * width].reshape(rows, width)
+
+    @contextmanager
+    def borrowed(self, size: int) -> Iterator[Float]:
+        """Memory for `size` float64 numbers: this one if it is large enough and free, or new.
+
+        Fresh memory for a large factorisation costs page faults, and the job its peak.
+        """
+        if self._memory.size < size or not self._borrowed.acquire(blocking=False):
+            yield np.empty(size)
+            return
         try:
-            check_values(rows, "staged.rows")
-        except InputError as error:
-            raise FileFormatError(str(error)) from error
-        block = LabelledRows(rows, None)
-        if "staged.weight" in tensors:
-            check_tensors(tensors, {"staged.weight": (np.float64, (n,))})
-            block.weight = tensors["staged.weight"]
-            if (block.weight <= 0).any():
-                raise FileFormatError(
-                    "the tensor 'staged.weight' holds weights that are not positive"
-                )
-        for i, (name, size) in enumerate(sizes.items()):
-            key = f"staged.{i}"
-            if key not in tensors:
-                continue
-            if name in classes:
-                check_tensors(tensors, {key: (np.int64, (n,))})
-                codes = tensors[key].astype(np.intp)
-                if n and (codes.min() < -1 or codes.max() >= size):
-                    raise FileFormatError(f"the tensor {key!r} names a class that does not exist")
-                block.codes[name] = codes
-            else:
-                values = tensors[key]
-                if values.dtype != np.float64 or values.shape != (n, size):
-                    raise FileFormatError(f"the tensor {key!r} has the wrong dtype or shape")
-                if np.isinf(values).any():
-                    raise FileFormatError(f"the tensor {key!r} holds infinity")
-                block.values[name] = values
-        return block
+            yield self._memory[:size]
+        finally:
+            self._borrowed.release()

@@ -1,4 +1,27 @@
-"""The accumulator as named tensors and JSON metadata, and back; bit for bit, nothing left out."""
+"""Every tensor of a .moments file; an accumulator to tensors and back, bit for bit.
+
+=======================  =====================  ===================================================
+tensor                   dtype, shape           what it is
+=======================  =====================  ===================================================
+reference                float64 (d,)           the point r that sums are taken about
+weight                   float64 (1,)           sum w
+deviation                float64 (d,)           sum w (x - r)
+scatter                  float64 (d, d)         sum w (x - mean)(x - mean)^T, both triangles
+scatter.lower            float64 (d(d+1)/2,)    its lower triangle by columns; in pickles instead
+quartic, cubic           float64 (1,), (d,)     sum w |x - r|^4 and sum w |x - r|^2 (x - r), where
+                                                they were asked for
+variable.<i>.<sum>       see `tensors` of the   the sums of variable i of the metadata
+                         kinds of variable
+staged.rows              float32 or float64     rows that wait for a full block
+                         (n, d)
+staged.weight            float64 (n,)           their weights, if not all 1
+staged.<i>               int64 (n,) or          their labels for variable i: classes, -1 where
+                         float64 (n, k)         missing; or values, NaN where missing
+=======================  =====================  ===================================================
+
+The metadata are the parameters, ``width``, ``n_rows``, ``float32_products`` and, for each
+variable, ``name``, ``kind`` and ``names``.
+"""
 
 from __future__ import annotations
 
@@ -8,56 +31,75 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.arrays import check_values
+from splince_fast._runtime.blocks import BLOCK_ROWS
 from splince_fast._runtime.files import check_tensors
-from splince_fast.exceptions import FileFormatError
+from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.moments.accumulator import Accumulator
-from splince_fast.moments.buffer import Stage
+from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.fourth_moment import FourthMoment
-from splince_fast.moments.state import EPS32, EPS64, State
-from splince_fast.moments.variable import ClassSums, ColumnSums
+from splince_fast.moments.parameters import Parameters
+from splince_fast.moments.scatter import EPS32, EPS64, Scatter
+from splince_fast.moments.state import State
+from splince_fast.moments.variables import KINDS
 
-_KINDS: dict[str, type[ClassSums] | type[ColumnSums]] = {
-    "classes": ClassSums,
-    "continuous": ColumnSums,
-}
+Tensors = dict[str, NDArray[Any]]
+
+# The largest block of a file: what a first update of a loaded state may allocate.
+_MOST_BYTES = 1 << 40
 
 
-def to_tensors(accumulator: Accumulator) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Named tensors and JSON metadata that hold the whole accumulator, rows that wait included."""
-    from splince_fast._kernels import blas
+def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tensors, dict[str, Any]]:
+    """Named tensors and JSON metadata that hold the whole accumulator, rows that wait included.
 
+    `packed` stores the lower triangle of the scatter alone, for pickles: half the bytes.
+    """
+    parameters = accumulator.parameters
     metadata: dict[str, Any] = {
-        "block_rows": accumulator.block_rows,
-        "ledoit_wolf": accumulator.ledoit_wolf,
+        "block_rows": parameters.block_rows,
+        "kinds": parameters.kinds,
+        "joint": [list(names) for names in parameters.joint],
+        "ledoit_wolf": parameters.ledoit_wolf,
         "width": accumulator.width,
         "variables": [],
     }
-    tensors: dict[str, NDArray[Any]] = {}
+    tensors: Tensors = {}
     state = accumulator.state
     if state is not None:
-        blas.mirror_lower(state.scatter)
         metadata |= {"n_rows": state.n_rows, "float32_products": state.unit_roundoff > EPS64}
         tensors |= {
             "reference": state.reference,
             "weight": np.array([state.weight]),
             "deviation": state.deviation,
-            "scatter": state.scatter.T,
         }
+        if packed:
+            tensors["scatter.lower"] = state.second.packed()
+        else:
+            tensors["scatter"] = state.second.full().T
         if state.fourth is not None:
             tensors |= {"quartic": np.array([state.fourth.quartic]), "cubic": state.fourth.cubic}
     for i, (name, variable) in enumerate(accumulator.variables.items()):
-        if isinstance(variable, ClassSums):
-            variable.allocate()
         entry = {"name": list(name) if isinstance(name, tuple) else name}
         metadata["variables"].append(entry | variable.metadata())
         tensors |= {f"variable.{i}.{key}": t for key, t in variable.tensors().items()}
-    if accumulator.stage is not None:
-        tensors |= accumulator.stage.tensors(list(accumulator.variables))
+    if accumulator.buffer is not None and accumulator.waiting:
+        tensors |= _waiting_to_tensors(accumulator, accumulator.buffer.contents())
     return tensors, metadata
 
 
+def _waiting_to_tensors(accumulator: Accumulator, block: LabelledRows) -> Tensors:
+    tensors: Tensors = {"staged.rows": block.rows}
+    if block.weight is not None:
+        tensors["staged.weight"] = block.weight
+    order = list(accumulator.variables)
+    for name, labels in block.labels.items():
+        wide = np.int64 if labels.dtype.kind == "i" else np.float64
+        tensors[f"staged.{order.index(name)}"] = labels.astype(wide, copy=False)
+    return tensors
+
+
 def from_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> Accumulator:
-    """The inverse of `to_tensors`.
+    """The inverse of `to_tensors`; arrays are copied where they cannot be written to.
 
     Raises
     ------
@@ -65,46 +107,95 @@ def from_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any
         A tensor is missing, of the wrong dtype or shape, or holds impossible numbers. Metadata of
         the wrong form may raise KeyError, TypeError, ValueError or AttributeError instead.
     """
-    accumulator = Accumulator(metadata["block_rows"], ledoit_wolf=bool(metadata["ledoit_wolf"]))
-    width = accumulator.width = metadata["width"]
+    tensors = {key: _own(tensor) for key, tensor in tensors.items()}
+    joint = [tuple(names) for names in metadata["joint"]]
+    parameters = Parameters.of(
+        metadata["block_rows"], metadata["kinds"], joint, metadata["ledoit_wolf"]
+    )
+    accumulator = Accumulator(parameters)
+    width = metadata["width"]
     if width is None:
         return accumulator
     if not isinstance(width, int) or width < 1:
         raise FileFormatError(f"the width {width!r} is not a positive integer")
-    real = np.float64
-    check_tensors(
-        tensors, {"reference": (real, (width,)), "weight": (real, (1,)),
-                  "deviation": (real, (width,)), "scatter": (real, (width, width))}
-    )  # fmt: skip
-    fourth = None
-    if accumulator.ledoit_wolf:
-        check_tensors(tensors, {"quartic": (real, (1,)), "cubic": (real, (width,))})
-        fourth = FourthMoment(float(tensors["quartic"][0]), tensors["cubic"])
-    n_rows = metadata["n_rows"]
-    if not isinstance(n_rows, int) or not 0 <= n_rows < 1 << 63:
-        raise FileFormatError("the number of rows is negative or no number")
-    if tensors["weight"][0] < 0 or (tensors["weight"][0] > 0) != (n_rows > 0):
-        raise FileFormatError("the number of rows and their weight contradict each other")
-    accumulator.state = State(
-        tensors["reference"], n_rows, float(tensors["weight"][0]), tensors["deviation"],
-        np.asfortranarray(tensors["scatter"].T),
-        EPS32 if metadata["float32_products"] else EPS64,
-        fourth,
-    )  # fmt: skip
-    if (np.einsum("ii->i", accumulator.state.scatter) < 0).any():
-        raise FileFormatError("the scatter has a negative variance")
+    if parameters.block_rows is not None and parameters.block_rows * width * 8 > _MOST_BYTES:
+        raise FileFormatError(
+            f"blocks of {parameters.block_rows:,} rows of {width:,} features exceed any memory; "
+            "the file was edited or damaged"
+        )
+    accumulator.state = _read_state(tensors, metadata, width, parameters.ledoit_wolf)
     for i, entry in enumerate(metadata["variables"]):
         prefix = f"variable.{i}."
         own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
         name = tuple(entry["name"]) if isinstance(entry["name"], list) else entry["name"]
-        accumulator.variables[name] = _KINDS[entry["kind"]].read(width, entry, own)
-        if accumulator.variables[name].n_rows > n_rows:
+        accumulator.variables[name] = KINDS[entry["kind"]].read(width, entry, own)
+        if accumulator.variables[name].n_rows > accumulator.state.n_rows:
             raise FileFormatError(f"more rows carry the variable {name!r} than there are")
-    sizes = {name: v.n_columns for name, v in accumulator.variables.items()}
-    coded = frozenset(n for n, v in accumulator.variables.items() if isinstance(v, ClassSums))
-    staged = Stage.read(tensors, width, sizes, coded)
-    if staged is not None:
-        if len(staged) > accumulator.capacity(width):
-            raise FileFormatError("more rows are staged than a block holds")
-        accumulator.restage(staged)
+    waiting = _read_waiting(tensors, accumulator, width)
+    if waiting is not None:
+        accumulator.restore(waiting)
     return accumulator
+
+
+def _own(tensor: NDArray[Any]) -> NDArray[Any]:
+    """An array that may be changed: one from a buffer of a pickle may be read-only."""
+    return tensor if tensor.flags.writeable else tensor.copy(order="K")
+
+
+def _read_state(
+    tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any], width: int, ledoit_wolf: bool
+) -> State:
+    real, packed = np.float64, width * (width + 1) // 2
+    expected = {"reference": (real, (width,)), "weight": (real, (1,)),
+                "deviation": (real, (width,))}  # fmt: skip
+    lower = "scatter.lower" in tensors
+    expected |= {"scatter.lower": (real, (packed,))} if lower else {"scatter": (real, (width,) * 2)}
+    if ledoit_wolf:
+        expected |= {"quartic": (real, (1,)), "cubic": (real, (width,))}
+    check_tensors(tensors, expected)
+    n_rows = metadata["n_rows"]
+    if not isinstance(n_rows, int) or not 0 <= n_rows < 1 << 63:
+        raise FileFormatError("the number of rows is negative or no number")
+    weight = float(tensors["weight"][0])
+    if weight < 0 or (weight > 0) != (n_rows > 0):
+        raise FileFormatError("the number of rows and their weight contradict each other")
+    roundoff = EPS32 if metadata["float32_products"] else EPS64
+    if lower:
+        second = Scatter.unpacked(tensors["scatter.lower"], width, roundoff)
+    else:
+        second = Scatter(np.asfortranarray(tensors["scatter"].T), roundoff)
+    if (second.diagonal() < 0).any():
+        raise FileFormatError("the scatter has a negative variance")
+    fourth = None
+    if ledoit_wolf:
+        fourth = FourthMoment(float(tensors["quartic"][0]), tensors["cubic"])
+    return State(tensors["reference"], n_rows, weight, tensors["deviation"], second, fourth)
+
+
+def _read_waiting(
+    tensors: Mapping[str, NDArray[Any]], accumulator: Accumulator, width: int
+) -> LabelledRows | None:
+    """Rows that wait, with labels in terms of the variables that were read."""
+    rows = tensors.get("staged.rows")
+    if rows is None:
+        return None
+    n = len(rows) if rows.ndim else 0
+    dtype = np.float32 if rows.dtype == np.float32 else np.float64
+    check_tensors(tensors, {"staged.rows": (dtype, (n, width))})
+    if n > (accumulator.parameters.block_rows or BLOCK_ROWS):
+        raise FileFormatError("more rows wait than a block holds")
+    try:
+        check_values(rows, "staged.rows")
+    except InputError as error:
+        raise FileFormatError(str(error)) from error
+    block = LabelledRows(rows, None)
+    if "staged.weight" in tensors:
+        check_tensors(tensors, {"staged.weight": (np.float64, (n,))})
+        block.weight = tensors["staged.weight"]
+        if (block.weight <= 0).any():
+            raise FileFormatError("the tensor 'staged.weight' holds weights that are not positive")
+    for i, (name, variable) in enumerate(accumulator.variables.items()):
+        key = f"staged.{i}"
+        if key in tensors:
+            block.labels[name] = variable.read_labels(tensors[key], n, key)
+    return block

@@ -34,13 +34,13 @@ class FourthMoment:
     def copy(self) -> FourthMoment:
         return FourthMoment(self.quartic, self.cubic.copy())
 
-    def add_rows(self, rows: NDArray[Any], weight: Float, reference: Float) -> None:
-        """Add a block of rows; `weight` is empty for unit weights."""
+    def add_rows(self, rows: NDArray[Any], weight: Float | None, reference: Float) -> None:
+        """Add a block of rows; `weight` is None for unit weights."""
         step = max(1, _CHUNK // rows.shape[1])
         for start in range(0, len(rows), step):
             deviations = rows[start : start + step] - reference
             squares = np.einsum("ij,ij->i", deviations, deviations)
-            weighted = weight[start : start + step] * squares if weight.size else squares
+            weighted = squares if weight is None else weight[start : start + step] * squares
             self.quartic += float(weighted @ squares)
             self.cubic += weighted @ deviations
 

@@ -7,35 +7,32 @@ is done in the modules beside it.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime import files
-from splince_fast._runtime.arrays import as_rows, as_weights
+from splince_fast._runtime.interrupts import Deferred
 from splince_fast._runtime.lock import ReadersWriterLock
-from splince_fast.exceptions import (
-    FileFormatError,
-    IncompatibleMomentsError,
-    InputError,
-    LabelError,
-    NotEnoughDataError,
-)
-from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, encode
+from splince_fast.exceptions import FileFormatError, InputError, NotEnoughDataError
+from splince_fast.labels import ClassName, VariableName
 from splince_fast.moments.accumulator import Accumulator
+from splince_fast.moments.entry import read_update
 from splince_fast.moments.format import from_tensors, to_tensors
+from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.state import State
-from splince_fast.moments.variable import ClassSums, Variable, check_consistent, check_ddof
+from splince_fast.moments.variable import Variable, check_ddof
+
+if TYPE_CHECKING:
+    from splince_fast.moments.folds import Folds
 
 Float = NDArray[np.float64]
 
 _FORMAT = 1
 _KIND = "moments"
-_MOST_BLOCK_ROWS = 1 << 31
 
 
 class Moments:
@@ -101,50 +98,31 @@ class Moments:
         joint: Sequence[tuple[str, ...]] = (),
         ledoit_wolf: bool = False,
     ) -> None:
-        if block_rows is not None:
-            whole = isinstance(block_rows, int | np.integer) and not isinstance(block_rows, bool)
-            if not whole or not 1 <= block_rows <= _MOST_BLOCK_ROWS:
-                raise InputError(
-                    f"block_rows is {block_rows!r}; it must be a positive integer, at most "
-                    f"{_MOST_BLOCK_ROWS:,} (a block is held in memory)"
-                )
-            block_rows = int(block_rows)
-        self._block_rows = block_rows
-        if kinds is not None and not isinstance(kinds, Mapping):
-            raise InputError(
-                f"kinds is {kinds!r}; it must map names of variables to 'classes' or 'continuous'"
-            )
-        if not isinstance(joint, list | tuple) or not all(
-            isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
-            for names in joint
-        ):
-            raise InputError(
-                f"joint is {joint!r}; it must be a list of tuples of names, such as "
-                "[('gender', 'race')]"
-            )
-        self._kinds = dict(kinds or {})
-        self._joint = tuple(tuple(names) for names in joint)
-        self._ledoit_wolf = bool(ledoit_wolf)
-        self._accumulator = Accumulator(block_rows, ledoit_wolf=self._ledoit_wolf)
-        self._lock = ReadersWriterLock(
-            "these moments are in use by another thread; give each thread its own Moments and add "
-            "them up afterwards"
-        )
+        self._accumulator = Accumulator(Parameters.of(block_rows, kinds, joint, ledoit_wolf))
+        self._lock = _new_lock()
 
     # -- filling ---------------------------------------------------------------------------
 
-    def update(self, X: Any, labels: Any = None, *, sample_weight: Any = None) -> Moments:
+    def update(
+        self, X: Any, labels: Any = None, *, sample_weight: Any = None, mask: Any = None
+    ) -> Moments:
         """Add rows.
 
         Parameters
         ----------
-        X : array-like of shape (n, d)
+        X : array-like of shape (n, d), or (batch, token, d)
             float16, bfloat16, float32, float64, integers or bools; any memory layout; NumPy,
-            torch, pandas or polars. n may be 0.
+            torch, pandas or polars. n may be 0. Any number of leading dimensions become one.
         labels : mapping of str to column(s), frame, or a single column, optional
-            See :mod:`splince_fast.labels`; a bare column is the variable "concept".
+            See :mod:`splince_fast.labels`; a bare column is the variable "concept". With leading
+            dimensions, a column has one entry per sequence, (batch,), or per position,
+            (batch, token).
         sample_weight : array-like of shape (n,), optional
-            Non-negative frequencies; rows of weight 0 are left out.
+            Non-negative frequencies; rows of weight 0 are left out. With leading dimensions as a
+            column of labels.
+        mask : array-like of bool with the shape of X but for the features, optional
+            True, or 1, where there is a row; what stands elsewhere, such as padding, is not
+            looked at.
 
         Returns
         -------
@@ -155,158 +133,183 @@ class Moments:
         ------
         InputError, NonFiniteError, LabelError
             Before anything changes: after a failed update the state is what it was.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import splince_fast as sf
+        >>> states = np.random.default_rng(0).normal(size=(2, 5, 3))
+        >>> mask = np.arange(5) < np.array([[5], [2]])
+        >>> moments = sf.Moments().update(states, {"z": ["a", "b"]}, mask=mask)
+        >>> moments.class_counts("z")
+        {'a': 5, 'b': 2}
         """
-        with self._lock:
-            rows = as_rows(X, width=self._accumulator.width)
-            weight = as_weights(sample_weight, len(rows))
-            encoded = encode(labels, len(rows), kinds=self._kinds or None, joint=self._joint)
-            check_consistent(self._accumulator.variables, encoded)
-            if weight is not None and (weight == 0).any():
-                chosen = weight > 0
-                rows, weight = rows[chosen], weight[chosen]
-                encoded = {name: _choose(column, chosen) for name, column in encoded.items()}
-            if len(rows) == 0:
-                return self
-            self._accumulator.feed(rows, weight, encoded)
+        with Deferred(), self._lock:
+            accumulator = self._accumulator
+            given = read_update(
+                X, labels, sample_weight, mask, accumulator.width, accumulator.parameters
+            )
+            if len(given.rows.array):
+                accumulator.update(*given)
         return self
+
+    @overload
+    @classmethod
+    def from_blocks(
+        cls,
+        blocks: Any,
+        *,
+        folds: None = None,
+        groups: None = None,
+        progress: bool = False,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_seconds: float = 60.0,
+        **parameters: Any,
+    ) -> Moments: ...
+
+    @overload
+    @classmethod
+    def from_blocks(
+        cls,
+        blocks: Any,
+        *,
+        folds: int,
+        groups: str | None = None,
+        progress: bool = False,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_seconds: float = 60.0,
+        **parameters: Any,
+    ) -> Folds: ...
 
     @classmethod
     def from_blocks(
         cls,
         blocks: Any,
         *,
+        folds: int | None = None,
+        groups: str | None = None,
         progress: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = 60.0,
         **parameters: Any,
-    ) -> Moments:
+    ) -> Moments | Folds:
         """Accumulate a whole source, reading the next block while one is accumulated.
 
         Parameters
         ----------
         blocks : Source or iterable of (X, labels) or (X, labels, sample_weight)
             See :mod:`splince_fast.sources`.
+        folds : int, optional
+            At least 2: deal the rows to so many moments, by a hash of their position in the
+            stream, so that an eraser fitted on some is judged on the others.
+        groups : str, optional
+            With `folds`: name of a variable of the labels whose classes stay together, each in
+            one fold. It serves the grouping alone and is not accumulated.
         progress : bool
             Show rows/s, bytes/s and the time left on stderr.
         checkpoint : path, optional
-            The state is written there atomically now and then, and at the end. If the file
-            exists, accumulation resumes behind the last block that it holds; the result is the
-            same to the last bit as without the interruption.
+            The state is written there atomically now and then, when the source fails or Ctrl-C
+            comes, and at the end. If the file exists, accumulation resumes behind the last block
+            that it holds; the result is the same to the last bit as without the interruption. The
+            checkpoint knows its data by digests of the first and the last block, and by size and
+            time of files.
         checkpoint_seconds : float
             How often; 0 is after every block.
         **parameters
             block_rows, kinds, joint and ledoit_wolf, as for the class.
 
+        Returns
+        -------
+        Moments or Folds
+            :class:`splince_fast.moments.Folds` where `folds` is given.
+
         Raises
         ------
         FileFormatError
-            The checkpoint belongs to another source or other parameters.
+            The checkpoint belongs to another source, other data or other parameters.
+        InputError
+            A parameter out of range.
         """
-        from splince_fast import sources
+        from splince_fast.moments.stream import accumulate
 
-        if not isinstance(checkpoint_seconds, int | float) or not checkpoint_seconds >= 0:
-            raise InputError(
-                f"checkpoint_seconds is {checkpoint_seconds!r}; it must be a number of at least 0"
-            )
-        source = sources.as_source(blocks)
-        moments = cls(**parameters)
-        identity = {"name": source.name, "n_rows": source.n_rows, "n_features": source.n_features}
-        position = 0
-        if checkpoint is not None and os.path.exists(os.fspath(checkpoint)):
-            found, stream = cls._read(checkpoint)
-            same = found._parameters() == moments._parameters()
-            if stream is None or stream["source"] != identity or not same:
-                raise FileFormatError(
-                    f"the checkpoint {os.fspath(checkpoint)} is of another source or of other "
-                    f"parameters (it holds {stream}); delete it or name another file"
-                )
-            moments, position = found, stream["position"]
-        resumed = position > 0
-        written = time.monotonic()
-        with (
-            sources.Progress(source.n_rows, source.nbytes, enabled=progress) as bar,
-            sources.prefetched(source, position) as reader,
-        ):
-            bar.skip(moments.n_rows)
-            for block in reader:
-                if resumed:
-                    moments._check_continuation(block, checkpoint)
-                    resumed = False
-                moments.update(block.X, block.labels, sample_weight=block.sample_weight)
-                position += 1
-                bar.advance(len(block.X), getattr(block.X, "nbytes", 0))
-                if checkpoint is not None and time.monotonic() - written >= checkpoint_seconds:
-                    moments._write(checkpoint, {"source": identity, "position": position})
-                    written = time.monotonic()
-        if checkpoint is not None:
-            moments._write(checkpoint, {"source": identity, "position": position})
-        return moments
+        if folds is None and groups is not None:
+            raise InputError("groups says how rows are dealt to folds; pass folds=2, too")
+        empty: Any = cls(**parameters)
+        if folds is not None:
+            from splince_fast.moments.folds import Folds
 
-    def _check_continuation(self, block: Any, checkpoint: object) -> None:
-        """Raise FileFormatError if the block behind a checkpoint brings other variables."""
-        fresh = encode(block.labels, len(block.X), kinds=self._kinds or None, joint=self._joint)
-        foreign = [name for name in fresh if name not in self._accumulator.variables]
-        if foreign:
-            raise FileFormatError(
-                f"the checkpoint {checkpoint} was written with the variables "
-                f"{list(self._accumulator.variables)}, and the data now bring {foreign}; pass the "
-                "same labels, delete the checkpoint, or name another file"
-            )
+            empty = Folds(folds, groups=groups, **parameters)
+        filled: Moments | Folds = accumulate(
+            blocks,
+            empty,
+            progress=progress,
+            checkpoint=checkpoint,
+            checkpoint_seconds=checkpoint_seconds,
+        )
+        return filled
+
+    @property
+    def parameters(self) -> Parameters:
+        """The arguments that the object was made with."""
+        return self._accumulator.parameters
+
+    def make_like(self) -> dict[str, Any]:
+        """The keyword arguments that make an empty object alike."""
+        return self.parameters.as_arguments()
 
     # -- algebra ---------------------------------------------------------------------------
 
     def __add__(self, other: Moments) -> Moments:
         """Moments of both data sets together."""
-        return self._combined(other, 1)
+        self._check_like(other)
+        result = self._settled_copy()
+        result += other
+        return result
 
     def __iadd__(self, other: Moments) -> Moments:
-        """Merge the other moments into this object."""
-        with self._lock:
-            self._accumulator = self._combined(other, 1)._accumulator
+        """Merge the other moments into this object, in place."""
+        self._check_like(other)
+        part = other.copy() if other is self else other
+        with part.held() as theirs, Deferred(), self._lock:
+            self._accumulator.flush()
+            self._accumulator.add(theirs)
         return self
 
     def __sub__(self, part: Moments) -> Moments:
         """Moments of the rows that are not in `part`, which must have been added before."""
-        return self._combined(part, -1)
+        self._check_like(part)
+        with self.held() as ours, part.held() as theirs:
+            return self._around(ours.without(theirs))
 
     def __radd__(self, other: object) -> Moments:
         """So that ``sum(parts)`` works, which begins with 0."""
         if isinstance(other, int) and other == 0:
             return self.copy()
-        return self._combined(other, 1)
+        raise _no_moments(other)
 
-    def _combined(self, other: object, sign: int) -> Moments:
+    def _check_like(self, other: object) -> None:
         if not isinstance(other, Moments):
-            raise InputError(f"moments combine with moments, not with {type(other).__name__}")
-        if other is self:
-            other = self.copy()
-        clash = {k for k in self._kinds.keys() & other._kinds if self._kinds[k] != other._kinds[k]}
-        if clash:
-            raise IncompatibleMomentsError(
-                f"the two sides read {sorted(clash)} by different kinds=; accumulate both alike"
-            )
-        with self.held() as ours, other.held() as theirs:
-            return self._sibling(ours.merged(theirs, sign))
+            raise _no_moments(other)
+        self.parameters.refuse_unlike(other.parameters)
+        self._accumulator.check_like(other._accumulator)
 
-    def _sibling(self, accumulator: Accumulator) -> Moments:
-        """New moments with the same parameters around an accumulator."""
-        new = type(self)(**self._parameters())
+    @classmethod
+    def _around(cls, accumulator: Accumulator) -> Moments:
+        """New moments around an accumulator."""
+        new = cls.__new__(cls)
         new._accumulator = accumulator
+        new._lock = _new_lock()
         return new
 
-    def _parameters(self) -> dict[str, Any]:
-        """The arguments that would make an empty object like this one."""
-        return {
-            "block_rows": self._block_rows,
-            "kinds": self._kinds,
-            "joint": self._joint,
-            "ledoit_wolf": self._ledoit_wolf,
-        }
+    def _settled_copy(self) -> Moments:
+        """A copy with every row merged."""
+        with self.held() as held:
+            return self._around(held.copy())
 
     def copy(self) -> Moments:
         """An independent copy, rows that wait for a full block included."""
         with self._lock.reading():
-            return self._sibling(self._accumulator.copy())
+            return self._around(self._accumulator.copy())
 
     # -- reading ---------------------------------------------------------------------------
 
@@ -410,10 +413,8 @@ class Moments:
         UnknownVariableError, LabelError
             No such variable, or a continuous one.
         """
-        known = self.variable(name)
-        if not isinstance(known, ClassSums):
-            raise LabelError(f"the variable {name!r} is continuous; it has no classes")
-        return tuple(known.names)
+        with self.held() as held:
+            return tuple(held.variable(name).class_names(name))
 
     def class_counts(self, name: VariableName) -> dict[ClassName, int]:
         """Rows of each class of a class-coded variable; errors as for :meth:`classes`.
@@ -428,11 +429,10 @@ class Moments:
         dict
             Number of rows by class.
         """
-        names = self.classes(name)
-        known = self.variable(name)
-        if not isinstance(known, ClassSums):
-            raise LabelError(f"the variable {name!r} is continuous; it has no classes")
-        return dict(zip(names, map(int, known.rows), strict=True))
+        with self.held() as held:
+            known = held.variable(name)
+            names = known.class_names(name)
+            return dict(zip(names, map(int, known.tensors()["rows"]), strict=True))
 
     @property
     def variables(self) -> dict[VariableName, str]:
@@ -441,21 +441,22 @@ class Moments:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: the state and the work buffers."""
+        """Bytes of the state and of the work memory."""
         return self._accumulator.nbytes
+
+    def __sizeof__(self) -> int:
+        return object.__sizeof__(self) + self.nbytes
 
     @contextmanager
     def held(self) -> Iterator[Accumulator]:
         """What the methods compute from: every row merged, and no other thread can change it.
 
-        Any number of threads may be in it at a time: they solve in parallel.
+        Any number of threads may be in it at a time: they solve in parallel. Ctrl-C is delivered
+        at its end.
         """
         accumulator = self._accumulator
-        self._lock.begin_reading(lambda: accumulator.waiting, accumulator.flush)
-        try:
+        with self._lock.reading(lambda: accumulator.waiting, accumulator.flush):
             yield accumulator
-        finally:
-            self._lock.end_reading()
 
     def flushed(self) -> State:
         """The state of x with every row merged."""
@@ -482,8 +483,7 @@ class Moments:
         if self.n_features is None:
             return "Moments(empty)"
         variables = ", ".join(
-            f"{name!r}: {v.n_columns} {'classes' if v.kind == 'classes' else 'columns'}"
-            for name, v in self._accumulator.variables.items()
+            f"{name!r}: {v.described}" for name, v in self._accumulator.variables.items()
         )
         return (
             f"Moments({self.n_rows:,} rows, {self.n_features} features, {{{variables}}}, "
@@ -522,58 +522,55 @@ class Moments:
 
     def _write(self, path: str | os.PathLike[str], stream: dict[str, Any] | None) -> None:
         with self._lock.reading():
-            tensors, metadata = self._serialised()
+            tensors, metadata = to_tensors(self._accumulator)
             files.write(path, _KIND, _FORMAT, tensors, {**metadata, "stream": stream})
 
-    def _serialised(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """Tensors and metadata from which `_deserialised` makes an equal object."""
-        tensors, metadata = to_tensors(self._accumulator)
-        joint = [list(names) for names in self._joint]
-        return tensors, {**metadata, "kinds": self._kinds, "joint": joint}
-
     @classmethod
-    def _deserialised(
-        cls, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]
-    ) -> Moments:
-        joint = [tuple(names) for names in metadata["joint"]]
-        new = cls(
-            block_rows=metadata["block_rows"],
-            kinds=metadata["kinds"],
-            joint=joint,
-            ledoit_wolf=metadata["ledoit_wolf"],
-        )
-        new._accumulator = from_tensors(tensors, metadata)
-        return new
-
-    @classmethod
-    def _read(cls, path: str | os.PathLike[str]) -> tuple[Moments, dict[str, Any] | None]:
+    def _read(cls, path: str | os.PathLike[str]) -> tuple[Moments, Any]:
         tensors, metadata = files.read(path, _KIND, _FORMAT)
-        try:
-            return cls._deserialised(tensors, metadata), metadata["stream"]
-        except FileFormatError as error:
-            raise FileFormatError(f"{os.fspath(path)} is inconsistent: {error}") from error
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise FileFormatError(
-                f"{os.fspath(path)} is inconsistent ({type(error).__name__}: {error}); it was "
-                "edited or damaged: accumulate again"
-            ) from error
+        with consistent(path):
+            return cls._around(from_tensors(tensors, metadata)), metadata["stream"]
+
+    def write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, Any]) -> None:
+        """Write the state and where its source stands."""
+        self._write(path, stream)
+
+    def read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Moments, Any]:
+        """A state and where its source stands."""
+        return self._read(path)
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock.reading():
-            tensors, metadata = self._serialised()
-            return {"tensors": {k: t.copy() for k, t in tensors.items()}, "metadata": metadata}
+            tensors, metadata = to_tensors(self._accumulator, packed=True)
+            # Numbers that later updates change are copied while no thread can change them.
+            own = {k: t if k == "scatter.lower" else t.copy() for k, t in tensors.items()}
+            return {"tensors": own, "metadata": metadata}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(self._deserialised(state["tensors"], state["metadata"]).__dict__)
+        tensors, metadata = state["tensors"], state["metadata"]
+        self.__dict__.update(self._around(from_tensors(tensors, metadata)).__dict__)
 
 
-def _choose(column: Encoded, chosen: NDArray[np.bool_]) -> Encoded:
-    """The rows of a column where `chosen`."""
-    if isinstance(column, ClassCodes):
-        codes = column.codes[chosen]
-        seen = np.unique(codes[codes >= 0])
-        place = np.full(len(column.classes) + 1, -1, np.intp)
-        place[seen] = np.arange(len(seen))
-        return ClassCodes(tuple(column.classes[i] for i in seen), place[codes])
-    present = None if column.present is None else column.present[chosen]
-    return Columns(column.columns, column.values[chosen], present)
+@contextmanager
+def consistent(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn what impossible metadata raise into a FileFormatError that names the file."""
+    try:
+        yield
+    except FileFormatError as error:
+        raise FileFormatError(f"{os.fspath(path)} is inconsistent: {error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise FileFormatError(
+            f"{os.fspath(path)} is inconsistent ({type(error).__name__}: {error}); it was "
+            "edited or damaged: accumulate again"
+        ) from error
+
+
+def _new_lock() -> ReadersWriterLock:
+    return ReadersWriterLock(
+        "these moments are in use by another thread; give each thread its own Moments and add "
+        "them up afterwards"
+    )
+
+
+def _no_moments(other: object) -> InputError:
+    return InputError(f"moments combine with moments, not with {type(other).__name__}")

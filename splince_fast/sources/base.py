@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from splince_fast._runtime.blocks import choose_block_rows as choose_block_rows
 from splince_fast.exceptions import InputError
-
-BLOCK_ROWS = 4096
-BLOCK_BYTES = 64 << 20
 
 
 class Block(NamedTuple):
@@ -44,6 +41,11 @@ class Source(ABC):
         Shape of all rows together, where it is known without reading them.
     nbytes : int or None
         Bytes of X over all rows, where known.
+
+    Attributes
+    ----------
+    files : tuple of str
+        Files that the rows and labels come from: a checkpoint knows them by size and time.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Source(ABC):
         self.n_rows = n_rows
         self.n_features = n_features
         self.nbytes = nbytes
+        self.files: tuple[str, ...] = ()
 
     @abstractmethod
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
@@ -243,25 +246,6 @@ def too_few_blocks(name: str, wanted: int, found: int) -> InputError:
         f"{name} has only {found} blocks, so it cannot resume at block {wanted}; the data or their "
         "blocks are not those of the first run: pass the same ones, or delete the checkpoint"
     )
-
-
-def choose_block_rows(block_rows: int | None, n_features: int, itemsize: int) -> int:
-    """Return the rows of a block: those asked for, or 4096, fewer where they exceed 64 MiB.
-
-    Raises
-    ------
-    InputError
-        `block_rows` is not a positive integer.
-    """
-    if block_rows is None:
-        return max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, n_features * itemsize)))
-    try:
-        rows = operator.index(block_rows)
-    except TypeError:
-        rows = 0
-    if rows < 1 or isinstance(block_rows, bool):
-        raise InputError(f"block_rows is {block_rows!r}; it must be a positive integer")
-    return rows
 
 
 def as_paths(paths: Any, what: str) -> list[str]:

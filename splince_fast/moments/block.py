@@ -1,0 +1,186 @@
+"""One block of rows reduced to its own moments, in work memory: it can fail without a trace."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._runtime import threads
+from splince_fast._runtime.arrays import check_values
+
+Float = NDArray[np.float64]
+Codes = NDArray[np.intp]
+
+# Elements of a block below which a second thread costs more than it saves.
+_GRAIN = 1 << 20
+# A part of a block fits in a processor's second-level cache.
+_PART_BYTES = 1 << 20
+# A shift may leave this multiple of a column's own sum of squares in its uncentred one.
+_EXCESS = 4.0
+# From so many products with columns on, a matrix product is faster than the sweep.
+_MATRIX_PRODUCT_FROM = 8
+# Angles by which pairs of rows are rotated: multiples of the golden one never come close together.
+_ANGLES = np.arange(256) * (np.pi * (3.0 - 5.0**0.5))
+_ROTATIONS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
+_NO_WEIGHT = np.empty(0)
+_NO_VALUES = np.empty((0, 0))
+
+
+@dataclass(slots=True)
+class Sample:
+    """Mean of some rows of a block, and their weighted sum of squares about it."""
+
+    shift: Float  # (d,)
+    spread: Float  # (d,)
+    weight: float  # of these rows
+    whole: float  # of all rows
+
+
+@dataclass(slots=True)
+class Reduced:
+    """The moments of one block; sums are of deviations from the reference."""
+
+    n_rows: int
+    weight: float
+    deviation: Float  # (d,)
+    residual: Float  # (d,): the block's mean less the shift that `shifted` is about
+    shifted: NDArray[Any]  # (m, d): shifted^T shifted - weight residual residual^T is the scatter
+    class_sums: Float  # (c, d)
+    products: Float  # (q, d)
+
+
+def sample_block(rows: NDArray[Any], weight: Float | None) -> Sample:
+    """Look at 4 sqrt(n) rows of a block; values may be unchecked.
+
+    Parameters
+    ----------
+    rows : (n, d) float32 or float64, C-contiguous, n >= 1
+    weight : (n,) float64 > 0, or None for unit weights
+    """
+    from splince_fast._kernels import accumulate
+
+    n, d = rows.shape
+    stride = math.ceil(n**0.5 / 4)
+    shift, spread = np.empty(d), np.empty(d)
+    given = _NO_WEIGHT if weight is None else weight
+    accumulate.sample_columns(rows, given, stride, shift, spread)
+    if weight is None:
+        return Sample(shift, spread, float(-(-n // stride)), float(n))
+    return Sample(shift, spread, float(weight[::stride].sum()), float(weight.sum()))
+
+
+def reduce_block(
+    rows: NDArray[Any],
+    weight: Float | None,
+    sample: Sample,
+    reference: Float,
+    codes: NDArray[np.intp],
+    n_codes: int,
+    values: Float,
+    buffer: NDArray[Any],
+) -> Reduced:
+    """Reduce a block in one sweep over memory, columns split over threads.
+
+    With shift s, block mean m, weight W and r = m - s, the scatter about the mean is
+
+        sum w (x - m)^2 = sum w (x - s)^2 - W r^2,
+
+    and the subtraction costs few digits while W r^2 <= 4 V for a lower bound V of the left side:
+    the uncentred sum is at most five times the centred one then. V is the larger of the sample's
+    sum of squares about its own mean and w |x - m|^2 of the row furthest from s alone. Where the
+    condition fails, which for normal rows in random order takes a deviation of eight standard
+    errors, a second sweep uses s = m.
+
+    Where float32 products would overflow or underflow, the block is reduced in float64.
+
+    Parameters
+    ----------
+    rows : (n, d) float32 or float64, C-contiguous, n >= 1; values may be unchecked
+    weight : (n,) float64 > 0, or None for unit weights
+    sample : Sample
+        Of this block; its shift is overwritten by a second sweep.
+    reference : (d,) float64
+    codes : (v, n) intp into n_codes rows of class sums, -1 for none
+    values : (q, n) float64
+    buffer : (at least n rounded up to a multiple of 4, d), dtype of rows, overwritten
+
+    Raises
+    ------
+    NonFiniteError, InputError
+        As `check_values`.
+    """
+    from splince_fast._kernels import accumulate
+
+    n, d = rows.shape
+    out = buffer[: buffer_rows(n)]
+    if len(out) != buffer_rows(n):
+        raise RuntimeError("the work buffer has no room for the block")
+    order, cell = np.empty(n, np.intp), np.empty(n, np.intp)
+    part_rows = _rows_per_part(d, rows.dtype)
+    accumulate.sort_by_cell(codes, n_codes, part_rows, order, cell)
+    shift, whole = sample.shift, sample.whole
+    peak, total = np.empty(d), np.empty(d)
+    class_sums, products = np.empty((n_codes, d)), np.empty((len(values), d))
+    given = _NO_WEIGHT if weight is None else weight
+    by_matrix = len(values) >= _MATRIX_PRODUCT_FROM
+    swept = _NO_VALUES.reshape(0, n) if by_matrix else values
+    into = products[:0] if by_matrix else products
+    offset = shift - reference
+
+    def work(first: int, last: int) -> None:
+        accumulate.centre_block(
+            rows, given, shift, offset, codes, order, cell, swept, _ROTATIONS, part_rows,
+            first, last, out, peak, total, class_sums, into,
+        )  # fmt: skip
+
+    grain = max(16, _GRAIN // n)
+    lightest, heaviest = (1.0, 1.0) if weight is None else (weight.min(), weight.max())
+    threads.split(work, d, grain=grain, align=16)
+    verdict = accumulate.judge_sweep(
+        shift, sample.spread, peak, total, whole, lightest, heaviest, n, _EXCESS
+    )
+    if verdict & accumulate.SUSPECT:
+        check_values(rows)
+    if verdict & accumulate.FAR:
+        shift += total / whole
+        offset = shift - reference
+        threads.split(work, d, grain=grain, align=16)
+        verdict = accumulate.judge_sweep(
+            shift, sample.spread, peak, total, whole, lightest, heaviest, n, np.inf
+        )
+    if out.dtype == np.float32 and verdict & accumulate.NEEDS_FLOAT64:
+        wide = rows.astype(np.float64)
+        return reduce_block(
+            wide, weight, sample_block(wide, weight), reference, codes, n_codes, values,
+            np.empty((buffer_rows(n), d)),
+        )  # fmt: skip
+    if by_matrix:
+        _add_products(rows, values, shift, offset, products)
+    return Reduced(n, whole, total + whole * offset, total / whole, out, class_sums, products)
+
+
+def _add_products(
+    rows: NDArray[Any], values: Float, shift: Float, offset: Float, products: Float
+) -> None:
+    """products = values (rows - reference) in float64, as (rows - shift) + offset, in parts."""
+    np.multiply(values.sum(axis=1)[:, None], offset, out=products)
+    step = 512
+    centred = np.empty((min(step, len(rows)), rows.shape[1]))
+    for start in range(0, len(rows), step):
+        part = centred[: len(rows) - start]
+        np.subtract(rows[start : start + step], shift, out=part)
+        products += values[:, start : start + step] @ part
+
+
+def _rows_per_part(width: int, dtype: np.dtype[Any]) -> int:
+    """Rows of a part: a function of shape and dtype alone, so that results are reproducible."""
+    return min(512, max(64, _PART_BYTES // (width * dtype.itemsize))) // 4 * 4
+
+
+def buffer_rows(block_rows: int) -> int:
+    """Rows of a work buffer for a block: the kernel takes four at a time."""
+    return -(-block_rows // 4) * 4

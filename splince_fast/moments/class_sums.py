@@ -1,0 +1,264 @@
+"""A class-coded variable: per class c, n_c, w_c = sum w_i and s_c = sum w_i (x_i - r)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._runtime.files import check_tensors, refuse_negative
+from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
+from splince_fast.labels import ClassCodes, ClassName, class_key, names_from_json, names_to_json
+from splince_fast.moments.variable import Codes, Request, Variable, denominator, refuse_other_kind
+
+Float = NDArray[np.float64]
+Int = NDArray[np.int64]
+
+
+class ClassSums(Variable):
+    """Sums per class. Arrays grow along their first axis when rows of new classes are added."""
+
+    __slots__ = ("_looked_up", "_places", "rows", "sums", "weights", "width")
+
+    kind = "classes"
+    blank = -1
+
+    def __init__(
+        self, width: int, names: list[ClassName], rows: Int, weights: Float, sums: Float
+    ) -> None:
+        self.width = width
+        # One container, so that a name and its position appear together; in order of position.
+        self._places: dict[tuple[Any, ...], tuple[int, ClassName]] = {}
+        self.rows = rows
+        self.weights = weights
+        self.sums = sums
+        # The classes that the last block declared, and their positions, -1 behind them.
+        self._looked_up: tuple[tuple[ClassName, ...], Codes] | None = None
+        self.learn(names)
+
+    @classmethod
+    def _empty(cls, width: int) -> ClassSums:
+        return cls(width, [], np.zeros(0, np.int64), np.zeros(0), np.zeros((0, width)))
+
+    @property
+    def names(self) -> list[ClassName]:
+        """Names of the classes, in the order of the sums."""
+        return [name for _, name in self._places.values()]
+
+    # -- filling ---------------------------------------------------------------------------
+
+    @classmethod
+    def new(cls, width: int, column: ClassCodes) -> ClassSums:
+        return cls._empty(width)
+
+    @staticmethod
+    def is_blank(column: ClassCodes) -> bool:
+        return not column.classes
+
+    def _check(self, column: ClassCodes, name: object) -> None:
+        if not self._places:
+            return
+        known, now = next(iter(self._places.values()))[1], column.classes[0]
+        if type(known) is not type(now):
+            raise LabelError(
+                f"the classes of {name!r} were of type {type(known).__name__} in earlier blocks "
+                f"(such as {known!r}) and are of type {type(now).__name__} in this one "
+                f"(such as {now!r}); use one type throughout"
+            )
+
+    def begin(self, column: ClassCodes, name: object) -> tuple[Codes, list[ClassName]]:
+        self._check(column, name)
+        classes = column.classes
+        places = self._places
+        if self._looked_up is not None:
+            before, lookup = self._looked_up
+            # Equal tuples of joint classes may hold True in place of 1.
+            if before is classes or (before == classes and type(classes[0]) is not tuple):
+                return lookup.take(column.codes, mode="wrap"), []
+        fresh: list[ClassName] = []
+        # -1, a missing label, picks the last entry.
+        lookup = np.full(len(classes) + 1, -1, np.intp)
+        for i, known in enumerate(classes):
+            found = places.get(class_key(known))
+            if found is None:
+                lookup[i] = len(places) + len(fresh)
+                fresh.append(known)
+            else:
+                lookup[i] = found[0]
+        if not fresh:
+            self._looked_up = classes, lookup
+        return lookup.take(column.codes, mode="wrap"), fresh
+
+    def learn(self, fresh: list[ClassName]) -> None:
+        for name in fresh:
+            self._places[class_key(name)] = len(self._places), name
+
+    def ask(self, labels: Codes, weight: Float | None) -> Request:
+        # Sums are kept only for the classes that occur; code -1 is not counted.
+        counts = np.bincount(labels + 1)[1:]
+        present = counts.nonzero()[0]
+        place = np.full(max(len(counts), len(self._places)) + 1, -1, np.intp)
+        place[present] = np.arange(len(present))
+        codes = place.take(labels, mode="wrap")
+        rows = counts[present]
+        if weight is None:
+            weights = rows.astype(np.float64)
+        else:
+            weights = np.bincount(codes + 1, weight, len(present) + 1)[1:]
+        # Room for every class, made before anything is added to any variable.
+        room = max(len(counts), len(self._places)) - len(self.rows)
+        grown = None
+        if room > 0:
+            grown = (
+                np.concatenate([self.rows, np.zeros(room, np.int64)]),
+                np.concatenate([self.weights, np.zeros(room)]),
+                np.concatenate([self.sums, np.zeros((room, self.width))]),
+            )
+        return Request(codes, len(present), None, (present, rows, weights, grown))
+
+    def commit(self, request: Request, class_sums: Float, products: Float) -> None:
+        from splince_fast._kernels import accumulate
+
+        present, rows, weights, grown = request.kept
+        if grown is not None:
+            self.rows, self.weights, self.sums = grown
+        accumulate.add_classes(
+            self.rows, self.weights, self.sums, present, rows, weights, class_sums
+        )
+
+    def moved(self, step: Float) -> ClassSums:
+        other = self.copy()
+        other.sums += other.weights[:, None] * step
+        return other
+
+    # -- algebra ---------------------------------------------------------------------------
+
+    def empty_like(self) -> ClassSums:
+        return self._empty(self.width)
+
+    def copy(self) -> ClassSums:
+        return ClassSums(
+            self.width, self.names, self.rows.copy(), self.weights.copy(), self.sums.copy()
+        )
+
+    def merged(self, other: Variable, shift: Float, sign: int, name: object) -> ClassSums:
+        refuse_other_kind(name, self, other)
+        other = cast(ClassSums, other)
+        theirs = other.names
+        if self._places and theirs:
+            known = next(iter(self._places.values()))[1]
+            if type(known) is not type(theirs[0]):
+                raise IncompatibleMomentsError(
+                    f"the classes of {name!r} are of type {type(known).__name__} on one side and "
+                    f"{type(theirs[0]).__name__} on the other; use one type throughout"
+                )
+        fresh = [c for c in theirs if class_key(c) not in self._places]
+        if sign < 0 and fresh:
+            raise IncompatibleMomentsError(
+                f"cannot remove a part whose variable {name!r} has the class {fresh[0]!r}, "
+                "which the whole never saw: it is not a part of it"
+            )
+        result = self.copy()
+        result.learn(fresh)
+        result.rows, result.weights, result.sums = result._padded()
+        where = np.array([result._places[class_key(c)][0] for c in theirs], np.intp)
+        rows, weights, sums = other._padded()
+        result.rows[where] += sign * rows
+        result.weights[where] += sign * weights
+        result.sums[where] += sign * (sums + weights[:, None] * shift)
+        if sign < 0:
+            result._refuse_no_part(name)
+        return result
+
+    def _refuse_no_part(self, name: object) -> None:
+        """Raise IncompatibleMomentsError where more was removed than was there."""
+        if (self.rows < 0).any():
+            worst = self.names[int(np.argmin(self.rows))]
+            raise IncompatibleMomentsError(
+                f"cannot remove a part that holds more rows of {name!r} = {worst!r} than the "
+                "whole: it is not a part of it"
+            )
+        empty = self.rows == 0
+        if (self.weights[~empty] <= 0).any():
+            raise IncompatibleMomentsError(
+                f"cannot remove a part whose rows of {name!r} weigh as much as the whole's, "
+                "which has more of them: it is not a part of it"
+            )
+        self.weights[empty] = 0.0
+        self.sums[empty] = 0.0
+
+    def clear(self, features: NDArray[np.intp], gap: Float) -> None:
+        self.sums[:, features] = np.outer(self.weights, gap[features])
+
+    # -- reading ---------------------------------------------------------------------------
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.rows.sum())
+
+    @property
+    def weight(self) -> float:
+        return float(self.weights.sum())
+
+    @property
+    def n_columns(self) -> int:
+        return len(self._places)
+
+    @property
+    def described(self) -> str:
+        return f"{self.n_columns} classes"
+
+    def class_names(self, name: object) -> list[ClassName]:
+        return self.names
+
+    def cross_covariance(self, ddof: float, name: object) -> Float:
+        """(d, k): Cov(x, 1[z = c]) = (s_c - (w_c / w) s) / (w - ddof), s the sum over classes."""
+        weight = self.weight
+        over = denominator(weight, ddof, name)
+        total = self.sums.sum(axis=0)
+        share = self.weights / weight
+        return np.asarray((self.sums - share[:, None] * total).T / over)
+
+    def span(self) -> Float:
+        """(k', d): rows that span Cov(x, z), ddof = 0, in units of deviations; none if constant."""
+        from splince_fast._kernels import solve
+
+        return solve.class_span(self.sums, self.weights)
+
+    # -- storing ---------------------------------------------------------------------------
+
+    def _padded(self) -> tuple[Int, Float, Float]:
+        """The sums with zeros for the classes that only waiting rows have."""
+        fresh = len(self._places) - len(self.rows)
+        if not fresh:
+            return self.rows, self.weights, self.sums
+        return (
+            np.concatenate([self.rows, np.zeros(fresh, np.int64)]),
+            np.concatenate([self.weights, np.zeros(fresh)]),
+            np.concatenate([self.sums, np.zeros((fresh, self.width))]),
+        )
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        return dict(zip(("rows", "weights", "sums"), self._padded(), strict=True))
+
+    def metadata(self) -> dict[str, Any]:
+        return {"kind": self.kind, "names": names_to_json(tuple(self.names))}
+
+    @classmethod
+    def read(cls, width: int, meta: Mapping[str, Any], tensors: Mapping[str, Any]) -> ClassSums:
+        names = list(names_from_json(meta["names"]))
+        k, real = len(names), np.float64
+        check_tensors(
+            tensors,
+            {"rows": (np.int64, (k,)), "weights": (real, (k,)), "sums": (real, (k, width))},
+        )
+        refuse_negative(tensors, ("rows", "weights"))
+        return cls(width, names, tensors["rows"], tensors["weights"], tensors["sums"])
+
+    def read_labels(self, labels: NDArray[Any], n_rows: int, key: str) -> Codes:
+        check_tensors({key: labels}, {key: (np.int64, (n_rows,))})
+        if n_rows and (labels.min() < -1 or labels.max() >= self.n_columns):
+            raise FileFormatError(f"the tensor {key!r} names a class that does not exist")
+        return labels.astype(np.intp)

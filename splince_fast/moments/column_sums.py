@@ -1,0 +1,314 @@
+"""A continuous variable z: over the rows that carry a value, with t a reference point for z,
+
+n, w, sum w (x - r), sum w (z - t), sum w (z - t)(x - r)^T and sum w (z - t)(z - t)^T.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._runtime.files import check_tensors, refuse_negative
+from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
+from splince_fast.labels import ClassName, Columns
+from splince_fast.moments.scatter import EPS64
+from splince_fast.moments.variable import Request, Variable, denominator, refuse_other_kind
+
+Float = NDArray[np.float64]
+
+# Squares of larger labels leave the range of float64 when they are summed.
+_LARGEST = 1e140
+
+
+class ColumnSums(Variable):
+    """Sums of the columns of a continuous variable."""
+
+    __slots__ = (
+        "_n_rows", "_weight", "names", "products", "reference", "squares", "width", "x_sum",
+        "z_sum",
+    )  # fmt: skip
+
+    kind = "continuous"
+    blank = np.nan
+
+    def __init__(
+        self,
+        width: int,
+        names: list[str],
+        n_rows: int,
+        weight: float,
+        reference: Float,
+        x_sum: Float,
+        z_sum: Float,
+        products: Float,
+        squares: Float,
+    ) -> None:
+        self.width = width
+        self.names = names
+        self._n_rows = n_rows
+        self._weight = weight
+        self.reference = reference  # (k,); arbitrary until there are rows
+        self.x_sum = x_sum  # (d,)
+        self.z_sum = z_sum  # (k,)
+        self.products = products  # (k, d)
+        self.squares = squares  # (k, k)
+
+    @classmethod
+    def _empty(cls, width: int, names: list[str]) -> ColumnSums:
+        k = len(names)
+        return cls(width, names, 0, 0.0, np.zeros(k), np.zeros(width), np.zeros(k),
+                   np.zeros((k, width)), np.zeros((k, k)))  # fmt: skip
+
+    # -- filling ---------------------------------------------------------------------------
+
+    @classmethod
+    def new(cls, width: int, column: Columns) -> ColumnSums:
+        return cls._empty(width, list(column.columns))
+
+    @staticmethod
+    def is_blank(column: Columns) -> bool:
+        return column.present is not None and not column.present.any()
+
+    def begin(self, column: Columns, name: object) -> tuple[Float, list[str]]:
+        names, values = list(column.columns), column.values
+        unnamed = self.unnamed
+        if len(names) != self.n_columns or not (
+            names == self.names or unnamed or _unnamed(names)
+        ):
+            raise LabelError(
+                f"the variable {name!r} had the columns {self.names} in earlier blocks and "
+                f"has {names} in this one; pass the same columns in the same order"
+            )
+        largest = max(float(values.max()), -float(values.min())) if values.size else 0.0
+        if largest > _LARGEST:
+            raise LabelError(
+                f"the variable {name!r} holds numbers as large as {largest:.1e}, whose squares "
+                "leave the range of float64; rescale it"
+            )
+        if column.present is not None:
+            values = np.where(column.present[:, None], values, np.nan)
+        return values, names if unnamed else self.names
+
+    def learn(self, fresh: list[str]) -> None:
+        self.names = fresh
+
+    def ask(self, labels: Float, weight: Float | None) -> Request:
+        missing = np.isnan(labels).any(axis=1)
+        w = np.ones(len(labels)) if weight is None else weight
+        if missing.any():
+            w = np.where(missing, 0.0, w)
+            labels = np.where(missing[:, None], 0.0, labels)
+        n_present = len(labels) - int(np.count_nonzero(missing))
+        reference = self.reference
+        if not self._n_rows and n_present:
+            shown = labels[~missing]
+            # About the first of them, so that a constant column has exactly its value.
+            reference = shown[0] + (w[~missing] @ (shown - shown[0])) / w.sum()
+        deviations = (labels - reference).T
+        weighted = deviations * w
+        values = np.concatenate([weighted, w[None, :]])
+        kept = (n_present, float(w.sum()), weighted.sum(axis=1), weighted @ deviations.T, reference)
+        return Request(None, 0, values, kept)
+
+    def commit(self, request: Request, class_sums: Float, products: Float) -> None:
+        n_rows, weight, z_sum, squares, self.reference = request.kept
+        self._n_rows += n_rows
+        self._weight += weight
+        self.z_sum += z_sum
+        self.squares += squares
+        self.products += products[:-1]
+        self.x_sum += products[-1]
+
+    def moved(self, step: Float) -> ColumnSums:
+        other = self.copy()
+        other.x_sum += other._weight * step
+        other.products += np.outer(other.z_sum, step)
+        return other
+
+    # -- algebra ---------------------------------------------------------------------------
+
+    def empty_like(self) -> ColumnSums:
+        return self._empty(self.width, list(self.names))
+
+    def copy(self) -> ColumnSums:
+        return ColumnSums(self.width, list(self.names), self._n_rows, self._weight,
+                          self.reference.copy(), self.x_sum.copy(), self.z_sum.copy(),
+                          self.products.copy(), self.squares.copy())  # fmt: skip
+
+    def merged(self, other: Variable, shift: Float, sign: int, name: object) -> ColumnSums:
+        refuse_other_kind(name, self, other)
+        other = cast(ColumnSums, other)
+        self._refuse_other_columns(other, sign, name)
+        names = list(other.names) if self.unnamed else list(self.names)
+        if self._n_rows == other._n_rows and sign < 0:
+            return self._empty(self.width, names)
+        result = self.copy()
+        result.names = names
+        if not other._n_rows:
+            return result
+        if not self._n_rows:
+            result.reference = other.reference.copy()
+        step = other.reference - result.reference
+        z_sum = other.z_sum + other._weight * step
+        x_sum = other.x_sum + other._weight * shift
+        products = (
+            other.products
+            + np.outer(step, other.x_sum)
+            + np.outer(other.z_sum, shift)
+            + other._weight * np.outer(step, shift)
+        )
+        squares = (
+            other.squares
+            + np.outer(step, other.z_sum)
+            + np.outer(other.z_sum, step)
+            + other._weight * np.outer(step, step)
+        )
+        result._n_rows += sign * other._n_rows
+        result._weight += sign * other._weight
+        result.x_sum += sign * x_sum
+        result.z_sum += sign * z_sum
+        result.products += sign * products
+        result.squares += sign * squares
+        if result._weight <= 0:
+            raise IncompatibleMomentsError(
+                f"cannot remove a part whose rows labelled with {name!r} weigh as much as the "
+                "whole's, which has more of them: it is not a part of it"
+            )
+        if sign < 0:
+            result._settle(self)
+        return result
+
+    def _refuse_other_columns(self, other: ColumnSums, sign: int, name: object) -> None:
+        """Raise IncompatibleMomentsError where the two sides cannot be of the same columns."""
+        if self.n_columns != other.n_columns:
+            raise IncompatibleMomentsError(
+                f"the variable {name!r} has {self.n_columns} columns on one side and "
+                f"{other.n_columns} on the other; accumulate both from the same columns"
+            )
+        if self.names != other.names and not (self.unnamed or other.unnamed):
+            raise IncompatibleMomentsError(
+                f"the variable {name!r} has the columns {self.names} on one side and "
+                f"{other.names} on the other; accumulate both from the same columns"
+            )
+        if sign < 0 and other._n_rows > self._n_rows:
+            raise IncompatibleMomentsError(
+                f"cannot remove a part with {other._n_rows} rows labelled with {name!r} from a "
+                f"whole with {self._n_rows}: it is not a part of it"
+            )
+
+    def _settle(self, whole: ColumnSums) -> None:
+        """After a removal: a variance of no more than its rounding is exactly 0."""
+        squares = np.einsum("ii->i", whole.squares)
+        noise = EPS64 * (64 + 8 * whole._n_rows**0.5) * squares
+        of_mean = self.z_sum**2 / self._weight
+        constant = np.flatnonzero(np.einsum("ii->i", self.squares) - of_mean <= noise)
+        joint = np.outer(self.z_sum[constant], self.z_sum) / self._weight
+        self.squares[constant, :] = joint
+        self.squares[:, constant] = joint.T
+
+    def clear(self, features: NDArray[np.intp], gap: Float) -> None:
+        self.x_sum[features] = self._weight * gap[features]
+        self.products[:, features] = np.outer(self.z_sum, gap[features])
+
+    # -- reading ---------------------------------------------------------------------------
+
+    @property
+    def n_rows(self) -> int:
+        return self._n_rows
+
+    @property
+    def weight(self) -> float:
+        return self._weight
+
+    @property
+    def n_columns(self) -> int:
+        return len(self.names)
+
+    @property
+    def unnamed(self) -> bool:
+        """Whether the columns have no names but their numbers."""
+        return _unnamed(self.names)
+
+    @property
+    def described(self) -> str:
+        return f"continuous ({self.n_columns} column{'s' if self.n_columns > 1 else ''})"
+
+    def class_names(self, name: object) -> NoReturn:
+        raise LabelError(f"the variable {name!r} is continuous; it has no classes")
+
+    def cross_covariance(self, ddof: float, name: object) -> Float:
+        """(d, k): (sum w (x-r)(z-t)^T - sum w (x-r) sum w (z-t)^T / w) / (w - ddof)."""
+        over = denominator(self._weight, ddof, name)
+        columns = self.products - np.outer(self.z_sum / self._weight, self.x_sum)
+        return np.asarray(columns.T / over)
+
+    def variance(self) -> Float:
+        """Cov(z, z) with ddof = 0."""
+        mean = self.z_sum / self._weight
+        return np.asarray(self.squares / self._weight - np.outer(mean, mean))
+
+    def span(self) -> Float:
+        """(k', d): Cov(x, z), ddof = 0, in units of z's deviations; constant columns left out."""
+        if self._weight == 0:
+            return np.zeros((0, self.width))
+        from splince_fast._kernels import solve
+
+        return solve.column_span(
+            self.products, self.z_sum, self.x_sum, self.squares, self.reference, self._weight
+        )
+
+    def deviations(self) -> Float:
+        """(k,) standard deviations, ddof = 0; exactly 0 where constant but for rounding."""
+        from splince_fast._kernels import solve
+
+        return solve.column_deviations(self.z_sum, self.squares, self.reference, self._weight)
+
+    # -- storing ---------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        return {
+            "counts": np.array([self._n_rows], np.int64),
+            "weight": np.array([self._weight]),
+            "reference": self.reference,
+            "x_sum": self.x_sum,
+            "z_sum": self.z_sum,
+            "products": self.products,
+            "squares": self.squares,
+        }
+
+    def metadata(self) -> dict[str, Any]:
+        return {"kind": self.kind, "names": list(self.names)}
+
+    @classmethod
+    def read(cls, width: int, meta: Mapping[str, Any], tensors: Mapping[str, Any]) -> ColumnSums:
+        names = meta["names"]
+        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+            raise FileFormatError(f"column names are not a list of strings: {json.dumps(names)}")
+        k, real = len(names), np.float64
+        check_tensors(
+            tensors, {"counts": (np.int64, (1,)), "weight": (real, (1,)), "reference": (real, (k,)),
+                      "x_sum": (real, (width,)), "z_sum": (real, (k,)),
+                      "products": (real, (k, width)), "squares": (real, (k, k))}
+        )  # fmt: skip
+        refuse_negative(tensors, ("counts", "weight"))
+        if (np.diag(tensors["squares"]) < 0).any():
+            raise FileFormatError("a continuous variable has a negative sum of squares")
+        return cls(width, names, int(tensors["counts"][0]), float(tensors["weight"][0]),
+                   tensors["reference"], tensors["x_sum"], tensors["z_sum"], tensors["products"],
+                   tensors["squares"])  # fmt: skip
+
+    def read_labels(self, labels: NDArray[Any], n_rows: int, key: str) -> Float:
+        if labels.dtype != np.float64 or labels.shape != (n_rows, self.n_columns):
+            raise FileFormatError(f"the tensor {key!r} has the wrong dtype or shape")
+        if np.isinf(labels).any():
+            raise FileFormatError(f"the tensor {key!r} holds infinity")
+        return labels
+
+
+def _unnamed(names: list[str]) -> bool:
+    return names == [str(i) for i in range(len(names))]
+

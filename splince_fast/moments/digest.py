@@ -1,0 +1,49 @@
+"""Digests by which a checkpoint knows the data it was made of."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from splince_fast._runtime.arrays import as_numbers, as_weights
+from splince_fast.labels import ClassCodes, encode
+from splince_fast.moments.parameters import Parameters
+
+
+def block_digest(X: Any, labels: Any, sample_weight: Any, parameters: Parameters) -> str:
+    """Hexadecimal digest of the rows, labels and weights of a block, whatever holds them."""
+    digest = hashlib.sha256()
+
+    def add(name: str, array: Any) -> None:
+        array = np.ascontiguousarray(array)
+        digest.update(f"{name} {array.dtype.str} {array.shape};".encode())
+        digest.update(array.reshape(-1).view(np.uint8).data)
+
+    rows = as_numbers(X)
+    add("X", rows)
+    if sample_weight is not None:
+        add("weight", as_weights(sample_weight, len(rows)))
+    encoded = encode(labels, len(rows), kinds=parameters.kinds or None)
+    for name, column in encoded.items():
+        if isinstance(column, ClassCodes):
+            digest.update(repr((name, column.classes)).encode())
+            add("codes", column.codes)
+        else:
+            digest.update(repr((name, column.columns)).encode())
+            add("values", column.values)
+            if column.present is not None:
+                add("present", column.present)
+    return digest.hexdigest()
+
+
+def file_stamps(paths: Iterable[str]) -> dict[str, list[int]]:
+    """Size and time of the last change, in nanoseconds, of each file."""
+    stamps = {}
+    for path in paths:
+        status = os.stat(path)
+        stamps[os.fspath(path)] = [status.st_size, status.st_mtime_ns]
+    return stamps

@@ -1,0 +1,148 @@
+"""What `update` was given, as rows, weights and encoded labels of one length.
+
+Leading dimensions become one, rows that are masked out or of weight zero are dropped before their
+values and labels are looked at: they are absent, whatever they hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._runtime.arrays import Rows, as_numbers, as_weights, is_tensor, torch_to_numpy
+from splince_fast.exceptions import InputError
+from splince_fast.labels import Encoded, VariableName, encode
+from splince_fast.moments.parameters import Parameters
+
+Float = NDArray[np.float64]
+
+
+class Given(NamedTuple):
+    """One update, ready to be added."""
+
+    rows: Rows
+    weight: Float | None
+    encoded: Mapping[VariableName, Encoded]
+
+
+def read_update(
+    X: Any, labels: Any, sample_weight: Any, mask: Any, width: int | None, parameters: Parameters
+) -> Given:
+    """Check and read the arguments of `Moments.update`."""
+    if mask is not None or len(getattr(X, "shape", ())) > 2:
+        X, labels, sample_weight = _flattened(X, labels, sample_weight, mask)
+    rows = Rows.of(X, width=width)
+    n = len(rows.array)
+    weight = None if sample_weight is None else as_weights(sample_weight, n)
+    if weight is not None and not weight.all():
+        chosen = np.flatnonzero(weight)
+        labels = None if labels is None else _taken_labels(labels, chosen, n)
+        rows, weight = Rows.known(rows.array[chosen]), weight[chosen]
+    encoded = encode(
+        labels, len(rows.array), kinds=parameters.kinds or None, joint=parameters.joint
+    )
+    return Given(rows, weight, encoded)
+
+
+def _flattened(X: Any, labels: Any, sample_weight: Any, mask: Any) -> tuple[Any, Any, Any]:
+    """(n, d) rows of an array of shape (..., d), of the positions that `mask` leaves."""
+    array = as_numbers(X)
+    if array.ndim < 2:
+        raise InputError(f"X has shape {array.shape}; it must be (n, d), or (batch, token, d)")
+    lead = array.shape[:-1]
+    n = int(np.prod(lead))
+    rows = array.reshape(n, array.shape[-1])
+    chosen = np.arange(n) if mask is None else np.flatnonzero(_as_mask(mask, lead))
+    if labels is not None:
+        labels = _spread(labels, lambda column, what: _along(column, lead, chosen, what))
+    if sample_weight is not None:
+        sample_weight = _along(sample_weight, lead, chosen, "sample_weight")
+    return rows if mask is None else rows[chosen], labels, sample_weight
+
+
+def _as_mask(mask: Any, lead: tuple[int, ...]) -> NDArray[np.bool_]:
+    """The mask, flat; True or 1 keeps a position."""
+    found = torch_to_numpy(mask) if is_tensor(mask) else np.asarray(mask)
+    if found.shape != lead:
+        raise InputError(
+            f"mask has shape {found.shape}; it must have that of X without the features, {lead}"
+        )
+    if found.dtype.kind not in "biuf" or not ((found == 0) | (found == 1)).all():
+        raise InputError(
+            "mask must hold True and False, or 1 and 0, such as a tokeniser's attention_mask"
+        )
+    return np.asarray(found, bool).reshape(-1)
+
+
+def _along(column: Any, lead: tuple[int, ...], chosen: NDArray[np.intp], what: str) -> Any:
+    """Entries of a column for the chosen positions: one per position, or one per sequence."""
+    n, sequences = int(np.prod(lead)), lead[0]
+    if is_tensor(column):
+        column = torch_to_numpy(column)
+    if isinstance(column, Sequence) and not isinstance(column, str | bytes) and len(column):
+        if isinstance(column[0], list | tuple | np.ndarray):
+            column = _nested(column)
+    shape = getattr(column, "shape", None)
+    if shape is None:
+        shape = (len(column),)
+    if tuple(shape[: len(lead)]) == lead:
+        if len(lead) > 1:
+            column = column.reshape(n, *shape[len(lead) :])
+    elif shape[:1] == (n,):
+        pass
+    elif shape[:1] == (sequences,):
+        chosen = chosen // (n // sequences)
+    else:
+        raise InputError(
+            f"{what} has shape {tuple(shape)} for rows of shape {lead}; pass one entry per "
+            f"sequence, {(sequences,)}, or one per position, {lead}"
+        )
+    return _taken(column, chosen)
+
+
+def _nested(column: Any) -> Any:
+    """A list of lists of one length as an array of objects, so that its entries stay as they are."""
+    lengths = {len(part) for part in column}
+    if len(lengths) != 1:
+        raise InputError("labels hold sequences of unlike length; pad them to that of X")
+    array = np.empty((len(column), lengths.pop()), object)
+    for i, part in enumerate(column):
+        array[i, :] = part if not isinstance(part, np.ndarray) else part.tolist()
+    return array
+
+
+def _spread(labels: Any, change: Any) -> Any:
+    """Apply ``change(column, what)`` to every column of labels, whatever holds them."""
+    if isinstance(labels, Mapping):
+        return {name: change(column, f"labels[{name!r}]") for name, column in labels.items()}
+    return change(labels, "labels")
+
+
+def _taken_labels(labels: Any, index: NDArray[np.intp], n: int) -> Any:
+    """Labels of some rows; a column of another length is left for `encode` to refuse."""
+
+    def change(column: Any, what: str) -> Any:
+        shape = getattr(column, "shape", None)
+        try:
+            length = shape[0] if shape else len(column)
+        except TypeError:
+            return column
+        return _taken(column, index) if length == n else column
+
+    return _spread(labels, change)
+
+
+def _taken(column: Any, index: NDArray[np.intp]) -> Any:
+    """Entries of a column, or rows of a frame, by position."""
+    if isinstance(column, np.ndarray):
+        return column[index]
+    if isinstance(column, Sequence) and not hasattr(column, "dtype"):
+        return [column[i] for i in index.tolist()]
+    if hasattr(column, "iloc"):
+        return column.iloc[index]
+    if hasattr(column, "take"):  # pandas and Arrow
+        return column.take(index)
+    return column[index]

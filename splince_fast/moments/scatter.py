@@ -1,0 +1,135 @@
+"""Sum of w (x - m)(x - m)^T about the weighted mean m: blocks and other scatters are added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._runtime import threads
+
+Float = NDArray[np.float64]
+
+EPS64 = float(np.finfo(np.float64).eps)
+EPS32 = float(np.finfo(np.float32).eps)
+
+# Elements of the triangle below which a second thread costs more than it saves.
+_GRAIN = 1 << 20
+# Made once: a merge must not need memory when it has begun.
+_NO_PRODUCT = np.empty((0, 0), order="F")
+
+
+@dataclass(slots=True)
+class Scatter:
+    """sum w (x - m)(x - m)^T.
+
+    Attributes
+    ----------
+    matrix : ndarray of shape (d, d)
+        Fortran-ordered; only the lower triangle is meaningful.
+    unit_roundoff : float
+        Of the least precise products that went into it.
+    """
+
+    matrix: Float
+    unit_roundoff: float = EPS64
+
+    @classmethod
+    def empty(cls, width: int) -> Scatter:
+        """Zeros; a MemoryError says how much they take."""
+        try:
+            return cls(np.zeros((width, width), order="F"))
+        except MemoryError as error:
+            raise MemoryError(
+                f"the covariance of {width} features takes {8 * width * width / 2**30:.1f} GiB, "
+                "which could not be allocated; use a machine with more memory or fewer features (a "
+                "random projection or the first principal components)"
+            ) from error
+
+    @property
+    def width(self) -> int:
+        return len(self.matrix)
+
+    @property
+    def nbytes(self) -> int:
+        return self.matrix.nbytes
+
+    def copy(self) -> Scatter:
+        return Scatter(self.matrix.copy(order="F"), self.unit_roundoff)
+
+    def diagonal(self) -> Float:
+        """(d,) sums of squares, as a view that can be written to."""
+        return np.asarray(np.einsum("ii->i", self.matrix))
+
+    def add_block(
+        self,
+        shifted: NDArray[Any],
+        product: NDArray[np.float32] | None,
+        vectors: Float,
+        coefficients: Float,
+    ) -> None:
+        """Add shifted^T shifted + sum_k coefficients[k] vectors[k] vectors[k]^T.
+
+        `product` is (d, d) float32 scratch, needed for float32 blocks alone.
+        """
+        from splince_fast._kernels import blas
+
+        if shifted.dtype == np.float32:
+            if product is None:
+                raise RuntimeError("float32 blocks need a buffer for their product")
+            blas.syrk_f32_out(shifted, product)
+            self._add(product, 1.0, vectors, coefficients)
+            self.unit_roundoff = EPS32
+        else:
+            blas.syrk_f64_into(shifted, self.matrix)
+            self._add(_NO_PRODUCT, 1.0, vectors, coefficients)
+
+    def merge(self, other: Scatter, sign: int, gap: Float, coefficient: float) -> None:
+        """Add sign (other + coefficient gap gap^T), the merge of a part or its removal."""
+        vectors = np.stack([gap, np.zeros(self.width)])
+        self._add(other.matrix, float(sign), vectors, np.array([sign * coefficient, 0.0]))
+        self.unit_roundoff = max(self.unit_roundoff, other.unit_roundoff)
+
+    def _add(
+        self, product: NDArray[Any], sign: float, vectors: Float, coefficients: Float
+    ) -> None:
+        """Add sign product + sum_k coefficients[k] vectors[k] vectors[k]^T."""
+        from splince_fast._kernels import accumulate
+
+        def work(first: int, last: int) -> None:
+            accumulate.add_lower(self.matrix, product, sign, vectors, coefficients, first, last)
+
+        d = self.width
+        threads.split(work, (d + 1) // 2, grain=max(1, _GRAIN // d))
+
+    def clear(self, features: NDArray[np.intp]) -> None:
+        """Make features constant: their rows and columns become exactly 0."""
+        self.matrix[features, :] = 0.0
+        self.matrix[:, features] = 0.0
+
+    def full(self) -> Float:
+        """The matrix with both triangles meaningful; no copy."""
+        from splince_fast._kernels import blas
+
+        blas.mirror_lower(self.matrix)
+        return self.matrix
+
+    def packed(self) -> Float:
+        """(d (d + 1) / 2,) the lower triangle, column by column: half the bytes."""
+        from splince_fast._kernels import accumulate
+
+        out = np.empty(self.width * (self.width + 1) // 2)
+        accumulate.pack_lower(self.matrix, out)
+        return out
+
+    @classmethod
+    def unpacked(cls, packed: Float, width: int, unit_roundoff: float) -> Scatter:
+        """The inverse of `packed`."""
+        from splince_fast._kernels import accumulate
+
+        scatter = cls.empty(width)
+        scatter.unit_roundoff = unit_roundoff
+        accumulate.unpack_lower(np.ascontiguousarray(packed), scatter.matrix)
+        return scatter

@@ -1,0 +1,237 @@
+"""A whole source: the loop with read-ahead, progress and checkpoint."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol, TypeVar
+
+from splince_fast.exceptions import FileFormatError, InputError
+from splince_fast.labels import encode
+from splince_fast.moments.digest import block_digest, file_stamps
+from splince_fast.moments.parameters import Parameters
+
+Path = str | os.PathLike[str]
+
+
+class Target(Protocol):
+    """What a stream fills: moments, or folds of them."""
+
+    @property
+    def n_rows(self) -> int: ...
+
+    @property
+    def parameters(self) -> Parameters: ...
+
+    @property
+    def variables(self) -> dict[Any, str]: ...
+
+    def update(self, X: Any, labels: Any = None, *, sample_weight: Any = None) -> Any: ...
+
+    def make_like(self) -> dict[str, Any]:
+        """What makes an empty target alike, as JSON."""
+
+    def write_checkpoint(self, path: Path, stream: dict[str, Any]) -> None: ...
+
+    def read_checkpoint(self, path: Path) -> tuple[Any, Any]:
+        """A target and the stream of a file, or FileFormatError."""
+
+
+T = TypeVar("T", bound=Target)
+
+
+def accumulate(
+    blocks: Any, empty: T, *, progress: bool, checkpoint: Path | None, checkpoint_seconds: float
+) -> T:
+    """Fill a target from a source; see :meth:`splince_fast.Moments.from_blocks`."""
+    from splince_fast import sources
+
+    if (
+        not isinstance(checkpoint_seconds, int | float)
+        or isinstance(checkpoint_seconds, bool)
+        or not checkpoint_seconds >= 0
+    ):
+        raise InputError(
+            f"checkpoint_seconds is {checkpoint_seconds!r}; it must be a number of at least 0"
+        )
+    source = sources.as_source(blocks)
+    if checkpoint is None:
+        run = _Run(source, empty, None, None)
+    else:
+        run = _Run(source, *_resumed(source, empty, checkpoint), os.fspath(checkpoint))
+    written = time.monotonic()
+    with (
+        sources.Progress(source.n_rows, source.nbytes, enabled=progress) as bar,
+        sources.prefetched(source, run.first_block) as reader,
+    ):
+        bar.skip(run.target.n_rows)
+        try:
+            for block in run.unseen(reader):
+                run.add(block)
+                bar.advance(len(block.X), getattr(block.X, "nbytes", 0))
+                if checkpoint is not None and time.monotonic() - written >= checkpoint_seconds:
+                    run.write()
+                    written = time.monotonic()
+        except BaseException as error:
+            # What was read is not lost, whatever ended the run: the source, or Ctrl-C.
+            if checkpoint is not None and run.unwritten:
+                try:
+                    run.write()
+                except OSError as failure:
+                    error.add_note(f"the checkpoint could not be written either: {failure}")
+            raise
+    if checkpoint is not None and (run.unwritten or not run.position):
+        run.write()
+    return run.target
+
+
+def _identity(source: Any) -> dict[str, Any]:
+    return {"name": source.name, "n_rows": source.n_rows, "n_features": source.n_features}
+
+
+def _resumed(source: Any, empty: T, checkpoint: Path) -> tuple[T, dict[str, Any] | None]:
+    """The target and the stream of a checkpoint that belongs to this source, or new ones."""
+    path = os.fspath(checkpoint)
+    if not os.path.exists(path):
+        return empty, None
+    found, stream = empty.read_checkpoint(path)
+    if stream is None or found.make_like() != empty.make_like():
+        raise _foreign(path, "it holds a state of other parameters, or of no source")
+    _check_stream(path, stream)
+    if stream["source"] != _identity(source):
+        raise _foreign(path, f"it was made of {stream['source']}")
+    for name, stamp in file_stamps(getattr(source, "files", ())).items():
+        if stream.get("files", {}).get(name, stamp) != stamp:
+            raise _foreign(path, f"the file {name} was written again since")
+    return found, stream
+
+
+def _foreign(path: str, why: str) -> FileFormatError:
+    return FileFormatError(
+        f"the checkpoint {path} is of another source, of other data or of other parameters: {why}; "
+        "delete it, or name another file"
+    )
+
+
+def _check_stream(path: str, stream: Any) -> None:
+    """Raise FileFormatError unless `stream` is what `_Run.write` writes."""
+    fits = isinstance(stream, dict) and isinstance(stream.get("source"), dict)
+    if fits:
+        position = stream.get("position")
+        fits = isinstance(position, int) and not isinstance(position, bool) and position >= 0
+        digests = (stream.get("first", ""), stream.get("last", ""))
+        fits = fits and all(isinstance(digest, str) for digest in digests)
+        files = stream.get("files", {})
+        fits = fits and isinstance(files, dict)
+    if not fits:
+        raise FileFormatError(
+            f"the checkpoint {path} does not say where its source stood; it was edited or "
+            "damaged: delete it"
+        )
+
+
+class _Run:
+    """Where a stream stands.
+
+    Attributes
+    ----------
+    position : int
+        Blocks in the target.
+    first_block : int
+        Number of the block with which reading begins: when it resumes, the last one that the
+        target holds, which is compared and not added.
+    """
+
+    def __init__(
+        self, source: Any, target: Any, stream: dict[str, Any] | None, checkpoint: str | None
+    ) -> None:
+        from splince_fast.sources.base import StreamSource
+
+        self.target = target
+        self._source = source
+        self._checkpoint = checkpoint
+        stream = stream or {"position": 0}
+        self.position: int = stream["position"]
+        self._written = self.position if self.position else -1
+        self._first: str = stream.get("first", "")
+        self._last: str = stream.get("last", "")
+        self._last_block: Any = None
+        self._variables = set(target.variables)
+        in_order = isinstance(source, StreamSource)
+        self.first_block = 0 if in_order else max(0, self.position - 1)
+        if self.position > 1 and not in_order and self._first:
+            self._compare(next(iter(source.iter_from(0)), None), self._first, 0)
+
+    @property
+    def unwritten(self) -> bool:
+        """Whether blocks were added since the last checkpoint."""
+        return self.position > max(0, self._written)
+
+    def unseen(self, reader: Iterator[Any]) -> Iterator[Any]:
+        """The blocks that the target lacks; those that it has are compared."""
+        number = self.first_block
+        for block in reader:
+            if number == 0 and self.position:
+                self._compare(block, self._first, 0)
+            if number == self.position - 1:
+                self._compare(block, self._last, number)
+            if number == self.position and number and self._variables:
+                self._check_variables(block)
+            number += 1
+            if number > self.position:
+                yield block
+        if number < self.position:
+            raise InputError(
+                f"{self._source.name} has only {number} blocks, so it cannot resume at block "
+                f"{self.position}; the data or their blocks are not those of the first run: pass "
+                "the same ones, or delete the checkpoint"
+            )
+
+    def add(self, block: Any) -> None:
+        """Add a block to the target."""
+        self.target.update(block.X, block.labels, sample_weight=block.sample_weight)
+        if not self.position and self._checkpoint is not None:
+            self._first = self._digest(block)
+        self.position += 1
+        self._last_block = block
+
+    def write(self) -> None:
+        """Write the target and where the stream stands."""
+        if self._checkpoint is None:
+            return
+        if self._last_block is not None:
+            self._last = self._digest(self._last_block)
+        self._written = self.position
+        self.target.write_checkpoint(
+            self._checkpoint,
+            {
+                "source": _identity(self._source),
+                "position": self.position,
+                "first": self._first,
+                "last": self._last,
+                "files": file_stamps(getattr(self._source, "files", ())),
+            },
+        )
+
+    def _digest(self, block: Any) -> str:
+        return block_digest(block.X, block.labels, block.sample_weight, self.target.parameters)
+
+    def _compare(self, block: Any, digest: str, number: int) -> None:
+        """Raise FileFormatError unless a block is the one that the checkpoint has seen."""
+        if digest and (block is None or self._digest(block) != digest):
+            raise _foreign(str(self._checkpoint), f"block {number} of the data is not the one that it has seen")
+
+    def _check_variables(self, block: Any) -> None:
+        """Raise FileFormatError if the block behind a checkpoint brings other variables."""
+        parameters = self.target.parameters
+        fresh = encode(
+            block.labels, len(block.X), kinds=parameters.kinds or None, joint=parameters.joint
+        )
+        foreign = [name for name in fresh if name not in self._variables]
+        if foreign:
+            raise FileFormatError(
+                f"the checkpoint {self._checkpoint} was written with the variables {list(self._variables)}, and the "
+                f"data now bring {foreign}; pass the same labels, delete the checkpoint, or name "
+                "another file"
+            )
