@@ -183,16 +183,6 @@ class State:
     def mean(self) -> Float:
         return np.asarray(self.reference + self.deviation / self.weight)
 
-    @property
-    def eigen_tolerance(self) -> float:
-        """Noise in the eigenvalues of the scatter scaled to unit diagonal.
-
-        d eps bounds it; sqrt(d) eps is its size where errors are independent, as those of float32
-        products are.
-        """
-        d, eps = self.width, self.unit_roundoff
-        return float(4.0 * max(d * EPS64, d**0.5 * eps if eps > EPS64 else 0.0))
-
     def copy(self) -> State:
         return State(
             self.reference.copy(),

@@ -184,9 +184,9 @@ class ClassSums:
 
     def span(self) -> Float:
         """(k', d): rows that span Cov(x, z), ddof = 0, in units of deviations; none if constant."""
-        from splince_fast._kernels import solve
+        from splince_fast._kernels import spans
 
-        return solve.class_span(self.sums, self.weights)
+        return spans.class_span(self.sums, self.weights)
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         return {"rows": self.rows, "weights": self.weights, "sums": self.sums}
@@ -322,17 +322,17 @@ class ColumnSums:
         """(k', d): Cov(x, z), ddof = 0, in units of z's deviations; constant columns left out."""
         if self.weight == 0:
             return np.zeros((0, self.width))
-        from splince_fast._kernels import solve
+        from splince_fast._kernels import spans
 
-        return solve.column_span(
+        return spans.column_span(
             self.products, self.z_sum, self.x_sum, self.squares, self.reference, self.weight
         )
 
     def deviations(self) -> Float:
         """(k,) standard deviations, ddof = 0; exactly 0 where constant but for rounding."""
-        from splince_fast._kernels import solve
+        from splince_fast._kernels import spans
 
-        return solve.column_deviations(self.z_sum, self.squares, self.reference, self.weight)
+        return spans.column_deviations(self.z_sum, self.squares, self.reference, self.weight)
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         return {
