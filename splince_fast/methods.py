@@ -279,7 +279,7 @@ def _fit(
         span_y = span_of(known, keep, "keep", whitened)
         share = known.share(options) if whitened else 0.0
         factor = known.factored(options, whitened, memory)
-        spans = np.concatenate([span_z.rows, span_y.rows])
+        spans = np.concatenate([span_z.rows, span_y.rows]) if span_y.names else span_z.rows
         solution = oblique(factor, spans, len(span_z.rows), options)
         _check(solution, span_z.names, span_y.names, method, options)
         distortion, unkept = solution.distortion, solution.distortion_unkept

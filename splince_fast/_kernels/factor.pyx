@@ -76,29 +76,31 @@ cdef int equilibrate(const double* scatter, const double* mean, double per_weigh
     A feature whose deviation is below `constant` times its mean is constant but for rounding.
     """
     cdef Py_ssize_t d = f.width, i, j
-    cdef double variance, least, w
+    cdef double variance, least, w, total = 0.0
     cdef const double* s
     cdef double* c
+    cdef double* scale = f.scale
+    cdef double* inverse = f.inverse
     cdef int constants = 0
-    f.variance = 0.0
     for j in range(d):
         variance = per_weight * scatter[j * d + j] + ridge
-        f.variance += variance
+        total += variance
         least = constant * fabs(mean[j])
         if variance > least * least and variance > 0.0:
-            f.scale[j] = sqrt(variance)
-            f.inverse[j] = 1.0 / f.scale[j]
+            scale[j] = sqrt(variance)
+            inverse[j] = 1.0 / scale[j]
         else:
-            f.scale[j] = 1.0
-            f.inverse[j] = 0.0
+            scale[j] = 1.0
+            inverse[j] = 0.0
             constants += 1
+    f.variance = total
     for j in range(d):
-        w = per_weight * f.inverse[j]
+        w = per_weight * inverse[j]
         s = scatter + j * d
         c = f.c + j * d
         c[j] = 1.0
         for i in range(j + 1, d):
-            c[i] = w * s[i] * f.inverse[i]
+            c[i] = w * s[i] * inverse[i]
     return constants
 
 
@@ -237,7 +239,7 @@ cdef class Factor:
                     b[j, i] = b[j, i] * self.scale[i] if self.inverse[i] > 0.0 else 0.0
         return out
 
-    def remember(self, double[::1, :] scatter, double per_weight):
+    def remember(self, const double[::1, :] scatter, double per_weight):
         """Keep S = per_weight * scatter, unshrunk, for `gram`; before anybody else has the factor.
 
         Beside a Cholesky factor S goes into the triangle that is free, else into d^2 numbers more.
@@ -464,7 +466,7 @@ cdef Factor blank(int kind, int d, double[::1] memory):
     return f
 
 
-def identity(double[::1] diagonal, double per_weight):
+def identity(const double[::1] diagonal, double per_weight):
     """The factor I, for what is not whitened; `diagonal` of the scatter gives the variance."""
     cdef int d = <int>diagonal.shape[0], j
     cdef Factor f = blank(IDENTITY, d, np.empty(1))
@@ -476,8 +478,8 @@ def identity(double[::1] diagonal, double per_weight):
 
 
 def dense(
-    double[::1, :] scatter,
-    double[::1] mean,
+    const double[::1, :] scatter,
+    const double[::1] mean,
     double[::1] memory,
     *,
     double per_weight,

@@ -157,7 +157,7 @@ cdef double spectral_norm(int d, int r, const double* right, const double* scale
     return sqrt(max(0.0, work[r - 1]))
 
 
-def oblique(Factor factor, double[:, ::1] spans, int kz, *, double noise, double relative,
+def oblique(Factor factor, const double[:, ::1] spans, int kz, *, double noise, double relative,
             double drop_below, bint may_drop):
     """The oblique projection that erases the first `kz` rows of `spans` and keeps the others.
 
@@ -224,7 +224,7 @@ def oblique(Factor factor, double[:, ::1] spans, int kz, *, double noise, double
     cdef double* cosines = sigma_y + my
     cdef double* left = &factors[0, 0, 0] if mz else NULL
     cdef double* right = &factors[1, 0, 0] if mz else NULL
-    cdef double* first = &spans[0, 0] if k else NULL
+    cdef const double* first = &spans[0, 0] if k else NULL
     cdef double* white = &whitened[0, 0] if k else NULL
 
     factor.prepare_kernel()

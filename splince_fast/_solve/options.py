@@ -103,7 +103,9 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, option in OPTIONS.items():
-            option.check(getattr(self, name))
+            value = getattr(self, name)
+            if value is not option.default:
+                option.check(value)
 
     @property
     def drop_below(self) -> float:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels import provider
 from splince_fast._solve import factor as factors
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
@@ -53,8 +54,6 @@ class Live:
 
     def factored(self, options: Options, whitened: bool, memory: Float | None) -> Factor:
         """The factor of Cov(x), or of the identity; see also `share`."""
-        from splince_fast._kernels import provider
-
         state = self._state
         provider.ensure_for(state.width)
         if not whitened:
@@ -205,8 +204,25 @@ def snapshot(moments: Moments, shrinkage: float | str | None, solver: str) -> Fa
         return Factored(Live(held), options, moments._parameters(), held.variables)
 
 
-@contextmanager
-def statistics(source: Moments | Factored) -> Iterator[Live | Factored]:
+class _Reading:
+    """The statistics of moments, and the lock that keeps them as they are."""
+
+    def __init__(self, moments: Moments) -> None:
+        self._held = moments.held()
+
+    def __enter__(self) -> Live:
+        held = self._held.__enter__()
+        try:
+            return Live(held)
+        except BaseException as error:
+            self._held.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def __exit__(self, *error: Any) -> None:
+        self._held.__exit__(*error)
+
+
+def statistics(source: Moments | Factored) -> AbstractContextManager[Live | Factored]:
     """What a solve reads of `source`, which nobody changes meanwhile.
 
     Raises
@@ -215,11 +231,7 @@ def statistics(source: Moments | Factored) -> Iterator[Live | Factored]:
         Neither moments nor a snapshot of them.
     """
     if isinstance(source, Factored):
-        yield source
-    elif isinstance(source, Moments):
-        with source.held() as held:
-            yield Live(held)
-    else:
-        raise InputError(
-            f"moments is {type(source).__name__}; pass sf.Moments().update(X, labels)"
-        )
+        return nullcontext(source)
+    if isinstance(source, Moments):
+        return _Reading(source)
+    raise InputError(f"moments is {type(source).__name__}; pass sf.Moments().update(X, labels)")
