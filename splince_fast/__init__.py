@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from splince_fast.config import Config, show_config
     from splince_fast.estimators import LEACE, SAL, SPLINCE, MeanProjection
     from splince_fast.methods import leace, mean_projection, sal, splince
+    from splince_fast.moments.factored import Factored
     from splince_fast.strength import ConceptStrength, concept_strength
 
 # Loaded when first touched: they bring SciPy or scikit-learn, or are not needed by everybody.
@@ -50,6 +51,7 @@ _LAZY = {
     "LEACE": "splince_fast.estimators",
     "SAL": "splince_fast.estimators",
     "MeanProjection": "splince_fast.estimators",
+    "Factored": "splince_fast.moments.factored",
     "concept_strength": "splince_fast.strength",
     "ConceptStrength": "splince_fast.strength",
     "show_config": "splince_fast.config",
@@ -67,6 +69,7 @@ __all__ = [
     "Config",
     "ConstantVariableError",
     "DroppedDirectionsWarning",
+    "Factored",
     "FileFormatError",
     "IncompatibleMomentsError",
     "InfeasibleError",

@@ -23,7 +23,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from splince_fast._runtime.arrays import check_values
-from splince_fast._solve.options import Policies
+from splince_fast._solve.options import Options, options_of
 from splince_fast._solve.selection import Selection
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
@@ -34,19 +34,11 @@ from splince_fast.exceptions import (
 )
 from splince_fast.methods import leace, mean_projection, sal, splince
 from splince_fast.moments import Moments
+from splince_fast.moments.factored import Factored
 from splince_fast.projection import Projection
 from splince_fast.report import Report
 
 __all__ = ["LEACE", "SAL", "SPLINCE", "MeanProjection"]
-
-_NEUTRAL = {
-    "max_amplification": None,
-    "on_infeasible": "raise",
-    "null_space": "keep",
-    "shrinkage": None,
-    "rank_tol": "auto",
-    "solver": "auto",
-}
 
 
 class _InputTypeError(InputError, TypeError):
@@ -67,6 +59,7 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
     _extendable: bool
 
     _keeps_task: ClassVar[bool] = False
+    _method: ClassVar[str]
 
     # Every fit needs the concept, so routers pass it on without being told to.
     __metadata_request__fit: ClassVar = {"concept": True}
@@ -74,13 +67,15 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
 
     # -- what a subclass decides -----------------------------------------------------------
 
-    def _project(self, moments: Moments, erase: Selection, keep: Any) -> Projection:
+    def _project(self, moments: Moments | Factored, erase: Selection, keep: Any) -> Projection:
         """Call the method of this class."""
         raise NotImplementedError
 
     def _options(self) -> dict[str, Any]:
         """Parameters of the method: all but those that say what labels mean."""
-        return {key: getattr(self, key) for key in _NEUTRAL if hasattr(self, key)}
+        return {
+            name: getattr(self, name) for name in options_of(self._method) if hasattr(self, name)
+        }
 
     # -- filling ---------------------------------------------------------------------------
 
@@ -207,7 +202,8 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
         erased, kept = self._labels(y, concept)
         rows = self._rows(X, reset=first, least=least)
         if first:
-            self.moments_ = Moments(kinds=self.kinds)
+            needs_fourth = getattr(self, "shrinkage", None) == "ledoit-wolf"
+            self.moments_ = Moments(kinds=self.kinds, ledoit_wolf=needs_fourth)
             self.erased_, self.kept_ = list(erased), list(kept) or None
             self._extendable = True
         else:
@@ -268,7 +264,7 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
 
     def _check_parameters(self) -> None:
         """Refuse parameters before any row is read."""
-        Policies(**(_NEUTRAL | self._options()))
+        Options(**self._options())
         if self.concept_from not in (None, "y"):
             raise InputError(f"concept_from is {self.concept_from!r}; it must be None or 'y'")
 
@@ -344,7 +340,8 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
         >>> sf.LEACE.from_moments(moments, erase=["a", "b"]).transform(X).shape
         (200, 5)
         """
-        return cls._solved(_checked(moments).copy(), erase, keep, params)
+        own = _checked(moments).copy()
+        return cls._prepared(keep, params)._solved(own, own, erase, keep)
 
     @classmethod
     def search(
@@ -392,14 +389,16 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
             raise InputError(f"the grid cannot be read: {error}") from error
         shared = _checked(moments).copy()
         found = []
+        factored: dict[tuple[Any, ...], Factored] = {}
         for point in points:
             params = dict(point)
             if "erase" not in params:
                 raise InputError(f"the grid point {point} does not say what to erase")
             try:
-                found.append(
-                    cls._solved(shared, params.pop("erase"), params.pop("keep", None), params)
-                )
+                erase, keep = params.pop("erase"), params.pop("keep", None)
+                estimator = cls._prepared(keep, params)
+                found.append(estimator._solved(shared, estimator._source(shared, factored), erase,
+                                               keep))  # fmt: skip
             except SplinceError as error:
                 error.add_note(f"at the grid point {point}")
                 raise
@@ -446,25 +445,41 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
         if len(parts) < 2:
             raise InputError(f"{len(parts)} fold(s) leave nothing to fit to; pass two or more")
         total = sum(parts[1:], parts[0])
-        return [cls._solved(total - part, erase, keep, params) for part in parts]
+        rest = [total - part for part in parts]
+        return [cls._prepared(keep, params)._solved(own, own, erase, keep) for own in rest]
 
     @classmethod
-    def _solved(
-        cls, moments: Moments, erase: Selection, keep: Any, params: Mapping[str, Any]
-    ) -> Self:
-        """A fitted estimator on moments that nobody will change."""
+    def _prepared(cls, keep: Any, params: Mapping[str, Any]) -> Self:
+        """An estimator with checked parameters."""
         estimator = cls(**params)
         estimator._check_parameters()
         if keep is None and cls._keeps_task:
             raise InputError("keep is missing: SPLINCE keeps a task; LEACE erases without one")
         if keep is not None and not cls._keeps_task:
             raise InputError(f"{cls.__name__} keeps nothing; leave out keep=, or use SPLINCE")
-        projection = estimator._project(moments, erase, keep)
-        estimator.moments_, estimator.erased_, estimator.kept_ = moments, erase, keep
-        estimator.n_features_in_ = projection.n_features
-        estimator._projection = projection
-        estimator._extendable = False
         return estimator
+
+    def _source(
+        self, moments: Moments, factored: dict[tuple[Any, ...], Factored]
+    ) -> Moments | Factored:
+        """The moments, or a snapshot that estimators of like options share."""
+        if "solver" not in options_of(self._method):
+            return moments
+        options = self._options()
+        key = options["shrinkage"], options["solver"]
+        if key not in factored:
+            factored[key] = moments.factored(key[0], solver=key[1])
+        return factored[key]
+
+    def _solved(
+        self, moments: Moments, source: Moments | Factored, erase: Selection, keep: Any
+    ) -> Self:
+        """Fit to moments that nobody will change; `source` is these, or a snapshot of them."""
+        self._projection = self._project(source, erase, keep)
+        self.moments_, self.erased_, self.kept_ = moments, erase, keep
+        self.n_features_in_ = self._projection.n_features
+        self._extendable = False
+        return self
 
     # -- what was fitted -------------------------------------------------------------------
 
@@ -612,6 +627,7 @@ class SPLINCE(_Eraser):
     """
 
     _keeps_task = True
+    _method = "splince"
 
     def __init__(
         self,
@@ -634,12 +650,12 @@ class SPLINCE(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Moments, erase: Selection, keep: Any) -> Projection:
+    def _project(self, moments: Moments | Factored, erase: Selection, keep: Any) -> Projection:
         options = self._options()
         if keep is not None:
             return splince(moments, erase=erase, keep=keep, **options)
-        del options["max_amplification"], options["on_infeasible"]  # these concern what is kept
-        return leace(moments, erase=erase, **options)
+        # Options that concern what is kept have nothing to say here.
+        return leace(moments, erase=erase, **{name: options[name] for name in options_of("leace")})
 
 
 class LEACE(_Eraser):
@@ -680,6 +696,8 @@ class LEACE(_Eraser):
     2
     """
 
+    _method = "leace"
+
     def __init__(
         self,
         *,
@@ -697,7 +715,7 @@ class LEACE(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Moments, erase: Selection, keep: Any) -> Projection:
+    def _project(self, moments: Moments | Factored, erase: Selection, keep: Any) -> Projection:
         return leace(moments, erase=erase, **self._options())
 
 
@@ -734,6 +752,8 @@ class SAL(_Eraser):
     True
     """
 
+    _method = "sal"
+
     def __init__(
         self,
         *,
@@ -745,7 +765,7 @@ class SAL(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Moments, erase: Selection, keep: Any) -> Projection:
+    def _project(self, moments: Moments | Factored, erase: Selection, keep: Any) -> Projection:
         return sal(moments, erase=erase, **self._options())
 
 
@@ -784,7 +804,9 @@ class MeanProjection(SAL):
     True
     """
 
-    def _project(self, moments: Moments, erase: Selection, keep: Any) -> Projection:
+    _method = "mean_projection"
+
+    def _project(self, moments: Moments | Factored, erase: Selection, keep: Any) -> Projection:
         return mean_projection(moments, erase=erase, **self._options())
 
 

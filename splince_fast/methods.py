@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
-from typing import Any
 
 import numpy as np
-import scipy.linalg.blas
 from numpy.typing import ArrayLike, NDArray
 
-from splince_fast._kernels import provider, solve
-from splince_fast._solve.messages import check_solved
-from splince_fast._solve.options import Policies
-from splince_fast._solve.selection import Selection, Span, names_of, span_of
+from splince_fast._kernels.factor import STATUS_INFEASIBLE, STATUS_OK
+from splince_fast._solve.messages import raise_infeasible, raise_numerical
+from splince_fast._solve.oblique import Solution, oblique, with_null_space
+from splince_fast._solve.options import Options
+from splince_fast._solve.selection import Selection, names_of, span_of
 from splince_fast.exceptions import (
     DroppedDirectionsWarning,
     InputError,
@@ -30,8 +29,8 @@ from splince_fast.exceptions import (
 )
 from splince_fast.labels.names import listed
 from splince_fast.moments import Moments
-from splince_fast.moments.state import State
 from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.factored import Factored, statistics
 from splince_fast.projection import Projection
 from splince_fast.report import Facts, build_report
 
@@ -39,7 +38,7 @@ Float = NDArray[np.float64]
 
 
 def splince(
-    moments: Moments,
+    moments: Moments | Factored,
     *,
     erase: Selection,
     keep: Selection | ArrayLike,
@@ -60,8 +59,9 @@ def splince(
 
     Parameters
     ----------
-    moments : Moments
-        Of the data, with the variables that are named below.
+    moments : Moments or Factored
+        Of the data, with the variables that are named below; :meth:`Moments.factored` saves
+        factoring Cov(x) again for every eraser.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
     keep : str, tuple or list of them, or array of shape (d, k)
@@ -127,16 +127,16 @@ def splince(
     >>> bool(np.allclose(after.cross_covariance("y"), moments.cross_covariance("y")))
     True
     """
-    policies = Policies(max_amplification, on_infeasible, null_space, shrinkage, rank_tol, solver)
+    options = Options(max_amplification, on_infeasible, null_space, shrinkage, rank_tol, solver)
     if keep is None:
         raise InputError(
             "keep is None; name what SPLINCE is to keep, or use leace, which keeps none"
         )
-    return _fit(moments, "SPLINCE", erase, keep, policies, whitened=True)
+    return _fit(moments, "SPLINCE", erase, keep, options, whitened=True)
 
 
 def leace(
-    moments: Moments,
+    moments: Moments | Factored,
     *,
     erase: Selection,
     null_space: str = "keep",
@@ -152,8 +152,9 @@ def leace(
 
     Parameters
     ----------
-    moments : Moments
-        Of the data, with the variables that are named below.
+    moments : Moments or Factored
+        Of the data, with the variables that are named below; :meth:`Moments.factored` saves
+        factoring Cov(x) again for every eraser.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
     null_space, shrinkage, rank_tol, solver
@@ -169,12 +170,12 @@ def leace(
     >>> sf.leace(moments, erase="z").rank
     2
     """
-    policies = Policies(None, "raise", null_space, shrinkage, rank_tol, solver)
-    return _fit(moments, "LEACE", erase, None, policies, whitened=True)
+    options = Options(null_space=null_space, shrinkage=shrinkage, rank_tol=rank_tol, solver=solver)
+    return _fit(moments, "LEACE", erase, None, options, whitened=True)
 
 
 def sal(
-    moments: Moments,
+    moments: Moments | Factored,
     *,
     erase: Selection,
     keep: Selection | ArrayLike | None = None,
@@ -191,8 +192,9 @@ def sal(
 
     Parameters
     ----------
-    moments : Moments
-        Of the data, with the variables that are named below.
+    moments : Moments or Factored
+        Of the data, with the variables that are named below; :meth:`Moments.factored` saves
+        factoring Cov(x) again for every eraser.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
     keep : str, tuple or list of them, or array of shape (d, k), optional
@@ -213,12 +215,12 @@ def sal(
     >>> bool(np.allclose(P, P.T))
     True
     """
-    policies = Policies(max_amplification, on_infeasible, "keep", None, rank_tol, "auto")
-    return _fit(moments, "SAL", erase, keep, policies, whitened=False)
+    options = Options(max_amplification, on_infeasible, rank_tol=rank_tol)
+    return _fit(moments, "SAL", erase, keep, options, whitened=False)
 
 
 def mean_projection(
-    moments: Moments, *, erase: Selection, rank_tol: float | str = "auto"
+    moments: Moments | Factored, *, erase: Selection, rank_tol: float | str = "auto"
 ) -> Projection:
     """Erase classes by the orthogonal projection off the differences of their means.
 
@@ -228,8 +230,9 @@ def mean_projection(
 
     Parameters
     ----------
-    moments : Moments
-        Of the data, with the variables that are named below.
+    moments : Moments or Factored
+        Of the data, with the variables that are named below; :meth:`Moments.factored` saves
+        factoring Cov(x) again for every eraser.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
     rank_tol : "auto" or float in [0, 1)
@@ -255,144 +258,76 @@ def mean_projection(
                 f"the variable {name!r} is continuous and has no class means; use sal, or "
                 f"accumulate it with kinds={{{name!r}: 'classes'}}"
             )
-    policies = Policies(None, "raise", "keep", None, rank_tol, "auto")
-    return _fit(moments, "MeanProjection", erase, None, policies, whitened=False)
-
-
-def _shrinkage(state: State, policy: float | str | None) -> float:
-    """Share of the isotropic target, between 0 and 1."""
-    if policy is None:
-        return 0.0
-    if not isinstance(policy, str):
-        return float(policy)
-    # In units where tr(S) = d, so that the target is the identity.
-    d, n = state.width, state.weight
-    diagonal = np.einsum("ii->i", state.scatter)
-    scale = float(diagonal.sum()) / d
-    if scale == 0.0:
-        return 1.0
-    squares = sum(float(np.sum((state.scatter[j + 1 :, j] / scale) ** 2)) for j in range(d))
-    frobenius = 2 * squares + float(np.sum((diagonal / scale) ** 2))  # tr(S^2)
-    gap = frobenius - d  # |S - I|^2
-    if gap <= 0:
-        return 1.0
-    if policy == "oas":
-        return min(1.0, (frobenius / d + d) / ((n + 1) * gap / d))
-    if state.fourth is None:
-        raise InputError(
-            "shrinkage='ledoit-wolf' needs fourth moments, which were not accumulated; make the "
-            "moments with Moments(ledoit_wolf=True), or use 'oas', which needs none"
-        )
-    quartic = state.fourth.centred(state.weight, state.deviation, state.scatter)
-    noise = (quartic / (scale / n) ** 2 / n - frobenius) / n
-    return float(np.clip(noise / gap, 0.0, 1.0))
+    options = Options(rank_tol=rank_tol)
+    return _fit(moments, "MeanProjection", erase, None, options, whitened=False)
 
 
 def _fit(
-    moments: Moments,
+    moments: Moments | Factored,
     method: str,
     erase: object,
     keep: object,
-    policies: Policies,
+    options: Options,
     *,
     whitened: bool,
 ) -> Projection:
     """Factors, warnings and report for any method of the family."""
-    if not isinstance(moments, Moments):
-        raise InputError(
-            f"moments is {type(moments).__name__}; pass sf.Moments().update(X, labels)"
+    with statistics(moments) as known, known.memory(whitened) as memory:
+        span_z = span_of(known, erase, "erase", whitened)
+        span_y = span_of(known, keep, "keep", whitened)
+        share = known.share(options) if whitened else 0.0
+        factor = known.factored(options, whitened, memory)
+        spans = np.concatenate([span_z.rows, span_y.rows]) if span_y.names else span_z.rows
+        solution = oblique(factor, spans, len(span_z.rows), options)
+        _check(solution, span_z.names, span_y.names, method, options)
+        distortion, unkept = solution.distortion, solution.distortion_unkept
+        # The matrix that was factored is Cov(x) itself: then the solve knows what it changes.
+        if solution.solver != "cholesky" or share:
+            right = solution.right
+            distortion = float(np.sum((solution.left @ solution.left.T) * known.gram(right)))
+        left, right = solution.left, solution.right
+        if solution.null_basis is not None:
+            left, right = with_null_space(solution, span_y.rows)
+        notes = _warn(solution, span_z.names, span_y.names, options)
+        facts = Facts(
+            method, known.n_rows, known.weight, share, whitened, distortion, unkept, notes
         )
-    with moments.held() as held:
-        state = held.seen()
-        provider.ensure_for(state.width)
-        span_z = span_of(held, erase, "erase", whitened)
-        span_y = span_of(held, keep, "keep", whitened)
-        shrinkage = _shrinkage(state, policies.shrinkage)
-        mean = state.mean
-        with held.workspace(state.width**2 if whitened else 1) as workspace:
-            raw = _solve(state, mean, span_z, span_y, workspace, shrinkage, policies, whitened)
-        check_solved(raw, span_z.names, span_y.names, method, policies.solver)
-        left, right = raw["left"], raw["right"]
-        # The factor that was used is one of S itself: then |L^T right| = 1 per column.
-        if raw["solver"] != "cholesky" or shrinkage:
-            raw["distortion"] = _distortion(state, left, right)
-        if policies.null_space == "drop" and whitened:
-            left, right = _with_null_space(left, right, raw)
-        notes = _warn(raw, span_z.names, span_y.names, policies)
-        facts = Facts(method, state.n_rows, state.weight, shrinkage, whitened, notes)
-    report = partial(build_report, facts, raw, span_z, span_y, left, right)
+        mean = known.mean
+    report = partial(build_report, facts, solution, span_z, span_y, left, right)
     return Projection._make(left, right, mean, method=method, report=report)
 
 
-def _solve(
-    state: State,
-    mean: Float,
-    span_z: Span,
-    span_y: Span,
-    workspace: Float,
-    shrinkage: float,
-    policies: Policies,
-    whitened: bool,
-) -> dict[str, Any]:
-    """The kernel's answer for (1 - a) S + a (tr S / d) I."""
-    d, ridge = state.width, 0.0
-    if shrinkage:
-        ridge = shrinkage * float(np.einsum("ii->", state.scatter)) / (state.weight * d)
-    return solve.oblique_factors(
-        state.scatter,
-        mean,
-        span_z.rows.T,
-        span_y.rows.T,
-        workspace,
-        whitened=whitened,
-        force_eigh=policies.solver == "eigh",
-        allow_eigh=policies.solver != "cholesky",
-        per_weight=(1.0 - shrinkage) / state.weight,
-        ridge=ridge,
-        max_rank=d if shrinkage else state.n_rows - 1,
-        eigen_tolerance=state.eigen_tolerance,
-        rank_tolerance=0.0 if policies.rank_tol == "auto" else float(policies.rank_tol),
-        drop_below=1.0 / policies.max_amplification if policies.max_amplification else 0.0,
-        may_drop=policies.on_infeasible == "drop" or policies.max_amplification is not None,
-    )
+def _check(
+    solution: Solution, erased: list[str], kept: list[str], method: str, options: Options
+) -> None:
+    """Raise what the status of a solve calls for."""
+    if solution.status == STATUS_INFEASIBLE:
+        cosine = float(solution.cosines[0]) if len(solution.cosines) else 1.0
+        sine = float(solution.sines.min())
+        raise_infeasible(cosine, sine, solution.rank_y, solution.rank_z, erased, kept, method)
+    if solution.status != STATUS_OK:
+        raise_numerical(solution.status, options.solver)
 
 
 def _warn(
-    raw: dict[str, Any], erased: list[str], kept: list[str], policies: Policies
+    solution: Solution, erased: list[str], kept: list[str], options: Options
 ) -> tuple[str, ...]:
     """Warn of what the caller has to know, and return it for the report."""
     notes = []
-    if not raw["rank_z"]:
+    if not solution.rank_z:
         notes.append(
             f"nothing was erased: x has no linear trace of {listed(erased)} above the "
-            f"rounding level ({raw['noise']:.1e} in units of correlation), so the eraser is the "
+            f"rounding level ({solution.noise:.1e} in units of correlation), so the eraser is the "
             "identity. If a trace was expected, check that labels and rows belong together"
         )
         warnings.warn(notes[-1], NothingErasedWarning, stacklevel=4)
-    if raw["dropped"]:
-        cut = policies.max_amplification
+    if solution.dropped:
+        cut = options.max_amplification
         notes.append(
-            f"{raw['dropped']} of {raw['rank_y']} direction(s) of {listed(kept)} were "
+            f"{solution.dropped} of {solution.rank_y} direction(s) of {listed(kept)} were "
             f"given up: they lie too close to {listed(erased)} "
             + ("(to rounding)" if cut is None else f"(amplification above {cut:g})")
             + "; the report shows what is left of each variable"
         )
         warnings.warn(notes[-1], DroppedDirectionsWarning, stacklevel=4)
     return tuple(notes)
-
-
-def _with_null_space(left: Float, right: Float, raw: dict[str, Any]) -> tuple[Float, Float]:
-    """Factors that annihilate the kernel of Cov(x), too: its orthonormal basis joins both."""
-    basis = np.eye(len(raw["inverse_scale"]))[raw["inverse_scale"] == 0.0]
-    if raw["null_basis"] is not None:
-        basis = np.concatenate([basis, raw["null_basis"].T])
-    # A basis vector of a rank-deficient rest may touch constant features only by rounding.
-    return np.concatenate([left, basis]), np.concatenate([right, basis])
-
-
-def _distortion(state: State, left: Float, right: Float) -> float:
-    """E|left (right^T (x - mean))|^2 = tr(left^T left right^T S right) for any factors."""
-    if not len(left):
-        return 0.0
-    product = scipy.linalg.blas.dsymm(1.0, state.scatter, right.T, lower=1)
-    return float(np.sum((left @ left.T) * (right @ product))) / state.weight

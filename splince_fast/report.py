@@ -6,16 +6,17 @@ import dataclasses
 import html
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.exceptions import FileFormatError
 
-Float = NDArray[np.float64]
+if TYPE_CHECKING:
+    from splince_fast._solve.oblique import Solution
 
-_EPS = float(np.finfo(np.float64).eps)
+Float = NDArray[np.float64]
 
 
 class SpanLike(Protocol):
@@ -242,107 +243,78 @@ class Facts:
     weight: float
     shrinkage: float
     whitened: bool
+    distortion: float
+    distortion_unkept: float
     warnings: tuple[str, ...]
 
 
 def build_report(
     facts: Facts,
-    raw: dict[str, Any],
+    solution: Solution,
     span_z: SpanLike,
     span_y: SpanLike,
     left: Float,
     right: Float,
 ) -> Report:
-    """The report, made when it is first asked for."""
+    """The report, made when it is first asked for; ranks are those of the solve."""
     d = left.shape[1]
-    sines = raw["sines"]
-    smallest = float(np.min(sines)) if len(sines) else 1.0
-    amplification = 1.0 / smallest
+    amplification = solution.amplification
     kept = bool(span_y.names) and facts.whitened
-    rho = max(0.0, 1.0 - smallest**2) if kept else None
-    removed, coefficients = raw["left"], raw["right"]
-    norm_squared = 1.0
-    if len(removed):
-        gram = (removed @ removed.T) @ (coefficients @ coefficients.T)
-        norm_squared = max(1.0, float(np.max(np.abs(np.linalg.eigvals(gram)))))
-    spread = 1.0
-    for sigma, rank in ((raw["sigma_z"], raw["rank_z"]), (raw["sigma_y"], raw["rank_y"])):
-        if rank:
-            spread = max(spread, float(sigma[0] / sigma[rank - 1]))
-    bound = 8 * d * _EPS * spread * norm_squared
+    rho = max(0.0, 1.0 - 1.0 / amplification**2) if kept else None
+    bound = solution.bound
+    n_erased = len(span_z.rows)
     variables = []
-    for role, span, white in (
-        ("erased", span_z, raw["whitened_z"]),
-        ("kept", span_y, raw["whitened_y"]),
+    for role, span, white, cut, rank in (
+        ("erased", span_z, solution.whitened[:n_erased], solution.cut_z, solution.rank_z),
+        ("kept", span_y, solution.whitened[n_erased:], solution.cut_y, solution.rank_y),
     ):
         start = 0
         for name, count in zip(span.names, span.counts, strict=True):
             part = slice(start, start + count)
+            values = np.linalg.svd(white[part], compute_uv=False) if count else np.zeros(0)
+            own = rank if len(span.names) == 1 else int(np.count_nonzero(values > cut))
+            residual = _residual(span.rows[part], left, right, role)
+            extra = _left_alone(values, own, solution.size)
             variables.append(
-                _variable_report(name, role, span.rows[part], white[part], left, right,
-                                raw["noise"], bound, norm_squared**0.5)
-            )  # fmt: skip
+                VariableReport(name, role, own, tuple(map(float, values)), residual, bound + extra)
+            )
             start += count
-    constants = int(raw["constants"])
-    null = 0 if raw["null_basis"] is None else raw["null_basis"].shape[1]
-    share = 1.0 / raw["variance"] if raw["variance"] else 0.0
+    share = 1.0 / solution.variance if solution.variance else 0.0
     exact = facts.whitened and not facts.shrinkage
-    unkept = raw["distortion_unkept"] * share if exact else None
     return Report(
         method=facts.method,
         n_rows=facts.n_rows,
         weight=facts.weight,
         n_features=d,
-        rank_covariance=d - constants - null if facts.whitened else None,
+        rank_covariance=solution.rank_covariance if facts.whitened else None,
         rank=len(left),
         variables=tuple(variables),
-        dropped=int(raw["dropped"]),
-        cosines=tuple(map(float, raw["cosines"])),
+        dropped=solution.dropped,
+        cosines=tuple(map(float, solution.cosines)),
         amplification=amplification,
         rho=rho,
         frozen_head_penalty=None if rho is None else amplification**2,
         head_shrinkage_threshold=None if rho is None else 2 * (1 - rho) / (2 - rho),
-        distortion=raw["distortion"] * share,
-        distortion_leace=unkept,
-        solver=raw["solver"],
-        tolerance=float(raw["noise"]),
+        distortion=facts.distortion * share,
+        distortion_leace=facts.distortion_unkept * share if exact else None,
+        solver=solution.solver,
+        tolerance=solution.noise,
         shrinkage=facts.shrinkage,
         warnings=facts.warnings,
     )
 
 
-def _variable_report(
-    name: str,
-    role: str,
-    span: Float,
-    whitened: Float,
-    left: Float,
-    right: Float,
-    tolerance: float,
-    bound: float,
-    norm: float,
-) -> VariableReport:
-    """Figures of one variable.
-
-    Parameters
-    ----------
-    span, whitened : (k, d): rows are Cov(x, v_j) and L^+ Cov(x, v_j)
-    left, right : (r, d): transposed factors of I - P
-    norm : of I - P, which for a projection other than 0 and I is that of P, too
-    """
-    values = np.linalg.svd(whitened, compute_uv=False) if len(whitened) else np.zeros(0)
-    removed = (span @ right.T) @ left
-    residual = removed if role == "kept" else span - removed
+def _residual(span: Float, left: Float, right: Float, role: str) -> float:
+    """|P span| (erased) or |P span - span| (kept), over |span|; rows of `span` are Cov(x, v_j)."""
     size = float(np.linalg.norm(span))
-    # Directions below the tolerance count as absent: they are left alone, as is their share.
-    absent, strength = int(np.count_nonzero(values <= tolerance)), float(np.linalg.norm(values))
-    if absent and strength:
-        bound += norm * min(1.0, tolerance * absent**0.5 / strength)
-    return VariableReport(
-        name,
-        role,
-        int(np.count_nonzero(values > tolerance)),
-        tuple(map(float, values)),
-        float(np.linalg.norm(residual)) / size if size else 0.0,
-        bound,
-    )
+    removed = (span @ right.T) @ left
+    remaining = removed if role == "kept" else span - removed
+    return float(np.linalg.norm(remaining)) / size if size else 0.0
+
+
+def _left_alone(values: Float, rank: int, norm: float) -> float:
+    """What directions beyond `rank` explain of a residual: they count as absent, are left alone."""
+    strength = float(np.linalg.norm(values))
+    if rank == len(values) or not strength:
+        return 0.0
+    return max(1.0, norm) * min(1.0, float(np.linalg.norm(values[rank:])) / strength)

@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels import provider, solve
 from splince_fast._runtime.arrays import as_rows, check_values
-from splince_fast._solve.messages import raise_numerical
+from splince_fast._solve import factor as factors
+from splince_fast._solve import tolerances
+from splince_fast._solve.factor import Factor
+from splince_fast._solve.options import Options
 from splince_fast.exceptions import ConstantVariableError, InputError, UnknownVariableError
 from splince_fast.labels import ClassCodes, Encoded, VariableName, encode
 from splince_fast.moments import Moments
-from splince_fast.moments.state import EPS64, State
 from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.factored import Factored, Live, statistics
 from splince_fast.moments.variable import Variable
 from splince_fast.moments.variables import check_column
 
@@ -135,7 +137,7 @@ class ConceptStrength:
 
 
 def concept_strength(
-    moments: Moments,
+    moments: Moments | Factored,
     name: VariableName,
     *,
     X: Any = None,
@@ -151,8 +153,8 @@ def concept_strength(
 
     Parameters
     ----------
-    moments : Moments
-        Of the data.
+    moments : Moments or Factored
+        Of the data; a snapshot must be factored without shrinkage.
     name : str or tuple of str
         The concept.
     X, labels : array-like of shape (n, d), labels, optional
@@ -238,9 +240,10 @@ def concept_strength(
     >>> print(concept_strength(after, "there").conclusion)
     less trace of 'there' than chance leaves, as where it was erased
     """
-    if not isinstance(moments, Moments):
+    if isinstance(moments, Factored) and moments.shrinkage:
         raise InputError(
-            f"moments is {type(moments).__name__}; pass sf.Moments().update(X, labels)"
+            f"these moments were factored with shrinkage {moments.shrinkage:.3g}, which changes "
+            "correlations; pass moments.factored() without it, or the moments"
         )
     if (X is None) != (labels is None):
         raise InputError("the permutation test needs both X and labels; pass both or neither")
@@ -248,16 +251,16 @@ def concept_strength(
         raise InputError(f"n_permutations is {n_permutations!r}; it must be a positive integer")
     if not isinstance(seed, int) or seed < 0:
         raise InputError(f"seed is {seed!r}; it must be a non-negative integer")
-    with moments.held() as held:
-        state, variable = held.seen(), held.variable(name)
+    with statistics(moments) as known:
+        variable = known.variable(name)
         if not len(variable.span()):
             raise ConstantVariableError(
                 f"the variable {name!r} takes a single value (or carries no label), so there is "
                 "nothing that x could be correlated with; check the labels"
             )
-        x, z = _whitened_both(state, variable, name)
-        null = _Null(round(state.weight), x.rank, z.rank)
-        labelled = min(1.0, variable.weight / state.weight)
+        x, z = _whitened_both(known, variable, name)
+        null = _Null(round(known.weight), x.rank, z.rank)
+        labelled = min(1.0, variable.weight / known.weight)
         squared_leverages = _sum_of_squared_leverages(variable)
     roots = np.minimum(z.singular_values[: null.highest] * labelled**0.5, 1.0)
     pillai = float(np.sum(roots**2))
@@ -286,77 +289,49 @@ def concept_strength(
 
 @dataclass(frozen=True, slots=True)
 class _Whitened:
-    """L^+ span for the factor L of a covariance matrix, and what the factorisation found."""
+    """L^+ Cov for the factor L of a covariance matrix, and what the factorisation found."""
 
-    rows: Float  # (k, d): the columns of L^+ span
+    rows: Float  # (k, d): the columns of L^+ Cov(x, z)
     singular_values: Float  # of them
     rank: int  # of the covariance
     inverse_scale: Float | float  # (d,): 1 / deviation, 0 where constant; 1 for classes
 
 
-def _whiten(
-    covariance: Float, per_weight: float, size: Float, span: Float, tolerance: float, max_rank: int
-) -> _Whitened:
-    """Whiten the columns of `span` (d, k); `size` (d,) says how large constants may look."""
-    d = len(size)
-    variance = per_weight * np.diag(covariance)
-    inverse = np.divide(1.0, np.sqrt(variance), out=np.zeros(d), where=variance > 0)
-    # Of unit diagonal, so that the kernel's basis of the noise space does not depend on units.
-    unit = np.asfortranarray(covariance * (per_weight * inverse) * inverse[:, None])
-    none = np.empty((d, 0), order="F")
+def _whitened(factor: Factor, cross: Float, max_rank: int) -> _Whitened:
+    """The rows of `cross`, (k, d), whitened; the factor knows nothing of the labels.
 
-    def factors(span: Float) -> dict[str, Any]:
-        raw = solve.oblique_factors(
-            unit,
-            size * inverse,
-            np.asfortranarray(span),
-            none,
-            np.empty(d * d),
-            whitened=True,
-            force_eigh=False,
-            allow_eigh=True,
-            per_weight=1.0,
-            ridge=0.0,
-            max_rank=max_rank,
-            eigen_tolerance=tolerance,
-            rank_tolerance=1.0,  # no direction is above: whitening alone is asked for
-            drop_below=0.0,
-            may_drop=False,
-        )
-        if raw["status"] != solve.OK:
-            raise_numerical(raw["status"], "auto")
-        return raw
-
-    # The kernel counts a direction of the noise space as support if the span has a trace in it.
-    # Chance would depend on the labels then, so the noise space is found without them.
-    noise = factors(none)["null_basis"]
-    span = span * inverse[:, None]
-    raw = factors(span if noise is None else span - noise @ (noise.T @ span))
-    rank = d - raw["constants"] - (0 if noise is None else noise.shape[1])
-    scale = inverse * raw["inverse_scale"]
-    return _Whitened(raw["whitened_z"], raw["sigma_z"], min(rank, max_rank), scale)
+    Admitting directions in which the concept has a trace would make chance depend on the labels.
+    """
+    rows = factor.whiten(np.ascontiguousarray(cross))
+    values = np.linalg.svd(rows, compute_uv=False)
+    return _Whitened(rows, values, min(factor.rank, max_rank), factor.inverse_scale)
 
 
-def _whitened_both(state: State, variable: Variable, name: object) -> tuple[_Whitened, _Whitened]:
+def _whitened_both(
+    known: Live | Factored, variable: Variable, name: object
+) -> tuple[_Whitened, _Whitened]:
     """Cov(x, z) whitened by Cov(x), then by Cov(z): the latter has the canonical correlations."""
-    provider.ensure_for(state.width)
     cross = variable.cross_covariance(0.0, name)
     if isinstance(variable, ClassSums):
         # The vectors 1[z = c] / sqrt(n_c) are orthonormal: dividing by sqrt(n_c / n) whitens.
         present = variable.weights > 0
         cross = cross[:, present] / np.sqrt(variable.weights[present] / variable.weight)
-    per_weight, most = 1.0 / state.weight, state.n_rows - 1
-    x = _whiten(state.scatter, per_weight, state.mean, cross, state.eigen_tolerance, most)
+    options = Options()
+    with known.memory(True) as memory:
+        factor = known.factored(options, True, memory)
+        x = _whitened(factor, cross.T, known.n_rows - 1)
     if isinstance(variable, ClassSums):
         return x, _Whitened(x.rows, x.singular_values, cross.shape[1] - 1, 1.0)
     covariance = np.asfortranarray(variable.variance())
     variance, squares = np.diag(covariance), np.diag(variable.squares) / variable.weight
     size = np.abs(variable.reference) + np.sqrt(squares)
     varies = variable.deviations() > 0.0
-    # Sums of n products about a reference point: sqrt(n) roundings of the squares about it.
+    # Sums about a reference point carry the rounding of their squares about it.
     cancelled = float(np.max(squares[varies] / variance[varies]))
-    tolerance = 16.0 * EPS64 * variable.n_columns * variable.n_rows**0.5 * cancelled
-    return x, _whiten(covariance, 1.0, size, x.rows, tolerance, variable.n_rows - 1)
+    tolerance = tolerances.eigenvalue_of_columns(variable.n_columns, variable.n_rows, cancelled)
+    most = variable.n_rows - 1
+    factor = factors.dense(covariance, 1.0, size, max_rank=most, tolerance=tolerance)
+    return x, _whitened(factor, x.rows.T, most)
 
 
 # --- chance --------------------------------------------------------------------------------------
@@ -447,7 +422,12 @@ def _sum_of_squared_leverages(variable: Variable) -> float | None:
 
 
 def _bases(
-    moments: Moments, name: VariableName, X: Any, labels: Any, x: _Whitened, z: _Whitened
+    moments: Moments | Factored,
+    name: VariableName,
+    X: Any,
+    labels: Any,
+    x: _Whitened,
+    z: _Whitened,
 ) -> tuple[Float, Float]:
     """Orthonormal bases (n, p), (n, q) of the centred columns of X and of the concept."""
     rows = as_rows(X, width=moments.n_features)
@@ -458,10 +438,8 @@ def _bases(
             f"{moments.weight:g}"
         )
     check_values(rows)
-    parameters = moments.parameters
-    encoded = encode(
-        labels, len(rows), kinds=parameters.kinds or None, joint=parameters.joint
-    )
+    kinds, joint = moments.reading
+    encoded = encode(labels, len(rows), kinds=kinds or None, joint=joint)
     if name not in encoded:
         raise UnknownVariableError(
             f"labels has no variable {name!r}; pass them as they were passed to the moments"

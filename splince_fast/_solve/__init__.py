@@ -1,1 +1,1 @@
-"""From state to effect: what is selected, the options, and what the solver's status means."""
+"""From second moments to effect: options, spans, factor, oblique projection; free of `Moments`."""

@@ -1,8 +1,14 @@
-"""The options of the methods, checked once."""
+"""The options of the methods, declared once: name, default, check, and who takes them.
+
+Signatures, the parameters of the estimators and the flags of the command line repeat names and
+defaults, as they must be readable; a test holds them against this table.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -10,39 +16,104 @@ from splince_fast.exceptions import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class Policies:
-    """The options of the methods, checked."""
+class Option:
+    """One option: its default, what it may be, and the methods that take it."""
 
-    max_amplification: float | None
-    on_infeasible: str
-    null_space: str
-    shrinkage: float | str | None
-    rank_tol: float | str
-    solver: str
+    name: str
+    default: Any
+    accepts: Callable[[Any], bool]
+    must_be: str
+    methods: tuple[str, ...]
+    choices: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        _one_of("on_infeasible", self.on_infeasible, ("raise", "drop"))
-        _one_of("null_space", self.null_space, ("keep", "drop"))
-        _one_of("solver", self.solver, ("auto", "cholesky", "eigh"))
-        a = self.max_amplification
-        if a is not None and not (_is_number(a) and a >= 1):
-            raise InputError(f"max_amplification is {a!r}; it must be a number of at least 1")
-        tol = self.rank_tol
-        named = isinstance(tol, str) and tol == "auto"
-        if not named and not (_is_number(tol) and 0 <= float(tol) < 1):
-            raise InputError(f"rank_tol is {tol!r}; it must be 'auto' or a number in [0, 1)")
-        s = self.shrinkage
-        named = s is None or (isinstance(s, str) and s in ("oas", "ledoit-wolf"))
-        if not named and not (_is_number(s) and 0 <= float(s) <= 1):  # type: ignore[arg-type]
-            raise InputError(
-                f"shrinkage is {s!r}; it must be None, 'oas', 'ledoit-wolf' or a number in [0, 1]"
-            )
+    def check(self, value: Any) -> None:
+        """Raise InputError unless `value` is acceptable."""
+        if not self.accepts(value):
+            raise InputError(f"{self.name} is {value!r}; it must be {self.must_be}")
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float, np.integer, np.floating))
 
 
-def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if not (isinstance(value, str) and value in choices):
-        raise InputError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, choices))}")
+def _in_unit_interval(value: Any) -> bool:
+    return _is_number(value) and 0 <= float(value) <= 1
+
+
+def _one_of(name: str, default: str, choices: tuple[str, ...], methods: tuple[str, ...]) -> Option:
+    def accepts(value: Any) -> bool:
+        return isinstance(value, str) and value in choices
+
+    return Option(name, default, accepts, f"one of {', '.join(map(repr, choices))}", methods,
+                  choices)  # fmt: skip
+
+
+_KEEPING, _WHITENED = ("splince", "sal"), ("splince", "leace")
+_ALL = ("splince", "leace", "sal", "mean_projection")
+SHRINKAGES = ("oas", "ledoit-wolf")
+
+OPTIONS = {
+    option.name: option
+    for option in (
+        Option(
+            "max_amplification",
+            None,
+            lambda a: a is None or (_is_number(a) and a >= 1),
+            "a number of at least 1",
+            _KEEPING,
+        ),
+        _one_of("on_infeasible", "raise", ("raise", "drop"), _KEEPING),
+        _one_of("null_space", "keep", ("keep", "drop"), _WHITENED),
+        Option(
+            "shrinkage",
+            None,
+            lambda s: (
+                s is None or (s in SHRINKAGES if isinstance(s, str) else _in_unit_interval(s))
+            ),
+            "None, 'oas', 'ledoit-wolf' or a number in [0, 1]",
+            _WHITENED,
+            SHRINKAGES,
+        ),
+        Option(
+            "rank_tol",
+            "auto",
+            lambda t: t == "auto" if isinstance(t, str) else _in_unit_interval(t) and t < 1,
+            "'auto' or a number in [0, 1)",
+            _ALL,
+        ),
+        _one_of("solver", "auto", ("auto", "cholesky", "eigh"), _WHITENED),
+    )
+}
+
+
+def options_of(method: str) -> dict[str, Option]:
+    """The options that a method takes, by name."""
+    return {name: option for name, option in OPTIONS.items() if method in option.methods}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of one solve, checked; what a method does not take has its default."""
+
+    max_amplification: float | None = None
+    on_infeasible: str = "raise"
+    null_space: str = "keep"
+    shrinkage: float | str | None = None
+    rank_tol: float | str = "auto"
+    solver: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name, option in OPTIONS.items():
+            value = getattr(self, name)
+            if value is not option.default:
+                option.check(value)
+
+    @property
+    def drop_below(self) -> float:
+        """Sine of the angle below which kept directions are given up."""
+        return 1.0 / self.max_amplification if self.max_amplification else 0.0
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether kept directions at the rounding level may be given up."""
+        return self.on_infeasible == "drop" or self.max_amplification is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,30 @@ from numpy.typing import NDArray
 from splince_fast._runtime.arrays import as_rows, check_values
 from splince_fast.exceptions import ConstantVariableError, InputError
 from splince_fast.labels import VariableName
-from splince_fast.moments.accumulator import Accumulator
-from splince_fast.moments.state import State
 
 Float = NDArray[np.float64]
 Selection: TypeAlias = VariableName | Sequence[VariableName]
+
+
+class Labelled(Protocol):
+    """A labelled variable."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def n_columns(self) -> int: ...
+    def span(self) -> Float: ...
+
+
+class Statistics(Protocol):
+    """Second moments, as far as a selection needs them."""
+
+    @property
+    def variances(self) -> Float:
+        """(d,): of the features."""
+
+    def variable(self, name: VariableName) -> Any:
+        """The sums of one variable; UnknownVariableError if it was not accumulated."""
 
 
 @dataclass(slots=True)
@@ -44,18 +63,18 @@ def names_of(selection: object, role: str) -> list[VariableName]:
     )
 
 
-def span_of(held: Accumulator, selection: object, role: str, whitened: bool) -> Span:
+def span_of(statistics: Statistics, selection: object, role: str, whitened: bool) -> Span:
     """The cross-covariances that `selection` names, or the directions that it holds."""
     if selection is None and role == "keep":
-        return Span([], np.empty((0, held.seen().width)), [])
+        return Span([], np.empty((0, len(statistics.variances))), [])
     is_names = isinstance(selection, (str, tuple)) or (
         isinstance(selection, list) and any(isinstance(v, (str, tuple)) for v in selection)
     )
     if role == "keep" and not is_names and not (isinstance(selection, list) and not selection):
-        return _directions(held.seen(), selection, whitened)
+        return _directions(statistics.variances, selection, whitened)
     names, blocks, counts = names_of(selection, role), [], []
     for name in names:
-        columns = held.variable(name).span()
+        columns = statistics.variable(name).span()
         if not len(columns):
             raise ConstantVariableError(
                 f"the variable {name!r}, to be {'erased' if role == 'erase' else 'kept'}, takes a "
@@ -68,13 +87,14 @@ def span_of(held: Accumulator, selection: object, role: str, whitened: bool) -> 
     return Span([str(name) for name in names], rows, counts)
 
 
-def _directions(state: State, selection: Any, whitened: bool) -> Span:
+def _directions(variances: Float, selection: Any, whitened: bool) -> Span:
     """Explicit directions, one per column of a (d, k) array, in units of x's deviations."""
+    width = len(variances)
     array = as_rows(_as_columns(selection), name="keep")
-    if len(array) != state.width:
+    if len(array) != width:
         raise InputError(
             f"keep has shape {array.shape}; directions are the columns of an array of shape "
-            f"({state.width}, k)"
+            f"({width}, k)"
         )
     check_values(array, "keep")
     rows = np.array(array.T, dtype=np.float64, order="C")  # a copy: the caller keeps the array
@@ -82,9 +102,8 @@ def _directions(state: State, selection: Any, whitened: bool) -> Span:
     if (largest == 0).any():
         raise ConstantVariableError("keep holds a direction of zeros; leave it out")
     rows /= largest
-    # The kernel judges ranks in these units; constant features, which P leaves alone, have none.
-    variance = np.einsum("ii->i", state.scatter) / state.weight
-    units = np.sqrt(variance if whitened else np.full(state.width, variance.sum()))
+    # Ranks are judged in these units; constant features, which P leaves alone, have none.
+    units = np.sqrt(variances if whitened else np.full(width, variances.sum()))
     scaled = np.divide(rows, units, out=np.zeros_like(rows), where=units > 0)
     sizes = np.linalg.norm(scaled, axis=1, keepdims=True)
     return Span(["directions"], rows / np.where(sizes > 0, sizes, 1.0), [len(rows)])

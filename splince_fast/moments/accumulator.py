@@ -372,9 +372,7 @@ class Accumulator:
             self.buffer = None
 
 
-def _sweep_of(
-    asked: list[Request], n: int
-) -> tuple[NDArray[np.intp], int, Float]:
+def _sweep_of(asked: list[Request], n: int) -> tuple[NDArray[np.intp], int, Float]:
     """The requests of all variables as one: codes (v, n), their number of sums, values (q, n)."""
     codes: list[NDArray[np.intp]] = []
     values: list[Float] = []

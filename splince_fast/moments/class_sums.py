@@ -223,9 +223,9 @@ class ClassSums(Variable):
 
     def span(self) -> Float:
         """(k', d): rows that span Cov(x, z), ddof = 0, in units of deviations; none if constant."""
-        from splince_fast._kernels import solve
+        from splince_fast._kernels import spans
 
-        return solve.class_span(self.sums, self.weights)
+        return spans.class_span(self.sums, self.weights)
 
     # -- storing ---------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.files import check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
-from splince_fast.labels import ClassName, Columns
+from splince_fast.labels import Columns
 from splince_fast.moments.scatter import EPS64
 from splince_fast.moments.variable import Request, Variable, denominator, refuse_other_kind
 
@@ -76,9 +76,7 @@ class ColumnSums(Variable):
     def begin(self, column: Columns, name: object) -> tuple[Float, list[str]]:
         names, values = list(column.columns), column.values
         unnamed = self.unnamed
-        if len(names) != self.n_columns or not (
-            names == self.names or unnamed or _unnamed(names)
-        ):
+        if len(names) != self.n_columns or not (names == self.names or unnamed or _unnamed(names)):
             raise LabelError(
                 f"the variable {name!r} had the columns {self.names} in earlier blocks and "
                 f"has {names} in this one; pass the same columns in the same order"
@@ -255,17 +253,17 @@ class ColumnSums(Variable):
         """(k', d): Cov(x, z), ddof = 0, in units of z's deviations; constant columns left out."""
         if self._weight == 0:
             return np.zeros((0, self.width))
-        from splince_fast._kernels import solve
+        from splince_fast._kernels import spans
 
-        return solve.column_span(
+        return spans.column_span(
             self.products, self.z_sum, self.x_sum, self.squares, self.reference, self._weight
         )
 
     def deviations(self) -> Float:
         """(k,) standard deviations, ddof = 0; exactly 0 where constant but for rounding."""
-        from splince_fast._kernels import solve
+        from splince_fast._kernels import spans
 
-        return solve.column_deviations(self.z_sum, self.squares, self.reference, self._weight)
+        return spans.column_deviations(self.z_sum, self.squares, self.reference, self._weight)
 
     # -- storing ---------------------------------------------------------------------------
 
@@ -311,4 +309,3 @@ class ColumnSums(Variable):
 
 def _unnamed(names: list[str]) -> bool:
     return names == [str(i) for i in range(len(names))]
-

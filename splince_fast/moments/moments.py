@@ -27,6 +27,7 @@ from splince_fast.moments.state import State
 from splince_fast.moments.variable import Variable, check_ddof
 
 if TYPE_CHECKING:
+    from splince_fast.moments.factored import Factored
     from splince_fast.moments.folds import Folds
 
 Float = NDArray[np.float64]
@@ -306,6 +307,11 @@ class Moments:
         with self.held() as held:
             return self._around(held.copy())
 
+    @property
+    def reading(self) -> tuple[dict[str, str], tuple[tuple[str, ...], ...]]:
+        """The arguments `kinds` and `joint`, which say how labels are read."""
+        return self.parameters.kinds, self.parameters.joint
+
     def copy(self) -> Moments:
         """An independent copy, rows that wait for a full block included."""
         with self._lock.reading():
@@ -478,6 +484,45 @@ class Moments:
         """
         with self.held() as held:
             return held.variable(name)
+
+    def factored(self, shrinkage: float | str | None = None, *, solver: str = "auto") -> Factored:
+        """An immutable snapshot with Cov(x) factored, for several erasers from the same moments.
+
+        Every method and :func:`splince_fast.concept_strength` take it in place of the moments.
+        Factoring costs O(d^3), once; each eraser then O(d^2) for every column of its variables.
+
+        Parameters
+        ----------
+        shrinkage, solver
+            As for :func:`splince_fast.splince`.
+
+        Returns
+        -------
+        Factored
+            Holds d^2 float64 numbers (2 d^2 where Cov(x) is rank deficient); later updates of
+            the moments do not change it.
+
+        Raises
+        ------
+        NotEnoughDataError
+            Nothing was seen yet.
+        InputError
+            A parameter out of range.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import splince_fast as sf
+        >>> rng = np.random.default_rng(0)
+        >>> z, y = rng.integers(0, 2, size=(2, 300))
+        >>> X = rng.normal(size=(300, 6)) + z[:, None] + np.outer(y, np.eye(6)[0])
+        >>> kept = sf.Moments().update(X, {"z": z, "y": y}).factored()
+        >>> [sf.leace(kept, erase=name).rank for name in ("z", "y")]
+        [1, 1]
+        """
+        from splince_fast.moments.factored import snapshot
+
+        return snapshot(self, shrinkage, solver)
 
     def __repr__(self) -> str:
         if self.n_features is None:

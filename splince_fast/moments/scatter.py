@@ -92,9 +92,7 @@ class Scatter:
         self._add(other.matrix, float(sign), vectors, np.array([sign * coefficient, 0.0]))
         self.unit_roundoff = max(self.unit_roundoff, other.unit_roundoff)
 
-    def _add(
-        self, product: NDArray[Any], sign: float, vectors: Float, coefficients: Float
-    ) -> None:
+    def _add(self, product: NDArray[Any], sign: float, vectors: Float, coefficients: Float) -> None:
         """Add sign product + sum_k coefficients[k] vectors[k] vectors[k]^T."""
         from splince_fast._kernels import accumulate
 

@@ -60,16 +60,6 @@ class State:
         return self.second.unit_roundoff
 
     @property
-    def eigen_tolerance(self) -> float:
-        """Noise in the eigenvalues of the scatter scaled to unit diagonal.
-
-        d eps bounds it; sqrt(d) eps is its size where errors are independent, as those of float32
-        products are.
-        """
-        d, eps = self.width, self.unit_roundoff
-        return float(4.0 * max(d * EPS64, d**0.5 * eps if eps > EPS64 else 0.0))
-
-    @property
     def nbytes(self) -> int:
         return self.second.nbytes + self.reference.nbytes + self.deviation.nbytes
 

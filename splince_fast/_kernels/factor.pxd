@@ -1,0 +1,51 @@
+"""The factor of a covariance, and the linear algebra that its users share."""
+
+cdef enum:
+    OK = 0
+    INFEASIBLE = 1
+    NO_CONVERGENCE = 2
+    SINGULAR = 3
+    RANK_DEFICIENT = 4
+
+cdef enum:
+    IDENTITY = 0
+    CHOLESKY = 1
+    EIGH = 2
+
+cdef void gemm(char* ta, char* tb, int m, int n, int k, double alpha, double* a, int lda,
+               double* b, int ldb, double beta, double* c, int ldc) noexcept nogil
+cdef double sum_of_squares(const double* a, Py_ssize_t n) noexcept nogil
+cdef void scale_rows(const double* weight, double* b, int d, int k) noexcept nogil
+
+
+cdef class Factor:
+    # L = diag(scale) L0, with L0 triangular in `c`, or V diag(sqrt(values)) on the support.
+    cdef readonly int kind
+    cdef readonly int width
+    cdef readonly int status
+    cdef readonly int constants     # features that do not vary
+    cdef readonly int n_noise       # directions, of those that vary, that count as rounding noise
+    cdef readonly int admitted      # of which the spans made support
+    cdef readonly double smallest   # about the smallest eigenvalue of c on its support
+    cdef readonly double tolerance  # eigenvalues up to it are noise
+    cdef readonly double variance   # trace of S
+    cdef object arrays              # keeps the memory behind the pointers
+    cdef readonly object inverse_scale  # (d,): 1 / scale; 0 where the feature is constant
+    cdef object kernel              # the null basis, once it was asked for,
+    cdef double* kernel_data        # and its numbers
+    cdef double* own                # (d,): diagonal of c before factoring, where S is remembered
+    cdef double* full               # (d, d): S in units of the scale, upper triangle, likewise
+    cdef double* c                  # (d, d): Cholesky factor, or eigenvectors by column
+    cdef double* scale              # (d,)
+    cdef double* inverse            # (d,)
+    cdef double* root               # (d,) 1 / sqrt(eigenvalue); 0 off the support   (eigh only)
+    cdef double* extra              # (d, admitted): noise directions made support   (eigh only)
+    cdef double* noise              # (d, n_noise): the noise space, the admitted first (eigh only)
+
+    cdef int scratch(self, int k) noexcept nogil
+    cdef void on_support(self, double* b, int k) noexcept nogil
+    cdef void from_support(self, const double* y, double* b, int k) noexcept nogil
+    cdef void whiten_columns(self, double* b, int k, double* scratch) noexcept nogil
+    cdef void whiten_transposed(self, double* b, int k, double* scratch) noexcept nogil
+    cdef void leave_kernel_alone(self, double* b, int k, double* scratch) noexcept nogil
+    cdef int prepare_kernel(self) except -1

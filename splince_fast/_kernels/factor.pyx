@@ -1,0 +1,551 @@
+# distutils: define_macros=NPY_NO_DEPRECATED_API=NPY_1_7_API_VERSION
+"""A square-root factor L of a covariance S = L L^T, as a thing that can be kept and shared.
+
+S is scaled to unit diagonal, c = D^-1 S D^-1, and factored there: by Cholesky, or by an
+eigendecomposition c = V diag(values) V^T where its smallest eigenvalue falls to the rounding level
+of the data. ``L = D L0`` with L0 triangular, or V diag(sqrt(values)) on the support. A factor
+depends on S alone; what spans show of its noise space is a second factor, made by `admit`.
+
+Everything runs without the GIL; failures are status codes. A factor never changes, so threads share
+it. Above 400 lines: the kinds of factor share the helpers.
+"""
+
+import numpy as np
+
+from libc.math cimport fabs, sqrt
+from libc.stdlib cimport qsort
+from libc.string cimport memcpy, memset
+from scipy.linalg cimport cython_blas, cython_lapack
+
+from splince_fast._kernels cimport blas
+
+STATUS_OK = OK
+STATUS_INFEASIBLE = INFEASIBLE
+STATUS_NO_CONVERGENCE = NO_CONVERGENCE
+STATUS_SINGULAR = SINGULAR
+STATUS_RANK_DEFICIENT = RANK_DEFICIENT
+
+# Up to this width inverting the factor is cheaper than estimating the norm of its inverse.
+cdef enum:
+    SMALL = 64
+
+cdef double ONE = 1.0
+cdef double ZERO = 0.0
+
+
+cdef struct Sized:
+    double size
+    int row
+
+
+cdef void gemm(char* ta, char* tb, int m, int n, int k, double alpha, double* a, int lda,
+               double* b, int ldb, double beta, double* c, int ldc) noexcept nogil:
+    """c := alpha op(a) op(b) + beta c."""
+    if m > 0 and n > 0:
+        if k > 0:
+            blas.active.dgemm(ta, tb, &m, &n, &k, &alpha, a, &lda, b, &ldb, &beta, c, &ldc)
+        elif beta == 0.0:
+            memset(c, 0, sizeof(double) * <size_t>ldc * n)
+
+
+cdef double sum_of_squares(const double* a, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i
+    cdef double total = 0.0
+    for i in range(n):
+        total += a[i] * a[i]
+    return total
+
+
+cdef void scale_rows(const double* weight, double* b, int d, int k) noexcept nogil:
+    """b := diag(weight) b."""
+    cdef Py_ssize_t i, j
+    for j in range(k):
+        for i in range(d):
+            b[j * d + i] *= weight[i]
+
+
+cdef int larger_first(const void* a, const void* b) noexcept nogil:
+    cdef double x = (<const Sized*>a).size, y = (<const Sized*>b).size
+    return (x < y) - (x > y)
+
+
+cdef int equilibrate(const double* scatter, const double* mean, double per_weight, double ridge,
+                     double constant, Factor f) noexcept nogil:
+    """c := unit-diagonal (per_weight * scatter + ridge I), lower triangle; number of constants.
+
+    A feature whose deviation is below `constant` times its mean is constant but for rounding.
+    """
+    cdef Py_ssize_t d = f.width, i, j
+    cdef double variance, least, w, total = 0.0
+    cdef const double* s
+    cdef double* c
+    cdef double* scale = f.scale
+    cdef double* inverse = f.inverse
+    cdef int constants = 0
+    for j in range(d):
+        variance = per_weight * scatter[j * d + j] + ridge
+        total += variance
+        least = constant * fabs(mean[j])
+        if variance > least * least and variance > 0.0:
+            scale[j] = sqrt(variance)
+            inverse[j] = 1.0 / scale[j]
+        else:
+            scale[j] = 1.0
+            inverse[j] = 0.0
+            constants += 1
+    f.variance = total
+    for j in range(d):
+        w = per_weight * inverse[j]
+        s = scatter + j * d
+        c = f.c + j * d
+        c[j] = 1.0
+        for i in range(j + 1, d):
+            c[i] = w * s[i] * inverse[i]
+    return constants
+
+
+cdef double inverse_size(Factor f, double* work, int* iwork) noexcept nogil:
+    """1 / |c^{-1}|, about the smallest eigenvalue of c, from its Cholesky factor.
+
+    Pivots alone do not show a rank deficiency that follows a small pivot: rounding lifts the last
+    one. Small factors are inverted, |c^{-1}| <= |L^{-1}|_F^2 <= d |c^{-1}|; for others LAPACK
+    estimates the 1-norm, which is at least the spectral norm.
+    """
+    cdef int d = f.width, info = 0
+    cdef Py_ssize_t j
+    cdef double total = 0.0, reciprocal = 0.0
+    if d > SMALL:
+        cython_lapack.dpocon(b"L", &d, f.c, &d, &ONE, &reciprocal, work, iwork, &info)
+        return reciprocal
+    memcpy(work, f.c, sizeof(double) * <size_t>d * d)
+    cython_lapack.dtrtri(b"L", b"N", &d, work, &d, &info)
+    if info != 0:
+        return 0.0
+    for j in range(d):
+        total += sum_of_squares(work + j * d + j, d - j)
+    return 1.0 / total
+
+
+cdef int orthonormal_kernel(Factor f, double* basis, double* work, int lwork, int* iwork,
+                            Sized* order) noexcept nogil:
+    """basis := an orthonormal basis of the columns of D^-1 W, W (d, n) what was in `basis`.
+
+    c = D^-1 S D^-1, so the kernel of S is D^-1 times that of c. Where features differ in units by
+    many orders of magnitude so do the rows of that product; a Householder decomposition is accurate
+    row by row if the large rows come first and columns are pivoted (Cox and Higham 1998).
+    """
+    cdef int d = f.width, n = f.n_noise - f.admitted, info = 0, i
+    cdef Py_ssize_t j
+    cdef double* graded = work
+    cdef double* tau = work + <Py_ssize_t>d * n
+    for i in range(d):
+        order[i].row = i
+        order[i].size = 0.0
+        for j in range(n):
+            order[i].size = max(order[i].size, fabs(basis[j * d + i] * f.inverse[i]))
+    qsort(order, d, sizeof(Sized), &larger_first)
+    for j in range(n):
+        iwork[j] = 0
+        for i in range(d):
+            graded[j * d + i] = basis[j * d + order[i].row] * f.inverse[order[i].row]
+    work = tau + n
+    lwork -= d * n + n
+    cython_lapack.dgeqp3(&d, &n, graded, &d, iwork, tau, work, &lwork, &info)
+    if info == 0:
+        cython_lapack.dorgqr(&d, &n, &n, graded, &d, tau, work, &lwork, &info)
+    if info == 0:
+        for j in range(n):
+            for i in range(d):
+                basis[j * d + order[i].row] = graded[j * d + i]
+    return NO_CONVERGENCE if info != 0 else OK
+
+
+cdef class Factor:
+    """L with S = L L^T: whitens and unwhitens columns. Immutable.
+
+    Attributes
+    ----------
+    width : int
+        Features d.
+    solver : {"none", "cholesky", "eigh"}
+    rank : int
+        Of S at its rounding level, admitted directions included.
+    constants, n_noise, admitted : int
+        Features that do not vary; directions of the others that count as rounding noise; how many
+        of these are support because spans have a trace in them.
+    smallest, tolerance : float
+        About the smallest eigenvalue of the unit-diagonal S on its support, and the one up to which
+        eigenvalues are noise.
+    variance : float
+        Trace of S.
+    inverse_scale : (d,) float64
+        1 / deviation of each feature; 0 where it is constant.
+    """
+
+    @property
+    def solver(self):
+        return ("none", "cholesky", "eigh")[self.kind]
+
+    @property
+    def rank(self):
+        return self.width - self.constants - self.n_null
+
+    @property
+    def n_null(self):
+        """Directions of the noise space that are no support."""
+        return self.n_noise - self.admitted
+
+    @property
+    def null_basis(self):
+        """(d, n_null) float64: orthonormal basis of the kernel of S, constants aside."""
+        self.prepare_kernel()
+        return self.kernel
+
+    def whiten(self, const double[:, ::1] columns):
+        """L^+ b for each row b of `columns`, (k, d); what lies off the support is left out."""
+        out = np.array(columns)
+        cdef double[:, ::1] b = out
+        cdef int k = <int>b.shape[0]
+        cdef double[::1] scratch = np.empty(max(1, self.scratch(k)))
+        if k:
+            with nogil:
+                self.whiten_columns(&b[0, 0], k, &scratch[0])
+        return out
+
+    def unwhiten(self, const double[:, ::1] columns):
+        """L b for each row b of `columns`, (k, d): the inverse of `whiten` on the support."""
+        out = np.array(columns)
+        cdef double[:, ::1] b = out
+        cdef int d = self.width, k = <int>b.shape[0], n
+        cdef double[::1] scratch = np.empty(max(1, d * k))
+        cdef Py_ssize_t i, j
+        if k == 0 or self.kind == IDENTITY:
+            return out
+        with nogil:
+            if self.kind == CHOLESKY:
+                multiply_triangle(d, k, self.c, &b[0, 0])
+            else:
+                for j in range(k):
+                    for i in range(d):
+                        b[j, i] = b[j, i] / self.root[i] if self.root[i] > 0.0 else 0.0
+                n = self.n_noise
+                memcpy(&scratch[0], &b[0, 0], sizeof(double) * <size_t>d * k)
+                gemm(b"N", b"N", d, k, d - n, 1.0, self.c + <Py_ssize_t>n * d, d, &scratch[n], d,
+                     0.0, &b[0, 0], d)
+                gemm(b"N", b"N", d, k, self.admitted, 1.0, self.extra, d, &scratch[0], d, 1.0,
+                     &b[0, 0], d)
+            for j in range(k):
+                for i in range(d):
+                    b[j, i] = b[j, i] * self.scale[i] if self.inverse[i] > 0.0 else 0.0
+        return out
+
+    def remember(self, const double[::1, :] scatter, double per_weight):
+        """Keep S = per_weight * scatter, unshrunk, for `gram`; before anybody else has the factor.
+
+        Beside a Cholesky factor S goes into the triangle that is free, else into d^2 numbers more.
+        """
+        cdef Py_ssize_t d = self.width, i, j
+        cdef double[::1] own, memory
+        own_a = np.empty(d)
+        own = own_a
+        self.own, self.full = &own[0], self.c
+        self.arrays = (self.arrays, own_a)
+        if self.kind != CHOLESKY:
+            memory = np.empty(d * d)
+            self.full = &memory[0]
+            self.arrays = (self.arrays, np.asarray(memory))
+        with nogil:
+            for j in range(d):
+                own[j] = per_weight * scatter[j, j] * self.inverse[j] * self.inverse[j]
+                for i in range(j + 1, d):
+                    self.full[i * d + j] = per_weight * scatter[i, j] * self.inverse[i] * self.inverse[j]
+                if self.kind != CHOLESKY:
+                    self.full[j * d + j] = 0.0
+
+    def gram(self, const double[:, ::1] columns):
+        """b S b^T of the rows of b = `columns`, (k, d), with the S that was remembered."""
+        cdef int d = self.width, k = <int>columns.shape[0]
+        cdef Py_ssize_t i, j
+        scaled = np.array(columns)
+        product = np.empty((k, d))
+        result = np.empty((k, k))
+        cdef double[:, ::1] b = scaled, sb = product, g = result
+        if self.full == NULL:
+            raise RuntimeError("this factor remembers no covariance")
+        if k == 0:
+            return result
+        with nogil:
+            scale_rows(self.scale, &b[0, 0], d, k)
+            cython_blas.dsymm(b"L", b"U", &d, &k, &ONE, self.full, &d, &b[0, 0], &d, &ZERO,
+                              &sb[0, 0], &d)
+            for j in range(k):
+                for i in range(d):
+                    sb[j, i] += (self.own[i] - self.full[i * d + i]) * b[j, i]
+            gemm(b"T", b"N", k, k, d, 1.0, &b[0, 0], d, &sb[0, 0], d, 0.0, &g[0, 0], k)
+        return result
+
+    cdef int scratch(self, int k) noexcept nogil:
+        """Numbers of scratch for whitening k columns."""
+        return 3 * self.width * k if self.kind == EIGH else 0
+
+    cdef void whiten_columns(self, double* b, int k, double* scratch) noexcept nogil:
+        """b := L^+ b, in place, for columns b (d, k)."""
+        cdef int d = self.width, n = self.n_noise
+        if self.kind == IDENTITY or k == 0:
+            return
+        scale_rows(self.inverse, b, d, k)
+        if self.kind == CHOLESKY:
+            blas.active.dtrsm(b"L", b"L", b"N", b"N", &d, &k, &ONE, self.c, &d, b, &d)
+            return
+        memcpy(scratch, b, sizeof(double) * <size_t>d * k)
+        gemm(b"T", b"N", d - n, k, d, 1.0, self.c + <Py_ssize_t>n * d, d, scratch, d, 0.0, b + n, d)
+        gemm(b"T", b"N", self.admitted, k, d, 1.0, self.extra, d, scratch, d, 0.0, b, d)
+        self.on_support(b, k)
+
+    cdef void on_support(self, double* b, int k) noexcept nogil:
+        """b := diag(root) b, and 0 off the support, whatever stands there."""
+        cdef Py_ssize_t d = self.width, i, j
+        for j in range(k):
+            for i in range(d):
+                b[j * d + i] = b[j * d + i] * self.root[i] if self.root[i] > 0.0 else 0.0
+
+    cdef void from_support(self, const double* y, double* b, int k) noexcept nogil:
+        """b := [extra, 0, V_support] y."""
+        cdef int d = self.width, n = self.n_noise
+        gemm(b"N", b"N", d, k, d - n, 1.0, self.c + <Py_ssize_t>n * d, d, <double*>y + n, d, 0.0,
+             b, d)
+        gemm(b"N", b"N", d, k, self.admitted, 1.0, self.extra, d, <double*>y, d, 1.0, b, d)
+
+    cdef void whiten_transposed(self, double* b, int k, double* scratch) noexcept nogil:
+        """b := (L^+)^T b, in place, for b of shape (d, k); after `prepare_kernel`."""
+        cdef int d = self.width
+        if self.kind == IDENTITY or k == 0:
+            return
+        if self.kind == CHOLESKY:
+            blas.active.dtrsm(b"L", b"L", b"T", b"N", &d, &k, &ONE, self.c, &d, b, &d)
+            scale_rows(self.inverse, b, d, k)
+            return
+        self.on_support(b, k)
+        memcpy(scratch, b, sizeof(double) * <size_t>d * k)
+        self.from_support(scratch, b, k)
+        scale_rows(self.inverse, b, d, k)
+        if self.n_noise > self.admitted:
+            self.leave_kernel_alone(b, k, scratch)
+
+    cdef void leave_kernel_alone(self, double* b, int k, double* scratch) noexcept nogil:
+        """Make b orthogonal to the kernel of S, without a change on its range.
+
+        b -= N0 N0^T b changes nothing on the range but for rounding, which features of very
+        different units amplify. One step of refinement restores V^T diag(scale) b = `scratch`,
+        what b has to be there.
+        """
+        cdef int d = self.width, n_null = self.n_noise - self.admitted
+        cdef Py_ssize_t i, size = <Py_ssize_t>d * k
+        cdef double* spare = scratch + size
+        cdef double* found = spare + size
+        gemm(b"T", b"N", n_null, k, d, 1.0, self.kernel_data, d, b, d, 0.0, spare, n_null)
+        gemm(b"N", b"N", d, k, n_null, -1.0, self.kernel_data, d, spare, n_null, 1.0, b, d)
+        memcpy(spare, b, sizeof(double) * <size_t>size)
+        scale_rows(self.scale, spare, d, k)
+        gemm(b"T", b"N", d - self.n_noise, k, d, 1.0, self.c + <Py_ssize_t>self.n_noise * d, d,
+             spare, d, 0.0, found + self.n_noise, d)
+        gemm(b"T", b"N", self.admitted, k, d, 1.0, self.extra, d, spare, d, 0.0, found, d)
+        for i in range(size):
+            found[i] = scratch[i] - found[i] if self.root[i % d] > 0.0 else 0.0
+        self.from_support(found, spare, k)
+        scale_rows(self.inverse, spare, d, k)
+        for i in range(size):
+            b[i] += spare[i]
+
+    cdef int prepare_kernel(self) except -1:
+        """Make the null basis, unless it is there: a later solve may never ask for it."""
+        cdef int d = self.width, n = self.n_noise - self.admitted, lwork, status = OK
+        cdef double[::1, :] basis
+        cdef double[::1] work, order
+        cdef int[::1] iwork
+        if self.kernel is not None:
+            return 0
+        basis_a = np.empty((d, n), order="F")
+        if n > 0:
+            basis = basis_a
+            lwork = d * n + n + 66 * d + 3 * n
+            work = np.empty(lwork)
+            iwork = np.empty(n, dtype=np.intc)
+            order = np.empty(2 * d)  # a double and an integer each, padded
+            memcpy(&basis[0, 0], self.noise + <Py_ssize_t>self.admitted * d,
+                   sizeof(double) * <size_t>d * n)
+            with nogil:
+                status = orthonormal_kernel(self, &basis[0, 0], &work[0], lwork, &iwork[0],
+                                            <Sized*>&order[0])
+            if status != OK:
+                raise ArithmeticError("the kernel of a covariance has no orthonormal basis")
+            self.kernel_data = &basis[0, 0]
+        basis_a.flags.writeable = False
+        self.kernel = basis_a
+        return 0
+
+    def admit(self, const double[:, ::1] spans):
+        """This factor with the noise directions as support in which `spans`, (k, d), stand out.
+
+        Eigenvalues up to `tolerance` are noise, but what varies so little can still carry a trace:
+        the cross-covariances are known to more digits than S. Let V_n be the noise space and
+        T = V_n^T D^-1 spans. What the inaccuracy of S explains of T is at most
+        tolerance / sqrt(smallest): a pivoted QR of T rotates V_n such that the directions above
+        that come first; they count as support with the eigenvalue `tolerance`. Returns the factor
+        itself where there are none.
+        """
+        cdef int d = self.width, k = <int>spans.shape[0], n = self.n_noise, info = 0, m, lwork, i
+        cdef int admitted = 0
+        cdef Factor new
+        cdef double[::1] traces, scaled, work, rotated, root
+        cdef int[::1] pivots
+        cdef double* tau
+        if n == 0 or k == 0:
+            return self
+        traces, scaled = np.empty(n * k), np.array(spans).reshape(-1)
+        m = min(n, k)
+        lwork = m + 64 * (n + k + d) + 3 * k + 1
+        work, pivots = np.empty(lwork), np.zeros(k, dtype=np.intc)
+        tau = &work[0]
+        lwork -= m
+        with nogil:
+            scale_rows(self.inverse, &scaled[0], d, k)
+            gemm(b"T", b"N", n, k, d, 1.0, self.noise, d, &scaled[0], d, 0.0, &traces[0], n)
+            cython_lapack.dgeqp3(&n, &k, &traces[0], &n, &pivots[0], tau, &work[m], &lwork, &info)
+            if info == 0:
+                while (admitted < m and fabs(traces[<Py_ssize_t>admitted * n + admitted])
+                        > self.tolerance / sqrt(self.smallest)):
+                    admitted += 1
+        if info == 0 and admitted == 0:
+            return self
+        new = Factor.__new__(Factor)
+        new.status = NO_CONVERGENCE if info != 0 else OK
+        rotated = np.empty(d * n)
+        root_a = np.empty(d)
+        root = root_a
+        if info == 0:
+            with nogil:
+                memcpy(&rotated[0], self.noise, sizeof(double) * <size_t>d * n)
+                cython_lapack.dormqr(b"R", b"N", &d, &n, &m, &traces[0], &n, tau, &rotated[0], &d,
+                                     &work[m], &lwork, &info)
+                memcpy(&root[0], self.root, sizeof(double) * <size_t>d)
+                for i in range(admitted):
+                    root[i] = 1.0 / sqrt(self.tolerance)
+            if info != 0:
+                new.status = NO_CONVERGENCE
+        new.kind, new.width, new.constants = self.kind, d, self.constants
+        new.n_noise, new.admitted = n, admitted
+        new.smallest, new.tolerance, new.variance = self.tolerance, self.tolerance, self.variance
+        new.inverse_scale = self.inverse_scale
+        new.arrays = (self.arrays, np.asarray(rotated), root_a)
+        new.c, new.scale, new.inverse = self.c, self.scale, self.inverse
+        new.root, new.extra, new.noise = &root[0], &rotated[0], &rotated[0]
+        new.own, new.full = self.own, self.full
+        return new
+
+
+cdef void multiply_triangle(int d, int k, double* c, double* b) noexcept nogil:
+    """b := c b, with c lower triangular."""
+    cython_blas.dtrmm(b"L", b"L", b"N", b"N", &d, &k, &ONE, c, &d, b, &d)
+
+
+cdef Factor blank(int kind, int d, double[::1] memory):
+    """A factor of this kind around memory for c."""
+    cdef Factor f = Factor.__new__(Factor)
+    vectors = np.empty((2, d))
+    cdef double[:, ::1] v = vectors
+    f.kind, f.width, f.status = kind, d, OK
+    f.constants = f.n_noise = f.admitted = 0
+    f.smallest, f.tolerance = 1.0, 0.0
+    f.c, f.scale, f.inverse = &memory[0], &v[0, 0], &v[1, 0]
+    f.root = f.extra = f.noise = NULL
+    f.inverse_scale = vectors[1]
+    f.arrays = (vectors, memory)
+    f.kernel = None
+    f.kernel_data = f.own = f.full = NULL
+    return f
+
+
+def identity(const double[::1] diagonal, double per_weight):
+    """The factor I, for what is not whitened; `diagonal` of the scatter gives the variance."""
+    cdef int d = <int>diagonal.shape[0], j
+    cdef Factor f = blank(IDENTITY, d, np.empty(1))
+    f.variance = 0.0
+    for j in range(d):
+        f.scale[j] = f.inverse[j] = 1.0
+        f.variance += per_weight * diagonal[j]
+    return f
+
+
+def dense(
+    const double[::1, :] scatter,
+    const double[::1] mean,
+    double[::1] memory,
+    *,
+    double per_weight,
+    double ridge,
+    Py_ssize_t max_rank,
+    double tolerance,
+    double constant,
+    bint force_eigh,
+    bint allow_eigh,
+):
+    """Factor S = per_weight * scatter + ridge * I.
+
+    Parameters
+    ----------
+    scatter : (d, d) float64, Fortran order, lower triangle; read only
+    mean : (d,) float64
+        Mean of x: a feature whose deviation is below `constant` times its mean counts as constant.
+    memory : at least d * d float64
+        Taken over by the factor, and not to be changed while it is used.
+    max_rank : what the rank of S cannot exceed, for the number of rows it is made of
+    tolerance : smallest eigenvalue of the unit-diagonal S that counts as support
+    force_eigh, allow_eigh : use the eigendecomposition whatever the pivots; where they ask for it
+
+    Returns
+    -------
+    Factor
+        Of `status` NO_CONVERGENCE or RANK_DEFICIENT where there is none.
+    """
+    cdef int d = <int>scatter.shape[0], info = 0, n = 0, i, lwork, liwork
+    cdef bint short, deficient
+    cdef double[::1] work, root
+    cdef int[::1] iwork
+    cdef Factor f = blank(CHOLESKY, d, memory)
+    f.tolerance = tolerance
+    work = np.empty(d * d if d <= SMALL else 3 * d)
+    iwork = np.empty(d, dtype=np.intc)
+    with nogil:
+        f.constants = equilibrate(&scatter[0, 0], &mean[0], per_weight, ridge, constant, f)
+        short = max_rank < d - f.constants
+        if not (force_eigh or short):
+            blas.active.dpotrf(b"L", &d, f.c, &d, &info)
+            f.smallest = inverse_size(f, &work[0], &iwork[0]) if info == 0 else 0.0
+    deficient = short or f.smallest <= tolerance
+    if not (force_eigh or deficient):
+        return f
+    if deficient and not allow_eigh:
+        f.status = RANK_DEFICIENT
+        return f
+    f.kind = EIGH
+    root_a = np.empty(d)
+    root = root_a
+    work = np.empty(1 + 71 * d + 2 * <Py_ssize_t>d * d)
+    iwork = np.empty(3 + 5 * d, dtype=np.intc)
+    lwork, liwork = <int>min(work.shape[0], 2147483647), <int>iwork.shape[0]
+    with nogil:
+        equilibrate(&scatter[0, 0], &mean[0], per_weight, ridge, constant, f)
+        cython_lapack.dsyevd(b"V", b"L", &d, f.c, &d, &root[0], &work[0], &lwork, &iwork[0],
+                             &liwork, &info)
+        if info == 0:
+            while n < d and root[n] <= tolerance:
+                n += 1
+            f.smallest = root[n] if n < d else tolerance
+            for i in range(d):
+                root[i] = 0.0 if i < n else 1.0 / sqrt(root[i])
+    if info != 0:
+        f.status = NO_CONVERGENCE
+    f.n_noise, f.root, f.noise, f.extra = n, &root[0], f.c, f.c
+    f.arrays = (f.arrays, root_a)
+    return f

@@ -1,0 +1,35 @@
+from numpy import float64
+from numpy.typing import NDArray
+
+from splince_fast._kernels.factor import Factor
+
+def oblique(
+    factor: Factor,
+    spans: NDArray[float64],
+    kz: int,
+    *,
+    noise: float,
+    relative: float,
+    drop_below: float,
+    may_drop: bool,
+) -> tuple[
+    int,
+    NDArray[float64],
+    NDArray[float64],
+    NDArray[float64],
+    NDArray[float64],
+    NDArray[float64],
+    int,
+    int,
+    float,
+    float,
+    int,
+    NDArray[float64],
+    NDArray[float64],
+    float,
+    float,
+    float,
+    float,
+    float,
+    float,
+]: ...

@@ -1,0 +1,106 @@
+# distutils: define_macros=NPY_NO_DEPRECATED_API=NPY_1_7_API_VERSION
+"""Cross-covariances of x with a labelled variable, from its sums, in units of its deviations."""
+
+import numpy as np
+
+from libc.math cimport fabs, sqrt
+
+cdef double EPS = 2.220446049250313e-16
+# A column whose deviation is within so many roundings of its mean is constant but for rounding;
+# `splince_fast._solve.tolerances` has the reason.
+CONSTANT_ROUNDINGS = 64.0
+cdef double CONSTANT = CONSTANT_ROUNDINGS * EPS
+
+
+def class_span(double[:, ::1] sums, double[::1] weights):
+    """Cross-covariances with all class indicators but the most frequent one's, as (k', d) rows.
+
+    In units of the indicators' standard deviations sqrt(p (1 - p)). The indicators sum to one, so
+    the others span the same space; classes without weight add nothing.
+
+    Parameters
+    ----------
+    sums : (k, d) float64, sums of w (x - reference) per class
+    weights : (k,) float64
+    """
+    cdef Py_ssize_t k = sums.shape[0], d = sums.shape[1], c, j, present = 0, largest = 0, row = 0
+    cdef double weight = 0.0, share, factor
+    for c in range(k):
+        weight += weights[c]
+        if weights[c] > 0.0:
+            present += 1
+        if weights[c] > weights[largest]:
+            largest = c
+    if present < 2:
+        return np.zeros((0, d))
+    span_a = np.empty((present - 1, d))
+    total_a = np.zeros(d)
+    cdef double[:, ::1] span = span_a
+    cdef double[::1] total = total_a
+    with nogil:
+        for c in range(k):
+            for j in range(d):
+                total[j] += sums[c, j]
+        for c in range(k):
+            if c == largest or weights[c] <= 0.0:
+                continue
+            share = weights[c] / weight
+            factor = 1.0 / (weight * sqrt(share * (1.0 - share)))
+            for j in range(d):
+                span[row, j] = factor * (sums[c, j] - share * total[j])
+            row += 1
+    return span_a
+
+
+def column_deviations(double[::1] z_sum, double[:, ::1] squares, double[::1] reference,
+                      double weight):
+    """(k,) standard deviations of the columns of a continuous variable, 0 where constant.
+
+    A column that varies by no more than a few roundings of its size is constant. Parameters are
+    those of `column_span`.
+    """
+    cdef Py_ssize_t k = z_sum.shape[0], c
+    cdef double mean, variance, floor
+    deviations_a = np.zeros(k)
+    cdef double[::1] deviations = deviations_a
+    for c in range(k):
+        mean = z_sum[c] / weight
+        variance = squares[c, c] / weight - mean * mean
+        floor = CONSTANT * (fabs(reference[c]) + sqrt(squares[c, c] / weight))
+        if variance > floor * floor:
+            deviations[c] = sqrt(variance)
+    return deviations_a
+
+
+def column_span(double[:, ::1] products, double[::1] z_sum, double[::1] x_sum,
+                double[:, ::1] squares, double[::1] reference, double weight):
+    """Cross-covariances with the columns of a continuous variable, as (k', d) rows.
+
+    In units of the columns' standard deviations; constant columns are left out.
+
+    Parameters
+    ----------
+    products : (k, d) float64, sums of w (z - reference) (x - reference of x)
+    z_sum, x_sum : (k,), (d,) float64, sums of w (z - reference) and w (x - reference of x)
+    squares : (k, k) float64, sums of w (z - reference) (z - reference)^T
+    reference : (k,) float64
+    weight : float, positive
+    """
+    cdef Py_ssize_t k = products.shape[0], d = products.shape[1], c, j, row = 0
+    cdef double share, factor
+    cdef double[::1] deviations = column_deviations(z_sum, squares, reference, weight)
+    for c in range(k):
+        row += deviations[c] > 0.0
+    span_a = np.empty((row, d))
+    cdef double[:, ::1] span = span_a
+    row = 0
+    with nogil:
+        for c in range(k):
+            if deviations[c] == 0.0:
+                continue
+            share = z_sum[c] / weight
+            factor = 1.0 / (weight * deviations[c])
+            for j in range(d):
+                span[row, j] = factor * (products[c, j] - share * x_sum[j])
+            row += 1
+    return span_a

@@ -1,0 +1,80 @@
+"""From a scatter to its factor: which matrix is factored, by which solver, to which tolerance.
+
+==================  =======================================================================
+`identity`          nothing is whitened: L = I (SAL, mean projection)
+`dense`, cholesky   S of full rank at its rounding level
+`dense`, eigh       elsewhere, or where the caller asks for it
+==================  =======================================================================
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._kernels import factor as kernels
+from splince_fast._kernels.factor import Factor
+from splince_fast._solve import tolerances
+from splince_fast._solve.messages import raise_numerical
+
+Float = NDArray[np.float64]
+
+__all__ = ["Factor", "dense", "identity"]
+
+
+def identity(scatter: Float, weight: float) -> Factor:
+    """L = I; the scatter gives the units of x."""
+    return kernels.identity(np.diagonal(scatter).copy(), 1.0 / weight)
+
+
+def dense(
+    scatter: Float,
+    weight: float,
+    mean: Float,
+    *,
+    max_rank: int,
+    tolerance: float,
+    share: float = 0.0,
+    solver: str = "auto",
+    memory: Float | None = None,
+) -> Factor:
+    """L with L L^T = (1 - a) S + a (tr S / d) I, S = scatter / weight.
+
+    Parameters
+    ----------
+    scatter : (d, d) float64, Fortran order, lower triangle; read only
+    weight : float
+    mean : (d,) float64
+        Says which features vary by rounding alone.
+    max_rank : int
+        What the rank of S cannot exceed, for the number of rows that it is made of.
+    tolerance : float
+        Noise of the eigenvalues of S scaled to unit diagonal (`tolerances.eigenvalue`).
+    share : float
+        Share a of the isotropic target.
+    solver : {"auto", "cholesky", "eigh"}
+    memory : (at least d * d) float64, optional
+        Work memory that the factor lives in; else it owns new memory.
+
+    Raises
+    ------
+    SplinceError
+        The decomposition failed, or S is rank deficient where Cholesky was asked for.
+    """
+    d = len(mean)
+    ridge = share * float(np.einsum("ii->", scatter)) / (weight * d) if share else 0.0
+    made = kernels.dense(
+        scatter,
+        mean,
+        np.empty(d * d) if memory is None else memory,
+        per_weight=(1.0 - share) / weight,
+        ridge=ridge,
+        max_rank=d if share else max_rank,
+        tolerance=tolerance,
+        constant=tolerances.CONSTANT,
+        force_eigh=solver == "eigh",
+        allow_eigh=solver != "cholesky",
+    )
+    if made.status != kernels.STATUS_OK:
+        raise_numerical(made.status, solver)
+    return made

@@ -1,0 +1,159 @@
+"""A factor and two spans in, an oblique projection out: where the methods differ."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._kernels import factor as status
+from splince_fast._kernels import oblique as kernels
+from splince_fast._solve import tolerances
+from splince_fast._solve.factor import Factor
+from splince_fast._solve.options import Options
+
+Float = NDArray[np.float64]
+
+
+class Solution(NamedTuple):
+    """P = I - left^T right (factors transposed), and what was decided on the way.
+
+    Attributes
+    ----------
+    status : int
+        Of :mod:`splince_fast._kernels.factor`; the factors are empty unless it is STATUS_OK.
+    left, right : (r, d) float64
+    whitened : (k, d) float64
+        L^+ Cov(x, v), of what is erased and then of what is kept, one row per column of v.
+    sigma_z, sigma_y : float64
+        Singular values of the two parts of `whitened`.
+    rank_z, rank_y : int
+        How many of them are above `cut_z` and `cut_y`.
+    cut_z, cut_y : float
+    dropped : int
+        Kept directions that were given up.
+    cosines : float64
+        Of the principal angles, before any direction was dropped.
+    sines : float64
+        Of the angles between what is erased and what is kept in the end.
+    tolerance_sine : float
+        Sines up to it are rounding.
+    distortion, distortion_unkept : float
+        tr(E S E^T) with E = I - P of this map and of LEACE, S the covariance that was factored.
+    size : float
+        Spectral norm of I - P in units of deviations.
+    residual_z, residual_y : float
+        Relative residuals of the constraints, in these units, on the directions that count.
+    noise : float
+        Rounding level of `whitened`.
+    solver, rank_covariance, admitted, variance, inverse_scale
+        Of the factor, with what the spans made support of its noise space.
+    null_basis : (n, d) float64 or None
+        Orthonormal rows off the support, constant features first, where they are asked for.
+    """
+
+    status: int
+    left: Float
+    right: Float
+    whitened: Float
+    sigma_z: Float
+    sigma_y: Float
+    rank_z: int
+    rank_y: int
+    cut_z: float
+    cut_y: float
+    dropped: int
+    cosines: Float
+    sines: Float
+    tolerance_sine: float
+    distortion: float
+    distortion_unkept: float
+    size: float
+    residual_z: float
+    residual_y: float
+    noise: float
+    solver: str
+    rank_covariance: int
+    admitted: int
+    variance: float
+    inverse_scale: Float
+    null_basis: Float | None
+
+    @property
+    def amplification(self) -> float:
+        """1 / sine of the smallest angle."""
+        return 1.0 / float(self.sines.min()) if len(self.sines) else 1.0
+
+    @property
+    def bound(self) -> float:
+        """What rounding explains of the residuals: `tolerances.residual`."""
+        spread = 1.0
+        for sigma, rank in ((self.sigma_z, self.rank_z), (self.sigma_y, self.rank_y)):
+            if rank:
+                spread = max(spread, float(sigma[0] / sigma[rank - 1]))
+        return tolerances.residual(self.whitened.shape[1], spread, self.size)
+
+
+def oblique(factor: Factor, spans: Float, n_erased: int, options: Options) -> Solution:
+    """Erase the first `n_erased` rows of `spans`, (k, d), and keep the others.
+
+    The equations stand in the header of the kernel. Directions of the factor's noise space in
+    which the spans have a trace are admitted to the support first.
+    """
+    if factor.n_noise:
+        factor = factor.admit(spans)
+    d, whitened = factor.width, factor.solver != "none"
+    if whitened:
+        noise = tolerances.noise(d, factor.smallest)
+    else:
+        noise = tolerances.noise_unwhitened(factor.variance)
+    facts = (factor.solver, factor.rank, factor.admitted, factor.variance, factor.inverse_scale)
+    if factor.status != status.STATUS_OK:
+        none, flat = np.empty((0, d)), np.empty(0)
+        return Solution(factor.status, none, none, none, flat, flat, 0, 0, noise, noise, 0, flat,
+                        flat, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, noise, *facts, None)  # fmt: skip
+    found = kernels.oblique(
+        factor,
+        spans,
+        n_erased,
+        noise=noise,
+        relative=tolerances.relative(d, options.rank_tol),
+        drop_below=options.drop_below,
+        may_drop=options.may_drop,
+    )
+    null = None
+    if whitened and options.null_space == "drop":
+        constants = np.eye(d)[factor.inverse_scale == 0.0]
+        null = np.concatenate([constants, factor.null_basis.T])
+    return Solution(*found, noise, *facts, null)
+
+
+def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
+    """Factors of (I - N M^T) P, which annihilates the kernel of S, too: left, right transposed.
+
+    N is an orthonormal basis of the kernel. ``M = N - D^-1 Qc Qc^T D N``, Qc = orth(D^-1 Sy), has
+    M^T Sy = 0: what is kept stays, also where it reaches into the noise space. Where it does not,
+    but for rounding, M = N.
+
+    Parameters
+    ----------
+    solution : Solution
+        Solved with ``null_space="drop"``.
+    kept : (k, d) float64
+        Cross-covariances of what is kept.
+    """
+    left, right, null = solution.left, solution.right, solution.null_basis
+    if null is None or not len(null):
+        return left, right
+    inverse, dual = solution.inverse_scale, null
+    rank = solution.rank_y - solution.dropped
+    if rank:
+        basis = np.linalg.svd(kept * inverse, full_matrices=False)[2][:rank]
+        scaled = np.divide(null, inverse, out=np.zeros_like(null), where=inverse > 0)
+        inside = scaled @ basis.T
+        sizes = np.linalg.norm(scaled, axis=1, keepdims=True)
+        inside[np.abs(inside) <= 16 * tolerances.EPS * len(inverse) * sizes] = 0.0
+        dual = null - (inside @ basis) * inverse
+    left = left - (left @ dual.T) @ null
+    return np.concatenate([left, null]), np.concatenate([right, dual])

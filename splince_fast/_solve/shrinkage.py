@@ -1,0 +1,53 @@
+"""How much of an isotropic target is mixed into a covariance: (1 - a) S + a (tr S / d) I."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast.exceptions import InputError
+
+Float = NDArray[np.float64]
+
+
+def share(
+    policy: float | str | None, scatter: Float, weight: float, quartic: float | None
+) -> float:
+    """The share a, between 0 and 1.
+
+    "oas" is the oracle approximating shrinkage of Chen, Wiesel, Eldar and Hero (2010); with
+    S of unit mean eigenvalue and n its weight, a = (tr S^2 / d + d) / ((n + 1) |S - I|^2 / d).
+    "ledoit-wolf" is a = (sum |x - mean|^4 / n - tr S^2) / (n |S - I|^2) (Ledoit and Wolf 2004).
+
+    Parameters
+    ----------
+    policy : None, float, "oas" or "ledoit-wolf"
+    scatter : (d, d) float64, Fortran order, lower triangle
+    weight : float
+    quartic : float or None
+        sum w |x - mean|^4, where it was accumulated.
+    """
+    if policy is None:
+        return 0.0
+    if not isinstance(policy, str):
+        return float(policy)
+    # In units where tr(S) = d, so that the target is the identity.
+    d = len(scatter)
+    diagonal = np.einsum("ii->i", scatter)
+    scale = float(diagonal.sum()) / d
+    if scale == 0.0:
+        return 1.0
+    squares = sum(float(np.sum((scatter[j + 1 :, j] / scale) ** 2)) for j in range(d))
+    frobenius = 2 * squares + float(np.sum((diagonal / scale) ** 2))  # tr(S^2)
+    gap = frobenius - d  # |S - I|^2
+    if gap <= 0:
+        return 1.0
+    if policy == "oas":
+        return min(1.0, (frobenius / d + d) / ((weight + 1) * gap / d))
+    if quartic is None:
+        raise InputError(
+            "shrinkage='ledoit-wolf' needs fourth moments, which were not accumulated; make the "
+            "moments with Moments(ledoit_wolf=True), or use 'oas', which needs none"
+        )
+    noise = (quartic / (scale / weight) ** 2 / weight - frobenius) / weight
+    return float(np.clip(noise / gap, 0.0, 1.0))

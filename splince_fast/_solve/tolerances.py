@@ -1,0 +1,82 @@
+"""Every rounding and rank rule of a solve, in one table, each with its reason.
+
+==============  ==========================================================================
+`CONSTANT`      a deviation below so many times the mean is rounding of the mean
+`eigenvalue`    eigenvalues of the unit-diagonal covariance up to it are noise of its entries
+`noise`         singular values of whitened spans up to it are noise of their sums
+`relative`      smaller singular values than this times the largest are rounding of the SVD
+`residual`      what rounding can leave of a constraint
+`AMPLIFICATION` an amplification above it leaves less than half the digits of float32 rows
+==============  ==========================================================================
+
+Ranks count what is above `max(noise, relative * largest)`; the report shows those ranks. Everything
+is in units of deviations, so that no rule depends on the units of features or labels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from splince_fast._kernels import spans
+
+EPS = float(np.finfo(np.float64).eps)
+
+# A mean of n terms carries some roundings of its size; 64 leaves a margin for any n in use, and is
+# far below the deviation of a feature of float32 data that varies by one unit in the last place.
+CONSTANT = spans.CONSTANT_ROUNDINGS * EPS
+
+# Distances of rows are amplified as much: above it float32 rows keep less than half their digits.
+AMPLIFICATION = 1e4
+
+
+def eigenvalue(d: int, roundoff: float) -> float:
+    """Noise in the eigenvalues of a (d, d) covariance of unit diagonal.
+
+    d eps bounds the rounding of float64 sums; sqrt(d) times the roundoff of the products is its
+    size where errors are independent, as those of float32 products are. 4 is a margin.
+
+    Parameters
+    ----------
+    d : int
+    roundoff : float
+        Unit roundoff of the products that the covariance was summed from.
+    """
+    return float(4.0 * max(d * EPS, d**0.5 * roundoff if roundoff > EPS else 0.0))
+
+
+def eigenvalue_of_columns(k: int, n_rows: int, cancelled: float) -> float:
+    """The same for the covariance of k columns, summed about a reference point.
+
+    Sums of n products carry sqrt(n) roundings of the squares about the reference, which are
+    `cancelled` times the variances.
+    """
+    return 16.0 * EPS * k * n_rows**0.5 * cancelled
+
+
+def noise(d: int, smallest: float) -> float:
+    """Rounding level of whitened cross-covariances, in units of correlation.
+
+    A few roundings of sums of d terms of order one, amplified by at most the inverse of the
+    factor, 1 / sqrt(smallest eigenvalue).
+    """
+    return float(16.0 * EPS * (d / smallest) ** 0.5)
+
+
+def noise_unwhitened(variance: float) -> float:
+    """The same where nothing is whitened: in units of the total deviation of x."""
+    return float(16.0 * EPS * variance**0.5)
+
+
+def relative(d: int, rank_tol: float | str) -> float:
+    """Share of the largest singular value: rounding of a decomposition, or what the caller says."""
+    least = float(16.0 * EPS * d**0.5)
+    return least if isinstance(rank_tol, str) else max(float(rank_tol), least)
+
+
+def residual(d: int, spread: float, size: float) -> float:
+    """8 d eps q |P|^2: what rounding can leave of a constraint, relative to the cross-covariance.
+
+    d covers the lengths of the sums, 8 the handful of steps; q = `spread` is the condition number
+    of the whitened cross-covariances, and |P| = `size` the spectral norm in units of deviations.
+    """
+    return 8.0 * d * EPS * spread * max(1.0, size) ** 2

@@ -1,0 +1,242 @@
+"""What a solve reads of moments: live, under their lock, or as a snapshot with its own factor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._kernels import provider
+from splince_fast._solve import factor as factors
+from splince_fast._solve import tolerances
+from splince_fast._solve.factor import Factor
+from splince_fast._solve.options import Options
+from splince_fast._solve.shrinkage import share
+from splince_fast.exceptions import InputError, UnknownVariableError
+from splince_fast.labels import VariableName
+from splince_fast.moments.accumulator import Accumulator
+from splince_fast.moments.moments import Moments
+from splince_fast.moments.variable import Variable
+
+Float = NDArray[np.float64]
+
+
+class Live:
+    """The statistics of moments that nobody changes meanwhile.
+
+    Attributes
+    ----------
+    n_rows, weight, mean : int, float, (d,) float64
+        Of x.
+    """
+
+    def __init__(self, held: Accumulator) -> None:
+        self._held = held
+        self._state = state = held.seen()
+        self.n_rows, self.weight, self.mean = state.n_rows, state.weight, state.mean
+
+    @property
+    def variances(self) -> Float:
+        """(d,): of the features, ddof = 0."""
+        return np.asarray(np.einsum("ii->i", self._state.scatter) / self.weight)
+
+    def variable(self, name: VariableName) -> Variable:
+        """The sums of one variable."""
+        return self._held.variable(name)
+
+    def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
+        """Where a factor may live while it is used."""
+        return self._held.workspace(self._state.width**2) if whitened else nullcontext()
+
+    def factored(self, options: Options, whitened: bool, memory: Float | None) -> Factor:
+        """The factor of Cov(x), or of the identity; see also `share`."""
+        state = self._state
+        provider.ensure_for(state.width)
+        if not whitened:
+            return factors.identity(state.scatter, state.weight)
+        return factors.dense(
+            state.scatter,
+            state.weight,
+            self.mean,
+            max_rank=state.n_rows - 1,
+            tolerance=tolerances.eigenvalue(state.width, state.unit_roundoff),
+            share=self.share(options),
+            solver=options.solver,
+            memory=memory,
+        )
+
+    def share(self, options: Options) -> float:
+        """Share of the isotropic target in what is factored."""
+        state, policy = self._state, options.shrinkage
+        if policy is None:
+            return 0.0
+        quartic = None
+        if policy == "ledoit-wolf" and state.fourth is not None:
+            quartic = state.fourth.centred(state.weight, state.deviation, state.scatter)
+        return share(policy, state.scatter, state.weight, quartic)
+
+    def gram(self, rows: Float) -> Float:
+        """b Cov(x) b^T for b = `rows`, (r, d)."""
+        import scipy.linalg.blas
+
+        product = scipy.linalg.blas.dsymm(1.0, self._state.scatter, rows.T, lower=1)
+        return np.asarray(rows @ product / self.weight)
+
+
+class Factored:
+    """An immutable snapshot of moments, with the covariance of x factored.
+
+    Made by :meth:`splince_fast.Moments.factored`; taken by every method in place of moments.
+
+    Attributes
+    ----------
+    n_rows, weight, n_features : int, float, int
+        Of the data.
+    mean : (d,) float64
+        Mean of x.
+    variances : (d,) float64
+        Of the features, ddof = 0.
+    shrinkage : float
+        Share of the isotropic target in the covariance that was factored.
+    factor : Factor
+        L with L L^T the covariance; whitens and unwhitens.
+    variables : mapping of VariableName to str
+        Variables, each with its kind.
+    """
+
+    def __init__(self, live: Live, options: Options, parameters: Mapping[str, Any],
+                 variables: Mapping[VariableName, Variable]) -> None:  # fmt: skip
+        self.n_rows, self.weight, self.mean = live.n_rows, live.weight, live.mean
+        self.variances = live.variances
+        self.n_features = len(self.mean)
+        self.shrinkage = live.share(options)
+        self._requested, self._solver = options.shrinkage, options.solver
+        self.factor = live.factored(options, True, None)
+        self.factor.remember(live._state.scatter, 1.0 / self.weight)
+        self._identity = live.factored(options, False, None)
+        self.reading = parameters["kinds"], parameters["joint"]
+        self._variables = {name: variable.copy() for name, variable in variables.items()}
+        self.mean.flags.writeable = self.variances.flags.writeable = False
+
+    @property
+    def variables(self) -> Mapping[VariableName, str]:
+        """Variables, each with its kind: "classes" or "continuous"."""
+        return MappingProxyType({name: v.kind for name, v in self._variables.items()})
+
+    def variable(self, name: VariableName) -> Variable:
+        """The sums of one variable.
+
+        Parameters
+        ----------
+        name : str or tuple of str
+            The variable.
+
+        Raises
+        ------
+        UnknownVariableError
+            No such variable was accumulated.
+        """
+        if not isinstance(name, str | tuple) or name not in list(self._variables):
+            known = ", ".join(map(repr, self._variables)) or "none"
+            raise UnknownVariableError(
+                f"no variable {name!r} was accumulated; the variables are: {known}"
+            )
+        return self._variables[name]
+
+    def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
+        """None is needed: the factor is there."""
+        return nullcontext()
+
+    def factored(self, options: Options, whitened: bool, memory: Float | None) -> Factor:
+        """The factor that is kept, if `options` ask for no other one.
+
+        Raises
+        ------
+        InputError
+            They ask for other shrinkage, or for another solver.
+        """
+        if not whitened:
+            return self._identity
+        if options.shrinkage is not None and options.shrinkage != self._requested:
+            raise InputError(
+                f"shrinkage is {options.shrinkage!r}, and these moments were factored with "
+                f"{self._requested!r}; pass it to moments.factored(), or pass the moments"
+            )
+        if options.solver not in ("auto", self.factor.solver):
+            raise InputError(
+                f"solver is {options.solver!r}, and these moments were factored by "
+                f"{self.factor.solver!r}; pass it to moments.factored(), or pass the moments"
+            )
+        return self.factor
+
+    def share(self, options: Options) -> float:
+        """Share of the isotropic target in what is factored."""
+        return self.shrinkage
+
+    def gram(self, rows: Float) -> Float:
+        """b Cov(x) b^T for b = `rows`, (r, d)."""
+        return self.factor.gram(np.ascontiguousarray(rows))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that keeping it costs: the factor and the sums of the variables."""
+        matrices = 1 if self.factor.solver == "cholesky" else 2
+        tensors = (t for v in self._variables.values() for t in v.tensors().values())
+        return 8 * matrices * self.n_features**2 + sum(t.nbytes for t in tensors)
+
+    def __repr__(self) -> str:
+        return (
+            f"Factored({self.n_rows:,} rows, {self.n_features} features, "
+            f"{list(self._variables)}, rank {self.factor.rank}, {self.nbytes / 2**20:.1f} MiB)"
+        )
+
+
+def snapshot(moments: Moments, shrinkage: float | str | None, solver: str) -> Factored:
+    """The snapshot behind :meth:`Moments.factored`."""
+    options = Options(shrinkage=shrinkage, solver=solver)
+    with moments.held() as held:
+        for name in held.variables:
+            held.variable(name)  # makes room for every class that was named
+        return Factored(
+            Live(held),
+            options,
+            {"kinds": moments.parameters.kinds, "joint": moments.parameters.joint},
+            held.variables,
+        )
+
+
+class _Reading:
+    """The statistics of moments, and the lock that keeps them as they are."""
+
+    def __init__(self, moments: Moments) -> None:
+        self._held = moments.held()
+
+    def __enter__(self) -> Live:
+        held = self._held.__enter__()
+        try:
+            return Live(held)
+        except BaseException as error:
+            self._held.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def __exit__(self, *error: Any) -> None:
+        self._held.__exit__(*error)
+
+
+def statistics(source: Moments | Factored) -> AbstractContextManager[Live | Factored]:
+    """What a solve reads of `source`, which nobody changes meanwhile.
+
+    Raises
+    ------
+    InputError
+        Neither moments nor a snapshot of them.
+    """
+    if isinstance(source, Factored):
+        return nullcontext(source)
+    if isinstance(source, Moments):
+        return _Reading(source)
+    raise InputError(f"moments is {type(source).__name__}; pass sf.Moments().update(X, labels)")
