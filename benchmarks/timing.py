@@ -1,27 +1,52 @@
-"""Interleaved timing: contenders take turns, so that drift of the machine cancels in ratios.
+"""Interleaved timing: contenders alternate, so that drift of the machine cancels in ratios.
 
 Every round runs each contender once, in rotating order. A sample repeats a short call until it
-lasts long enough for the clock. Before each sample there is a pause, in which the thread pool of
-the contender before stops spinning (OpenBLAS and OpenMP threads wait actively for some
-milliseconds; on a machine with few cores they would slow the next contender down).
+lasts long enough for the clock. A pause before each sample lets the thread pool of the previous
+contender go to sleep (OpenBLAS and OpenMP threads spin for some milliseconds after a product; on a
+machine with few cores they would slow the next contender down).
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter, sleep
+from typing import Any, TypeVar
 
-from benchmarks._sizes import smoke
-
+SIZE = "SPLINCE_FAST_BENCH"
 _LEAST_SECONDS = 0.02
 _PAUSE_SECONDS = 0.06
-# A first call this long needs no other to warm up: it counts as a round.
+# A first call this long needs no second one to warm up: it counts as a round.
 _LONG_SECONDS = 2.0
 _BUDGET_SECONDS = 8.0
 _ROUNDS = (3, 9)
+
+T = TypeVar("T")
+
+
+def smoke() -> bool:
+    """Whether sizes are tiny: everything runs, and no number means anything."""
+    chosen = os.environ.get(SIZE, "full")
+    if chosen not in ("smoke", "full"):
+        raise SystemExit(f"{SIZE} is {chosen!r}; it must be 'smoke' or 'full'")
+    return chosen == "smoke"
+
+
+def use_smoke() -> None:
+    """Tiny sizes and single threads from now on, in child processes as well.
+
+    At tiny sizes several threads would only wait for each other, for long on a busy machine.
+    """
+    os.environ[SIZE] = "smoke"
+    os.environ.setdefault("SPLINCE_FAST_NUM_THREADS", "1")
+
+
+def pick(full: T, tiny: T) -> T:
+    """One of two sizes, by the switch."""
+    return tiny if smoke() else full
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +56,20 @@ class Contender:
     Attributes
     ----------
     run : callable
+        Does the job, and returns its result.
     units : float
-        How much of the job one call does (rows, solves); results are seconds per unit.
+        How much of the job one call does (rows, solves); times are seconds per unit.
     before : callable, optional
         Runs before every call, outside the clock.
+    answer : callable, optional
+        Turns the result of the first call into an array that all contenders of the job must agree
+        on; None where a contender does less than the whole job, as a floor does.
     """
 
-    run: Callable[[], object]
+    run: Callable[[], Any]
     units: float = 1.0
     before: Callable[[], object] | None = None
+    answer: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,42 +78,49 @@ class Timing:
 
     seconds: tuple[float, ...]
 
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
+    def spread(self) -> Spread:
+        return spread(self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
-    """Median and quartiles of a quotient taken round by round."""
+class Spread:
+    """Median and quartiles over rounds."""
 
     median: float
     low: float
     high: float
 
-    def __str__(self) -> str:
-        return f"{_short(self.median)} [{_short(self.low)}, {_short(self.high)}]"
+
+def spread(values: tuple[float, ...]) -> Spread:
+    """Median and quartiles; a single value is all three."""
+    if len(values) == 1:
+        return Spread(values[0], values[0], values[0])
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(statistics.median(values), low, high)
 
 
-def ratio(numerator: Timing, denominator: Timing) -> Ratio:
+def ratio(numerator: Timing, denominator: Timing) -> Spread:
     """How many times longer the first takes than the second, round by round."""
     above, below = numerator.seconds, denominator.seconds
-    if len(above) == 1:  # too long to be repeated: beside every round of the other
+    if len(above) == 1:  # too long to be repeated: compared with every round of the other
         above *= len(below)
     elif len(below) == 1:
         below *= len(above)
     rounds = min(len(above), len(below))
-    quotients = [a / b for a, b in zip(above[-rounds:], below[-rounds:], strict=True)]
-    if rounds == 1:
-        return Ratio(quotients[0], quotients[0], quotients[0])
-    low, _, high = statistics.quantiles(quotients, n=4, method="inclusive")
-    return Ratio(statistics.median(quotients), low, high)
+    return spread(tuple(a / b for a, b in zip(above[-rounds:], below[-rounds:], strict=True)))
+
+
+def slowest(timings: list[Timing]) -> Timing:
+    """The larger of several times, round by round."""
+    rounds = min(len(timing.seconds) for timing in timings)
+    columns = zip(*(timing.seconds[-rounds:] for timing in timings), strict=True)
+    return Timing(tuple(max(column) for column in columns))
 
 
 def interleave(
     contenders: Mapping[str, Contender], *, budget: float = _BUDGET_SECONDS
 ) -> dict[str, Timing]:
-    """Time all contenders in turn.
+    """Time all contenders alternately.
 
     Parameters
     ----------
@@ -116,8 +153,8 @@ def interleave(
         cost += first * counts[name] + pause
     most = 1 if smoke() else _ROUNDS[1]
     rounds = max(min(_ROUNDS[0], most), min(most, int(budget / max(cost, 1e-9))))
-    for turn in range(rounds):
-        shift = turn % max(1, len(repeated))
+    for number in range(rounds):
+        shift = number % max(1, len(repeated))
         for name in repeated[shift:] + repeated[:shift]:
             if len(samples[name]) < rounds:
                 sleep(pause)
@@ -132,23 +169,13 @@ def _sample(contender: Contender, count: int) -> float:
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        if contender.before is None:
-            start = perf_counter()
-            for _ in range(count):
-                contender.run()
-            total = perf_counter() - start
-        else:
-            for _ in range(count):
+        for _ in range(count):
+            if contender.before is not None:
                 contender.before()
-                start = perf_counter()
-                contender.run()
-                total += perf_counter() - start
+            start = perf_counter()
+            contender.run()
+            total += perf_counter() - start
     finally:
         if was_enabled:
             gc.enable()
     return total
-
-
-def _short(value: float) -> str:
-    """Three significant digits."""
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
