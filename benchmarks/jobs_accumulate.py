@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -150,10 +151,9 @@ def _declared_ways() -> Ways:
     plain = accumulate(data, 1, {"z": data.z}, kinds={"z": "classes"})
     if missing := absent("pandas"):
         return {OURS: missing, "one kind": plain}
-    import pandas as pd
-
-    declared = pd.CategoricalDtype(range(pick(100_000, 100)))
-    wide = pd.Series(data.z).astype(declared)
+    pandas: Any = import_module("pandas")
+    declared = pandas.CategoricalDtype(range(pick(100_000, 100)))
+    wide = pandas.Series(data.z).astype(declared)
     return {OURS: accumulate(data, 1, {"z": wide}), "one kind": plain}
 
 

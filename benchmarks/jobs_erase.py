@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -230,14 +230,17 @@ def splinces(data: Problem) -> Ways:
 
 
 def _estimators() -> Iterator[Job]:
-    for n, d in ((10_000, 768), (50_000, 768)):
-        sizes = pick((n, d), (300, 16))
-        yield Job("fit and transform", f"LEACE/{n:,} x {d}", "row",
-                  lambda sizes=sizes: erasers(cached(*sizes)))  # fmt: skip
-    for n, d in ((2000, 32), (10_000, 768)):
-        sizes = pick((n, d), (300, 16))
-        yield Job("fit and transform", f"SPLINCE/{n:,} x {d}", "row",
-                  lambda sizes=sizes: splinces(cached(*sizes)))  # fmt: skip
+    for method, ways, sizes in (
+        ("LEACE", erasers, [(10_000, 768), (50_000, 768)]),
+        ("SPLINCE", splinces, [(2000, 32), (10_000, 768)]),
+    ):
+        for n, d in sizes:
+            build = partial(_estimator_ways, ways, *pick((n, d), (300, 16)))
+            yield Job("fit and transform", f"{method}/{n:,} x {d}", "row", build)
+
+
+def _estimator_ways(ways: Callable[[Problem], Ways], n: int, d: int) -> Ways:
+    return ways(cached(n, d))
 
 
 def _import() -> Iterator[Job]:

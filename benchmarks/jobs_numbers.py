@@ -79,15 +79,17 @@ def _trace_left() -> Iterator[Job]:
     """Distance of the class means after erasure over that before, of float32 rows."""
     n, d = pick((100_000, 64), (500, 8))
     for offset in (0.0, 1e3, 1e4):
+        balanced = partial(problem, n, d, offset=offset)
         yield Job("trace left", f"balanced classes/mean {offset:g} sd", "ratio",
-                  lambda offset=offset: _trace_ways(problem(n, d, offset=offset)),
-                  number=True)  # fmt: skip
+                  partial(_trace_ways, balanced), number=True)  # fmt: skip
+    rare = partial(rare_concept, n, d, pick(1e-3, 1e-2), 3.5)
     yield Job("trace left", "prevalence 1e-3, 3.5 sd apart", "ratio",
-              lambda: _trace_ways(rare_concept(n, d, pick(1e-3, 1e-2), 3.5)),
-              number=True)  # fmt: skip
+              partial(_trace_ways, rare), number=True)  # fmt: skip
 
 
-def _trace_ways(data: Problem) -> Ways:
+def _trace_ways(make: Callable[[], Problem]) -> Ways:
+    data = make()
+
     def left(clean: Any) -> float:
         return reference.trace_left(data.X, np.asarray(clean), data.z)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.linalg import blas
 
 import splince_fast as sf
@@ -70,26 +71,30 @@ def gemm_over_syrk() -> dict[str, dict[str, float]]:
     A package that multiplies in general cannot be slower than this bound because of its product
     alone: 2 where both run the same kernels, more where its BLAS runs narrower ones.
     """
-    found: dict[str, dict[str, float]] = {}
     n, d = pick((4096, 2048), (64, 16))
-    for dtype, syrk, gemm in (
-        ("float32", blas.ssyrk, blas.sgemm), ("float64", blas.dsyrk, blas.dgemm),
-    ):  # fmt: skip
-        X = np.ones((n, d), dtype)
-        ways = {
-            "syrk": Contender(lambda X=X, f=syrk: f(1.0, X.T, lower=1)),
-            "scipy": Contender(lambda X=X, f=gemm: f(1.0, X.T, X.T, trans_b=1)),
-        }
-        if find_spec("torch"):
-            import torch
-
-            equal_threads()
-            x = torch.from_numpy(X)
-            ways["torch"] = Contender(lambda x=x: x.T @ x)
+    routines = {"float32": (blas.ssyrk, blas.sgemm), "float64": (blas.dsyrk, blas.dgemm)}
+    found = {}
+    for dtype, (syrk, gemm) in routines.items():
+        ways = _products(np.ones((n, d), dtype), syrk, gemm)
         timings = interleave(ways, budget=4.0)
         bare = timings.pop("syrk")
         found[dtype] = {name: round(ratio(t, bare).median, 2) for name, t in timings.items()}
     return found
+
+
+def _products(X: NDArray[Any], syrk: Any, gemm: Any) -> dict[str, Contender]:
+    """X^T X as a symmetric and as a general product, the latter by torch's BLAS as well."""
+    ways = {
+        "syrk": Contender(lambda: syrk(1.0, X.T, lower=1)),
+        "scipy": Contender(lambda: gemm(1.0, X.T, X.T, trans_b=1)),
+    }
+    if find_spec("torch"):
+        import torch
+
+        equal_threads()
+        x = torch.from_numpy(X)
+        ways["torch"] = Contender(lambda: x.T @ x)
+    return ways
 
 
 def commit() -> dict[str, Any]:
@@ -134,7 +139,7 @@ def processor() -> dict[str, Any]:
         "processor": fields.get("model name") or platform.processor() or "unknown",
         "family": int(fields.get("cpu family", -1)),
         "model": int(fields.get("model", -1)),
-        "wide": not {"avx512f"}.isdisjoint(fields.get("flags", "").split()),
+        "avx512": "avx512f" in fields.get("flags", "").split(),
     }
 
 

@@ -125,9 +125,7 @@ def covariance_torch(data: Problem) -> Contender | Absent:
     import torch
 
     x = torch.from_numpy(data.X)
-    return Contender(
-        lambda: torch.cov(x.T), units=len(data.X), answer=lambda found: found.numpy()
-    )
+    return Contender(lambda: torch.cov(x.T), units=len(data.X), answer=lambda found: found.numpy())
 
 
 # --- erasing, from rows and labels to clean rows --------------------------------------------------
@@ -204,9 +202,13 @@ def apply_numpy(
     X: NDArray[Any], eraser: sf.Projection, out: NDArray[Any] | None = None
 ) -> Contender:
     """The formula, with factors in the dtype of the rows."""
-    factors = [np.ascontiguousarray(a, X.dtype) for a in (eraser.left, eraser.right, eraser.mean)]
+    left, right, mean = (
+        np.ascontiguousarray(a, X.dtype) for a in (eraser.left, eraser.right, eraser.mean)
+    )
     return Contender(
-        lambda: reference.explicit_apply(X, *factors, out=out), units=len(X), answer=np.asarray
+        lambda: reference.explicit_apply(X, left, right, mean, out),
+        units=len(X),
+        answer=np.asarray,
     )
 
 

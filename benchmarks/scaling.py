@@ -97,10 +97,10 @@ def _axes() -> Iterator[tuple[str, str, float, list[int], Callable[[int], Ways]]
 def _along(what: str, axis: str, expected: float, ways: Mapping[int, Ways]) -> Growth:
     """Time all sizes alternately, each with its floor; seconds of whole calls."""
     every = {
-        f"{name} {size}": replace(way[name], units=1.0)
-        for size, way in ways.items()
-        for name in (OURS, FLOOR)
-        if isinstance(way[name], Contender)
+        f"{name} {size}": replace(way, units=1.0)
+        for size, found in ways.items()
+        for name, way in found.items()
+        if name in (OURS, FLOOR) and isinstance(way, Contender)
     }
     timings = interleave(every)
     ours = {size: timings[f"{OURS} {size}"] for size in ways}
