@@ -17,7 +17,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -80,24 +80,27 @@ def chosen(texts: Sequence[str]) -> list[Job]:
     return [job for job in all_jobs() if not texts or any(text in job.name for text in texts)]
 
 
-def run(jobs: Iterable[Job], budget: float = 8.0) -> dict[str, Any]:
-    """Measure jobs one after the other; the result as it is stored."""
+def run(jobs: Iterable[Job], budget: float = 8.0, path: Path | None = None) -> dict[str, Any]:
+    """Measure jobs one after the other; what is known is written to `path` after each."""
     machine.equal_threads()
-    began, load = machine.now(), machine.load()
-    found = []
-    for job in jobs:
-        found.append(measure(job, budget))
-        print("  " + " | ".join(filter(None, cells(found[-1]))), file=sys.stderr, flush=True)
-        gc.collect()  # the data of this job go before those of the next come
-    return {
+    load = {"before": machine.load()}
+    results: dict[str, Any] = {
         **machine.commit(),
-        "began": began,
-        "ended": machine.now(),
-        "load_average": {"before": load, "after": machine.load()},
+        "began": machine.now(),
         "smoke": smoke(),
+        "load_average": load,
         "machine": machine.describe(),
-        "jobs": found,
+        "jobs": [],
     }
+    for job in jobs:
+        found = measure(job, budget)
+        print("  " + " | ".join(filter(None, cells(found))), file=sys.stderr, flush=True)
+        results["jobs"].append(found)
+        results["ended"], load["after"] = machine.now(), machine.load()
+        if path is not None:
+            write(results, path)
+        gc.collect()  # the data of this job go before those of the next come
+    return results
 
 
 def cells(entry: dict[str, Any]) -> list[str]:
@@ -180,15 +183,20 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("SPLINCE_FAST_BLAS", "scipy")  # before the first product, which decides
     if not (jobs := chosen(given.text)):
         sys.exit(f"no job has a name with {' or '.join(given.text)}")
-    results = {"command": machine.command(parser.prog, arguments), **run(jobs, given.budget)}
+    path: Path | None = None
+    if given.json is not None:
+        name = machine.short_name(machine.processor())
+        path = Path(given.json) if given.json else RESULTS / f"{name}.json"
+    results = {"command": machine.command(parser.prog, arguments), **run(jobs, given.budget, path)}
     if not given.text:
         from benchmarks import scaling
 
-        results["scaling"] = [asdict(replace(s)) | {"exponent": s.exponent} for s in scaling.run()]
+        results["scaling"] = [
+            asdict(found) | {"exponent": found.exponent} for found in scaling.run()
+        ]
     print(table(results))
-    if given.json is not None:
-        name = machine.short_name(results["machine"]) + ".json"
-        write(results, Path(given.json) if given.json else RESULTS / name)
+    if path is not None:
+        write(results, path)
 
 
 if __name__ == "__main__":

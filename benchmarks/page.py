@@ -114,12 +114,13 @@ def machines(every: list[Results]) -> str:
             for products in (facts["gemm_over_syrk"].get(t, {}) for t in ("float32", "float64"))
         ]
         rows.append([
-            title(results), str(facts["cores"]), facts["blas"]["kernels"], *bounds,
+            title(results), f"{facts['threads']} of {facts['cores']}",
+            facts["blas"]["kernels"], *bounds,
             (results["commit"] or "not recorded")[:12] + " changed" * bool(results["changed"]),
             results["began"][:16],
             "not recorded" if load is None else f"{load[0]:g}",
         ])  # fmt: skip
-    header = ["processor", "cores", "kernels", "GEMM / SYRK, float32", "the same, float64",
+    header = ["processor", "threads", "kernels", "GEMM / SYRK, float32", "the same, float64",
               "commit", "began", "load before"]  # fmt: skip
     return _table(header, rows)
 
