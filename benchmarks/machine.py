@@ -143,6 +143,13 @@ def processor() -> dict[str, Any]:
     }
 
 
+def architecture(facts: dict[str, Any]) -> str:
+    """Family of the processor, with the name of AMD's design where it is known."""
+    zen = {25: "Zen 4" if facts["avx512"] else "Zen 3", 26: "Zen 5"}
+    name = zen.get(facts["family"]) if "AMD" in facts["processor"] else None
+    return f"family {facts['family']}" + f" ({name})" * bool(name)
+
+
 def short_name(facts: dict[str, Any]) -> str:
     """Of the processor, for a file: its maker's word, family and model."""
     maker = str(facts["processor"]).split()[0].lower()

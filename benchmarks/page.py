@@ -46,16 +46,15 @@ _PEERS = (
     Line("splince/2048", NUMPY, "solve SPLINCE, d = 2048: the paper's formula in NumPy"),
     Line("apply/new array/float32/768/rank 1", CE, "apply, rank 1: concept-erasure"),
 )
-# Why a target can be missed, by the beginning of the name of the job and what it is held against.
+# Why a target of a group can be missed against a contender.
 _REASONS = {
-    ("accumulate/", FLOOR): "beside the product the rows are checked, centred and sorted by class, "
-    "which takes O(n d) where the product takes O(n d^2)",
-    ("accumulate/", CE): "both are bound by their products, and the ratio by the one of general to "
-    "symmetric products in the table above",
-    ("stream/one row", ""): "every call reads its labels in Python before it can wait for others",
-    ("file/", FLOOR): "rows are centred between the read and the product, on the same cores",
-    ("apply/given", FLOOR): "a copy multiplies nothing; the eraser takes two products per row, and "
-    "its sums in float64",
+    ("accumulate", FLOOR): "Beside the product, of O(n d^2), the rows are checked, centred and "
+    "sorted by class, in O(n d)",
+    ("accumulate", CE): "GEMM / SYRK of the table above bounds this ratio",
+    ("stream", "in blocks"): "Every call checks its row and reads its labels in Python",
+    ("stream", CE): "Every call checks its row and reads its labels in Python",
+    ("file", FLOOR): "Rows are centred between the read and the product, on the same cores",
+    ("apply", FLOOR): "The eraser multiplies every row by two factors in float64; a copy does not",
 }
 
 
@@ -101,7 +100,7 @@ def busy(results: Results) -> bool:
 
 def title(results: Results) -> str:
     facts = results["machine"]
-    return f"{facts['processor']} (family {facts['family']})"
+    return f"{facts['processor']}, {machine.architecture(facts)}"
 
 
 def machines(every: list[Results]) -> str:
@@ -133,22 +132,25 @@ def short_table(every: list[Results], lines: tuple[Line, ...], head: str) -> str
 
 
 def missed(results: Results) -> list[str]:
-    """What is missed, and why."""
-    found = []
+    """What is missed, and why; cases of a group against the same contender together."""
+    cases: dict[tuple[str, str], list[str]] = {}
     for job in results["jobs"]:
+        group, _, case = job["name"].partition("/")
         for target in job["targets"]:
             if target["met"] is False:
-                reasons = [
-                    reason
-                    for (start, against), reason in _REASONS.items()
-                    if job["name"].startswith(start) and target["against"].startswith(against)
-                ]
+                measured = f"{target['measured']['median']:.3g}"
                 sign = ">=" if target["at_least"] else "<="
-                text = f"{job['name']}" + f", {target['against']}" * bool(target["against"])
-                measured = compare.interval(target["measured"])
-                because = f": {reasons[0]}" if reasons else ""
-                found.append(f"{text}: {measured}, promised {sign} {target['limit']:g}{because}")
-    return found
+                text = f"{case} {measured} ({sign} {target['limit']:g})"
+                cases.setdefault((group, target["against"]), []).append(text)
+    return [
+        f"{group}{', ' * bool(against)}{against}: {'; '.join(found)}{_reason(group, against)}"
+        for (group, against), found in cases.items()
+    ]
+
+
+def _reason(group: str, against: str) -> str:
+    reason = _REASONS.get((group, against))
+    return f". {reason}." if reason else ""
 
 
 def page(every: list[Results], figure: str | None) -> str:
@@ -168,7 +170,8 @@ def page(every: list[Results], figure: str | None) -> str:
             load = results["load_average"]["before"][0]
             parts.append(_fill(
                 f"**{title(results)}: other processes were running (load average {load:g} on "
-                f"{results['machine']['cores']} cores). These numbers are provisional.**"
+                f"{results['machine']['cores']} cores). These numbers are provisional, and what is "
+                "missed may be missed for that alone.**"
             ))  # fmt: skip
         if "note" in results:
             parts.append(_fill(f"{title(results)}: {results['note']}"))
