@@ -253,7 +253,7 @@ def test_numbers_of_the_page_are_those_of_the_results(bench: Any, tmp_path: Path
     (tmp_path / "b.json").write_text(json.dumps(newer))
     text = " ".join(bench.page.page(bench.page.read(tmp_path), None).split())
     for part in (
-        "| Some AMD Chip, family 26 (Zen 5) | 5 of 6 | Zen | scipy 1.625, torch 2.375 | not measured",
+        "| Some AMD Chip, family 26 (Zen 5) | 5 of 6 | Zen | scipy 1.625, torch 2.375 | not meas",
         "| 0.738 [0.306, 1.23] | 0.613 [0.306, 1.23] |",  # the newest family comes first
         "| 3.12 [1.56, 6.25] | 3.12 [1.56, 6.25] |",
         "- accumulate, floor: float32/2048 0.613 (>= 0.8125). Beside the product",
