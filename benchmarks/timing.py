@@ -126,8 +126,9 @@ def interleave(
     ----------
     contenders : mapping of str to Contender
     budget : float
-        Seconds to spend, roughly: as many rounds as fit into it, between 3 and 9. A contender
-        whose first call alone takes longer is not called again.
+        Seconds to spend, roughly: as many rounds as fit into it, between 3 and 9, after a first
+        call that is not counted. A contender whose first call alone takes longer is not called
+        again.
 
     Returns
     -------
@@ -157,10 +158,9 @@ def interleave(
     for number in range(rounds):
         shift = number % max(1, len(repeated))
         for name in repeated[shift:] + repeated[:shift]:
-            if len(samples[name]) < rounds:
-                sleep(pause)
-                seconds = _sample(contenders[name], counts[name])
-                samples[name].append(seconds / (counts[name] * contenders[name].units))
+            sleep(pause)
+            seconds = _sample(contenders[name], counts[name])
+            samples[name].append(seconds / (counts[name] * contenders[name].units))
     return {name: Timing(tuple(values)) for name, values in samples.items()}
 
 
