@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -107,12 +106,24 @@ def test_floors_do_the_products_they_stand_for(bench: Any) -> None:
     np.testing.assert_array_equal(S, before)
 
 
+class Clock:
+    """A clock of its own in place of the machine's."""
+
+    def __init__(self, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(bench.timing, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(bench.timing, "sleep", self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 def test_targets_are_judged_by_the_right_side(bench: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("SPLINCE_FAST_BENCH", "full")
-    monkeypatch.setattr(bench.timing, "_PAUSE_SECONDS", 0.0)
+    clock = Clock(bench, monkeypatch)
     naps = {"splince_fast": 0.01, "slow": 0.03, "quick": 0.005}
     ways = {
-        name: bench.timing.Contender(lambda nap=nap: time.sleep(nap)) for name, nap in naps.items()
+        name: bench.timing.Contender(lambda nap=nap: clock.sleep(nap)) for name, nap in naps.items()
     }
     ways["none"] = import_module("benchmarks.peers").Absent("not installed: it")
     wanted = [("slow", 2, True), ("quick", 1, True), ("quick", 4, False), ("slow", 0.1, False),
@@ -144,7 +155,7 @@ def test_contenders_alternate_and_long_calls_are_not_repeated(
     bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPLINCE_FAST_BENCH", "full")
-    monkeypatch.setattr(bench.timing, "sleep", lambda _: None)
+    clock = Clock(bench, monkeypatch)
     monkeypatch.setattr(bench.timing, "_LEAST_SECONDS", 0.0)
     monkeypatch.setattr(bench.timing, "_LONG_SECONDS", 0.2)
     calls: list[str] = []
@@ -154,9 +165,9 @@ def test_contenders_alternate_and_long_calls_are_not_repeated(
 
     contenders = {
         name: bench.timing.Contender(
-            lambda name=name: calls.append(name) or time.sleep(pause(name)),
+            lambda name=name: calls.append(name) or clock.sleep(pause(name)),
             units=2.0,
-            before=lambda: time.sleep(0.02),
+            before=lambda: clock.sleep(0.02),
         )
         for name in ("a", "b", "long")
     }
