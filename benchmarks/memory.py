@@ -21,7 +21,9 @@ import tempfile
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 _ROOT = Path(__file__).resolve().parent.parent
 _POLL_SECONDS = 0.001
@@ -43,7 +45,7 @@ def extra_bytes(job: str, **arguments: Any) -> int:
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(
-            [sys.executable, "-m", "benchmarks._memory", job, json.dumps(arguments)],
+            [sys.executable, "-m", "benchmarks.memory", job, json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -99,6 +101,45 @@ def _run(job: str, arguments: dict[str, Any]) -> None:
     print(_highest() - before, flush=True)
     sys.stdin.readline()
     del result
+
+
+# --- jobs of such children ------------------------------------------------------------------------
+# Each prepares its data, runs once on a few rows so that libraries are loaded and compiled, and
+# returns the job.
+
+
+def accumulate_file(path: str) -> Callable[[], object]:
+    """`Moments.from_blocks` over a .npy file of rows, with a binary concept."""
+    import splince_fast as sf
+
+    rows = np.load(path, mmap_mode="r")
+    z = np.arange(len(rows), dtype=np.int64) % 2
+    sf.Moments.from_blocks(sf.sources.from_arrays(rows[:9000], {"z": z[:9000]}))
+    source = sf.sources.from_npy(path, {"z": z})
+    return lambda: sf.Moments.from_blocks(source)
+
+
+def apply_in_place(n: int, d: int, dtype: str) -> Callable[[], object]:
+    """`eraser(X, out=X)`."""
+    from benchmarks.jobs_erase import orthogonal
+
+    eraser = orthogonal(d, 1)
+    X = np.ones((n, d), dtype)
+    eraser(X[:2000], out=X[:2000])
+    return lambda: eraser(X, out=X)
+
+
+def erase(name: str, n: int, d: int) -> Callable[[], object]:
+    """Fit and apply by a contender of `jobs_erase`: float32 rows, a binary concept."""
+    from benchmarks import jobs_erase
+    from benchmarks.data import problem
+
+    def way(rows: int) -> Any:
+        data = problem(rows, d)
+        return {**jobs_erase.splinces(data), **jobs_erase.erasers(data)}[name]
+
+    way(4 * d).run()
+    return cast(Callable[[], object], way(n).run)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,14 +27,18 @@ class Problem:
     def labels(self) -> dict[str, NDArray[np.int64]]:
         return {"z": self.z, "y": self.y}
 
+    @property
+    def classes(self) -> int:
+        return int(self.z.max()) + 1
+
     def blocks(self, size: int) -> list[Problem]:
         """Views of consecutive rows."""
         cuts = [slice(i, i + size) for i in range(0, len(self.X), size)]
         return [Problem(self.X[s], self.z[s], self.y[s]) for s in cuts]
 
-    def moments(self, **parameters: Any) -> Moments:
-        kinds = dict.fromkeys(self.labels, "classes")  # integers they are, however many
-        return Moments(kinds=kinds, **parameters).update(self.X, self.labels)
+    def moments(self) -> Moments:
+        """Moments of all rows; the labels are classes, however many."""
+        return Moments(kinds=dict.fromkeys(self.labels, "classes")).update(self.X, self.labels)
 
 
 def problem(
@@ -49,9 +54,10 @@ def problem(
 
     The task agrees with the concept in 7 rows of 10. `offset` is added to every feature, in units
     of its standard deviation.
-    """  # fmt: skip
+    """
     rng = np.random.default_rng(seed)
     z = rng.integers(0, classes, n)
+    z[:classes] = np.arange(classes)  # every class occurs
     y = np.where(rng.random(n) < 0.7, z, rng.integers(0, classes, n))
     scale = np.geomspace(1.0, 0.1, d)
     shift_z, shift_y = (scale * rng.normal(size=(classes, d)) for _ in range(2))
@@ -82,7 +88,17 @@ def one_hot(codes: NDArray[np.int64], classes: int, dtype: DTypeLike) -> NDArray
     return np.eye(classes, dtype=dtype)[codes]
 
 
-@lru_cache(maxsize=4)
-def cached(n: int, d: int, dtype: str, classes: int = 2) -> Problem:
-    """The same problem for benchmarks that do not change it."""
+@lru_cache(maxsize=2)
+def cached(n: int, d: int, dtype: str = "float32", classes: int = 2) -> Problem:
+    """The same problem for several jobs, which do not change it."""
     return problem(n, d, dtype, classes=classes)
+
+
+def write_rows(path: Path, n: int, d: int) -> Path:
+    """A .npy file of float32 rows, which stays in the page cache."""
+    rows = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(n, d))
+    piece = problem(min(n, 16_384), d).X
+    for start in range(0, n, len(piece)):
+        rows[start : start + len(piece)] = piece[: n - start]
+    rows.flush()
+    return path

@@ -18,16 +18,33 @@ def syrk_into(X: NDArray[Any], total: NDArray[Any]) -> None:
     routine(1.0, X.T, beta=1.0, c=total, lower=1, overwrite_c=1)
 
 
-def factor_and_solve(S: Float, first: Float, second: Float) -> None:
-    """Cholesky of S, in place, and the two triangular solves of a SPLINCE, in place; bare LAPACK.
+def gemm_into(X: NDArray[Any], Z: NDArray[Any], total: NDArray[Any]) -> None:
+    """total += X^T Z by SciPy's BLAS; X and Z C-contiguous, total Fortran-ordered."""
+    routine = blas.sgemm if X.dtype == np.float32 else blas.dgemm
+    routine(1.0, X.T, Z.T, beta=1.0, c=total, trans_b=1, overwrite_c=1)
 
-    All arrays are Fortran-ordered.
+
+def copy_lower(source: Float, target: Float) -> None:
+    """Copy the lower triangle, by block columns; both arrays (d, d) and Fortran-ordered."""
+    step = 256
+    for start in range(0, len(source), step):
+        target[start:, start : start + step] = source[start:, start : start + step]
+
+
+def factor_and_solve(S: Float, sides: list[Float], work: list[Float]) -> list[Float]:
+    """Cholesky of S and a triangular solve for each side, by bare LAPACK and BLAS.
+
+    S, of which the lower triangle is read, and the sides stay as they are: like a library that
+    keeps its moments, this copies them first, into `work`. All arrays are Fortran-ordered.
     """
-    _, status = lapack.dpotrf(S, lower=1, clean=0, overwrite_a=1)
+    copy_lower(S, work[0])
+    _, status = lapack.dpotrf(work[0], lower=1, clean=0, overwrite_a=1)
     if status:
         raise ArithmeticError(f"dpotrf returned {status}")
-    for right_side in (first, second):
-        blas.dtrsm(1.0, S, right_side, lower=1, overwrite_b=1)
+    for side, target in zip(sides, work[1:], strict=True):
+        np.copyto(target, side)
+        blas.dtrsm(1.0, work[0], target, lower=1, overwrite_b=1)
+    return work
 
 
 def explicit_splince(S: Float, Sz: Float, Sy: Float, rank_z: int, rank_y: int) -> Float:
@@ -65,10 +82,14 @@ def scipy_splince(S: Float, Sz: Float, Sy: Float) -> tuple[Float, Float]:
 
 
 def explicit_apply(
-    X: NDArray[Any], left: NDArray[Any], right: NDArray[Any], mean: NDArray[Any]
+    X: NDArray[Any],
+    left: NDArray[Any],
+    right: NDArray[Any],
+    mean: NDArray[Any],
+    out: NDArray[Any] | None = None,
 ) -> NDArray[Any]:
-    """The eraser as a formula in NumPy."""
-    return np.asarray(X - ((X - mean) @ right) @ left.T)
+    """The eraser as a formula in NumPy, X - ((X - mean) right) left^T."""
+    return np.asarray(np.subtract(X, ((X - mean) @ right) @ left.T, out=out))
 
 
 def leading(M: Float, rank: int) -> Float:
