@@ -40,6 +40,7 @@ from splince_fast.report import Report
 
 __all__ = ["LEACE", "SAL", "SPLINCE", "MeanProjection"]
 
+
 class _InputTypeError(InputError, TypeError):
     """An input that scikit-learn refuses with a TypeError: sparse, or objects without a number."""
 
@@ -66,15 +67,15 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
 
     # -- what a subclass decides -----------------------------------------------------------
 
-    def _project(
-        self, moments: Moments | Factored, erase: Selection, keep: Any
-    ) -> Projection:
+    def _project(self, moments: Moments | Factored, erase: Selection, keep: Any) -> Projection:
         """Call the method of this class."""
         raise NotImplementedError
 
     def _options(self) -> dict[str, Any]:
         """Parameters of the method: all but those that say what labels mean."""
-        return {name: getattr(self, name) for name in options_of(self._method) if hasattr(self, name)}
+        return {
+            name: getattr(self, name) for name in options_of(self._method) if hasattr(self, name)
+        }
 
     # -- filling ---------------------------------------------------------------------------
 
@@ -649,9 +650,7 @@ class SPLINCE(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(
-        self, moments: Moments | Factored, erase: Selection, keep: Any
-    ) -> Projection:
+    def _project(self, moments: Moments | Factored, erase: Selection, keep: Any) -> Projection:
         options = self._options()
         if keep is not None:
             return splince(moments, erase=erase, keep=keep, **options)
@@ -716,9 +715,7 @@ class LEACE(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(
-        self, moments: Moments | Factored, erase: Selection, keep: Any
-    ) -> Projection:
+    def _project(self, moments: Moments | Factored, erase: Selection, keep: Any) -> Projection:
         return leace(moments, erase=erase, **self._options())
 
 
@@ -768,9 +765,7 @@ class SAL(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(
-        self, moments: Moments | Factored, erase: Selection, keep: Any
-    ) -> Projection:
+    def _project(self, moments: Moments | Factored, erase: Selection, keep: Any) -> Projection:
         return sal(moments, erase=erase, **self._options())
 
 
@@ -811,9 +806,7 @@ class MeanProjection(SAL):
 
     _method = "mean_projection"
 
-    def _project(
-        self, moments: Moments | Factored, erase: Selection, keep: Any
-    ) -> Projection:
+    def _project(self, moments: Moments | Factored, erase: Selection, keep: Any) -> Projection:
         return mean_projection(moments, erase=erase, **self._options())
 
 

@@ -170,9 +170,7 @@ def leace(
     >>> sf.leace(moments, erase="z").rank
     2
     """
-    options = Options(
-        null_space=null_space, shrinkage=shrinkage, rank_tol=rank_tol, solver=solver
-    )
+    options = Options(null_space=null_space, shrinkage=shrinkage, rank_tol=rank_tol, solver=solver)
     return _fit(moments, "LEACE", erase, None, options, whitened=True)
 
 
@@ -291,8 +289,10 @@ def _fit(
         if solution.null_basis is not None:
             left, right = with_null_space(solution, span_y.rows)
         notes = _warn(solution, span_z.names, span_y.names, options)
-        facts = Facts(method, known.n_rows, known.weight, share, whitened, distortion, unkept, notes)
         mean = known.mean
+        facts = Facts(
+            method, known.n_rows, known.weight, share, whitened, distortion, unkept, notes
+        )
     report = partial(build_report, facts, solution, span_z, span_y, left, right)
     return Projection._make(left, right, mean, method=method, report=report)
 

@@ -67,8 +67,9 @@ OPTIONS = {
         Option(
             "shrinkage",
             None,
-            lambda s: s is None
-            or (s in SHRINKAGES if isinstance(s, str) else _in_unit_interval(s)),
+            lambda s: (
+                s is None or (s in SHRINKAGES if isinstance(s, str) else _in_unit_interval(s))
+            ),
             "None, 'oas', 'ledoit-wolf' or a number in [0, 1]",
             _WHITENED,
             SHRINKAGES,

@@ -486,9 +486,7 @@ class Moments:
         with self.held() as held:
             return held.variable(name)
 
-    def factored(
-        self, shrinkage: float | str | None = None, *, solver: str = "auto"
-    ) -> Factored:
+    def factored(self, shrinkage: float | str | None = None, *, solver: str = "auto") -> Factored:
         """An immutable snapshot with Cov(x) factored, for several erasers from the same moments.
 
         Every method and :func:`splince_fast.concept_strength` take it in place of the moments.
