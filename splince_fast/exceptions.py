@@ -79,5 +79,9 @@ class DroppedDirectionsWarning(SplinceWarning):
     """Some of what should be kept was given up, as the caller's policy allows."""
 
 
+class PrecisionWarning(SplinceWarning):
+    """An eraser stands on few digits: a large amplification, or a constraint near rounding."""
+
+
 class ManyClassesWarning(SplinceWarning):
     """An integer variable has so many values that it may be a continuous one."""

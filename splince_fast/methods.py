@@ -20,12 +20,14 @@ from splince_fast._kernels.factor import STATUS_INFEASIBLE, STATUS_OK
 from splince_fast._solve.messages import raise_infeasible, raise_numerical
 from splince_fast._solve.oblique import Solution, oblique, with_null_space
 from splince_fast._solve.options import Options
+from splince_fast._solve.tolerances import AMPLIFICATION
 from splince_fast._solve.selection import Selection, names_of, span_of
 from splince_fast.exceptions import (
     DroppedDirectionsWarning,
     InputError,
     LabelError,
     NothingErasedWarning,
+    PrecisionWarning,
 )
 from splince_fast.labels.names import listed
 from splince_fast.moments import Moments
@@ -110,6 +112,9 @@ def splince(
         The data hold no linear trace of the concept: the eraser is the identity.
     DroppedDirectionsWarning
         Kept directions were given up, as the policies allow.
+    PrecisionWarning
+        The result stands on few digits: an amplification above 1e4, a residual above its bound, a
+        bound of 1 or more, or a trace in what x varies by less than rounding.
 
     Examples
     --------
@@ -285,14 +290,20 @@ def _fit(
         if solution.solver != "cholesky" or share:
             right = solution.right
             distortion = float(np.sum((solution.left @ solution.left.T) * known.gram(right)))
+            if solution.admitted and span_y.names:
+                # Nor is LEACE's then what the factor says.
+                plain = oblique(factor, span_z.rows, len(span_z.rows), options)
+                unkept = float(np.sum((plain.left @ plain.left.T) * known.gram(plain.right)))
+        if not span_y.names:
+            unkept = distortion
         left, right = solution.left, solution.right
         if solution.null_basis is not None:
             left, right = with_null_space(solution, span_y.rows)
         notes = _warn(solution, span_z.names, span_y.names, options)
+        mean = known.mean
         facts = Facts(
             method, known.n_rows, known.weight, share, whitened, distortion, unkept, notes
         )
-        mean = known.mean
     report = partial(build_report, facts, solution, span_z, span_y, left, right)
     return Projection._make(left, right, mean, method=method, report=report)
 
@@ -330,4 +341,37 @@ def _warn(
             + "; the report shows what is left of each variable"
         )
         warnings.warn(notes[-1], DroppedDirectionsWarning, stacklevel=4)
+    for note in _imprecise(solution, erased, kept):
+        notes.append(note)
+        warnings.warn(note, PrecisionWarning, stacklevel=4)
     return tuple(notes)
+
+
+def _imprecise(solution: Solution, erased: list[str], kept: list[str]) -> list[str]:
+    """What makes the result stand on few digits, in words."""
+    notes = []
+    amplification, bound = solution.amplification, solution.bound
+    if amplification > AMPLIFICATION:
+        notes.append(
+            f"{listed(kept)} nearly lies in the span of {listed(erased)}: the longest correction "
+            f"is {amplification:.1e} times LEACE's, and so is what rounding, noise and new rows "
+            "add to it. Cap it with max_amplification= (for example 100), keep fewer variables, "
+            "or use leace"
+        )
+    worst = max(solution.residual_z, solution.residual_y)
+    if solution.rank_z and (bound >= 1 or worst > bound):
+        notes.append(
+            f"rounding may undo what was erased or kept: residual {worst:.1e}, bound {bound:.1e} "
+            "(relative to the cross-covariances). Typical causes: variables that nearly determine "
+            "each other, or features that are combinations of others; drop such columns, pass "
+            "shrinkage=1e-6, or cap max_amplification="
+        )
+    if solution.admitted:
+        notes.append(
+            f"x varies by less than its rounding level in {solution.admitted} direction(s) in "
+            "which the labels show a trace; their variance was set to that level. What is erased "
+            "and kept is exact, but x is changed more than the least possible, and new rows may "
+            "be changed far more: drop features that are copies of others, accumulate in float64, "
+            "or pass shrinkage=1e-6"
+        )
+    return notes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +25,8 @@ class SpanLike(Protocol):
     names: list[str]
     rows: Float
     counts: list[int]
+    kinds: list[str]
+    metrics: list[Callable[[], Float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +40,20 @@ class VariableReport:
     rank : int
         Rank of its cross-covariance with x, at the rounding level of the data.
     singular_values : tuple of float
-        Of the whitened cross-covariance L^+ Cov(x, v), v in units of its standard deviations
-        (in units of x where nothing is whitened): 1 is a perfect linear trace, 0 none.
+        Canonical correlations between x and the variable, L^+ Cov(x, v) Cov(v)^{-1/2}: 1 is a
+        perfect linear trace, 0 none. Missing labels count as rows at the mean. Where nothing is
+        whitened, and for directions: those of Cov(x, v), v in units of its deviations.
     residual : float
         |P Cov(x, z)| / |Cov(x, z)| where erased, |P Cov(x, y) - Cov(x, y)| / |Cov(x, y)| where
         kept (Frobenius norms).
     bound : float
         The residual that rounding explains: 8 d eps q |P|^2, with q the condition number of the
-        whitened cross-covariances and |P| the spectral norm. A kept variable whose residual is
+        whitened cross-covariances and |P| the spectral norm in units of deviations, so that it
+        does not depend on the units of the features. A kept variable whose residual is
         far above it was given up in part.
+    kind : str
+        How it was read: "classes (4)", "continuous (1 column)", "directions (2)"; empty in files
+        of versions that did not note it.
     """
 
     name: str
@@ -55,6 +62,12 @@ class VariableReport:
     singular_values: tuple[float, ...]
     residual: float
     bound: float
+    kind: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name, and how it was read: "z: classes (4)"."""
+        return f"{self.name}: {self.kind}" if self.kind else self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +208,13 @@ class Report:
         facts = self._facts()
         wide = max(len(label) for label, _ in facts)
         lines = [f"{self.method}"]
+        figure = "singular values" if self.rank_covariance is None else "correlations"
         lines += [f"  {label:<{wide}}  {text}" for label, text in facts]
         for v in self.variables:
             values = ", ".join(f"{s:.3g}" for s in v.singular_values[:4])
             values += ", ..." if len(v.singular_values) > 4 else ""
             lines.append(
-                f"  {v.role:<{wide}}  {v.name}: rank {v.rank}, singular values [{values}], "
+                f"  {v.role:<{wide}}  {v.label}, rank {v.rank}, {figure} [{values}], "
                 f"residual {v.residual:.1e} (rounding {v.bound:.1e})"
             )
         return "\n".join(lines)
@@ -213,7 +227,7 @@ class Report:
         )
         rows += "".join(
             f"<tr><th style='text-align:left'>{v.role}</th><td style='text-align:left'>"
-            f"{html.escape(v.name)}: rank {v.rank}, residual {v.residual:.1e} "
+            f"{html.escape(v.label)}: rank {v.rank}, residual {v.residual:.1e} "
             f"(rounding {v.bound:.1e})</td></tr>"
             for v in self.variables
         )
@@ -269,14 +283,28 @@ def build_report(
         ("kept", span_y, solution.whitened[n_erased:], solution.cut_y, solution.rank_y),
     ):
         start = 0
-        for name, count in zip(span.names, span.counts, strict=True):
+        for i, (name, count) in enumerate(zip(span.names, span.counts, strict=True)):
             part = slice(start, start + count)
-            values = np.linalg.svd(white[part], compute_uv=False) if count else np.zeros(0)
+            values = _singular_values(white[part])
             own = rank if len(span.names) == 1 else int(np.count_nonzero(values > cut))
             residual = _residual(span.rows[part], left, right, role)
             extra = _left_alone(values, own, solution.size)
+            shown = values
+            if facts.whitened:
+                shown = _singular_values(span.metrics[i]() @ white[part])
+                shown = (
+                    np.minimum(shown, 1.0) if not span.kinds[i].startswith("directions") else shown
+                )
             variables.append(
-                VariableReport(name, role, own, tuple(map(float, values)), residual, bound + extra)
+                VariableReport(
+                    name,
+                    role,
+                    own,
+                    tuple(map(float, shown)),
+                    residual,
+                    bound + extra,
+                    span.kinds[i],
+                )  # fmt: skip
             )
             start += count
     share = 1.0 / solution.variance if solution.variance else 0.0
@@ -302,6 +330,13 @@ def build_report(
         shrinkage=facts.shrinkage,
         warnings=facts.warnings,
     )
+
+
+def _singular_values(rows: Float) -> Float:
+    """Descending singular values of (k, d); none of an empty matrix."""
+    if not rows.size:
+        return np.zeros(0)
+    return np.asarray(np.linalg.svd(rows, compute_uv=False), dtype=np.float64)
 
 
 def _residual(span: Float, left: Float, right: Float, role: str) -> float:

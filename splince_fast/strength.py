@@ -303,7 +303,7 @@ def _whitened(factor: Factor, cross: Float, max_rank: int) -> _Whitened:
     Admitting directions in which the concept has a trace would make chance depend on the labels.
     """
     rows = factor.whiten(np.ascontiguousarray(cross))
-    values = np.linalg.svd(rows, compute_uv=False)
+    values = np.asarray(np.linalg.svd(rows, compute_uv=False), dtype=np.float64)
     return _Whitened(rows, values, min(factor.rank, max_rank), factor.inverse_scale)
 
 

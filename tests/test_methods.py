@@ -1084,7 +1084,7 @@ def test_rows_that_come_during_a_solve_do_not_get_into_it(monkeypatch: pytest.Mo
     moments = sf.Moments(block_rows=50).update(data.x, {"z": data.z, "y": data.y})
     expected = erase("splince", data.moments())
     refused: list[BaseException] = []
-    kernel = methods.solve.oblique_factors
+    solve = methods.oblique
 
     def late() -> None:
         try:
@@ -1096,9 +1096,9 @@ def test_rows_that_come_during_a_solve_do_not_get_into_it(monkeypatch: pytest.Mo
         thread = threading.Thread(target=late)
         thread.start()
         thread.join(timeout=5)
-        return kernel(*args, **options)
+        return solve(*args, **options)
 
-    monkeypatch.setattr(methods.solve, "oblique_factors", interrupted)
+    monkeypatch.setattr(methods, "oblique", interrupted)
     eraser = erase("splince", moments)
     assert_same(change(eraser), change(expected), slack(data))
 

@@ -60,7 +60,7 @@ def test_unknown_attribute_is_an_attribute_error() -> None:
 def test_missing_extension_says_how_to_build_it() -> None:
     code = (
         "import sys\n"
-        "sys.modules['splince_fast._kernels.solve'] = None\n"
+        "sys.modules['splince_fast._kernels.oblique'] = None\n"
         "import splince_fast\n"
         "try:\n    splince_fast.splince\n"
         "except ImportError as error:\n    print(error)\n"
@@ -105,7 +105,7 @@ def test_wheel_built_from_the_source_distribution_works_elsewhere(tmp_path: Path
         "setup.py",
         "tests/test_packaging.py",
         "proofs_check/__main__.py",
-        "splince_fast/_kernels/solve.pyx",
+        "splince_fast/_kernels/oblique.pyx",
         "splince_fast/_kernels/blas.pxd",
     ):
         assert needed in names

@@ -89,7 +89,8 @@ def test_residuals_and_their_bound(solver: str, seed: int, kappa: float) -> None
     moments = data.moments()
     eraser = sf.splince(moments, erase="z", keep="y", solver=solver)
     found = report(eraser)
-    size = np.linalg.norm(eraser.matrix(), 2)
+    scale = data.x.std(axis=0)
+    size = np.linalg.norm(eraser.matrix() * scale / scale[:, None], 2)
     q = max(v.singular_values[0] / v.singular_values[v.rank - 1] for v in found.variables)
     for variable in found.variables:
         assert variable.bound == pytest.approx(8 * 8 * EPS * q * size**2, rel=1e-6)

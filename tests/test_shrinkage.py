@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from sklearn.covariance import ledoit_wolf, oas
 
 import splince_fast as sf
-from splince_fast.methods import _shrinkage
+from splince_fast._solve.shrinkage import share
+from splince_fast.moments.state import State
 
 EPS = np.finfo(np.float64).eps
 ESTIMATORS = {"oas": oas, "ledoit-wolf": ledoit_wolf}
@@ -22,6 +23,13 @@ def problem(n: int, d: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.n
     z, y = rng.integers(0, 2, n), rng.integers(0, 2, n)
     X = rng.normal(size=(n, d)) @ rng.normal(size=(d, d)) + z[:, None] + y[:, None] * np.eye(d)[0]
     return X, z, y
+
+
+def _shrinkage(state: State, policy: str) -> float:
+    quartic = None
+    if state.fourth is not None:
+        quartic = state.fourth.centred(state.weight, state.deviation, state.scatter)
+    return share(policy, state.scatter, state.weight, quartic)
 
 
 def tolerance(n: int, d: int) -> float:

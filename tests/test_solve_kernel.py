@@ -28,7 +28,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from splince_fast._kernels import reference, solve
+from splince_fast._kernels import factor as kernel
+from splince_fast._kernels import oblique as oblique_kernel
+from splince_fast._kernels import reference, spans
+from splince_fast._solve import tolerances
+from splince_fast._solve.oblique import Solution
 
 Float = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
@@ -71,30 +75,62 @@ def problem(
     return Problem(root @ root.T, root @ mixed(qz, rz), root @ mixed(qy, ry))
 
 
-def solved(p: Problem, **options: Any) -> dict[str, Any]:
-    """The kernel with the settings of the public functions for float64 data."""
+def factored(p: Problem, **options: Any) -> kernel.Factor:
+    """The factor of S with the settings of the public functions for float64 data."""
     defaults: dict[str, Any] = {
-        "whitened": True,
-        "force_eigh": False,
-        "allow_eigh": True,
         "per_weight": 1.0,
         "ridge": 0.0,
         "max_rank": p.d,
-        "eigen_tolerance": 4 * p.d * EPS,
-        "rank_tolerance": 0.0,
-        "drop_below": 0.0,
-        "may_drop": False,
+        "tolerance": 4 * p.d * EPS,
+        "constant": 64 * EPS,
+        "force_eigh": False,
+        "allow_eigh": True,
     }
     mean = options.pop("mean", np.zeros(p.d))
-    sums = [np.asfortranarray(a) for a in (p.s, p.sz, p.sy)]
-    workspace = np.full(p.d**2, np.nan)
-    return solve.oblique_factors(sums[0], mean, *sums[1:], workspace, **(defaults | options))
+    return kernel.dense(
+        np.asfortranarray(p.s), mean, np.full(p.d**2, np.nan), **(defaults | options)
+    )
+
+
+def solved(p: Problem, whitened: bool = True, **options: Any) -> dict[str, Any]:
+    """Factor, admit and solve; the figures of both by name."""
+    of_solve = {
+        "rank_tolerance": options.pop("rank_tolerance", 0.0),
+        "drop_below": options.pop("drop_below", 0.0),
+        "may_drop": options.pop("may_drop", False),
+    }
+    rows = np.ascontiguousarray(np.concatenate([p.sz.T, p.sy.T]))
+    if whitened:
+        factor = factored(p, **options)
+        if factor.status != kernel.STATUS_OK:
+            return {"status": factor.status}
+        factor = factor.admit(rows)
+        noise = tolerances.noise(p.d, factor.smallest)
+    else:
+        factor = kernel.identity(np.diag(p.s).copy(), options.pop("per_weight", 1.0))
+        noise = tolerances.noise_unwhitened(factor.variance)
+    found = oblique_kernel.oblique(
+        factor,
+        rows,
+        p.sz.shape[1],
+        noise=noise,
+        relative=tolerances.relative(p.d, of_solve["rank_tolerance"]),
+        drop_below=of_solve["drop_below"],
+        may_drop=of_solve["may_drop"],
+    )
+    raw: dict[str, Any] = dict(zip(Solution._fields, found, strict=False))
+    return raw | {
+        "solver": factor.solver,
+        "constants": factor.constants,
+        "null_basis": factor.null_basis,
+        "admitted": factor.admitted,
+    }
 
 
 def factors(p: Problem, **options: Any) -> tuple[Float, Float]:
     """left and right, (d, r), of a solve that must succeed."""
     raw = solved(p, **options)
-    assert raw["status"] == solve.OK
+    assert raw["status"] == kernel.STATUS_OK
     return raw["left"].T, raw["right"].T
 
 
@@ -313,7 +349,7 @@ def test_control_the_60_digits_tell_wrong_formulas(mutant: str) -> None:
     if mutant == "drop an eigenvector":
         scale = np.sqrt(np.diag(p.s))
         values = np.linalg.eigvalsh(p.s / np.outer(scale, scale))
-        wrong = factors(p, force_eigh=True, eigen_tolerance=(values[0] * values[1]) ** 0.5)
+        wrong = factors(p, force_eigh=True, tolerance=(values[0] * values[1]) ** 0.5)
     else:
         wrong = closed_form(p, mutant)
     assert error_excess(p, *wrong) > 1e3
@@ -332,7 +368,7 @@ def test_agrees_with_the_plain_numpy_twin(
     s = p.s if whitened else np.eye(p.d)
     alike = Problem(s, p.sz, p.sy)
     raw = solved(p, whitened=whitened, force_eigh=force_eigh)
-    if raw["status"] == solve.INFEASIBLE:
+    if raw["status"] == kernel.STATUS_INFEASIBLE:
         assert not whitened  # raw spans may meet where whitened ones do not
         return
     sine = float(raw["sines"].min())
@@ -384,7 +420,7 @@ def test_spans_that_fill_the_space_and_one_more(whitened: bool) -> None:
     assert np.linalg.matrix_rank(P, tol=1e-8) == 3
     too_many = Problem(p.s, p.sz, np.concatenate([p.sy, rng.normal(size=(5, 1))], axis=1))
     raw = solved(too_many, whitened=whitened)
-    assert raw["status"] == solve.INFEASIBLE
+    assert raw["status"] == kernel.STATUS_INFEASIBLE
     assert raw["cosines"][0] == pytest.approx(1.0, abs=1e-12)
 
 
@@ -394,13 +430,13 @@ def test_one_feature(whitened: bool) -> None:
     left, right = factors(p, whitened=whitened)
     assert left[0, 0] * right[0, 0] == pytest.approx(1.0, rel=4 * EPS)
     raw = solved(Problem(p.s, p.sz, np.array([[1.0]])), whitened=whitened)
-    assert raw["status"] == solve.INFEASIBLE
+    assert raw["status"] == kernel.STATUS_INFEASIBLE
 
 
 def test_nothing_to_erase_gives_empty_factors() -> None:
     p = Problem(np.eye(4), np.zeros((4, 2)), np.ones((4, 1)))
     raw = solved(p)
-    assert raw["status"] == solve.OK
+    assert raw["status"] == kernel.STATUS_OK
     assert raw["left"].shape == raw["right"].shape == (0, 4)
     assert raw["distortion"] == 0.0
 
@@ -426,7 +462,7 @@ def test_rank_deficient_covariance_is_solved_on_its_support(
     p = deficient(np.random.default_rng(seed), d, max(4, d - missing))
     raw = solved(p)
     assert raw["solver"] == "eigh"
-    assert solved(p, allow_eigh=False)["status"] == solve.RANK_DEFICIENT
+    assert solved(p, allow_eigh=False)["status"] == kernel.STATUS_RANK_DEFICIENT
     null = raw["null_basis"]
     assert null.shape == (d, d - max(4, d - missing))
     assert np.linalg.norm(null.T @ null - np.eye(null.shape[1])) <= 8 * d * EPS
@@ -536,7 +572,7 @@ def test_the_same_span_is_infeasible_or_given_up() -> None:
     sy = np.concatenate([p.sy, p.sz @ rng.normal(size=(2, 1))], axis=1)
     clash = Problem(p.s, p.sz, sy)
     raw = solved(clash)
-    assert raw["status"] == solve.INFEASIBLE
+    assert raw["status"] == kernel.STATUS_INFEASIBLE
     assert raw["sines"].min() <= raw["tolerance_sine"]
     rest = solved(clash, may_drop=True)
     assert rest["dropped"] == 1
@@ -654,7 +690,7 @@ def test_class_span_spans_the_cross_covariance(seed: int, k: int, empty: int) ->
     codes = np.concatenate([np.arange(k), rng.integers(0, k, size=50)])
     x, w = rng.normal(size=(len(codes), 8)), rng.uniform(0.1, 2.0, size=len(codes))
     hot = np.eye(k + empty)[codes]
-    rows = solve.class_span((w[:, None] * hot).T @ x, w @ hot)
+    rows = spans.class_span((w[:, None] * hot).T @ x, w @ hot)
     assert rows.shape == (k - 1, 8)
     weight = w.sum()
     centred = hot - w @ hot / weight
@@ -668,5 +704,5 @@ def test_class_span_spans_the_cross_covariance(seed: int, k: int, empty: int) ->
 
 @pytest.mark.parametrize("weights", [[], [3.0], [0.0, 3.0], [0.0, 0.0]])
 def test_a_single_class_spans_nothing(weights: list[float]) -> None:
-    rows = solve.class_span(np.ones((len(weights), 4)), np.array(weights))
+    rows = spans.class_span(np.ones((len(weights), 4)), np.array(weights))
     assert rows.shape == (0, 4)

@@ -130,11 +130,12 @@ def oblique(factor: Factor, spans: Float, n_erased: int, options: Options) -> So
 
 
 def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
-    """Factors of (I - N M^T) P, which annihilates the kernel of S, too: left, right transposed.
+    """Factors of the projection that annihilates the kernel of S, too: left, right transposed.
 
-    N is an orthonormal basis of the kernel. ``M = N - D^-1 Qc Qc^T D N``, Qc = orth(D^-1 Sy), has
-    M^T Sy = 0: what is kept stays, also where it reaches into the noise space. Where it does not,
-    but for rounding, M = N.
+    With N an orthonormal basis of the kernel it erases colsp[left, N] and keeps Sy.
+    ``M = N - D^-1 Qc Qc^T D N``, Qc = orth(D^-1 Sy), has M^T Sy = 0: what is kept stays, also where
+    it reaches into the noise space; where it does not, but for rounding, M = N. [right, M] is then
+    made dual to [left, N] by elimination: B = right^T N and C = M^T left are small.
 
     Parameters
     ----------
@@ -154,6 +155,9 @@ def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
         inside = scaled @ basis.T
         sizes = np.linalg.norm(scaled, axis=1, keepdims=True)
         inside[np.abs(inside) <= 16 * tolerances.EPS * len(inverse) * sizes] = 0.0
-        dual = null - (inside @ basis) * inverse
-    left = left - (left @ dual.T) @ null
-    return np.concatenate([left, null]), np.concatenate([right, dual])
+        if inside.any():
+            dual = null - (inside @ basis) * inverse
+            dual = np.linalg.solve(dual @ null.T, dual)
+    into_null, from_left = right @ null.T, dual @ left.T
+    right = np.linalg.solve(np.eye(len(left)) - into_null @ from_left, right - into_null @ dual)
+    return np.concatenate([left, null]), np.concatenate([right, dual - from_left @ right])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import as_rows, check_values
+from splince_fast._solve import tolerances
 from splince_fast.exceptions import ConstantVariableError, InputError
 from splince_fast.labels import VariableName
 
@@ -17,18 +19,12 @@ Float = NDArray[np.float64]
 Selection: TypeAlias = VariableName | Sequence[VariableName]
 
 
-class Labelled(Protocol):
-    """A labelled variable."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def n_columns(self) -> int: ...
-    def span(self) -> Float: ...
-
-
 class Statistics(Protocol):
     """Second moments, as far as a selection needs them."""
+
+    @property
+    def weight(self) -> float:
+        """Total weight of x."""
 
     @property
     def variances(self) -> Float:
@@ -45,6 +41,8 @@ class Span:
     names: list[str]
     rows: Float  # (k, d)
     counts: list[int]
+    kinds: list[str]  # how each was read, in words
+    metrics: list[Callable[[], Float]]  # makes M: svd(M L^+ span) are canonical correlations
 
 
 def names_of(selection: object, role: str) -> list[VariableName]:
@@ -66,15 +64,17 @@ def names_of(selection: object, role: str) -> list[VariableName]:
 def span_of(statistics: Statistics, selection: object, role: str, whitened: bool) -> Span:
     """The cross-covariances that `selection` names, or the directions that it holds."""
     if selection is None and role == "keep":
-        return Span([], np.empty((0, len(statistics.variances))), [])
+        return Span([], np.empty((0, len(statistics.variances))), [], [], [])
     is_names = isinstance(selection, (str, tuple)) or (
         isinstance(selection, list) and any(isinstance(v, (str, tuple)) for v in selection)
     )
     if role == "keep" and not is_names and not (isinstance(selection, list) and not selection):
         return _directions(statistics.variances, selection, whitened)
     names, blocks, counts = names_of(selection, role), [], []
+    kinds, metrics = [], []
     for name in names:
-        columns = statistics.variable(name).span()
+        variable = statistics.variable(name)
+        columns = variable.span()
         if not len(columns):
             raise ConstantVariableError(
                 f"the variable {name!r}, to be {'erased' if role == 'erase' else 'kept'}, takes a "
@@ -83,8 +83,46 @@ def span_of(statistics: Statistics, selection: object, role: str, whitened: bool
             )
         blocks.append(columns)
         counts.append(len(columns))
+        share = min(1.0, variable.weight / statistics.weight)
+        if variable.kind == "classes":
+            kinds.append(f"classes ({int(np.count_nonzero(variable.weights > 0))})")
+            metrics.append(partial(_of_classes, variable.weights.copy(), share))
+        else:
+            kinds.append(f"continuous ({_columns(variable.n_columns)})")
+            metrics.append(partial(_of_columns, variable.copy(), share))
     rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-    return Span([str(name) for name in names], rows, counts)
+    return Span([str(name) for name in names], rows, counts, kinds, metrics)
+
+
+def _columns(count: int) -> str:
+    return "1 column" if count == 1 else f"{count} columns"
+
+
+def _of_classes(weights: Float, share: float) -> Float:
+    """M for the indicators of all classes but the most frequent, in units of their deviations.
+
+    The indicators over sqrt(p) are orthonormal, and their covariances with x sum to zero; a share
+    of the rows carries a label, the others count as rows at the mean.
+    """
+    p = weights[weights > 0] / weights.sum()
+    largest = int(np.argmax(p))
+    others = np.delete(p, largest)
+    last = -np.sqrt(others * (1 - others) / p[largest])
+    return np.asarray(share**0.5 * np.concatenate([np.diag(np.sqrt(1 - others)), last[None]]))
+
+
+def _of_columns(variable: Any, share: float) -> Float:
+    """M for columns in units of their deviations: the inverse root of their correlations."""
+    deviations = variable.deviations()
+    varies = deviations > 0
+    units = deviations[varies]
+    correlations = variable.variance()[np.ix_(varies, varies)] / np.outer(units, units)
+    values, vectors = np.linalg.eigh(correlations)
+    squares = np.diag(variable.squares)[varies] / variable.weight
+    cancelled = float(np.max(squares / units**2))
+    least = tolerances.eigenvalue_of_columns(len(units), variable.n_rows, cancelled)
+    kept = values > least
+    return np.asarray((vectors[:, kept] * (share / values[kept]) ** 0.5).T)
 
 
 def _directions(variances: Float, selection: Any, whitened: bool) -> Span:
@@ -106,7 +144,9 @@ def _directions(variances: Float, selection: Any, whitened: bool) -> Span:
     units = np.sqrt(variances if whitened else np.full(width, variances.sum()))
     scaled = np.divide(rows, units, out=np.zeros_like(rows), where=units > 0)
     sizes = np.linalg.norm(scaled, axis=1, keepdims=True)
-    return Span(["directions"], rows / np.where(sizes > 0, sizes, 1.0), [len(rows)])
+    rows = rows / np.where(sizes > 0, sizes, 1.0)
+    k = len(rows)
+    return Span(["directions"], rows, [k], [f"directions ({k})"], [partial(np.eye, k)])
 
 
 def _as_columns(selection: Any) -> Any:

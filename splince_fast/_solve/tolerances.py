@@ -50,7 +50,7 @@ def eigenvalue_of_columns(k: int, n_rows: int, cancelled: float) -> float:
     Sums of n products carry sqrt(n) roundings of the squares about the reference, which are
     `cancelled` times the variances.
     """
-    return 16.0 * EPS * k * n_rows**0.5 * cancelled
+    return float(16.0 * EPS * k * n_rows**0.5 * cancelled)
 
 
 def noise(d: int, smallest: float) -> float:
