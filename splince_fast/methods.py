@@ -30,8 +30,8 @@ from splince_fast.exceptions import (
 )
 from splince_fast.labels.names import listed
 from splince_fast.moments import Moments
-from splince_fast.moments.state import State
 from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.state import State
 from splince_fast.projection import Projection
 from splince_fast.report import Facts, build_report
 

@@ -19,8 +19,8 @@ from splince_fast._solve.messages import raise_numerical
 from splince_fast.exceptions import ConstantVariableError, InputError, UnknownVariableError
 from splince_fast.labels import ClassCodes, Encoded, VariableName, encode
 from splince_fast.moments import Moments
-from splince_fast.moments.state import EPS64, State
 from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.state import EPS64, State
 from splince_fast.moments.variable import Variable
 from splince_fast.moments.variables import check_column
 
@@ -459,9 +459,7 @@ def _bases(
         )
     check_values(rows)
     parameters = moments.parameters
-    encoded = encode(
-        labels, len(rows), kinds=parameters.kinds or None, joint=parameters.joint
-    )
+    encoded = encode(labels, len(rows), kinds=parameters.kinds or None, joint=parameters.joint)
     if name not in encoded:
         raise UnknownVariableError(
             f"labels has no variable {name!r}; pass them as they were passed to the moments"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.files import check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
-from splince_fast.labels import ClassName, Columns
+from splince_fast.labels import Columns
 from splince_fast.moments.scatter import EPS64
 from splince_fast.moments.variable import Request, Variable, denominator, refuse_other_kind
 
@@ -73,12 +73,12 @@ class ColumnSums(Variable):
     def is_blank(column: Columns) -> bool:
         return column.present is not None and not column.present.any()
 
-    def begin(self, column: Columns, name: object) -> tuple[Float, list[str]]:
+    def begin(self, column: Columns, name: object) -> tuple[Float | None, list[str] | None]:
+        if self.is_blank(column):
+            return None, None
         names, values = list(column.columns), column.values
         unnamed = self.unnamed
-        if len(names) != self.n_columns or not (
-            names == self.names or unnamed or _unnamed(names)
-        ):
+        if len(names) != self.n_columns or not (names == self.names or unnamed or _unnamed(names)):
             raise LabelError(
                 f"the variable {name!r} had the columns {self.names} in earlier blocks and "
                 f"has {names} in this one; pass the same columns in the same order"
@@ -91,7 +91,7 @@ class ColumnSums(Variable):
             )
         if column.present is not None:
             values = np.where(column.present[:, None], values, np.nan)
-        return values, names if unnamed else self.names
+        return values, names if unnamed and names != self.names else None
 
     def learn(self, fresh: list[str]) -> None:
         self.names = fresh
@@ -311,4 +311,3 @@ class ColumnSums(Variable):
 
 def _unnamed(names: list[str]) -> bool:
     return names == [str(i) for i in range(len(names))]
-

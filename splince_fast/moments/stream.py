@@ -220,7 +220,9 @@ class _Run:
     def _compare(self, block: Any, digest: str, number: int) -> None:
         """Raise FileFormatError unless a block is the one that the checkpoint has seen."""
         if digest and (block is None or self._digest(block) != digest):
-            raise _foreign(str(self._checkpoint), f"block {number} of the data is not the one that it has seen")
+            raise _foreign(
+                str(self._checkpoint), f"block {number} of the data is not the one that it has seen"
+            )
 
     def _check_variables(self, block: Any) -> None:
         """Raise FileFormatError if the block behind a checkpoint brings other variables."""
