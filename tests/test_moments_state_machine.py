@@ -68,7 +68,7 @@ BAD_UPDATES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "narrow": lambda: (X[:, :2], None, None),
     "wide": lambda: (np.ones((4, WIDTH + 1)), None, None),
     "one row without its axis": lambda: (X[0], None, None),
-    "three axes": lambda: (X[None], None, None),
+    "features of another axis": lambda: (X[..., None], None, None),
     "complex": lambda: (X + 1j, None, None),
     "text": lambda: (X.astype(str), None, None),
     "ragged": lambda: ([[1.0, 2.0, 3.0], [1.0]], None, None),

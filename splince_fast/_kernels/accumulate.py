@@ -421,6 +421,37 @@ def add_lower(
 
 
 @kernel
+def count_classes(labels: Any, weight: Any, counts: Any, weights: Any, codes: Any) -> int:
+    """Count the rows of each class, and number the classes that occur.
+
+    Parameters
+    ----------
+    labels : (n,) intp, -1 <= labels < k
+    weight : (n,) float64, or empty for unit weights
+    counts, weights : (k + 1,) intp, float64 zeros; the last entry takes the missing labels
+    codes : (n,) intp, overwritten
+        Position of each row's class among those that occur, -1 for a missing label.
+
+    Returns
+    -------
+    int
+        Number of classes that occur.
+    """
+    for i in range(labels.shape[0]):
+        counts[labels[i]] += 1
+        weights[labels[i]] += weight[i] if weight.shape[0] > 0 else 1.0
+    position = np.full(counts.shape[0], -1, np.intp)
+    number = 0
+    for c in range(counts.shape[0] - 1):
+        if counts[c] > 0:
+            position[c] = number
+            number += 1
+    for i in range(labels.shape[0]):
+        codes[i] = position[labels[i]]
+    return number
+
+
+@kernel
 def add_classes(
     rows: Any, weights: Any, sums: Any, where: Any, more_rows: Any, more_weights: Any, added: Any
 ) -> None:

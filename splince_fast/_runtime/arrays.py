@@ -18,7 +18,7 @@ _FLOAT64: np.dtype[Any] = np.dtype(np.float64)
 _GRAIN = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rows:
     """A block of rows, and all that has to be known of them.
 
@@ -42,6 +42,11 @@ class Rows:
     @classmethod
     def of(cls, X: Any, *, width: int | None = None, name: str = "X") -> Rows:
         """Look at what a caller passed; arguments and errors as for :func:`as_rows`."""
+        if type(X) is np.ndarray and X.ndim == 2 and X.shape[1] == width:
+            dtype = X.dtype
+            if dtype is _FLOAT32 or dtype is _FLOAT64:
+                flags = X.flags
+                return cls(X, dtype, flags.c_contiguous and flags.aligned)
         tensor = type(X) is not np.ndarray and is_tensor(X)
         return cls.known(as_rows(X, width=width, name=name), tensor=tensor)
 
@@ -211,7 +216,9 @@ def torch_to_numpy(tensor: Any) -> NDArray[Any]:
         tensor = tensor.detach().cpu()
         if str(tensor.dtype) == "torch.bfloat16":
             tensor = tensor.float()
-        return tensor.resolve_neg().numpy()  # type: ignore[no-any-return]
+        if hasattr(tensor, "resolve_neg"):
+            tensor = tensor.resolve_neg()
+        return tensor.numpy()  # type: ignore[no-any-return]
     except (TypeError, RuntimeError, NotImplementedError) as error:
         raise InputError(
             f"the tensor gives no NumPy array ({error}); pass a dense one of a dtype that NumPy "

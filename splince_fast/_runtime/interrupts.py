@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import signal
 import threading
@@ -9,10 +11,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-# The C functions beneath the wrappers of `signal`, which turn numbers into enumerations: every
-# update, of a single row too, passes here.
-_set: Callable[[int, Any], Any] = getattr(signal.signal, "__wrapped__", signal.signal)
-_get: Callable[[int], Any] = getattr(signal.getsignal, "__wrapped__", signal.getsignal)
+_set: Callable[[int, Any], Any] = signal.signal
+_get: Callable[[int], Any] = signal.getsignal
+with contextlib.suppress(ImportError, AttributeError):
+    # The C functions beneath, which turn no numbers into enumerations: every update, of a single
+    # row too, passes here.
+    _raw: Any = importlib.import_module("_signal")
+    _set, _get = _raw.signal, _raw.getsignal
 _SIGINT = int(signal.SIGINT)
 _main = threading.main_thread().ident
 

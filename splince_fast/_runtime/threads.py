@@ -73,7 +73,9 @@ def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 
     list
         What the calls returned, in order of their ranges.
     """
-    pieces = min(thread_count(), size // max(1, grain))
+    pieces = size // max(1, grain)
+    if pieces > 1:
+        pieces = min(pieces, thread_count())
     if pieces <= 1:
         return [work(0, size)]
     bounds = [align * round(i * size / (pieces * align)) for i in range(pieces)] + [size]

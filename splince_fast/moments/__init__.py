@@ -1,5 +1,6 @@
 """The mergeable state: everything that erasers need to know of the data."""
 
+from splince_fast.moments.folds import Folds
 from splince_fast.moments.moments import Moments
 
-__all__ = ["Moments"]
+__all__ = ["Folds", "Moments"]

@@ -69,7 +69,7 @@ class Accumulator:
     @property
     def width(self) -> int | None:
         """Features d; None before the first rows."""
-        return None if self.state is None else self.state.width
+        return None if self.state is None else len(self.state.reference)
 
     @property
     def n_rows(self) -> int:
@@ -126,32 +126,47 @@ class Accumulator:
     # -- prepare ---------------------------------------------------------------------------
 
     def update(
-        self, rows: Rows, weight: Float | None, encoded: Mapping[VariableName, Encoded]
+        self,
+        rows: Rows,
+        weight: Float | None,
+        encoded: Mapping[VariableName, Encoded],
+        *,
+        in_order: bool = False,
     ) -> None:
         """Add rows with valid labels: full blocks where they lie, the rest by the buffer.
+
+        With `in_order` the rows of a block follow each other as they came, whatever the size of
+        the updates that brought them: no rows overtake those that wait.
 
         Raises
         ------
         NonFiniteError, InputError, LabelError
             Before anything changes.
         """
-        n, width, direct = len(rows.array), rows.width, rows.direct
-        capacity = self.parameters.capacity(width, rows.dtype.itemsize)
-        n_direct = n // capacity * capacity if direct else 0
+        n, width = rows.array.shape
+        capacity = self._reserve(width, rows.dtype)
+        n_direct = n // capacity * capacity if rows.direct else 0
+        if in_order and self.waiting:
+            n_direct = 0
         # A single block that is merged at once is checked by its reduction, without another pass.
         if not n == n_direct == capacity:
             rows.check()
         batch = self._prepare(rows.array, weight, encoded)
-        self._reserve(width, rows.dtype)
         for start in range(0, n_direct, capacity):
-            self._merge(batch, batch.block.slice(start, start + capacity))
+            whole = n == capacity
+            self._merge(batch, batch.block if whole else batch.block.slice(start, start + capacity))
         start = n_direct
         while start < n:
             buffer = self._buffer_for(width, rows.dtype)
             stop = min(n, start + buffer.room)
             self._wait(batch, batch.block.slice(start, stop), buffer)
             if not buffer.room:
-                self.flush()
+                try:
+                    self.flush()
+                except BaseException:
+                    # The block stays as it was before these rows: they were not added.
+                    buffer.filled -= stop - start
+                    raise
             start = stop
 
     def _prepare(
@@ -165,32 +180,37 @@ class Accumulator:
         state = self.state
         if state is None:
             state = State.empty(width, fourth=self.parameters.ledoit_wolf)
-        batch = Batch(LabelledRows(rows, weight), {}, {}, state)
+        batch = Batch(LabelledRows(rows, weight, {}), {}, {}, state, learned=state is self.state)
         for name, column in encoded.items():
             kind = KIND_OF_COLUMN[type(column)]
-            if kind.is_blank(column):
-                continue
             variable = self.variables.get(name)
-            if variable is None:
+            if type(variable) is not kind:
+                if kind.is_blank(column):
+                    continue
+                if variable is not None:
+                    raise contradiction(name, variable.kind, kind.kind)
                 variable = kind.new(width, column)
-            elif type(variable) is not kind:
-                raise contradiction(name, variable.kind, kind.kind)
             labels, fresh = variable.begin(column, name)
+            if labels is None:
+                continue
             batch.block.labels[name] = labels
             batch.variables[name] = variable
-            batch.fresh[name] = fresh
+            if fresh is not None or name not in self.variables:
+                batch.fresh[name] = fresh
+                batch.learned = False
         return batch
 
-    def _reserve(self, width: int, dtype: np.dtype[Any]) -> None:
-        """Work memory for blocks of this width and dtype."""
-        work = self._work
-        capacity = self.parameters.capacity(width, dtype.itemsize)
-        if not work.fits(capacity, width, dtype):
+    def _reserve(self, width: int, dtype: np.dtype[Any]) -> int:
+        """Work memory for blocks of this width and dtype; returns the rows of a block."""
+        capacity = self._work.capacities.get((width, dtype))
+        if capacity is None:
             from splince_fast._kernels import provider
 
+            capacity = self.parameters.capacity(width, dtype.itemsize)
             threads.thread_count()  # so that a wrong setting is told at once
             provider.ensure_for(width)
-            work.reserve(capacity, width, dtype)
+            self._work.reserve(capacity, width, dtype)
+        return capacity
 
     def _buffer_for(self, width: int, dtype: np.dtype[Any]) -> Buffer:
         """A buffer with room for a row of this dtype; what waits is widened or merged."""
@@ -213,11 +233,11 @@ class Accumulator:
 
     def _learn(self, batch: Batch) -> None:
         """Register what the batch brings for the first time."""
-        if batch.learned:
-            return
-        for name, variable in batch.variables.items():
-            variable.learn(batch.fresh[name])
-            self.variables.setdefault(name, variable)
+        for name, fresh in batch.fresh.items():
+            variable = batch.variables[name]
+            if fresh is not None:
+                variable.learn(fresh)
+            self.variables[name] = variable
         self.state = batch.state
         batch.learned = True
 
@@ -231,7 +251,8 @@ class Accumulator:
             buffer.filled = filled
             buffer.forget(self.variables)
             raise
-        self._learn(batch)
+        if not batch.learned:
+            self._learn(batch)
         self.buffer = buffer
 
     def flush(self) -> None:
@@ -250,26 +271,31 @@ class Accumulator:
         weight = None if block.weight is None else np.ascontiguousarray(block.weight)
         sample = sample_block(rows, weight)
         reference = state.reference_for(rows, weight, sample)
-        moved = self._moved(state, reference)
-        variables = {name: moved.get(name, batch.variables[name]) for name in block.labels}
-        asked = [variables[name].ask(labels, weight) for name, labels in block.labels.items()]
+        moved = {}
+        if reference is not state.reference:
+            moved = self._moved(state, reference)
+        variables, asked = [], []
+        for name, labels in block.labels.items():
+            variables.append(moved.get(name, batch.variables[name]))
+            asked.append(variables[-1].ask(labels, weight))
         codes, n_sums, values = _sweep_of(asked, n)
         reduced = reduce_block(
             rows, weight, sample, reference, codes, n_sums, values,
             self._work.rows(n, rows.shape[1], rows.dtype),
         )  # fmt: skip
         # What can fail for want of memory comes before the first change.
-        fourth = state.fourth_about(reference)
+        fourth = None if state.fourth is None else state.fourth_about(reference)
         if fourth is not None:
             fourth.add_rows(rows, weight, reference)
         state.merge_block(reference, reduced, self._work.product)
         state.fourth = fourth
         if moved:
             self.variables.update(moved)
-            batch.variables.update(variables)
-        self._learn(batch)
+            batch.variables.update(zip(block.labels, variables, strict=True))
+        if not batch.learned:
+            self._learn(batch)
         sums = products = 0
-        for variable, request in zip(variables.values(), asked, strict=True):
+        for variable, request in zip(variables, asked, strict=True):
             k = 0 if request.values is None else len(request.values)
             variable.commit(
                 request,
@@ -379,7 +405,8 @@ def _sweep_of(asked: list[Request], n: int) -> tuple[NDArray[np.intp], int, Floa
     n_sums = 0
     for request in asked:
         if request.codes is not None:
-            codes.append(np.where(request.codes >= 0, request.codes + n_sums, -1))
+            own = request.codes
+            codes.append(np.where(own >= 0, own + n_sums, -1) if n_sums else own)
             n_sums += request.n_sums
         if request.values is not None:
             values.append(request.values)

@@ -61,13 +61,13 @@ def sample_block(rows: NDArray[Any], weight: Float | None) -> Sample:
     rows : (n, d) float32 or float64, C-contiguous, n >= 1
     weight : (n,) float64 > 0, or None for unit weights
     """
-    from splince_fast._kernels import accumulate
+    import splince_fast._kernels.accumulate as kernels
 
     n, d = rows.shape
     stride = math.ceil(n**0.5 / 4)
     shift, spread = np.empty(d), np.empty(d)
     given = _NO_WEIGHT if weight is None else weight
-    accumulate.sample_columns(rows, given, stride, shift, spread)
+    kernels.sample_columns(rows, given, stride, shift, spread)
     if weight is None:
         return Sample(shift, spread, float(-(-n // stride)), float(n))
     return Sample(shift, spread, float(weight[::stride].sum()), float(weight.sum()))
@@ -113,15 +113,15 @@ def reduce_block(
     NonFiniteError, InputError
         As `check_values`.
     """
-    from splince_fast._kernels import accumulate
+    import splince_fast._kernels.accumulate as kernels
 
     n, d = rows.shape
-    out = buffer[: buffer_rows(n)]
-    if len(out) != buffer_rows(n):
+    out = buffer[: (n + 3) // 4 * 4]
+    if len(out) < n:
         raise RuntimeError("the work buffer has no room for the block")
     order, cell = np.empty(n, np.intp), np.empty(n, np.intp)
     part_rows = _rows_per_part(d, rows.dtype)
-    accumulate.sort_by_cell(codes, n_codes, part_rows, order, cell)
+    kernels.sort_by_cell(codes, n_codes, part_rows, order, cell)
     shift, whole = sample.shift, sample.whole
     peak, total = np.empty(d), np.empty(d)
     class_sums, products = np.empty((n_codes, d)), np.empty((len(values), d))
@@ -132,7 +132,7 @@ def reduce_block(
     offset = shift - reference
 
     def work(first: int, last: int) -> None:
-        accumulate.centre_block(
+        kernels.centre_block(
             rows, given, shift, offset, codes, order, cell, swept, _ROTATIONS, part_rows,
             first, last, out, peak, total, class_sums, into,
         )  # fmt: skip
@@ -140,19 +140,19 @@ def reduce_block(
     grain = max(16, _GRAIN // n)
     lightest, heaviest = (1.0, 1.0) if weight is None else (weight.min(), weight.max())
     threads.split(work, d, grain=grain, align=16)
-    verdict = accumulate.judge_sweep(
+    verdict = kernels.judge_sweep(
         shift, sample.spread, peak, total, whole, lightest, heaviest, n, _EXCESS
     )
-    if verdict & accumulate.SUSPECT:
+    if verdict & kernels.SUSPECT:
         check_values(rows)
-    if verdict & accumulate.FAR:
+    if verdict & kernels.FAR:
         shift += total / whole
         offset = shift - reference
         threads.split(work, d, grain=grain, align=16)
-        verdict = accumulate.judge_sweep(
+        verdict = kernels.judge_sweep(
             shift, sample.spread, peak, total, whole, lightest, heaviest, n, np.inf
         )
-    if out.dtype == np.float32 and verdict & accumulate.NEEDS_FLOAT64:
+    if out.dtype == np.float32 and verdict & kernels.NEEDS_FLOAT64:
         wide = rows.astype(np.float64)
         return reduce_block(
             wide, weight, sample_block(wide, weight), reference, codes, n_codes, values,

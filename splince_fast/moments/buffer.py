@@ -140,6 +140,8 @@ class Workspace:
 
     Attributes
     ----------
+    capacities : dict
+        Rows of a block, by width and dtype, for which there is room.
     product : ndarray of float32, shape (d, d), or None
         Takes the product of a block of float32 rows with itself.
     """
@@ -147,17 +149,12 @@ class Workspace:
     def __init__(self) -> None:
         self._memory: NDArray[np.float64] = np.empty(0)
         self.product: NDArray[np.float32] | None = None
+        self.capacities: dict[tuple[int, np.dtype[Any]], int] = {}
         self._borrowed = threading.Lock()
 
     @property
     def nbytes(self) -> int:
         return self._memory.nbytes + (0 if self.product is None else self.product.nbytes)
-
-    def fits(self, block_rows: int, width: int, dtype: np.dtype[Any]) -> bool:
-        """Whether `reserve` has nothing to do."""
-        if dtype.itemsize == 4 and (self.product is None or len(self.product) != width):
-            return False
-        return self._memory.nbytes >= buffer_rows(block_rows) * width * dtype.itemsize
 
     def reserve(self, block_rows: int, width: int, dtype: np.dtype[Any]) -> None:
         """Make room for blocks of this shape and dtype."""
@@ -165,11 +162,13 @@ class Workspace:
         if self._memory.size < size:
             self._memory = np.empty(size)
         if dtype == np.float32 and (self.product is None or len(self.product) != width):
+            self.capacities.clear()
             self.product = np.empty((width, width), np.float32, order="F")
+        self.capacities[width, dtype] = block_rows
 
     def rows(self, n: int, width: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """(n rounded up to a multiple of 4, width) of the memory."""
-        rows = buffer_rows(n)
+        rows = (n + 3) // 4 * 4
         flat: NDArray[Any] = self._memory.view(dtype)
         return flat[: rows * width].reshape(rows, width)
 

@@ -16,6 +16,8 @@ from splince_fast.moments.variable import Codes, Request, Variable, denominator,
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
+_NO_WEIGHT = np.empty(0)
+
 
 class ClassSums(Variable):
     """Sums per class. Arrays grow along their first axis when rows of new classes are added."""
@@ -39,7 +41,8 @@ class ClassSums(Variable):
         self.learn(names)
 
     @classmethod
-    def _empty(cls, width: int) -> ClassSums:
+    def without_rows(cls, width: int) -> ClassSums:
+        """No classes yet."""
         return cls(width, [], np.zeros(0, np.int64), np.zeros(0), np.zeros((0, width)))
 
     @property
@@ -51,32 +54,31 @@ class ClassSums(Variable):
 
     @classmethod
     def new(cls, width: int, column: ClassCodes) -> ClassSums:
-        return cls._empty(width)
+        return cls.without_rows(width)
 
     @staticmethod
     def is_blank(column: ClassCodes) -> bool:
         return not column.classes
 
-    def _check(self, column: ClassCodes, name: object) -> None:
-        if not self._places:
-            return
-        known, now = next(iter(self._places.values()))[1], column.classes[0]
-        if type(known) is not type(now):
-            raise LabelError(
-                f"the classes of {name!r} were of type {type(known).__name__} in earlier blocks "
-                f"(such as {known!r}) and are of type {type(now).__name__} in this one "
-                f"(such as {now!r}); use one type throughout"
-            )
-
-    def begin(self, column: ClassCodes, name: object) -> tuple[Codes, list[ClassName]]:
-        self._check(column, name)
-        classes = column.classes
-        places = self._places
+    def begin(
+        self, column: ClassCodes, name: object
+    ) -> tuple[Codes | None, list[ClassName] | None]:
+        classes, places = column.classes, self._places
+        if not classes:
+            return None, None
+        for _, first in places.values():
+            if type(first) is not type(classes[0]):
+                raise LabelError(
+                    f"the classes of {name!r} were of type {type(first).__name__} in earlier "
+                    f"blocks (such as {first!r}) and are of type {type(classes[0]).__name__} in "
+                    f"this one (such as {classes[0]!r}); use one type throughout"
+                )
+            break
         if self._looked_up is not None:
             before, lookup = self._looked_up
             # Equal tuples of joint classes may hold True in place of 1.
             if before is classes or (before == classes and type(classes[0]) is not tuple):
-                return lookup.take(column.codes, mode="wrap"), []
+                return lookup.take(column.codes, mode="wrap"), None
         fresh: list[ClassName] = []
         # -1, a missing label, picks the last entry.
         lookup = np.full(len(classes) + 1, -1, np.intp)
@@ -89,7 +91,7 @@ class ClassSums(Variable):
                 lookup[i] = found[0]
         if not fresh:
             self._looked_up = classes, lookup
-        return lookup.take(column.codes, mode="wrap"), fresh
+        return lookup.take(column.codes, mode="wrap"), fresh or None
 
     def learn(self, fresh: list[ClassName]) -> None:
         for name in fresh:
@@ -97,18 +99,18 @@ class ClassSums(Variable):
 
     def ask(self, labels: Codes, weight: Float | None) -> Request:
         # Sums are kept only for the classes that occur; code -1 is not counted.
-        counts = np.bincount(labels + 1)[1:]
-        present = counts.nonzero()[0]
-        place = np.full(max(len(counts), len(self._places)) + 1, -1, np.intp)
-        place[present] = np.arange(len(present))
-        codes = place.take(labels, mode="wrap")
-        rows = counts[present]
-        if weight is None:
-            weights = rows.astype(np.float64)
-        else:
-            weights = np.bincount(codes + 1, weight, len(present) + 1)[1:]
+        size = max(int(labels[labels.argmax()]) + 1, len(self._places))
+        codes, counts = np.empty(len(labels), np.intp), np.zeros(size + 1, np.intp)
+        weighed = np.zeros(size + 1)
+        import splince_fast._kernels.accumulate as kernels
+
+        n_present = kernels.count_classes(
+            labels, _NO_WEIGHT if weight is None else weight, counts, weighed, codes
+        )
+        present = counts[:size].nonzero()[0]
+        rows, weights = counts[present], weighed[present]
         # Room for every class, made before anything is added to any variable.
-        room = max(len(counts), len(self._places)) - len(self.rows)
+        room = size - len(self.rows)
         grown = None
         if room > 0:
             grown = (
@@ -116,17 +118,15 @@ class ClassSums(Variable):
                 np.concatenate([self.weights, np.zeros(room)]),
                 np.concatenate([self.sums, np.zeros((room, self.width))]),
             )
-        return Request(codes, len(present), None, (present, rows, weights, grown))
+        return Request(codes, n_present, None, (present, rows, weights, grown))
 
     def commit(self, request: Request, class_sums: Float, products: Float) -> None:
-        from splince_fast._kernels import accumulate
+        import splince_fast._kernels.accumulate as kernels
 
         present, rows, weights, grown = request.kept
         if grown is not None:
             self.rows, self.weights, self.sums = grown
-        accumulate.add_classes(
-            self.rows, self.weights, self.sums, present, rows, weights, class_sums
-        )
+        kernels.add_classes(self.rows, self.weights, self.sums, present, rows, weights, class_sums)
 
     def moved(self, step: Float) -> ClassSums:
         other = self.copy()
@@ -136,7 +136,7 @@ class ClassSums(Variable):
     # -- algebra ---------------------------------------------------------------------------
 
     def empty_like(self) -> ClassSums:
-        return self._empty(self.width)
+        return self.without_rows(self.width)
 
     def copy(self) -> ClassSums:
         return ClassSums(
@@ -191,6 +191,19 @@ class ClassSums(Variable):
 
     def clear(self, features: NDArray[np.intp], gap: Float) -> None:
         self.sums[:, features] = np.outer(self.weights, gap[features])
+
+    def in_order(self, names: list[ClassName]) -> ClassSums:
+        """The same sums with their classes in this order, which may name classes without rows."""
+        result = self.without_rows(self.width)
+        result.learn(names)
+        result.rows, result.weights, result.sums = result._padded()
+        rows, weights, sums = self._padded()
+        for name, position in zip(self.names, range(len(rows)), strict=True):
+            there = result._places[class_key(name)][0]
+            result.rows[there] = rows[position]
+            result.weights[there] = weights[position]
+            result.sums[there] = sums[position]
+        return result
 
     # -- reading ---------------------------------------------------------------------------
 

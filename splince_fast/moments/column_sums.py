@@ -73,7 +73,9 @@ class ColumnSums(Variable):
     def is_blank(column: Columns) -> bool:
         return column.present is not None and not column.present.any()
 
-    def begin(self, column: Columns, name: object) -> tuple[Float, list[str]]:
+    def begin(self, column: Columns, name: object) -> tuple[Float | None, list[str] | None]:
+        if self.is_blank(column):
+            return None, None
         names, values = list(column.columns), column.values
         unnamed = self.unnamed
         if len(names) != self.n_columns or not (names == self.names or unnamed or _unnamed(names)):
@@ -89,7 +91,7 @@ class ColumnSums(Variable):
             )
         if column.present is not None:
             values = np.where(column.present[:, None], values, np.nan)
-        return values, names if unnamed else self.names
+        return values, names if unnamed and names != self.names else None
 
     def learn(self, fresh: list[str]) -> None:
         self.names = fresh

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from splince_fast._runtime.arrays import Rows, as_numbers, as_weights, is_tensor, torch_to_numpy
 from splince_fast.exceptions import InputError
 from splince_fast.labels import Encoded, VariableName, encode
-from splince_fast.moments.parameters import Parameters
+from splince_fast.moments.accumulator import Accumulator
 
 Float = NDArray[np.float64]
 
@@ -26,25 +26,29 @@ class Given(NamedTuple):
     rows: Rows
     weight: Float | None
     encoded: Mapping[VariableName, Encoded]
+    index: NDArray[np.intp] | None  # of these rows among those given, where some were dropped
+    n_given: int
 
 
 def read_update(
-    X: Any, labels: Any, sample_weight: Any, mask: Any, width: int | None, parameters: Parameters
+    X: Any, labels: Any, sample_weight: Any, mask: Any, accumulator: Accumulator
 ) -> Given:
-    """Check and read the arguments of `Moments.update`."""
+    """Check and read the arguments of `Moments.update`, for the accumulator that they go to."""
+    state, parameters = accumulator.state, accumulator.parameters
+    width = None if state is None else len(state.reference)
     if mask is not None or len(getattr(X, "shape", ())) > 2:
         X, labels, sample_weight = _flattened(X, labels, sample_weight, mask)
     rows = Rows.of(X, width=width)
-    n = len(rows.array)
+    n, index = len(rows.array), None
     weight = None if sample_weight is None else as_weights(sample_weight, n)
     if weight is not None and not weight.all():
-        chosen = np.flatnonzero(weight)
-        labels = None if labels is None else _taken_labels(labels, chosen, n)
-        rows, weight = Rows.known(rows.array[chosen]), weight[chosen]
+        index = np.flatnonzero(weight)
+        labels = None if labels is None else _taken_labels(labels, index, n)
+        rows, weight = Rows.known(rows.array[index]), weight[index]
     encoded = encode(
         labels, len(rows.array), kinds=parameters.kinds or None, joint=parameters.joint
     )
-    return Given(rows, weight, encoded)
+    return Given(rows, weight, encoded, index, n)
 
 
 def _flattened(X: Any, labels: Any, sample_weight: Any, mask: Any) -> tuple[Any, Any, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,11 +147,9 @@ class Moments:
         """
         with Deferred(), self._lock:
             accumulator = self._accumulator
-            given = read_update(
-                X, labels, sample_weight, mask, accumulator.width, accumulator.parameters
-            )
+            given = read_update(X, labels, sample_weight, mask, accumulator)
             if len(given.rows.array):
-                accumulator.update(*given)
+                accumulator.update(given.rows, given.weight, given.encoded)
         return self
 
     @overload
@@ -240,14 +238,14 @@ class Moments:
             from splince_fast.moments.folds import Folds
 
             empty = Folds(folds, groups=groups, **parameters)
-        filled: Moments | Folds = accumulate(
+        filled = accumulate(
             blocks,
             empty,
             progress=progress,
             checkpoint=checkpoint,
             checkpoint_seconds=checkpoint_seconds,
         )
-        return filled
+        return cast("Moments | Folds", filled if folds is None else filled.settle())
 
     @property
     def parameters(self) -> Parameters:

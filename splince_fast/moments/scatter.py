@@ -74,16 +74,16 @@ class Scatter:
 
         `product` is (d, d) float32 scratch, needed for float32 blocks alone.
         """
-        from splince_fast._kernels import blas
+        import splince_fast._kernels.blas as blas_kernels
 
         if shifted.dtype == np.float32:
             if product is None:
                 raise RuntimeError("float32 blocks need a buffer for their product")
-            blas.syrk_f32_out(shifted, product)
+            blas_kernels.syrk_f32_out(shifted, product)
             self._add(product, 1.0, vectors, coefficients)
             self.unit_roundoff = EPS32
         else:
-            blas.syrk_f64_into(shifted, self.matrix)
+            blas_kernels.syrk_f64_into(shifted, self.matrix)
             self._add(_NO_PRODUCT, 1.0, vectors, coefficients)
 
     def merge(self, other: Scatter, sign: int, gap: Float, coefficient: float) -> None:
@@ -94,12 +94,16 @@ class Scatter:
 
     def _add(self, product: NDArray[Any], sign: float, vectors: Float, coefficients: Float) -> None:
         """Add sign product + sum_k coefficients[k] vectors[k] vectors[k]^T."""
-        from splince_fast._kernels import accumulate
+        import splince_fast._kernels.accumulate as kernels
+
+        matrix, d = self.matrix, len(self.matrix)
+        if d * d < 2 * _GRAIN:  # a single thread
+            kernels.add_lower(matrix, product, sign, vectors, coefficients, 0, (d + 1) // 2)
+            return
 
         def work(first: int, last: int) -> None:
-            accumulate.add_lower(self.matrix, product, sign, vectors, coefficients, first, last)
+            kernels.add_lower(matrix, product, sign, vectors, coefficients, first, last)
 
-        d = self.width
         threads.split(work, (d + 1) // 2, grain=max(1, _GRAIN // d))
 
     def clear(self, features: NDArray[np.intp]) -> None:
@@ -109,25 +113,25 @@ class Scatter:
 
     def full(self) -> Float:
         """The matrix with both triangles meaningful; no copy."""
-        from splince_fast._kernels import blas
+        import splince_fast._kernels.blas as blas_kernels
 
-        blas.mirror_lower(self.matrix)
+        blas_kernels.mirror_lower(self.matrix)
         return self.matrix
 
     def packed(self) -> Float:
         """(d (d + 1) / 2,) the lower triangle, column by column: half the bytes."""
-        from splince_fast._kernels import accumulate
+        import splince_fast._kernels.accumulate as kernels
 
         out = np.empty(self.width * (self.width + 1) // 2)
-        accumulate.pack_lower(self.matrix, out)
+        kernels.pack_lower(self.matrix, out)
         return out
 
     @classmethod
     def unpacked(cls, packed: Float, width: int, unit_roundoff: float) -> Scatter:
         """The inverse of `packed`."""
-        from splince_fast._kernels import accumulate
+        import splince_fast._kernels.accumulate as kernels
 
         scatter = cls.empty(width)
         scatter.unit_roundoff = unit_roundoff
-        accumulate.unpack_lower(np.ascontiguousarray(packed), scatter.matrix)
+        kernels.unpack_lower(np.ascontiguousarray(packed), scatter.matrix)
         return scatter

@@ -91,9 +91,9 @@ class State:
                 weight[:_HEAD].sum()
             )  # fmt: skip
             return np.asarray(first + mean)
-        from splince_fast._kernels import accumulate
+        import splince_fast._kernels.accumulate as kernels
 
-        far = accumulate.reference_is_far(
+        far = kernels.reference_is_far(
             self.reference, self.deviation, self.weight, self.second.matrix,
             sample.shift, sample.spread, sample.weight, sample.whole, _FAR, _ROUNDINGS,
         )  # fmt: skip
@@ -137,10 +137,13 @@ class State:
         self, reference: Float, block: Reduced, product: NDArray[np.float32] | None
     ) -> None:
         """Add a block that was reduced about `reference`, which becomes that of the state."""
-        deviation = self._deviation_about(reference)
-        gap, coefficient = self._gap(block.weight, block.deviation / block.weight, deviation)
-        vectors = np.stack([gap, block.residual])
-        coefficients = np.array([coefficient, -block.weight])
+        same = reference is self.reference
+        deviation = self.deviation if same else self._deviation_about(reference)
+        vectors, coefficients = np.zeros((2, len(deviation))), np.array([0.0, -block.weight])
+        if self.weight:
+            np.subtract(block.deviation / block.weight, deviation / self.weight, out=vectors[0])
+            coefficients[0] = self.weight * block.weight / (self.weight + block.weight)
+        vectors[1] = block.residual
         block.deviation += deviation
         self.second.add_block(block.shifted, product, vectors, coefficients)
         self.reference, self.deviation = reference, block.deviation

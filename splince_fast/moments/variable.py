@@ -71,8 +71,10 @@ class Variable(ABC):
         """Whether every label of an encoded column is missing."""
 
     @abstractmethod
-    def begin(self, column: Any, name: object) -> tuple[Labels, Any]:
+    def begin(self, column: Any, name: object) -> tuple[Labels | None, Any]:
         """Labels in terms of the state, and what `learn` has to know first; nothing changes.
+
+        Both are None for a column that `is_blank`; the latter where nothing is new.
 
         Raises
         ------

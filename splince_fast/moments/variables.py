@@ -21,11 +21,10 @@ KINDS: dict[str, type[Variable]] = {kind.kind: kind for kind in KIND_OF_COLUMN.v
 def check_column(variable: Variable, column: Any, name: object) -> None:
     """Raise LabelError where an encoded column contradicts what was seen of a variable."""
     kind = KIND_OF_COLUMN[type(column)]
-    if kind.is_blank(column):
-        return
-    if type(variable) is not kind:
+    if type(variable) is not kind and not kind.is_blank(column):
         raise contradiction(name, variable.kind, kind.kind)
-    variable.begin(column, name)
+    if type(variable) is kind:
+        variable.begin(column, name)
 
 
 def merged_variables(

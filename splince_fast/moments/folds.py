@@ -1,0 +1,263 @@
+"""Moments of several parts of one stream, so that what is fitted on some is judged on others."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._runtime import files
+from splince_fast._runtime.arrays import Rows
+from splince_fast._runtime.interrupts import Deferred
+from splince_fast.exceptions import FileFormatError, InputError, LabelError
+from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
+from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.entry import Given, read_update
+from splince_fast.moments.format import from_tensors, to_tensors
+from splince_fast.moments.moments import Moments, consistent
+from splince_fast.moments.parameters import Parameters
+from splince_fast.moments.variables import check_column
+
+_KIND = "folds"
+_FORMAT = 1
+_MOST = 1024
+
+
+class Folds(Sequence[Moments]):
+    """A sequence of moments, to which the rows of a stream are dealt.
+
+    Row number i of the stream goes to fold ``splitmix64(i) mod n``; with `groups`, every row of a
+    class of that variable goes where the digest of the class says. The choice depends on nothing
+    else, so that the same stream gives the same bits whatever the size of its blocks.
+
+    Parameters
+    ----------
+    n_folds : int
+        At least 2.
+    groups : str, optional
+        A variable of the labels. It serves the grouping alone and is not accumulated; a row
+        without its label is dealt by its number.
+    **parameters
+        block_rows, kinds, joint and ledoit_wolf, as for :class:`Moments`.
+
+    Raises
+    ------
+    InputError
+        `n_folds` or `groups` out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> rng = np.random.default_rng(0)
+    >>> X, z = rng.normal(size=(1000, 3)), rng.integers(0, 2, size=1000)
+    >>> folds = sf.Moments.from_blocks([(X, {"z": z})], folds=2)
+    >>> len(folds), folds.total.n_rows
+    (2, 1000)
+    >>> eraser = sf.leace(folds[0], erase="z")  # to be judged on folds[1]
+    """
+
+    def __init__(self, n_folds: int, *, groups: str | None = None, **parameters: Any) -> None:
+        whole = isinstance(n_folds, int | np.integer) and not isinstance(n_folds, bool)
+        if not whole or not 2 <= n_folds <= _MOST:
+            raise InputError(f"folds is {n_folds!r}; it must be an integer from 2 to {_MOST}")
+        if groups is not None and not isinstance(groups, str):
+            raise InputError(f"groups is {groups!r}; it must be the name of a variable")
+        self._folds = tuple(Moments(**parameters) for _ in range(int(n_folds)))
+        self._groups = groups
+        self._position = 0
+
+    # -- a sequence ------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._folds)
+
+    @overload
+    def __getitem__(self, index: int) -> Moments: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Moments, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Moments | tuple[Moments, ...]:
+        return self._folds[index]
+
+    def __iter__(self) -> Iterator[Moments]:
+        return iter(self._folds)
+
+    def __repr__(self) -> str:
+        return f"Folds({len(self)} of {self.n_rows:,} rows: {self._folds[0]!r}, ...)"
+
+    @property
+    def total(self) -> Moments:
+        """(new) moments of all rows: the folds merged."""
+        result = self._folds[0].copy()
+        for fold in self._folds[1:]:
+            result += fold
+        return result
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all folds."""
+        return sum(fold.n_rows for fold in self._folds)
+
+    @property
+    def n_features(self) -> int | None:
+        """Width d of the rows; None before the first of them."""
+        return next((fold.n_features for fold in self._folds if fold.n_features), None)
+
+    @property
+    def parameters(self) -> Parameters:
+        """The arguments that each of the moments was made with."""
+        return self._folds[0].parameters
+
+    @property
+    def variables(self) -> dict[VariableName, str]:
+        """Variables seen in any fold, each with its kind."""
+        return {name: kind for fold in self._folds for name, kind in fold.variables.items()}
+
+    # -- filling ---------------------------------------------------------------------------
+
+    def update(self, X: Any, labels: Any = None, *, sample_weight: Any = None) -> Folds:
+        """Deal rows to the folds.
+
+        Parameters
+        ----------
+        X, labels, sample_weight
+            As for :meth:`Moments.update`.
+
+        Raises
+        ------
+        InputError, NonFiniteError, LabelError
+            Before anything changes.
+        """
+        # Read once, and checked as a whole before it is added to any fold.
+        given = read_update(X, labels, sample_weight, None, self._wide()._accumulator)
+        n = len(given.rows.array)
+        given.rows.check()
+        fold_of = self._deal(given, n)
+        encoded = {name: v for name, v in given.encoded.items() if name != self._groups}
+        for fold in self._folds:
+            known = fold._accumulator.variables
+            for name in encoded.keys() & known.keys():
+                check_column(known[name], encoded[name], name)
+        for i, fold in enumerate(self._folds):
+            chosen = np.flatnonzero(fold_of == i)
+            if len(chosen):
+                weight = None if given.weight is None else given.weight[chosen]
+                columns = {name: _rows_of(column, chosen) for name, column in encoded.items()}
+                with Deferred(), fold._lock:
+                    rows = Rows.known(given.rows.array[chosen])
+                    fold._accumulator.update(rows, weight, columns, in_order=True)
+        self._position += given.n_given
+        return self
+
+    def _wide(self) -> Moments:
+        """A fold that knows the width, if any does."""
+        return next((fold for fold in self._folds if fold.n_features), self._folds[0])
+
+    def _deal(self, given: Given, n: int) -> NDArray[np.intp]:
+        """The fold of each row."""
+        index = np.arange(n) if given.index is None else given.index
+        hashed = splitmix64(index.astype(np.uint64) + np.uint64(self._position))
+        if self._groups is not None:
+            column = given.encoded.get(self._groups)
+            if not isinstance(column, ClassCodes):
+                raise LabelError(
+                    f"groups names {self._groups!r}, which is not a class-coded variable of the "
+                    "labels; pass the ids of the groups as strings or integers"
+                )
+            of_class = np.array([*map(_digest, column.classes), 0], np.uint64)
+            hashed = np.where(column.codes >= 0, of_class[column.codes], hashed)
+        return (hashed % np.uint64(len(self))).astype(np.intp)
+
+    def settle(self) -> Folds:
+        """Give every fold the same classes, in sorted order: the blocks leave no trace."""
+        for name, kind in self.variables.items():
+            if kind != "classes":
+                continue
+            known = [fold._accumulator.variables.get(name) for fold in self._folds]
+            names = {class_key(c): c for v in known if v for c in v.class_names(name)}
+            order = [names[key] for key in sorted(names, key=repr)]
+            for fold in self._folds:
+                with fold.held() as held, Deferred():
+                    if held.state is not None:
+                        width = held.state.width
+                        sums = held.variables.get(name, ClassSums.without_rows(width))
+                        held.variables[name] = cast(ClassSums, sums).in_order(order)
+        return self
+
+    # -- storing ---------------------------------------------------------------------------
+
+    def make_like(self) -> dict[str, Any]:
+        """What makes empty folds alike, as JSON."""
+        return {"folds": len(self), "groups": self._groups, **self.parameters.as_arguments()}
+
+    def write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, Any]) -> None:
+        """Write the folds and where their source stands."""
+        tensors: dict[str, NDArray[Any]] = {}
+        metadata: list[dict[str, Any]] = []
+        for i, fold in enumerate(self._folds):
+            with fold._lock.reading():
+                own, described = to_tensors(fold._accumulator)
+                tensors |= {f"fold.{i}.{key}": tensor.copy() for key, tensor in own.items()}
+                metadata.append(described)
+        described = {"groups": self._groups, "position": self._position, "stream": stream}
+        files.write(path, _KIND, _FORMAT, tensors, {"folds": metadata, **described})
+
+    def read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Folds, Any]:
+        """Folds and where their source stands."""
+        tensors, metadata = files.read(path, _KIND, _FORMAT)
+        with consistent(path):
+            described, groups, position = (
+                metadata["folds"], metadata["groups"], metadata["position"]
+            )  # fmt: skip
+            found = Folds(len(described), groups=groups)
+            if not isinstance(position, int) or not 0 <= position < 1 << 63:
+                raise FileFormatError("the number of rows seen is negative or no number")
+            found._position = position
+            found._folds = tuple(
+                Moments._around(from_tensors(_own_tensors(tensors, i), own))
+                for i, own in enumerate(described)
+            )
+            return found, metadata["stream"]
+
+
+def _own_tensors(tensors: Mapping[str, NDArray[Any]], fold: int) -> dict[str, NDArray[Any]]:
+    prefix = f"fold.{fold}."
+    return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+
+
+def splitmix64(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014) of each number.
+
+    Parameters
+    ----------
+    numbers : ndarray of uint64
+
+    Returns
+    -------
+    ndarray of uint64
+        A bijection whose bits look independent of those of the numbers.
+    """
+    mixed = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
+
+
+def _digest(name: ClassName) -> int:
+    """64 bits that depend on the name of a class alone."""
+    digest = hashlib.blake2b(repr(class_key(name)).encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _rows_of(column: Encoded, chosen: NDArray[np.intp]) -> Encoded:
+    """Some rows of an encoded column, with all its classes."""
+    if isinstance(column, ClassCodes):
+        return ClassCodes(column.classes, column.codes[chosen])
+    present = None if column.present is None else column.present[chosen]
+    return Columns(column.columns, column.values[chosen], present)
