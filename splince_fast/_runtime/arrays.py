@@ -96,11 +96,23 @@ def _cast_rows(X: Rows, name: str) -> Rows:
 
 
 def torch_to_numpy(tensor: Any) -> Rows:
-    """A NumPy view of a torch tensor; bfloat16, which NumPy lacks, widened to float32."""
-    tensor = tensor.detach().cpu()
-    if str(tensor.dtype) == "torch.bfloat16":
-        tensor = tensor.float()
-    return tensor.numpy()  # type: ignore[no-any-return]
+    """A NumPy view of a torch tensor; bfloat16, which NumPy lacks, widened to float32.
+
+    Raises
+    ------
+    InputError
+        It is sparse, holds no values (meta), or has a dtype that NumPy lacks.
+    """
+    try:
+        tensor = tensor.detach().cpu().resolve_neg()
+        if str(tensor.dtype) == "torch.bfloat16":
+            tensor = tensor.float()
+        return tensor.numpy()  # type: ignore[no-any-return]
+    except (TypeError, RuntimeError) as error:
+        raise InputError(
+            f"the tensor of dtype {tensor.dtype} gives no NumPy array ({error}); pass a dense one "
+            "that holds values, as float16, bfloat16, float32 or float64"
+        ) from error
 
 
 def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -200,18 +212,3 @@ def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
             "1e-50 and 1e50: divide them all by their mean"
         )
     return weight
-
-
-def check_out(out: Any, rows: NDArray[Any], dtype: np.dtype[Any]) -> None:
-    """Raise InputError unless the result for `rows` can be written to `out`."""
-    if not isinstance(out, np.ndarray) or out.shape != rows.shape or out.dtype != dtype:
-        found = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out)
-        raise InputError(f"out is {found}; it must be an array of {dtype} of shape {rows.shape}")
-    if not out.flags.writeable:
-        raise InputError("out is read-only; open a memmap with mode 'r+', or pass a writable array")
-    same = (
-        out.__array_interface__["data"] == rows.__array_interface__["data"]
-        and out.strides == rows.strides
-    )
-    if not same and np.may_share_memory(out, rows) and np.shares_memory(out, rows):
-        raise InputError("out overlaps X without being the same array; pass X itself or new memory")
