@@ -649,12 +649,11 @@ def test_halves_are_widened_and_rounded_as_numpy_does() -> None:
         [near, -near, np.nextafter(near, infinite), np.nextafter(near, -infinite), bits]
     )
     found = np.empty(values.size, np.uint16)
-    lost = kernels.narrow_halves(values, found)
+    kernels.narrow_halves(values, found)
     with np.errstate(all="ignore"):
         expected = values.astype(np.float16)
     np.testing.assert_array_equal(found.view(np.float16), expected)
     np.testing.assert_array_equal(np.signbit(found.view(np.float16)), np.signbit(expected))
-    assert lost == np.count_nonzero(np.isinf(expected) & np.isfinite(values))
 
 
 # --- BLAS verbs ----------------------------------------------------------------------------------

@@ -232,9 +232,10 @@ def _erase_piece(
             np.copyto(target, work, casting="unsafe")
         return None
     bits = np.empty(work.shape, np.uint16)
-    lost = kernels.narrow_halves(work.reshape(-1), bits.reshape(-1))
-    narrow = bits.view(np.float16)
-    np.copyto(target, narrow)
-    if not lost:
+    kernels.narrow_halves(work.reshape(-1), bits.reshape(-1))
+    np.copyto(target, bits.view(np.float16))
+    infinite = (bits & 0x7FFF) == 0x7C00
+    if not infinite.any():
         return None
-    return int((np.isinf(narrow) & np.isfinite(work)).any(axis=1).argmax())
+    lost = (infinite & np.isfinite(work)).any(axis=1)
+    return int(lost.argmax()) if lost.any() else None
