@@ -118,13 +118,21 @@ class Projection:
         left: Float,
         right: Float,
         mean: Float,
-        shift: Float | None = None,
+        bias: Float | None = None,
         method: str = "custom",
         report: Report | Callable[[], Report] | None = None,
+        *,
+        shift: Float | None = None,
     ) -> Projection:
-        """A projection from transposed factors that are known to be valid."""
+        """A projection from transposed factors that are known to be valid.
+
+        The coefficients of x are right (x - mean) - shift, or right x - bias; with neither, the
+        mean stays in place.
+        """
+        if shift is None:
+            shift = np.zeros(len(left)) if bias is None else _shift_of(bias, right, mean)
         new = cls.__new__(cls)
-        new._set(left, right, mean, np.zeros(len(left)) if shift is None else shift, method, report)
+        new._set(left, right, mean, shift, method, report)
         return new
 
     # -- what it is ------------------------------------------------------------------------
@@ -147,10 +155,11 @@ class Projection:
     @cached_property
     def offset(self) -> Float:
         """(d,) float64: the additive constant, r(x) = P x + offset; mean - P mean."""
-        offset = np.asarray(self._bias() @ self._left)
+        offset = np.asarray(self._bias @ self._left)
         offset.flags.writeable = False
         return offset
 
+    @property
     def _bias(self) -> Float:
         """(r,) float64: right^T x - bias are the coefficients of x."""
         return np.asarray(self._right @ self._mean + self._shift)
@@ -325,8 +334,10 @@ class Projection:
             np.concatenate([self._left, carried]),
             np.concatenate([self._right, first._right]),
             first._mean.copy(),
-            np.concatenate([self._shift + self._right @ (self._mean - first._mean), first._shift]),
-            f"{self._method} @ {first._method}",
+            method=f"{self._method} @ {first._method}",
+            shift=np.concatenate(
+                [self._shift + self._right @ (self._mean - first._mean), first._shift]
+            ),
         )
 
     def astype(self, dtype: DTypeLike) -> Projection:
@@ -349,8 +360,11 @@ class Projection:
         if not known:
             raise InputError(f"factors are held as float32 or float64, not {dtype!r}")
         left, right = (f.astype(dtype).astype(np.float64) for f in (self._left, self._right))
-        shift = self._shift.copy()  # coefficients of x - mean, so that the mean stays in place
-        return Projection._make(left, right, self._mean.copy(), shift, self._method, self._report)
+        # The shift belongs to coefficients of x - mean, so the mean stays in place.
+        return Projection._make(
+            left, right, self._mean.copy(), method=self._method, report=self._report,
+            shift=self._shift.copy(),
+        )  # fmt: skip
 
     # -- persistence -----------------------------------------------------------------------
 
@@ -368,7 +382,7 @@ class Projection:
             "right": self.right,
             "mean": self._mean,
             "offset": self.offset,
-            "bias": self._bias(),
+            "bias": self._bias,
             "shift": self._shift,
         }
         metadata = {
@@ -407,18 +421,15 @@ class Projection:
             report = metadata["report"]
             new = cls._make(
                 np.ascontiguousarray(tensors["left"].T), np.ascontiguousarray(tensors["right"].T),
-                tensors["mean"], tensors.get("shift"), str(metadata["method"]),
+                tensors["mean"], tensors["bias"], str(metadata["method"]),
                 None if report is None else Report.from_dict(report),
+                shift=tensors.get("shift"),  # absent where an earlier version wrote the file
             )  # fmt: skip
         except (KeyError, ValueError, TypeError, FileFormatError) as error:
             raise FileFormatError(
                 f"{os.fspath(path)} is inconsistent ({error}); it was edited or damaged: fit again"
             ) from error
         terms = np.abs(new._right) @ np.abs(new._mean) + np.abs(new._shift)
-        if "shift" not in tensors:  # written before 0.2: what is no rounding of bias - right mean
-            gap = tensors["bias"] - new._right @ new._mean
-            new._shift = np.where(np.abs(gap) > 4 * d * _EPS * terms, gap, 0.0)
-            new._shift.flags.writeable = False
         size = np.abs(new.left) @ (terms + np.abs(new._shift))
         if (np.abs(new.offset - tensors["offset"]) > 8 * (d + r) * _EPS * size).any():
             raise FileFormatError(
@@ -437,6 +448,13 @@ class Projection:
         self.__dict__.update(state)
         for array in self._factors():
             array.flags.writeable = False
+
+
+def _shift_of(bias: Float, right: Float, mean: Float) -> Float:
+    """bias - right @ mean; 0 where that is the rounding of these products."""
+    gap = bias - right @ mean
+    noise = 4 * len(mean) * _EPS * (np.abs(right) @ np.abs(mean))
+    return np.where(np.abs(gap) > noise, gap, 0.0)
 
 
 def _balanced(left: Float, right: Float) -> tuple[Float, Float]:

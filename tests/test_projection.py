@@ -1105,4 +1105,4 @@ def test_half_precision_that_overflows_is_an_error_and_no_infinity() -> None:
     with pytest.raises(sf.InputError, match=r"row 1 .* float16"):
         further(rows.astype(">f2"))
     rows[1, 0] = np.inf  # what was infinite before is no overflow
-    assert np.isinf(further(rows)[1, 0])
+    assert not np.isfinite(further(rows)[1]).all()
