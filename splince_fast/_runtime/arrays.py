@@ -44,6 +44,8 @@ def as_rows(X: Any, *, width: int | None = None, name: str = "X") -> Rows:
         X = X.data
     if not isinstance(X, np.ndarray):
         X = _foreign_rows(X, name)
+    if X.ndim == 1 and X.dtype == object and len(X) and hasattr(X[0], "__len__"):
+        X = _stacked(X, name)
     if X.ndim != 2:
         hint = " for a single row pass it as X[None, :]" if X.ndim == 1 else ""
         raise InputError(
@@ -71,6 +73,8 @@ def _foreign_rows(X: Any, name: str) -> Rows:
             f"{name} is a sparse matrix; pass X.toarray() where it fits, or blocks of it to "
             "Moments.update: the centred data are dense in any case"
         )
+    if hasattr(X, "type") and hasattr(X, "null_count") and hasattr(X, "to_pylist"):
+        X = X.to_numpy(zero_copy_only=False)  # an Arrow column of lists: an array per row
     try:
         return np.asarray(X.to_numpy() if hasattr(X, "to_numpy") else X)
     except (ValueError, TypeError) as error:
@@ -80,9 +84,28 @@ def _foreign_rows(X: Any, name: str) -> Rows:
         ) from error
 
 
+def _stacked(column: NDArray[Any], name: str) -> Rows:
+    """A column whose entries are vectors, as data frames hold embeddings, as a matrix."""
+    try:
+        if any(isinstance(vector, str | bytes) for vector in column):
+            raise TypeError("text is no vector")
+        return np.stack([np.asarray(vector) for vector in column])
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"{name} is a column that cannot be stacked to a matrix: {error}. Every entry must be "
+            "a vector of the same length; drop rows without one"
+        ) from error
+
+
 def _cast_rows(X: Rows, name: str) -> Rows:
     """Object arrays of numbers become float64; anything else is refused."""
     if X.dtype == object:
+        text = next((value for value in X.flat if isinstance(value, str | bytes)), None)
+        if text is not None:
+            raise InputError(
+                f"{name} holds text such as {text!r:.40}; convert columns of numbers with "
+                ".astype(float), and leave out identifiers and names"
+            )
         try:
             return X.astype(np.float64)
         except (ValueError, TypeError, OverflowError) as error:
