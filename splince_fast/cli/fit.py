@@ -74,10 +74,12 @@ def run(args: argparse.Namespace) -> None:
 
     embeddings = rows.expand(args.embeddings)
     inputs = [*embeddings, *label_files.paths_of(args.labels)]
-    outputs = {"--output": args.output, "--save-moments": args.save_moments}
-    check_outputs(outputs, inputs, force=args.force)
-    check_outputs({"--checkpoint": args.checkpoint}, [*inputs, *filter(None, outputs.values())],
-                  force=True)  # fmt: skip
+    outputs = {
+        "--output": args.output,
+        "--save-moments": args.save_moments,
+        "--checkpoint": args.checkpoint,
+    }
+    check_outputs(outputs, inputs, force=args.force, resumed=("--checkpoint",))
     chosen = _options(args)
     kinds = dict(_kind(text) for text in args.kind)
     wanted = list(dict.fromkeys([*args.erase, *(args.keep or [])]))

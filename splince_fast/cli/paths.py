@@ -10,7 +10,11 @@ from splince_fast.exceptions import InputError
 
 
 def check_outputs(
-    outputs: Mapping[str, str | None], inputs: Iterable[str] = (), *, force: bool = False
+    outputs: Mapping[str, str | None],
+    inputs: Iterable[str] = (),
+    *,
+    force: bool = False,
+    resumed: Iterable[str] = (),
 ) -> None:
     """Refuse, before any work, what cannot or should not be written.
 
@@ -22,6 +26,8 @@ def check_outputs(
         Files that are read.
     force : bool
         Existing files may be overwritten; files that are read may not.
+    resumed : iterable of str
+        Options whose file may exist, because work goes on from it.
 
     Raises
     ------
@@ -39,7 +45,7 @@ def check_outputs(
             raise InputError(f"{option}: {path!r} is a folder; name a file in it")
         if _same(path) in taken:
             raise InputError(f"{option}: {path!r} is also {taken[_same(path)]}; name another file")
-        if os.path.exists(path) and not force:
+        if os.path.exists(path) and not force and option not in resumed:
             raise InputError(f"{path!r} exists; name another file, or overwrite it with --force")
         taken[_same(path)] = f"what {option} writes"
 
