@@ -85,3 +85,7 @@ class PrecisionWarning(SplinceWarning):
 
 class ManyClassesWarning(SplinceWarning):
     """An integer variable has so many values that it may be a continuous one."""
+
+
+class WholeNumbersWarning(SplinceWarning):
+    """Floats that are read as numbers take few values, all whole: they may be classes."""

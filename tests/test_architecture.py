@@ -17,9 +17,10 @@ LAYERS = [
     ["_solve"],
     ["moments"],
     ["report"],
-    ["integrations", "projection"],
+    ["integrations"],
+    ["projection"],
     ["methods", "strength"],
-    ["estimators", "config", "demo"],
+    ["estimators", "quick", "config", "demo"],
     ["cli"],
     ["__main__", "__init__"],
 ]
@@ -52,7 +53,6 @@ SOURCES = sorted([*MODULES, *PACKAGE.rglob("*.pyx")])
 PEERS_THAT_MEET = [
     {"_runtime", "_kernels"},
     {"labels", "sources"},
-    {"integrations", "projection"},
     {"methods", "strength"},
     {"estimators", "demo"},
 ]

@@ -146,6 +146,8 @@ def as_numbers(X: Any, name: str = "X") -> NDArray[Any]:
         X = X.data
     if not isinstance(X, np.ndarray):
         X = _foreign_rows(X, name)
+    if X.ndim == 1 and X.dtype == object and len(X) and hasattr(X[0], "__len__"):
+        X = _stacked(X, name)
     if X.dtype.kind not in "fiub" and X.dtype.name != "bfloat16":
         X = _cast_rows(X, name)
     return X  # type: ignore[no-any-return]
@@ -161,6 +163,8 @@ def _foreign_rows(X: Any, name: str) -> NDArray[Any]:
             "Moments.update: the centred data are dense in any case"
         )
     refuse_lazy(X, name)
+    if hasattr(X, "type") and hasattr(X, "null_count") and hasattr(X, "to_pylist"):
+        X = X.to_numpy(zero_copy_only=False)  # an Arrow column of lists: an array per row
     try:
         return np.asarray(X.to_numpy() if hasattr(X, "to_numpy") else X)
     except (ValueError, TypeError) as error:
@@ -188,6 +192,19 @@ def refuse_lazy(X: Any, name: str) -> None:
             f"pass its blocks one at a time (sources.from_dask does so for a dask array), or "
             f"{verb}() it first where it fits"
         )
+
+
+def _stacked(column: NDArray[Any], name: str) -> NDArray[Any]:
+    """A column whose entries are vectors, as data frames hold embeddings, as a matrix."""
+    try:
+        if any(isinstance(vector, str | bytes) for vector in column):
+            raise TypeError("text is no vector")
+        return np.stack([np.asarray(vector) for vector in column])
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"{name} is a column that cannot be stacked to a matrix: {error}. Every entry must be "
+            "a vector of the same length; drop rows without one"
+        ) from error
 
 
 def _cast_rows(X: NDArray[Any], name: str) -> NDArray[Any]:
@@ -293,18 +310,3 @@ def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
             "1e-50 and 1e50: divide them all by their mean"
         )
     return weight
-
-
-def check_out(out: Any, rows: NDArray[Any], dtype: np.dtype[Any]) -> None:
-    """Raise InputError unless the result for `rows` can be written to `out`."""
-    if not isinstance(out, np.ndarray) or out.shape != rows.shape or out.dtype != dtype:
-        found = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out)
-        raise InputError(f"out is {found}; it must be an array of {dtype} of shape {rows.shape}")
-    if not out.flags.writeable:
-        raise InputError("out is read-only; open a memmap with mode 'r+', or pass a writable array")
-    same = (
-        out.__array_interface__["data"] == rows.__array_interface__["data"]
-        and out.strides == rows.strides
-    )
-    if not same and np.may_share_memory(out, rows) and np.shares_memory(out, rows):
-        raise InputError("out overlaps X without being the same array; pass X itself or new memory")
