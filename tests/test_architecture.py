@@ -30,6 +30,7 @@ FLOORS = [
     ["methods", "strength"],
     ["estimators"],
     ["config"],
+    ["evaluation"],
     ["demo"],
     ["cli"],
     ["__main__", "__init__"],

@@ -143,7 +143,6 @@ def to_map(projection: Projection, mean: Float, unit: float) -> Map:
     return Map(left, right, (right @ centre) @ left)
 
 
-
 def identity(d: int) -> Map:
     """The eraser that erases nothing."""
     return Map(np.zeros((0, d)), np.zeros((0, d)), np.zeros(d))

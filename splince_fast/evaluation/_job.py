@@ -32,7 +32,12 @@ _FOLDS = 5
 
 
 def blank(
-    seed: int, p: float | None, sizes: tuple[int, int, int], eraser: str, head: str, *,
+    seed: int,
+    p: float | None,
+    sizes: tuple[int, int, int],
+    eraser: str,
+    head: str,
+    *,
     reason: str = "",
 ) -> Record:
     """A record without figures."""
@@ -251,9 +256,7 @@ class Job:
         strengths = self.plan.strengths
         rows_v = self.split.validation
         if isinstance(self.plan.task, Columns):
-            w, b = heads.ridge_path(
-                self.train, self.task(self.split.train), strengths, how.factors
-            )
+            w, b = heads.ridge_path(self.train, self.task(self.split.train), strengths, how.factors)
             errors = []
             for j in range(len(strengths)):
                 rest = self.task(rows_v) - self._scores(self.validation, w[j], b[j], how)
@@ -273,16 +276,12 @@ class Job:
                 f"validation cells have fewer than {heads.MIN_CELL} rows: the strength was chosen "
                 f"by {_FOLDS} folds of the training rows"
             )
-            chosen = heads.choose(
-                self._judged_by_folds(how, notes), strengths, self.plan.select
-            )
+            chosen = heads.choose(self._judged_by_folds(how, notes), strengths, self.plan.select)
         else:
             truth, cells = self.task(rows_v), self.cells(rows_v)
             judged = []
             for j in range(len(strengths)):
-                scores = self._scores(
-                    self.validation, fits.weights[j], fits.intercepts[j], how
-                )
+                scores = self._scores(self.validation, fits.weights[j], fits.intercepts[j], how)
                 judged.append(heads.score(truth, _decided(scores, present), cells))
             chosen = heads.choose(judged, strengths, self.plan.select)
         return _Path(
@@ -297,9 +296,7 @@ class Job:
         )
         return bool((counts[np.unique(train)] < heads.MIN_CELL).any())
 
-    def _judged_by_folds(
-        self, how: _erasers.Map, notes: list[str]
-    ) -> list[tuple[float, float]]:
+    def _judged_by_folds(self, how: _erasers.Map, notes: list[str]) -> list[tuple[float, float]]:
         """(worst group, accuracy) of every strength over leave-out folds of the training rows."""
         truth, cells = self.task(self.split.train), self.cells(self.split.train)
         present, local = self._classes()
@@ -309,9 +306,7 @@ class Job:
         order = rng.permutation(n)
         order = order[np.argsort(cells[order], kind="stable")]
         fold[order] = np.arange(n) % _FOLDS
-        whole = [
-            f for f in range(_FOLDS) if len(np.unique(local[fold != f])) == len(present)
-        ]
+        whole = [f for f in range(_FOLDS) if len(np.unique(local[fold != f])) == len(present)]
         if not whole:
             counts = np.bincount(local).tolist()
             raise LabelError(
@@ -438,9 +433,7 @@ class Job:
         concept = self._concept(self.split.test)
         z = np.asarray(concept, dtype=np.float64).reshape(len(truth), -1)[:, 0]
         if np.ptp(z) > 0 and np.ptp(predicted[:, 0]) > 0:
-            record["values"]["concept_correlation"] = float(
-                np.corrcoef(predicted[:, 0], z)[0, 1]
-            )
+            record["values"]["concept_correlation"] = float(np.corrcoef(predicted[:, 0], z)[0, 1])
         return record
 
     def _advice(self) -> Record:

@@ -170,9 +170,7 @@ class _Problem:
     def subset(self, stay: NDArray[np.bool_]) -> _Problem:
         weights = None if self.sample_weights is None else self.sample_weights[:, stay]
         y = self.y if self.y.ndim == 1 else self.y[:, stay]
-        return _Problem(
-            self.rows, y, self.width, self.penalty[:, stay], weights, self.factors
-        )
+        return _Problem(self.rows, y, self.width, self.penalty[:, stay], weights, self.factors)
 
     def score(self, u: Float) -> Float:
         """(n, J, C): erased rows times weights, plus intercepts."""
@@ -181,7 +179,7 @@ class _Problem:
             left, right = self.factors
             flat = flat - right.T @ (left @ flat)
         product = self.rows @ flat
-        return product.reshape(len(self.rows), *u.shape[1:]) + u[-1]
+        return np.asarray(product.reshape(len(self.rows), *u.shape[1:]) + u[-1])
 
     def losses(self, scores: Float) -> Float:
         """(n, J): the loss of every row."""
@@ -283,9 +281,7 @@ class _Metrics:
     def measured(self, curvature: Float) -> _Metrics:
         """The same metric with measured curvatures."""
         least = 1e-3 * float(self.curvature.mean())
-        return _Metrics(
-            self._problem, None, self.group, np.maximum(curvature, least), self.base
-        )
+        return _Metrics(self._problem, None, self.group, np.maximum(curvature, least), self.base)
 
     def solve(self, q: Float) -> Float:
         out = np.empty_like(q)

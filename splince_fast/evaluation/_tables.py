@@ -249,9 +249,7 @@ def advice_lines(result: Comparison) -> list[str]:
     ]
     both = {"LEACE", "SPLINCE"} <= set(result.context.erasers)
     if both and "frozen" in result.context.heads and "accuracy" in result.metrics:
-        gap = [
-            result.mean("accuracy", eraser=e, head="frozen") for e in ("SPLINCE", "LEACE")
-        ]
+        gap = [result.mean("accuracy", eraser=e, head="frozen") for e in ("SPLINCE", "LEACE")]
         if not any(map(math.isnan, gap)):
             lines[0] += f" (measured: SPLINCE minus LEACE {signed(gap[0] - gap[1])} accuracy)"
     for name in result.context.concepts:
@@ -263,5 +261,3 @@ def advice_lines(result: Comparison) -> list[str]:
                 f"before, trace); half of it takes {found[f'rows_for_half{suffix}']:,.0f} rows"
             )
     return lines
-
-

@@ -205,9 +205,7 @@ def fit_head(
     if fits.separable[0]:
         raise InputError(SEPARABLE)
     converged = bool(fits.converged[0])
-    return _unscaled(
-        fits.weights[0], fits.intercepts[0], names, strength, converged, centre, unit
-    )
+    return _unscaled(fits.weights[0], fits.intercepts[0], names, strength, converged, centre, unit)
 
 
 SEPARABLE = (
@@ -306,9 +304,9 @@ def scaling(rows: Float, scale: bool) -> tuple[Float, Float, float]:
     return centred / unit, centre, unit
 
 
-def score(truth: NDArray[np.intp], decided: NDArray[np.intp], cells: NDArray[np.intp]) -> tuple[
-    float, float
-]:
+def score(
+    truth: NDArray[np.intp], decided: NDArray[np.intp], cells: NDArray[np.intp]
+) -> tuple[float, float]:
     """Worst accuracy over the cells present, and accuracy."""
     correct = truth == decided
     inside = cells >= 0
@@ -320,9 +318,7 @@ def score(truth: NDArray[np.intp], decided: NDArray[np.intp], cells: NDArray[np.
     return float((right[present] / counts[present]).min()), float(correct.mean())
 
 
-def choose(
-    judged: Sequence[tuple[float, float]], strengths: Sequence[float], rule: str
-) -> int:
+def choose(judged: Sequence[tuple[float, float]], strengths: Sequence[float], rule: str) -> int:
     """Position of the best (worst group, accuracy, strength), or accuracy first."""
     flip = rule == "accuracy"
     keys = [((a, w) if flip else (w, a), s) for (w, a), s in zip(judged, strengths, strict=True)]

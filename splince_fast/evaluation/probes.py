@@ -215,9 +215,7 @@ def probe_codes(
             scores = _linear_scores(prepared, targets, n_classes, folds)
         else:
             scores = [_sklearn_scores(name, prepared, t, folds, random_state) for t in targets]
-        figures = [
-            _figures(s, t, folds, n_classes) for s, t in zip(scores, targets, strict=True)
-        ]
+        figures = [_figures(s, t, folds, n_classes) for s, t in zip(scores, targets, strict=True)]
         accuracy, auc = figures[0]
         others = [figure[0] for figure in figures[1:]]
         chance = float(counts.max() / counts.sum())
@@ -258,7 +256,7 @@ def _scaled(rows: Float) -> Float:
     """Rows centred and over one number, so that tolerances have a meaning."""
     centred = rows - rows.mean(axis=0)
     unit = math.sqrt(float(np.mean(centred**2)))
-    return centred / unit if unit > 0 else centred
+    return np.asarray(centred / unit if unit > 0 else centred)
 
 
 def _linear_scores(

@@ -149,7 +149,9 @@ def compare(
             journal.add({_key(plan, r, splits[job]): r for r in records})
             failed = [r for r in records if r["reason"]]
             if strict and failed:
-                raise InputError(f"{failed[0]['eraser']} {failed[0]['head']}: {failed[0]['reason']}")
+                raise InputError(
+                    f"{failed[0]['eraser']} {failed[0]['head']}: {failed[0]['reason']}"
+                )
             bar.advance()
     wanted = [
         journal.cells[_cell_key(plan, seed, p, e, h, splits[seed, p])]
@@ -407,9 +409,7 @@ def _context(plan: Plan, splits: Mapping[_Where, Split], notes: list[str]) -> Co
             "groups": None if plan.groups is None else plan.groups[first.test].tolist(),
         }
     tied = plan.protocol.tied if plan.protocol is not None else None
-    names = [] if plan.cells is None else [
-        " · ".join(map(str, name)) for name in plan.cells.names
-    ]
+    names = [] if plan.cells is None else [" · ".join(map(str, name)) for name in plan.cells.names]
     return Context(
         n=len(plan.usable), d=int(plan.X.shape[1]), erasers=tuple(e.name for e in plan.erasers),
         heads=tuple(h.name for h in plan.heads), levels=plan.levels, seeds=plan.seeds,
@@ -451,5 +451,3 @@ class _Bar:
             text += f", {seconds * (self.total - self.done) / self.done:.0f} s left"
         sys.stderr.write(f"{text:<50}")
         sys.stderr.flush()
-
-

@@ -263,8 +263,7 @@ class Protocol:
     def counts(self) -> dict[tuple[int, int], int]:
         """Rows of each cell."""
         return {
-            (a, b): int(np.sum((self.y.codes == a) & (self.z.codes == b)))
-            for a, b in self.cells()
+            (a, b): int(np.sum((self.y.codes == a) & (self.z.codes == b))) for a, b in self.cells()
         }
 
     def largest_sizes(self, levels: Sequence[float]) -> tuple[int, int, int]:
@@ -303,9 +302,8 @@ class Protocol:
         factor = self._feasible(pools, shares, sizes)
         if factor < 1:
             feasible = tuple(int(s * factor) for s in sizes)
-            text = (
-                f"at p = {p:g} the cells allow sizes {feasible}, not {sizes}: "
-                + self._shortest(pools, shares, sizes)
+            text = f"at p = {p:g} the cells allow sizes {feasible}, not {sizes}: " + self._shortest(
+                pools, shares, sizes
             )
             if on_shortage == "raise":
                 raise NotEnoughDataError(

@@ -170,9 +170,9 @@ def corrected_t(
     mean = float(values.mean())
     error = math.sqrt((1 / n + ratio) * float(values.var(ddof=1)))
     if error == 0.0:
-        return (0.0, 1.0, mean, mean) if mean == 0 else (math.copysign(math.inf, mean), 0.0) + (
-            (mean, mean)
-        )
+        if mean == 0.0:
+            return 0.0, 1.0, mean, mean
+        return math.copysign(math.inf, mean), 0.0, mean, mean
     statistic = mean / error
     p = 2 * float(student.sf(abs(statistic), n - 1))
     half = float(student.ppf((1 + level) / 2, n - 1)) * error
