@@ -319,7 +319,6 @@ class Job:
         fits = _logistic.fit(
             self.train, local, len(present), np.tile(np.array(strengths), len(whole)),
             sample_weights=weights, factors=how.factors, gram=self._gram(),
-            metric=np.tile(np.arange(J), len(whole)),
         )  # fmt: skip
         held = np.isin(fold, whole)
         judged = []

@@ -279,7 +279,7 @@ def _linear_scores(
     codes = np.stack([t for t in targets for _ in folds], axis=1)
     fits = _logistic.fit(
         kept, codes, n_classes, np.tile(penalties, len(targets)),
-        sample_weights=np.tile(weights, len(targets)), metric=np.zeros(codes.shape[1], np.intp),
+        sample_weights=np.tile(weights, len(targets)),
     )  # fmt: skip
     results = []
     for t in range(len(targets)):
