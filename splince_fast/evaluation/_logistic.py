@@ -291,6 +291,10 @@ class _Metric:
         out = np.empty_like(q)
         out[:-1] = part / self.scale[:, None, None]
         out[-1] = q[-1] / self.curvature
+        if out.shape[2] > 1:
+            # A vector added to all classes changes no probability: the minimum has none, and only
+            # the penalty resists it, so that steps along it would be far too short.
+            out -= out.mean(axis=2, keepdims=True)
         return out
 
 
