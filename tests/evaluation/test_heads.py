@@ -89,6 +89,7 @@ def test_separable_classes_are_refused_without_a_penalty_alone() -> None:  # cas
         ev.fit_head(X, y, strength=0)
     assert ev.fit_head(X, y, strength=1e-4).converged
     X, y, _ = data(3)
+    y[:80] = 1 - y[:80]
     assert ev.fit_head(X, y, strength=0).converged  # control: these are not separable
 
 
@@ -137,13 +138,13 @@ def test_sgd_that_does_not_converge_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     from sklearn.linear_model import SGDClassifier
 
     X, y, _ = data(8)
-    original = SGDClassifier.__init__
+    original = SGDClassifier.fit
 
-    def short(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **{**kwargs, "max_iter": 2, "tol": 1e-12})
+    def short(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(self.set_params(max_iter=2, tol=1e-12), *args, **kwargs)
 
     assert ev.fit_head(X, y, solver="sgd").converged
-    monkeypatch.setattr(SGDClassifier, "__init__", short)
+    monkeypatch.setattr(SGDClassifier, "fit", short)
     assert not ev.fit_head(X, y, solver="sgd").converged
 
 
