@@ -21,6 +21,7 @@ LAYERS = [
     ["projection"],
     ["methods", "strength"],
     ["estimators", "quick", "config", "demo"],
+    ["evaluation"],
     ["cli"],
     ["__main__", "__init__"],
 ]

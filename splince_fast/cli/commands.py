@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from splince_fast._runtime.version import library_version
-from splince_fast.cli import apply, demo, doctor, fit, inspect
+from splince_fast.cli import apply, compare, demo, doctor, fit, inspect
 from splince_fast.exceptions import ManyClassesWarning, SplinceError, SplinceWarning
 
 
@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {library_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (demo, fit, apply, inspect, doctor):
+    for command in (demo, fit, apply, compare, inspect, doctor):
         command.add(commands)
     return parser
 

@@ -1,0 +1,98 @@
+"""The advice from moments alone, by exact algebra and by simulation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import splince_fast as sf
+from splince_fast.evaluation.advice import frozen_head_advice, held_out_trace
+from splince_fast.exceptions import InputError
+
+
+def draw(rng: np.random.Generator, n: int, d: int, c: float) -> tuple[Any, Any]:
+    """Rows of unit covariance, of which one direction has correlation c with z."""
+    z = rng.normal(size=n)
+    X = rng.normal(size=(n, d))
+    X[:, 0] = c * z + np.sqrt(1 - c * c) * X[:, 0]
+    return X, z
+
+
+def test_what_new_rows_show_depends_on_the_kernel_alone() -> None:
+    rng = np.random.default_rng(0)
+    X, z = draw(rng, 200, 20, 0.6)
+    moments = sf.Moments().update(X, {"z": z})
+    B = np.zeros(20)
+    B[0] = 0.6
+    direction = moments.cross_covariance("z")[:, 0]
+    expected = B @ B - (B @ direction) ** 2 / (direction @ direction)
+    for eraser in (sf.leace(moments, erase="z"), sf.sal(moments, erase="z")):
+        P = eraser.matrix()
+        left = P @ B
+        shown = left @ np.linalg.pinv(P @ P.T, rcond=1e-9) @ left
+        assert shown == pytest.approx(expected, rel=1e-9)
+    Q = np.eye(20) - np.outer(np.eye(20)[3], np.eye(20)[3])  # control: another kernel
+    assert (Q @ B) @ (Q @ B) != pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(("d", "n", "c"), [(50, 200, 0.5), (50, 1000, 0.5), (100, 400, 0.15)])
+def test_the_expected_trace_is_that_of_a_simulation(d: int, n: int, c: float) -> None:
+    rng = np.random.default_rng(1)
+    left, said = [], []
+    for _ in range(60):
+        X, z = draw(rng, n, d, c)
+        moments = sf.Moments().update(X, {"z": z})
+        b = moments.cross_covariance("z")[:, 0]
+        left.append(c * c * (1 - b[0] ** 2 / (b @ b)))
+        said.append(held_out_trace(moments, "z").expected)
+    m = (d - 1) / n
+    formula = c * c * m / (c * c + m)
+    # Terms of order 1 / p and 1 / (n c^2) are left out, and the mean has its own error.
+    slack = formula * (2 / d + 1 / (n * c * c)) + 3 * np.std(left) / 60**0.5
+    assert abs(np.mean(left) - formula) < slack
+    assert abs(np.mean(said) - formula) < slack + 3 * np.std(said) / 60**0.5
+    assert abs(np.mean(left) - 2 * formula) > slack  # control
+
+
+def test_rows_that_are_needed_give_the_trace_that_was_asked_for() -> None:
+    X, z = draw(np.random.default_rng(0), 2000, 30, 0.5)
+    moments = sf.Moments().update(X, {"z": z})
+    trace = held_out_trace(moments, "z")
+    needed = trace.rows_for(0.002)
+    assert held_out_trace(moments, "z", n=int(needed)).r2 == pytest.approx(0.002, rel=1e-3)
+    assert trace.rows_for(0.9) == 0
+    assert "training rows" in str(trace)
+    with pytest.raises(InputError):
+        trace.rows_for(0)
+    with pytest.raises(InputError):
+        held_out_trace(moments, "z", n=0)
+
+
+def test_the_threshold_tells_which_eraser_serves_a_shrunk_head() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(4000, 6))
+    z, y = X[:, 0] + rng.normal(size=4000), 0.8 * X[:, 0] + 0.6 * X[:, 1] + rng.normal(size=4000)
+    moments = sf.Moments().update(X, {"z": z, "y": y})
+    advice = frozen_head_advice(moments, "z", "y")
+    centred, target = X - X.mean(axis=0), y - y.mean()
+    beta = np.linalg.lstsq(centred, target, rcond=None)[0]
+
+    def risk(eraser: sf.Projection, g: float) -> float:
+        return float(np.mean((target - g * (eraser(X) - X.mean(axis=0)) @ beta) ** 2))
+
+    leace = sf.leace(moments, erase="z")
+    splince = sf.splince(moments, erase="z", keep="y")
+    for g, wins in ((advice.threshold - 0.01, True), (advice.threshold + 0.01, False)):
+        assert (risk(splince, g) < risk(leace, g)) is wins
+    assert f"{advice.threshold:.2f}" in str(advice)
+
+
+def test_an_infeasible_task_has_rho_one() -> None:
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=200)
+    X = rng.normal(size=(200, 4)) + z[:, None]
+    advice = frozen_head_advice(sf.Moments().update(X, {"z": z, "y": -2 * z}), "z", "y")
+    assert advice.rho == pytest.approx(1.0)
+    assert advice.threshold == pytest.approx(0.0, abs=1e-6)

@@ -1,0 +1,94 @@
+"""The command: files in, a table and a report out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from splince_fast.cli import main
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    y, z = rng.integers(0, 2, 800), rng.integers(0, 2, 800)
+    X = rng.normal(size=(800, 5)).astype(np.float32)
+    X[:, 0] += 2 * z
+    X[:, 1] += y
+    np.save("embeddings.npy", X)
+    lines = ["profession,gender,part"]
+    lines += [f"{'nurse' if a else 'poet'},{'f' if b else 'm'},{'test' if i % 4 == 0 else 'train'}"
+              for i, (a, b) in enumerate(zip(y, z, strict=True))]  # fmt: skip
+    Path("people.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+BASE = ["compare", "embeddings.npy", "--labels", "people.csv", "--erase", "gender"]
+
+
+def test_a_table_and_a_report(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    status = main([*BASE, "--keep", "profession", "-o", "report.html", "--seeds", "3",
+                   "--strengths", ".1,.01", "--association", ".5,.8", "--tied", "f",
+                   "--save", "all.json", "--run", "cells"])  # fmt: skip
+    out = capsys.readouterr().out
+    assert status == 0
+    assert "SPLINCE" in out
+    assert "report: report.html" in out
+    assert "Erasing gender" in (files / "report.html").read_text()
+    assert (files / "all.json").exists()
+    assert (files / "cells" / "cells.jsonl").exists()
+
+
+def test_a_split_of_your_own(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BASE, "--keep", "profession", "--test", "part", "--strengths", ".1"]) == 0
+    assert "bootstrap" in capsys.readouterr().out
+
+
+def test_parquet(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    X = np.load("embeddings.npy")
+    rows = [line.split(",") for line in Path("people.csv").read_text().splitlines()[1:]]
+    table = pa.table(
+        {"vector": X.tolist(), "gender": [r[1] for r in rows], "job": [r[0] for r in rows]}
+    )
+    parquet.write_table(table, "people.parquet")
+    assert main(["compare", "people.parquet", "--embedding", "vector", "--erase", "gender",
+                 "--keep", "job", "--seeds", "1", "--strengths", ".1"]) == 0  # fmt: skip
+    assert "LEACE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        (["--keep", "job"], "'profession', 'gender', 'part'"),  # case 20
+        (["--keep", "gender"], "both erased and kept"),
+        (["--keep", "profession", "-o", "nowhere/report.html"], "no folder"),
+        (["--keep", "profession", "--association", "1.5"], "probability"),
+        (["--keep", "profession", "--kind", "gender=number"], "NAME=classes"),
+        (["--keep", "profession", "--association", ".8", "--tied", "x"], "'f', 'm'"),
+    ],
+)
+def test_mistakes_are_told(
+    files: Path, more: list[str], match: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*BASE, *more]) == 2
+    assert match in capsys.readouterr().err
+
+
+def test_a_failing_eraser_keeps_the_status_and_strict_does_not(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path("people.csv").read_text().splitlines()
+    head, rows = text[0] + ",same", [f"{row},{row.split(',')[1]}" for row in text[1:]]
+    Path("people.csv").write_text("\n".join([head, *rows]) + "\n")
+    more: list[Any] = ["--keep", "same", "--seeds", "1", "--strengths", ".1"]
+    assert main([*BASE, *more]) == 0
+    assert "! SPLINCE" in capsys.readouterr().out
+    assert main([*BASE, *more, "--strict"]) == 2
+    assert "SPLINCE" in capsys.readouterr().err
