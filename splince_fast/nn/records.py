@@ -1,0 +1,532 @@
+"""Moments and erasers of several sites: mappings that know how they were made."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from splince_fast.exceptions import (
+    FileFormatError,
+    IncompatibleMomentsError,
+    InputError,
+    OnePassWarning,
+    SplinceError,
+)
+from splince_fast.moments import Moments
+from splince_fast.nn import bridge
+from splince_fast.projection import Projection
+
+_FORMAT = 1
+_COLLECTED = "collected"
+_ERASERS = "erasers"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which tensor of a module is meant."""
+
+    side: str = "output"
+    feature_dim: int = -1
+    output: int | str | None = None
+
+    @classmethod
+    def of(cls, side: str, feature_dim: int, output: int | str | None) -> Placement:
+        """A checked placement.
+
+        Raises
+        ------
+        InputError
+            Something else than the arguments of `collect` take.
+        """
+        if side not in ("input", "output"):
+            raise InputError(f"side is {side!r}; it is 'input' or 'output'")
+        if isinstance(feature_dim, bool) or not isinstance(feature_dim, int):
+            raise InputError(f"feature_dim is {feature_dim!r}; it is the number of an axis")
+        if output is not None and (side == "input" or not isinstance(output, int | str)):
+            raise InputError(
+                f"output is {output!r}; it is the index or the name of an element of what the "
+                "module returns, for side='output'"
+            )
+        return cls(side, feature_dim, output)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A module at which activations were collected.
+
+    Attributes
+    ----------
+    name : str
+        Dotted name without the infixes of wrappers.
+    module_class : str
+    width : int
+        Number of features; 0 where no row was seen.
+    calls : int
+        How often it ran.
+    """
+
+    name: str
+    module_class: str
+    width: int
+    calls: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How activations were collected."""
+
+    placement: Placement = Placement()
+    tokens: Any = "all"
+    skip_ids: tuple[int, ...] = ()
+    weight: str = "token"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON; a function has no better name than that."""
+        values = asdict(self)
+        return {**values, "tokens": self.tokens if isinstance(self.tokens, str) else "a function"}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
+        """The inverse of `to_dict`."""
+        return cls(
+            Placement.of(**values["placement"]),
+            str(values["tokens"]),
+            tuple(map(int, values["skip_ids"])),
+            str(values["weight"]),
+        )
+
+
+class _BySite(Mapping[str, Any]):
+    """What both records share: values by site, in the order in which the sites ran."""
+
+    def __init__(self, values: Mapping[str, Any], sites: Iterable[Site], recipe: Recipe) -> None:
+        self._values = dict(values)
+        self._sites = tuple(sites)
+        self._recipe = recipe
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The sites, in the order in which they ran."""
+        return self._sites
+
+    @property
+    def recipe(self) -> Recipe:
+        """How the activations were collected."""
+        return self._recipe
+
+    @property
+    def placement(self) -> Placement:
+        """Which tensor of each module is meant."""
+        return self._recipe.placement
+
+    @property
+    def tokens(self) -> Any:
+        """The rule by which tokens were selected, as it was applied."""
+        return self._recipe.tokens
+
+    @property
+    def skip_ids(self) -> tuple[int, ...]:
+        """Ids of tokens that were left out."""
+        return self._recipe.skip_ids
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise KeyError(f"no site {name!r}; the sites are {list(self._values)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class Collected(_BySite):
+    """Moments by site, made by :func:`collect`; a mapping from names to :class:`Moments`.
+
+    Attributes
+    ----------
+    n_sequences : int
+        Sequences that gave rows. Tokens of one text are not independent: judge chance by these.
+    """
+
+    def __init__(
+        self,
+        moments: Mapping[str, Moments],
+        sites: Iterable[Site],
+        recipe: Recipe,
+        n_sequences: int,
+    ) -> None:
+        super().__init__(moments, sites, recipe)
+        self.n_sequences = n_sequences
+
+    def erasers(
+        self, method: Callable[..., Projection], *, erase: Any, keep: Any = None, **options: Any
+    ) -> Erasers:
+        """Fit an eraser at every site.
+
+        Parameters
+        ----------
+        method : callable
+            ``sf.splince``, ``sf.leace``, ``sf.sal`` or ``sf.mean_projection``.
+        erase, keep
+            As the method takes them; `keep` is left out where it is None.
+        **options
+            More arguments of the method.
+
+        Returns
+        -------
+        Erasers
+            One projection per site.
+
+        Raises
+        ------
+        SplinceError
+            As the method does; the text names the site.
+
+        Warns
+        -----
+        OnePassWarning
+            There are several sites. Each eraser is right where it stands alone; installed
+            together, the first one changes what the next one sees.
+        """
+        if len(self) > 1:
+            warnings.warn(
+                f"{len(self)} sites were fitted in one pass: each eraser holds where it is "
+                "installed alone; together they leave part of the concept, and can leave more "
+                "than there was. Use fit_layers to install them together",
+                OnePassWarning,
+                stacklevel=2,
+            )
+        fitted = {
+            name: fit_site(name, moments, method, erase, keep, options)
+            for name, moments in self.items()
+        }
+        return Erasers(fitted, self._sites, self._recipe, sequential=False)
+
+    # -- algebra ---------------------------------------------------------------------------
+
+    def __add__(self, other: Collected) -> Collected:
+        """Activations of both passes together, such as those of two workers."""
+        if not isinstance(other, Collected):
+            raise InputError(f"Collected adds to Collected, not to {type(other).__name__}")
+        self._check_same(other._description())
+        theirs = {site.name: site for site in other._sites}
+        return Collected(
+            {name: moments + other[name] for name, moments in self.items()},
+            [_joined(site, theirs[site.name]) for site in self._sites],
+            self._recipe,
+            self.n_sequences + other.n_sequences,
+        )
+
+    def _description(self) -> tuple[Any, ...]:
+        """What two of them must agree on to be added."""
+        names = sorted((site.name, site.module_class) for site in self._sites)
+        return names, self._recipe.to_dict()
+
+    def _check_same(self, other: tuple[Any, ...]) -> None:
+        own = self._description()
+        if own != other:
+            raise IncompatibleMomentsError(
+                f"these were collected differently: {own} and {other}; use the same sites and "
+                "the same tokens, side, output and weight"
+            )
+
+    def all_reduce(self, group: Any = None) -> Collected:
+        """Add up over the processes of a group; every process gets the same sum, bit for bit.
+
+        Moments go up a binary tree, site by site, and come back from the first process: no
+        process ever holds more than two states of a site.
+
+        Parameters
+        ----------
+        group : torch.distributed.ProcessGroup, optional
+            The default group if left out.
+
+        Returns
+        -------
+        Collected
+            The sum.
+
+        Raises
+        ------
+        IncompatibleMomentsError
+            The processes collected differently; raised in all of them.
+        """
+        import torch.distributed as dist
+
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        world = [dist.get_global_rank(group, r) if group is not None else r for r in range(size)]
+        gathered: list[Any] = [None] * size
+        own = (self._description(), self._sites, self.n_sequences)
+        dist.all_gather_object(gathered, own, group=group)
+        for description, _, _ in gathered:
+            self._check_same(description)
+        sites = {site.name: site for site in self._sites}
+        for other in (s for i, (_, each, _) in enumerate(gathered) if i != rank for s in each):
+            sites[other.name] = _joined(sites[other.name], other)
+        totals = {}
+        for name in sorted(self):
+            total, step = self[name], 1
+            while step < size:
+                if rank % (2 * step) == step:
+                    dist.send_object_list([total], world[rank - step], group=group)
+                    break
+                if rank + step < size:
+                    box: list[Any] = [None]
+                    dist.recv_object_list(box, world[rank + step], group=group)
+                    total = total + box[0]
+                step *= 2
+            box = [total if rank == 0 else None]
+            dist.broadcast_object_list(box, world[0], group=group)
+            totals[name] = box[0]
+        ordered = {site.name: totals[site.name] for site in self._sites}
+        n_sequences = sum(count for _, _, count in gathered)
+        return Collected(ordered, sites.values(), self._recipe, n_sequences)
+
+    # -- looking ---------------------------------------------------------------------------
+
+    def trace(self, name: Any) -> dict[str, float]:
+        """Size of the linear trace of a variable at each site.
+
+        Parameters
+        ----------
+        name : str or tuple of str
+            A variable.
+
+        Returns
+        -------
+        dict
+            |Cov(x, z)| / sqrt(tr Cov(x)) by site (Frobenius norm), in units of z.
+        """
+        found = {}
+        for site, moments in self.items():
+            cross = moments.cross_covariance(name, ddof=0)
+            total = float(np.trace(moments.covariance(ddof=0)))
+            found[site] = float(np.linalg.norm(cross)) / total**0.5 if total else 0.0
+        return found
+
+    def plot(self, name: Any, *, after: Collected | None = None) -> Any:
+        """Draw the trace of a variable over the sites.
+
+        Parameters
+        ----------
+        name : str or tuple of str
+            A variable.
+        after : Collected, optional
+            The same sites with erasers installed.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            With logarithmic axis; ``.savefig(path)`` writes it.
+
+        Raises
+        ------
+        MissingExtraError
+            matplotlib is not installed.
+        """
+        from splince_fast.sources.base import require
+
+        figure = require("matplotlib.figure", "demo").Figure(figsize=(7.5, 4.2), layout="constrained")
+        ax = figure.subplots()
+        before = self.trace(name)
+        places = range(len(before))
+        ax.plot(places, list(before.values()), marker="o", color="#D55E00", label="as it is")
+        if after is not None:
+            erased = after.trace(name)
+            shown = [erased.get(site, np.nan) for site in before]
+            ax.plot(places, shown, marker="s", color="#0072B2", label="erasers installed")
+        ax.set_yscale("log")
+        ax.set_xticks(places, list(before), rotation=90, fontsize=7)
+        ax.set_ylabel(f"|Cov(x, {name})| / sqrt(tr Cov(x))")
+        ax.grid(axis="y", color="0.92")
+        ax.legend(frameon=False)
+        return figure
+
+    def __str__(self) -> str:
+        rows = [
+            (
+                site.name, site.module_class, str(site.width), f"{self[site.name].n_rows:,}",
+                str(site.calls), ", ".join(map(str, self[site.name].variables)),
+            )
+            for site in self._sites
+        ]  # fmt: skip
+        heading = (
+            f"tokens {self._recipe.to_dict()['tokens']}, weight {self._recipe.weight}, "
+            f"{self.n_sequences:,} sequences"
+        )
+        return _table(heading, ("site", "module", "width", "rows", "calls", "variables"), rows)
+
+    __repr__ = __str__
+
+    # -- files -----------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file.
+
+        Parameters
+        ----------
+        path : path
+            The file; whatever happens, it holds either what it held before or everything.
+        """
+        records = {name: bridge.moments_record(moments) for name, moments in self.items()}
+        metadata = {
+            "sites": [asdict(site) for site in self._sites],
+            "recipe": self._recipe.to_dict(),
+            "n_sequences": self.n_sequences,
+        }
+        bridge.write_file(path, _COLLECTED, _FORMAT, records, metadata)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Collected:
+        """Read it back.
+
+        Parameters
+        ----------
+        path : path
+            A file written by :meth:`save`.
+
+        Raises
+        ------
+        FileFormatError
+            Truncated, foreign, inconsistent, or written by a newer version.
+        """
+        records, metadata = bridge.read_file(path, _COLLECTED, _FORMAT)
+        try:
+            return cls(
+                {name: bridge.moments_from_record(*record) for name, record in records.items()},
+                [Site(**site) for site in metadata["sites"]],
+                Recipe.from_dict(metadata["recipe"]),
+                int(metadata["n_sequences"]),
+            )
+        except (KeyError, TypeError, ValueError, FileFormatError) as error:
+            raise bridge.inconsistent(path, error) from error
+
+
+class Erasers(_BySite):
+    """Projections by site; a mapping from names to :class:`Projection`.
+
+    Made by :func:`fit_layers` or :meth:`Collected.erasers`, and installed by :func:`install`.
+
+    Attributes
+    ----------
+    sequential : bool
+        Whether each was fitted with all earlier ones installed, so that they hold together.
+    """
+
+    def __init__(
+        self,
+        projections: Mapping[str, Projection],
+        sites: Iterable[Site],
+        recipe: Recipe,
+        *,
+        sequential: bool,
+    ) -> None:
+        super().__init__(projections, sites, recipe)
+        self.sequential = sequential
+
+    def __str__(self) -> str:
+        rows = []
+        for name, projection in self.items():
+            report = projection.report
+            cells = ["-"] * 5
+            if report is not None:
+                erased = [v for v in report.variables if v.role == "erased"]
+                worst = max(erased, key=lambda v: v.residual, default=None)
+                cells = [
+                    f"{report.n_rows:,}",
+                    f"{100 * report.distortion:.3g} %",
+                    f"{report.amplification:.3g}",
+                    "-" if worst is None else f"{worst.residual:.1e}",
+                    "-" if worst is None else f"{worst.bound:.1e}",
+                ]
+            rows.append((name, str(projection.rank), *cells))
+        how = "layer by layer" if self.sequential else "in one pass"
+        heading = f"fitted {how}, tokens {self._recipe.to_dict()['tokens']}"
+        columns = ("site", "rank", "rows", "distortion", "amplification", "residual", "bound")
+        return _table(heading, columns, rows)
+
+    __repr__ = __str__
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file.
+
+        Parameters
+        ----------
+        path : path
+            The file; whatever happens, it holds either what it held before or everything.
+        """
+        records = {name: bridge.projection_record(p) for name, p in self.items()}
+        metadata = {
+            "sites": [asdict(site) for site in self._sites],
+            "recipe": self._recipe.to_dict(),
+            "sequential": self.sequential,
+        }
+        bridge.write_file(path, _ERASERS, _FORMAT, records, metadata)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Erasers:
+        """Read it back, bit for bit.
+
+        Parameters
+        ----------
+        path : path
+            A file written by :meth:`save`.
+
+        Raises
+        ------
+        FileFormatError
+            Truncated, foreign, inconsistent, or written by a newer version.
+        """
+        records, metadata = bridge.read_file(path, _ERASERS, _FORMAT)
+        try:
+            return cls(
+                {name: bridge.projection_from_record(*record) for name, record in records.items()},
+                [Site(**site) for site in metadata["sites"]],
+                Recipe.from_dict(metadata["recipe"]),
+                sequential=bool(metadata["sequential"]),
+            )
+        except (KeyError, TypeError, ValueError, FileFormatError) as error:
+            raise bridge.inconsistent(path, error) from error
+
+
+def fit_site(
+    name: str,
+    moments: Moments,
+    method: Callable[..., Projection],
+    erase: Any,
+    keep: Any,
+    options: Mapping[str, Any],
+) -> Projection:
+    """The eraser of one site; what the method raises names the site."""
+    kept = {} if keep is None else {"keep": keep}
+    try:
+        return method(moments, erase=erase, **kept, **options)
+    except SplinceError as error:
+        text = f"at the site {name!r}: {error}"
+        error.args = (text, *error.args[1:])
+        raise
+
+
+def _joined(first: Site, second: Site) -> Site:
+    """The same site of two passes."""
+    width = first.width or second.width
+    return replace(first, width=width, calls=first.calls + second.calls)
+
+
+def _table(heading: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Lines of text in columns, numbers to the right."""
+    wide = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    lines = [heading]
+    for cells in (columns, *rows):
+        first, *others = zip(cells, wide, strict=True)
+        padded = [f"{first[0]:<{first[1]}}", *(f"{cell:>{size}}" for cell, size in others)]
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
