@@ -130,7 +130,9 @@ class Collector:
         self.rule = self.rule or selection.rule
         flat, plan = self._select(name, rows, selection)
         if plan.rows.n:
-            self._sums_of(name, flat).feed(flat.to(self._sums_of(name, flat).work.device), plan.rows)
+            self._sums_of(name, flat).feed(
+                flat.to(self._sums_of(name, flat).work.device), plan.rows
+            )
         self.widths[name] = int(rows.shape[-1])
         self._seen.add(name)
         if self.may_stop and self._once and len(self._seen) == len(self.chosen):
@@ -219,7 +221,9 @@ class Collector:
         for name in order:
             sums = self.sums.pop(name, None)
             if sums is None:  # no token was selected there
-                sums = SiteSums(name, 1, torch.float32, Workspace(torch.device("cpu")), self.registry)
+                sums = SiteSums(
+                    name, 1, torch.float32, Workspace(torch.device("cpu")), self.registry
+                )
             sums.flush()
             moments[name] = sums.result()
             kind = type(self.chosen[name]).__name__

@@ -359,7 +359,9 @@ def install(
             idle += [] if eraser.rank else [name]
     if idle:
         warnings.warn(
-            f"the erasers at {idle} have rank 0 and change nothing", NothingErasedWarning, stacklevel=2
+            f"the erasers at {idle} have rank 0 and change nothing",
+            NothingErasedWarning,
+            stacklevel=2,
         )
     return Installed(model, sited)
 
@@ -367,7 +369,9 @@ def install(
 def _check_weights(name: str, module: Module, width: int) -> None:
     """Raise SiteError if the weights of a module show that it has another width."""
     shapes = [tuple(p.shape) for p in module.parameters() if p.is_floating_point()]
-    plain = shapes and all(type(p).__name__ == "Parameter" and p.numel() for p in module.parameters())
+    plain = shapes and all(
+        type(p).__name__ == "Parameter" and p.numel() for p in module.parameters()
+    )
     if plain and not any(width in shape for shape in shapes):
         raise SiteError(
             f"the eraser for {name!r} has width {width}, and no weight of this "

@@ -160,7 +160,9 @@ class Positions:
         """Set the hooks for sites of these names; returns their handles."""
         modules = named(model)
         around = {""} | {
-            ".".join(name.split(".")[:i]) for name in names for i in range(1, len(name.split(".")) + 1)
+            ".".join(name.split(".")[:i])
+            for name in names
+            for i in range(1, len(name.split(".")) + 1)
         }
         handles = []
         for name in sorted(around, key=lambda n: n.count(".") if n else -1):

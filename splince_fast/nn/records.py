@@ -334,7 +334,9 @@ class Collected(_BySite):
         """
         from splince_fast.sources.base import require
 
-        figure = require("matplotlib.figure", "demo").Figure(figsize=(7.5, 4.2), layout="constrained")
+        figure = require("matplotlib.figure", "demo").Figure(
+            figsize=(7.5, 4.2), layout="constrained"
+        )
         ax = figure.subplots()
         before = self.trace(name)
         places = range(len(before))

@@ -253,7 +253,7 @@ def pick_input(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> i
         return floating[0]
     raise SiteError(
         f"the site {name!r} has no input that is clearly meant: positional "
-        f"{[describe(a) for a in args]}, keywords {({k: describe(v) for k, v in kwargs.items()})}"
+        f"{[describe(a) for a in args]}, keywords { ({k: describe(v) for k, v in kwargs.items()}) }"
     )
 
 
@@ -292,7 +292,9 @@ def device_of(model: Module) -> Any:
     return torch.device("cpu")
 
 
-def call(model: Module, batch: Any, without: Sequence[str], forward: Callable[..., Any] | None) -> Any:
+def call(
+    model: Module, batch: Any, without: Sequence[str], forward: Callable[..., Any] | None
+) -> Any:
     """Run a model on a batch: by `forward`, by keywords, by position, or as a single argument."""
     if forward is not None:
         return forward(model, batch)
@@ -301,7 +303,11 @@ def call(model: Module, batch: Any, without: Sequence[str], forward: Callable[..
 
         accepted, any_keyword = parameters_of(model)
         return model(
-            **{k: v for k, v in batch.items() if k not in without and (any_keyword or k in accepted)}
+            **{
+                k: v
+                for k, v in batch.items()
+                if k not in without and (any_keyword or k in accepted)
+            }
         )
     if isinstance(batch, tuple | list):
         return model(*batch)
