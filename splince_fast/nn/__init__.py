@@ -22,21 +22,23 @@ from splince_fast.exceptions import (
 )
 
 if TYPE_CHECKING:
+    from splince_fast.nn.collected import Collected
     from splince_fast.nn.collection import collect
     from splince_fast.nn.eraser import Eraser
+    from splince_fast.nn.erasers import Erasers
     from splince_fast.nn.folding import Folded, fold
     from splince_fast.nn.installed import Installed, install
     from splince_fast.nn.layers import fit_layers
-    from splince_fast.nn.records import Collected, Erasers, Site
+    from splince_fast.nn.recipe import Site
     from splince_fast.nn.text import TextBatches, text_batches
 
 _LAZY = {
-    "Collected": "records",
+    "Collected": "collected",
     "Eraser": "eraser",
-    "Erasers": "records",
+    "Erasers": "erasers",
     "Folded": "folding",
     "Installed": "installed",
-    "Site": "records",
+    "Site": "recipe",
     "TextBatches": "text",
     "collect": "collection",
     "fit_layers": "layers",

@@ -13,17 +13,18 @@ float32 and are added up in float64, but on GPUs whose float64 products are as f
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from splince_fast.exceptions import InputError, LabelError, NonFiniteError, NotEnoughMemoryError
+from splince_fast.exceptions import InputError, NonFiniteError, NotEnoughMemoryError
 from splince_fast.moments import Moments
 from splince_fast.nn import bridge
-from splince_fast.nn.bridge import ClassCodes, ClassName, VariableName
+from splince_fast.nn.bridge import VariableName
+from splince_fast.nn.labelled import LabelledRows, Registry
 
 Tensor = Any
 Float = NDArray[np.float64]
@@ -37,95 +38,6 @@ _STAGE_ROWS = (256, 4096)
 _PANELS = 4
 # Compute capabilities whose float64 products are about as fast as float32.
 _FAST_FLOAT64 = ((8, 0), (9, 0), (10, 0))
-
-
-# -- labels --------------------------------------------------------------------------------
-
-
-@dataclass
-class LabelledRows:
-    """What is known of a run of rows of one batch; shared by all sites.
-
-    `codes` index the classes of the registry, -1 for a missing label; `values` (n, k) are NaN
-    where missing.
-    """
-
-    n: int
-    batch: int
-    first: int  # number of its first row in the batch
-    weight: Float | None
-    codes: dict[VariableName, NDArray[np.intp]] = field(default_factory=dict)
-    values: dict[VariableName, Float] = field(default_factory=dict)
-
-    def slice(self, start: int, stop: int) -> LabelledRows:
-        """The rows from `start` to `stop`."""
-        return LabelledRows(
-            stop - start,
-            self.batch,
-            self.first + start,
-            None if self.weight is None else self.weight[start:stop],
-            {name: codes[start:stop] for name, codes in self.codes.items()},
-            {name: values[start:stop] for name, values in self.values.items()},
-        )
-
-
-class Registry:
-    """Names of classes and columns of every variable, the same for all sites."""
-
-    def __init__(self, kinds: dict[str, str], joint: tuple[tuple[str, ...], ...]) -> None:
-        self.kinds, self.joint = kinds, joint
-        self.classes: dict[VariableName, list[ClassName]] = {}
-        self.columns: dict[VariableName, tuple[tuple[str, ...], Float]] = {}
-        self._index: dict[VariableName, dict[Any, int]] = {}
-
-    def read(
-        self, labels: dict[str, Any], n: int, batch: int, weight: Float | None
-    ) -> LabelledRows:
-        """Labels of `n` rows in terms of this registry.
-
-        Raises
-        ------
-        LabelError
-            They cannot be read, or contradict what earlier batches said.
-        """
-        found = LabelledRows(n, batch, 0, weight)
-        encoded = bridge.encode(labels, n, kinds=self.kinds or None, joint=self.joint)
-        for name, column in encoded.items():
-            if isinstance(column, ClassCodes):
-                if not column.classes:
-                    continue
-                self._check(name, self.columns, "continuous", "classes")
-                names = self.classes.setdefault(name, [])
-                index = self._index.setdefault(name, {})
-                for one in column.classes:
-                    if bridge.class_key(one) not in index:
-                        index[bridge.class_key(one)] = len(names)
-                        names.append(one)
-                lookup = [index[bridge.class_key(one)] for one in column.classes]
-                found.codes[name] = np.array([*lookup, -1], np.intp)[column.codes]
-            else:
-                shown = column.values if column.present is None else column.values[column.present]
-                if not len(shown):
-                    continue
-                self._check(name, self.classes, "classes", "continuous")
-                known = self.columns.setdefault(name, (column.columns, shown.mean(axis=0)))
-                if len(known[0]) != column.values.shape[1]:
-                    raise LabelError(
-                        f"the variable {name!r} had {len(known[0])} columns before and has "
-                        f"{column.values.shape[1]} in batch {batch}"
-                    )
-                values = column.values
-                if column.present is not None:
-                    values = np.where(column.present[:, None], values, np.nan)
-                found.values[name] = values
-        return found
-
-    def _check(self, name: VariableName, others: dict[Any, Any], old: str, new: str) -> None:
-        if name in others:
-            raise LabelError(
-                f"the variable {name!r} was {old} in earlier batches and is {new} now; pass "
-                f"kinds={{{name!r}: ...}} to collect"
-            )
 
 
 # -- memory --------------------------------------------------------------------------------
@@ -349,12 +261,12 @@ class SiteSums:
             weights = np.concatenate([weights, np.zeros(k - len(weights))])
             sums = torch.cat([sums, sums.new_zeros(k - len(sums), self.width)])
         shown = np.flatnonzero(codes >= 0)
-        own = np.bincount(codes[shown], weight[shown], k)
+        own: Float = np.bincount(codes[shown], weight[shown], k).astype(np.float64)
         rows = rows + np.bincount(codes[shown], minlength=k)
         weights = weights + own
         # One row of coefficients per class that occurs: a product, which is the same every time.
-        present = np.flatnonzero(own)
-        mix = np.where(codes == present[:, None], weight, 0.0)
+        present = np.flatnonzero(np.asarray(own))
+        mix = np.where(np.equal(codes, present[:, None]), weight, 0.0)
         where = self._device(present)
         sums[where] += self._device(mix) @ y64 + torch.outer(self._device(own[present]), shift)
         self._classes[name] = rows, weights, sums
@@ -364,7 +276,7 @@ class SiteSums:
     ) -> None:
         columns, reference = self.registry.columns[name]
         sums = self._columns.setdefault(name, _ColumnSums.empty(len(columns), y64))
-        missing = np.isnan(values).any(axis=1)
+        missing = np.asarray(np.isnan(values).any(axis=1))
         shown = np.where(missing, 0.0, weight)
         deviations = np.where(missing[:, None], 0.0, values - reference)
         weighted = shown[:, None] * deviations

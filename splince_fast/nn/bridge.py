@@ -58,7 +58,7 @@ def factors(projection: Projection) -> tuple[Float, Float, Float]:
 
 def projection_from(left: Float, right: Float, bias: Float, method: str) -> Projection:
     """The map x - left^T (right x - bias); its mean is the shortest point that it leaves alone."""
-    mean = np.linalg.lstsq(right, bias, rcond=None)[0] if len(right) else np.zeros(right.shape[1])
+    mean: Float = np.linalg.pinv(right) @ bias
     return Projection._make(left.copy(), right.copy(), mean, bias.copy(), method)
 
 

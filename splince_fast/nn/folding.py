@@ -17,18 +17,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from splince_fast.exceptions import FoldError, InputError, SplinceWarning
 from splince_fast.nn import sites
 from splince_fast.nn.collection import moved, quiet, unwrapped
 from splince_fast.nn.eraser import Eraser
-from splince_fast.nn.records import Erasers
+from splince_fast.nn.erasers import Erasers
+from splince_fast.nn.surgery import Layer, Surgery, layer_of, numbers
 from splince_fast.projection import Projection
 
 Tensor = Any
 Module = Any
-Float = NDArray[np.float64]
 
 # Largest difference from the hooked model, in units of the range of an output.
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
@@ -69,67 +68,6 @@ class Folded:
             if size
         ]
         return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class _Linear:
-    """A layer with weights that can be folded: how its matrix (outputs, inputs) is stored."""
-
-    name: str
-    module: Module
-    kind: str  # "linear", "conv1d" (transposed), "conv2d" (1 x 1), "embedding" (rows)
-
-    def matrix(self) -> Float:
-        weight = self.module.weight.detach().to("cpu", torch.float64).numpy()
-        if self.kind == "conv2d":
-            weight = weight[:, :, 0, 0]
-        return np.array(weight if self.kind in ("linear", "conv2d") else weight.T)
-
-    def stored(self, matrix: Float) -> Tensor:
-        values = matrix if self.kind in ("linear", "conv2d") else matrix.T
-        like = self.module.weight
-        new = torch.from_numpy(np.ascontiguousarray(values)).to(like.device, like.dtype)
-        return new.reshape(like.shape)
-
-
-def _linear(name: str, module: Module) -> _Linear | None:
-    """The layer as one that can be folded; None if it is of another kind.
-
-    Raises
-    ------
-    FoldError
-        It is linear, but its weights are not plain numbers here.
-    """
-    kind = type(module)
-    weight = getattr(module, "weight", None)
-    if isinstance(module, torch.nn.Linear):
-        found = "linear"
-    elif kind.__name__ == "Conv1D" and hasattr(module, "nf"):
-        found = "conv1d"
-    elif isinstance(module, torch.nn.Conv2d):
-        plain = module.kernel_size == (1, 1) and module.groups == 1
-        if not plain:
-            return None
-        found = "conv2d"
-    elif isinstance(module, torch.nn.Embedding):
-        found = "embedding"
-    else:
-        return None
-    usual = {torch.nn.Linear, torch.nn.Conv2d, torch.nn.Embedding}
-    own = any(isinstance(module, k) and kind.forward is k.forward for k in usual)
-    if not (own or found == "conv1d"):
-        raise FoldError(
-            f"{name!r} is a {kind.__name__}, which changes what its weights mean (quantised, or "
-            "with an adapter); merge or dequantise it first, or use install"
-        )
-    if not isinstance(weight, torch.Tensor) or not weight.is_floating_point():
-        raise FoldError(f"the weights of {name!r} are quantised or packed; dequantise them first")
-    if weight.device.type == "meta" or hasattr(weight, "device_mesh"):
-        raise FoldError(
-            f"the weights of {name!r} are not here (offloaded, on the meta device, or "
-            "distributed); load the whole model on one device first"
-        )
-    return _Linear(name, module, found)
 
 
 def _outputs(value: Any) -> Iterator[Tensor]:
@@ -196,57 +134,6 @@ def _same(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors are views of the same memory."""
     ours, theirs = first.untyped_storage().data_ptr(), second.untyped_storage().data_ptr()
     return bool(ours == theirs and ours != 0 and first.device == second.device)
-
-
-class _Surgery:
-    """New parameters for layers, and how to take every change back."""
-
-    def __init__(self, model: Module, bias: str) -> None:
-        self.model, self.bias = model, bias
-        self.untied: list[str] = []
-        self.added: list[str] = []
-        self._before: list[tuple[Module, Any, Any]] = []
-        self._tie: Any = None
-        self._owners: dict[int, int] = {}
-        for module in model.modules():
-            for parameter in module.parameters(recurse=False):
-                self._owners[id(parameter)] = self._owners.get(id(parameter), 0) + 1
-
-    def replace(self, layer: _Linear, matrix: Float, shift: Float, *, drop: bool) -> None:
-        """Give a layer the matrix (outputs, inputs), and add `shift` to its bias."""
-        module = layer.module
-        before = getattr(module, "bias", None)
-        self._before.append((module, module.weight, before))
-        if self._owners[id(module.weight)] > 1:
-            self.untied.append(layer.name)
-            config = getattr(self.model, "config", None)
-            if self._tie is None and getattr(config, "tie_word_embeddings", None):
-                self._tie = config
-                config.tie_word_embeddings = False
-        new = torch.nn.Parameter(layer.stored(matrix), module.weight.requires_grad)
-        module.weight = new
-        self._owners[id(new)] = 1
-        if layer.kind == "embedding" or drop:
-            return
-        if before is None:
-            self.added.append(layer.name)
-        old = np.zeros(len(shift)) if before is None else _numbers(before)
-        values = torch.from_numpy(old + shift).to(new.device, new.dtype)
-        module.bias = torch.nn.Parameter(values, new.requires_grad)
-
-    def undo(self) -> None:
-        """Put every parameter back, bit for bit."""
-        for module, weight, bias in reversed(self._before):
-            module.weight = weight
-            if hasattr(module, "bias"):
-                module.bias = bias
-        if self._tie is not None:
-            self._tie.tie_word_embeddings = True
-
-
-def _numbers(tensor: Tensor) -> Float:
-    values: Float = tensor.detach().to("cpu", torch.float64).numpy()
-    return values
 
 
 def fold(
@@ -326,7 +213,7 @@ def fold(
                 projection @ projections[name] if name in projections else projection
             )
     example = moved(example, sites.device_of(model))
-    surgery = _Surgery(model, bias)
+    surgery = Surgery(model, bias)
     with quiet(model):
         plans = _plans(model, example, chosen)
         drops = {
@@ -402,7 +289,7 @@ def _everywhere(name: str, eraser: Eraser, axis: int) -> Any:
 
 def _plans(
     model: Module, example: Any, chosen: Mapping[str, Module]
-) -> dict[str, list[tuple[_Linear, str]]]:
+) -> dict[str, list[tuple[Layer, str]]]:
     """Per site, the layers to change, and whether they make ("out") or read ("in") it.
 
     Raises
@@ -415,9 +302,9 @@ def _plans(
     count: dict[int, int] = {}
     for _, module in model.named_modules(remove_duplicate=False):
         count[id(module)] = count.get(id(module), 0) + 1
-    plans: dict[str, list[tuple[_Linear, str]]] = {}
+    plans: dict[str, list[tuple[Layer, str]]] = {}
     for name, module in chosen.items():
-        own = _linear(name, module)
+        own = layer_of(name, module)
         if own is not None:
             plan = [(own, "out")]
         else:
@@ -425,7 +312,7 @@ def _plans(
             for reader in dict.fromkeys(readers[name]):
                 if isinstance(modules[reader], _PASSING):
                     continue
-                layer = _linear(reader, modules[reader])
+                layer = layer_of(reader, modules[reader])
                 if layer is None or layer.kind == "embedding":
                     raise FoldError(
                         f"{name!r} is read by {reader!r}, a {type(modules[reader]).__name__}, "
@@ -449,15 +336,15 @@ def _plans(
     return plans
 
 
-def _lacks_bias(layer: _Linear) -> bool:
+def _lacks_bias(layer: Layer) -> bool:
     return layer.kind != "embedding" and getattr(layer.module, "bias", None) is None
 
 
 def _fold_site(
     name: str,
     projection: Projection,
-    plan: list[tuple[_Linear, str]],
-    surgery: _Surgery,
+    plan: list[tuple[Layer, str]],
+    surgery: Surgery,
     drop: bool,
 ) -> float:
     """Fold one site; returns the size of the mean that is left out."""
@@ -483,7 +370,7 @@ def _fold_site(
         else:
             folded = matrix - left @ (right.T @ matrix)
             own = getattr(layer.module, "bias", None)
-            values = np.zeros(len(matrix)) if own is None else _numbers(own)
+            values = np.zeros(len(matrix)) if own is None else numbers(own)
             shift = offset - left @ (right.T @ values)
         if layer.kind == "embedding":  # rows are outputs: the mean has a place in each
             folded += offset[:, None]
@@ -494,7 +381,7 @@ def _fold_site(
     return worst
 
 
-def _tell(surgery: _Surgery) -> None:
+def _tell(surgery: Surgery) -> None:
     """Warn of what the configuration of the model does not know."""
     if surgery.untied:
         warnings.warn(

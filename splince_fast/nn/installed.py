@@ -20,8 +20,9 @@ from splince_fast.exceptions import (
 )
 from splince_fast.nn import sites
 from splince_fast.nn.eraser import Eraser
+from splince_fast.nn.erasers import Erasers
 from splince_fast.nn.positions import Positions, Tokens
-from splince_fast.nn.records import Erasers, Placement
+from splince_fast.nn.recipe import Placement
 from splince_fast.projection import Projection
 
 Tensor = Any
@@ -372,7 +373,7 @@ def _check_weights(name: str, module: Module, width: int) -> None:
     plain = shapes and all(
         type(p).__name__ == "Parameter" and p.numel() for p in module.parameters()
     )
-    if plain and not any(width in shape for shape in shapes):
+    if shapes and plain and not any(width in shape for shape in shapes):
         raise SiteError(
             f"the eraser for {name!r} has width {width}, and no weight of this "
             f"{type(module).__name__} does (shapes {sorted(set(shapes))[:4]}): it was fitted for "

@@ -13,19 +13,17 @@ import torch
 from splince_fast.exceptions import InputError
 from splince_fast.nn import sites
 from splince_fast.nn.collection import (
-    Collector,
-    Labels,
     collector_for,
     first_batches,
-    label_keys,
     moved,
     quiet,
-    read_labels,
     run,
     unwrapped,
 )
+from splince_fast.nn.collector import Collector, Labels, label_keys, read_labels
+from splince_fast.nn.erasers import Erasers, fit_site
 from splince_fast.nn.installed import Installed, install
-from splince_fast.nn.records import Erasers, Placement, Recipe, Site, fit_site
+from splince_fast.nn.recipe import Placement, Recipe, Site
 from splince_fast.projection import Projection
 
 

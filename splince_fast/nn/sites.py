@@ -223,7 +223,7 @@ def put(output: Any, key: Key, tensor: Tensor) -> Any:
         if isinstance(output, Mapping):
             new[key] = tensor
         else:
-            setattr(new, key, tensor)
+            setattr(new, str(key), tensor)
         return new
     items = [tensor if i == key % len(output) else item for i, item in enumerate(output)]
     if hasattr(output, "_replace"):

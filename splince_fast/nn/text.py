@@ -111,7 +111,9 @@ def text_batches(
     --------
     >>> from splince_fast import nn as snn
     >>> texts = {"prompt": ["The nurse said that", "He"], "gender": [1, 0]}
-    >>> batches = snn.text_batches(texts, tokenizer, text="prompt", labels="gender")  # doctest: +SKIP
+    >>> batches = snn.text_batches(  # doctest: +SKIP
+    ...     texts, tokenizer, text="prompt", labels="gender"
+    ... )
     """
     names = [labels] if isinstance(labels, str) else list(labels)
     columns = _columns(dataset, [text, *names])

@@ -1,11 +1,11 @@
-"""Moments and erasers of several sites: mappings that know how they were made."""
+"""Moments of several sites: they add, fit, are drawn and filed."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -15,139 +15,18 @@ from splince_fast.exceptions import (
     IncompatibleMomentsError,
     InputError,
     OnePassWarning,
-    SplinceError,
 )
 from splince_fast.moments import Moments
 from splince_fast.nn import bridge
+from splince_fast.nn.erasers import Erasers, fit_site
+from splince_fast.nn.recipe import BySite, Recipe, Site, table
 from splince_fast.projection import Projection
 
 _FORMAT = 1
-_COLLECTED = "collected"
-_ERASERS = "erasers"
+_KIND = "collected"
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Which tensor of a module is meant."""
-
-    side: str = "output"
-    feature_dim: int = -1
-    output: int | str | None = None
-
-    @classmethod
-    def of(cls, side: str, feature_dim: int, output: int | str | None) -> Placement:
-        """A checked placement.
-
-        Raises
-        ------
-        InputError
-            Something else than the arguments of `collect` take.
-        """
-        if side not in ("input", "output"):
-            raise InputError(f"side is {side!r}; it is 'input' or 'output'")
-        if isinstance(feature_dim, bool) or not isinstance(feature_dim, int):
-            raise InputError(f"feature_dim is {feature_dim!r}; it is the number of an axis")
-        if output is not None and (side == "input" or not isinstance(output, int | str)):
-            raise InputError(
-                f"output is {output!r}; it is the index or the name of an element of what the "
-                "module returns, for side='output'"
-            )
-        return cls(side, feature_dim, output)
-
-
-@dataclass(frozen=True)
-class Site:
-    """A module at which activations were collected.
-
-    Attributes
-    ----------
-    name : str
-        Dotted name without the infixes of wrappers.
-    module_class : str
-    width : int
-        Number of features; 0 where no row was seen.
-    calls : int
-        How often it ran.
-    """
-
-    name: str
-    module_class: str
-    width: int
-    calls: int
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How activations were collected."""
-
-    placement: Placement = Placement()
-    tokens: Any = "all"
-    skip_ids: tuple[int, ...] = ()
-    weight: str = "token"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON; a function has no better name than that."""
-        values = asdict(self)
-        return {**values, "tokens": self.tokens if isinstance(self.tokens, str) else "a function"}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
-        """The inverse of `to_dict`."""
-        return cls(
-            Placement.of(**values["placement"]),
-            str(values["tokens"]),
-            tuple(map(int, values["skip_ids"])),
-            str(values["weight"]),
-        )
-
-
-class _BySite(Mapping[str, Any]):
-    """What both records share: values by site, in the order in which the sites ran."""
-
-    def __init__(self, values: Mapping[str, Any], sites: Iterable[Site], recipe: Recipe) -> None:
-        self._values = dict(values)
-        self._sites = tuple(sites)
-        self._recipe = recipe
-
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        """The sites, in the order in which they ran."""
-        return self._sites
-
-    @property
-    def recipe(self) -> Recipe:
-        """How the activations were collected."""
-        return self._recipe
-
-    @property
-    def placement(self) -> Placement:
-        """Which tensor of each module is meant."""
-        return self._recipe.placement
-
-    @property
-    def tokens(self) -> Any:
-        """The rule by which tokens were selected, as it was applied."""
-        return self._recipe.tokens
-
-    @property
-    def skip_ids(self) -> tuple[int, ...]:
-        """Ids of tokens that were left out."""
-        return self._recipe.skip_ids
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return self._values[name]
-        except KeyError:
-            raise KeyError(f"no site {name!r}; the sites are {list(self._values)}") from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-
-class Collected(_BySite):
+class Collected(BySite):
     """Moments by site, made by :func:`collect`; a mapping from names to :class:`Moments`.
 
     Attributes
@@ -334,9 +213,8 @@ class Collected(_BySite):
         """
         from splince_fast.sources.base import require
 
-        figure = require("matplotlib.figure", "demo").Figure(
-            figsize=(7.5, 4.2), layout="constrained"
-        )
+        figures = require("matplotlib.figure", "demo")
+        figure = figures.Figure(figsize=(7.5, 4.2), layout="constrained")
         ax = figure.subplots()
         before = self.trace(name)
         places = range(len(before))
@@ -364,7 +242,7 @@ class Collected(_BySite):
             f"tokens {self._recipe.to_dict()['tokens']}, weight {self._recipe.weight}, "
             f"{self.n_sequences:,} sequences"
         )
-        return _table(heading, ("site", "module", "width", "rows", "calls", "variables"), rows)
+        return table(heading, ("site", "module", "width", "rows", "calls", "variables"), rows)
 
     __repr__ = __str__
 
@@ -384,7 +262,7 @@ class Collected(_BySite):
             "recipe": self._recipe.to_dict(),
             "n_sequences": self.n_sequences,
         }
-        bridge.write_file(path, _COLLECTED, _FORMAT, records, metadata)
+        bridge.write_file(path, _KIND, _FORMAT, records, metadata)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Collected:
@@ -400,7 +278,7 @@ class Collected(_BySite):
         FileFormatError
             Truncated, foreign, inconsistent, or written by a newer version.
         """
-        records, metadata = bridge.read_file(path, _COLLECTED, _FORMAT)
+        records, metadata = bridge.read_file(path, _KIND, _FORMAT)
         try:
             return cls(
                 {name: bridge.moments_from_record(*record) for name, record in records.items()},
@@ -412,123 +290,7 @@ class Collected(_BySite):
             raise bridge.inconsistent(path, error) from error
 
 
-class Erasers(_BySite):
-    """Projections by site; a mapping from names to :class:`Projection`.
-
-    Made by :func:`fit_layers` or :meth:`Collected.erasers`, and installed by :func:`install`.
-
-    Attributes
-    ----------
-    sequential : bool
-        Whether each was fitted with all earlier ones installed, so that they hold together.
-    """
-
-    def __init__(
-        self,
-        projections: Mapping[str, Projection],
-        sites: Iterable[Site],
-        recipe: Recipe,
-        *,
-        sequential: bool,
-    ) -> None:
-        super().__init__(projections, sites, recipe)
-        self.sequential = sequential
-
-    def __str__(self) -> str:
-        rows = []
-        for name, projection in self.items():
-            report = projection.report
-            cells = ["-"] * 5
-            if report is not None:
-                erased = [v for v in report.variables if v.role == "erased"]
-                worst = max(erased, key=lambda v: v.residual, default=None)
-                cells = [
-                    f"{report.n_rows:,}",
-                    f"{100 * report.distortion:.3g} %",
-                    f"{report.amplification:.3g}",
-                    "-" if worst is None else f"{worst.residual:.1e}",
-                    "-" if worst is None else f"{worst.bound:.1e}",
-                ]
-            rows.append((name, str(projection.rank), *cells))
-        how = "layer by layer" if self.sequential else "in one pass"
-        heading = f"fitted {how}, tokens {self._recipe.to_dict()['tokens']}"
-        columns = ("site", "rank", "rows", "distortion", "amplification", "residual", "bound")
-        return _table(heading, columns, rows)
-
-    __repr__ = __str__
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one safetensors file.
-
-        Parameters
-        ----------
-        path : path
-            The file; whatever happens, it holds either what it held before or everything.
-        """
-        records = {name: bridge.projection_record(p) for name, p in self.items()}
-        metadata = {
-            "sites": [asdict(site) for site in self._sites],
-            "recipe": self._recipe.to_dict(),
-            "sequential": self.sequential,
-        }
-        bridge.write_file(path, _ERASERS, _FORMAT, records, metadata)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Erasers:
-        """Read it back, bit for bit.
-
-        Parameters
-        ----------
-        path : path
-            A file written by :meth:`save`.
-
-        Raises
-        ------
-        FileFormatError
-            Truncated, foreign, inconsistent, or written by a newer version.
-        """
-        records, metadata = bridge.read_file(path, _ERASERS, _FORMAT)
-        try:
-            return cls(
-                {name: bridge.projection_from_record(*record) for name, record in records.items()},
-                [Site(**site) for site in metadata["sites"]],
-                Recipe.from_dict(metadata["recipe"]),
-                sequential=bool(metadata["sequential"]),
-            )
-        except (KeyError, TypeError, ValueError, FileFormatError) as error:
-            raise bridge.inconsistent(path, error) from error
-
-
-def fit_site(
-    name: str,
-    moments: Moments,
-    method: Callable[..., Projection],
-    erase: Any,
-    keep: Any,
-    options: Mapping[str, Any],
-) -> Projection:
-    """The eraser of one site; what the method raises names the site."""
-    kept = {} if keep is None else {"keep": keep}
-    try:
-        return method(moments, erase=erase, **kept, **options)
-    except SplinceError as error:
-        text = f"at the site {name!r}: {error}"
-        error.args = (text, *error.args[1:])
-        raise
-
-
 def _joined(first: Site, second: Site) -> Site:
     """The same site of two passes."""
     width = first.width or second.width
     return replace(first, width=width, calls=first.calls + second.calls)
-
-
-def _table(heading: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Lines of text in columns, numbers to the right."""
-    wide = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-    lines = [heading]
-    for cells in (columns, *rows):
-        first, *others = zip(cells, wide, strict=True)
-        padded = [f"{first[0]:<{first[1]}}", *(f"{cell:>{size}}" for cell, size in others)]
-        lines.append("  ".join(padded).rstrip())
-    return "\n".join(lines)
