@@ -157,7 +157,8 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
             return rows.clone()
         result = rows
         for j in range(len(left)):
-            coefficient = torch.addmv(neg_bias[j : j + 1], rows, right[j]) * self.gate
+            bias = neg_bias[j].expand(rows.shape[0])
+            coefficient = torch.addmv(bias, rows, right[j]) * self.gate
             result = torch.addr(result, coefficient, left[j], alpha=-1)
         return result
 
