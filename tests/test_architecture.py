@@ -28,6 +28,7 @@ FLOORS = [
     ["integrations", "projection"],  # the bridge and the map know each other
     ["_policies", "_selection", "_failures"],
     ["methods", "strength"],
+    ["nn"],
     ["estimators"],
     ["config"],
     ["demo"],

@@ -322,6 +322,14 @@ class SiteSums:
         self._scatter.addr_(self._deviation, centre, alpha=-1)
         scatter = _host(self._scatter)
         _mirror_upper(scatter)
+        if not np.isfinite(scatter.trace()):
+            raise NonFiniteError(
+                f"the products at the site {self.name!r} leave the range of float32 (activations "
+                "beyond 1e18); run the model in float64, or look for what overflows"
+            )
+        # The last subtraction may leave less than nothing of a column that hardly varies.
+        diagonal = np.einsum("ii->i", scatter)
+        np.maximum(diagonal, 0.0, out=diagonal)
         return bridge.moments_from_sums(
             n_rows=self.n_rows,
             weight=self.weight,

@@ -159,13 +159,35 @@ def test_blocks_drift_and_offsets() -> None:
 def test_dtypes(dtype: torch.dtype) -> None:
     x = torch.randn(500, 8).to(dtype)
     z = np.arange(500) % 2
-    found = snn.collect(torch.nn.Sequential(torch.nn.Identity()), [{"input": x, "z": z}], "0", labels="z")
+    found = snn.collect(
+        torch.nn.Sequential(torch.nn.Identity()), [{"input": x, "z": z}], "0", labels="z"
+    )
     check_moments(found["0"], x.double().numpy(), np.ones(500), {"z": z})
+
+
+def test_columns_that_hardly_vary() -> None:
+    """A variance at the rounding level never becomes negative."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.ones(900, 6) + torch.randn(900, 6, generator=g) * torch.logspace(-9, 0, 6)
+    x[:, 0] = 0.1
+    model = torch.nn.Sequential(torch.nn.Identity())
+    batches = [{"input": x[i : i + 37], "z": np.arange(len(x[i : i + 37])) % 2}
+               for i in range(0, 900, 37)]  # fmt: skip
+    found = snn.collect(model, batches, "0", labels="z")["0"]
+    variances = np.diag(found.covariance(ddof=0))
+    exact = x.double().numpy().var(axis=0)
+    assert (variances >= 0).all()
+    assert np.allclose(variances, exact, rtol=1e-6, atol=1e-16)
+    assert found.n_rows == 900
 
 
 def test_they_are_moments_like_any_other() -> None:
     rng = np.random.default_rng(1)
-    X, z, y = rng.normal(size=(400, 8)).astype(np.float32), rng.integers(0, 3, 400), rng.normal(size=400)
+    X, z, y = (
+        rng.normal(size=(400, 8)).astype(np.float32),
+        rng.integers(0, 3, 400),
+        rng.normal(size=400),
+    )
     model = torch.nn.Sequential(torch.nn.Identity())
 
     def batch(part: slice) -> dict[str, Any]:
@@ -198,7 +220,9 @@ def test_joint_cells_and_kinds() -> None:
     )  # fmt: skip
     assert numbers["0"].variables == {"b": "continuous"}
     with pytest.raises(sf.InputError, match="ledoit_wolf"):
-        snn.collect(torch.nn.Sequential(torch.nn.Identity()), [batch], "0", labels="a", ledoit_wolf=True)
+        snn.collect(
+            torch.nn.Sequential(torch.nn.Identity()), [batch], "0", labels="a", ledoit_wolf=True
+        )
 
 
 def test_new_classes_and_missing_variables_later() -> None:
@@ -242,7 +266,9 @@ def test_forms_of_batches_and_labels() -> None:
     a = snn.collect(model, [{"input": x, "z": z, "other": 3}], "0", labels="z")["0"]
     b = snn.collect(model, [x], "0", labels=lambda _: {"z": z})["0"]
     c = snn.collect(model, [(x,)], "0", labels=lambda _: {"z": z})["0"]
-    d = snn.collect(model, [(x, z)], "0", labels=lambda v: {"z": v[1]}, forward=lambda m, v: m(v[0]))["0"]
+    d = snn.collect(
+        model, [(x, z)], "0", labels=lambda v: {"z": v[1]}, forward=lambda m, v: m(v[0])
+    )["0"]
     for other in (b, c, d):
         assert np.array_equal(a.cross_covariance("z"), other.cross_covariance("z"))
     with pytest.raises(sf.LabelError, match="has no labels"):
@@ -281,7 +307,9 @@ def test_the_pass_stops_behind_the_last_site() -> None:
 def test_a_shared_module_gives_every_call() -> None:
     block = torch.nn.Linear(4, 4)
     model = torch.nn.Sequential(block, torch.nn.Tanh(), block)
-    found = snn.collect(model, [{"input": torch.randn(8, 4), "z": np.arange(8) % 2}] * 3, "0", labels="z")
+    found = snn.collect(
+        model, [{"input": torch.randn(8, 4), "z": np.arange(8) % 2}] * 3, "0", labels="z"
+    )
     assert found["0"].n_rows == 48
     assert found.sites[0].calls == 6
     assert " 6 " in str(found)
@@ -343,7 +371,10 @@ def test_no_rows_is_no_error() -> None:
     assert found[SITE].n_rows == 0
     assert found.n_sequences == 0
     both = snn.collect(model, [one, *text_batches(n=8)], SITE, labels="gender")
-    assert both[SITE].n_rows == snn.collect(model, text_batches(n=8), SITE, labels="gender")[SITE].n_rows
+    assert (
+        both[SITE].n_rows
+        == snn.collect(model, text_batches(n=8), SITE, labels="gender")[SITE].n_rows
+    )
 
 
 def test_labels_of_another_length() -> None:
@@ -454,7 +485,9 @@ def test_all_reduce() -> None:
         files = [Path(f"{folder}/{r}.safetensors").read_bytes() for r in range(3)]
         assert files[0] == files[1] == files[2]
         total = snn.Collected.load(f"{folder}/0.safetensors")
-    whole = snn.collect(tiny("llama"), text_batches(n=60, size=4), "model.layers.*", labels=["gender"])
+    whole = snn.collect(
+        tiny("llama"), text_batches(n=60, size=4), "model.layers.*", labels=["gender"]
+    )
     assert total.n_sequences == 60
     for name in whole:
         assert total[name].n_rows == whole[name].n_rows
@@ -469,7 +502,9 @@ def test_plot(tmp_path: Path) -> None:
     figure = found.plot("gender", after=found)
     figure.savefig(tmp_path / "trace.png")
     (ax,) = figure.axes
-    assert [list(line.get_ydata()) for line in ax.lines] == [list(found.trace("gender").values())] * 2
+    assert [list(line.get_ydata()) for line in ax.lines] == [
+        list(found.trace("gender").values())
+    ] * 2
 
 
 def test_one_pass_over_several_sites_warns() -> None:
@@ -477,8 +512,9 @@ def test_one_pass_over_several_sites_warns() -> None:
     with pytest.warns(snn.OnePassWarning, match="fit_layers"):
         erasers = found.erasers(sf.leace, erase="gender")
     assert not erasers.sequential
-    with pytest.raises(sf.UnknownVariableError, match=r"at the site 'model\.layers\.0'"), pytest.warns(
-        snn.OnePassWarning
+    with (
+        pytest.raises(sf.UnknownVariableError, match=r"at the site 'model\.layers\.0'"),
+        pytest.warns(snn.OnePassWarning),
     ):
         found.erasers(sf.leace, erase="age")
 

@@ -13,8 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import splince_fast as sf  # noqa: E402
-from splince_fast import nn as snn  # noqa: E402
 from nn.conftest import projection  # noqa: E402
+from splince_fast import nn as snn  # noqa: E402
 
 
 def exact(p: sf.Projection, x: torch.Tensor) -> np.ndarray:
@@ -80,7 +80,9 @@ def test_autocast_is_off_inside(dtype: torch.dtype) -> None:
 
 
 def test_factors_keep_their_dtype() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Sequential(snn.Eraser(projection())))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 16), torch.nn.Sequential(snn.Eraser(projection()))
+    )
     eraser = model[1][0]
     before = {k: v.clone() for k, v in eraser.state_dict().items()}
     for move in (
@@ -192,7 +194,7 @@ def test_wrong_inputs(x: object, what: str) -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(sf.InputError, match="sf.splince"):
+    with pytest.raises(sf.InputError, match=r"sf\.splince"):
         snn.Eraser(np.eye(3))
     with pytest.raises(sf.InputError, match="float32 or"):
         snn.Eraser(projection(), dtype=torch.bfloat16)
@@ -201,8 +203,7 @@ def test_wrong_arguments() -> None:
 def test_dtensor_locally() -> None:
     """One process is enough to see which placements are let through."""
     import torch.distributed as dist
-    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
     store = dist.HashStore()
     dist.init_process_group("gloo", rank=0, world_size=1, store=store)

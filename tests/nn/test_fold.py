@@ -125,7 +125,9 @@ def test_a_tied_head_is_untied_and_survives_a_file(tmp_path: Path) -> None:
         loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
     assert torch.equal(loaded(**batch).logits, wanted)
     # Undone where the fold fails: the tie is back.
-    other = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**config.to_dict(), "tie_word_embeddings": True}))
+    other = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**{**config.to_dict(), "tie_word_embeddings": True})
+    )
     with pytest.raises(snn.FoldError):
         snn.fold(other.eval(), {"model.layers.1": projection(), "model.norm": projection()}, batch)
     assert other.config.tie_word_embeddings
@@ -190,7 +192,9 @@ def test_tokens_must_be_all() -> None:
         snn.fold(model, erasers, batch, bias="drop")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sf.SplinceWarning)  # the head is tied
-        snn.fold(model, erasers, {k: v for k, v in batch.items() if k != "z"}, tokens="all", bias="drop")
+        snn.fold(
+            model, erasers, {k: v for k, v in batch.items() if k != "z"}, tokens="all", bias="drop"
+        )
     with pytest.raises(sf.InputError, match="every token"):
         snn.fold(model, {"transformer.ln_f": projection()}, batch, tokens="last")
     with pytest.raises(sf.InputError, match="bias is"):

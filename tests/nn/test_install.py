@@ -100,7 +100,9 @@ class Around(torch.nn.Module):
         return self.inner(x)
 
 
-@pytest.mark.parametrize("form", ["tensor", "tuple", "list", "namedtuple", "dict", "view", "identity"])
+@pytest.mark.parametrize(
+    "form", ["tensor", "tuple", "list", "namedtuple", "dict", "view", "identity"]
+)
 def test_containers_keep_their_type(form: str) -> None:
     model, p, x = Around(form), projection(), torch.randn(4, 16)
     kept = x.clone()
@@ -121,7 +123,9 @@ def test_model_output_keeps_attribute_and_key() -> None:
     batch = inputs("bert")
     with snn.install(model, {"": projection()}, tokens="all"):
         found = model(**batch)
-    assert isinstance(found, transformers.modeling_outputs.BaseModelOutputWithPoolingAndCrossAttentions)
+    assert isinstance(
+        found, transformers.modeling_outputs.BaseModelOutputWithPoolingAndCrossAttentions
+    )
     assert torch.equal(found.last_hidden_state, found["last_hidden_state"])
     assert not torch.equal(found.last_hidden_state, model(**batch).last_hidden_state)
 
@@ -129,7 +133,10 @@ def test_model_output_keeps_attribute_and_key() -> None:
 @pytest.mark.parametrize("form", ["none", "integer", "second"])
 def test_outputs_without_a_tensor_are_named(form: str) -> None:
     model = Around(form)
-    with pytest.raises(sf.InputError, match="'inner'") as caught, snn.install(model, {"inner": projection()}):
+    with (
+        pytest.raises(sf.InputError, match="'inner'") as caught,
+        snn.install(model, {"inner": projection()}),
+    ):
         model(torch.randn(2, 16))
     assert hooks_in(model) == 0
     if form == "second":
@@ -147,7 +154,9 @@ def test_inputs_by_position_and_by_keyword() -> None:
     assert torch.allclose(found, model.inner.linear(snn.Eraser(p)(x)))
     llama = tiny("llama")  # calls self_attn by keywords only
     batch = inputs("llama")
-    with snn.install(llama, {"model.layers.1.self_attn": p}, tokens="all", side="input") as installed:
+    with snn.install(
+        llama, {"model.layers.1.self_attn": p}, tokens="all", side="input"
+    ) as installed:
         changed = llama(**batch).logits
     assert installed.counts == {"model.layers.1.self_attn": 1}
     assert not torch.equal(changed, llama(**batch).logits)
@@ -169,7 +178,10 @@ def test_patterns() -> None:
     assert list(find(model, "**.1.*_layernorm")) == [
         "model.layers.1.input_layernorm", "model.layers.1.post_attention_layernorm"
     ]  # fmt: skip
-    assert list(find(model, ["model.norm", model.model.layers[0]])) == ["model.layers.0", "model.norm"]
+    assert list(find(model, ["model.norm", model.model.layers[0]])) == [
+        "model.layers.0",
+        "model.norm",
+    ]
     assert list(find(model, "model.layers.[!0]")) == ["model.layers.1"]
     assert list(find(torch.nn.Sequential(collections.OrderedDict(module=model)), "model.norm")) == [
         "model.norm"
@@ -211,9 +223,10 @@ def test_another_width_is_refused_by_name() -> None:
     with pytest.raises(snn.SiteError, match=r"'model\.norm' has width 24"):
         snn.install(model, {"model.norm": projection(24)})
     # Where weights do not show it, the first call does.
-    with pytest.raises(snn.SiteError, match=r"axis -1 must have the eraser's width 24"), snn.install(
-        torch.nn.Sequential(torch.nn.Identity()), {"0": projection(24)}
-    ) as installed:
+    with (
+        pytest.raises(snn.SiteError, match=r"axis -1 must have the eraser's width 24"),
+        snn.install(torch.nn.Sequential(torch.nn.Identity()), {"0": projection(24)}) as installed,
+    ):
         installed._model(torch.randn(2, 16))
 
 
@@ -294,7 +307,10 @@ def test_a_site_that_did_not_run_is_told() -> None:
             return self.used(x)
 
     model = Idle()
-    with pytest.raises(snn.NeverCalledError, match="'idle'"), snn.install(model, {"*": projection()}):  # noqa: PT012
+    with (
+        pytest.raises(snn.NeverCalledError, match="'idle'"),
+        snn.install(model, {"*": projection()}),
+    ):
         model(torch.randn(2, 16))
     with snn.install(model, {"*": projection()}):
         pass  # nothing ran at all
@@ -374,8 +390,9 @@ def test_which_tokens() -> None:
     assert torch.equal(changed_tokens(model, site, {"input_ids": ids}, "body")[0], f(0, 1, 1, 1, 1))
     packed = {"input_ids": ids[:1], "position_ids": torch.tensor([[0, 1, 0, 1, 2]])}
     assert torch.equal(changed_tokens(model, site, packed, "body")[0], f(0, 1, 0, 1, 1))
-    with pytest.raises(snn.SiteError, match="bool tensor"), snn.install(
-        model, {site: projection()}, tokens=lambda call: 1
+    with (
+        pytest.raises(snn.SiteError, match="bool tensor"),
+        snn.install(model, {site: projection()}, tokens=lambda call: 1),
     ):
         model(**batch)
 
@@ -398,17 +415,20 @@ def test_skipped_ids_travel_with_the_erasers() -> None:
 
 def test_a_rule_without_its_call_is_told() -> None:
     model = tiny("sequential")
-    with pytest.raises(snn.SiteError, match="needs a call with input_ids"), snn.install(
-        model, {"2": projection()}, tokens="body"
+    with (
+        pytest.raises(snn.SiteError, match="needs a call with input_ids"),
+        snn.install(model, {"2": projection()}, tokens="body"),
     ):
         model(**inputs("sequential"))
     llama = tiny("llama")
-    with pytest.raises(snn.SiteError, match="outside of a call"), snn.install(
-        llama, {"model.norm": projection()}, tokens="body"
+    with (
+        pytest.raises(snn.SiteError, match="outside of a call"),
+        snn.install(llama, {"model.norm": projection()}, tokens="body"),
     ):
         llama.model.norm(torch.randn(1, 2, 16))
-    with pytest.raises(snn.SiteError, match="tokens of shape"), snn.install(
-        llama, {"model.rotary_emb": projection(8)}, tokens="body", output=0
+    with (
+        pytest.raises(snn.SiteError, match="tokens of shape"),
+        snn.install(llama, {"model.rotary_emb": projection(8)}, tokens="body", output=0),
     ):
         llama(**inputs("llama"))
 
@@ -500,9 +520,7 @@ def test_encoder_and_decoder_have_their_own_tokens() -> None:
     batch = inputs("t5", length=5)
     batch["decoder_input_ids"] = batch["decoder_input_ids"][:, :3]
     site = "encoder.block.0"
-    assert torch.equal(
-        changed_tokens(model, site, batch, "all"), batch["attention_mask"].bool()
-    )
+    assert torch.equal(changed_tokens(model, site, batch, "all"), batch["attention_mask"].bool())
     decoder = changed_tokens(model, "decoder.block.0", batch, "body")
     assert torch.equal(decoder, torch.tensor([[False, True, True]]).expand(6, 3))
     with snn.install(model, {"*coder.block.*": projection()}, tokens="body") as installed:
