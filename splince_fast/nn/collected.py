@@ -29,8 +29,14 @@ _KIND = "collected"
 class Collected(BySite):
     """Moments by site, made by :func:`collect`; a mapping from names to :class:`Moments`.
 
-    Attributes
+    Parameters
     ----------
+    moments : mapping of str to Moments
+        By site, in the order in which the sites ran.
+    sites : iterable of Site
+        The same sites.
+    recipe : Recipe
+        How the activations were collected.
     n_sequences : int
         Sequences that gave rows. Tokens of one text are not independent: judge chance by these.
     """

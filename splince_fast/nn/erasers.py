@@ -22,8 +22,14 @@ class Erasers(BySite):
 
     Made by :func:`fit_layers` or :meth:`Collected.erasers`, and installed by :func:`install`.
 
-    Attributes
+    Parameters
     ----------
+    projections : mapping of str to Projection
+        By site, in the order in which the sites run.
+    sites : iterable of Site
+        The same sites.
+    recipe : Recipe
+        How the activations were collected.
     sequential : bool
         Whether each was fitted with all earlier ones installed, so that they hold together.
     """

@@ -129,6 +129,13 @@ class Installed:
 
     Made by :func:`install`. Leaving the context raises :class:`NeverCalledError` as
     :meth:`check` does. It may be entered again.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Where the hooks are.
+    sited : list of (Module, Entry)
+        Every site with its eraser.
     """
 
     def __init__(self, model: Module, sited: list[tuple[Module, Entry]]) -> None:

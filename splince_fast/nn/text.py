@@ -18,6 +18,17 @@ class TextBatches:
 
     A batch is a dictionary of what the tokenizer gives (``input_ids``, ``attention_mask``, ...)
     as tensors, and of the labels.
+
+    Parameters
+    ----------
+    encoded : sequence of mappings
+        What the tokenizer gave for each text.
+    labels : mapping of str to sequence
+        Labels of each text.
+    tokenizer : transformers tokenizer
+        Pads the batches.
+    batches : sequence of sequences of int
+        Numbers of the texts of each batch.
     """
 
     def __init__(

@@ -49,8 +49,9 @@ def test_a_linear_site_and_an_embedding() -> None:
     model, p = tiny("bert"), projection()
     batch = inputs("bert")
     sites = {
-        "encoder.layer.0.attention.output.dense": p, "embeddings.word_embeddings": projection(seed=4)
-    }  # fmt: skip
+        "encoder.layer.0.attention.output.dense": p,
+        "embeddings.word_embeddings": projection(seed=4),
+    }
     with snn.install(model, sites, tokens=everywhere):
         wanted = model(**batch).last_hidden_state
     snn.fold(model, sites, batch)
@@ -107,7 +108,8 @@ def test_a_tied_head_is_untied_and_survives_a_file(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         hidden_size=16, num_hidden_layers=2, num_attention_heads=2, vocab_size=50,
-        intermediate_size=32, tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        intermediate_size=32, tie_word_embeddings=True, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2,
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).eval()
     assert model.lm_head.weight is model.model.embed_tokens.weight
