@@ -33,7 +33,7 @@ from splince_fast.exceptions import (
 )
 
 if TYPE_CHECKING:
-    from splince_fast import sources
+    from splince_fast import nn, sources
     from splince_fast.config import Config, show_config
     from splince_fast.estimators import LEACE, SAL, SPLINCE, MeanProjection
     from splince_fast.methods import leace, mean_projection, sal, splince
@@ -66,6 +66,7 @@ _LAZY = {
     "show_config": "splince_fast.config",
     "Config": "splince_fast.config",
     "sources": "",
+    "nn": "",
 }
 
 __version__ = library_version()
@@ -103,6 +104,7 @@ __all__ = [
     "erase",
     "leace",
     "mean_projection",
+    "nn",
     "sal",
     "show_config",
     "sources",

@@ -67,6 +67,22 @@ class MissingExtraError(SplinceError, ImportError):
     """An optional dependency is not installed; the text names the extra to install."""
 
 
+class SiteError(InputError):
+    """A site in a model cannot be used: not found, never called, or its tensor does not fit."""
+
+
+class NeverCalledError(SplinceError, RuntimeError):
+    """The model ran, and a site where erasers are installed did not."""
+
+
+class NotEnoughMemoryError(SplinceError, MemoryError):
+    """The states of all sites do not fit in the memory of the device."""
+
+
+class FoldError(SplinceError, ValueError):
+    """An eraser cannot be merged into the weights; they are what they were."""
+
+
 class SplinceWarning(UserWarning):
     """Base class of the warnings of this package."""
 
@@ -89,3 +105,7 @@ class ManyClassesWarning(SplinceWarning):
 
 class WholeNumbersWarning(SplinceWarning):
     """Floats that are read as numbers take few values, all whole: they may be classes."""
+
+
+class OnePassWarning(SplinceWarning):
+    """Erasers of several sites were fitted in one pass: each holds only where it stands alone."""

@@ -21,7 +21,7 @@ LAYERS = [
     ["projection"],
     ["methods", "strength"],
     ["estimators", "quick", "config", "demo"],
-    ["evaluation"],
+    ["evaluation", "nn"],
     ["cli"],
     ["__main__", "__init__"],
 ]

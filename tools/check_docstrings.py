@@ -25,7 +25,11 @@ def public_objects() -> dict[str, object]:
     for name in sf.__all__:
         value = getattr(sf, name)
         if inspect.ismodule(value):
-            members = {m: getattr(value, m) for m in value.__all__}
+            try:
+                members = {m: getattr(value, m) for m in value.__all__}
+            except sf.MissingExtraError as error:
+                print(f"splince_fast.{name} is not checked: {error}")
+                continue
             found |= {f"splince_fast.{name}.{m}": v for m, v in members.items()}
             continue
         found[f"splince_fast.{name}"] = value

