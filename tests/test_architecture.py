@@ -28,7 +28,9 @@ FLOORS = [
     ["integrations", "projection"],  # the bridge and the map know each other
     ["_policies", "_selection", "_failures"],
     ["methods", "strength"],
+    ["_estimator"],
     ["estimators"],
+    ["baselines"],
     ["config"],
     ["demo"],
     ["cli"],
