@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
 from sklearn.base import ClassifierMixin
+from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
@@ -212,6 +213,7 @@ def _labels(y: Any) -> NDArray[Any]:
     """y as one column; targets of a regression are refused in scikit-learn's words."""
     try:
         labels = column_or_1d(y, warn=True)
+        assert_all_finite(labels, input_name="y")
         check_classification_targets(labels)
     except ValueError as error:
         raise LabelError(str(error)) from error
