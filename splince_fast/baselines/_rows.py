@@ -141,7 +141,7 @@ def validation_rows(
         return mask
     mask = np.zeros(len(codes), dtype=np.bool_)
     touched = 0
-    for code in np.unique(codes[usable]):
+    for code in np.unique(codes[usable]) if share else ():
         members = np.flatnonzero(usable & (codes == code))
         wanted = min(round(share * len(members)), len(members) - 1)
         mask[rng.permutation(members)[:wanted]] = True

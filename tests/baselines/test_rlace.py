@@ -109,7 +109,7 @@ def test_at_384_features_it_plays_the_game_of_the_dense_form(
     found: dict[str, tuple[RLACE, float]] = {}
     for name, player in (("low", LowRankFantope), ("dense", DenseFantope)):
         monkeypatch.setattr(rlace, "LowRankFantope", player)
-        eraser = RLACE(step_size=0.2, max_steps=40, check_every=20, random_state=0).fit(
+        eraser = RLACE(step_size=0.3, max_steps=20, check_every=20, random_state=0).fit(
             X, concept=data.z, validation=mask
         )
         clean = eraser.transform(X)
