@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast import _files, methods, sources
+from splince_fast.evaluation.command import add_compare
 from splince_fast.exceptions import (
     InputError,
     LabelError,
@@ -87,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for add in (_add_demo, _add_fit, _add_apply, _add_inspect, _add_doctor):
         add(commands)
+    add_compare(commands, read_labels)
     return parser
 
 

@@ -32,6 +32,7 @@ FLOORS = [
     ["estimators"],
     ["baselines"],
     ["config"],
+    ["evaluation"],
     ["demo"],
     ["cli"],
     ["__main__", "__init__"],
