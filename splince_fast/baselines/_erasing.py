@@ -16,6 +16,7 @@ from splince_fast._estimator import ErasingTransformer
 from splince_fast.baselines._rows import (
     Float,
     Part,
+    appended,
     check_share,
     class_codes,
     float_rows,
@@ -148,9 +149,9 @@ class IterativeEraser(ErasingTransformer):
             Classes to erase. A row without a label (None or NaN) counts for the mean alone.
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies; rows of weight 0 are left out.
-        validation : array-like of bool, shape (n_samples,), optional
-            True for the rows that decide when to stop; they train nothing. Without it a share
-            of each class is set aside at random.
+        validation : array-like of bool, shape (n_samples,), or tuple (X, concept), optional
+            True for the rows that decide when to stop, or further rows that do; they train
+            nothing. Without it a share of each class is set aside at random.
 
         Returns
         -------
@@ -176,6 +177,10 @@ class IterativeEraser(ErasingTransformer):
         """What to remove; may overwrite the rows of the problem."""
         raise NotImplementedError
 
+    def _reads_task(self) -> bool:
+        """Whether y is needed."""
+        return False
+
     def _task_codes(self, y: Any, n: int) -> NDArray[np.intp] | None:
         """Codes of the task where it is needed."""
         return None
@@ -195,6 +200,15 @@ class IterativeEraser(ErasingTransformer):
             )
         rows = self._rows(X, reset=True, least=2)
         ((name, values),) = columns.items()
+        given = [rows, values] if not self._reads_task() else [rows, values, y]
+        names = "X, concept, y" if self._reads_task() else "X, concept"
+        if (more := appended(validation, given, names)) is not None:
+            (rows, values, *rest), validation = more
+            y = rest[0] if rest else y
+            if sample_weight is not None:
+                sample_weight = np.append(
+                    weights_of(sample_weight, len(rows) - validation.sum()), validation[validation]
+                )
         classes, codes = seen_classes(class_codes(values, len(rows), str(name)), "concept")
         weight = weights_of(sample_weight, len(rows))
         task = self._task_codes(y, len(rows))

@@ -19,6 +19,7 @@ from splince_fast.baselines._erasing import generator
 from splince_fast.baselines._rows import (
     Float,
     Index,
+    appended,
     check_share,
     class_codes,
     float_rows,
@@ -113,8 +114,21 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         if groups is not None and self.groups_from == "y":
             raise InputError(f"{name} has groups_from='y' and was given groups, too; leave out one")
         rows = self._rows(X, reset=True, least=2)
-        n = len(rows)
         labels = _labels(y)
+        given = [rows, labels] if groups is None else [rows, labels, groups]
+        if isinstance(groups, tuple):
+            given = [rows, labels, np.stack([np.asarray(g) for g in groups], axis=1)]
+        names = "X, y" if groups is None else "X, y, groups"
+        if (more := appended(validation, given, names)) is not None:
+            (rows, labels, *rest), validation = more
+            groups = rest[0] if rest else None
+            if groups is not None and groups.ndim == 2:
+                groups = tuple(groups.T)
+            if sample_weight is not None:
+                sample_weight = np.append(
+                    weights_of(sample_weight, len(rows) - validation.sum()), validation[validation]
+                )
+        n = len(rows)
         classes, codes = seen_classes(class_codes(labels, n, "y"), "y")
         if (codes < 0).any():
             raise LabelError(f"y misses {(codes < 0).sum()} labels; leave those rows out")

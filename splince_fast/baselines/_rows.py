@@ -147,3 +147,36 @@ def validation_rows(
         mask[rng.permutation(members)[:wanted]] = True
         touched += wanted > 0
     return mask if touched > 1 else np.zeros(len(codes), dtype=np.bool_)
+
+
+def appended(
+    validation: Any, columns: list[Any], names: str
+) -> tuple[list[Any], NDArray[np.bool_]] | None:
+    """Columns with those of a separate validation set behind them, and the mask of its rows.
+
+    None where `validation` is no tuple, but a mask or absent.
+
+    Raises
+    ------
+    InputError
+        The tuple has not one array for each column.
+    """
+    if not isinstance(validation, tuple):
+        return None
+    if len(validation) != len(columns):
+        raise InputError(
+            f"validation is a tuple of {len(validation)}; pass ({names}) of the validation rows, "
+            "or one boolean per row of X"
+        )
+    pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(columns, validation, strict=True)]
+    for first, second in pairs:
+        if first.shape[1:] != second.shape[1:]:
+            raise InputError(
+                f"validation holds an array of shape {second.shape} beside one of {first.shape}; "
+                f"pass ({names}) of the same width"
+            )
+    sizes = [(len(a), len(b)) for a, b in pairs]
+    if len(set(sizes)) != 1:
+        raise InputError(f"validation holds arrays of {[b for _, b in sizes]} rows; one number")
+    mask = np.arange(sum(sizes[0])) >= sizes[0][0]
+    return [np.concatenate(pair) for pair in pairs], mask

@@ -114,8 +114,8 @@ class DFR(BalancedClassifier):
             The task, two or more classes.
         groups : array-like of shape (n_samples,), tuple of these, mapping or frame
             The groups within which accuracy should not depend; several cross.
-        validation : array-like of bool, shape (n_samples,), optional
-            True for the rows that choose C; they train nothing.
+        validation : array-like of bool, shape (n_samples,), or tuple (X, y, groups), optional
+            True for the rows that choose C, or further rows that do; they train nothing.
 
         Returns
         -------

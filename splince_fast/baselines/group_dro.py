@@ -162,8 +162,8 @@ class GroupDRO(BalancedClassifier):
             The groups of which the worst counts; several cross.
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies, within the mean loss of a cell.
-        validation : array-like of bool, shape (n_samples,), optional
-            True for the rows that choose; they train nothing.
+        validation : array-like of bool, shape (n_samples,), or tuple (X, y, groups), optional
+            True for the rows that choose, or further rows that do; they train nothing.
 
         Returns
         -------

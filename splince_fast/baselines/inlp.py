@@ -118,6 +118,9 @@ class INLP(IterativeEraser):
         if self.by_task and self.concept_from == "y":
             raise InputError("by_task needs a task as y, and concept_from='y' makes y the concept")
 
+    def _reads_task(self) -> bool:
+        return self.by_task
+
     def _task_codes(self, y: Any, n: int) -> NDArray[np.intp] | None:
         if not self.by_task:
             return None

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from splince_fast.evaluation.heads import fit_head, select_head
-    from splince_fast.evaluation.probes import leakage
     from splince_fast.evaluation.metrics import (
         class_accuracy,
         covariance_ratio,
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
         tpr_gap,
         worst_group_accuracy,
     )
+    from splince_fast.evaluation.probes import leakage
     from splince_fast.evaluation.regression import log_odds_regression
     from splince_fast.evaluation.result import Comparison
     from splince_fast.evaluation.run import compare

@@ -221,3 +221,15 @@ def test_table_a(real_data: Callable[[str], Path]) -> None:
             assert figure is None or value == pytest.approx(figure, abs=0.004)
         if isinstance(strength, tuple):
             assert head.report_.strength == 0.1
+
+
+def test_validation_rows_may_come_apart() -> None:
+    data = made(n=600)
+    mask = np.arange(600) >= 450
+    head = GroupDRO(strength=(1.0, 0.1))
+    whole = head.fit(data.X, data.y, groups=(data.z, data.y), validation=mask).coef_
+    extra = (data.X[mask], data.y[mask], np.stack([data.z, data.y], axis=1)[mask])
+    parts = head.fit(
+        data.X[~mask], data.y[~mask], groups=(data.z[~mask], data.y[~mask]), validation=extra
+    ).coef_
+    np.testing.assert_array_equal(parts, whole)

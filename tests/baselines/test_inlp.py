@@ -301,3 +301,24 @@ def test_table_a(real_data: Callable[[str], Path]) -> None:
     cross = (bug.X[bug.train].T @ (y - y.mean(axis=0))) / len(y)
     P = eraser.projection_.matrix()
     assert np.sum((P @ cross) ** 2) / np.sum(cross**2) == pytest.approx(0.038, abs=1e-3)
+
+
+def test_validation_rows_may_come_apart() -> None:
+    data = made(k=3, d=9)
+    mask = np.arange(600) >= 450
+    weight = np.random.default_rng(0).uniform(0.5, 2, size=450)
+    weight /= weight.mean()
+    whole = INLP().fit(
+        data.X, concept=data.z, validation=mask, sample_weight=np.append(weight, np.ones(150))
+    )
+    parts = INLP().fit(
+        data.X[~mask],
+        concept=data.z[~mask],
+        validation=(data.X[mask], data.z[mask]),
+        sample_weight=weight,
+    )
+    np.testing.assert_allclose(parts.projection_.matrix(), whole.projection_.matrix(), atol=1e-6)
+    with pytest.raises(InputError, match="tuple of 1"):
+        INLP().fit(data.X, concept=data.z, validation=(data.X,))
+    with pytest.raises(InputError, match="the same width"):
+        INLP().fit(data.X, concept=data.z, validation=(data.X[:, :3], data.z))
