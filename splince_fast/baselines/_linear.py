@@ -118,8 +118,8 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         given = [rows, labels] if groups is None else [rows, labels, groups]
         if isinstance(groups, tuple):
             given = [rows, labels, np.stack([np.asarray(g) for g in groups], axis=1)]
-        names = "X, y" if groups is None else "X, y, groups"
-        if (more := appended(validation, given, names)) is not None:
+        parts_of = "X, y" if groups is None else "X, y, groups"
+        if (more := appended(validation, given, parts_of)) is not None:
             (rows, labels, *rest), validation = more
             groups = rest[0] if rest else None
             if groups is not None and groups.ndim == 2:
