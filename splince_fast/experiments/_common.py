@@ -84,7 +84,7 @@ class Findings:
         """Two lines: where we agree with the paper, and where not."""
         lines = []
         for start, wanted in (("agrees", True), ("differs", False)):
-            found = [f"{c.text} ({c.ours})" for c in self.claims if c.agrees is wanted]
+            found = [f"{c.text} ({c.ours})" for c in self.claims if bool(c.agrees) is wanted]
             lines.append(f"{start:<8}: {'; '.join(found) or 'nothing'}")
         return "\n".join(lines)
 
@@ -113,7 +113,7 @@ def texts(*values: Interval | float) -> tuple[str, ...]:
 
 def head_table(result: Comparison, head: str, p: float | None, title: str) -> Table:
     """Accuracy, worst cell and gap of one head at one level."""
-    metrics = [m for m in ("accuracy", "class_accuracy", "worst_group", "tpr_gap")]
+    metrics = ("accuracy", "class_accuracy", "worst_group", "tpr_gap")
     rows = [
         (e, *texts(*(result.interval(m, eraser=e, head=head, p=p) for m in metrics)))
         for e in result.context.erasers
