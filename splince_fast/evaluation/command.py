@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from splince_fast import sources
-from splince_fast.evaluation.heads import STRENGTHS
+from splince_fast.evaluation._linear import STRENGTHS
 from splince_fast.evaluation.plan import ERASERS, HEADS
 from splince_fast.evaluation.probes import PROBES
 from splince_fast.exceptions import InputError, LabelError
