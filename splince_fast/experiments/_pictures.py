@@ -12,6 +12,9 @@ from splince_fast.sources.base import require
 
 Float = NDArray[np.float64]
 
+# Blue, white at zero, red: apart for all kinds of colour vision.
+_DIVERGING = ("#053061", "#4393c3", "#ffffff", "#d6604d", "#67001f")
+
 
 def clipped(rows: Float) -> float:
     """Share of the pixels outside [0, 1], which a display has to clip."""
@@ -73,6 +76,7 @@ def _grid(
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Axes without ticks, titled; and the one colour scale of all differences."""
     require("matplotlib.figure", "demo")
+    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1.35 * n_columns + 1.6, 1.4 * n_rows + 0.7), layout="constrained")
@@ -86,7 +90,8 @@ def _grid(
     for ax, name in zip(axes[:, 0], names, strict=True):
         ax.set_ylabel(name, fontsize=8, rotation=0, ha="right", va="center")
     limit = limit or 1.0
-    return figure, axes, {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
+    scale = LinearSegmentedColormap.from_list("differences", _DIVERGING)
+    return figure, axes, {"cmap": scale, "vmin": -limit, "vmax": limit}
 
 
 def _finish(figure: Any, axes: Any, colours: Mapping[str, Any], text: str) -> None:

@@ -47,6 +47,8 @@ class Dataset:
         Rows for training, validation and test of the association protocol.
     arrays : dict of str to ndarray
         What belongs to no row, such as rows of a language-model head.
+    words : dict of str to pair of str
+        What 0 and 1 of the task and the concept mean.
     """
 
     name: str
@@ -58,6 +60,12 @@ class Dataset:
     tied: Any = None
     sizes: tuple[int, int, int] | None = None
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    words: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def cell(self, y: int, z: int) -> str:
+        """A cell of task and concept in words."""
+        task, concept = (self.words.get(k, ()) for k in ("task", "concept"))
+        return f"{task[y]}, {concept[z]}" if task and concept else f"y = {y}, z = {z}"
 
 
 def load(name: str, data: str = "offline") -> Dataset:
@@ -242,6 +250,7 @@ def _faces(path: Path) -> Dataset:
         "CMU Face Images (T. Mitchell, 1999), 2 x 2 block means: sunglasses, head turned sideways",
         "educational use with attribution; not shipped", 1, (280, 0, 80),
         {"shape": np.array([15, 16])},
+        {"task": ("no sunglasses", "sunglasses"), "concept": ("facing", "sideways")},
     )  # fmt: skip
 
 

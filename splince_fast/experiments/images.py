@@ -48,7 +48,7 @@ def _one(data: Dataset, p: float, seed: int) -> tuple[dict[tuple[str, str], list
     moments = Moments().update(X[train], {"task": y[train], "concept": z[train]})
     frozen = fit_head(X[train], y[train], strength=STRENGTH, scale=False)
     total = np.sum((X[train] - X[train].mean(axis=0)) ** 2)
-    cells = {f"y = {a}, z = {b}": (y[train] == a) & (z[train] == b) for a in (0, 1) for b in (0, 1)}
+    cells = {data.cell(a, b): (y[train] == a) & (z[train] == b) for a in (0, 1) for b in (0, 1)}
     found, shifts, maps = {}, {}, _erasers(moments)
     for name, eraser in maps.items():
         clean = X if eraser is None else eraser(X)
@@ -88,7 +88,9 @@ def run(options: Options) -> Findings:
     """Run the experiment."""
     data = load("images", options.data)
     seeds = range(options.n_seeds(5))
-    tables, values, figures, claims = [], {}, {}, []
+    tables: list[Table] = []
+    values: dict[str, float] = {}
+    claims: list[Claim] = []
     for p in LEVELS:
         runs = [_one(data, p, seed) for seed in seeds]
         rows = []

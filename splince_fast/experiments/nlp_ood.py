@@ -27,7 +27,8 @@ def against_balanced_heads(
     balanced = compare(
         data.X, erasers=("none",), heads={"DFR": DFR(), "GDRO": GroupDRO()}, **settings
     )
-    tables, values = [], {}
+    tables: list[Table] = []
+    values: dict[str, float] = {}
     for p in levels:
         rows = []
         for name in ("none", "LEACE", "SPLINCE", "DFR", "GDRO"):
@@ -53,7 +54,9 @@ def rivals(values: dict[str, float], p: float) -> tuple[float, str]:
 def run(options: Options) -> Findings:
     """Run the experiment."""
     levels = (0.9,) if options.quick else (0.5, 0.7, 0.9)
-    tables, values, claims, notes = [], {}, [], []
+    tables: list[Table] = []
+    values: dict[str, float] = {}
+    claims, notes = [], []
     sets = [load(name, options.data) for name in ("bios", "multilingual")]
     statements = (
         "bios: SPLINCE is as good as DFR and GDRO in the worst group",

@@ -19,7 +19,8 @@ def run(options: Options) -> Findings:
     data = load("bios", options.data)
     result = sweep(data, options, 3, levels=LEVELS[-2:])
     p = result.level()
-    tables, claims, values = [], [], {}
+    tables, claims = [], []
+    values: dict[str, float] = {}
     for metric in ("accuracy", "worst_group"):
         rows = []
         for strength in STRENGTHS:
