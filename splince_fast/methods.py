@@ -20,8 +20,8 @@ from splince_fast._kernels.factor import STATUS_INFEASIBLE, STATUS_OK
 from splince_fast._solve.messages import raise_infeasible, raise_numerical
 from splince_fast._solve.oblique import Solution, oblique, with_null_space
 from splince_fast._solve.options import Options
-from splince_fast._solve.tolerances import AMPLIFICATION
 from splince_fast._solve.selection import Selection, names_of, span_of
+from splince_fast._solve.tolerances import AMPLIFICATION
 from splince_fast.exceptions import (
     DroppedDirectionsWarning,
     InputError,

@@ -20,8 +20,11 @@ LAYERS = [
     ["integrations"],
     ["projection"],
     ["methods", "strength"],
-    ["estimators", "quick", "config", "demo"],
-    ["evaluation", "nn"],
+    ["_estimator", "quick"],
+    ["estimators", "config", "demo"],
+    ["baselines", "nn"],
+    ["evaluation"],
+    ["experiments"],
     ["cli"],
     ["__main__", "__init__"],
 ]

@@ -217,7 +217,7 @@ class Collected(BySite):
         MissingExtraError
             matplotlib is not installed.
         """
-        from splince_fast.sources.base import require
+        from splince_fast._runtime.extras import require
 
         figures = require("matplotlib.figure", "demo")
         figure = figures.Figure(figsize=(7.5, 4.2), layout="constrained")

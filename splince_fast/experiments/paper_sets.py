@@ -1,0 +1,339 @@
+"""The paper's own sets: Hugging Face and torchvision names, read, balanced and embedded.
+
+Where ``SPLINCE_FAST_DATA`` holds ``paper/OWNER/NAME`` with the set's parquet files (or, for CelebA,
+``paper/celeba`` in torchvision's layout), they are read from there; else they are downloaded.
+Encoders are used as published, without the paper's fine-tuning, and at most :data:`PER_CELL` rows
+of each cell (task, concept) are embedded, so that a run takes hours, not days, without a GPU.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._runtime.extras import require
+from splince_fast.experiments.datasets import VARIABLE, Dataset, MissingDataError
+
+Columns = dict[str, list[Any]]
+PER_CELL = 5000
+PROFESSOR = 21
+LANGUAGES = ("en", "de", "fr")
+CELEBA_SIDE = 50
+_STAND_INS = {
+    "bios": "bug_profession_gender",
+    "bios_full": "bug_28_professions",
+    "multilingual": "toxicity_en_de_fr",
+    "winobias": "winobias_smollm2",
+    "professions": "the demonstration's states",
+    "layers": "professions_smollm2_layers",
+    "images": "faces_cmu or scikit-learn's digits",
+    "waterbirds": "images, the nearest there is",
+}
+
+
+def load(name: str) -> Dataset:
+    """Read a set of the paper.
+
+    Raises
+    ------
+    MissingDataError
+        It cannot be had; the text names the set, its stand-in and the command.
+    MissingExtraError
+        A library that reads it is not installed.
+    """
+    if name not in _LOADERS:
+        raise MissingDataError(
+            f"the paper's {name} set is run through Llama models, whose weights need an account; "
+            f"offline stand-in: {_STAND_INS[name]}, python -m splince_fast.experiments {name}"
+        )
+    return _LOADERS[name]()
+
+
+def _unavailable(what: str, name: str, error: Exception) -> MissingDataError:
+    return MissingDataError(
+        f"{what} could not be fetched ({type(error).__name__}: {str(error)[:200]}). It needs the "
+        f"network once, or its files in ${VARIABLE}/paper/{what}. Offline stand-in: "
+        f"{_STAND_INS[name]}, python -m splince_fast.experiments {name}"
+    )
+
+
+def _local(what: str) -> Path | None:
+    root = os.environ.get(VARIABLE)
+    path = Path(root) / "paper" / what if root else None
+    return path if path is not None and path.is_dir() else None
+
+
+def read_columns(what: str, name: str, splits: Sequence[str], config: str | None = None) -> Columns:
+    """Some splits of a set on the Hugging Face hub as columns; "split" says where a row is from."""
+    found: Columns = {}
+    path = _local(what)
+    if path is None:
+        require("datasets", "experiments")
+        import datasets
+
+        try:
+            whole = datasets.load_dataset(what, config)
+            tables: dict[str, Any] = {split: whole[split].to_dict() for split in splits}
+        except Exception as error:  # the hub's client has a family of errors per version
+            raise _unavailable(what, name, error) from error
+    else:
+        require("pyarrow", "parquet")
+        import pyarrow.parquet as pq
+
+        folder = path / config if config else path
+        files = {s: sorted(folder.glob(f"{s}*.parquet")) for s in splits}
+        tables = {s: [pq.read_table(f) for f in paths] for s, paths in files.items()}
+        if missing := [s for s in splits if not tables[s]]:
+            raise MissingDataError(f"{folder} holds no {missing[0]}*.parquet of {what}")
+        tables = {
+            s: {c: [v for t in parts for v in t[c].to_pylist()] for c in parts[0].column_names}
+            for s, parts in tables.items()
+        }
+    for split, table in tables.items():
+        size = len(next(iter(table.values())))
+        for column, values in {**table, "split": [split] * size}.items():
+            found.setdefault(column, []).extend(values)
+    return found
+
+
+def balanced(*columns: NDArray[Any], most: int | None = None) -> NDArray[np.intp]:
+    """Rows, at most `most` of each cell, drawn with seed 0, in their order."""
+    _, cell = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
+    rng = np.random.default_rng(0)
+    parts = [rng.permutation(np.flatnonzero(cell.ravel() == c))[: most or PER_CELL]
+             for c in range(int(cell.max()) + 1)]  # fmt: skip
+    return np.sort(np.concatenate(parts))
+
+
+def embed_texts(texts: Sequence[str], model: str, pooling: str, name: str) -> NDArray[np.float32]:
+    """Last-layer embeddings of an encoder: its first token ("cls") or the mean over tokens."""
+    require("transformers", "experiments")
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        encoder = AutoModel.from_pretrained(model).eval()
+    except OSError as error:
+        raise _unavailable(model, name, error) from error
+    found = np.empty((len(texts), encoder.config.hidden_size), dtype=np.float32)
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+    with torch.no_grad():
+        for start in range(0, len(order), 32):
+            rows = order[start : start + 32]
+            batch = tokenizer(
+                [texts[i] for i in rows], return_tensors="pt", padding=True, truncation=True,
+                max_length=128,
+            )  # fmt: skip
+            hidden = encoder(**batch).last_hidden_state
+            mask = batch["attention_mask"][..., None]
+            mean = (hidden * mask).sum(dim=1) / mask.sum(dim=1)
+            found[rows] = (hidden[:, 0] if pooling == "cls" else mean).numpy()
+    return found
+
+
+def embed_images(images: Iterable[Any], name: str) -> NDArray[np.float32]:
+    """Inputs of the last layer of a ResNet-50 trained on ImageNet."""
+    require("torchvision", "experiments")
+    import torch
+    from torchvision import models
+
+    weights = models.ResNet50_Weights.DEFAULT
+    try:
+        network = models.resnet50(weights=weights).eval()
+    except OSError as error:
+        raise _unavailable("torchvision ResNet-50", name, error) from error
+    network.fc = torch.nn.Identity()
+    prepare = weights.transforms()
+    with torch.no_grad():
+        return np.stack([network(prepare(image)[None])[0].numpy() for image in images])
+
+
+def _bios_columns(name: str) -> tuple[list[str], NDArray[np.intp], NDArray[np.intp]]:
+    found = read_columns("LabHC/bias_in_bios", name, ("train", "dev", "test"))
+    return found["hard_text"], np.array(found["profession"]), np.array(found["gender"])
+
+
+def _bios_set(name: str, task: Callable[[NDArray[Any]], NDArray[Any]], tied: Any) -> Dataset:
+    texts, profession, gender = _bios_columns(name)
+    y = task(profession)
+    rows = balanced(y, gender, most=PER_CELL if tied is not None else PER_CELL // 10)
+    X = embed_texts([texts[i] for i in rows], "bert-base-uncased", "cls", name)
+    return Dataset(
+        "LabHC/bias_in_bios", X, {"task": y[rows], "concept": gender[rows]}, None,
+        "Bias in Bios (De-Arteaga et al. 2019), bert-base-uncased as published, [CLS]", "MIT", tied,
+    )  # fmt: skip
+
+
+def _bios() -> Dataset:
+    """Professor or not; gender 0 is male in this set, and men go with professor."""
+    return _bios_set("bios", lambda p: (p == PROFESSOR).astype(np.intp), 0)
+
+
+def _bios_full() -> Dataset:
+    return _bios_set("bios_full", lambda p: p, None)
+
+
+def _multilingual() -> Dataset:
+    what = "textdetox/multilingual_toxicity_dataset"
+    found = read_columns(what, "multilingual", LANGUAGES)
+    y = np.array(found["toxic"], dtype=np.intp)
+    z = np.array([LANGUAGES.index(split) for split in found["split"]])
+    rows = balanced(y, z)
+    texts = [f"query: {found['text'][i]}" for i in rows]
+    X = embed_texts(texts, "intfloat/multilingual-e5-base", "mean", "multilingual")
+    return Dataset(
+        what, X, {"task": y[rows], "concept": z[rows]}, None,
+        "multilingual toxicity (Dementieva et al. 2024), multilingual-e5-base as published",
+        "openrail++", 0,
+    )  # fmt: skip
+
+
+def _celeba() -> Dataset:
+    """Eyeglasses and smiling on grey pictures of 50 x 50 pixels in [0, 1]."""
+    path = _local("celeba")
+    if path is None:
+        require("torchvision", "experiments")
+        from torchvision.datasets import CelebA
+
+        root = Path(os.environ.get(VARIABLE) or Path.home() / ".cache" / "splince_fast")
+        try:
+            CelebA(str(root / "paper"), split="all", target_type="attr", download=True)
+        except Exception as error:  # torchvision's downloads raise what their host sends
+            raise _unavailable("celeba", "images", error) from error
+        path = root / "paper" / "celeba"
+    names, attributes = _attributes(path / "list_attr_celeba.txt")
+    y, z = (attributes[c] for c in ("Eyeglasses", "Smiling"))
+    rows = balanced(y, z)
+    X = np.stack([_grey(path / "img_align_celeba" / names[i]) for i in rows])
+    return Dataset(
+        "CelebA", X, {"task": y[rows], "concept": z[rows]}, None,
+        "CelebA (Liu et al. 2015), eyeglasses and smiling, 50 x 50 grey pixels",
+        "non-commercial research", 1, arrays={"shape": np.array([CELEBA_SIDE, CELEBA_SIDE])},
+        words={"task": ("no glasses", "glasses"), "concept": ("not smiling", "smiling")},
+    )  # fmt: skip
+
+
+def _attributes(path: Path) -> tuple[list[str], Mapping[str, NDArray[np.intp]]]:
+    """File names and 0/1 attributes: a count, the names, then 1 or -1 for each."""
+    with path.open(encoding="utf-8", newline="") as stream:
+        _, header, *rows = csv.reader(stream, delimiter=" ", skipinitialspace=True)
+    header = [name for name in header if name]
+    values = np.array([[int(v) for v in row[1:] if v] for row in rows])
+    columns = {name: (values[:, j] > 0).astype(np.intp) for j, name in enumerate(header)}
+    return [row[0] for row in rows], columns
+
+
+def _grey(path: Path) -> NDArray[np.float32]:
+    require("PIL", "experiments")
+    from PIL import Image
+
+    with Image.open(path) as image:
+        small = image.convert("L").resize((CELEBA_SIDE, CELEBA_SIDE))
+        return np.asarray(small, dtype=np.float32).ravel() / 255
+
+
+def _waterbirds() -> Dataset:
+    found = read_columns("grodino/waterbirds", "waterbirds", ("train", "validation", "test"))
+    y, z = np.array(found["label"]), np.array(found["place"])
+    rows = balanced(y, z)
+    X = embed_images((_image(found["image"][i]) for i in rows), "waterbirds")
+    return Dataset(
+        "grodino/waterbirds", X, {"task": y[rows], "concept": z[rows]}, None,
+        "Waterbirds (Sagawa et al. 2020), ResNet-50 of torchvision as published",
+        "see CUB and Places", 1,
+    )  # fmt: skip
+
+
+def _image(value: Any) -> Any:
+    """A picture as the hub's client gives it, or as it lies in a parquet file."""
+    if not isinstance(value, Mapping):
+        return value.convert("RGB")
+    require("PIL", "experiments")
+    from PIL import Image
+
+    return Image.open(BytesIO(value["bytes"])).convert("RGB")
+
+
+def winobias_prompts(name: str = "winobias") -> Columns:
+    """The paper's prompts of type 1: prompt, referent, anti_stereotype, split."""
+    found: Columns = {"prompt": [], "referent": [], "anti_stereotype": [], "split": []}
+    for anti, config in enumerate(("type1_pro", "type1_anti")):
+        part = read_columns("uclanlp/wino_bias", name, ("validation", "test"), config)
+        for tokens, clusters, split in zip(
+            part["tokens"], part["coreference_clusters"], part["split"], strict=True
+        ):
+            ends = zip(clusters[::2], clusters[1::2], strict=True)
+            spans = sorted((int(a), int(b)) for a, b in ends)
+            person, pronoun = ([t.lower() for t in tokens[a : b + 1]] for a, b in spans[:2])
+            words = [t for t in person if t not in ("the", "a", "an")]
+            sentence = " ".join(tokens).replace(" .", ".").replace(" ,", ",").replace(" '", "'")
+            found["prompt"].append(f"{sentence} '{pronoun[0].capitalize()}' refers to the")
+            found["referent"].append(" ".join(words))
+            found["anti_stereotype"].append(anti)
+            found["split"].append("train" if split == "validation" else "test")
+    return found
+
+
+def _winobias() -> Dataset:
+    """States of the model that ``SPLINCE_FAST_MODEL`` names, Llama 2 7B if it names none."""
+    found = winobias_prompts()
+    model = os.environ.get("SPLINCE_FAST_MODEL", "meta-llama/Llama-2-7b-hf")
+    names = sorted(set(found["referent"]))
+    place = {name: i for i, name in enumerate(names)}
+    X, head = causal_states(found["prompt"], names, model, "winobias")
+    others = [
+        next((n for n in names if n in prompt.lower() and n != who), who)
+        for prompt, who in zip(found["prompt"], found["referent"], strict=True)
+    ]
+    labels = {
+        "task": np.array([place[who] for who in found["referent"]]),
+        "other": np.array([place[who] for who in others]),
+        "concept": np.array(found["anti_stereotype"]),
+        "split": np.array(found["split"]),
+    }
+    return Dataset(
+        "uclanlp/wino_bias", X, labels, None,
+        f"WinoBias type 1 (Zhao et al. 2018) through {model}, last token", "MIT; see the model",
+        arrays={"head": head, "names": np.array(names)},
+    )  # fmt: skip
+
+
+def causal_states(
+    prompts: Sequence[str], names: Sequence[str], model: str, name: str
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Last-token states after the final norm, and the head's rows of the names' first tokens."""
+    require("transformers", "experiments")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        network = AutoModelForCausalLM.from_pretrained(model).eval()
+    except OSError as error:
+        raise _unavailable(model, name, error) from error
+    with torch.no_grad():
+        found = [
+            network.base_model(**tokenizer(prompt, return_tensors="pt")).last_hidden_state[0, -1]
+            for prompt in prompts
+        ]
+    ids = [tokenizer(f" {who}", add_special_tokens=False)["input_ids"][0] for who in names]
+    head = network.get_output_embeddings().weight.detach().float().numpy()[ids]
+    return np.stack([state.float().numpy() for state in found]), head
+
+
+_LOADERS: dict[str, Callable[[], Dataset]] = {
+    "bios": _bios,
+    "bios_full": _bios_full,
+    "multilingual": _multilingual,
+    "winobias": _winobias,
+    "images": _celeba,
+    "waterbirds": _waterbirds,
+}
