@@ -14,7 +14,7 @@ from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from splince_fast._validation import check_values
+from splince_fast._runtime.arrays import check_values
 from splince_fast.exceptions import InputError, LabelError
 from splince_fast.projection import Projection
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast import _files
+from splince_fast._runtime import files as _files
 from splince_fast.exceptions import FileFormatError
 from splince_fast.labels import (
     ClassCodes,
