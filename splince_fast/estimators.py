@@ -67,6 +67,7 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
     _extendable: bool
 
     _keeps_task: ClassVar[bool] = False
+    _concept_kind: ClassVar[str | None] = None
 
     # Every fit needs the concept, so routers pass it on without being told to.
     __metadata_request__fit: ClassVar = {"concept": True}
@@ -207,7 +208,10 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
         erased, kept = self._labels(y, concept)
         rows = self._rows(X, reset=first, least=least)
         if first:
-            self.moments_ = Moments(kinds=self.kinds)
+            kinds = self.kinds
+            if self._concept_kind is not None:
+                kinds = dict.fromkeys(erased, self._concept_kind) | dict(kinds or {})
+            self.moments_ = Moments(kinds=kinds)
             self.erased_, self.kept_ = list(erased), list(kept) or None
             self._extendable = True
         else:
@@ -752,7 +756,7 @@ class SAL(_Eraser):
 class MeanProjection(SAL):
     """Erase classes by the orthogonal projection off the differences of their means.
 
-    ``fit(X, concept=z)``; y is ignored; the concept must be classes. See
+    ``fit(X, concept=z)``; y is ignored; the concept is read as classes, whole floats too. See
     :func:`splince_fast.mean_projection`.
 
     Parameters
@@ -783,6 +787,8 @@ class MeanProjection(SAL):
     >>> bool(np.allclose(eraser.projection_.matrix() @ gap, 0))
     True
     """
+
+    _concept_kind = "classes"
 
     def _project(self, moments: Moments, erase: Selection, keep: Any) -> Projection:
         return mean_projection(moments, erase=erase, **self._options())

@@ -127,7 +127,9 @@ def torch_to_numpy(tensor: Any) -> Rows:
         It is sparse, holds no values (meta), or has a dtype that NumPy lacks.
     """
     try:
-        tensor = tensor.detach().cpu().resolve_neg()
+        tensor = tensor.detach().cpu()
+        if hasattr(tensor, "resolve_neg"):  # a view with the negative bit is no memory of its own
+            tensor = tensor.resolve_neg()
         if str(tensor.dtype) == "torch.bfloat16":
             tensor = tensor.float()
         return tensor.numpy()  # type: ignore[no-any-return]
