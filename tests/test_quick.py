@@ -23,7 +23,8 @@ def data() -> Data:
 
 def by_hand(data: Data, method: str) -> sf.Projection:
     X, z, y = data
-    moments = sf.Moments().update(X, {"z": z, "y": y})
+    labels = {"z": z, "y": y} if method in ("splince", "sal") else {"z": z}
+    moments = sf.Moments().update(X, labels)
     return {
         "splince": lambda: sf.splince(moments, erase="z", keep="y"),
         "leace": lambda: sf.leace(moments, erase="z"),
