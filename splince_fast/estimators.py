@@ -45,6 +45,7 @@ class _Eraser(ErasingTransformer):
 
     _keeps_task: ClassVar[bool] = False
     _method: ClassVar[str]
+    _concept_kind: ClassVar[str | None] = None
 
     # Every fit needs the concept, so routers pass it on without being told to.
     __metadata_request__fit: ClassVar = {"concept": True}
@@ -187,8 +188,11 @@ class _Eraser(ErasingTransformer):
         erased, kept = self._labels(y, concept)
         rows = self._rows(X, reset=first, least=least)
         if first:
+            kinds = self.kinds
+            if self._concept_kind is not None:
+                kinds = dict.fromkeys(erased, self._concept_kind) | dict(kinds or {})
             needs_fourth = getattr(self, "shrinkage", None) == "ledoit-wolf"
-            self.moments_ = Moments(kinds=self.kinds, ledoit_wolf=needs_fourth)
+            self.moments_ = Moments(kinds=kinds, ledoit_wolf=needs_fourth)
             self.erased_, self.kept_ = list(erased), list(kept) or None
             self._extendable = True
         else:
@@ -661,7 +665,7 @@ class SAL(_Eraser):
 class MeanProjection(SAL):
     """Erase classes by the orthogonal projection off the differences of their means.
 
-    ``fit(X, concept=z)``; y is ignored; the concept must be classes. See
+    ``fit(X, concept=z)``; y is ignored; the concept is read as classes, whole floats too. See
     :func:`splince_fast.mean_projection`.
 
     Parameters
@@ -694,6 +698,7 @@ class MeanProjection(SAL):
     """
 
     _method = "mean_projection"
+    _concept_kind = "classes"
 
     def _project(self, moments: Moments | Factored, erase: Selection, keep: Any) -> Projection:
         return mean_projection(moments, erase=erase, **self._options())

@@ -8,6 +8,7 @@ real data sets, which are not part of the project.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,6 +150,11 @@ def guarded_kernels() -> Iterator[None]:
         for module, name, check in _GUARDS:
             patch.setattr(module, name, _guarded(getattr(module, name), check))
         yield
+
+
+# A job in the background of a script inherits an ignored SIGINT; the tests of Ctrl-C need Python's.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # --- the naive model: a list of rows, and two passes over it in extended precision ---------------

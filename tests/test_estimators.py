@@ -393,7 +393,7 @@ def test_merge_refuses_what_does_not_belong_together(data: Data) -> None:
     X, _, z = data
     fitted = LEACE().fit(X, concept=z)
     frame = pd.DataFrame(X, columns=list("abcdef"))
-    continuous = LEACE().fit(X, concept=z.astype(float))
+    continuous = LEACE().fit(X, concept=z + 0.25)
     for other in (
         SAL().fit(X, concept=z),
         LEACE().fit(X[:, :3], concept=z),
@@ -510,7 +510,7 @@ def test_ambiguous_labels_are_refused(data: Data) -> None:
     with pytest.raises(LabelError, match="collect"):
         LEACE().fit(X, concept=pl.LazyFrame({"a": z}))
     with pytest.raises(LabelError, match="continuous"):
-        LEACE().fit(X, concept=z).partial_fit(X, concept=z.astype(float))
+        LEACE().fit(X, concept=z).partial_fit(X, concept=z + 0.25)
 
 
 # --- cases from the field -----------------------------------------------------------------------

@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import splince_fast
-from splince_fast import FileFormatError, Moments, Projection, SplinceError
+from splince_fast import FileFormatError, InputError, Moments, Projection, SplinceError
 from splince_fast._runtime import files
 
 MANY = max(FUZZ, 1)
@@ -510,6 +510,35 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     assert os.listdir(tmp_path) == ["state"]
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX links and rights")
+def test_links_are_followed_and_rights_are_kept(tmp_path: Path) -> None:
+    """A checkpoint must not undo a chmod, nor leave the file behind a link as it was."""
+    (tmp_path / "elsewhere").mkdir()
+    target, link = tmp_path / "elsewhere" / "state", tmp_path / "link"
+    link.symlink_to(target)
+    Moments().update(np.eye(2)).save(link)
+    assert link.is_symlink()
+    target.chmod(0o600)
+    Moments().update(np.ones((3, 2))).save(link)
+    assert Moments.load(target).n_rows == 3
+    assert target.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path / "elsewhere") == ["state"]
+
+
+@pytest.mark.parametrize("name", ["a" * 245, "ä" * 127])
+def test_the_longest_names_can_be_written(tmp_path: Path, name: str) -> None:
+    Moments().update(np.eye(2)).save(tmp_path / name)
+    assert Moments.load(tmp_path / name).n_rows == 2
+
+
+@pytest.mark.parametrize("name", ["", ".", "/", "folder"])
+def test_what_names_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match=r"is empty|is a folder"):
+        Moments().update(np.eye(2)).save(name)
+
+
 def test_a_checkpoint_that_cannot_be_written_stops_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -551,7 +580,7 @@ def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nowhere"):
         Moments().save(tmp_path / "nowhere" / "state")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(OSError):  # noqa: PT011 (the system's own words)
+    with pytest.raises(InputError, match="is a folder"):
         Moments().save(tmp_path / "folder")
     assert os.listdir(tmp_path) == ["folder"]
 

@@ -27,6 +27,7 @@ from splince_fast.exceptions import (
     LabelError,
     ManyClassesWarning,
     NonFiniteError,
+    WholeNumbersWarning,
 )
 from splince_fast.labels import (
     ClassCodes,
@@ -708,7 +709,7 @@ REFUSED = [
     ([datetime.date(2020, 1, 1), None], r"the year.*datetime\.date\(2020"),
     ([datetime.timedelta(1), None], "duration as float"),
     ([np.array(5, "M8[ns]"), np.array(6, "M8[ns]")], "the year"),
-    ([np.timedelta64(1), 2], "the year"),
+    ([np.timedelta64(1, "s"), 2], "the year"),
     (np.zeros(2, dtype=[("a", int)]), "array\\[field\\]"),
     ([object(), 1], "neither names nor numbers"),
     ([{"a": 1}, {"a": 2}], "neither names nor numbers"),
@@ -1028,3 +1029,86 @@ def test_names_that_json_cannot_give_back_are_not_written(names: Any) -> None:
 def test_true_and_one_are_both_written() -> None:
     names = (True, 1, False, 0, (True,), (1,))
     assert typed(list(names_from_json(names_to_json(names)))) == typed(list(names))
+
+
+# --- classes that come as floats, and other traps ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.array([0.0, 1, 2, 3] * 5 + [np.nan]),
+        [0.0, 1.0, 2.0, None] * 5,
+        np.float32([-1, 0, 1] * 4),
+        np.array([[5.0], [7.0], [9.0]] * 4),
+    ],
+)
+def test_whole_floats_of_few_values_warn(column: Any) -> None:
+    """One missing label makes pandas turn classes into floats, erased as one number."""
+    with pytest.warns(WholeNumbersWarning, match=r"variable 'z'.*kinds=\{'z': 'classes'\}.*--kind"):
+        found = encode_one(column, len(column), name="z")
+    assert isinstance(found, Columns)
+    assert isinstance(encode_one(column, len(column), name="z", kind="classes"), ClassCodes)
+    assert isinstance(encode_one(column, len(column), name="z", kind="continuous"), Columns)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.array([0.0, 1.0] * 9),  # two values: the span of a number is that of two classes
+        np.arange(30.0),  # each value once: a quantity
+        np.array([0.0, 1.0, 2.5] * 9),
+        np.array([1e300, 2e300, 3e300] * 9),
+        np.array([0.0, 1.0, 2.0]),  # too few rows to tell
+        np.full(9, np.nan),
+    ],
+)
+def test_control_other_floats_are_silent(column: Any) -> None:
+    encode_one(column, len(column), name="z")  # a warning would be an error
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint64", "int64"])
+def test_several_columns_of_integers_are_no_quantities(dtype: str) -> None:
+    """Unsigned ones no more than signed ones."""
+    table = np.array([[3, 7], [1, 2]], dtype)
+    with pytest.raises(LabelError, match="could be classes or numbers"):
+        encode_one(table, 2, name="z")
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    frames = [
+        pandas.DataFrame(table, columns=["a", "b"]),
+        polars.DataFrame(table, schema=["a", "b"]),
+    ]
+    if dtype == "uint8":
+        frames.append(frames[0].astype("UInt8"))
+    for frame in frames:
+        with pytest.raises(LabelError, match="could be classes or numbers"):
+            encode_one(frame, 2, name="z")
+    assert isinstance(encode_one(table, 2, name="z", kind="continuous"), Columns)
+
+
+def test_names_that_are_none() -> None:
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(LabelError, match=r"category \(1, 2\), which is no name"):
+        encode_one(pandas.Categorical([(1, 2), (1, 3)]), 2, name="z")
+    with pytest.raises(LabelError, match="use strings as names"):
+        encode_one([10**5000, 1], 2, name="z")
+    found = encode_one([10**300, 1], 2, name="z")
+    assert isinstance(found, ClassCodes)
+    assert names_from_json(json.loads(json.dumps(names_to_json(found.classes)))) == found.classes
+    signalling = encode_one([Decimal("sNaN"), Decimal("1.5")], 2, name="z")
+    assert isinstance(signalling, Columns)
+    np.testing.assert_array_equal(signalling.present, [False, True])
+
+
+def test_codes_are_taken_as_they_are_and_by_rows() -> None:
+    codes = encode_one(["b", None, "a", "b"], 4, name="z")
+    assert isinstance(codes, ClassCodes)
+    assert encode_one(codes, 4, name="z") is codes
+    assert len(codes) == 4
+    part = codes[1:3]
+    assert part.classes == ("a", "b")
+    np.testing.assert_array_equal(part.codes, [-1, 0])
+    with pytest.raises(InputError, match="4 labels but the block has 3 rows"):
+        encode_one(codes, 3, name="z")
+    with pytest.raises(LabelError, match="encoded as classes"):
+        encode_one(codes, 4, name="z", kind="continuous")

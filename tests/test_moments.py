@@ -944,12 +944,44 @@ def test_torch_tensors() -> None:
     X = normal(50, 3, np.float32)
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         tensor = torch.tensor(X).to(dtype).requires_grad_()
-        plain = tensor.detach().to(torch.float64).numpy()
-        narrow = Rows.of(plain)
-        narrow.narrow = True
-        labels = {"z": torch.arange(50) % 2}
-        narrow.labels = {"z": (np.arange(50) % 2).tolist()}
-        check(Moments().update(tensor, labels), narrow)
+        z = torch.arange(50) % 2
+        rows = Rows.of(tensor.detach().to(torch.float64).numpy(), {"z": z.numpy()})
+        rows.narrow = dtype != torch.float64
+        check(Moments().update(tensor, {"z": z}), rows)
+    for bad in (torch.eye(3).to_sparse(), torch.zeros((2, 3), device="meta"),
+                torch.zeros((2, 3), dtype=torch.float8_e4m3fn)):  # fmt: skip
+        with pytest.raises(InputError, match="gives no NumPy array"):
+            Moments().update(bad)
+
+
+def test_a_column_of_vectors_is_a_matrix() -> None:
+    """As data frames, Arrow tables and lists of arrays hold embeddings."""
+    pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    pa = pytest.importorskip("pyarrow")
+    X = normal(20, 3)
+    flat = pa.array(X.ravel())
+    expected = Moments().update(X)
+    for column in (
+        pd.Series(list(X)),
+        pd.Series(X.tolist()),
+        pl.Series(X.tolist()),
+        pl.Series(X.tolist(), dtype=pl.Array(pl.Float64, 3)),
+        pa.array(X.tolist()),
+        pa.chunked_array([pa.array(X[:7].tolist()), pa.array(X[7:].tolist())]),
+        pa.FixedSizeListArray.from_arrays(flat, 3),
+    ):
+        assert state_bytes(Moments().update(column)) == state_bytes(expected), type(column)
+    for bad in (pd.Series([[1.0, 2.0], [1.0]]), pd.Series([[1.0], None]), pd.Series(["ab", "cd"])):
+        with pytest.raises(InputError, match=r"cannot be stacked|must be 2-D"):
+            Moments().update(bad)
+
+
+@pytest.mark.parametrize("X", [[["02139"], ["10115"]], [["1", 2.0], ["3", 4.0]]])
+def test_text_of_digits_is_no_number(X: Any) -> None:
+    pd = pytest.importorskip("pandas")
+    for rows in (np.array(X, object), pd.DataFrame(X), pd.DataFrame(X, dtype=object)):
+        with pytest.raises(InputError, match="holds text"):
+            Moments().update(rows)
 
 
 class Tensor:

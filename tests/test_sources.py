@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from splince_fast._runtime import progress
 from splince_fast.exceptions import InputError, MissingExtraError
 from splince_fast.sources import (
     Block,
@@ -34,7 +35,6 @@ from splince_fast.sources import (
     from_parquet,
     from_torch,
     prefetched,
-    progress,
 )
 from splince_fast.sources.base import PieceSource, choose_block_rows
 

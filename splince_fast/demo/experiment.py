@@ -204,7 +204,8 @@ def accumulate(data: ProfessionData, rows: NDArray[np.intp]) -> Moments:
     """Moments of some prompts, with both scores as continuous variables."""
     nouns = data.noun_index[rows]
     # In one block, so that nothing waits to be merged while a method is timed.
-    return Moments(block_rows=len(rows)).update(
+    kinds = {"stereotype": "continuous", "factual": "continuous"}
+    return Moments(block_rows=len(rows), kinds=kinds).update(
         data.activations[rows],
         {"stereotype": data.stereotype[nouns], "factual": data.factual[nouns]},
     )
