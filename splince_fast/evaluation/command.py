@@ -59,7 +59,12 @@ def add_compare(commands: Any, read_labels: ReadLabels) -> None:
         help="penalties of the heads to choose from")  # fmt: skip
     add("--probe", action="append", choices=PROBES, help="(default: linear)")
     add("--jobs", type=int, default=1, metavar="N", help="processes; -1 is one per processor")
-    add("--run", metavar="FOLDER", help="keep finished cells there, and go on from them")
+    add(
+        "--run",
+        dest="folder",
+        metavar="FOLDER",
+        help="keep finished cells there, and go on from them",
+    )
     add("--strict", action="store_true", help="an eraser or head that fails is an error")
     add("--save", metavar="FILE", type=Path, help="write all figures there as JSON")
     add("-o", "--output", metavar="FILE", type=Path, help="the report, an .html file")
@@ -112,7 +117,7 @@ def run_compare(args: argparse.Namespace, read_labels: ReadLabels) -> None:
         strengths=args.strengths,
         leakage=tuple(args.probe or ("linear",)),
         n_jobs=args.jobs,
-        run=args.run,
+        run=args.folder,
         strict=args.strict,
     )
     print(result)
