@@ -1,40 +1,280 @@
-"""Write the page on performance from the results of targets, peers, growth and profiles.
+"""Write docs/performance.md and its figure from the stored results.
 
-    python -m benchmarks.page --targets A.json --peers B.json --growth C.json --profiles D.json
-                              [--figure docs/performance.svg] --out docs/performance.md
+    python -m benchmarks.page [--results benchmarks/results] [--out docs/performance.md]
 
-Whatever is missing in the results, and results of different machines or versions, are errors.
+Every number of the page is read from the JSON files in the folder, one per processor, as
+`benchmarks.compare --json` writes them. A result that lacks something is an error.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import json
+import textwrap
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks import _page_runs, _page_text, peers
+from benchmarks import compare, machine
+from benchmarks.jobs import FLOOR, NUMPY, OURS
+from benchmarks.peers import CE, ONEDAL
+
+Results = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the short table: a job, a contender, and what it is called there."""
+
+    job: str
+    against: str
+    text: str
+
+
+_RATES = (
+    *(Line(f"accumulate/float32/{d}", FLOOR, f"accumulate, d = {d}: rate over bare SYRK")
+      for d in (768, 2048, 4096)),
+    *(Line(f"splince/{d}", FLOOR, f"solve, d = {d}: rate over bare copy, POTRF and TRSM")
+      for d in (2048, 4096)),
+    *(Line(f"apply/given array/float32/768/rank {r}", FLOOR, f"apply, rank {r}: rate over a copy")
+      for r in (1, 16)),
+)  # fmt: skip
+_PEERS = (
+    Line("accumulate/float32/2048", CE, "accumulate, d = 2048: concept-erasure"),
+    Line("accumulate/float32/2048", ONEDAL, "accumulate, d = 2048: oneDAL, without labels"),
+    Line("leace/2048", CE, "solve LEACE, d = 2048: concept-erasure"),
+    Line("splince/2048", NUMPY, "solve SPLINCE, d = 2048: the paper's formula in NumPy"),
+    Line("apply/new array/float32/768/rank 1", CE, "apply, rank 1: concept-erasure"),
+)
+# Why a target of a group can be missed against a contender.
+_REASONS = {
+    ("accumulate", FLOOR): "Beside the product, of O(n d^2), the rows are checked, centred and "
+    "sorted by class, in O(n d)",
+    ("accumulate", CE): "GEMM / SYRK of the table above bounds this ratio",
+    ("stream", "in blocks"): "Every call checks its row and reads its labels in Python",
+    ("stream", CE): "Every call checks its row and reads its labels in Python",
+    ("file", FLOOR): "Rows are centred between the read and the product, on the same cores",
+    ("apply", FLOOR): "The eraser multiplies every row by two factors in float64; a copy does not",
+}
+
+
+def read(folder: Path) -> list[Results]:
+    """All results, newest processor family first.
+
+    Raises
+    ------
+    SystemExit
+        There are none, a file lacks a key, or its sizes are tiny beside others that are not.
+    """
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        results = json.loads(path.read_text(encoding="utf-8"))
+        lacking = {"commit", "began", "machine", "jobs", "load_average", "smoke"} - set(results)
+        if lacking:
+            raise SystemExit(f"{path.name} has no {', '.join(sorted(lacking))}")
+        found.append(results)
+    if not found:
+        raise SystemExit(f"no results in {folder}; run python -m benchmarks.compare --json")
+    if len({results["smoke"] for results in found}) > 1:
+        raise SystemExit("results of smoke sizes cannot stand beside others")
+    return sorted(found, key=lambda results: -int(results["machine"]["family"]))
+
+
+def entry(results: Results, job: str) -> dict[str, Any] | None:
+    return next((found for found in results["jobs"] if found["name"] == job), None)
+
+
+def cell(results: Results, line: Line) -> str:
+    """The ratio of a line, or a dash where it was not measured."""
+    found = entry(results, line.job)
+    if found is None or line.against not in found["ratios"]:
+        return "-"
+    return compare.interval(found["ratios"][line.against])
+
+
+def busy(results: Results) -> bool:
+    """Whether other processes took a good part of the machine when the run began."""
+    load = results["load_average"]["before"]
+    return load is not None and load[0] > 0.5 * results["machine"]["cores"]
+
+
+def title(results: Results) -> str:
+    facts = results["machine"]
+    return f"{facts['processor']}, {machine.architecture(facts)}"
+
+
+def machines(every: list[Results]) -> str:
+    """What was measured on what."""
+    rows = []
+    for results in every:
+        facts, load = results["machine"], results["load_average"]["before"]
+        bounds = [
+            ", ".join(f"{name} {value:g}" for name, value in products.items()) or "not measured"
+            for products in (facts["gemm_over_syrk"].get(t, {}) for t in ("float32", "float64"))
+        ]
+        rows.append([
+            title(results), f"{facts['threads']} of {facts['cores']}",
+            facts["blas"]["kernels"], *bounds,
+            (results["commit"] or "not recorded")[:12] + " changed" * bool(results["changed"]),
+            results["began"][:16],
+            "not recorded" if load is None else f"{load[0]:g}",
+        ])  # fmt: skip
+    header = ["processor", "threads", "kernels", "GEMM / SYRK, float32", "the same, float64",
+              "commit", "began", "load before"]  # fmt: skip
+    return _table(header, rows)
+
+
+def short_table(every: list[Results], lines: tuple[Line, ...], head: str) -> str:
+    return _table(
+        [head, *map(title, every)],
+        [[line.text, *(cell(results, line) for results in every)] for line in lines],
+    )
+
+
+def missed(results: Results) -> list[str]:
+    """What is missed, and why; cases of a group against the same contender together."""
+    cases: dict[tuple[str, str], list[str]] = {}
+    for job in results["jobs"]:
+        group, _, case = job["name"].partition("/")
+        for target in job["targets"]:
+            if target["met"] is False:
+                measured = f"{target['measured']['median']:.3g}"
+                sign = ">=" if target["at_least"] else "<="
+                text = f"{case} {measured} ({sign} {target['limit']:g})"
+                cases.setdefault((group, target["against"]), []).append(text)
+    return [
+        f"{group}{', ' * bool(against)}{against}: {'; '.join(found)}{_reason(group, against)}"
+        for (group, against), found in cases.items()
+    ]
+
+
+def _reason(group: str, against: str) -> str:
+    reason = _REASONS.get((group, against))
+    return f". {reason}." if reason else ""
+
+
+def page(every: list[Results], figure: str | None) -> str:
+    """The whole text."""
+    parts = ["# Performance", _fill(
+        "Written by `python -m benchmarks.page` from `benchmarks/results/`, where every number of "
+        "every job stands as JSON. Contenders run alternately within one process, with equal "
+        "threads; a ratio is the median over rounds, with its quartiles in brackets. Ratios "
+        "depend on the processor: a package that multiplies in general where a symmetric product "
+        "will do is slower by the ratio GEMM / SYRK below, more where its BLAS runs narrower "
+        "kernels."
+    ), machines(every)]  # fmt: skip
+    for results in every:
+        if results["smoke"]:
+            parts.append("**Smoke sizes: the numbers mean nothing.**")
+        if busy(results):
+            load = results["load_average"]["before"][0]
+            parts.append(_fill(
+                f"**{title(results)}: other processes were running (load average {load:g} on "
+                f"{results['machine']['cores']} cores). These numbers are provisional, and what is "
+                "missed may be missed for that alone.**"
+            ))  # fmt: skip
+        if "note" in results:
+            parts.append(_fill(f"{title(results)}: {results['note']}"))
+    parts += [
+        "## Against the machine",
+        "Time of the floor, the least that any way must do, over that of splince_fast: 1 is ideal.",
+        short_table(every, _RATES, "float32 rows, float64 solves"),
+        "## Against other packages",
+        "Time of the other package over that of splince_fast.",
+        short_table(every, _PEERS, "job"),
+    ]
+    if figure is not None:
+        parts.append(f"![The ratios of both tables, by processor]({figure})")
+    parts.append("## Missed")
+    for results in every:
+        decided = [t["met"] for job in results["jobs"] for t in job["targets"]]
+        verdicts = sum(met is not None for met in decided)
+        count = sum(met is True for met in decided)
+        parts.append(f"{title(results)}: {count} of {verdicts} targets are met.")
+        if lines := missed(results):
+            parts.append("\n".join(_fill(line, bullet=True) for line in lines))
+    return "\n\n".join([*parts, *_growth(every), _KERNELS]) + "\n"
+
+
+def _growth(every: list[Results]) -> list[str]:
+    """Exponents beside what the algorithm has."""
+    found = []
+    for results in every:
+        if grown := results.get("scaling"):
+            shown = "; ".join(
+                f"{g['what']} in {g['axis']} {g['exponent']:.2f} ({g['expected']:g})" for g in grown
+            )
+            found.append(_fill(f"{title(results)}: {shown}.", bullet=True))
+    heading = "## Growth\n\nMeasured exponents of the time, and those of the algorithm:"
+    return [heading, "\n".join(found)] if found else []
+
+
+_KERNELS = """## Kernels of the BLAS
+
+OpenBLAS, which SciPy brings, chooses its kernels when it is loaded; `splince-fast doctor` shows
+them and their rate. Where `OPENBLAS_CORETYPE` asks for narrower ones, or the library does not know
+the processor, `pip install "splince-fast[blas]"` brings a private copy with wide kernels. It is
+used only where a short measurement shows a gain; `SPLINCE_FAST_BLAS=scipy` keeps SciPy's."""
+
+
+def draw(every: list[Results], path: Path) -> None:
+    """Every ratio of the two tables on a logarithmic axis, a colour per processor."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    lines = [*_RATES, *_PEERS]
+    figure, axes = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
+    for index, results in enumerate(every):
+        points = [
+            (found["ratios"][line.against], place)
+            for place, line in enumerate(lines)
+            if (found := entry(results, line.job)) and line.against in found["ratios"]
+        ]
+        middle = [value["median"] for value, _ in points]
+        ends = [[abs(v[end] - v["median"]) for v, _ in points] for end in ("low", "high")]
+        axes.errorbar(
+            middle, [place + 0.2 * index for _, place in points], xerr=ends, label=title(results),
+            linestyle="none", marker="os^D"[index % 4], markersize=4, elinewidth=0.8,
+        )  # fmt: skip
+    axes.axvline(1.0, color="black", linewidth=1.0)
+    axes.set_xscale("log")
+    axes.set_xlabel(f"time over that of {OURS}")
+    axes.set_yticks(range(len(lines)), [line.text for line in lines], fontsize=7)
+    axes.invert_yaxis()
+    axes.grid(axis="x", which="both", linewidth=0.3)
+    axes.legend(fontsize=7)
+    # Text as text, and no date: the file is small, and the same results draw the same file.
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "splince_fast"}):
+        figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
+
+
+def _fill(text: str, *, bullet: bool = False) -> str:
+    mark, indent = ("- ", "  ") if bullet else ("", "")
+    return textwrap.fill(
+        mark + text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Read, write, draw."""
-    parser = argparse.ArgumentParser(
-        prog="benchmarks.page",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    for program in _page_runs.PROGRAMS:
-        parser.add_argument(f"--{program}", metavar="PATH", required=True, help="its results")
-    parser.add_argument("--figure", metavar="PATH", help="draw the ratios of peers (PNG or SVG)")
-    parser.add_argument("--out", metavar="PATH", required=True, help="the page")
+    parser = argparse.ArgumentParser(prog="benchmarks.page", description=__doc__)
+    parser.add_argument("--results", type=Path, default=compare.RESULTS)
+    parser.add_argument("--out", type=Path, default=machine.ROOT / "docs" / "performance.md")
     given = parser.parse_args(arguments)
-    runs = _page_runs.read({name: getattr(given, name) for name in _page_runs.PROGRAMS})
-    out, figure = Path(given.out), None
-    if given.figure:
-        figure = Path(os.path.relpath(given.figure, out.parent)).as_posix()
-    text = _page_text.page(runs, figure)
-    if given.figure:
-        peers.draw({"times": runs.times}, given.figure)
-    out.write_text(text, encoding="utf-8")
+    every = read(given.results)
+    figure = given.out.with_suffix(".svg")
+    try:
+        draw(every, figure)
+    except ImportError:  # the page without the figure, where matplotlib is not installed
+        figure = None
+    given.out.write_text(page(every, figure and figure.name), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,166 +1,228 @@
-"""The same jobs done by the packages that a user would pick instead: time, memory, accuracy.
+"""Other packages' ways to do the jobs, each in its recommended use.
 
-Contenders take turns on the same arrays in one run, with as many threads each. Numbers in the
-first table are how many times longer than splince_fast each takes (median over rounds and
-quartiles): above 1 splince_fast is faster. What each tool does, and what it leaves out, is said in
-the docstrings of `benchmarks._peers`.
-
-    python -m benchmarks.peers [--smoke] [--json PATH] [--figure PATH]
+A contender whose package is not installed is an :class:`Absent` that names it. Data are put into
+the form that each package wants before the clock starts. What a call returns is comparable: either
+all contenders of a job write into a given array, or all return a new one.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Iterator
-from dataclasses import asdict
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
-from benchmarks import _machine, _peers, _tables
-from benchmarks._peers import OURS
-from benchmarks._rows import Fact, Job
-from benchmarks._sizes import smoke, use_smoke
+import numpy as np
+from numpy.typing import NDArray
 
-COLUMNS = (
-    "Floor: a bare SYRK without labels where covariances are accumulated, a bare copy where an "
-    "eraser is applied. NumPy: numpy.cov; the explicit formula of the paper; "
-    "X - ((X - mean) @ right) @ left.T. Other form: fitting or solving SPLINCE beside LEACE, or "
-    "returning a new array."
-)
+import splince_fast as sf
+from benchmarks import machine, reference
+from benchmarks.data import Problem, one_hot
+from benchmarks.timing import Contender
 
-
-def measure() -> dict[str, Any]:
-    """Run everything, print the tables; returns machine, times and facts."""
-    from benchmarks import _peers_facts, _peers_times
-
-    _machine.equal_threads()
-    jobs: list[Job] = []
-    for job in _peers_times.jobs():
-        shown = ", ".join(f"{name} {value.median:.2g}" for name, value in job.others.items())
-        print(f"  {job.group}, {job.what}: {shown}", file=sys.stderr, flush=True)
-        jobs.append(job)
-    facts: list[Fact] = []
-    for fact in _peers_facts.facts():
-        shown = ", ".join(f"{name} {value:.2g}" for name, value in fact.values.items())
-        print(f"  {fact.group}, {fact.what}: {shown}", file=sys.stderr, flush=True)
-        facts.append(fact)
-    machine = _machine.describe()
-    print("\n".join(_machine.lines(machine)))
-    print(f"\nTime over that of {OURS}, [quartiles]: above 1 {OURS} is faster. {COLUMNS}\n")
-    print(table_of_times(jobs))
-    for group, table in tables_of_facts(facts):
-        print(f"\n{group[0].upper()}{group[1:]}, smaller is better\n\n{table}")
-    for line in omissions([*jobs, *facts]):
-        print(f"\n{line}")
-    if smoke():
-        print("\nSmoke sizes: everything ran, but the numbers mean nothing.")
-    return {
-        "machine": machine,
-        "smoke": smoke(),
-        "times": [asdict(job) for job in jobs],
-        "facts": [asdict(fact) for fact in facts],
-    }
+CE = "concept-erasure"
+CE64 = "concept-erasure float64"
+ONEDAL = "oneDAL"
+# Exact LEACE by concept-erasure, its fastest documented setting: without these it also estimates
+# shrinkage, and checks by d x d products whether the trace grew, as that of exact LEACE never does.
+_PLAIN = {"shrinkage": False, "constrain_cov_trace": False}
+_PACKAGES = {
+    "torch": "torch",
+    "concept_erasure": "concept-erasure",
+    "fairlearn": "fairlearn",
+    "sklearnex": "scikit-learn-intelex",
+}
 
 
-def table_of_times(jobs: list[Job]) -> str:
-    """How many times longer each contender takes, job by job."""
-    names = list(dict.fromkeys(name for job in jobs for name in job.others))
-    body = [
-        [
-            job.group,
-            job.what,
-            "" if job.ours is None else f"{_tables.seconds(job.ours)}/{job.unit}",
-            *(str(job.others[name]) if name in job.others else "" for name in names),
-        ]
-        for job in jobs
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A contender left out, and why."""
+
+    reason: str
+
+
+def absent(*modules: str) -> Absent | None:
+    """What is missing of these modules; None if nothing is: they are loaded then, threads equal."""
+    missing = [_PACKAGES.get(module, module) for module in modules if not find_spec(module)]
+    if missing:
+        return Absent(f"not installed: {', '.join(missing)}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they warn of each other at import
+        for module in modules:
+            import_module(module)
+    machine.equal_threads()
+    return None
+
+
+def label_columns(codes: NDArray[np.int64], classes: int, dtype: Any) -> NDArray[Any]:
+    """Labels as the columns that concept-erasure and fairlearn want; a binary one as one column."""
+    return codes[:, None].astype(dtype) if classes == 2 else one_hot(codes, classes, dtype)
+
+
+# --- covariances ----------------------------------------------------------------------------------
+
+
+def stream_concept_erasure(
+    data: Problem, block_rows: int, dtype: str, only: int | None = None
+) -> Contender | Absent:
+    """`LeaceFitter.update` with the concept alone; `dtype` is that of its statistics.
+
+    `only` so many of the blocks are used, where all of them would take too long.
+    """
+    if missing := absent("torch", "concept_erasure"):
+        return missing
+    import torch
+    from concept_erasure import LeaceFitter
+
+    columns = 1 if data.classes == 2 else data.classes
+    fitter = LeaceFitter(data.X.shape[1], columns, dtype=getattr(torch, dtype), **_PLAIN)
+    blocks = [
+        (torch.from_numpy(b.X), torch.from_numpy(label_columns(b.z, data.classes, b.X.dtype)))
+        for b in data.blocks(block_rows)[:only]
     ]
-    return _tables.markdown(["job", "size", OURS, *names], body)
+
+    def run() -> Any:
+        for x, z in blocks:
+            fitter.update(x, z)
+        return fitter
+
+    units = sum(len(x) for x, _ in blocks)
+    return Contender(run, units=units, answer=lambda found: found.sigma_xx.numpy())
 
 
-def tables_of_facts(facts: list[Fact]) -> Iterator[tuple[str, str]]:
-    """A heading and a table for each group of facts."""
-    for group in dict.fromkeys(fact.group for fact in facts):
-        yield group, _table_of_facts([fact for fact in facts if fact.group == group])
+def stream_onedal(data: Problem, block_rows: int, only: int | None = None) -> Contender | Absent:
+    """`sklearnex.covariance.IncrementalEmpiricalCovariance.partial_fit`; it takes no labels."""
+    if missing := absent("sklearnex"):
+        return missing
+    from sklearnex.covariance import IncrementalEmpiricalCovariance
+
+    estimator = IncrementalEmpiricalCovariance()
+    blocks = data.blocks(block_rows)[:only]
+    n = sum(len(block.X) for block in blocks)
+
+    def run() -> Any:
+        for block in blocks:
+            estimator.partial_fit(block.X)
+        return estimator
+
+    # Its estimate divides by n; the others by n - 1.
+    return Contender(run, units=n, answer=lambda found: found.covariance_ * (n / (n - 1)))
 
 
-def _table_of_facts(facts: list[Fact]) -> str:
-    names = list(dict.fromkeys(name for fact in facts for name in fact.values))
-    body = [
-        [
-            f"{fact.what} ({fact.unit})",
-            *(f"{fact.values[name]:.2g}" if name in fact.values else "" for name in names),
-        ]
-        for fact in facts
-    ]
-    return _tables.markdown(["what", *names], body)
+def covariance_numpy(data: Problem) -> Contender:
+    """`numpy.cov` of all rows at once, in their own dtype."""
+    cov = partial(np.cov, data.X, rowvar=False, dtype=data.X.dtype)
+    return Contender(cov, units=len(data.X), answer=np.asarray)
 
 
-def omissions(entries: list[Job | Fact]) -> Iterator[str]:
-    """Why a cell is empty, once for each reason."""
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for entry in entries:
-        for name, reason in entry.left_out.items():
-            reasons.setdefault((name, reason), []).append(f"{entry.group} {entry.what}")
-    for (name, reason), places in reasons.items():
-        where = places[0] if len(places) == 1 else f"{len(places)} rows"
-        yield f"{name} left out of {where}: {reason}"
+def covariance_torch(data: Problem) -> Contender | Absent:
+    """`torch.cov` of all rows at once."""
+    if missing := absent("torch"):
+        return missing
+    import torch
+
+    x = torch.from_numpy(data.X)
+    return Contender(lambda: torch.cov(x.T), units=len(data.X), answer=lambda found: found.numpy())
 
 
-def draw(results: dict[str, Any], path: str) -> None:
-    """Every ratio as a dot on a logarithmic axis, one line per job."""
-    import matplotlib
+# --- erasing, from rows and labels to clean rows --------------------------------------------------
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
 
-    jobs = [job for job in results["times"] if job["others"]]
-    names = list(dict.fromkeys(name for job in jobs for name in job["others"]))
-    markers = "osD^vP*Xh<>d"
-    figure, axes = plt.subplots(figsize=(8.5, 1.6 + 0.23 * len(jobs)), layout="constrained")
-    for index, name in enumerate(names):
-        points = [
-            (job["others"][name], line) for line, job in enumerate(jobs) if name in job["others"]
-        ]
-        middle = [ratio["median"] for ratio, _ in points]
-        spread = [
-            [ratio["median"] - ratio["low"] for ratio, _ in points],
-            [ratio["high"] - ratio["median"] for ratio, _ in points],
-        ]
-        axes.errorbar(
-            middle, [line for _, line in points], xerr=spread, label=name, linestyle="none",
-            marker=markers[index % len(markers)], markersize=4.5, elinewidth=0.8, color=f"C{index}",
-        )  # fmt: skip
-    axes.axvline(1.0, color="black", linewidth=1.0)
-    axes.set_xscale("log")
-    axes.set_xlabel(f"time over that of {OURS} (right of the line: {OURS} is faster)")
-    axes.set_yticks(
-        range(len(jobs)), [f"{job['group']}: {job['what']}" for job in jobs], fontsize=7
+def erase_concept_erasure(data: Problem) -> Contender | Absent:
+    """`LeaceEraser.fit` and a call."""
+    if missing := absent("torch", "concept_erasure"):
+        return missing
+    import torch
+    from concept_erasure import LeaceEraser
+
+    x = torch.from_numpy(data.X)
+    z = torch.from_numpy(label_columns(data.z, data.classes, data.X.dtype))
+    return _eraser(data, lambda: LeaceEraser.fit(x, z, **_PLAIN)(x).numpy())
+
+
+def erase_fairlearn(data: Problem) -> Contender | Absent:
+    """`CorrelationRemover.fit_transform`: residuals of a regression on the concept, per feature."""
+    if missing := absent("fairlearn"):
+        return missing
+    from fairlearn.preprocessing import CorrelationRemover
+
+    d = data.X.shape[1]
+    table = np.hstack([data.X, label_columns(data.z, data.classes, data.X.dtype)])
+    columns = list(range(d, table.shape[1]))
+    return Contender(
+        lambda: CorrelationRemover(sensitive_feature_ids=columns).fit_transform(table),
+        units=len(data.X),
+    )  # no answer: it may move rows by their labels, which an eraser cannot see
+
+
+def erase_numpy(data: Problem) -> Contender:
+    """SPLINCE by Theorem 1 on float64 covariances, then one product per row."""
+
+    def run() -> NDArray[Any]:
+        X = data.X.astype(np.float64)
+        mean = X.mean(axis=0)
+        X -= mean
+        n, rank = len(X), data.classes - 1
+        Sz, Sy = (X.T @ one_hot(v, data.classes, np.float64) / n for v in (data.z, data.y))
+        P = reference.explicit_splince(X.T @ X / n, Sz, Sy, rank, rank)
+        offset = mean - P @ mean
+        return np.asarray(data.X @ P.T.astype(data.X.dtype) + offset.astype(data.X.dtype))
+
+    return _eraser(data, run)
+
+
+def _eraser(data: Problem, run: Callable[[], Any]) -> Contender:
+    return Contender(run, units=len(data.X), answer=np.asarray)
+
+
+# --- from accumulated statistics to an eraser -----------------------------------------------------
+
+
+def solve_concept_erasure(data: Problem) -> Contender | Absent:
+    """`LeaceFitter.eraser` in float64, exact LEACE; the result that it caches is discarded."""
+    fitted = stream_concept_erasure(data, len(data.X), "float64")
+    if isinstance(fitted, Absent):
+        return fitted
+    fitter = fitted.run()
+
+    def discard() -> None:
+        if hasattr(fitter, "_cached_eraser"):
+            del fitter._cached_eraser
+
+    return Contender(lambda: fitter.eraser, before=discard, answer=lambda found: found.P.numpy())
+
+
+# --- applying -------------------------------------------------------------------------------------
+
+
+def apply_numpy(
+    X: NDArray[Any], eraser: sf.Projection, out: NDArray[Any] | None = None
+) -> Contender:
+    """The formula, with factors in the dtype of the rows."""
+    left, right, mean = (
+        np.ascontiguousarray(a, X.dtype) for a in (eraser.left, eraser.right, eraser.mean)
     )
-    axes.invert_yaxis()
-    axes.grid(axis="x", which="both", linewidth=0.3)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=7)
-    # Text as text, and no date: the file is small, and the same results draw the same file.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "splince_fast"}):
-        figure.savefig(path, dpi=150, metadata={"Date": None} if path.endswith("svg") else None)
-    plt.close(figure)
+    return Contender(
+        lambda: reference.explicit_apply(X, left, right, mean, out),
+        units=len(X),
+        answer=np.asarray,
+    )
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Measure, print, write, draw."""
-    parser = argparse.ArgumentParser(prog="benchmarks.peers", description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes")
-    parser.add_argument("--json", metavar="PATH", help="write the results there")
-    parser.add_argument("--figure", metavar="PATH", help="draw the ratios (PNG or SVG)")
-    given = parser.parse_args(arguments)
-    if given.figure and (missing := _peers.absent("matplotlib")):
-        parser.error(f"--figure needs matplotlib ({missing.reason})")
-    if given.smoke:
-        use_smoke()
-    results = measure()
-    _tables.write_json(given.json, {"command": _machine.command(parser.prog, arguments), **results})
-    if given.figure:
-        draw(results, given.figure)
+def apply_concept_erasure(X: NDArray[Any], eraser: sf.Projection) -> Contender | Absent:
+    """Its eraser with our factors, so that every contender applies the same map; a new array."""
+    if missing := absent("torch", "concept_erasure"):
+        return missing
+    import torch
+    from concept_erasure import LeaceEraser
 
-
-if __name__ == "__main__":
-    main()
+    left, right, mean = (
+        torch.from_numpy(np.ascontiguousarray(a, X.dtype))
+        for a in (eraser.left, eraser.right, eraser.mean)
+    )
+    theirs = LeaceEraser(left, right.T, mean)
+    x = torch.from_numpy(X)
+    return Contender(lambda: theirs(x), units=len(X), answer=lambda found: found.numpy())

@@ -1,9 +1,9 @@
-"""Run every benchmark once at its smallest size, in this process; fail if any of them does.
+"""Run every job once at its smallest size, in this process; fail if any of them does.
 
     python -m benchmarks.smoke [TEXT ...]      only those whose name contains one of the texts
 
-The asv benchmarks come first, then targets, peers, growth and profiles with ``--smoke``, and the
-page that is made of their results.
+After the jobs come the scaling, the asv classes that are made of the jobs, and the page, which is
+written from the results of this run into a folder that is removed.
 """
 
 from __future__ import annotations
@@ -11,62 +11,86 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import math
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks import _sizes
+from benchmarks.timing import use_smoke
 
 
-def jobs(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
+def tasks(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     """Names and calls of all that there is to run."""
-    from benchmarks import _discovery, growth, peers, profiles, targets
+    from benchmarks import asv_suite, compare, page, scaling
+    from benchmarks.jobs import all_jobs
 
-    for benchmark in _discovery.find():
-        yield benchmark.name, benchmark.run
-    yield "discovery by asv", _same_as_asv
-    programs = {"targets": targets, "peers": peers, "growth": growth, "profiles": profiles}
-    for name, program in programs.items():
-        yield name, partial(program.main, ["--smoke", "--json", str(folder / f"{name}.json")])
-    yield "page", lambda: _page(folder, programs)
+    found: list[dict[str, Any]] = []
+    for job in all_jobs():
+        yield job.name, partial(_measure, job, found)
+    yield "scaling", lambda: scaling.main([])
+    suites = [s for name, s in vars(asv_suite).items() if isinstance(s, type) and name[0] != "_"]
+    for suite in suites:
+        if suite.__module__ == asv_suite.__name__:
+            yield f"asv {suite.__name__}", partial(_run_suite, suite)
+    yield "discovery by asv", _discover
 
+    def write_page() -> None:
+        compare.write({**compare.run([]), "jobs": found}, folder / "smoke.json")
+        page.main(["--results", str(folder), "--out", str(folder / "performance.md")])
 
-def _page(folder: Path, programs: Mapping[str, Any]) -> None:
-    """The page and its figure, from the results in the folder; those that lack are made."""
-    from benchmarks import page
-
-    arguments = ["--out", str(folder / "performance.md")]
-    if find_spec("matplotlib"):
-        arguments += ["--figure", str(folder / "performance.svg")]
-    for name, program in programs.items():
-        path = folder / f"{name}.json"
-        if not path.exists():
-            program.main(["--smoke", "--json", str(path)])
-        arguments += [f"--{name}", str(path)]
-    page.main(arguments)
+    yield "page", write_page
 
 
-def _same_as_asv() -> None:
-    from benchmarks import _discovery
+def _measure(job: Any, found: list[dict[str, Any]]) -> None:
+    """Measure a job; every number must be finite, and everything left out explained."""
+    from benchmarks import compare
 
-    expected = {benchmark.family for benchmark in _discovery.find()}
-    found = _discovery.families_by_asv()
-    if found is not None and found != expected:
-        raise LookupError(f"asv and this smoke run differ about {sorted(found ^ expected)}")
+    entry = compare.measure(job)
+    found.append(entry)
+    for name, value in entry["values"].items():
+        if not math.isfinite(value["median"]):
+            raise ValueError(f"{job.name}: {name} gives {value['median']}, not a finite number")
+    if not entry["values"] and not entry["left_out"]:
+        raise ValueError(f"{job.name} has no contenders")
+
+
+def _run_suite(suite: Any) -> None:
+    """Every method of an asv class once, with its first case."""
+    instance = suite()
+    case = suite.params[0]
+    instance.setup(case)
+    for name in dir(suite):
+        if name.startswith(("time_", "track_")) and callable(method := getattr(instance, name)):
+            method(case)
+
+
+def _discover() -> None:
+    """asv finds a benchmark for every group of jobs."""
+    from benchmarks.jobs import all_jobs
+
+    if not find_spec("asv_runner"):
+        return
+    from asv_runner.discovery import disc_benchmarks
+
+    found = {benchmark.name for benchmark in disc_benchmarks(str(Path(__file__).parent))}
+    for job in all_jobs():
+        group = job.group.title().replace(" ", "")
+        if (not job.number or job.targets) and not any(f".{group}" in name for name in found):
+            raise LookupError(f"asv finds no benchmark of {job.name}")
 
 
 def run(wanted: list[str]) -> int:
     """Run what is wanted, report failures on stderr; returns their number."""
-    _sizes.use_smoke()
+    use_smoke()
     failed, count, began = [], 0, perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        for name, work in jobs(Path(folder)):
+        for name, work in tasks(Path(folder)):
             if wanted and not any(text in name for text in wanted):
                 continue
             count += 1

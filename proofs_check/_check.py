@@ -1,9 +1,10 @@
 """What a check is, how its verdict follows from evidence, and how its mutants are run.
 
 A check is a function that receives a :class:`Bench` and reports residuals to it. It never states
-its verdict: the bench derives one from what was reported, and the run compares it with the verdict
+its verdict: the bench derives one from the residuals, and the run compares it with the verdict
 that the check was registered with. The formulas a check examines are its keyword arguments, so
-that a mutant is a set of replacements for them.
+that a mutant is a set of replacements for them. The statement and its true form stand in
+FINDINGS.md under the same number.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ FAR = 1e3
 
 
 class Verdict(StrEnum):
-    """What a statement turned out to be."""
+    """The verdict on a statement."""
 
     HOLDS = "holds"
     CONDITIONAL = "holds with condition"
     FALSE = "false as stated"
+    DEPLOYED = "false in the deployed reading"
 
 
 class _Stopped(Exception):
@@ -66,9 +68,10 @@ class Bench:
         self.cases = 0
         self.worst = 0.0
         self.failures: list[str] = []
-        self.examples: list[str] = []
+        self.figures: list[str] = []
         self._within: list[float] = []
         self._without: dict[str, list[float]] = {}
+        self._deployed: list[float] = []
 
     def repeats(self, full: int, quick: int) -> range:
         """``range`` over the number of random problems to try."""
@@ -92,16 +95,27 @@ class Bench:
             self._stop()
 
     def printed(
-        self, residual: object, tolerance: float = 0.0, *, lacking: str | None = None
+        self,
+        residual: object,
+        tolerance: float = 0.0,
+        *,
+        lacking: str | None = None,
+        deployed: bool = False,
     ) -> None:
         """Evidence on the statement as printed.
 
         ``lacking`` names the condition, absent from the print, that this case does not meet: such
-        a case must refute the statement. Any other case lies within the hypotheses.
+        a case must refute the statement. ``deployed`` says that the case reads the statement of the
+        map x -> Px where the print applies P to the head: it must refute that reading. Any other
+        case lies within the hypotheses.
         """
         self.cases += 1
         ratio = excess(residual, tolerance)
-        if lacking is None:
+        if deployed:
+            self._deployed.append(ratio)
+            if ratio <= FAR:
+                self._stop()
+        elif lacking is None:
             self._within.append(ratio)
             if ratio <= 1:
                 self.worst = max(self.worst, ratio)
@@ -112,9 +126,9 @@ class Bench:
             if ratio <= FAR:
                 self._stop()
 
-    def example(self, text: str) -> None:
-        """A counterexample or a figure for the reader."""
-        self.examples.append(text)
+    def cited(self, *figures: object) -> None:
+        """Figures that the text of FINDINGS.md quotes; a test looks for them there."""
+        self.figures += map(str, figures)
 
     def _stop(self) -> None:
         if self._expected is not None:
@@ -124,10 +138,13 @@ class Bench:
         """What the evidence says; ``None`` where it says nothing clear (see ``failures``)."""
         doubtful = [r for r in self._within if 1 < r <= FAR]
         doubtful += [r for group in self._without.values() for r in group if r <= FAR]
+        doubtful += [r for r in self._deployed if r <= FAR]
         if self.failures or doubtful or not self._within:
             return None
         if any(r > FAR for r in self._within):
-            return None if self._without else Verdict.FALSE
+            return None if self._without or self._deployed else Verdict.FALSE
+        if self._deployed:
+            return None if self._without else Verdict.DEPLOYED
         return Verdict.CONDITIONAL if self._without else Verdict.HOLDS
 
 
@@ -138,13 +155,11 @@ class Check:
     Attributes
     ----------
     key
-        Number shown to the reader, such as ``"3.2"``.
-    statement, source, convention
-        What is claimed, where, and under which reading.
+        Number of the statement in FINDINGS.md, such as ``"3.2"``.
     expected
         The verdict that the evidence must lead to.
-    truth, meaning
-        The precise true form, and what it means for someone choosing an eraser.
+    paper
+        True where the evidence is on the paper alone and never calls the library.
     run
         The evidence; keyword arguments are the formulas under test.
     mutants
@@ -152,12 +167,8 @@ class Check:
     """
 
     key: str
-    statement: str
-    source: str
-    convention: str
     expected: Verdict
-    truth: str
-    meaning: str
+    paper: bool
     run: Callable[..., None]
     mutants: Mapping[str, Mapping[str, Callable[..., Any]]]
 
@@ -171,7 +182,7 @@ class Outcome:
     worst: float
     cases: int
     caught: tuple[str, ...]
-    examples: tuple[str, ...]
+    figures: tuple[str, ...]
     seconds: float
     problems: tuple[str, ...] = field(default=())
 
@@ -186,13 +197,9 @@ REGISTRY: dict[str, Check] = {}
 
 def check(
     key: str,
-    statement: str,
-    *,
-    source: str,
-    convention: str,
     expected: Verdict,
-    truth: str,
-    meaning: str = "",
+    *,
+    paper: bool = False,
     mutants: Mapping[str, Mapping[str, Callable[..., Any]]],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register the decorated function as the evidence on one statement."""
@@ -200,9 +207,7 @@ def check(
     def register(run: Callable[..., None]) -> Callable[..., None]:
         if key in REGISTRY:
             raise ValueError(f"two checks carry the number {key}")
-        REGISTRY[key] = Check(
-            key, statement, source, convention, expected, truth, meaning, run, mutants
-        )
+        REGISTRY[key] = Check(key, expected, paper, run, mutants)
         return run
 
     return register
@@ -254,7 +259,7 @@ def run_check(item: Check, *, seed: int = 0, quick: bool = False) -> Outcome:
         worst=bench.worst,
         cases=bench.cases,
         caught=tuple(caught),
-        examples=tuple(bench.examples),
+        figures=tuple(bench.figures),
         seconds=time.perf_counter() - start,
         problems=tuple(problems),
     )

@@ -105,7 +105,7 @@ def _fewer_rows(rng: Rng, d: int) -> Sample:
 
 
 def _one_hot(rng: Rng, d: int) -> Sample:
-    n, d = 4 * d + 8, max(d, 5)  # two and two directions need room
+    n, d = 4 * d + 8, max(d, 5)  # two and two directions, and one more
     z, y = rng.integers(0, 3, n), rng.integers(0, 3, n)
     y = np.where(rng.random(n) < 0.4, z, y)
     shift = rng.integers(-2, 3, (2, 3, d))
@@ -185,8 +185,10 @@ def rotation(rng: Rng, d: int) -> Matrix:
 def rooted(rng: Rng, d: int, m: int, k_z: int = 1, k_y: int = 1) -> tuple[Matrix, Covariances]:
     """Problem whose S has a rational square root: returns (S^{1/2}, problem)."""
     while True:
-        turn = rotation(rng, d)
-        root = turn @ diagonal([*rng.integers(1, 5, m).tolist(), *[0] * (d - m)]) @ turn.T
+        orthogonal = rotation(rng, d)
+        root = (
+            orthogonal @ diagonal([*rng.integers(1, 5, m).tolist(), *[0] * (d - m)]) @ orthogonal.T
+        )
         sz = root @ integers(rng, d, k_z)
         c = Covariances(root @ root, sz, root @ integers(rng, d, k_y), zeros(d, 1))
         if c.ranks == (m, k_z, k_y) and ordinary(c):

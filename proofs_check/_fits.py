@@ -15,12 +15,22 @@ lies within 2 nu of w in the norm of H: the score at x is wrong by at most 2 nu 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations
 
 import mpmath  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
-from proofs_check._linalg import Matrix, Number, column_basis, inverse, pinv, rational, to_float
+from proofs_check._linalg import (
+    Matrix,
+    Number,
+    column_basis,
+    inverse,
+    pinv,
+    rational,
+    solve,
+    to_float,
+)
 
 DIGITS = 40
 
@@ -128,3 +138,22 @@ def softmax(features: Matrix, y: Matrix, test: Matrix, *, ridge: float = 0.0) ->
     blocks = [bowl[a * k : (a + 1) * k, a * k : (a + 1) * k] for a in range(w.shape[1])]
     error = [2 * decrement * mpmath.sqrt(max((row @ b @ row) for b in blocks)) for row in test]
     return Certified(test @ w, error)
+
+
+def widest_margin(rows: Matrix, metric: Matrix) -> Matrix | None:
+    """Exact minimiser of w^T metric w under rows @ w >= 1, by enumeration of active rows."""
+    n, k = rows.shape
+    best, least = None, None
+    for size in range(1, k + 1):
+        for active in combinations(range(n), size):
+            f = rows[list(active)]
+            bowl = solve(metric, f.T)
+            try:
+                w = bowl @ solve(f @ bowl, rational(np.ones((size, 1), dtype=int)))
+            except ValueError:
+                continue
+            if all(v >= 1 for v in (rows @ w).flat):
+                cost = (w.T @ metric @ w)[0, 0]
+                if least is None or cost < least:
+                    best, least = w, cost
+    return best

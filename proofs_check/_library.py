@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,26 @@ import splince_fast as sf
 from proofs_check._families import Sample
 from proofs_check._linalg import Matrix, rational
 
+Fitted = Callable[[Sample], Matrix]
+
+
+def accumulated(blocks: Iterable[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]) -> sf.Moments:
+    """One pass over blocks (x, z, y). Every use of the library begins here."""
+    out = sf.Moments()
+    for x, z, y in blocks:
+        out.update(x, {"z": z, "y": y})
+    return out
+
 
 def moments(sample: Sample) -> sf.Moments:
     """One pass over a sample, in two blocks."""
     half = len(sample.x) // 2
-    out = sf.Moments()
-    for part in (slice(None, half), slice(half, None)):
-        labels = {"z": sample.z_labels[part], "y": sample.y_labels[part]}
-        out.update(sample.features[part], labels)
-    return out
+    columns = (sample.features, sample.z_labels, sample.y_labels)
+    return accumulated(
+        (x, z, y)
+        for part in (slice(None, half), slice(half, None))
+        for x, z, y in [[column[part] for column in columns]]
+    )
 
 
 def fit(method: str, sample: Sample, **options: Any) -> sf.Projection:

@@ -1,7 +1,8 @@
 """Linear algebra over numbers that do not round: object arrays of Fraction, or of 60-digit mpf.
 
 Every routine works on either kind. With fractions each result is exact and each rank is a fact;
-with mpf a pivot counts as zero below the cube root of the square of the working precision.
+with mpf a pivot counts as zero below the cube root of the square of the working precision. A matrix
+holds one kind only: mpmath 1.3 neither subtracts nor compares a fraction and an mpf.
 """
 
 from __future__ import annotations
@@ -32,11 +33,18 @@ def column(values: Iterable[object]) -> Matrix:
     return rational([[value] for value in values])
 
 
+def mpf(value: Number) -> Number:
+    """A fraction, an integer, a float or an mpf as mpf of the current working precision."""
+    if isinstance(value, Fraction):
+        return mpmath.mpf(value.numerator) / value.denominator
+    return mpmath.mpf(value)
+
+
 def high_precision(a: Matrix) -> Matrix:
     """The same matrix in mpf numbers of the current working precision."""
     out = np.empty(a.shape, dtype=object)
     for index, value in np.ndenumerate(a):
-        out[index] = mpmath.mpf(value.numerator) / value.denominator
+        out[index] = mpf(value)
     return out
 
 
@@ -45,15 +53,22 @@ def to_float(a: Matrix) -> NDArray[np.float64]:
     return np.array([[float(v) for v in row] for row in a], dtype=np.float64).reshape(a.shape)
 
 
-def eye(d: int) -> Matrix:
-    """The d x d identity."""
-    return rational([[int(i == j) for j in range(d)] for i in range(d)])
+def _of_mpf(a: Matrix | None) -> bool:
+    """True iff the entries are mpf numbers."""
+    return a is not None and isinstance(next(iter(a.flat), None), mpmath.mpf)
 
 
-def zeros(rows: int, columns: int) -> Matrix:
-    """A matrix of exact zeros; either side may be 0."""
+def eye(d: int, like: Matrix | None = None) -> Matrix:
+    """The d x d identity, in the numbers of ``like`` (fractions by default)."""
+    out = zeros(d, d, like)
+    np.fill_diagonal(out, mpmath.mpf(1) if _of_mpf(like) else Fraction(1))
+    return out
+
+
+def zeros(rows: int, columns: int, like: Matrix | None = None) -> Matrix:
+    """A matrix of exact zeros in the numbers of ``like``; either side may be 0."""
     out = np.empty((rows, columns), dtype=object)
-    out[...] = Fraction(0)
+    out[...] = mpmath.mpf(0) if _of_mpf(like) else Fraction(0)
     return out
 
 
@@ -84,13 +99,12 @@ def equal(a: Matrix, b: Matrix) -> bool:
 
 def trace(a: Matrix) -> Number:
     """Sum of the diagonal."""
-    return sum((a[i, i] for i in range(len(a))), start=Fraction(0))
+    return sum(a[i, i] for i in range(len(a)))
 
 
 def _negligible(a: Matrix) -> Number:
     """Largest magnitude that counts as zero in ``a``: 0 for fractions."""
-    first = next(iter(a.flat), Fraction(0))
-    if not isinstance(first, mpmath.mpf):
+    if not _of_mpf(a):
         return 0
     return max(abs(v) for v in a.flat) * mpmath.eps ** (mpmath.mpf(2) / 3)
 
@@ -132,9 +146,9 @@ def null_basis(a: Matrix) -> Matrix:
     """Basis of ``{v : a v = 0}``, one column per vector."""
     reduced, pivots = row_reduce(a)
     free = [j for j in range(a.shape[1]) if j not in pivots]
-    basis = zeros(a.shape[1], len(free))
+    basis = zeros(a.shape[1], len(free), a)
     for k, j in enumerate(free):
-        basis[j, k] = Fraction(1)
+        basis[j, k] = basis[j, k] + 1
         for i, pivot in enumerate(pivots):
             basis[pivot, k] = -reduced[i, j]
     return basis
@@ -142,7 +156,7 @@ def null_basis(a: Matrix) -> Matrix:
 
 def complement(a: Matrix) -> Matrix:
     """Basis of the orthogonal complement of the column space of ``a``."""
-    return null_basis(a.T) if a.shape[1] else eye(a.shape[0])
+    return null_basis(a.T) if a.shape[1] else eye(a.shape[0], a)
 
 
 def solve(a: Matrix, b: Matrix) -> Matrix:
@@ -151,7 +165,7 @@ def solve(a: Matrix, b: Matrix) -> Matrix:
     reduced, pivots = row_reduce(np.hstack([a, b]))
     if any(pivot >= n for pivot in pivots):
         raise ValueError("the linear system has no solution")
-    x = zeros(n, b.shape[1])
+    x = zeros(n, b.shape[1], a)
     for i, pivot in enumerate(pivots):
         x[pivot] = reduced[i, n:]
     return x
@@ -160,7 +174,7 @@ def solve(a: Matrix, b: Matrix) -> Matrix:
 def inverse(a: Matrix) -> Matrix:
     """Inverse of a square matrix; ``ValueError`` where singular."""
     n = len(a)
-    reduced, pivots = row_reduce(np.hstack([a, eye(n)]))
+    reduced, pivots = row_reduce(np.hstack([a, eye(n, a)]))
     if pivots != list(range(n)):
         raise ValueError("the matrix is singular")
     return reduced[:, n:]
@@ -169,14 +183,14 @@ def inverse(a: Matrix) -> Matrix:
 def projector(a: Matrix) -> Matrix:
     """Orthogonal projector onto the column space of ``a``."""
     c = column_basis(a)
-    return c @ inverse(c.T @ c) @ c.T if c.size else zeros(a.shape[0], a.shape[0])
+    return c @ inverse(c.T @ c) @ c.T if c.size else zeros(a.shape[0], a.shape[0], a)
 
 
 def pinv(a: Matrix) -> Matrix:
     """Moore-Penrose inverse, by the full-rank factorisation a = C F."""
     reduced, pivots = row_reduce(a)
     if not pivots:
-        return zeros(*a.shape[::-1])
+        return zeros(a.shape[1], a.shape[0], a)
     c, f = a[:, pivots], reduced[: len(pivots)]
     return f.T @ inverse(f @ f.T) @ inverse(c.T @ c) @ c.T
 

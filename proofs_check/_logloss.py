@@ -1,12 +1,13 @@
 """Excess log-loss of a head read on erased Gaussian features, reduced to one dimension.
 
 Model: x ~ N(mu, S), score s = a + beta^T (x - mu), loss A(t) - y t, E[y | x] = A'(s), A'' >= 0
-(logistic: A(s) = log(1 + e^s)). With L(v) = E A(a + sqrt(v) g) and C(v) = E A''(a + sqrt(v) g),
-Stein's lemma gives Sy = C(v) S beta for v = beta^T S beta, and for any head phi read on x
+(logistic: A(s) = log(1 + e^s)). With l(w) = E A(a + sqrt(w) u) and k(w) = E A''(a + sqrt(w) u), u a
+standard normal variable, Stein's lemma gives Sy = k(v) S beta for
+v = beta^T S beta, and for any head phi read on x
 
-    Delta(phi) = L(phi^T S phi) - L(v) - (phi^T S beta - v) C(v),        L' = C / 2.
+    Delta(phi) = l(phi^T S phi) - l(v) - (phi^T S beta - v) k(v),        l' = k / 2.
 
-LEACE turns beta into phi_L with phi_L^T S phi_L = phi_L^T S beta = (1 - rho) v, and SPLINCE into
+LEACE maps beta to phi_L with phi_L^T S phi_L = phi_L^T S beta = (1 - rho) v, and SPLINCE into
 phi_L / (1 - rho). Only one-dimensional integrals remain.
 """
 
@@ -14,18 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 
 import mpmath  # type: ignore[import-untyped]
 import numpy as np
 from numpy.typing import NDArray
 
-from proofs_check._linalg import (
-    Matrix,
-    Number,
-    rational,
-    to_float,
-)
+from proofs_check._linalg import Matrix, Number, mpf, rational, to_float
 from proofs_check._quadrature import CURVATURE, SOFTPLUS, gaussian_mean, plane_mean
 
 Reading = Callable[[Matrix, Matrix], Matrix]
@@ -37,7 +32,7 @@ Integral = Callable[[Number, Number], tuple[Number, Number]]
 
 @dataclass(frozen=True)
 class Family:
-    """A canonical loss through L and C, each returning value and error bound at (a, v)."""
+    """A canonical loss through l and k, each returning value and error bound at (a, v)."""
 
     name: str
     mean: Integral
@@ -77,19 +72,12 @@ DIFFERENCE = Family(
 FAMILIES = (LOGISTIC, POISSON, GAUSSIAN, DIFFERENCE)
 
 
-def number(value: Number) -> Number:
-    """A fraction, integer or float as mpf."""
-    if isinstance(value, Fraction):
-        return mpmath.mpf(value.numerator) / value.denominator
-    return mpmath.mpf(value)
-
-
 def excess(
     family: Family, a: Number, beta: Matrix, phi: Matrix, s: Matrix
 ) -> tuple[Number, Number]:
     """Delta(phi), from the three variances, and its error bound."""
-    v = number((beta.T @ s @ beta)[0, 0])
-    own, cross = number((phi.T @ s @ phi)[0, 0]), number((phi.T @ s @ beta)[0, 0])
+    v = mpf((beta.T @ s @ beta)[0, 0])
+    own, cross = mpf((phi.T @ s @ phi)[0, 0]), mpf((phi.T @ s @ beta)[0, 0])
     curve, curve_error = family.curvature(a, v)
     base, base_error = family.mean(a, v)
     moved, moved_error = family.mean(a, own) if own else family.mean(a, mpmath.mpf(10) ** -60)
@@ -100,7 +88,7 @@ def excess(
 
 
 def drop_leace(f: Family, a: Number, v: Number, rho: Number) -> tuple[Number, Number]:
-    """L((1 - rho) v) - L(v) + rho v C(v)."""
+    """l((1 - rho) v) - l(v) + rho v k(v)."""
     low, low_error = f.mean(a, (1 - rho) * v)
     base, base_error = f.mean(a, v)
     curve, curve_error = f.curvature(a, v)
@@ -108,7 +96,7 @@ def drop_leace(f: Family, a: Number, v: Number, rho: Number) -> tuple[Number, Nu
 
 
 def drop_splince(f: Family, a: Number, v: Number, rho: Number) -> tuple[Number, Number]:
-    """L(v / (1 - rho)) - L(v)."""
+    """l(v / (1 - rho)) - l(v)."""
     high, high_error = f.mean(a, v / (1 - rho))
     base, base_error = f.mean(a, v)
     return high - base, high_error + base_error

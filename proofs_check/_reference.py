@@ -1,7 +1,7 @@
 """Closed forms, written independently of the library: covariances in, d x d projectors out.
 
 Notation: S = Cov(x), Sz = Cov(x, z), Sy = Cov(x, y), all centred; C_ab = Sa^T S^+ Sb. An eraser P
-is feasible when P Sz = 0 and P Sy = Sy; E = I - P is what it takes away. All functions run in the
+is feasible when P Sz = 0 and P Sy = Sy; E = I - P is the part it takes away. Functions run in the
 arithmetic of their input: exact for fractions, 60 digits for mpf.
 
 For the eraser put A = S^{+1/2} Sz, B = S^{+1/2} Sy and F = E S^{1/2}. Feasibility reads
@@ -14,6 +14,7 @@ Writing it out, with G = C_zz - C_zy C_yy^+ C_yz and R = S^+ Sz - S^+ Sy C_yy^+ 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,9 +27,12 @@ from proofs_check._linalg import (
     eye,
     high_precision,
     inverse,
+    kron,
+    null_basis,
     oblique,
     pinv,
     rank,
+    solve,
     trace,
     zeros,
 )
@@ -87,15 +91,18 @@ class Covariances:
         return Covariances(*map(high_precision, (self.s, self.sz, self.sy, self.mean)))
 
 
+Eraser = Callable[[Covariances], Matrix]
+
+
 def erased_by_leace(c: Covariances) -> Matrix:
     """E of LEACE: Sz C_zz^+ Sz^T S^+."""
-    return c.z @ inverse(c.gram(c.z, c.z)) @ c.z.T @ c.s_pinv if c.z.size else zeros(c.d, c.d)
+    return c.z @ inverse(c.gram(c.z, c.z)) @ c.z.T @ c.s_pinv if c.z.size else zeros(c.d, c.d, c.s)
 
 
 def erased_by_splince(c: Covariances) -> Matrix:
     """E of SPLINCE: Sz G^+ R^T. ``ValueError`` where the problem is infeasible (G singular)."""
     if not c.z.size:
-        return zeros(c.d, c.d)
+        return zeros(c.d, c.d, c.s)
     if not c.y.size:
         return erased_by_leace(c)
     gain = inverse(c.gram(c.y, c.y)) @ c.gram(c.y, c.z)  # C_yy^+ C_yz
@@ -106,19 +113,19 @@ def erased_by_splince(c: Covariances) -> Matrix:
 
 def leace(c: Covariances) -> Matrix:
     """LEACE, identity off the support of x."""
-    return eye(c.d) - erased_by_leace(c)
+    return eye(c.d, c.s) - erased_by_leace(c)
 
 
 def splince(c: Covariances) -> Matrix:
     """SPLINCE, identity off the support of x."""
-    return eye(c.d) - erased_by_splince(c)
+    return eye(c.d, c.s) - erased_by_splince(c)
 
 
 def sal(c: Covariances) -> Matrix:
     """SAL: the orthogonal projector along colsp(Sz)."""
     if not c.z.size:
-        return eye(c.d)
-    return eye(c.d) - c.z @ inverse(c.z.T @ c.z) @ c.z.T
+        return eye(c.d, c.s)
+    return eye(c.d, c.s) - c.z @ inverse(c.z.T @ c.z) @ c.z.T
 
 
 def splince_drop(c: Covariances) -> Matrix:
@@ -153,26 +160,31 @@ def printed_leace(root: Matrix, c: Covariances) -> Matrix:
     return root @ u @ inverse(u.T @ u) @ u.T @ w
 
 
+def erased(c: Covariances, p: Matrix, x: Matrix) -> Matrix:
+    """Rows of r(x) = P x + b with b = E x - P E x."""
+    return (x - c.mean.T) @ p.T + c.mean.T
+
+
 def distortion(c: Covariances, p: Matrix, m: Matrix) -> Number:
     """E |P x - x|_M^2 for centred x, straight from the definition: tr(M (I-P) S (I-P)^T)."""
-    e = eye(c.d) - p
+    e = eye(c.d, c.s) - p
     return trace(m @ e @ c.s @ e.T)
 
 
 def lost(c: Covariances) -> Matrix:
-    """X = E_L Sy, the task covariance that LEACE destroys (for the independent columns of Sy)."""
+    """T = E_L Sy, the task covariance that LEACE destroys (for the independent columns of Sy)."""
     return erased_by_leace(c) @ c.y
 
 
 def unexplained(c: Covariances) -> Matrix:
-    """H = C_yy - C_yz C_zz^+ C_zy: what of the predicted task the concept does not predict."""
+    """H = C_yy - C_yz C_zz^+ C_zy: the predicted task's share that the concept does not predict."""
     if not c.z.size:
         return c.gram(c.y, c.y)
     return c.gram(c.y, c.y) - c.gram(c.y, c.z) @ inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.y)
 
 
 def repair(c: Covariances) -> Matrix:
-    """X H^{-1} K^T with K = S^+ Sy - S^+ Sz C_zz^+ C_zy: what SPLINCE adds to LEACE."""
+    """T H^{-1} K^T with K = S^+ Sy - S^+ Sz C_zz^+ C_zy: SPLINCE minus LEACE."""
     k = c.s_pinv @ (c.y - c.z @ inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.y))
     return lost(c) @ inverse(unexplained(c)) @ k.T
 
@@ -185,3 +197,19 @@ def squared_cosine(c: Covariances) -> Number:
 def same_kernel_projector(c: Covariances, onto: Matrix) -> Matrix:
     """Projector with kernel colsp(Sz) and the given range."""
     return oblique(onto, c.z)
+
+
+def null_space_minimum(c: Covariances, m: Matrix) -> Number:
+    """Smallest tr(M E S E^T) over all feasible E, from a particular solution and a null space.
+
+    Uses neither S^+ nor whitening. E = E0 + N Z^T with Z a basis of colsp[Sz, Sy]^perp; the normal
+    equations for N read M N (Z^T S Z) = -M E0 S Z, one linear system in vec(N).
+    """
+    constraints = beside(c.z, c.y)
+    e0 = solve(constraints.T, beside(c.z, zeros(c.d, c.y.shape[1], c.s)).T).T
+    basis = null_basis(constraints.T)
+    inner = basis.T @ c.s @ basis
+    target = -(m @ e0 @ c.s @ basis)
+    step = solve(kron(inner.T, m), target.T.reshape(-1, 1))
+    e = e0 + step.reshape(basis.shape[1], c.d).T @ basis.T
+    return trace(m @ e @ c.s @ e.T)

@@ -15,12 +15,12 @@ matrix on its support,
     |S^{-1/2} Delta S S^{-1/2}|_2 <= delta_S = 2 sqrt(d) gamma kappa,
     |S^{-1/2} Delta Sz|_F         <= delta_z = gamma sqrt(d k kappa) |std_z|_F.
 
-The first turns a whitened subspace by at most delta_S, the second by delta_z / sigma_r(A), with
+The first rotates a whitened subspace by at most delta_S, the second by delta_z / sigma_r(A), with
 sigma_r the smallest non-zero singular value of A = S^{-1/2} Sz. An oblique projector of norm
 1 / s, s the sine of the smallest angle between kernel and kept subspace, moves by at most 1 / s^2
 times those angles (to first order; a factor 2 covers the rest). So, whitened,
 
-    |S^{-1/2} (E_float - E) S^{1/2}|_F <= 2 (turn_z + turn_y + 3 delta_S) sqrt(r) / s^2.
+    |S^{-1/2} (E_float - E) S^{1/2}|_F <= 2 (angle_z + angle_y + 3 delta_S) sqrt(r) / s^2.
 
 For SAL nothing is whitened: S drops out and d gamma / sigma_r(Sz) remains.
 """
@@ -31,6 +31,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from proofs_check._families import Sample
+from proofs_check._linalg import Matrix, to_float, trace
+from proofs_check._reference import Covariances
 
 UNIT = 2.0**-53
 
@@ -84,31 +88,43 @@ def rounding(x: NDArray[np.float64], z: NDArray[np.float64], y: NDArray[np.float
     kept = values > values.max() * (n + d) * 4 * UNIT
     root = vectors[:, kept] / np.sqrt(values[kept])
 
-    def turn(labels: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    def angle(labels: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         """Angle error of one whitened subspace, and its orthonormal basis."""
         centred_labels = labels - labels.mean(0)
         a = root.T @ (centred.T @ centred_labels / n)
         left, sizes, _ = np.linalg.svd(a, full_matrices=False)
-        floor = _smallest(sizes, n + d)
+        least = _smallest(sizes, n + d)
         spread = float(np.linalg.norm(labels.std(0)))
-        error = gamma * np.sqrt(d * labels.shape[1] * kappa) * spread / floor
-        return error, left[:, sizes >= floor]
+        error = gamma * np.sqrt(d * labels.shape[1] * kappa) * spread / least
+        return error, left[:, sizes >= least]
 
-    turn_z, q_z = turn(z)
-    turn_y, q_y = turn(y)
+    angle_z, q_z = angle(z)
+    angle_y, q_y = angle(y)
     residual = q_z - q_y @ (q_y.T @ q_z)
     sine = float(np.linalg.svd(residual, compute_uv=False).min())
     metric = 2 * np.sqrt(d) * gamma * kappa
     size = np.sqrt(q_z.shape[1])
     raw = centred.T @ (z - z.mean(0)) / n
     spread = float(np.linalg.norm(std) * np.linalg.norm(z.std(0)))
-    raw_floor = _smallest(np.linalg.svd(raw, compute_uv=False), n + d)
+    raw_least = _smallest(np.linalg.svd(raw, compute_uv=False), n + d)
     return Rounding(
         gamma=gamma,
         kappa=kappa,
         cond=float(values[kept].max() / values[kept].min()),
         sine=sine,
-        splince=2 * size * (turn_z + turn_y + 3 * metric) / sine**2,
-        leace=2 * size * (turn_z + 3 * metric),
-        sal=4 * size * gamma * spread / raw_floor,
+        splince=2 * size * (angle_z + angle_y + 3 * metric) / sine**2,
+        leace=2 * size * (angle_z + 3 * metric),
+        sal=4 * size * gamma * spread / raw_least,
     )
+
+
+def whitened_error(c: Covariances, p: Matrix, exact: Matrix) -> float:
+    """|S^{-1/2} (P - P_exact) S^{1/2}|_F, formed without rounding before the square root."""
+    gap = p - exact
+    return float(np.sqrt(float(trace(c.s_pinv @ gap @ c.s @ gap.T))))
+
+
+def tolerances(sample: Sample) -> tuple[float, float, float, float]:
+    """Tolerances for SPLINCE, LEACE and SAL on one sample, and cond(S)."""
+    r = rounding(sample.features, to_float(sample.z), to_float(sample.y))
+    return r.splince, r.leace, r.sal, r.cond

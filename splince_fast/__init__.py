@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from splince_fast._files import library_version
+from splince_fast._runtime.files import library_version
 from splince_fast.exceptions import (
     ConstantVariableError,
     DroppedDirectionsWarning,

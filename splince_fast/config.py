@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast import _threads
-from splince_fast._files import library_version
 from splince_fast._kernels import blas, provider
+from splince_fast._runtime import threads
+from splince_fast._runtime.files import library_version
 
 _PACKAGES = ("numpy", "scipy", "numba", "scikit-learn", "safetensors", "narwhals")
 
@@ -121,7 +121,7 @@ def show_config() -> Config:
         versions={"python": platform.python_version(), "splince_fast": library_version()}
         | {name: _version(name) for name in _PACKAGES},
         simd=provider.simd(),
-        threads=_threads.thread_count(),
+        threads=threads.thread_count(),
         blas=choice.name,
         blas_core=choice.core,
         blas_reason=choice.reason,

@@ -22,9 +22,9 @@ from sklearn.model_selection import ParameterGrid
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from splince_fast._policies import Policies
-from splince_fast._selection import Selection
-from splince_fast._validation import check_values
+from splince_fast._runtime.arrays import check_values
+from splince_fast._solve.options import Policies
+from splince_fast._solve.selection import Selection
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
     InputError,

@@ -18,20 +18,20 @@ import numpy as np
 import scipy.linalg.blas
 from numpy.typing import ArrayLike, NDArray
 
-from splince_fast._class_names import listed
-from splince_fast._failures import check_solved
 from splince_fast._kernels import provider, solve
-from splince_fast._policies import Policies
-from splince_fast._selection import Selection, Span, names_of, span_of
-from splince_fast._state import State
-from splince_fast._variables import ClassSums
+from splince_fast._solve.messages import check_solved
+from splince_fast._solve.options import Policies
+from splince_fast._solve.selection import Selection, Span, names_of, span_of
 from splince_fast.exceptions import (
     DroppedDirectionsWarning,
     InputError,
     LabelError,
     NothingErasedWarning,
 )
+from splince_fast.labels.names import listed
 from splince_fast.moments import Moments
+from splince_fast.moments.state import State
+from splince_fast.moments.variable import ClassSums
 from splince_fast.projection import Projection
 from splince_fast.report import Facts, build_report
 

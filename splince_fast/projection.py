@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from splince_fast import _files, _threads
-from splince_fast._validation import as_rows, check_out, is_direct, working_dtype
+from splince_fast._runtime import files, threads
+from splince_fast._runtime.arrays import as_rows, check_out, is_direct, working_dtype
 from splince_fast.exceptions import FileFormatError, InputError
 
 if TYPE_CHECKING:
@@ -244,13 +244,13 @@ class Projection:
 
     def _apply_direct(self, rows: NDArray[Any], out: NDArray[Any]) -> None:
         """The fused pass over C-contiguous float32 or float64 rows, split over threads."""
-        from splince_fast._kernels import rows as kernels
+        from splince_fast._kernels import apply as kernels
 
         def work(start: int, stop: int) -> None:
             kernels.apply_rows(rows, self._left, self._right, self._bias, start, stop, out)
 
         if len(rows):
-            _threads.split(work, len(rows), grain=max(1, (1 << 17) // rows.shape[1]))
+            threads.split(work, len(rows), grain=max(1, (1 << 17) // rows.shape[1]))
 
     def fold_into(self, weight: Any, bias: Any = None) -> tuple[Any, Any]:
         """Merge this map into the linear layer that follows it.
@@ -363,7 +363,7 @@ class Projection:
             "method": self._method,
             "report": None if report is None else report.to_dict(),
         }
-        _files.write(path, _KIND, _FORMAT, tensors, metadata)
+        files.write(path, _KIND, _FORMAT, tensors, metadata)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Projection:
@@ -383,11 +383,11 @@ class Projection:
         """
         from splince_fast.report import Report
 
-        tensors, metadata = _files.read(path, _KIND, _FORMAT)
+        tensors, metadata = files.read(path, _KIND, _FORMAT)
         try:
             d, r = tensors["left"].shape
             real = np.float64
-            _files.check_tensors(
+            files.check_tensors(
                 tensors, {"left": (real, (d, r)), "right": (real, (d, r)), "mean": (real, (d,)),
                           "offset": (real, (d,)), "bias": (real, (r,))}
             )  # fmt: skip

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._failures import raise_numerical
 from splince_fast._kernels import provider, solve
-from splince_fast._state import EPS64, State
-from splince_fast._validation import as_rows, check_values
-from splince_fast._variables import ClassSums, Variable, check_consistent
+from splince_fast._runtime.arrays import as_rows, check_values
+from splince_fast._solve.messages import raise_numerical
 from splince_fast.exceptions import ConstantVariableError, InputError, UnknownVariableError
 from splince_fast.labels import ClassCodes, Encoded, VariableName, encode
 from splince_fast.moments import Moments
+from splince_fast.moments.state import EPS64, State
+from splince_fast.moments.variable import ClassSums, Variable, check_consistent
 
 Float = NDArray[np.float64]
 

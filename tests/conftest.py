@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from splince_fast import Moments
-from splince_fast._kernels import blas, blocks
-from splince_fast._kernels import rows as row_kernels
+from splince_fast._kernels import accumulate, blas
+from splince_fast._kernels import apply as row_kernels
 
 FUZZ = int(os.environ.get("SPLINCE_FAST_FUZZ", "0"))
 settings.register_profile(
@@ -116,10 +116,10 @@ def _check_apply(
 
 
 _GUARDS: list[tuple[Any, str, Callable[..., None]]] = [
-    (blocks, "sort_by_cell", _check_sort),
-    (blocks, "sample_columns", _check_sample),
-    (blocks, "centre_block", _check_centre_block),
-    (blocks, "add_lower", _check_add_lower),
+    (accumulate, "sort_by_cell", _check_sort),
+    (accumulate, "sample_columns", _check_sample),
+    (accumulate, "centre_block", _check_centre_block),
+    (accumulate, "add_lower", _check_add_lower),
     (row_kernels, "apply_rows", _check_apply),
     (blas, "syrk_f32_out", _check_syrk),
     (blas, "syrk_f64_into", _check_syrk),

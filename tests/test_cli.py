@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 import splince_fast as sf
-from splince_fast import _files
+from splince_fast._runtime import files
 from splince_fast.cli import main, read_labels
 from splince_fast.exceptions import InputError, LabelError, SplinceError, UnknownVariableError
 
@@ -533,7 +533,7 @@ def test_inspect_moments(here: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_inspect_says_what_a_file_is_not(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no safetensors file" in told(capsys, "inspect", "X.npy", code=2)
     assert "absent" in told(capsys, "inspect", "absent", code=2)
-    _files.write("foreign", "something", 1, {"a": np.zeros(2)}, {})
+    files.write("foreign", "something", 1, {"a": np.zeros(2)}, {})
     assert "'projection' was expected" in told(capsys, "inspect", "foreign", code=2)
 
 

@@ -27,7 +27,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import splince_fast
-from splince_fast import FileFormatError, Moments, Projection, SplinceError, _files
+from splince_fast import FileFormatError, Moments, Projection, SplinceError
+from splince_fast._runtime import files
 
 MANY = max(FUZZ, 1)
 
@@ -324,7 +325,7 @@ def test_metadata_with_junk_in_any_place(content: bytes, path: Path) -> None:
                 del place[spot[-1]]
             else:
                 place[spot[-1]] = junk
-            _files.write(path, "moments", 1, safetensors.numpy.load(content), metadata)
+            files.write(path, "moments", 1, safetensors.numpy.load(content), metadata)
             refused += is_refused(path)
     assert refused > 300
 
@@ -334,7 +335,7 @@ def resaved(content: bytes, path: Path, change: Callable[[dict[str, Any]], Any])
     metadata = json.loads(parts_of(content)[0]["__metadata__"]["metadata"])
     tensors = safetensors.numpy.load(content)
     change(tensors)
-    _files.write(path, "moments", 1, tensors, metadata)
+    files.write(path, "moments", 1, tensors, metadata)
 
 
 def tensor_names(content: bytes) -> list[str]:
@@ -610,5 +611,5 @@ def test_two_threads_that_save_to_one_path(monkeypatch: pytest.MonkeyPatch, path
 
 def test_the_writer_refuses_numbers_that_json_lacks(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
-        _files.write(tmp_path / "a", "kind", 1, {}, {"value": float("nan")})
+        files.write(tmp_path / "a", "kind", 1, {}, {"value": float("nan")})
     assert os.listdir(tmp_path) == []

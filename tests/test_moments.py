@@ -51,13 +51,12 @@ from splince_fast import (
     NotEnoughDataError,
     SplinceError,
     UnknownVariableError,
-    _accumulator,
-    _state,
-    _variables,
 )
-from splince_fast._kernels import blas, blocks
-from splince_fast._kernels import rows as row_kernels
-from splince_fast._validation import check_values
+from splince_fast._kernels import accumulate, blas
+from splince_fast._kernels import apply as row_kernels
+from splince_fast._runtime.arrays import check_values
+from splince_fast.moments import accumulator, buffer, variable, workspace
+from splince_fast.moments import state as state_module
 
 Float = np.ndarray[Any, Any]
 block_sizes = st.sampled_from([None, 1, 2, 3, 7, 64])
@@ -1274,7 +1273,7 @@ def test_a_kernel_that_raises_leaves_whole_blocks_or_nothing(
     first, second = labelled(waiting, 1), labelled(60, 2)
     moments = Moments(block_rows=8, ledoit_wolf=ledoit_wolf)
     moments.update(*first)
-    module = blocks if kernel == "centre_block" else blas
+    module = accumulate if kernel == "centre_block" else blas
     with monkeypatch.context() as patch:
         patch.setattr(module, kernel, failing(getattr(module, kernel), at, error))
         with pytest.raises(type(error)):
@@ -1315,12 +1314,11 @@ class FaultyNumpy:
 
 def faults(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> Iterator[int]:
     """Let every allocation of `act` fail in turn, until it succeeds."""
-    from splince_fast import _stage, _workspace
 
     for at in range(500):
         faulty = FaultyNumpy(at)
         with monkeypatch.context() as patch:
-            for module in (_accumulator, _state, _stage, _variables, _workspace):
+            for module in (accumulator, state_module, buffer, variable, workspace):
                 patch.setattr(module, "np", faulty)
             try:
                 act()
@@ -1383,7 +1381,8 @@ def test_a_first_update_that_failed_does_not_fix_the_width(monkeypatch: pytest.M
     for narrow in (normal(300, 4, np.float32), normal(300, 12, np.float32), normal(300, 4)):
         moments = Moments(block_rows=16)
         with monkeypatch.context() as patch:
-            patch.setattr(_state.State, "empty", failing(_state.State.empty, 0, MemoryError("no")))
+            empty = failing(state_module.State.empty, 0, MemoryError("no"))
+            patch.setattr(state_module.State, "empty", empty)
             with pytest.raises(MemoryError):
                 moments.update(wide, {"z": [0] * 5})
         assert moments.n_features is None
@@ -1404,7 +1403,7 @@ def test_no_memory_for_the_covariance_says_how_much(monkeypatch: pytest.MonkeyPa
 
     moments = Moments(block_rows=4)
     with monkeypatch.context() as patch:
-        patch.setattr(_state, "np", NoSquares(0))
+        patch.setattr(state_module, "np", NoSquares(0))
         with pytest.raises(MemoryError, match=r"2000 features .*0\.0 GiB.*(memory|fewer)"):
             moments.update(np.ones((2, 2000)))
     assert moments.n_features is None
@@ -1430,7 +1429,7 @@ def test_merging_that_runs_out_of_memory_changes_neither_side(
 def test_control_c_waits_until_the_update_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     X, labels = labelled(40, 1)
     moments = Moments(block_rows=8)
-    original = blocks.centre_block
+    original = accumulate.centre_block
     sent: list[bool] = []
 
     def interrupted(*args: Any) -> None:
@@ -1440,7 +1439,7 @@ def test_control_c_waits_until_the_update_is_whole(monkeypatch: pytest.MonkeyPat
             signal.raise_signal(signal.SIGINT)
 
     handler = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(blocks, "centre_block", interrupted)
+    monkeypatch.setattr(accumulate, "centre_block", interrupted)
     with pytest.raises(KeyboardInterrupt):
         moments.update(X, labels)
     assert len(sent) == 3
@@ -1456,13 +1455,13 @@ def test_control_c_waits_until_the_update_is_whole(monkeypatch: pytest.MonkeyPat
 
 def test_control_c_that_the_program_ignores_or_handles(monkeypatch: pytest.MonkeyPatch) -> None:
     X = normal(20, 3, np.float32)
-    original = blocks.centre_block
+    original = accumulate.centre_block
 
     def interrupted(*args: Any) -> None:
         signal.raise_signal(signal.SIGINT)
         original(*args)
 
-    monkeypatch.setattr(blocks, "centre_block", interrupted)
+    monkeypatch.setattr(accumulate, "centre_block", interrupted)
     heard: list[int] = []
     before = signal.getsignal(signal.SIGINT)
     try:
@@ -1484,7 +1483,7 @@ class Counter:
     def __init__(self, patch: pytest.MonkeyPatch, *names: str) -> None:
         self.calls = 0
         for name in names:
-            module = next(m for m in (blas, blocks, row_kernels) if hasattr(m, name))
+            module = next(m for m in (blas, accumulate, row_kernels) if hasattr(m, name))
             patch.setattr(module, name, self._counted(getattr(module, name)))
 
     def _counted(self, kernel: Callable[..., Any]) -> Callable[..., Any]:

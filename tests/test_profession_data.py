@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from splince_fast import _files
+from splince_fast._runtime import files
 from splince_fast.demo import professions
 from splince_fast.exceptions import FileFormatError
 
@@ -176,7 +176,7 @@ def test_loader_lines_rows_up_with_prompts(data: professions.ProfessionData) -> 
 
 
 def test_log_odds_are_those_of_the_head(data: professions.ProfessionData) -> None:
-    tensors, _ = _files.read(DATA / professions.ARRAYS, professions.KIND, 1)
+    tensors, _ = files.read(DATA / professions.ARRAYS, professions.KIND, 1)
     logits = data.activations @ tensors["head"].astype(np.float64).T
     # Two sums of d = 576 products differ by rounding only: d u |x|.|w| is some 1e-11 here.
     np.testing.assert_allclose(data.log_odds(), logits[:, 0] - logits[:, 1], atol=1e-10, rtol=0)
@@ -224,12 +224,12 @@ def test_a_changed_score_is_named_as_a_change(tmp_path: Path) -> None:
 def test_arrays_of_another_shape_or_without_a_head_are_refused(tmp_path: Path) -> None:
     folder = _copy(tmp_path / "copy")
     path = folder / professions.ARRAYS
-    tensors, metadata = _files.read(path, professions.KIND, 1)
+    tensors, metadata = files.read(path, professions.KIND, 1)
     short = {**tensors, "activations": tensors["activations"][:-1]}
-    _files.write(path, professions.KIND, 1, short, metadata)
+    files.write(path, professions.KIND, 1, short, metadata)
     with pytest.raises(FileFormatError, match="shape"):
         professions.load(folder)
-    _files.write(path, professions.KIND, 1, {"activations": tensors["activations"]}, metadata)
+    files.write(path, professions.KIND, 1, {"activations": tensors["activations"]}, metadata)
     with pytest.raises(FileFormatError, match="incomplete"):
         professions.load(folder)
 

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from splince_fast import Moments, _state
-from splince_fast._kernels import blas, blocks, compiled, reference
-from splince_fast._kernels import rows as kernels
+from splince_fast import Moments
+from splince_fast._kernels import accumulate, blas, jit, reference
+from splince_fast._kernels import apply as kernels
+from splince_fast.moments import state
 
 Array = np.ndarray[Any, Any]
 
@@ -30,7 +31,7 @@ constants = st.one_of(
 def sorted_by_cell(codes: Array, n_codes: int, part_rows: int) -> tuple[Array, Array]:
     n = codes.shape[1]
     order, cell = np.full(n, -7, np.intp), np.full(n, -7, np.intp)
-    blocks.sort_by_cell(codes, n_codes, part_rows, order, cell)
+    accumulate.sort_by_cell(codes, n_codes, part_rows, order, cell)
     return order, cell
 
 
@@ -40,7 +41,7 @@ class Block:
     def __init__(
         self, n: int, d: int, dtype: Any = np.float64, *, weighted: bool = False,
         variables: int = 0, classes: int = 3, columns: int = 0, offset: float = 0.0,
-        turns: Array = _state._TURNS, part_rows: int = 16, seed: int = 0,
+        turns: Array = state._TURNS, part_rows: int = 16, seed: int = 0,
     ) -> None:  # fmt: skip
         rng = np.random.default_rng(seed)
         self.rows = (rng.normal(size=(n, d)) + offset).astype(dtype)
@@ -58,14 +59,14 @@ class Block:
         n, d = self.rows.shape
         order, cell = sorted_by_cell(self.codes, self.n_codes, self.part_rows)
         out = {
-            "out": np.full((_state.buffer_rows(n), d), np.nan, self.rows.dtype),
+            "out": np.full((state.buffer_rows(n), d), np.nan, self.rows.dtype),
             "peak": np.full(d, np.nan),
             "total": np.full(d, np.nan),
             "class_sums": np.full((self.n_codes, d), np.nan),
             "products": np.full((len(self.values), d), np.nan),
         }
         for first, last in pairwise(bounds or [0, d]):
-            blocks.centre_block(
+            accumulate.centre_block(
                 self.rows, self.weight, self.shift, self.shift - self.reference, self.codes,
                 order, cell, self.values, self.turns, self.part_rows, first, last, *out.values(),
             )  # fmt: skip
@@ -74,7 +75,7 @@ class Block:
     def turned(self) -> Array:
         """What `out` is in exact arithmetic: rows padded with zeros, turned in pairs."""
         n, d = self.rows.shape
-        deviations = np.zeros((_state.buffer_rows(n), d))
+        deviations = np.zeros((state.buffer_rows(n), d))
         deviations[:n] = self.rows - self.shift
         if self.weight.size:
             deviations[:n] *= np.sqrt(self.weight)[:, None]
@@ -162,7 +163,7 @@ def test_a_sample_has_the_mean_and_the_squares_of_its_rows(
 ) -> None:
     block = Block(n, d, dtype, weighted=weighted, offset=offset, seed=seed)
     shift, spread = np.full(d, np.nan), np.full(d, np.nan)
-    blocks.sample_columns(block.rows, block.weight, stride, shift, spread)
+    accumulate.sample_columns(block.rows, block.weight, stride, shift, spread)
     x = block.rows[::stride].astype(np.longdouble)
     w = block.weight[::stride] if weighted else np.ones(len(x))
     y = x - x[0]
@@ -188,7 +189,7 @@ def test_a_sample_of_a_constant_column_is_exactly_that(
     rows = np.full((n, 3), value)
     weight = np.linspace(0.1, 3, n) if weighted else np.empty(0)
     shift, spread = np.full(3, np.nan), np.full(3, np.nan)
-    blocks.sample_columns(rows, weight, stride, shift, spread)
+    accumulate.sample_columns(rows, weight, stride, shift, spread)
     assert (shift == value).all()
     assert (spread == 0.0).all()
 
@@ -224,7 +225,7 @@ def test_reducing_equals_its_twin(
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("n", "d"), [(4096, 33), (1025, 130), (514, 1), (3, 700)])
 def test_reducing_at_the_sizes_it_is_used(n: int, d: int, dtype: Any, weighted: bool) -> None:
-    part_rows = _state._rows_per_part(d, np.dtype(dtype))
+    part_rows = state._rows_per_part(d, np.dtype(dtype))
     Block(
         n, d, dtype, weighted=weighted, variables=2, classes=40, columns=2, offset=10.0,
         part_rows=part_rows,
@@ -233,7 +234,7 @@ def test_reducing_at_the_sizes_it_is_used(n: int, d: int, dtype: Any, weighted: 
 
 @given(st.integers(1, 10**6), st.sampled_from([np.float32, np.float64]))
 def test_parts_are_whole_groups_of_four_rows(width: int, dtype: Any) -> None:
-    part_rows = _state._rows_per_part(width, np.dtype(dtype))
+    part_rows = state._rows_per_part(width, np.dtype(dtype))
     assert 64 <= part_rows <= 512
     assert part_rows % 4 == 0
 
@@ -337,32 +338,32 @@ def test_turning_breaks_the_bias_of_equal_products(
         return float(np.max(np.abs(found - truth) / np.outer(root, root)))
 
     assert error() <= 1e-6
-    monkeypatch.setattr(_state, "_TURNS", UNTURNED)
+    monkeypatch.setattr(state, "_TURNS", UNTURNED)
     assert error() > 1e-6
 
 
 def test_no_two_turns_are_alike() -> None:
     """Angles t and t + pi / 2 give the same products up to their order and signs."""
-    angles = np.sort(np.arctan2(_state._TURNS[:, 1], _state._TURNS[:, 0]) % (np.pi / 2))
+    angles = np.sort(np.arctan2(state._TURNS[:, 1], state._TURNS[:, 0]) % (np.pi / 2))
     gaps = np.diff(np.append(angles, angles[0] + np.pi / 2))
     assert gaps.min() > 0.1 * np.pi / 2 / len(angles)
-    np.testing.assert_allclose(np.linalg.norm(_state._TURNS, axis=1), 1.0, atol=2 * U64)
+    np.testing.assert_allclose(np.linalg.norm(state._TURNS, axis=1), 1.0, atol=2 * U64)
 
 
 # --- reducing a block: the shift, the precision --------------------------------------------------
 
 
-def reduce(rows: Array, weight: Array, block: Block | None = None) -> _state.Reduced:
+def reduce(rows: Array, weight: Array, block: Block | None = None) -> state.Reduced:
     """Reduce rows about zero, with the labels of `block`."""
     n, d = rows.shape
     block = block or Block(n, d)
-    buffer = np.full((_state.buffer_rows(n), d), np.nan, rows.dtype)
-    return _state.reduce_block(
+    buffer = np.full((state.buffer_rows(n), d), np.nan, rows.dtype)
+    return state.reduce_block(
         rows, weight, block.reference, block.codes, block.n_codes, block.values, buffer
     )
 
 
-def uncentred(found: _state.Reduced) -> Array:
+def uncentred(found: state.Reduced) -> Array:
     """Sums of squares about the shift, in extended precision."""
     wide = found.shifted.astype(np.longdouble)
     return np.asarray((wide * wide).sum(axis=0))
@@ -438,7 +439,7 @@ def test_a_second_sweep_is_what_bounds_the_cost_of_a_shift(
     X = adversarial(order, 2000, np.random.default_rng(0), 1e3)[:, None]
     centred = np.diag(scatter_of(X))
     assert uncentred(reduce(X, np.empty(0))) <= (1 + 1e-12) * centred
-    monkeypatch.setattr(_state, "_EXCESS", np.inf)
+    monkeypatch.setattr(state, "_EXCESS", np.inf)
     assert uncentred(reduce(X, np.empty(0))) > 5 * centred
 
 
@@ -447,13 +448,13 @@ def test_a_second_sweep_is_what_bounds_the_cost_of_a_shift(
 def test_rows_in_random_order_are_swept_once(
     monkeypatch: pytest.MonkeyPatch, n: int, weighted: bool
 ) -> None:
-    original, shifts = blocks.centre_block, []
+    original, shifts = accumulate.centre_block, []
 
     def counted(*arguments: Any) -> None:
         shifts.append(arguments[2].copy())
         original(*arguments)
 
-    monkeypatch.setattr(blocks, "centre_block", counted)
+    monkeypatch.setattr(accumulate, "centre_block", counted)
     monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", "1")
     for seed in range(10):
         shifts.clear()
@@ -523,14 +524,14 @@ def test_a_block_reduces_in_the_precision_that_holds_it(
 
 @given(st.integers(0, 9000))
 def test_a_buffer_has_room_for_whole_groups_of_four(n: int) -> None:
-    assert n <= _state.buffer_rows(n) < n + 4
-    assert _state.buffer_rows(n) % 4 == 0
+    assert n <= state.buffer_rows(n) < n + 4
+    assert state.buffer_rows(n) % 4 == 0
 
 
 def test_a_buffer_without_room_is_refused() -> None:
     block = Block(9, 2)
     with pytest.raises(RuntimeError, match="room"):
-        _state.reduce_block(
+        state.reduce_block(
             block.rows, block.weight, block.reference, block.codes, 0, block.values,
             np.empty((11, 2)),
         )  # fmt: skip
@@ -594,11 +595,11 @@ def test_a_product_and_two_vectors_are_added(d: int, sign: float, product_of: An
     slack = 8 * U64 * (np.abs(scatter) + np.abs(added) + sum(map(np.abs, squares)))
     whole, pieces = scatter.copy(order="F"), scatter.copy(order="F")
     half = (d + 1) // 2
-    blocks.add_lower(whole, product, sign, vectors, coefficients, 0, half)
+    accumulate.add_lower(whole, product, sign, vectors, coefficients, 0, half)
     assert (np.abs(np.tril(whole - expected)) <= slack).all()
     np.testing.assert_array_equal(np.triu(whole, 1), np.triu(scatter, 1))
     for first, last in pairwise([0, half // 3, half // 2, half]):
-        blocks.add_lower(pieces, product, sign, vectors, coefficients, first, last)
+        accumulate.add_lower(pieces, product, sign, vectors, coefficients, first, last)
     assert pieces.tobytes() == whole.tobytes()
 
 
@@ -697,7 +698,7 @@ def test_a_provider_must_bring_every_routine() -> None:
 
 
 def test_every_kernel_is_compiled_and_releases_the_interpreter() -> None:
-    held = [v for module in (blocks, kernels) for v in vars(module).values()]
+    held = [v for module in (accumulate, kernels) for v in vars(module).values()]
     found = [
         v for v in [*held, *(c for v in held for c in _closed_over(v))] if hasattr(v, "py_func")
     ]
@@ -731,4 +732,4 @@ def test_the_cache_may_be_unwritable(monkeypatch: pytest.MonkeyPatch) -> None:
     def double(x: float) -> float:
         return 2 * x
 
-    assert compiled.kernel(double)(4.0) == 8.0
+    assert jit.kernel(double)(4.0) == 8.0

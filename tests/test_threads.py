@@ -20,17 +20,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import splince_fast
-from splince_fast import (
-    InputError,
-    Moments,
-    Projection,
-    SplinceError,
-    _state,
-    _threads,
-    _validation,
-    leace,
-)
-from splince_fast._kernels import blocks
+from splince_fast import InputError, Moments, Projection, SplinceError, leace
+from splince_fast._kernels import accumulate
+from splince_fast._runtime import arrays
+from splince_fast._runtime import threads as thread_pool
+from splince_fast.moments import state
 
 COUNTS = ["1", "2", "3", "7"]
 VARIABLE = "SPLINCE_FAST_NUM_THREADS"
@@ -43,7 +37,7 @@ def normal(n: int, d: int, dtype: Any = np.float64, seed: int = 0) -> Any:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small work is split, too."""
-    for module in (_state, _validation):
+    for module in (state, arrays):
         monkeypatch.setattr(module, "_GRAIN", 64)
 
 
@@ -52,20 +46,20 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    available = _threads.thread_count()
+    available = thread_pool.thread_count()
     assert 1 <= available <= (os.cpu_count() or 1)
     monkeypatch.setenv(VARIABLE, "")
-    assert _threads.thread_count() == available
+    assert thread_pool.thread_count() == available
     for text in ("1", "5", "200"):
         monkeypatch.setenv(VARIABLE, text)
-        assert _threads.thread_count() == int(text)
+        assert thread_pool.thread_count() == int(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", " ", "1e3", "²", "9" * 5000])
 def test_a_number_of_threads_that_is_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(VARIABLE, text)
     with pytest.raises(InputError, match=VARIABLE):
-        _threads.thread_count()
+        thread_pool.thread_count()
     moments = Moments()
     with pytest.raises(InputError, match=VARIABLE):
         moments.update(normal(10, 3))
@@ -89,7 +83,7 @@ def test_a_split_covers_everything_once_and_in_order(
     grain = max(grain, align)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, str(threads))
-        ranges = _threads.split(lambda a, b: (a, b), size, grain=grain, align=align)
+        ranges = thread_pool.split(lambda a, b: (a, b), size, grain=grain, align=align)
     assert ranges[0][0] == 0
     assert ranges[-1][1] == size
     for (_, last), (first, _) in pairwise(ranges):
@@ -114,7 +108,7 @@ def test_an_error_in_one_thread_waits_for_the_others(
         finished.append(first // 10)
 
     with pytest.raises(ZeroDivisionError, match="one failed"):
-        _threads.split(work, 40, grain=10)
+        thread_pool.split(work, 40, grain=10)
     assert sorted(finished) == sorted({0, 1, 2, 3} - {culprit})
 
 
@@ -144,8 +138,9 @@ def test_threads_that_cannot_be_started(
 ATEXIT = """
 import atexit, os
 import numpy as np
-from splince_fast import Moments, _state
-_state._GRAIN = 64
+from splince_fast import Moments
+from splince_fast.moments import state
+state._GRAIN = 64
 os.environ["SPLINCE_FAST_NUM_THREADS"] = "4"
 X = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
 moments = Moments(block_rows=100).update(X)
@@ -158,8 +153,9 @@ atexit.register(last_words)
 FORK = """
 import os, warnings
 import numpy as np
-from splince_fast import Moments, _state
-_state._GRAIN = 64
+from splince_fast import Moments
+from splince_fast.moments import state
+state._GRAIN = 64
 os.environ["SPLINCE_FAST_NUM_THREADS"] = "4"
 warnings.simplefilter("ignore")
 X = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
@@ -288,7 +284,7 @@ def test_a_second_thread_gets_an_error_and_not_a_wrong_number(
 ) -> None:
     X, labels = normal(50, 4), {"z": np.arange(50) % 2}
     moments = Moments(block_rows=16).update(X, labels)
-    original = blocks.centre_block
+    original = accumulate.centre_block
     seen: list[Any] = []
 
     def meanwhile(*arguments: Any) -> None:
@@ -296,7 +292,7 @@ def test_a_second_thread_gets_an_error_and_not_a_wrong_number(
         if not seen:
             seen.append(in_thread(lambda: USES[use](moments, tmp_path)))
 
-    monkeypatch.setattr(blocks, "centre_block", meanwhile)
+    monkeypatch.setattr(accumulate, "centre_block", meanwhile)
     moments.update(X, labels)
     assert isinstance(seen[0], SplinceError)
     assert "thread" in str(seen[0])
@@ -308,7 +304,7 @@ def test_an_update_while_a_merge_in_place_is_under_way(monkeypatch: pytest.Monke
     """Rows that another thread adds between reading and replacing the state must not vanish."""
     X = normal(20, 4)
     moments, other = Moments().update(X), Moments().update(X)
-    original = _state.State.merged
+    original = state.State.merged
     seen: list[Any] = []
 
     def meanwhile(*arguments: Any) -> Any:
@@ -317,7 +313,7 @@ def test_an_update_while_a_merge_in_place_is_under_way(monkeypatch: pytest.Monke
             seen.append(in_thread(lambda: moments.update(X)))
         return result
 
-    monkeypatch.setattr(_state.State, "merged", meanwhile)
+    monkeypatch.setattr(state.State, "merged", meanwhile)
     moments += other
     assert isinstance(seen[0], SplinceError) or moments.n_rows == 60
     model = Rows.of(X) + Rows.of(X)

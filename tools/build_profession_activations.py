@@ -48,7 +48,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast import _files
+from splince_fast._runtime import files
 from splince_fast.demo import professions
 from splince_fast.exceptions import MissingExtraError
 
@@ -315,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     states = activations(tables.prompts(), model, progress=True)
     head = head_rows(model)
     bound, actual = float16_error(states, head)
-    _files.write(
+    files.write(
         options.out,
         professions.KIND,
         professions.FORMAT_VERSION,

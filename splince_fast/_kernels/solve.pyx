@@ -17,7 +17,7 @@ triangular solves left of ``right^T Sy = 0``.
 
 S is scaled to unit diagonal before it is factored, by Cholesky, or by an eigendecomposition where
 its smallest eigenvalue falls to the rounding level of the data. Everything runs without the GIL on buffers of the
-caller; failures are status codes.
+caller; failures are status codes. Above 400 lines: the factor and what is solved with it share buffers.
 """
 
 import numpy as np

@@ -10,14 +10,15 @@ import csv
 import hashlib
 import os
 from dataclasses import dataclass
-from importlib.resources import as_file, files
+from importlib.resources import as_file
+from importlib.resources import files as resource_files
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast import _files
+from splince_fast._runtime import files
 from splince_fast.exceptions import FileFormatError
 
 NOUNS: Final = "nouns.csv"
@@ -160,7 +161,7 @@ def load(folder: str | os.PathLike[str] | None = None) -> ProfessionData:
     """
     if folder is not None:
         return _load(Path(folder))
-    with as_file(files("splince_fast.demo").joinpath("data")) as shipped:
+    with as_file(resource_files("splince_fast.demo").joinpath("data")) as shipped:
         return _load(shipped)
 
 
@@ -168,7 +169,7 @@ def _load(folder: Path) -> ProfessionData:
     """Read one folder, and check that its tables and arrays belong together."""
     tables = read_tables(folder)
     path = folder / ARRAYS
-    tensors, metadata = _files.read(path, KIND, FORMAT_VERSION)
+    tensors, metadata = files.read(path, KIND, FORMAT_VERSION)
     try:
         states, head = tensors["activations"], tensors["head"]
         checksum, model, licence = (metadata[k] for k in ("tables_sha256", "model", "licence"))

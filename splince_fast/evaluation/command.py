@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from splince_fast import sources
+from splince_fast._runtime.extras import require
 from splince_fast.evaluation._linear import STRENGTHS
 from splince_fast.evaluation.plan import ERASERS, HEADS
 from splince_fast.evaluation.probes import PROBES
 from splince_fast.exceptions import InputError, LabelError
-from splince_fast.sources.base import require
 
 ReadLabels = Callable[[Sequence[str], Sequence[str], Mapping[str, str]], dict[str, Any]]
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from splince_fast._runtime.extras import require
 from splince_fast.evaluation._tables import LABELS
 from splince_fast.evaluation.result import Comparison
 from splince_fast.evaluation.statistics import wilson_interval
 from splince_fast.exceptions import InputError
-from splince_fast.sources.base import require
 
 # Okabe and Ito's colours, told apart under every common colour vision; markers differ, too.
 _COLOURS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8C8C00")

@@ -17,7 +17,7 @@ import numpy as np
 import scipy.special
 from numpy.typing import NDArray
 
-from splince_fast._validation import as_rows
+from splince_fast._runtime.arrays import as_rows
 from splince_fast.evaluation import _logistic
 from splince_fast.evaluation._cells import coded, group_cells
 from splince_fast.evaluation._linear import (

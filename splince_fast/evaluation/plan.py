@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast import sources
-from splince_fast._validation import as_rows, check_values
+from splince_fast._runtime.arrays import as_rows, check_values
 from splince_fast.evaluation import _cells, _linear, _protocol
 from splince_fast.evaluation.probes import PROBES
 from splince_fast.evaluation.splits import natural_split

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._validation import as_rows
+from splince_fast._runtime.arrays import as_rows
 from splince_fast.evaluation import _logistic
 from splince_fast.evaluation._cells import coded
 from splince_fast.evaluation._scores import Fold, against

@@ -12,8 +12,8 @@ import numpy as np
 import scipy
 import sklearn
 
+from splince_fast._runtime.extras import require
 from splince_fast.evaluation import _tables, figures
-from splince_fast.sources.base import require
 
 if TYPE_CHECKING:
     from splince_fast.evaluation.result import Comparison

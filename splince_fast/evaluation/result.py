@@ -439,7 +439,7 @@ class Comparison:
         """
         import narwhals
 
-        from splince_fast.sources.base import require
+        from splince_fast._runtime.extras import require
 
         if backend not in ("pandas", "polars", "pyarrow"):
             raise InputError(f"backend is {backend!r}; choose 'pandas', 'polars' or 'pyarrow'")

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from splince_fast._validation import torch_to_numpy
+from splince_fast._runtime.arrays import torch_to_numpy
 from splince_fast.exceptions import InputError
 from splince_fast.sources.base import Block, PieceSource, Source, choose_block_rows, is_matrix
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.extras import require
 from splince_fast.exceptions import InputError
 from splince_fast.sources.base import (
     Block,
@@ -15,7 +16,6 @@ from splince_fast.sources.base import (
     Source,
     StreamSource,
     choose_block_rows,
-    require,
 )
 
 # Of a stream of lists, whose width shows only in its rows, a block must be chosen beforehand.

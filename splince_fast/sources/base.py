@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import operator
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from splince_fast.exceptions import InputError, MissingExtraError
+from splince_fast.exceptions import InputError
 
 BLOCK_ROWS = 4096
 BLOCK_BYTES = 64 << 20
@@ -263,24 +262,6 @@ def choose_block_rows(block_rows: int | None, n_features: int, itemsize: int) ->
     if rows < 1 or isinstance(block_rows, bool):
         raise InputError(f"block_rows is {block_rows!r}; it must be a positive integer")
     return rows
-
-
-def require(module: str, extra: str) -> Any:
-    """Import a module of an optional dependency.
-
-    Raises
-    ------
-    MissingExtraError
-        It is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise MissingExtraError(
-            f"{package} could not be imported ({error}); it comes with the extra {extra!r}: pip "
-            f'install "splince_fast[{extra}]"'
-        ) from error
 
 
 def as_paths(paths: Any, what: str) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from splince_fast._runtime.extras import require
 from splince_fast.exceptions import InputError
 from splince_fast.sources.arrow import (
     Columns,
@@ -24,7 +25,6 @@ from splince_fast.sources.base import (
     choose_block_rows,
     files_name,
     repeatable,
-    require,
 )
 
 # With a buffer a column is read as it is decoded; without, a whole row group of it is held.

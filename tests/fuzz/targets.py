@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from splince_fast import Moments, Projection, SplinceError, _files, labels, leace
+from splince_fast import Moments, Projection, SplinceError, labels, leace
+from splince_fast._runtime import files
 from splince_fast.exceptions import SplinceWarning
 
 Target = Callable[[bytes, Path], str]
@@ -27,7 +28,7 @@ def sealed(data: bytes) -> bytes:
         old, text = header["sha256"], header["metadata"]
     except (safetensors.SafetensorError, ValueError, TypeError, KeyError, AttributeError):
         return data
-    return data.replace(old.encode(), _files._digest(tensors, text).encode(), 1)
+    return data.replace(old.encode(), files._digest(tensors, text).encode(), 1)
 
 
 def _loaded(load: Callable[[Path], Any], use: Callable[[Any], Any]) -> Target:

@@ -1,0 +1,78 @@
+"""The asv benchmarks, made from the jobs: a class per group, its cases as the parameter.
+
+Times are tracked as they are, and beside them what can be compared between machines: the ratio to
+each target's contender, or the number itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any, ClassVar
+
+from benchmarks import compare, machine
+from benchmarks.jobs import OURS, Job, all_jobs
+from benchmarks.timing import Contender
+
+_JOBS = {job.name: job for job in all_jobs()}
+
+
+class _Suite:
+    """Settings of every benchmark, and the preparation of one case."""
+
+    group: ClassVar[str]
+    params: ClassVar[list[str]]
+    param_names: ClassVar[list[str]] = ["case"]
+    timeout: ClassVar[float] = 300.0
+    rounds: ClassVar[int] = 1
+    repeat: ClassVar[tuple[int, int, float]] = (3, 9, 2.0)
+    warmup_time: ClassVar[float] = 0.05
+
+    def setup(self, case: str) -> None:
+        machine.equal_threads()
+        self.job = _JOBS[f"{self.group}/{case}"]
+
+
+class _Timed(_Suite):
+    def setup(self, case: str) -> None:
+        super().setup(case)
+        way = self.job.build()[OURS]
+        if not isinstance(way, Contender):
+            raise NotImplementedError(way.reason)  # asv skips the case
+        self.ours: Callable[[], Any] = way.run
+        self.ours()
+
+    def time_ours(self, case: str) -> None:
+        self.ours()
+
+
+class _Promised(_Suite):
+    def track_worst_margin(self, case: str) -> float:
+        """Smallest quotient of what is measured and what is promised: 1 or more keeps it."""
+        margins = []
+        for target in compare.measure(self.job, budget=2.0)["targets"]:
+            if target["measured"]:
+                margin = target["measured"]["median"] / target["limit"]
+                margins.append(margin if target["at_least"] else 1 / max(margin, 1e-9))
+        return min(margins, default=math.nan)
+
+    track_worst_margin.unit = "measured / promised"  # type: ignore[attr-defined]
+
+
+def _suite(base: type[_Suite], group: str, jobs: list[Job]) -> type[_Suite]:
+    words = group.title().replace(" ", "")
+    name = f"{words}{base.__name__.strip('_')}"
+    cases = [job.case for job in jobs]
+    return type(name, (base,), {"__module__": __name__, "group": group, "params": cases})
+
+
+for _group, _members in groupby(_JOBS.values(), key=lambda job: job.group):
+    _list = list(_members)
+    for _base, _its in (
+        (_Timed, [job for job in _list if not job.number]),
+        (_Promised, [job for job in _list if job.targets]),
+    ):
+        if _its:
+            _made = _suite(_base, _group, _its)
+            globals()[_made.__name__] = _made

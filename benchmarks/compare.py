@@ -1,0 +1,203 @@
+"""Measure the jobs, judge the targets, print one table, and write the results as JSON.
+
+    python -m benchmarks.compare [TEXT ...] [--json [PATH]] [--smoke] [--budget SECONDS]
+
+Without TEXT all jobs are measured, else those whose name contains one of the texts. ``--json``
+without a path writes ``benchmarks/results/PROCESSOR.json``, from which `benchmarks.page` is made.
+SciPy's BLAS is used, as by the floors, unless SPLINCE_FAST_BLAS asks for another. What the extra
+``blas`` brings shows with ``SPLINCE_FAST_BLAS=auto OPENBLAS_CORETYPE=Haswell``, where the processor
+has AVX-512: the floors then run narrower kernels than splince_fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+from benchmarks.jobs import FLOOR, OURS, Job, Target, all_jobs
+from benchmarks.peers import Absent
+from benchmarks.timing import Spread, Timing, interleave, ratio, slowest, smoke, spread, use_smoke
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def measure(job: Job, budget: float = 8.0) -> dict[str, Any]:
+    """One job as plain data.
+
+    Returns
+    -------
+    dict
+        ``values`` (seconds per unit, or numbers, of each contender), ``ratios`` (time of each other
+        contender over ours, round by round), ``targets`` with what was measured and whether it is
+        met (None where nothing is decided), and ``left_out`` with reasons.
+    """
+    ways = job.build()
+    left_out = {name: way.reason for name, way in ways.items() if isinstance(way, Absent)}
+    present = {name: way for name, way in ways.items() if not isinstance(way, Absent)}
+    if job.number:
+        timings = {name: Timing((float(way.run()),)) for name, way in present.items()}
+    else:
+        timings = interleave(present, budget=budget)
+    if job.larger_of:
+        timings[FLOOR] = slowest([timings[name] for name in job.larger_of])
+    ours = timings.get(OURS)
+    others = {name: t for name, t in timings.items() if name != OURS and ours and not job.number}
+    return {
+        "name": job.name,
+        "unit": job.unit,
+        "number": job.number,
+        "values": {name: asdict(spread(t.seconds)) for name, t in timings.items()},
+        "ratios": {name: asdict(ratio(t, ours)) for name, t in others.items() if ours},
+        "targets": [_judged(target, timings) for target in job.targets],
+        "left_out": left_out,
+    }
+
+
+def _judged(target: Target, timings: dict[str, Timing]) -> dict[str, Any]:
+    ours, other = timings.get(OURS), timings.get(target.against)
+    found: Spread | None = None
+    if ours is not None and not target.against:
+        found = spread(ours.seconds)
+    elif ours is not None and other is not None:
+        found = ratio(other, ours) if target.at_least else ratio(ours, other)
+    met: bool | None = None
+    if found is not None and not smoke():
+        kept = found.median >= target.limit
+        met = kept if target.at_least else found.median <= target.limit
+    return {**asdict(target), "measured": found and asdict(found), "met": met}
+
+
+def chosen(texts: Sequence[str]) -> list[Job]:
+    """The jobs whose name contains one of the texts; all without a text."""
+    return [job for job in all_jobs() if not texts or any(text in job.name for text in texts)]
+
+
+def run(jobs: Iterable[Job], budget: float = 8.0, path: Path | None = None) -> dict[str, Any]:
+    """Measure jobs one after the other; what is known is written to `path` after each."""
+    machine.equal_threads()
+    load = {"before": machine.load()}
+    results: dict[str, Any] = {
+        **machine.commit(),
+        "began": machine.now(),
+        "smoke": smoke(),
+        "load_average": load,
+        "machine": machine.describe(),
+        "jobs": [],
+    }
+    for job in jobs:
+        found = measure(job, budget)
+        print("  " + " | ".join(filter(None, cells(found))), file=sys.stderr, flush=True)
+        results["jobs"].append(found)
+        results["ended"], load["after"] = machine.now(), machine.load()
+        if path is not None:
+            write(results, path)
+        gc.collect()  # the data of this job go before those of the next come
+    return results
+
+
+def cells(entry: dict[str, Any]) -> list[str]:
+    """A row of the table: name, ours, the others, the targets."""
+    ours = entry["values"].get(OURS)
+    shown = "" if ours is None else quantity(ours["median"], entry)
+    if entry["number"]:
+        others = {name: f"{v['median']:.2g}" for name, v in entry["values"].items() if name != OURS}
+    else:
+        others = {name: interval(found) for name, found in entry["ratios"].items()}
+    others |= {name: "-" for name in entry["left_out"]}
+    return [
+        entry["name"],
+        shown,
+        ", ".join(f"{name} {text}" for name, text in others.items()),
+        "; ".join(map(verdict, entry["targets"])),
+    ]
+
+
+def verdict(target: dict[str, Any]) -> str:
+    """A target, what was measured, and whether it is met."""
+    sign = ">=" if target["at_least"] else "<="
+    measured = "-" if target["measured"] is None else f"{target['measured']['median']:.3g}"
+    word = {True: "met", False: "MISSED", None: "undecided"}[target["met"]]
+    return f"{target['against']} {measured} {sign} {target['limit']:g} {word}".strip()
+
+
+def interval(found: dict[str, float]) -> str:
+    """Median and quartiles, three digits."""
+    median, low, high = (f"{found[key]:.3g}" for key in ("median", "low", "high"))
+    return median if low == high else f"{median} [{low}, {high}]"
+
+
+def quantity(value: float, entry: dict[str, Any]) -> str:
+    """A number of a job, or a duration in a unit that fits."""
+    if entry["number"]:
+        return f"{value:.2g} {entry['unit']}"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if value >= 0.9995 * size:  # what three digits round up to
+            return f"{value / size:.3g} {unit}/{entry['unit']}"
+    return f"{value * 1e9:.3g} ns/{entry['unit']}"
+
+
+def table(results: dict[str, Any]) -> str:
+    """All jobs as a Markdown table."""
+    header = ["job", OURS, "others: time over ours", "targets"]
+    rows = [header, ["---"] * 4, *map(cells, results["jobs"])]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def write(results: dict[str, Any], path: Path) -> None:
+    """Store results, numbers to six digits."""
+    path.parent.mkdir(exist_ok=True)
+    text = json.dumps(_short(results), indent=1, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _short(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _short(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_short(value) for value in content]
+    return float(f"{content:.6g}") if isinstance(content, float) else content
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print, write; exits with 1 if no job has such a name."""
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("text", nargs="*", help="part of the names to measure")
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes")
+    parser.add_argument("--json", metavar="PATH", nargs="?", const="", help="write the results")
+    parser.add_argument("--budget", type=float, default=8.0, help="seconds per job, roughly")
+    given = parser.parse_args(arguments)
+    if given.smoke:
+        use_smoke()
+    os.environ.setdefault("SPLINCE_FAST_BLAS", "scipy")  # before the first product, which decides
+    if not (jobs := chosen(given.text)):
+        sys.exit(f"no job has a name with {' or '.join(given.text)}")
+    path: Path | None = None
+    if given.json is not None:
+        name = machine.short_name(machine.processor())
+        path = Path(given.json) if given.json else RESULTS / f"{name}.json"
+    results = {"command": machine.command(parser.prog, arguments), **run(jobs, given.budget, path)}
+    if not given.text:
+        from benchmarks import scaling
+
+        results["scaling"] = [
+            asdict(found) | {"exponent": found.exponent} for found in scaling.run()
+        ]
+    print(table(results))
+    if path is not None:
+        write(results, path)
+
+
+if __name__ == "__main__":
+    main()

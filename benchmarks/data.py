@@ -1,0 +1,104 @@
+"""Problems: rows with a binary or many-class concept and an entangled task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from splince_fast import Moments
+
+_CHUNK_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Rows X (n, d), concept z and task y as integer classes (n,)."""
+
+    X: NDArray[Any]
+    z: NDArray[np.int64]
+    y: NDArray[np.int64]
+
+    @property
+    def labels(self) -> dict[str, NDArray[np.int64]]:
+        return {"z": self.z, "y": self.y}
+
+    @property
+    def classes(self) -> int:
+        return int(self.z.max()) + 1
+
+    def blocks(self, size: int) -> list[Problem]:
+        """Views of consecutive rows."""
+        cuts = [slice(i, i + size) for i in range(0, len(self.X), size)]
+        return [Problem(self.X[s], self.z[s], self.y[s]) for s in cuts]
+
+    def moments(self) -> Moments:
+        """Moments of all rows; the labels are classes, however many."""
+        return Moments(kinds=dict.fromkeys(self.labels, "classes")).update(self.X, self.labels)
+
+
+def problem(
+    n: int,
+    d: int,
+    dtype: DTypeLike = np.float32,
+    *,
+    classes: int = 2,
+    offset: float = 0.0,
+    seed: int = 0,
+) -> Problem:
+    """Gaussian rows whose features differ in scale, shifted by concept and by task.
+
+    The task agrees with the concept in 7 rows of 10. `offset` is added to every feature, in units
+    of its standard deviation.
+    """
+    rng = np.random.default_rng(seed)
+    z = rng.integers(0, classes, n)
+    z[:classes] = np.arange(classes)  # every class occurs
+    y = np.where(rng.random(n) < 0.7, z, rng.integers(0, classes, n))
+    scale = np.geomspace(1.0, 0.1, d)
+    shift_z, shift_y = (scale * rng.normal(size=(classes, d)) for _ in range(2))
+    X = np.empty((n, d), dtype)
+    step = max(1, _CHUNK_ELEMENTS // d)
+    for start in range(0, n, step):
+        rows = slice(start, min(n, start + step))
+        block = rng.standard_normal((rows.stop - start, d), np.float32).astype(np.float64)
+        block *= scale
+        block += 0.5 * shift_z[z[rows]] + 0.5 * shift_y[y[rows]] + offset * scale
+        X[rows] = block
+    return Problem(X, z, y)
+
+
+def rare_concept(n: int, d: int, prevalence: float, gap: float) -> Problem:
+    """Float32 rows of unit variance; a rare class differs by `gap` along one direction."""
+    rng = np.random.default_rng(1)
+    z = (rng.random(n) < prevalence).astype(np.int64)
+    y = rng.integers(0, 2, n)
+    X = rng.standard_normal((n, d), np.float32)
+    X[:, 0] += np.float32(gap) * z
+    X[:, 1] += y
+    return Problem(X, z, y)
+
+
+def one_hot(codes: NDArray[np.int64], classes: int, dtype: DTypeLike) -> NDArray[Any]:
+    """(n, classes) indicator matrix."""
+    return np.eye(classes, dtype=dtype)[codes]
+
+
+@lru_cache(maxsize=2)
+def cached(n: int, d: int, dtype: str = "float32", classes: int = 2) -> Problem:
+    """The same problem for several jobs, which do not change it."""
+    return problem(n, d, dtype, classes=classes)
+
+
+def write_rows(path: Path, n: int, d: int) -> Path:
+    """A .npy file of float32 rows, which stays in the page cache."""
+    rows = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(n, d))
+    piece = problem(min(n, 16_384), d).X
+    for start in range(0, n, len(piece)):
+        rows[start : start + len(piece)] = piece[: n - start]
+    rows.flush()
+    return path

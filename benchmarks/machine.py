@@ -1,0 +1,199 @@
+"""What the numbers were measured on, and of which commit; no paths and no names."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import blas
+
+import splince_fast as sf
+from benchmarks.timing import Contender, interleave, pick, ratio
+
+ROOT = Path(__file__).resolve().parent.parent
+_PACKAGES = (
+    "numpy", "scipy", "numba", "scikit-learn", "torch", "concept-erasure", "fairlearn",
+    "scikit-learn-intelex", "scipy-openblas32",
+)  # fmt: skip
+# What changes the kernels or the threads of a BLAS, or those of splince_fast.
+_PREFIXES = (
+    "OPENBLAS_", "OMP_", "MKL_", "SPLINCE_FAST_BLAS", "SPLINCE_FAST_BENCH",
+    "SPLINCE_FAST_NUM_THREADS",
+)  # fmt: skip
+
+
+def describe() -> dict[str, Any]:
+    """Everything that a reader needs to judge or repeat a measurement, as plain data."""
+    found = config()
+    return {
+        **processor(),
+        "cores": cores(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": {name: text for name in _PACKAGES if (text := _version(name))},
+        "blas": {"name": found.blas, "kernels": found.blas_core, "reason": found.blas_reason},
+        "scipy_kernels": found.scipy_core,
+        "threads": found.threads,
+        "pools": thread_pools(),
+        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIXES)},
+        "gflops": {
+            "syrk_float32": round(found.syrk_float32, 1),
+            "syrk_float64": round(found.syrk_float64, 1),
+        },
+        "copy_gbs": round(found.copy, 1),
+        "gemm_over_syrk": gemm_over_syrk(),
+    }
+
+
+@lru_cache(maxsize=1)
+def config() -> sf.Config:
+    """What the library says of the machine; measured once."""
+    return sf.show_config()
+
+
+def gemm_over_syrk() -> dict[str, dict[str, float]]:
+    """Times of X^T X as a general product over that as a symmetric one (SciPy's BLAS).
+
+    A package that multiplies in general cannot be slower than this bound because of its product
+    alone: 2 where both run the same kernels, more where its BLAS runs narrower ones.
+    """
+    n, d = pick((4096, 2048), (64, 16))
+    routines = {"float32": (blas.ssyrk, blas.sgemm), "float64": (blas.dsyrk, blas.dgemm)}
+    found = {}
+    for dtype, (syrk, gemm) in routines.items():
+        ways = _products(np.ones((n, d), dtype), syrk, gemm)
+        timings = interleave(ways, budget=4.0)
+        bare = timings.pop("syrk")
+        found[dtype] = {name: round(ratio(t, bare).median, 2) for name, t in timings.items()}
+    return found
+
+
+def _products(X: NDArray[Any], syrk: Any, gemm: Any) -> dict[str, Contender]:
+    """X^T X as a symmetric and as a general product, the latter by torch's BLAS as well."""
+    ways = {
+        "syrk": Contender(lambda: syrk(1.0, X.T, lower=1)),
+        "scipy": Contender(lambda: gemm(1.0, X.T, X.T, trans_b=1)),
+    }
+    if find_spec("torch"):
+        import torch
+
+        equal_threads()
+        x = torch.from_numpy(X)
+        ways["torch"] = Contender(lambda: x.T @ x)
+    return ways
+
+
+def commit() -> dict[str, Any]:
+    """The commit of the checkout, and whether tracked files of it differ; None without git."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(ROOT), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", "splince_fast")
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(changed)}
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "changed": None}
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="minutes")
+
+
+def load() -> list[float]:
+    """Mean number of processes that wanted to run in the last 1, 5 and 15 minutes."""
+    return [round(value, 2) for value in os.getloadavg()]
+
+
+def command(module: str, arguments: Sequence[str] | None) -> str:
+    """The command that ran a module, with names of files in place of paths."""
+    given = sys.argv[1:] if arguments is None else arguments
+    named = (re.sub(r"[^=]*/(?=[^/]+\.json$)", "", text) for text in given)
+    return shlex.join(["python", "-m", module, *named])
+
+
+def processor() -> dict[str, Any]:
+    """Name, family and model of the processor, as far as the system tells them."""
+    fields: dict[str, str] = {}
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            fields.setdefault(key.strip(), value.strip())
+    return {
+        "processor": fields.get("model name") or platform.processor() or "unknown",
+        "family": int(fields.get("cpu family", -1)),
+        "model": int(fields.get("model", -1)),
+        "avx512": "avx512f" in fields.get("flags", "").split(),
+    }
+
+
+def architecture(facts: dict[str, Any]) -> str:
+    """Family of the processor, with the name of AMD's design where it is known."""
+    zen = {25: "Zen 4" if facts["avx512"] else "Zen 3", 26: "Zen 5"}
+    name = zen.get(facts["family"]) if "AMD" in facts["processor"] else None
+    return f"family {facts['family']}" + f" ({name})" * bool(name)
+
+
+def short_name(facts: dict[str, Any]) -> str:
+    """Of the processor, for a file: its maker's word, family and model."""
+    maker = str(facts["processor"]).split()[0].lower()
+    return re.sub(r"[^a-z0-9]+", "-", f"{maker} family {facts['family']} model {facts['model']}")
+
+
+def cores() -> int:
+    """Processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def equal_threads() -> None:
+    """Give every loaded thread pool as many threads as splince_fast uses.
+
+    To be called again when another library was loaded.
+    """
+    count = config().threads
+    if find_spec("threadpoolctl"):
+        import threadpoolctl
+
+        threadpoolctl.threadpool_limits(count)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(count)
+    if "daal4py" in sys.modules:
+        sys.modules["daal4py"].daalinit(count)
+
+
+def thread_pools() -> list[str]:
+    """Thread pools of the loaded libraries; empty without threadpoolctl."""
+    if not find_spec("threadpoolctl"):
+        return []
+    import threadpoolctl
+
+    return sorted(
+        f"{p['internal_api']} {p['version'] or ''} {p.get('architecture') or ''} "
+        f"x{p['num_threads']}".replace("  ", " ")
+        for p in threadpoolctl.threadpool_info()
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,289 @@
+"""Section 2: the lemmas behind Theorems 1 and 2, and the printed proof of Theorem 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from proofs_check import _library, _reference
+from proofs_check._check import Bench, Verdict, check
+from proofs_check._families import integers, problem, rooted, weight
+from proofs_check._library import Fitted
+from proofs_check._linalg import (
+    Matrix,
+    beside,
+    complement,
+    diagonal,
+    eye,
+    inverse,
+    is_zero,
+    kron,
+    null_basis,
+    oblique,
+    projector,
+    rank,
+    rational,
+    to_float,
+    trace,
+    zeros,
+)
+from proofs_check._reference import Covariances, Eraser, null_space_minimum
+from proofs_check._rounding import tolerances
+
+
+def integer_rows(a: Matrix) -> list[list[int]]:
+    """Nested lists for display."""
+    return [[int(v) for v in row] for row in a]
+
+
+def embed(a: Matrix, d: int) -> Matrix:
+    """[[a, 0], [0, 0]] with d rows and columns."""
+    out = zeros(d, d)
+    out[: len(a), : len(a)] = a
+    return out
+
+
+def _padded(c: Covariances, d: int) -> Covariances:
+    """The same problem with d - m features that are constant."""
+
+    def tall(a: Matrix) -> Matrix:
+        return np.vstack([a, zeros(d - len(a), a.shape[1])])
+
+    return Covariances(embed(c.s, d), tall(c.sz), tall(c.sy), tall(c.mean))
+
+
+@check(
+    "2.1",
+    Verdict.HOLDS,
+    paper=True,
+    mutants={
+        "LEACE on the support": {"reduced": _reference.leace},
+        "transpose on the support": {"reduced": lambda c: _reference.splince(c).T},
+        "cost of C without the covariance": {"cost": lambda w, n, s: trace(w @ n @ n.T)},
+    },
+)
+def decomposition(
+    bench: Bench,
+    *,
+    reduced: Eraser = _reference.splince,
+    cost: Callable[[Matrix, Matrix, Matrix], object] = lambda w, n, s: trace(w @ n @ s @ n.T),
+) -> None:
+    """Exact, against the quadratic programme of 1.2 in the d coordinates."""
+    for i in bench.repeats(40, 10):
+        m, extra = 3, 1 + i % 2
+        d = m + extra
+        small = problem(bench.rng, m, m)
+        c = _padded(small, d)
+        w = weight(bench.rng, d, d - i % 3)
+        p = embed(reduced(small), d)
+        bench.printed(beside(p @ c.sz, p @ c.sy - c.sy))
+        bench.printed(_reference.distortion(c, p, w) - null_space_minimum(c, w))
+        free = integers(bench.rng, d, d)
+        free[:, :m] = 0
+        value = _reference.distortion(c, p, w)
+        bench.corrected(_reference.distortion(c, p + free, w) - value, label="B and D are free")
+        basis = null_basis(beside(small.z, small.y).T)
+        lower = zeros(d, d)
+        lower[m:, :m] = integers(bench.rng, extra, basis.shape[1]) @ basis.T
+        rise = _reference.distortion(c, p + lower, w) - value
+        bench.corrected(rise - cost(w, lower, c.s), label="cost of C")
+        definite = weight(bench.rng, d, d)
+        bench.corrected(
+            int((cost(definite, lower, c.s) == 0) != is_zero(lower)), label="C = 0 is forced"
+        )
+
+
+def _oblique(a: Matrix, b: Matrix) -> Matrix:
+    """P_obl = V (U^T V)^{-1} U^T: along colsp(A), onto colsp(B) + colsp[A, B]^perp."""
+    return oblique(beside(b, complement(beside(a, b))), a)
+
+
+@check(
+    "2.2",
+    Verdict.HOLDS,
+    paper=True,
+    mutants={
+        "orthogonal projector for P_obl": {"projection": lambda a, b: eye(len(a)) - projector(a)},
+        "transpose of P_obl": {"projection": lambda a, b: _oblique(a, b).T},
+        "roles of concept and task exchanged": {"projection": lambda a, b: _oblique(b, a)},
+    },
+)
+def set_equivalence(
+    bench: Bench, *, projection: Callable[[Matrix, Matrix], Matrix] = _oblique
+) -> None:
+    """Exact: both inclusions on random members, and equal dimension of the two affine sets."""
+    for i in bench.repeats(40, 10):
+        m = 3 + i % 2
+        root, c = rooted(bench.rng, m, m, 1, 1 + i % (m - 2) if m > 3 else 1)
+        w = inverse(root)
+        a, b = w @ c.sz, w @ c.sy
+        p = projection(a, b)
+        both = null_basis(beside(a, b).T)
+        member = root @ _oblique(a, b) + integers(bench.rng, m, both.shape[1]) @ both.T
+        bench.corrected(beside(member @ a, w @ member @ b - b), label="the member is one")
+        bench.printed(member @ p - member)
+        keeps = null_basis(b.T)
+        task = root + integers(bench.rng, m, keeps.shape[1]) @ keeps.T
+        bench.corrected(w @ task @ b - b, label="the member of C2 is one")
+        bench.printed(task @ p @ a)
+        bench.printed(w @ task @ p @ b - b)
+        spread = rank(kron((keeps.T @ p).T, eye(m)))
+        bench.corrected(spread - m * both.shape[1], label="equal dimensions")
+
+
+@check(
+    "2.3",
+    Verdict.FALSE,
+    paper=True,
+    mutants={
+        "S~ for its inverse root": {"whitener": lambda root: root @ root},
+        "root for inverse root": {"whitener": lambda root: root},
+    },
+)
+def whitener_misprint(bench: Bench, *, whitener: Callable[[Matrix], Matrix] = inverse) -> None:
+    """Exact, against the quadratic programme of 1.2."""
+
+    def projected(w: Matrix, c: Covariances) -> Matrix:
+        return inverse(w) @ _oblique(w @ c.sz, w @ c.sy) @ w
+
+    for i in bench.repeats(30, 8):
+        m = 3 + i % 2
+        root, c = rooted(bench.rng, m, m)
+        least = null_space_minimum(c, eye(m))
+        right, wrong = projected(whitener(root), c), projected(c.s, c)
+        bench.corrected(_reference.distortion(c, right, eye(m)) - least, label="inverse root")
+        bench.corrected(beside(wrong @ c.sz, wrong @ c.sy - c.sy), label="constraints survive")
+        bench.printed(_reference.distortion(c, wrong, eye(m)) - least)
+    c = Covariances(diagonal([4, 1]), rational([[2], [1]]), rational([[2], [-2]]), zeros(2, 1))
+    c = _padded(c, 3)
+    c.s[2, 2] = rational([[9]])[0, 0]
+    c.sz[2, 0] = rational([[3]])[0, 0]
+    least = _reference.distortion(c, _reference.splince(c), eye(3))
+    wrong = _reference.distortion(c, projected(c.s, c), eye(3))
+    bench.cited(least, wrong)
+
+
+def _gradient(w_inverse: Matrix, p: Matrix) -> Matrix:
+    """Gradient of |B P_obl - W~^{-1}|_F^2 at B = W~^{-1}."""
+    return 2 * (w_inverse @ p - w_inverse) @ p.T
+
+
+@check(
+    "2.4",
+    Verdict.FALSE,
+    paper=True,
+    mutants={
+        "printed gradient": {"gradient": lambda v, p: 2 * (v - v) @ p},
+        "gradient without the factor P_obl^T": {"gradient": lambda v, p: 2 * (v @ p - v)},
+    },
+)
+def unconstrained_step(
+    bench: Bench, *, gradient: Callable[[Matrix, Matrix], Matrix] = _gradient
+) -> None:
+    """Exact. The loss is quadratic, so loss(B + N) - loss(B) - |N P_obl|^2 is the gradient along
+    N, to the last digit; the gradient formula is compared with it."""
+    for i in bench.repeats(30, 8):
+        m = 3 + i % 2
+        root, c = rooted(bench.rng, m, m)
+        w = inverse(root)
+        a, b = w @ c.sz, w @ c.sy
+        p = _oblique(a, b)
+
+        def loss(matrix: Matrix, p: Matrix = p, root: Matrix = root) -> object:
+            gap = matrix @ p - root
+            return trace(gap @ gap.T)
+
+        slope = gradient(root, p)
+        step = integers(bench.rng, m, m)
+        along = loss(root + step) - loss(root) - trace(step @ p @ (step @ p).T)  # type: ignore[operator]
+        bench.corrected(along - trace(slope.T @ step), label="gradient")
+        keeps = null_basis(b.T)
+        allowed = integers(bench.rng, m, keeps.shape[1]) @ keeps.T
+        bench.corrected(trace(slope.T @ allowed), label="orthogonal to C2")
+        orthogonal = root @ (eye(m) - projector(a))
+        bench.corrected(
+            int(loss(orthogonal) >= loss(root)),  # type: ignore[operator]
+            label="LEACE is the unconstrained minimum",
+        )
+        bench.printed(_gradient(root, p))
+    c = Covariances(eye(2), rational([[1], [0]]), rational([[1], [1]]), zeros(2, 1))
+    p, other = _oblique(c.sz, c.sy), eye(2) - projector(c.sz)
+    first, second = (trace((b @ p - eye(2)) @ (b @ p - eye(2)).T) for b in (eye(2), other))
+    bench.cited(integer_rows(p), integer_rows(_gradient(eye(2), p)), first, second)
+
+
+@check(
+    "2.5",
+    Verdict.CONDITIONAL,
+    paper=True,
+    mutants={
+        "M-orthogonal complement for the Euclidean one": {
+            "outside": lambda w, s: null_basis((w @ s).T)
+        },
+        "I for M": {"coupling": lambda inside, w, outside: inside.T @ outside},
+    },
+)
+def adapted_basis(
+    bench: Bench,
+    *,
+    outside: Callable[[Matrix, Matrix], Matrix] = lambda w, s: complement(s),
+    coupling: Callable[[Matrix, Matrix, Matrix], Matrix] = lambda inside, w, outside: (
+        inside.T @ w @ outside
+    ),
+) -> None:
+    """Exact. In any adapted basis the off-diagonal block of M is u^T M v with u in the support and
+    v orthogonal to it; it is zero in one adapted basis iff it is in all."""
+    for i in bench.repeats(24, 8):
+        c = problem(bench.rng, 4, 3)
+        block = c.support @ weight(bench.rng, 4, 4) @ c.support
+        rest = eye(4) - c.support
+        w = block + rest
+        if i % 2:
+            w = weight(bench.rng, 4, 4)
+        couples = not is_zero(rest @ w @ c.support)
+        residual = coupling(c.s, w, outside(w, c.s))
+        bench.printed(
+            residual, lacking="M couples the support to its complement" if couples else None
+        )
+        value = _reference.distortion(c, _reference.splince(c), w)
+        bench.corrected(value - null_space_minimum(c, w), label="optimal all the same")
+
+
+def _pair(c: Covariances, bench: Bench) -> Matrix:
+    """A random projector with kernel colsp(Sz)."""
+    while True:
+        onto = integers(bench.rng, c.d, c.d - c.ranks[1])
+        if rank(beside(onto, c.z)) == c.d:
+            return _reference.same_kernel_projector(c, onto)
+
+
+@check(
+    "2.6",
+    Verdict.HOLDS,
+    mutants={
+        "other kernel": {"second": lambda c: eye(c.d) - projector(c.sz + c.sy)},
+        "transpose": {"second": lambda c: _reference.splince(c).T},
+        "library: transpose of LEACE for SAL": {"fitted": lambda s: _library.leace(s).T},
+    },
+)
+def common_kernel(
+    bench: Bench, *, second: Eraser = _reference.splince, fitted: Fitted = _library.sal
+) -> None:
+    """Exact. Library: P_B P_A - P_B = -P_B (I - P_A), and both factors are measured, so the errors
+    of P_A and P_B (in the Euclidean norm, a factor sqrt(cond S)) leave at most
+    |P_B| tol_A + tol_B |I - P_A|."""
+    for i in bench.repeats(40, 10):
+        d = 4 + i % 2
+        c = problem(bench.rng, d, d - i % 2, 1 + i % 2, 1)
+        for first in (_pair(c, bench), _reference.leace(c), _reference.sal(c)):
+            other = second(c)
+            bench.printed(other @ first - other)
+            bench.printed(first @ other - first)
+            bench.corrected(rank(other @ first) - rank(first), label="bijective")
+    for sample in bench.samples(6, 2, ("full rank", "one-hot", "multi-output")):
+        c, (tol_s, _, tol_sal, cond) = sample.covariances, tolerances(sample)
+        a, b = _library.splince(sample), fitted(sample)
+        sizes = [float(np.linalg.norm(to_float(v))) for v in (b, eye(c.d) - a)]
+        tolerance = np.sqrt(cond) * (tol_s * sizes[0] + tol_sal * sizes[1])
+        bench.corrected(to_float(b @ a - b), tolerance, label=f"library, {sample.family}")

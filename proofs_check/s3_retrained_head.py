@@ -1,0 +1,441 @@
+"""Section 3: Theorem 2, heads retrained without penalty, and each of its conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import mpmath  # type: ignore[import-untyped]
+import numpy as np
+from numpy.typing import NDArray
+
+from proofs_check import _library, _reference
+from proofs_check._check import Bench, Verdict, check
+from proofs_check._families import Sample, continuous, integers, ordinary, sample
+from proofs_check._fits import (
+    DIGITS,
+    least_squares,
+    range_coordinates,
+    ridge,
+    softmax,
+    widest_margin,
+    with_ones,
+)
+from proofs_check._heads import (
+    Fit,
+    constrained,
+    other_kernel,
+    penalty_metric,
+    predictions,
+    random_range,
+)
+from proofs_check._linalg import (
+    Matrix,
+    beside,
+    column_basis,
+    eye,
+    high_precision,
+    is_zero,
+    null_basis,
+    pinv,
+    projector,
+    rank,
+    rational,
+    to_float,
+    trace,
+)
+from proofs_check._reference import Covariances, Eraser
+from proofs_check._rounding import UNIT, tolerances
+
+
+def _ridge_fit(features: Matrix, y: Matrix) -> Matrix:
+    """Ridge of strength 1/100 on all coefficients but the intercept."""
+    penalty = eye(features.shape[1]) / 100
+    penalty[-1, -1] = 0 * penalty[-1, -1]
+    return ridge(features, y, penalty)
+
+
+REGULAR = ("full rank", "multi-output", "one-hot")
+
+
+@check(
+    "3.1",
+    Verdict.HOLDS,
+    mutants={
+        "other kernel": {"eraser": other_kernel},
+        "ridge 0.01": {"fit": _ridge_fit},
+        "transpose of P": {"eraser": lambda c: _reference.splince(c).T},
+        "library: SPLINCE transposed": {"fitted": lambda s: to_float(_library.splince(s)).T},
+    },
+)
+def retrained_least_squares(
+    bench: Bench,
+    *,
+    eraser: Eraser = _reference.splince,
+    fit: Fit = least_squares,
+    fitted: Callable[[Sample], NDArray[np.float64]] = lambda s: to_float(_library.splince(s)),
+) -> None:
+    """Exact. Library, in whitened coordinates where the features have n times the identity as
+    Gram matrix: an error e of P (whitened) changes them by sqrt(n) e, hence the fitted
+    coefficients by at most 2 e times the norm of y over sqrt(n) plus that of the coefficients
+    (both at most std(y)); a test row of whitened norm t then by 4 e t std(y). The QR of the
+    refit adds a relative n d UNIT cond(S)^(1/2) of the same."""
+    for s in bench.samples(12, 3, REGULAR):
+        c = s.covariances
+        test = integers(bench.rng, 3, c.d, 9)
+        y = s.y + integers(bench.rng, *s.y.shape)
+        expected = constrained(s, test, y)
+        for p in (eraser(c), _reference.leace(c), _reference.sal(c), random_range(bench, c)):
+            bench.printed(
+                predictions(p, s, test, y, intercept=True, offset=True, fit=fit) - expected
+            )
+        tolerance, _, _, cond = tolerances(s)
+        p_float = fitted(s)
+        u = np.linalg.svd(p_float)[0]
+        basis = u[:, : c.d - c.ranks[1]]
+        rows, new = (
+            np.hstack([to_float(x) @ p_float.T @ basis, np.ones((len(x), 1))]) for x in (s.x, test)
+        )
+        got = new @ np.linalg.lstsq(rows, to_float(y))[0]
+        centred = test - c.mean.T
+        reach = np.sqrt(1 + float(trace(centred @ c.s_pinv @ centred.T)))
+        error = tolerance + len(s.x) * c.d * UNIT * np.sqrt(cond)
+        spread = float(np.linalg.norm(to_float(y).std(0)) + np.abs(to_float(y).mean(0)).max())
+        bench.corrected(got - to_float(expected), 4 * error * reach * spread, label="library")
+
+
+def _class_data(bench: Bench, classes: int) -> tuple[Sample, Matrix]:
+    """Data whose classes overlap, and class indicators without the reference."""
+    while True:
+        s = sample(bench.rng, "full rank", 4)
+        labels = bench.rng.integers(0, classes, len(s.x))
+        if len(np.unique(labels)) == classes:
+            return s, rational((labels[:, None] == np.arange(1, classes)).astype(int))
+
+
+def _library_slack(scores: Matrix, s: Sample, rows: Matrix, error: float) -> float:
+    """Bound on the scores where P carries a whitened error; see ``_classifier``."""
+    values = to_float(scores)
+    powers = np.hstack([np.ones((len(values), 1)), np.exp(values)])
+    curve = float((powers / powers.sum(1, keepdims=True)).min()) / powers.shape[1]
+    size = float(np.linalg.norm(values.std(0)))
+    centred = rows - s.covariances.mean.T
+    reach = np.sqrt(1 + float(trace(centred @ s.covariances.s_pinv @ centred.T)))
+    return float(2 * error * reach * ((2 + size / 2) / curve + size))
+
+
+def _classifier(
+    bench: Bench,
+    classes: int,
+    *,
+    eraser: Eraser = _reference.splince,
+    penalty: float = 0.0,
+    fitted: Callable[[Sample], Matrix] = _library.splince,
+) -> None:
+    """Scores of refitted heads at 40 digits, compared with phi fitted on raw x with Sz^T phi = 0.
+
+    Tolerance: the two certificates, and 1e-30 for rounding at 40 digits. Library: its P is taken
+    as exact and V spans the exact range, so only the error e of P (whitened) counts. Whitened, the
+    features have Gram matrix n I and change by sqrt(n) e (P^T does not shrink range(P)). The
+    Hessian is at least n times the smallest curvature of the log-loss, which is at least
+    (smallest class probability) / classes, so a test row of whitened norm t moves by at most
+    e t ((2 + |w| / 2) / curvature + |w|), |w| the standard deviation of the scores; times 2.
+    """
+    with mpmath.workdps(DIGITS):
+        certified, wanted = 0, len(bench.repeats(6, 1))
+        while certified < wanted:
+            s, y = _class_data(bench, classes)
+            c, target = s.covariances, high_precision(y)
+            test = np.vstack([s.x, integers(bench.rng, 4, c.d, 9)])
+
+            def refit(
+                weights: Matrix,
+                ridge: float = 0.0,
+                s: Sample = s,
+                test: Matrix = test,
+                target: Matrix = target,
+            ) -> tuple[Matrix, float]:
+                """Scores and certificate; infinite scores where no minimiser can be certified."""
+                rows, new = (high_precision(with_ones(x @ weights)) for x in (s.x, test))
+                try:
+                    head = softmax(rows, target, new, ridge=ridge)
+                except ValueError:
+                    return np.full((len(test), classes - 1), np.inf), 0.0
+                return head.scores, float(max(head.error))
+
+            expected, slack = refit(null_basis(c.z.T))
+            if expected[0, 0] == np.inf:
+                continue  # separable by chance: no minimiser, outside the hypotheses
+            certified += 1
+            for p in (eraser(c), _reference.leace(c), _reference.sal(c), random_range(bench, c)):
+                scores, more = refit(p.T @ range_coordinates(p), penalty)
+                bench.printed(scores - expected, slack + more + 1e-30)
+            basis = range_coordinates(_reference.splince(c))
+            scores, _ = refit(fitted(s).T @ basis)
+            tolerance = _library_slack(expected[: len(s.x)], s, test, tolerances(s)[0])
+            bench.corrected(scores - expected, tolerance, label="library")
+
+
+@check(
+    "3.2",
+    Verdict.HOLDS,
+    mutants={
+        "other kernel": {"eraser": other_kernel},
+        "ridge 0.01": {"penalty": lambda: 0.01},
+        "transpose of P": {"eraser": lambda c: _reference.splince(c).T},
+        "library: SPLINCE transposed": {"fitted": lambda s: _library.splince(s).T},
+    },
+)
+def retrained_logistic(
+    bench: Bench,
+    *,
+    eraser: Eraser = _reference.splince,
+    penalty: Callable[[], float] = lambda: 0.0,
+    fitted: Callable[[Sample], Matrix] = _library.splince,
+) -> None:
+    """See ``_classifier``."""
+    _classifier(bench, 2, eraser=eraser, penalty=penalty(), fitted=fitted)
+
+
+@check(
+    "3.3",
+    Verdict.HOLDS,
+    mutants={
+        "other kernel": {"eraser": other_kernel},
+        "ridge 0.01": {"penalty": lambda: 0.01},
+        "library: SPLINCE transposed": {"fitted": lambda s: _library.splince(s).T},
+    },
+)
+def retrained_softmax(
+    bench: Bench,
+    *,
+    eraser: Eraser = _reference.splince,
+    penalty: Callable[[], float] = lambda: 0.0,
+    fitted: Callable[[Sample], Matrix] = _library.splince,
+) -> None:
+    """See ``_classifier``."""
+    _classifier(bench, 3, eraser=eraser, penalty=penalty(), fitted=fitted)
+
+
+def _margins(
+    bench: Bench, metric: Callable[[Matrix], Matrix]
+) -> tuple[Matrix, list[Matrix]] | None:
+    """Signed rows separable after erasure, and the widest margins under SPLINCE and SAL."""
+    x = bench.rng.integers(-3, 4, (8, 4))
+    z = x[:, :1] + bench.rng.integers(-2, 3, (8, 1))
+    s = continuous(x, z, x[:, 1:2] + x[:, :1], "separable")
+    c = s.covariances
+    if not c.feasible or c.ranks != (4, 1, 1):
+        return None
+    basis = null_basis(c.z.T)
+    rows = (s.x - c.mean.T) @ basis
+    side = rows @ integers(bench.rng, 3, 1)
+    if any(v == 0 for v in side.flat):
+        return None
+    signed = rows * np.array([[1 if v > 0 else -1] for v in side.flat], dtype=object)
+    found = [
+        widest_margin(signed, basis.T @ metric(p) @ basis)
+        for p in (_reference.splince(c), _reference.sal(c))
+    ]
+    return signed, [m for m in found if m is not None]
+
+
+def _separable(bench: Bench, metric: Callable[[Matrix], Matrix]) -> None:
+    """Classes separable after erasure: the margins of SPLINCE and SAL point different ways.
+
+    Three support vectors in three dimensions fix the margin whatever the metric; such draws say
+    nothing and are passed over, at most 20 times.
+    """
+    for _ in bench.repeats(6, 2):
+        apart = 0
+        for _ in range(20):
+            drawn = _margins(bench, metric)
+            if drawn is None:
+                continue
+            signed, margins = drawn
+            for m in margins:
+                bench.corrected(int(min((signed @ m).flat) < 1), label="separates: no minimiser")
+            apart = rank(beside(*margins)) - 1
+            if apart:
+                break
+        bench.printed(apart, lacking="classes separable after erasure")
+
+
+def _few_rows(bench: Bench, rows: Callable[[int], int], d: int) -> Sample:
+    """Integer data with ``rows(d)`` rows, one concept and one task."""
+    while True:
+        x = bench.rng.integers(-4, 5, (rows(d), d)) + bench.rng.integers(-3, 4, d)
+        z = x @ bench.rng.integers(-2, 3, (d, 1))
+        s = continuous(x, z, z + x[:, :1], "few rows")
+        if ordinary(s.covariances) and s.covariances.ranks[1:] == (1, 1):
+            return s
+
+
+def _least_norm(s: Sample, y: Matrix, test: Matrix, p: Matrix, within: Matrix | None) -> Matrix:
+    """Predictions of the head of least |theta| on Px + b whose intercept is free and unpenalised.
+
+    Centring the rows eliminates the intercept and b. ``within`` restricts theta to a column space.
+    """
+    mean = s.covariances.mean.T
+    rows = (s.x - mean) @ p.T
+    theta = pinv(rows if within is None else rows @ projector(within)) @ (y - y.sum() / len(y))
+    return (test - mean) @ p.T @ theta + y.sum() / len(y)
+
+
+def _library_erasers(s: Sample) -> list[tuple[Matrix, float]]:
+    """The library's SPLINCE, LEACE and SAL with their tolerances in the Euclidean norm."""
+    splince, leace, sal, cond = tolerances(s)
+    root = float(np.sqrt(cond))
+    return [
+        (_library.splince(s), splince * root),
+        (_library.leace(s), leace * root),
+        (_library.sal(s), sal),
+    ]
+
+
+@check(
+    "3.4",
+    Verdict.CONDITIONAL,
+    mutants={
+        "one metric for all ranges": {"metric": lambda p: eye(len(p))},
+        "enough rows": {"rows": lambda d: 2 * d + 4},
+        "SPLINCE with a generic range": {"eraser": lambda bench, c: random_range(bench, c)},
+        "SPLINCE transposed": {"eraser": lambda bench, c: _reference.splince(c).T},
+        "library: SPLINCE transposed": {
+            "fitted": lambda s: [(p.T, size) for p, size in _library_erasers(s)]
+        },
+        "library: another concept": {
+            "fitted": lambda s: _library_erasers(replace(s, z_labels=s.y_labels + s.z_labels))
+        },
+    },
+)
+def unique_minimiser(
+    bench: Bench,
+    *,
+    metric: Callable[[Matrix], Matrix] = penalty_metric,
+    rows: Callable[[int], int] = lambda d: d - 2,
+    eraser: Callable[[Bench, Covariances], Matrix] = lambda bench, c: _reference.splince(c),
+    fitted: Callable[[Sample], list[tuple[Matrix, float]]] = _library_erasers,
+) -> None:
+    """Exact. The widest margin minimises |theta|^2 = phi^T (P^T P)^+ phi over the heads of margin
+    one; rows and labels are few enough to enumerate the active sets. That ridge heads tend to it
+    as the penalty vanishes is Rosset, Zhu and Hastie (NeurIPS 2003), that gradient descent does,
+    Soudry et al. (JMLR 19, 2018); only the margins themselves are computed here.
+
+    Library: theta is fitted in the exact space P supp(x), where the fit is unique, so an error e of
+    P (Euclidean) moves the erased rows by e |X| and theta relatively by at most
+    2 e |X| / sigma, sigma the smallest singular value of the exact erased rows; a test row moves
+    by its own length times that, and by e |theta| for its own erasure; a factor 2 on top."""
+    for _ in bench.repeats(10, 3):
+        s = sample(bench.rng, "full rank", 4)
+        y, test = integers(bench.rng, len(s.x), 1), integers(bench.rng, 3, 4, 9)
+        heads = [
+            predictions(p, s, test, y, intercept=True, offset=True, fit=least_squares)
+            for p in (_reference.splince(s.covariances), _reference.sal(s.covariances))
+        ]
+        bench.printed(heads[0] - heads[1])
+    for i in bench.repeats(15, 4):
+        d = 5 + i % 2
+        s = _few_rows(bench, rows, d)
+        c, n = s.covariances, len(s.x)
+        test = integers(bench.rng, 3, d, 9)
+        while True:  # a head of zeros reads no range
+            y = integers(bench.rng, n, 1)
+            expected = _least_norm(s, y, test, _reference.leace(c), None)
+            if not is_zero(expected - y.sum() / n):
+                break
+        for p in (eraser(bench, c), _reference.sal(c), _reference.splince_drop(c)):
+            bench.printed(_least_norm(s, y, test, p, None) - expected)
+        generic = _least_norm(s, y, test, random_range(bench, c), None)
+        bench.printed(generic - expected, lacking="n > d, or a range that maps supp(x) into itself")
+        counted = []
+        for p in (_reference.splince(c), _reference.sal(c)):
+            seen, new = (with_ones(_reference.erased(c, p, v)) for v in (s.x, test))
+            counted.append(new @ least_squares(seen, y))
+        bench.printed(counted[0] - counted[1], lacking="n > d, or an intercept outside the norm")
+        erasers = (_reference.splince(c), _reference.leace(c), _reference.sal(c))
+        for (p, error), own in zip(fitted(s), erasers, strict=True):
+            exact = (s.x - c.mean.T) @ own.T
+            sizes = np.linalg.svd(to_float(exact), compute_uv=False)
+            length = float(np.linalg.norm(to_float(s.x - c.mean.T), 2))
+            theta = float(np.linalg.norm(to_float(pinv(exact) @ (y - y.sum() / n))))
+            reach = float(np.linalg.norm(to_float(test - c.mean.T), axis=1).max())
+            sigma = sizes[c.ranks[0] - c.ranks[1] - 1]
+            tolerance = 2 * error * theta * reach * (1 + 2 * length / sigma)
+            gap = _least_norm(s, y, test, p, own @ c.s) - expected
+            bench.corrected(to_float(gap), tolerance, label="library")
+    _separable(bench, metric)
+
+
+@check(
+    "3.5",
+    Verdict.CONDITIONAL,
+    paper=True,
+    mutants={
+        "no constant": {"offset": lambda: False},
+        "with intercept": {"intercept": lambda: True},
+    },
+)
+def restriction_to_range(
+    bench: Bench,
+    *,
+    offset: Callable[[], bool] = lambda: True,
+    intercept: Callable[[], bool] = lambda: False,
+) -> None:
+    """Exact."""
+    for _ in bench.repeats(16, 5):
+        s = sample(bench.rng, "full rank", 4)
+        c = s.covariances
+        y, test = integers(bench.rng, len(s.x), 1), integers(bench.rng, 3, 4, 9)
+        pair = (_reference.splince(c), _reference.sal(c))
+        plain = [
+            predictions(p, s, test, y, intercept=False, offset=False, fit=least_squares)
+            for p in pair
+        ]
+        bench.printed(plain[0] - plain[1])
+        shifted = [
+            predictions(p, s, test, y, intercept=intercept(), offset=offset(), fit=least_squares)
+            for p in pair
+        ]
+        bench.printed(shifted[0] - shifted[1], lacking="a constant b and no intercept")
+        free = []
+        for p in pair:
+            b = (eye(4) - p) @ c.mean
+            seen = column_basis(beside(p, b))
+            free.append((test @ p.T + b.T) @ seen @ least_squares((s.x @ p.T + b.T) @ seen, y))
+            if is_zero(b):
+                break
+        else:
+            bench.corrected(free[0] - free[1], label="free heads")
+            bench.corrected(free[0] - constrained(s, test, y), label="free head with b")
+
+
+@check(
+    "3.6",
+    Verdict.CONDITIONAL,
+    paper=True,
+    mutants={
+        "the larger kernel is not larger": {"larger": _reference.leace},
+        "the larger kernel is no kernel": {"larger": lambda c: eye(c.d)},
+    },
+)
+def guarded_methods(
+    bench: Bench,
+    *,
+    larger: Eraser = lambda c: _reference.sal(
+        Covariances(c.s, beside(c.sz, c.s[:, :1]), c.sy, c.mean)
+    ),
+) -> None:
+    """Exact."""
+    for _ in bench.repeats(16, 5):
+        s = sample(bench.rng, "full rank", 4)
+        c = s.covariances
+        y, test = integers(bench.rng, len(s.x), 1), integers(bench.rng, 3, 4, 9)
+        expected = constrained(s, test, y)
+        for p in (_reference.splince(c), _reference.leace(c), _reference.sal(c)):
+            got = predictions(p, s, test, y, intercept=True, offset=True, fit=least_squares)
+            bench.printed(got - expected)
+        p = larger(c)
+        bench.corrected(p @ c.sz, label="guarded")
+        got = predictions(p, s, test, y, intercept=True, offset=True, fit=least_squares)
+        bench.printed(got - expected, lacking="kernel equal to colsp(Sz)")

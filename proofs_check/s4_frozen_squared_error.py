@@ -1,0 +1,339 @@
+"""Section 4: Theorem 3, the squared error of a frozen head, literal and deployed.
+
+Throughout y = beta^T x + noise with E[x noise] = 0, so beta = S^+ Sy on the support of x, for any
+distribution, centred. A head theta behind the eraser x -> P x scores theta^T P x = (P^T theta)^T x.
+Its risk exceeds that of beta by |S^{1/2} (P^T theta - beta)|^2 (the noise is uncorrelated with x).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proofs_check import _library, _reference
+from proofs_check._check import Bench, Verdict, check
+from proofs_check._families import Sample, integers, problem
+from proofs_check._heads import deployed, excess, head, literal, random_guarded, whitened_problem
+from proofs_check._library import Fitted
+from proofs_check._linalg import (
+    Matrix,
+    Number,
+    diagonal,
+    eye,
+    inverse,
+    is_zero,
+    rational,
+    to_float,
+    trace,
+    zeros,
+)
+from proofs_check._reference import Covariances, Eraser
+from proofs_check._rounding import tolerances
+
+EXAMPLE = Covariances(eye(2), rational([[1], [0]]), rational([["3/5"], ["4/5"]]), zeros(2, 1))
+"""S = I, Sz = (1, 0), beta = Sy = (3/5, 4/5): rho = 9/25."""
+
+
+@check(
+    "4.1",
+    Verdict.HOLDS,
+    paper=True,
+    mutants={
+        "x -> Px instead": {"reading": deployed},
+        "LEACE for SPLINCE": {"closed": _reference.leace},
+        "concept gone from the predictions": {"leak": lambda c, p: c.sz.T @ p.T @ head(c)},
+    },
+)
+def literal_regression(
+    bench: Bench,
+    *,
+    reading: Callable[[Matrix, Matrix], Matrix] = literal,
+    closed: Eraser = _reference.splince,
+    leak: Callable[[Covariances, Matrix], Matrix] = lambda c, p: c.sz.T @ p @ head(c),
+) -> None:
+    """Exact."""
+    for i in bench.repeats(40, 10):
+        c = whitened_problem(bench, 3 + i % 3)
+        beta = head(c)
+        p = closed(c)
+        bench.printed(excess(c, reading(p, beta), beta))
+        bench.printed(int(excess(c, reading(_reference.leace(c), beta), beta)[0, 0] < 0))
+        nothing_erased = excess(c, reading(eye(c.d), beta), beta)
+        bench.corrected(nothing_erased, label="the identity qualifies")
+        bench.corrected(leak(c, p) - c.sz.T @ beta, label="concept in the predictions")
+        general = problem(bench.rng, 4, 4)
+        beta, p = head(general), closed(general)
+        moved = general.s_pinv @ p @ general.s
+        bench.corrected(excess(general, reading(moved, beta), beta), label="S^{-1} P S in general")
+    c = Covariances(diagonal([1, 4]), EXAMPLE.sz, rational([[1], [4]]), EXAMPLE.mean)
+    coloured = excess(c, literal(closed(c), head(c)), head(c))[0, 0]
+    bench.corrected(int(coloured == 0), label="the printed reading without whitening")
+    bench.cited(coloured)
+    c = EXAMPLE
+    p, beta = _reference.splince(c), head(c)
+    bench.cited((c.sz.T @ p @ beta)[0, 0])
+    bench.corrected((c.sz.T @ p.T @ beta)[0, 0], label="deployed predictions carry no concept")
+
+
+def _risk_leace(c: Covariances) -> Matrix:
+    """C_yz C_zz^+ C_zy."""
+    return c.gram(c.sy, c.z) @ inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.sy)
+
+
+def _risk_splince(c: Covariances) -> Matrix:
+    """C_yz G^+ C_zy."""
+    gain = c.gram(c.z, c.y) @ inverse(c.gram(c.y, c.y)) @ c.gram(c.y, c.z)
+    return c.gram(c.sy, c.z) @ inverse(c.gram(c.z, c.z) - gain) @ c.gram(c.z, c.sy)
+
+
+def _penalty(rho: Number) -> Number:
+    """Excess risk of SPLINCE over that of LEACE, scalar task."""
+    return 1 / (1 - rho)
+
+
+def semidefinite(a: Matrix) -> bool:
+    """True iff a symmetric 2 x 2 matrix has no negative eigenvalue."""
+    return bool(a[0, 0] >= 0 and a[1, 1] >= 0 and a[0, 0] * a[1, 1] >= a[0, 1] * a[1, 0])
+
+
+def _ratio_is_sharp(c: Covariances, low: Matrix, risk: Matrix) -> bool:
+    """True iff 1 / (1 - rho) is the largest ratio of the two risks over combinations of outputs.
+
+    rho is irrational, so it is bracketed by rationals 2^-30 apart: with t above rho,
+    dR(LEACE) - (1 - t) dR(SPLINCE) has no negative eigenvalue, with t below it has one.
+    """
+    explained = inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.y)
+    shared = explained @ inverse(c.gram(c.y, c.y)) @ c.gram(c.y, c.z)
+    rho = Fraction(float(np.linalg.eigvals(to_float(shared)).real.max()))
+    step = Fraction(1, 2**31)
+    return semidefinite(low - (1 - rho - step) * risk) and not semidefinite(
+        low - (1 - rho + step) * risk
+    )
+
+
+@check(
+    "4.2",
+    Verdict.DEPLOYED,
+    mutants={
+        "P for its transpose": {"reading": literal},
+        "1 + rho for 1 / (1 - rho)": {"penalty": lambda rho: 1 + rho},
+        "C_zz for G": {"risk_splince": _risk_leace},
+        "C_yy for C_zz": {
+            "risk_leace": lambda c: c.gram(c.sy, c.z) @ c.gram(c.z, c.sy) / trace(c.gram(c.y, c.y))
+        },
+        "library: LEACE for SPLINCE": {"fitted": _library.leace},
+        "library: transpose": {"fitted": lambda s: _library.splince(s).T},
+    },
+)
+def deployed_regression(
+    bench: Bench,
+    *,
+    reading: Callable[[Matrix, Matrix], Matrix] = deployed,
+    penalty: Callable[[Number], Number] = _penalty,
+    risk_leace: Callable[[Covariances], Matrix] = _risk_leace,
+    risk_splince: Callable[[Covariances], Matrix] = _risk_splince,
+    fitted: Fitted = _library.splince,
+) -> None:
+    """Exact. Library: the error of P^T beta in the norm of S is at most the whitened error times
+    |beta|_S = sqrt(C_yy), so the square root of the risk moves by no more than that."""
+    for i in bench.repeats(60, 12):
+        scalar = i % 3 < 2
+        if i % 2:
+            c = whitened_problem(bench, 4, *((1, 1) if scalar else (2, 2)))
+        else:
+            c = problem(bench.rng, 4, 4 - i % 4 // 2, 1 + (i // 3) % 2, 1 if scalar else 2)
+        beta = head(c)
+        p, least = _reference.splince(c), _reference.leace(c)
+        risk, low = (excess(c, reading(q, beta), beta) for q in (p, least))
+        bench.printed(trace(risk), deployed=True)
+        if is_zero(c.s - eye(c.d)):
+            bench.printed(trace(excess(c, literal(p, beta), beta)))
+        bench.corrected(low - risk_leace(c), label="risk of LEACE")
+        bench.corrected(risk - risk_splince(c), label="risk of SPLINCE")
+        guarded = excess(c, reading(random_guarded(bench, c), beta), beta)
+        bench.corrected(int(trace(guarded) < trace(low)), label="LEACE is least")
+        if c.y.shape[1] == 1:
+            rho = _reference.squared_cosine(c)
+            bench.corrected(risk - low * penalty(rho), label="ratio")
+            bench.corrected(
+                c.s @ (reading(p, beta) - reading(least, beta) * penalty(rho)), label="same scores"
+            )
+            power = c.gram(c.y, c.y)[0, 0]
+            bench.corrected(
+                int((risk[0, 0] > power) != (rho > Fraction(1, 2))), label="worse than the mean"
+            )
+        else:
+            rise = risk - low
+            lost = _reference.lost(c)
+            x = head(replace(c, sy=c.y)).T @ lost
+            bench.corrected(
+                rise - x @ inverse(_reference.unexplained(c)) @ x.T, label="rise, several outputs"
+            )
+            bench.corrected(int(not semidefinite(rise)), label="rise is not negative")
+            bench.corrected(int(not _ratio_is_sharp(c, low, risk)), label="ratio, several outputs")
+    for sample in bench.samples(6, 2):
+        c, (tolerance, *_) = sample.covariances, tolerances(sample)
+        beta = head(c)
+        got = np.sqrt(float(trace(excess(c, deployed(fitted(sample), beta), beta))))
+        exact = np.sqrt(float(trace(_risk_splince(c))))
+        size = np.sqrt(float(trace(c.gram(c.sy, c.sy))))
+        bench.corrected(got - exact, tolerance * size, label=f"library, {sample.family}")
+    c, beta = EXAMPLE, head(EXAMPLE)
+    p, least = _reference.splince(c), _reference.leace(c)
+    bench.cited(
+        *(excess(c, deployed(q, beta), beta)[0, 0] for q in (p, least)),
+        *(f"({', '.join(map(str, deployed(q, beta).flat))})" for q in (p, least)),
+    )
+
+
+def advantage(q: Number, v: Number, h: Number) -> Number:
+    """MSE(SPLINCE) - MSE(LEACE) for a frozen head theta, scalar y.
+
+    q = theta^T E_L Sy, v = Cov(theta^T x, y), h = H = (1 - rho) C_yy.
+    """
+    return q / h * (2 * v - q - 2 * h)
+
+
+def threshold(rho: Number) -> Number:
+    """Shrinkage of the least-squares head below which SPLINCE wins."""
+    return 2 * (1 - rho) / (2 - rho)
+
+
+def _library_report(sample: Sample) -> tuple[float, float, float]:
+    """rho, penalty and threshold from the library's report."""
+    made = _library.report(sample)
+    figures = (made.rho, made.frozen_head_penalty, made.head_shrinkage_threshold)
+    if any(value is None for value in figures):
+        raise ValueError("the report lacks the figures of the choice rule")
+    rho, penalty, edge = (float(value or 0.0) for value in figures)
+    return rho, penalty, edge
+
+
+def mean_square(c: Covariances, p: Matrix, theta: Matrix) -> Number:
+    """E(y - theta^T P x)^2 - Var(y) for scalar y, from moments."""
+    read = deployed(p, theta)
+    return (read.T @ c.s @ read - 2 * read.T @ c.sy)[0, 0]
+
+
+@check(
+    "4.3",
+    Verdict.CONDITIONAL,
+    mutants={
+        "no factor 2": {"difference": lambda q, v, h: q / h * (v - q - h)},
+        "C_yy for H": {"difference": lambda q, v, h: q / (2 * h) * (2 * v - q - 4 * h)},
+        "threshold 1 - rho": {"limit": lambda rho: 1 - rho},
+        "threshold 2 (1 - rho)": {"limit": lambda rho: 2 * (1 - rho)},
+        "library: threshold 1 - rho": {
+            "reported": lambda s: (
+                _library_report(s)[0],
+                _library_report(s)[1],
+                1 - _library_report(s)[0],
+            )
+        },
+        "library: penalty 1 + rho": {
+            "reported": lambda s: (
+                _library_report(s)[0],
+                1 + _library_report(s)[0],
+                _library_report(s)[2],
+            )
+        },
+    },
+)
+def other_heads(
+    bench: Bench,
+    *,
+    difference: Callable[[Number, Number, Number], Number] = advantage,
+    limit: Callable[[Number], Number] = threshold,
+    reported: Callable[[Sample], tuple[float, float, float]] = _library_report,
+) -> None:
+    """Exact. Library's report: rho = 1 - s^2 with s = sin(theta) in error by twice the angle
+    error, which is below tol s^2 / 2 (see ``_rounding``): |d rho| <= s tol s^2; then 1 / (1 - rho)
+    changes relatively by at most s tol, and the threshold by 2 s^3 tol."""
+    for i in bench.repeats(60, 12):
+        c = whitened_problem(bench, 4) if i % 2 else problem(bench.rng, 4, 4 - i % 3 // 2)
+        p, least, beta = _reference.splince(c), _reference.leace(c), head(c)
+        rho, h = _reference.squared_cosine(c), _reference.unexplained(c)[0, 0]
+        theta = integers(bench.rng, 4, 1)
+        gap = mean_square(c, p, theta) - mean_square(c, least, theta)
+        q, v = (theta.T @ _reference.lost(c))[0, 0], (theta.T @ c.sy)[0, 0]
+        bench.corrected(gap - difference(q, v, h), label="any head")
+        edge = limit(rho)
+        for g, wins in ((edge * 9 / 10, True), (edge * 11 / 10, False)):
+            gap = mean_square(c, p, g * beta) - mean_square(c, least, g * beta)
+            bench.corrected(int((gap < 0) != wins), label="shrunk head")
+            lacking = None if wins else "head shrunk below 2 (1 - rho) / (2 - rho)"
+            bench.printed(int(gap >= 0), lacking=lacking)
+        level = mean_square(c, p, edge * beta) - mean_square(c, least, edge * beta)
+        bench.corrected(level, label="equal at the threshold")
+        penalty = rho / (2 * (1 - rho))
+        bench.corrected(edge - 1 / (1 + penalty), label="ridge threshold")
+    for sample in bench.samples(8, 2, ("full rank", "rank-deficient", "n <= d", "near-infeasible")):
+        c, (tolerance, *_) = sample.covariances, tolerances(sample)
+        exact = _reference.squared_cosine(c)
+        s = float(np.sqrt(float(1 - exact)))
+        rho, penalty, edge = reported(sample)
+        bench.corrected(rho - float(exact), s**3 * tolerance + 4e-16, label="reported rho")
+        relative = penalty * float(1 - exact) - 1
+        bench.corrected(relative, s * tolerance + 4e-16 / s**2, label="reported penalty")
+        slack = 2 * s**3 * tolerance + 4e-16
+        bench.corrected(edge - float(threshold(exact)), slack, label="reported threshold")
+    c = EXAMPLE
+    rho = _reference.squared_cosine(c)
+    bench.cited(
+        rho, *(f"{value} = {float(value):.4f}" for value in (threshold(rho), rho / (2 * (1 - rho))))
+    )
+
+
+@check(
+    "4.4",
+    Verdict.HOLDS,
+    mutants={
+        "LEACE for SPLINCE": {"closed": _reference.leace},
+        "transpose": {"closed": lambda c: _reference.splince(c).T},
+        "SPLINCE for LEACE": {"least": _reference.splince},
+        "library: LEACE for SPLINCE": {"applied": lambda s: _library.fit("leace", s)(s.features)},
+    },
+)
+def preserved(
+    bench: Bench,
+    *,
+    closed: Eraser = _reference.splince,
+    least: Eraser = _reference.leace,
+    applied: Callable[[Sample], NDArray[np.float64]] = lambda s: _library.fit("splince", s)(
+        s.features
+    ),
+) -> None:
+    """Exact. Library: the centroid of n_k of n rows moves by at most
+    sqrt(n / n_k) times the root mean square of r(x) - r_exact(x), whitened (tolerance of 1.6)."""
+    for s in bench.samples(8, 3, ("one-hot",)):
+        c = s.covariances
+        p = closed(c)
+        theta = integers(bench.rng, c.d, 1)
+        bench.printed(theta.T @ (p @ c.sy - c.sy))
+        moved = (s.x - c.mean.T) @ p.T + c.mean.T
+        for k in range(s.y.shape[1]):
+            mine = s.y[:, k : k + 1]
+            bench.printed(mine.T @ (moved - s.x))
+        low = least(c)
+        for other in (random_guarded(bench, c), _reference.splince(c), _reference.sal(c)):
+            change, extra = (
+                (v @ c.s @ v.T)[0, 0]
+                for v in (theta.T @ (other - eye(c.d)), theta.T @ (other - low))
+            )
+            least_change = theta.T @ (low - eye(c.d))
+            bench.corrected(
+                change - extra - (least_change @ c.s @ least_change.T)[0, 0], label="least change"
+            )
+        tolerance, *_ = tolerances(s)
+        gap = rational(applied(s)) - s.x
+        for k in range(s.y.shape[1]):
+            share = sum(s.y[:, k])
+            shift = s.y[:, k : k + 1].T @ gap / share
+            size = np.sqrt(float(trace(shift @ c.s_pinv @ shift.T)))
+            bench.corrected(
+                size, tolerance * np.sqrt(len(s.x) / float(share)), label="library centroid"
+            )

@@ -1,0 +1,306 @@
+"""Section 6: the remarks on regularisation, frozen heads, covariance ratios and SAL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+
+from proofs_check import _library, _reference
+from proofs_check._check import Bench, Verdict, check
+from proofs_check._families import Rng, Sample, classes, integers, problem
+from proofs_check._heads import (
+    excess,
+    head,
+    penalty_metric,
+    random_range,
+    ridge_head,
+    whitened_problem,
+)
+from proofs_check._library import Fitted
+from proofs_check._linalg import (
+    Matrix,
+    Number,
+    beside,
+    diagonal,
+    equal,
+    eye,
+    inverse,
+    is_zero,
+    null_basis,
+    pinv,
+    projector,
+    rank,
+    rational,
+    trace,
+    zeros,
+)
+from proofs_check._reference import Covariances
+from proofs_check._rounding import tolerances
+
+Metric = Callable[[Matrix], Matrix]
+
+
+def _by_metric(c: Covariances, p: Matrix, strength: Number, metric: Metric) -> Matrix:
+    """The same head as a fit on raw x under Sz^T phi = 0 with penalty phi^T metric phi."""
+    n = null_basis(c.z.T)
+    return n @ inverse(n.T @ (c.s + strength * metric(p)) @ n) @ n.T @ c.sy
+
+
+def _mirrored(c: Covariances, p: Matrix) -> Matrix:
+    """The projector of the same kernel whose range is that of P mirrored at ker(P)^perp."""
+    orthogonal = _reference.sal(c)
+    return 2 * orthogonal - p
+
+
+@check(
+    "6.1",
+    Verdict.CONDITIONAL,
+    paper=True,
+    mutants={
+        "P^T P for its inverse": {"metric": lambda p: p.T @ p},
+        "P P^T for P^T P": {"metric": lambda p: pinv(p @ p.T)},
+        "one metric for all": {"metric": lambda p: eye(len(p))},
+        "not mirrored": {"twin": lambda c, p: 3 * _reference.sal(c) - 2 * p},
+    },
+)
+def ridge_ranges(
+    bench: Bench,
+    *,
+    metric: Metric = penalty_metric,
+    twin: Callable[[Covariances, Matrix], Matrix] = _mirrored,
+) -> None:
+    """Exact."""
+    for i in bench.repeats(24, 8):
+        c = problem(bench.rng, 4, 4)
+        strength = rational([[f"1/{10 ** (i % 4)}"]])[0, 0]
+        p, other = _reference.splince(c), random_range(bench, c)
+        heads = [ridge_head(c, q, strength) for q in (p, other)]
+        for q, phi in zip((p, other), heads, strict=True):
+            bench.corrected(phi - _by_metric(c, q, strength, metric), label="metric")
+        if not equal(p.T @ p, other.T @ other):
+            bench.printed(int(equal(heads[0], heads[1])))
+        n = null_basis(c.z.T)
+        s = n.T @ c.s @ n
+        free = inverse(s) @ n.T @ c.sy
+        steps = [
+            inverse(s + strength * m) @ m @ free for m in (n.T @ metric(q) @ n for q in (p, other))
+        ]
+        bench.corrected(
+            heads[0] - heads[1] - strength * n @ (steps[1] - steps[0]), label="order lambda"
+        )
+        mirror = twin(c, p)
+        if equal(mirror, p):
+            continue
+        bench.corrected(beside(mirror @ c.z, (mirror @ mirror - mirror)), label="a projector")
+        same = equal(heads[0], ridge_head(c, mirror, strength))
+        bench.printed(int(same), lacking="P_A^T P_A different from P_B^T P_B")
+
+
+def _effective(rho: Number, strength: Number) -> Number:
+    """Penalty at which LEACE equals SPLINCE at ``strength``, whitened features."""
+    return strength * (1 - rho)
+
+
+@check(
+    "6.2",
+    Verdict.CONDITIONAL,
+    paper=True,
+    mutants={
+        "lambda / (1 - rho)": {"effective": lambda rho, strength: strength / (1 - rho)},
+        "lambda (1 - sqrt rho) squared": {
+            "effective": lambda rho, strength: strength * (1 - rho) ** 2
+        },
+        "LEACE for SPLINCE": {"closed": _reference.leace},
+    },
+)
+def ridge_whitened(
+    bench: Bench,
+    *,
+    effective: Callable[[Number, Number], Number] = _effective,
+    closed: Callable[[Covariances], Matrix] = _reference.splince,
+) -> None:
+    """Exact. With u the part of Sy orthogonal to Sz, P_S u = Sy, so |P_S u|^2 = |u|^2/(1 - rho):
+    the metric of 6.1 is (1 - rho) along u, and along u alone the fit moves."""
+    for i in bench.repeats(30, 8):
+        c = whitened_problem(bench, 3 + i % 3)
+        rho, strength = _reference.squared_cosine(c), rational([[f"{1 + i % 5}/{1 + i % 3}"]])[0, 0]
+        first = ridge_head(c, closed(c), strength)
+        for q in (_reference.leace(c), _reference.sal(c)):
+            second = ridge_head(c, q, effective(rho, strength))
+            bench.corrected(first - second, label="equal heads")
+        risks = [
+            excess(c, ridge_head(c, q, strength), head(c))[0, 0]
+            for q in (_reference.splince(c), _reference.leace(c))
+        ]
+        bench.printed(int(not risks[0] < risks[1]))
+    s = rational([[2, 1], [1, 2]])
+    for sy in ("0", "1"):
+        c = Covariances(s, rational([[1], [0]]), rational([[sy], [1]]), zeros(2, 1))
+        risks = [
+            excess(c, ridge_head(c, q, rational([[1]])[0, 0]), head(c))[0, 0]
+            for q in (_reference.splince(c), _reference.leace(c))
+        ]
+        bench.cited(*risks)
+        if sy == "0":
+            bench.printed(int(not risks[0] < risks[1]), lacking="whitened features")
+        else:
+            bench.corrected(int(not risks[0] < risks[1]), label="the other way round")
+
+
+@check(
+    "6.3",
+    Verdict.FALSE,
+    paper=True,
+    mutants={
+        "theta along Sz": {"agreeing": lambda bench, c: c.z},
+        "theta orthogonal to Sy": {
+            "agreeing": lambda bench, c: null_basis(c.sy.T) @ integers(bench.rng, c.d - 1, 1)
+        },
+        "criterion theta^T Sy = 0": {"criterion": lambda c, theta: is_zero(theta.T @ c.sy)},
+    },
+)
+def frozen_heads(
+    bench: Bench,
+    *,
+    agreeing: Callable[[Bench, Covariances], Matrix] = lambda bench, c: (
+        null_basis(c.z.T) @ integers(bench.rng, c.d - c.z.shape[1], 1)
+    ),
+    criterion: Callable[[Covariances, Matrix], bool] = lambda c, theta: is_zero(
+        theta.T @ _reference.lost(c)
+    ),
+) -> None:
+    """Exact."""
+    for i in bench.repeats(40, 10):
+        k_z = 1 + i % 2
+        c = problem(bench.rng, 4, 4 - i % 2, k_z, 1)
+        p, least, other = _reference.splince(c), _reference.leace(c), random_range(bench, c)
+        theta = agreeing(bench, c)
+        if is_zero(theta):
+            continue
+        for q in (p, other):
+            bench.corrected(theta.T @ (q - least) @ c.s, label="same scores")
+        bench.printed(projector(p) @ theta)
+        bench.printed(projector(least) @ theta)
+        for probe in (theta, integers(bench.rng, 4, 1), null_basis(c.sy.T)[:, :1]):
+            agrees = is_zero(probe.T @ (p - least) @ c.s)
+            bench.corrected(int(agrees != criterion(c, probe)), label="SPLINCE and LEACE")
+            if k_z == 1:
+                bench.corrected(
+                    int(agrees != is_zero(probe.T @ c.sz)), label="scalar z: iff Sz^T theta = 0"
+                )
+    c = Covariances(eye(2), rational([[1], [0]]), rational([[1], [1]]), zeros(2, 1))
+    theta = rational([[0], [1]])
+    p, least = _reference.splince(c), _reference.leace(c)
+    bench.corrected(theta.T @ (p - least), label="example")
+    bench.cited(f"({', '.join(map(str, (projector(p) @ theta).flat))})")
+
+
+def _ratio(c: Covariances, p: Matrix) -> Number:
+    """|P Sy|^2 / |Sy|^2."""
+    kept = p @ c.sy
+    return trace(kept.T @ kept) / trace(c.sy.T @ c.sy)
+
+
+@check(
+    "6.4",
+    Verdict.HOLDS,
+    mutants={
+        "LEACE for SPLINCE": {"closed": _reference.leace},
+        "transpose of P": {"closed": lambda c: _reference.splince(c).T},
+        "LEACE ratio from whitened angle": {
+            "leace_ratio": lambda c: 1 - _reference.squared_cosine(c)
+        },
+        "library returns LEACE": {"fitted": _library.leace},
+    },
+)
+def covariance_ratio(
+    bench: Bench,
+    *,
+    closed: Callable[[Covariances], Matrix] = _reference.splince,
+    leace_ratio: Callable[[Covariances], Number] | None = None,
+    fitted: Fitted = _library.splince,
+) -> None:
+    """Exact. Library: |sqrt(ratio) - 1| <= |D Sy| / |Sy| with D the error of P, and
+    |D Sy| <= |S^{1/2}|_2 |S^{-1/2} D S^{1/2}| |S^{-1/2} Sy| <= sqrt(cond S) |Sy| x tolerance."""
+
+    def direct(c: Covariances) -> Number:
+        kept = c.sy - c.z @ inverse(c.gram(c.z, c.z)) @ c.gram(c.z, c.sy)
+        return trace(kept.T @ kept) / trace(c.sy.T @ c.sy)
+
+    formula = leace_ratio or direct
+    above = Fraction(0)
+    for i in bench.repeats(60, 12):
+        c = problem(bench.rng, 4, 4 - i % 2)
+        bench.printed(_ratio(c, closed(c)) - 1)
+        only = c.sy @ inverse(c.sy.T @ c.sy) @ c.sy.T
+        bench.corrected(_ratio(c, only) - 1, label="the rank-one map has ratio 1 too")
+        bench.corrected(_ratio(c, _reference.leace(c)) - formula(c), label="ratio of LEACE")
+        raw = trace(c.sz.T @ c.sy) ** 2 / (trace(c.sz.T @ c.sz) * trace(c.sy.T @ c.sy))
+        bench.corrected(_ratio(c, _reference.sal(c)) - (1 - raw), label="ratio of SAL")
+        above = max(above, _ratio(c, _reference.leace(c)))
+    c = Covariances(diagonal([25, 1]), rational([[5], [1]]), rational([[0], [1]]), zeros(2, 1))
+    bench.corrected(int(_ratio(c, _reference.leace(c)) <= 1), label="LEACE above 1")
+    bench.cited(_ratio(c, _reference.leace(c)))
+    for sample in bench.samples(4, 1):
+        p, (tolerance, _, _, cond) = fitted(sample), tolerances(sample)
+        ratio = np.sqrt(float(_ratio(sample.covariances, p))) - 1
+        bench.corrected(ratio, tolerance * np.sqrt(cond), label=f"library, {sample.family}")
+
+
+def _binary(rng: Rng, d: int) -> Sample:
+    """Two concept classes, three task classes."""
+    while True:
+        n = 4 * d
+        z, y = rng.integers(0, 2, n), rng.integers(0, 3, n)
+        x = rng.integers(-4, 5, (n, d)) + np.outer(z, rng.integers(-2, 3, d))
+        out = classes(x, z, y, "binary")
+        if out.covariances.ranks[1] == 1:
+            return out
+
+
+def _along_means(s: Sample) -> Matrix:
+    """I - w w^T / |w|^2 with w the difference of the two class means."""
+    first, second = (s.z[:, k : k + 1].T @ s.x / sum(s.z[:, k]) for k in (0, 1))
+    w = (first - second).T
+    return eye(len(w)) - w @ inverse(w.T @ w) @ w.T
+
+
+@check(
+    "6.5",
+    Verdict.HOLDS,
+    mutants={
+        "means taken together": {
+            "along": lambda s: _reference.sal(
+                Covariances(
+                    s.covariances.s, s.covariances.mean, s.covariances.sy, s.covariances.mean
+                )
+            )
+        },
+        "one singular vector only": {
+            "spectral": lambda c: _reference.sal(Covariances(c.s, c.sz[:, :1], c.sy, c.mean))
+        },
+        "library: LEACE for mean projection": {"fitted": _library.leace},
+    },
+)
+def mean_projection(
+    bench: Bench,
+    *,
+    along: Callable[[Sample], Matrix] = _along_means,
+    spectral: Callable[[Covariances], Matrix] = _reference.sal,
+    fitted: Fitted = _library.mean_projection,
+) -> None:
+    """Exact. Library: the tolerance of SAL in ``_rounding``."""
+    for i in bench.repeats(20, 5):
+        s = _binary(bench.rng, 4 + i % 2)
+        bench.printed(along(s) - _reference.sal(s.covariances))
+        _, _, tolerance, _ = tolerances(s)
+        for exact, got in ((along(s), fitted(s)), (along(s), _library.sal(s))):
+            size = np.sqrt(float(trace((got - exact).T @ (got - exact))))
+            bench.corrected(size, tolerance, label="library")
+    for s in bench.samples(8, 3, ("one-hot",)):
+        c = s.covariances
+        p = spectral(c)
+        bench.corrected(p @ c.sz, label="guarded")
+        bench.corrected(rank(p) - (c.d - c.ranks[1]), label="no more than rank Sz removed")

@@ -1,0 +1,265 @@
+"""Section 7: the library in floating point, against 60 digits and on real activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import mpmath  # type: ignore[import-untyped]
+import numpy as np
+from numpy.typing import NDArray
+
+import splince_fast as sf
+from proofs_check import _library, _reference
+from proofs_check._check import Bench, Verdict, check
+from proofs_check._families import Sample, continuous, invertible, problem, rotation, weight
+from proofs_check._library import Fitted
+from proofs_check._linalg import Matrix, beside, inverse, to_float
+from proofs_check._reference import Covariances, Eraser
+from proofs_check._rounding import UNIT, Rounding, rounding, tolerances, whitened_error
+
+Floats = NDArray[np.float64]
+
+
+def _mapped(c: Covariances, linear: Matrix) -> Covariances:
+    """The moments of L x."""
+    return Covariances(linear @ c.s @ linear.T, linear @ c.sz, linear @ c.sy, linear @ c.mean)
+
+
+def _recoded(sample: Sample, bench: Bench) -> Sample:
+    """The same data with labels under invertible affine maps and one redundant column."""
+    z = to_float(sample.z) @ to_float(invertible(bench.rng, sample.z.shape[1])) + 7
+    y = -3 * to_float(sample.y) + 1
+    y = np.hstack([y, 2 * y[:, :1] - 5])
+    recoded = continuous(np.zeros((1, 1), int), z, y, sample.family)
+    return replace(recoded, x=sample.x)
+
+
+@check(
+    "7.1",
+    Verdict.HOLDS,
+    mutants={
+        "SAL for SPLINCE": {"closed": _reference.sal},
+        "LEACE for SPLINCE": {"closed": _reference.leace},
+        "SAL taken as equivariant": {"sal_map": lambda bench: invertible(bench.rng, 4)},
+        "library: concept and task exchanged": {
+            "fitted": lambda s: _library.splince(
+                replace(s, z_labels=s.y_labels, y_labels=s.z_labels)
+            )
+        },
+    },
+)
+def invariances(
+    bench: Bench,
+    *,
+    closed: Eraser = _reference.splince,
+    sal_map: Callable[[Bench], Matrix] = lambda bench: rotation(bench.rng, 4),
+    fitted: Fitted = _library.splince,
+) -> None:
+    """Exact. Library: two codings of the same data within the sum of both tolerances."""
+    for i in bench.repeats(40, 10):
+        c = problem(bench.rng, 4, 4, 1 + i % 2, 1)
+        p = closed(c)
+        coded = replace(
+            c,
+            sz=c.sz @ invertible(bench.rng, c.sz.shape[1]),
+            sy=beside(-2 * c.sy, 3 * c.sy),
+            s=c.s * 7 / 6,
+        )
+        bench.printed(closed(coded) - p)
+        linear = invertible(bench.rng, 4)
+        bench.printed(closed(_mapped(c, linear)) - linear @ p @ inverse(linear))
+        other = closed(replace(c, s=weight(bench.rng, 4, 4)))
+        bench.printed(beside(other @ c.sz, other @ c.sy - c.sy))
+        linear = sal_map(bench)
+        moved = _reference.sal(_mapped(c, linear))
+        bench.corrected(
+            moved - linear @ _reference.sal(c) @ inverse(linear), label="SAL, orthogonal L"
+        )
+    for sample in bench.samples(6, 2, ("full rank", "multi-output", "one-hot", "n <= d")):
+        recoded = _recoded(sample, bench)
+        c = sample.covariances
+        tolerance = tolerances(sample)[0] + tolerances(recoded)[0]
+        gap = whitened_error(c, fitted(sample), _library.splince(recoded))
+        bench.corrected(gap, tolerance, label=f"library, {sample.family}")
+
+
+def _hard_sample(rng: np.random.Generator, d: int, kappa: float, gap: float) -> Sample:
+    """Real-valued data with condition kappa and angles of about ``gap`` between the two spaces."""
+    n = 3 * d
+    scale = np.geomspace(1, kappa**-0.5, d)
+    x = rng.normal(size=(n, d)) * scale @ np.linalg.qr(rng.normal(size=(d, d)))[0]
+    direction = rng.normal(size=(d, 2)) / scale[:, None]
+    white = x @ np.linalg.qr(x.T @ x)[0]
+    z = white @ direction[:, :1] / np.linalg.norm(white @ direction[:, :1]) + 0.1 * rng.normal(
+        size=(n, 1)
+    )
+    y = z + gap * rng.normal(size=(n, 1))
+    return Sample("hard", _exact(x), _exact(z), _exact(y), z, y)
+
+
+def _exact(a: Floats) -> Matrix:
+    """The float64 numbers as 60-digit ones (exactly: a double has 53 bits)."""
+    out = np.empty(a.shape, dtype=object)
+    for index, value in np.ndenumerate(a):
+        out[index] = mpmath.mpf(float(value))
+    return out
+
+
+def _library_matrix(sample: Sample) -> Matrix:
+    """The library's projector, entries as 60-digit numbers."""
+    return _exact(np.asarray(_library.fit("splince", sample).matrix(), dtype=np.float64))
+
+
+def _lost_direction(sample: Sample) -> Matrix:
+    """SPLINCE from moments whose smallest eigendirection was cut off."""
+    x = to_float(sample.x)
+    centred = x - x.mean(0)
+    values, vectors = np.linalg.eigh(centred.T @ centred / len(x))
+    w = (vectors[:, 1:] / np.sqrt(values[1:])).T
+    a, b = (w @ centred.T @ v / len(x) for v in (to_float(sample.z), to_float(sample.y)))
+    q = np.linalg.qr(b)[0]
+    r = a - q @ (q.T @ a)
+    root = vectors[:, 1:] * np.sqrt(values[1:])
+    return _exact(np.eye(x.shape[1]) - root @ a @ np.linalg.solve(r.T @ a, r.T) @ w)
+
+
+@check(
+    "7.2",
+    Verdict.HOLDS,
+    mutants={
+        "smallest eigendirection cut off": {"fitted": _lost_direction},
+        "transpose": {"fitted": lambda s: _library_matrix(s).T},
+        "single precision": {
+            "fitted": lambda s: _exact(
+                to_float(_library_matrix(s)).astype(np.float32).astype(np.float64)
+            )
+        },
+    },
+)
+def high_precision_error(
+    bench: Bench, *, fitted: Callable[[Sample], Matrix] = _library_matrix
+) -> None:
+    """The data are doubles, so their moments at 60 digits are exact to 1e-55."""
+    grid = [(10.0, 1.0), (1e3, 1.0), (1e5, 0.3), (1e7, 0.1), (10.0, 1e-2), (1e4, 1e-3), (10, 1e-4)]
+    with mpmath.workdps(60):
+        for i in bench.repeats(3, 1):
+            for kappa, gap in grid:
+                sample = _hard_sample(bench.rng, 6 + 3 * (i % 2), kappa, gap)
+                c = sample.covariances
+                exact = _reference.splince(c)
+                tolerance, *_ = tolerances(sample)
+                bench.printed(whitened_error(c, fitted(sample), exact), tolerance)
+
+
+@dataclass(frozen=True, eq=False)
+class Real:
+    """The shipped activations, their moments in the library, and reference figures of the rows.
+
+    ``std`` holds the standard deviations of the features; ``sz`` and ``sy`` are Cov(x, z) and
+    Cov(x, y) of the rows, divided by them and by the deviation of the label. ``root`` R has
+    R^T R = Cov(x); ``a`` and ``b`` are unit vectors along R^{-T} Sz and R^{-T} Sy. ``least`` is the
+    library's LEACE, whitened.
+    """
+
+    rows: int
+    moments: sf.Moments
+    std: Floats
+    sz: Floats
+    sy: Floats
+    root: Floats
+    a: Floats
+    b: Floats
+    least: Floats
+    figures: Rounding
+
+    def white(self, p: Floats) -> Floats:
+        """R^{-T} P R^T: the map in coordinates where the features have covariance I."""
+        return np.asarray(np.linalg.solve(self.root.T, p @ self.root.T))
+
+
+@cache
+def _professions(aligned: bool) -> Real:
+    """Load and factor once for all mutants."""
+    x, z, y = _library.professions(aligned)
+    z, y = z.reshape(-1, 1), y.reshape(-1, 1)
+    centred, std = x - x.mean(0, dtype=np.float64), x.std(0, dtype=np.float64)
+    q, r = np.linalg.qr(centred / np.sqrt(len(x)))
+    units = [(v - v.mean(0))[:, 0] / v.std(0) for v in (z, y)]
+    sz, sy = (centred.T @ v / len(x) / std for v in units)
+    a, b = (q.T @ v for v in units)
+    moments = _library.accumulated([(x, z, y)])
+    least = np.linalg.solve(r.T, _real_leace(moments) @ r.T)
+    a, b = a / np.linalg.norm(a), b / np.linalg.norm(b)
+    return Real(len(x), moments, std, sz, sy, r, a, b, least, rounding(x, z, y))
+
+
+def _real_splince(moments: sf.Moments) -> Floats:
+    return np.asarray(sf.splince(moments, erase="z", keep="y").matrix(), dtype=np.float64)
+
+
+def _real_leace(moments: sf.Moments) -> Floats:
+    return np.asarray(sf.leace(moments, erase="z").matrix(), dtype=np.float64)
+
+
+def _diagonal_splince(moments: sf.Moments) -> Floats:
+    """SPLINCE with the diagonal of S for S, in floating point."""
+    s = np.diag(np.asarray(moments.covariance(ddof=0)))
+    sz, sy = (np.asarray(moments.cross_covariance(name, ddof=0)) for name in "zy")
+    gain = (sy.T @ (sz / s[:, None])) / (sy.T @ (sy / s[:, None]))
+    direction = (sz - sy * gain) / s[:, None]
+    return np.asarray(np.eye(len(s)) - sz @ direction.T / (sz.T @ direction))
+
+
+@check(
+    "7.3",
+    Verdict.HOLDS,
+    mutants={
+        "transpose": {"fitted": lambda m: _real_splince(m).T},
+        "LEACE for SPLINCE": {"fitted": _real_leace},
+        "diagonal of S for S": {"fitted": _diagonal_splince},
+        "task scaled within the tolerance of the whitened figures": {
+            "fitted": lambda m: _real_splince(m) * (1 + 1e-10)
+        },
+        "1 / (1 + rho) for 1 / (1 - rho)": {"inflation": lambda rho: 1 / (1 + rho)},
+    },
+)
+def real_activations(
+    bench: Bench,
+    *,
+    fitted: Callable[[sf.Moments], Any] = _real_splince,
+    inflation: Callable[[float], float] = lambda rho: 1 / (1 - rho),
+) -> None:
+    """Reference figures come from the raw rows, not from the library's moments.
+
+    Constraints, in units in which features and labels have variance 1, free of the condition
+    number: a solve leaves at most 8 d eps |P|^2 of the covariance and 8 d eps |P|^3 of P (one
+    column each, eps = 2^-52), and the rows' Sz differs from the accumulated one by gamma in every
+    entry, which P carries over. The other figures are whitened by a QR of the rows and have the
+    tolerance of 1.1, which grows with the condition number."""
+    for aligned in (False, True):
+        real = _professions(aligned)
+        p, d = fitted(real.moments), len(real.std)
+        scaled = p * real.std / real.std[:, None]
+        amplification = float(np.linalg.norm(scaled, 2))
+        solved = 8 * d * 2 * UNIT * amplification**2
+        moved = (1 + amplification) * real.figures.gamma * np.sqrt(d)
+        for residual, cov in ((scaled @ real.sz, real.sz), (scaled @ real.sy - real.sy, real.sy)):
+            bench.printed(np.linalg.norm(residual), solved * np.linalg.norm(cov) + moved)
+        bench.printed(np.linalg.norm(scaled @ scaled - scaled), solved * amplification)
+        a, b, tolerance = real.a, real.b, real.figures.splince
+        oblique, orthogonal = real.white(p), real.least
+        rho = float(a @ b) ** 2
+        e, e_l = np.eye(d) - oblique, np.eye(d) - orthogonal
+        span = np.linalg.qr(np.column_stack([a, b]))[0]
+        bench.corrected(np.linalg.norm(e - (e @ span) @ span.T), tolerance, label="certificate")
+        ratio = np.linalg.norm(e) / np.linalg.norm(e_l)
+        bench.corrected(ratio - np.sqrt(inflation(rho)), 2 * tolerance, label="distortion")
+        repair = np.outer(e_l @ b, b - a * (a @ b)) / (1 - rho)
+        gap = np.linalg.norm(oblique - orthogonal - repair)
+        bench.corrected(gap, 3 * tolerance, label="repair of LEACE")
+        frozen = oblique.T @ b - orthogonal.T @ b * inflation(rho)
+        bench.corrected(np.linalg.norm(frozen), 3 * tolerance, label="proportional scores")
+        bench.cited(f"{real.rows} rows", f"{d} features", f"{rho:.4f}", f"{inflation(rho):.4f}")

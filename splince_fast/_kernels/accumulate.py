@@ -1,0 +1,324 @@
+"""A block of rows reduced to its moments, and its scatter added to another, compiled by Numba.
+
+Every kernel is serial; the threads split the work by columns, so that each number comes from the
+same operations in the same order whatever their number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from splince_fast._kernels.jit import kernel
+
+
+@kernel
+def sort_by_cell(codes: Any, n_codes: int, part_rows: int, order: Any, cell: Any) -> None:
+    """Order the rows of each part so that those with equal codes, a cell, are neighbours.
+
+    One stable counting sort per variable, O(v (n + parts n_codes)).
+
+    Parameters
+    ----------
+    codes : (v, n) intp, -1 <= codes < n_codes
+    part_rows : int
+        Rows of a part; the last one may have fewer.
+    order, cell : (n,) intp, overwritten; cells are numbered from 0 in the new order
+    """
+    variables, n = codes.shape
+    place = np.empty(n_codes + 2, np.intp)
+    number = 0
+    for start in range(0, n, part_rows):
+        stop = min(start + part_rows, n)
+        for i in range(start, stop):
+            order[i] = i
+        for v in range(variables):
+            place[:] = 0
+            for i in range(start, stop):
+                place[codes[v, i] + 2] += 1
+            place[0] = start
+            for c in range(n_codes + 1):
+                place[c + 1] += place[c]
+            # `cell` is free until the end: it takes the new order.
+            for i in range(start, stop):
+                c = codes[v, order[i]] + 1
+                cell[place[c]] = order[i]
+                place[c] += 1
+            order[start:stop] = cell[start:stop]
+        for i in range(start, stop):
+            if i > start:
+                for v in range(variables):
+                    if codes[v, order[i]] != codes[v, order[i - 1]]:
+                        number += 1
+                        break
+            cell[i] = number
+        number += 1
+
+
+@kernel
+def sample_columns(rows: Any, weight: Any, stride: int, shift: Any, spread: Any) -> None:
+    """Mean of every `stride`-th row, and its weighted sum of squares about it, in one pass.
+
+    A column that is constant there gets exactly its value, and a spread of exactly 0.
+
+    Parameters
+    ----------
+    rows : (n, d) float32 or float64, C-contiguous, n >= 1
+    weight : (n,) float64 > 0, or empty for unit weights
+    shift, spread : (d,) float64, overwritten
+    """
+    n, d = rows.shape
+    origin = rows[0]
+    shift[:] = 0.0
+    spread[:] = 0.0
+    total = 0.0
+    w = 1.0
+    for i in range(0, n, stride):
+        if weight.shape[0] > 0:
+            w = weight[i]
+        total += w
+        row = rows[i]
+        for j in range(d):
+            y = np.float64(row[j]) - origin[j]
+            shift[j] += w * y
+            spread[j] += w * y * y
+    for j in range(d):
+        mean = shift[j] / total
+        spread[j] = max(0.0, spread[j] - shift[j] * mean)
+        shift[j] = origin[j] + mean
+
+
+@kernel
+def _sum_cells(
+    rows: Any, weight: Any, origin: Any, away: Any, codes: Any, order: Any, cell: Any, start: int,
+    stop: int, first: int, last: int, held: Any, class_sums: Any,
+) -> None:  # fmt: skip
+    """Add rows start..stop of the order to the sums of their classes.
+
+    The rows of a cell are summed four at a time, and their sum is added to each of its classes;
+    cells of fewer rows are not worth a sum of their own.
+    """
+    width = last - first
+    weighted = weight.shape[0] > 0
+    w_a = w_b = w_c = w_d = 1.0
+    end = start
+    while end < stop:
+        i = end
+        while end < stop and cell[end] == cell[i]:
+            end += 1
+        if end - i < 4:
+            for k in range(i, end):
+                row = rows[order[k], first:last]
+                if weighted:
+                    w_a = weight[order[k]]
+                for v in range(codes.shape[0]):
+                    code = codes[v, order[k]]
+                    if code >= 0:
+                        sums = class_sums[code, first:last]
+                        for j in range(width):
+                            sums[j] += w_a * (row[j] - origin[j] + away[j])
+            continue
+        held[:] = 0.0
+        held_weight = 0.0
+        for k in range(i, end, 4):
+            # The last group may repeat a row with weight 0.
+            count = min(4, end - k)
+            b, c, d = (
+                order[k + min(1, count - 1)],
+                order[k + min(2, count - 1)],
+                order[k + count - 1],
+            )
+            row_a = rows[order[k], first:last]
+            row_b = rows[b, first:last]
+            row_c = rows[c, first:last]
+            row_d = rows[d, first:last]
+            if weighted:
+                w_a, w_b, w_c, w_d = weight[order[k]], weight[b], weight[c], weight[d]
+            share_b = w_b if count > 1 else 0.0
+            share_c = w_c if count > 2 else 0.0
+            share_d = w_d if count > 3 else 0.0
+            for j in range(width):
+                held[j] += (w_a * (row_a[j] - origin[j]) + share_b * (row_b[j] - origin[j])) + (
+                    share_c * (row_c[j] - origin[j]) + share_d * (row_d[j] - origin[j])
+                )
+            held_weight += (w_a + share_b) + (share_c + share_d)
+        for v in range(codes.shape[0]):
+            code = codes[v, order[i]]
+            if code >= 0:
+                sums = class_sums[code, first:last]
+                for j in range(width):
+                    sums[j] += held[j] + held_weight * away[j]
+
+
+@kernel
+def centre_block(
+    rows: Any,
+    weight: Any,
+    shift: Any,
+    offset: Any,
+    codes: Any,
+    order: Any,
+    cell: Any,
+    values: Any,
+    turns: Any,
+    part_rows: int,
+    first: int,
+    last: int,
+    out: Any,
+    peak: Any,
+    total: Any,
+    class_sums: Any,
+    products: Any,
+) -> None:
+    """Reduce the columns first..last of a block of rows in one sweep over memory.
+
+    With y_i = x_i - shift and offset = shift - reference::
+
+        total         = sum_i w_i y_i                  class_sums[c] = sum_{i: codes[., i] = c}
+        products[q]   = sum_i values[q, i] (y_i + offset)              w_i (y_i + offset)
+
+    The rows of `out` are sqrt(w_i) y_i, turned in pairs: (a, b) becomes
+    (a cos t + b sin t, b cos t - a sin t), with an angle of its own for each pair. That leaves
+    out^T out = sum_i w_i y_i y_i^T as it is, but products of rows that take few distinct values
+    are no longer equal, so that their roundings do not all point the same way.
+
+    A part of `part_rows` rows stays in cache between the pass that turns its rows and the pass
+    that sums its cells. Labels have no influence on `out` and `total`.
+
+    Parameters
+    ----------
+    rows : (n, d) float32 or float64, C-contiguous
+    weight : (n,) float64 > 0, or empty for unit weights
+    shift, offset : (d,) float64
+    codes : (v, n) intp, rows of class_sums to add each row to; -1 for none
+    order, cell : (n,) intp
+        As `sort_by_cell` gives them for these parts.
+    values : (q, n) float64, already multiplied by the weights
+    turns : (m, 2) float64, cosines and sines
+    part_rows : multiple of 4
+    out : (n rounded up to a multiple of 4, d), dtype of rows
+    peak, total, class_sums, products : (d,), (d,), (c, d), (q, d) float64, overwritten;
+        peak = max_i |y_i|
+    """
+    n = rows.shape[0]
+    width = last - first
+    weighted = weight.shape[0] > 0
+    # Views of the stripe: indices that start at zero are what the compiler can vectorise.
+    origin = shift[first:last]
+    away = offset[first:last]
+    whole = total[first:last]
+    largest = peak[first:last]
+    whole[:] = 0.0
+    largest[:] = 0.0
+    class_sums[:, first:last] = 0.0
+    products[:, first:last] = 0.0
+    held = np.zeros(width)
+    w = np.ones(4)
+    shares = np.empty(4)
+    index = np.empty(4, np.intp)
+    for begin in range(0, n, 4):
+        # The last group may hold fewer rows: then its first one is repeated with weight 0.
+        count = min(4, n - begin)
+        for k in range(4):
+            index[k] = begin + k if k < count else begin
+            w[k] = 1.0 if k < count else 0.0
+            if weighted:
+                w[k] *= weight[index[k]]
+        w_a, w_b, w_c, w_d = w[0], w[1], w[2], w[3]
+        row_a = rows[index[0], first:last]
+        row_b = rows[index[1], first:last]
+        row_c = rows[index[2], first:last]
+        row_d = rows[index[3], first:last]
+        out_a = out[begin, first:last]
+        out_b = out[begin + 1, first:last]
+        out_c = out[begin + 2, first:last]
+        out_d = out[begin + 3, first:last]
+        t = (begin // 2) % turns.shape[0]
+        u = (begin // 2 + 1) % turns.shape[0]
+        aa, ba = turns[t, 0] * np.sqrt(w_a), turns[t, 1] * np.sqrt(w_a)
+        bb, ab = turns[t, 0] * np.sqrt(w_b), turns[t, 1] * np.sqrt(w_b)
+        cc, dc = turns[u, 0] * np.sqrt(w_c), turns[u, 1] * np.sqrt(w_c)
+        dd, cd = turns[u, 0] * np.sqrt(w_d), turns[u, 1] * np.sqrt(w_d)
+        for j in range(width):
+            a = row_a[j] - origin[j]
+            b = row_b[j] - origin[j]
+            c = row_c[j] - origin[j]
+            d = row_d[j] - origin[j]
+            out_a[j] = aa * a + ab * b
+            out_b[j] = bb * b - ba * a
+            out_c[j] = cc * c + cd * d
+            out_d[j] = dd * d - dc * c
+            whole[j] += (w_a * a + w_b * b) + (w_c * c + w_d * d)
+            largest[j] = max(largest[j], max(max(abs(a), abs(b)), max(abs(c), abs(d))))
+        for q in range(values.shape[0]):
+            for k in range(4):
+                shares[k] = values[q, index[k]] if k < count else 0.0
+            v_a, v_b, v_c, v_d = shares[0], shares[1], shares[2], shares[3]
+            sums = products[q, first:last]
+            for j in range(width):
+                a = row_a[j] - origin[j]
+                b = row_b[j] - origin[j]
+                c = row_c[j] - origin[j]
+                d = row_d[j] - origin[j]
+                sums[j] += (v_a * a + v_b * b) + (v_c * c + v_d * d)
+        done = begin + count
+        if codes.shape[0] > 0 and (done % part_rows == 0 or done == n):
+            start = (begin // part_rows) * part_rows
+            _sum_cells(
+                rows, weight, origin, away, codes, order, cell, start, done, first, last, held,
+                class_sums,
+            )  # fmt: skip
+    for q in range(values.shape[0]):
+        share = values[q].sum()
+        sums = products[q, first:last]
+        for j in range(width):
+            sums[j] += share * away[j]
+
+
+@kernel
+def add_lower(
+    scatter: Any, product: Any, sign: float, vectors: Any, coefficients: Any, first: int, last: int
+) -> None:
+    """scatter += sign * product + sum_k coefficients[k] vectors[k] vectors[k]^T, lower triangle.
+
+    One sweep over memory: the merge of two scatters (Chan, Golub and LeVeque 1983) that need not
+    be centred about their means. For column t of first..last its mirror d - 1 - t is done too, so
+    that equal ranges of 0..(d + 1) // 2 are equal work.
+
+    Parameters
+    ----------
+    scatter : (d, d) float64, Fortran-ordered
+    product : (d, d) float32 or float64, Fortran-ordered, or (0, 0) for none
+    vectors, coefficients : (2, d), (2,) float64
+    """
+    d = scatter.shape[0]
+    u = vectors[0]
+    v = vectors[1]
+    for t in range(first, last):
+        for j in (t, d - 1 - t):
+            a = coefficients[0] * u[j]
+            b = coefficients[1] * v[j]
+            # Views of the column: indices that start at zero are what the compiler can vectorise.
+            column = scatter[j:, j]
+            u_below = u[j:]
+            v_below = v[j:]
+            if product.shape[0] > 0:
+                added = product[j:, j]
+                for i in range(d - j):
+                    column[i] += sign * added[i] + (a * u_below[i] + b * v_below[i])
+            else:
+                for i in range(d - j):
+                    column[i] += a * u_below[i] + b * v_below[i]
+            if t == d - 1 - t:
+                break
+
+
+@kernel
+def add_rows(sums: Any, where: Any, added: Any) -> None:
+    """sums[where[i]] += added[i]; `where` names each row at most once."""
+    for i in range(where.shape[0]):
+        target = sums[where[i]]
+        source = added[i]
+        for j in range(source.shape[0]):
+            target[j] += source[j]

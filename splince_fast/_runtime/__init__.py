@@ -1,0 +1,1 @@
+"""How the library runs: arrays, threads, locks, interrupts, files, progress, optional packages."""

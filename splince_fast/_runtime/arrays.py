@@ -1,0 +1,217 @@
+"""What every public door asks of its arguments, said once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._runtime import threads
+from splince_fast.exceptions import InputError, NonFiniteError
+
+Rows = NDArray[Any]
+
+_FLOAT32: np.dtype[Any] = np.dtype(np.float32)
+_FLOAT64: np.dtype[Any] = np.dtype(np.float64)
+
+# Elements below which a second thread costs more than it saves.
+_GRAIN = 1 << 18
+
+
+def as_rows(X: Any, *, width: int | None = None, name: str = "X") -> Rows:
+    """View X as a 2-D numeric array, without a copy where it is one already.
+
+    Parameters
+    ----------
+    X : array, torch tensor, frame, or nested sequence of shape (n, d)
+    width : int, optional
+        The number of columns it must have.
+
+    Raises
+    ------
+    InputError
+        Not 2-D, no columns, not real numbers, or not `width` columns.
+    """
+    if isinstance(X, np.matrix):
+        X = np.asarray(X)
+    if isinstance(X, np.ma.MaskedArray):
+        if np.ma.is_masked(X):
+            raise InputError(
+                f"{name} is a masked array with masked entries; fill them, or drop their rows: "
+                f"{name}.filled(value), or np.ma.compress_rows({name})"
+            )
+        X = X.data
+    if not isinstance(X, np.ndarray):
+        X = _foreign_rows(X, name)
+    if X.ndim != 2:
+        hint = " for a single row pass it as X[None, :]" if X.ndim == 1 else ""
+        raise InputError(
+            f"{name} has {X.ndim} dimension(s) and shape {X.shape}; it must be 2-D, one row per "
+            f"sample and one column per feature;{hint}".rstrip(";")
+        )
+    if X.dtype.kind not in "fiub" and X.dtype.name != "bfloat16":
+        X = _cast_rows(X, name)
+    if X.shape[1] == 0:
+        raise InputError(f"{name} has no columns (shape {X.shape}); at least one is needed")
+    if width is not None and X.shape[1] != width:
+        raise InputError(
+            f"{name} has {X.shape[1]} columns, and {width} are expected, as in the data seen "
+            "before; pass rows of the same embedding"
+        )
+    return X  # type: ignore[no-any-return]
+
+
+def _foreign_rows(X: Any, name: str) -> Rows:
+    """X as an array: torch tensors and frames by their own conversion, the rest by NumPy's."""
+    if hasattr(X, "detach") and hasattr(X, "cpu"):
+        return torch_to_numpy(X)
+    if hasattr(X, "toarray") and hasattr(X, "nnz"):
+        raise InputError(
+            f"{name} is a sparse matrix; pass X.toarray() where it fits, or blocks of it to "
+            "Moments.update: the centred data are dense in any case"
+        )
+    try:
+        return np.asarray(X.to_numpy() if hasattr(X, "to_numpy") else X)
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"{name} cannot be read as an array: {error}. Rows of unequal length are a common "
+            "cause; pass a 2-D array of numbers"
+        ) from error
+
+
+def _cast_rows(X: Rows, name: str) -> Rows:
+    """Object arrays of numbers become float64; anything else is refused."""
+    if X.dtype == object:
+        try:
+            return X.astype(np.float64)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise InputError(f"{name} holds values that are not numbers: {error}") from error
+    if X.dtype.kind == "c":
+        raise InputError(
+            f"{name}: Complex data not supported (dtype {X.dtype}); stack real and imaginary parts "
+            "as columns"
+        )
+    raise InputError(f"{name} has dtype {X.dtype}; real numbers are needed")
+
+
+def torch_to_numpy(tensor: Any) -> Rows:
+    """A NumPy view of a torch tensor; bfloat16, which NumPy lacks, widened to float32."""
+    tensor = tensor.detach().cpu()
+    if str(tensor.dtype) == "torch.bfloat16":
+        tensor = tensor.float()
+    return tensor.numpy()  # type: ignore[no-any-return]
+
+
+def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """float32 for floats of at most 32 bits, float64 for everything else."""
+    if dtype.kind == "f":
+        return _FLOAT32 if dtype.itemsize <= 4 else _FLOAT64
+    return _FLOAT32 if dtype.name == "bfloat16" else _FLOAT64
+
+
+def is_direct(X: Rows) -> bool:
+    """Whether the kernels can read X where it lies: in their dtype, C-contiguous and aligned."""
+    return X.dtype == working_dtype(X.dtype) and X.flags.c_contiguous and X.flags.aligned
+
+
+def check_values(X: Rows, name: str = "X") -> None:
+    """Raise unless every number of X is finite and the squares of each row sum in float64.
+
+    Raises
+    ------
+    NonFiniteError
+        NaN or infinity; names the first rows.
+    InputError
+        Magnitudes above about 1e149.
+    """
+    if X.dtype.kind in "iub" or not len(X):
+        return
+    from splince_fast._kernels import apply as kernels
+
+    step = max(1, _GRAIN // X.shape[1])
+    if is_direct(X):
+
+        def usable(start: int, stop: int) -> bool:
+            return bool(kernels.squares_finite(X, start, stop))
+
+        small = len(X) <= step
+        if usable(0, len(X)) if small else all(threads.split(usable, len(X), grain=step)):
+            return
+    else:
+        pieces = (X[start : start + step] for start in range(0, len(X), step))
+        wide = (piece.astype(working_dtype(X.dtype), order="C") for piece in pieces)
+        if all(kernels.squares_finite(piece, 0, len(piece)) for piece in wide):
+            return
+    _raise_non_finite(X, name)
+    raise InputError(
+        f"{name} holds numbers as large as {np.abs(X).max():.1e}, whose squares leave the range of "
+        "float64; rescale the data (an eraser of rescaled data differs only in its units)"
+    )
+
+
+def _raise_non_finite(X: Rows, name: str) -> None:
+    """Raise NonFiniteError that names the first rows of X that hold NaN or infinity, if any."""
+    wide = X if X.dtype.kind == "f" else X.astype(np.float32)
+    bad = np.flatnonzero(~np.isfinite(wide).all(axis=1))
+    if not bad.size:
+        return
+    listed = ", ".join(map(str, bad[:5])) + (", ..." if bad.size > 5 else "")
+    raise NonFiniteError(
+        f"{name} contains NaN or infinity in {bad.size} of {len(X)} rows (rows {listed}); drop or "
+        f"repair them first, e.g. {name} = {name}[np.isfinite({name}).all(axis=1)], and their "
+        "labels alike. Half precision overflows to infinity above 65504"
+    )
+
+
+def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
+    """Weights as float64, or None.
+
+    Raises
+    ------
+    InputError
+        Wrong length, negative, or not finite.
+    """
+    if sample_weight is None:
+        return None
+    if isinstance(sample_weight, np.ma.MaskedArray) and np.ma.is_masked(sample_weight):
+        raise InputError("sample_weight has masked entries; fill them, with 0 to leave rows out")
+    if hasattr(sample_weight, "detach"):
+        sample_weight = torch_to_numpy(sample_weight)
+    try:
+        given = np.asarray(sample_weight)
+        if given.dtype.kind == "c":
+            raise TypeError("they are complex")
+        weight = np.array(given, dtype=np.float64)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InputError(f"sample_weight cannot be read as numbers: {error}") from error
+    if weight.ndim == 0:
+        weight = np.full(n_rows, float(weight))
+    if weight.shape != (n_rows,):
+        raise InputError(
+            f"sample_weight has shape {weight.shape} for {n_rows} rows; pass one weight per row"
+        )
+    if not np.isfinite(weight).all() or (weight < 0).any():
+        raise InputError("sample_weight must be finite and non-negative; 0 leaves a row out")
+    extreme = (weight > 1e50) | ((weight > 0) & (weight < 1e-50))
+    if extreme.any():
+        raise InputError(
+            f"sample_weight holds {weight[extreme][0]:.1e}; positive weights must lie between "
+            "1e-50 and 1e50: divide them all by their mean"
+        )
+    return weight
+
+
+def check_out(out: Any, rows: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    """Raise InputError unless the result for `rows` can be written to `out`."""
+    if not isinstance(out, np.ndarray) or out.shape != rows.shape or out.dtype != dtype:
+        found = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out)
+        raise InputError(f"out is {found}; it must be an array of {dtype} of shape {rows.shape}")
+    if not out.flags.writeable:
+        raise InputError("out is read-only; open a memmap with mode 'r+', or pass a writable array")
+    same = (
+        out.__array_interface__["data"] == rows.__array_interface__["data"]
+        and out.strides == rows.strides
+    )
+    if not same and np.may_share_memory(out, rows) and np.shares_memory(out, rows):
+        raise InputError("out overlaps X without being the same array; pass X itself or new memory")

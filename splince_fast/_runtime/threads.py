@@ -1,0 +1,95 @@
+"""The one owner of threads: how many, and how work is split over them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from typing import TypeVar
+
+from splince_fast.exceptions import InputError
+
+_VARIABLE = "SPLINCE_FAST_NUM_THREADS"
+_pool: ThreadPoolExecutor | None = None
+
+T = TypeVar("T")
+
+
+def _available() -> int:
+    """Processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return os.cpu_count() or 1
+
+
+def thread_count() -> int:
+    """Threads of our own kernels: ``SPLINCE_FAST_NUM_THREADS``, or the available processors.
+
+    Raises
+    ------
+    InputError
+        The variable is set to something else than a positive integer.
+    """
+    text = os.environ.get(_VARIABLE, "")
+    if not text:
+        return _available()
+    if not (text.isascii() and text.isdecimal() and len(text) < 7) or int(text) < 1:
+        raise InputError(f"{_VARIABLE} is {text[:20]!r}; set it to a positive integer or unset it")
+    return int(text)
+
+
+def _executor() -> ThreadPoolExecutor:
+    """The process-wide pool, made on first use."""
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(max_workers=64, thread_name_prefix="splince_fast")
+    return _pool
+
+
+def _forget_pool() -> None:
+    """A forked child has none of its parent's threads: let it make its own pool."""
+    global _pool
+    _pool = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pool)
+
+
+def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 1) -> list[T]:
+    """Call work(first, last) on ranges that cover 0..size, in parallel where that pays.
+
+    Parameters
+    ----------
+    work : callable that releases the GIL for most of its time
+    grain : int
+        Smallest range worth a thread of its own.
+    align : int
+        Ranges begin at multiples of this (so that two threads never write one cache line).
+
+    Returns
+    -------
+    list
+        What the calls returned, in order of their ranges.
+    """
+    pieces = min(thread_count(), size // max(1, grain))
+    if pieces <= 1:
+        return [work(0, size)]
+    bounds = [align * round(i * size / (pieces * align)) for i in range(pieces)] + [size]
+    ranges = [(a, b) for a, b in pairwise(bounds) if a < b]
+    futures: list[Future[T]] = []
+    results: list[T] = []
+    try:
+        for a, b in ranges[1:]:
+            futures.append(_executor().submit(work, a, b))
+    except RuntimeError:
+        pass  # no thread can be started, or the interpreter exits: this one does the rest
+    try:
+        results.append(work(*ranges[0]))
+        rest = [work(a, b) for a, b in ranges[1 + len(futures) :]]
+    finally:
+        # Buffers stay in use until every thread has finished, also when this one failed.
+        for future in futures:
+            future.exception()
+    return results + [future.result() for future in futures] + rest

@@ -1,0 +1,413 @@
+"""From any container to one raw column: lists, arrays, series, frames, Arrow data, tensors.
+
+Containers are told apart by what they offer, so that none of their libraries is imported here;
+pandas, polars and Arrow are read through narwhals. Above 400 lines because each container, and
+each refusal with its advice, has its line here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import numbers
+import sys
+from collections.abc import Mapping, Sequence, Set
+from decimal import Decimal
+from types import NoneType
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast.exceptions import InputError, LabelError, NonFiniteError
+from splince_fast.labels.names import ClassName, listed
+
+
+class Raw(NamedTuple):
+    """A column out of its container: numbers in an array, names in a list with None for missing.
+
+    `unknown` marks an all-missing column of objects (all NaN); with `categories`, `data` is
+    codes into them. `missing` has the shape of `data`; NaN in a float array is missing besides.
+    """
+
+    data: NDArray[Any] | list[Any]
+    missing: NDArray[np.bool_] | None = None
+    columns: tuple[str, ...] | None = None
+    categories: tuple[ClassName, ...] | None = None
+    unknown: bool = False
+
+
+SPLIT_ADVICE = (
+    "give each column a name of its own in a mapping {name: column} (joint=((name, name),) "
+    "makes joint cells)"
+)
+_TIME = (
+    "holds dates, times or durations, which are neither classes nor numbers; pass a part as "
+    "integer or string (such as the year) for classes, or a duration as float for a number"
+)
+_BYTES = "holds bytes; decode them, for example with np.char.decode(values, 'utf-8')"
+_COMPLEX = "holds complex numbers; pass the real and the imaginary part as two columns"
+_DTYPE_ADVICE = {
+    "M": _TIME,
+    "m": _TIME,
+    "S": _BYTES,
+    "c": _COMPLEX,
+    "V": "has a structured or foreign dtype; pass {field: array[field]}, or cast it to float32",
+}
+_OBJECT_ADVICE = {
+    "time": _TIME,
+    "bytes": _BYTES,
+    "complex": _COMPLEX,
+    "other": "holds objects that are neither names nor numbers; use str, bool, int or float",
+}
+
+
+def refuse(name: str, what: str) -> NoReturn:
+    """Raise the LabelError that a variable calls for."""
+    raise LabelError(f"variable {name!r} {what}")
+
+
+def refuse_length(data: NDArray[Any] | list[Any], n_rows: int, name: str) -> NoReturn:
+    """Raise the InputError of a column that has another length than its block."""
+    hint = "pass one label per row, None or NaN where it is unknown"
+    if isinstance(data, np.ndarray) and data.ndim == 2 and data.shape[1] == n_rows:
+        hint = f"its shape {data.shape} looks transposed: pass its .T"
+    raise InputError(
+        f"variable {name!r} has {len(data)} labels but the block has {n_rows} rows; {hint}"
+    )
+
+
+def variables_of(labels: Any, default_name: str) -> Mapping[Any, Any]:
+    """Split labels into columns by variable name."""
+    if isinstance(labels, Mapping):
+        return labels
+    if isinstance(labels, np.ndarray | Sequence):
+        return {default_name: labels}
+    table = _tabular(labels, default_name)
+    if table is None:
+        return {default_name: labels}
+    if hasattr(table, "columns"):
+        return dict(zip(table.columns, table.iter_columns(), strict=True))
+    return {default_name if table.name is None or table.name == "" else table.name: table}
+
+
+def read_column(values: Any, name: str, kind: str | None) -> Raw:
+    """Read any container."""
+    if isinstance(values, np.ndarray):
+        return _read_array(values, name)
+    if isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray):
+        return _read_sequence(list(values), name)
+    if isinstance(values, Mapping | Set):
+        refuse(name, f"is a {type(values).__name__}, which has no rows; pass a list or an array")
+    if hasattr(values, "detach"):
+        return _read_array(_host_array(values, name), name)
+    if hasattr(values, "tocsr"):  # a SciPy sparse matrix, as scikit-learn's OneHotEncoder gives
+        return _read_array(values.toarray(), name)
+    table = _tabular(values, name)
+    if table is not None:
+        is_frame = hasattr(table, "columns")
+        return _read_frame(table, name, kind) if is_frame else _read_series(table, name)
+    for verb in ("collect", "compute"):
+        if hasattr(values, verb):
+            refuse(name, f"is a lazy {type(values).__name__}; {verb}() it first")
+    if hasattr(values, "__array__") and not isinstance(values, np.generic):
+        try:
+            array = np.asarray(values)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise LabelError(
+                f"variable {name!r}: {type(values).__name__} did not give a NumPy array "
+                f"({error}); convert it first"
+            ) from error
+        return _read_array(array, name)
+    refuse(name, f"is {values!r:.80}, not a column; pass a list or array of one label per row")
+
+
+def _host_array(tensor: Any, name: str) -> NDArray[Any]:
+    """Bring a tensor into host memory; bfloat16, which NumPy lacks, becomes float32."""
+    try:
+        tensor = tensor.detach().cpu()
+        try:
+            return np.asarray(tensor.numpy())
+        except TypeError:
+            return np.asarray(tensor.float().numpy())
+    except (TypeError, RuntimeError) as error:
+        raise LabelError(
+            f"variable {name!r}: the tensor gives no NumPy array ({error}); pass a dense one that "
+            "holds values"
+        ) from error
+
+
+def _tabular(values: Any, name: str) -> Any:
+    """Wrap a series or frame of any library, imported by the caller, in narwhals; else None."""
+    module = type(values).__module__.partition(".")[0]
+    library: Any = sys.modules.get(module)
+    if module == "pandas" and isinstance(
+        values, library.Index | library.api.extensions.ExtensionArray
+    ):
+        values = library.Series(values)
+    elif module == "pyarrow" and isinstance(values, library.Array):
+        values = library.chunked_array([values])
+    elif module == "pyarrow" and isinstance(values, library.RecordBatch):
+        values = library.Table.from_batches([values])
+    import narwhals.stable.v2 as nw
+    from narwhals.exceptions import DuplicateError
+
+    try:
+        return nw.from_native(values, eager_only=True, allow_series=True)
+    except DuplicateError as error:
+        raise LabelError(
+            f"the frame of {name!r} has two columns of one name; rename one"
+        ) from error
+    except TypeError:
+        return None
+
+
+def _read_series(series: Any, name: str) -> Raw:
+    """Read a narwhals Series."""
+    import narwhals.stable.v2 as nw
+
+    dtype = series.dtype
+    if dtype.is_temporal():
+        refuse(name, _TIME)
+    wide = dtype in (nw.Int128, nw.UInt128)  # NumPy has none
+    if dtype == nw.Boolean or dtype.is_float() or (dtype.is_integer() and not wide):
+        missing = series.is_null().to_numpy()
+        if not missing.any():
+            return _read_array(series.to_numpy(), name)
+        # filled first: a NumPy array of integers or booleans has no room for a null
+        filled = series.fill_null(False if dtype == nw.Boolean else 0)
+        return Raw(filled.to_numpy(), missing)
+    if dtype in (nw.Categorical, nw.Enum):
+        native = series.to_native()
+        if series.implementation.is_pandas_like() and hasattr(native, "cat"):
+            codes = native.cat.codes.to_numpy()
+            return Raw(codes, categories=_category_names(native.cat.categories.tolist(), name))
+        if series.implementation.is_pyarrow():  # a dictionary encodes, it declares nothing
+            return _read_series(_tabular(native.cast(native.type.value_type), name), name)
+        if dtype == nw.Enum:
+            position: dict[Any, int] = {c: i for i, c in enumerate(dtype.categories)}
+            position[None] = -1
+            codes = np.array([position[value] for value in series.to_list()], dtype=np.intp)
+            return Raw(codes, categories=tuple(dtype.categories))
+    return _read_sequence(series.to_list(), name)
+
+
+def _category_names(categories: list[Any], name: str) -> tuple[ClassName, ...]:
+    """Turn the declared categories into class names, in their order."""
+    raw = _read_sequence(categories, name)
+    if isinstance(raw.data, list):
+        return tuple(raw.data)
+    if raw.data.dtype.kind == "f":
+        return tuple(whole_numbers(raw.data, None, name)[0].tolist())
+    return tuple(raw.data.tolist())
+
+
+def _read_frame(frame: Any, name: str, kind: str | None) -> Raw:
+    """Read a frame as the columns of one variable."""
+    columns = tuple(str(column) for column in frame.columns)
+    if not columns:
+        refuse(name, "is a frame without columns; pass at least one, or leave the variable out")
+    raws = [_read_series(series, name) for series in frame.iter_columns()]
+    if len(raws) == 1:
+        return raws[0]._replace(columns=columns)
+    parts = []
+    for column, raw in zip(columns, raws, strict=True):
+        if isinstance(raw.data, list) or raw.categories is not None:
+            refuse(name, f"is a frame, and its column {column!r} holds classes; {SPLIT_ADVICE}")
+        check_indicators(raw.data, raw.missing, f"{name}/{column}", kind)
+        parts.append(float_copy(raw.data, raw.missing))
+    return Raw(np.stack(parts, axis=1), columns=columns)
+
+
+def _read_array(array: NDArray[Any], name: str) -> Raw:
+    """Read a NumPy array by its dtype."""
+    if not 1 <= array.ndim <= 2 or (array.ndim == 2 and array.shape[1] == 0):
+        what = "is a scalar" if array.ndim == 0 else f"has the shape {array.shape}"
+        refuse(name, f"{what}; pass one label per row, as (n,) or (n, k) with k > 0")
+    kind = array.dtype.kind
+    missing = None
+    if isinstance(array, np.ma.MaskedArray):
+        missing = np.ma.getmaskarray(array) if array.mask is not np.ma.nomask else None
+        array = np.ma.getdata(array)
+    if kind in "biuf":
+        return Raw(np.asarray(array), missing)
+    if kind not in "OUT":
+        refuse(name, _DTYPE_ADVICE[kind])
+    if missing is not None:
+        array = array.astype(object)
+        array[missing] = None
+    return _read_sequence(array.tolist(), name)
+
+
+_PLAIN = frozenset({str, bool, int, float, NoneType})
+
+
+def _read_sequence(values: list[Any], name: str) -> Raw:
+    """Read a list of scalars, or of rows."""
+    types = set(map(type, values))
+    if types == {int}:
+        return Raw(_integers(values))
+    if types == {bool} or types == {float}:
+        return Raw(np.array(values))
+    if types == {str} or types == {str, NoneType}:
+        return Raw(values)
+    if not types <= _PLAIN:
+        values = [_unpacked(value, name) for value in values]
+        if any(isinstance(value, list | tuple) for value in values):
+            return _read_rows(values, name)
+    return _read_objects(values, (len(values),), name)
+
+
+def _unpacked(value: Any, name: str) -> Any:
+    """Turn an entry that is an array or a tensor into a scalar or a list."""
+    if hasattr(value, "detach"):
+        value = _host_array(value, name)
+    if isinstance(value, np.ndarray) and value is not np.ma.masked:
+        return value[()] if value.ndim == 0 else list(value)
+    return value
+
+
+def _read_rows(values: list[Any], name: str) -> Raw:
+    """Read a list of rows; None among them is a row of missing entries."""
+    width = max(len(value) for value in values if isinstance(value, list | tuple))
+    table = np.empty(0, dtype=object)
+    with contextlib.suppress(ValueError):  # raised by rows of arrays of unlike shapes
+        table = np.array([[None] * width if v is None else v for v in values], dtype=object)
+    if table.ndim != 2 or width == 0:
+        refuse(name, "has rows of unlike or zero length, or rows within rows; make them (n, k)")
+    return _read_objects(table.ravel().tolist(), table.shape, name)
+
+
+def _read_objects(values: list[Any], shape: tuple[int, ...], name: str) -> Raw:
+    """Read Python objects by their types; `values` are the entries of `shape`, row by row."""
+    groups = {kind: _group(kind) for kind in set(map(type, values))}
+    nothing = {kind for kind, group in groups.items() if group == "missing"}
+    maybe_nan = {kind for kind, group in groups.items() if group in ("float", "time")}
+    absent = [
+        type(value) in nothing or (type(value) in maybe_nan and value != value) for value in values
+    ]
+    example = {
+        groups[type(v)]: v for v, is_absent in zip(values, absent, strict=True) if not is_absent
+    }
+    found = set(example)
+    missing = np.array(absent, dtype=np.bool_).reshape(shape) if any(absent) else None
+    for group, advice in _OBJECT_ADVICE.items():
+        if group in found:
+            refuse(name, f"{advice} (found {example[group]!r:.80})")
+    if not found:
+        return Raw(np.full(shape, np.nan), unknown=True)
+    if not (len(found) == 1 or found == {"int", "float"}):
+        mixture = " and ".join(f"{v!r:.80} ({type(v).__name__})" for v in example.values())
+        refuse(name, f"mixes types that cannot be told to agree: {mixture}; cast it to one type")
+    if "str" in found:
+        if shape[1:] not in ((), (1,)):
+            refuse(name, f"has several columns of strings; {SPLIT_ADVICE}")
+        pairs = zip(values, absent, strict=True)
+        return Raw([None if is_absent else str.__str__(value) for value, is_absent in pairs])
+    filled = [0 if is_absent else v for v, is_absent in zip(values, absent, strict=True)]
+    if "float" in found:
+        try:
+            floats = np.array([float(value) for value in filled])
+        except OverflowError:
+            refuse(name, "holds numbers that are too large for a float")
+        return Raw(floats.reshape(shape), missing)
+    if "bool" in found:
+        return Raw(np.array(filled, dtype=np.bool_).reshape(shape), missing)
+    integers = _integers([int(value) for value in filled])
+    if isinstance(integers, np.ndarray):
+        return Raw(integers.reshape(shape), missing)
+    if shape[1:] not in ((), (1,)):
+        refuse(name, "has several columns of integers beyond 64 bits; cast them to float")
+    return Raw([None if is_absent else v for v, is_absent in zip(integers, absent, strict=True)])
+
+
+def _integers(values: list[int]) -> NDArray[np.int64] | list[int]:
+    """Make an array of Python integers, or leave them where 64 bits do not hold them."""
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError:
+        return values
+
+
+def _group(kind: type) -> str:
+    """Say to which group of entries a type belongs."""
+    if kind is NoneType or kind is type(np.ma.masked) or kind.__name__ in ("NAType", "NaTType"):
+        return "missing"
+    times = (np.datetime64, np.timedelta64, datetime.date, datetime.time, datetime.timedelta)
+    # The order matters: bool is an int, np.timedelta64 an integer, and every int a Real.
+    for group, types in (
+        ("bool", (bool, np.bool_)),
+        ("str", (str,)),
+        ("bytes", (bytes, bytearray)),
+        ("time", times),
+        ("int", (numbers.Integral,)),
+        ("float", (numbers.Real, Decimal)),
+        ("complex", (numbers.Complex,)),
+    ):
+        if issubclass(kind, types):
+            return group
+    return "other"
+
+
+def whole_numbers(
+    values: NDArray[Any], missing: NDArray[np.bool_] | None, name: str
+) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+    """Turn floats that are to be classes into integers; NaN is missing."""
+    absent = np.isnan(values) if missing is None else np.isnan(values) | missing
+    values = np.where(absent, 0, values)
+    check_finite(values, name)
+    broken = values != np.floor(values)
+    if broken.any():
+        refuse(
+            name,
+            f"is to be classes but holds {values[broken][0]}, which is no whole number; cast it "
+            "to strings to make each value a class, or bin it",
+        )
+    # From 2**(bits of the fraction) on, neighbouring integers, and so classes, share one float.
+    limit = 2.0 ** min(np.finfo(values.dtype).nmant + 1, 53)
+    if (np.abs(values) >= limit).any():
+        refuse(
+            name,
+            f"is to be classes but holds values from {limit:.0f} on, where {values.dtype} cannot "
+            "tell integers apart; keep them as integers or strings",
+        )
+    return values.astype(np.int64), absent if absent.any() else None
+
+
+def check_indicators(
+    values: NDArray[Any], missing: NDArray[np.bool_] | None, name: str, kind: str | None
+) -> None:
+    """Refuse integers in several columns unless each is 0 or 1, or they are said to be numbers."""
+    if values.dtype.kind not in "iu" or kind == "continuous":
+        return
+    other = (values != 0) & (values != 1)
+    if missing is not None:
+        other &= ~missing
+    if other.any():
+        refuse(
+            name,
+            f"has several columns of integers (such as {values[other][0]}), which could be "
+            f"classes or numbers; for classes, {SPLIT_ADVICE}; for numbers, cast them to float or "
+            "pass kinds={...: 'continuous'}",
+        )
+
+
+def float_copy(values: NDArray[Any], missing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+    """Copy numbers into float64, C-contiguous, with NaN where they are missing."""
+    with np.errstate(over="ignore"):  # a long double may become infinite, which is refused later
+        copy = np.array(values, dtype=np.float64, order="C")
+    if missing is not None:
+        copy[missing] = np.nan
+    return copy
+
+
+def check_finite(values: NDArray[Any], name: str) -> None:
+    """Refuse infinite values, naming the first rows that hold them."""
+    infinite = np.isinf(values)
+    if infinite.any():
+        rows = np.flatnonzero(infinite.reshape(len(values), -1).any(axis=1))
+        raise NonFiniteError(
+            f"variable {name!r} is infinite in row(s) {listed(rows.tolist())} of the block; often "
+            "a logarithm or division by zero made it so: repair it, or use NaN where the value "
+            "is unknown"
+        )

@@ -1,0 +1,341 @@
+"""Raw columns to codes or numbers; joint classes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast.exceptions import LabelError, ManyClassesWarning
+from splince_fast.labels.containers import (
+    SPLIT_ADVICE,
+    check_finite,
+    check_indicators,
+    float_copy,
+    read_column,
+    refuse,
+    refuse_length,
+    variables_of,
+    whole_numbers,
+)
+from splince_fast.labels.names import (
+    ClassName,
+    VariableName,
+    listed,
+)
+
+KINDS = ("classes", "continuous")
+MANY_CLASSES = 1000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassCodes:
+    """A class-coded variable in one block.
+
+    Attributes
+    ----------
+    classes : tuple of str, bool, int or tuple
+        Names of the classes: those present in the block, sorted; for a pandas categorical or
+        a polars Enum all that it declares, in its order. Tuples name joint cells. Empty if
+        every label is missing; this alone says nothing about the kind of the variable.
+    codes : ndarray of intp, shape (n,)
+        Position in ``classes`` of each row's class; -1 where the label is missing.
+    """
+
+    classes: tuple[ClassName, ...]
+    codes: NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """A continuous variable in one block.
+
+    Attributes
+    ----------
+    columns : tuple of str
+        Names of the k columns: a frame's own, otherwise "0", "1", ...
+    values : ndarray of float64, shape (n, k), C-contiguous
+        Finite; 0.0 throughout in rows that are missing.
+    present : ndarray of bool, shape (n,), or None
+        Rows that have a value in every column; None if all do.
+    """
+
+    columns: tuple[str, ...]
+    values: NDArray[np.float64]
+    present: NDArray[np.bool_] | None
+
+
+Encoded: TypeAlias = ClassCodes | Columns
+
+
+def encode(
+    labels: Any,
+    n_rows: int,
+    *,
+    kinds: Mapping[str, str] | None = None,
+    joint: Sequence[tuple[str, ...]] = (),
+    default_name: str = "concept",
+) -> dict[VariableName, Encoded]:
+    """Read the labels of one block.
+
+    Parameters
+    ----------
+    labels : None, mapping, frame, or one column
+        A mapping from variable names to columns (see :func:`encode_one`); a pandas or polars
+        frame or an Arrow table, of which each column is a variable; or a single column, which
+        becomes the variable ``default_name`` (a Series that has a name keeps it). None and an
+        empty mapping mean that the block has no labels.
+    n_rows : int
+        Rows of the block; every variable must have as many.
+    kinds : mapping, optional
+        Variable name to "classes" or "continuous", where the container does not say it.
+    joint : sequence of tuples of str
+        Class-coded variables whose joint cells are a variable too, named by the tuple. Its
+        classes are the tuples of member classes that occur in the block, in the order of the
+        members' classes; a row that lacks a member is missing.
+    default_name : str
+        Name of a single column that has none.
+
+    Returns
+    -------
+    dict
+        Variable name to :class:`ClassCodes` or :class:`Columns`.
+
+    Raises
+    ------
+    LabelError
+        A name is not a string, a name in `kinds` or `joint` is unknown, or a column cannot
+        be read as classes or numbers.
+    InputError
+        A variable does not have `n_rows` labels.
+    NonFiniteError
+        A number is infinite.
+    """
+    if labels is None:
+        return {}
+    variables = labels if type(labels) is dict else variables_of(labels, default_name)
+    if not variables:
+        return {}
+    for name in variables:
+        if not isinstance(name, str):
+            raise LabelError(
+                f"the variable name {name!r} is not a string but {type(name).__name__}; "
+                "rename the key, column or Series"
+            )
+    for name in kinds or ():
+        if name not in variables:
+            raise LabelError(
+                f"kinds names {name!r}, which is not among the variables {listed(variables)}"
+            )
+    encoded: dict[VariableName, Encoded] = {}
+    for name, values in variables.items():
+        kind = kinds.get(name) if kinds else None
+        encoded[name] = encode_one(values, n_rows, name=name, kind=kind)
+    if joint:
+        encoded |= _joint_variables(joint, encoded)
+    return encoded
+
+
+def encode_one(values: Any, n_rows: int, *, name: str, kind: str | None = None) -> Encoded:
+    """Read one variable of one block.
+
+    Strings, booleans, integers and categoricals are classes; floats (and ``Decimal``, and
+    numbers of which some are floats) are continuous. Two dimensions are several continuous
+    columns; booleans and integers are taken so only as indicators (all 0 or 1), because class
+    numbers are not quantities. One column of two dimensions is read as one dimension.
+
+    Parameters
+    ----------
+    values : column
+        List or other sequence; NumPy array (also masked or of objects); pandas or polars
+        Series, index or categorical; Arrow array; torch tensor on any device; SciPy sparse
+        matrix; anything with ``__array__``; or a frame, for several columns.
+    n_rows : int
+        Number of labels that the block needs.
+    name : str
+        Name of the variable, for messages.
+    kind : {"classes", "continuous"}, optional
+        Overrules the type: integers or booleans as numbers, floats of whole values as classes.
+
+    Returns
+    -------
+    ClassCodes or Columns
+        Objects that are all missing and of unknown type give a ClassCodes without classes.
+
+    Raises
+    ------
+    LabelError
+        The column cannot be read as classes or numbers.
+    InputError
+        There are not `n_rows` labels.
+    NonFiniteError
+        A number is infinite.
+
+    Warns
+    -----
+    ManyClassesWarning
+        An integer column has more than 1,000 distinct values and `kind` does not say "classes".
+    """
+    if kind is not None and kind not in KINDS:
+        raise LabelError(f"variable {name!r} has the unknown kind {kind!r}; choose from {KINDS}")
+    data, missing, names, categories, unknown = read_column(values, name, kind)
+    if len(data) != n_rows:
+        refuse_length(data, n_rows, name)
+    if kind == "continuous" and (isinstance(data, list) or categories is not None):
+        example = next((v for v in categories or data if v is not None), None)
+        refuse(name, f"cannot be continuous: it holds classes such as {example!r}")
+    if categories is not None:
+        return ClassCodes(categories, np.array(data, dtype=np.intp))
+    if isinstance(data, list):
+        encoded = _class_codes_of_list(data)
+    else:
+        if data.ndim == 2:
+            if data.shape[1] != 1:
+                if kind == "classes":
+                    refuse(name, "has several columns, so it cannot be classes; " + SPLIT_ADVICE)
+                check_indicators(data, missing, name, kind)
+                return _columns(data, missing, names, name)
+            data = data[:, 0]
+            missing = None if missing is None else missing[:, 0]
+        floats = data.dtype.kind == "f"
+        if kind == "continuous" or (kind is None and floats and not unknown):
+            return _columns(data, missing, names, name)
+        if floats:
+            data, missing = whole_numbers(data, missing, name)
+        encoded = _class_codes_of_array(data, missing)
+    classes = encoded.classes
+    if kind is None and len(classes) > MANY_CLASSES and type(classes[0]) is int:
+        warnings.warn(
+            f"variable {name!r} holds integers, read as classes, and more than {MANY_CLASSES:,} "
+            f"distinct values in one block; if they are quantities, pass kinds={{{name!r}: "
+            "'continuous'} or cast them to float; if not, kinds={...: 'classes'} is silent",
+            ManyClassesWarning,
+            stacklevel=2,
+        )
+    return encoded
+
+
+def kind_of(encoded: Encoded) -> Literal["classes", "continuous"]:
+    """Say of which kind an encoded variable is."""
+    return "classes" if isinstance(encoded, ClassCodes) else "continuous"
+
+
+# --- from a raw column to codes or numbers ------------------------------------------------------
+
+
+def _class_codes_of_list(values: list[Any]) -> ClassCodes:
+    """Give each name of a list its position; None is missing."""
+    present = dict.fromkeys(values)
+    present.pop(None, None)
+    classes = tuple(sorted(present))
+    position: dict[Any, int] = {name: index for index, name in enumerate(classes)}
+    position[None] = -1
+    codes = np.fromiter(map(position.__getitem__, values), dtype=np.intp, count=len(values))
+    return ClassCodes(classes, codes)
+
+
+def _class_codes_of_array(values: NDArray[Any], missing: NDArray[np.bool_] | None) -> ClassCodes:
+    """Give each integer or boolean its position among the sorted distinct values."""
+    if missing is None:
+        distinct, codes = _distinct(values)
+    else:
+        distinct, codes = _distinct_present(values, ~missing)
+    if values.dtype.kind == "b":
+        return ClassCodes(tuple(map(bool, distinct)), codes)
+    return ClassCodes(tuple(distinct), codes)
+
+
+def _distinct_present(
+    values: NDArray[Any], present: NDArray[np.bool_]
+) -> tuple[list[int], NDArray[np.intp]]:
+    """Do as `_distinct` for the rows that are present; -1 elsewhere."""
+    codes = np.full(len(values), -1, dtype=np.intp)
+    distinct, codes[present] = _distinct(values[present])
+    return distinct, codes
+
+
+def _distinct(values: NDArray[Any]) -> tuple[list[int], NDArray[np.intp]]:
+    """Return the sorted distinct values of integers or booleans, and the position of each row."""
+    n = len(values)
+    if n <= 1:
+        return values.tolist(), np.zeros(n, dtype=np.intp)
+    low, high = int(values.min()), int(values.max())
+    if high - low > 4 * n + 1024:  # too sparse for a table
+        distinct, codes = np.unique(values, return_inverse=True)
+        return distinct.tolist(), codes
+    if values.dtype == np.uint64:  # may exceed int64, so the subtraction goes first
+        offsets = (values - np.uint64(low)).astype(np.intp)
+    else:
+        offsets = values.astype(np.intp)
+        offsets -= low
+    seen = np.zeros(high - low + 1, dtype=np.bool_)
+    seen[offsets] = True
+    if seen.all():
+        return list(range(low, high + 1)), offsets
+    table = np.cumsum(seen, dtype=np.intp) - 1
+    return [low + offset for offset in np.flatnonzero(seen).tolist()], table[offsets]
+
+
+def _columns(
+    data: NDArray[Any],
+    missing: NDArray[np.bool_] | None,
+    names: tuple[str, ...] | None,
+    name: str,
+) -> Columns:
+    """Make the columns of a continuous variable."""
+    values = float_copy(data, missing)
+    if values.ndim == 1:
+        values = values.reshape(-1, 1)
+    present = None
+    if not np.isfinite(values).all():
+        check_finite(values, name)
+        absent: NDArray[np.bool_] = np.asarray(np.isnan(values).any(axis=1))
+        values[absent] = 0.0
+        present = ~absent
+    if names is None:
+        names = ("0",) if values.shape[1] == 1 else tuple(map(str, range(values.shape[1])))
+    return Columns(names, values, present)
+
+
+# --- joint cells --------------------------------------------------------------------------------
+
+
+def _joint_variables(
+    joint: Sequence[tuple[str, ...]], encoded: Mapping[VariableName, Encoded]
+) -> dict[VariableName, Encoded]:
+    """Encode the joint cells of each tuple of variables."""
+    cells: dict[VariableName, Encoded] = {}
+    for names in joint:
+        if isinstance(names, str) or len(set(names)) != len(names) or len(names) < 2:
+            raise LabelError(
+                f"joint holds {names!r}, which is not a tuple of two or more different names; "
+                "write joint=(('gender', 'race'),), with a tuple for each joint variable"
+            )
+        members = []
+        for name in names:
+            member = encoded.get(name)
+            if member is None:
+                raise LabelError(
+                    f"joint names {name!r}, which is not among the variables {listed(encoded)}"
+                )
+            if not isinstance(member, ClassCodes):
+                refuse(name, "is continuous and has no joint cells; bin it into classes first")
+            members.append(member)
+        cells[tuple(names)] = _joint_cells(members)
+    return cells
+
+
+def _joint_cells(members: Sequence[ClassCodes]) -> ClassCodes:
+    """Number the observed cells, member by member, so that no product of sizes can overflow."""
+    codes = members[0].codes
+    cells: list[tuple[Any, ...]] = [(name,) for name in members[0].classes]
+    for member in members[1:]:
+        width = len(member.classes)
+        present = (codes >= 0) & (member.codes >= 0)
+        observed, codes = _distinct_present(codes * width + member.codes, present)
+        cells = [(*cells[cell // width], member.classes[cell % width]) for cell in observed]
+    return ClassCodes(tuple(cells), codes)

@@ -1,0 +1,5 @@
+"""The mergeable state: everything that erasers need to know of the data."""
+
+from splince_fast.moments.moments import Moments
+
+__all__ = ["Moments"]

@@ -1,0 +1,184 @@
+"""Rows of torch tensors and data loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Self
+
+from splince_fast._runtime.arrays import torch_to_numpy
+from splince_fast._runtime.extras import require
+from splince_fast.exceptions import InputError
+from splince_fast.sources.arrays import from_arrays
+from splince_fast.sources.base import (
+    Block,
+    Source,
+    StreamSource,
+    is_matrix,
+    repeatable,
+)
+
+
+def from_torch(
+    data: Any,
+    labels: Any = None,
+    *,
+    embedding: str | None = None,
+    sample_weight: Any = None,
+    block_rows: int | None = None,
+) -> Source:
+    """Yield the rows of a tensor, or the batches of a DataLoader, as NumPy arrays.
+
+    Tensors in host memory are shared, not copied; others are fetched block by block, and bfloat16
+    is widened to float32.
+
+    Parameters
+    ----------
+    data : tensor of shape (n, d), DataLoader, or iterable of batches
+        A batch is a tuple ``(X, label, ...)``, a mapping that has X under `embedding`, or X.
+    labels : mapping, frame or column; str or sequence of str for batches
+        With a tensor: its labels, as in :func:`from_arrays`. With batches: the names of the
+        entries that follow X in a tuple, or the keys of a mapping.
+    embedding : str, optional
+        The key of X in batches that are mappings.
+    sample_weight : array of shape (n,); str for batches
+        With batches: the key of the weights; in a tuple they come last.
+    block_rows : int, optional
+        For a tensor only: batches are blocks as they come.
+
+    Returns
+    -------
+    Source
+        Resuming a DataLoader reads and discards what precedes, and is refused if it shuffles.
+
+    Raises
+    ------
+    MissingExtraError
+        torch is not installed.
+    InputError
+        The arguments do not fit the data. While reading: a batch has another form.
+    """
+    torch = require("torch", "torch")
+    if isinstance(data, torch.Tensor):
+        if embedding is not None:
+            raise InputError("embedding= is a key of batches, but data is a tensor; leave it out")
+        return from_arrays(data, labels, sample_weight=sample_weight, block_rows=block_rows)
+    if block_rows is not None:
+        raise InputError(
+            "block_rows= is for a tensor, but data are batches, which are blocks as they come; set "
+            "the batch_size of the DataLoader, 4096 for instance"
+        )
+    form = _Form.of(embedding, labels, sample_weight)
+    name = f"{type(data).__name__} of batches"
+    if not isinstance(data, Iterable) or is_matrix(data):
+        raise InputError(
+            f"data is a {type(data).__name__}, neither a tensor nor batches; pass a DataLoader, an "
+            "iterable of batches, or sources.from_arrays(X, labels)"
+        )
+    items = repeatable(data, name)
+    kind = _ShuffledSource if _shuffles(data) else StreamSource
+    return kind(name, lambda: map(form.block, enumerate(items())), n_rows=_known_rows(data))
+
+
+class _Form(NamedTuple):
+    """How batches name what they hold."""
+
+    embedding: str | None
+    labels: tuple[str, ...]
+    sample_weight: str | None
+
+    @classmethod
+    def of(cls, embedding: str | None, labels: Any, sample_weight: Any) -> Self:
+        """Take names; anything else was meant for a tensor."""
+        several = isinstance(labels, Iterable) and not isinstance(labels, str | Mapping)
+        names = tuple(labels) if several and not hasattr(labels, "shape") else (labels,)
+        form = cls(embedding, () if labels is None else names, sample_weight)
+        for name in form.entries():
+            if not isinstance(name, str):
+                raise InputError(
+                    "labels= and sample_weight= of batches are names, not "
+                    f"{type(name).__name__}; pass labels=['gender'] for batches (X, gender)"
+                )
+        return form
+
+    def entries(self) -> tuple[str, ...]:
+        """Name what follows X in a tuple."""
+        return self.labels if self.sample_weight is None else (*self.labels, self.sample_weight)
+
+    def block(self, numbered: tuple[int, Any]) -> Block:
+        """Read one batch."""
+        number, batch = numbered
+        if isinstance(batch, Mapping):
+            X, entries = self._from_mapping(batch, number)
+        else:
+            X, entries = self._from_tuple(batch, number)
+        if hasattr(X, "detach"):
+            X = torch_to_numpy(X)
+        if not is_matrix(X):
+            raise InputError(
+                f"X of batch {number} has shape {tuple(getattr(X, 'shape', ()))}; it must be "
+                "(n, d): wrap a Dataset of single samples in a DataLoader, flatten other axes with "
+                "X.flatten(1)"
+            )
+        weight = None if self.sample_weight is None else entries[self.sample_weight]
+        return Block(X, {name: entries[name] for name in self.labels} or None, weight)
+
+    def _from_mapping(self, batch: Mapping[Any, Any], number: int) -> tuple[Any, Mapping[str, Any]]:
+        """Find X and the named entries of a mapping."""
+        if self.embedding is None:
+            raise InputError(
+                f"batch {number} is a mapping with the keys {list(batch)}; say with embedding= "
+                "which of them is X"
+            )
+        for name in (self.embedding, *self.entries()):
+            if name not in batch:
+                raise InputError(f"batch {number} has no key {name!r}; its keys are {list(batch)}")
+        return batch[self.embedding], batch
+
+    def _from_tuple(self, batch: Any, number: int) -> tuple[Any, Mapping[str, Any]]:
+        """Find X and name the other entries of a tuple; a default DataLoader gives lists."""
+        entries = batch if isinstance(batch, tuple | list) else (batch,)
+        names = self.entries()
+        if self.embedding is not None or len(entries) != 1 + len(names):
+            expected = "a mapping" if self.embedding is not None else f"(X, {', '.join(names)})"
+            raise InputError(
+                f"batch {number} is a {type(batch).__name__} of {len(entries)}, where {expected} "
+                "is expected; name what follows X with labels=[...], and then sample_weight=, or "
+                "pass embedding= for mappings"
+            )
+        return entries[0], dict(zip(names, entries[1:], strict=True))
+
+
+class _ShuffledSource(StreamSource):
+    """Batches in another order every time, so that nothing says which rows a first run saw."""
+
+    def iter_from(self, first_block: int = 0) -> Iterator[Block]:
+        """Yield all blocks; refuse to resume."""
+        if first_block:
+            raise InputError(
+                f"{self.name} shuffles, so resuming would count some rows twice and miss others; "
+                "make the DataLoader with shuffle=False: the order does not change the result"
+            )
+        return super().iter_from()
+
+
+def _shuffles(data: Any) -> bool:
+    """Say whether a DataLoader draws its rows at random."""
+    utils = require("torch.utils.data", "torch")
+    samplers = (
+        getattr(data, "sampler", None),
+        getattr(getattr(data, "batch_sampler", None), "sampler", None),
+    )
+    random = (utils.RandomSampler, utils.SubsetRandomSampler, utils.WeightedRandomSampler)
+    return isinstance(data, utils.DataLoader) and any(isinstance(s, random) for s in samplers)
+
+
+def _known_rows(data: Any) -> int | None:
+    """Return the rows of a DataLoader that only collects what a sampler of known length draws."""
+    utils = require("torch.utils.data", "torch")
+    if not isinstance(data, utils.DataLoader) or data.collate_fn is not utils.default_collate:
+        return None
+    batches = data.batch_sampler
+    if type(batches) is not utils.BatchSampler or not hasattr(batches.sampler, "__len__"):
+        return None
+    n = len(batches.sampler)
+    return n - n % batches.batch_size if batches.drop_last else n

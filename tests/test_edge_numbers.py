@@ -1,0 +1,156 @@
+"""Numbers at the edge: extreme scales, one feature, few rows, half precision, byte orders."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Rows, check, state_bytes
+from numpy.typing import NDArray
+
+import splince_fast as sf
+from splince_fast import Moments, SplinceError
+
+Float = NDArray[np.float64]
+EPS = float(np.finfo(np.float64).eps)
+
+
+def normal(n: int, d: int, seed: int = 0) -> Float:
+    return np.random.default_rng(seed).normal(size=(n, d))
+
+
+def gap(X: Float, z: Any, classes: int = 2) -> float:
+    """Largest difference between a class mean and the mean of all rows."""
+    return float(max(np.abs(X[z == c].mean(axis=0) - X.mean(axis=0)).max() for c in range(classes)))
+
+
+def drawn(n: int = 400, d: int = 6, seed: int = 0) -> tuple[Float, Any, Any]:
+    """Rows that show a binary concept and a task that goes with it four times out of five."""
+    rng = np.random.default_rng(seed)
+    z = rng.integers(0, 2, n)
+    y = np.where(rng.random(n) < 0.8, z, 1 - z)
+    X = rng.normal(size=(n, d)) @ rng.normal(size=(d, d))
+    X[:, 0] += 2 * z
+    X[:, 1] += y
+    return X, z, y
+
+
+@pytest.mark.parametrize("exponent", [-150, -100, 100, 140])
+def test_scales_near_the_ends_of_float64(exponent: int) -> None:
+    """Either the eraser of the same data in other units, or an error that says so."""
+    X, z, y = drawn(200, 4)
+    expected = sf.splince(Moments().update(X, {"z": z, "y": y}), erase="z", keep="y")
+    moments = Moments().update(X * 10.0**exponent, {"z": z, "y": y})
+    P = sf.splince(moments, erase="z", keep="y")
+    assert P.rank == expected.rank
+    np.testing.assert_allclose(P.matrix(), expected.matrix(), atol=1e-9)
+
+
+def test_squares_beyond_float64_are_refused_before_any_change() -> None:
+    X, z, _ = drawn(50, 3)
+    moments = Moments()
+    with pytest.raises(sf.InputError, match="rescale"):
+        moments.update(X * 1e300, {"z": z})
+    assert moments.n_rows == 0
+
+
+@pytest.mark.parametrize("value", [1e-300, 5e-324])
+def test_squares_that_vanish_give_no_nan(value: float) -> None:
+    X, z, _ = drawn(50, 3)
+    moments = Moments().update(X * value, {"z": z})
+    assert np.isfinite(moments.covariance()).all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sf.SplinceWarning)
+        try:
+            P = sf.leace(moments, erase="z")
+        except SplinceError:
+            return
+    assert np.isfinite(P(X * value)).all()
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f4", ">f8", "i4", "?"])
+def test_one_feature_of_any_dtype(dtype: str) -> None:
+    """With d = 1 an eraser that removes a direction removes everything."""
+    z = np.arange(80) % 2
+    X = (normal(80, 1) + 3 * z[:, None] > 1).astype(dtype)
+    if dtype != "?":
+        X = (X + z[:, None] * 2).astype(dtype)
+    P = sf.leace(Moments().update(X, {"z": z}), erase="z")
+    assert P.rank == 1
+    np.testing.assert_allclose(P(X).astype(float), float(np.mean(X.astype(float))), rtol=1e-3)
+
+
+def test_many_features_and_few_rows() -> None:
+    """d far above n: the constraints hold on the rows, and the rest of the space stays."""
+    X, z = normal(30, 1500), np.arange(30) % 3
+    P = sf.leace(Moments(block_rows=16).update(X, {"z": z}), erase="z")
+    assert P.rank == 2
+    assert gap(P(X), z, 3) < 1e-11
+
+
+def test_saturated_half_precision_is_named() -> None:
+    """65504 is the largest float16; beyond it rows hold infinity, not a number."""
+    largest = np.full((6, 2), 65504, np.float16)
+    check(Moments().update(largest), Rows.of(largest))
+    with np.errstate(over="ignore"):
+        beyond = (largest.astype(np.float32) * 2).astype(np.float16)
+    with pytest.raises(sf.NonFiniteError, match="65504"):
+        Moments().update(beyond)
+
+
+def test_half_precision_leaves_its_own_rounding() -> None:
+    """The result is rounded to the dtype of the rows: its residue is of that size."""
+    X, z, _ = drawn(2000)
+    P = sf.leace(Moments().update(X, {"z": z}), erase="z")
+    size = np.abs(X).max()
+    for dtype in (np.float16, np.float32, np.float64):
+        rounded = P(X.astype(dtype)).astype(np.float64)
+        # Rounding of the rows and of the result, each at most half an ulp of the largest entry.
+        assert gap(rounded, z) < 4 * np.linalg.norm(P.matrix(), 2) * size * np.finfo(dtype).eps
+    assert gap(P(X.astype(np.float16)).astype(np.float64), z) > 1e-7, "float16 shows none at all"
+
+
+def test_negative_zero_is_zero() -> None:
+    X, z, _ = drawn(60, 3)
+    X[::3, 1] = 0.0
+    negative = X.copy()
+    negative[::3, 1] = -0.0
+    a, b = (Moments().update(x, {"z": z}) for x in (X, negative))
+    np.testing.assert_array_equal(a.covariance(), b.covariance())
+    np.testing.assert_array_equal(sf.leace(a, erase="z").matrix(), sf.leace(b, erase="z").matrix())
+    scores = Moments().update(X, {"s": np.where(z, 0.0, -0.0)})
+    with pytest.raises(sf.ConstantVariableError):
+        sf.leace(scores, erase="s")
+    assert Moments(kinds={"s": "classes"}).update(X, {"s": np.where(z, 0.0, -0.0)}).classes(
+        "s"
+    ) == (0,)
+
+
+@pytest.mark.parametrize("dtype", [">f2", ">f4", ">f8", ">i4", "?", "u1"])
+@pytest.mark.parametrize("unaligned", [False, True])
+def test_foreign_byte_orders_and_unaligned_rows(dtype: str, unaligned: bool) -> None:
+    z = np.arange(90) % 3
+    X = ((normal(90, 4) + np.eye(3, 4)[z]) * 4 + 20).astype(np.dtype(dtype).newbyteorder("="))
+    foreign = X.astype(dtype)
+    if unaligned:
+        memory = np.zeros(foreign.nbytes + 1, np.uint8)
+        view = memory[1:].view(foreign.dtype).reshape(foreign.shape)
+        view[...] = foreign
+        foreign = view
+    a, b = (Moments().update(x, {"z": z}) for x in (X, foreign))
+    assert state_bytes(a) == state_bytes(b)
+    if X.any(axis=0).all() and dtype != "?":
+        P = sf.leace(a, erase="z")
+        np.testing.assert_array_equal(P(foreign).astype(float), P(X).astype(float))
+
+
+def test_foreign_byte_orders_of_labels_and_weights() -> None:
+    X, z, _ = drawn(90, 3)
+    scores, weight = normal(90, 2), np.abs(normal(90, 1)[:, 0])
+    a = Moments().update(X, {"z": z, "s": scores}, sample_weight=weight)
+    b = Moments().update(
+        X, {"z": z.astype(">i8"), "s": scores.astype(">f8")}, sample_weight=weight.astype(">f8")
+    )
+    assert state_bytes(a) == state_bytes(b)

@@ -1,0 +1,90 @@
+"""Inputs that fuzzing found, and reports with junk in any position."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import splince_fast as sf
+from splince_fast import FileFormatError, Moments, Report
+
+Float = NDArray[np.float64]
+EPS = float(np.finfo(np.float64).eps)
+
+
+def drawn(n: int = 400, d: int = 6, seed: int = 0) -> tuple[Float, Any, Any]:
+    """Rows that show a binary concept and a task that goes with it four times out of five."""
+    rng = np.random.default_rng(seed)
+    z = rng.integers(0, 2, n)
+    y = np.where(rng.random(n) < 0.8, z, 1 - z)
+    X = rng.normal(size=(n, d)) @ rng.normal(size=(d, d))
+    X[:, 0] += 2 * z
+    X[:, 1] += y
+    return X, z, y
+
+
+CORPUS = Path(__file__).resolve().parent / "fuzz" / "corpus"
+
+
+@pytest.mark.parametrize("kind", ["moments", "projection", "labels"])
+def test_inputs_that_fuzzing_found(
+    monkeypatch: pytest.MonkeyPatch, kind: str, tmp_path: Path
+) -> None:
+    """Every input of the corpora, which keep every crash: a typed error or a result."""
+    monkeypatch.syspath_prepend(CORPUS.parent)
+    targets = importlib.import_module("targets")
+    found = sorted((CORPUS / kind).iterdir())
+    assert len(found) > 3
+    outcomes = {targets.TARGETS[kind](path.read_bytes(), tmp_path) for path in found}
+    assert outcomes == {"result", "refused"}
+
+
+def positions(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every path to a value in an object of JSON."""
+    yield path
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from positions(item, (*path, key))
+
+
+def replaced(value: Any, path: tuple[Any, ...], junk: Any) -> Any:
+    """A copy with another value at one path."""
+    if not path:
+        return junk
+    copy = json.loads(json.dumps(value))
+    inner = copy
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = junk
+    return copy
+
+
+JUNK = [None, 0, -1, 1.5, True, "x", [], {}, ["a"], [None], [[1]], {"a": 1}, 10**30]
+
+
+def test_reports_with_junk_in_any_place_are_refused_or_can_be_read() -> None:
+    """Strings and nulls instead of numbers were loaded and failed when printed or saved."""
+    X, z, y = drawn(50, 3)
+    eraser = sf.splince(Moments().update(X, {"z": z, "y": y}), erase="z", keep="y")
+    report = eraser.report
+    assert report is not None
+    whole = json.loads(json.dumps(report.to_dict()))
+    refused = 0
+    for path in positions(whole):
+        for junk in JUNK:
+            try:
+                found = Report.from_dict(replaced(whole, path, junk))
+            except FileFormatError:
+                refused += 1
+                continue
+            assert str(found)
+            assert found._repr_html_()
+            assert Report.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    assert refused > 200
