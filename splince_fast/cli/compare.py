@@ -46,7 +46,12 @@ def add(commands: Any) -> None:
     add("--probe", action="append", metavar="NAME",
         help="linear, mlp or boosting; may be repeated (default: linear)")  # fmt: skip
     add("--jobs", type=int, default=1, metavar="N", help="processes; -1 is one per processor")
-    add("--run", metavar="FOLDER", help="keep finished cells there, and go on from them")
+    add(
+        "--run",
+        dest="folder",
+        metavar="FOLDER",
+        help="keep finished cells there, and go on from them",
+    )
     add("--strict", action="store_true", help="an eraser or head that fails is an error")
     add("--save", metavar="FILE", type=Path, help="write all figures there as JSON")
     add("-o", "--output", metavar="FILE", type=Path, help="the report, an .html file")
@@ -88,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
         **({} if args.strengths is None else {"strengths": args.strengths}),
         leakage=tuple(args.probe or ("linear",)),
         n_jobs=args.jobs,
-        run=args.run,
+        run=args.folder,
         strict=args.strict,
     )
     print(result)

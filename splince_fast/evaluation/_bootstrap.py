@@ -16,6 +16,7 @@ from splince_fast.evaluation.metrics import average_gap, gap_per_class
 from splince_fast.evaluation.statistics import Difference
 
 Codes = NDArray[np.intp]
+Float = NDArray[np.float64]
 
 
 class Resampled:
@@ -26,6 +27,7 @@ class Resampled:
             values = truth[name]
             return None if values is None else np.array(values, dtype=np.intp)
 
+        self._known: dict[tuple[str, str, str], Float] = {}
         self.task: Codes = np.array(truth["task"], dtype=np.intp)
         self.concept, self.cells, self.groups = map(column, ("concept", "cells", "groups"))
         self.decided = {
@@ -57,33 +59,46 @@ class Resampled:
             return average_gap(gaps, "rms")
         return math.nan
 
+    def values(self, metric: str, eraser: str, head: str) -> Float:
+        """A figure of every draw, computed once."""
+        where = (metric, eraser, head)
+        if where not in self._known:
+            decided = self.decided[eraser, head]
+            self._known[where] = np.array([self.figure(metric, decided, d) for d in self.draws])
+        return self._known[where]
+
+    def can(self, metric: str, eraser: str, head: str) -> bool:
+        """Whether a figure follows from decisions that are known."""
+        decided = self.decided.get((eraser, head))
+        if decided is None:
+            return False
+        return not math.isnan(self.figure(metric, decided, np.arange(len(decided))))
+
     def interval(self, metric: str, eraser: str, head: str) -> tuple[float, float] | None:
         """Percentile interval, or None where nothing can be resampled."""
-        decided = self.decided.get((eraser, head))
-        if decided is None or math.isnan(self.figure(metric, decided, np.arange(len(decided)))):
+        if not self.can(metric, eraser, head):
             return None
+        decided = self.decided[eraser, head]
         return statistics.bootstrap_interval(
-            lambda rows: self.figure(metric, decided, rows), len(decided), self.draws, bca=False
-        )
+            lambda rows: self.figure(metric, decided, rows), len(decided), self.draws,
+            bca=False, values=self.values(metric, eraser, head),
+        )  # fmt: skip
 
     def difference(self, metric: str, head: str, plain: Difference) -> Difference:
         """The difference with a paired bootstrap interval; p is twice the smaller tail."""
-        ours = self.decided.get((plain.method, head))
-        theirs = self.decided.get((plain.reference, head))
-        if ours is None or theirs is None:
+        names = (plain.method, plain.reference)
+        if not all(self.can(metric, name, head) for name in names):
             return plain
+        ours, theirs = (self.decided[name, head] for name in names)
+        values = self.values(metric, names[0], head) - self.values(metric, names[1], head)
 
         def statistic(rows: Codes) -> float:
             return self.figure(metric, ours, rows) - self.figure(metric, theirs, rows)
 
-        n = len(ours)
-        if math.isnan(statistic(np.arange(n))):
-            return plain
         smooth = metric != "worst_group"
         low, high = statistics.bootstrap_interval(
-            statistic, n, self.draws, clusters=self.groups, bca=smooth
+            statistic, len(ours), self.draws, clusters=self.groups, bca=smooth, values=values
         )
-        values = np.array([statistic(draw) for draw in self.draws])
         tail = min(float(np.mean(values <= 0)), float(np.mean(values >= 0)))
         p = min(1.0, 2 * (tail * len(values) + 1) / (len(values) + 1))
         how = "bootstrap (BCa)" if smooth else "bootstrap (percentile)"

@@ -58,21 +58,20 @@ def results(
         )
         list(made)
     left = dict(pending)
-    for attempt in (workers, 2 if child else 0):
+    for alone in (False, True):
         # After a worker has died, what is left runs alone, one job at a time.
-        batches = [list(left)] if attempt == workers else [[job] for job in left]
-        for batch in batches:
+        for batch in [[job] for job in left] if alone else [list(left)]:
             calls = (
                 joblib.delayed(_run_job)(plan, rows, *job, splits[job], left[job], scratch, child)
                 for job in batch
             )
             try:
-                pool = joblib.Parallel(n_jobs=attempt, return_as="generator_unordered")
+                pool = joblib.Parallel(n_jobs=workers, return_as="generator_unordered")
                 for job, records in pool(calls):
                     del left[job]
                     yield job, records
             except _dead_worker() as error:
-                if attempt != workers:
+                if alone:
                     reason = f"the process died twice, perhaps for lack of memory ({error})"
                     yield batch[0], _failed(plan, batch[0], left.pop(batch[0]), reason, splits)
         if not left:

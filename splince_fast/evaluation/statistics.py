@@ -265,6 +265,7 @@ def bootstrap_interval(
     clusters: NDArray[Any] | None = None,
     bca: bool,
     level: float = 0.95,
+    values: Float | None = None,
 ) -> tuple[float, float]:
     """Bootstrap interval of a statistic of row numbers: percentile, or BCa.
 
@@ -290,6 +291,8 @@ def bootstrap_interval(
         BCa or percentile.
     level : float
         Of the interval.
+    values : array, optional
+        The statistic of the draws, where it is known already.
 
     Returns
     -------
@@ -298,7 +301,8 @@ def bootstrap_interval(
     """
     from scipy.stats import norm
 
-    values = np.array([statistic(draw) for draw in draws])
+    if values is None:
+        values = np.array([statistic(draw) for draw in draws])
     values = values[~np.isnan(values)]
     if len(values) < 2:
         return math.nan, math.nan

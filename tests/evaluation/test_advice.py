@@ -34,7 +34,7 @@ def test_what_new_rows_show_depends_on_the_kernel_alone() -> None:
         shown = left @ np.linalg.pinv(P @ P.T, rcond=1e-9) @ left
         assert shown == pytest.approx(expected, rel=1e-9)
     Q = np.eye(20) - np.outer(np.eye(20)[3], np.eye(20)[3])  # control: another kernel
-    assert (Q @ B) @ (Q @ B) != pytest.approx(expected, rel=1e-3)
+    assert pytest.approx(expected, rel=1e-3) != (Q @ B) @ (Q @ B)
 
 
 @pytest.mark.parametrize(("d", "n", "c"), [(50, 200, 0.5), (50, 1000, 0.5), (100, 400, 0.15)])

@@ -38,9 +38,7 @@ def test_metrics_equal_fairlearn_and_scikit_learn(seed: int) -> None:
     wanted = {"accuracy": accuracy_score}
     for k in np.unique(y).tolist():
         wanted[f"recall {k}"] = lambda a, b, k=k: recall_score(a == k, b == k)
-    frame = fairlearn.MetricFrame(
-        metrics=wanted, y_true=y, y_pred=guess, sensitive_features=z
-    )
+    frame = fairlearn.MetricFrame(metrics=wanted, y_true=y, y_pred=guess, sensitive_features=z)
     found = ev.group_accuracy(y, guess, groups=z)
     assert {row.cell: row.accuracy for row in found.rows} == pytest.approx(
         frame.by_group["accuracy"].to_dict(), abs=1e-12

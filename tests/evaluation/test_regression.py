@@ -23,7 +23,7 @@ def test_coefficients_are_least_squares_and_errors_those_of_the_sandwich() -> No
     beta = np.linalg.lstsq(X, ODDS, rcond=None)[0]
     assert found.coefficients == pytest.approx(beta)
     rest = ODDS - X @ beta
-    meat = sum(np.outer(s, s) for s in (X[NOUN == g].T @ rest[NOUN == g] for g in range(40)))
+    meat = sum(np.outer(s, s) for s in (X[g == NOUN].T @ rest[g == NOUN] for g in range(40)))
     bread = np.linalg.inv(X.T @ X)
     assert found.covariance == pytest.approx(bread @ meat @ bread * 40 / 39)
     assert found.odds_ratios["factual"] == pytest.approx(math.exp(found["factual"]))
