@@ -29,6 +29,10 @@ Tensor = Any
 Module = Any
 
 
+# How many frames had been compiled when compiled code was last forgotten.
+_frames_forgotten: dict[str, int] = {}
+
+
 class Entry:
     """One eraser at one site: the module, one copy per device, and which rows it is for."""
 
@@ -251,9 +255,12 @@ class Installed:
 def _forget_compiled_code() -> None:
     """Compiled code does not look for new hooks: let it be compiled again at the next call."""
     dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is not None and dynamo.utils.counters["frames"]["total"]:
+    if dynamo is None:
+        return
+    frames = dynamo.utils.counters["frames"]["total"]
+    if frames != _frames_forgotten.get("total", 0):  # something was compiled since
         torch.compiler.reset()
-        dynamo.utils.counters["frames"]["total"] = 0
+        _frames_forgotten["total"] = frames
 
 
 def install(

@@ -45,7 +45,8 @@ def residual(
 
 @pytest.fixture(scope="module")
 def prompts(batches_of: Callable[..., Any]) -> list[dict[str, Any]]:
-    return batches_of(range(200))
+    """Some 2,300 tokens: with as few as there are features, the fit is noise on other texts."""
+    return batches_of(range(0, 3520, 9))
 
 
 @pytest.fixture(scope="module")
