@@ -59,7 +59,9 @@ def read_model() -> tuple[Any, Any]:
     where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     tokenizer = AutoTokenizer.from_pretrained(**where)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    return AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32).eval(), tokenizer
+    model: Any = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    model.eval()
+    return model, tokenizer
 
 
 def fit(model: Any, batches: Any, sites: Sequence[str], method: Any) -> dict[str, Any]:
@@ -126,14 +128,14 @@ def run(options: Options) -> Findings:
     order = list(dict.fromkeys(nouns))
     chosen = np.random.default_rng(0).permutation(len(order))[: int(0.7 * len(order))]
     in_train = np.isin(nouns, [order[i] for i in chosen])
-    used = np.arange(len(prompts)) % 4 == 0 if options.quick else np.ones(len(prompts), dtype=bool)
+    used = np.arange(len(prompts)) % 8 == 0 if options.quick else np.ones(len(prompts), dtype=bool)
     train, test = np.flatnonzero(in_train & used), np.flatnonzero(~in_train & used)
     table = {"text": [prompts[i] for i in train], "concept": z[train], "task": y[train]}
     batches = snn.text_batches(
         table, tokenizer, text="text", labels=["concept", "task"], batch_size=64
     )
     head = np.asarray(data.arrays["head"], dtype=np.float64)
-    n_tokens = 400 if options.quick else 3000
+    n_tokens = 200 if options.quick else 3000
 
     def judged() -> tuple[float, float, float]:
         odds = states(model, tokenizer, [prompts[i] for i in test]) @ (head[0] - head[1])
@@ -141,7 +143,7 @@ def run(options: Options) -> Findings:
         return found["stereotype"], found["factual"], perplexity(model, tokenizer, n_tokens)
 
     values: dict[str, tuple[float, float, float]] = {"none": judged()}
-    depths = {k: DEPTHS[k] for k in ("last 1", "last 3")} if options.quick else DEPTHS
+    depths = {"last 3": DEPTHS["last 3"]} if options.quick else DEPTHS
     tables = []
     for depth, blocks in depths.items():
         sites = [*(f"model.layers.{block}" for block in blocks), "model.norm"]
