@@ -28,12 +28,14 @@ FLOORS = [
     ["integrations", "projection"],  # the bridge and the map know each other
     ["_policies", "_selection", "_failures"],
     ["methods", "strength"],
+    ["nn"],
     ["_estimator"],
     ["estimators"],
     ["baselines"],
     ["config"],
     ["evaluation"],
     ["demo"],
+    ["experiments"],
     ["cli"],
     ["__main__", "__init__"],
 ]

@@ -72,8 +72,7 @@ def test_the_module_runs_as_a_program() -> None:
 @pytest.mark.parametrize("name", experiments.NAMES)
 def test_every_experiment_is_a_short_module(name: str) -> None:
     lines = (PACKAGE / f"{name}.py").read_text(encoding="utf-8").splitlines()
-    # `layers` runs a language model besides.
-    assert len(lines) < (230 if name == "layers" else 180)
+    assert len(lines) < 150
 
 
 def test_the_reading_tells_agreement_from_difference() -> None:
@@ -113,9 +112,8 @@ def test_an_image_experiment_reads_its_cells(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv(VARIABLE, raising=False)
     found = images.run(Options(quick=True))
     data = load("images")
-    norms = [found.values[f"shift/none/{data.cell(a, b)}/0.9"]
-             for a in (0, 1) for b in (0, 1) if f"shift/none/{data.cell(a, b)}/0.9" in found.values]  # fmt: skip
-    assert not norms  # no table of what nothing moved
+    norms = [found.values[f"shift/LEACE/{data.cell(a, b)}/0.9"] for a in (0, 1) for b in (0, 1)]
+    assert min(norms) > 0
     assert found.values["kept cov/SPLINCE/retrained/0.9"] == pytest.approx(1.0, abs=1e-6)
     assert found.values["kept cov/LEACE/retrained/0.9"] < 0.9
     assert len(found.claims) == 2

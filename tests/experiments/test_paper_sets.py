@@ -74,23 +74,9 @@ def test_multilingual(root: Path, embedder: list[Any]) -> None:
 
 
 def test_winobias_prompts(root: Path) -> None:
+    sentence = "The developer argued with the designer because {} did not like it ."
     for config, pronoun in (("type1_pro", "he"), ("type1_anti", "she")):
-        tokens = [
-            "The",
-            "developer",
-            "argued",
-            "with",
-            "the",
-            "designer",
-            "because",
-            "X",
-            "did",
-            "not",
-            "like",
-            "it",
-            ".",
-        ]
-        tokens[7] = pronoun
+        tokens = sentence.format(pronoun).split()
         row = {"tokens": [tokens], "coreference_clusters": [["0", "1", "7", "7"]]}
         for split in ("validation", "test"):
             write(root / "uclanlp" / "wino_bias" / config, split, row)
