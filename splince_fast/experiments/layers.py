@@ -51,13 +51,11 @@ def run(options: Options) -> Findings:
     n_tokens = 200 if options.quick else 3000
 
     def judged() -> tuple[float, float, float]:
-        odds = _language.states(model, tokenizer, [prompts[i] for i in test]) @ (head[0] - head[1])
-        found = log_odds_regression(odds, stereotype=z[test], factual=y[test], clusters=nouns[test])
-        return (
-            found["stereotype"],
-            found["factual"],
-            _language.perplexity(model, tokenizer, n_tokens),
-        )
+        found = _language.states(model, tokenizer, [prompts[i] for i in test])
+        odds = found @ (head[0] - head[1])
+        by = log_odds_regression(odds, stereotype=z[test], factual=y[test], clusters=nouns[test])
+        left = _language.perplexity(model, tokenizer, n_tokens)
+        return by["stereotype"], by["factual"], left
 
     values: dict[str, tuple[float, float, float]] = {"none": judged()}
     depths = {"last 3": DEPTHS["last 3"]} if options.quick else DEPTHS

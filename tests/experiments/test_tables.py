@@ -26,8 +26,9 @@ from splince_fast.experiments.datasets import VARIABLE, load, shipped_bios
 pytestmark = pytest.mark.filterwarnings("ignore:up to .* test rows of a split occur")
 
 Find = Callable[[str], Path]
-# Of an accuracy, for another solver: .004 of means; cov and distortion to 1e-3.
-ACCURACY, RATIO = 0.005, 1.5e-3
+# A strength is chosen on validation cells of 30 rows, where one decision of another solver may
+# choose a neighbouring one; covariance ratios and distortions are rounded to three digits.
+ACCURACY, RATIO = 0.01, 1.5e-3
 
 
 @pytest.fixture
@@ -65,18 +66,16 @@ def test_table_a(
     names = ("accuracy", "worst_group", "probe_accuracy", "probe_auc")
     for eraser, wanted in expected.items():
         for metric, value in zip(names, wanted, strict=False):
-            # A rare cell has 250 test rows, three seeds: one decision is .0013 of its mean.
-            slack = ACCURACY if not shipped else 2 * ACCURACY
-            assert values[f"{metric}/{eraser}/retrained/0.9"] == pytest.approx(value, abs=slack)
+            found = values[f"{metric}/{eraser}/retrained/0.9"]
+            assert found == pytest.approx(value, abs=ACCURACY)
         assert values[f"kept_covariance/{eraser}/retrained/0.9"] == pytest.approx(
             wanted[4], abs=RATIO
         )
         assert values[f"distortion/{eraser}/retrained/0.9"] == pytest.approx(wanted[5], abs=RATIO)
     frozen = {"SAL": (0.639, 0.461), "LEACE": (0.727, 0.505), "SPLINCE": (0.733, 0.561)}
     for eraser, (accuracy, worst) in frozen.items():
-        slack = 2 * ACCURACY if shipped else ACCURACY
-        assert values[f"accuracy/{eraser}/frozen/0.9"] == pytest.approx(accuracy, abs=slack)
-        assert values[f"worst_group/{eraser}/frozen/0.9"] == pytest.approx(worst, abs=slack)
+        assert values[f"accuracy/{eraser}/frozen/0.9"] == pytest.approx(accuracy, abs=ACCURACY)
+        assert values[f"worst_group/{eraser}/frozen/0.9"] == pytest.approx(worst, abs=ACCURACY)
 
 
 def test_table_a_by_strength(offline: Callable[[str], None]) -> None:
@@ -115,7 +114,8 @@ def test_table_b(offline: Callable[[str], None]) -> None:
     for eraser, (accuracy, worst, kept, distortion, probe) in expected.items():
         where = f"{eraser}/retrained/0.9"
         assert values[f"accuracy/{where}"] == pytest.approx(accuracy, abs=ACCURACY)
-        assert values[f"worst_group/{where}"] == pytest.approx(worst, abs=0.011)  # one row
+        # One row of a cell of 100.
+        assert values[f"worst_group/{where}"] == pytest.approx(worst, abs=0.011)
         assert values[f"kept_covariance/{where}"] == pytest.approx(kept, abs=RATIO)
         assert values[f"distortion/{where}"] == pytest.approx(distortion, abs=RATIO)
         assert values[f"probe_accuracy/{where}"] == pytest.approx(probe, abs=ACCURACY)
