@@ -265,6 +265,7 @@ def _digits() -> Dataset:
         "optical recognition of handwritten digits (E. Alpaydin, C. Kaynak, 1998), bundled with "
         "scikit-learn: task even, concept 5 or above",
         "CC BY 4.0 (UCI)", 1, (560, 0, 160), {"shape": np.array([8, 8])},
+        {"task": ("odd", "even"), "concept": ("below 5", "5 and above")},
     )  # fmt: skip
 
 

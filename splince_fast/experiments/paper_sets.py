@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -143,8 +144,8 @@ def embed_images(images: Iterable[Any], name: str) -> NDArray[np.float32]:
     """Inputs of the last layer of a ResNet-50 trained on ImageNet."""
     require("torchvision", "experiments")
     import torch
-    from torchvision import models
 
+    models = import_module("torchvision.models")
     weights = models.ResNet50_Weights.DEFAULT
     try:
         network = models.resnet50(weights=weights).eval()
@@ -201,11 +202,10 @@ def _celeba() -> Dataset:
     path = _local("celeba")
     if path is None:
         require("torchvision", "experiments")
-        from torchvision.datasets import CelebA
-
+        maker = import_module("torchvision.datasets").CelebA
         root = Path(os.environ.get(VARIABLE) or Path.home() / ".cache" / "splince_fast")
         try:
-            CelebA(str(root / "paper"), split="all", target_type="attr", download=True)
+            maker(str(root / "paper"), split="all", target_type="attr", download=True)
         except Exception as error:  # torchvision's downloads raise what their host sends
             raise _unavailable("celeba", "images", error) from error
         path = root / "paper" / "celeba"
@@ -237,7 +237,7 @@ def _grey(path: Path) -> NDArray[np.float32]:
 
     with Image.open(path) as image:
         small = image.convert("L").resize((CELEBA_SIDE, CELEBA_SIDE))
-        return np.asarray(small, dtype=np.float32).ravel() / 255
+        return (np.asarray(small, dtype=np.float32) / np.float32(255)).ravel()
 
 
 def _waterbirds() -> Dataset:
@@ -316,9 +316,10 @@ def causal_states(
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
-        network = AutoModelForCausalLM.from_pretrained(model).eval()
+        network: Any = AutoModelForCausalLM.from_pretrained(model)
     except OSError as error:
         raise _unavailable(model, name, error) from error
+    network.eval()
     with torch.no_grad():
         found = [
             network.base_model(**tokenizer(prompt, return_tensors="pt")).last_hidden_state[0, -1]

@@ -8,7 +8,6 @@ one concept give the same head.
 from __future__ import annotations
 
 from splince_fast.evaluation._tables import Table
-from splince_fast.evaluation.heads import STRENGTHS
 from splince_fast.experiments._common import LEVELS, Claim, Findings, Options, over, texts
 from splince_fast.experiments.bios import sweep
 from splince_fast.experiments.datasets import load
@@ -18,12 +17,12 @@ def run(options: Options) -> Findings:
     """Run the experiment."""
     data = load("bios", options.data)
     result = sweep(data, options, 3, levels=LEVELS[-2:])
-    p = result.level()
+    p, strengths = result.level(), result.context.strengths
     tables, claims = [], []
     values: dict[str, float] = {}
     for metric in ("accuracy", "worst_group"):
         rows = []
-        for strength in STRENGTHS:
+        for strength in strengths:
             where = {"p": p, "head": "retrained", "strength": strength}
             means = {e: result.interval(metric, eraser=e, **where) for e in ("SAL", "LEACE")}
             ours = result.interval(metric, eraser="SPLINCE", **where)
@@ -35,7 +34,7 @@ def run(options: Options) -> Findings:
         columns = ("lambda", "SAL", "LEACE", "SPLINCE", "SPLINCE - LEACE", "SPLINCE - SAL")
         rows = [(*row[:4], row[5], row[4]) for row in rows]
         tables.append(Table(f"{metric}, p = {p}, one strength for all", columns, tuple(rows)))
-        least, most = (values[f"{metric}/LEACE/{s:g}"] for s in (min(STRENGTHS), max(STRENGTHS)))
+        least, most = (values[f"{metric}/LEACE/{s:g}"] for s in (min(strengths), max(strengths)))
         claims += [
             Claim(
                 f"{metric}: with the weakest penalty SPLINCE and LEACE do not differ",

@@ -1,0 +1,119 @@
+"""The command of the experiments, their readings and their pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from splince_fast import experiments
+from splince_fast.experiments import __main__ as command
+from splince_fast.experiments import _pictures, images
+from splince_fast.experiments._common import Claim, Findings, Options, texts
+from splince_fast.experiments.datasets import VARIABLE, load
+
+PACKAGE = Path(experiments.__file__).resolve().parent
+
+
+@pytest.mark.filterwarnings("ignore:up to .* test rows of a split occur")
+@pytest.mark.parametrize("name", ["covariance", "images", "vision_ood", "professions"])
+def test_a_fresh_machine_runs_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib draws the figures")
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert command.main([name, "--quick", "--seeds", "1", "-o", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    for line in ("data    :", "licence :", "agrees  :", "differs :", "time    :", "GB resident"):
+        assert line in printed
+    written = json.loads((tmp_path / f"{name}.json").read_text())
+    assert written["values"]
+    if name in ("covariance", "images"):
+        assert all(path.stat().st_size > 5000 for path in tmp_path.glob("*.png"))
+        assert list(tmp_path.glob("*.png"))
+
+
+def test_the_same_command_gives_the_same_numbers_for_any_number_of_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from splince_fast.experiments import vision_ood
+
+    monkeypatch.delenv(VARIABLE, raising=False)
+    one = vision_ood.run(Options(quick=True, seeds=2)).values
+    two = vision_ood.run(Options(quick=True, seeds=2, n_jobs=2)).values
+    assert one == two
+
+
+def test_what_cannot_run_says_why_and_gives_a_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert command.main(["waterbirds"]) == 2
+    assert "no offline stand-in" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command.main(["bios", "--seeds", "0"])
+    with pytest.raises(SystemExit):
+        command.main(["jse"])
+
+
+def test_the_module_runs_as_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "splince_fast.experiments", "--help"],
+        capture_output=True, text=True, check=True, timeout=120, env=dict(os.environ),
+    )  # fmt: skip
+    assert all(name in done.stdout for name in experiments.NAMES)
+
+
+@pytest.mark.parametrize("name", experiments.NAMES)
+def test_every_experiment_is_a_short_module(name: str) -> None:
+    lines = (PACKAGE / f"{name}.py").read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 150
+
+
+def test_the_reading_tells_agreement_from_difference() -> None:
+    claims = [Claim("a", bool(np.True_), "1"), Claim("b", False, "2")]
+    found = Findings("T", load("images"), [], claims)
+    assert found.reading() == "agrees  : a (1)\ndiffers : b (2)"
+    claims[1] = Claim("b", np.bool_(True), "3")  # type: ignore[arg-type]
+    assert found.reading() == "agrees  : a (1); b (3)\ndiffers : nothing"
+
+
+def test_figures_of_one_seed_have_no_interval() -> None:
+    assert texts(0.5) == (".500",)
+
+
+def test_differences_share_one_symmetric_scale_with_white_at_zero() -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib draws the figures")
+    rng = np.random.default_rng(0)
+    pictures = rng.random((3, 12))
+    erased = {"SAL": pictures + 0.1, "LEACE": pictures - rng.random((3, 12))}
+    figure = _pictures.individual(pictures, erased, (3, 4), ["a", "b", "c"])
+    panels = [ax.get_images()[0] for ax in figure.axes if ax.get_images()]
+    signed = [panel for panel in panels if panel.get_clim() != (0, 1)]
+    assert len(signed) == 6
+    limits = {panel.get_clim() for panel in signed}
+    assert len(limits) == 1
+    ((low, high),) = limits
+    assert low == -high
+    assert high == pytest.approx(np.abs(erased["LEACE"] - pictures).max())
+    assert signed[0].get_cmap()(0.5)[:3] == pytest.approx((1, 1, 1), abs=0.01)
+
+
+def test_clipped_pixels_are_counted() -> None:
+    assert _pictures.clipped(np.array([[0.0, 1.0], [1.1, -0.1]])) == 0.5
+
+
+def test_an_image_experiment_reads_its_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    found = images.run(Options(quick=True))
+    data = load("images")
+    norms = [found.values[f"shift/LEACE/{data.cell(a, b)}/0.9"] for a in (0, 1) for b in (0, 1)]
+    assert min(norms) > 0
+    assert found.values["kept cov/SPLINCE/retrained/0.9"] == pytest.approx(1.0, abs=1e-6)
+    assert found.values["kept cov/LEACE/retrained/0.9"] < 0.9
+    assert len(found.claims) == 2
