@@ -55,7 +55,8 @@ from splince_fast import (
 from splince_fast._kernels import accumulate, blas
 from splince_fast._kernels import apply as row_kernels
 from splince_fast._runtime.arrays import check_values
-from splince_fast.moments import accumulator, block, buffer, class_sums, column_sums, scatter
+from splince_fast.moments import accumulator, buffer, class_sums, column_sums, scatter
+from splince_fast.moments import block as reducing
 from splince_fast.moments import state as state_module
 
 Float = np.ndarray[Any, Any]
@@ -1333,7 +1334,7 @@ def faults(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> Iterator[
     pytest.fail("still failing after 500 allocations")
 
 
-FAULTY = (accumulator, block, buffer, class_sums, column_sums, scatter, state_module)
+FAULTY = (accumulator, reducing, buffer, class_sums, column_sums, scatter, state_module)
 FAULTS = {
     # block size, rows before, rows of the update that fails
     "first update waits": (8, 0, 3),

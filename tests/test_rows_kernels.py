@@ -358,8 +358,16 @@ def reduce(rows: Array, weight: Array, block: Block | None = None) -> reducing.R
     n, d = rows.shape
     block = block or Block(n, d)
     buffer = np.full((reducing.buffer_rows(n), d), np.nan, rows.dtype)
+    given = weight if weight.size else None
     return reducing.reduce_block(
-        rows, weight, block.reference, block.codes, block.n_codes, block.values, buffer
+        rows,
+        given,
+        reducing.sample_block(rows, given),
+        block.reference,
+        block.codes,
+        block.n_codes,
+        block.values,
+        buffer,
     )
 
 
@@ -532,8 +540,8 @@ def test_a_buffer_without_room_is_refused() -> None:
     block = Block(9, 2)
     with pytest.raises(RuntimeError, match="room"):
         reducing.reduce_block(
-            block.rows, block.weight, block.reference, block.codes, 0, block.values,
-            np.empty((11, 2)),
+            block.rows, None, reducing.sample_block(block.rows, None), block.reference,
+            block.codes, 0, block.values, np.empty((8, 2)),
         )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ from splince_fast.moments.variables import KINDS
 Tensors = dict[str, NDArray[Any]]
 
 # The largest block of a file: what a first update of a loaded state may allocate.
-_MOST_BYTES = 1 << 40
+_MOST_BYTES = 1 << 35
 
 
 def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tensors, dict[str, Any]]:

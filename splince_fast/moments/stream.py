@@ -233,7 +233,7 @@ class _Run:
         foreign = [name for name in fresh if name not in self._variables]
         if foreign:
             raise FileFormatError(
-                f"the checkpoint {self._checkpoint} was written with the variables {list(self._variables)}, and the "
-                f"data now bring {foreign}; pass the same labels, delete the checkpoint, or name "
+                f"the checkpoint {self._checkpoint} was written with the variables "
+                f"{list(self._variables)}, and the data now bring {foreign}; pass the same labels, delete the checkpoint, or name "
                 "another file"
             )
