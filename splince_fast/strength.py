@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import html
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from splince_fast.exceptions import ConstantVariableError, InputError, UnknownVa
 from splince_fast.labels import ClassCodes, Encoded, VariableName, encode
 from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.state import EPS64, State
 from splince_fast.moments.variable import Variable
 from splince_fast.moments.variables import check_column
@@ -349,6 +350,7 @@ def _whitened_both(state: State, variable: Variable, name: object) -> tuple[_Whi
     x = _whiten(state.scatter, per_weight, state.mean, cross, state.eigen_tolerance, most)
     if isinstance(variable, ClassSums):
         return x, _Whitened(x.rows, x.singular_values, cross.shape[1] - 1, 1.0)
+    variable = cast(ColumnSums, variable)
     covariance = np.asfortranarray(variable.variance())
     variance, squares = np.diag(covariance), np.diag(variable.squares) / variable.weight
     size = np.abs(variable.reference) + np.sqrt(squares)

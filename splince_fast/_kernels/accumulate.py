@@ -1,7 +1,8 @@
 """A block of rows reduced to its moments, and its scatter added to another, compiled by Numba.
 
 Every kernel is serial; the threads split the work by columns, so that each number comes from the
-same operations in the same order whatever their number.
+same operations in the same order whatever their number. Above 400 lines because each kernel
+carries its equations, shapes and dtypes.
 """
 
 from __future__ import annotations

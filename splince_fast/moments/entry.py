@@ -26,7 +26,7 @@ class Given(NamedTuple):
     rows: Rows
     weight: Float | None
     encoded: Mapping[VariableName, Encoded]
-    index: NDArray[np.intp] | None  # of these rows among those given, where some were dropped
+    kept: NDArray[np.intp] | None  # of these rows among those given, where some were dropped
     n_given: int
 
 

@@ -146,7 +146,7 @@ def _read_state(
     tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any], width: int, ledoit_wolf: bool
 ) -> State:
     real, packed = np.float64, width * (width + 1) // 2
-    expected = {"reference": (real, (width,)), "weight": (real, (1,)),
+    expected: dict[str, tuple[Any, tuple[int, ...]]] = {"reference": (real, (width,)), "weight": (real, (1,)),
                 "deviation": (real, (width,))}  # fmt: skip
     lower = "scatter.lower" in tensors
     expected |= {"scatter.lower": (real, (packed,))} if lower else {"scatter": (real, (width,) * 2)}

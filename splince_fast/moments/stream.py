@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.labels import encode
@@ -83,7 +83,7 @@ def accumulate(
             raise
     if checkpoint is not None and (run.unwritten or not run.position):
         run.write()
-    return run.target
+    return cast(T, run.target)
 
 
 def _identity(source: Any) -> dict[str, Any]:
