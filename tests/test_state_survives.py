@@ -1,7 +1,4 @@
-"""States that survive: interrupts, forks, removals, far offsets, other data, old and read-only files.
-
-Each test fails without the one measure that its docstring names.
-"""
+"""States that survive: interrupts, forks, removals, far offsets, other data, old files."""
 
 from __future__ import annotations
 

@@ -120,8 +120,8 @@ def as_rows(X: Any, *, width: int | None = None, name: str = "X") -> NDArray[Any
     if found.ndim != 2:
         hint = " for a single row pass it as X[None, :]" if found.ndim == 1 else ""
         raise InputError(
-            f"{name} has {found.ndim} dimension(s) and shape {found.shape}; it must be 2-D, one row "
-            f"per sample and one column per feature;{hint}".rstrip(";")
+            f"{name} has {found.ndim} dimension(s) and shape {found.shape}; it must be 2-D, one "
+            f"row per sample and one column per feature;{hint}".rstrip(";")
         )
     if found.shape[1] == 0:
         raise InputError(f"{name} has no columns (shape {found.shape}); at least one is needed")

@@ -146,8 +146,11 @@ def _read_state(
     tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any], width: int, ledoit_wolf: bool
 ) -> State:
     real, packed = np.float64, width * (width + 1) // 2
-    expected: dict[str, tuple[Any, tuple[int, ...]]] = {"reference": (real, (width,)), "weight": (real, (1,)),
-                "deviation": (real, (width,))}  # fmt: skip
+    expected: dict[str, tuple[Any, tuple[int, ...]]] = {
+        "reference": (real, (width,)),
+        "weight": (real, (1,)),
+        "deviation": (real, (width,)),
+    }
     lower = "scatter.lower" in tensors
     expected |= {"scatter.lower": (real, (packed,))} if lower else {"scatter": (real, (width,) * 2)}
     if ledoit_wolf:

@@ -101,7 +101,7 @@ def _resumed(source: Any, empty: T, checkpoint: Path) -> tuple[T, dict[str, Any]
     _check_stream(path, stream)
     if stream["source"] != _identity(source):
         raise _foreign(path, f"it was made of {stream['source']}")
-    for name, stamp in file_stamps(getattr(source, "files", ())).items():
+    for name, stamp in file_stamps(source.files).items():
         if stream.get("files", {}).get(name, stamp) != stamp:
             raise _foreign(path, f"the file {name} was written again since")
     return found, stream
@@ -151,6 +151,8 @@ class _Run:
         self.target = target
         self._source = source
         self._checkpoint = checkpoint
+        # Of the files as they are when reading begins.
+        self._files = {} if checkpoint is None else file_stamps(source.files)
         stream = stream or {"position": 0}
         self.position: int = stream["position"]
         self._written = self.position if self.position else -1
@@ -210,7 +212,7 @@ class _Run:
                 "position": self.position,
                 "first": self._first,
                 "last": self._last,
-                "files": file_stamps(getattr(self._source, "files", ())),
+                "files": self._files,
             },
         )
 
@@ -234,6 +236,6 @@ class _Run:
         if foreign:
             raise FileFormatError(
                 f"the checkpoint {self._checkpoint} was written with the variables "
-                f"{list(self._variables)}, and the data now bring {foreign}; pass the same labels, delete the checkpoint, or name "
-                "another file"
+                f"{list(self._variables)}, and the data now bring {foreign}; pass the same labels, "
+                "delete the checkpoint, or name another file"
             )

@@ -94,7 +94,7 @@ def from_npy(
             _check_size(array, shards[index].path)
             yield take_block(rows, columns, weight, start, min(start + size, len(rows)))
 
-    return PieceSource(
+    source = PieceSource(
         name,
         read,
         counts,
@@ -102,6 +102,8 @@ def from_npy(
         n_features=d,
         nbytes=sum(n * d * shard.dtype.itemsize for n, shard in zip(counts, shards, strict=True)),
     )
+    source.files = tuple(shard.path for shard in shards)
+    return source
 
 
 def _check_shards(shards: list[_Shard]) -> None:
