@@ -221,6 +221,8 @@ class _Run:
 
     def _compare(self, block: Any, digest: str, number: int) -> None:
         """Raise FileFormatError unless a block is the one that the checkpoint has seen."""
+        if block is not None and self._variables:
+            self._check_variables(block)
         if digest and (block is None or self._digest(block) != digest):
             raise _foreign(
                 str(self._checkpoint), f"block {number} of the data is not the one that it has seen"
