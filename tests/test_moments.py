@@ -1069,7 +1069,7 @@ ERRORS: dict[str, tuple[Any, dict[str, Any], type[SplinceError], str]] = {
     "None among objects": (np.array([[None, 1.0]], object), {}, InputError, "."),
     "one axis": (np.ones(4), {}, InputError, r"X\[None, :\]"),
     "no axis": (np.float64(3), {}, InputError, "2-D"),
-    "features of another axis": (np.ones((2, 2, 1)), {}, InputError, "columns"),
+    "leading dimensions without features": (np.ones((2, 2, 0)), {}, InputError, "columns"),
     "ragged": ([[1, 2], [3]], {}, InputError, "unequal length"),
     "complex": (np.ones((2, 2)) * 1j, {}, InputError, "imaginary"),
     "text": (np.array([["a", "b"]]), {}, InputError, "dtype"),
