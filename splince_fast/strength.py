@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import html
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from splince_fast.exceptions import ConstantVariableError, InputError, UnknownVa
 from splince_fast.labels import ClassCodes, Encoded, VariableName, encode
 from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.factored import Factored, Live, statistics
 from splince_fast.moments.variable import Variable
 from splince_fast.moments.variables import check_column
@@ -322,6 +323,7 @@ def _whitened_both(
         x = _whitened(factor, cross.T, known.n_rows - 1)
     if isinstance(variable, ClassSums):
         return x, _Whitened(x.rows, x.singular_values, cross.shape[1] - 1, 1.0)
+    variable = cast(ColumnSums, variable)
     covariance = np.asfortranarray(variable.variance())
     variance, squares = np.diag(covariance), np.diag(variable.squares) / variable.weight
     size = np.abs(variable.reference) + np.sqrt(squares)

@@ -153,6 +153,7 @@ def test_a_file_that_shrinks_during_a_run_is_an_error_and_can_be_resumed(tmp_pat
     X = np.random.default_rng(0).normal(size=(4000, 64))
     file, path = tmp_path / "x.npy", tmp_path / "state"
     np.save(file, X)
+    written = file.stat()
     source = sources.from_npy(file, block_rows=100)
     original = source.iter_from
 
@@ -170,6 +171,9 @@ def test_a_file_that_shrinks_during_a_run_is_an_error_and_can_be_resumed(tmp_pat
     with pytest.raises(sf.InputError, match="truncated"):
         sources.from_npy(file)
     np.save(file, X)
+    with pytest.raises(sf.FileFormatError, match="written again"):
+        Moments.from_blocks(sources.from_npy(file, block_rows=100), checkpoint=path)
+    os.utime(file, ns=(written.st_atime_ns, written.st_mtime_ns))
     resumed = Moments.from_blocks(sources.from_npy(file, block_rows=100), checkpoint=path)
     assert state_bytes(resumed) == state_bytes(
         Moments.from_blocks(sources.from_npy(file, block_rows=100))

@@ -55,7 +55,8 @@ from splince_fast import (
 from splince_fast._kernels import accumulate, blas
 from splince_fast._kernels import apply as row_kernels
 from splince_fast._runtime.arrays import check_values
-from splince_fast.moments import accumulator, block, buffer, class_sums, column_sums, scatter
+from splince_fast.moments import accumulator, buffer, class_sums, column_sums, scatter
+from splince_fast.moments import block as reducing
 from splince_fast.moments import state as state_module
 
 Float = np.ndarray[Any, Any]
@@ -1100,7 +1101,7 @@ ERRORS: dict[str, tuple[Any, dict[str, Any], type[SplinceError], str]] = {
     "None among objects": (np.array([[None, 1.0]], object), {}, InputError, "."),
     "one axis": (np.ones(4), {}, InputError, r"X\[None, :\]"),
     "no axis": (np.float64(3), {}, InputError, "2-D"),
-    "features of another axis": (np.ones((2, 2, 1)), {}, InputError, "columns"),
+    "leading dimensions without features": (np.ones((2, 2, 0)), {}, InputError, "columns"),
     "ragged": ([[1, 2], [3]], {}, InputError, "unequal length"),
     "complex": (np.ones((2, 2)) * 1j, {}, InputError, "imaginary"),
     "text": (np.array([["a", "b"]]), {}, InputError, "dtype"),
@@ -1365,7 +1366,7 @@ def faults(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> Iterator[
     pytest.fail("still failing after 500 allocations")
 
 
-FAULTY = (accumulator, block, buffer, class_sums, column_sums, scatter, state_module)
+FAULTY = (accumulator, reducing, buffer, class_sums, column_sums, scatter, state_module)
 FAULTS = {
     # block size, rows before, rows of the update that fails
     "first update waits": (8, 0, 3),

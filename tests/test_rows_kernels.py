@@ -225,7 +225,7 @@ def test_reducing_equals_its_twin(
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("n", "d"), [(4096, 33), (1025, 130), (514, 1), (3, 700)])
 def test_reducing_at_the_sizes_it_is_used(n: int, d: int, dtype: Any, weighted: bool) -> None:
-    part_rows = reducing._rows_per_part(d, np.dtype(dtype))
+    part_rows = reducing._rows_per_part(d, np.dtype(dtype).itemsize)
     Block(
         n, d, dtype, weighted=weighted, variables=2, classes=40, columns=2, offset=10.0,
         part_rows=part_rows,
@@ -234,7 +234,7 @@ def test_reducing_at_the_sizes_it_is_used(n: int, d: int, dtype: Any, weighted: 
 
 @given(st.integers(1, 10**6), st.sampled_from([np.float32, np.float64]))
 def test_parts_are_whole_groups_of_four_rows(width: int, dtype: Any) -> None:
-    part_rows = reducing._rows_per_part(width, np.dtype(dtype))
+    part_rows = reducing._rows_per_part(width, np.dtype(dtype).itemsize)
     assert 64 <= part_rows <= 512
     assert part_rows % 4 == 0
 
@@ -358,8 +358,16 @@ def reduce(rows: Array, weight: Array, block: Block | None = None) -> reducing.R
     n, d = rows.shape
     block = block or Block(n, d)
     buffer = np.full((reducing.buffer_rows(n), d), np.nan, rows.dtype)
+    given = weight if weight.size else None
     return reducing.reduce_block(
-        rows, weight, block.reference, block.codes, block.n_codes, block.values, buffer
+        rows,
+        given,
+        reducing.sample_block(rows, given),
+        block.reference,
+        block.codes,
+        block.n_codes,
+        block.values,
+        buffer,
     )
 
 
@@ -532,8 +540,8 @@ def test_a_buffer_without_room_is_refused() -> None:
     block = Block(9, 2)
     with pytest.raises(RuntimeError, match="room"):
         reducing.reduce_block(
-            block.rows, block.weight, block.reference, block.codes, 0, block.values,
-            np.empty((11, 2)),
+            block.rows, None, reducing.sample_block(block.rows, None), block.reference,
+            block.codes, 0, block.values, np.empty((8, 2)),
         )  # fmt: skip
 
 

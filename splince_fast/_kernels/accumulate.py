@@ -1,7 +1,8 @@
 """A block of rows reduced to its moments, and its scatter added to another, compiled by Numba.
 
 Every kernel is serial; the threads split the work by columns, so that each number comes from the
-same operations in the same order whatever their number.
+same operations in the same order whatever their number. Above 400 lines because each kernel
+carries its equations, shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -421,33 +422,42 @@ def add_lower(
 
 
 @kernel
-def count_classes(labels: Any, weight: Any, counts: Any, weights: Any, codes: Any) -> int:
-    """Count the rows of each class, and number the classes that occur.
+def count_classes(labels: Any, weight: Any, place: Any, codes: Any, present: Any, rows: Any,
+                  weights: Any) -> int:  # fmt: skip
+    """Number the classes that occur by their first row, and count the rows of each.
+
+    The numbers depend on the rows alone, and not on the order in which the state met the classes.
 
     Parameters
     ----------
     labels : (n,) intp, -1 <= labels < k
     weight : (n,) float64, or empty for unit weights
-    counts, weights : (k + 1,) intp, float64 zeros; the last entry takes the missing labels
+    place : (k + 1,) intp, filled with -1, overwritten
     codes : (n,) intp, overwritten
-        Position of each row's class among those that occur, -1 for a missing label.
+        Number of each row's class, -1 for a missing label.
+    present, rows, weights : (c,) intp, intp, float64
+        Overwritten up to the number of classes that occur: the class, its rows, their weight.
 
     Returns
     -------
     int
         Number of classes that occur.
     """
-    for i in range(labels.shape[0]):
-        counts[labels[i]] += 1
-        weights[labels[i]] += weight[i] if weight.shape[0] > 0 else 1.0
-    position = np.full(counts.shape[0], -1, np.intp)
     number = 0
-    for c in range(counts.shape[0] - 1):
-        if counts[c] > 0:
-            position[c] = number
-            number += 1
     for i in range(labels.shape[0]):
-        codes[i] = position[labels[i]]
+        c = labels[i]
+        if c < 0:
+            codes[i] = -1
+            continue
+        if place[c] < 0:
+            place[c] = number
+            present[number] = c
+            rows[number] = 0
+            weights[number] = 0.0
+            number += 1
+        codes[i] = place[c]
+        rows[place[c]] += 1
+        weights[place[c]] += weight[i] if weight.shape[0] > 0 else 1.0
     return number
 
 

@@ -46,7 +46,7 @@ class Rows:
             dtype = X.dtype
             if dtype is _FLOAT32 or dtype is _FLOAT64:
                 flags = X.flags
-                return cls(X, dtype, flags.c_contiguous and flags.aligned)
+                return cls(X, dtype, bool(flags.c_contiguous and flags.aligned))
         tensor = type(X) is not np.ndarray and is_tensor(X)
         return cls.known(as_rows(X, width=width, name=name), tensor=tensor)
 
@@ -116,21 +116,21 @@ def as_rows(X: Any, *, width: int | None = None, name: str = "X") -> NDArray[Any
     InputError
         Not 2-D, no columns, not real numbers, not `width` columns, or lazy.
     """
-    X = as_numbers(X, name)
-    if X.ndim != 2:
-        hint = " for a single row pass it as X[None, :]" if X.ndim == 1 else ""
+    found = as_numbers(X, name)
+    if found.ndim != 2:
+        hint = " for a single row pass it as X[None, :]" if found.ndim == 1 else ""
         raise InputError(
-            f"{name} has {X.ndim} dimension(s) and shape {X.shape}; it must be 2-D, one row per "
-            f"sample and one column per feature;{hint}".rstrip(";")
+            f"{name} has {found.ndim} dimension(s) and shape {found.shape}; it must be 2-D, one "
+            f"row per sample and one column per feature;{hint}".rstrip(";")
         )
-    if X.shape[1] == 0:
-        raise InputError(f"{name} has no columns (shape {X.shape}); at least one is needed")
-    if width is not None and X.shape[1] != width:
+    if found.shape[1] == 0:
+        raise InputError(f"{name} has no columns (shape {found.shape}); at least one is needed")
+    if width is not None and found.shape[1] != width:
         raise InputError(
-            f"{name} has {X.shape[1]} columns, and {width} are expected, as in the data seen "
+            f"{name} has {found.shape[1]} columns, and {width} are expected, as in the data seen "
             "before; pass rows of the same embedding"
         )
-    return X
+    return found
 
 
 def as_numbers(X: Any, name: str = "X") -> NDArray[Any]:

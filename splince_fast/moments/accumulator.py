@@ -2,6 +2,9 @@
 
 The accumulator holds the state of x, the sums of every variable, and the rows that wait. It takes
 valid input only; :class:`splince_fast.Moments` checks.
+
+Above 400 lines because the steps of an update, and the sum and difference of two accumulators, keep
+the same parts in step.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -120,7 +121,7 @@ def reduce_block(
     if len(out) < n:
         raise RuntimeError("the work buffer has no room for the block")
     order, cell = np.empty(n, np.intp), np.empty(n, np.intp)
-    part_rows = _rows_per_part(d, rows.dtype)
+    part_rows = _rows_per_part(d, rows.itemsize)
     kernels.sort_by_cell(codes, n_codes, part_rows, order, cell)
     shift, whole = sample.shift, sample.whole
     peak, total = np.empty(d), np.empty(d)
@@ -176,9 +177,10 @@ def _add_products(
         products += values[:, start : start + step] @ part
 
 
-def _rows_per_part(width: int, dtype: np.dtype[Any]) -> int:
+@lru_cache(maxsize=64)
+def _rows_per_part(width: int, itemsize: int) -> int:
     """Rows of a part: a function of shape and dtype alone, so that results are reproducible."""
-    return min(512, max(64, _PART_BYTES // (width * dtype.itemsize))) // 4 * 4
+    return min(512, max(64, _PART_BYTES // (width * itemsize))) // 4 * 4
 
 
 def buffer_rows(block_rows: int) -> int:

@@ -99,16 +99,17 @@ class ClassSums(Variable):
 
     def ask(self, labels: Codes, weight: Float | None) -> Request:
         # Sums are kept only for the classes that occur; code -1 is not counted.
-        size = max(int(labels[labels.argmax()]) + 1, len(self._places))
-        codes, counts = np.empty(len(labels), np.intp), np.zeros(size + 1, np.intp)
-        weighed = np.zeros(size + 1)
         import splince_fast._kernels.accumulate as kernels
 
-        n_present = kernels.count_classes(
-            labels, _NO_WEIGHT if weight is None else weight, counts, weighed, codes
-        )
-        present = counts[:size].nonzero()[0]
-        rows, weights = counts[present], weighed[present]
+        n = len(labels)
+        size = max(int(labels[labels.argmax()]) + 1, len(self._places))
+        place = np.empty(size + 1, np.intp)
+        place.fill(-1)
+        codes, present, rows = np.empty((3, n), np.intp)
+        weights = np.empty(n)
+        given = _NO_WEIGHT if weight is None else weight
+        n_present = kernels.count_classes(labels, given, place, codes, present, rows, weights)
+        present, rows, weights = present[:n_present], rows[:n_present], weights[:n_present]
         # Room for every class, made before anything is added to any variable.
         room = size - len(self.rows)
         grown = None

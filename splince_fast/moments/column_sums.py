@@ -97,7 +97,7 @@ class ColumnSums(Variable):
         self.names = fresh
 
     def ask(self, labels: Float, weight: Float | None) -> Request:
-        missing = np.isnan(labels).any(axis=1)
+        missing = np.asarray(np.isnan(labels).any(axis=1))
         w = np.ones(len(labels)) if weight is None else weight
         if missing.any():
             w = np.where(missing, 0.0, w)

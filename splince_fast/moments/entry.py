@@ -26,7 +26,7 @@ class Given(NamedTuple):
     rows: Rows
     weight: Float | None
     encoded: Mapping[VariableName, Encoded]
-    index: NDArray[np.intp] | None  # of these rows among those given, where some were dropped
+    kept: NDArray[np.intp] | None  # of these rows among those given, where some were dropped
     n_given: int
 
 
@@ -86,9 +86,9 @@ def _along(column: Any, lead: tuple[int, ...], chosen: NDArray[np.intp], what: s
     n, sequences = int(np.prod(lead)), lead[0]
     if is_tensor(column):
         column = torch_to_numpy(column)
-    if isinstance(column, Sequence) and not isinstance(column, str | bytes) and len(column):
-        if isinstance(column[0], list | tuple | np.ndarray):
-            column = _nested(column)
+    listed = isinstance(column, Sequence) and not isinstance(column, str | bytes)
+    if listed and len(column) and isinstance(column[0], list | tuple | np.ndarray):
+        column = _nested(column)
     shape = getattr(column, "shape", None)
     if shape is None:
         shape = (len(column),)
@@ -108,7 +108,7 @@ def _along(column: Any, lead: tuple[int, ...], chosen: NDArray[np.intp], what: s
 
 
 def _nested(column: Any) -> Any:
-    """A list of lists of one length as an array of objects, so that its entries stay as they are."""
+    """A list of lists of one length as an array of objects: its entries stay as they are."""
     lengths = {len(part) for part in column}
     if len(lengths) != 1:
         raise InputError("labels hold sequences of unlike length; pad them to that of X")

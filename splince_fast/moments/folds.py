@@ -161,7 +161,7 @@ class Folds(Sequence[Moments]):
 
     def _deal(self, given: Given, n: int) -> NDArray[np.intp]:
         """The fold of each row."""
-        index = np.arange(n) if given.index is None else given.index
+        index = np.arange(n) if given.kept is None else given.kept
         hashed = splitmix64(index.astype(np.uint64) + np.uint64(self._position))
         if self._groups is not None:
             column = given.encoded.get(self._groups)

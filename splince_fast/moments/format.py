@@ -46,7 +46,7 @@ from splince_fast.moments.variables import KINDS
 Tensors = dict[str, NDArray[Any]]
 
 # The largest block of a file: what a first update of a loaded state may allocate.
-_MOST_BYTES = 1 << 40
+_MOST_BYTES = 1 << 35
 
 
 def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tensors, dict[str, Any]]:
@@ -146,8 +146,11 @@ def _read_state(
     tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any], width: int, ledoit_wolf: bool
 ) -> State:
     real, packed = np.float64, width * (width + 1) // 2
-    expected = {"reference": (real, (width,)), "weight": (real, (1,)),
-                "deviation": (real, (width,))}  # fmt: skip
+    expected: dict[str, tuple[Any, tuple[int, ...]]] = {
+        "reference": (real, (width,)),
+        "weight": (real, (1,)),
+        "deviation": (real, (width,)),
+    }
     lower = "scatter.lower" in tensors
     expected |= {"scatter.lower": (real, (packed,))} if lower else {"scatter": (real, (width,) * 2)}
     if ledoit_wolf:

@@ -575,11 +575,30 @@ class Moments:
             return cls._around(from_tensors(tensors, metadata)), metadata["stream"]
 
     def write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, Any]) -> None:
-        """Write the state and where its source stands."""
+        """Write the state and where its source stands.
+
+        Parameters
+        ----------
+        path : path
+            The file.
+        stream : dict
+            Where the source stands, as JSON.
+        """
         self._write(path, stream)
 
     def read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Moments, Any]:
-        """A state and where its source stands."""
+        """A state and where its source stands.
+
+        Parameters
+        ----------
+        path : path
+            A file that :meth:`write_checkpoint` wrote.
+
+        Returns
+        -------
+        tuple
+            The moments, and what was written beside them.
+        """
         return self._read(path)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.labels import encode
@@ -83,7 +83,7 @@ def accumulate(
             raise
     if checkpoint is not None and (run.unwritten or not run.position):
         run.write()
-    return run.target
+    return cast(T, run.target)
 
 
 def _identity(source: Any) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _resumed(source: Any, empty: T, checkpoint: Path) -> tuple[T, dict[str, Any]
     _check_stream(path, stream)
     if stream["source"] != _identity(source):
         raise _foreign(path, f"it was made of {stream['source']}")
-    for name, stamp in file_stamps(getattr(source, "files", ())).items():
+    for name, stamp in file_stamps(source.files).items():
         if stream.get("files", {}).get(name, stamp) != stamp:
             raise _foreign(path, f"the file {name} was written again since")
     return found, stream
@@ -151,6 +151,8 @@ class _Run:
         self.target = target
         self._source = source
         self._checkpoint = checkpoint
+        # Of the files as they are when reading begins.
+        self._files = {} if checkpoint is None else file_stamps(source.files)
         stream = stream or {"position": 0}
         self.position: int = stream["position"]
         self._written = self.position if self.position else -1
@@ -210,7 +212,7 @@ class _Run:
                 "position": self.position,
                 "first": self._first,
                 "last": self._last,
-                "files": file_stamps(getattr(self._source, "files", ())),
+                "files": self._files,
             },
         )
 
@@ -219,6 +221,8 @@ class _Run:
 
     def _compare(self, block: Any, digest: str, number: int) -> None:
         """Raise FileFormatError unless a block is the one that the checkpoint has seen."""
+        if block is not None and self._variables:
+            self._check_variables(block)
         if digest and (block is None or self._digest(block) != digest):
             raise _foreign(
                 str(self._checkpoint), f"block {number} of the data is not the one that it has seen"
@@ -233,7 +237,7 @@ class _Run:
         foreign = [name for name in fresh if name not in self._variables]
         if foreign:
             raise FileFormatError(
-                f"the checkpoint {self._checkpoint} was written with the variables {list(self._variables)}, and the "
-                f"data now bring {foreign}; pass the same labels, delete the checkpoint, or name "
-                "another file"
+                f"the checkpoint {self._checkpoint} was written with the variables "
+                f"{list(self._variables)}, and the data now bring {foreign}; pass the same labels, "
+                "delete the checkpoint, or name another file"
             )

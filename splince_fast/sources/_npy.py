@@ -53,13 +53,15 @@ def from_npy(
     checked before every block. Do not write to the files meanwhile.
     """
     shards = [_describe(path) for path in as_paths(paths, "paths")]
-    return sharded_source(
+    source = sharded_source(
         shards,
         labels,
         sample_weight=sample_weight,
         block_rows=block_rows,
         by_shard=lambda column, what: _by_shard(column, what, shards),
     )
+    source.files = tuple(shard.path for shard in shards)
+    return source
 
 
 def _by_shard(values: Any, what: str, shards: list[Shard]) -> Callable[[int], Any]:

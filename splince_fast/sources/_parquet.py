@@ -154,7 +154,7 @@ def _files_source(paths: list[str], columns: Columns, block_rows: int | None) ->
     mean_width = -(-sum(group.n_values for group in groups) // n) if n else 1
     itemsize = max((group.itemsize for group in groups), default=1)
     size = choose_block_rows(block_rows, width or mean_width, itemsize)
-    return PieceSource(
+    source = PieceSource(
         files_name(paths),
         lambda piece, row: _read(groups[piece:], row, columns, size, typed_width),
         [group.n_rows for group in groups],
@@ -162,6 +162,8 @@ def _files_source(paths: list[str], columns: Columns, block_rows: int | None) ->
         n_features=width,
         nbytes=None if width is None else sum(g.n_rows * width * g.itemsize for g in groups),
     )
+    source.files = tuple(paths)
+    return source
 
 
 def _survey(file: Any, path: str, columns: Columns) -> tuple[list[_Group], int | None]:

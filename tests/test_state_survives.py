@@ -1,0 +1,430 @@
+"""States that survive: interrupts, forks, removals, far offsets, other data, old files."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Rows, check, state_bytes
+
+import splince_fast as sf
+from splince_fast import FileFormatError, InputError, Moments, sources
+from splince_fast._runtime import files
+
+DATA = Path(__file__).parent / "data"
+ROOT = Path(sf.__file__).parent.parent
+posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no POSIX signals")
+
+
+def normal(n: int, d: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).normal(size=(n, d))
+
+
+def script(text: str, *arguments: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [sys.executable, "-c", text, *arguments],
+        capture_output=True, text=True, timeout=120, env=environment, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+# --- the way of a row ----------------------------------------------------------------------------
+
+
+CALLS = """
+import sys
+import numpy as np
+from splince_fast import Moments
+X, z = np.random.default_rng(0).normal(size=(4096, 16)).astype(np.float32), np.arange(4096) % 2
+moments = Moments()
+for _ in range(3):
+    moments.update(X, {"z": z})
+calls = []
+sys.setprofile(lambda frame, event, _: event == "call" and calls.append(frame.f_code.co_name))
+moments.update(X, {"z": z})
+sys.setprofile(None)
+print(len(calls), *calls)
+"""
+
+
+def test_a_full_block_takes_at_most_fifty_python_calls() -> None:
+    """Compiled kernels among them; in a process of its own, without the guards of the tests."""
+    count, *names = script(CALLS).split()
+    assert "centre_block" in names
+    assert int(count) <= 50, names
+
+
+def test_full_blocks_pass_the_buffer_while_rows_wait() -> None:
+    X = normal(4 * 64 + 1, 5)
+    moments = Moments(block_rows=64).update(X[:1])
+    moments.update(X[1:])
+    held = moments._accumulator
+    assert held.buffer is not None
+    assert held.buffer.filled == 1
+    check(moments, Rows.of(X))
+
+
+def test_a_merge_in_place_makes_no_third_state() -> None:
+    a, b = Moments().update(normal(50, 6)), Moments().update(normal(60, 6, 1))
+    with a.held() as held:
+        matrix = held.seen().scatter
+    a += b
+    with a.held() as held:
+        assert held.seen().scatter is matrix
+    check(a, Rows.of(normal(50, 6)) + Rows.of(normal(60, 6, 1)))
+
+
+def test_lazy_rows_are_refused() -> None:
+    array = pytest.importorskip("dask.array", reason="dask is not installed")
+    with pytest.raises(InputError, match=r"lazy.*from_dask.*compute"):
+        Moments().update(array.ones((10, 3), chunks=5))
+
+
+# --- other shapes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_leading_dimensions_are_rows(masked: bool) -> None:
+    rng = np.random.default_rng(0)
+    X, mask = rng.normal(size=(4, 7, 3)), rng.random((4, 7)) < 0.6
+    per_sequence, per_token = np.array(list("abca")), rng.integers(0, 3, (4, 7))
+    score, weight = rng.normal(size=4), rng.uniform(0.5, 2, 4)
+    if masked:
+        X[~mask], per_token[~mask] = np.nan, -100
+    chosen = mask if masked else np.ones((4, 7), bool)
+    sequence = np.repeat(np.arange(4), 7)[chosen.ravel()]
+    labels = {"s": per_sequence, "t": per_token, "score": score, "list": per_token.tolist()}
+    found = Moments().update(X, labels, sample_weight=weight, mask=mask if masked else None)
+    flat = {
+        "s": per_sequence[sequence], "t": per_token[chosen], "score": score[sequence],
+        "list": per_token[chosen],
+    }  # fmt: skip
+    expected = Moments().update(X[chosen], flat, sample_weight=weight[sequence])
+    assert state_bytes(found) == state_bytes(expected)
+    with pytest.raises(InputError, match="sequence"):
+        Moments().update(X, {"s": [1, 2, 3]})
+    with pytest.raises(InputError, match="mask has shape"):
+        Moments().update(X, mask=mask[:2])
+
+
+def test_weight_zero_is_absence_of_the_label_too() -> None:
+    X = normal(4, 2)
+    labels = {"y": np.array([1.0, np.inf, 2.0, 1e200]), "z": ["a", "bad", "b", "bad"]}
+    moments = Moments().update(X, labels, sample_weight=[1, 0, 1, 0])
+    assert moments.classes("z") == ("a", "b")
+    check(moments, Rows.of(X[[0, 2]], {"y": np.array([1.0, 2.0]), "z": ["a", "b"]}))
+
+
+# --- removal -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("value", [0.0, 0.1, 333.0])
+def test_a_feature_that_is_constant_in_the_rest_has_no_variance(dtype: Any, value: float) -> None:
+    """Rounding left by a removal is no variance: it is exactly 0, and no eraser whitens it."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        X, z = rng.normal(size=(300, 6)), rng.integers(0, 2, 300)
+        X[:200, 2] = value
+        X = X.astype(dtype)
+        whole = Moments().update(X[:200], {"z": z[:200]}) + Moments().update(
+            X[200:], {"z": z[200:]}
+        )
+        rest = whole - Moments().update(X[200:], {"z": z[200:]})
+        covariance = rest.covariance()
+        assert (covariance[2] == 0).all()
+        assert (np.diag(np.delete(np.delete(covariance, 2, 0), 2, 1)) > 0.1).all()
+        assert sf.leace(rest, erase="z").report.rank_covariance == 5
+
+
+def test_what_a_removal_leaves_can_be_stored() -> None:
+    """Sums of squares of a constant label are not left negative."""
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        parts = [Moments().update(rng.normal(size=(20, 3)), {"z": np.zeros(20)})]
+        parts += [
+            Moments().update(rng.normal(size=(20, 3)), {"z": rng.normal(size=20) * 10.0**k})
+            for k in (0, 3, 6)
+        ]
+        left = sum(parts[1:], parts[0]) - (parts[3] + parts[2] + parts[1])
+        twin = pickle.loads(pickle.dumps(left))
+        assert state_bytes(twin) == state_bytes(left)
+        assert abs(twin.covariance()).max() < 10
+
+
+# --- the reference point -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [1, 500])
+@pytest.mark.parametrize(("size", "weight"), [(1e8, 1e-16), (1e12, 1e-24), (1e15, 1e-32)])
+def test_a_light_row_far_away_costs_no_digits(size: float, weight: float, first: int) -> None:
+    """The reference point is weighted, and follows the mean when it has gone far."""
+    rng = np.random.default_rng(0)
+    X, z = rng.normal(size=(500, 4)), rng.integers(0, 2, 500)
+    X += z[:, None]
+    w = np.ones(500)
+    X[0], w[0] = size, weight
+    moments = Moments()
+    for part in (slice(0, first), slice(first, None)):
+        moments.update(X[part], {"z": z[part]}, sample_weight=w[part])
+    wide, heavy = X.astype(np.longdouble), w.astype(np.longdouble)
+    indicator = (z[:, None] == moments.classes("z")).astype(np.longdouble)
+    centred = indicator - (heavy @ indicator) / heavy.sum()
+    truth = (wide - (heavy @ wide) / heavy.sum()).T @ (heavy[:, None] * centred) / heavy.sum()
+    # w x of the light row is at most 1e-8 of that of the others: only their rounding is left.
+    assert np.abs(moments.cross_covariance("z", ddof=0) - truth).max() < 1e-13
+
+
+# --- checkpoints ---------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_other_data_is_refused_also_when_complete(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    X, z = normal(300, 3), np.arange(300) % 2
+
+    def source(X: Any, z: Any) -> sources.Source:
+        return sources.from_arrays(X, {"z": z}, block_rows=100)
+
+    done = Moments.from_blocks(source(X, z), checkpoint=path)
+    assert state_bytes(Moments.from_blocks(source(X, z), checkpoint=path)) == state_bytes(done)
+    kept = path.read_bytes()
+    first, last, label = X.copy(), X.copy(), z.copy()
+    first[5, 1], last[-5, 1], label[2] = 9, 9, 1
+    for other in (source(first, z), source(last, z), source(X, label)):
+        with pytest.raises(FileFormatError, match="other data"):
+            Moments.from_blocks(other, checkpoint=path)
+    for blocks in ([X[:100], X[100:]], [last[:100], last[100:]]):
+        listed = tmp_path / "listed"
+        if blocks[1] is not X[100:] and listed.exists():
+            with pytest.raises(FileFormatError, match="other data"):
+                Moments.from_blocks(blocks, checkpoint=listed)
+        else:
+            Moments.from_blocks(blocks, checkpoint=listed)
+    assert path.read_bytes() == kept
+
+
+@pytest.mark.parametrize("error", [ConnectionError("gone"), KeyboardInterrupt()], ids=repr)
+def test_what_ends_a_run_leaves_its_checkpoint(tmp_path: Path, error: BaseException) -> None:
+    """With the default interval of a minute."""
+    X = normal(100, 3)
+
+    def blocks(stop: int) -> Iterator[Any]:
+        for i in range(10):
+            if i == stop:
+                raise error
+            yield X[10 * i : 10 * i + 10]
+
+    with pytest.raises(type(error)):
+        Moments.from_blocks(blocks(5), checkpoint=tmp_path / "c")
+    check(Moments.load(tmp_path / "c"), Rows.of(X[:50]))
+    check(Moments.from_blocks(blocks(99), checkpoint=tmp_path / "c"), Rows.of(X))
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [5, [], {}, {"position": None}, {"position": "1"}, {"position": -1}, {"position": True},
+     {"first": 3}, {"files": []}],
+)  # fmt: skip
+def test_a_checkpoint_with_another_place_is_refused(tmp_path: Path, stream: Any) -> None:
+    path, source = tmp_path / "c", sources.from_arrays(normal(20, 3), block_rows=10)
+    Moments.from_blocks(source, checkpoint=path)
+    tensors, metadata = files.read(path, "moments", 1)
+    changed = {**metadata["stream"], **stream} if isinstance(stream, dict) and stream else stream
+    files.write(path, "moments", 1, tensors, {**metadata, "stream": changed})
+    with pytest.raises(FileFormatError):
+        Moments.from_blocks(source, checkpoint=path)
+
+
+def test_blocks_beyond_any_memory_are_refused_when_read(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    Moments(block_rows=8).update(normal(3, 4)).save(path)
+    tensors, metadata = files.read(path, "moments", 1)
+    files.write(path, "moments", 1, tensors, {**metadata, "block_rows": 2**31})
+    with pytest.raises(FileFormatError, match="memory"):
+        Moments.load(path)
+
+
+# --- folds ---------------------------------------------------------------------------------------
+
+
+def test_folds_hold_the_same_bits_whatever_the_size_of_blocks(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(3000, 5)).astype(np.float32)
+    labels = {"z": rng.integers(0, 5, 3000), "y": rng.normal(size=3000), "g": np.arange(3000) // 9}
+    weight = rng.choice([0.0, 1.0, 2.0], 3000)
+
+    def folds(size: int, **more: Any) -> list[Any]:
+        source = sources.from_arrays(X, labels, sample_weight=weight, block_rows=size)
+        return [state_bytes(m) for m in
+                Moments.from_blocks(source, folds=3, block_rows=64, **more)]  # fmt: skip
+
+    for groups in (None, "g"):
+        expected = folds(4096, groups=groups)
+        assert folds(37, groups=groups) == expected
+        assert folds(129, groups=groups, checkpoint=tmp_path / f"{groups}") == expected
+        assert folds(129, groups=groups, checkpoint=tmp_path / f"{groups}") == expected
+    dealt = Moments.from_blocks([(X, labels)], folds=2)
+    assert abs(dealt[0].n_rows - 1500) < 6 * 3000**0.5 / 2
+    check(dealt.total, Rows.of(X, labels))
+
+
+def test_a_group_stays_in_one_fold() -> None:
+    X, g = normal(400, 2), np.repeat(np.arange(40), 10)
+    z = g.copy()  # tells where each group went
+    folds = Moments.from_blocks([(X, {"g": g, "z": z})], folds=3, groups="g", kinds={})
+    counts = np.array([list(fold.class_counts("z").values()) for fold in folds])
+    assert ((counts == 10).sum(axis=0) == 1).all()
+    assert (counts.sum(axis=0) == 10).all()
+    assert "g" not in folds.variables
+
+
+# --- storing -------------------------------------------------------------------------------------
+
+
+def test_a_file_of_the_first_format_is_read() -> None:
+    """Written by version 60e9cd0: weights, classes, gaps, joint cells, rows that wait."""
+    given = np.load(DATA / "format1.npz")
+    labels = {"z": given["z"], "y": given["y"], "t": [["a", "b"][i % 2] for i in range(50)]}
+    old = Moments.load(DATA / "format1.moments")
+    new = Moments(block_rows=16, joint=[("z", "t")], ledoit_wolf=True)
+    new.update(given["X"], labels, sample_weight=given["w"])
+    assert old.variables == new.variables
+    assert old.n_rows == new.n_rows
+    np.testing.assert_allclose(old.covariance(), new.covariance(), rtol=1e-6)
+    for name in new.variables:
+        np.testing.assert_allclose(
+            old.cross_covariance(name), new.cross_covariance(name), atol=1e-12
+        )
+
+
+def test_a_pickle_is_half_a_state_and_may_be_read_only() -> None:
+    d = 200
+    X, z, y = normal(300, d), np.arange(300) % 3, normal(300, 2, 1)
+    moments = Moments(block_rows=64).update(X, {"z": z, "y": y})
+    moments.covariance()
+    assert len(pickle.dumps(moments, protocol=5)) < 4 * d * d + 64 * 1024
+    buffers: list[pickle.PickleBuffer] = []
+    text = pickle.dumps(moments, protocol=5, buffer_callback=buffers.append)
+    frozen = [bytes(buffer.raw()) for buffer in buffers]
+    assert frozen
+    twin = pickle.loads(text, buffers=frozen)
+    assert state_bytes(twin) == state_bytes(moments)
+    np.testing.assert_array_equal(twin.covariance(), moments.covariance())
+    sf.leace(twin, erase="z")
+    assert state_bytes(twin.update(X, {"z": z, "y": y})) == state_bytes(
+        moments.update(X, {"z": z, "y": y})
+    )
+
+
+def test_sizeof_counts_every_byte() -> None:
+    moments = Moments().update(normal(10, 300))
+    assert sys.getsizeof(moments) >= moments.nbytes >= 300 * 300 * 8
+
+
+# --- interrupts and forks ------------------------------------------------------------------------
+
+READ = """
+import os, random, signal, threading, time
+import numpy as np
+from splince_fast import Moments
+X = np.random.default_rng(0).normal(size=(60, 5))
+m = Moments(block_rows=7).update(X, {"z": np.arange(60) % 2})
+handler = signal.getsignal(signal.SIGINT)
+armed = threading.Event()
+def shoot():
+    while True:
+        armed.wait()
+        time.sleep(random.uniform(1e-4, 1e-3))
+        armed.clear()  # one signal for each time that the main thread is ready for it
+        os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=shoot, daemon=True).start()
+hits = 0
+for _ in range(300):
+    try:
+        armed.set()
+        while True:
+            m.mean; m.weight; m.cross_covariance("z"); m.update(X[:1], {"z": [0]})
+    except KeyboardInterrupt:
+        hits += 1
+assert signal.getsignal(signal.SIGINT) is handler
+m.update(X, {"z": np.arange(60) % 2})
+other = threading.Thread(target=lambda: m.update(X, {"z": np.arange(60) % 2}))
+other.start(); other.join(20)
+assert not other.is_alive()
+assert sum(m.class_counts("z").values()) == m.n_rows == m.weight
+print(hits)
+"""
+
+
+@posix
+def test_control_c_while_reading_leaves_no_lock() -> None:
+    """Interrupts wait while a count and its release belong together."""
+    assert int(script(READ)) == 300
+
+
+FORK = """
+import os, threading, signal
+import numpy as np
+from splince_fast import Moments
+m = Moments().update(np.random.default_rng(0).normal(size=(200, 50)))
+inside, leave = threading.Event(), threading.Event()
+def read():
+    with m.held():
+        inside.set()
+        leave.wait()
+thread = threading.Thread(target=read); thread.start(); inside.wait()
+m._lock._mutex.acquire()  # as another thread has it in the moment of a fork
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    m.update(np.ones((1, 50)))
+    m.covariance()
+    os._exit(0)
+m._lock._mutex.release()
+leave.set(); thread.join()
+print(os.waitpid(child, 0)[1])
+"""
+
+
+@posix
+def test_a_fork_while_another_thread_reads_leaves_the_child_a_free_lock() -> None:
+    assert script(FORK) == "0\n"
+
+
+def test_rows_that_wait_are_checked_at_once() -> None:
+    """The second small update of an object, where nothing is merged."""
+    moments = Moments().update(normal(5, 3))
+    before = state_bytes(moments)
+    for bad in (np.nan, np.inf):
+        with pytest.raises(sf.NonFiniteError):
+            moments.update(np.full((2, 3), bad))
+        assert state_bytes(moments) == before
+    check(moments, Rows.of(normal(5, 3)))
+
+
+def test_a_waiting_class_beyond_the_last_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    Moments().update(normal(4, 2), {"z": [0, 1, 1, 0]}).save(path)
+    tensors, metadata = files.read(path, "moments", 1)
+    tensors["staged.0"] = np.array([0, 1, 2, 0])
+    files.write(path, "moments", 1, tensors, metadata)
+    with pytest.raises(FileFormatError, match="class"):
+        Moments.load(path)
+
+
+def test_removal_leaves_room_for_the_rounding_of_an_offset() -> None:
+    """A column at 1e8 deviations that is constant in the rest."""
+    for seed in range(20):
+        X = normal(200, 2, seed) + 1e8
+        X[:100, 0] = 1e8
+        rest = (Moments().update(X[:100]) + Moments().update(X[100:])) - Moments().update(X[100:])
+        assert rest.n_rows == 100
