@@ -201,6 +201,8 @@ class Report:
             )
         if self.dropped:
             facts.append(("given up", f"{self.dropped} kept direction(s)"))
+        if read := ", ".join(v.label for v in self.variables if v.kind):
+            facts.append(("read as", read))
         facts += [("warning", text) for text in self.warnings]
         return facts
 
@@ -214,7 +216,7 @@ class Report:
             values = ", ".join(f"{s:.3g}" for s in v.singular_values[:4])
             values += ", ..." if len(v.singular_values) > 4 else ""
             lines.append(
-                f"  {v.role:<{wide}}  {v.label}, rank {v.rank}, {figure} [{values}], "
+                f"  {v.role:<{wide}}  {v.name}: rank {v.rank}, {figure} [{values}], "
                 f"residual {v.residual:.1e} (rounding {v.bound:.1e})"
             )
         return "\n".join(lines)
@@ -227,7 +229,7 @@ class Report:
         )
         rows += "".join(
             f"<tr><th style='text-align:left'>{v.role}</th><td style='text-align:left'>"
-            f"{html.escape(v.label)}: rank {v.rank}, residual {v.residual:.1e} "
+            f"{html.escape(v.name)}: rank {v.rank}, residual {v.residual:.1e} "
             f"(rounding {v.bound:.1e})</td></tr>"
             for v in self.variables
         )
@@ -291,7 +293,7 @@ def build_report(
             extra = _left_alone(values, own, solution.size)
             shown = values
             if facts.whitened:
-                shown = _singular_values(span.metrics[i]() @ white[part])
+                shown = _singular_values(span.metrics[i]() @ white[part])[: len(values)]
                 shown = (
                     np.minimum(shown, 1.0) if not span.kinds[i].startswith("directions") else shown
                 )
@@ -304,7 +306,7 @@ def build_report(
                     residual,
                     bound + extra,
                     span.kinds[i],
-                )  # fmt: skip
+                )
             )
             start += count
     share = 1.0 / solution.variance if solution.variance else 0.0

@@ -134,9 +134,10 @@ def _directions(variances: Float, selection: Any, whitened: bool) -> Span:
             f"keep has shape {array.shape}; directions are the columns of an array of shape "
             f"({width}, k)"
         )
-    check_values(array, "keep")
     rows = np.array(array.T, dtype=np.float64, order="C")  # a copy: the caller keeps the array
     largest = np.abs(rows).max(axis=1, keepdims=True)
+    if not np.isfinite(largest).all():
+        check_values(array, "keep")
     if (largest == 0).any():
         raise ConstantVariableError("keep holds a direction of zeros; leave it out")
     rows /= largest
