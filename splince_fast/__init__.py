@@ -29,6 +29,7 @@ from splince_fast.exceptions import (
     SplinceError,
     SplinceWarning,
     UnknownVariableError,
+    UnseenRowsWarning,
 )
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
@@ -37,6 +38,7 @@ from splince_fast.report import Report, VariableReport
 if TYPE_CHECKING:
     from splince_fast import sources
     from splince_fast.config import Config, show_config
+    from splince_fast.cross import CrossReport, FoldReport, cross_report
     from splince_fast.estimators import LEACE, SAL, SPLINCE, MeanProjection
     from splince_fast.methods import leace, mean_projection, sal, splince
     from splince_fast.moments.factored import Factored
@@ -54,6 +56,9 @@ _LAZY = {
     "MeanProjection": "splince_fast.estimators",
     "Factored": "splince_fast.moments.factored",
     "concept_strength": "splince_fast.strength",
+    "cross_report": "splince_fast.cross",
+    "CrossReport": "splince_fast.cross",
+    "FoldReport": "splince_fast.cross",
     "ConceptStrength": "splince_fast.strength",
     "show_config": "splince_fast.config",
     "Config": "splince_fast.config",
@@ -69,9 +74,11 @@ __all__ = [
     "ConceptStrength",
     "Config",
     "ConstantVariableError",
+    "CrossReport",
     "DroppedDirectionsWarning",
     "Factored",
     "FileFormatError",
+    "FoldReport",
     "IncompatibleMomentsError",
     "InfeasibleError",
     "InputError",
@@ -89,8 +96,10 @@ __all__ = [
     "SplinceError",
     "SplinceWarning",
     "UnknownVariableError",
+    "UnseenRowsWarning",
     "VariableReport",
     "concept_strength",
+    "cross_report",
     "leace",
     "mean_projection",
     "sal",

@@ -19,7 +19,7 @@ LAYERS = [
     ["report"],
     ["integrations", "projection"],
     ["methods", "strength"],
-    ["estimators", "config", "demo"],
+    ["cross", "estimators", "config", "demo"],
     ["cli"],
     ["__main__", "__init__"],
 ]
