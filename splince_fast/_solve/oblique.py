@@ -157,7 +157,7 @@ def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
         inside[np.abs(inside) <= 16 * tolerances.EPS * len(inverse) * sizes] = 0.0
         if inside.any():
             dual = null - (inside @ basis) * inverse
-            dual = np.linalg.solve(dual @ null.T, dual)
+            dual = np.asarray(np.linalg.solve(dual @ null.T, dual), dtype=np.float64)
     into_null, from_left = right @ null.T, dual @ left.T
     right = np.linalg.solve(np.eye(len(left)) - into_null @ from_left, right - into_null @ dual)
     return np.concatenate([left, null]), np.concatenate([right, dual - from_left @ right])

@@ -71,7 +71,8 @@ def span_of(statistics: Statistics, selection: object, role: str, whitened: bool
     if role == "keep" and not is_names and not (isinstance(selection, list) and not selection):
         return _directions(statistics.variances, selection, whitened)
     names, blocks, counts = names_of(selection, role), [], []
-    kinds, metrics = [], []
+    kinds: list[str] = []
+    metrics: list[Callable[[], Float]] = []
     for name in names:
         variable = statistics.variable(name)
         columns = variable.span()
