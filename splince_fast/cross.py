@@ -26,6 +26,8 @@ _INTENSITIES = (None, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
 # Unseen rows fare worse if they are changed so many times as much as fitted ones, and more than
 # by chance, which is of the order of the share of the variance that is removed.
 _WORSE, _EXCESS = 2.0, 0.02
+# With fewer fitted rows per dimension a covariance is mostly noise, unless it is shrunk.
+_FEW_ROWS = 2.0
 # A feature is nearly dead where it varies this many times less than where it was not seen.
 _DEAD = 1e-2
 _SHOWN = 5
@@ -178,8 +180,9 @@ def cross_report(
     Warns
     -----
     UnseenRowsWarning
-        Unseen rows are changed more than twice as much as fitted ones; names the cause and the
-        settings that help on these folds.
+        Unseen rows are changed more than twice as much as fitted ones, or there are fewer than two
+        fitted rows per dimension of x and no shrinkage; names the cause and the settings that
+        help on these folds.
 
     Examples
     --------
@@ -236,7 +239,8 @@ def cross_report(
     mean_fitted = float(np.mean([f.distortion_fitted for f in figures]))
     remedies: list[tuple[str, float]] = []
     notes: tuple[str, ...] = ()
-    if mean_unseen > max(_WORSE * mean_fitted, mean_fitted + _EXCESS):
+    worse = mean_unseen > max(_WORSE * mean_fitted, mean_fitted + _EXCESS)
+    if worse or (whitened and not share and rows_per_rank < _FEW_ROWS):
         if whitened:
             remedies = [
                 (f"shrinkage={a!r}", float(np.mean(unseen(erasers(a)))))
@@ -247,7 +251,8 @@ def cross_report(
             others = [plain(m, erase, {}) for m in rest]
             remedies.append(("SAL", float(np.mean(unseen(others)))))
             remedies = [(name, value) for name, value in remedies if value < mean_unseen]
-        notes = (_text(mean_unseen, mean_fitted, weak, rows_per_rank, remedies),)
+        rounded = _rank_of_rounding(fitted, rest) if whitened else None
+        notes = (_text(mean_unseen, mean_fitted, weak, rows_per_rank, rounded, remedies),)
         warnings.warn(notes[0], UnseenRowsWarning, stacklevel=2)
     if eraser.report is not None:
         kept = [f.kept for f in figures if f.kept is not None]
@@ -377,17 +382,36 @@ def _weak_features(rest: Sequence[Moments], parts: Sequence[Moments]) -> tuple[i
     return tuple(sorted(weak))
 
 
+def _rank_of_rounding(
+    erasers: Sequence[Projection], rest: Sequence[Moments]
+) -> tuple[int, int] | None:
+    """Rank, and what it would be but for rounding: the least over folds, where they differ."""
+    found = []
+    for eraser, moments in zip(erasers, rest, strict=True):
+        with statistics(moments) as known:
+            most = min(int(np.count_nonzero(known.variances)), known.n_rows - 1)
+        rank = None if eraser.report is None else eraser.report.rank_covariance
+        if rank is not None and rank < most:
+            found.append((rank, most))
+    return min(found) if found else None
+
+
 def _text(
     unseen: float, fitted: float, weak: tuple[int, ...], rows_per_rank: float,
-    remedies: Sequence[tuple[str, float]],
+    rounded: tuple[int, int] | None, remedies: Sequence[tuple[str, float]],
 ) -> str:  # fmt: skip
     """Cause and remedy, each with its figure."""
     causes = []
     if weak:
         shown = ", ".join(map(str, weak[:_SHOWN])) + (", ..." if len(weak) > _SHOWN else "")
         causes.append(f"{len(weak)} feature(s) hardly vary in the fitted rows ({shown})")
-    if rows_per_rank < 2:
+    if rows_per_rank < _FEW_ROWS:
         causes.append(f"there are only {rows_per_rank:.2g} fitted rows per dimension of x")
+    if rounded is not None:
+        causes.append(
+            f"the rank of the covariance, {rounded[0]} where {rounded[1]} features vary, rests on "
+            "the rounding of the rows"
+        )
     if not causes:
         causes.append("the covariance has directions that few rows determine")
     best = sorted(remedies, key=lambda pair: pair[1])

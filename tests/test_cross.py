@@ -7,6 +7,8 @@ Both sides are sums over a few hundred rows of terms that eraser and covariance 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -160,6 +162,35 @@ def test_cross_validated_shrinkage_is_the_best_of_those_tried() -> None:
         ]
     assert np.mean(chosen.distortion) == pytest.approx(min(tried), rel=1e-12)
     assert chosen.shrinkage is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "z", "y", "shrinkage", "warns"),
+    [
+        ("professions_word2vec", "z_stereotype", "y_fact", None, True),
+        ("professions_smollm2", "z_stereotype", "y_fact", "oas", False),
+        ("bug_profession_gender", "z", "y", "oas", False),
+    ],
+)
+def test_real_data(
+    real_data: Callable[[str], Path],
+    name: str,
+    z: str,
+    y: str,
+    shrinkage: str | None,
+    warns: bool,
+) -> None:
+    folder = real_data(name)
+    x, z_values, y_values = (np.load(folder / f"{part}.npy") for part in ("X", z, y))
+    order = np.random.default_rng(0).permutation(len(x))
+    folds = dealt(x[order], 2, z=z_values[order], y=y_values[order])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = sf.cross_report(folds, erase="z", keep="y", shrinkage=shrinkage)
+    assert (sf.UnseenRowsWarning in {w.category for w in caught}) == warns
+    if warns:
+        assert "rows per dimension" in found.warnings[0]
+        assert dict(found.remedies)["shrinkage='oas'"] < np.mean(found.distortion)
 
 
 @pytest.mark.parametrize(

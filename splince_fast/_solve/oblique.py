@@ -147,7 +147,8 @@ def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
     left, right, null = solution.left, solution.right, solution.null_basis
     if null is None or not len(null):
         return left, right
-    inverse, dual = solution.inverse_scale, null
+    inverse: Float = solution.inverse_scale
+    dual: Float = null
     rank = solution.rank_y - solution.dropped
     if rank:
         basis = np.linalg.svd(kept * inverse, full_matrices=False)[2][:rank]
@@ -157,7 +158,7 @@ def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
         inside[np.abs(inside) <= 16 * tolerances.EPS * len(inverse) * sizes] = 0.0
         if inside.any():
             dual = null - (inside @ basis) * inverse
-            dual = np.asarray(np.linalg.solve(dual @ null.T, dual), dtype=np.float64)
+            dual = np.asarray(np.linalg.solve(dual @ null.T, dual), np.float64)
     into_null, from_left = right @ null.T, dual @ left.T
     right = np.linalg.solve(np.eye(len(left)) - into_null @ from_left, right - into_null @ dual)
     return np.concatenate([left, null]), np.concatenate([right, dual - from_left @ right])
