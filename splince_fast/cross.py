@@ -161,6 +161,7 @@ def cross_report(
     keep : str, tuple, list of them, or array of shape (d, k), optional
         What is kept; "splince" without it is LEACE.
     method : {"splince", "leace", "sal", "mean_projection"}
+        Which eraser.
     **options
         Of the method. ``shrinkage="cv"`` takes the intensity (0, 1e-6, ..., 0.1 or "oas") of the
         least mean out-of-fold distortion.

@@ -160,5 +160,6 @@ def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
             dual = null - (inside @ basis) * inverse
             dual = np.asarray(np.linalg.solve(dual @ null.T, dual), np.float64)
     into_null, from_left = right @ null.T, dual @ left.T
-    right = np.linalg.solve(np.eye(len(left)) - into_null @ from_left, right - into_null @ dual)
-    return np.concatenate([left, null]), np.concatenate([right, dual - from_left @ right])
+    schur = np.eye(len(left)) - into_null @ from_left
+    apart: Float = np.asarray(np.linalg.solve(schur, right - into_null @ dual), np.float64)
+    return np.concatenate([left, null]), np.concatenate([apart, dual - from_left @ apart])
