@@ -299,9 +299,11 @@ def _fit(
         left, right = solution.left, solution.right
         if solution.null_basis is not None:
             left, right = with_null_space(solution, span_y.rows)
-        # Explicit directions off the support are the caller's choice, and no trace.
-        told = np.concatenate([s.rows for s in (span_z, span_y) if s.names != ["directions"]])
-        traced = solution.admitted and factor.admit(told).admitted
+        traced = 0
+        if solution.admitted:
+            # Explicit directions off the support are the caller's choice, and no trace.
+            told = np.concatenate([s.rows for s in (span_z, span_y) if s.names != ["directions"]])
+            traced = factor.admit(told).admitted
         notes = _warn(solution, span_z.names, span_y.names, options, traced)
         mean = known.mean
         facts = Facts(

@@ -25,7 +25,7 @@ class SpanLike(Protocol):
     names: list[str]
     rows: Float
     counts: list[int]
-    kinds: list[str]
+    kinds: list[Callable[[], str]]
     metrics: list[Callable[[], Float]]
 
 
@@ -359,12 +359,10 @@ def build_report(
             own = rank if len(span.names) == 1 else int(np.count_nonzero(values > cut))
             residual = _residual(span.rows[part], left, right, role)
             extra = _left_alone(values, own, solution.size)
-            shown = values
+            shown, kind = values, span.kinds[i]()
             if facts.whitened:
                 shown = _singular_values(span.metrics[i]() @ white[part])[: len(values)]
-                shown = (
-                    np.minimum(shown, 1.0) if not span.kinds[i].startswith("directions") else shown
-                )
+                shown = np.minimum(shown, 1.0) if not kind.startswith("directions") else shown
             variables.append(
                 VariableReport(
                     name,
@@ -373,7 +371,7 @@ def build_report(
                     tuple(map(float, shown)),
                     residual,
                     bound + extra,
-                    span.kinds[i],
+                    kind,
                 )
             )
             start += count

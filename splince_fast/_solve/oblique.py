@@ -83,7 +83,7 @@ class Solution(NamedTuple):
     @property
     def amplification(self) -> float:
         """1 / sine of the smallest angle."""
-        return 1.0 / float(self.sines.min()) if len(self.sines) else 1.0
+        return 1.0 / min(self.sines.tolist(), default=1.0)
 
     @property
     def bound(self) -> float:
