@@ -90,7 +90,7 @@ class Solution(NamedTuple):
         """What rounding explains of the residuals: `tolerances.residual`."""
         spread = 1.0
         for sigma, rank in ((self.sigma_z, self.rank_z), (self.sigma_y, self.rank_y)):
-            if rank:
+            if rank > 1:
                 spread = max(spread, float(sigma[0] / sigma[rank - 1]))
         return tolerances.residual(self.whitened.shape[1], spread, self.size)
 
