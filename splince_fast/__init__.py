@@ -29,12 +29,14 @@ from splince_fast.exceptions import (
     SplinceError,
     SplinceWarning,
     UnknownVariableError,
+    UnseenRowsWarning,
     WholeNumbersWarning,
 )
 
 if TYPE_CHECKING:
-    from splince_fast import nn, sources
+    from splince_fast import baselines, evaluation, nn, sources
     from splince_fast.config import Config, show_config
+    from splince_fast.cross import CrossReport, FoldReport, cross_report
     from splince_fast.estimators import LEACE, SAL, SPLINCE, MeanProjection
     from splince_fast.methods import leace, mean_projection, sal, splince
     from splince_fast.moments import Moments
@@ -62,6 +64,9 @@ _LAZY = {
     "MeanProjection": "splince_fast.estimators",
     "Factored": "splince_fast.moments.factored",
     "concept_strength": "splince_fast.strength",
+    "cross_report": "splince_fast.cross",
+    "CrossReport": "splince_fast.cross",
+    "FoldReport": "splince_fast.cross",
     "ConceptStrength": "splince_fast.strength",
     "show_config": "splince_fast.config",
     "Config": "splince_fast.config",
@@ -78,9 +83,11 @@ __all__ = [
     "ConceptStrength",
     "Config",
     "ConstantVariableError",
+    "CrossReport",
     "DroppedDirectionsWarning",
     "Factored",
     "FileFormatError",
+    "FoldReport",
     "IncompatibleMomentsError",
     "InfeasibleError",
     "InputError",
@@ -98,9 +105,11 @@ __all__ = [
     "SplinceError",
     "SplinceWarning",
     "UnknownVariableError",
+    "UnseenRowsWarning",
     "VariableReport",
     "WholeNumbersWarning",
     "concept_strength",
+    "cross_report",
     "erase",
     "leace",
     "mean_projection",

@@ -99,6 +99,10 @@ class PrecisionWarning(SplinceWarning):
     """An eraser stands on few digits: a large amplification, or a constraint near rounding."""
 
 
+class UnseenRowsWarning(SplinceWarning):
+    """Rows that an eraser was not fitted on are changed much more than those it was."""
+
+
 class ManyClassesWarning(SplinceWarning):
     """An integer variable has so many values that it may be a continuous one."""
 

@@ -299,7 +299,12 @@ def _fit(
         left, right = solution.left, solution.right
         if solution.null_basis is not None:
             left, right = with_null_space(solution, span_y.rows)
-        notes = _warn(solution, span_z.names, span_y.names, options)
+        traced = 0
+        if solution.admitted:
+            # Explicit directions off the support are the caller's choice, and no trace.
+            told = np.concatenate([s.rows for s in (span_z, span_y) if s.names != ["directions"]])
+            traced = factor.admit(told).admitted
+        notes = _warn(solution, span_z.names, span_y.names, options, traced)
         mean = known.mean
         facts = Facts(
             method, known.n_rows, known.weight, share, whitened, distortion, unkept, notes
@@ -321,7 +326,7 @@ def _check(
 
 
 def _warn(
-    solution: Solution, erased: list[str], kept: list[str], options: Options
+    solution: Solution, erased: list[str], kept: list[str], options: Options, traced: int
 ) -> tuple[str, ...]:
     """Warn of what the caller has to know, and return it for the report."""
     notes = []
@@ -341,13 +346,13 @@ def _warn(
             + "; the report shows what is left of each variable"
         )
         warnings.warn(notes[-1], DroppedDirectionsWarning, stacklevel=4)
-    for note in _imprecise(solution, erased, kept):
+    for note in _imprecise(solution, erased, kept, traced):
         notes.append(note)
         warnings.warn(note, PrecisionWarning, stacklevel=4)
     return tuple(notes)
 
 
-def _imprecise(solution: Solution, erased: list[str], kept: list[str]) -> list[str]:
+def _imprecise(solution: Solution, erased: list[str], kept: list[str], traced: int) -> list[str]:
     """What makes the result stand on few digits, in words."""
     notes = []
     amplification, bound = solution.amplification, solution.bound
@@ -366,9 +371,9 @@ def _imprecise(solution: Solution, erased: list[str], kept: list[str]) -> list[s
             "each other, or features that are combinations of others; drop such columns, pass "
             "shrinkage=1e-6, or cap max_amplification="
         )
-    if solution.admitted:
+    if traced:
         notes.append(
-            f"x varies by less than its rounding level in {solution.admitted} direction(s) in "
+            f"x varies by less than its rounding level in {traced} direction(s) in "
             "which the labels show a trace; their variance was set to that level. What is erased "
             "and kept is exact, but x is changed more than the least possible, and new rows may "
             "be changed far more: drop features that are copies of others, accumulate in float64, "

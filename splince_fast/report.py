@@ -1,4 +1,7 @@
-"""Report: what an eraser erased and kept, at what cost, and how exactly."""
+"""Report: what an eraser erased and kept, at what cost, and how exactly.
+
+Above 400 lines because every figure is documented, and put into plain words, beside its field.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class SpanLike(Protocol):
     names: list[str]
     rows: Float
     counts: list[int]
-    kinds: list[str]
+    kinds: list[Callable[[], str]]
     metrics: list[Callable[[], Float]]
 
 
@@ -110,6 +113,9 @@ class Report:
     shrinkage : float
         Share of the isotropic target in the covariance that was factored.
     warnings : tuple of str
+    unseen_distortion, unseen_concept, unseen_chance, unseen_kept : float or None
+        Means over folds of :func:`splince_fast.cross_report`: change of rows that were not fitted,
+        R^2 left of the concept, its chance level, share of the kept covariance. None elsewhere.
     """
 
     method: str
@@ -131,6 +137,10 @@ class Report:
     tolerance: float
     shrinkage: float
     warnings: tuple[str, ...]
+    unseen_distortion: float | None = None
+    unseen_concept: float | None = None
+    unseen_chance: float | None = None
+    unseen_kept: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain numbers, strings, lists and dictionaries, ready for JSON."""
@@ -185,6 +195,14 @@ class Report:
         if self.distortion_leace is not None:
             distortion += f" (LEACE: {100 * self.distortion_leace:.3g} %)"
         facts.append(("distortion", distortion))
+        if self.unseen_distortion is not None:
+            text = f"changed {100 * self.unseen_distortion:.3g} %"
+            if self.unseen_concept is not None and self.unseen_chance is not None:
+                text += f", trace left R^2 {self.unseen_concept:.2g} "
+                text += f"(chance {self.unseen_chance:.2g})"
+            if self.unseen_kept is not None:
+                text += f", task kept {self.unseen_kept:.3g}"
+            facts.append(("on rows not seen", text))
         if self.cosines:
             shown = ", ".join(f"{c:.4f}" for c in self.cosines[:5])
             more = ", ..." if len(self.cosines) > 5 else ""
@@ -201,8 +219,61 @@ class Report:
             )
         if self.dropped:
             facts.append(("given up", f"{self.dropped} kept direction(s)"))
+        if read := ", ".join(v.label for v in self.variables if v.kind):
+            facts.append(("read as", read))
         facts += [("warning", text) for text in self.warnings]
         return facts
+
+    def explain(self) -> str:
+        """The report in plain words: what each of its figures means for this eraser."""
+        lines = [
+            f"{self.method} was fitted to {self.n_rows:,} rows with {self.n_features} features and "
+            f"removes {self.rank} dimension(s) of them.",
+            f"It changes the rows by {100 * self.distortion:.3g} % of their variance (distortion)"
+            + (
+                f"; the least that erasing alone takes is {100 * self.distortion_leace:.3g} %."
+                if self.distortion_leace is not None
+                else "."
+            ),
+        ]
+        if self.unseen_distortion is not None:
+            lines.append(
+                f"Rows that it was not fitted on it changes by {100 * self.unseen_distortion:.3g} "
+                "%; far more than fitted ones means that the covariance is not well known."
+            )
+        for v in self.variables:
+            read = f", read as {v.kind}," if v.kind else ""
+            strength = f"{v.singular_values[0]:.3g}" if v.singular_values else "0"
+            if v.role == "erased":
+                lines.append(
+                    f"{v.name!r}{read} had a linear trace of strength {strength} in {v.rank} "
+                    f"direction(s); {v.residual:.1e} of its covariance with x is left (rounding "
+                    f"explains {v.bound:.1e}): no linear predictor does better than a constant on "
+                    "the fitted rows."
+                )
+            else:
+                lines.append(
+                    f"{v.name!r}{read} keeps its covariance with x to {v.residual:.1e} (rounding "
+                    f"explains {v.bound:.1e})."
+                )
+        if self.cosines:
+            lines.append(
+                f"What is erased and what is kept overlap with a cosine of {self.cosines[0]:.3g}: "
+                f"the longest correction is {self.amplification:.3g} times that of LEACE "
+                "(amplification)."
+            )
+        if self.rho is not None:
+            lines.append(
+                "A linear model that was trained on unchanged rows by least squares and is not "
+                f"retrained has {self.frozen_head_penalty:.3g} times the excess risk that it has "
+                "with LEACE (frozen head); a retrained one has no such cost."
+            )
+        if self.rank_covariance is not None and self.rank_covariance < self.n_features:
+            lines.append(
+                f"The features vary in {self.rank_covariance} of {self.n_features} dimensions; the "
+                "others are constant, or copies, or below rounding."
+            )
+        return "\n".join([*lines, *(f"Warning: {text}." for text in self.warnings)])
 
     def __str__(self) -> str:
         facts = self._facts()
@@ -214,7 +285,7 @@ class Report:
             values = ", ".join(f"{s:.3g}" for s in v.singular_values[:4])
             values += ", ..." if len(v.singular_values) > 4 else ""
             lines.append(
-                f"  {v.role:<{wide}}  {v.label}, rank {v.rank}, {figure} [{values}], "
+                f"  {v.role:<{wide}}  {v.name}: rank {v.rank}, {figure} [{values}], "
                 f"residual {v.residual:.1e} (rounding {v.bound:.1e})"
             )
         return "\n".join(lines)
@@ -227,7 +298,7 @@ class Report:
         )
         rows += "".join(
             f"<tr><th style='text-align:left'>{v.role}</th><td style='text-align:left'>"
-            f"{html.escape(v.label)}: rank {v.rank}, residual {v.residual:.1e} "
+            f"{html.escape(v.name)}: rank {v.rank}, residual {v.residual:.1e} "
             f"(rounding {v.bound:.1e})</td></tr>"
             for v in self.variables
         )
@@ -246,6 +317,8 @@ def _check_types(part: VariableReport | Report) -> None:
         types = known.get(item, (VariableReport,))
         if not all(isinstance(v, types) and not isinstance(v, bool) for v in items):
             raise FileFormatError(f"the field {field.name!r} of a report is {value!r}, not {kind}")
+        if item == "float" and any(isinstance(v, int) and abs(v) > 1 << 1023 for v in items):
+            raise FileFormatError(f"the field {field.name!r} of a report leaves the range of float")
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,12 +362,10 @@ def build_report(
             own = rank if len(span.names) == 1 else int(np.count_nonzero(values > cut))
             residual = _residual(span.rows[part], left, right, role)
             extra = _left_alone(values, own, solution.size)
-            shown = values
+            shown, kind = values, span.kinds[i]()
             if facts.whitened:
-                shown = _singular_values(span.metrics[i]() @ white[part])
-                shown = (
-                    np.minimum(shown, 1.0) if not span.kinds[i].startswith("directions") else shown
-                )
+                shown = _singular_values(span.metrics[i]() @ white[part])[: len(values)]
+                shown = np.minimum(shown, 1.0) if not kind.startswith("directions") else shown
             variables.append(
                 VariableReport(
                     name,
@@ -303,8 +374,8 @@ def build_report(
                     tuple(map(float, shown)),
                     residual,
                     bound + extra,
-                    span.kinds[i],
-                )  # fmt: skip
+                    kind,
+                )
             )
             start += count
     share = 1.0 / solution.variance if solution.variance else 0.0

@@ -21,7 +21,7 @@ LAYERS = [
     ["projection"],
     ["methods", "strength"],
     ["_estimator", "quick"],
-    ["estimators", "config", "demo"],
+    ["cross", "estimators", "config", "demo"],
     ["baselines", "nn"],
     ["evaluation"],
     ["experiments"],

@@ -83,14 +83,14 @@ class Solution(NamedTuple):
     @property
     def amplification(self) -> float:
         """1 / sine of the smallest angle."""
-        return 1.0 / float(self.sines.min()) if len(self.sines) else 1.0
+        return 1.0 / min(self.sines.tolist(), default=1.0)
 
     @property
     def bound(self) -> float:
         """What rounding explains of the residuals: `tolerances.residual`."""
         spread = 1.0
         for sigma, rank in ((self.sigma_z, self.rank_z), (self.sigma_y, self.rank_y)):
-            if rank:
+            if rank > 1:
                 spread = max(spread, float(sigma[0] / sigma[rank - 1]))
         return tolerances.residual(self.whitened.shape[1], spread, self.size)
 
@@ -147,7 +147,8 @@ def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
     left, right, null = solution.left, solution.right, solution.null_basis
     if null is None or not len(null):
         return left, right
-    inverse, dual = solution.inverse_scale, null
+    inverse: Float = solution.inverse_scale
+    dual: Float = null
     rank = solution.rank_y - solution.dropped
     if rank:
         basis = np.linalg.svd(kept * inverse, full_matrices=False)[2][:rank]
@@ -157,7 +158,8 @@ def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:
         inside[np.abs(inside) <= 16 * tolerances.EPS * len(inverse) * sizes] = 0.0
         if inside.any():
             dual = null - (inside @ basis) * inverse
-            dual = np.linalg.solve(dual @ null.T, dual)
+            dual = np.asarray(np.linalg.solve(dual @ null.T, dual), np.float64)
     into_null, from_left = right @ null.T, dual @ left.T
-    right = np.linalg.solve(np.eye(len(left)) - into_null @ from_left, right - into_null @ dual)
-    return np.concatenate([left, null]), np.concatenate([right, dual - from_left @ right])
+    schur = np.eye(len(left)) - into_null @ from_left
+    apart: Float = np.asarray(np.linalg.solve(schur, right - into_null @ dual), np.float64)
+    return np.concatenate([left, null]), np.concatenate([apart, dual - from_left @ apart])

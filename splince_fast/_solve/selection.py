@@ -41,7 +41,7 @@ class Span:
     names: list[str]
     rows: Float  # (k, d)
     counts: list[int]
-    kinds: list[str]  # how each was read, in words
+    kinds: list[Callable[[], str]]  # how each was read, in words
     metrics: list[Callable[[], Float]]  # makes M: svd(M L^+ span) are canonical correlations
 
 
@@ -71,7 +71,8 @@ def span_of(statistics: Statistics, selection: object, role: str, whitened: bool
     if role == "keep" and not is_names and not (isinstance(selection, list) and not selection):
         return _directions(statistics.variances, selection, whitened)
     names, blocks, counts = names_of(selection, role), [], []
-    kinds, metrics = [], []
+    kinds: list[Callable[[], str]] = []
+    metrics: list[Callable[[], Float]] = []
     for name in names:
         variable = statistics.variable(name)
         columns = variable.span()
@@ -83,27 +84,33 @@ def span_of(statistics: Statistics, selection: object, role: str, whitened: bool
             )
         blocks.append(columns)
         counts.append(len(columns))
-        share = min(1.0, variable.weight / statistics.weight)
         if variable.kind == "classes":
-            kinds.append(f"classes ({int(np.count_nonzero(variable.weights > 0))})")
-            metrics.append(partial(_of_classes, variable.weights.copy(), share))
+            weights = variable.weights.copy()
+            kinds.append(partial(_classes, weights))
+            metrics.append(partial(_of_classes, weights, statistics.weight))
         else:
-            kinds.append(f"continuous ({_columns(variable.n_columns)})")
-            metrics.append(partial(_of_columns, variable.copy(), share))
+            known = variable.copy()
+            kinds.append(partial(_columns, known.n_columns))
+            metrics.append(partial(_of_columns, known, statistics.weight))
     rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
     return Span([str(name) for name in names], rows, counts, kinds, metrics)
 
 
+def _classes(weights: Float) -> str:
+    return f"classes ({int(np.count_nonzero(weights > 0))})"
+
+
 def _columns(count: int) -> str:
-    return "1 column" if count == 1 else f"{count} columns"
+    return "continuous (1 column)" if count == 1 else f"continuous ({count} columns)"
 
 
-def _of_classes(weights: Float, share: float) -> Float:
+def _of_classes(weights: Float, total: float) -> Float:
     """M for the indicators of all classes but the most frequent, in units of their deviations.
 
     The indicators over sqrt(p) are orthonormal, and their covariances with x sum to zero; a share
     of the rows carries a label, the others count as rows at the mean.
     """
+    share = min(1.0, float(weights.sum()) / total)
     p = weights[weights > 0] / weights.sum()
     largest = int(np.argmax(p))
     others = np.delete(p, largest)
@@ -111,8 +118,9 @@ def _of_classes(weights: Float, share: float) -> Float:
     return np.asarray(share**0.5 * np.concatenate([np.diag(np.sqrt(1 - others)), last[None]]))
 
 
-def _of_columns(variable: Any, share: float) -> Float:
+def _of_columns(variable: Any, total: float) -> Float:
     """M for columns in units of their deviations: the inverse root of their correlations."""
+    share = min(1.0, variable.weight / total)
     deviations = variable.deviations()
     varies = deviations > 0
     units = deviations[varies]
@@ -134,9 +142,10 @@ def _directions(variances: Float, selection: Any, whitened: bool) -> Span:
             f"keep has shape {array.shape}; directions are the columns of an array of shape "
             f"({width}, k)"
         )
-    check_values(array, "keep")
     rows = np.array(array.T, dtype=np.float64, order="C")  # a copy: the caller keeps the array
     largest = np.abs(rows).max(axis=1, keepdims=True)
+    if not np.isfinite(largest).all():
+        check_values(array, "keep")
     if (largest == 0).any():
         raise ConstantVariableError("keep holds a direction of zeros; leave it out")
     rows /= largest
@@ -146,7 +155,9 @@ def _directions(variances: Float, selection: Any, whitened: bool) -> Span:
     sizes = np.linalg.norm(scaled, axis=1, keepdims=True)
     rows = rows / np.where(sizes > 0, sizes, 1.0)
     k = len(rows)
-    return Span(["directions"], rows, [k], [f"directions ({k})"], [partial(np.eye, k)])
+    return Span(
+        ["directions"], rows, [k], [partial("directions ({})".format, k)], [partial(np.eye, k)]
+    )
 
 
 def _as_columns(selection: Any) -> Any:

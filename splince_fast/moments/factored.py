@@ -92,6 +92,17 @@ class Factored:
 
     Made by :meth:`splince_fast.Moments.factored`; taken by every method in place of moments.
 
+    Parameters
+    ----------
+    live : Live
+        The statistics that are copied.
+    options : Options
+        Shrinkage and solver.
+    parameters : mapping
+        `kinds` and `joint` of the moments, which say how labels are read.
+    variables : mapping of VariableName to variable
+        Copied.
+
     Attributes
     ----------
     n_rows, weight, n_features : int, float, int
@@ -104,8 +115,20 @@ class Factored:
         Share of the isotropic target in the covariance that was factored.
     factor : Factor
         L with L L^T the covariance; whitens and unwhitens.
-    variables : mapping of VariableName to str
-        Variables, each with its kind.
+    reading : tuple
+        `kinds` and `joint` of the moments.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.integers(0, 3, size=200)
+    >>> kept = sf.Moments().update(rng.normal(size=(200, 4)) + z[:, None], {"z": z}).factored()
+    >>> kept.factor.solver, kept.factor.rank
+    ('cholesky', 4)
+    >>> sf.sal(kept, erase="z").rank
+    2
     """
 
     def __init__(self, live: Live, options: Options, parameters: Mapping[str, Any],
@@ -148,11 +171,26 @@ class Factored:
         return self._variables[name]
 
     def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
-        """None is needed: the factor is there."""
+        """Work memory for `factored`: none is needed, the factor is there.
+
+        Parameters
+        ----------
+        whitened : bool
+            Whether Cov(x) is factored at all.
+        """
         return nullcontext()
 
     def factored(self, options: Options, whitened: bool, memory: Float | None) -> Factor:
         """The factor that is kept, if `options` ask for no other one.
+
+        Parameters
+        ----------
+        options : Options
+            Of the solve.
+        whitened : bool
+            Whether the factor of Cov(x) is wanted, or the identity.
+        memory : None
+            As :meth:`memory` gives it.
 
         Raises
         ------
@@ -174,11 +212,23 @@ class Factored:
         return self.factor
 
     def share(self, options: Options) -> float:
-        """Share of the isotropic target in what is factored."""
+        """Share of the isotropic target in what is factored.
+
+        Parameters
+        ----------
+        options : Options
+            Of the solve; they say nothing new.
+        """
         return self.shrinkage
 
     def gram(self, rows: Float) -> Float:
-        """b Cov(x) b^T for b = `rows`, (r, d)."""
+        """The matrix b Cov(x) b^T, without shrinkage and with ddof = 0.
+
+        Parameters
+        ----------
+        rows : ndarray of shape (r, d)
+            The rows b.
+        """
         return self.factor.gram(np.ascontiguousarray(rows))
 
     @property

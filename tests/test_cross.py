@@ -1,0 +1,212 @@
+"""Figures of rows not seen: those of the rows themselves, and warnings where they are much worse.
+
+Both sides are sums over a few hundred rows of terms that eraser and covariance know to 1e-12, so
+1e-9 is the tolerance of the agreement.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import splince_fast as sf
+
+Float = NDArray[np.float64]
+
+
+def data(n: int = 900, d: int = 12) -> tuple[Float, NDArray[Any], Float]:
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 3, n)
+    y = rng.normal(size=(n, 2)) + 0.5 * z[:, None]
+    x = rng.normal(size=(n, d)) @ rng.normal(size=(d, d)) + rng.normal(size=(3, d))[z]
+    return x + y @ rng.normal(size=(2, d)) + 5.0, z, y
+
+
+def dealt(x: NDArray[Any], k: int, **labels: Any) -> list[sf.Moments]:
+    return [
+        sf.Moments().update(x[i::k], {name: v[i::k] for name, v in labels.items()})
+        for i in range(k)
+    ]
+
+
+def standardised(columns: Float) -> Float:
+    return np.asarray((columns - columns.mean(axis=0)) / columns.std(axis=0))
+
+
+def pillai(x: Float, columns: Float) -> float:
+    """Sum of squared canonical correlations, by least squares on the rows."""
+    centred = x - x.mean(axis=0)
+    u, sizes, _ = np.linalg.svd(centred, full_matrices=False)
+    basis = u[:, sizes > 1e-9 * sizes[0]]
+    v = np.linalg.qr(columns - columns.mean(axis=0))[0]
+    return float(np.sum((basis.T @ v) ** 2))
+
+
+@pytest.mark.parametrize("k", [2, 5])
+@pytest.mark.parametrize("method", ["splince", "leace", "sal", "mean_projection"])
+def test_figures_are_those_of_the_rows(method: str, k: int) -> None:
+    x, z, y = data()
+    keep = "y" if method in ("splince", "sal") else None
+    found = sf.cross_report(dealt(x, k, z=z, y=y), erase="z", keep=keep, method=method)
+    assert found.distortion == tuple(fold.distortion for fold in found.folds)
+    for i, fold in enumerate(found.folds):
+        inside = np.arange(len(x)) % k == i
+        rest = sf.Moments().update(x[~inside], {"z": z[~inside], "y": y[~inside]})
+        options = {} if keep is None else {"keep": keep}
+        eraser = getattr(sf, method)(rest, erase="z", **options)
+        for rows, figure in ((inside, fold.distortion), (~inside, fold.distortion_fitted)):
+            moved = ((eraser(x[rows]) - x[rows]) ** 2).sum(axis=1).mean()
+            assert figure == pytest.approx(moved / x[rows].var(axis=0).sum(), rel=1e-9)
+        unseen, clean = x[inside], eraser(x[inside])
+        hot = np.eye(3)[z[inside]][:, 1:]
+        assert fold.concept == pytest.approx(pillai(clean, hot) / 2, rel=1e-9)
+        assert fold.chance == pytest.approx((x.shape[1] - 2) / (len(unseen) - 1))
+        assert fold.n_rows == len(unseen)
+        whitening = np.linalg.inv(np.linalg.cholesky(np.cov(unseen.T)))
+        change = np.eye(x.shape[1]) - eraser.matrix()
+        norm = np.linalg.norm(whitening @ change @ np.linalg.inv(whitening), 2)
+        assert fold.amplification == pytest.approx(max(1.0, norm), rel=1e-9)
+        if keep is None:
+            assert fold.kept is None
+        else:
+            units = unseen.std(axis=0)[:, None]
+            before, after = (
+                (v - v.mean(axis=0)).T @ standardised(y[inside]) / len(v) / units
+                for v in (unseen, clean)
+            )
+            lost = np.linalg.norm(after - before) / np.linalg.norm(before)
+            assert fold.kept == pytest.approx(1 - lost, rel=1e-9)
+
+
+def test_the_eraser_is_that_of_all_rows_and_its_report_shows_the_means() -> None:
+    x, z, y = data()
+    found = sf.cross_report(dealt(x, 2, z=z, y=y), erase="z", keep="y")
+    whole = sf.splince(sf.Moments().update(x, {"z": z, "y": y}), erase="z", keep="y")
+    np.testing.assert_allclose(found.eraser.matrix(), whole.matrix(), atol=1e-10)
+    report = found.eraser.report
+    assert report is not None
+    assert report.unseen_distortion == pytest.approx(np.mean(found.distortion))
+    assert "on rows not seen" in str(report)
+    assert "on rows not seen" in report.explain() or "not fitted on" in report.explain()
+    assert sf.Report.from_dict(report.to_dict()) == report
+    assert len(str(found).splitlines()) == 2 + len(found.folds)
+    assert found.to_dict()["folds"][0]["n_rows"] == 450
+
+
+def test_splince_without_a_task_is_leace() -> None:
+    x, z, _ = data()
+    folds = dealt(x, 2, z=z)
+    plain, named = (sf.cross_report(folds, erase="z", method=m) for m in ("splince", "leace"))
+    assert plain.folds == named.folds
+
+
+def rare(n: int = 600, d: int = 30) -> tuple[Float, NDArray[Any]]:
+    """Features that fire in one row of a hundred thousand, or noise of the same encoder."""
+    rng = np.random.default_rng(1)
+    z = rng.integers(0, 2, n)
+    x = rng.normal(size=(n, d)) + 0.3 * z[:, None]
+    x[:, :3] = 1e-4 * rng.normal(size=(n, 3)) + 3e-5 * z[:, None]
+    x[0, 0], x[1, 1] = 20.0, 20.0  # one in each fold
+    return x, z
+
+
+def test_dead_features_warn_with_cause_and_remedy() -> None:
+    x, z = rare()
+    folds = dealt(x, 2, z=z)
+    with pytest.warns(sf.UnseenRowsWarning, match="hardly vary") as caught:
+        found = sf.cross_report(folds, erase="z")
+    assert found.weak_features == (0, 1)
+    assert "oas" in str(caught[0].message)
+    before = np.mean(found.distortion)
+    assert dict(found.remedies)["shrinkage='oas'"] < before
+    assert found.eraser.report is not None
+    assert found.warnings[0] in found.eraser.report.warnings
+    # And the remedy is what it says.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sf.UnseenRowsWarning)
+        after = sf.cross_report(folds, erase="z", shrinkage="oas")
+    assert np.mean(after.distortion) == pytest.approx(dict(found.remedies)["shrinkage='oas'"])
+
+
+def test_few_rows_per_dimension_warn() -> None:
+    rng = np.random.default_rng(2)
+    z = rng.integers(0, 2, 260)
+    x = rng.normal(size=(260, 100)) + 0.2 * z[:, None]
+    with pytest.warns(sf.UnseenRowsWarning, match="rows per dimension"):
+        found = sf.cross_report(dealt(x, 2, z=z), erase="z", keep=np.eye(100)[:, :1])
+    assert found.rows_per_rank == pytest.approx(1.3)
+
+
+def test_control_well_known_covariances_do_not_warn() -> None:
+    x, z, y = data(4000)
+    found = sf.cross_report(dealt(x, 2, z=z, y=y), erase="z", keep="y")
+    assert found.warnings == ()
+    assert found.remedies == ()
+
+
+def test_cross_validated_shrinkage_is_the_best_of_those_tried() -> None:
+    x, z = rare()
+    folds = dealt(x, 2, z=z)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sf.UnseenRowsWarning)
+        chosen = sf.cross_report(folds, erase="z", shrinkage="cv")
+        tried = [
+            np.mean(sf.cross_report(folds, erase="z", shrinkage=a).distortion)
+            for a in (None, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1, "oas")
+        ]
+    assert np.mean(chosen.distortion) == pytest.approx(min(tried), rel=1e-12)
+    assert chosen.shrinkage is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "z", "y", "shrinkage", "warns"),
+    [
+        ("professions_word2vec", "z_stereotype", "y_fact", None, True),
+        ("professions_smollm2", "z_stereotype", "y_fact", "oas", False),
+        ("bug_profession_gender", "z", "y", "oas", False),
+    ],
+)
+def test_real_data(
+    real_data: Callable[[str], Path],
+    name: str,
+    z: str,
+    y: str,
+    shrinkage: str | None,
+    warns: bool,
+) -> None:
+    folder = real_data(name)
+    x, z_values, y_values = (np.load(folder / f"{part}.npy") for part in ("X", z, y))
+    order = np.random.default_rng(0).permutation(len(x))
+    folds = dealt(x[order], 2, z=z_values[order], y=y_values[order])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = sf.cross_report(folds, erase="z", keep="y", shrinkage=shrinkage)
+    assert (sf.UnseenRowsWarning in {w.category for w in caught}) == warns
+    if warns:
+        assert "rows per dimension" in found.warnings[0]
+        assert dict(found.remedies)["shrinkage='oas'"] < np.mean(found.distortion)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"folds": []}, "two or more"),
+        ({"folds": "one"}, "two or more"),
+        ({"method": "other"}, "must be 'splince'"),
+        ({"method": "leace", "keep": "y"}, "keeps nothing"),
+    ],
+)
+def test_bad_input(arguments: dict[str, Any], text: str) -> None:
+    x, z, y = data(60)
+    folds = dealt(x, 2, z=z, y=y)
+    if "folds" in arguments:
+        folds = folds[:1] if arguments["folds"] == "one" else []
+    options = {"erase": "z"} | {k: v for k, v in arguments.items() if k != "folds"}
+    with pytest.raises(sf.InputError, match=text):
+        sf.cross_report(folds, **options)

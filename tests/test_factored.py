@@ -1,0 +1,237 @@
+"""One factor for many erasers: the same results as from the moments, at a fraction of the cost."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import splince_fast as sf
+from splince_fast._solve.options import OPTIONS, options_of
+
+Float = NDArray[np.float64]
+EPS = float(np.finfo(np.float64).eps)
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("splince", {"erase": "z", "keep": "y"}),
+    ("splince", {"erase": ["z", "y"], "keep": np.eye(12)[:, :2]}),
+    ("splince", {"erase": "z", "keep": "y", "null_space": "drop", "max_amplification": 5}),
+    ("leace", {"erase": "y", "rank_tol": 0.5}),
+    ("sal", {"erase": "z", "keep": "y"}),
+    ("mean_projection", {"erase": "z"}),
+]
+
+
+def moments(n: int = 400, d: int = 12, seed: int = 0, **options: Any) -> sf.Moments:
+    rng = np.random.default_rng(seed)
+    z = rng.integers(0, 3, n)
+    x = rng.normal(size=(n, d)) @ rng.normal(size=(d, d)) + rng.normal(size=(3, d))[z]
+    y = np.stack([x[:, 0] + rng.normal(size=n), rng.normal(size=n)], axis=1)
+    return sf.Moments(**options).update(x, {"z": z, "y": y})
+
+
+@pytest.mark.parametrize(("method", "arguments"), CALLS)
+@pytest.mark.parametrize("n", [400, 9])
+def test_every_method_gives_the_same_from_a_snapshot(
+    method: str, arguments: dict[str, Any], n: int
+) -> None:
+    whole = moments(n)
+    kept = whole.factored()
+    call = getattr(sf, method)
+    try:
+        expected = call(whole, **arguments)
+    except sf.InfeasibleError:
+        with pytest.raises(sf.InfeasibleError):
+            call(kept, **arguments)
+        return
+    found = call(kept, **arguments)
+    np.testing.assert_array_equal(found.left, expected.left)
+    np.testing.assert_array_equal(found.right, expected.right)
+    a, b = found.report.to_dict(), expected.report.to_dict()
+    # The remembered covariance is scaled and back: two roundings an entry.
+    for figures in (a, b):
+        figures["distortion"] = round(figures["distortion"], 9)
+        if figures["distortion_leace"] is not None:
+            figures["distortion_leace"] = round(figures["distortion_leace"], 9)
+    assert a == b
+
+
+@pytest.mark.parametrize("shrinkage", [0.0, 0.3, 1.0, "oas", "ledoit-wolf"])
+@pytest.mark.parametrize("solver", ["cholesky", "eigh"])
+def test_shrinkage_belongs_to_the_snapshot(shrinkage: float | str, solver: str) -> None:
+    whole = moments(ledoit_wolf=True)
+    kept = whole.factored(shrinkage, solver=solver)
+    expected = sf.splince(whole, erase="z", keep="y", shrinkage=shrinkage, solver=solver)
+    for options in ({}, {"shrinkage": shrinkage}, {"solver": solver}):
+        found = sf.splince(kept, erase="z", keep="y", **options)
+        np.testing.assert_array_equal(found.left, expected.left)
+        assert found.report is not None
+        assert expected.report is not None
+        assert found.report.shrinkage == expected.report.shrinkage
+        assert found.report.distortion == pytest.approx(expected.report.distortion, rel=1e-9)
+    other = 0.7 if shrinkage != 0.7 else 0.1
+    with pytest.raises(sf.InputError, match=r"factored\(\)"):
+        sf.leace(kept, erase="z", shrinkage=other)
+    with pytest.raises(sf.InputError, match=r"factored\(\)"):
+        sf.leace(kept, erase="z", solver="eigh" if solver == "cholesky" else "cholesky")
+    if kept.shrinkage:
+        with pytest.raises(sf.InputError, match="changes correlations"):
+            sf.concept_strength(kept, "z")
+
+
+@pytest.mark.parametrize("n", [400, 9])
+def test_concept_strength_takes_a_snapshot(n: int) -> None:
+    rng = np.random.default_rng(3)
+    x, z, y = rng.normal(size=(n, 12)), np.arange(n) % 2, rng.normal(size=n)
+    whole = sf.Moments().update(x, {"z": z, "y": y})
+    kept = whole.factored()
+    for name in "zy":
+        assert sf.concept_strength(kept, name) == sf.concept_strength(whole, name)
+    if n > 20:
+        given = {"X": x, "labels": {"z": z, "y": y}, "n_permutations": 19}
+        assert sf.concept_strength(kept, "z", **given) == sf.concept_strength(whole, "z", **given)
+
+
+def test_later_updates_do_not_change_a_snapshot() -> None:
+    whole = moments()
+    kept = whole.factored()
+    before = sf.splince(kept, erase="z", keep="y")
+    whole.update(np.random.default_rng(9).normal(size=(50, 12)), {"z": np.arange(50) % 5})
+    after = sf.splince(kept, erase="z", keep="y")
+    np.testing.assert_array_equal(before.left, after.left)
+    assert kept.n_rows == 400
+    assert kept.variables == {"z": "classes", "y": "continuous"}
+    for array in (kept.mean, kept.variances):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0.0
+    assert "Factored(400 rows, 12 features" in repr(kept)
+
+
+def test_a_snapshot_costs_one_square_matrix() -> None:
+    rng = np.random.default_rng(0)
+    kept = sf.Moments().update(rng.normal(size=(900, 300)), {"z": np.arange(900) % 2}).factored()
+    assert 8 * 300**2 <= kept.nbytes < 1.1 * 8 * 300**2
+
+
+def test_unknown_variables_and_other_objects() -> None:
+    kept = moments().factored()
+    with pytest.raises(sf.UnknownVariableError, match="'z', 'y'"):
+        sf.leace(kept, erase="w")
+    with pytest.raises(sf.InputError, match=r"pass sf\.Moments"):
+        sf.leace(np.eye(3), erase="w")  # type: ignore[arg-type]
+    with pytest.raises(sf.NotEnoughDataError):
+        sf.Moments().factored()
+    with pytest.raises(sf.InputError, match="solver"):
+        moments().factored(solver="qr")
+
+
+# --- the factor itself ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "solver"), [(400, "auto"), (400, "eigh"), (9, "auto")])
+def test_whiten_and_unwhiten(n: int, solver: str) -> None:
+    whole = moments(n)
+    factor = whole.factored(solver=solver).factor
+    covariance = whole.covariance(ddof=0)
+    white = factor.whiten(np.ascontiguousarray(covariance))
+    # L^+ S (L^+ S)^T = S, and L L^+ is the identity on the support.
+    size = np.linalg.norm(covariance)
+    condition = np.linalg.cond(covariance) if n > 12 else 1e4
+    np.testing.assert_allclose(white @ white.T, covariance, atol=1e3 * EPS * condition * size)
+    again = factor.unwhiten(white)
+    np.testing.assert_allclose(again, covariance, atol=1e3 * EPS * condition * size)
+    assert factor.rank == min(12, n - 1)
+    assert factor.null_basis.shape == (12, 12 - factor.rank)
+
+
+@pytest.mark.parametrize("n", [400, 9])
+@pytest.mark.parametrize("shrinkage", [None, 0.5, 1.0])
+def test_gram_is_that_of_the_covariance_without_shrinkage(n: int, shrinkage: float | None) -> None:
+    whole = moments(n)
+    rows = np.random.default_rng(1).normal(size=(3, 12))
+    found = whole.factored(shrinkage).gram(rows)
+    expected = rows @ whole.covariance(ddof=0) @ rows.T
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_factor_is_free_of_spans_and_admitting_leaves_it_as_it_was() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1000, 6))
+    x[:, 1] = x[:, 0]
+    factor = sf.Moments().update(x).factored().factor
+    assert (factor.n_noise, factor.rank) == (1, 5)
+    inside = np.ascontiguousarray(factor.unwhiten(np.eye(6)))
+    assert factor.admit(inside) is factor
+    trace = np.zeros((1, 6))
+    trace[0, :2] = 1e-3, -1e-3
+    wider = factor.admit(trace)
+    assert (wider.admitted, wider.rank, factor.rank) == (1, 6, 5)
+    assert np.linalg.norm(factor.whiten(trace)) < 1e-9 < np.linalg.norm(wider.whiten(trace))
+
+
+# --- one declaration of options ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["splince", "leace", "sal", "mean_projection"])
+def test_signatures_are_those_of_the_table(method: str) -> None:
+    parameters = inspect.signature(getattr(sf, method)).parameters
+    found = {n: p.default for n, p in parameters.items() if n not in ("moments", "erase", "keep")}
+    assert found == {name: option.default for name, option in options_of(method).items()}
+
+
+@pytest.mark.parametrize("name", ["SPLINCE", "LEACE", "SAL", "MeanProjection"])
+def test_parameters_of_estimators_are_those_of_the_table(name: str) -> None:
+    estimator = getattr(sf, name)()
+    own = {"kinds": None, "concept_from": None}
+    found = {key: value for key, value in estimator.get_params().items() if key not in own}
+    method = "mean_projection" if name == "MeanProjection" else name.lower()
+    # The estimators but SPLINCE keep nothing, so what concerns that has no place there.
+    table = options_of(method)
+    for option in table.values() if name == "SPLINCE" else ():
+        assert option.name in found
+    assert found == {key: table[key].default for key in found}
+    missing = set(table) - set(found)
+    assert missing <= {"max_amplification", "on_infeasible"}
+
+
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=lambda option: option.name)
+def test_defaults_and_choices_pass_their_own_check(option: Any) -> None:
+    for value in (option.default, *option.choices):
+        option.check(value)
+    with pytest.raises(sf.InputError, match=option.name):
+        option.check("no such value")
+
+
+@pytest.mark.parametrize("estimator", [sf.SPLINCE, sf.LEACE])
+def test_ledoit_wolf_works_in_estimators(estimator: Any) -> None:
+    rng = np.random.default_rng(0)
+    z, y = rng.integers(0, 2, size=(2, 80))
+    x = rng.normal(size=(80, 30)) + z[:, None]
+    fitted = estimator(shrinkage="ledoit-wolf").fit(x, y, concept=z)
+    whole = sf.Moments(ledoit_wolf=True).update(x, {"z": z, "y": y})
+    keep = {"keep": "y"} if estimator is sf.SPLINCE else {}
+    method = sf.splince if estimator is sf.SPLINCE else sf.leace
+    expected = method(whole, erase="z", shrinkage="ledoit-wolf", **keep)
+    np.testing.assert_allclose(fitted.projection_.matrix(), expected.matrix(), atol=1e-12)
+
+
+def test_a_search_factors_once_for_each_kind_of_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    original = sf.Moments.factored
+
+    def counted(self: sf.Moments, *args: Any, **options: Any) -> Any:
+        made.append((args, options))
+        return original(self, *args, **options)
+
+    monkeypatch.setattr(sf.Moments, "factored", counted)
+    grid = {
+        "erase": ["z"],
+        "keep": ["y"],
+        "shrinkage": [None, "oas"],
+        "null_space": ["keep", "drop"],
+    }
+    found = sf.SPLINCE.search(moments(), grid)
+    assert len(found) == 4
+    assert len(made) == 2

@@ -1,0 +1,385 @@
+"""Both constraints at any condition number, in any units, and a report that says where digits end.
+
+Residuals are those of the rows themselves, in extended precision. With |P| the spectral norm in
+units of deviations and k columns of labels they are bounded by ``8 d k eps |P|^2``: d for the
+lengths of the sums, 8 for the handful of steps, whatever the condition number. Cross-covariances
+are sums over n rows and carry sqrt(n) roundings of the deviations, at most ``8 sqrt(n) eps`` over
+their own size; this part is added.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import splince_fast as sf
+from splince_fast._solve import tolerances
+
+Float = NDArray[np.float64]
+EPS = float(np.finfo(np.float64).eps)
+
+
+def wide(values: Any) -> NDArray[np.longdouble]:
+    return np.asarray(values, dtype=np.longdouble)
+
+
+def indicators(labels: NDArray[Any]) -> Float:
+    return (labels[:, None] == np.unique(labels)).astype(np.float64)
+
+
+def cross(x: NDArray[Any], columns: Float) -> NDArray[np.longdouble]:
+    """Cov(x, v) by two passes in extended precision."""
+    centred, v = wide(x) - wide(x).mean(axis=0), wide(columns) - wide(columns).mean(axis=0)
+    return centred.T @ v / len(x)
+
+
+@dataclass
+class Residuals:
+    """Relative residuals of the constraints on the rows, and what rounding explains of them."""
+
+    erased: float
+    kept: float
+    bound_erased: float
+    bound_kept: float
+
+
+def residuals(x: NDArray[Any], z: Float, y: Float | None, eraser: sf.Projection) -> Residuals:
+    left, right = wide(eraser.left), wide(eraser.right)
+    deviation = np.asarray(wide(x).std(axis=0), np.float64)
+    units = np.where(deviation > 0, deviation, 1.0)
+    scaled = (eraser.left / units[:, None]) @ (eraser.right * units[:, None]).T
+    size = max(1.0, float(np.linalg.norm(scaled, 2)))
+    found = []
+    for columns, kept in ((z, False), (y, True)):
+        if columns is None:
+            found += [0.0, 0.0]
+            continue
+        span = cross(x, columns)
+        removed = left @ (right.T @ span)
+        rest = removed if kept else span - removed
+        whole = float(np.linalg.norm(span / units[:, None]))
+        found.append(float(np.linalg.norm(rest / units[:, None])) / whole)
+        sums = 8 * len(x) ** 0.5 * EPS * float(np.linalg.norm(columns.std(axis=0))) / whole
+        found.append(8 * x.shape[1] * columns.shape[1] * EPS * size**2 + sums * size)
+    return Residuals(found[0], found[2], found[1], found[3])
+
+
+def check(x: NDArray[Any], z: Float, y: Float | None, eraser: sf.Projection) -> None:
+    found = residuals(x, z, y, eraser)
+    assert found.erased <= found.bound_erased
+    assert found.kept <= found.bound_kept
+
+
+def silently(call: Any, *args: Any, **options: Any) -> sf.Projection:
+    """A solve whose precision warnings are not the subject."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sf.PrecisionWarning)
+        eraser = call(*args, **options)
+    assert isinstance(eraser, sf.Projection)
+    return eraser
+
+
+# --- float32 rows with one direction far above the others ----------------------------------------
+
+
+def spiked(
+    factor: float, n: int = 2000, d: int = 64, related: bool = True
+) -> tuple[NDArray[np.float32], NDArray[Any], NDArray[Any]]:
+    """Noise, class means, and a common direction `factor` times as large, in float32."""
+    rng = np.random.default_rng(0)
+    z, y = rng.integers(0, 2, n), rng.integers(0, 2, n)
+    x = rng.normal(size=(n, d)) + factor * np.outer(rng.normal(size=n), rng.normal(size=d))
+    if related:
+        y = np.where(rng.random(n) < 0.7, z, 1 - z)
+        x += 0.5 * np.outer(z, rng.normal(size=d)) + 0.5 * np.outer(y, rng.normal(size=d))
+    return x.astype(np.float32), z, y
+
+
+@pytest.mark.parametrize("null_space", ["keep", "drop"])
+@pytest.mark.parametrize(
+    ("factor", "n", "d", "related"),
+    [(300, 2000, 64, True), (1000, 2000, 64, True), (3000, 2000, 64, True),
+     (1e3, 100, 6, False), (1e4, 100, 6, False), (1.0, 20, 64, False)],
+)  # fmt: skip
+def test_float32_rows_with_a_large_common_direction(
+    factor: float, n: int, d: int, related: bool, null_space: str
+) -> None:
+    x, z, y = spiked(factor, n, d, related)
+    moments = sf.Moments().update(x, {"z": z, "y": y})
+    hot_z, hot_y = indicators(z), indicators(y)
+    eraser = silently(sf.splince, moments, erase="z", keep="y", null_space=null_space)
+    check(x, hot_z, hot_y, eraser)
+    assert eraser.report is not None
+    assert eraser.report.solver == "eigh"
+    square = eraser.matrix() @ eraser.matrix()
+    size = np.linalg.norm(eraser.matrix(), 2)
+    assert np.linalg.norm(square - eraser.matrix()) <= 64 * d * EPS * size**3
+    check(x, hot_z, None, silently(sf.leace, moments, erase="z", null_space=null_space))
+
+
+def test_control_factors_side_by_side_leave_the_concept() -> None:
+    """I - l r^T - N N^T in place of the composed map: N N^T Cov(x, z) stays."""
+    x, z, _ = spiked(1000)
+    moments = sf.Moments().update(x, {"z": z})
+    plain = silently(sf.leace, moments, erase="z")
+    null = silently(sf.leace, moments, erase="z", null_space="drop").left[:, plain.rank :]
+    beside = sf.Projection(
+        np.concatenate([plain.left, null], axis=1),
+        np.concatenate([plain.right, null], axis=1),
+        plain.mean,
+    )
+    found = residuals(x, indicators(z), None, beside)
+    assert found.erased > 1e6 * found.bound_erased
+
+
+def test_control_the_kept_covariance_needs_what_the_factor_does_not_see() -> None:
+    """`right` restricted to the support of Cov(x), as a factor alone would give it."""
+    x, z, y = spiked(3000)
+    moments = sf.Moments().update(x, {"z": z, "y": y})
+    eraser = silently(sf.splince, moments, erase="z", keep="y")
+    null = moments.factored().factor.null_basis
+    blind = sf.Projection(eraser.left, eraser.right - null @ (null.T @ eraser.right), eraser.mean)
+    found = residuals(x, indicators(z), indicators(y), blind)
+    assert found.kept > 100 * found.bound_kept
+
+
+# --- several classes, condition numbers, units ---------------------------------------------------
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+@pytest.mark.parametrize("solver", ["cholesky", "eigh"])
+def test_several_classes_at_any_condition_number(solver: str, extra: int) -> None:
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        d = int(rng.integers(4, 20))
+        k = 3 if not extra else d + 2
+        spectrum = np.geomspace(1.0, 10.0 ** -rng.uniform(0, 6), d)
+        x = rng.normal(size=(600, d)) * spectrum @ np.linalg.qr(rng.normal(size=(d, d)))[0]
+        z = rng.integers(0, k, 600)
+        moments = sf.Moments().update(x, {"z": z})
+        eraser = sf.leace(moments, erase="z", solver=solver)
+        assert eraser.report is not None
+        erased = eraser.report.variables[0]
+        assert erased.residual <= erased.bound
+        check(x, indicators(z), None, eraser)
+
+
+@pytest.mark.parametrize("scale", [1e-33, 1e-16, 1e-8, 1e8])
+def test_the_bound_does_not_depend_on_units(scale: float) -> None:
+    rng = np.random.default_rng(0)
+    z, y = rng.integers(0, 3, 500), rng.normal(size=500)
+    x = rng.normal(size=(500, 16)) + 0.5 * np.eye(16)[z] + y[:, None] / 10
+    bounds = []
+    for units in (1.0, scale):
+        rescaled = x.copy()
+        rescaled[:, 3] *= units
+        eraser = sf.splince(sf.Moments().update(rescaled, {"z": z, "y": y}), erase="z", keep="y")
+        assert eraser.report is not None
+        bounds.append([v.bound for v in eraser.report.variables])
+    assert bounds[1] == pytest.approx(bounds[0], rel=1e-9)
+    assert max(bounds[0]) < 1e-12
+
+
+# --- where digits end, somebody says so ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", [1e-4, 1e-6, 1e-10])
+def test_a_large_amplification_warns(noise: float) -> None:
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=500)
+    x = rng.normal(size=(500, 8)) + z[:, None]
+    moments = sf.Moments().update(x, {"z": z, "y": z + noise * rng.normal(size=500)})
+    with pytest.warns(sf.PrecisionWarning) as caught:
+        eraser = sf.splince(moments, erase="z", keep="y")
+    assert eraser.report is not None
+    assert eraser.report.amplification > 1e4
+    texts = " ".join(str(w.message) for w in caught)
+    assert "max_amplification" in texts
+    # A bound of 1 or more promises nothing, and is a warning of its own.
+    assert (eraser.report.variables[0].bound >= 1) == ("rounding may undo" in texts)
+    assert all(str(w.message) in eraser.report.warnings for w in caught)
+
+
+def test_a_moderate_amplification_does_not_warn() -> None:
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=500)
+    x = rng.normal(size=(500, 8)) + z[:, None]
+    moments = sf.Moments().update(x, {"z": z, "y": z + 1e-2 * rng.normal(size=500)})
+    eraser = sf.splince(moments, erase="z", keep="y")
+    assert eraser.report is not None
+    assert 100 < eraser.report.amplification < 1e4
+
+
+@pytest.mark.parametrize("gap", [1e-8, 1e-9])
+def test_features_that_agree_to_rounding_warn_and_leace_is_its_own_reference(gap: float) -> None:
+    rng = np.random.default_rng(3)
+    z = rng.integers(0, 2, 1000)
+    x = rng.normal(size=(1000, 6)) + 0.3 * z[:, None]
+    x[:, 1] = x[:, 0] + gap * (rng.normal(size=1000) + z)
+    moments = sf.Moments().update(x, {"z": z})
+    with pytest.warns(sf.PrecisionWarning, match="copies of others"):
+        eraser = sf.leace(moments, erase="z")
+    assert eraser.report is not None
+    assert eraser.report.distortion == eraser.report.distortion_leace
+    moved = ((eraser(x) - x) ** 2).sum(axis=1).mean() / x.var(axis=0).sum()
+    # Rows move by 1e8 times what rounding leaves of the Gram matrix.
+    assert eraser.report.distortion == pytest.approx(moved, rel=0.05)
+
+
+# --- canonical correlations ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.3])
+def test_singular_values_are_canonical_correlations(missing: float) -> None:
+    rng = np.random.default_rng(1)
+    z = rng.integers(0, 3, 400)
+    x = rng.normal(size=(400, 5)) + 3 * np.eye(5)[z]
+    columns = np.stack([x[:, 3], x[:, 3] + x[:, 4], rng.normal(size=400)], axis=1)
+    gone = rng.random(400) < missing
+    named = np.where(gone, None, np.array(["a", "b", "c"], object)[z])
+    columns = np.where(gone[:, None], np.nan, columns)
+    moments = sf.Moments().update(x, {"z": named, "y": columns})
+    for name in "zy":
+        report = sf.leace(moments, erase=name).report
+        assert report is not None
+        expected = sf.concept_strength(moments, name).correlations
+        found = report.variables[0].singular_values
+        np.testing.assert_allclose(found[: len(expected)], expected, rtol=1e-10)
+        np.testing.assert_allclose(found[len(expected) :], 0.0, atol=1e-7)
+        assert max(found) <= 1.0
+
+
+def test_separable_classes_have_correlation_one() -> None:
+    """Indicators in units of their own deviations would give sqrt(3 / 2)."""
+    z = np.repeat([0, 1, 2], 50)
+    x = np.eye(4)[z] + 0.0
+    x[:, 3] = np.random.default_rng(0).normal(size=150)
+    report = silently(sf.leace, sf.Moments().update(x, {"z": z}), erase="z").report
+    assert report is not None
+    assert report.variables[0].singular_values == pytest.approx((1.0, 1.0), rel=1e-12)
+    assert report.variables[0].kind == "classes (3)"
+    assert "z: classes (3)" in str(report)
+
+
+# --- thresholds, each from both sides ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spread", [1e-12, 1e-9])
+def test_a_feature_of_few_quanta_varies(spread: float) -> None:
+    """Deviations of thousands of roundings of the mean are data; a few roundings are none."""
+    rng = np.random.default_rng(4)
+    z = rng.integers(0, 2, 4000)
+    x = rng.normal(size=(4000, 3))
+    x[:, 2] = 1.0 + spread * (rng.normal(size=4000) + 2 * z)
+    moments = sf.Moments().update(x, {"z": z, "y": x[:, 2]})
+    eraser = sf.leace(moments, erase="z")
+    assert eraser.report is not None
+    assert eraser.report.rank_covariance == 3
+    clean = (eraser(x)[:, 2] - 1.0) / spread
+    # Quanta of 1 are 2.2e-4 deviations at the smaller spread, and each row is rounded to them.
+    assert abs(clean[z == 1].mean() - clean[z == 0].mean()) < 0.02
+    assert sf.sal(moments, erase="y").rank == 1  # and such a label is not constant
+    constant = x.copy()
+    constant[:, 2] = 1.0 + 2 * EPS * rng.integers(0, 2, 4000)
+    report = sf.leace(sf.Moments().update(constant, {"z": z}), erase="z").report
+    assert report is not None
+    assert report.rank_covariance == 2
+
+
+@pytest.mark.parametrize(("sine", "feasible"), [(1e-3, True), (1e-6, False)])
+def test_a_faint_kept_trace_raises_the_least_angle(sine: float, feasible: bool) -> None:
+    """A kept trace of 1e-9 is known to noise / 1e-9: angles below that are rounding."""
+    d = 4
+    factor = sf.Moments().update(np.random.default_rng(0).normal(size=(50, d))).factored().factor
+    frame = factor.unwhiten(np.eye(d))
+    noise = tolerances.noise(d, factor.smallest)
+    erased = frame[:1]
+    strength = noise / 1e-4  # so that the least sine is 1e-4 for what is kept
+    kept = strength * (np.sqrt(1 - sine**2) * frame[:1] + sine * frame[1:2])
+    from splince_fast._kernels.factor import STATUS_INFEASIBLE, STATUS_OK
+    from splince_fast._solve.oblique import oblique
+    from splince_fast._solve.options import Options
+
+    found = oblique(factor, np.concatenate([erased, kept]), 1, Options())
+    assert noise < sine  # what is erased alone would allow it
+    assert found.status == (STATUS_OK if feasible else STATUS_INFEASIBLE)
+
+
+def test_as_many_rows_as_features_leave_one_rank_less() -> None:
+    """Whatever the units: centred rows are one short of full rank."""
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(3, 9))
+        x = rng.normal(size=(n, n)) * 10.0 ** rng.uniform(-8, 8, size=n)
+        kept = sf.Moments().update(x).factored()
+        assert kept.factor.rank == n - 1
+
+
+@pytest.mark.parametrize("size", [1e200, 1e-200])
+def test_directions_of_any_length(size: float) -> None:
+    rng = np.random.default_rng(5)
+    z = rng.integers(0, 2, 300)
+    moments = sf.Moments().update(rng.normal(size=(300, 5)) + z[:, None], {"z": z})
+    direction = rng.normal(size=(5, 2))
+    expected = sf.splince(moments, erase="z", keep=direction).matrix()
+    found = sf.splince(moments, erase="z", keep=size * direction).matrix()
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+# --- a search over problems ----------------------------------------------------------------------
+
+
+def random_problem(rng: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Rows of any condition, offset, units and dtype, with labels of any kind."""
+    n, d = int(rng.integers(10, 400)), int(rng.integers(2, 24))
+    x = rng.normal(size=(n, d)) @ rng.normal(size=(d, d)) * 10.0 ** rng.uniform(0, 3)
+    x *= 10.0 ** rng.uniform(-1, 1, size=d) ** int(rng.integers(1, 8))
+    k = int(rng.choice([2, 3, 5]))
+    z = rng.integers(0, k, n)
+    x += x.std(axis=0) * rng.normal(size=(k, d))[z] * 10.0 ** rng.uniform(-3, 1)
+    if rng.random() < 0.3:
+        x += 10.0 ** rng.uniform(1, 4) * np.outer(rng.normal(size=n), rng.normal(size=d))
+    if rng.random() < 0.3:
+        x[:, -1] = x[:, 0] * (1 + 10.0 ** -rng.uniform(0, 12) * rng.normal(size=n))
+    y = np.where(rng.random(n) < rng.uniform(0.2, 1.0), z % 2, rng.integers(0, 2, n))
+    x += 10.0 ** rng.uniform(-2, 4) * rng.normal(size=d)
+    return x.astype(rng.choice([np.float32, np.float64])), z, y
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_no_report_is_dishonest(block: int) -> None:
+    """The true residual is within ten times what is stated, its bound, or a warning."""
+    solved = 0
+    for seed in range(100):
+        rng = np.random.default_rng(1000 * block + seed)
+        x, z, y = random_problem(rng)
+        if len(np.unique(z)) < 2 or len(np.unique(y)) < 2:
+            continue
+        moments = sf.Moments().update(x, {"z": z, "y": y})
+        method, keep = [(sf.splince, {"keep": "y"}), (sf.leace, {}), (sf.sal, {"keep": "y"})][
+            seed % 3
+        ]
+        options = {} if method is sf.sal else {"null_space": str(rng.choice(["keep", "drop"]))}
+        try:
+            eraser = silently(method, moments, erase="z", **keep, **options)
+        except sf.InfeasibleError:
+            continue
+        solved += 1
+        assert eraser.report is not None
+        hot = [indicators(z), indicators(y)]
+        for variable, columns in zip(eraser.report.variables, hot, strict=False):
+            span = cross(x, columns)
+            removed = wide(eraser.left) @ (wide(eraser.right).T @ span)
+            rest = removed if variable.role == "kept" else span - removed
+            truth = float(np.linalg.norm(rest)) / float(np.linalg.norm(span))
+            # The span itself is known to sqrt(n) roundings of the largest deviation.
+            sums = 8 * len(x) ** 0.5 * EPS * float(x.std(axis=0).max())
+            slack = sums * max(1.0, float(np.linalg.norm(eraser.matrix(), 2)))
+            slack /= float(np.linalg.norm(span))
+            assert truth <= 10 * max(variable.residual, variable.bound) + slack, seed
+    assert solved > 60
