@@ -34,7 +34,7 @@ from splince_fast.projection import Projection
 from splince_fast.report import Report, VariableReport
 
 if TYPE_CHECKING:
-    from splince_fast import sources
+    from splince_fast import nn, sources
     from splince_fast.config import Config, show_config
     from splince_fast.estimators import LEACE, SAL, SPLINCE, MeanProjection
     from splince_fast.methods import leace, mean_projection, sal, splince
@@ -55,6 +55,7 @@ _LAZY = {
     "show_config": "splince_fast.config",
     "Config": "splince_fast.config",
     "sources": "",
+    "nn": "",
 }
 
 __version__ = library_version()
@@ -88,6 +89,7 @@ __all__ = [
     "concept_strength",
     "leace",
     "mean_projection",
+    "nn",
     "sal",
     "show_config",
     "sources",

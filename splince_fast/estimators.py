@@ -9,20 +9,13 @@ Above 400 lines because the docstrings of four public classes are half of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, ClassVar, NoReturn, Self, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self, cast
 
-import narwhals.stable.v2 as nw
-import numpy as np
-from narwhals.exceptions import DuplicateError
-from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.model_selection import ParameterGrid
-from sklearn.utils import Tags
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
-from splince_fast._runtime.arrays import check_values
+from splince_fast._estimator import ErasingTransformer, variables_of
 from splince_fast._solve.options import Policies
 from splince_fast._solve.selection import Selection
 from splince_fast.exceptions import (
@@ -49,24 +42,14 @@ _NEUTRAL = {
 }
 
 
-class _InputTypeError(InputError, TypeError):
-    """An input that scikit-learn refuses with a TypeError: sparse, or objects without a number."""
-
-
-class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class _Eraser(ErasingTransformer):
     """What the estimators share; each adds its parameters and the method that it calls."""
 
     kinds: Mapping[str, str] | None
-    concept_from: str | None
     moments_: Moments
-    n_features_in_: int
-    feature_names_in_: NDArray[Any]
     erased_: Any
     kept_: Any
-    _projection: Projection | None
     _extendable: bool
-
-    _keeps_task: ClassVar[bool] = False
 
     # Every fit needs the concept, so routers pass it on without being told to.
     __metadata_request__fit: ClassVar = {"concept": True}
@@ -217,28 +200,14 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
 
     def _labels(self, y: Any, concept: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Variables to erase and to keep, by name."""
-        name = type(self).__name__
+        erased = self._concept(y, concept)
         if self.concept_from == "y":
-            if concept is not None:
-                raise InputError(
-                    f"{name} has concept_from='y' and was given a concept, too; leave out one"
-                )
-            if y is None:
-                self._refuse_missing_y("concept_from='y' makes it the concept")
-            return _variables(y, "concept"), {}
-        if concept is None:
-            raise InputError(
-                f"{name} was given no concept to erase. Pass fit(X, y, concept=z), or in a "
-                f"pipeline pipe.fit(X, y, {name.lower()}__concept=z). The y of a pipeline is the "
-                f"task and never silently becomes the concept; {name}(concept_from='y') asks for "
-                "that"
-            )
-        erased = _variables(concept, "concept")
+            return erased, {}
         if not self._keeps_task:
             return erased, {}
         if y is None:
             self._refuse_missing_y("y is the task that is kept; LEACE erases without keeping one")
-        kept = _variables(y, "task")
+        kept = variables_of(y, "task")
         if shared := erased.keys() & kept.keys():
             raise LabelError(
                 f"the concept and y both hold a variable {min(shared, key=str)!r}; rename one, or "
@@ -246,31 +215,10 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
             )
         return erased, kept
 
-    def _refuse_missing_y(self, why: str) -> NoReturn:
-        """Raise in the words that scikit-learn uses."""
-        raise InputError(
-            f"This {type(self).__name__} estimator requires y to be passed, but the target y is "
-            f"None: {why}"
-        )
-
-    def _rows(self, X: Any, *, reset: bool, least: int) -> NDArray[Any]:
-        """X as an array, not copied where it is one; its width and names noted or compared."""
-        try:
-            # Finiteness is left to those who read the values anyway.
-            rows: NDArray[Any] = validate_data(
-                self, X=X, reset=reset, ensure_all_finite=False, ensure_min_samples=least
-            )
-        except TypeError as error:
-            raise _InputTypeError(str(error)) from error
-        except ValueError as error:
-            raise InputError(str(error)) from error
-        return rows
-
     def _check_parameters(self) -> None:
         """Refuse parameters before any row is read."""
         Policies(**(_NEUTRAL | self._options()))
-        if self.concept_from not in (None, "y"):
-            raise InputError(f"concept_from is {self.concept_from!r}; it must be None or 'y'")
+        self._check_concept_from()
 
     def _check_variables(self, erased: Any, kept: Any, error: type[SplinceError]) -> None:
         """Raise `error` unless these are the variables of earlier blocks."""
@@ -291,16 +239,6 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
                 f"this {type(self).__name__} was made from moments; update or merge those, and "
                 "call from_moments again"
             )
-
-    @contextmanager
-    def _restored_on_error(self) -> Iterator[None]:
-        """Put all attributes back if the block raises."""
-        before = self.__dict__.copy()
-        try:
-            yield
-        except BaseException:
-            self.__dict__ = before
-            raise
 
     # -- one pass, many erasers ------------------------------------------------------------
 
@@ -468,21 +406,8 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
 
     # -- what was fitted -------------------------------------------------------------------
 
-    @property
-    def projection_(self) -> Projection:
-        """The map that was fitted; computed when first needed after ``partial_fit`` or ``merge``.
-
-        Raises
-        ------
-        NotFittedError
-            Nothing was fitted.
-        SplinceError
-            The data seen so far admit no eraser, as in :meth:`fit`.
-        """
-        check_is_fitted(self)
-        if self._projection is None:
-            self._projection = self._project(self.moments_, self.erased_, self.kept_)
-        return self._projection
+    def _solve(self) -> Projection:
+        return self._project(self.moments_, self.erased_, self.kept_)
 
     @property
     def report_(self) -> Report:
@@ -497,44 +422,6 @@ class _Eraser(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: i
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "moments_")
-
-    # -- effect ----------------------------------------------------------------------------
-
-    def transform(self, X: Any) -> Any:
-        """Erase the concept from rows; no labels are needed.
-
-        Parameters
-        ----------
-        X : array-like or frame of shape (n_samples, n_features)
-            May have no rows.
-
-        Returns
-        -------
-        ndarray of shape (n_samples, n_features)
-            Of the dtype of X if that is a float, else float64; a frame after
-            ``set_output(transform="pandas")`` or ``"polars"``.
-
-        Raises
-        ------
-        NotFittedError
-            Nothing was fitted.
-        InputError, NonFiniteError
-            X has other features than those fitted, or holds NaN or infinity.
-        """
-        check_is_fitted(self)
-        rows = self._rows(X, reset=False, least=0)
-        projection = self.projection_
-        clean = projection(rows)
-        # A number that is not finite makes its whole row so, if anything is subtracted from it.
-        if not projection.rank or not np.isfinite(clean[:, 0]).all():
-            check_values(rows)
-        return clean
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.transformer_tags.preserves_dtype = ["float64", "float32", "float16"]
-        tags.target_tags.required = self._keeps_task or self.concept_from == "y"
-        return tags
 
 
 class SPLINCE(_Eraser):
@@ -786,26 +673,6 @@ class MeanProjection(SAL):
 
     def _project(self, moments: Moments, erase: Selection, keep: Any) -> Projection:
         return mean_projection(moments, erase=erase, **self._options())
-
-
-def _variables(labels: Any, role: str) -> dict[str, Any]:
-    """Columns by name: those of a mapping or a frame, or one column under the name of its role."""
-    if isinstance(labels, np.ndarray | Sequence):
-        return {role: labels}
-    if isinstance(labels, Mapping):
-        variables = dict(labels)
-    else:
-        try:
-            frame = nw.from_native(labels, eager_only=True, pass_through=True)
-        except DuplicateError as error:
-            raise LabelError(f"the {role} frame has two columns of one name: {error}") from error
-        if not isinstance(frame, nw.DataFrame):
-            return {role: labels}
-        columns = zip(frame.columns, frame.iter_columns(), strict=True)
-        variables = {name: column.to_native() for name, column in columns}
-    if not variables:
-        raise InputError(f"the {role} holds no variable; pass at least one column")
-    return variables
 
 
 def _checked(moments: Moments) -> Moments:

@@ -67,6 +67,22 @@ class MissingExtraError(SplinceError, ImportError):
     """An optional dependency is not installed; the text names the extra to install."""
 
 
+class SiteError(InputError):
+    """A site in a model cannot be used: not found, never called, or its tensor does not fit."""
+
+
+class NeverCalledError(SplinceError, RuntimeError):
+    """The model ran, and a site where erasers are installed did not."""
+
+
+class NotEnoughMemoryError(SplinceError, MemoryError):
+    """The states of all sites do not fit in the memory of the device."""
+
+
+class FoldError(SplinceError, ValueError):
+    """An eraser cannot be merged into the weights; they are what they were."""
+
+
 class SplinceWarning(UserWarning):
     """Base class of the warnings of this package."""
 
@@ -81,3 +97,7 @@ class DroppedDirectionsWarning(SplinceWarning):
 
 class ManyClassesWarning(SplinceWarning):
     """An integer variable has so many values that it may be a continuous one."""
+
+
+class OnePassWarning(SplinceWarning):
+    """Erasers of several sites were fitted in one pass: each holds only where it stands alone."""

@@ -19,7 +19,12 @@ LAYERS = [
     ["integrations", "projection"],
     ["_solve"],
     ["methods", "strength"],
-    ["estimators", "config", "demo"],
+    ["_estimator"],
+    ["estimators"],
+    ["baselines"],
+    ["config"],
+    ["evaluation"],
+    ["demo"],
     ["cli"],
     ["__main__", "__init__"],
 ]

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from splince_fast import methods, sources
 from splince_fast._runtime import files
 from splince_fast._runtime.extras import require
+from splince_fast.evaluation.command import add_compare
 from splince_fast.exceptions import (
     InputError,
     LabelError,
@@ -88,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for add in (_add_demo, _add_fit, _add_apply, _add_inspect, _add_doctor):
         add(commands)
+    add_compare(commands, read_labels)
     return parser
 
 

@@ -1,0 +1,173 @@
+"""What every scikit-learn object of the package shares: checked rows, whole fits, erasing rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import narwhals.stable.v2 as nw
+import numpy as np
+from narwhals.exceptions import DuplicateError
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.utils import Tags
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from splince_fast._runtime.arrays import check_values
+from splince_fast.exceptions import InputError, LabelError
+from splince_fast.projection import Projection
+
+
+class _InputTypeError(InputError, TypeError):
+    """An input that scikit-learn refuses with a TypeError: sparse, or objects without a number."""
+
+
+class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
+    """Rows are checked once; a fit that raises leaves no trace."""
+
+    n_features_in_: int
+    feature_names_in_: NDArray[Any]
+
+    def _rows(self, X: Any, *, reset: bool, least: int) -> NDArray[Any]:
+        """X as an array, not copied where it is one; its width and names noted or compared."""
+        try:
+            # Finiteness is left to those who read the values anyway.
+            rows: NDArray[Any] = validate_data(
+                self, X=X, reset=reset, ensure_all_finite=False, ensure_min_samples=least
+            )
+        except TypeError as error:
+            raise _InputTypeError(str(error)) from error
+        except ValueError as error:
+            raise InputError(str(error)) from error
+        return rows
+
+    @contextmanager
+    def _restored_on_error(self) -> Iterator[None]:
+        """Put all attributes back if the block raises, KeyboardInterrupt included."""
+        before = self.__dict__.copy()
+        try:
+            yield
+        except BaseException:
+            self.__dict__ = before
+            raise
+
+    def _refuse_missing_y(self, why: str) -> NoReturn:
+        """Raise in the words that scikit-learn uses."""
+        raise InputError(
+            f"This {type(self).__name__} estimator requires y to be passed, but the target y is "
+            f"None: {why}"
+        )
+
+
+class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimator):  # type: ignore[misc]
+    """A transformer that learns a :class:`Projection` from rows and a concept."""
+
+    concept_from: str | None
+    _projection: Projection | None
+
+    _keeps_task = False
+
+    def _concept(self, y: Any, concept: Any) -> dict[str, Any]:
+        """Variables to erase by name: `concept`, or y where ``concept_from="y"`` asks for that."""
+        name = type(self).__name__
+        if self.concept_from == "y":
+            if concept is not None:
+                raise InputError(
+                    f"{name} has concept_from='y' and was given a concept, too; leave out one"
+                )
+            if y is None:
+                self._refuse_missing_y("concept_from='y' makes it the concept")
+            return variables_of(y, "concept")
+        if concept is None:
+            raise InputError(
+                f"{name} was given no concept to erase. Pass fit(X, y, concept=z), or in a "
+                f"pipeline pipe.fit(X, y, {name.lower()}__concept=z). The y of a pipeline is the "
+                f"task and never silently becomes the concept; {name}(concept_from='y') asks for "
+                "that"
+            )
+        return variables_of(concept, "concept")
+
+    def _check_concept_from(self) -> None:
+        """Refuse a policy that does not exist."""
+        if self.concept_from not in (None, "y"):
+            raise InputError(f"concept_from is {self.concept_from!r}; it must be None or 'y'")
+
+    def _solve(self) -> Projection:
+        """The map for what was accumulated; only where a fit does not compute it."""
+        raise NotImplementedError
+
+    @property
+    def projection_(self) -> Projection:
+        """The map that was fitted; computed when first needed after ``partial_fit`` or ``merge``.
+
+        Raises
+        ------
+        NotFittedError
+            Nothing was fitted.
+        SplinceError
+            The data seen so far admit no eraser, as in :meth:`fit`.
+        """
+        check_is_fitted(self)
+        if self._projection is None:
+            self._projection = self._solve()
+        return self._projection
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_projection")
+
+    def transform(self, X: Any) -> Any:
+        """Erase the concept from rows; no labels are needed.
+
+        Parameters
+        ----------
+        X : array-like or frame of shape (n_samples, n_features)
+            May have no rows.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+            Of the dtype of X if that is a float, else float64; a frame after
+            ``set_output(transform="pandas")`` or ``"polars"``.
+
+        Raises
+        ------
+        NotFittedError
+            Nothing was fitted.
+        InputError, NonFiniteError
+            X has other features than those fitted, or holds NaN or infinity.
+        """
+        check_is_fitted(self)
+        rows = self._rows(X, reset=False, least=0)
+        projection = self.projection_
+        clean = projection(rows)
+        # A number that is not finite makes its whole row so, if anything is subtracted from it.
+        if not projection.rank or not np.isfinite(clean[:, 0]).all():
+            check_values(rows)
+        return clean
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32", "float16"]
+        tags.target_tags.required = self._keeps_task or self.concept_from == "y"
+        return tags
+
+
+def variables_of(labels: Any, role: str) -> dict[str, Any]:
+    """Columns by name: those of a mapping or a frame, or one column under the name of its role."""
+    if isinstance(labels, np.ndarray | Sequence):
+        return {role: labels}
+    if isinstance(labels, Mapping):
+        variables = dict(labels)
+    else:
+        try:
+            frame = nw.from_native(labels, eager_only=True, pass_through=True)
+        except DuplicateError as error:
+            raise LabelError(f"the {role} frame has two columns of one name: {error}") from error
+        if not isinstance(frame, nw.DataFrame):
+            return {role: labels}
+        columns = zip(frame.columns, frame.iter_columns(), strict=True)
+        variables = {name: column.to_native() for name, column in columns}
+    if not variables:
+        raise InputError(f"the {role} holds no variable; pass at least one column")
+    return variables

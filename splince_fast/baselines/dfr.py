@@ -1,0 +1,214 @@
+"""DFR: the last layer fitted to balanced subsets of the training rows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+
+from splince_fast.baselines._erasing import check_count, check_number
+from splince_fast.baselines._linear import BalancedClassifier, Cells, Task
+from splince_fast.baselines._rows import Float
+from splince_fast.exceptions import InputError
+from splince_fast.sources import Progress
+
+# scikit-learn 1.8 renamed the L1 penalty.
+_OLD = inspect.signature(LogisticRegression).parameters["penalty"].default == "l2"
+_SPARSE: dict[str, Any] = {"penalty": "l1"} if _OLD else {"l1_ratio": 1.0}
+
+
+class DFR(BalancedClassifier):
+    """Deep feature reweighting on training rows: a sparse head, averaged over balanced subsets.
+
+    Features are brought to mean 0 and variance 1 by the training rows. A subset holds as many
+    rows of each cell (class, group) as the smallest cell has, drawn without replacement. C is
+    chosen on the first subset by the worst cell's accuracy on the validation rows (ties: by
+    accuracy, then the smaller C); the coefficients are means over all subsets. More than two
+    classes are one against the rest with ``penalty="l1"``, multinomial with ``"l2"``.
+
+    ``penalty="l2", n_subsets=1`` is plain subsampling (SUBG).
+
+    Parameters
+    ----------
+    C : float or sequence of float
+        Inverse strength of the penalty, as in scikit-learn; of several one is chosen.
+    penalty : {"l1", "l2"}
+    n_subsets : int
+    validation_share : float in [0, 1)
+        Share of each cell to set aside where ``fit`` is given no validation rows; 0 chooses C on
+        the training rows.
+    groups_from : {None, "y"}
+        "y": there are no groups; the cells are the classes.
+    random_state : int, Generator, RandomState or None
+        For the subsets and the validation rows.
+    progress : bool
+        Show the rows that heads were fitted to, on stderr.
+
+    Attributes
+    ----------
+    coef_, intercept_ : ndarray of shape (1 or n_classes, n_features) and (1 or n_classes,)
+        In units of X.
+    classes_ : ndarray
+    cells_ : list of tuple
+        The cells (class, group).
+    C_ : float
+        The one that was used.
+    n_features_in_, feature_names_in_
+        Of X.
+
+    Notes
+    -----
+    There is no ``sample_weight``: a balanced subset counts rows.
+
+    References
+    ----------
+    P. Kirichenko, P. Izmailov, A. G. Wilson, "Last layer re-training is sufficient for robustness
+    to spurious correlations", ICLR 2023.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from splince_fast.baselines import DFR
+    >>> rng = np.random.default_rng(0)
+    >>> y = rng.integers(0, 2, size=600)
+    >>> z = np.where(rng.random(600) < 0.9, y, 1 - y)
+    >>> X = rng.normal(size=(600, 3)) + np.outer(z, [2, 0, 0]) + np.outer(y, [0, 1, 0])
+    >>> head = DFR(random_state=0).fit(X, y, groups=z)
+    >>> bool(abs(head.coef_[0, 0]) < abs(head.coef_[0, 1]))
+    True
+    """
+
+    C_: float
+
+    def __init__(
+        self,
+        *,
+        C: float | Sequence[float] = (1.0, 0.7, 0.3, 0.1, 0.07, 0.03, 0.01),
+        penalty: str = "l1",
+        n_subsets: int = 10,
+        validation_share: float = 0.2,
+        groups_from: str | None = None,
+        random_state: Any = None,
+        progress: bool = False,
+    ) -> None:
+        self.C = C
+        self.penalty = penalty
+        self.n_subsets = n_subsets
+        self.validation_share = validation_share
+        self.groups_from = groups_from
+        self.random_state = random_state
+        self.progress = progress
+
+    def fit(self, X: Any, y: Any = None, *, groups: Any = None, validation: Any = None) -> Self:
+        """Fit, forgetting what was seen before.
+
+        Parameters
+        ----------
+        X : array-like or frame of shape (n_samples, n_features)
+            Copied to float64.
+        y : array-like of shape (n_samples,)
+            The task, two or more classes.
+        groups : array-like of shape (n_samples,), tuple of these, mapping or frame
+            The groups within which accuracy should not depend; several cross.
+        validation : array-like of bool, shape (n_samples,), or tuple (X, y, groups), optional
+            True for the rows that choose C, or further rows that do; they train nothing.
+
+        Returns
+        -------
+        object
+            The estimator itself; as it was if this raises, KeyboardInterrupt included.
+
+        Raises
+        ------
+        InputError, NonFiniteError, LabelError, NotEnoughDataError
+            The data, labels or parameters cannot be used; a cell has no training row.
+        """
+        return self._fit(X, y, groups, None, validation)
+
+    def _check_parameters(self) -> None:
+        self._check_common()
+        if self.penalty not in ("l1", "l2"):
+            raise InputError(f"penalty is {self.penalty!r}; it must be 'l1' or 'l2'")
+        check_count(self.n_subsets, "n_subsets")
+        for value in self._strengths():
+            check_number(value, "C", 0.0)
+
+    def _strengths(self) -> list[Any]:
+        """Values of C to choose from, at least one."""
+        values = list(self.C) if isinstance(self.C, Sequence | np.ndarray) else [self.C]
+        if not values or isinstance(self.C, str):
+            raise InputError(
+                f"C is {self.C!r}; it must be a number or a non-empty sequence of them"
+            )
+        return values
+
+    def _selects(self) -> bool:
+        return len(self._strengths()) > 1
+
+    def _uses_softmax(self) -> bool:
+        return self.penalty == "l2"
+
+    def _fit_cells(self, task: Task) -> None:
+        train = task.train
+        mean = train.rows.mean(axis=0)
+        scale = train.rows.std(axis=0)
+        scale[scale == 0] = 1.0
+        counts = np.bincount(train.cells)
+        subsets = [
+            np.concatenate(
+                [
+                    task.rng.permutation(np.flatnonzero(train.cells == cell))[: counts.min()]
+                    for cell in range(len(counts))
+                ]
+            )
+            for _ in range(self.n_subsets)
+        ]
+        tried = self._strengths()
+        n_fits = self.n_subsets + len(tried) - (len(tried) == 1)
+        with Progress(n_fits * len(subsets[0]), label="DFR", enabled=self.progress) as bar:
+
+            def head(index: NDArray[np.intp], strength: float) -> tuple[Float, Float]:
+                part = _at(train, index)
+                part.rows -= mean
+                part.rows /= scale
+                coef, intercept = self._head(part, len(self.classes_), strength)
+                bar.advance(len(index), part.rows.nbytes)
+                coef = coef / scale
+                return coef, intercept - coef @ mean
+
+            self.C_ = float(tried[0])
+            if len(tried) > 1:
+                scores = {
+                    (*self._worst_and_mean(task.selection, *head(subsets[0], value)), -value)
+                    for value in tried
+                }
+                self.C_ = float(-max(scores)[2])
+            found = [head(index, self.C_) for index in subsets]
+        self.coef_ = np.mean([coef for coef, _ in found], axis=0)
+        self.intercept_ = np.mean([intercept for _, intercept in found], axis=0)
+
+    def _head(self, part: Cells, k: int, strength: float) -> tuple[Float, Float]:
+        """Coefficients of one head on scaled rows."""
+        if self.penalty == "l2":
+            model = LogisticRegression(C=strength, max_iter=1000).fit(part.rows, part.codes)
+            return model.coef_, model.intercept_
+        codes = [part.codes] if k == 2 else [(part.codes == c).astype(np.intp) for c in range(k)]
+        models = [
+            LogisticRegression(
+                C=strength, solver="liblinear", random_state=0, max_iter=200, **_SPARSE
+            ).fit(part.rows, code)
+            for code in codes
+        ]
+        return (
+            np.concatenate([model.coef_ for model in models]),
+            np.concatenate([model.intercept_ for model in models]),
+        )
+
+
+def _at(part: Cells, index: NDArray[np.intp]) -> Cells:
+    """Some rows, copied."""
+    return Cells(part.rows[index], part.codes[index], part.cells[index], part.weight[index])

@@ -1,0 +1,235 @@
+"""R-LACE: the linear adversarial game between a predictor and a projection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, softmax
+from sklearn.metrics import log_loss
+
+from splince_fast.baselines._erasing import (
+    IterativeEraser,
+    Outcome,
+    Problem,
+    check_count,
+    check_number,
+    orthonormal,
+    probe,
+    squares_of,
+)
+from splince_fast.baselines._fantope import LowRankFantope
+from splince_fast.baselines._rows import Float, Part
+from splince_fast.exceptions import InputError
+from splince_fast.sources import Progress
+
+
+class RLACE(IterativeEraser):
+    """Erase a subspace of given rank against a linear adversary (relaxed, R-LACE).
+
+    Plays min_w max_P of the log-loss of w^T (I - P)(x - mean) + b over P in the Fantope
+    {0 <= P <= I, tr P = rank}, by alternating stochastic gradient steps; every `check_every`
+    steps P is truncated to the projection onto its `rank` leading eigenvectors, and the
+    truncation under which a fresh probe has the largest log-loss on the validation rows is kept.
+    More than two classes play with softmax. P is held as a low-rank matrix plus a multiple of
+    the identity, which makes a step O(d) instead of O(d^3).
+
+    Parameters
+    ----------
+    rank : int
+        Dimensions to remove.
+    step_size : float
+        Of both players.
+    momentum : float in [0, 1)
+        Of the predictor.
+    weight_decay : float
+        Of both players.
+    batch_size, max_steps, check_every : int
+        Rows per step; steps at most; steps between two probes.
+    tol : float
+        Stop when a probe's accuracy is within this of the majority share.
+    patience : int, optional
+        Stop after as many probes in a row that did not raise the largest log-loss; None never.
+    strength : float
+        Of the probes: mean log-loss + strength / 2 |w|^2.
+    validation_share : float in [0, 1)
+        Share of each class to set aside where ``fit`` is given no validation rows; 0 selects on
+        the training rows.
+    concept_from : {None, "y"}
+        "y": what is passed as y is the concept.
+    random_state : int, Generator, RandomState or None
+        For the start, the batches and the validation rows.
+    progress : bool
+        Show the rows that were read, on stderr.
+
+    Attributes
+    ----------
+    projection_ : Projection
+        The fitted map; saves, composes and folds as any other.
+    report_ : ErasureReport
+        Steps, reason of the stop, probe accuracies, residual, cosine to SAL's directions.
+    classes_ : ndarray
+        Classes of the concept.
+    n_features_in_, feature_names_in_
+        Of X.
+
+    References
+    ----------
+    S. Ravfogel, M. Twiton, Y. Goldberg, R. Cotterell, "Linear adversarial concept erasure",
+    ICML 2022.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from splince_fast.baselines import RLACE
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.integers(0, 2, size=600)
+    >>> X = rng.normal(size=(600, 5)) + np.outer(z, [2, 0, 0, 0, 0])
+    >>> eraser = RLACE(max_steps=2000, random_state=0).fit(X, concept=z)
+    >>> eraser.projection_.rank, eraser.report_.cosine_sal > 0.9
+    (1, True)
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int = 1,
+        step_size: float = 0.005,
+        momentum: float = 0.0,
+        weight_decay: float = 1e-4,
+        batch_size: int = 128,
+        max_steps: int = 75_000,
+        check_every: int = 1000,
+        tol: float = 0.0015,
+        patience: int | None = 10,
+        strength: float = 1e-4,
+        validation_share: float = 0.2,
+        concept_from: str | None = None,
+        random_state: Any = None,
+        progress: bool = False,
+    ) -> None:
+        self.rank = rank
+        self.step_size = step_size
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+        self.batch_size = batch_size
+        self.max_steps = max_steps
+        self.check_every = check_every
+        self.tol = tol
+        self.patience = patience
+        self.strength = strength
+        self.validation_share = validation_share
+        self.concept_from = concept_from
+        self.random_state = random_state
+        self.progress = progress
+
+    def _check_parameters(self) -> None:
+        self._check_common()
+        check_number(self.step_size, "step_size", 0.0)
+        check_number(self.strength, "strength", 0.0)
+        check_number(self.tol, "tol", 0.0, strict=False)
+        check_number(self.weight_decay, "weight_decay", 0.0, strict=False)
+        check_number(self.momentum, "momentum", 0.0, strict=False)
+        if self.momentum >= 1:
+            raise InputError(f"momentum is {self.momentum}; it must be below 1")
+        counts = ["rank", "batch_size", "max_steps", "check_every"]
+        for name in counts if self.patience is None else [*counts, "patience"]:
+            check_count(getattr(self, name), name)
+
+    def _erase(self, problem: Problem) -> Outcome:
+        d, k = problem.train.rows.shape[1], len(problem.classes)
+        if self.rank > d:
+            raise InputError(f"rank is {self.rank}, and X has only {d} features")
+        rng = problem.rng
+        player = LowRankFantope(orthonormal(rng.normal(size=(d, self.rank))))
+        predictor = _Predictor(d, k, self, rng)
+        decay = 1.0 - self.step_size * self.weight_decay
+        best: Float = player.truncated()
+        accuracies: list[float] = []
+        largest, idle, step, stop = -np.inf, 0, 0, "the largest number of steps is reached"
+        with Progress(
+            self.max_steps * self.batch_size, label="R-LACE", enabled=self.progress
+        ) as bar:
+            for rows, codes in _batches(problem, self.batch_size, rng):
+                # The derivative by P is -W^T G, with G the errors times the rows, made symmetric.
+                slope = predictor.errors(player.complement(rows), codes).T @ rows
+                player.step(-predictor.weights, slope, self.step_size, decay)
+                predictor.step(player.complement(rows), codes)
+                step += 1
+                bar.advance(len(rows), rows.nbytes)
+                if step % self.check_every and step < self.max_steps:
+                    continue
+                player.polish()
+                removed = player.truncated()
+                accuracy, loss = self._probe(problem, removed)
+                accuracies.append(accuracy)
+                idle += 1
+                if loss > largest:
+                    best, largest, idle = removed, loss, 0
+                if abs(accuracy - problem.selection.majority()) < self.tol:
+                    best, stop = removed, "a probe is no better than the majority"
+                    break
+                if idle == self.patience:
+                    stop = f"{idle} probes in a row did not raise the loss"
+                    break
+                if step >= self.max_steps:
+                    break
+        taken = squares_of(problem.train, problem.train.rows @ best)
+        return Outcome(best, step, stop, accuracies, taken)
+
+    def _probe(self, problem: Problem, removed: Float) -> tuple[float, float]:
+        """Accuracy and log-loss of a fresh probe on the rows of selection."""
+        train, part = (
+            Part(part.rows - (part.rows @ removed) @ removed.T, part.codes, part.weight)
+            for part in (problem.train, problem.selection)
+        )
+        chances = probe(train, self.strength).predict_proba(part.rows)
+        loss = log_loss(
+            part.codes, chances, sample_weight=part.weight, labels=np.arange(chances.shape[1])
+        )
+        return part.share(chances.argmax(axis=1) == part.codes), float(loss)
+
+
+class _Predictor:
+    """The linear predictor of the game: logistic for two classes, softmax for more."""
+
+    def __init__(self, d: int, k: int, options: RLACE, rng: np.random.Generator) -> None:
+        self.binary = k == 2
+        width = 1 if self.binary else k
+        self.weights: Float = 0.1 / np.sqrt(d) * rng.normal(size=(width, d))
+        self.bias: Float = np.zeros(width)
+        self.targets: Float = np.arange(2.0)[:, None] if self.binary else np.eye(k)
+        self.velocity: Float = np.zeros_like(self.weights)
+        self.bias_velocity: Float = np.zeros_like(self.bias)
+        self.options = options
+
+    def errors(self, clean: Float, codes: NDArray[np.intp]) -> Float:
+        """Derivative of the mean log-loss by the scores, (n, K)."""
+        scores = clean @ self.weights.T + self.bias
+        chances = expit(scores) if self.binary else softmax(scores, axis=1)
+        return np.asarray((chances - self.targets[codes]) / len(codes))
+
+    def step(self, clean: Float, codes: NDArray[np.intp]) -> None:
+        """One descent step on rows from which P was removed."""
+        error, options = self.errors(clean, codes), self.options
+        slope = error.T @ clean + options.weight_decay * self.weights
+        self.velocity = options.momentum * self.velocity + slope
+        self.bias_velocity = options.momentum * self.bias_velocity + error.sum(axis=0)
+        self.weights = self.weights - options.step_size * self.velocity
+        self.bias = self.bias - options.step_size * self.bias_velocity
+
+
+def _batches(problem: Problem, size: int, rng: np.random.Generator) -> Iterator[tuple[Float, Any]]:
+    """Batches without end; a row is drawn as often as its weight says."""
+    train = problem.train
+    even = bool((train.weight == train.weight[0]).all())
+    ends = np.cumsum(train.weight)
+    while True:
+        if even:
+            index = rng.integers(len(train), size=size)
+        else:
+            drawn = np.searchsorted(ends, rng.random(size) * ends[-1], side="right")
+            index = np.minimum(drawn, len(train) - 1)
+        yield train.rows[index], train.codes[index]

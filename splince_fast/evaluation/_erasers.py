@@ -1,0 +1,148 @@
+"""Erasers of a comparison: from a name, a function of moments or an estimator to an affine map."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast.exceptions import InputError
+from splince_fast.methods import leace, mean_projection, sal, splince
+from splince_fast.moments import Moments
+from splince_fast.projection import Projection
+
+Float = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Map:
+    """x -> x - ((x - centre) right^T) left in the scaled coordinates of a job.
+
+    `left` and `right` are (r, d); `offset` (d,) is centre right^T left.
+    """
+
+    left: Float
+    right: Float
+    offset: Float
+
+    def __call__(self, rows: Float) -> Float:
+        return rows - (rows @ self.right.T) @ self.left + self.offset
+
+    @property
+    def factors(self) -> tuple[Float, Float] | None:
+        """What the solver needs; None for the identity."""
+        return (self.left, self.right) if len(self.left) else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Context:
+    """What erasers of one (seed, level) are made from."""
+
+    moments: Moments
+    snapshot: Any  # what the methods take: one factor for all of them
+    erase: list[str]
+    rows: Float  # scaled training rows
+    task: Any  # labels of the training rows
+    concept: Any
+    validation: tuple[Float, Any, Any]
+    seed: int
+    unit: float
+
+
+def snapshot_of(moments: Moments) -> Any:
+    """Moments frozen with one factor that every method shares, where the package has that."""
+    factored = getattr(moments, "factored", None)
+    return moments if factored is None else factored()
+
+
+def make(what: Any, context: Context) -> Projection:
+    """The eraser, in units of the data.
+
+    Raises
+    ------
+    SplinceError
+        Whatever the method says, such as InfeasibleError.
+    """
+    moments, erase = context.snapshot, context.erase
+    if what == "SAL":
+        return sal(moments, erase=erase)
+    if what == "LEACE":
+        return leace(moments, erase=erase)
+    if what == "SPLINCE":
+        return splince(moments, erase=erase, keep="task")
+    if what == "mean":
+        return mean_projection(moments, erase=erase)
+    mean = context.moments.mean
+    if what == "random":
+        return _random(context, mean)
+    if what in ("INLP", "RLACE"):
+        what = getattr(import_module("splince_fast.baselines"), what)()
+    if hasattr(what, "get_params"):
+        return _in_units(_fitted(what, context), mean, context.unit)
+    projection = what(context.moments)
+    if not isinstance(projection, Projection):
+        raise InputError(
+            f"the eraser returned {type(projection).__name__}; it must map moments to a Projection"
+        )
+    return projection
+
+
+def _random(context: Context, mean: Float) -> Projection:
+    """A random subspace of as many directions as the concept has."""
+    count = sum(
+        max(1, len(context.moments.classes(name)) - 1)
+        if context.moments.variables[name] == "classes"
+        else context.moments.cross_covariance(name).shape[1]
+        for name in context.erase
+    )
+    d = len(mean)
+    Q, _ = np.linalg.qr(np.random.default_rng(context.seed).normal(size=(d, min(count, d))))
+    return Projection(Q, Q, mean, method="random")
+
+
+def _fitted(estimator: Any, context: Context) -> Projection:
+    """The projection of an estimator fitted on the scaled training rows."""
+    from sklearn.base import clone
+
+    model = clone(estimator)
+    if "random_state" in model.get_params() and model.get_params()["random_state"] is None:
+        model.set_params(random_state=context.seed)
+    accepted = inspect.signature(model.fit).parameters
+    X_validation, _, z_validation = context.validation
+    optional = {
+        "concept": context.concept,
+        "task": context.task,
+        "validation": (X_validation, z_validation),
+        "X_validation": X_validation,
+        "concept_validation": z_validation,
+    }
+    passed = {name: value for name, value in optional.items() if name in accepted}
+    model.fit(context.rows, context.task, **passed)
+    projection = getattr(model, "projection_", None)
+    if not isinstance(projection, Projection):
+        raise InputError(
+            f"{type(model).__name__} has no projection_ after fit; erasers must be affine maps: an "
+            "estimator with a Projection in projection_, or a function of moments"
+        )
+    return projection
+
+
+def _in_units(scaled: Projection, mean: Float, unit: float) -> Projection:
+    """A map of scaled coordinates (x - mean) / unit as one of the data."""
+    return Projection(scaled.left, scaled.right, mean + unit * scaled.mean, method=scaled.method)
+
+
+def to_map(projection: Projection, mean: Float, unit: float) -> Map:
+    """A map of the data as one of scaled coordinates."""
+    left, right = np.ascontiguousarray(projection.left.T), np.ascontiguousarray(projection.right.T)
+    centre = (projection.mean - mean) / unit
+    return Map(left, right, (right @ centre) @ left)
+
+
+def identity(d: int) -> Map:
+    """The eraser that erases nothing."""
+    return Map(np.zeros((0, d)), np.zeros((0, d)), np.zeros(d))

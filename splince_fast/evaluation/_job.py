@@ -1,0 +1,504 @@
+"""One job of a comparison: a seed at a level, all its erasers and heads."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import math
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast.evaluation import _erasers, _logistic, advice, heads, probes
+from splince_fast.evaluation.metrics import average_gap, covariance_ratio, gap_per_class
+from splince_fast.evaluation.plan import Named, Plan
+from splince_fast.evaluation.splits import Split
+from splince_fast.exceptions import InputError, LabelError, SplinceError, SplinceWarning
+from splince_fast.labels import ClassCodes, Columns
+from splince_fast.moments import Moments
+from splince_fast.projection import Projection
+
+Float = NDArray[np.float64]
+Codes = NDArray[np.intp]
+Record = dict[str, Any]
+
+ERASER_ROW = ""  # head of the record with what an eraser does, whatever the head
+ADVICE = "advice"
+PATH = "strengths"
+_FOLDS = 5
+
+
+def blank(
+    seed: int,
+    p: float | None,
+    sizes: tuple[int, int, int],
+    eraser: str,
+    head: str,
+    *,
+    reason: str = "",
+) -> Record:
+    """A record without figures."""
+    return {
+        "seed": seed, "p": p, "eraser": eraser, "head": head, "strength": None, "values": {},
+        "path": [], "cells": [], "reason": reason, "notes": [], "converged": True,
+        "sizes": list(sizes),
+    }  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Rows, labels and moments of one (seed, level); coordinates are centred and scaled."""
+
+    plan: Plan
+    seed: int
+    p: float | None
+    split: Split
+    moments: Moments
+    train: Float
+    validation: Float
+    test: Float
+    unit: float
+    notes: list[str]
+    base: dict[str, Any] = field(default_factory=dict)  # heads of the unerased rows
+
+    @classmethod
+    def of(
+        cls, plan: Plan, X: Any, seed: int, p: float | None, split: Split, moments: Moments
+    ) -> Job:
+        """Read the rows and scale them by the moments of the training rows."""
+        mean = moments.mean
+        unit = math.sqrt(float(np.trace(moments.covariance(ddof=0))) / len(mean))
+        unit = unit or 1.0
+
+        def scaled(rows: Codes) -> Float:
+            taken = np.asarray(X[rows], dtype=np.float64)
+            taken -= mean
+            taken /= unit
+            return taken
+
+        notes = list(split.notes)
+        return cls(
+            plan, seed, p, split, moments, scaled(split.train), scaled(split.validation),
+            scaled(split.test), unit, notes,
+        )  # fmt: skip
+
+    # -- labels ----------------------------------------------------------------------------
+
+    def task(self, rows: Codes) -> Any:
+        """Codes of the task, or its values."""
+        task = self.plan.task
+        return task.codes[rows] if isinstance(task, ClassCodes) else task.values[rows]
+
+    def cells(self, rows: Codes) -> Codes:
+        """Cells of task and concepts; -1 throughout where one is a quantity."""
+        cells = self.plan.cells
+        return np.full(len(rows), -1) if cells is None else cells.codes[rows]
+
+    def run(self, erasers: list[Named]) -> list[Record]:
+        """All records of some erasers; those of the others are known already."""
+        moments = self.moments
+        context = _erasers.Context(
+            moments, _erasers.snapshot_of(moments), list(self.plan.concepts), self.train,
+            self.task(self.split.train), self._concept(self.split.train),
+            (self.validation, self.task(self.split.validation),
+             self._concept(self.split.validation)),
+            self.seed, self.unit,
+        )  # fmt: skip
+        records = []
+        for eraser in erasers:
+            try:
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always", SplinceWarning)
+                    if eraser.name == ADVICE:
+                        records.append(self._advice())
+                        continue
+                    found = self._eraser(eraser, context)
+                told = [str(w.message) for w in caught if issubclass(w.category, SplinceWarning)]
+                found[0]["notes"] += list(dict.fromkeys(told))
+                records += found
+            except (SplinceError, ValueError, ImportError, np.linalg.LinAlgError) as error:
+                if eraser.name == ADVICE:
+                    records.append(self._record(ADVICE, ADVICE, reason=str(error)))
+                    continue
+                reason = _reason(error)
+                names = (ERASER_ROW, *(head.name for head in self.plan.heads))
+                records += [self._record(eraser.name, name, reason=reason) for name in names]
+        return records
+
+    def _concept(self, rows: Codes) -> Any:
+        joint = self.plan.concept_codes
+        if joint is not None:
+            return joint.codes[rows]
+        return np.concatenate(
+            [c.values[rows] if isinstance(c, Columns) else c.codes[rows, None]
+             for c in self.plan.concepts.values()], axis=1,
+        )  # fmt: skip
+
+    def _record(self, eraser: str, head: str, *, reason: str = "", **more: Any) -> Record:
+        start = blank(self.seed, self.p, self.split.sizes, eraser, head, reason=reason)
+        return start | more
+
+    # -- an eraser -------------------------------------------------------------------------
+
+    def _eraser(self, eraser: Named, context: _erasers.Context) -> list[Record]:
+        d = self.train.shape[1]
+        if eraser.what == "none":
+            projection = Projection(np.zeros((d, 0)), np.zeros((d, 0)), self.moments.mean)
+        else:
+            projection = _erasers.make(eraser.what, context)
+        how = _erasers.to_map(projection, self.moments.mean, self.unit)
+        fresh = how(self.test)
+        values, notes = self._leakage(fresh)
+        S = self.moments.covariance(ddof=0)
+        moved = projection.right.T @ S @ projection.right
+        distortion = float(np.sum((projection.left.T @ projection.left) * moved.T))
+        distortion += float(np.sum((how.offset * self.unit) ** 2))
+        values |= {
+            "kept_covariance": covariance_ratio(projection, self.moments, "task"),
+            "distortion": distortion / float(np.trace(S)),
+            "residual": max(
+                math.sqrt(covariance_ratio(projection, self.moments, name))
+                for name in self.plan.concepts
+            ),
+            "rank": float(projection.rank),
+        }
+        first = self._record(eraser.name, ERASER_ROW, values=values, notes=notes + self.notes)
+        records = [first]
+        for head in self.plan.heads:
+            try:
+                records += self._head(eraser.name, head, how)
+            except (SplinceError, ValueError, ImportError, np.linalg.LinAlgError) as error:
+                records.append(self._record(eraser.name, head.name, reason=_reason(error)))
+        return records
+
+    def _leakage(self, fresh: Float) -> tuple[dict[str, float], list[str]]:
+        """Figures of the probes on erased test rows, concept by concept."""
+        values: dict[str, float] = {}
+        notes: list[str] = []
+        if not self.plan.probes:
+            return values, notes
+        rows, seen_rows = self.split.test, self.split.train
+        members = None if self.plan.groups is None else self.plan.groups[rows]
+        for name, concept in self.plan.concepts.items():
+            suffix = f"[{name}]" if len(self.plan.concepts) > 1 else ""
+            names: list[str] = list(self.plan.probes)
+            if isinstance(concept, ClassCodes):
+                codes = concept.codes[rows]
+                unseen = ~np.isin(codes, np.unique(concept.codes[seen_rows]))
+                if unseen.any():
+                    notes.append(
+                        f"{int(unseen.sum())} test rows have classes of {name!r} unseen in "
+                        "training: the probes leave them out"
+                    )
+                known = np.flatnonzero(~unseen)
+                present, local = np.unique(codes[known], return_inverse=True)
+                found = probes.probe_codes(
+                    fresh[known], local.astype(np.intp), len(present), names, 5, 0,
+                    None if members is None else members[known], 0,
+                )  # fmt: skip
+            else:
+                found = probes.probe_quantity(
+                    fresh, concept.values[rows], None, ["linear"], 5, 0, members, 0
+                )
+            if found.reason:
+                notes.append(f"leakage of {name!r} not measurable: {found.reason}")
+                if found.n_classes and isinstance(concept, ClassCodes):
+                    counts = np.bincount(concept.codes[rows])
+                    values[f"probe_chance{suffix}"] = float(counts.max() / counts.sum())
+            for probe in found.probes:
+                start = "probe" if probe.name == "linear" else probe.name
+                figures = {"accuracy": probe.accuracy, "auc": probe.auc, "r2": probe.r2,
+                           "chance": probe.chance}  # fmt: skip
+                for figure, value in figures.items():
+                    if not math.isnan(value):
+                        values[f"{start}_{figure}{suffix}"] = value
+        return values, notes
+
+    # -- heads -----------------------------------------------------------------------------
+
+    def _head(self, eraser: str, head: Named, how: _erasers.Map) -> list[Record]:
+        """One head on the erased rows; a path over strengths comes with "retrained"."""
+        if head.what == "frozen":
+            if "path" not in self.base:
+                self.base["path"] = self._path(_erasers.identity(self.train.shape[1]))
+            path = self.base["path"]
+            return [self._judged(eraser, head.name, path.best(), how)]
+        if head.what == "retrained":
+            path = self._path(how)
+            if not len(how.left) and "path" not in self.base:
+                self.base["path"] = path
+            record = self._judged(eraser, head.name, path.best(), how)
+            record["notes"] += path.notes
+            points = []
+            for j in range(len(path.strengths)):
+                point = self._judged(eraser, PATH, path.at(j), how)
+                points.append([path.strengths[j], point["values"]])
+            record["path"] = points
+            return [record]
+        if head.what == "unregularised":
+            return [self._judged(eraser, head.name, self._unregularised(how), how)]
+        return [self._classifier(eraser, head, how)]
+
+    def _classes(self) -> tuple[Codes, Codes]:
+        """Codes of the classes among the training rows, and the local code of each row."""
+        present, local = np.unique(self.task(self.split.train), return_inverse=True)
+        return present, local.astype(np.intp)
+
+    def _gram(self) -> Float:
+        """Cov of the scaled training rows, from the moments."""
+        return np.asarray(self.moments.covariance(ddof=0) / self.unit**2)
+
+    def _path(self, how: _erasers.Map) -> _Path:
+        """Heads at every strength, and the choice among them."""
+        strengths = self.plan.strengths
+        rows_v = self.split.validation
+        if isinstance(self.plan.task, Columns):
+            w, b = heads.ridge_path(self.train, self.task(self.split.train), strengths, how.factors)
+            errors = []
+            for j in range(len(strengths)):
+                rest = self.task(rows_v) - self._scores(self.validation, w[j], b[j], how)
+                errors.append((-float(np.mean(rest**2)), 0.0))
+            chosen = heads.choose(errors, strengths, "worst_group") if len(rows_v) else 0
+            return _Path(strengths, w, b, np.ones(len(w), bool), None, chosen, [])
+        present, local = self._classes()
+        fits = _logistic.fit(
+            self.train, local, len(present), np.array(strengths), factors=how.factors,
+            gram=self._gram(),
+        )  # fmt: skip
+        notes: list[str] = []
+        if len(strengths) == 1:
+            chosen = 0
+        elif self._few_validation_rows():
+            notes.append(
+                f"validation cells have fewer than {heads.MIN_CELL} rows: the strength was chosen "
+                f"by {_FOLDS} folds of the training rows"
+            )
+            chosen = heads.choose(self._judged_by_folds(how, notes), strengths, self.plan.select)
+        else:
+            truth, cells = self.task(rows_v), self.cells(rows_v)
+            judged = []
+            for j in range(len(strengths)):
+                scores = self._scores(self.validation, fits.weights[j], fits.intercepts[j], how)
+                judged.append(heads.score(truth, _decided(scores, present), cells))
+            chosen = heads.choose(judged, strengths, self.plan.select)
+        return _Path(
+            strengths, fits.weights, fits.intercepts, fits.converged, present, chosen, notes
+        )
+
+    def _few_validation_rows(self) -> bool:
+        """Whether a cell that occurs in training has fewer than five validation rows."""
+        train = self.cells(self.split.train)
+        counts = np.bincount(
+            self.cells(self.split.validation), minlength=int(train.max(initial=-1)) + 1
+        )
+        return bool((counts[np.unique(train)] < heads.MIN_CELL).any())
+
+    def _judged_by_folds(self, how: _erasers.Map, notes: list[str]) -> list[tuple[float, float]]:
+        """(worst group, accuracy) of every strength over leave-out folds of the training rows."""
+        truth, cells = self.task(self.split.train), self.cells(self.split.train)
+        present, local = self._classes()
+        n, strengths = len(local), self.plan.strengths
+        fold = np.empty(n, dtype=np.intp)
+        rng = np.random.default_rng(self.seed)
+        order = rng.permutation(n)
+        order = order[np.argsort(cells[order], kind="stable")]
+        fold[order] = np.arange(n) % _FOLDS
+        whole = [f for f in range(_FOLDS) if len(np.unique(local[fold != f])) == len(present)]
+        if not whole:
+            counts = np.bincount(local).tolist()
+            raise LabelError(
+                f"no fold of the training rows has every class; the classes have {counts} rows"
+            )
+        if len(whole) < _FOLDS:
+            notes.append(f"{_FOLDS - len(whole)} folds lack a class and were left out")
+        J = len(strengths)
+        weights = np.stack([(fold != f) / np.sum(fold != f) for f in whole for _ in strengths], 1)
+        fits = _logistic.fit(
+            self.train, local, len(present), np.tile(np.array(strengths), len(whole)),
+            sample_weights=weights, factors=how.factors, gram=self._gram(),
+            metric=np.tile(np.arange(J), len(whole)),
+        )  # fmt: skip
+        held = np.isin(fold, whole)
+        judged = []
+        for j in range(J):
+            decided = np.zeros(n, dtype=np.intp)
+            for i, f in enumerate(whole):
+                of = fold == f
+                k = i * J + j
+                scores = self._scores(self.train[of], fits.weights[k], fits.intercepts[k], how)
+                decided[of] = _decided(scores, present)
+            judged.append(heads.score(truth[held], decided[held], cells[held]))
+        return judged
+
+    def _unregularised(self, how: _erasers.Map) -> _Fitted:
+        """The head of strength 0."""
+        if isinstance(self.plan.task, Columns):
+            w, b = heads.ridge_path(self.train, self.task(self.split.train), (0.0,), how.factors)
+            return _Fitted(w[0], b[0], None, 0.0, True)
+        present, local = self._classes()
+        fits = _logistic.fit(
+            self.train, local, len(present), np.zeros(1), factors=how.factors, gram=self._gram(),
+            max_iter=1000,
+        )  # fmt: skip
+        if fits.separable[0]:
+            raise InputError(heads.SEPARABLE)
+        converged = bool(fits.converged[0])
+        return _Fitted(fits.weights[0], fits.intercepts[0], present, 0.0, converged)
+
+    def _classifier(self, eraser: str, head: Named, how: _erasers.Map) -> Record:
+        """A classifier of scikit-learn's kind, fitted on erased training rows."""
+        from sklearn.base import clone
+
+        model = clone(head.what)
+        params = model.get_params()
+        if "random_state" in params and params["random_state"] is None:
+            model.set_params(random_state=self.seed)
+        passed: dict[str, Any] = {}
+        accepted = inspect.signature(model.fit).parameters
+        if "groups" in accepted:
+            passed["groups"] = self.cells(self.split.train)
+        rows_v = self.split.validation
+        if {"groups", "validation"} <= set(accepted) and len(rows_v):
+            labels = (self.task(rows_v), self.cells(rows_v))
+            passed["validation"] = (how(self.validation), *labels)
+        target = self.task(self.split.train)
+        target = target.ravel() if target.ndim == 2 and target.shape[1] == 1 else target
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(how(self.train), target, **passed)
+        record = self._record(eraser, head.name)
+        record["converged"] = not any("Convergence" in w.category.__name__ for w in caught)
+        decided = np.asarray(model.predict(how(self.test)))
+        return self._with_values(record, decided)
+
+    def _scores(self, rows: Float, w: Float, b: Float, how: _erasers.Map) -> Float:
+        """(n, C): r(x)^T w + b, without erasing rows; b is that of centred coordinates."""
+        through = w - (w @ how.left.T) @ how.right
+        return np.asarray(rows @ through.T + b)
+
+    def _judged(self, eraser: str, name: str, fitted: _Fitted, how: _erasers.Map) -> Record:
+        """Metrics on the test rows."""
+        record = self._record(eraser, name, strength=fitted.strength)
+        record["converged"] = fitted.converged
+        shift = fitted.weights @ how.offset if name == "frozen" else 0.0
+        scores = self._scores(self.test, fitted.weights, fitted.intercepts + shift, how)
+        decided = scores if fitted.present is None else _decided(scores, fitted.present)
+        return self._with_values(record, decided)
+
+    def _with_values(self, record: Record, decided: Any) -> Record:
+        rows = self.split.test
+        truth = self.task(rows)
+        if isinstance(self.plan.task, Columns):
+            return self._quantity(record, truth, decided.reshape(len(rows), -1))
+        classes = self.plan.task.classes
+        cells = self.cells(rows)
+        correct = decided == truth
+        values = {"accuracy": float(correct.mean())}
+        counts = np.bincount(truth, minlength=len(classes))
+        right = np.bincount(truth, correct, len(classes))
+        values["class_accuracy"] = float(np.mean(right[counts > 0] / counts[counts > 0]))
+        concept = self.plan.concept_codes
+        if self.plan.cells is not None and concept is not None:
+            size = len(self.plan.cells.names)
+            there = np.bincount(cells[cells >= 0], minlength=size)
+            hits = np.bincount(cells[cells >= 0], correct[cells >= 0], size)
+            present = np.flatnonzero(there)
+            values["worst_group"] = float(np.min(hits[present] / there[present]))
+            record["cells"] = [[int(c), int(there[c]), int(hits[c])] for c in present]
+            gaps = gap_per_class(
+                truth, decided, concept.codes[rows], len(classes), len(concept.names)
+            )
+            values["tpr_gap"] = average_gap(gaps, "rms")
+        names = np.array(classes)
+        for name, metric in self.plan.metrics.items():
+            values[name] = float(metric(names[truth], names[decided]))
+        unseen = ~np.isin(truth, np.unique(self.task(self.split.train)))
+        if unseen.any():
+            record["notes"].append(
+                f"{int(unseen.sum())} test rows have classes of the task unseen in training: they "
+                "count as errors"
+            )
+        if len(np.unique(decided)) == 1:
+            record["notes"].append(
+                "the head decides the same class everywhere, so its worst group has accuracy 0"
+            )
+        record["values"] = values
+        if self.plan.test is not None:
+            record["decided"] = base64.b64encode(decided.astype("<u2").tobytes()).decode()
+        return record
+
+    def _quantity(self, record: Record, truth: Float, predicted: Float) -> Record:
+        """Figures of a head that predicts a quantity."""
+        error = float(np.mean((truth - predicted) ** 2))
+        spread = float(np.mean((truth - truth.mean(axis=0)) ** 2))
+        record["values"] = {"mse": error, "r2": 1 - error / spread if spread else math.nan}
+        concept = self._concept(self.split.test)
+        z = np.asarray(concept, dtype=np.float64).reshape(len(truth), -1)[:, 0]
+        if np.ptp(z) > 0 and np.ptp(predicted[:, 0]) > 0:
+            record["values"]["concept_correlation"] = float(np.corrcoef(predicted[:, 0], z)[0, 1])
+        return record
+
+    def _advice(self) -> Record:
+        """What the moments say before anything is measured."""
+        record = self._record(ADVICE, ADVICE)
+        erase = list(self.plan.concepts)
+        frozen = advice.frozen_head_advice(self.moments, erase, "task")
+        values = {"rho": frozen.rho, "threshold": frozen.threshold}
+        for name in erase:
+            trace = advice.held_out_trace(self.moments, name)
+            suffix = f"[{name}]" if len(erase) > 1 else ""
+            values |= {
+                f"trace_before{suffix}": trace.before,
+                f"expected_trace{suffix}": trace.expected,
+                f"expected_r2{suffix}": trace.r2,
+                f"rows_for_half{suffix}": trace.rows_for(max(trace.r2 / 2, 1e-12)),
+            }
+        record["values"] = values
+        return record
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fitted:
+    """One head in scaled coordinates; `present` are the codes of its classes."""
+
+    weights: Float
+    intercepts: Float
+    present: Codes | None
+    strength: float
+    converged: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Path:
+    """Heads over strengths and the position of the chosen one."""
+
+    strengths: tuple[float, ...]
+    weights: Float
+    intercepts: Float
+    converged: NDArray[np.bool_]
+    present: Codes | None
+    chosen: int
+    notes: list[str]
+
+    def at(self, j: int) -> _Fitted:
+        return _Fitted(
+            self.weights[j], self.intercepts[j], self.present, self.strengths[j],
+            bool(self.converged[j]),
+        )  # fmt: skip
+
+    def best(self) -> _Fitted:
+        return self.at(self.chosen)
+
+
+def _decided(scores: Float, present: Codes) -> Codes:
+    """Codes of the task from (n, C) scores."""
+    local = heads.decide(scores[:, 0] if scores.shape[1] == 1 else scores)
+    return np.asarray(present[local])
+
+
+def _reason(error: Exception) -> str:
+    """Why something failed; the type's name where the text is not ours."""
+    return str(error) if isinstance(error, SplinceError) else f"{type(error).__name__}: {error}"

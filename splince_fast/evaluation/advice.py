@@ -1,0 +1,214 @@
+"""What moments alone say before anything is run: which eraser suits a frozen head, and how much
+of the concept new rows will still show."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from splince_fast.exceptions import InfeasibleError, InputError
+from splince_fast.methods import splince
+from splince_fast.moments import Moments
+from splince_fast.strength import concept_strength
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenHeadAdvice:
+    """Whether LEACE or SPLINCE serves a frozen head, by theorem.
+
+    Attributes
+    ----------
+    rho : float
+        Largest squared cosine between what is kept and what is erased, after whitening: the
+        squared correlation of the best linear predictions of concept and task.
+    threshold : float
+        g* = 2 (1 - rho) / (2 - rho). For a frozen head g times the least-squares one SPLINCE has
+        the smaller squared error iff g < g*, LEACE iff g > g*.
+    """
+
+    rho: float
+    threshold: float
+
+    def __str__(self) -> str:
+        if self.rho < 1e-6:
+            return "concept and task do not overlap: LEACE and SPLINCE are the same map"
+        return (
+            f"rho = {self.rho:.3f}: a frozen head serves SPLINCE better where regularisation has "
+            f"shrunk it below {self.threshold:.2f} of the least-squares head, LEACE above"
+        )
+
+
+def frozen_head_advice(moments: Moments, erase: Any, keep: Any) -> FrozenHeadAdvice:
+    """The overlap rho of concept and task, and the head-shrinkage threshold 2 (1-rho)/(2-rho).
+
+    Parameters
+    ----------
+    moments : Moments
+        Of the training rows.
+    erase, keep : str or list of str
+        Variables, as for :func:`splince_fast.splince`.
+
+    Returns
+    -------
+    FrozenHeadAdvice
+        rho is 1 where the task lies in the span of the concept.
+    """
+    try:
+        report = splince(moments, erase=erase, keep=keep).report
+    except InfeasibleError as error:
+        rho = min(1.0, float(error.cosine) ** 2)
+        return FrozenHeadAdvice(rho, 2 * (1 - rho) / (2 - rho))
+    rho = 0.0 if report is None or report.rho is None else report.rho
+    return FrozenHeadAdvice(rho, 2 * (1 - rho) / (2 - rho))
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutTrace:
+    """How much of a concept an eraser fitted on n rows leaves on new rows of the same kind.
+
+    Attributes
+    ----------
+    name : str
+    n : int
+        Training rows.
+    rank_x, rank_z : int
+        Ranks of Cov(x) and of Cov(z).
+    before : float
+        Pillai trace of the concept in x, the sum of the squared canonical correlations, adjusted
+        for the chance correlations of n rows.
+    expected : float
+        Expected Pillai trace after erasing, on new rows and for a probe that knows their
+        distribution.
+    correlations : tuple of float
+        The adjusted squared canonical correlations.
+    """
+
+    name: str
+    n: int
+    rank_x: int
+    rank_z: int
+    before: float
+    expected: float
+    correlations: tuple[float, ...]
+
+    @property
+    def r2(self) -> float:
+        """The expected trace per direction of the concept: R^2 of a binary or single column."""
+        return self.expected / max(1, self.rank_z)
+
+    def rows_for(self, r2: float) -> float:
+        """Training rows after which the expected R^2 is at most `r2`.
+
+        Parameters
+        ----------
+        r2 : float
+            Above 0.
+
+        Returns
+        -------
+        float
+            A whole number; 0 where even no erasing would leave as little.
+
+        Raises
+        ------
+        InputError
+            `r2` is not positive.
+        """
+        if not r2 > 0:
+            raise InputError(f"r2 is {r2!r}; new rows always show a trace above 0, so must it be")
+        target = r2 * max(1, self.rank_z)
+        if sum(self.correlations) <= target:
+            return 0.0
+        low, high = 0.0, float(self.rank_x)
+        for _ in range(200):
+            middle = (low + high) / 2
+            if _left(self.correlations, middle) > target:
+                high = middle
+            else:
+                low = middle
+        return math.ceil((self.rank_x - self.rank_z) / low) if low > 0 else math.inf
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: R2 {self.before / max(1, self.rank_z):.3g} before, about "
+            f"{self.r2:.2g} expected after erasing on new rows (rank {self.rank_x}, "
+            f"{self.n:,} training rows); half of it needs "
+            f"{self.rows_for(max(self.r2 / 2, 1e-12)):,.0f} rows"
+        )
+
+
+def held_out_trace(moments: Moments, name: Any, *, n: int | None = None) -> HeldOutTrace:
+    """The expected trace of a concept on new rows, for an eraser fitted on n rows.
+
+    Take coordinates in which the population has Cov(x) = I_p and Cov(z) = I_r, and let
+    B = Cov(x, z), whose singular values are the canonical correlations c_i. An eraser fitted on n
+    rows has the kernel span(B'), B' = B + E the covariance in the sample: that of SAL, LEACE and
+    SPLINCE alike. Whatever P with this kernel, the best linear prediction of z from P x explains
+
+        |(P P^T)^{+1/2} P B|_F^2 = |(I - Pi') B|_F^2,   Pi' the orthogonal projector on span(B'),
+
+    because P^+ P = I - Pi'. So the trace left is that part of B which the sample's directions
+    miss, and neither Cov(x) of the sample nor the choice of P enters. The entries of E orthogonal
+    to B have variance 1 / n where the noise in x does not depend on z (exactly for Gaussian x and
+    z, and for two balanced classes). For one direction, with m = (p - r) / n,
+    |B'|^2 = c^2 + m + O(c / sqrt(n)), hence
+
+        E |(I - Pi') B|^2 = sum_i c_i^2 m / (c_i^2 + m)  (1 + O(1 / p) + O(1 / (n c^2))),
+
+    which is m = (p - r) / n per direction for a strong concept and c^2, nothing erased, for one
+    that is lost in the noise. Rows drawn otherwise, as with another association between task and
+    concept, show more.
+
+    Parameters
+    ----------
+    moments : Moments
+        Of the training rows.
+    name : str
+        The concept.
+    n : int, optional
+        Training rows; the default is that of `moments`.
+
+    Returns
+    -------
+    HeldOutTrace
+        The squared correlations are adjusted: c^2 -> 1 - (1 - c^2)(n - 1) / (n - p - 1).
+
+    Raises
+    ------
+    InputError
+        `n` is not positive.
+    UnknownVariableError, ConstantVariableError
+        As :func:`splince_fast.concept_strength`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> from splince_fast.evaluation.advice import held_out_trace
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.integers(0, 2, 2000)
+    >>> X = rng.normal(size=(2000, 20)) + z[:, None] / 2
+    >>> trace = held_out_trace(sf.Moments().update(X, {"z": z}), "z")
+    >>> 0.005 < trace.expected < 0.0096
+    True
+    """
+    if n is not None and not (isinstance(n, int | np.integer) and n > 0):
+        raise InputError(f"n is {n!r}; it must be a positive number of training rows")
+    strength = concept_strength(moments, name)
+    seen, p, r = strength.n, strength.rank_x, strength.rank_z
+    squares = np.array(strength.correlations) ** 2
+    if seen > p + 1:
+        squares = 1 - (1 - squares) * (seen - 1) / (seen - p - 1)
+    squares = np.clip(squares, 0.0, 1.0)
+    rows = seen if n is None else int(n)
+    correlations = tuple(map(float, squares))
+    expected = _left(correlations, max(0, p - r) / rows)
+    return HeldOutTrace(str(name), rows, p, r, float(squares.sum()), expected, correlations)
+
+
+def _left(squares: tuple[float, ...], m: float) -> float:
+    """sum c^2 m / (c^2 + m)."""
+    return sum(c * m / (c + m) for c in squares if c + m > 0)

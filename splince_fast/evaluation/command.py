@@ -1,0 +1,202 @@
+"""The command ``splince-fast compare``: files in, a table and a report out."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from splince_fast import sources
+from splince_fast._runtime.extras import require
+from splince_fast.evaluation.heads import STRENGTHS
+from splince_fast.evaluation.plan import ERASERS, HEADS
+from splince_fast.evaluation.probes import PROBES
+from splince_fast.exceptions import InputError, LabelError
+
+ReadLabels = Callable[[Sequence[str], Sequence[str], Mapping[str, str]], dict[str, Any]]
+
+
+def add_compare(commands: Any, read_labels: ReadLabels) -> None:
+    """Add the command to a parser.
+
+    Parameters
+    ----------
+    commands : action of ``add_subparsers``
+        Where the command is added.
+    read_labels : callable
+        From ``FILE`` texts, names of columns and kinds to the columns.
+    """
+    compare = commands.add_parser(
+        "compare",
+        allow_abbrev=False,
+        help="compare erasers on your own data: table and report",
+        description="Which eraser, at which cost, and how sure: split, erase, fit heads, probe, "
+        "and compare, over several seeds.",
+    )
+    add = compare.add_argument
+    add("embeddings", metavar="EMBEDDINGS", help="a .npy file, or a parquet file with --embedding")
+    add("--labels", action="append", default=[], metavar="[NAME=]FILE",
+        help=".npy, .csv, .tsv or .parquet files, one entry per row; may be repeated")  # fmt: skip
+    add("--embedding", metavar="COLUMN", help="column of vectors in a parquet file")
+    add("--erase", action="append", required=True, metavar="NAME", help="concept; may be repeated")
+    add("--keep", required=True, metavar="NAME", help="the task")
+    add("--groups", metavar="NAME", help="rows of one group stay in one part and fold")
+    add("--test", metavar="NAME", help="column with your own split: train, validation, test")
+    add("--kind", action="append", default=[], metavar="NAME=KIND",
+        help="read a variable as 'classes' or 'continuous' whatever its type")  # fmt: skip
+    add("--eraser", action="append", choices=ERASERS, help="(default: none SAL LEACE SPLINCE)")
+    add("--head", action="append", choices=HEADS, help="(default: retrained frozen)")
+    add("--association", type=_numbers, metavar="P,P,...",
+        help="levels of association in training, such as .5,.7,.9 (default: as it is)")  # fmt: skip
+    add("--tied", metavar="CLASS", help="class of the concept tied to the task's second class")
+    add("--sizes", type=_numbers, metavar="N,N,N", help="training, validation and test rows")
+    add("--seeds", type=int, metavar="N", help="resamplings (default: 5; 1 with --test)")
+    add("--seed", type=int, default=0, help="the first seed (default: 0)")
+    add("--strengths", type=_numbers, default=STRENGTHS, metavar="L,L,...",
+        help="penalties of the heads to choose from")  # fmt: skip
+    add("--probe", action="append", choices=PROBES, help="(default: linear)")
+    add("--jobs", type=int, default=1, metavar="N", help="processes; -1 is one per processor")
+    add("--run", metavar="FOLDER", help="keep finished cells there, and go on from them")
+    add("--strict", action="store_true", help="an eraser or head that fails is an error")
+    add("--save", metavar="FILE", type=Path, help="write all figures there as JSON")
+    add("-o", "--output", metavar="FILE", type=Path, help="the report, an .html file")
+    compare.set_defaults(run=lambda args: run_compare(args, read_labels))
+
+
+def run_compare(args: argparse.Namespace, read_labels: ReadLabels) -> None:
+    """Run the command.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        What the parser read.
+    read_labels : callable
+        As for :func:`add_compare`.
+
+    Raises
+    ------
+    SplinceError
+        A mistake in the arguments or files, told before anything runs.
+    """
+    for path in (args.output, args.save):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise InputError(f"there is no folder for {str(path)!r}; make it first")
+    if args.output is not None:  # told before the work, not after it
+        require("matplotlib.figure", "evaluate")
+        require("jinja2", "evaluate")
+    if args.keep in args.erase:
+        raise InputError(f"{args.keep!r} is both erased and kept; name two variables")
+    extra = [name for name in (args.groups, args.test) if name is not None]
+    wanted = list(dict.fromkeys([*args.erase, args.keep, *extra]))
+    X, labels = _read(args, wanted, read_labels)
+    from splince_fast.evaluation.run import compare
+
+    concept = {name: labels[name] for name in args.erase}
+    seeds = args.seeds if args.seeds is not None else 1 if args.test else 5
+    result = compare(
+        X,
+        task=labels[args.keep],
+        concept=concept,
+        groups=None if args.groups is None else labels[args.groups],
+        test=None if args.test is None else labels[args.test],
+        erasers=tuple(args.eraser or ("none", "SAL", "LEACE", "SPLINCE")),
+        heads=tuple(args.head or ("retrained", "frozen")),
+        association=args.association,
+        tied=_class(args.tied, concept) if args.tied is not None else None,
+        sizes=_sizes(args.sizes),
+        n_seeds=seeds,
+        random_state=args.seed,
+        strengths=args.strengths,
+        leakage=tuple(args.probe or ("linear",)),
+        n_jobs=args.jobs,
+        run=args.run,
+        strict=args.strict,
+    )
+    print(result)
+    if args.save is not None:
+        result.save(args.save)
+        print(f"figures: {args.save}")
+    if args.output is not None:
+        result.to_html(args.output)
+        print(f"report: {args.output}")
+
+
+def _read(
+    args: argparse.Namespace, wanted: list[str], read_labels: ReadLabels
+) -> tuple[Any, dict[str, Any]]:
+    """Rows and the columns that are wanted."""
+    kinds = {}
+    for text in args.kind:
+        name, _, kind = text.rpartition("=")
+        if kind not in ("classes", "continuous") or name not in wanted:
+            raise InputError(f"--kind {text!r} must be NAME=classes or NAME=continuous")
+        kinds[name] = kind
+    if args.embedding is None:
+        if not args.embeddings.endswith(".npy"):
+            raise InputError(
+                f"{args.embeddings!r} is no .npy file; for a parquet file name the column of "
+                "vectors with --embedding COLUMN"
+            )
+        labels = read_labels(args.labels, wanted, kinds)
+        if not Path(args.embeddings).exists():
+            raise InputError(f"there is no file {args.embeddings!r}")
+        return args.embeddings, {n: _of_kind(column, n, kinds) for n, column in labels.items()}
+    if args.labels:
+        raise InputError(
+            "--labels does not go with --embedding: labels are columns of the same parquet file"
+        )
+    source = sources.from_parquet(args.embeddings, embedding=args.embedding, labels=wanted)
+    blocks = [(np.array(block.X), block.labels) for block in source]
+    columns = {
+        name: [value for _, labels in blocks for value in _listed(labels[name])] for name in wanted
+    }
+    rows = np.concatenate([X for X, _ in blocks])
+    return rows, {name: _of_kind(column, name, kinds) for name, column in columns.items()}
+
+
+def _listed(column: Any) -> list[Any]:
+    """Plain values of a column of any library."""
+    for method in ("to_pylist", "to_list", "tolist"):
+        if hasattr(column, method):
+            return list(getattr(column, method)())
+    return list(column)
+
+
+def _of_kind(column: Any, name: str, kinds: Mapping[str, str]) -> Any:
+    """A column read as the user says: quantities as floats, classes as text."""
+    kind = kinds.get(name)
+    if kind == "continuous":
+        try:
+            return np.array([np.nan if v is None else float(v) for v in column])
+        except ValueError as error:
+            raise LabelError(f"column {name!r} cannot be read as numbers: {error}") from error
+    if kind == "classes":
+        return [None if v is None or v != v else str(v) for v in _listed(column)]
+    return column
+
+
+def _class(text: str, concept: Mapping[str, Any]) -> Any:
+    """The class that a text names: its own type may be an integer or a boolean."""
+    from splince_fast.evaluation._cells import coded
+
+    if len(concept) > 1:
+        raise InputError("--tied is for one concept; with several use compare() in Python")
+    names = coded(next(iter(concept.values())), "concept").names
+    return next((name for name in names if str(name) == text), text)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    """Numbers between commas."""
+    return tuple(float(part) for part in text.split(",") if part.strip())
+
+
+def _sizes(sizes: tuple[float, ...] | None) -> Any:
+    """Whole numbers of rows."""
+    if sizes is None:
+        return None
+    if not all(size == int(size) for size in sizes):
+        raise InputError("--sizes needs whole numbers: training, validation and test rows")
+    return tuple(int(size) for size in sizes)

@@ -1,0 +1,268 @@
+"""Figures of a comparison, colour-blind safe; every legend says what a mark is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from splince_fast._runtime.extras import require
+from splince_fast.evaluation._tables import LABELS
+from splince_fast.evaluation.result import Comparison
+from splince_fast.evaluation.statistics import wilson_interval
+from splince_fast.exceptions import InputError
+
+# Okabe and Ito's colours, told apart under every common colour vision; markers differ, too.
+_COLOURS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8C8C00")
+_MARKERS = "osD^vPX*"
+
+
+def draw(result: Comparison, kind: str, **options: Any) -> Any:
+    """Draw one figure.
+
+    Parameters
+    ----------
+    result : Comparison
+        What compare found.
+    kind : str
+        One of :data:`KINDS`.
+    **options
+        ``metric``, ``head``, ``p`` and ``reference``, where the figure has them.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Not attached to any window.
+
+    Raises
+    ------
+    InputError
+        An unknown kind, or one that the run has nothing for.
+    MissingExtraError
+        matplotlib is not installed.
+    """
+    if kind not in KINDS:
+        raise InputError(f"there is no figure {kind!r}; choose from {', '.join(KINDS)}")
+    module = require("matplotlib.figure", "evaluate")
+    figure = module.Figure(figsize=(6.4, 4.0), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    KINDS[kind](result, axes, **options)
+    return figure
+
+
+def available(result: Comparison) -> list[str]:
+    """The kinds of figures that a run has something for."""
+    c, metrics = result.context, result.metrics
+    sweep = len(c.levels) > 1
+    wanted = {
+        "association": sweep,
+        "strengths": len(c.strengths) > 1 and "retrained" in c.heads and len(c.erasers) > 1,
+        "covariance": "kept_covariance" in metrics,
+        "leakage": "probe_accuracy" in metrics,
+        "groups": "worst_group" in metrics,
+        "trade-off": {"probe_accuracy", "worst_group"} <= set(metrics),
+    }
+    return [kind for kind, there in wanted.items() if there]
+
+
+def _style(result: Comparison, eraser: str) -> dict[str, Any]:
+    i = result.context.erasers.index(eraser)
+    return {
+        "color": _COLOURS[i % len(_COLOURS)],
+        "marker": _MARKERS[i % len(_MARKERS)],
+        "markersize": 5,
+    }
+
+
+def _seeds(result: Comparison) -> str:
+    n = len(result.context.seeds)
+    return f"mean and 95 % t interval over {n} resamplings" if n > 1 else "one split"
+
+
+def _over(result: Comparison, axes: Any, metric: str, head: str | None) -> None:
+    """A line with a band per eraser over the levels."""
+    levels = [p for p in result.context.levels if p is not None]
+    if not levels:
+        raise InputError("the run has one natural split; this figure needs association=(.5, ...)")
+    for eraser in result.context.erasers:
+        found = [result.interval(metric, eraser=eraser, head=head, p=p) for p in levels]
+        style = _style(result, eraser)
+        axes.plot(levels, [f.mean for f in found], label=eraser, **style)
+        low = [f.mean if math.isnan(f.low) else f.low for f in found]
+        high = [f.mean if math.isnan(f.high) else f.high for f in found]
+        axes.fill_between(levels, low, high, color=style["color"], alpha=0.12, linewidth=0)
+    axes.set_xlabel("association p of task and concept in the training rows")
+    axes.set_xticks(levels)
+
+
+def _association(
+    result: Comparison, axes: Any, *, metric: str = "worst_group", head: str | None = None
+) -> None:
+    """A metric over the association, one line per eraser, with bands."""
+    _over(result, axes, metric, head)
+    head = result.head_of(metric, head)
+    axes.set_ylabel(LABELS.get(metric, metric))
+    axes.set_title(f"{LABELS.get(metric, metric)}{f', {head} head' if head else ''}", loc="left")
+    axes.legend(title=_seeds(result), frameon=False, fontsize="small", title_fontsize="small")
+
+
+def _strengths(
+    result: Comparison,
+    axes: Any,
+    *,
+    metric: str = "accuracy",
+    reference: str | None = None,
+    p: float | None = None,
+) -> None:
+    """The difference to a reference over the strength of the penalty."""
+    erasers = result.context.erasers
+    if reference is None:
+        reference = "LEACE" if "LEACE" in erasers else erasers[0]
+    strengths = sorted(result.context.strengths)
+    if "retrained" not in result.context.heads or len(strengths) < 2:
+        raise InputError("this figure needs the head 'retrained' and several strengths")
+    for i, eraser in enumerate(e for e in erasers if e != reference):
+        x, middle, low, high = [], [], [], []
+        for strength in strengths:
+            found = result.differences(
+                metric, reference=reference, head="retrained", p=p, strength=strength
+            )
+            row = next(d for d in found if d.method == eraser)
+            x.append(strength * 1.08 ** (i - len(erasers) / 2))
+            middle.append(row.difference)
+            low.append(0.0 if math.isnan(row.low) else row.difference - row.low)
+            high.append(0.0 if math.isnan(row.high) else row.high - row.difference)
+        style = _style(result, eraser)
+        axes.errorbar(x, middle, yerr=[low, high], label=eraser, linewidth=1, capsize=2, **style)
+    axes.axhline(0, color="#888888", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xlabel("strength λ of the penalty (mean log-loss + λ/2 |w|²)")
+    label = LABELS.get(metric, metric)
+    axes.set_ylabel(f"{label} minus that of {reference}")
+    axes.set_title(f"{label} by strength, head refitted after erasing", loc="left")
+    axes.legend(
+        title="bars: 95 % interval, corrected t", frameon=False, fontsize="small",
+        title_fontsize="small",
+    )  # fmt: skip
+
+
+def _covariance(result: Comparison, axes: Any) -> None:
+    """The share of the covariance with the task that is kept, on a logarithmic axis."""
+    metric = "kept_covariance"
+    if len(result.context.levels) > 1:
+        _over(result, axes, metric, None)
+    else:
+        for i, eraser in enumerate(result.context.erasers):
+            value = result.mean(metric, eraser=eraser)
+            axes.plot([i], [value], linestyle="none", label=eraser, **_style(result, eraser))
+        axes.set_xticks(range(len(result.context.erasers)), result.context.erasers)
+        axes.margins(x=0.2)
+    axes.set_yscale("log")
+    axes.set_ylabel("|P Cov(x, y)|² / |Cov(x, y)|²")
+    axes.set_title("covariance with the task that is kept", loc="left")
+    axes.legend(title=_seeds(result), frameon=False, fontsize="small", title_fontsize="small")
+
+
+def _leakage(result: Comparison, axes: Any, *, p: float | None = None) -> None:
+    """Accuracy of the probes on rows that the eraser has not seen, beside chance."""
+    names = [m for m in result.metrics if m.endswith("_accuracy") and m != "class_accuracy"]
+    if not names:
+        raise InputError("the run has no probes; pass leakage=('linear',)")
+    erasers = result.context.erasers
+    for k, metric in enumerate(names):
+        shift = (k - (len(names) - 1) / 2) * 0.18
+        found = [result.interval(metric, eraser=e, p=p) for e in erasers]
+        error = [0.0 if math.isnan(f.low) else f.high - f.mean for f in found]
+        axes.errorbar(
+            [i + shift for i in range(len(erasers))], [f.mean for f in found], yerr=error,
+            linestyle="none", capsize=3, color=_COLOURS[k], marker=_MARKERS[k],
+            label=metric.replace("probe_accuracy", "linear").replace("_accuracy", ""),
+        )  # fmt: skip
+    chance = [m for m in result.metrics if m.startswith("probe_chance")]
+    if chance:
+        level = result.mean(chance[0], eraser=erasers[0], p=p)
+        axes.axhline(level, color="#888888", linewidth=1, linestyle="--", label="majority class")
+    axes.set_xticks(range(len(erasers)), erasers)
+    axes.set_ylabel("probe accuracy")
+    axes.set_title("concept found by probes in rows not used for erasing", loc="left")
+    axes.legend(
+        title=f"probes; {_seeds(result)}", frameon=False, fontsize="small", title_fontsize="small"
+    )
+
+
+def _groups(
+    result: Comparison, axes: Any, *, head: str | None = None, p: float | None = None
+) -> None:
+    """Accuracy per cell, pooled over the seeds, with Wilson intervals and numbers of rows."""
+    head, p = head or result.context.heads[0], result.level(p)
+    pooled: dict[int, dict[str, list[int]]] = {}
+    for r in result.records:
+        if (r["head"], r["p"]) == (head, p):
+            for cell, n, right in r["cells"]:
+                sums = pooled.setdefault(cell, {}).setdefault(r["eraser"], [0, 0])
+                sums[0] += n
+                sums[1] += right
+    if not pooled:
+        raise InputError(f"the head {head!r} has no cells: task or concept is a quantity")
+
+    def worst(cell: int) -> float:
+        return min(right / n for n, right in pooled[cell].values())
+
+    cells = sorted(sorted(pooled, key=worst)[:10])
+    erasers = result.context.erasers
+    for i, eraser in enumerate(erasers):
+        style = _style(result, eraser)
+        for row, cell in enumerate(cells):
+            if eraser not in pooled[cell]:
+                continue
+            n, right = pooled[cell][eraser]
+            low, high = wilson_interval(right, n)
+            y = row + (i - (len(erasers) - 1) / 2) * 0.16
+            axes.plot([low, high], [y, y], color=style["color"], linewidth=1)
+            axes.plot(
+                [right / n], [y], linestyle="none", label=eraser if row == 0 else None, **style
+            )
+    names = result.context.cells
+    labels = [f"{names[c]}\nn = {max(n for n, _ in pooled[c].values()):,}" for c in cells]
+    axes.set_yticks(range(len(cells)), labels)
+    axes.invert_yaxis()
+    axes.set_xlabel("accuracy on test rows")
+    more = f" (the 10 worst of {len(pooled)})" if len(pooled) > 10 else ""
+    axes.set_title(f"accuracy per cell{more}, {head} head", loc="left")
+    axes.legend(
+        title="bars: 95 % Wilson, rows pooled over seeds", frameon=False, fontsize="small",
+        title_fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.16),
+        ncols=min(4, len(erasers)),
+    )  # fmt: skip
+
+
+def _trade_off(
+    result: Comparison, axes: Any, *, head: str | None = None, p: float | None = None
+) -> None:
+    """What is still found against what is still done: down and right is better."""
+    heads = result.context.heads if head is None else (head,)
+    for k, each in enumerate(heads):
+        for eraser in result.context.erasers:
+            x = result.interval("worst_group", eraser=eraser, head=each, p=p)
+            y = result.interval("probe_accuracy", eraser=eraser, p=p)
+            style = _style(result, eraser) | {"markersize": 8}
+            axes.plot(
+                [x.mean], [y.mean], linestyle="none", fillstyle="full" if k == 0 else "none",
+                label=eraser if k == 0 else None, **style,
+            )  # fmt: skip
+    axes.set_xlabel("worst-group accuracy (better to the right)")
+    axes.set_ylabel("probe accuracy for the concept (better below)")
+    axes.set_title("what is left of the concept, and what of the task", loc="left")
+    title = f"filled: {heads[0]} head" + (f"; open: {heads[1]}" if len(heads) > 1 else "")
+    axes.legend(title=title, frameon=False, fontsize="small", title_fontsize="small")
+
+
+KINDS: dict[str, Callable[..., None]] = {
+    "association": _association,
+    "strengths": _strengths,
+    "covariance": _covariance,
+    "leakage": _leakage,
+    "groups": _groups,
+    "trade-off": _trade_off,
+}

@@ -1,0 +1,441 @@
+"""Heads: L2-logistic classifiers (ridge for quantities) on frozen embeddings, and their choice.
+
+The objective is the same everywhere: the mean log-loss plus ``strength / 2 |w|^2``, the intercept
+free; that of ``LogisticRegression(C=1 / (strength n))`` and of ``SGDClassifier(alpha=strength)``.
+Features are centred and divided by ONE number, the root of their mean variance over the training
+rows: a strength then means the same for every eraser and data set, and no eraser's geometry
+changes, as that of SAL would if each feature had a scale of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+import scipy.special
+from numpy.typing import NDArray
+
+from splince_fast._runtime.arrays import as_rows
+from splince_fast.evaluation import _logistic
+from splince_fast.evaluation._cells import coded, group_cells
+from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
+from splince_fast.labels import Columns, encode_one
+
+Float = NDArray[np.float64]
+Factors = tuple[Float, Float]
+
+STRENGTHS = (1.0, 0.1, 0.01, 0.001, 0.0001)
+MIN_CELL = 5  # validation cells below it decide nothing: training folds do
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """A fitted linear head.
+
+    Attributes
+    ----------
+    coef_ : ndarray of shape (C, d)
+        C is 1 for two classes and for a quantity.
+    intercept_ : ndarray of shape (C,)
+    classes_ : tuple
+        Names of the classes; empty for a quantity.
+    strength : float
+        Of the penalty, in units of the scaled features.
+    converged : bool
+        Whether the gradient reached the tolerance.
+    validation : tuple of tuple
+        (strength, worst group, accuracy) of every candidate, for a selected head.
+    """
+
+    coef_: Float
+    intercept_: Float
+    classes_: tuple[Any, ...]
+    strength: float
+    converged: bool
+    validation: tuple[tuple[float, float, float], ...] = field(default=())
+
+    def decision_function(self, X: Any) -> Float:
+        """Scores: (n,) for two classes or a quantity, (n, C) otherwise.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Rows as the head was fitted on them.
+
+        Returns
+        -------
+        ndarray
+            x^T coef + intercept.
+        """
+        rows = np.asarray(as_rows(X, width=self.coef_.shape[1]), dtype=np.float64)
+        scores = rows @ self.coef_.T + self.intercept_
+        return np.asarray(scores[:, 0] if scores.shape[1] == 1 else scores)
+
+    def predict(self, X: Any) -> Any:
+        """Names of classes, or the values of a quantity.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Rows as the head was fitted on them.
+
+        Returns
+        -------
+        ndarray of shape (n,)
+            The most probable class.
+        """
+        scores = self.decision_function(X)
+        if not self.classes_:
+            return scores
+        return np.array(self.classes_)[decide(scores)]
+
+    def predict_proba(self, X: Any) -> Float:
+        """Probability of every class.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Rows as the head was fitted on them.
+
+        Returns
+        -------
+        ndarray of shape (n, number of classes)
+            Rows add up to 1.
+
+        Raises
+        ------
+        LabelError
+            The head predicts a quantity.
+        """
+        if not self.classes_:
+            raise LabelError("the head predicts a quantity, which has no class probabilities")
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            p = scipy.special.expit(scores)
+            return np.stack([1 - p, p], axis=1)
+        return np.asarray(scipy.special.softmax(scores, axis=1))
+
+
+def decide(scores: Float) -> NDArray[np.intp]:
+    """Codes of the decisions: the sign of one score, the largest of several."""
+    if scores.ndim == 1:
+        return (scores > 0).astype(np.intp)
+    return np.asarray(scores.argmax(axis=1), dtype=np.intp)
+
+
+def fit_head(
+    X: Any,
+    y: Any,
+    *,
+    strength: float = 0.01,
+    solver: str = "newton",
+    scale: bool = True,
+    start: Head | None = None,
+    random_state: int = 0,
+) -> Head:
+    """Fit one head: mean log-loss + strength / 2 |w|^2, the intercept free.
+
+    Parameters
+    ----------
+    X : array-like of shape (n, d)
+        Rows, erased or not.
+    y : column of shape (n,)
+        Classes; floats are a quantity, fitted by least squares / 2 + the same penalty.
+    strength : float
+        At least 0. With 0 separable classes have no minimiser and are refused.
+    solver : {"newton", "sgd"}
+        "newton" reaches the minimum; "sgd" is scikit-learn's ``SGDClassifier`` with tol 1e-4
+        and at most 1,000 epochs, the setting of the paper.
+    scale : bool
+        Centre the features and divide them by the root of their mean variance while fitting;
+        the coefficients returned are for X as it came.
+    start : Head, optional
+        Where "sgd" starts.
+    random_state : int
+        Of "sgd".
+
+    Returns
+    -------
+    Head
+        With ``converged=False`` where the tolerance was not reached.
+
+    Raises
+    ------
+    InputError
+        A parameter out of range, or separable classes at strength 0.
+    LabelError
+        Fewer than two classes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from splince_fast.evaluation import fit_head
+    >>> rng = np.random.default_rng(0)
+    >>> y = rng.integers(0, 2, 200)
+    >>> X = rng.normal(size=(200, 3)) + y[:, None]
+    >>> head = fit_head(X, y, strength=0.01)
+    >>> bool(np.mean(head.predict(X) == y) > 0.7)
+    True
+    """
+    check_strength(strength)
+    if solver not in ("newton", "sgd"):
+        raise InputError(f"solver is {solver!r}; choose 'newton' or 'sgd'")
+    rows = np.asarray(as_rows(X), dtype=np.float64)
+    encoded = encode_one(y, len(rows), name="y")
+    if isinstance(encoded, Columns):
+        present = slice(None) if encoded.present is None else encoded.present
+        scaled, centre, unit = scaling(rows[present], scale)
+        w, b = ridge_path(scaled, encoded.values[present], (strength,), None)
+        return _unscaled(w[0], b[0], (), strength, True, centre, unit)
+    inside = encoded.codes >= 0
+    seen = np.unique(encoded.codes[inside])
+    if len(seen) < 2:
+        raise LabelError(f"y has {len(seen)} class(es) among the rows; a head needs two")
+    codes = np.searchsorted(seen, encoded.codes[inside])
+    names = tuple(encoded.classes[i] for i in seen)
+    scaled, centre, unit = scaling(rows[inside], scale)
+    if solver == "sgd":
+        w, b, converged = _sgd(scaled, codes, strength, start, centre, unit, random_state)
+        return _unscaled(w, b, names, strength, converged, centre, unit)
+    fits = _logistic.fit(scaled, codes, len(names), np.array([strength]))
+    if fits.separable[0]:
+        raise InputError(SEPARABLE)
+    converged = bool(fits.converged[0])
+    return _unscaled(fits.weights[0], fits.intercepts[0], names, strength, converged, centre, unit)
+
+
+SEPARABLE = (
+    "the classes are separable on the training rows, so an unregularised head has no minimiser; "
+    "use a strength above 0, or more rows than features"
+)
+
+
+def select_head(
+    X: Any,
+    y: Any,
+    X_validation: Any,
+    y_validation: Any,
+    *,
+    groups: Any,
+    strengths: Sequence[float] = STRENGTHS,
+    rule: str = "worst_group",
+) -> Head:
+    """Fit a head at every strength and return the one with the best validation worst group.
+
+    Ties go to the higher accuracy, then to the larger strength. The same rule for every method,
+    none included, is what makes figures of worst groups comparable.
+
+    Parameters
+    ----------
+    X, y : rows (n, d) and their classes
+        Training rows.
+    X_validation, y_validation : rows (m, d) and their classes
+        Rows that decide.
+    groups : column, or tuple, mapping or frame of columns, of m entries
+        Groups of the validation rows; several columns give the cells of their product.
+    strengths : sequence of float
+        Candidates.
+    rule : {"worst_group", "accuracy"}
+        What decides first.
+
+    Returns
+    -------
+    Head
+        Its ``validation`` holds (strength, worst group, accuracy) of all candidates.
+
+    Raises
+    ------
+    InputError
+        A parameter out of range.
+    LabelError
+        Fewer than two classes, or quantities.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from splince_fast.evaluation import select_head
+    >>> rng = np.random.default_rng(0)
+    >>> y = rng.integers(0, 2, 300)
+    >>> X = rng.normal(size=(300, 3)) + y[:, None]
+    >>> head = select_head(X[:200], y[:200], X[200:], y[200:], groups=y[200:])
+    >>> len(head.validation)
+    5
+    """
+    strengths = check_strengths(strengths)
+    check_rule(rule)
+    rows = np.asarray(as_rows(X), dtype=np.float64)
+    held = np.asarray(as_rows(X_validation, width=rows.shape[1]), dtype=np.float64)
+    target = coded(y, "y", len(rows))
+    names = target.names
+    truth = coded(y_validation, "y_validation", len(held))
+    place = {name: i for i, name in enumerate(names)}
+    codes = np.array([place.get(name, -2) for name in truth.names] + [-1])[truth.codes]
+    cells = group_cells(groups, len(held)).codes
+    if len(names) < 2:
+        raise LabelError(f"y has {len(names)} class(es) among the rows; a head needs two")
+    inside = target.codes >= 0
+    scaled, centre, unit = scaling(rows[inside], True)
+    fits = _logistic.fit(scaled, target.codes[inside], len(names), np.array(strengths))
+    scores = ((held - centre) / unit) @ _columns(fits.weights)
+    decisions = _decisions(scores.reshape(len(held), *fits.intercepts.shape) + fits.intercepts)
+    judged = [score(codes, decisions[:, j], cells) for j in range(len(strengths))]
+    j = choose(judged, strengths, rule)
+    head = _unscaled(
+        fits.weights[j], fits.intercepts[j], names, strengths[j], bool(fits.converged[j]), centre,
+        unit,
+    )  # fmt: skip
+    table = tuple((s, worst, mean) for s, (worst, mean) in zip(strengths, judged, strict=True))
+    return Head(head.coef_, head.intercept_, names, head.strength, head.converged, table)
+
+
+def scaling(rows: Float, scale: bool) -> tuple[Float, Float, float]:
+    """Centred rows over the root of the mean feature variance (ddof 0), the centre, the root."""
+    if not scale:
+        return rows, np.zeros(rows.shape[1]), 1.0
+    centre = rows.mean(axis=0)
+    centred = rows - centre
+    unit = math.sqrt(float(np.mean(centred**2)))
+    if unit == 0.0:
+        raise NotEnoughDataError("all rows are equal, so a head has nothing to learn from")
+    return centred / unit, centre, unit
+
+
+def score(
+    truth: NDArray[np.intp], decided: NDArray[np.intp], cells: NDArray[np.intp]
+) -> tuple[float, float]:
+    """Worst accuracy over the cells present, and accuracy."""
+    correct = truth == decided
+    inside = cells >= 0
+    counts = np.bincount(cells[inside])
+    right = np.bincount(cells[inside], correct[inside], len(counts))
+    present = counts > 0
+    if not present.any():
+        return math.nan, float(correct.mean())
+    return float((right[present] / counts[present]).min()), float(correct.mean())
+
+
+def choose(judged: Sequence[tuple[float, float]], strengths: Sequence[float], rule: str) -> int:
+    """Position of the best (worst group, accuracy, strength), or accuracy first."""
+    flip = rule == "accuracy"
+    keys = [((a, w) if flip else (w, a), s) for (w, a), s in zip(judged, strengths, strict=True)]
+    return max(range(len(keys)), key=lambda j: keys[j])
+
+
+def ridge_path(
+    rows: Float, target: Float, strengths: Sequence[float], factors: Factors | None
+) -> tuple[Float, Float]:
+    """Minimisers of mean |target - A(x)|^2 / 2 + strength / 2 |w|^2: (J, k, d) and (J, k).
+
+    w = (P S P^T + strength I)^{-1} P Cov(x, target), from one eigendecomposition of P S P^T.
+    """
+    n = len(rows)
+    centre, mean = rows.mean(axis=0), target.mean(axis=0)
+    S = rows.T @ rows / n - np.outer(centre, centre)
+    cross = rows.T @ (target - mean) / n
+    if factors is not None:
+        left, right = factors
+        S = S - left.T @ (right @ S)
+        S = S - (S @ right.T) @ left
+        cross = cross - left.T @ (right @ cross)
+    values, vectors = scipy.linalg.eigh((S + S.T) / 2)
+    usable = values > 1e-12 * max(float(values[-1]), 1e-300)
+    coordinates = vectors.T @ cross
+    weights = []
+    for strength in strengths:
+        inverse = np.where(usable | (strength > 0), 1 / np.maximum(values + strength, 1e-300), 0)
+        inverse = np.where(usable, inverse, 0.0 if strength == 0 else inverse)
+        weights.append((vectors @ (inverse[:, None] * coordinates)).T)
+    w = np.array(weights)
+    through = w if factors is None else w - (w @ factors[0].T) @ factors[1]
+    return w, mean - through @ centre
+
+
+def _sgd(
+    rows: Float,
+    codes: NDArray[np.intp],
+    strength: float,
+    start: Head | None,
+    centre: Float,
+    unit: float,
+    random_state: int,
+) -> tuple[Float, Float, bool]:
+    """The paper's fit; its warning of convergence becomes a flag."""
+    import warnings
+
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import SGDClassifier
+
+    if strength == 0:
+        raise InputError("solver='sgd' needs a strength above 0: its learning rate is 1 / strength")
+    model = SGDClassifier(
+        loss="log_loss", alpha=strength, tol=1e-4, max_iter=1000, random_state=random_state
+    )
+    first = {}
+    if start is not None:
+        first = {
+            "coef_init": start.coef_ * unit,
+            "intercept_init": start.intercept_ + start.coef_ @ centre,
+        }
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConvergenceWarning)
+        model.fit(rows, codes, **first)
+    failed = any(issubclass(w.category, ConvergenceWarning) for w in caught)
+    return model.coef_, model.intercept_, not failed
+
+
+def _unscaled(
+    w: Float,
+    b: Float,
+    names: tuple[Any, ...],
+    strength: float,
+    converged: bool,
+    centre: Float,
+    unit: float,
+) -> Head:
+    """A head of the scaled features as one of the features as they came."""
+    coef = w / unit
+    return Head(coef, b - coef @ centre, names, strength, converged)
+
+
+def _columns(weights: Float) -> Float:
+    """(J, C, d) -> (d, J C)."""
+    return np.ascontiguousarray(weights.reshape(-1, weights.shape[-1]).T)
+
+
+def _decisions(scores: Float) -> NDArray[np.intp]:
+    """(n, J, C) scores -> (n, J) codes."""
+    if scores.shape[2] == 1:
+        return (scores[:, :, 0] > 0).astype(np.intp)
+    return np.asarray(scores.argmax(axis=2), dtype=np.intp)
+
+
+def check_strength(strength: Any) -> None:
+    """Refuse a penalty that is no finite number of at least 0."""
+    number = isinstance(strength, int | float | np.floating) and not isinstance(strength, bool)
+    if not number or not 0 <= strength < math.inf:
+        raise InputError(f"the strength is {strength!r}; it must be a finite number of at least 0")
+
+
+def check_strengths(strengths: Any) -> tuple[float, ...]:
+    """A descending tuple of distinct positive strengths."""
+    if isinstance(strengths, int | float):
+        strengths = (strengths,)
+    for strength in strengths:
+        check_strength(strength)
+        if strength == 0:
+            raise InputError(
+                "strength 0 is not tuned over; the head 'unregularised' is the fit without penalty"
+            )
+    if not len(strengths):
+        raise InputError("strengths is empty; pass at least one penalty, such as (.01,)")
+    return tuple(sorted({float(s) for s in strengths}, reverse=True))
+
+
+def check_rule(rule: Any) -> None:
+    """Refuse an unknown rule of selection."""
+    if rule not in ("worst_group", "accuracy"):
+        raise InputError(f"the rule of selection is {rule!r}; choose 'worst_group' or 'accuracy'")

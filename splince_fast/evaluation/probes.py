@@ -1,0 +1,406 @@
+"""Leakage: how well probes find the concept in erased rows that the eraser has not seen.
+
+A linear probe trained on the eraser's own training rows is at chance by construction, so that
+figure says nothing. Probes here are trained and scored, by cross-validation, within fresh rows.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._runtime.arrays import as_rows
+from splince_fast.evaluation import _logistic
+from splince_fast.evaluation._cells import coded
+from splince_fast.exceptions import InputError
+from splince_fast.labels import Columns, encode_one
+
+Float = NDArray[np.float64]
+Fold = tuple[NDArray[np.intp], NDArray[np.intp]]
+
+PROBES = ("linear", "mlp", "boosting")
+STRENGTH = 0.01  # of the linear probe, on features of unit variance
+_FLOOR = 1e-6  # of the largest deviation or singular value: below it is rounding residue
+_BOOSTED_COMPONENTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What one kind of probe found.
+
+    Attributes
+    ----------
+    name : str
+    accuracy, auc : float
+        Means over the folds; AUC one-vs-rest and macro-averaged for more than two classes,
+        never folded at .5. NaN for a quantity.
+    r2 : float
+        Mean R^2 on the folds held out, for a quantity; it may be negative. NaN for classes.
+    chance : float
+        Share of the most frequent class; 0 for a quantity.
+    permuted : float
+        Mean figure of the same probe on permuted labels; NaN without permutations.
+    p_value : float
+        (1 + permutations at least as good) / (1 + permutations); NaN without permutations.
+    excess : float
+        Accuracy (or R^2) above the larger of `chance` and `permuted`.
+    """
+
+    name: str
+    accuracy: float
+    auc: float
+    r2: float
+    chance: float
+    permuted: float
+    p_value: float
+    excess: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leakage:
+    """Probes on fresh rows.
+
+    Attributes
+    ----------
+    probes : tuple of Probe
+        Empty where leakage could not be measured.
+    n : int
+        Rows that were probed.
+    n_classes : int
+        0 for a quantity.
+    reason : str
+        Why it could not be measured; empty otherwise.
+    """
+
+    probes: tuple[Probe, ...]
+    n: int
+    n_classes: int
+    reason: str
+
+    def __getitem__(self, name: str) -> Probe:
+        for probe in self.probes:
+            if probe.name == name:
+                return probe
+        raise KeyError(name)
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"leakage not measurable: {self.reason}"
+        lines = [f"leakage on {self.n:,} rows that the eraser has not seen"]
+        for probe in self.probes:
+            if self.n_classes:
+                text = f"accuracy {probe.accuracy:.3f}, AUC {probe.auc:.3f}"
+            else:
+                text = f"R2 {probe.r2:.3f}"
+            text += f", chance {probe.chance:.3f}"
+            if not math.isnan(probe.permuted):
+                text += f", permuted {probe.permuted:.3f} (p = {probe.p_value:.3g})"
+            lines.append(f"  {probe.name:<9} {text}")
+        return "\n".join(lines)
+
+
+def leakage(
+    X_fresh: Any,
+    z_fresh: Any,
+    *,
+    probes: Sequence[str] = PROBES,
+    cv: int = 5,
+    n_permutations: int = 0,
+    groups: Any = None,
+    random_state: int = 0,
+) -> Leakage:
+    """Probe erased rows, which the eraser has not seen, for the concept.
+
+    The linear probe is logistic with mean log-loss + .01 / 2 |w|^2 on features of unit variance
+    (ridge for a quantity); "mlp" is scikit-learn's ``MLPClassifier((128,), early_stopping=True)``
+    and "boosting" its histogram gradient boosting on the leading 64 principal components.
+    Features and directions below 1e-6 of the largest are rounding residue and left out.
+
+    Parameters
+    ----------
+    X_fresh : array-like of shape (n, d)
+        Erased rows that were not used to fit the eraser.
+    z_fresh : column of shape (n,)
+        The concept: classes, or a quantity in floats. Rows without it are left out.
+    probes : sequence of {"linear", "mlp", "boosting"}
+        Which probes.
+    cv : int
+        Folds, stratified and shuffled.
+    n_permutations : int
+        Repetitions of each probe on permuted labels.
+    groups : column of shape (n,), optional
+        Rows of one group stay in one fold: twins of a sentence in different folds give an AUC
+        far below .5 even where nothing was erased.
+    random_state : int
+        Of folds, permutations and probes.
+
+    Returns
+    -------
+    Leakage
+        With a `reason` and no probes where the rows allow no measurement.
+
+    Raises
+    ------
+    InputError
+        A parameter out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from splince_fast.evaluation import leakage
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.integers(0, 2, 400)
+    >>> found = leakage(rng.normal(size=(400, 5)) + 2 * z[:, None], z, probes=("linear",))
+    >>> found["linear"].accuracy > 0.9
+    True
+    """
+    for name in probes:
+        if name not in PROBES:
+            raise InputError(f"there is no probe {name!r}; choose from {PROBES}")
+    if not isinstance(cv, int | np.integer) or cv < 2:
+        raise InputError(f"cv is {cv!r}; it must be an integer of at least 2")
+    if not isinstance(n_permutations, int | np.integer) or n_permutations < 0:
+        raise InputError(f"n_permutations is {n_permutations!r}; it must be a non-negative integer")
+    rows = np.asarray(as_rows(X_fresh, name="X_fresh"), dtype=np.float64)
+    encoded = encode_one(z_fresh, len(rows), name="z_fresh")
+    members = None if groups is None else coded(groups, "groups", len(rows)).codes
+    if isinstance(encoded, Columns):
+        return probe_quantity(
+            rows, encoded.values, encoded.present, list(probes), cv, n_permutations, members,
+            random_state,
+        )  # fmt: skip
+    inside = encoded.codes >= 0
+    codes = encoded.codes[inside]
+    names, codes = np.unique(codes, return_inverse=True)
+    return probe_codes(
+        rows[inside], codes.astype(np.intp), len(names), list(probes), cv, n_permutations,
+        None if members is None else members[inside], random_state,
+    )  # fmt: skip
+
+
+def probe_codes(
+    rows: Float,
+    codes: NDArray[np.intp],
+    n_classes: int,
+    probes: Sequence[str],
+    cv: int,
+    n_permutations: int,
+    groups: NDArray[np.intp] | None,
+    random_state: int,
+) -> Leakage:
+    """Do as `leakage` for rows that all have a class."""
+    counts = np.bincount(codes, minlength=n_classes)
+    reason = ""
+    if n_classes < 2:
+        reason = f"the fresh rows hold {n_classes} class(es) of the concept"
+    elif counts.min() < cv and groups is None:
+        reason = f"a class has {counts.min()} fresh rows, fewer than the {cv} folds"
+    folds = [] if reason else _folds(codes, cv, groups, random_state)
+    if not reason and not folds:
+        reason = "no fold has all classes of the concept in its training and in its test rows"
+    if reason:
+        return Leakage((), len(rows), n_classes, reason)
+    rng = np.random.default_rng(random_state)
+    targets = [codes, *(rng.permutation(codes) for _ in range(n_permutations))]
+    prepared = _scaled(rows)
+    found = []
+    for name in probes:
+        if name == "linear":
+            scores = _linear_scores(prepared, targets, n_classes, folds)
+        else:
+            scores = [_sklearn_scores(name, prepared, t, folds, random_state) for t in targets]
+        figures = [_figures(s, t, folds, n_classes) for s, t in zip(scores, targets, strict=True)]
+        accuracy, auc = figures[0]
+        others = [figure[0] for figure in figures[1:]]
+        chance = float(counts.max() / counts.sum())
+        permuted, p = _against(accuracy, others)
+        excess = accuracy - max(chance, -math.inf if math.isnan(permuted) else permuted)
+        found.append(Probe(name, accuracy, auc, math.nan, chance, permuted, p, excess))
+    return Leakage(tuple(found), len(rows), n_classes, "")
+
+
+def _against(figure: float, others: list[float]) -> tuple[float, float]:
+    """Mean of the permuted figures, and the permutation p value."""
+    if not others:
+        return math.nan, math.nan
+    beaten = sum(other >= figure for other in others)
+    return float(np.mean(others)), (1 + beaten) / (1 + len(others))
+
+
+def _folds(
+    codes: NDArray[np.intp], cv: int, groups: NDArray[np.intp] | None, random_state: int
+) -> list[Fold]:
+    """Stratified folds, whole groups together; those that lack a class are left out."""
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
+
+    if groups is None:
+        splitter = StratifiedKFold(cv, shuffle=True, random_state=random_state)
+        return list(splitter.split(codes[:, None], codes))
+    if len(np.unique(groups)) < cv:
+        return []
+    splitter = StratifiedGroupKFold(cv, shuffle=True, random_state=random_state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # classes smaller than cv: looked at below
+        folds = list(splitter.split(codes[:, None], codes, groups))
+    whole = len(np.unique(codes))
+    return [f for f in folds if all(len(np.unique(codes[part])) == whole for part in f)]
+
+
+def _scaled(rows: Float) -> Float:
+    """Rows centred and over one number, so that tolerances have a meaning."""
+    centred = rows - rows.mean(axis=0)
+    unit = math.sqrt(float(np.mean(centred**2)))
+    return np.asarray(centred / unit if unit > 0 else centred)
+
+
+def _linear_scores(
+    rows: Float, targets: Sequence[NDArray[np.intp]], n_classes: int, folds: Sequence[Fold]
+) -> list[Float]:
+    """Scores (n, C) of every row by the probe of the folds that did not see it, per target.
+
+    Standardising by the deviations s of a fold and penalising |w|^2 is penalising s_k^2 u_k^2 for
+    weights u = w / s of the features as they are; so all folds and targets are one batch.
+    """
+    n, d = rows.shape
+    F = len(folds)
+    weights, deviations = np.zeros((n, F)), np.empty((d, F))
+    for f, (train, _) in enumerate(folds):
+        weights[train, f] = 1.0 / len(train)
+        deviations[:, f] = rows[train].std(axis=0)
+    varied = (deviations > _FLOOR * deviations.max(axis=0)).all(axis=1)
+    kept = np.ascontiguousarray(rows[:, varied])
+    penalties = STRENGTH * deviations[varied] ** 2
+    codes = np.stack([t for t in targets for _ in folds], axis=1)
+    fits = _logistic.fit(
+        kept, codes, n_classes, np.tile(penalties, len(targets)),
+        sample_weights=np.tile(weights, len(targets)), metric=np.zeros(codes.shape[1], np.intp),
+    )  # fmt: skip
+    results = []
+    for t in range(len(targets)):
+        scores = np.full((n, fits.weights.shape[1]), np.nan)
+        for f, (_, held) in enumerate(folds):
+            j = t * F + f
+            scores[held] = kept[held] @ fits.weights[j].T + fits.intercepts[j]
+        results.append(scores)
+    return results
+
+
+def _sklearn_scores(
+    name: str, rows: Float, target: NDArray[np.intp], folds: Sequence[Fold], random_state: int
+) -> Float:
+    """Scores of a non-linear probe, on the directions above the rounding residue."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.neural_network import MLPClassifier
+
+    classes = int(target.max()) + 1
+    scores = np.full((len(rows), 1 if classes == 2 else classes), np.nan)
+    for train, held in folds:
+        mean, deviation = rows[train].mean(axis=0), rows[train].std(axis=0)
+        varied = deviation > _FLOOR * deviation.max()
+        fitted = (rows[train][:, varied] - mean[varied]) / deviation[varied]
+        fresh = (rows[held][:, varied] - mean[varied]) / deviation[varied]
+        _, sizes, axes = np.linalg.svd(fitted, full_matrices=False)
+        axes = axes[sizes > _FLOOR * sizes[0]]
+        if name == "boosting":
+            axes = axes[:_BOOSTED_COMPONENTS]
+            model: Any = HistGradientBoostingClassifier(random_state=random_state)
+        else:
+            model = MLPClassifier((128,), early_stopping=True, random_state=random_state)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # early stopping decides
+            model.fit(fitted @ axes.T, target[train])
+        p = model.predict_proba(fresh @ axes.T)
+        tiny = np.finfo(np.float64).tiny
+        logs = np.log(np.maximum(p, tiny))
+        scores[held] = logs[:, 1:] - logs[:, :1] if classes == 2 else logs
+    return scores
+
+
+def _figures(
+    scores: Float, target: NDArray[np.intp], folds: Sequence[Fold], n_classes: int
+) -> tuple[float, float]:
+    """Accuracy and AUC, means over folds."""
+    accuracies, areas = [], []
+    for _, held in folds:
+        s, t = scores[held], target[held]
+        decided = (s[:, 0] > 0).astype(np.intp) if n_classes == 2 else s.argmax(axis=1)
+        accuracies.append(float(np.mean(decided == t)))
+        if n_classes == 2:
+            areas.append(_auc(s[:, 0], t == 1))
+        else:
+            p = _softmax(s)
+            areas.append(float(np.mean([_auc(p[:, k], t == k) for k in range(n_classes)])))
+    return float(np.mean(accuracies)), float(np.mean(areas))
+
+
+def _softmax(scores: Float) -> Float:
+    import scipy.special
+
+    return np.asarray(scipy.special.softmax(scores, axis=1))
+
+
+def _auc(score: Float, positive: NDArray[np.bool_]) -> float:
+    """P(score of a positive > score of a negative) + 1/2 P(equal), by ranks."""
+    import scipy.stats
+
+    n1 = int(positive.sum())
+    n0 = len(positive) - n1
+    if not n0 or not n1:
+        return math.nan
+    ranks = scipy.stats.rankdata(score)
+    return float((ranks[positive].sum() - n1 * (n1 + 1) / 2) / (n0 * n1))
+
+
+def probe_quantity(
+    rows: Float,
+    values: Float,
+    present: NDArray[np.bool_] | None,
+    probes: Sequence[str],
+    cv: int,
+    n_permutations: int,
+    groups: NDArray[np.intp] | None,
+    random_state: int,
+) -> Leakage:
+    """Do as `leakage` for the columns (n, k) of a quantity: ridge probes, R^2 held out."""
+    from sklearn.linear_model import Ridge
+    from sklearn.model_selection import GroupKFold, KFold
+
+    if present is not None:
+        rows, values = rows[present], values[present]
+        groups = None if groups is None else groups[present]
+    if "linear" not in probes:
+        raise InputError("a quantity has the linear probe alone; pass probes=('linear',)")
+    if len(rows) < 2 * cv or np.ptp(values, axis=0).max(initial=0.0) == 0.0:
+        return Leakage((), len(rows), 0, "too few fresh rows, or a constant quantity")
+    splitter = (
+        KFold(cv, shuffle=True, random_state=random_state)
+        if groups is None
+        else GroupKFold(cv, shuffle=True, random_state=random_state)
+    )
+    folds = list(splitter.split(rows, groups=groups))
+    rng = np.random.default_rng(random_state)
+    targets = [values, *(rng.permutation(values) for _ in range(n_permutations))]
+    scores = []
+    for target in targets:
+        shares = []
+        for train, held in folds:
+            mean, deviation = rows[train].mean(axis=0), rows[train].std(axis=0)
+            varied = deviation > _FLOOR * deviation.max()
+            fitted = (rows[train][:, varied] - mean[varied]) / deviation[varied]
+            fresh = (rows[held][:, varied] - mean[varied]) / deviation[varied]
+            model = Ridge(alpha=STRENGTH * len(train)).fit(fitted, target[train])
+            rest = target[held] - model.predict(fresh).reshape(len(held), -1)
+            whole = target[held] - target[train].mean(axis=0)
+            shares.append(1 - float(np.sum(rest**2)) / float(np.sum(whole**2)))
+        scores.append(float(np.mean(shares)))
+    permuted, p = _against(scores[0], scores[1:])
+    excess = scores[0] - max(0.0, -math.inf if math.isnan(permuted) else permuted)
+    probe = Probe("linear", math.nan, math.nan, scores[0], 0.0, permuted, p, excess)
+    return Leakage((probe,), len(rows), 0, "")

@@ -1,0 +1,194 @@
+"""The log-odds regression: which scores still move a language model's choice of a word."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from splince_fast.evaluation._cells import coded
+from splince_fast.exceptions import InputError, NonFiniteError, NotEnoughDataError
+
+Float = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogOddsRegression:
+    """Least-squares coefficients of log-odds on scores.
+
+    Attributes
+    ----------
+    names : tuple of str
+        "intercept" and the scores.
+    coefficients : ndarray of shape (k + 1,)
+    covariance : ndarray of shape (k + 1, k + 1)
+        Robust to heteroscedasticity and, with clusters, to dependence within them.
+    n, n_clusters : int
+    residual_scores : ndarray of shape (g, k + 1)
+        Influence of every cluster (or row) on the coefficients; they add up to 0.
+    clusters : ndarray of shape (g,)
+        Numbers of these clusters.
+    """
+
+    names: tuple[str, ...]
+    coefficients: Float
+    covariance: Float
+    n: int
+    n_clusters: int
+    residual_scores: Float
+    clusters: NDArray[np.intp]
+
+    def __getitem__(self, name: str) -> float:
+        return float(self.coefficients[self.names.index(name)])
+
+    @property
+    def odds_ratios(self) -> dict[str, float]:
+        """exp(coefficient): by what the odds are multiplied per unit of a score."""
+        return dict(zip(self.names, np.exp(self.coefficients).tolist(), strict=True))
+
+    def interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
+        """t interval of a coefficient with n_clusters - 1 degrees of freedom.
+
+        Parameters
+        ----------
+        name : str
+            A score, or "intercept".
+        level : float
+            Of the interval.
+
+        Returns
+        -------
+        tuple of float
+            The limits.
+        """
+        from scipy.stats import t
+
+        i = self.names.index(name)
+        half = float(t.ppf((1 + level) / 2, self.n_clusters - 1)) * self.covariance[i, i] ** 0.5
+        return self[name] - half, self[name] + half
+
+    def difference(self, other: LogOddsRegression, name: str) -> tuple[float, float, float]:
+        """Paired comparison of a coefficient with that of another regression on the same rows.
+
+        The variance of the difference comes from the clusters' influences on both, so that what
+        the two share cancels. Taking the other coefficient for a constant, as is sometimes done,
+        does not.
+
+        Parameters
+        ----------
+        other : LogOddsRegression
+            Of other log-odds of the same rows, with the same clusters.
+        name : str
+            A score.
+
+        Returns
+        -------
+        tuple of float
+            Difference, its standard error, two-sided p value.
+
+        Raises
+        ------
+        InputError
+            The regressions are of other rows or clusters.
+        """
+        from scipy.stats import t
+
+        same = self.n == other.n and np.array_equal(self.clusters, other.clusters)
+        if not same or name not in other.names:
+            raise InputError("the two regressions are not of the same rows, clusters and scores")
+        i, j = self.names.index(name), other.names.index(name)
+        influence = self.residual_scores[:, i] - other.residual_scores[:, j]
+        g = self.n_clusters
+        error = float(np.sum(influence**2) * g / (g - 1)) ** 0.5
+        value = self[name] - other[name]
+        if error == 0.0:
+            return value, 0.0, 1.0 if value == 0 else 0.0
+        return value, error, 2 * float(t.sf(abs(value) / error, g - 1))
+
+    def __str__(self) -> str:
+        lines = [f"log-odds on {self.n:,} rows, {self.n_clusters:,} clusters"]
+        for name in self.names:
+            low, high = self.interval(name)
+            lines.append(
+                f"  {name:<12} {self[name]:+.3f} [{low:+.3f}, {high:+.3f}]  "
+                f"odds x {np.exp(self[name]):.3g}"
+            )
+        return "\n".join(lines)
+
+
+def log_odds_regression(
+    log_odds: ArrayLike, *, clusters: Any = None, **scores: ArrayLike
+) -> LogOddsRegression:
+    """Regress log-odds of a model on scores by least squares, with cluster-robust errors.
+
+    log p(he) - log p(she) = b_0 + sum_j b_j score_j + e over test rows. Eleven prompts about one
+    noun are not eleven observations: pass the noun as cluster. The covariance is
+    (X^T X)^{-1} (sum_g X_g^T e_g e_g^T X_g) (X^T X)^{-1} G / (G - 1) (Liang and Zeger, Biometrika
+    73, 1986).
+
+    Parameters
+    ----------
+    log_odds : array-like of shape (n,)
+        Finite.
+    clusters : column of shape (n,), optional
+        Rows of one cluster may depend on each other; without it every row is its own.
+    **scores : array-like of shape (n,)
+        Regressors by name, such as ``stereotype=..., factual=...``.
+
+    Returns
+    -------
+    LogOddsRegression
+        Coefficients, odds ratios, intervals, and a paired test against another regression.
+
+    Raises
+    ------
+    InputError
+        No score, different lengths, or collinear scores.
+    NonFiniteError
+        NaN or infinity.
+    NotEnoughDataError
+        Fewer clusters than coefficients.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from splince_fast.evaluation import log_odds_regression
+    >>> s = np.linspace(-1, 1, 50)
+    >>> found = log_odds_regression(2 * s + 1 + 0.01 * np.cos(40 * s), stereotype=s)
+    >>> round(found["stereotype"], 2)
+    2.0
+    """
+    y = np.asarray(log_odds, dtype=np.float64)
+    if y.ndim != 1 or not scores:
+        raise InputError("pass log_odds of shape (n,) and at least one score by name")
+    columns = [np.ones(len(y))]
+    for name, score in scores.items():
+        column = np.asarray(score, dtype=np.float64)
+        if column.shape != y.shape:
+            raise InputError(f"score {name!r} has shape {column.shape}, and log_odds {y.shape}")
+        columns.append(column)
+    X = np.stack(columns, axis=1)
+    if not (np.isfinite(X).all() and np.isfinite(y).all()):
+        raise NonFiniteError("log_odds or a score holds NaN or infinity; drop those rows")
+    member = np.arange(len(y)) if clusters is None else coded(clusters, "clusters", len(y)).codes
+    if (member < 0).any():
+        raise InputError("a row has no cluster; every row needs one")
+    _, member = np.unique(member, return_inverse=True)
+    g = int(member.max(initial=-1)) + 1
+    if g <= X.shape[1]:
+        raise NotEnoughDataError(f"{g} clusters are too few for {X.shape[1]} coefficients")
+    Q, R = np.linalg.qr(X)
+    if np.abs(np.diag(R)).min() <= 1e-10 * np.abs(np.diag(R)).max():
+        raise InputError("the scores are collinear (or constant); leave one out")
+    coefficients = np.linalg.solve(R, Q.T @ y)
+    residual = y - X @ coefficients
+    sums = np.zeros((g, X.shape[1]))
+    np.add.at(sums, member, X * residual[:, None])
+    inverse = np.linalg.inv(R)
+    influence = sums @ (inverse @ inverse.T)
+    covariance = influence.T @ influence * g / (g - 1)
+    return LogOddsRegression(
+        ("intercept", *scores), coefficients, covariance, len(y), g, influence, member
+    )

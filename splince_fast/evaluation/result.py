@@ -1,0 +1,578 @@
+"""What compare found: tables, differences with tests, advice, files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from splince_fast.evaluation import _tables, statistics
+from splince_fast.evaluation._bootstrap import Resampled
+from splince_fast.evaluation.statistics import Difference, Interval
+from splince_fast.exceptions import FileFormatError, InputError
+
+_FORMAT = 1
+ERASER_ROW, ADVICE, PATH = "", "advice", "strengths"
+LOWER_IS_BETTER = ("tpr_gap", "mse", "distortion", "residual")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What was compared, and on what.
+
+    Attributes
+    ----------
+    n, d : int
+        Rows and features.
+    erasers, heads : tuple of str
+    levels : tuple of float or None
+        Associations; (None,) is the natural split.
+    seeds : tuple of int
+    sizes : tuple of int
+        Rows for training, validation and test of the first split.
+    tied : str
+    strengths : tuple of float
+    select : str
+    probes, concepts, cells : tuple of str
+    fingerprint, version : str
+        Of the data and of the library.
+    notes : tuple of str
+        What was warned of.
+    truth : dict
+        Codes of the test rows where the split was the caller's own, for the bootstrap.
+    """
+
+    n: int
+    d: int
+    erasers: tuple[str, ...]
+    heads: tuple[str, ...]
+    levels: tuple[float | None, ...]
+    seeds: tuple[int, ...]
+    sizes: tuple[int, int, int]
+    tied: str
+    strengths: tuple[float, ...]
+    select: str
+    probes: tuple[str, ...]
+    concepts: tuple[str, ...]
+    cells: tuple[str, ...]
+    fingerprint: str
+    version: str
+    notes: tuple[str, ...]
+    truth: dict[str, Any]
+
+
+class Differences(list[Difference]):
+    """Paired differences to a reference; prints as a table.
+
+    Attributes
+    ----------
+    metric : str
+    """
+
+    def __init__(self, items: Sequence[Difference], metric: str, head: str, p: float | None):
+        super().__init__(items)
+        self.metric, self.head, self.p = metric, head, p
+
+    def __str__(self) -> str:
+        return _tables.differences(self)
+
+
+class Comparison:
+    """The result of :func:`splince_fast.evaluation.compare`.
+
+    Parameters
+    ----------
+    records : list of dict
+        One per seed, level, eraser and head.
+    context : Context
+        What was compared.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from splince_fast import evaluation as ev
+    >>> rng = np.random.default_rng(0)
+    >>> y, z = rng.integers(0, 2, 600), rng.integers(0, 2, 600)
+    >>> X = rng.normal(size=(600, 4)) + y[:, None] + z[:, None] * np.eye(4)[0]
+    >>> result = ev.compare(X, task=y, concept=z, n_seeds=3, strengths=(0.01,), progress=False)
+    >>> [row.method for row in result.differences("accuracy", reference="none")]
+    ['SAL', 'LEACE', 'SPLINCE']
+    """
+
+    def __init__(self, records: list[dict[str, Any]], context: Context) -> None:
+        self.records, self.context = records, context
+        self._resampled = Resampled(records, context.truth) if context.truth else None
+
+    # -- reading ---------------------------------------------------------------------------
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of all figures, in the order of their first appearance."""
+        found = (m for r in self.records if r["head"] != ADVICE for m in r["values"])
+        return tuple(dict.fromkeys(found))
+
+    @property
+    def failures(self) -> list[tuple[str, str, str]]:
+        """(eraser, head, reason) of what could not be run, each once."""
+        failed = ((r["eraser"], r["head"], r["reason"]) for r in self.records if r["reason"])
+        return list(dict.fromkeys(failed))
+
+    @property
+    def notes(self) -> list[str]:
+        """Warnings of the data and of single cells, each once."""
+        of_cells = (
+            f"{r['eraser']}{', ' + r['head'] if r['head'] else ''}: {note}"
+            for r in self.records for note in r["notes"]
+        )  # fmt: skip
+        slow = (
+            f"{r['eraser']}, {r['head']}: the solver did not converge (marked ~)"
+            for r in self.records if not r["converged"]
+        )  # fmt: skip
+        return [*self.context.notes, *dict.fromkeys(of_cells), *dict.fromkeys(slow)]
+
+    def head_of(self, metric: str, head: str | None = None) -> str:
+        """The head whose records hold a figure: none for those of the eraser itself.
+
+        Parameters
+        ----------
+        metric : str
+            A figure.
+        head : str, optional
+            The default is the first head.
+
+        Returns
+        -------
+        str
+            Its name, or "".
+
+        Raises
+        ------
+        InputError
+            No such figure or head.
+        """
+        if metric not in self.metrics:
+            raise InputError(f"there is no metric {metric!r}; there are {', '.join(self.metrics)}")
+        if any(metric in r["values"] for r in self.records if r["head"] == ERASER_ROW):
+            return ERASER_ROW
+        head = self.context.heads[0] if head is None else head
+        if head not in self.context.heads:
+            raise InputError(f"there is no head {head!r}; there are {self.context.heads}")
+        return head
+
+    def level(self, p: float | None = None) -> float | None:
+        """A level of the sweep; the default is the one furthest from .5.
+
+        Parameters
+        ----------
+        p : float, optional
+            The level.
+
+        Returns
+        -------
+        float or None
+            None is the natural split.
+
+        Raises
+        ------
+        InputError
+            No such level.
+        """
+        levels = self.context.levels
+        if p is None:
+            return max(levels, key=lambda q: 0.0 if q is None else abs(q - 0.5))
+        if p not in levels:
+            raise InputError(f"there is no level {p!r}; there are {levels}")
+        return p
+
+    def values(
+        self,
+        metric: str,
+        *,
+        eraser: str,
+        head: str | None = None,
+        p: float | None = None,
+        strength: float | None = None,
+    ) -> dict[int, float]:
+        """A figure by seed; seeds at which the cell failed are absent.
+
+        Parameters
+        ----------
+        metric : str
+            Such as "worst_group"; see :attr:`metrics`.
+        eraser : str
+            Its name.
+        head : str, optional
+            Of figures that depend on it; the default is the first.
+        p : float, optional
+            Level; the default is the one furthest from .5.
+        strength : float, optional
+            A point of the path of the head "retrained", instead of the selected one.
+
+        Returns
+        -------
+        dict of int to float
+            By seed.
+        """
+        if eraser not in self.context.erasers:
+            raise InputError(f"there is no eraser {eraser!r}; there are {self.context.erasers}")
+        head, p = self.head_of(metric, head), self.level(p)
+        found = {}
+        for r in self.records:
+            if (r["eraser"], r["head"], r["p"]) != (eraser, head, p):
+                continue
+            values = r["values"]
+            if strength is not None:
+                values = dict((s, v) for s, v in r["path"]).get(strength, {})
+            if metric in values:
+                found[r["seed"]] = values[metric]
+        return found
+
+    def interval(self, metric: str, **where: Any) -> Interval:
+        """Mean over seeds with its 95 % t interval; of one split a bootstrap interval.
+
+        Parameters
+        ----------
+        metric : str
+            A figure.
+        **where
+            As for :meth:`values`.
+
+        Returns
+        -------
+        Interval
+            mean, error, low, high, n.
+        """
+        values = list(self.values(metric, **where).values())
+        found = statistics.t_interval(values)
+        if self._resampled is not None and found.n == 1 and where.get("strength") is None:
+            head = self.head_of(metric, where.get("head"))
+            limits = self._resampled.interval(metric, where["eraser"], head)
+            if limits is not None:
+                return Interval(found.mean, math.nan, *limits, 1)
+        return found
+
+    def mean(self, metric: str, **where: Any) -> float:
+        """Mean of a figure over seeds.
+
+        Parameters
+        ----------
+        metric : str
+            A figure.
+        **where
+            As for :meth:`values`.
+
+        Returns
+        -------
+        float
+            NaN where every seed failed.
+        """
+        return self.interval(metric, **where).mean
+
+    def advice(self, p: float | None = None) -> dict[str, float]:
+        """What the moments alone say, means over seeds.
+
+        ``rho`` and ``threshold`` are those of
+        :class:`~splince_fast.evaluation.advice.FrozenHeadAdvice`, ``expected_r2`` and
+        ``rows_for_half`` those of :class:`~splince_fast.evaluation.advice.HeldOutTrace`.
+
+        Parameters
+        ----------
+        p : float, optional
+            Level; the default is the one furthest from .5.
+
+        Returns
+        -------
+        dict
+            Empty where task or concept is a quantity or the advice failed.
+        """
+        p = self.level(p)
+        found = [r["values"] for r in self.records if r["head"] == ADVICE and r["p"] == p]
+        found = [values for values in found if values]
+        return {
+            name: math.fsum(values[name] for values in found) / len(found)
+            for name in (found[0] if found else ())
+        }
+
+    # -- comparing -------------------------------------------------------------------------
+
+    def differences(
+        self,
+        metric: str = "worst_group",
+        *,
+        reference: str = "LEACE",
+        head: str | None = None,
+        p: float | None = None,
+        strength: float | None = None,
+    ) -> Differences:
+        """Every eraser against a reference, paired by seed.
+
+        Nadeau and Bengio's corrected resampled t test; p values adjusted by Holm's method within
+        the table. Below three seeds nothing is tested. For a split of your own: a paired
+        bootstrap over test rows (BCa; percentile for a worst group, which is conservative).
+
+        Parameters
+        ----------
+        metric : str
+            A figure.
+        reference : str
+            An eraser.
+        head, p, strength
+            As for :meth:`values`.
+
+        Returns
+        -------
+        Differences
+            A list of :class:`~splince_fast.evaluation.statistics.Difference`.
+        """
+        theirs = self.values(metric, eraser=reference, head=head, p=p, strength=strength)
+        train, _, test = self.context.sizes
+        rows = []
+        for eraser in self.context.erasers:
+            if eraser == reference:
+                continue
+            ours = self.values(metric, eraser=eraser, head=head, p=p, strength=strength)
+            found = statistics.paired_difference(eraser, reference, ours, theirs, test / train)
+            if self._resampled is not None and strength is None:
+                found = self._resampled.difference(metric, self.head_of(metric, head), found)
+            rows.append(found)
+        adjusted = statistics.holm([row.p for row in rows])
+        rows = [dataclasses.replace(r, p_holm=q) for r, q in zip(rows, adjusted, strict=True)]
+        return Differences(rows, metric, self.head_of(metric, head), self.level(p))
+
+    def best(
+        self, metric: str = "worst_group", *, head: str | None = None, p: float | None = None
+    ) -> list[str]:
+        """The best eraser and those that the test cannot tell from it.
+
+        Parameters
+        ----------
+        metric : str
+            A figure; for gaps, probes, distortion and residual the smallest is the best.
+        head, p
+            As for :meth:`values`.
+
+        Returns
+        -------
+        list of str
+            The best first; one name alone where it beats all others at 5 %.
+        """
+        means = {e: self.mean(metric, eraser=e, head=head, p=p) for e in self.context.erasers}
+        known = {e: m for e, m in means.items() if not math.isnan(m)}
+        if not known:
+            return []
+        sign = -1.0 if is_lower_better(metric) else 1.0
+        order = sorted(known, key=lambda e: -sign * known[e])
+        found = self.differences(metric, reference=order[0], head=head, p=p)
+        worse = {row.method for row in found if row.significant and sign * row.difference < 0}
+        return [e for e in order if e not in worse]
+
+    def table(self, metric: str, *, head: str | None = None) -> _tables.Table:
+        """A figure by eraser and level.
+
+        Parameters
+        ----------
+        metric : str
+            A figure.
+        head : str, optional
+            Of figures that depend on it; the default is the first.
+
+        Returns
+        -------
+        Table
+            Rows of cells; prints as text and shows as HTML.
+        """
+        return _tables.by_level(self, metric, head)
+
+    # -- showing ---------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        return _tables.overview(self)
+
+    def __repr__(self) -> str:
+        c = self.context
+        return (
+            f"Comparison({len(c.erasers)} erasers, {len(c.heads)} heads, {len(c.levels)} levels, "
+            f"{len(c.seeds)} seeds)"
+        )
+
+    def _repr_html_(self) -> str:
+        return "".join(table.to_html() for table in _tables.summaries(self))
+
+    def plot(self, kind: str = "association", **options: Any) -> Any:
+        """Draw a figure with matplotlib.
+
+        Parameters
+        ----------
+        kind : {"association", "strengths", "covariance", "leakage", "groups", "trade-off"}
+            What to show.
+        **options
+            ``metric``, ``head``, ``p``, ``reference``, where the figure has them.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            To show or save.
+
+        Raises
+        ------
+        InputError
+            An unknown kind, or one that the run has nothing for.
+        MissingExtraError
+            matplotlib is not installed.
+        """
+        from splince_fast.evaluation import figures
+
+        return figures.draw(self, kind, **options)
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write a report: one file with tables and figures that asks the network for nothing.
+
+        Parameters
+        ----------
+        path : path
+            The file; its folder must exist.
+
+        Returns
+        -------
+        Path
+            The file.
+
+        Raises
+        ------
+        MissingExtraError
+            matplotlib or jinja2 is not installed.
+        """
+        from splince_fast.evaluation import report_html
+
+        target = Path(path)
+        target.write_text(report_html.render(self), encoding="utf-8")
+        return target
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The long form: one dictionary per seed, p, eraser, head, strength and metric."""
+        for r in self.records:
+            if r["head"] == ADVICE:
+                continue
+            start = {"seed": r["seed"], "p": r["p"], "eraser": r["eraser"], "head": r["head"]}
+            n = r["sizes"][2]
+            if r["reason"]:
+                yield {**start, "lambda": None, "metric": None, "value": None, "n": n,
+                       "reason": r["reason"]}  # fmt: skip
+            for metric, value in r["values"].items():
+                yield {**start, "lambda": r["strength"], "metric": metric, "value": value, "n": n,
+                       "reason": None}  # fmt: skip
+            for strength, values in r["path"]:
+                for metric, value in values.items():
+                    yield {**start, "head": PATH, "lambda": strength, "metric": metric,
+                           "value": value, "n": n, "reason": None}  # fmt: skip
+
+    def to_frame(self, backend: str = "pandas") -> Any:
+        """The long form as a frame: seed, p, eraser, head, lambda, metric, value, n, reason.
+
+        Parameters
+        ----------
+        backend : {"pandas", "polars", "pyarrow"}
+            Whose frame.
+
+        Returns
+        -------
+        frame
+            One row per figure. The head is empty for figures of the eraser itself, and
+            "strengths" for the points of the path.
+
+        Raises
+        ------
+        MissingExtraError
+            The library is not installed.
+        """
+        import narwhals
+
+        from splince_fast._runtime.extras import require
+
+        if backend not in ("pandas", "polars", "pyarrow"):
+            raise InputError(f"backend is {backend!r}; choose 'pandas', 'polars' or 'pyarrow'")
+        require(backend, "evaluate")
+        rows = list(self.rows())
+        names = ("seed", "p", "eraser", "head", "lambda", "metric", "value", "n", "reason")
+        columns = {name: [row[name] for row in rows] for name in names}
+        schema = {
+            "seed": narwhals.Int64, "p": narwhals.Float64, "eraser": narwhals.String,
+            "head": narwhals.String, "lambda": narwhals.Float64, "metric": narwhals.String,
+            "value": narwhals.Float64, "n": narwhals.Int64, "reason": narwhals.String,
+        }  # fmt: skip
+        return narwhals.from_dict(columns, schema, backend=backend).to_native()
+
+    # -- files -----------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything to one JSON file.
+
+        Parameters
+        ----------
+        path : path
+            The file; it is complete or absent.
+        """
+        target = Path(path)
+        text = json.dumps(
+            {
+                "kind": "comparison",
+                "format": _FORMAT,
+                "context": dataclasses.asdict(self.context),
+                "records": self.records,
+            }
+        )
+        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        try:
+            partial.write_text(text, encoding="utf-8")
+            os.replace(partial, target)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Comparison:
+        """Read what :meth:`save` wrote.
+
+        Parameters
+        ----------
+        path : path
+            The file.
+
+        Returns
+        -------
+        Comparison
+            With the same tables.
+
+        Raises
+        ------
+        FileFormatError
+            Truncated, foreign, or written by a newer version.
+        """
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            if found["kind"] != "comparison" or found["format"] > _FORMAT:
+                raise ValueError(f"kind {found['kind']!r}, format {found['format']!r}")
+            values = found["context"]
+            fields = {
+                field.name: tuple(values[field.name])
+                if isinstance(values[field.name], list)
+                else values[field.name]
+                for field in dataclasses.fields(Context)
+            }
+            return cls(list(found["records"]), Context(**fields))
+        except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+            raise FileFormatError(
+                f"{str(path)!r} holds no comparison of this version ({error}); it may be "
+                "truncated or foreign"
+            ) from error
+
+
+def is_lower_better(metric: str) -> bool:
+    """Whether a smaller figure is the better one."""
+    probe = metric.split("[")[0].endswith(("_auc", "_accuracy")) and metric != "class_accuracy"
+    return metric in LOWER_IS_BETTER or probe

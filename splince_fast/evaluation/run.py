@@ -1,0 +1,453 @@
+"""compare: erasers x heads x association levels x seeds, in parallel and resumable."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._runtime.files import library_version
+from splince_fast.evaluation import _job, heads
+from splince_fast.evaluation._journal import Journal
+from splince_fast.evaluation._moments import level_moments
+from splince_fast.evaluation.plan import Named, Plan, key, make_plan
+from splince_fast.evaluation.result import Comparison, Context
+from splince_fast.evaluation.splits import Split
+from splince_fast.exceptions import InputError, SplinceWarning
+from splince_fast.labels import ClassCodes
+from splince_fast.moments import Moments
+
+_ADVICE = Named(_job.ADVICE, _job.ADVICE, _job.ADVICE)
+
+
+def compare(
+    X: Any,
+    *,
+    task: Any,
+    concept: Any,
+    groups: Any = None,
+    erasers: Any = ("none", "SAL", "LEACE", "SPLINCE"),
+    heads: Any = ("retrained", "frozen"),
+    association: Any = None,
+    tied: Any = None,
+    sizes: tuple[int, int, int] | None = None,
+    n_seeds: int = 5,
+    random_state: int = 0,
+    strengths: Sequence[float] = heads.STRENGTHS,
+    select: str = "worst_group",
+    leakage: Sequence[str] = ("linear",),
+    metrics: Mapping[str, Any] | None = None,
+    test: Any = None,
+    n_jobs: int | None = None,
+    run: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+    strict: bool = False,
+) -> Comparison:
+    """Compare erasers on one data set: what each removes, keeps and costs, and how sure that is.
+
+    For every seed and level of association the rows are split, moments are merged from pieces
+    that were accumulated once per seed, every eraser is made from the same moments, heads are
+    fitted on erased training rows and judged on erased test rows, and probes look for the concept
+    in the test rows, which no eraser has seen. The figures are the same for any `n_jobs`, in any
+    order, interrupted or not.
+
+    Parameters
+    ----------
+    X : array-like of shape (n, d), or path
+        Embeddings: array, memory map, torch tensor, frame, or a .npy file.
+    task, concept : column of shape (n,)
+        Labels of any kind. Several concepts as a mapping or tuple of columns are erased jointly.
+        Floats are a quantity; the association protocol needs classes.
+    groups : column of shape (n,), optional
+        Rows of one group (a person, a document) stay in one part and in one fold.
+    erasers : sequence or mapping
+        Of "none", "SAL", "LEACE", "SPLINCE", "mean", "random", "INLP", "RLACE"; estimators with a
+        ``projection_``; or functions from :class:`Moments`, with the variables "task" and
+        "concept" (or the names of several), to a :class:`Projection`. A mapping names them.
+    heads : sequence or mapping
+        Of "retrained" (refitted after erasing, its strength selected), "frozen" (that of the
+        unerased rows), "unregularised"; or classifiers, fitted on erased rows.
+    association : float or sequence of float, optional
+        Levels p of :func:`associated_split`; None is the natural split.
+    tied, sizes
+        As for :func:`associated_split`; the default sizes are the largest feasible at all levels.
+    n_seeds, random_state : int
+        The seeds are random_state, random_state + 1, ...
+    strengths : sequence of float
+        Penalties to choose from; every point is kept.
+    select : {"worst_group", "accuracy"}
+        What the validation rows choose the strength by, the same for every eraser.
+    leakage : sequence of {"linear", "mlp", "boosting"}
+        Probes for the concept on erased test rows.
+    metrics : mapping of str to function, optional
+        Further metrics of (y_true, y_pred).
+    test : column of shape (n,), optional
+        A split of your own, instead of resampling: a mask of test rows, or the names "train",
+        "validation", "test". Pass ``n_seeds=1``; intervals are then of a bootstrap.
+    n_jobs : int, optional
+        Processes, each with one BLAS thread; -1 is one per processor.
+    run : path, optional
+        A folder in which every finished cell is kept: a run that was stopped goes on from there.
+    progress : bool
+        Show finished jobs and the time left on stderr.
+    strict : bool
+        Raise where an eraser or head fails, instead of keeping the reason as a row.
+
+    Returns
+    -------
+    Comparison
+        Tables, differences with tests, figures and a report.
+
+    Raises
+    ------
+    InputError, LabelError, NonFiniteError, NotEnoughDataError
+        Before anything runs; or at a failing cell where `strict` is set.
+
+    Warns
+    -----
+    SplinceWarning
+        Test rows also occur among training rows; rows lack labels.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from splince_fast import evaluation as ev
+    >>> rng = np.random.default_rng(0)
+    >>> y, z = rng.integers(0, 2, 900), rng.integers(0, 2, 900)
+    >>> X = rng.normal(size=(900, 6))
+    >>> X[:, 0] += 2 * z
+    >>> X[:, 1] += 2 * y
+    >>> result = ev.compare(X, task=y, concept=z, n_seeds=2, strengths=(0.01,), progress=False)
+    >>> result.mean("probe_accuracy", eraser="none") > 0.8
+    True
+    >>> result.mean("probe_accuracy", eraser="LEACE") < 0.6
+    True
+    """
+    plan = make_plan(
+        X, task=task, concept=concept, groups=groups, erasers=erasers, chosen_heads=heads,
+        association=association, tied=tied, sizes=sizes, n_seeds=n_seeds,
+        random_state=random_state, strengths=strengths, select=select, probes=leakage,
+        metrics=metrics, test=test,
+    )  # fmt: skip
+    workers = _workers(n_jobs)
+    journal = Journal(run, plan.fingerprint)
+    splits = {(seed, p): plan.split(seed, p) for seed in plan.seeds for p in plan.levels}
+    notes = _looked_over(plan, splits)
+    pending = _pending(plan, splits, journal)
+    with tempfile.TemporaryDirectory(prefix="splince-fast-") as scratch, ExitStack() as stack:
+        bar = stack.enter_context(_Bar(len(pending), enabled=progress))
+        for job, records in _results(plan, splits, pending, workers, Path(scratch)):
+            journal.add({_key(plan, r, splits[job]): r for r in records})
+            failed = [r for r in records if r["reason"]]
+            if strict and failed:
+                raise InputError(
+                    f"{failed[0]['eraser']} {failed[0]['head']}: {failed[0]['reason']}"
+                )
+            bar.advance()
+    wanted = [
+        journal.cells[_cell_key(plan, seed, p, e, h, splits[seed, p])]
+        for seed in plan.seeds for p in plan.levels for e, h in _cells_of(plan)
+    ]  # fmt: skip
+    return Comparison(wanted, _context(plan, splits, notes))
+
+
+def _cells_of(plan: Plan) -> list[tuple[Named, str]]:
+    """(eraser, head) of every record, the eraser's own first."""
+    cells = [(e, h) for e in plan.erasers for h in (_job.ERASER_ROW, *(h.name for h in plan.heads))]
+    advised = isinstance(plan.task, ClassCodes)
+    return [*cells, *([(_ADVICE, _job.ADVICE)] if advised else [])]
+
+
+def _cell_key(
+    plan: Plan, seed: int, p: float | None, eraser: Named, head: str, split: Split
+) -> str:
+    """Hash of what a cell depends on, and of nothing else."""
+    identities = {h.name: h.identity for h in plan.heads}
+    tuned = head not in (_job.ERASER_ROW, _job.ADVICE)
+    return key(
+        data=plan.fingerprint,
+        version=library_version(),
+        seed=seed,
+        p=p,
+        sizes=split.sizes,
+        tied=repr(split.tied),
+        eraser=(eraser.name, eraser.identity),
+        head=(head, identities.get(head, "")),
+        strengths=plan.strengths if tuned else (),
+        select=plan.select if tuned else "",
+        probes=() if tuned else plan.probes,
+        metrics={n: _source(m) for n, m in plan.metrics.items()} if tuned else {},
+    )
+
+
+def _source(metric: Any) -> str:
+    from splince_fast.evaluation.plan import source_of
+
+    return source_of(metric)
+
+
+def _key(plan: Plan, record: dict[str, Any], split: Split) -> str:
+    erasers = {e.name: e for e in (*plan.erasers, _ADVICE)}
+    return _cell_key(
+        plan, record["seed"], record["p"], erasers[record["eraser"]], record["head"], split
+    )
+
+
+_Where = tuple[int, float | None]
+
+
+def _pending(
+    plan: Plan, splits: Mapping[_Where, Split], journal: Journal
+) -> dict[_Where, list[Named]]:
+    """Erasers that each job has to run: all of an eraser, or nothing of it."""
+    pending: dict[_Where, list[Named]] = {}
+    for (seed, p), split in splits.items():
+        missing = [
+            eraser for eraser, head in _cells_of(plan)
+            if _cell_key(plan, seed, p, eraser, head, split) not in journal.cells
+        ]  # fmt: skip
+        if missing:
+            pending[seed, p] = list(dict.fromkeys(missing))
+    return pending
+
+
+def _results(
+    plan: Plan,
+    splits: Mapping[_Where, Split],
+    pending: Mapping[_Where, list[Named]],
+    workers: int,
+    scratch: Path,
+) -> Iterator[tuple[_Where, list[dict[str, Any]]]]:
+    """Finished jobs as they come: first the moments of each seed, then its levels."""
+    if not pending:
+        return
+    import joblib
+
+    seeds = [s for s in plan.seeds if any(job[0] == s for job in pending)]
+    rows = plan.X
+    if workers > 1:
+        rows = _on_disk(plan.X, scratch)
+        plan = _without_rows(plan)
+    child = workers > 1
+    with joblib.Parallel(n_jobs=workers, return_as="generator_unordered") as pool:
+        made = pool(
+            joblib.delayed(_make_moments)(
+                plan, rows, seed, [splits[seed, p] for p in plan.levels], scratch, child
+            )
+            for seed in seeds
+        )
+        list(made)
+    left = dict(pending)
+    for attempt in (workers, 2 if child else 0):
+        # After a worker has died, what is left runs alone, one job at a time.
+        batches = [list(left)] if attempt == workers else [[job] for job in left]
+        for batch in batches:
+            calls = (
+                joblib.delayed(_run_job)(plan, rows, *job, splits[job], left[job], scratch, child)
+                for job in batch
+            )
+            try:
+                pool = joblib.Parallel(n_jobs=attempt, return_as="generator_unordered")
+                for job, records in pool(calls):
+                    del left[job]
+                    yield job, records
+            except _dead_worker() as error:
+                if attempt != workers:
+                    reason = f"the process died twice, perhaps for lack of memory ({error})"
+                    yield batch[0], _failed(plan, batch[0], left.pop(batch[0]), reason, splits)
+        if not left:
+            return
+
+
+def _dead_worker() -> type[BaseException]:
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+    found: type[BaseException] = TerminatedWorkerError
+    return found
+
+
+def _failed(
+    plan: Plan,
+    where: _Where,
+    erasers: list[Named],
+    reason: str,
+    splits: Mapping[_Where, Split],
+) -> list[dict[str, Any]]:
+    """Rows of a job that could not be run."""
+    return [
+        _job.blank(where[0], where[1], splits[where].sizes, eraser.name, head, reason=reason)
+        for eraser, head in _cells_of(plan)
+        if eraser in erasers
+    ]
+
+
+def _on_disk(X: NDArray[Any], scratch: Path) -> Any:
+    """Rows as a file that every worker maps."""
+    name = getattr(X, "filename", None)
+    whole = isinstance(X, np.memmap) and name is not None and X.flags.c_contiguous
+    if whole and str(name).endswith(".npy") and np.load(name, mmap_mode="r").shape == X.shape:
+        return str(name)
+    path = scratch / "rows.npy"
+    np.save(path, X)
+    return str(path)
+
+
+def _without_rows(plan: Plan) -> Plan:
+    import dataclasses
+
+    return dataclasses.replace(plan, X=None)
+
+
+def _opened(rows: Any) -> NDArray[Any]:
+    mapped: NDArray[Any] = np.load(rows, mmap_mode="r") if isinstance(rows, str) else rows
+    return mapped
+
+
+def _alone(child: bool) -> Any:
+    """One BLAS thread; in a process of our own, one thread of our kernels, too."""
+    from threadpoolctl import threadpool_limits
+
+    if child:
+        os.environ["SPLINCE_FAST_NUM_THREADS"] = "1"
+    return threadpool_limits(1)
+
+
+def _path(scratch: Path, seed: int, p: float | None) -> Path:
+    return scratch / f"{seed}-{p}.safetensors"
+
+
+def _make_moments(
+    plan: Plan, rows: Any, seed: int, splits: list[Split], scratch: Path, child: bool
+) -> None:
+    """Accumulate the rows of a seed once, and write the moments of its levels."""
+    with _alone(child):
+        labels: dict[str, Any] = {"task": _column(plan.task)}
+        labels |= {name: _column(concept) for name, concept in plan.concepts.items()}
+        made = level_moments(_opened(rows), labels, [split.train for split in splits])
+        for p, moments in zip(plan.levels, made, strict=True):
+            moments.save(_path(scratch, seed, p))
+
+
+def _column(encoded: Any) -> Any:
+    if isinstance(encoded, ClassCodes):
+        return np.array(encoded.classes)[encoded.codes]
+    return encoded.values
+
+
+def _run_job(
+    plan: Plan,
+    rows: Any,
+    seed: int,
+    p: float | None,
+    split: Split,
+    erasers: list[Named],
+    scratch: Path,
+    child: bool,
+) -> tuple[_Where, list[dict[str, Any]]]:
+    with _alone(child):
+        path = _path(scratch, seed, p)
+        job = _job.Job.of(plan, _opened(rows), seed, p, split, Moments.load(path))
+        records = job.run(erasers)
+        path.unlink(missing_ok=True)
+        return (seed, p), records
+
+
+def _workers(n_jobs: int | None) -> int:
+    if n_jobs is None:
+        return 1
+    if not isinstance(n_jobs, int | np.integer) or n_jobs == 0 or isinstance(n_jobs, bool):
+        raise InputError(f"n_jobs is {n_jobs!r}; pass a number of processes, or -1 for all")
+    import joblib
+
+    return int(joblib.effective_n_jobs(n_jobs))
+
+
+def _looked_over(plan: Plan, splits: Mapping[_Where, Split]) -> list[str]:
+    """What the user has to know of the data, warned of once."""
+    notes = []
+    n = len(plan.usable)
+    missing = n - int(plan.usable.sum())
+    if missing:
+        notes.append(f"{missing:,} of {n:,} rows lack a label and were left out")
+    twins = _row_codes(plan.X)
+    shared = 0
+    for split in splits.values():
+        shared = max(shared, int(np.isin(twins[split.test], twins[split.train]).sum()))
+    if shared:
+        notes.append(
+            f"up to {shared:,} test rows of a split occur among its training rows, too: remove "
+            "duplicates, or keep them together with groups="
+        )
+    for note in notes:
+        warnings.warn(note, SplinceWarning, stacklevel=3)
+    return notes
+
+
+def _row_codes(X: NDArray[Any]) -> NDArray[np.int64]:
+    """A hash per row: equal rows have equal ones."""
+    return np.fromiter((hash(row.tobytes()) for row in X), dtype=np.int64, count=len(X))
+
+
+def _context(plan: Plan, splits: Mapping[_Where, Split], notes: list[str]) -> Context:
+    first = next(iter(splits.values()))
+    truth: dict[str, Any] = {}
+    if plan.test is not None and isinstance(plan.task, ClassCodes):
+        joint = plan.concept_codes
+        truth = {
+            "task": plan.task.codes[first.test].tolist(),
+            "concept": None if joint is None else joint.codes[first.test].tolist(),
+            "cells": None if plan.cells is None else plan.cells.codes[first.test].tolist(),
+            "groups": None if plan.groups is None else plan.groups[first.test].tolist(),
+        }
+    tied = plan.protocol.tied if plan.protocol is not None else None
+    names = [] if plan.cells is None else [" · ".join(map(str, name)) for name in plan.cells.names]
+    return Context(
+        n=len(plan.usable), d=int(plan.X.shape[1]), erasers=tuple(e.name for e in plan.erasers),
+        heads=tuple(h.name for h in plan.heads), levels=plan.levels, seeds=plan.seeds,
+        sizes=first.sizes, tied="" if tied is None else str(tied), strengths=plan.strengths,
+        select=plan.select, probes=plan.probes, concepts=tuple(plan.concepts),
+        cells=tuple(names), fingerprint=plan.fingerprint, version=library_version(),
+        notes=tuple(notes), truth=truth,
+    )  # fmt: skip
+
+
+class _Bar:
+    """Finished jobs and the time left, on stderr."""
+
+    def __init__(self, total: int, *, enabled: bool) -> None:
+        self.total, self.done = total, 0
+        self.enabled = enabled and total > 0
+        self.started = time.monotonic()
+
+    def __enter__(self) -> _Bar:
+        self._show()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.enabled:
+            sys.stderr.write("\n")
+            sys.stderr.flush()
+
+    def advance(self) -> None:
+        """Count a job."""
+        self.done += 1
+        self._show()
+
+    def _show(self) -> None:
+        if not self.enabled:
+            return
+        seconds = time.monotonic() - self.started
+        text = f"\r{self.done} / {self.total} jobs, {seconds:.0f} s"
+        if 0 < self.done < self.total:
+            text += f", {seconds * (self.total - self.done) / self.done:.0f} s left"
+        sys.stderr.write(f"{text:<50}")
+        sys.stderr.flush()

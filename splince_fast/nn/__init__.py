@@ -1,0 +1,89 @@
+"""Concept erasure inside a live torch model: install, collect, fit layer by layer, fold.
+
+>>> from splince_fast import nn as snn
+>>> snn.__all__[:4]
+['Collected', 'Eraser', 'Erasers', 'FoldError']
+
+Every name is loaded when it is first used; torch comes with the extra ``torch``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from splince_fast.exceptions import (
+    FoldError,
+    MissingExtraError,
+    NeverCalledError,
+    NotEnoughMemoryError,
+    OnePassWarning,
+    SiteError,
+)
+
+if TYPE_CHECKING:
+    from splince_fast.nn.collected import Collected
+    from splince_fast.nn.collection import collect
+    from splince_fast.nn.eraser import Eraser
+    from splince_fast.nn.erasers import Erasers
+    from splince_fast.nn.folding import Folded, fold
+    from splince_fast.nn.installed import Installed, install
+    from splince_fast.nn.layers import fit_layers
+    from splince_fast.nn.recipe import Site
+    from splince_fast.nn.text import TextBatches, text_batches
+
+_LAZY = {
+    "Collected": "collected",
+    "Eraser": "eraser",
+    "Erasers": "erasers",
+    "Folded": "folding",
+    "Installed": "installed",
+    "Site": "recipe",
+    "TextBatches": "text",
+    "collect": "collection",
+    "fit_layers": "layers",
+    "fold": "folding",
+    "install": "installed",
+    "text_batches": "text",
+}
+
+__all__ = [
+    "Collected",
+    "Eraser",
+    "Erasers",
+    "FoldError",
+    "Folded",
+    "Installed",
+    "NeverCalledError",
+    "NotEnoughMemoryError",
+    "OnePassWarning",
+    "Site",
+    "SiteError",
+    "TextBatches",
+    "collect",
+    "fit_layers",
+    "fold",
+    "install",
+    "text_batches",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'splince_fast.nn' has no attribute {name!r}")
+    try:
+        module = import_module(f"splince_fast.nn.{_LAZY[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtraError(
+            f"torch could not be imported ({error}); it comes with the extra 'torch': pip install "
+            '"splince_fast[torch]"'
+        ) from error
+    value = getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

@@ -1,0 +1,296 @@
+"""Moments of several sites: they add, fit, are drawn and filed."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from splince_fast.exceptions import (
+    FileFormatError,
+    IncompatibleMomentsError,
+    InputError,
+    OnePassWarning,
+)
+from splince_fast.moments import Moments
+from splince_fast.nn import bridge
+from splince_fast.nn.erasers import Erasers, fit_site
+from splince_fast.nn.recipe import BySite, Recipe, Site, table
+from splince_fast.projection import Projection
+
+_FORMAT = 1
+_KIND = "collected"
+
+
+class Collected(BySite):
+    """Moments by site, made by :func:`collect`; a mapping from names to :class:`Moments`.
+
+    Attributes
+    ----------
+    n_sequences : int
+        Sequences that gave rows. Tokens of one text are not independent: judge chance by these.
+    """
+
+    def __init__(
+        self,
+        moments: Mapping[str, Moments],
+        sites: Iterable[Site],
+        recipe: Recipe,
+        n_sequences: int,
+    ) -> None:
+        super().__init__(moments, sites, recipe)
+        self.n_sequences = n_sequences
+
+    def erasers(
+        self, method: Callable[..., Projection], *, erase: Any, keep: Any = None, **options: Any
+    ) -> Erasers:
+        """Fit an eraser at every site.
+
+        Parameters
+        ----------
+        method : callable
+            ``sf.splince``, ``sf.leace``, ``sf.sal`` or ``sf.mean_projection``.
+        erase, keep
+            As the method takes them; `keep` is left out where it is None.
+        **options
+            More arguments of the method.
+
+        Returns
+        -------
+        Erasers
+            One projection per site.
+
+        Raises
+        ------
+        SplinceError
+            As the method does; the text names the site.
+
+        Warns
+        -----
+        OnePassWarning
+            There are several sites. Each eraser is right where it stands alone; installed
+            together, the first one changes what the next one sees.
+        """
+        if len(self) > 1:
+            warnings.warn(
+                f"{len(self)} sites were fitted in one pass: each eraser holds where it is "
+                "installed alone; together they leave part of the concept, and can leave more "
+                "than there was. Use fit_layers to install them together",
+                OnePassWarning,
+                stacklevel=2,
+            )
+        fitted = {
+            name: fit_site(name, moments, method, erase, keep, options)
+            for name, moments in self.items()
+        }
+        return Erasers(fitted, self._sites, self._recipe, sequential=False)
+
+    # -- algebra ---------------------------------------------------------------------------
+
+    def __add__(self, other: Collected) -> Collected:
+        """Activations of both passes together, such as those of two workers."""
+        if not isinstance(other, Collected):
+            raise InputError(f"Collected adds to Collected, not to {type(other).__name__}")
+        self._check_same(other._description())
+        theirs = {site.name: site for site in other._sites}
+        return Collected(
+            {name: moments + other[name] for name, moments in self.items()},
+            [_joined(site, theirs[site.name]) for site in self._sites],
+            self._recipe,
+            self.n_sequences + other.n_sequences,
+        )
+
+    def _description(self) -> tuple[Any, ...]:
+        """What two of them must agree on to be added."""
+        names = sorted((site.name, site.module_class) for site in self._sites)
+        return names, self._recipe.to_dict()
+
+    def _check_same(self, other: tuple[Any, ...]) -> None:
+        own = self._description()
+        if own != other:
+            raise IncompatibleMomentsError(
+                f"these were collected differently: {own} and {other}; use the same sites and "
+                "the same tokens, side, output and weight"
+            )
+
+    def all_reduce(self, group: Any = None) -> Collected:
+        """Add up over the processes of a group; every process gets the same sum, bit for bit.
+
+        Moments go up a binary tree, site by site, and come back from the first process: no
+        process ever holds more than two states of a site.
+
+        Parameters
+        ----------
+        group : torch.distributed.ProcessGroup, optional
+            The default group if left out.
+
+        Returns
+        -------
+        Collected
+            The sum.
+
+        Raises
+        ------
+        IncompatibleMomentsError
+            The processes collected differently; raised in all of them.
+        """
+        import torch.distributed as dist
+
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        world = [dist.get_global_rank(group, r) if group is not None else r for r in range(size)]
+        gathered: list[Any] = [None] * size
+        own = (self._description(), self._sites, self.n_sequences)
+        dist.all_gather_object(gathered, own, group=group)
+        for description, _, _ in gathered:
+            self._check_same(description)
+        sites = {site.name: site for site in self._sites}
+        for other in (s for i, (_, each, _) in enumerate(gathered) if i != rank for s in each):
+            sites[other.name] = _joined(sites[other.name], other)
+        totals = {}
+        for name in sorted(self):
+            total, step = self[name], 1
+            while step < size:
+                if rank % (2 * step) == step:
+                    dist.send_object_list([total], world[rank - step], group=group)
+                    break
+                if rank + step < size:
+                    box: list[Any] = [None]
+                    dist.recv_object_list(box, world[rank + step], group=group)
+                    total = total + box[0]
+                step *= 2
+            box = [total if rank == 0 else None]
+            dist.broadcast_object_list(box, world[0], group=group)
+            totals[name] = box[0]
+        ordered = {site.name: totals[site.name] for site in self._sites}
+        n_sequences = sum(count for _, _, count in gathered)
+        return Collected(ordered, sites.values(), self._recipe, n_sequences)
+
+    # -- looking ---------------------------------------------------------------------------
+
+    def trace(self, name: Any) -> dict[str, float]:
+        """Size of the linear trace of a variable at each site.
+
+        Parameters
+        ----------
+        name : str or tuple of str
+            A variable.
+
+        Returns
+        -------
+        dict
+            |Cov(x, z)| / sqrt(tr Cov(x)) by site (Frobenius norm), in units of z.
+        """
+        found = {}
+        for site, moments in self.items():
+            cross = moments.cross_covariance(name, ddof=0)
+            total = float(np.trace(moments.covariance(ddof=0)))
+            found[site] = float(np.linalg.norm(cross)) / total**0.5 if total else 0.0
+        return found
+
+    def plot(self, name: Any, *, after: Collected | None = None) -> Any:
+        """Draw the trace of a variable over the sites.
+
+        Parameters
+        ----------
+        name : str or tuple of str
+            A variable.
+        after : Collected, optional
+            The same sites with erasers installed.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            With logarithmic axis; ``.savefig(path)`` writes it.
+
+        Raises
+        ------
+        MissingExtraError
+            matplotlib is not installed.
+        """
+        from splince_fast._runtime.extras import require
+
+        figures = require("matplotlib.figure", "demo")
+        figure = figures.Figure(figsize=(7.5, 4.2), layout="constrained")
+        ax = figure.subplots()
+        before = self.trace(name)
+        places = range(len(before))
+        ax.plot(places, list(before.values()), marker="o", color="#D55E00", label="as it is")
+        if after is not None:
+            erased = after.trace(name)
+            shown = [erased.get(site, np.nan) for site in before]
+            ax.plot(places, shown, marker="s", color="#0072B2", label="erasers installed")
+        ax.set_yscale("log")
+        ax.set_xticks(places, list(before), rotation=90, fontsize=7)
+        ax.set_ylabel(f"|Cov(x, {name})| / sqrt(tr Cov(x))")
+        ax.grid(axis="y", color="0.92")
+        ax.legend(frameon=False)
+        return figure
+
+    def __str__(self) -> str:
+        rows = [
+            (
+                site.name, site.module_class, str(site.width), f"{self[site.name].n_rows:,}",
+                str(site.calls), ", ".join(map(str, self[site.name].variables)),
+            )
+            for site in self._sites
+        ]  # fmt: skip
+        heading = (
+            f"tokens {self._recipe.to_dict()['tokens']}, weight {self._recipe.weight}, "
+            f"{self.n_sequences:,} sequences"
+        )
+        return table(heading, ("site", "module", "width", "rows", "calls", "variables"), rows)
+
+    __repr__ = __str__
+
+    # -- files -----------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file.
+
+        Parameters
+        ----------
+        path : path
+            The file; whatever happens, it holds either what it held before or everything.
+        """
+        records = {name: bridge.moments_record(moments) for name, moments in self.items()}
+        metadata = {
+            "sites": [asdict(site) for site in self._sites],
+            "recipe": self._recipe.to_dict(),
+            "n_sequences": self.n_sequences,
+        }
+        bridge.write_file(path, _KIND, _FORMAT, records, metadata)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Collected:
+        """Read it back.
+
+        Parameters
+        ----------
+        path : path
+            A file written by :meth:`save`.
+
+        Raises
+        ------
+        FileFormatError
+            Truncated, foreign, inconsistent, or written by a newer version.
+        """
+        records, metadata = bridge.read_file(path, _KIND, _FORMAT)
+        try:
+            return cls(
+                {name: bridge.moments_from_record(*record) for name, record in records.items()},
+                [Site(**site) for site in metadata["sites"]],
+                Recipe.from_dict(metadata["recipe"]),
+                int(metadata["n_sequences"]),
+            )
+        except (KeyError, TypeError, ValueError, FileFormatError) as error:
+            raise bridge.inconsistent(path, error) from error
+
+
+def _joined(first: Site, second: Site) -> Site:
+    """The same site of two passes."""
+    width = first.width or second.width
+    return replace(first, width=width, calls=first.calls + second.calls)

@@ -1,0 +1,234 @@
+"""An eraser as a module: float32 arithmetic whatever the model's dtype, any leading axes."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+
+from splince_fast.exceptions import InputError
+from splince_fast.nn import bridge
+from splince_fast.projection import Projection
+
+Tensor = Any
+
+# Directions that are taken one by one, with matrix-vector products, which no mode rounds.
+_FEW = 4
+# 2^13 + 1 splits a float32 into two numbers of at most 12 bits (Dekker 1971); TF32 keeps 11.
+_SPLITTER = 8193.0
+
+
+class Eraser(torch.nn.Module):  # type: ignore[misc]
+    """The map r(x) = x - left^T (right x - bias) on the last axis of a tensor.
+
+    Parameters
+    ----------
+    projection : Projection
+        What to apply.
+    dtype : torch.float32 or torch.float64
+        Of the factors. They keep it through ``.to(dtype)``, ``.half()`` and the like, which move
+        the device only; ``Projection.astype`` rounds them so that the mean stays in place.
+
+    Attributes
+    ----------
+    left, right : Tensor of shape (r, d)
+    neg_bias : Tensor of shape (r,)
+        Minus right times the mean.
+    gate : Tensor of shape ()
+        1; where it is 0, the module returns its input.
+
+    Raises
+    ------
+    InputError
+        `projection` is none, or the dtype is another one.
+
+    Notes
+    -----
+    Inputs of fewer than 32 bits are widened to float32, also under autocast, and the result is
+    rounded back once. Integers and other widths are refused. A tensor that is distributed
+    (DTensor) may be replicated or sharded along any axis but the last.
+
+    Examples
+    --------
+    >>> import numpy as np, torch
+    >>> import splince_fast as sf
+    >>> from splince_fast import nn as snn
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.integers(0, 2, size=400)
+    >>> X = (rng.normal(size=(400, 6)) + z[:, None]).astype(np.float32)
+    >>> projection = sf.leace(sf.Moments().update(X, {"z": z}), erase="z")
+    >>> eraser = snn.Eraser(projection)
+    >>> clean = eraser(torch.from_numpy(X).reshape(2, 200, 6))
+    >>> bool(np.allclose(clean.reshape(400, 6), projection(X), atol=1e-5))
+    True
+    """
+
+    def __init__(self, projection: Projection, *, dtype: Any = torch.float32) -> None:
+        super().__init__()
+        if not isinstance(projection, Projection):
+            raise InputError(
+                f"projection is {type(projection).__name__}; pass what sf.splince and its "
+                "siblings return"
+            )
+        if dtype not in (torch.float32, torch.float64):
+            raise InputError(
+                f"dtype is {dtype}; factors are torch.float32 or torch.float64, whatever the "
+                "dtype of the model"
+            )
+        rounded = projection.astype(np.float32 if dtype == torch.float32 else np.float64)
+        left, right, bias = bridge.factors(rounded)
+        for name, values in (("left", left), ("right", right), ("neg_bias", -bias)):
+            self.register_buffer(name, torch.tensor(np.ascontiguousarray(values), dtype=dtype))
+        self.register_buffer("gate", torch.ones((), dtype=dtype))
+
+    @property
+    def n_features(self) -> int:
+        """Width d of the last axis."""
+        return int(self.left.shape[1])
+
+    @property
+    def rank(self) -> int:
+        """Number r of directions in the factors."""
+        return int(self.left.shape[0])
+
+    @property
+    def projection(self) -> Projection:
+        """The same map in float64, from the buffers; its report is not known any more."""
+        left, right, bias = (
+            t.detach().to("cpu", torch.float64).numpy()
+            for t in (self.left, self.right, -self.neg_bias)
+        )
+        return bridge.projection_from(left, right, bias, "Eraser")
+
+    def extra_repr(self) -> str:
+        """The sizes, for printing.
+
+        Returns
+        -------
+        str
+            Width, rank and dtype.
+        """
+        return f"{self.n_features}, rank={self.rank}, dtype={self.left.dtype}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Erase along the last axis.
+
+        Parameters
+        ----------
+        x : floating Tensor of shape (..., d)
+            Not changed.
+
+        Returns
+        -------
+        Tensor of shape (..., d)
+            A new one, of the dtype and device of `x`.
+
+        Raises
+        ------
+        InputError
+            Another width, a dtype that is not floating, or a DTensor sharded along its last axis.
+        """
+        if hasattr(x, "device_mesh"):
+            return self._distributed(x)
+        if x.ndim == 0 or x.shape[-1] != self.left.shape[1] or not x.is_floating_point():
+            raise InputError(
+                f"x has shape {tuple(x.shape)} and dtype {x.dtype}; this eraser takes floating "
+                f"tensors of shape (..., {self.n_features})"
+            )
+        with _no_autocast(x):
+            rows = x.reshape(-1, x.shape[-1])
+            left, right, neg_bias = self.left, self.right, self.neg_bias
+            wide = left.dtype
+            if x.dtype == torch.float64 and wide != torch.float64:
+                wide = torch.float64
+                left, right, neg_bias = left.to(wide), right.to(wide), neg_bias.to(wide)
+            rows = rows.to(wide)
+            if len(left) <= _FEW:
+                result = self._few(rows, left, right, neg_bias)
+            else:
+                result = self._many(rows, left, right, neg_bias)
+            return result.reshape(x.shape).to(x.dtype)
+
+    def _few(self, rows: Tensor, left: Tensor, right: Tensor, neg_bias: Tensor) -> Tensor:
+        """One matrix-vector product and one rank-one update per direction."""
+        if not len(left):
+            return rows.clone()
+        result = rows
+        for j in range(len(left)):
+            bias = neg_bias[j].expand(rows.shape[0])
+            coefficient = torch.addmv(bias, rows, right[j]) * self.gate
+            result = torch.addr(result, coefficient, left[j], alpha=-1)
+        return result
+
+    def _many(self, rows: Tensor, left: Tensor, right: Tensor, neg_bias: Tensor) -> Tensor:
+        """Two matrix products; on a GPU of split operands, which TF32 does not round."""
+        if not rows.is_cuda or rows.dtype == torch.float64:
+            coefficients = torch.addmm(neg_bias, rows, right.T) * self.gate
+            return torch.addmm(rows, coefficients, left, alpha=-1)
+        coefficients = neg_bias
+        for a, b in _products(rows, right.T):
+            coefficients = torch.addmm(coefficients, a, b)
+        coefficients = coefficients * self.gate
+        result = rows
+        for a, b in _products(coefficients, left):
+            result = torch.addmm(result, a, b, alpha=-1)
+        return result
+
+    def _distributed(self, x: Tensor) -> Tensor:
+        """On the local part of a DTensor."""
+        last = x.ndim - 1
+        for placement in x.placements:
+            if placement.is_partial() or placement.is_shard(last) or placement.is_shard(-1):
+                raise InputError(
+                    f"x is distributed as {x.placements}; an eraser needs whole rows: gather "
+                    "the last axis first (x.redistribute(...)), or erase at another site"
+                )
+        local = self(x.to_local())
+        return type(x).from_local(
+            local, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride()
+        )
+
+    # -- dtype and rank --------------------------------------------------------------------
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Eraser:
+        """Let `fn` move the buffers; where it would round them, move the unrounded ones."""
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if new.dtype != old.dtype:
+                self._buffers[name] = old.to(new.device)
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Tensor], prefix: str, *rest: Any, **options: Any
+    ) -> None:
+        """Accept another rank of the same width: the buffers are replaced."""
+        for name in ("left", "right", "neg_bias"):
+            new, old = state_dict.get(prefix + name), self._buffers[name]
+            if new is not None and new.shape != old.shape and new.shape[1:] == old.shape[1:]:
+                self._buffers[name] = old.new_empty(new.shape)
+        super()._load_from_state_dict(state_dict, prefix, *rest, **options)
+
+
+def _no_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Autocast off, where it is on: it would take the products in 16 bits."""
+    kind = x.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return nullcontext()
+    off: AbstractContextManager[Any] = torch.autocast(kind, enabled=False)
+    return off
+
+
+def _products(a: Tensor, b: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
+    """Pairs whose products add up to a b, exactly but for 2^-22, of parts of at most 12 bits."""
+    a_high, b_high = _high(a), _high(b)
+    return (a_high, b_high), (a - a_high, b_high), (a_high, b - b_high)
+
+
+def _high(x: Tensor) -> Tensor:
+    """The leading bits of a float32 tensor."""
+    scaled = x * _SPLITTER
+    return scaled - (scaled - x)

@@ -1,0 +1,122 @@
+"""Projections of several sites."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from splince_fast.exceptions import FileFormatError, SplinceError
+from splince_fast.moments import Moments
+from splince_fast.nn import bridge
+from splince_fast.nn.recipe import BySite, Recipe, Site, table
+from splince_fast.projection import Projection
+
+_FORMAT = 1
+_KIND = "erasers"
+
+
+class Erasers(BySite):
+    """Projections by site; a mapping from names to :class:`Projection`.
+
+    Made by :func:`fit_layers` or :meth:`Collected.erasers`, and installed by :func:`install`.
+
+    Attributes
+    ----------
+    sequential : bool
+        Whether each was fitted with all earlier ones installed, so that they hold together.
+    """
+
+    def __init__(
+        self,
+        projections: Mapping[str, Projection],
+        sites: Iterable[Site],
+        recipe: Recipe,
+        *,
+        sequential: bool,
+    ) -> None:
+        super().__init__(projections, sites, recipe)
+        self.sequential = sequential
+
+    def __str__(self) -> str:
+        rows = []
+        for name, projection in self.items():
+            report = projection.report
+            cells = ["-"] * 5
+            if report is not None:
+                erased = [v for v in report.variables if v.role == "erased"]
+                worst = max(erased, key=lambda v: v.residual, default=None)
+                cells = [
+                    f"{report.n_rows:,}",
+                    f"{100 * report.distortion:.3g} %",
+                    f"{report.amplification:.3g}",
+                    "-" if worst is None else f"{worst.residual:.1e}",
+                    "-" if worst is None else f"{worst.bound:.1e}",
+                ]
+            rows.append((name, str(projection.rank), *cells))
+        how = "layer by layer" if self.sequential else "in one pass"
+        heading = f"fitted {how}, tokens {self._recipe.to_dict()['tokens']}"
+        columns = ("site", "rank", "rows", "distortion", "amplification", "residual", "bound")
+        return table(heading, columns, rows)
+
+    __repr__ = __str__
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file.
+
+        Parameters
+        ----------
+        path : path
+            The file; whatever happens, it holds either what it held before or everything.
+        """
+        records = {name: bridge.projection_record(p) for name, p in self.items()}
+        metadata = {
+            "sites": [asdict(site) for site in self._sites],
+            "recipe": self._recipe.to_dict(),
+            "sequential": self.sequential,
+        }
+        bridge.write_file(path, _KIND, _FORMAT, records, metadata)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Erasers:
+        """Read it back, bit for bit.
+
+        Parameters
+        ----------
+        path : path
+            A file written by :meth:`save`.
+
+        Raises
+        ------
+        FileFormatError
+            Truncated, foreign, inconsistent, or written by a newer version.
+        """
+        records, metadata = bridge.read_file(path, _KIND, _FORMAT)
+        try:
+            return cls(
+                {name: bridge.projection_from_record(*record) for name, record in records.items()},
+                [Site(**site) for site in metadata["sites"]],
+                Recipe.from_dict(metadata["recipe"]),
+                sequential=bool(metadata["sequential"]),
+            )
+        except (KeyError, TypeError, ValueError, FileFormatError) as error:
+            raise bridge.inconsistent(path, error) from error
+
+
+def fit_site(
+    name: str,
+    moments: Moments,
+    method: Callable[..., Projection],
+    erase: Any,
+    keep: Any,
+    options: Mapping[str, Any],
+) -> Projection:
+    """The eraser of one site; what the method raises names the site."""
+    kept = {} if keep is None else {"keep": keep}
+    try:
+        return method(moments, erase=erase, **kept, **options)
+    except SplinceError as error:
+        text = f"at the site {name!r}: {error}"
+        error.args = (text, *error.args[1:])
+        raise

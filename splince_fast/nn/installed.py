@@ -1,0 +1,381 @@
+"""Erasers inside a live model: one hook per site, and a handle that takes them out again."""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from splince_fast.exceptions import (
+    InputError,
+    NeverCalledError,
+    NothingErasedWarning,
+    SiteError,
+)
+from splince_fast.nn import sites
+from splince_fast.nn.eraser import Eraser
+from splince_fast.nn.erasers import Erasers
+from splince_fast.nn.positions import Positions, Tokens
+from splince_fast.nn.recipe import Placement
+from splince_fast.projection import Projection
+
+Tensor = Any
+Module = Any
+
+
+class Entry:
+    """One eraser at one site: the module, one copy per device, and which rows it is for."""
+
+    def __init__(
+        self, name: str, eraser: Eraser, positions: Positions, tokens: Tokens, place: Placement
+    ) -> None:
+        self.name, self.positions, self.tokens, self.place = name, positions, tokens, place
+        self.width = eraser.n_features
+        self.count = 0
+        self.ran_compiled = False
+        self._copies = {torch.device("cpu"): eraser}
+
+    def on(self, device: Any) -> Eraser:
+        """The eraser on a device."""
+        found = self._copies.get(device)
+        if found is None:
+            found = copy.deepcopy(self._copies[torch.device("cpu")]).to(device)
+            if not torch.compiler.is_compiling():
+                self._copies[device] = found
+        return found
+
+    def set_gate(self, value: float) -> float:
+        """Open (1) or close (0) the gate of every copy; returns what it was."""
+        before = float(self._copies[torch.device("cpu")].gate)
+        for eraser in self._copies.values():
+            eraser.gate.fill_(value)
+        return before
+
+    def erase(self, value: Any) -> Any:
+        """The same output, or input, with its rows erased."""
+        if torch.compiler.is_compiling():  # a counter would be a guard
+            self.ran_compiled = True
+        else:
+            self.count += 1
+        x, where = sites.pick(self.name, value, self.place.output)
+        axis = self.place.feature_dim
+        sites.check_width(self.name, x, axis, self.width)
+        last = axis in (-1, x.ndim - 1)
+        rows = x if last else x.movedim(axis, -1)
+        erased = self.on(x.device).forward(rows)
+        mask = self.positions.selection(self.name, self.tokens).over(self.name, rows)
+        if mask is not None:
+            erased = torch.where(mask.unsqueeze(-1), erased, rows)
+        return sites.put(value, where, erased if last else erased.movedim(-1, axis))
+
+
+class OutputHook:
+    """The forward hook of a site: its erasers in the order in which they were installed."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.handle: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"entries": self.entries, "handle": None}
+
+    def __call__(self, module: Module, args: Any, output: Any) -> Any:
+        for entry in self.entries:
+            output = entry.erase(output)
+        return output
+
+    def register(self, module: Module) -> None:
+        """Set the hook before those that record outputs."""
+        self.handle = module.register_forward_hook(self, prepend=True)
+
+    @staticmethod
+    def table(module: Module) -> Mapping[Any, Any]:
+        """Where torch keeps hooks of this kind."""
+        hooks: Mapping[Any, Any] = module._forward_hooks
+        return hooks
+
+
+class InputHook(OutputHook):
+    """The same for the input of a module."""
+
+    def __call__(self, module: Module, args: Any, kwargs: Any) -> Any:
+        for entry in self.entries:
+            key = sites.pick_input(entry.name, args, kwargs)
+            if isinstance(key, int):
+                args = (entry.erase(args[key]), *args[key + 1 :])
+            else:
+                kwargs = {**kwargs, key: entry.erase(kwargs[key])}
+        return args, kwargs
+
+    def register(self, module: Module) -> None:
+        """Set the hook behind those that others set, which may change the input."""
+        self.handle = module.register_forward_pre_hook(self, with_kwargs=True)
+
+    @staticmethod
+    def table(module: Module) -> Mapping[Any, Any]:
+        """Where torch keeps hooks of this kind."""
+        hooks: Mapping[Any, Any] = module._forward_pre_hooks
+        return hooks
+
+
+class Installed:
+    """Erasers in a model: a handle, and a context manager that takes them out at its end.
+
+    Made by :func:`install`. Leaving the context raises :class:`NeverCalledError` as
+    :meth:`check` does. It may be entered again.
+    """
+
+    def __init__(self, model: Module, sited: list[tuple[Module, Entry]]) -> None:
+        self._model, self._sited = model, sited
+        self._handles: list[Any] = []
+        self._attached = False
+        self._depth = 0
+        self._attach()
+
+    def __repr__(self) -> str:
+        state = "installed" if self._attached else "removed"
+        return f"Installed({len(self._sited)} sites, {state})"
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Calls of each site so far, those of compiled code not counted."""
+        found: dict[str, int] = {}
+        for _, entry in self._sited:
+            found[entry.name] = found.get(entry.name, 0) + entry.count
+        return found
+
+    def _attach(self) -> None:
+        if self._attached:
+            return
+        try:
+            for module, entry in self._sited:
+                kind = InputHook if entry.place.side == "input" else OutputHook
+                hook = next((h for h in kind.table(module).values() if type(h) is kind), None)
+                if hook is None:
+                    hook = kind()
+                    hook.register(module)
+                hook.entries.append(entry)
+            if self._sited:
+                positions = self._sited[0][1].positions
+                self._handles = positions.attach(self._model, [e.name for _, e in self._sited])
+        except BaseException:
+            self._detach()
+            raise
+        self._attached = True
+        _forget_compiled_code()
+
+    def _detach(self) -> None:
+        for module, entry in self._sited:
+            for kind in (InputHook, OutputHook):
+                for hook in [h for h in kind.table(module).values() if type(h) is kind]:
+                    hook.entries = [e for e in hook.entries if e is not entry]
+                    if not hook.entries and hook.handle is not None:
+                        hook.handle.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self._attached:
+            self._attached = False
+            _forget_compiled_code()
+
+    def remove(self) -> None:
+        """Take the erasers out; only what was set here is taken. Twice does no harm."""
+        self._detach()
+
+    def check(self) -> None:
+        """Raise NeverCalledError if the model ran and a site did not, or a hook is gone."""
+        if not self._sited:
+            return
+        for module, entry in self._sited:
+            kind = InputHook if entry.place.side == "input" else OutputHook
+            there = any(type(h) is kind and entry in h.entries for h in kind.table(module).values())
+            if self._attached and not there:
+                raise NeverCalledError(
+                    f"the hook at {entry.name!r} was removed by others, so nothing is erased "
+                    "there; install the erasers again, after what removes hooks"
+                )
+        positions = self._sited[0][1].positions
+        silent = [e.name for _, e in self._sited if not (e.count or e.ran_compiled)]
+        if silent and (positions.ran or positions.ran_compiled):
+            raise NeverCalledError(
+                f"the model ran {positions.ran} times and the sites {silent} never did, so "
+                "nothing was erased there: their weights are read without calling them, or "
+                "another path through the model was taken; choose the module around them"
+            )
+
+    @contextmanager
+    def disabled(self) -> Iterator[Installed]:
+        """Let every site return what it would without erasers, exactly; nothing is recompiled.
+
+        Yields
+        ------
+        Installed
+            The object itself.
+        """
+        before = [entry.set_gate(0.0) for _, entry in self._sited]
+        try:
+            yield self
+        finally:
+            for (_, entry), gate in zip(self._sited, before, strict=True):
+                entry.set_gate(gate)
+
+    def __enter__(self) -> Installed:
+        self._attach()
+        self._depth += 1
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
+        try:
+            if kind is None:
+                self.check()
+        finally:
+            self._detach()
+
+
+def _forget_compiled_code() -> None:
+    """Compiled code does not look for new hooks: let it be compiled again at the next call."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None and dynamo.utils.counters["frames"]["total"]:
+        torch.compiler.reset()
+        dynamo.utils.counters["frames"]["total"] = 0
+
+
+def install(
+    model: Any,
+    erasers: Any,
+    *,
+    at: Any = None,
+    tokens: Any = None,
+    side: str = "output",
+    feature_dim: int = -1,
+    output: int | str | None = None,
+) -> Installed:
+    """Erase inside a model from now on, at the sites of `erasers`.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Any; also compiled, quantised or spread over devices. Its parameters and its `state_dict`
+        are left alone.
+    erasers : Erasers, path, mapping of str to Projection, or Projection
+        What to erase where. A mapping goes from names or patterns of modules to projections.
+    at : str, Module, or a list of them, optional
+        Where, for a single projection: names or patterns (see Notes) or modules.
+    tokens : {"body", "all", "first", "last"} or function, optional
+        Which tokens are changed; by default those that the erasers were fitted on, and "body"
+        for projections where the call has tokens, otherwise "all". "body" is every attended
+        token except the first of each sequence and the ids that were skipped in the fit. A
+        function takes the arguments of the model's call by name and returns a bool tensor (B, T).
+    side, feature_dim, output
+        Which tensor of a module is meant, for projections; as for :func:`collect`. `Erasers`
+        know it themselves.
+
+    Returns
+    -------
+    Installed
+        A context manager and a handle: ``with install(model, erasers): ...``, or
+        ``installed = install(model, erasers)`` and later ``installed.remove()``.
+
+    Raises
+    ------
+    SiteError
+        A name that no module has, a module that is never called, or another width. The model is
+        left as it was. While the model runs: an output without a fitting tensor.
+    InputError
+        An argument that is none of the above.
+
+    Warns
+    -----
+    NothingErasedWarning
+        An eraser of rank 0, which does nothing.
+
+    Notes
+    -----
+    In patterns ``*``, ``?`` and ``[2-5]`` stay within one part of a dotted name and ``**`` goes
+    across dots. A second install at a site acts behind the first. If anything was compiled in
+    this process, installing and removing make it compile again, because compiled code does not
+    notice hooks. ``output_hidden_states`` may show states from before the erasers; look at erased
+    states with :func:`collect`.
+
+    Examples
+    --------
+    >>> import numpy as np, torch
+    >>> import splince_fast as sf
+    >>> from splince_fast import nn as snn
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1))
+    >>> z = np.arange(200) % 2
+    >>> x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    >>> x[:, 0] += torch.from_numpy(z)
+    >>> moments = snn.collect(model, [{"input": x, "z": z}], "0", labels="z")
+    >>> with snn.install(model, moments.erasers(sf.leace, erase="z")):
+    ...     after = snn.collect(model, [{"input": x, "z": z}], "0", labels="z")
+    >>> bool(np.abs(after["0"].cross_covariance("z")).max() < 1e-6)
+    True
+    """
+    model = getattr(model, "_orig_mod", model)
+    if isinstance(erasers, str | os.PathLike):
+        erasers = Erasers.load(erasers)
+    if isinstance(erasers, Projection):
+        if at is None:
+            raise InputError("a single Projection needs at=, the names of the sites it is for")
+        wanted = [at] if isinstance(at, str | torch.nn.Module) else list(at)
+        pairs: list[tuple[Any, Projection]] = [(one, erasers) for one in wanted]
+    elif isinstance(erasers, Mapping):
+        if at is not None:
+            raise InputError("at= is for a single Projection; these erasers name their sites")
+        pairs = list(erasers.items())
+    else:
+        raise InputError(
+            f"erasers is {type(erasers).__name__}; pass Erasers, the path of their file, a "
+            "mapping of names to projections, or a projection with at="
+        )
+    if isinstance(erasers, Erasers):
+        place, fitted, skip_ids = erasers.placement, erasers.tokens, erasers.skip_ids
+        tokens = fitted if tokens is None else tokens
+        if tokens == "mean":
+            raise InputError(
+                "these erasers were fitted on the mean over tokens, which is no token; say by "
+                "tokens= which ones they are for ('all' is the usual choice)"
+            )
+    else:
+        place, skip_ids = Placement.of(side, feature_dim, output), ()
+    spec = Tokens.of(tokens, skip_ids)
+    positions = Positions((spec,))
+    sited: list[tuple[Module, Entry]] = []
+    idle = []
+    for wanted_site, projection in pairs:
+        for name, module in sites.find(model, wanted_site).items():
+            eraser = Eraser(projection)
+            _check_weights(name, module, eraser.n_features)
+            sited.append((module, Entry(name, eraser, positions, spec, place)))
+            idle += [] if eraser.rank else [name]
+    if idle:
+        warnings.warn(
+            f"the erasers at {idle} have rank 0 and change nothing",
+            NothingErasedWarning,
+            stacklevel=2,
+        )
+    return Installed(model, sited)
+
+
+def _check_weights(name: str, module: Module, width: int) -> None:
+    """Raise SiteError if the weights of a module show that it has another width."""
+    shapes = [tuple(p.shape) for p in module.parameters() if p.is_floating_point()]
+    plain = shapes and all(
+        type(p).__name__ == "Parameter" and p.numel() for p in module.parameters()
+    )
+    if shapes and plain and not any(width in shape for shape in shapes):
+        raise SiteError(
+            f"the eraser for {name!r} has width {width}, and no weight of this "
+            f"{type(module).__name__} does (shapes {sorted(set(shapes))[:4]}): it was fitted for "
+            "another model"
+        )

@@ -1,0 +1,210 @@
+"""Erasers that hold together: fitted layer by layer, each behind all earlier ones."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from splince_fast.exceptions import InputError
+from splince_fast.nn import sites
+from splince_fast.nn.collection import (
+    collector_for,
+    first_batches,
+    moved,
+    quiet,
+    run,
+    unwrapped,
+)
+from splince_fast.nn.collector import Collector, Labels, label_keys, read_labels
+from splince_fast.nn.erasers import Erasers, fit_site
+from splince_fast.nn.installed import Installed, install
+from splince_fast.nn.recipe import Placement, Recipe, Site
+from splince_fast.projection import Projection
+
+
+class _Repeated:
+    """Batches that are read once per site and must be the same each time."""
+
+    def __init__(self, batches: Iterable[Any], labels: Labels) -> None:
+        if iter(batches) is batches:
+            raise InputError(
+                "batches is an iterator, and every site needs its own pass; pass a list, a "
+                "DataLoader without shuffling, or text_batches(...)"
+            )
+        self._batches, self._labels = batches, labels
+        self._known: tuple[int, str] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        count, first = 0, ""
+        for batch in self._batches:
+            if not count:
+                first = _digest(read_labels(batch, self._labels))
+                if self._known is not None and first != self._known[1]:
+                    self._refuse("the labels of the first batch are others")
+            count += 1
+            yield batch
+        if self._known is not None and count != self._known[0]:
+            self._refuse(f"there are {count} batches after {self._known[0]}")
+        self._known = (count, first)
+
+    def _refuse(self, what: str) -> None:
+        raise InputError(
+            f"batches gave other data in the second pass: {what}; every site must be fitted on "
+            "the same rows: switch shuffling off, or fix its seed"
+        )
+
+
+def _digest(labels: dict[str, Any]) -> str:
+    """A hash of labels."""
+    digest = hashlib.sha256()
+    for name, values in labels.items():
+        array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
+        digest.update(name.encode())
+        digest.update(pickle.dumps(np.asarray(array).tolist()))
+    return digest.hexdigest()
+
+
+def _in_running_order(
+    model: Any, batches: Iterable[Any], collector: Collector, forward: Any
+) -> list[str]:
+    """Names of the sites in the order in which they run on the first batch."""
+    order: list[str] = []
+
+    class Note:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __call__(self, *_: Any) -> None:
+            if self.name not in order:
+                order.append(self.name)
+
+    handles = []
+    for name, module in collector.chosen.items():
+        if collector.placement.side == "input":
+            handles.append(module.register_forward_pre_hook(Note(name)))
+        else:
+            handles.append(module.register_forward_hook(Note(name)))
+    try:
+        with quiet(model):
+            for batch in first_batches(batches, 1):
+                batch = moved(batch, sites.device_of(model))
+                sites.call(model, batch, label_keys(collector.labels), forward)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return order + [name for name in collector.chosen if name not in order]
+
+
+def fit_layers(
+    model: Any,
+    batches: Iterable[Any],
+    at: Any,
+    method: Callable[..., Projection] | None = None,
+    *,
+    erase: Any,
+    keep: Any = None,
+    labels: Labels,
+    tokens: Any = "body",
+    side: str = "output",
+    feature_dim: int = -1,
+    output: int | str | None = None,
+    forward: Callable[[Any, Any], Any] | None = None,
+    weight: str = "token",
+    skip_ids: Iterable[int] = (),
+    device: Any = "model",
+    progress: bool = False,
+    on_infeasible: str | None = None,
+    **moments: Any,
+) -> Erasers:
+    """Fit erasers at several sites that hold when all are installed.
+
+    In the order in which the sites run, each is fitted on activations behind all earlier erasers:
+    one pass per site, which ends at that site. Nothing stays installed.
+
+    Parameters
+    ----------
+    model, batches, at
+        As for :func:`collect`; `batches` is read once per site and must give the same rows each
+        time.
+    method : callable, optional
+        ``sf.splince`` (the default), ``sf.leace``, ``sf.sal`` or ``sf.mean_projection``.
+    erase, keep
+        Variables, as the method takes them.
+    labels, tokens, side, feature_dim, output, forward, weight, skip_ids, device, progress
+        As for :func:`collect`.
+    on_infeasible : {"raise", "drop"}, optional
+        Passed to the method.
+    **moments
+        kinds and joint, as for :class:`Moments`.
+
+    Returns
+    -------
+    Erasers
+        A mapping from names of sites to projections, in running order.
+
+    Raises
+    ------
+    InputError
+        `batches` can be read only once, or gives other rows the second time.
+    InfeasibleError
+        As the method raises it; the text names the site.
+    SiteError, NeverCalledError, NotEnoughMemoryError, NonFiniteError, LabelError
+        As :func:`collect` raises them.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import splince_fast as sf
+    >>> from splince_fast import nn as snn
+    >>> g = torch.Generator().manual_seed(0)
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.Tanh(), torch.nn.Linear(6, 6))
+    >>> z = torch.arange(80) % 2
+    >>> batches = [{"input": torch.randn(80, 3, generator=g) + z[:, None], "z": z}]
+    >>> erasers = snn.fit_layers(model, batches, ["0", "2"], sf.leace, erase="z", labels="z")
+    >>> list(erasers), erasers.sequential
+    (['0', '2'], True)
+    """
+    from splince_fast.methods import splince
+
+    inner = unwrapped(model)
+    method = splince if method is None else method
+    placement = Placement.of(side, feature_dim, output)
+    options = {} if on_infeasible is None else {"on_infeasible": on_infeasible}
+    repeated = _Repeated(batches, labels)
+
+    def collector(where: Any) -> Collector:
+        return collector_for(
+            inner, where, labels=labels, tokens=tokens, placement=placement, weight=weight,
+            skip_ids=skip_ids, device=device, options=moments,
+        )  # fmt: skip
+
+    whole = collector(at)
+    order = _in_running_order(inner, batches, whole, forward)
+    recipe = Recipe(placement, tokens, whole.spec.skip_ids, weight)
+    if tokens == "mean":
+        raise InputError(
+            "tokens='mean' selects no token that an eraser could change; fit the last site by "
+            "collect, or choose other tokens"
+        )
+    fitted: dict[str, Projection] = {}
+    made: list[Site] = []
+    earlier: Installed | None = None
+    try:
+        for name in order:
+            found = run(inner, repeated, collector(whole.chosen[name]), forward, progress, recipe)
+            (site,) = found.sites
+            fitted[site.name] = fit_site(site.name, found[site.name], method, erase, keep, options)
+            made.append(site)
+            erasers = Erasers(fitted, made, found.recipe, sequential=True)
+            if earlier is not None:
+                earlier.remove()
+            earlier = install(inner, erasers)
+    finally:
+        if earlier is not None:
+            earlier.remove()
+    return erasers

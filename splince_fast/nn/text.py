@@ -1,0 +1,193 @@
+"""Batches of tokens from a data set of texts: read again and again, the same each time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from splince_fast.exceptions import InputError, LabelError
+
+_IGNORED = -100
+
+
+class TextBatches:
+    """Batches of token ids with labels, made by :func:`text_batches`; can be read repeatedly.
+
+    A batch is a dictionary of what the tokenizer gives (``input_ids``, ``attention_mask``, ...)
+    as tensors, and of the labels.
+    """
+
+    def __init__(
+        self,
+        encoded: Sequence[Mapping[str, Any]],
+        labels: Mapping[str, Sequence[Any]],
+        tokenizer: Any,
+        batches: Sequence[Sequence[int]],
+    ) -> None:
+        self._encoded, self._labels = encoded, labels
+        self._tokenizer, self._batches = tokenizer, batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __repr__(self) -> str:
+        return f"TextBatches({len(self._encoded)} texts, {len(self)} batches)"
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for rows in self._batches:
+            padded = self._tokenizer.pad(
+                {key: [self._encoded[i][key] for i in rows] for key in self._encoded[rows[0]]},
+                return_tensors="pt",
+            )
+            batch = dict(padded)
+            length = batch["input_ids"].shape[1]
+            for name, values in self._labels.items():
+                batch[name] = self._stacked([values[i] for i in rows], length)
+            yield batch
+
+    def _stacked(self, values: list[Any], length: int) -> Any:
+        """Labels of a batch: a tensor of numbers, or a list of names."""
+        if isinstance(values[0], np.ndarray):
+            fill = np.nan if values[0].dtype.kind == "f" else _IGNORED
+            full = np.full((len(values), length), fill, values[0].dtype)
+            for row, own in zip(full, values, strict=True):
+                place = slice(length - len(own), None)
+                row[place if self._tokenizer.padding_side == "left" else slice(len(own))] = own
+            return torch.from_numpy(full)
+        array = np.asarray(values)
+        return torch.from_numpy(array) if array.dtype.kind in "biuf" else values
+
+
+def text_batches(
+    dataset: Any,
+    tokenizer: Any,
+    *,
+    text: str,
+    labels: Sequence[str] | str = (),
+    batch_size: int = 32,
+    max_length: int | None = None,
+    words: bool = False,
+    seed: int | None = None,
+) -> TextBatches:
+    """Tokenise a data set once and cut it into padded batches of texts of similar length.
+
+    Parameters
+    ----------
+    dataset : datasets.Dataset, data frame, mapping of columns, or list of rows
+        Of texts and labels.
+    tokenizer : transformers tokenizer
+        With a padding token; a left or right side of padding is kept.
+    text : str
+        Column of texts; of lists of words where `words` is True.
+    labels : str or sequence of str
+        Columns of labels: one per text, or, where `words` is True, a list with one per word for
+        integers and floats.
+    batch_size : int
+        Texts per batch.
+    max_length : int, optional
+        Longer texts are cut off; by default at what the tokenizer allows.
+    words : bool
+        Align labels of words with tokens: the first token of a word carries its label, the
+        others none (-100 for integers, NaN for floats).
+    seed : int, optional
+        Shuffle the batches, the same way at each reading; by default from short to long.
+
+    Returns
+    -------
+    TextBatches
+        An iterable that can be read repeatedly.
+
+    Raises
+    ------
+    InputError
+        A column is missing, or the tokenizer has no padding token.
+    LabelError
+        A text has another number of labels than words.
+
+    Examples
+    --------
+    >>> from splince_fast import nn as snn
+    >>> texts = {"prompt": ["The nurse said that", "He"], "gender": [1, 0]}
+    >>> batches = snn.text_batches(  # doctest: +SKIP
+    ...     texts, tokenizer, text="prompt", labels="gender"
+    ... )
+    """
+    names = [labels] if isinstance(labels, str) else list(labels)
+    columns = _columns(dataset, [text, *names])
+    if getattr(tokenizer, "pad_token", None) is None:
+        raise InputError(
+            "the tokenizer has no padding token; set one, such as tokenizer.pad_token = "
+            "tokenizer.eos_token (padding is masked, so which one does not matter)"
+        )
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise InputError(f"batch_size is {batch_size!r}; it must be a positive integer")
+    texts = list(columns.pop(text))
+    if not texts:
+        raise InputError("the data set holds no texts")
+    limit = {"truncation": True, "max_length": max_length} if max_length else {"truncation": True}
+    if not max_length and getattr(tokenizer, "model_max_length", 0) > 1 << 30:
+        limit = {}
+    found = tokenizer(texts, is_split_into_words=words, **limit)
+    encoded = [{key: found[key][i] for key in found} for i in range(len(texts))]
+    if words:
+        columns = {
+            name: [
+                _aligned(name, i, found.word_ids(i), values[i], len(texts[i]))
+                for i in range(len(texts))
+            ]
+            for name, values in columns.items()
+        }
+    order = np.argsort([len(one["input_ids"]) for one in encoded], kind="stable")
+    batches = [order[i : i + batch_size].tolist() for i in range(0, len(order), batch_size)]
+    if seed is not None:
+        shuffled = np.random.default_rng(seed).permutation(len(batches))
+        batches = [batches[i] for i in shuffled]
+    return TextBatches(encoded, columns, tokenizer, batches)
+
+
+def _columns(dataset: Any, names: list[str]) -> dict[str, Any]:
+    """Columns of a data set as sequences.
+
+    Raises
+    ------
+    InputError
+        One is missing.
+    """
+    if isinstance(dataset, list | tuple):
+        first = dataset[0] if dataset else {}
+        known = list(first) if isinstance(first, Mapping) else []
+        if all(name in known for name in names):
+            return {name: [row[name] for row in dataset] for name in names}
+    else:
+        known = list(getattr(dataset, "column_names", None) or dataset)
+        if all(name in known for name in names):
+            return {name: _as_list(dataset[name]) for name in names}
+    missing = [name for name in names if name not in known]
+    raise InputError(f"the data set has no columns {missing}; it has {known}")
+
+
+def _as_list(column: Any) -> list[Any]:
+    return list(column.tolist() if hasattr(column, "tolist") else column)
+
+
+def _aligned(name: str, i: int, word_ids: Any, values: Any, n_words: int) -> Any:
+    """Labels of words as labels of tokens."""
+    array = np.asarray(values)
+    if array.ndim == 0:
+        return array[()]
+    if len(array) != n_words or array.dtype.kind not in "biuf":
+        raise LabelError(
+            f"text {i} has {n_words} words, and its labels {name!r} are {values!r}; pass one "
+            "integer or float per word"
+        )
+    whole = array.dtype.kind != "f"
+    found = np.full(len(word_ids), _IGNORED if whole else np.nan, np.int64 if whole else float)
+    before = None
+    for place, word in enumerate(word_ids):
+        if word is not None and word != before:
+            found[place] = array[word]
+        before = word
+    return found

@@ -1,0 +1,66 @@
+"""The conformance suite of scikit-learn for the baselines, and how much of it is run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import pytest
+from sklearn.base import BaseEstimator
+from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
+
+from splince_fast.baselines import DFR, INLP, RLACE, GroupDRO
+
+# The suite knows neither `concept` nor `groups`, so y takes their part.
+ESTIMATORS = [
+    INLP(concept_from="y"),
+    INLP(concept_from="y", validation_share=0),
+    RLACE(concept_from="y", max_steps=40, check_every=20),
+    DFR(groups_from="y"),
+    DFR(groups_from="y", C=1.0, penalty="l2", n_subsets=1),
+    GroupDRO(groups_from="y"),
+    GroupDRO(groups_from="y", strength=0.01),
+    GroupDRO(groups_from="y", strength=0.01, solver="sgd"),
+]
+
+_DRAWN = "rows are drawn at random, so a weight of 2 is not the same draw as two rows"
+_WEIGHTS = "check_sample_weight_equivalence_on_dense_data"
+
+
+def expected_failures(estimator: Any) -> dict[str, str]:
+    """Weights equal repetitions only where no row is drawn at random."""
+    drawn = (
+        isinstance(estimator, RLACE)
+        or (isinstance(estimator, INLP) and estimator.validation_share)
+        or (isinstance(estimator, GroupDRO) and estimator._selects())
+    )
+    return {_WEIGHTS: _DRAWN} if drawn else {}
+
+
+# The suite has labels at random, too, in which validation rows show nothing to erase.
+@pytest.mark.filterwarnings("ignore::splince_fast.NothingErasedWarning")
+@parametrize_with_checks(ESTIMATORS, expected_failed_checks=expected_failures)  # type: ignore[untyped-decorator]
+def test_scikit_learn_conformance(estimator: BaseEstimator, check: Any) -> None:
+    check(estimator)
+
+
+def names_of(estimator: BaseEstimator) -> Counter[str]:
+    names: Counter[str] = Counter()
+    for _, check in estimator_checks_generator(estimator):
+        while isinstance(check, partial):
+            check = check.func
+        names[check.__name__] += 1
+    return names
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=repr)
+def test_the_suite_is_not_skipped(estimator: Any) -> None:
+    names = names_of(estimator)
+    assert {"check_estimators_nan_inf", "check_fit_idempotent"} <= set(names)
+    kind = (
+        "check_classifiers_train" if hasattr(estimator, "predict") else "check_transformer_general"
+    )
+    assert kind in names
+    assert (_WEIGHTS in names) == (not isinstance(estimator, DFR))
+    assert names.total() >= 45

@@ -1,0 +1,160 @@
+"""DFR: balanced subsets, the choice of C, the mean of the heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from baseline_data import bug_parts, figures, made
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from splince_fast import InputError, LabelError, NotEnoughDataError
+from splince_fast.baselines import DFR, dfr
+
+
+def test_coefficients_equal_the_definition() -> None:
+    data = made(n=800, d=5)
+    head = DFR(C=0.3, penalty="l2", n_subsets=3, random_state=7).fit(data.X, data.y, groups=data.z)
+    rng = np.random.default_rng(7)
+    scaler = StandardScaler().fit(data.X)
+    cells = [(a, b) for a in (0, 1) for b in (0, 1)]
+    rows = {cell: np.flatnonzero((data.y == cell[0]) & (data.z == cell[1])) for cell in cells}
+    m = min(map(len, rows.values()))
+    decisions = []
+    for _ in range(3):
+        subset = np.concatenate([rng.permutation(rows[cell])[:m] for cell in cells])
+        model = LogisticRegression(C=0.3, max_iter=1000)
+        model.fit(scaler.transform(data.X[subset]), data.y[subset])
+        decisions.append(model.decision_function(scaler.transform(data.X)))
+    np.testing.assert_allclose(
+        head.decision_function(data.X), np.mean(decisions, axis=0), atol=1e-9
+    )
+    assert head.cells_ == cells
+    np.testing.assert_array_equal(head.predict(data.X), np.mean(decisions, axis=0) > 0)
+    chances = head.predict_proba(data.X)
+    np.testing.assert_allclose(chances[:, 1], 1 / (1 + np.exp(-np.mean(decisions, axis=0))))
+
+
+def test_units_of_the_features_do_not_matter() -> None:
+    data = made(n=800, d=5)
+    scale, shift = np.array([1e-3, 1, 1e3, 7, 0.1]), np.array([0, 1e3, -5, 0, 2])
+    first = DFR(random_state=0).fit(data.X, data.y, groups=data.z)
+    second = DFR(random_state=0).fit(data.X * scale + shift, data.y, groups=data.z)
+    np.testing.assert_allclose(
+        first.decision_function(data.X),
+        second.decision_function(data.X * scale + shift),
+        atol=1e-6,
+    )
+
+
+def test_a_constant_feature_gets_no_weight() -> None:
+    data = made(n=400, d=4)
+    X = np.column_stack([data.X, np.full(400, 3.0)])
+    head = DFR(random_state=0).fit(X, data.y, groups=data.z)
+    assert head.coef_[0, -1] == 0
+
+
+@pytest.mark.parametrize("penalty", ["l1", "l2"])
+def test_several_classes_and_crossed_groups(penalty: str) -> None:
+    data = made(n=3000, d=9, k=3, classes=3, tied=0.5)
+    other = np.random.default_rng(2).integers(0, 2, size=3000)
+    head = DFR(penalty=penalty, n_subsets=2, random_state=0)
+    head.fit(data.X, data.y, groups=(data.z, other))
+    assert head.coef_.shape == (3, 9)
+    assert len(head.cells_) == 18
+    assert head.cells_[0] == (0, 0, 0)
+    chances = head.predict_proba(data.X)
+    np.testing.assert_allclose(chances.sum(axis=1), 1.0)
+    np.testing.assert_array_equal(chances.argmax(axis=1), head.predict(data.X))
+    assert head.score(data.X, data.y) > 0.5
+    alone = DFR(penalty=penalty, n_subsets=2, random_state=0)
+    alone.fit(data.X, data.y, groups={"a": data.z, "b": other})
+    np.testing.assert_array_equal(alone.coef_, head.coef_)
+
+
+def test_cell_numbers_are_as_good_as_groups() -> None:
+    data = made(n=800)
+    first = DFR(random_state=0).fit(data.X, data.y, groups=data.z)
+    second = DFR(random_state=0).fit(data.X, data.y, groups=2 * data.y + data.z)
+    np.testing.assert_array_equal(first.coef_, second.coef_)
+
+
+def test_validation_rows_choose_and_do_not_train() -> None:
+    data = made(n=900)
+    mask = np.arange(900) % 3 == 0
+    head = DFR(random_state=0).fit(data.X, data.y, groups=data.z, validation=mask)
+    fixed = DFR(C=head.C_, random_state=0).fit(data.X[~mask], data.y[~mask], groups=data.z[~mask])
+    np.testing.assert_allclose(head.coef_, fixed.coef_, atol=1e-12)
+    assert head.C_ in (1.0, 0.7, 0.3, 0.1, 0.07, 0.03, 0.01)
+
+
+def test_class_names_come_back() -> None:
+    data = made(n=400)
+    y = np.array(["arts", "writing"])[data.y]
+    head = DFR(random_state=0).fit(data.X, y, groups=data.z)
+    assert set(head.predict(data.X)) <= {"arts", "writing"}
+    assert head.classes_.tolist() == ["arts", "writing"]
+    pipe = make_pipeline(StandardScaler(), DFR(random_state=0)).fit(data.X, y, dfr__groups=data.z)
+    assert pipe.score(data.X, y) > 0.6
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "error", "match"),
+    [
+        ({"C": []}, {}, InputError, "C is"),
+        ({"C": "all"}, {}, InputError, "C is 'all'"),
+        ({"C": -1.0}, {}, InputError, "C is -1.0"),
+        ({"penalty": "l0"}, {}, InputError, "penalty is 'l0'"),
+        ({"n_subsets": 0}, {}, InputError, "n_subsets is 0"),
+        ({"groups_from": "z"}, {}, InputError, "groups_from is 'z'"),
+        ({}, {"groups": None}, InputError, "was given no groups"),
+        ({"groups_from": "y"}, {}, InputError, "was given groups, too"),
+        ({}, {"y": None}, InputError, "requires y to be passed"),
+        ({}, {"y": np.zeros(400, int)}, LabelError, "one class"),
+        ({}, {"groups": [None] + [1] * 399}, LabelError, "misses the group of 1 rows"),
+    ],
+)
+def test_bad_input_is_refused(
+    options: dict[str, Any], given: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    data = made(n=400)
+    head = DFR(**options)
+    arguments = {"y": data.y, "groups": data.z, **given}
+    with pytest.raises(error, match=match):
+        head.fit(data.X, arguments.pop("y"), **arguments)
+    assert not hasattr(head, "n_features_in_")
+
+
+def test_a_cell_without_training_rows_is_named() -> None:
+    data = made(n=400)
+    mask = (data.y == 1) & (data.z == 0)
+    with pytest.raises(NotEnoughDataError, match=r"the cell \(1, 0\)"):
+        DFR().fit(data.X, data.y, groups=data.z, validation=mask)
+
+
+def test_ctrl_c_leaves_the_classifier_unfitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def __init__(self, **_: Any) -> None:
+            raise KeyboardInterrupt
+
+    data, head = made(n=400), DFR()
+    monkeypatch.setattr(dfr, "LogisticRegression", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        head.fit(data.X, data.y, groups=data.z)
+    assert not [name for name in vars(head) if name.endswith("_")]
+
+
+def test_table_a(real_data: Callable[[str], Path]) -> None:
+    bug = bug_parts(real_data("bug_profession_gender"))
+    rows = bug.fitted
+    head = DFR(random_state=0).fit(
+        bug.X[rows], bug.y[rows], groups=bug.z[rows], validation=bug.mask
+    )
+    assert head.C_ == 0.7
+    found = figures(bug, head.predict(bug.X[bug.test]))
+    np.testing.assert_allclose(found, (0.769, 0.720, 0.035), atol=0.004)

@@ -1,0 +1,324 @@
+"""INLP: what each round removes, when it stops, and what it says."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from baseline_data import Made, bug_parts, figures, made
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import LinearSVC
+from sklearn.tree import DecisionTreeClassifier
+
+import splince_fast as sf
+from splince_fast import InputError, LabelError, NothingErasedWarning, Projection
+from splince_fast.baselines import INLP, inlp
+from splince_fast.exceptions import NotEnoughDataError
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_it_is_an_orthogonal_projection_about_the_training_mean(k: int) -> None:
+    data = made(k=k, d=9)
+    mask = np.arange(600) % 5 == 0
+    eraser = INLP().fit(data.X, concept=data.z, validation=mask)
+    P = eraser.projection_.matrix()
+    assert eraser.report_.rank == eraser.projection_.rank >= k - 1
+    np.testing.assert_allclose(P @ P, P, atol=1e-12)
+    np.testing.assert_allclose(P, P.T, atol=1e-12)
+    left = eraser.projection_.left
+    np.testing.assert_allclose(left.T @ left, np.eye(left.shape[1]), atol=1e-12)
+    mean = data.X[~mask].mean(axis=0)
+    np.testing.assert_allclose(eraser.transform(mean[None])[0], mean, atol=1e-12)
+
+
+def test_rounds_equal_the_definition_with_intersected_null_spaces() -> None:
+    """The naive twin refits on (I - B B^T)(x - mean) with B from all rounds anew."""
+    data, limit = made(d=12, seed=3), 5
+    mask = np.arange(600) % 3 == 0
+    eraser = INLP(max_rank=limit, tol=0.0).fit(data.X, concept=data.z, validation=mask)
+    train, validation = data.X[~mask], data.X[mask]
+    mean = train.mean(axis=0)
+    found: list[Any] = []
+    for _ in range(limit):
+        basis = np.linalg.svd(np.array(found).T, full_matrices=False)[0] if found else None
+        P = np.eye(12) if basis is None else np.eye(12) - basis @ basis.T
+        model = LogisticRegression(C=1 / (1e-4 * len(train)), solver="newton-cholesky", tol=1e-6)
+        model.fit((train - mean) @ P, data.z[~mask])
+        if (
+            model.score((validation - mean) @ P, data.z[mask])
+            <= np.bincount(data.z[mask]).max() / mask.sum()
+        ):
+            break
+        found.append(model.coef_[0])
+    basis = np.linalg.svd(np.array(found).T, full_matrices=False)[0]
+    assert eraser.report_.rank == len(found)
+    # The probes' own tolerance, 1e-6 of a gradient, against a curvature of at least 1e-4.
+    np.testing.assert_allclose(eraser.projection_.matrix(), np.eye(12) - basis @ basis.T, atol=1e-2)
+
+
+def test_nothing_is_erased_where_nothing_is_readable() -> None:
+    rng = np.random.default_rng(0)
+    X, z = rng.normal(size=(20_000, 5)), rng.integers(0, 2, size=20_000)
+    # 4,000 rows of selection: the accuracy of a guess has a standard error of .008.
+    with pytest.warns(NothingErasedWarning, match="no probe reads"):
+        eraser = INLP(tol=0.03, random_state=0).fit(X, concept=z)
+    assert eraser.report_.rank == 0
+    assert eraser.report_.residual == 1.0
+    assert eraser.report_.warnings
+    np.testing.assert_array_equal(eraser.transform(X), X)
+
+
+def test_the_report_measures_what_is_left() -> None:
+    data = made()
+    mask = np.arange(600) % 4 == 0
+    eraser = INLP().fit(data.X, concept=data.z, validation=mask)
+    report = eraser.report_
+    train, z = data.X[~mask], data.z[~mask]
+    cross = ((train - train.mean(axis=0)).T @ (z[:, None] == [0, 1])) / len(z)
+    P = eraser.projection_.matrix()
+    assert report.residual == pytest.approx(np.linalg.norm(P @ cross) / np.linalg.norm(cross))
+    clean = eraser.transform(train)
+    moved = ((clean - train) ** 2).sum() / ((train - train.mean(axis=0)) ** 2).sum()
+    assert report.distortion == pytest.approx(moved)
+    direction = cross[:, 1] / np.linalg.norm(cross[:, 1])
+    cosine = np.linalg.norm(eraser.projection_.left.T @ direction)
+    assert report.cosine_sal == pytest.approx(cosine)
+    assert (report.n_rows, report.n_validation) == (450, 150)
+    assert report.accuracies[-1] <= report.majority + 0.01
+    assert report.accuracies[0] > 0.8
+    assert len(report.accuracies) == report.rounds == report.rank + 1
+    text = str(report)
+    assert "no probe beats the majority" in text
+    assert f"{report.residual:.3g}" in text
+
+
+def test_the_rank_is_bounded_and_the_reason_said() -> None:
+    data = made(k=3, d=9)
+    report = INLP(max_rank=1, random_state=0).fit(data.X, concept=data.z).report_
+    assert report.rank == 1
+    assert report.stop == "the largest rank, 1, is reached"
+
+
+def test_weights_are_repetitions() -> None:
+    data = made(n=200)
+    weight = np.random.default_rng(1).integers(0, 4, size=200)
+    rows = np.repeat(np.arange(200), weight)
+    options = {"validation_share": 0.0, "max_rank": 2, "tol": 0.0}
+    weighted = INLP(**options).fit(data.X, concept=data.z, sample_weight=weight)
+    repeated = INLP(**options).fit(data.X[rows], concept=data.z[rows])
+    np.testing.assert_allclose(
+        weighted.projection_.matrix(), repeated.projection_.matrix(), atol=1e-6
+    )
+    np.testing.assert_allclose(weighted.projection_.mean, repeated.projection_.mean, atol=1e-12)
+    assert weighted.report_.distortion == pytest.approx(repeated.report_.distortion, rel=1e-6)
+
+
+def test_by_task_reads_within_classes_of_the_task() -> None:
+    """The concept is readable only through the task: within its classes nothing is left."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, size=4000)
+    z = np.where(rng.random(4000) < 0.9, y, 1 - y)
+    X = rng.normal(size=(4000, 4)) + np.outer(y, [3, 0, 0, 0])
+    with pytest.warns(NothingErasedWarning):
+        inside = INLP(by_task=True, random_state=0).fit(X, y, concept=z)
+    overall = INLP(random_state=0).fit(X, y, concept=z)
+    assert inside.report_.rank == 0
+    assert inside.report_.rounds == 2  # one probe closed each class of the task
+    assert overall.report_.rank >= 1
+    X = X + np.outer(z, [0, 4, 0, 0])
+    found = INLP(by_task=True, random_state=0).fit(X, y, concept=z)
+    assert found.report_.rank >= 1
+    assert abs(found.projection_.left[1, 0]) > 0.9
+
+
+def test_a_probe_of_ones_own() -> None:
+    data = made()
+    eraser = INLP(probe=LinearSVC(C=0.01, dual=False), random_state=0).fit(data.X, concept=data.z)
+    assert 1 <= eraser.report_.rank < 8
+    with pytest.raises(InputError, match="no coef_"):
+        INLP(probe=DecisionTreeClassifier(), random_state=0).fit(data.X, concept=data.z)
+
+
+def test_missing_labels_count_for_the_mean_alone() -> None:
+    data = made()
+    z = [None if i % 3 == 0 else int(c) for i, c in enumerate(data.z)]
+    eraser = INLP(validation_share=0).fit(data.X, concept=z)
+    np.testing.assert_allclose(eraser.projection_.mean, data.X.mean(axis=0), atol=1e-12)
+    assert eraser.report_.n_rows == 400
+
+
+@pytest.mark.parametrize("labels", ["strings", "booleans", "floats", "mapping", "frame"])
+def test_labels_of_any_kind_give_the_same_map(labels: str) -> None:
+    data = made()
+    forms: dict[str, Any] = {
+        "strings": np.array(["f", "m"])[data.z],
+        "booleans": data.z == 1,
+        "floats": data.z.astype(float),
+        "mapping": {"gender": data.z},
+        "frame": pytest.importorskip("pandas").DataFrame({"gender": data.z}),
+    }
+    expected = INLP(random_state=0).fit(data.X, concept=data.z).projection_.matrix()
+    found = INLP(random_state=0).fit(data.X, concept=forms[labels]).projection_.matrix()
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_the_projection_saves_composes_and_folds(tmp_path: Any) -> None:
+    data = made()
+    first = INLP(random_state=0).fit(data.X, concept=data.z).projection_
+    first.save(tmp_path / "inlp.safetensors")
+    again = Projection.load(tmp_path / "inlp.safetensors")
+    np.testing.assert_array_equal(again(data.X), first(data.X))
+    assert again.method == "INLP"
+    second = sf.LEACE().fit(data.X, concept=data.y).projection_
+    np.testing.assert_allclose((second @ first)(data.X), second(first(data.X)), atol=1e-12)
+    weight = np.random.default_rng(0).normal(size=(3, 8))
+    folded, bias = first.fold_into(weight)
+    np.testing.assert_allclose(data.X @ folded.T + bias, first(data.X) @ weight.T, atol=1e-10)
+
+
+def test_it_takes_its_concept_from_a_pipeline() -> None:
+    data = made()
+    pipe = make_pipeline(StandardScaler(), INLP(random_state=0), LogisticRegression())
+    pipe.fit(data.X, data.y, inlp__concept=data.z)
+    alone = INLP(random_state=0).fit(StandardScaler().fit_transform(data.X), concept=data.z)
+    np.testing.assert_array_equal(pipe[1].projection_.matrix(), alone.projection_.matrix())
+    with pytest.raises(InputError, match="inlp__concept=z"):
+        pipe.fit(data.X, data.y)
+
+
+def test_metadata_is_routed_without_a_request() -> None:
+    import sklearn
+    from sklearn.model_selection import cross_validate
+
+    data = made()
+    with sklearn.config_context(enable_metadata_routing=True):
+        pipe = make_pipeline(INLP(random_state=0), LogisticRegression())
+        scores = cross_validate(pipe, data.X, data.y, params={"concept": data.z}, cv=3)
+    assert np.isfinite(scores["test_score"]).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "error", "match"),
+    [
+        ({"strength": 0}, {}, InputError, "strength is 0"),
+        ({"tol": -1}, {}, InputError, "tol is -1"),
+        ({"max_rank": 0}, {}, InputError, "max_rank is 0"),
+        ({"validation_share": 1.0}, {}, InputError, "validation_share is 1.0"),
+        ({"concept_from": "x"}, {}, InputError, "concept_from is 'x'"),
+        ({"by_task": True, "concept_from": "y"}, {}, InputError, "by_task needs a task"),
+        ({"by_task": True}, {}, InputError, "requires y to be passed"),
+        ({}, {"concept": None}, InputError, "was given no concept"),
+        ({}, {"concept": np.zeros(600, int)}, LabelError, "only one class"),
+        ({}, {"concept": {"a": [0, 1] * 300, "b": [0, 1] * 300}}, LabelError, "one variable"),
+        ({}, {"concept": np.linspace(0, 1, 600)}, LabelError, "concept"),
+        ({}, {"validation": np.zeros(600, int)}, InputError, "one boolean per row"),
+        ({}, {"validation": np.ones(600, bool)}, InputError, "all of the usable rows"),
+        ({}, {"sample_weight": np.zeros(600)}, NotEnoughDataError, "every sample_weight is zero"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_fitted(
+    options: dict[str, Any], given: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    data = made()
+    eraser = INLP(**options)
+    with pytest.raises(error, match=match):
+        eraser.fit(data.X, **{"concept": data.z, **given})
+    assert not hasattr(eraser, "n_features_in_")
+
+
+def test_validation_of_one_class_is_refused() -> None:
+    data = made()
+    with pytest.raises(LabelError, match="validation rows hold a single class"):
+        INLP().fit(data.X, concept=data.z, validation=(data.z == 1) & (np.arange(600) < 300))
+
+
+def test_ctrl_c_leaves_the_estimator_unfitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, calls = made(k=3, d=9), []
+    original = inlp.probe
+
+    def interrupted(*args: Any) -> Any:
+        calls.append(None)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return original(*args)
+
+    monkeypatch.setattr(inlp, "probe", interrupted)
+    eraser = INLP(random_state=0)
+    with pytest.raises(KeyboardInterrupt):
+        eraser.fit(data.X, concept=data.z)
+    assert len(calls) == 2
+    assert not [name for name in vars(eraser) if name.endswith("_")]
+
+
+def test_the_same_seed_gives_the_same_map_and_rows_stay_as_they_were() -> None:
+    data: Made = made()
+    X, before = data.X, data.X.copy()
+    state = np.random.get_state()[1].copy()  # noqa: NPY002
+    first, second = (INLP(random_state=5).fit(X, concept=data.z) for _ in range(2))
+    np.testing.assert_array_equal(first.projection_.matrix(), second.projection_.matrix())
+    np.testing.assert_array_equal(X, before)
+    np.testing.assert_array_equal(np.random.get_state()[1], state)  # noqa: NPY002
+
+
+def test_table_a(real_data: Callable[[str], Path]) -> None:
+    """The figures of the data sets for seed 0: deterministic, so to the digits that are given."""
+    bug = bug_parts(real_data("bug_profession_gender"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        eraser = INLP(max_rank=40).fit(
+            bug.X[bug.fitted], concept=bug.z[bug.fitted], validation=bug.mask
+        )
+    report = eraser.report_
+    assert report.rank == 40
+    assert report.stop == "the largest rank, 40, is reached"
+    assert report.distortion == pytest.approx(0.084, abs=1e-3)
+    clean = eraser.transform(bug.X)
+    heads = {}
+    for name, X in (("none", bug.X), ("INLP", clean)):
+        scored = []
+        for strength in (1.0, 0.1, 0.01, 0.001, 0.0001):
+            head = LogisticRegression(
+                C=1 / (strength * len(bug.train)), solver="newton-cholesky", tol=1e-6
+            ).fit(X[bug.train], bug.y[bug.train])
+            hit = head.predict(X[bug.validation]) == bug.y[bug.validation]
+            cells = 2 * bug.y[bug.validation] + bug.z[bug.validation]
+            worst = min(hit[cells == c].mean() for c in range(4))
+            scored.append((worst, hit.mean(), strength, head))
+        heads[name] = max(scored, key=lambda s: s[:3])[3]
+    tuned = figures(bug, heads["INLP"].predict(clean[bug.test]))
+    np.testing.assert_allclose(tuned, (0.705, 0.560, 0.250), atol=0.004)
+    frozen = figures(bug, heads["none"].predict(clean[bug.test]))
+    np.testing.assert_allclose(frozen[:2], (0.603, 0.436), atol=0.004)
+    none = figures(bug, heads["none"].predict(bug.X[bug.test]))
+    np.testing.assert_allclose(none, (0.699, 0.496, 0.406), atol=0.004)
+    y = (bug.y[bug.train][:, None] == [0, 1]).astype(float)
+    cross = (bug.X[bug.train].T @ (y - y.mean(axis=0))) / len(y)
+    P = eraser.projection_.matrix()
+    assert np.sum((P @ cross) ** 2) / np.sum(cross**2) == pytest.approx(0.038, abs=1e-3)
+
+
+def test_validation_rows_may_come_apart() -> None:
+    data = made(k=3, d=9)
+    mask = np.arange(600) >= 450
+    weight = np.random.default_rng(0).uniform(0.5, 2, size=450)
+    weight /= weight.mean()
+    whole = INLP().fit(
+        data.X, concept=data.z, validation=mask, sample_weight=np.append(weight, np.ones(150))
+    )
+    parts = INLP().fit(
+        data.X[~mask],
+        concept=data.z[~mask],
+        validation=(data.X[mask], data.z[mask]),
+        sample_weight=weight,
+    )
+    np.testing.assert_allclose(parts.projection_.matrix(), whole.projection_.matrix(), atol=1e-6)
+    with pytest.raises(InputError, match="tuple of 1"):
+        INLP().fit(data.X, concept=data.z, validation=(data.X,))
+    with pytest.raises(InputError, match="the same width"):
+        INLP().fit(data.X, concept=data.z, validation=(data.X[:, :3], data.z))

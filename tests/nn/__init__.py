@@ -1,0 +1,1 @@
+"""Tests of erasing inside live models."""

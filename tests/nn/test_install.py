@@ -1,0 +1,635 @@
+"""Erasers inside models: sites, forms of output, tokens, generation, compiled code, leaving."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import gc
+import pickle
+import threading
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import splince_fast as sf  # noqa: E402
+from nn.conftest import SITES, hooks_in, inputs, projection, site_of, tiny  # noqa: E402
+from splince_fast import nn as snn  # noqa: E402
+
+NAMES = list(SITES)
+
+
+def state_of(model: Any, name: str, batch: dict[str, Any]) -> torch.Tensor:
+    """The tensor that a site returns, with whatever is installed."""
+    seen: list[torch.Tensor] = []
+
+    def look(module: Any, args: Any, output: Any) -> None:
+        seen.append(output if isinstance(output, torch.Tensor) else output[0])
+
+    handle = model.get_submodule(name).register_forward_hook(look)
+    with torch.no_grad():
+        model(**batch)
+    handle.remove()
+    return seen[-1].clone()
+
+
+# --- every form of output ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_family_gives_the_same_numbers(name: str) -> None:
+    model, p = tiny(name), projection(rank=2)
+    batch, site = inputs(name), site_of(name, model)
+    keys, before = list(model.state_dict()), hooks_in(model)
+    plain = state_of(model, site, batch)
+    with snn.install(model, {site: p}, tokens="all") as installed:
+        erased = state_of(model, site, batch)
+        assert list(model.state_dict()) == keys
+        assert installed.counts == {site: 1}
+    attended = torch.ones(plain.shape[:-1], dtype=torch.bool)
+    if "attention_mask" in batch and name != "t5":  # whose decoder has no mask here
+        attended = batch["attention_mask"].bool()
+    wanted = torch.where(attended[..., None], snn.Eraser(p)(plain), plain)
+    assert torch.equal(erased, wanted)
+    assert not torch.equal(erased, plain)
+    assert hooks_in(model) == before
+    assert torch.equal(state_of(model, site, batch), plain)
+
+
+class Wrapped(torch.nn.Module):
+    """Returns its linear map in a chosen container."""
+
+    Pair = collections.namedtuple("Pair", ["first", "second"])
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.linear, self.form = torch.nn.Linear(16, 16), form
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.linear(x)
+        if self.form == "tuple":
+            return (y, 3)
+        if self.form == "list":
+            return [y, None]
+        if self.form == "namedtuple":
+            return self.Pair(y, "b")
+        if self.form == "dict":
+            return {"size": 3, "states": y}
+        if self.form == "view":
+            return y[:]
+        if self.form == "identity":
+            return x
+        if self.form == "none":
+            return None
+        if self.form == "integer":
+            return torch.ones(3, dtype=torch.long)
+        if self.form == "second":
+            return (torch.ones(3, dtype=torch.long), y)
+        return y
+
+
+class Around(torch.nn.Module):
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.inner = Wrapped(form)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("form", ["tensor", "tuple", "list", "namedtuple", "dict", "view", "identity"])
+def test_containers_keep_their_type(form: str) -> None:
+    model, p, x = Around(form), projection(), torch.randn(4, 16)
+    kept = x.clone()
+    plain = model(x)
+    with snn.install(model, {"inner": p}):
+        found = model(x)
+    assert type(found) is type(plain)
+    get = {"dict": lambda v: v["states"]}.get(form, lambda v: v if torch.is_tensor(v) else v[0])
+    assert torch.equal(get(found), snn.Eraser(p)(get(plain)))
+    assert torch.equal(x, kept)
+    if form == "namedtuple":
+        assert found.second == "b"
+
+
+def test_model_output_keeps_attribute_and_key() -> None:
+    transformers = pytest.importorskip("transformers")
+    model = tiny("bert")
+    batch = inputs("bert")
+    with snn.install(model, {"": projection()}, tokens="all"):
+        found = model(**batch)
+    assert isinstance(found, transformers.modeling_outputs.BaseModelOutputWithPoolingAndCrossAttentions)
+    assert torch.equal(found.last_hidden_state, found["last_hidden_state"])
+    assert not torch.equal(found.last_hidden_state, model(**batch).last_hidden_state)
+
+
+@pytest.mark.parametrize("form", ["none", "integer", "second"])
+def test_outputs_without_a_tensor_are_named(form: str) -> None:
+    model = Around(form)
+    with pytest.raises(sf.InputError, match="'inner'") as caught, snn.install(model, {"inner": projection()}):
+        model(torch.randn(2, 16))
+    assert hooks_in(model) == 0
+    if form == "second":
+        assert "output= one of [1]" in str(caught.value)
+        with snn.install(model, {"inner": projection()}, output=1):
+            assert torch.is_tensor(model(torch.randn(2, 16))[1])
+
+
+def test_inputs_by_position_and_by_keyword() -> None:
+    p = projection()
+    model = Around("tensor")
+    x = torch.randn(3, 16)
+    with snn.install(model, {"inner.linear": p}, side="input"):
+        found = model(x)
+    assert torch.allclose(found, model.inner.linear(snn.Eraser(p)(x)))
+    llama = tiny("llama")  # calls self_attn by keywords only
+    batch = inputs("llama")
+    with snn.install(llama, {"model.layers.1.self_attn": p}, tokens="all", side="input") as installed:
+        changed = llama(**batch).logits
+    assert installed.counts == {"model.layers.1.self_attn": 1}
+    assert not torch.equal(changed, llama(**batch).logits)
+    with pytest.raises(sf.InputError, match="side"):
+        snn.install(model, {"inner": p}, side="both")
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def test_patterns() -> None:
+    from splince_fast.nn.sites import find
+
+    model = tiny("llama")
+    assert list(find(model, "model.layers.*")) == ["model.layers.0", "model.layers.1"]
+    assert list(find(model, "model.layers.[1-9]")) == ["model.layers.1"]
+    assert list(find(model, "model.layers.?")) == ["model.layers.0", "model.layers.1"]
+    assert list(find(model, "**.mlp")) == ["model.layers.0.mlp", "model.layers.1.mlp"]
+    assert list(find(model, "**.1.*_layernorm")) == [
+        "model.layers.1.input_layernorm", "model.layers.1.post_attention_layernorm"
+    ]  # fmt: skip
+    assert list(find(model, ["model.norm", model.model.layers[0]])) == ["model.layers.0", "model.norm"]
+    assert list(find(model, "model.layers.[!0]")) == ["model.layers.1"]
+    assert list(find(torch.nn.Sequential(collections.OrderedDict(module=model)), "model.norm")) == [
+        "model.norm"
+    ]
+
+
+def test_unknown_names_get_the_nearest() -> None:
+    model = tiny("llama")
+    with pytest.raises(snn.SiteError, match=r"model\.norm"):
+        snn.install(model, {"model.nrom": projection()})
+    with pytest.raises(snn.SiteError, match="no module of this model"):
+        snn.install(model, projection(), at=torch.nn.Linear(2, 2))
+    assert hooks_in(model) == 0
+
+
+def test_what_is_never_called_is_refused() -> None:
+    model = torch.nn.Sequential(
+        torch.nn.ModuleList([torch.nn.Linear(16, 16)]), torch.nn.MultiheadAttention(16, 2),
+        torch.nn.ParameterList([torch.nn.Parameter(torch.ones(16))]),
+    )  # fmt: skip
+    for site, why in (("0", "container"), ("2", "container"), ("1.out_proj", "output of '1'")):
+        with pytest.raises(snn.SiteError, match=why):
+            snn.install(model, {site: projection()})
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_scripted_and_exported_models_are_refused() -> None:
+    inner = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU())
+    scripted = torch.nn.Sequential(torch.jit.trace(inner, torch.randn(2, 16)))
+    with pytest.raises(snn.SiteError, match="ScriptModule"):
+        snn.install(scripted, {"0.0": projection()})
+    exported = torch.export.export(inner, (torch.randn(2, 16),)).module()
+    with pytest.raises(snn.SiteError, match="exported"):
+        snn.install(exported, {"0": projection()})
+
+
+def test_another_width_is_refused_by_name() -> None:
+    model = tiny("llama")
+    with pytest.raises(snn.SiteError, match=r"'model\.norm' has width 24"):
+        snn.install(model, {"model.norm": projection(24)})
+    # Where weights do not show it, the first call does.
+    with pytest.raises(snn.SiteError, match=r"axis -1 must have the eraser's width 24"), snn.install(
+        torch.nn.Sequential(torch.nn.Identity()), {"0": projection(24)}
+    ) as installed:
+        installed._model(torch.randn(2, 16))
+
+
+# --- life of a handle ----------------------------------------------------------------------------
+
+
+def test_leaving_restores_everything() -> None:
+    model, p = tiny("llama"), projection()
+    batch = inputs("llama")
+    own = model.model.norm.register_forward_hook(lambda m, a, o: None)
+    before, keys = hooks_in(model), {k: v.clone() for k, v in model.state_dict().items()}
+    reference = model(**batch).logits
+    gc.collect()
+    tensors = sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
+    for i in range(1000):
+        with pytest.raises(ZeroDivisionError), snn.install(model, {"model.norm": p}):  # noqa: PT012
+            if i % 100 == 0:
+                model(**batch)
+            raise ZeroDivisionError
+    gc.collect()
+    assert sum(isinstance(o, torch.Tensor) for o in gc.get_objects()) <= tensors + 2
+    assert hooks_in(model) == before
+    assert torch.equal(model(**batch).logits, reference)
+    assert all(torch.equal(v, keys[k]) for k, v in model.state_dict().items())
+    own.remove()
+
+
+def test_nesting_and_order() -> None:
+    model, first, second = tiny("llama"), projection(seed=1), projection(seed=2)
+    batch, site = inputs("llama"), "model.layers.0"
+    plain = state_of(model, site, batch)
+    with snn.install(model, {site: first}, tokens="all"):
+        with snn.install(model, {site: second}, tokens="all"):
+            both = state_of(model, site, batch)
+        one = state_of(model, site, batch)
+    mask = batch["attention_mask"].bool()
+    assert torch.allclose(both[mask], snn.Eraser(second @ first)(plain)[mask], atol=1e-5)
+    assert torch.equal(one[mask], snn.Eraser(first)(plain)[mask])
+
+
+def test_a_handle_without_context_and_again() -> None:
+    model = tiny("sequential")
+    x = inputs("sequential")
+    plain = model(**x)
+    installed = snn.install(model, {"2": projection()})
+    erased = model(**x)
+    installed.remove()
+    installed.remove()
+    assert torch.equal(model(**x), plain)
+    with installed, installed:
+        assert torch.equal(model(**x), erased)
+    assert torch.equal(model(**x), plain)
+
+
+def test_disabled_is_exact() -> None:
+    model = tiny("llama")
+    batch = inputs("llama")
+    plain = model(**batch).logits
+    with snn.install(model, {"model.layers.*": projection(rank=3)}) as installed:
+        assert not torch.equal(model(**batch).logits, plain)
+        with installed.disabled():
+            assert torch.equal(model(**batch).logits, plain)
+        assert not torch.equal(model(**batch).logits, plain)
+
+
+def test_a_site_that_did_not_run_is_told() -> None:
+    class Idle(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.used(x)
+
+    model = Idle()
+    with pytest.raises(snn.NeverCalledError, match="'idle'"), snn.install(model, {"*": projection()}):  # noqa: PT012
+        model(torch.randn(2, 16))
+    with snn.install(model, {"*": projection()}):
+        pass  # nothing ran at all
+    assert hooks_in(model) == 0
+
+
+def test_hooks_removed_by_others_are_told() -> None:
+    model = tiny("sequential")
+    installed = snn.install(model, {"2": projection()})
+    model[2]._forward_hooks.clear()
+    with pytest.raises(snn.NeverCalledError, match="removed by others"):
+        installed.check()
+    installed.remove()
+
+
+def test_copies_and_pickles_of_a_model_erase_too() -> None:
+    model = tiny("llama")
+    batch = inputs("llama")
+    with snn.install(model, {"model.layers.0": projection()}):
+        erased = model(**batch).logits
+        copied = copy.deepcopy(model)
+        loaded = pickle.loads(pickle.dumps(model))
+    for other in (copied, loaded):
+        assert torch.equal(other(**batch).logits, erased)
+    assert not torch.equal(model(**batch).logits, erased)
+
+
+def test_rank_zero_warns_once() -> None:
+    with pytest.warns(sf.NothingErasedWarning, match="rank 0") as caught:
+        snn.install(tiny("llama"), {"model.layers.*": projection(rank=0)}).remove()
+    assert len(caught) == 1
+
+
+def test_wrong_arguments() -> None:
+    model = tiny("sequential")
+    with pytest.raises(sf.InputError, match="at="):
+        snn.install(model, projection())
+    with pytest.raises(sf.InputError, match="name their sites"):
+        snn.install(model, {"2": projection()}, at="2")
+    with pytest.raises(sf.InputError, match="erasers is list"):
+        snn.install(model, [projection()])
+    with pytest.raises(sf.InputError, match="tokens is 'head'"):
+        snn.install(model, {"2": projection()}, tokens="head")
+    with pytest.raises(snn.SiteError, match="must be a torch"):
+        snn.install("model", {"2": projection()})
+
+
+# --- tokens --------------------------------------------------------------------------------------
+
+
+def changed_tokens(model: Any, site: str, batch: dict[str, Any], tokens: Any) -> torch.Tensor:
+    plain = state_of(model, site, batch)
+    with snn.install(model, {site: projection()}, tokens=tokens):
+        erased = state_of(model, site, batch)
+    return (erased != plain).any(-1)
+
+
+def test_which_tokens() -> None:
+    model = tiny("llama")
+    ids = torch.randint(3, 50, (3, 5))
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    batch = {"input_ids": ids, "attention_mask": mask}
+    f = lambda *rows: torch.tensor(rows).bool()  # noqa: E731
+    site = "model.layers.0"
+    expected = {
+        "body": f([0, 0, 0, 1, 1], [0, 1, 1, 0, 0], [0, 1, 1, 1, 1]),
+        "all": mask.bool(),
+        "first": f([0, 0, 1, 0, 0], [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]),
+        "last": f([0, 0, 0, 0, 1], [0, 0, 1, 0, 0], [0, 0, 0, 0, 1]),
+    }
+    for tokens, wanted in expected.items():
+        assert torch.equal(changed_tokens(model, site, batch, tokens), wanted), tokens
+    assert torch.equal(changed_tokens(model, site, batch, None), expected["body"])
+    odd = changed_tokens(model, site, batch, lambda call: call["input_ids"] % 2 == 1)
+    assert torch.equal(odd, ids % 2 == 1)
+    # Without a mask, and with packed sequences.
+    assert torch.equal(changed_tokens(model, site, {"input_ids": ids}, "body")[0], f(0, 1, 1, 1, 1))
+    packed = {"input_ids": ids[:1], "position_ids": torch.tensor([[0, 1, 0, 1, 2]])}
+    assert torch.equal(changed_tokens(model, site, packed, "body")[0], f(0, 1, 0, 1, 1))
+    with pytest.raises(snn.SiteError, match="bool tensor"), snn.install(
+        model, {site: projection()}, tokens=lambda call: 1
+    ):
+        model(**batch)
+
+
+def test_skipped_ids_travel_with_the_erasers() -> None:
+    model = tiny("llama")
+    ids = torch.randint(3, 50, (40, 5))
+    batch = {"input_ids": ids, "z": torch.arange(40) % 2}
+    found = snn.collect(model, [batch], "model.layers.0", labels="z", skip_ids=[7, 9])
+    body = torch.ones_like(ids).bool()
+    body[:, 0] = False
+    body &= (ids != 7) & (ids != 9)
+    assert found["model.layers.0"].n_rows == int(body.sum())
+    erasers = found.erasers(sf.leace, erase="z")
+    plain = state_of(model, "model.layers.0", {"input_ids": ids})
+    with snn.install(model, erasers):
+        changed = (state_of(model, "model.layers.0", {"input_ids": ids}) != plain).any(-1)
+    assert torch.equal(changed, body)
+
+
+def test_a_rule_without_its_call_is_told() -> None:
+    model = tiny("sequential")
+    with pytest.raises(snn.SiteError, match="needs a call with input_ids"), snn.install(
+        model, {"2": projection()}, tokens="body"
+    ):
+        model(**inputs("sequential"))
+    llama = tiny("llama")
+    with pytest.raises(snn.SiteError, match="outside of a call"), snn.install(
+        llama, {"model.norm": projection()}, tokens="body"
+    ):
+        llama.model.norm(torch.randn(1, 2, 16))
+    with pytest.raises(snn.SiteError, match="tokens of shape"), snn.install(
+        llama, {"model.rotary_emb": projection(8)}, tokens="body", output=0
+    ):
+        llama(**inputs("llama"))
+
+
+def test_the_base_model_may_be_called_itself() -> None:
+    model = tiny("llama")
+    batch = inputs("llama")
+    with snn.install(model, {"model.layers.0": projection()}, tokens="body"):
+        whole = model(**batch, output_hidden_states=True).hidden_states
+        inner = model.model(**batch, output_hidden_states=True).hidden_states
+    assert all(torch.equal(a, b) for a, b in zip(whole, inner, strict=True))
+
+
+def test_threads_get_their_own_tokens() -> None:
+    model = tiny("llama")
+    batches = [inputs("llama", n=6, length=4 + i, seed=i) for i in range(2)]
+    found: dict[int, list[torch.Tensor]] = {0: [], 1: []}
+    with snn.install(model, {"model.layers.*": projection()}, tokens="body"):
+        wanted = [model(**b).logits for b in batches]
+
+        def work(i: int) -> None:
+            with torch.no_grad():
+                for _ in range(30):
+                    found[i].append(model(**batches[i]).logits)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in (0, 1)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for i in (0, 1):
+        assert len(found[i]) == 30
+        assert all(torch.allclose(f, wanted[i], atol=1e-5) for f in found[i])
+
+
+# --- generation ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokens", ["body", "last", "all"])
+def test_generation_with_cache_without_and_padded(tokens: str) -> None:
+    model = tiny("llama")
+    single = torch.randint(3, 50, (1, 6), generator=torch.Generator().manual_seed(3))
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    ones = torch.ones_like(single)
+    plain = model.generate(input_ids=single, attention_mask=ones, **options)
+    with snn.install(model, {"model.layers.*": projection(rank=2)}, tokens=tokens) as installed:
+        cached = model.generate(input_ids=single, attention_mask=ones, **options)
+        assert installed.counts["model.layers.0"] == 8
+        padded = model.generate(
+            input_ids=torch.cat([torch.zeros(1, 3, dtype=torch.long), single], 1),
+            attention_mask=torch.cat([torch.zeros(1, 3, dtype=torch.long), ones], 1),
+            **options,
+        )
+        slow = model.generate(input_ids=single, attention_mask=ones, use_cache=False, **options)
+        static = model.generate(
+            input_ids=single, attention_mask=ones, cache_implementation="static",
+            disable_compile=True, **options,
+        )  # fmt: skip
+        beams = [
+            model.generate(
+                input_ids=single, attention_mask=ones, num_beams=3, use_cache=c, **options
+            )
+            for c in (True, False)
+        ]
+    assert torch.equal(padded[:, 3:], cached)
+    assert torch.equal(static, cached)
+    assert not torch.equal(cached, plain)
+    if tokens != "last":  # without a cache only the last token of each call is erased
+        assert torch.equal(slow, cached)
+        assert torch.equal(beams[0], beams[1])
+
+
+def test_assisted_generation() -> None:
+    model = tiny("llama")
+    ids = torch.randint(3, 50, (1, 6), generator=torch.Generator().manual_seed(3))
+    options = {
+        "attention_mask": torch.ones_like(ids), "max_new_tokens": 8, "do_sample": False,
+        "pad_token_id": 0, "eos_token_id": None,
+    }  # fmt: skip
+    assistant = copy.deepcopy(model)
+    with snn.install(model, {"model.layers.*": projection(rank=2)}):
+        plain = model.generate(input_ids=ids, **options)
+        helped = model.generate(input_ids=ids, assistant_model=assistant, **options)
+    assert torch.equal(plain, helped)
+
+
+def test_encoder_and_decoder_have_their_own_tokens() -> None:
+    model = tiny("t5")
+    batch = inputs("t5", length=5)
+    batch["decoder_input_ids"] = batch["decoder_input_ids"][:, :3]
+    site = "encoder.block.0"
+    assert torch.equal(
+        changed_tokens(model, site, batch, "all"), batch["attention_mask"].bool()
+    )
+    decoder = changed_tokens(model, "decoder.block.0", batch, "body")
+    assert torch.equal(decoder, torch.tensor([[False, True, True]]).expand(6, 3))
+    with snn.install(model, {"*coder.block.*": projection()}, tokens="body") as installed:
+        model.generate(
+            input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], max_new_tokens=3
+        )
+    assert all(installed.counts.values())
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+def checkpointed(reentrant: bool) -> Any:
+    model = tiny("llama").train()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    return model
+
+
+@pytest.mark.parametrize("site", ["model.layers.*", "model.layers.*.input_layernorm"])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_gives_the_same_gradients(site: str, reentrant: bool) -> None:
+    plain, replayed = tiny("llama").train(), checkpointed(reentrant)
+    a, b = inputs("llama", seed=1), inputs("llama", seed=2, length=7)
+    for model in (plain, replayed):
+        if reentrant:
+            model.enable_input_require_grads()
+        with snn.install(model, {site: projection(rank=2)}, tokens="body"):
+            # Two forward passes before one backward pass.
+            loss = sum(
+                model(**batch, labels=batch["input_ids"], use_cache=False).loss for batch in (a, b)
+            )
+            loss.backward()
+    for (name, p), q in zip(plain.named_parameters(), replayed.parameters(), strict=True):
+        assert torch.allclose(p.grad, q.grad, atol=1e-6), name
+
+
+def test_control_a_function_that_is_checkpointed_is_told() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.a, self.b = (
+                torch.nn.Embedding(50, 16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+            )  # fmt: skip
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            h = self.embed(input_ids)
+            return checkpoint(lambda h: self.b(torch.relu(self.a(h))), h, use_reentrant=False)
+
+    model = Model()
+    ids = torch.randint(0, 50, (2, 4))
+    installed = snn.install(model, {"b": projection()}, tokens="body")
+    loss = model(ids).sum()
+    with pytest.raises(snn.SiteError, match="backward pass"):
+        loss.backward()
+    installed.remove()
+
+
+def test_inference_mode_and_autocast() -> None:
+    model = tiny("llama")
+    batch = inputs("llama")
+    with snn.install(model, {"model.layers.*": projection()}):
+        plain = model(**batch).logits
+        with torch.inference_mode():
+            assert torch.equal(model(**batch).logits, plain)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.isfinite(model(**batch).logits).all()
+
+
+def test_float16_overflows_as_in_torch() -> None:
+    model = torch.nn.Sequential(torch.nn.Identity())
+    p = sf.Projection(np.eye(16)[:, :1] * -60000, np.eye(16)[:, :1], np.zeros(16))
+    x = torch.full((1, 16), 2.0, dtype=torch.float16)
+    with snn.install(model, {"0": p}):
+        found = model(x)
+    assert torch.isinf(found[0, 0])
+    assert torch.equal(found[0, 1:], x[0, 1:])
+
+
+# --- compiled ------------------------------------------------------------------------------------
+
+
+def test_compiled_models() -> None:
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()
+    model = tiny("llama")
+    batch = inputs("llama")
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = compiled(**batch).logits
+        with snn.install(compiled, {"model.layers.*": projection(rank=2)}) as installed:
+            eager = model(**batch).logits
+            erased = compiled(**batch).logits  # after the first compiled call
+            assert torch.allclose(erased, eager, atol=1e-5)
+            assert not torch.allclose(erased, plain, atol=1e-3)
+            frames = counters["frames"]["total"]
+            with installed.disabled():
+                assert torch.allclose(compiled(**batch).logits, plain, atol=1e-6)
+            assert torch.allclose(compiled(**batch).logits, erased)
+            assert counters["frames"]["total"] == frames
+        assert torch.allclose(compiled(**batch).logits, plain, atol=1e-6)
+
+
+def test_compiled_whole_and_in_one_graph() -> None:
+    torch.compiler.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.Linear(16, 16))
+    x = torch.randn(3, 5)
+    with snn.install(model, {"*": projection()}), torch.no_grad():
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        assert torch.allclose(compiled(x), model(x))
+
+
+def test_accelerate_offloads() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = tiny("llama")
+    batch = inputs("llama")
+    with snn.install(model, {"model.layers.*": projection()}):
+        wanted = model(**batch).logits
+    moved = accelerate.cpu_offload(tiny("llama"), execution_device="cpu")
+    with snn.install(moved, {"model.layers.*": projection()}):
+        assert torch.allclose(moved(**batch).logits, wanted)
+
+
+def test_cuda() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU")
+    model, batch = tiny("llama"), inputs("llama")
+    with snn.install(model, {"model.layers.*": projection()}):
+        wanted = model(**batch).logits
+        model.cuda()
+        found = model(**{k: v.cuda() for k, v in batch.items()}).logits
+    assert torch.allclose(found.cpu(), wanted, atol=1e-4)
