@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import state_bytes
 from numpy.typing import NDArray
 
 import splince_fast as sf
-from conftest import state_bytes
 from splince_fast import Moments, sources
 
 Float = NDArray[np.float64]

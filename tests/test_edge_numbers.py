@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import Rows, check, state_bytes
 from numpy.typing import NDArray
 
 import splince_fast as sf
-from conftest import Rows, check, state_bytes
 from splince_fast import Moments, SplinceError
 
 Float = NDArray[np.float64]

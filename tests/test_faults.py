@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import FUZZ, Rows, check, state_bytes
 
 import splince_fast as sf
-from conftest import FUZZ, Rows, check, state_bytes
 from splince_fast import Moments, Projection, SplinceError, labels, projection, sources
 from splince_fast._kernels import apply as kernels
 from splince_fast.report import Report

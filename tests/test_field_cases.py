@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import state_bytes
 from named_tests import definitions
 from numpy.typing import NDArray
 
 import splince_fast as sf
-from conftest import state_bytes
 from splince_fast import Moments, SplinceError
 
 Float = NDArray[np.float64]

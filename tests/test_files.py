@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+from conftest import FUZZ, Rows, check, state_bytes, tables
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import splince_fast
-from conftest import FUZZ, Rows, check, state_bytes, tables
 from splince_fast import FileFormatError, Moments, Projection, SplinceError
 from splince_fast._runtime import files
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from test_oracles import EPS, Data, conditions, draw_data
 
 import splince_fast as sf
-from conftest import FUZZ
 from splince_fast import methods
 
 Float = NDArray[np.float64]

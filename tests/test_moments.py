@@ -20,11 +20,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
-
-import splince_fast
 from conftest import (
     FUZZ,
     LAYOUTS,
@@ -41,6 +36,11 @@ from conftest import (
     summed,
     tables,
 )
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import splince_fast
 from splince_fast import (
     FileFormatError,
     IncompatibleMomentsError,

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import FUZZ, Rows, Table, check, no_rows, state_bytes, tables
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -26,7 +27,6 @@ from hypothesis.stateful import (
     rule,
 )
 
-from conftest import FUZZ, Rows, Table, check, no_rows, state_bytes, tables
 from splince_fast import Moments, SplinceError
 
 WIDTH = 3

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.linalg
+from conftest import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import splince_fast as sf
-from conftest import FUZZ
 
 Float = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)

@@ -21,13 +21,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import laid_out
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from test_oracles import Data, draw_data
 
 import splince_fast as sf
-from conftest import laid_out
 from splince_fast._kernels import reference
 
 Float = NDArray[np.float64]

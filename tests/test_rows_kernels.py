@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import U32, U64, scatter_of
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from conftest import U32, U64, scatter_of
 from splince_fast import Moments
 from splince_fast._kernels import accumulate, blas, jit, reference
 from splince_fast._kernels import apply as kernels

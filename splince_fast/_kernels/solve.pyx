@@ -1,4 +1,3 @@
-# distutils: define_macros=NPY_NO_DEPRECATED_API=NPY_1_7_API_VERSION
 """One routine for the whole family: moments in, the two factors of an oblique projection out.
 
 With S the covariance of x, Sz and Sy its cross-covariances with what is erased and kept, and L any

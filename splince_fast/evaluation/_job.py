@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import inspect
 import math
 import warnings
@@ -12,11 +11,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast.evaluation import _erasers, _logistic, advice, heads, probes
-from splince_fast.evaluation.metrics import average_gap, covariance_ratio, gap_per_class
+from splince_fast.evaluation import _erasers, _linear, _logistic, advice, probes
+from splince_fast.evaluation._context import ADVICE, ERASER_ROW, PATH
+from splince_fast.evaluation._judge import (
+    FOLDS,
+    decided_by,
+    few_validation_rows,
+    judged_by_folds,
+    with_values,
+)
+from splince_fast.evaluation._protocol import Split
+from splince_fast.evaluation.metrics import covariance_ratio
 from splince_fast.evaluation.plan import Named, Plan
-from splince_fast.evaluation.splits import Split
-from splince_fast.exceptions import InputError, LabelError, SplinceError, SplinceWarning
+from splince_fast.exceptions import InputError, SplinceError, SplinceWarning
 from splince_fast.labels import ClassCodes, Columns
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
@@ -24,11 +31,6 @@ from splince_fast.projection import Projection
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
 Record = dict[str, Any]
-
-ERASER_ROW = ""  # head of the record with what an eraser does, whatever the head
-ADVICE = "advice"
-PATH = "strengths"
-_FOLDS = 5
 
 
 def blank(
@@ -102,9 +104,9 @@ class Job:
         moments = self.moments
         context = _erasers.Context(
             moments, _erasers.snapshot_of(moments), list(self.plan.concepts), self.train,
-            self.task(self.split.train), self._concept(self.split.train),
+            self.task(self.split.train), self.concept(self.split.train),
             (self.validation, self.task(self.split.validation),
-             self._concept(self.split.validation)),
+             self.concept(self.split.validation)),
             self.seed, self.unit,
         )  # fmt: skip
         records = []
@@ -128,7 +130,7 @@ class Job:
                 records += [self._record(eraser.name, name, reason=reason) for name in names]
         return records
 
-    def _concept(self, rows: Codes) -> Any:
+    def concept(self, rows: Codes) -> Any:
         joint = self.plan.concept_codes
         if joint is not None:
             return joint.codes[rows]
@@ -242,12 +244,12 @@ class Job:
             return [self._judged(eraser, head.name, self._unregularised(how), how)]
         return [self._classifier(eraser, head, how)]
 
-    def _classes(self) -> tuple[Codes, Codes]:
+    def classes(self) -> tuple[Codes, Codes]:
         """Codes of the classes among the training rows, and the local code of each row."""
         present, local = np.unique(self.task(self.split.train), return_inverse=True)
         return present, local.astype(np.intp)
 
-    def _gram(self) -> Float:
+    def gram(self) -> Float:
         """Cov of the scaled training rows, from the moments."""
         return np.asarray(self.moments.covariance(ddof=0) / self.unit**2)
 
@@ -256,95 +258,52 @@ class Job:
         strengths = self.plan.strengths
         rows_v = self.split.validation
         if isinstance(self.plan.task, Columns):
-            w, b = heads.ridge_path(self.train, self.task(self.split.train), strengths, how.factors)
+            w, b = _linear.ridge_path(
+                self.train, self.task(self.split.train), strengths, how.factors
+            )
             errors = []
             for j in range(len(strengths)):
-                rest = self.task(rows_v) - self._scores(self.validation, w[j], b[j], how)
+                rest = self.task(rows_v) - self.scores(self.validation, w[j], b[j], how)
                 errors.append((-float(np.mean(rest**2)), 0.0))
-            chosen = heads.choose(errors, strengths, "worst_group") if len(rows_v) else 0
+            chosen = _linear.choose(errors, strengths, "worst_group") if len(rows_v) else 0
             return _Path(strengths, w, b, np.ones(len(w), bool), None, chosen, [])
-        present, local = self._classes()
+        present, local = self.classes()
         fits = _logistic.fit(
             self.train, local, len(present), np.array(strengths), factors=how.factors,
-            gram=self._gram(),
+            gram=self.gram(),
         )  # fmt: skip
         notes: list[str] = []
         if len(strengths) == 1:
             chosen = 0
-        elif self._few_validation_rows():
+        elif few_validation_rows(self):
             notes.append(
-                f"validation cells have fewer than {heads.MIN_CELL} rows: the strength was chosen "
-                f"by {_FOLDS} folds of the training rows"
+                f"validation cells have fewer than {_linear.MIN_CELL} rows: {FOLDS} folds of the "
+                "training rows chose the strength"
             )
-            chosen = heads.choose(self._judged_by_folds(how, notes), strengths, self.plan.select)
+            chosen = _linear.choose(judged_by_folds(self, how, notes), strengths, self.plan.select)
         else:
             truth, cells = self.task(rows_v), self.cells(rows_v)
             judged = []
             for j in range(len(strengths)):
-                scores = self._scores(self.validation, fits.weights[j], fits.intercepts[j], how)
-                judged.append(heads.score(truth, _decided(scores, present), cells))
-            chosen = heads.choose(judged, strengths, self.plan.select)
+                scores = self.scores(self.validation, fits.weights[j], fits.intercepts[j], how)
+                judged.append(_linear.score(truth, decided_by(scores, present), cells))
+            chosen = _linear.choose(judged, strengths, self.plan.select)
         return _Path(
             strengths, fits.weights, fits.intercepts, fits.converged, present, chosen, notes
         )
 
-    def _few_validation_rows(self) -> bool:
-        """Whether a cell that occurs in training has fewer than five validation rows."""
-        train = self.cells(self.split.train)
-        counts = np.bincount(
-            self.cells(self.split.validation), minlength=int(train.max(initial=-1)) + 1
-        )
-        return bool((counts[np.unique(train)] < heads.MIN_CELL).any())
-
-    def _judged_by_folds(self, how: _erasers.Map, notes: list[str]) -> list[tuple[float, float]]:
-        """(worst group, accuracy) of every strength over leave-out folds of the training rows."""
-        truth, cells = self.task(self.split.train), self.cells(self.split.train)
-        present, local = self._classes()
-        n, strengths = len(local), self.plan.strengths
-        fold = np.empty(n, dtype=np.intp)
-        rng = np.random.default_rng(self.seed)
-        order = rng.permutation(n)
-        order = order[np.argsort(cells[order], kind="stable")]
-        fold[order] = np.arange(n) % _FOLDS
-        whole = [f for f in range(_FOLDS) if len(np.unique(local[fold != f])) == len(present)]
-        if not whole:
-            counts = np.bincount(local).tolist()
-            raise LabelError(
-                f"no fold of the training rows has every class; the classes have {counts} rows"
-            )
-        if len(whole) < _FOLDS:
-            notes.append(f"{_FOLDS - len(whole)} folds lack a class and were left out")
-        J = len(strengths)
-        weights = np.stack([(fold != f) / np.sum(fold != f) for f in whole for _ in strengths], 1)
-        fits = _logistic.fit(
-            self.train, local, len(present), np.tile(np.array(strengths), len(whole)),
-            sample_weights=weights, factors=how.factors, gram=self._gram(),
-            metric=np.tile(np.arange(J), len(whole)),
-        )  # fmt: skip
-        held = np.isin(fold, whole)
-        judged = []
-        for j in range(J):
-            decided = np.zeros(n, dtype=np.intp)
-            for i, f in enumerate(whole):
-                of = fold == f
-                k = i * J + j
-                scores = self._scores(self.train[of], fits.weights[k], fits.intercepts[k], how)
-                decided[of] = _decided(scores, present)
-            judged.append(heads.score(truth[held], decided[held], cells[held]))
-        return judged
-
     def _unregularised(self, how: _erasers.Map) -> _Fitted:
         """The head of strength 0."""
         if isinstance(self.plan.task, Columns):
-            w, b = heads.ridge_path(self.train, self.task(self.split.train), (0.0,), how.factors)
+            w, b = _linear.ridge_path(self.train, self.task(self.split.train), (0.0,), how.factors)
             return _Fitted(w[0], b[0], None, 0.0, True)
-        present, local = self._classes()
+        present, local = self.classes()
         fits = _logistic.fit(
-            self.train, local, len(present), np.zeros(1), factors=how.factors, gram=self._gram(),
+            self.train, local, len(present), np.zeros(1), factors=how.factors, gram=self.gram(),
             max_iter=1000,
         )  # fmt: skip
         if fits.separable[0]:
-            raise InputError(heads.SEPARABLE)
+            raise InputError(_linear.SEPARABLE)
         converged = bool(fits.converged[0])
         return _Fitted(fits.weights[0], fits.intercepts[0], present, 0.0, converged)
 
@@ -356,14 +315,9 @@ class Job:
         params = model.get_params()
         if "random_state" in params and params["random_state"] is None:
             model.set_params(random_state=self.seed)
-        passed: dict[str, Any] = {}
-        accepted = inspect.signature(model.fit).parameters
-        if "groups" in accepted:
+        passed = {}
+        if "groups" in inspect.signature(model.fit).parameters:
             passed["groups"] = self.cells(self.split.train)
-        rows_v = self.split.validation
-        if {"groups", "validation"} <= set(accepted) and len(rows_v):
-            labels = (self.task(rows_v), self.cells(rows_v))
-            passed["validation"] = (how(self.validation), *labels)
         target = self.task(self.split.train)
         target = target.ravel() if target.ndim == 2 and target.shape[1] == 1 else target
         with warnings.catch_warnings(record=True) as caught:
@@ -372,9 +326,9 @@ class Job:
         record = self._record(eraser, head.name)
         record["converged"] = not any("Convergence" in w.category.__name__ for w in caught)
         decided = np.asarray(model.predict(how(self.test)))
-        return self._with_values(record, decided)
+        return with_values(self, record, decided)
 
-    def _scores(self, rows: Float, w: Float, b: Float, how: _erasers.Map) -> Float:
+    def scores(self, rows: Float, w: Float, b: Float, how: _erasers.Map) -> Float:
         """(n, C): r(x)^T w + b, without erasing rows; b is that of centred coordinates."""
         through = w - (w @ how.left.T) @ how.right
         return np.asarray(rows @ through.T + b)
@@ -384,62 +338,9 @@ class Job:
         record = self._record(eraser, name, strength=fitted.strength)
         record["converged"] = fitted.converged
         shift = fitted.weights @ how.offset if name == "frozen" else 0.0
-        scores = self._scores(self.test, fitted.weights, fitted.intercepts + shift, how)
-        decided = scores if fitted.present is None else _decided(scores, fitted.present)
-        return self._with_values(record, decided)
-
-    def _with_values(self, record: Record, decided: Any) -> Record:
-        rows = self.split.test
-        truth = self.task(rows)
-        if isinstance(self.plan.task, Columns):
-            return self._quantity(record, truth, decided.reshape(len(rows), -1))
-        classes = self.plan.task.classes
-        cells = self.cells(rows)
-        correct = decided == truth
-        values = {"accuracy": float(correct.mean())}
-        counts = np.bincount(truth, minlength=len(classes))
-        right = np.bincount(truth, correct, len(classes))
-        values["class_accuracy"] = float(np.mean(right[counts > 0] / counts[counts > 0]))
-        concept = self.plan.concept_codes
-        if self.plan.cells is not None and concept is not None:
-            size = len(self.plan.cells.names)
-            there = np.bincount(cells[cells >= 0], minlength=size)
-            hits = np.bincount(cells[cells >= 0], correct[cells >= 0], size)
-            present = np.flatnonzero(there)
-            values["worst_group"] = float(np.min(hits[present] / there[present]))
-            record["cells"] = [[int(c), int(there[c]), int(hits[c])] for c in present]
-            gaps = gap_per_class(
-                truth, decided, concept.codes[rows], len(classes), len(concept.names)
-            )
-            values["tpr_gap"] = average_gap(gaps, "rms")
-        names = np.array(classes)
-        for name, metric in self.plan.metrics.items():
-            values[name] = float(metric(names[truth], names[decided]))
-        unseen = ~np.isin(truth, np.unique(self.task(self.split.train)))
-        if unseen.any():
-            record["notes"].append(
-                f"{int(unseen.sum())} test rows have classes of the task unseen in training: they "
-                "count as errors"
-            )
-        if len(np.unique(decided)) == 1:
-            record["notes"].append(
-                "the head decides the same class everywhere, so its worst group has accuracy 0"
-            )
-        record["values"] = values
-        if self.plan.test is not None:
-            record["decided"] = base64.b64encode(decided.astype("<u2").tobytes()).decode()
-        return record
-
-    def _quantity(self, record: Record, truth: Float, predicted: Float) -> Record:
-        """Figures of a head that predicts a quantity."""
-        error = float(np.mean((truth - predicted) ** 2))
-        spread = float(np.mean((truth - truth.mean(axis=0)) ** 2))
-        record["values"] = {"mse": error, "r2": 1 - error / spread if spread else math.nan}
-        concept = self._concept(self.split.test)
-        z = np.asarray(concept, dtype=np.float64).reshape(len(truth), -1)[:, 0]
-        if np.ptp(z) > 0 and np.ptp(predicted[:, 0]) > 0:
-            record["values"]["concept_correlation"] = float(np.corrcoef(predicted[:, 0], z)[0, 1])
-        return record
+        scores = self.scores(self.test, fitted.weights, fitted.intercepts + shift, how)
+        decided = scores if fitted.present is None else decided_by(scores, fitted.present)
+        return with_values(self, record, decided)
 
     def _advice(self) -> Record:
         """What the moments say before anything is measured."""
@@ -491,12 +392,6 @@ class _Path:
 
     def best(self) -> _Fitted:
         return self.at(self.chosen)
-
-
-def _decided(scores: Float, present: Codes) -> Codes:
-    """Codes of the task from (n, C) scores."""
-    local = heads.decide(scores[:, 0] if scores.shape[1] == 1 else scores)
-    return np.asarray(present[local])
 
 
 def _reason(error: Exception) -> str:

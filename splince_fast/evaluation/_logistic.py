@@ -10,16 +10,15 @@ matrix products, not matrix-vector ones; P enters by its low-rank factors, and n
 the rows is made: (P x)^T u = x^T (P^T u).
 
 The method is L-BFGS (J. Nocedal, Mathematics of Computation 35, 1980) in the metric of
-``c P S P^T + penalty``, S = Cov(x): the Hessian with every p (1 - p) replaced by one number c. Once
-the fits have taken shape c is set to the mean of p (1 - p) of each. About 8 to 40 iterations reach
-what Newton's method reaches, at a d x d factorisation per penalty where Newton's takes one pass of
-n d^2 operations per step.
+``c P S P^T + penalty``, S = Cov(x): the Hessian with every p (1 - p) replaced by one number c per
+problem and class, their mean. One eigendecomposition of P S P^T serves every penalty and every c,
+so c can follow the fit. 8 to 40 iterations reach what Newton's method reaches, each of them two
+products with the rows where a step of Newton's takes n d^2 operations per problem.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -29,8 +28,8 @@ from numpy.typing import NDArray
 Float = NDArray[np.float64]
 
 _MEMORY = 10  # pairs of L-BFGS
-_REFRESH = 6  # iteration after which c is measured
-_DENSE = 2048  # features above which the metric is diagonal: a factorisation would take longer
+_REFRESH = (2, 4, 8, 16, 32, 64)  # iterations at which c is measured
+_DENSE = 1536  # features above which the metric is diagonal: decomposing would take longer
 _ARMIJO = 1e-4
 
 
@@ -54,8 +53,7 @@ def fit(
     sample_weights: Float | None = None,
     factors: tuple[Float, Float] | None = None,
     gram: Float | None = None,
-    metric: NDArray[np.intp] | None = None,
-    tol: float = 1e-7,
+    tol: float | None = None,
     max_iter: int = 400,
 ) -> Fits:
     """Minimise the J problems.
@@ -68,32 +66,30 @@ def fit(
     sample_weights : (n, J), each column adding up to 1; 1 / n by default
     factors : (r, d) and (r, d): P = I - left^T right
     gram : (d, d), rows^T rows / n; computed where absent
-    metric : (J,): problems with the same number share a metric (that of their mean penalty)
-    tol : largest gradient entry of a solution
+    tol : largest gradient entry of a solution; by default 1e-7, and 1e-5 beyond 2,000 parameters
     """
     n, d = rows.shape
     penalties = np.asarray(penalties, dtype=np.float64)
-    n_problems = penalties.shape[-1]
+    J = penalties.shape[-1]
     width = 1 if n_classes == 2 else n_classes
-    flat = penalties.ndim == 1
-    penalty = np.broadcast_to(penalties, (d, n_problems)) if flat else penalties
-    if metric is None:
-        metric = np.arange(n_problems)
+    if tol is None:
+        tol = 1e-7 if d * width <= 2000 else 1e-5
+    penalty = np.broadcast_to(penalties, (d, J)) if penalties.ndim == 1 else penalties
     problem = _Problem(rows, y, width, penalty, sample_weights, factors)
-    metrics = _Metrics(problem, gram, metric, (1.0 / n_classes) * (1.0 - 1.0 / n_classes))
-    u = np.zeros((d + 1, n_problems, width))
-    converged = np.zeros(n_problems, dtype=bool)
-    separable = np.zeros(n_problems, dtype=bool)
-    active = np.arange(n_problems)
-    now = _Point.at(problem, u, np.zeros((n, n_problems, width)))
+    metric = _Metric.of(problem, gram)
+    u = np.zeros((d + 1, J, width))
+    u[-1] = problem.prior()
+    converged, separable = np.zeros(J, dtype=bool), np.zeros(J, dtype=bool)
+    active = np.arange(J)
+    now = problem.point(u, np.broadcast_to(u[-1], (n, J, width)))
+    metric.measure(problem.curvature(now))
     history: list[tuple[Float, Float, Float]] = []
     iteration = 0
     for iteration in range(max_iter + 1):
-        done = np.abs(now.gradient).max(axis=(0, 2)) <= tol
+        gradient = now.gradient
+        done = np.abs(gradient).max(axis=(0, 2)) <= tol
         free = problem.penalty.max(axis=0) == 0.0
-        apart = np.zeros_like(done)
-        if free.any():
-            apart = free & problem.separated(now.scores)
+        apart = free & problem.separated(now.scores) if free.any() else np.zeros_like(done)
         leaving = done | apart
         if leaving.any() or iteration == max_iter:
             u[:, active] = now.u
@@ -103,18 +99,12 @@ def fit(
             if iteration == max_iter or not stay.any():
                 break
             active = active[stay]
-            problem, now = problem.subset(stay), now.subset(stay)
-            metrics = metrics.subset(stay)
+            problem, now, metric = problem.subset(stay), now.subset(stay), metric.subset(stay)
             history = [(s[:, stay], g[:, stay], r[stay]) for s, g, r in history]
-        if iteration == _REFRESH:
-            metrics = metrics.measured(problem.curvature(now.scores))
-        direction = _direction(now.gradient, history, metrics)
-        slope = np.sum(direction * now.gradient, axis=(0, 2))
-        moved = problem.score(direction)
-        step = problem.step(now, direction, moved, slope)
-        following = _Point.at(
-            problem, now.u + step[:, None] * direction, now.scores + step[:, None] * moved
-        )
+        if iteration in _REFRESH:
+            metric.measure(problem.curvature(now))
+        direction = _direction(now.gradient, history, metric)
+        following = problem.step(now, direction)
         s, g = following.u - now.u, following.gradient - now.gradient
         product = np.sum(s * g, axis=(0, 2))
         usable = product > 0
@@ -127,25 +117,26 @@ def fit(
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """Parameters (d + 1, J, C), the intercepts last, with their scores, value and gradient."""
+    """Parameters (d + 1, J, C), the intercepts last; scores and probabilities are (n, J, C)."""
 
     u: Float
     scores: Float
+    probabilities: Float
     value: Float
     gradient: Float
 
-    @classmethod
-    def at(cls, problem: _Problem, u: Float, scores: Float) -> _Point:
-        return cls(u, scores, problem.value(u, scores), problem.gradient(u, scores))
-
     def subset(self, stay: NDArray[np.bool_]) -> _Point:
         return _Point(
-            self.u[:, stay], self.scores[:, stay], self.value[stay], self.gradient[:, stay]
+            self.u[:, stay],
+            self.scores[:, stay],
+            self.probabilities[:, stay],
+            self.value[stay],
+            self.gradient[:, stay],
         )
 
 
 class _Problem:
-    """Value, gradient and step length of all problems; scores are (n, J, C)."""
+    """Values and gradients of all problems."""
 
     def __init__(
         self,
@@ -159,8 +150,7 @@ class _Problem:
         self.rows, self.y, self.width, self.penalty = rows, y, width, penalty
         self.sample_weights, self.factors = sample_weights, factors
         n = len(rows)
-        weights = np.full((n, 1), 1.0 / n) if sample_weights is None else sample_weights
-        self.weight = weights
+        self.weight = np.full((n, 1), 1.0 / n) if sample_weights is None else sample_weights
         codes = y[:, None] if y.ndim == 1 else y
         if width == 1:
             self.target: Float = codes[:, :, None].astype(np.float64)
@@ -172,6 +162,12 @@ class _Problem:
         y = self.y if self.y.ndim == 1 else self.y[:, stay]
         return _Problem(self.rows, y, self.width, self.penalty[:, stay], weights, self.factors)
 
+    def prior(self) -> Float:
+        """(J, C) or (1, C): intercepts that give every class its share."""
+        share = np.sum(self.weight[:, :, None] * self.target, axis=0)
+        share = np.clip(share, 1e-12, 1 - 1e-12)
+        return np.asarray(np.log(share / (1 - share)) if self.width == 1 else np.log(share))
+
     def score(self, u: Float) -> Float:
         """(n, J, C): erased rows times weights, plus intercepts."""
         flat = u[:-1].reshape(len(u) - 1, -1)
@@ -181,25 +177,22 @@ class _Problem:
         product = self.rows @ flat
         return np.asarray(product.reshape(len(self.rows), *u.shape[1:]) + u[-1])
 
-    def losses(self, scores: Float) -> Float:
-        """(n, J): the loss of every row."""
+    def judge(self, u: Float, scores: Float) -> tuple[Float, Float]:
+        """(J,) values, and the probabilities."""
         if self.width == 1:
-            z = scores[:, :, 0]
-            return np.asarray(np.logaddexp(0.0, z) - self.target[:, :, 0] * z)
-        total = scipy.special.logsumexp(scores, axis=2)
-        return np.asarray(total - np.sum(scores * self.target, axis=2))
-
-    def value(self, u: Float, scores: Float) -> Float:
+            p = scipy.special.expit(scores)
+            losses = np.logaddexp(0.0, scores[:, :, 0]) - self.target[:, :, 0] * scores[:, :, 0]
+        else:
+            largest = scores.max(axis=2, keepdims=True)
+            p = np.exp(scores - largest)
+            total = p.sum(axis=2, keepdims=True)
+            p /= total
+            losses = (np.log(total) + largest)[:, :, 0] - np.sum(scores * self.target, axis=2)
         ridge = 0.5 * np.sum(self.penalty[:, :, None] * u[:-1] ** 2, axis=(0, 2))
-        return np.asarray(np.sum(self.weight * self.losses(scores), axis=0) + ridge)
+        return np.asarray(np.sum(self.weight * losses, axis=0) + ridge), p
 
-    def probabilities(self, scores: Float) -> Float:
-        if self.width == 1:
-            return np.asarray(scipy.special.expit(scores))
-        return np.asarray(scipy.special.softmax(scores, axis=2))
-
-    def gradient(self, u: Float, scores: Float) -> Float:
-        residual = self.weight[:, :, None] * (self.probabilities(scores) - self.target)
+    def gradient(self, u: Float, p: Float) -> Float:
+        residual = self.weight[:, :, None] * (p - self.target)
         flat = self.rows.T @ residual.reshape(len(self.rows), -1)
         if self.factors is not None:
             left, right = self.factors
@@ -209,10 +202,14 @@ class _Problem:
         out[-1] = residual.sum(axis=0)
         return out
 
-    def curvature(self, scores: Float) -> Float:
-        """(J,): mean of p (1 - p)."""
-        p = self.probabilities(scores)
-        return np.asarray(np.sum(self.weight * np.mean(p * (1 - p), axis=2), axis=0))
+    def point(self, u: Float, scores: Float) -> _Point:
+        value, p = self.judge(u, scores)
+        return _Point(u, scores, p, value, self.gradient(u, p))
+
+    def curvature(self, now: _Point) -> Float:
+        """(J, C): mean of p (1 - p)."""
+        p = now.probabilities
+        return np.asarray(np.sum(self.weight[:, :, None] * p * (1 - p), axis=0))
 
     def separated(self, scores: Float) -> NDArray[np.bool_]:
         """(J,): every row of positive weight is on its side: without a penalty no minimiser."""
@@ -225,100 +222,84 @@ class _Problem:
             right = own > rest
         return np.asarray((right | (self.weight == 0)).all(axis=0))
 
-    def step(self, now: _Point, direction: Float, moved: Float, slope: Float) -> Float:
-        """(J,): the largest of 1, 1/2, 1/4, ... that lowers the value enough (Armijo's rule)."""
-        size = np.ones(len(slope))
+    def step(self, now: _Point, direction: Float) -> _Point:
+        """The step of 1, 1/2, 1/4, ... that lowers each value enough (Armijo's rule)."""
+        moved = self.score(direction)
+        slope = np.sum(direction * now.gradient, axis=(0, 2))
         slack = 4 * np.finfo(np.float64).eps * np.abs(now.value)
+        size = np.ones(len(slope))
         for _ in range(40):
             u = now.u + size[:, None] * direction
-            value = self.value(u, now.scores + size[:, None] * moved)
+            scores = now.scores + size[:, None] * moved
+            value, p = self.judge(u, scores)
             short = value > now.value + _ARMIJO * size * slope + slack
             if not short.any():
                 break
             size = np.where(short, size / 2, size)
-        return size
+        return _Point(u, scores, p, value, self.gradient(u, p))
 
 
-class _Metrics:
-    """Solves with c P S P^T + penalty for groups of problems, and with c for the intercepts."""
+class _Metric:
+    """Solves with D (c V diag(l) V^T + level) D per problem and class, and with c for intercepts.
 
-    def __init__(
-        self,
-        problem: _Problem,
-        gram: Float | None,
-        group: NDArray[np.intp],
-        curvature: float | Float,
-        base: Float | None = None,
-    ) -> None:
-        self.group = group
-        self.curvature = np.broadcast_to(np.asarray(curvature, dtype=np.float64), len(group))
-        d = problem.rows.shape[1]
-        if base is None:
-            base = _erased_gram(problem, gram, dense=d <= _DENSE)
-        self.base = base
-        self._problem = problem
-        self._solvers: dict[int, Any] = {}
-        for g in np.unique(group).tolist():
-            of = group == g
-            c = float(self.curvature[of].mean())
-            penalty = problem.penalty[:, of].mean(axis=1)
-            if base.ndim == 1:
-                self._solvers[g] = c * base + penalty + _floor(base)
-                continue
-            matrix = c * base
-            matrix[np.diag_indices(d)] += penalty + _floor(np.diag(base))
-            self._solvers[g] = scipy.linalg.cho_factor(
-                matrix, lower=True, overwrite_a=True, check_finite=False
-            )
+    V diag(l) V^T = D^{-1} P S P^T D^{-1}; D holds the roots of the penalties' shape over features.
+    """
 
-    def subset(self, stay: NDArray[np.bool_]) -> _Metrics:
-        new = object.__new__(_Metrics)
-        new.group, new.curvature = self.group[stay], self.curvature[stay]
-        new.base, new._solvers = self.base, self._solvers
-        new._problem = self._problem.subset(stay)
+    def __init__(self, vectors: Float | None, values: Float, scale: Float, level: Float) -> None:
+        self.vectors, self.values, self.scale, self.level = vectors, values, scale, level
+        self.curvature: Float = np.full((len(level), 1), 0.25)
+
+    @classmethod
+    def of(cls, problem: _Problem, gram: Float | None) -> _Metric:
+        mean = np.maximum(problem.penalty.mean(axis=0), np.finfo(np.float64).tiny)
+        scale = np.sqrt(np.mean(problem.penalty / mean, axis=1))
+        if not scale.all():
+            scale = np.ones(len(scale))
+        level = np.mean(problem.penalty / scale[:, None] ** 2, axis=0)
+        rows = problem.rows
+        if rows.shape[1] > _DENSE:
+            size = np.mean(rows**2, axis=0) if gram is None else np.diag(gram)
+            return cls(None, size / scale**2, scale, level)
+        S = rows.T @ rows / len(rows) if gram is None else gram
+        if problem.factors is not None:
+            left, right = problem.factors
+            S = S - left.T @ (right @ S)
+            S = S - (S @ right.T) @ left
+        S = S / scale / scale[:, None]
+        values, vectors = scipy.linalg.eigh((S + S.T) / 2, driver="evd", check_finite=False)
+        return cls(vectors, np.maximum(values, 0.0), scale, level)
+
+    def subset(self, stay: NDArray[np.bool_]) -> _Metric:
+        new = _Metric(self.vectors, self.values, self.scale, self.level[stay])
+        new.curvature = self.curvature[stay]
         return new
 
-    def measured(self, curvature: Float) -> _Metrics:
-        """The same metric with measured curvatures."""
-        least = 1e-3 * float(self.curvature.mean())
-        return _Metrics(self._problem, None, self.group, np.maximum(curvature, least), self.base)
+    def measure(self, curvature: Float) -> None:
+        """Take the curvatures of the fits as they are, none of them vanishing."""
+        self.curvature = np.maximum(curvature, 1e-3 * curvature.max())
 
     def solve(self, q: Float) -> Float:
+        d = len(q) - 1
+        floor = 1e-10 * max(float(self.values.max()), np.finfo(np.float64).tiny)
+        weight = self.curvature * (self.values[:, None, None] + floor) + self.level[:, None]
+        part = q[:-1] / self.scale[:, None, None]
+        if self.vectors is None:
+            part = part / weight
+        else:
+            part = (self.vectors.T @ part.reshape(d, -1)).reshape(part.shape) / weight
+            part = (self.vectors @ part.reshape(d, -1)).reshape(part.shape)
         out = np.empty_like(q)
-        for g in np.unique(self.group).tolist():
-            of = self.group == g
-            part = q[:-1, of].reshape(len(q) - 1, -1)
-            solver = self._solvers[g]
-            if isinstance(solver, tuple):
-                solved = scipy.linalg.cho_solve(solver, part, check_finite=False)
-            else:
-                solved = part / solver[:, None]
-            out[:-1, of] = solved.reshape(len(q) - 1, int(of.sum()), -1)
-        out[-1] = q[-1] / self.curvature[:, None]
+        out[:-1] = part / self.scale[:, None, None]
+        out[-1] = q[-1] / self.curvature
+        if out.shape[2] > 1:
+            # A vector added to all classes changes no probability: the minimum has none, and only
+            # the penalty resists it, so that steps along it would be far too short.
+            out -= out.mean(axis=2, keepdims=True)
         return out
 
 
-def _floor(diagonal: Float) -> float:
-    """What keeps the metric positive definite where nothing is penalised."""
-    return 1e-10 * max(float(np.mean(diagonal)), 1e-300)
-
-
-def _erased_gram(problem: _Problem, gram: Float | None, *, dense: bool) -> Float:
-    """P S P^T, or the diagonal of S."""
-    rows = problem.rows
-    if not dense:
-        return np.asarray(np.mean(rows**2, axis=0) if gram is None else np.diag(gram))
-    S = rows.T @ rows / len(rows) if gram is None else gram
-    if problem.factors is None:
-        return S
-    left, right = problem.factors
-    half = S - left.T @ (right @ S)
-    whole: Float = half - (half @ right.T) @ left
-    return (whole + whole.T) / 2
-
-
 def _direction(
-    gradient: Float, history: list[tuple[Float, Float, Float]], metrics: _Metrics
+    gradient: Float, history: list[tuple[Float, Float, Float]], metric: _Metric
 ) -> Float:
     """The two-loop recursion, one scalar per problem."""
     q = gradient
@@ -327,7 +308,11 @@ def _direction(
         a = r * np.sum(s * q, axis=(0, 2))
         weights.append(a)
         q = q - a[:, None] * g
-    direction = metrics.solve(q)
+    direction = metric.solve(q)
+    if history:  # the scale that the last pair measured (Nocedal and Wright, equation 7.20)
+        _, g, r = history[-1]
+        size = r * np.sum(g * metric.solve(g), axis=(0, 2))
+        direction = direction / np.where(size > 0, size, 1.0)[:, None]
     for (s, g, r), a in zip(history, reversed(weights), strict=True):
         b = r * np.sum(g * direction, axis=(0, 2))
         direction = direction + (a - b)[:, None] * s

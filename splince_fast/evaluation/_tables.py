@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from splince_fast.evaluation.statistics import MIN_SEEDS, Interval
 
 if TYPE_CHECKING:
-    from splince_fast.evaluation.result import Comparison, Differences
+    from splince_fast.evaluation._context import Differences
+    from splince_fast.evaluation.result import Comparison
 
 LABELS = {
     "accuracy": "accuracy",
@@ -200,11 +201,6 @@ def by_level(result: Comparison, metric: str, head: str | None) -> Table:
     levels = tuple("natural" if p is None else f"p = {p:g}" for p in result.context.levels)
     title = LABELS.get(metric, metric) + (f", {chosen} head" if chosen else "")
     return Table(title, ("eraser", *levels), tuple(rows))
-
-
-def differences(found: Differences) -> str:
-    """Differences as a table of text."""
-    return str(difference_table(found))
 
 
 def difference_table(found: Differences) -> Table:

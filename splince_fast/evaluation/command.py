@@ -11,7 +11,7 @@ import numpy as np
 
 from splince_fast import sources
 from splince_fast._runtime.extras import require
-from splince_fast.evaluation.heads import STRENGTHS
+from splince_fast.evaluation._linear import STRENGTHS
 from splince_fast.evaluation.plan import ERASERS, HEADS
 from splince_fast.evaluation.probes import PROBES
 from splince_fast.exceptions import InputError, LabelError

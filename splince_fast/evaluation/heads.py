@@ -9,27 +9,33 @@ changes, as that of SAL would if each feature had a scale of its own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import scipy.linalg
 import scipy.special
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import as_rows
 from splince_fast.evaluation import _logistic
 from splince_fast.evaluation._cells import coded, group_cells
-from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
+from splince_fast.evaluation._linear import (
+    SEPARABLE,
+    STRENGTHS,
+    check_rule,
+    check_strength,
+    check_strengths,
+    choose,
+    decide,
+    ridge_path,
+    scaling,
+    score,
+)
+from splince_fast.exceptions import InputError, LabelError
 from splince_fast.labels import Columns, encode_one
 
 Float = NDArray[np.float64]
-Factors = tuple[Float, Float]
-
-STRENGTHS = (1.0, 0.1, 0.01, 0.001, 0.0001)
-MIN_CELL = 5  # validation cells below it decide nothing: training folds do
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,13 +126,6 @@ class Head:
         return np.asarray(scipy.special.softmax(scores, axis=1))
 
 
-def decide(scores: Float) -> NDArray[np.intp]:
-    """Codes of the decisions: the sign of one score, the largest of several."""
-    if scores.ndim == 1:
-        return (scores > 0).astype(np.intp)
-    return np.asarray(scores.argmax(axis=1), dtype=np.intp)
-
-
 def fit_head(
     X: Any,
     y: Any,
@@ -208,12 +207,6 @@ def fit_head(
     return _unscaled(fits.weights[0], fits.intercepts[0], names, strength, converged, centre, unit)
 
 
-SEPARABLE = (
-    "the classes are separable on the training rows, so an unregularised head has no minimiser; "
-    "use a strength above 0, or more rows than features"
-)
-
-
 def select_head(
     X: Any,
     y: Any,
@@ -292,68 +285,6 @@ def select_head(
     return Head(head.coef_, head.intercept_, names, head.strength, head.converged, table)
 
 
-def scaling(rows: Float, scale: bool) -> tuple[Float, Float, float]:
-    """Centred rows over the root of the mean feature variance (ddof 0), the centre, the root."""
-    if not scale:
-        return rows, np.zeros(rows.shape[1]), 1.0
-    centre = rows.mean(axis=0)
-    centred = rows - centre
-    unit = math.sqrt(float(np.mean(centred**2)))
-    if unit == 0.0:
-        raise NotEnoughDataError("all rows are equal, so a head has nothing to learn from")
-    return centred / unit, centre, unit
-
-
-def score(
-    truth: NDArray[np.intp], decided: NDArray[np.intp], cells: NDArray[np.intp]
-) -> tuple[float, float]:
-    """Worst accuracy over the cells present, and accuracy."""
-    correct = truth == decided
-    inside = cells >= 0
-    counts = np.bincount(cells[inside])
-    right = np.bincount(cells[inside], correct[inside], len(counts))
-    present = counts > 0
-    if not present.any():
-        return math.nan, float(correct.mean())
-    return float((right[present] / counts[present]).min()), float(correct.mean())
-
-
-def choose(judged: Sequence[tuple[float, float]], strengths: Sequence[float], rule: str) -> int:
-    """Position of the best (worst group, accuracy, strength), or accuracy first."""
-    flip = rule == "accuracy"
-    keys = [((a, w) if flip else (w, a), s) for (w, a), s in zip(judged, strengths, strict=True)]
-    return max(range(len(keys)), key=lambda j: keys[j])
-
-
-def ridge_path(
-    rows: Float, target: Float, strengths: Sequence[float], factors: Factors | None
-) -> tuple[Float, Float]:
-    """Minimisers of mean |target - A(x)|^2 / 2 + strength / 2 |w|^2: (J, k, d) and (J, k).
-
-    w = (P S P^T + strength I)^{-1} P Cov(x, target), from one eigendecomposition of P S P^T.
-    """
-    n = len(rows)
-    centre, mean = rows.mean(axis=0), target.mean(axis=0)
-    S = rows.T @ rows / n - np.outer(centre, centre)
-    cross = rows.T @ (target - mean) / n
-    if factors is not None:
-        left, right = factors
-        S = S - left.T @ (right @ S)
-        S = S - (S @ right.T) @ left
-        cross = cross - left.T @ (right @ cross)
-    values, vectors = scipy.linalg.eigh((S + S.T) / 2)
-    usable = values > 1e-12 * max(float(values[-1]), 1e-300)
-    coordinates = vectors.T @ cross
-    weights = []
-    for strength in strengths:
-        inverse = np.where(usable | (strength > 0), 1 / np.maximum(values + strength, 1e-300), 0)
-        inverse = np.where(usable, inverse, 0.0 if strength == 0 else inverse)
-        weights.append((vectors @ (inverse[:, None] * coordinates)).T)
-    w = np.array(weights)
-    through = w if factors is None else w - (w @ factors[0].T) @ factors[1]
-    return w, mean - through @ centre
-
-
 def _sgd(
     rows: Float,
     codes: NDArray[np.intp],
@@ -411,31 +342,3 @@ def _decisions(scores: Float) -> NDArray[np.intp]:
     if scores.shape[2] == 1:
         return (scores[:, :, 0] > 0).astype(np.intp)
     return np.asarray(scores.argmax(axis=2), dtype=np.intp)
-
-
-def check_strength(strength: Any) -> None:
-    """Refuse a penalty that is no finite number of at least 0."""
-    number = isinstance(strength, int | float | np.floating) and not isinstance(strength, bool)
-    if not number or not 0 <= strength < math.inf:
-        raise InputError(f"the strength is {strength!r}; it must be a finite number of at least 0")
-
-
-def check_strengths(strengths: Any) -> tuple[float, ...]:
-    """A descending tuple of distinct positive strengths."""
-    if isinstance(strengths, int | float):
-        strengths = (strengths,)
-    for strength in strengths:
-        check_strength(strength)
-        if strength == 0:
-            raise InputError(
-                "strength 0 is not tuned over; the head 'unregularised' is the fit without penalty"
-            )
-    if not len(strengths):
-        raise InputError("strengths is empty; pass at least one penalty, such as (.01,)")
-    return tuple(sorted({float(s) for s in strengths}, reverse=True))
-
-
-def check_rule(rule: Any) -> None:
-    """Refuse an unknown rule of selection."""
-    if rule not in ("worst_group", "accuracy"):
-        raise InputError(f"the rule of selection is {rule!r}; choose 'worst_group' or 'accuracy'")

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from splince_fast import sources
 from splince_fast._runtime.arrays import as_rows, check_values
-from splince_fast.evaluation import _cells, heads, splits
+from splince_fast.evaluation import _cells, _linear, _protocol
 from splince_fast.evaluation.probes import PROBES
+from splince_fast.evaluation.splits import natural_split
 from splince_fast.exceptions import InputError, LabelError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
 
@@ -49,7 +50,7 @@ class Plan:
     heads: tuple[Named, ...]
     levels: tuple[float | None, ...]
     seeds: tuple[int, ...]
-    protocol: splits.Protocol | None
+    protocol: _protocol.Protocol | None
     sizes: tuple[int, int, int] | None
     strengths: tuple[float, ...]
     select: str
@@ -74,17 +75,17 @@ class Plan:
                 if isinstance(c, ClassCodes)]  # fmt: skip
         return _cells.joint(read) if len(read) == len(self.concepts) else None
 
-    def split(self, seed: int, p: float | None) -> splits.Split:
+    def split(self, seed: int, p: float | None) -> _protocol.Split:
         """The split of a seed at a level."""
         if self.test is not None:
             return self._own_split(seed)
         if p is None or self.protocol is None or self.sizes is None:
             n = len(self.usable)
-            return splits.natural_split(n, seed=seed, usable=self.usable, groups=self.groups)
+            return natural_split(n, seed=seed, usable=self.usable, groups=self.groups)
         shortage = "raise" if self.groups is None else "shrink"
         return self.protocol.split(p, self.sizes, seed, shortage)
 
-    def _own_split(self, seed: int) -> splits.Split:
+    def _own_split(self, seed: int) -> _protocol.Split:
         """The user's test rows; validation rows are drawn where none are marked."""
         part = np.where(self.usable, self.test, -1)  # type: ignore[arg-type]
         train, validation, test = (np.flatnonzero(part == k) for k in range(3))
@@ -92,7 +93,7 @@ class Plan:
             order = np.random.default_rng(seed).permutation(train)
             validation, train = order[: len(order) // 10], order[len(order) // 10 :]
         missing = len(part) - int(self.usable.sum())
-        return splits.Split(train, validation, test, None, None, missing, ())
+        return _protocol.Split(train, validation, test, None, None, missing, ())
 
 
 def make_plan(
@@ -130,7 +131,7 @@ def make_plan(
     parts = None if test is None else _parts(test, n)
     if parts is not None and association is not None:
         raise InputError("test= names your own split; it does not go with association=")
-    heads.check_rule(select)
+    _linear.check_rule(select)
     for probe in probes:
         if probe not in PROBES:
             raise InputError(f"there is no probe {probe!r}; choose from {PROBES}")
@@ -144,7 +145,7 @@ def make_plan(
     if protocol is not None:
         protocol_sizes = [p for p in levels if p is not None]
         sizes = protocol.largest_sizes(protocol_sizes) if sizes is None else sizes
-        sizes = splits.check_sizes(sizes)
+        sizes = _protocol.check_sizes(sizes)
         for p in protocol_sizes:  # a shortage is told before anything runs
             shortage = "raise" if groups is None else "shrink"
             protocol.split(p, sizes, int(random_state), shortage)
@@ -156,7 +157,7 @@ def make_plan(
         X=rows, task=y, concepts=concepts, cells=cells, groups=codes,
         erasers=_named(erasers, ERASERS, "eraser"), heads=_named(chosen_heads, HEADS, "head"),
         levels=levels, seeds=tuple(int(random_state) + i for i in range(int(n_seeds))),
-        protocol=protocol, sizes=sizes, strengths=heads.check_strengths(strengths), select=select,
+        protocol=protocol, sizes=sizes, strengths=_linear.check_strengths(strengths), select=select,
         probes=tuple(probes), metrics=_metrics(metrics), test=parts,
         fingerprint=_fingerprint(rows, [y, *concepts.values()], codes, parts), notes=(),
     )  # fmt: skip
@@ -208,7 +209,7 @@ def _check_classes(name: str, encoded: Encoded) -> None:
 
 def _levels(
     association: Any, y: Encoded, concepts: Mapping[str, Encoded], tied: Any, groups: Any
-) -> tuple[tuple[float | None, ...], splits.Protocol | None]:
+) -> tuple[tuple[float | None, ...], _protocol.Protocol | None]:
     """Levels of the sweep and its cells, or the natural split."""
     if association is None:
         if tied is not None:
@@ -216,7 +217,7 @@ def _levels(
         return (None,), None
     values = association if isinstance(association, Sequence | np.ndarray) else (association,)
     for p in values:
-        splits.check_p(p)
+        _protocol.check_p(p)
     if not len(values):
         raise InputError("association is empty; pass levels such as (.5, .7, .9), or None")
     if not isinstance(y, ClassCodes) or not all(
@@ -227,7 +228,7 @@ def _levels(
             "pass association=None, or thin the rows to the correlation you want"
         )
     joint = _cells.joint([_cells.Coded(c.classes, c.codes) for c in concepts.values()])  # type: ignore[union-attr]
-    protocol = splits.Protocol.of(_cells.Coded(y.classes, y.codes), joint, tied, groups)
+    protocol = _protocol.Protocol.of(_cells.Coded(y.classes, y.codes), joint, tied, groups)
     return tuple(sorted({float(p) for p in values})), protocol
 
 

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from splince_fast._runtime.arrays import as_rows
 from splince_fast.evaluation import _logistic
 from splince_fast.evaluation._cells import coded
+from splince_fast.evaluation._scores import Fold, against
+from splince_fast.evaluation._scores import figures as figures_of
 from splince_fast.exceptions import InputError
 from splince_fast.labels import Columns, encode_one
 
 Float = NDArray[np.float64]
-Fold = tuple[NDArray[np.intp], NDArray[np.intp]]
 
 PROBES = ("linear", "mlp", "boosting")
 STRENGTH = 0.01  # of the linear probe, on features of unit variance
@@ -215,22 +216,14 @@ def probe_codes(
             scores = _linear_scores(prepared, targets, n_classes, folds)
         else:
             scores = [_sklearn_scores(name, prepared, t, folds, random_state) for t in targets]
-        figures = [_figures(s, t, folds, n_classes) for s, t in zip(scores, targets, strict=True)]
+        figures = [figures_of(s, t, folds, n_classes) for s, t in zip(scores, targets, strict=True)]
         accuracy, auc = figures[0]
         others = [figure[0] for figure in figures[1:]]
         chance = float(counts.max() / counts.sum())
-        permuted, p = _against(accuracy, others)
+        permuted, p = against(accuracy, others)
         excess = accuracy - max(chance, -math.inf if math.isnan(permuted) else permuted)
         found.append(Probe(name, accuracy, auc, math.nan, chance, permuted, p, excess))
     return Leakage(tuple(found), len(rows), n_classes, "")
-
-
-def _against(figure: float, others: list[float]) -> tuple[float, float]:
-    """Mean of the permuted figures, and the permutation p value."""
-    if not others:
-        return math.nan, math.nan
-    beaten = sum(other >= figure for other in others)
-    return float(np.mean(others)), (1 + beaten) / (1 + len(others))
 
 
 def _folds(
@@ -279,7 +272,7 @@ def _linear_scores(
     codes = np.stack([t for t in targets for _ in folds], axis=1)
     fits = _logistic.fit(
         kept, codes, n_classes, np.tile(penalties, len(targets)),
-        sample_weights=np.tile(weights, len(targets)), metric=np.zeros(codes.shape[1], np.intp),
+        sample_weights=np.tile(weights, len(targets)),
     )  # fmt: skip
     results = []
     for t in range(len(targets)):
@@ -321,41 +314,6 @@ def _sklearn_scores(
         logs = np.log(np.maximum(p, tiny))
         scores[held] = logs[:, 1:] - logs[:, :1] if classes == 2 else logs
     return scores
-
-
-def _figures(
-    scores: Float, target: NDArray[np.intp], folds: Sequence[Fold], n_classes: int
-) -> tuple[float, float]:
-    """Accuracy and AUC, means over folds."""
-    accuracies, areas = [], []
-    for _, held in folds:
-        s, t = scores[held], target[held]
-        decided = (s[:, 0] > 0).astype(np.intp) if n_classes == 2 else s.argmax(axis=1)
-        accuracies.append(float(np.mean(decided == t)))
-        if n_classes == 2:
-            areas.append(_auc(s[:, 0], t == 1))
-        else:
-            p = _softmax(s)
-            areas.append(float(np.mean([_auc(p[:, k], t == k) for k in range(n_classes)])))
-    return float(np.mean(accuracies)), float(np.mean(areas))
-
-
-def _softmax(scores: Float) -> Float:
-    import scipy.special
-
-    return np.asarray(scipy.special.softmax(scores, axis=1))
-
-
-def _auc(score: Float, positive: NDArray[np.bool_]) -> float:
-    """P(score of a positive > score of a negative) + 1/2 P(equal), by ranks."""
-    import scipy.stats
-
-    n1 = int(positive.sum())
-    n0 = len(positive) - n1
-    if not n0 or not n1:
-        return math.nan
-    ranks = scipy.stats.rankdata(score)
-    return float((ranks[positive].sum() - n1 * (n1 + 1) / 2) / (n0 * n1))
 
 
 def probe_quantity(
@@ -400,7 +358,7 @@ def probe_quantity(
             whole = target[held] - target[train].mean(axis=0)
             shares.append(1 - float(np.sum(rest**2)) / float(np.sum(whole**2)))
         scores.append(float(np.mean(shares)))
-    permuted, p = _against(scores[0], scores[1:])
+    permuted, p = against(scores[0], scores[1:])
     excess = scores[0] - max(0.0, -math.inf if math.isnan(permuted) else permuted)
     probe = Probe("linear", math.nan, math.nan, scores[0], 0.0, permuted, p, excess)
     return Leakage((probe,), len(rows), 0, "")

@@ -1,4 +1,7 @@
-"""What compare found: tables, differences with tests, advice, files."""
+"""What compare found: tables, differences with tests, advice, files.
+
+Above 400 lines because it is the whole public face of a result, with its documentation.
+"""
 
 from __future__ import annotations
 
@@ -6,80 +9,24 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from splince_fast.evaluation import _tables, statistics
 from splince_fast.evaluation._bootstrap import Resampled
-from splince_fast.evaluation.statistics import Difference, Interval
+from splince_fast.evaluation._context import (
+    ADVICE,
+    ERASER_ROW,
+    PATH,
+    Context,
+    Differences,
+    is_lower_better,
+)
+from splince_fast.evaluation.statistics import Interval
 from splince_fast.exceptions import FileFormatError, InputError
 
 _FORMAT = 1
-ERASER_ROW, ADVICE, PATH = "", "advice", "strengths"
-LOWER_IS_BETTER = ("tpr_gap", "mse", "distortion", "residual")
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What was compared, and on what.
-
-    Attributes
-    ----------
-    n, d : int
-        Rows and features.
-    erasers, heads : tuple of str
-    levels : tuple of float or None
-        Associations; (None,) is the natural split.
-    seeds : tuple of int
-    sizes : tuple of int
-        Rows for training, validation and test of the first split.
-    tied : str
-    strengths : tuple of float
-    select : str
-    probes, concepts, cells : tuple of str
-    fingerprint, version : str
-        Of the data and of the library.
-    notes : tuple of str
-        What was warned of.
-    truth : dict
-        Codes of the test rows where the split was the caller's own, for the bootstrap.
-    """
-
-    n: int
-    d: int
-    erasers: tuple[str, ...]
-    heads: tuple[str, ...]
-    levels: tuple[float | None, ...]
-    seeds: tuple[int, ...]
-    sizes: tuple[int, int, int]
-    tied: str
-    strengths: tuple[float, ...]
-    select: str
-    probes: tuple[str, ...]
-    concepts: tuple[str, ...]
-    cells: tuple[str, ...]
-    fingerprint: str
-    version: str
-    notes: tuple[str, ...]
-    truth: dict[str, Any]
-
-
-class Differences(list[Difference]):
-    """Paired differences to a reference; prints as a table.
-
-    Attributes
-    ----------
-    metric : str
-    """
-
-    def __init__(self, items: Sequence[Difference], metric: str, head: str, p: float | None):
-        super().__init__(items)
-        self.metric, self.head, self.p = metric, head, p
-
-    def __str__(self) -> str:
-        return _tables.differences(self)
 
 
 class Comparison:
@@ -505,7 +452,8 @@ class Comparison:
             "head": narwhals.String, "lambda": narwhals.Float64, "metric": narwhals.String,
             "value": narwhals.Float64, "n": narwhals.Int64, "reason": narwhals.String,
         }  # fmt: skip
-        return narwhals.from_dict(columns, schema, backend=backend).to_native()
+        made: Any = narwhals.from_dict
+        return made(columns, schema, backend=backend).to_native()
 
     # -- files -----------------------------------------------------------------------------
 
@@ -558,7 +506,7 @@ class Comparison:
             if found["kind"] != "comparison" or found["format"] > _FORMAT:
                 raise ValueError(f"kind {found['kind']!r}, format {found['format']!r}")
             values = found["context"]
-            fields = {
+            fields: dict[str, Any] = {
                 field.name: tuple(values[field.name])
                 if isinstance(values[field.name], list)
                 else values[field.name]
@@ -570,9 +518,3 @@ class Comparison:
                 f"{str(path)!r} holds no comparison of this version ({error}); it may be "
                 "truncated or foreign"
             ) from error
-
-
-def is_lower_better(metric: str) -> bool:
-    """Whether a smaller figure is the better one."""
-    probe = metric.split("[")[0].endswith(("_auc", "_accuracy")) and metric != "class_accuracy"
-    return metric in LOWER_IS_BETTER or probe

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
-import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,17 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.files import library_version
-from splince_fast.evaluation import _job, heads
+from splince_fast.evaluation._context import ADVICE, ERASER_ROW, Context
 from splince_fast.evaluation._journal import Journal
-from splince_fast.evaluation._moments import level_moments
+from splince_fast.evaluation._linear import STRENGTHS
+from splince_fast.evaluation._pool import ADVISER, Where, cells_of, results, workers_of
+from splince_fast.evaluation._progress import Bar
+from splince_fast.evaluation._protocol import Split
 from splince_fast.evaluation.plan import Named, Plan, key, make_plan
-from splince_fast.evaluation.result import Comparison, Context
-from splince_fast.evaluation.splits import Split
+from splince_fast.evaluation.result import Comparison
 from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import ClassCodes
-from splince_fast.moments import Moments
-
-_ADVICE = Named(_job.ADVICE, _job.ADVICE, _job.ADVICE)
 
 
 def compare(
@@ -42,7 +39,7 @@ def compare(
     sizes: tuple[int, int, int] | None = None,
     n_seeds: int = 5,
     random_state: int = 0,
-    strengths: Sequence[float] = heads.STRENGTHS,
+    strengths: Sequence[float] = STRENGTHS,
     select: str = "worst_group",
     leakage: Sequence[str] = ("linear",),
     metrics: Mapping[str, Any] | None = None,
@@ -138,14 +135,14 @@ def compare(
         random_state=random_state, strengths=strengths, select=select, probes=leakage,
         metrics=metrics, test=test,
     )  # fmt: skip
-    workers = _workers(n_jobs)
+    workers = workers_of(n_jobs)
     journal = Journal(run, plan.fingerprint)
     splits = {(seed, p): plan.split(seed, p) for seed in plan.seeds for p in plan.levels}
     notes = _looked_over(plan, splits)
     pending = _pending(plan, splits, journal)
     with tempfile.TemporaryDirectory(prefix="splince-fast-") as scratch, ExitStack() as stack:
-        bar = stack.enter_context(_Bar(len(pending), enabled=progress))
-        for job, records in _results(plan, splits, pending, workers, Path(scratch)):
+        bar = stack.enter_context(Bar(len(pending), enabled=progress))
+        for job, records in results(plan, splits, pending, workers, Path(scratch)):
             journal.add({_key(plan, r, splits[job]): r for r in records})
             failed = [r for r in records if r["reason"]]
             if strict and failed:
@@ -155,16 +152,9 @@ def compare(
             bar.advance()
     wanted = [
         journal.cells[_cell_key(plan, seed, p, e, h, splits[seed, p])]
-        for seed in plan.seeds for p in plan.levels for e, h in _cells_of(plan)
+        for seed in plan.seeds for p in plan.levels for e, h in cells_of(plan)
     ]  # fmt: skip
     return Comparison(wanted, _context(plan, splits, notes))
-
-
-def _cells_of(plan: Plan) -> list[tuple[Named, str]]:
-    """(eraser, head) of every record, the eraser's own first."""
-    cells = [(e, h) for e in plan.erasers for h in (_job.ERASER_ROW, *(h.name for h in plan.heads))]
-    advised = isinstance(plan.task, ClassCodes)
-    return [*cells, *([(_ADVICE, _job.ADVICE)] if advised else [])]
 
 
 def _cell_key(
@@ -172,7 +162,7 @@ def _cell_key(
 ) -> str:
     """Hash of what a cell depends on, and of nothing else."""
     identities = {h.name: h.identity for h in plan.heads}
-    tuned = head not in (_job.ERASER_ROW, _job.ADVICE)
+    tuned = head not in (ERASER_ROW, ADVICE)
     return key(
         data=plan.fingerprint,
         version=library_version(),
@@ -196,23 +186,20 @@ def _source(metric: Any) -> str:
 
 
 def _key(plan: Plan, record: dict[str, Any], split: Split) -> str:
-    erasers = {e.name: e for e in (*plan.erasers, _ADVICE)}
+    erasers = {e.name: e for e in (*plan.erasers, ADVISER)}
     return _cell_key(
         plan, record["seed"], record["p"], erasers[record["eraser"]], record["head"], split
     )
 
 
-_Where = tuple[int, float | None]
-
-
 def _pending(
-    plan: Plan, splits: Mapping[_Where, Split], journal: Journal
-) -> dict[_Where, list[Named]]:
+    plan: Plan, splits: Mapping[Where, Split], journal: Journal
+) -> dict[Where, list[Named]]:
     """Erasers that each job has to run: all of an eraser, or nothing of it."""
-    pending: dict[_Where, list[Named]] = {}
+    pending: dict[Where, list[Named]] = {}
     for (seed, p), split in splits.items():
         missing = [
-            eraser for eraser, head in _cells_of(plan)
+            eraser for eraser, head in cells_of(plan)
             if _cell_key(plan, seed, p, eraser, head, split) not in journal.cells
         ]  # fmt: skip
         if missing:
@@ -220,158 +207,7 @@ def _pending(
     return pending
 
 
-def _results(
-    plan: Plan,
-    splits: Mapping[_Where, Split],
-    pending: Mapping[_Where, list[Named]],
-    workers: int,
-    scratch: Path,
-) -> Iterator[tuple[_Where, list[dict[str, Any]]]]:
-    """Finished jobs as they come: first the moments of each seed, then its levels."""
-    if not pending:
-        return
-    import joblib
-
-    seeds = [s for s in plan.seeds if any(job[0] == s for job in pending)]
-    rows = plan.X
-    if workers > 1:
-        rows = _on_disk(plan.X, scratch)
-        plan = _without_rows(plan)
-    child = workers > 1
-    with joblib.Parallel(n_jobs=workers, return_as="generator_unordered") as pool:
-        made = pool(
-            joblib.delayed(_make_moments)(
-                plan, rows, seed, [splits[seed, p] for p in plan.levels], scratch, child
-            )
-            for seed in seeds
-        )
-        list(made)
-    left = dict(pending)
-    for attempt in (workers, 2 if child else 0):
-        # After a worker has died, what is left runs alone, one job at a time.
-        batches = [list(left)] if attempt == workers else [[job] for job in left]
-        for batch in batches:
-            calls = (
-                joblib.delayed(_run_job)(plan, rows, *job, splits[job], left[job], scratch, child)
-                for job in batch
-            )
-            try:
-                pool = joblib.Parallel(n_jobs=attempt, return_as="generator_unordered")
-                for job, records in pool(calls):
-                    del left[job]
-                    yield job, records
-            except _dead_worker() as error:
-                if attempt != workers:
-                    reason = f"the process died twice, perhaps for lack of memory ({error})"
-                    yield batch[0], _failed(plan, batch[0], left.pop(batch[0]), reason, splits)
-        if not left:
-            return
-
-
-def _dead_worker() -> type[BaseException]:
-    from joblib.externals.loky.process_executor import TerminatedWorkerError
-
-    found: type[BaseException] = TerminatedWorkerError
-    return found
-
-
-def _failed(
-    plan: Plan,
-    where: _Where,
-    erasers: list[Named],
-    reason: str,
-    splits: Mapping[_Where, Split],
-) -> list[dict[str, Any]]:
-    """Rows of a job that could not be run."""
-    return [
-        _job.blank(where[0], where[1], splits[where].sizes, eraser.name, head, reason=reason)
-        for eraser, head in _cells_of(plan)
-        if eraser in erasers
-    ]
-
-
-def _on_disk(X: NDArray[Any], scratch: Path) -> Any:
-    """Rows as a file that every worker maps."""
-    name = getattr(X, "filename", None)
-    whole = isinstance(X, np.memmap) and name is not None and X.flags.c_contiguous
-    if whole and str(name).endswith(".npy") and np.load(name, mmap_mode="r").shape == X.shape:
-        return str(name)
-    path = scratch / "rows.npy"
-    np.save(path, X)
-    return str(path)
-
-
-def _without_rows(plan: Plan) -> Plan:
-    import dataclasses
-
-    return dataclasses.replace(plan, X=None)
-
-
-def _opened(rows: Any) -> NDArray[Any]:
-    mapped: NDArray[Any] = np.load(rows, mmap_mode="r") if isinstance(rows, str) else rows
-    return mapped
-
-
-def _alone(child: bool) -> Any:
-    """One BLAS thread; in a process of our own, one thread of our kernels, too."""
-    from threadpoolctl import threadpool_limits
-
-    if child:
-        os.environ["SPLINCE_FAST_NUM_THREADS"] = "1"
-    return threadpool_limits(1)
-
-
-def _path(scratch: Path, seed: int, p: float | None) -> Path:
-    return scratch / f"{seed}-{p}.safetensors"
-
-
-def _make_moments(
-    plan: Plan, rows: Any, seed: int, splits: list[Split], scratch: Path, child: bool
-) -> None:
-    """Accumulate the rows of a seed once, and write the moments of its levels."""
-    with _alone(child):
-        labels: dict[str, Any] = {"task": _column(plan.task)}
-        labels |= {name: _column(concept) for name, concept in plan.concepts.items()}
-        made = level_moments(_opened(rows), labels, [split.train for split in splits])
-        for p, moments in zip(plan.levels, made, strict=True):
-            moments.save(_path(scratch, seed, p))
-
-
-def _column(encoded: Any) -> Any:
-    if isinstance(encoded, ClassCodes):
-        return np.array(encoded.classes)[encoded.codes]
-    return encoded.values
-
-
-def _run_job(
-    plan: Plan,
-    rows: Any,
-    seed: int,
-    p: float | None,
-    split: Split,
-    erasers: list[Named],
-    scratch: Path,
-    child: bool,
-) -> tuple[_Where, list[dict[str, Any]]]:
-    with _alone(child):
-        path = _path(scratch, seed, p)
-        job = _job.Job.of(plan, _opened(rows), seed, p, split, Moments.load(path))
-        records = job.run(erasers)
-        path.unlink(missing_ok=True)
-        return (seed, p), records
-
-
-def _workers(n_jobs: int | None) -> int:
-    if n_jobs is None:
-        return 1
-    if not isinstance(n_jobs, int | np.integer) or n_jobs == 0 or isinstance(n_jobs, bool):
-        raise InputError(f"n_jobs is {n_jobs!r}; pass a number of processes, or -1 for all")
-    import joblib
-
-    return int(joblib.effective_n_jobs(n_jobs))
-
-
-def _looked_over(plan: Plan, splits: Mapping[_Where, Split]) -> list[str]:
+def _looked_over(plan: Plan, splits: Mapping[Where, Split]) -> list[str]:
     """What the user has to know of the data, warned of once."""
     notes = []
     n = len(plan.usable)
@@ -397,7 +233,14 @@ def _row_codes(X: NDArray[Any]) -> NDArray[np.int64]:
     return np.fromiter((hash(row.tobytes()) for row in X), dtype=np.int64, count=len(X))
 
 
-def _context(plan: Plan, splits: Mapping[_Where, Split], notes: list[str]) -> Context:
+def _tied(tied: Any) -> str:
+    """Who is tied to whom, in words."""
+    if isinstance(tied, dict):
+        return ", ".join(f"{a} to {b}" for a, b in tied.items())
+    return "" if tied is None else str(tied)
+
+
+def _context(plan: Plan, splits: Mapping[Where, Split], notes: list[str]) -> Context:
     first = next(iter(splits.values()))
     truth: dict[str, Any] = {}
     if plan.test is not None and isinstance(plan.task, ClassCodes):
@@ -413,41 +256,8 @@ def _context(plan: Plan, splits: Mapping[_Where, Split], notes: list[str]) -> Co
     return Context(
         n=len(plan.usable), d=int(plan.X.shape[1]), erasers=tuple(e.name for e in plan.erasers),
         heads=tuple(h.name for h in plan.heads), levels=plan.levels, seeds=plan.seeds,
-        sizes=first.sizes, tied="" if tied is None else str(tied), strengths=plan.strengths,
+        sizes=first.sizes, tied=_tied(tied), strengths=plan.strengths,
         select=plan.select, probes=plan.probes, concepts=tuple(plan.concepts),
         cells=tuple(names), fingerprint=plan.fingerprint, version=library_version(),
         notes=tuple(notes), truth=truth,
     )  # fmt: skip
-
-
-class _Bar:
-    """Finished jobs and the time left, on stderr."""
-
-    def __init__(self, total: int, *, enabled: bool) -> None:
-        self.total, self.done = total, 0
-        self.enabled = enabled and total > 0
-        self.started = time.monotonic()
-
-    def __enter__(self) -> _Bar:
-        self._show()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self.enabled:
-            sys.stderr.write("\n")
-            sys.stderr.flush()
-
-    def advance(self) -> None:
-        """Count a job."""
-        self.done += 1
-        self._show()
-
-    def _show(self) -> None:
-        if not self.enabled:
-            return
-        seconds = time.monotonic() - self.started
-        text = f"\r{self.done} / {self.total} jobs, {seconds:.0f} s"
-        if 0 < self.done < self.total:
-            text += f", {seconds * (self.total - self.done) / self.done:.0f} s left"
-        sys.stderr.write(f"{text:<50}")
-        sys.stderr.flush()
