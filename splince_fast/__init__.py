@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from splince_fast._runtime.files import library_version
+from splince_fast._runtime.version import library_version
 from splince_fast.exceptions import (
     ConstantVariableError,
     DroppedDirectionsWarning,
@@ -28,20 +28,28 @@ from splince_fast.exceptions import (
     SplinceError,
     SplinceWarning,
     UnknownVariableError,
+    WholeNumbersWarning,
 )
-from splince_fast.moments import Moments
-from splince_fast.projection import Projection
-from splince_fast.report import Report, VariableReport
 
 if TYPE_CHECKING:
     from splince_fast import nn, sources
     from splince_fast.config import Config, show_config
     from splince_fast.estimators import LEACE, SAL, SPLINCE, MeanProjection
     from splince_fast.methods import leace, mean_projection, sal, splince
+    from splince_fast.moments import Moments
+    from splince_fast.projection import Projection
+    from splince_fast.quick import erase
+    from splince_fast.report import Report, VariableReport
     from splince_fast.strength import ConceptStrength, concept_strength
 
-# Loaded when first touched: they bring SciPy or scikit-learn, or are not needed by everybody.
+# Loaded when first touched, so that the import takes no time: they bring NumPy, SciPy, Numba or
+# scikit-learn.
 _LAZY = {
+    "Moments": "splince_fast.moments",
+    "Projection": "splince_fast.projection",
+    "Report": "splince_fast.report",
+    "VariableReport": "splince_fast.report",
+    "erase": "splince_fast.quick",
     "splince": "splince_fast.methods",
     "leace": "splince_fast.methods",
     "sal": "splince_fast.methods",
@@ -86,7 +94,9 @@ __all__ = [
     "SplinceWarning",
     "UnknownVariableError",
     "VariableReport",
+    "WholeNumbersWarning",
     "concept_strength",
+    "erase",
     "leace",
     "mean_projection",
     "nn",

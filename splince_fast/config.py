@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels import blas, provider
 from splince_fast._runtime import threads
-from splince_fast._runtime.files import library_version
+from splince_fast._runtime.version import library_version
 
 _PACKAGES = ("numpy", "scipy", "numba", "scikit-learn", "safetensors", "narwhals")
 

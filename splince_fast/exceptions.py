@@ -101,3 +101,7 @@ class ManyClassesWarning(SplinceWarning):
 
 class OnePassWarning(SplinceWarning):
     """Erasers of several sites were fitted in one pass: each holds only where it stands alone."""
+
+
+class WholeNumbersWarning(SplinceWarning):
+    """Floats that are read as numbers take few values, all whole: they may be classes."""

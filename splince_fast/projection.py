@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from splince_fast._runtime import files, threads
-from splince_fast._runtime.arrays import as_rows, check_out, is_direct, working_dtype
+from splince_fast._runtime import files, sweep
+from splince_fast._runtime.arrays import as_rows
+from splince_fast._runtime.sweep import Factors
 from splince_fast.exceptions import FileFormatError, InputError
+from splince_fast.integrations.torch import erase_tensor, is_tensor, like
 
 if TYPE_CHECKING:
     from splince_fast.report import Report
@@ -24,16 +26,15 @@ Float = NDArray[np.float64]
 
 _FORMAT = 1
 _KIND = "projection"
-# Rows are applied in pieces: small enough for the cache where they must be widened.
-_PIECE_BYTES = 1 << 20
-_SWEEP_BYTES = 1 << 28
+_EPS = float(np.finfo(np.float64).eps)
 
 
 class Projection:
     """The affine map r(x) = mean + P (x - mean), with P = I - left right^T of low co-rank.
 
     Made by :func:`splince_fast.splince` and its siblings; immutable. On rows it computes
-    ``X - ((X - mean) @ right) @ left.T``, equivalently ``X @ P.T + offset``.
+    ``X - ((X - mean) @ right) @ left.T``, equivalently ``X @ P.T + offset``; the mean goes off
+    first, so that a feature of large mean costs the others no digit.
 
     Parameters
     ----------
@@ -88,7 +89,7 @@ class Projection:
         self._set(
             np.ascontiguousarray(factors[0].T),
             np.ascontiguousarray(factors[1].T),
-            centre, None, method, report,
+            centre, np.zeros(factors[0].shape[1]), method, report,
         )  # fmt: skip
         if not all(np.isfinite(a).all() for a in (self._left, self._right, self._mean)):
             raise InputError("left, right and mean must be finite")
@@ -98,16 +99,18 @@ class Projection:
         left: Float,
         right: Float,
         mean: Float,
-        bias: Float | None,
+        shift: Float,
         method: str,
         report: Report | Callable[[], Report] | None,
     ) -> None:
-        """Take over the transposed factors, (r, d) and C-contiguous."""
-        self._left, self._right, self._mean = left, right, mean
-        self._bias = right @ mean if bias is None else bias
+        """Take over transposed factors, (r, d) and C-contiguous: x - left^T (right (x - m) - s)."""
+        self._left, self._right, self._mean, self._shift = left, right, mean, shift
         self._method, self._report = method, report
-        for array in (self._left, self._right, self._mean, self._bias):
+        for array in self._factors():
             array.flags.writeable = False
+
+    def _factors(self) -> Factors:
+        return Factors(self._left, self._right, self._mean, self._shift)
 
     @classmethod
     def _make(
@@ -118,10 +121,18 @@ class Projection:
         bias: Float | None = None,
         method: str = "custom",
         report: Report | Callable[[], Report] | None = None,
+        *,
+        shift: Float | None = None,
     ) -> Projection:
-        """A projection from transposed factors that are known to be valid."""
+        """A projection from transposed factors that are known to be valid.
+
+        The coefficients of x are right (x - mean) - shift, or right x - bias; with neither, the
+        mean stays in place.
+        """
+        if shift is None:
+            shift = np.zeros(len(left)) if bias is None else _shift_of(bias, right, mean)
         new = cls.__new__(cls)
-        new._set(left, right, mean, bias, method, report)
+        new._set(left, right, mean, shift, method, report)
         return new
 
     # -- what it is ------------------------------------------------------------------------
@@ -148,13 +159,25 @@ class Projection:
         offset.flags.writeable = False
         return offset
 
+    @property
+    def _bias(self) -> Float:
+        """(r,) float64: right^T x - bias are the coefficients of x."""
+        return np.asarray(self._right @ self._mean + self._shift)
+
     @cached_property
     def rank(self) -> int:
-        """Dimensions removed: the rank of I - P, at the rounding level of the factors."""
+        """Dimensions removed: the rank of I - P, at the rounding level of the factors.
+
+        Features are rescaled first so that both factors have rows of one size: a similarity
+        D^{-1} (I - P) D, which changes no rank, so that the units of the features do not matter.
+        """
         if not len(self._left):
             return 0
-        inner = [np.linalg.qr(factor).R for factor in (self.left, self.right)]
-        return int(np.linalg.matrix_rank(inner[0] @ inner[1].T))
+        left, right = _balanced(self.left, self.right)
+        inner = [np.linalg.qr(factor).R for factor in (left, right)]
+        size = float(np.linalg.norm(inner[0], 2) * np.linalg.norm(inner[1], 2))
+        values = np.linalg.svd(inner[0] @ inner[1].T, compute_uv=False)
+        return int(np.count_nonzero(values > self.n_features * _EPS * size))
 
     @property
     def n_features(self) -> int:
@@ -182,14 +205,17 @@ class Projection:
 
     # -- what it does ----------------------------------------------------------------------
 
-    def __call__(self, X: Any, *, out: Any = None, progress: bool = False) -> Any:
+    def __call__(self, X: Any, *, mask: Any = None, out: Any = None, progress: bool = False) -> Any:
         """Apply to rows.
 
         Parameters
         ----------
-        X : ndarray or torch tensor of shape (n, d), or anything that NumPy reads as one
+        X : ndarray or torch tensor of shape (..., d), or anything that NumPy reads as (n, d)
             Any layout. float16, bfloat16 and float32 are computed with float64 coefficients and
-            returned in their own dtype; integers give float64.
+            returned in their own dtype; integers give float64. Axes before the last one, such as
+            (batch, token, d), stay.
+        mask : array or tensor of bool, of shape X.shape[:-1], optional
+            Rows where it is False, such as padding, come back as they are.
         out : array of the shape and dtype of the result, optional
             Where to write; may be X itself, a memmap included. Extra memory is O(block).
         progress : bool
@@ -198,59 +224,34 @@ class Projection:
         Returns
         -------
         ndarray or torch tensor
-            Of the kind, dtype and device of X; `out` if given.
+            Of the kind, shape, dtype and device of X; `out` if given.
 
         Raises
         ------
         InputError
-            Wrong width, or an `out` that does not fit.
+            Wrong width, a mask or an `out` that does not fit, or a result beyond float16.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import splince_fast as sf
+        >>> axis = np.eye(3)[:, :1]
+        >>> eraser = sf.Projection(axis, axis, np.zeros(3))
+        >>> tokens = np.ones((2, 4, 3))
+        >>> eraser(tokens, mask=np.arange(4) < [[4], [2]])[1, :, 0]
+        array([0., 0., 1., 1.])
         """
-        if hasattr(X, "detach") and hasattr(X, "device"):
-            from splince_fast.integrations.torch import apply_to_tensor
-
-            return apply_to_tensor(self, X, out=out, progress=progress)
-        rows = as_rows(X, width=self.n_features)
-        result_dtype = rows.dtype if rows.dtype.kind not in "iub" else np.dtype(np.float64)
+        if is_tensor(X):
+            return erase_tensor(self._factors(), X, out=out, mask=mask, progress=progress)
+        rows = sweep.as_stack(X, self.n_features)
+        dtype = rows.dtype if rows.dtype.kind not in "iub" else np.dtype(np.float64)
+        chosen = sweep.as_mask(mask, rows.shape[:-1])
         if out is None:
-            out = np.empty(rows.shape, result_dtype)
+            out = np.empty(rows.shape, dtype)
         else:
-            check_out(out, rows, result_dtype)
-        self._apply(rows, out, progress)
+            sweep.check_out(out, rows, dtype)
+        sweep.erase(self._factors(), rows, out, chosen, progress)
         return out
-
-    def _apply(self, rows: NDArray[Any], out: NDArray[Any], progress: bool) -> None:
-        """Write the result for `rows` into `out`, sweep by sweep."""
-        from splince_fast.sources import Progress
-
-        n, d = rows.shape
-        work = working_dtype(rows.dtype)
-        direct = is_direct(rows) and is_direct(out)
-        sweep = max(1, (_SWEEP_BYTES if direct else _PIECE_BYTES) // (d * work.itemsize))
-        buffer = None if direct else np.empty((min(sweep, n), d), work)
-        with Progress(n, rows.nbytes, enabled=progress) as bar:
-            for start in range(0, n, sweep):
-                stop = min(n, start + sweep)
-                if buffer is None:
-                    self._apply_direct(rows[start:stop], out[start:stop])
-                else:
-                    piece = buffer[: stop - start]
-                    np.copyto(piece, rows[start:stop], casting="unsafe")
-                    self._apply_direct(piece, piece)
-                    with np.errstate(over="ignore"):
-                        np.copyto(out[start:stop], piece, casting="unsafe")
-                    if out.dtype == np.float16:
-                        _check_overflow(piece, out[start:stop], start)
-                bar.advance(stop - start, (stop - start) * d * rows.dtype.itemsize)
-
-    def _apply_direct(self, rows: NDArray[Any], out: NDArray[Any]) -> None:
-        """The fused pass over C-contiguous float32 or float64 rows, split over threads."""
-        from splince_fast._kernels import apply as kernels
-
-        def work(start: int, stop: int) -> None:
-            kernels.apply_rows(rows, self._left, self._right, self._bias, start, stop, out)
-
-        if len(rows):
-            threads.split(work, len(rows), grain=max(1, (1 << 17) // rows.shape[1]))
 
     def fold_into(self, weight: Any, bias: Any = None) -> tuple[Any, Any]:
         """Merge this map into the linear layer that follows it.
@@ -267,16 +268,22 @@ class Projection:
         Returns
         -------
         (weight, bias)
-            New arrays of the kind and dtype of `weight`, computed in float64; the arguments are
-            left alone.
+            New arrays of the kind and dtype of `weight`, computed in float64; integers give
+            float32 where it holds them, else float64. The arguments are left alone.
 
         Raises
         ------
         InputError
-            Shapes that do not fit.
+            Shapes that do not fit, or a result that leaves the range of the dtype.
         """
-        tensor = weight if hasattr(weight, "detach") else None
-        w = as_rows(weight, width=self.n_features, name="weight").astype(np.float64)
+        given_weight = as_rows(weight, name="weight")
+        if given_weight.shape[1] != self.n_features:
+            raise InputError(
+                f"weight has shape {given_weight.shape}; the layer that reads the rows of this "
+                f"eraser has weights of shape (k, {self.n_features}), one column per feature: "
+                "pass the weight as torch.nn.Linear holds it, or its transpose"
+            )
+        w = given_weight.astype(np.float64)
         folded = w - (w @ self.left) @ self._right
         shift = w @ self.offset
         if bias is not None:
@@ -288,12 +295,23 @@ class Projection:
                 )
             given = as_rows(column[None, :], width=len(w), name="bias")[0].astype(np.float64)
             shift = given + shift
-        if tensor is not None:
-            from splince_fast.integrations.torch import like
-
-            return like(tensor, folded), like(tensor, shift)
-        dtype = np.result_type(np.asarray(weight).dtype, np.float16)
-        return folded.astype(dtype), shift.astype(dtype)
+        if is_tensor(weight) and weight.dtype.is_floating_point:
+            results = like(weight, folded), like(weight, shift)
+        else:
+            dtype = given_weight.dtype
+            dtype = dtype if dtype.kind not in "iub" else np.result_type(dtype, np.float32)
+            with np.errstate(over="ignore"):  # refused below, without NumPy's warning
+                layer = folded.astype(dtype), shift.astype(dtype)
+            results = (
+                (like(weight, layer[0]), like(weight, layer[1])) if is_tensor(weight) else layer
+            )
+        for name, exact, found in zip(("weight", "bias"), (folded, shift), results, strict=True):
+            if np.isfinite(exact).all() and not bool((abs(found) < np.inf).all()):
+                raise InputError(
+                    f"the folded {name} holds {np.abs(exact).max():.3g}, which leaves the range of "
+                    f"{found.dtype}; pass the layer as float32"
+                )
+        return results
 
     # An array on the other side of an operator is a mistake that NumPy must not try to resolve.
     __array_ufunc__ = None
@@ -307,15 +325,19 @@ class Projection:
         if not isinstance(first, Projection):
             return NotImplemented
         if first.n_features != self.n_features:
-            widths = f"{self.n_features} features cannot follow one of {first.n_features}"
-            raise InputError(f"a projection of {widths}")
+            raise InputError(
+                f"a projection of {self.n_features} features cannot follow one of "
+                f"{first.n_features}: both act on the same rows; fit them on rows of one embedding"
+            )
         carried = first._left - (first._left @ self.right) @ self._left
         return Projection._make(
             np.concatenate([self._left, carried]),
             np.concatenate([self._right, first._right]),
             first._mean.copy(),
-            np.concatenate([self._bias, first._bias]),
-            f"{self._method} @ {first._method}",
+            method=f"{self._method} @ {first._method}",
+            shift=np.concatenate(
+                [self._shift + self._right @ (self._mean - first._mean), first._shift]
+            ),
         )
 
     def astype(self, dtype: DTypeLike) -> Projection:
@@ -338,13 +360,16 @@ class Projection:
         if not known:
             raise InputError(f"factors are held as float32 or float64, not {dtype!r}")
         left, right = (f.astype(dtype).astype(np.float64) for f in (self._left, self._right))
-        bias = self._bias + (right - self._right) @ self._mean  # so that the mean stays in place
-        return Projection._make(left, right, self._mean.copy(), bias, self._method, self._report)
+        # The shift belongs to coefficients of x - mean, so the mean stays in place.
+        return Projection._make(
+            left, right, self._mean.copy(), method=self._method, report=self._report,
+            shift=self._shift.copy(),
+        )  # fmt: skip
 
     # -- persistence -----------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a safetensors file: left, right, mean, offset, bias, and the report as metadata.
+        """Write a safetensors file: left, right, mean, offset, bias, shift; the report as metadata.
 
         Parameters
         ----------
@@ -358,6 +383,7 @@ class Projection:
             "mean": self._mean,
             "offset": self.offset,
             "bias": self._bias,
+            "shift": self._shift,
         }
         metadata = {
             "method": self._method,
@@ -390,20 +416,22 @@ class Projection:
             files.check_tensors(
                 tensors, {"left": (real, (d, r)), "right": (real, (d, r)), "mean": (real, (d,)),
                           "offset": (real, (d,)), "bias": (real, (r,))}
+                | ({"shift": (real, (r,))} if "shift" in tensors else {})
             )  # fmt: skip
             report = metadata["report"]
             new = cls._make(
                 np.ascontiguousarray(tensors["left"].T), np.ascontiguousarray(tensors["right"].T),
                 tensors["mean"], tensors["bias"], str(metadata["method"]),
                 None if report is None else Report.from_dict(report),
+                shift=tensors.get("shift"),  # absent where an earlier version wrote the file
             )  # fmt: skip
         except (KeyError, ValueError, TypeError, FileFormatError) as error:
             raise FileFormatError(
                 f"{os.fspath(path)} is inconsistent ({error}); it was edited or damaged: fit again"
             ) from error
-        eps = float(np.finfo(np.float64).eps)
-        size = np.abs(tensors["left"]) @ np.abs(tensors["bias"])
-        if (np.abs(new.offset - tensors["offset"]) > 8 * (r + 1) * eps * size).any():
+        terms = np.abs(new._right) @ np.abs(new._mean) + np.abs(new._shift)
+        size = np.abs(new.left) @ (terms + np.abs(new._shift))
+        if (np.abs(new.offset - tensors["offset"]) > 8 * (d + r) * _EPS * size).any():
             raise FileFormatError(
                 f"{os.fspath(path)} is inconsistent: its offset is not left @ bias; it was edited "
                 "or damaged: fit again"
@@ -418,8 +446,29 @@ class Projection:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        for array in (self._left, self._right, self._mean, self._bias):
+        for array in self._factors():
             array.flags.writeable = False
+
+
+def _shift_of(bias: Float, right: Float, mean: Float) -> Float:
+    """bias - right @ mean; 0 where that is the rounding of these products."""
+    gap = bias - right @ mean
+    noise = 4 * len(mean) * _EPS * (np.abs(right) @ np.abs(mean))
+    return np.where(np.abs(gap) > noise, gap, 0.0)
+
+
+def _balanced(left: Float, right: Float) -> tuple[Float, Float]:
+    """D^{-1} left and D right, with row j of both of the size sqrt(max |left_j| max |right_j|).
+
+    A row that is zero in one factor alone gets the largest of these sizes in the other.
+    """
+    sizes = [np.abs(factor).max(axis=1) for factor in (left, right)]
+    both = (sizes[0] > 0) & (sizes[1] > 0)
+    target = np.where(both, np.sqrt(sizes[0]) * np.sqrt(sizes[1]), 0.0)
+    target = np.where(both, target, target.max() or 1.0)
+    scales = (target / np.where(size > 0, size, target) for size in sizes)
+    balanced = [f * s[:, None] for f, s in zip((left, right), scales, strict=True)]
+    return balanced[0], balanced[1]
 
 
 def _real(values: ArrayLike, name: str) -> Float:
@@ -437,13 +486,3 @@ def _real(values: ArrayLike, name: str) -> Float:
         return array.astype(np.float64)
     except (ValueError, TypeError) as error:
         raise InputError(f"{name} cannot be read as an array of real numbers: {error}") from error
-
-
-def _check_overflow(wide: NDArray[Any], narrow: NDArray[Any], start: int) -> None:
-    """Raise InputError if rounding to float16 made infinities of finite numbers."""
-    lost = np.flatnonzero((np.isinf(narrow) & np.isfinite(wide)).any(axis=1))
-    if lost.size:
-        raise InputError(
-            f"row {start + lost[0]} of the result leaves the range of float16 (65504); pass X as "
-            "float32. Rows up to there are written already"
-        )

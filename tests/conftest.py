@@ -108,11 +108,17 @@ def _check_syrk(rows: Any, square: Any) -> None:
 
 
 def _check_apply(
-    rows: Any, left: Any, right: Any, bias: Any, start: int, stop: int, out: Any
+    rows: Any, left: Any, right: Any, mean: Any, shift: Any, start: int, stop: int, out: Any
 ) -> None:
     assert rows.shape == out.shape
-    assert left.shape == right.shape == (len(bias), rows.shape[1])
+    assert left.shape == right.shape == (len(shift), rows.shape[1])
+    assert mean.shape == rows.shape[1:]
     assert 0 <= start <= stop <= len(rows)
+
+
+def _check_halves(source: Any, out: Any) -> None:
+    assert source.shape == out.shape == (source.size,)
+    assert {source.dtype, out.dtype} == {np.dtype(np.uint16), np.dtype(np.float32)}
 
 
 _GUARDS: list[tuple[Any, str, Callable[..., None]]] = [
@@ -121,6 +127,8 @@ _GUARDS: list[tuple[Any, str, Callable[..., None]]] = [
     (accumulate, "centre_block", _check_centre_block),
     (accumulate, "add_lower", _check_add_lower),
     (row_kernels, "apply_rows", _check_apply),
+    (row_kernels, "widen_halves", _check_halves),
+    (row_kernels, "narrow_halves", _check_halves),
     (blas, "syrk_f32_out", _check_syrk),
     (blas, "syrk_f64_into", _check_syrk),
 ]

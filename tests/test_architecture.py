@@ -16,11 +16,12 @@ LAYERS = [
     ["labels", "sources"],
     ["moments"],
     ["report"],
-    ["integrations", "projection"],
+    ["integrations"],
+    ["projection"],
     ["_solve"],
     ["methods", "strength"],
     ["_estimator"],
-    ["estimators"],
+    ["estimators", "quick"],
     ["baselines"],
     ["config"],
     ["evaluation"],
@@ -57,7 +58,6 @@ SOURCES = sorted([*MODULES, *PACKAGE.rglob("*.pyx")])
 PEERS_THAT_MEET = [
     {"_runtime", "_kernels"},
     {"labels", "sources"},
-    {"integrations", "projection"},
     {"methods", "strength"},
     {"estimators", "demo"},
 ]

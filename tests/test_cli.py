@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,12 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from numpy.typing import NDArray
 
 import splince_fast as sf
 from splince_fast._runtime import files
-from splince_fast.cli import main, read_labels
+from splince_fast.cli import main, rows
+from splince_fast.cli.label_files import read_labels
 from splince_fast.exceptions import InputError, LabelError, SplinceError, UnknownVariableError
+from splince_fast.labels import ClassCodes
 
 N, WIDTH = 300, 6
 
@@ -83,6 +87,7 @@ def test_fit_prints_the_report_and_writes_the_eraser(
     assert str(report) in out
     assert "kept" in out
     assert out.startswith("eraser: e\n")
+    assert "'gender' was read as classes (2)" in out
 
 
 @pytest.mark.parametrize(
@@ -178,7 +183,7 @@ def test_parquet_files_of_embeddings_or_of_labels(
     agree("one", by_hand())
     agree("two", by_hand())
     err = told(capsys, "fit", "all.parquet", *names, "-o", "e", code=2)
-    assert "'all.parquet' is no .npy file; for parquet files name" in err
+    assert "'all.parquet' is a table; name its column of vectors with --embedding" in err
     more = ["--embedding", "vector", "--labels", "labels.csv"]
     err = told(capsys, "fit", "all.parquet", *more, *names, "-o", "e", code=2)
     assert "--labels does not go with --embedding" in err
@@ -234,17 +239,22 @@ FIT = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender"]
         ([*FIT, "--method", "mean", "--shrinkage", ".1", "-o", "e"], "it is for splince, leace"),
         ([*FIT, "--keep", "job", "--shrinkage", "some", "-o", "e"], "invalid"),
         ([*FIT, "--keep", "job", "--shrinkage", "2", "-o", "e"], "a number in [0, 1]"),
+        ([*FIT, "--keep", "job", "-o", "e", "--checkpoint", "./e"], "also what --output writes"),
+        ([*FIT, "--keep", "job", "-o", "e", "--save-moments", "./e"], "also what --output writes"),
+        ([*FIT, "--keep", "job", "-o", "e", "--checkpoint", "labels.csv"], "which is read"),
+        ([*FIT, "--keep", "job", "--max-amplification", "0.5", "-o", "e"], "of at least 1"),
         ([*FIT, "--keep", "job", "--kind", "job", "-o", "e"], "must be NAME=classes or"),
         ([*FIT, "--keep", "job", "--kind", "age=classes", "-o", "e"], "neither erased nor kept"),
         ([*FIT, "--keep", "jobs", "-o", "e"], "'jobs'; there is 'gender', 'job', 'age'"),
         ([*FIT, "--keep", "job", "-o", "absent/e"], "there is no folder for 'absent/e'"),
-        ([*FIT, "--keep", "job", "-o", "X.npy"], "'X.npy' exists"),
-        ([*FIT, "--keep", "job", "-o", "e", "--save-moments", "X.npy"], "'X.npy' exists"),
+        ([*FIT, "--keep", "job", "-o", "a.npy"], "'a.npy' exists"),
+        ([*FIT, "--keep", "job", "-o", "e", "--save-moments", "a.npy"], "'a.npy' exists"),
         ([*FIT, "--keep", "job", "--checkpoint", "absent/c", "-o", "e"], "there is no folder"),
         (["fit", "X.npy", "--erase", "g", "--keep", "y", "-o", "e"], "none: pass --labels FILE"),
         (["fit", "absent.npy", *FIT[2:], "--keep", "job", "-o", "e"], "absent.npy"),
         (["fit", "a.npy", *FIT[2:], "--keep", "job", "-o", "e"], "has 300 rows but"),
-        (["fit", "labels.csv", *FIT[2:], "--keep", "job", "-o", "e"], "is no .npy file"),
+        (["fit", "labels.csv", *FIT[2:], "--keep", "job", "-o", "e"], "'labels.csv' is no .npy,"),
+        (["fit", "folder", *FIT[2:], "--keep", "job", "-o", "e"], "holds no file of rows"),
         (["fit", "X.npy", "--erase", "gender", "--keep", "job"], "required: -o/--output"),
         (["fit", "X.npy", "--keep", "job", "-o", "e"], "required: --erase"),
         ([*FIT, "--keep", "job", "--method", "inlp", "-o", "e"], "invalid choice"),
@@ -260,9 +270,27 @@ FIT = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender"]
 def test_mistakes_cost_no_pass_and_leave_no_file(
     here: Path, capsys: pytest.CaptureFixture[str], argv: list[str], text: str
 ) -> None:
+    os.mkdir("folder")
     before = sorted(os.listdir())
     assert text in told(capsys, *argv, code=2)
     assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize("option", ["--output", "--checkpoint", "--save-moments"])
+def test_what_cannot_be_written_is_refused_before_anything_is_read(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    """An unset variable cost the whole pass, and the result was lost."""
+
+    def never(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("the rows were read")
+
+    monkeypatch.setattr(sf.Moments, "from_blocks", never)
+    os.mkdir("folder")
+    rest = [] if option == "--output" else ["-o", "e"]
+    for path in ("", "folder", "X.npy"):
+        argv = [*FIT, "--keep", "job", "--force", *rest, option, path]
+        assert option in told(capsys, *argv, code=2)
 
 
 def test_force_overwrites(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,9 +303,13 @@ def test_force_overwrites(here: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def csv_column(text: str, name: str = "v", suffix: str = ".csv", **kinds: str) -> Any:
+    """A column as a list of names with None, or as an array of floats."""
     path = Path(f"file{suffix}")
     path.write_bytes(text.encode())
-    return read_labels([str(path)], [name], kinds)[name]
+    found = read_labels([str(path)], [name], kinds)[name]
+    if isinstance(found, ClassCodes):
+        return [None if code < 0 else found.classes[code] for code in found.codes]
+    return found if found.dtype == np.float64 else found.tolist()
 
 
 @pytest.mark.parametrize(
@@ -330,7 +362,11 @@ def test_numbers_mixed_with_text_are_no_silent_classes(here: Path) -> None:
     assert csv_column(text, v="classes") == ["1.5", "NA", "2.25"]
     with pytest.raises(LabelError, match="'unknown'"):
         csv_column("v\n1\nunknown\n")
-    assert csv_column("v\n1\n2\n", v="classes") == [1, 2]
+    assert csv_column('v\n01\n1\n""\n', v="classes") == ["01", "1", None]  # codes of places
+    digits = "7" * 5000
+    with pytest.raises(LabelError, match=r"an integer of 5000 digits.*--kind v=classes"):
+        csv_column(f"v\n{digits}\n1\n")
+    assert csv_column(f"v\n{digits}\n1\n", v="classes") == ["1", digits][::-1]
 
 
 @pytest.mark.parametrize(
@@ -338,7 +374,8 @@ def test_numbers_mixed_with_text_are_no_silent_classes(here: Path) -> None:
     [
         ("v,w\n1,2\n3\n", LabelError, "1 fields in line 3, and 2 in its header"),
         ("v,w\n1,2,3\n", LabelError, "3 fields in line 2"),
-        ("v\n1\n\n2\n", LabelError, "0 fields in line 3"),
+        ("v\n1\n\n2\n", LabelError, r'empty line 3 .* missing label is ""'),
+        ("v,w\n1,2\n\n3,4\n", LabelError, "empty line 3 .*delimiters"),
         ('v\n"1\n', InputError, "cannot be read"),
         ("w\n1\n", UnknownVariableError, "no label file has the variable 'v'; there is 'w'"),
         ("", UnknownVariableError, "none"),
@@ -432,8 +469,20 @@ def test_apply_needs_memory_for_a_piece_only(
         (["apply", "e", "narrow.npy", "--in-place"], "3 columns, and 6 are expected"),
         (["apply", "e", "gender.npy", "-o", "out.npy"], "it must be 2-D"),
         (["apply", "e", "integers.npy", "--in-place"], "the result is float64; use -o FILE"),
-        (["apply", "e", "labels.csv", "-o", "out.npy"], "cannot be read as a .npy array"),
-        (["apply", "e", "absent.npy", "-o", "out.npy"], "absent.npy"),
+        (["apply", "e", "labels.csv", "-o", "out.npy"], "is no .npy, .npz"),
+        (["apply", "e", "broken.npy", "-o", "out.npy"], "cannot be read as a .npy array"),
+        (["apply", "e", "broken.npz", "-o", "out.npy"], "cannot be read as a .npz file"),
+        (["apply", "e", "two.npz", "-o", "out.npy"], "say with --key which array"),
+        (["apply", "e", "two.npz", "--key", "z", "-o", "out.npy"], "no array 'z'; it holds 'a'"),
+        (["apply", "e", "X.npy", "-o", "out.txt"], "can be written as .npy, .npz"),
+        (["apply", "e", "X.npy", "-o", ""], "--output is empty"),
+        (["apply", "e", "X.npy", "a.npy", "-o", ""], "--output is empty"),
+        (["apply", "e", "X.npy", "a.npy", "-o", "e"], "is a file; several files need a folder"),
+        (["apply", "e", "X.npy", "./X.npy", "-o", "new"], "two of the files have one name"),
+        (["apply", "e", "X.npy", "--jobs", "0", "-o", "new"], "must be at least 1"),
+        (["apply", "e", "two.npz", "--in-place"], "--in-place is for .npy"),
+        (["apply", "X.npy", "e", "-o", "out.npy"], "the eraser comes first"),
+        (["apply", "e", "absent.npy", "-o", "out.npy"], "there is no file 'absent.npy'"),
         (["apply", "absent", "X.npy", "-o", "out.npy"], "there is no file absent"),
         (["apply", "X.npy", "X.npy", "-o", "out.npy"], "no safetensors file"),
         (["apply", "e", "X.npy", "-o", "absent/out.npy"], "there is no folder"),
@@ -446,6 +495,9 @@ def test_mistakes_of_apply_change_nothing(
 ) -> None:
     np.save("narrow.npy", np.ones((4, 3)))
     np.save("integers.npy", np.ones((4, WIDTH), int))
+    np.savez("two.npz", a=np.ones((4, WIDTH)), b=np.ones(3))
+    for name in ("broken.npy", "broken.npz"):
+        Path(name).write_bytes(b"nothing")
     before = {path.name: path.read_bytes() for path in Path().iterdir()}
     assert text in told(capsys, *argv, code=2)
     assert {path.name: path.read_bytes() for path in Path().iterdir()} == before
@@ -504,6 +556,131 @@ def test_a_full_disk_is_an_error_before_the_first_row(
     assert sorted(os.listdir()) == before
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors", ".pt"])
+def test_other_files_of_arrays_are_read_and_written(
+    eraser: sf.Projection, capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    """What else a file holds is copied; rows are fitted and converted alike."""
+    X = np.load("X.npy").astype(np.float32)
+    other = np.arange(3)
+    if suffix == ".npz":
+        np.savez("two.npz", rows=X, other=other)
+    elif suffix == ".safetensors":
+        safetensors.numpy.save_file({"rows": X, "other": other}, "two.safetensors", {"by": "me"})
+    else:
+        torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+        torch.save({"rows": torch.from_numpy(X), "other": torch.from_numpy(other)}, "two.pt")
+    told(capsys, "apply", "e", f"two{suffix}", "--key", "rows", "-o", f"out{suffix}")
+    found = rows.read_arrays(f"out{suffix}", "rows")
+    np.testing.assert_array_equal(np.asarray(found.X), eraser(X))
+    np.testing.assert_array_equal(np.asarray(found.others["other"]), other)
+    assert found.metadata == ({"by": "me"} if suffix == ".safetensors" else {})
+    told(capsys, "apply", "e", f"two{suffix}", "--key", "rows", "-o", "out.npy")
+    np.testing.assert_array_equal(np.load("out.npy"), eraser(X))
+    labels = ["--labels", "labels.csv", "--erase", "gender", "--keep", "job"]
+    told(capsys, "fit", f"two{suffix}", "--key", "rows", *labels, "-o", "wide")
+    np.save("narrow.npy", X)
+    told(capsys, "fit", "narrow.npy", *labels, "-o", "narrow")
+    agree("wide", sf.Projection.load("narrow"))
+
+
+def test_brain_floats_and_tokens(eraser: sf.Projection, capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install torch")
+    from safetensors.torch import load_file, save_file
+
+    X = torch.from_numpy(np.load("X.npy")).bfloat16().reshape(30, 10, WIDTH)
+    save_file({"h": X}, "x.safetensors")
+    told(capsys, "apply", "e", "x.safetensors", "-o", "y.safetensors")
+    assert torch.equal(load_file("y.safetensors")["h"], eraser(X))
+    told(capsys, "apply", "e", "x.safetensors", "-o", "y.npy")
+    assert np.load("y.npy").shape == (30, 10, WIDTH)
+    argv = ["apply", "e", "x.safetensors", "-o", "y.npz"]
+    assert "cannot hold bfloat16" in told(capsys, *argv, code=2)
+
+
+@pytest.mark.parametrize("jobs", ["1", "3"])
+def test_several_files_and_folders(
+    eraser: sf.Projection, capsys: pytest.CaptureFixture[str], jobs: str
+) -> None:
+    os.mkdir("in")
+    for i in range(5):
+        np.save(f"in/{i}.npy", np.load("X.npy")[: 10 * i])
+    out = told(capsys, "apply", "e", "in", "--jobs", jobs, "-o", "out")
+    assert out.splitlines() == [f"{10 * i} rows: out/{i}.npy" for i in range(5)]
+    for i in range(5):
+        np.testing.assert_array_equal(np.load(f"out/{i}.npy"), eraser(np.load(f"in/{i}.npy")))
+    before = sorted(os.listdir("out"))
+    argv = ["apply", "e", "in/3.npy", "in/4.npy", "--jobs", jobs, "-o", "out"]
+    assert "'out/3.npy' exists" in told(capsys, *argv, code=2)
+    np.save("in/5.npy", np.ones((3, WIDTH + 1)))
+    assert main(["apply", "e", "in", "--jobs", jobs, "-o", "out", "--force"]) == 2
+    assert "7 columns" in capsys.readouterr().err
+    assert sorted(os.listdir("out")) == before
+
+
+@pytest.mark.parametrize("form", ["fixed", "list", "large"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
+def test_parquet_in_and_out(
+    eraser: sf.Projection, capsys: pytest.CaptureFixture[str], form: str, dtype: str
+) -> None:
+    pa = pytest.importorskip("pyarrow", reason="parquet needs the extra parquet")
+    from pyarrow import parquet
+
+    X = (4 * np.load("X.npy")).astype(dtype)
+    value = pa.from_numpy_dtype(X.dtype)
+    lists = {
+        "fixed": pa.list_(value, WIDTH),
+        "list": pa.list_(value),
+        "large": pa.large_list(value),
+    }
+    ids = [f"t{i}" for i in range(N)]
+    table = pa.table({"id": ids, "v": pa.array(list(X), lists[form])}, metadata={"by": "me"})
+    parquet.write_table(table, "in.parquet", row_group_size=70)
+    command = ["apply", "e", "in.parquet", "--embedding"]
+    assert f"{N} rows" in told(capsys, *command, "v", "-o", "out.parquet")
+    found = parquet.read_table("out.parquet")
+    np.testing.assert_array_equal(np.stack(found["v"].to_numpy()), eraser(X))
+    assert found["id"].equals(table["id"])
+    assert found.schema.metadata[b"by"] == b"me"
+    assert found["v"].type == (pa.list_(pa.float64(), WIDTH) if dtype == "int64" else lists[form])
+    with parquet.ParquetFile("out.parquet") as file:
+        assert file.num_row_groups == 5
+    assert "--embedding" in told(capsys, *command[:3], "-o", "o.parquet", code=2)
+    assert "no column 'w'" in told(capsys, *command, "w", "-o", "o.parquet", code=2)
+    assert "written as .parquet" in told(capsys, *command, "v", "-o", "o.npy", code=2)
+    assert not Path("o.parquet").exists()
+
+
+def test_saved_data_sets_in_and_out(
+    eraser: sf.Projection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    datasets = pytest.importorskip("datasets", reason="Hugging Face datasets are not installed")
+    datasets.disable_progress_bars()
+    X = np.load("X.npy").astype(np.float32)
+    gender, job = np.load("gender.npy"), np.load("numbers.npy")
+    columns = {"v": list(X), "gender": gender, "job": job, "text": [str(i) for i in range(N)]}
+    data = datasets.Dataset.from_dict(columns)
+    data.save_to_disk("one")
+    datasets.DatasetDict({"train": data, "test": data.select(range(7))}).save_to_disk("both")
+    names = ["--erase", "gender", "--keep", "job", "--embedding", "v"]
+    told(capsys, "fit", "one", *names, "-o", "f")
+    np.save("narrow.npy", X)
+    labels = ["--labels", "gender.npy", "--labels", "job=numbers.npy", *names[:4]]
+    told(capsys, "fit", "narrow.npy", *labels, "-o", "g")
+    agree("f", sf.Projection.load("g"))
+    assert "'train', 'test'" in told(capsys, "fit", "both", *names, "-o", "h", code=2)
+    told(capsys, "apply", "e", "one", "--embedding", "v", "-o", "clean")
+    told(capsys, "apply", "e", "both", "--embedding", "v", "-o", "both-clean")
+    found = datasets.load_from_disk("clean")
+    np.testing.assert_array_equal(np.array(found["v"], np.float32), eraser(X))
+    assert found["text"][:] == columns["text"]
+    assert found.features["v"] == data.features["v"]
+    assert len(datasets.load_from_disk("both-clean")["test"]) == 7
+    assert not [name for name in os.listdir() if "partial" in name or "cache" in name]
+    argv = ["apply", "e", "one", "--embedding", "v", "-o", "clean", "--force"]
+    assert "'clean' exists" in told(capsys, *argv, code=2)
+
+
 # -- inspect -------------------------------------------------------------------------------------
 
 
@@ -517,6 +694,21 @@ def test_inspect_an_eraser(eraser: sf.Projection, capsys: pytest.CaptureFixture[
     assert "no report" in told(capsys, "inspect", "custom")
 
 
+def test_inspect_as_json(eraser: sf.Projection, capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(told(capsys, "inspect", "e", "--json"))
+    assert eraser.report is not None
+    assert sf.Report.from_dict(found["report"]) == eraser.report
+    assert (found["kind"], found["rank"], found["tensors"]["left"]) == ("projection", 1, [6, 1])
+    labels = {"g": np.arange(N) % 2 == 0, "h": np.arange(N) % 3, "age": np.load("X.npy")[:, 0]}
+    sf.Moments(joint=[("g", "h")]).update(np.load("X.npy"), labels).save("m")
+    found = json.loads(told(capsys, "inspect", "m", "--json"))
+    variables = {json.dumps(v["name"]): v for v in found["variables"]}
+    assert variables['"g"']["classes"] == [[False, 150], [True, 150]]
+    assert variables['"age"'] == {"name": "age", "kind": "continuous"}
+    assert [[False, 0], 50] in variables['["g", "h"]']["classes"]
+    assert "variable ('g', 'h'): classes (6)" in told(capsys, "inspect", "m")
+
+
 def test_inspect_moments(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     X = np.load("X.npy")
     labels = {"g": np.load("gender.npy"), "many": np.arange(N) % 12, "age": X[:, 0]}
@@ -525,7 +717,7 @@ def test_inspect_moments(here: Path, capsys: pytest.CaptureFixture[str]) -> None
     women = int(np.count_nonzero(labels["g"] == 0))
     assert f"Moments({N} rows, 6 features" in out
     assert "weight 150" in out
-    assert f"variable 'g': classes {{0: {women}, 1: {N - women}}}" in out
+    assert f"variable 'g': classes (2) {{0: {women}, 1: {N - women}}}" in out
     assert "9: 25, ...}" in out
     assert "variable 'age': continuous" in out
 
@@ -558,13 +750,47 @@ def test_a_real_process(here: Path) -> None:
     command = ["-m", "splince_fast"]
     names = ["--erase", "gender", "--keep", "job"]
     fitted = run(*command, "fit", "X.npy", "--labels", "labels.csv", *names, "-o", "e")
-    assert fitted.stdout.startswith("eraser: e\nSPLINCE\n")
+    assert fitted.stdout.startswith("eraser: e\n")
+    assert "\nSPLINCE\n" in fitted.stdout
     run(*command, "apply", "e", "X.npy", "-o", "out.npy")
     np.testing.assert_array_equal(np.load("out.npy"), sf.Projection.load("e")(np.load("X.npy")))
     failed = run(*command, "apply", "e", "X.npy", "-o", "out.npy", code=2)
     assert failed.stderr == (
         "splince-fast: error: 'out.npy' exists; name another file, or overwrite it with --force\n"
     )
+
+
+def test_a_reader_that_has_gone_and_a_terminal_without_letters(here: Path) -> None:
+    """A closed pipe ends it in silence; names that the terminal lacks are escaped."""
+    sf.Moments().update(np.load("X.npy"), {"z": ["é", "ü", "n"] * 100}).save("m")
+    source = str(Path(sf.__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": source, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "splince_fast", "inspect", "m"]
+    shown = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert rb"'\xe9': 100" in shown.stdout
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = subprocess.run(
+        command, env=environment, stdout=writer, stderr=subprocess.PIPE, check=False
+    )
+    os.close(writer)
+    assert (process.returncode, process.stderr) == (141, b"")
+
+
+def test_control_c_while_it_imports(here: Path) -> None:
+    """The first second goes into imports; what they raise is told like a later Ctrl-C."""
+    script = (
+        "import sys, signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from splince_fast.cli import main\n"
+        "assert 'numpy' not in sys.modules\n"
+        "class Stop:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'splince_fast.projection': signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Stop())\n"
+        "sys.exit(main(['apply', 'e', 'X.npy', '-o', 'out.npy']))\n"
+    )
+    assert run("-c", script, code=130).stderr == "splince-fast: interrupted\n"
 
 
 def test_help_loads_neither_the_demonstration_nor_heavy_libraries(here: Path) -> None:

@@ -22,8 +22,9 @@ import pytest
 from conftest import FUZZ, Rows, check, state_bytes
 
 import splince_fast as sf
-from splince_fast import Moments, Projection, SplinceError, labels, projection, sources
+from splince_fast import Moments, Projection, SplinceError, labels, sources
 from splince_fast._kernels import apply as kernels
+from splince_fast._runtime import sweep
 from splince_fast.report import Report
 
 PACKAGE = Path(sf.__file__).parent
@@ -200,8 +201,8 @@ def test_control_c_while_rows_are_erased(monkeypatch: pytest.MonkeyPatch, dtype:
 
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "apply_rows", interrupted)
-        patch.setattr(projection, "_SWEEP_BYTES", 10 * 8 * 4)
-        patch.setattr(projection, "_PIECE_BYTES", 10 * 8 * 4)
+        patch.setattr(sweep, "_SWEEP_BYTES", 10 * 8 * 4)
+        patch.setattr(sweep, "_PIECE_BYTES", 10 * 8 * 4)
         with pytest.raises(KeyboardInterrupt):
             P(X)
         assert len(calls) == 2, "it went on although it was interrupted"

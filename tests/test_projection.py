@@ -1,9 +1,9 @@
 """Projection: what the map is, how it is applied to anything, composed, folded, saved and read.
 
-A row of the result is x - left c with c = right^T x - bias, all in float64. A sum of d products
+A row of the result is x - left c with c = right^T (x - mean), all in float64. A sum of d products
 errs by at most d eps of the sum of their magnitudes, so the result errs by
 
-    (d + 2) eps |left| (|right|^T |x| + |bias|) + r eps |left| |c|,
+    (d + r + 4) eps |left| (|right|^T |x - mean|) + eps |x|,
 
 entry by entry, and then once by half an ulp of its own dtype.
 """
@@ -28,7 +28,9 @@ from numpy.typing import NDArray
 from test_oracles import Data, draw_data
 
 import splince_fast as sf
+from splince_fast._kernels import apply as kernels
 from splince_fast._kernels import reference
+from splince_fast._runtime import files, sweep
 
 Float = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
@@ -55,13 +57,13 @@ def exact(eraser: sf.Projection, rows: NDArray[Any]) -> NDArray[Any]:
 
 def bound(eraser: sf.Projection, rows: NDArray[Any], result: NDArray[Any]) -> Float:
     """Largest error of each entry, from the analysis above."""
-    x = np.abs(rows.astype(np.float64))
+    x = rows.astype(np.float64)
     left, right = np.abs(eraser.left), np.abs(eraser.right)
-    terms = x @ right + np.abs(eraser.mean) @ right
+    terms = np.abs(x - eraser.mean) @ right
     d, r = left.shape
     own = 0.0 if result.dtype.kind in "iub" else float(np.finfo(result.dtype).eps)
     tiny = float(np.finfo(result.dtype).smallest_subnormal)
-    wide = (d + r + 4) * EPS * (terms @ left.T + x)
+    wide = (d + r + 4) * EPS * (terms @ left.T) + 2 * EPS * np.abs(x)
     return np.asarray(wide + own / 2 * np.abs(result.astype(np.float64)) * (1 + 1e-3) + tiny)
 
 
@@ -76,6 +78,10 @@ def rows_like(dtype: str, n: int, d: int, layout: str = "C", seed: int = 1) -> N
 
 def result_dtype(dtype: str) -> np.dtype[Any]:
     return np.dtype("float64") if np.dtype(dtype).kind in "iub" else np.dtype(dtype)
+
+
+def layer_dtype(dtype: str) -> np.dtype[Any]:
+    return np.result_type(dtype, "f4") if np.dtype(dtype).kind in "iub" else np.dtype(dtype)
 
 
 # --- what it is ----------------------------------------------------------------------------------
@@ -104,6 +110,25 @@ def test_the_mean_stays_and_twice_is_once() -> None:
     assert (eraser.rank, eraser.n_features, eraser.method) == (3, 7, "custom")
     assert eraser.report is None
     assert repr(eraser) == "Projection(custom, 7 features, rank 3 removed)"
+
+
+@pytest.mark.parametrize("scale", [1e-33, 1e-16, 1e-8, 1e8, 1e120])
+def test_the_rank_does_not_depend_on_units(scale: float) -> None:
+    """Embeddings hold features of size 1e-33; in float64 units any feature may."""
+    units = np.ones(9)
+    units[[1, 4]] = scale
+    for rank in (1, 2, 4):
+        plain = draw_eraser(rank, d=9)
+        scaled = sf.Projection(
+            plain.left * units[:, None], plain.right / units[:, None], plain.mean
+        )
+        assert scaled.rank == plain.rank == rank
+        assert f"rank {rank} removed" in repr(scaled)
+        assert (scaled @ scaled).rank == rank
+    shift = np.zeros((3, 1)), np.array([[0.0], [scale], [0.0]])
+    shift[0][0] = 1 / scale
+    assert sf.Projection(*shift, np.zeros(3)).rank == 1  # nilpotent: no feature is in both factors
+    assert sf.Projection(np.zeros((3, 2)), np.ones((3, 2)), np.zeros(3)).rank == 0
 
 
 def test_nothing_of_it_can_be_changed() -> None:
@@ -176,8 +201,8 @@ def test_agrees_with_the_plain_numpy_twin(
     eraser = sf.Projection(left, right, 5 * rng.normal(size=d))
     x = rng.normal(size=(n, d)).astype(np.float32 if narrow else np.float64)
     found = eraser(x)
-    bias = eraser.mean @ eraser.right
-    twin = reference.apply_rows(x, eraser.left.T, eraser.right.T, bias)
+    shift = np.zeros(eraser.left.shape[1])
+    twin = reference.apply_rows(x, eraser.left.T, eraser.right.T, eraser.mean, shift)
     assert found.shape == (n, d)
     assert (np.abs(found - twin) <= 2 * bound(eraser, x, found)).all()
 
@@ -255,6 +280,35 @@ def test_out_that_does_not_fit(out: Any, text: str) -> None:
         draw_eraser()(rows_like("float64", 4, 7), out=out)
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda m: np.lib.stride_tricks.sliding_window_view(m, 7, writeable=True)[:5],
+        lambda m: np.lib.stride_tricks.as_strided(m, (5, 7), (0, 8)),
+    ],
+)
+def test_out_whose_entries_share_memory(view: Callable[[Any], Any]) -> None:
+    v = view(np.arange(20.0))
+    before = v.copy()
+    for rows in (v, rows_like("float64", 5, 7)):
+        with pytest.raises(sf.InputError, match="share memory"):
+            draw_eraser()(rows, out=v)
+    np.testing.assert_array_equal(v, before)
+
+
+@given(st.data())
+def test_layouts_without_shared_memory_are_known(data: st.DataObject) -> None:
+    """Any slice, transposition and reversal of an array is accepted; brute force tells the rest."""
+    shape = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3)))
+    strides = tuple(data.draw(st.integers(-9, 9)) for _ in shape)
+    where = [sum(i * s for i, s in zip(index, strides, strict=True)) for index in np.ndindex(shape)]
+    if len(set(where)) < len(where):
+        assert sweep.meets_itself(shape, strides, 1)
+    table = np.empty(tuple(n + 2 for n in shape), np.int16)
+    part = table[tuple(slice(1, n + 1, data.draw(st.sampled_from([1, 2]))) for n in shape)].T
+    assert not sweep.meets_itself(part.shape, part.strides, part.itemsize)
+
+
 def test_read_only_rows_in_place() -> None:
     x = rows_like("float64", 4, 7, "read-only")
     with pytest.raises(sf.InputError, match="read-only"):
@@ -267,7 +321,7 @@ def test_read_only_rows_in_place() -> None:
         ((4, 6), "6 columns.*7"),
         ((4, 8), "8 columns.*7"),
         ((7,), r"X\[None, :\]"),
-        ((2, 4, 7), "2-D"),
+        ((2, 4, 6), "6 columns.*7"),
         ((), "2-D"),
         ((4, 0), "no columns"),
     ],
@@ -374,6 +428,86 @@ def test_offset_of_many_deviations(offset: float, dtype: str) -> None:
     assert np.abs(shift).max() <= 4 * bound(eraser, x, found).max()
 
 
+@pytest.mark.parametrize("size", [1e6, 1e9, 1e12])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_a_feature_of_large_mean_costs_the_others_no_digit(
+    rank: int, size: float, tmp_path: Path
+) -> None:
+    """A time stamp or an id among the features; also after a file, a pickle and a composition."""
+    rng = np.random.default_rng(0)
+    d = 6
+    x = rng.normal(size=(50, d))
+    x[:, 0] = size + rng.integers(-3, 4, size=50)
+    left, right = rng.normal(size=(2, d, rank))
+    eraser = sf.Projection(left, right @ np.linalg.inv(left.T @ right), x.mean(axis=0))
+    eraser.save(tmp_path / "e")
+    again = pickle.loads(pickle.dumps(eraser))
+    nothing = sf.Projection(np.zeros((d, 1)), np.zeros((d, 1)), eraser.mean)
+    expected = exact(eraser, x).astype(np.float64)
+    allowed = bound(eraser, x, x)
+    for e in (eraser, sf.Projection.load(tmp_path / "e"), again, eraser @ nothing):
+        assert (np.abs(e(x) - expected) <= allowed).all()
+    # The control: the mean taken off after the product, as bias.
+    late = x - (x @ eraser.right - eraser.mean @ eraser.right) @ eraser.left.T
+    assert (np.abs(late - expected) > 4 * allowed)[:, 1:].any()
+
+
+# --- leading axes and masks ----------------------------------------------------------------------
+
+
+def stack_of(dtype: str, layout: str) -> NDArray[Any]:
+    """(3, 5, 7) numbers in a layout whose leading axes merge (C) or do not."""
+    x = rows_like(dtype, 15, 7).reshape(3, 5, 7)
+    if layout == "tokens first":
+        return np.ascontiguousarray(x.swapaxes(0, 1)).swapaxes(0, 1)
+    if layout == "padded":
+        wide = np.zeros((3, 8, 7), x.dtype)
+        wide[:, :5] = x
+        return wide[:, :5]
+    return x if layout == "C" else np.asfortranarray(x)
+
+
+@pytest.mark.parametrize("layout", ["C", "tokens first", "padded", "F"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int64"])
+def test_leading_axes_and_masks(dtype: str, layout: str) -> None:
+    eraser = draw_eraser(2)
+    x = stack_of(dtype, layout)
+    expected = eraser(np.array(x, order="C").reshape(15, 7)).reshape(x.shape)
+    np.testing.assert_array_equal(eraser(x), expected)
+    mask = np.random.default_rng(0).random((3, 5)) < 0.5
+    partly = np.where(mask[..., None], expected, x)
+    np.testing.assert_array_equal(eraser(x, mask=mask), partly)
+    np.testing.assert_array_equal(eraser(x, mask=mask.astype(np.int64)), partly)
+    out = np.empty_like(x, dtype=expected.dtype)
+    assert eraser(x, mask=mask, out=out) is out
+    np.testing.assert_array_equal(out, partly)
+    if x.dtype == expected.dtype:
+        eraser(x, mask=mask, out=x)
+        np.testing.assert_array_equal(x, partly)
+
+
+def test_what_a_mask_hides_may_be_anything() -> None:
+    eraser = draw_eraser(2)
+    x = rows_like("float64", 6, 7)
+    x[2] = np.nan
+    mask = np.arange(6) != 2
+    found = eraser(x, mask=mask)
+    np.testing.assert_array_equal(found[2], x[2])
+    np.testing.assert_array_equal(found[mask], eraser(x[mask]))
+    empty = eraser(np.empty((2, 0, 7)), mask=np.empty((2, 0), bool))
+    assert empty.shape == (2, 0, 7)
+
+
+@pytest.mark.parametrize(
+    ("mask", "text"),
+    [(np.ones(4, bool), r"shape \(4,\).*\(3, 5\)"), (np.ones((3, 5)), "float64"),
+     (np.full((3, 5), 2), "int64")],
+)  # fmt: skip
+def test_masks_that_do_not_fit(mask: Any, text: str) -> None:
+    with pytest.raises(sf.InputError, match=text):
+        draw_eraser()(stack_of("float64", "C"), mask=mask)
+
+
 # --- threads -------------------------------------------------------------------------------------
 
 
@@ -404,7 +538,7 @@ def test_a_number_of_threads_that_is_none(value: str, monkeypatch: pytest.Monkey
 # --- folding, composing, rounding ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int64"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int64", "int8"])
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_folding_into_the_next_layer(dtype: str, with_bias: bool) -> None:
     eraser = draw_eraser(2)
@@ -413,7 +547,7 @@ def test_folding_into_the_next_layer(dtype: str, with_bias: bool) -> None:
     bias = (8 * rng.normal(size=4)).astype(dtype) if with_bias else None
     before = weight.copy()
     folded, shift = eraser.fold_into(weight, bias)
-    assert folded.dtype == shift.dtype == result_dtype(dtype)
+    assert folded.dtype == shift.dtype == layer_dtype(dtype)
     assert (folded.shape, shift.shape) == ((4, 7), (4,))
     np.testing.assert_array_equal(weight, before)
     x = rows_like("float64", 6, 7)
@@ -438,8 +572,20 @@ def test_folding_into_the_next_layer(dtype: str, with_bias: bool) -> None:
     ],
 )
 def test_layers_that_do_not_fit(weight: Any, bias: Any) -> None:
-    with pytest.raises(sf.InputError):
+    with pytest.raises(sf.InputError, match=r"weight (has shape|must|has 1)|bias has shape"):
         draw_eraser().fold_into(weight, bias)
+
+
+def test_a_layer_that_leaves_its_range_is_an_error_and_no_infinity() -> None:
+    axis = np.array([[1.0], [0.0]])
+    doubling = sf.Projection(-axis, axis, np.array([1.0, 0.0]))
+    weight = np.array([[6e4, 1.0]], np.float16)
+    with pytest.raises(sf.InputError, match=r"folded weight holds 1.2e\+05.*float16"):
+        doubling.fold_into(weight)
+    assert doubling.fold_into(weight.astype("f4"))[0][0, 0] == 120000
+    far = sf.Projection(axis, axis, np.array([9e4, 0.0]))
+    with pytest.raises(sf.InputError, match="folded bias holds 9e"):
+        far.fold_into(np.ones((1, 2), np.float16))
 
 
 def test_a_bias_may_be_a_list() -> None:
@@ -554,6 +700,33 @@ def test_pickles_and_copies_give_back_every_bit(i: int) -> None:
             assert not array.flags.writeable
     assert_identical(copy.deepcopy(eraser), eraser)
     assert_identical(copy.copy(eraser), eraser)
+
+
+def test_a_pickle_holds_the_report_and_no_recipe_for_it() -> None:
+    """The recipe holds spans; a pickle made before the report was read is the one made after."""
+    eraser = sf.splince(draw_data(0, n=400, d=200).moments(), erase="z", keep="y")
+    before = pickle.dumps(eraser)
+    assert eraser.report is not None
+    assert pickle.dumps(eraser) == before
+    factors = (eraser.left, eraser.right, eraser.mean)
+    assert (
+        len(before)
+        < sum(a.nbytes for a in factors) + len(json.dumps(eraser.report.to_dict())) + 3000
+    )
+
+
+def test_files_of_the_first_format_still_load(tmp_path: Path) -> None:
+    """They hold the bias and no shift; a composition's shift is found again to rounding."""
+    for name, eraser in (("plain", fitted()), ("both", draw_eraser(3) @ draw_eraser(2, seed=1))):
+        path = tmp_path / name
+        bias = eraser.right.T @ eraser.mean + eraser._shift
+        tensors = {"left": eraser.left, "right": eraser.right, "mean": eraser.mean,
+                   "offset": eraser.offset, "bias": bias}  # fmt: skip
+        files.write(path, "projection", 1, tensors, {"method": "x", "report": None})
+        loaded = sf.Projection.load(path)
+        x = rows_like("float64", 5, eraser.n_features)
+        np.testing.assert_allclose(loaded(x), eraser(x), atol=1e-11)
+        assert loaded._shift.any() == eraser._shift.any()
 
 
 def test_files_of_other_tools_can_read_it(tmp_path: Path) -> None:
@@ -740,13 +913,13 @@ def test_tensors_share_their_memory_with_the_kernel(
     eraser = draw_eraser(2)
     X, _, _ = tensor_and_bound(torch, dtype, eraser)
     seen: list[tuple[int, int]] = []
-    inner = sf.Projection._apply_direct
+    inner = kernels.apply_rows
 
-    def spy(self: Any, rows: Any, out: Any) -> None:
-        seen.append((rows.ctypes.data, out.ctypes.data))
-        inner(self, rows, out)
+    def spy(rows: Any, *arguments: Any) -> None:
+        seen.append((rows.ctypes.data, arguments[-1].ctypes.data))
+        inner(rows, *arguments)
 
-    monkeypatch.setattr(sf.Projection, "_apply_direct", spy)
+    monkeypatch.setattr(kernels, "apply_rows", spy)
     out = eraser(X)
     assert seen == [(X.data_ptr(), out.data_ptr())]
 
@@ -815,9 +988,13 @@ def test_out_for_a_tensor_that_records_gradients(torch: Any, dtype: str) -> None
 
 def test_tensors_that_do_not_fit(torch: Any) -> None:
     eraser = draw_eraser()
-    for shape in ((3, 6), (7,), (2, 3, 7)):
-        with pytest.raises(sf.InputError, match=r"reshape|7"):
+    for shape in ((3, 6), (7,), (2, 3, 6)):
+        with pytest.raises(sf.InputError, match=r"\(\.\.\., 7\) is expected"):
             eraser(torch.zeros(shape))
+    sparse, nowhere = torch.zeros((3, 7)).to_sparse(), torch.zeros((3, 7), device="meta")
+    for bad in (sparse, nowhere, torch.zeros((3, 7), dtype=torch.float8_e4m3fn)):
+        with pytest.raises(sf.InputError, match=r"sparse|meta|float8"):
+            eraser(bad)
     X = torch.zeros((3, 7))
     for out in (torch.zeros((3, 7), dtype=torch.float64), torch.zeros((2, 7)), np.zeros((3, 7))):
         with pytest.raises(sf.InputError, match="out is"):
@@ -849,6 +1026,57 @@ def test_folding_into_a_torch_layer(torch: Any, dtype: str) -> None:
         np.testing.assert_allclose(found.double().numpy(), exactly, rtol=ulp, atol=1e-7 * ulp)
 
 
+@pytest.mark.parametrize("dtype", ["int64", "int8", "bool"])
+def test_folding_into_a_torch_layer_of_integers(torch: Any, dtype: str) -> None:
+    """2.9 is not cut to 2."""
+    eraser = draw_eraser(2)
+    weight = (torch.eye(7) * 3).to(getattr(torch, dtype))
+    found, shift = eraser.fold_into(weight)
+    expected = eraser.fold_into(weight.numpy())
+    assert (found.dtype, shift.dtype) == (torch.float32 if dtype != "int64" else torch.float64,) * 2
+    np.testing.assert_array_equal(found.numpy(), expected[0])
+    with pytest.raises(sf.InputError, match="folded"):
+        sf.Projection(1e5 * np.eye(7), np.eye(7), np.ones(7)).fold_into(torch.eye(7).half())
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("layout", ["contiguous", "tokens first"])
+def test_leading_axes_and_masks_of_tensors(torch: Any, dtype: str, layout: str) -> None:
+    eraser = draw_eraser(2)
+    flat = tensor_and_bound(torch, dtype, eraser)[0]
+    X = flat.reshape(3, 4, 7)
+    if layout == "tokens first":
+        X = X.transpose(0, 1).contiguous().transpose(0, 1)
+    expected = eraser(flat).reshape(3, 4, 7)
+    assert torch.equal(eraser(X), expected)
+    mask = torch.arange(12).reshape(3, 4) % 3 > 0
+    partly = torch.where(mask[..., None], expected, X)
+    assert torch.equal(eraser(X, mask=mask), partly)
+    out = torch.zeros_like(X)
+    assert eraser(X, mask=mask.numpy(), out=out) is out
+    assert torch.equal(out, partly)
+    recorded = X.clone().requires_grad_()
+    found = eraser(recorded, mask=mask)
+    tolerance = 4 * torch.finfo(X.dtype).eps
+    torch.testing.assert_close(found.detach(), partly, rtol=tolerance, atol=8 * tolerance)
+    found.sum().backward()
+    assert torch.equal(recorded.grad[~mask], torch.ones_like(recorded.grad[~mask]))
+    eraser(X, mask=mask, out=X)
+    assert torch.equal(X, partly)
+
+
+def test_negated_views_are_read_and_shared_memory_is_refused(torch: Any) -> None:
+    eraser = draw_eraser(2)
+    X, _, _ = tensor_and_bound(torch, "float64", eraser)
+    negated = torch.complex(X, -X).conj().imag
+    assert negated.is_neg()
+    assert torch.equal(eraser(negated), eraser(X))
+    moments = sf.Moments().update(negated, {"z": [0, 1] * 6})
+    np.testing.assert_allclose(moments.mean, X.mean(dim=0).numpy(), atol=1e-13)
+    with pytest.raises(sf.InputError, match="share memory"):
+        eraser(X, out=torch.zeros(7, dtype=torch.float64).expand(12, 7))
+
+
 def test_moments_of_tensors_make_the_same_eraser(torch: Any) -> None:
     data = draw_data(0)
     labels = {"z": torch.from_numpy(data.z), "y": torch.from_numpy(data.y)}
@@ -874,3 +1102,7 @@ def test_half_precision_that_overflows_is_an_error_and_no_infinity() -> None:
     with pytest.raises(sf.InputError, match=r"row 1 .* float16"):
         further(rows)
     assert np.isfinite(further(rows.astype(np.float32))).all()
+    with pytest.raises(sf.InputError, match=r"row 1 .* float16"):
+        further(rows.astype(">f2"))
+    rows[1, 0] = np.inf  # what was infinite before is no overflow
+    assert not np.isfinite(further(rows)[1]).all()

@@ -621,17 +621,39 @@ def test_applying_equals_its_twin(
     rng = np.random.default_rng(seed)
     rows = (rng.normal(size=(n, d)) + 5).astype(dtype)
     left, right = rng.normal(size=(rank, d)), rng.normal(size=(rank, d))
-    bias = rng.normal(size=rank)
-    twin = reference.apply_rows(rows, left, right, bias)
-    size = np.abs(rows.astype(np.float64)) @ np.abs(right.T) + np.abs(bias)
+    mean, shift = rng.normal(size=d), rng.normal(size=rank)
+    twin = reference.apply_rows(rows, left, right, mean, shift)
+    size = np.abs(rows.astype(np.float64) - mean) @ np.abs(right.T) + np.abs(shift)
     slack = 8 * (d + rank + 4) * U64 * (np.abs(rows) + size @ np.abs(left))
     if dtype == np.float32:
         slack += 2 * U32 * np.abs(twin)
     out = rows if in_place else np.full_like(rows, np.nan)
     stop = round(cut * n)
     for first, last in ((0, stop), (stop, n)):
-        kernels.apply_rows(rows, left, right, bias, first, last, out)
+        kernels.apply_rows(rows, left, right, mean, shift, first, last, out)
     assert (np.abs(out - twin) <= slack).all()
+
+
+def test_halves_are_widened_and_rounded_as_numpy_does() -> None:
+    """All halves, all midpoints between two of them and their neighbours, and random bits."""
+    halves = np.arange(1 << 16, dtype=np.uint16)
+    wide = np.empty(1 << 16, np.float32)
+    kernels.widen_halves(halves, wide)
+    np.testing.assert_array_equal(wide, halves.view(np.float16).astype(np.float32))
+    finite = np.sort(wide[np.isfinite(wide)])
+    middle = finite[:-1] + (finite[1:] - finite[:-1]) / 2
+    near = np.concatenate([finite, middle, np.float32([65519.996, 65520, 65536, 3e38])])
+    bits = np.random.default_rng(0).integers(0, 2**32, 500_000, dtype=np.uint32).view(np.float32)
+    infinite = np.float32(np.inf)
+    values = np.concatenate(
+        [near, -near, np.nextafter(near, infinite), np.nextafter(near, -infinite), bits]
+    )
+    found = np.empty(values.size, np.uint16)
+    kernels.narrow_halves(values, found)
+    with np.errstate(all="ignore"):
+        expected = values.astype(np.float16)
+    np.testing.assert_array_equal(found.view(np.float16), expected)
+    np.testing.assert_array_equal(np.signbit(found.view(np.float16)), np.signbit(expected))
 
 
 # --- BLAS verbs ----------------------------------------------------------------------------------

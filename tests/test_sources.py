@@ -870,7 +870,7 @@ def test_a_row_group_is_not_held_as_a_whole(
     pq.write_table(pa.table({"e": vectors}), tmp_path / "x.parquet", use_dictionary=False)
     source = from_parquet(tmp_path / "x.parquet", embedding="e", block_rows=256)
     assert arrow_peak(pa, source) < 4 << 20  # pages of 1 MiB, and a read buffer of 1 MiB
-    monkeypatch.setattr("splince_fast.sources.parquet._BUFFER_BYTES", 0)
+    monkeypatch.setattr("splince_fast.sources._parquet._BUFFER_BYTES", 0)
     assert arrow_peak(pa, source) > 8 << 20
 
 

@@ -12,6 +12,9 @@ import numpy as np
 
 from splince_fast._kernels.jit import kernel
 
+# Rows that are worked on together: each load of a factor serves so many.
+_GROUP = 8
+
 
 @kernel
 def squares_finite(rows: Any, start: int, stop: int) -> bool:
@@ -32,15 +35,18 @@ def squares_finite(rows: Any, start: int, stop: int) -> bool:
 
 @kernel
 def apply_rows(
-    rows: Any, left: Any, right: Any, bias: Any, start: int, stop: int, out: Any
+    rows: Any, left: Any, right: Any, mean: Any, shift: Any, start: int, stop: int, out: Any
 ) -> None:
-    """out[i] = rows[i] - left^T (right rows[i] - bias) for start <= i < stop, in float64 inside.
+    """out[i] = rows[i] - left^T (right (rows[i] - mean) - shift), start <= i < stop, in float64.
+
+    The mean goes off first, so that a feature of large mean costs the others no digit.
 
     Parameters
     ----------
     rows, out : (n, d) float32 or float64, C-contiguous; may be the same array
     left, right : (r, d) float64, C-contiguous: the transposed factors of I - P
-    bias : (r,) float64, right @ mean
+    mean : (d,) float64
+    shift : (r,) float64, 0 unless the map is a composition
     """
     rank, width = left.shape
     if rank == 1:
@@ -49,70 +55,106 @@ def apply_rows(
         for i in range(start, stop):
             row = rows[i]
             target = out[i]
-            coefficient = -bias[0]
+            coefficient = -shift[0]
             for j in range(width):
-                coefficient += row[j] * v[j]
+                coefficient += (row[j] - mean[j]) * v[j]
             for j in range(width):
                 target[j] = row[j] - coefficient * u[j]
         return
-    # Four rows share each load of the factors, four factors each load of the rows. The last group
-    # of rows may repeat one; the last group of factors repeats one with coefficients of 0.
-    sums = np.empty((4, width))
-    sum_a, sum_b, sum_c, sum_d = sums[0], sums[1], sums[2], sums[3]
-    for begin in range(start, stop, 4):
-        count = min(4, stop - begin)
-        row_a = rows[begin]
-        row_b = rows[begin + min(1, count - 1)]
-        row_c = rows[begin + min(2, count - 1)]
-        row_d = rows[begin + min(3, count - 1)]
-        for j in range(width):
-            sum_a[j] = row_a[j]
-            sum_b[j] = row_b[j]
-            sum_c[j] = row_c[j]
-            sum_d[j] = row_d[j]
+    # Products take four rows by two factors, corrections two rows by four factors: as many sums as
+    # registers hold. Rows and factors that are missing from the last tile repeat the last one;
+    # such a factor gets the coefficient 0.
+    centred = np.empty((_GROUP, width))
+    removed = np.empty((_GROUP, width))
+    coefficients = np.empty((_GROUP, 4))
+    last = rank - 1
+    for begin in range(start, stop, _GROUP):
+        count = min(_GROUP, stop - begin)
+        padded = (count + 3) // 4 * 4
+        for i in range(padded):
+            row = rows[begin + min(i, count - 1)]
+            about_mean = centred[i]
+            for j in range(width):
+                about_mean[j] = row[j] - mean[j]
+        removed[:] = 0.0
         for r in range(0, rank, 4):
-            second, third, fourth = r + 1 < rank, r + 2 < rank, r + 3 < rank
-            r1 = r + 1 if second else r
-            r2 = r + 2 if third else r
-            r3 = r + 3 if fourth else r
-            v0, v1, v2, v3 = right[r], right[r1], right[r2], right[r3]
-            a0 = b0 = c0 = d0 = -bias[r]
-            a1 = b1 = c1 = d1 = -bias[r1]
-            a2 = b2 = c2 = d2 = -bias[r2]
-            a3 = b3 = c3 = d3 = -bias[r3]
-            for j in range(width):
-                a, b, c, d = row_a[j], row_b[j], row_c[j], row_d[j]
-                a0 += a * v0[j]
-                b0 += b * v0[j]
-                c0 += c * v0[j]
-                d0 += d * v0[j]
-                a1 += a * v1[j]
-                b1 += b * v1[j]
-                c1 += c * v1[j]
-                d1 += d * v1[j]
-                a2 += a * v2[j]
-                b2 += b * v2[j]
-                c2 += c * v2[j]
-                d2 += d * v2[j]
-                a3 += a * v3[j]
-                b3 += b * v3[j]
-                c3 += c * v3[j]
-                d3 += d * v3[j]
-            if not second:
-                a1 = b1 = c1 = d1 = 0.0
-            if not third:
-                a2 = b2 = c2 = d2 = 0.0
-            if not fourth:
-                a3 = b3 = c3 = d3 = 0.0
-            u0, u1, u2, u3 = left[r], left[r1], left[r2], left[r3]
-            for j in range(width):
-                p, q, s, t = u0[j], u1[j], u2[j], u3[j]
-                sum_a[j] -= (a0 * p + a1 * q) + (a2 * s + a3 * t)
-                sum_b[j] -= (b0 * p + b1 * q) + (b2 * s + b3 * t)
-                sum_c[j] -= (c0 * p + c1 * q) + (c2 * s + c3 * t)
-                sum_d[j] -= (d0 * p + d1 * q) + (d2 * s + d3 * t)
+            for i in range(0, padded, 4):
+                x0, x1, x2, x3 = centred[i], centred[i + 1], centred[i + 2], centred[i + 3]
+                for k in range(0, 4, 2):
+                    first, second = min(r + k, last), min(r + k + 1, last)
+                    v = right[first]
+                    w = right[second]
+                    a0 = a1 = a2 = a3 = -shift[first]
+                    b0 = b1 = b2 = b3 = -shift[second]
+                    for j in range(width):
+                        p, q = v[j], w[j]
+                        a0 += x0[j] * p
+                        a1 += x1[j] * p
+                        a2 += x2[j] * p
+                        a3 += x3[j] * p
+                        b0 += x0[j] * q
+                        b1 += x1[j] * q
+                        b2 += x2[j] * q
+                        b3 += x3[j] * q
+                    if r + k > last:
+                        a0 = a1 = a2 = a3 = 0.0
+                    if r + k + 1 > last:
+                        b0 = b1 = b2 = b3 = 0.0
+                    coefficients[i, k], coefficients[i, k + 1] = a0, b0
+                    coefficients[i + 1, k], coefficients[i + 1, k + 1] = a1, b1
+                    coefficients[i + 2, k], coefficients[i + 2, k + 1] = a2, b2
+                    coefficients[i + 3, k], coefficients[i + 3, k + 1] = a3, b3
+            u0, u1 = left[r], left[min(r + 1, last)]
+            u2, u3 = left[min(r + 2, last)], left[min(r + 3, last)]
+            for i in range(0, padded, 2):
+                removed_a, removed_b = removed[i], removed[i + 1]
+                a0, a1 = coefficients[i, 0], coefficients[i, 1]
+                a2, a3 = coefficients[i, 2], coefficients[i, 3]
+                b0, b1 = coefficients[i + 1, 0], coefficients[i + 1, 1]
+                b2, b3 = coefficients[i + 1, 2], coefficients[i + 1, 3]
+                for j in range(width):
+                    p, q, s, t = u0[j], u1[j], u2[j], u3[j]
+                    removed_a[j] += (a0 * p + a1 * q) + (a2 * s + a3 * t)
+                    removed_b[j] += (b0 * p + b1 * q) + (b2 * s + b3 * t)
         for i in range(count):
+            row = rows[begin + i]
             target = out[begin + i]
-            source = sums[i]
+            difference = removed[i]
             for j in range(width):
-                target[j] = source[j]
+                target[j] = row[j] - difference[j]
+
+
+@kernel
+def widen_halves(halves: Any, out: Any) -> None:
+    """out = halves, exactly; halves are the 16 bits of float16 in uint16, out is float32."""
+    for i in range(halves.shape[0]):
+        bits = np.uint32(halves[i])
+        magnitude = np.uint32(bits & np.uint32(0x7FFF))
+        # The exponents' biases differ by 112; the product is exact, for subnormal halves too.
+        small = np.uint32(magnitude << np.uint32(13)).view(np.float32)
+        wide = np.float32(small * np.float32(2.0**112)).view(np.uint32)
+        if magnitude >= np.uint32(0x7C00):  # infinity and NaN keep the largest exponent
+            wide = np.uint32(wide | np.uint32(0x7F800000))
+        sign = np.uint32((bits & np.uint32(0x8000)) << np.uint32(16))
+        out[i] = np.uint32(wide | sign).view(np.float32)
+
+
+@kernel
+def narrow_halves(values: Any, out: Any) -> None:
+    """out = float16 of float32 values, to nearest, ties to even, as bits in uint16."""
+    for i in range(values.shape[0]):
+        bits = np.float32(values[i]).view(np.uint32)
+        magnitude = np.uint32(bits & np.uint32(0x7FFFFFFF))
+        # Normal halves: rebias the exponent, add half an ulp less one and the last bit that stays.
+        odd = np.uint32(np.uint32(magnitude >> np.uint32(13)) & np.uint32(1))
+        rounded = np.uint32(magnitude + np.uint32(0xC8000FFF))
+        half = np.uint32(np.uint32(rounded + odd) >> np.uint32(13))
+        if magnitude < np.uint32(0x38800000):  # subnormal halves: 0.5 has their ulp as its own
+            shifted = np.float32(magnitude.view(np.float32) + np.float32(0.5))
+            half = np.uint32(shifted.view(np.uint32) - np.uint32(0x3F000000))
+        if magnitude > np.uint32(0x477FEFFF):  # from 65520 on
+            half = np.uint32(0x7C00)
+        if magnitude > np.uint32(0x7F800000):
+            half = np.uint32(0x7E00)
+        sign = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(0x8000))
+        out[i] = np.uint16(half | sign)

@@ -33,10 +33,10 @@ def centre_block(
     return scatter, deviation, class_sums, values @ centred
 
 
-def apply_rows(rows: NDArray[Any], left: Float, right: Float, bias: Float) -> Float:
-    """rows - (rows right^T - bias) left."""
+def apply_rows(rows: NDArray[Any], left: Float, right: Float, mean: Float, shift: Float) -> Float:
+    """rows - ((rows - mean) right^T - shift) left."""
     wide = rows.astype(np.float64)
-    return np.asarray(wide - (wide @ right.T - bias) @ left)
+    return np.asarray(wide - ((wide - mean) @ right.T - shift) @ left)
 
 
 def oblique_factors(

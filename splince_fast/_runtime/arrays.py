@@ -44,6 +44,8 @@ def as_rows(X: Any, *, width: int | None = None, name: str = "X") -> Rows:
         X = X.data
     if not isinstance(X, np.ndarray):
         X = _foreign_rows(X, name)
+    if X.ndim == 1 and X.dtype == object and len(X) and hasattr(X[0], "__len__"):
+        X = _stacked(X, name)
     if X.ndim != 2:
         hint = " for a single row pass it as X[None, :]" if X.ndim == 1 else ""
         raise InputError(
@@ -71,6 +73,8 @@ def _foreign_rows(X: Any, name: str) -> Rows:
             f"{name} is a sparse matrix; pass X.toarray() where it fits, or blocks of it to "
             "Moments.update: the centred data are dense in any case"
         )
+    if hasattr(X, "type") and hasattr(X, "null_count") and hasattr(X, "to_pylist"):
+        X = X.to_numpy(zero_copy_only=False)  # an Arrow column of lists: an array per row
     try:
         return np.asarray(X.to_numpy() if hasattr(X, "to_numpy") else X)
     except (ValueError, TypeError) as error:
@@ -80,9 +84,28 @@ def _foreign_rows(X: Any, name: str) -> Rows:
         ) from error
 
 
+def _stacked(column: NDArray[Any], name: str) -> Rows:
+    """A column whose entries are vectors, as data frames hold embeddings, as a matrix."""
+    try:
+        if any(isinstance(vector, str | bytes) for vector in column):
+            raise TypeError("text is no vector")
+        return np.stack([np.asarray(vector) for vector in column])
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"{name} is a column that cannot be stacked to a matrix: {error}. Every entry must be "
+            "a vector of the same length; drop rows without one"
+        ) from error
+
+
 def _cast_rows(X: Rows, name: str) -> Rows:
     """Object arrays of numbers become float64; anything else is refused."""
     if X.dtype == object:
+        text = next((value for value in X.flat if isinstance(value, str | bytes)), None)
+        if text is not None:
+            raise InputError(
+                f"{name} holds text such as {text!r:.40}; convert columns of numbers with "
+                ".astype(float), and leave out identifiers and names"
+            )
         try:
             return X.astype(np.float64)
         except (ValueError, TypeError, OverflowError) as error:
@@ -96,11 +119,23 @@ def _cast_rows(X: Rows, name: str) -> Rows:
 
 
 def torch_to_numpy(tensor: Any) -> Rows:
-    """A NumPy view of a torch tensor; bfloat16, which NumPy lacks, widened to float32."""
-    tensor = tensor.detach().cpu()
-    if str(tensor.dtype) == "torch.bfloat16":
-        tensor = tensor.float()
-    return tensor.numpy()  # type: ignore[no-any-return]
+    """A NumPy view of a torch tensor; bfloat16, which NumPy lacks, widened to float32.
+
+    Raises
+    ------
+    InputError
+        It is sparse, holds no values (meta), or has a dtype that NumPy lacks.
+    """
+    try:
+        tensor = tensor.detach().cpu().resolve_neg()
+        if str(tensor.dtype) == "torch.bfloat16":
+            tensor = tensor.float()
+        return tensor.numpy()  # type: ignore[no-any-return]
+    except (TypeError, RuntimeError) as error:
+        raise InputError(
+            f"the tensor of dtype {tensor.dtype} gives no NumPy array ({error}); pass a dense one "
+            "that holds values, as float16, bfloat16, float32 or float64"
+        ) from error
 
 
 def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -200,18 +235,3 @@ def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
             "1e-50 and 1e50: divide them all by their mean"
         )
     return weight
-
-
-def check_out(out: Any, rows: NDArray[Any], dtype: np.dtype[Any]) -> None:
-    """Raise InputError unless the result for `rows` can be written to `out`."""
-    if not isinstance(out, np.ndarray) or out.shape != rows.shape or out.dtype != dtype:
-        found = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out)
-        raise InputError(f"out is {found}; it must be an array of {dtype} of shape {rows.shape}")
-    if not out.flags.writeable:
-        raise InputError("out is read-only; open a memmap with mode 'r+', or pass a writable array")
-    same = (
-        out.__array_interface__["data"] == rows.__array_interface__["data"]
-        and out.strides == rows.strides
-    )
-    if not same and np.may_share_memory(out, rows) and np.shares_memory(out, rows):
-        raise InputError("out overlaps X without being the same array; pass X itself or new memory")

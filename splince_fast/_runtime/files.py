@@ -8,24 +8,17 @@ import math
 import os
 import threading
 from collections.abc import Iterable, Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast.exceptions import FileFormatError
+from splince_fast._runtime.version import library_version
+from splince_fast.exceptions import FileFormatError, InputError
 
 _LIBRARY = "splince_fast"
-
-
-def library_version() -> str:
-    """Version of the installed package."""
-    try:
-        return version("splince-fast")
-    except PackageNotFoundError:  # a source tree on the path, not installed
-        return "0+source"
+_LOADERS = {"projection": "Projection.load", "moments": "Moments.load"}
 
 
 def write(
@@ -35,10 +28,20 @@ def write(
     tensors: Mapping[str, NDArray[Any]],
     metadata: Mapping[str, Any],
 ) -> None:
-    """Write `tensors` and `metadata` so that `path` holds either the old or the whole new file."""
+    """Write `tensors` and `metadata` so that `path` holds either the old or the whole new file.
+
+    A link is followed, and a file that is replaced keeps its permissions.
+
+    Raises
+    ------
+    InputError
+        `path` names no file: it is empty or a folder.
+    OSError
+        There is no folder for it, no room or no right.
+    """
     from safetensors.numpy import save_file
 
-    target = Path(path)
+    target = writable_path(path)
     text = json.dumps(metadata, sort_keys=True, allow_nan=False)
     header = {
         "library": _LIBRARY,
@@ -49,11 +52,13 @@ def write(
         "sha256": _digest(tensors, text),
     }
     own = f"{os.getpid()}.{threading.get_ident()}"
-    partial = target.with_name(f".{target.name}.{own}.partial")
+    # Some file systems allow 255 bytes, of which the mark of a partial file needs a few.
+    short = os.fsencode(target.name)[:200].decode(errors="ignore")
+    partial = target.with_name(f".{short}.{own}.partial")
     try:
         # An empty file has the permissions that the user's umask gives; the writer's are narrower.
         partial.touch()
-        mode = partial.stat().st_mode
+        mode = (target if target.exists() else partial).stat().st_mode
         save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, partial, header)
         partial.chmod(mode)
         with open(partial, "rb+") as file:
@@ -66,6 +71,23 @@ def write(
         if type(error).__name__ == "SafetensorError":
             raise OSError(f"could not write {target}: {error}") from error
         raise
+
+
+def writable_path(path: str | os.PathLike[str]) -> Path:
+    """The file that `path` names, links resolved.
+
+    Raises
+    ------
+    InputError
+        It is empty, or a folder.
+    """
+    text = os.fsdecode(path)
+    if not text:
+        raise InputError("the path is empty; name a file")
+    target = Path(os.path.realpath(text))
+    if target.is_dir():
+        raise InputError(f"{text!r} is a folder; name a file in it")
+    return target
 
 
 def _sort_metadata(file: IO[bytes]) -> None:
@@ -119,10 +141,14 @@ def read(
         ) from error
     if header.get("library") != _LIBRARY:
         raise FileFormatError(
-            f"{target} was not written by {_LIBRARY}: its header names no such file"
+            f"{target} was not written by {_LIBRARY}: its header does not say so; pass a file that "
+            "Projection.save or Moments.save has written"
         )
     if header.get("kind") != kind:
-        raise FileFormatError(f"{target} holds {header.get('kind')!r}, and {kind!r} was expected")
+        raise FileFormatError(
+            f"{target} holds {header.get('kind')!r}, and {kind!r} was expected; load it with "
+            f"{_LOADERS.get(str(header.get('kind')), 'the class that saved it')}"
+        )
     found = header.get("format_version", "")
     if not (found.isascii() and found.isdecimal()) or found.startswith("0"):
         raise FileFormatError(f"{target} has no legible format version ({found[:20]!r})")

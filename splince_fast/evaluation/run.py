@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.files import library_version
+from splince_fast._runtime.version import library_version
 from splince_fast.evaluation._context import ADVICE, ERASER_ROW, Context
 from splince_fast.evaluation._journal import Journal
 from splince_fast.evaluation._linear import STRENGTHS

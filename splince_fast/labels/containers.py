@@ -194,6 +194,13 @@ def _read_series(series: Any, name: str) -> Raw:
 
 def _category_names(categories: list[Any], name: str) -> tuple[ClassName, ...]:
     """Turn the declared categories into class names, in their order."""
+    strange = next((c for c in categories if isinstance(c, tuple | list | Mapping | Set)), None)
+    if strange is not None:
+        refuse(
+            name,
+            f"has the category {strange!r:.80}, which is no name; cast the categories to strings "
+            "(joint=((name, name),) makes joint classes of two variables)",
+        )
     raw = _read_sequence(categories, name)
     if isinstance(raw.data, list):
         return tuple(raw.data)
@@ -239,6 +246,8 @@ def _read_array(array: NDArray[Any], name: str) -> Raw:
     return _read_sequence(array.tolist(), name)
 
 
+# Python writes no longer integers as text, and a file holds names as text.
+_LONGEST_BITS = 4096
 _PLAIN = frozenset({str, bool, int, float, NoneType})
 
 
@@ -246,7 +255,7 @@ def _read_sequence(values: list[Any], name: str) -> Raw:
     """Read a list of scalars, or of rows."""
     types = set(map(type, values))
     if types == {int}:
-        return Raw(_integers(values))
+        return Raw(_integers(values, name))
     if types == {bool} or types == {float}:
         return Raw(np.array(values))
     if types == {str} or types == {str, NoneType}:
@@ -284,7 +293,7 @@ def _read_objects(values: list[Any], shape: tuple[int, ...], name: str) -> Raw:
     nothing = {kind for kind, group in groups.items() if group == "missing"}
     maybe_nan = {kind for kind, group in groups.items() if group in ("float", "time")}
     absent = [
-        type(value) in nothing or (type(value) in maybe_nan and value != value) for value in values
+        type(value) in nothing or (type(value) in maybe_nan and _is_nan(value)) for value in values
     ]
     example = {
         groups[type(v)]: v for v, is_absent in zip(values, absent, strict=True) if not is_absent
@@ -313,7 +322,7 @@ def _read_objects(values: list[Any], shape: tuple[int, ...], name: str) -> Raw:
         return Raw(floats.reshape(shape), missing)
     if "bool" in found:
         return Raw(np.array(filled, dtype=np.bool_).reshape(shape), missing)
-    integers = _integers([int(value) for value in filled])
+    integers = _integers([int(value) for value in filled], name)
     if isinstance(integers, np.ndarray):
         return Raw(integers.reshape(shape), missing)
     if shape[1:] not in ((), (1,)):
@@ -321,11 +330,19 @@ def _read_objects(values: list[Any], shape: tuple[int, ...], name: str) -> Raw:
     return Raw([None if is_absent else v for v, is_absent in zip(integers, absent, strict=True)])
 
 
-def _integers(values: list[int]) -> NDArray[np.int64] | list[int]:
+def _is_nan(value: Any) -> bool:
+    """Whether a number or time is no number; a signalling NaN of Decimal refuses comparison."""
+    return value.is_nan() if isinstance(value, Decimal) else bool(value != value)
+
+
+def _integers(values: list[int], name: str) -> NDArray[np.int64] | list[int]:
     """Make an array of Python integers, or leave them where 64 bits do not hold them."""
     try:
         return np.array(values, dtype=np.int64)
     except OverflowError:
+        longest = max(value.bit_length() for value in values)
+        if longest > _LONGEST_BITS:
+            refuse(name, f"holds an integer of {longest:,} bits; use strings as names of classes")
         return values
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast.exceptions import LabelError, ManyClassesWarning
+from splince_fast.exceptions import LabelError, ManyClassesWarning, WholeNumbersWarning
 from splince_fast.labels.containers import (
     SPLIT_ADVICE,
     check_finite,
@@ -30,6 +30,7 @@ from splince_fast.labels.names import (
 
 KINDS = ("classes", "continuous")
 MANY_CLASSES = 1000
+FEW_VALUES = 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +49,13 @@ class ClassCodes:
 
     classes: tuple[ClassName, ...]
     codes: NDArray[np.intp]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, rows: slice) -> ClassCodes:
+        """Some of the rows; the classes stay those of all."""
+        return ClassCodes(self.classes, self.codes[rows])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,7 +161,8 @@ def encode_one(values: Any, n_rows: int, *, name: str, kind: str | None = None) 
     values : column
         List or other sequence; NumPy array (also masked or of objects); pandas or polars
         Series, index or categorical; Arrow array; torch tensor on any device; SciPy sparse
-        matrix; anything with ``__array__``; or a frame, for several columns.
+        matrix; anything with ``__array__``; a frame, for several columns; or the ClassCodes
+        that an earlier call returned, or rows of it.
     n_rows : int
         Number of labels that the block needs.
     name : str
@@ -179,9 +188,17 @@ def encode_one(values: Any, n_rows: int, *, name: str, kind: str | None = None) 
     -----
     ManyClassesWarning
         An integer column has more than 1,000 distinct values and `kind` does not say "classes".
+    WholeNumbersWarning
+        A float column takes 3 to 20 values, all whole, and `kind` says nothing.
     """
     if kind is not None and kind not in KINDS:
         raise LabelError(f"variable {name!r} has the unknown kind {kind!r}; choose from {KINDS}")
+    if isinstance(values, ClassCodes):
+        if len(values) != n_rows:
+            refuse_length(values.codes, n_rows, name)
+        if kind == "continuous":
+            refuse(name, "cannot be continuous: it is encoded as classes")
+        return values
     data, missing, names, categories, unknown = read_column(values, name, kind)
     if len(data) != n_rows:
         refuse_length(data, n_rows, name)
@@ -203,7 +220,10 @@ def encode_one(values: Any, n_rows: int, *, name: str, kind: str | None = None) 
             missing = None if missing is None else missing[:, 0]
         floats = data.dtype.kind == "f"
         if kind == "continuous" or (kind is None and floats and not unknown):
-            return _columns(data, missing, names, name)
+            columns = _columns(data, missing, names, name)
+            if kind is None:
+                _warn_of_whole_numbers(columns, name)
+            return columns
         if floats:
             data, missing = whole_numbers(data, missing, name)
         encoded = _class_codes_of_array(data, missing)
@@ -217,6 +237,33 @@ def encode_one(values: Any, n_rows: int, *, name: str, kind: str | None = None) 
             stacklevel=2,
         )
     return encoded
+
+
+def _warn_of_whole_numbers(columns: Columns, name: str) -> None:
+    """Warn where floats look like class numbers: few distinct values, all whole, each repeated.
+
+    A missing label makes pandas turn integers into floats, and class numbers into quantities. Two
+    values are no matter: a number and two classes have the same span, so the eraser is the same.
+    """
+    values = columns.values[:, 0] if columns.present is None else columns.values[columns.present, 0]
+    # A sample tells most quantities apart at once; a block of few rows says too little.
+    if len(values) < 6 or (values[:64] != np.floor(values[:64])).any():
+        return
+    if np.abs(values).max() >= 2.0**53 or (values != np.floor(values)).any():
+        return
+    distinct = np.unique(values)
+    if not 3 <= len(distinct) <= min(FEW_VALUES, len(values) // 2):
+        return
+    shown = ", ".join(f"{value:.0f}" for value in distinct[:4])
+    warnings.warn(
+        f"variable {name!r} holds floats, read as numbers, although they take only "
+        f"{len(distinct)} values, all whole ({shown}{', ...' if len(distinct) > 4 else ''}): "
+        f"classes become floats where a label is missing. Decide with kinds={{{name!r}: "
+        f"'classes'}} or kinds={{{name!r}: 'continuous'}} (on the command line: --kind "
+        f"{name}=classes or --kind {name}=continuous)",
+        WholeNumbersWarning,
+        stacklevel=3,
+    )
 
 
 def kind_of(encoded: Encoded) -> Literal["classes", "continuous"]:

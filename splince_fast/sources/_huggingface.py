@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from splince_fast.exceptions import InputError
-from splince_fast.sources.arrow import (
+from splince_fast.sources._arrow import (
     Columns,
     Vectors,
     sliced_source,
@@ -21,9 +21,9 @@ _STREAM_ROWS = 1024
 
 def from_dataset(
     ds: Any,
-    *,
     embedding: str,
     labels: Sequence[str] | str | None = None,
+    *,
     sample_weight: str | None = None,
     block_rows: int | None = None,
 ) -> Source:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from splince_fast._runtime.extras import require
 from splince_fast.exceptions import InputError
-from splince_fast.sources.arrow import (
+from splince_fast.sources._arrow import (
     Columns,
     blocks_of,
     sliced_source,
@@ -43,9 +43,9 @@ class _Group(NamedTuple):
 
 def from_parquet(
     paths: Any,
-    *,
     embedding: str,
     labels: Sequence[str] | str | None = None,
+    *,
     sample_weight: str | None = None,
     block_rows: int | None = None,
 ) -> Source:

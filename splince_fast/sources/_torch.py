@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 from splince_fast._runtime.arrays import torch_to_numpy
 from splince_fast._runtime.extras import require
 from splince_fast.exceptions import InputError
-from splince_fast.sources.arrays import from_arrays
+from splince_fast.sources._arrays import from_arrays
 from splince_fast.sources.base import (
     Block,
     Source,

@@ -1,0 +1,241 @@
+"""Erasing rows of any dtype and layout: in pieces, over threads, into memory that is checked."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._runtime import threads
+from splince_fast._runtime.arrays import as_rows, is_direct, working_dtype
+from splince_fast._runtime.progress import Progress
+from splince_fast.exceptions import InputError
+
+Float = NDArray[np.float64]
+
+# Numbers below which a second thread costs more than it saves.
+_GRAIN = 1 << 17
+# Between two sweeps Ctrl-C is obeyed and the progress shown.
+_SWEEP_BYTES = 1 << 28
+# Rows that must be converted are so in pieces that stay in a core's cache.
+_PIECE_BYTES = 1 << 18
+
+
+class Factors(NamedTuple):
+    """What the map is made of: x - left^T (right (x - mean) - shift).
+
+    Attributes
+    ----------
+    left, right : ndarray of shape (r, d), float64, C-contiguous
+    mean : ndarray of shape (d,), float64
+    shift : ndarray of shape (r,), float64
+    """
+
+    left: Float
+    right: Float
+    mean: Float
+    shift: Float
+
+
+def as_stack(X: Any, width: int) -> NDArray[Any]:
+    """View X as an array (..., d) of numbers; with two axes as :func:`as_rows` does.
+
+    Raises
+    ------
+    InputError
+        As :func:`as_rows`.
+    """
+    if not isinstance(X, np.ndarray) or X.ndim < 3:
+        return as_rows(X, width=width)
+    plain = X.dtype.kind in "fiub" and type(X) in (np.ndarray, np.memmap)
+    flat = np.empty((0, X.shape[-1]), X.dtype) if plain else X.reshape(-1, X.shape[-1])
+    rows = as_rows(flat, width=width)
+    return X if plain else rows.reshape(X.shape)
+
+
+def as_mask(mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
+    """View a mask as booleans of the leading shape of X.
+
+    Raises
+    ------
+    InputError
+        Another shape, or neither booleans nor integers 0 and 1.
+    """
+    if mask is None:
+        return None
+    found = np.asarray(mask.detach().cpu() if hasattr(mask, "detach") else mask)
+    if found.shape != shape:
+        raise InputError(
+            f"mask has shape {found.shape}; it must have an entry per row of X, {shape}: True where"
+            " the row is erased"
+        )
+    whole = found.dtype.kind in "iu" and bool(((found == 0) | (found == 1)).all())
+    if found.dtype != np.bool_ and not whole:
+        raise InputError(f"mask has dtype {found.dtype}; pass booleans, or integers 0 and 1")
+    return found.astype(np.bool_, copy=False)
+
+
+def check_out(out: Any, rows: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    """Raise InputError unless the result for `rows` can be written to `out`."""
+    if not isinstance(out, np.ndarray) or out.shape != rows.shape or out.dtype != dtype:
+        found = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out)
+        raise InputError(f"out is {found}; it must be an array of {dtype} of shape {rows.shape}")
+    if not out.flags.writeable:
+        raise InputError("out is read-only; open a memmap with mode 'r+', or pass a writable array")
+    if meets_itself(out.shape, out.strides, out.itemsize):
+        raise InputError(
+            f"out has the strides {out.strides}, by which several of its entries share memory, as "
+            "in a sliding window or a broadcast array; pass new memory, or a copy"
+        )
+    same = (
+        out.__array_interface__["data"] == rows.__array_interface__["data"]
+        and out.strides == rows.strides
+    )
+    if not same and np.may_share_memory(out, rows) and np.shares_memory(out, rows):
+        raise InputError("out overlaps X without being the same array; pass X itself or new memory")
+
+
+def meets_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether an axis advances by less than the extent of the axes below it.
+
+    If not, no two entries share memory: the extent of the axes in order of their strides,
+    itemsize + sum (n_i - 1) |s_i|, never reaches the next stride.
+    """
+    if 0 in shape:
+        return False
+    extent = itemsize
+    for stride, size in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride < extent:
+            return True
+        extent += (size - 1) * stride
+    return False
+
+
+def erase(
+    factors: Factors,
+    X: NDArray[Any],
+    out: NDArray[Any],
+    mask: NDArray[np.bool_] | None = None,
+    progress: bool = False,
+) -> None:
+    """Write the result for X (..., d) into `out`; rows that the mask leaves out are copied.
+
+    Raises
+    ------
+    InputError
+        Finite results leave the range of float16.
+    """
+    with Progress(X.size // X.shape[-1], X.nbytes, enabled=progress) as bar:
+        _erase_stack(factors, X, out, mask, bar, 0)
+
+
+def _erase_stack(
+    factors: Factors,
+    X: NDArray[Any],
+    out: NDArray[Any],
+    mask: NDArray[np.bool_] | None,
+    bar: Progress,
+    origin: int,
+) -> None:
+    """Merge the leading axes where both arrays allow it without a copy; else go through them."""
+    if X.ndim > 2:
+        pair = [array.reshape(-1, array.shape[-1]) for array in (X, out)]
+        views = all(np.may_share_memory(a, b) for a, b in zip(pair, (X, out), strict=True))
+        if not (views or X.size == 0):
+            per_slab = X.size // (len(X) * X.shape[-1])
+            for i in range(len(X)):
+                inner = None if mask is None else mask[i]
+                _erase_stack(factors, X[i], out[i], inner, bar, origin + i * per_slab)
+            return
+        X, out = pair
+        mask = None if mask is None else mask.reshape(-1)
+    n, d = X.shape
+    sweep = max(1, _SWEEP_BYTES // (d * working_dtype(X.dtype).itemsize))
+    for start in range(0, n, sweep):
+        stop = min(n, start + sweep)
+        chosen = None if mask is None else mask[start:stop]
+        _erase_rows(factors, X[start:stop], out[start:stop], chosen, origin + start)
+        bar.advance(stop - start, (stop - start) * d * X.dtype.itemsize)
+
+
+def _erase_rows(
+    factors: Factors,
+    rows: NDArray[Any],
+    out: NDArray[Any],
+    mask: NDArray[np.bool_] | None,
+    origin: int,
+) -> None:
+    """One sweep, split over threads; its first row is row `origin` of all."""
+    from splince_fast._kernels import apply as kernels
+
+    if not len(rows):
+        return
+    n, d = rows.shape
+    grain = max(1, _GRAIN // d)
+    if mask is None and is_direct(rows) and is_direct(out):
+        threads.split(
+            lambda start, stop: kernels.apply_rows(rows, *factors, start, stop, out), n, grain=grain
+        )
+        return
+    work = working_dtype(rows.dtype)
+    step = max(1, _PIECE_BYTES // (d * work.itemsize))
+
+    def erase_pieces(start: int, stop: int) -> None:
+        memory = np.empty((min(step, stop - start), d), work)
+        for first in range(start, stop, step):
+            last = min(first + step, stop)
+            source, target = rows[first:last], out[first:last]
+            if mask is None:
+                row = _erase_piece(factors, source, target, memory[: last - first])
+            else:
+                chosen = np.flatnonzero(mask[first:last])
+                kept = source[chosen]  # a copy, so that the rows may be written first
+                np.copyto(target, source, casting="unsafe")
+                changed = np.empty((len(chosen), d), out.dtype)
+                row = _erase_piece(factors, kept, changed, memory[: len(chosen)])
+                target[chosen] = changed
+                row = None if row is None else int(chosen[row])
+            if row is not None:
+                raise InputError(
+                    f"row {origin + first + row} of the result leaves the range of float16 "
+                    "(65504); pass X as float32. Some rows are written already"
+                )
+
+    threads.split(erase_pieces, n, grain=grain)
+
+
+def _erase_piece(
+    factors: Factors, source: NDArray[Any], target: NDArray[Any], memory: NDArray[Any]
+) -> int | None:
+    """Convert rows into working memory, erase them there, and convert them back.
+
+    Returns
+    -------
+    int or None
+        The first row with a finite number that float16 cannot hold.
+    """
+    from splince_fast._kernels import apply as kernels
+
+    halves = source.dtype.kind == "f" and source.dtype.itemsize == 2
+    work = target if is_direct(target) else memory
+    if halves:
+        bits = np.ascontiguousarray(source, dtype=np.float16).view(np.uint16)
+        kernels.widen_halves(bits.reshape(-1), work.reshape(-1))
+    else:
+        np.copyto(work, source, casting="unsafe")
+    kernels.apply_rows(work, *factors, 0, len(work), work)
+    if work is target:
+        return None
+    if not halves:
+        with np.errstate(over="ignore"):  # as the kernel does where it writes float32 itself
+            np.copyto(target, work, casting="unsafe")
+        return None
+    bits = np.empty(work.shape, np.uint16)
+    kernels.narrow_halves(work.reshape(-1), bits.reshape(-1))
+    np.copyto(target, bits.view(np.float16))
+    infinite = (bits & 0x7FFF) == 0x7C00
+    if not infinite.any():
+        return None
+    lost = (infinite & np.isfinite(work)).any(axis=1)
+    return int(lost.argmax()) if lost.any() else None

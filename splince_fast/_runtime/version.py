@@ -1,0 +1,13 @@
+"""The version of the installed package."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+
+def library_version() -> str:
+    """Version of the installed package."""
+    try:
+        return version("splince-fast")
+    except PackageNotFoundError:  # a source tree on the path, not installed
+        return "0+source"

@@ -1,0 +1,283 @@
+"""``splince-fast apply``: an eraser on files of rows, each written whole or not at all."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from splince_fast.cli.paths import check_outputs, partial_name
+from splince_fast.exceptions import FileFormatError, InputError
+
+if TYPE_CHECKING:
+    from splince_fast.projection import Projection
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    apply = commands.add_parser(
+        "apply",
+        allow_abbrev=False,
+        help="apply an eraser to files of rows",
+        description="A .npy file of any size is read and written through memory maps, a .parquet "
+        "file by its row groups; other columns and arrays of a file are copied. Axes before the "
+        "last one, such as (batch, token, d), stay.",
+    )
+    add = apply.add_argument
+    add("eraser", metavar="ERASER", help="a file that fit has written")
+    add("rows", metavar="X", nargs="+",
+        help=".npy, .npz, .safetensors, .pt or .parquet files, saved Hugging Face data sets, or "
+        "folders of such files")  # fmt: skip
+    where = apply.add_mutually_exclusive_group(required=True)
+    where.add_argument("-o", "--output", metavar="PATH",
+        help="new file, of the format that its suffix names; for several files or a folder, a "
+        "folder, which gets files of the same names")  # fmt: skip
+    where.add_argument("--in-place", action="store_true",
+        help="overwrite .npy files; after an interruption run it again: erasing twice changes "
+        "nothing")  # fmt: skip
+    add("--embedding", metavar="COLUMN", help="column of vectors in tables")
+    add("--key", metavar="NAME", help="array of rows in files of several arrays")
+    add("--jobs", type=int, default=1, metavar="N", help="files at a time (default: 1)")
+    add("--force", action="store_true", help="overwrite files")
+    apply.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Check all files before the first row is read, then erase them one by one or in parallel."""
+    from splince_fast.cli import rows
+
+    eraser = _eraser(args)
+    if args.jobs < 1:
+        raise InputError(f"--jobs is {args.jobs}; it must be at least 1")
+    several = len(args.rows) > 1 or (
+        os.path.isdir(args.rows[0]) and not rows.is_dataset(args.rows[0])
+    )
+    pairs = _pairs(args, rows.expand(args.rows), several)
+    if several and args.output is not None:
+        os.makedirs(args.output, exist_ok=True)
+    quiet = args.jobs > 1
+
+    def work(pair: tuple[str, str]) -> str:
+        return _erase_file(eraser, *pair, args, progress=not quiet)
+
+    if not quiet:
+        for pair in pairs:
+            print(work(pair))
+        return
+    with ThreadPoolExecutor(args.jobs) as pool:
+        futures = [pool.submit(work, pair) for pair in pairs]
+        try:
+            for future in futures:
+                print(future.result())
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _eraser(args: argparse.Namespace) -> Projection:
+    """Load the eraser; say so where the arguments are the wrong way round."""
+    from splince_fast.projection import Projection
+
+    try:
+        return Projection.load(args.eraser)
+    except FileFormatError as error:
+        for path in args.rows:
+            try:
+                Projection.load(path)
+            except (FileFormatError, OSError):
+                continue
+            raise InputError(
+                f"{path!r} is an eraser and {args.eraser!r} is none; the eraser comes first: "
+                f"splince-fast apply {path} {args.eraser} ..."
+            ) from error
+        raise
+
+
+def _pairs(args: argparse.Namespace, found: list[str], several: bool) -> list[tuple[str, str]]:
+    """Input and output of every file, all of them checked.
+
+    Raises
+    ------
+    InputError
+        An output that cannot be written, or has another format than the input can become.
+    """
+    from splince_fast.cli import rows
+
+    if args.in_place:
+        for path in found:
+            if not path.endswith(".npy"):
+                raise InputError(f"--in-place is for .npy files, not {path!r}; use -o")
+        return [(path, path) for path in found]
+    if not several:
+        targets = [args.output]
+    elif not args.output:
+        raise InputError("--output is empty; name a folder (was a variable not set?)")
+    elif os.path.exists(args.output) and not os.path.isdir(args.output):
+        raise InputError(f"-o {args.output!r} is a file; several files need a folder")
+    else:
+        targets = [os.path.join(args.output, os.path.basename(path.rstrip("/"))) for path in found]
+    if len(set(targets)) < len(targets):
+        raise InputError("two of the files have one name; apply the eraser to each folder apart")
+    for path, target in zip(found, targets, strict=True):
+        kind = rows.kind_of(path)
+        same = target and os.path.realpath(path) == os.path.realpath(target)
+        if kind == "dataset" and target:
+            if os.path.exists(target):
+                raise InputError(f"{target!r} exists; name a new folder for the data set")
+        elif not (several and not os.path.isdir(args.output)):
+            # A file may replace itself: it is complete before it gets its name.
+            check_outputs({"--output": target}, () if same else (path,), force=args.force)
+        _check_formats(path, target, kind)
+        if kind != "array" and args.embedding is None:
+            raise InputError(f"{path!r} is a table; name its column of vectors with --embedding")
+    return list(zip(found, targets, strict=True))
+
+
+def _check_formats(path: str, target: str, kind: str) -> None:
+    """Refuse an output whose suffix names a format that the input cannot become."""
+    from splince_fast.cli import rows
+
+    suffix = Path(target).suffix
+    allowed: tuple[str, ...] = rows.ARRAYS if kind == "array" else rows.TABLES
+    if kind != "dataset" and suffix not in allowed:
+        raise InputError(
+            f"-o {target!r}: the rows of {path!r} can be written as {', '.join(allowed)}"
+        )
+
+
+def _erase_file(
+    eraser: Projection, path: str, target: str, args: argparse.Namespace, progress: bool
+) -> str:
+    """Erase one file, and say how many rows it has."""
+    from splince_fast.cli import rows
+
+    kind = rows.kind_of(path)
+    if kind == "parquet":
+        n = _erase_parquet(eraser, path, target, args.embedding)
+    elif kind == "dataset":
+        n = _erase_dataset(eraser, path, target, args.embedding)
+    else:
+        n = _erase_arrays(eraser, path, target, args, progress)
+    return f"{n:,} rows: {target}"
+
+
+def _erase_arrays(
+    eraser: Projection, path: str, target: str, args: argparse.Namespace, progress: bool
+) -> int:
+    """One file of arrays."""
+    import numpy as np
+
+    from splince_fast.cli import rows
+    from splince_fast.sources._sharded import host_rows
+
+    arrays = rows.read_arrays(path, args.key, "r+" if args.in_place else "r")
+    X = arrays.X
+    empty = X[:0] if getattr(X, "ndim", 0) else X
+    dtype = eraser(empty).dtype  # refuses a wrong shape before anything is written
+    if args.in_place:
+        if dtype != X.dtype:
+            raise InputError(f"{path!r} holds {X.dtype}, and the result is {dtype}; use -o FILE")
+        eraser(X, out=X, progress=progress)
+        X.flush()
+    elif target.endswith(".npy"):
+        if not isinstance(X, np.ndarray):
+            X = host_rows(X, path)
+        with rows.new_npy(Path(target), eraser(X[:0]).dtype, X.shape) as out:
+            eraser(X, out=out, progress=progress)
+    else:
+        same_format = Path(path).suffix == Path(target).suffix
+        others = arrays.others if same_format else {}
+        result = eraser(X, progress=progress)
+        rows.write_arrays(target, arrays._replace(X=result, others=others))
+    return int(np.prod(X.shape[:-1]))
+
+
+def _erased_column(eraser: Projection, table: Any, embedding: str, where: str) -> Any:
+    """The table with its column of vectors erased; a column of integers becomes float64."""
+    from splince_fast._runtime.extras import require
+    from splince_fast.sources._arrow import matrix_of, rows_in
+
+    pa = require("pyarrow", "parquet")
+    index = table.column_names.index(embedding)
+    field = table.schema.field(index)
+    if not table.num_rows:
+        return table
+    X = eraser(matrix_of(table.column(index), embedding, eraser.n_features, rows_in(where, 0)))
+    values = pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), X.shape[1])
+    storage = getattr(field.type, "storage_type", field.type)
+    if storage.value_type == values.type.value_type:  # not so where integers became float64
+        values = values.cast(storage)
+        if storage is not field.type and storage != field.type:
+            values = pa.ExtensionArray.from_storage(field.type, values)
+    return table.set_column(index, field.with_type(values.type), values)
+
+
+def _erase_parquet(eraser: Projection, path: str, target: str, embedding: str) -> int:
+    """One Parquet file, row group by row group."""
+    from splince_fast._runtime.extras import require
+
+    pa, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
+    partial = partial_name(Path(target))
+    n, writer = 0, None
+    try:
+        with parquet.ParquetFile(path) as file:
+            if embedding not in file.schema_arrow.names:
+                raise InputError(
+                    f"{path!r} has no column {embedding!r}; there is {file.schema_arrow.names}"
+                )
+            for group in range(file.metadata.num_row_groups):
+                where = f"row group {group} of {path!r}"
+                table = _erased_column(eraser, file.read_row_group(group), embedding, where)
+                writer = writer or parquet.ParquetWriter(partial, table.schema)
+                writer.write_table(table, row_group_size=max(1, table.num_rows))
+                n += table.num_rows
+            writer = writer or parquet.ParquetWriter(partial, file.schema_arrow)
+        writer.close()
+        os.replace(partial, target)
+    except pa.ArrowException as error:
+        partial.unlink(missing_ok=True)
+        raise InputError(f"{path!r} cannot be read as Parquet: {error}") from error
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    return n
+
+
+def _erase_dataset(eraser: Projection, path: str, target: str, embedding: str) -> int:
+    """A saved data set, or a dictionary of its splits, into a new folder."""
+    from splince_fast._runtime.extras import require
+    from splince_fast.cli import rows
+
+    datasets = require("datasets", "datasets")
+    data = rows.load_dataset(path)
+    partial = partial_name(Path(target))
+    scratch = partial.with_suffix(".cache")
+    datasets.disable_progress_bars()
+    splits = data if isinstance(data, Mapping) else {"": data}
+    try:
+        scratch.mkdir()
+        results = {}
+        for name, split in splits.items():
+            if embedding not in split.column_names:
+                raise InputError(
+                    f"{path!r} has no column {embedding!r}; there is {split.column_names}"
+                )
+
+            def erased(table: Any, where: str = f"{path!r} {name}".strip()) -> Any:
+                return _erased_column(eraser, table, embedding, where)
+
+            results[name] = split.with_format("arrow").map(
+                erased, batched=True, batch_size=4096, load_from_cache_file=False,
+                cache_file_name=str(scratch / f"{name or 'rows'}.arrow"),
+            )  # fmt: skip
+            results[name].reset_format()
+        whole = datasets.DatasetDict(results) if "" not in results else results[""]
+        whole.save_to_disk(partial)
+        os.replace(partial, target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
+    return sum(len(split) for split in splits.values())

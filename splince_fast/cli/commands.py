@@ -1,0 +1,74 @@
+"""All commands in one parser; errors and warnings as one line each."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TextIO
+
+from splince_fast._runtime.version import library_version
+from splince_fast.cli import apply, demo, doctor, fit, inspect
+from splince_fast.cli.label_files import read_labels
+from splince_fast.evaluation.command import add_compare
+from splince_fast.exceptions import ManyClassesWarning, SplinceError, SplinceWarning
+
+
+def run(argv: Sequence[str] | None) -> int:
+    """Parse the arguments and run the command that they name."""
+    try:
+        args = _parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has said why
+        return int(stop.code or 0)
+    try:
+        with _plain_warnings():
+            args.run(args)
+    except BrokenPipeError:
+        raise
+    except (SplinceError, OSError) as error:
+        print(f"splince-fast: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    """All commands with their options."""
+    parser = argparse.ArgumentParser(
+        prog="splince-fast",
+        description="Linear concept erasure: SPLINCE, LEACE, SAL and mean projection.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {library_version()}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (demo, fit, apply, inspect, doctor):
+        command.add(commands)
+    add_compare(commands, read_labels)
+    return parser
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Warnings of this package as one line each, without the source line that raised them."""
+    told: set[str] = set()
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        text = str(message)
+        if issubclass(category, ManyClassesWarning):
+            text += "; on the command line: --kind NAME=continuous or --kind NAME=classes"
+        if text not in told:
+            told.add(text)
+            print(f"splince-fast: warning: {text}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", SplinceWarning)
+        warnings.showwarning = show
+        yield

@@ -1,0 +1,95 @@
+"""``splince-fast inspect``: what a file holds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from splince_fast.moments import Moments
+    from splince_fast.projection import Projection
+
+
+def add(commands: Any) -> None:
+    """Declare the command."""
+    inspect = commands.add_parser(
+        "inspect", allow_abbrev=False, help="show what an eraser or a file of moments holds"
+    )
+    inspect.add_argument("file", metavar="FILE")
+    inspect.add_argument("--json", action="store_true", help="print one JSON object")
+    inspect.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Print the header, the shapes, and the report or the variables."""
+    from safetensors import SafetensorError, safe_open
+
+    from splince_fast.moments import Moments
+    from splince_fast.projection import Projection
+
+    header: dict[str, str] = {}
+    shapes: dict[str, list[int]] = {}
+    try:
+        with safe_open(args.file, framework="numpy") as file:
+            header = file.metadata() or {}
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError):
+        pass  # loading says what is wrong
+    found: Moments | Projection
+    if header.get("kind") == "moments":
+        found = Moments.load(args.file)
+        facts = _moments_facts(found)
+    else:
+        found = Projection.load(args.file)
+        report = found.report
+        facts = {
+            "method": found.method,
+            "n_features": found.n_features,
+            "rank": found.rank,
+            "report": None if report is None else report.to_dict(),
+        }
+    written = {key: header[key] for key in ("kind", "format_version", "library_version")}
+    if args.json:
+        print(json.dumps({**written, "tensors": shapes, **facts}, indent=1))
+        return
+    print(
+        f"{found!r}\n  format {header['format_version']}, written by {header['library']} "
+        f"{header['library_version']}"
+    )
+    for name, shape in shapes.items():
+        print(f"  tensor {name}: {shape}")
+    if isinstance(found, Projection):
+        print("no report: it was not made by a method" if found.report is None else found.report)
+        return
+    print(f"  weight {found.weight:,.10g}")
+    for variable in facts["variables"]:
+        text = variable["kind"]
+        if "classes" in variable:
+            counts = variable["classes"]
+            shown = ", ".join(f"{name!r}: {rows:,}" for name, rows in counts[:10])
+            text += f" ({len(counts)}) {{{shown}{', ...' if len(counts) > 10 else ''}}}"
+        name = variable["name"]
+        print(f"  variable {tuple(name) if isinstance(name, list) else name!r}: {text}")
+
+
+def _moments_facts(moments: Moments) -> dict[str, Any]:
+    """Rows, weight and variables; classes as pairs, because 1 and True are two names."""
+    variables = []
+    for name, kind in moments.variables.items():
+        entry: dict[str, Any] = {
+            "name": list(name) if isinstance(name, tuple) else name,
+            "kind": kind,
+        }
+        if kind == "classes":
+            counts = moments.class_counts(name)
+            entry["classes"] = [
+                [list(c) if isinstance(c, tuple) else c, int(n)] for c, n in counts.items()
+            ]
+        variables.append(entry)
+    return {
+        "n_rows": moments.n_rows,
+        "weight": moments.weight,
+        "n_features": moments.n_features,
+        "variables": variables,
+    }

@@ -1,0 +1,186 @@
+"""Files of labels: each column is read and encoded once, whatever the number of blocks."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._runtime.extras import require
+from splince_fast.exceptions import InputError, LabelError, UnknownVariableError
+from splince_fast.labels import encode_one
+
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[nN][aA][nN]")
+# Digits of an integer that any int64 has room for.
+_DIGITS = 18
+
+
+def read_labels(
+    texts: Sequence[str], wanted: Sequence[str], kinds: Mapping[str, str]
+) -> dict[str, Any]:
+    """Read label columns from files.
+
+    Parameters
+    ----------
+    texts : sequence of str
+        ``FILE`` or ``NAME=FILE``.
+    wanted : sequence of str
+        Names of the columns to read.
+    kinds : mapping
+        What "classes" or "continuous" was said of some of them.
+
+    Returns
+    -------
+    dict
+        A column for every name: numbers as arrays, names as
+        :class:`~splince_fast.labels.ClassCodes`, Parquet columns as Arrow data.
+
+    Raises
+    ------
+    UnknownVariableError
+        A name is in no file.
+    LabelError
+        A name is in several, or a column cannot be read.
+    InputError
+        A file cannot be read.
+    """
+    columns: dict[str, Any] = {}
+    known: list[str] = []
+    for text in texts:
+        name, path = _name_and_path(text)
+        if path.suffix == ".npy":
+            found: Mapping[str, Any] = {name or path.stem: _read_npy(path)}
+            known += found
+        elif name is not None:
+            raise InputError(
+                f"--labels {text!r}: NAME=FILE is for .npy files; the columns of other files have "
+                "names of their own"
+            )
+        elif path.suffix in (".csv", ".tsv"):
+            names, found = _read_csv(path, wanted, kinds)
+            known += names
+        elif path.suffix == ".parquet":
+            names, found = _read_parquet(path, wanted)
+            known += names
+        else:
+            raise InputError(f"labels come from .npy, .csv, .tsv or .parquet files, not {text!r}")
+        columns |= found
+    for name, times in Counter(known).items():
+        if times > 1 and name in wanted:
+            raise LabelError(f"the label files have {times} columns {name!r}; leave one of them")
+    for name in wanted:
+        if name not in columns:
+            there = ", ".join(map(repr, known)) or "none: pass --labels FILE"
+            raise UnknownVariableError(f"no label file has the variable {name!r}; there is {there}")
+    return {name: columns[name] for name in wanted}
+
+
+def paths_of(texts: Sequence[str]) -> list[str]:
+    """The files that ``--labels`` names."""
+    return [str(_name_and_path(text)[1]) for text in texts]
+
+
+def _name_and_path(text: str) -> tuple[str | None, Path]:
+    """NAME=FILE or FILE; a file whose own name has the sign is taken as it is."""
+    name, separator, path = text.partition("=")
+    return (name, Path(path)) if separator and not Path(text).exists() else (None, Path(text))
+
+
+def _read_npy(path: Path) -> NDArray[Any]:
+    try:
+        return np.asarray(np.load(path, allow_pickle=False))
+    except (ValueError, EOFError) as error:
+        raise InputError(
+            f"{str(path)!r} cannot be read as labels: {error}. Save them as an array of strings, "
+            "integers or floats, not of Python objects"
+        ) from error
+
+
+def _read_csv(
+    path: Path, wanted: Sequence[str], kinds: Mapping[str, str]
+) -> tuple[list[str], dict[str, Any]]:
+    """Names of all columns, and those that are wanted."""
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+            names = [name.strip() for name in next(rows, [])]
+            positions = {name: i for i, name in enumerate(names) if name in wanted}
+            cells: dict[str, list[str]] = {name: [] for name in positions}
+            blank = 0  # the first empty line: only the end of the file may consist of such
+            for row in rows:
+                if not row:
+                    blank = blank or rows.line_num
+                    continue
+                if blank or len(row) != len(names):
+                    raise _ragged(path, blank, blank or rows.line_num, len(row), len(names))
+                for name, position in positions.items():
+                    cells[name].append(row[position].strip())
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{str(path)!r} cannot be read: {error}. Save it as a comma- or tab-separated file in "
+            "UTF-8 with a header"
+        ) from error
+    return names, {n: _typed(texts, n, path, kinds.get(n)) for n, texts in cells.items()}
+
+
+def _ragged(path: Path, blank: int, line: int, found: int, expected: int) -> LabelError:
+    """Say which line has another number of fields than the header."""
+    if blank:
+        advice = (
+            'a missing label is "" on a line of its own'
+            if expected == 1
+            else "delete it, or write the delimiters of missing labels"
+        )
+        return LabelError(f"{str(path)!r} has an empty line {line} among its rows; {advice}")
+    return LabelError(
+        f"{str(path)!r} has {found} fields in line {line}, and {expected} in its header; a label "
+        'that is missing is an empty field between delimiters, or ""'
+    )
+
+
+def _typed(texts: list[str], name: str, path: Path, kind: str | None) -> Any:
+    """A column of text as integers, floats or classes; an empty text is missing.
+
+    What is said to be classes stays text, so that "01" and "1" are two of them.
+    """
+    if kind == "classes":
+        return encode_one([text or None for text in texts], len(texts), name=name)
+    filled = [text for text in texts if text]
+    if all(map(_INTEGER.fullmatch, filled)):
+        long = max(filled, key=len, default="")
+        if len(long) > _DIGITS:
+            raise LabelError(
+                f"column {name!r} of {str(path)!r} holds an integer of {len(long)} digits, "
+                f"{long[:20]}...; say --kind {name}=classes if these are names"
+            )
+        integers = np.array([int(text or 0) for text in texts], dtype=np.int64)
+        missing = np.array([not text for text in texts], dtype=np.bool_)
+        return np.ma.masked_array(integers, missing) if missing.any() else integers
+    numbers = [bool(_NUMBER.fullmatch(text)) for text in filled]
+    if all(numbers):
+        return np.array([float(text) if text else np.nan for text in texts])
+    if any(numbers) and kind is None:
+        raise LabelError(
+            f"column {name!r} of {str(path)!r} holds numbers and text such as "
+            f"{filled[numbers.index(False)]!r}; leave missing labels empty, or say "
+            f"--kind {name}=classes if all of them are names"
+        )
+    return encode_one([text or None for text in texts], len(texts), name=name, kind=kind)
+
+
+def _read_parquet(path: Path, wanted: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Names of all columns, and those that are wanted."""
+    pa, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
+    try:
+        names = list(parquet.read_schema(path).names)
+        table = parquet.read_table(path, columns=[name for name in names if name in wanted])
+    except pa.ArrowException as error:
+        raise InputError(f"{str(path)!r} cannot be read as Parquet: {error}") from error
+    return names, {name: table.column(name) for name in table.column_names}

@@ -1,0 +1,295 @@
+"""Files of rows: what the suffix says of them, and how their arrays are read and written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast import sources
+from splince_fast._runtime.extras import require
+from splince_fast.cli.paths import partial_name
+from splince_fast.exceptions import InputError
+
+ARRAYS = (".npy", ".npz", ".safetensors", ".pt", ".pth")
+TABLES = (".parquet",)
+
+
+def is_dataset(path: str | Path) -> bool:
+    """Whether a folder was written by ``save_to_disk`` of Hugging Face datasets."""
+    names = ("dataset_info.json", "dataset_dict.json")
+    return any((Path(path) / name).is_file() for name in names)
+
+
+def kind_of(path: str | Path) -> str:
+    """ "array", "parquet" or "dataset".
+
+    Raises
+    ------
+    InputError
+        Nothing that is read here, or nothing there at all.
+    """
+    if is_dataset(path):
+        return "dataset"
+    suffix = Path(path).suffix
+    if suffix in ARRAYS:
+        return "array"
+    if suffix in TABLES:
+        return "parquet"
+    if not os.path.exists(path):
+        raise InputError(f"there is no file {str(path)!r}")
+    raise InputError(
+        f"{str(path)!r} is no .npy, .npz, .safetensors, .pt or .parquet file, nor a folder of a "
+        "saved data set; rows are read from these"
+    )
+
+
+def expand(paths: Sequence[str]) -> list[str]:
+    """Replace folders by the files of rows in them, sorted by name; a saved data set is one item.
+
+    Raises
+    ------
+    InputError
+        A folder without such files, or no file.
+    """
+    found: list[str] = []
+    for path in paths:
+        if not os.path.isdir(path) or is_dataset(path):
+            kind_of(path)
+            found.append(path)
+            continue
+        inside = sorted(
+            str(entry)
+            for entry in Path(path).iterdir()
+            if is_dataset(entry) or entry.suffix in (*ARRAYS, *TABLES)
+        )
+        if not inside:
+            raise InputError(f"the folder {path!r} holds no file of rows")
+        found += inside
+    return found
+
+
+class Arrays(NamedTuple):
+    """The rows of a file of arrays, and what else it holds.
+
+    Attributes
+    ----------
+    X : ndarray or torch tensor
+    key : str or None
+        Name of X in a file of several arrays.
+    others : dict of str to array
+    metadata : dict of str to str
+        Of a safetensors file.
+    """
+
+    X: Any
+    key: str | None
+    others: dict[str, Any]
+    metadata: dict[str, str]
+
+
+def read_arrays(path: str, key: str | None, mode: str = "r") -> Arrays:
+    """Read the rows of a file; a .npy file is mapped.
+
+    Raises
+    ------
+    InputError
+        It cannot be read, or `key` does not say which of several arrays.
+    """
+    suffix = Path(path).suffix
+    if not os.path.exists(path):
+        raise InputError(f"there is no file {path!r}")
+    if suffix == ".npy":
+        try:
+            return Arrays(np.lib.format.open_memmap(path, mode=mode), None, {}, {})
+        except (ValueError, EOFError) as error:
+            raise InputError(
+                f"{path!r} cannot be read as a .npy array: {error}. It may be truncated, of "
+                "another format, or hold Python objects"
+            ) from error
+    try:
+        named, metadata = _READERS[suffix](path)
+    except InputError:
+        raise
+    except Exception as error:  # zip, pickle and safetensors each have errors of their own
+        raise InputError(
+            f"{path!r} cannot be read as a {suffix} file: {error}. It may be truncated, of another "
+            "format, or hold Python objects"
+        ) from error
+    if key is None and len(named) == 1:
+        key = next(iter(named))
+    if key not in named:
+        there = ", ".join(map(repr, named)) or "nothing"
+        what = "say with --key which array holds the rows" if key is None else f"no array {key!r}"
+        raise InputError(f"{path!r}: {what}; it holds {there}")
+    return Arrays(named.pop(key), key, named, metadata)
+
+
+def _read_npz(path: str) -> tuple[dict[str, Any], dict[str, str]]:
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}, {}
+
+
+def _read_safetensors(path: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """NumPy arrays; tensors where the file holds bfloat16, which NumPy lacks."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        names = list(file.keys())
+        metadata = file.metadata() or {}
+        known = {file.get_slice(name).get_dtype() for name in names}
+        if not known & {"BF16", "F8_E4M3", "F8_E5M2"}:
+            return {name: file.get_tensor(name) for name in names}, metadata
+    require("torch", "torch")
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in names}, metadata
+
+
+def _read_torch(path: str) -> tuple[dict[str, Any], dict[str, str]]:
+    torch = require("torch", "torch")
+    found = torch.load(path, map_location="cpu", weights_only=True)
+    if isinstance(found, Mapping):
+        return {str(name): value for name, value in found.items()}, {}
+    return {"": found}, {}
+
+
+_READERS = {
+    ".npz": _read_npz, ".safetensors": _read_safetensors, ".pt": _read_torch, ".pth": _read_torch
+}  # fmt: skip
+
+
+def write_arrays(path: str, arrays: Arrays) -> None:
+    """Write a .npz, .safetensors or .pt file, whole or not at all.
+
+    Raises
+    ------
+    InputError
+        The dtype is unknown to that format.
+    """
+    target = Path(path)
+    named = {arrays.key or "X": arrays.X, **arrays.others}
+    tensors = any(hasattr(value, "detach") for value in named.values())
+    partial = partial_name(target)
+    try:
+        if target.suffix == ".npz":
+            with open(partial, "wb") as file:
+                plain: dict[str, Any] = {n: _array(value, path) for n, value in named.items()}
+                np.savez(file, **plain)
+        elif target.suffix == ".safetensors" and not tensors:
+            from safetensors import numpy as safetensors_numpy
+
+            safetensors_numpy.save_file(_contiguous(named), partial, arrays.metadata or None)
+        elif target.suffix == ".safetensors":
+            from safetensors import torch as safetensors_torch
+
+            safetensors_torch.save_file(_tensors(named), partial, arrays.metadata or None)
+        else:
+            torch = require("torch", "torch")
+            content = _tensors(named)
+            torch.save(content[""] if arrays.key == "" else content, partial)
+        os.replace(partial, target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _array(value: Any, path: str) -> NDArray[Any]:
+    """A NumPy array for a file that holds no other."""
+    if str(getattr(value, "dtype", "")) == "torch.bfloat16":
+        raise InputError(f"{path!r} cannot hold bfloat16; write .safetensors or .pt")
+    return np.asarray(value)
+
+
+def _contiguous(named: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    return {name: np.ascontiguousarray(value) for name, value in named.items()}
+
+
+def _tensors(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything as contiguous tensors; what is no array stays as it is."""
+    torch = require("torch", "torch")
+    found = {}
+    for name, value in named.items():
+        tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+        found[name] = tensor.contiguous() if hasattr(tensor, "contiguous") else tensor
+    return found
+
+
+@contextmanager
+def new_npy(target: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[NDArray[Any]]:
+    """A memory-mapped .npy file that gets its name when it is complete."""
+    partial = partial_name(target)
+    try:
+        array = np.lib.format.open_memmap(partial, mode="w+", dtype=dtype, shape=shape)
+        with open(partial, "rb+") as file:
+            if hasattr(os, "posix_fallocate"):  # a full disk is an error here, a crash in the map
+                os.posix_fallocate(file.fileno(), 0, partial.stat().st_size)
+            yield array
+            array.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def load_dataset(path: str) -> Any:
+    """A data set, or a dictionary of them, that ``save_to_disk`` has written."""
+    return require("datasets", "datasets").load_from_disk(path)
+
+
+def source_of(
+    paths: Sequence[str],
+    *,
+    key: str | None,
+    embedding: str | None,
+    wanted: Sequence[str],
+    labels: Any,
+) -> sources.Source:
+    """A source of the rows of all files; labels are columns of tables, or given for arrays.
+
+    Raises
+    ------
+    InputError
+        Files of several kinds, or options that do not fit their kind.
+    """
+    found = {kind_of(path) for path in paths}
+    if len(found) > 1:
+        raise InputError(f"the files are of unlike kinds: {', '.join(sorted(found))}; read one")
+    kind = found.pop()
+    if kind == "array":
+        return _array_source(paths, key, labels())
+    if embedding is None:
+        raise InputError(f"{paths[0]!r} is a table; name its column of vectors with --embedding")
+    if kind == "parquet":
+        return sources.from_parquet(list(paths), embedding, list(wanted))
+    if len(paths) > 1:
+        raise InputError("several saved data sets; pass one, or concatenate them first")
+    data = load_dataset(paths[0])
+    if isinstance(data, Mapping):
+        raise InputError(
+            f"{paths[0]!r} has the splits {list(data)}; pass one of them, such as "
+            f"{os.path.join(paths[0], next(iter(data)))!r}"
+        )
+    return sources.from_dataset(data, embedding=embedding, labels=list(wanted))
+
+
+def _array_source(paths: Sequence[str], key: str | None, labels: Any) -> sources.Source:
+    """Rows of .npy files through maps; of other files from memory, one at a time."""
+    from splince_fast.sources import _sharded as sharded
+
+    if all(path.endswith(".npy") for path in paths):
+        return sources.from_npy(list(paths), labels)
+
+    def shard(path: str) -> sharded.Shard:
+        X = read_arrays(path, key).X
+        X = sharded.host_rows(X, path)
+        return sharded.Shard(
+            path, X.shape, X.dtype, lambda: sharded.host_rows(read_arrays(path, key).X, path)
+        )
+
+    return sharded.sharded_source([shard(path) for path in paths], labels)
