@@ -169,18 +169,17 @@ class Positions:
             module = model if not name else modules.get(name)
             if module is None or not callable(getattr(module, "forward", None)):
                 continue
-            takes_tokens = "input_ids" in parameters_of(module)[0]
+            parameters = parameters_of(module)[0]
             # A model's own call, or one inside it that has tokens of its own.
-            is_call = module is model or takes_tokens
-            enter = Enter(self, is_call=is_call, is_root=module is model)
+            is_call = module is model or "input_ids" in parameters
+            enter = Enter(self, parameters, is_call=is_call, is_root=module is model)
             handles.append(module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True))
             leave = Leave(self, is_call=is_call)
             handles.append(module.register_forward_hook(leave, always_call=True))
         return handles
 
-    def enter(self, module: Module, args: Any, kwargs: Any, *, is_root: bool) -> None:
-        """A call begins."""
-        bound = bind(module, args, kwargs)
+    def enter(self, bound: Mapping[str, Any], *, is_root: bool) -> None:
+        """A call begins, with these arguments by name."""
         outer = self._current()
         own = any(bound.get(key) is not None for key in ("input_ids", "inputs_embeds"))
         if outer is not None and not own:
@@ -229,8 +228,11 @@ class Positions:
 class Enter:
     """Pre-hook of a module around a site."""
 
-    def __init__(self, positions: Positions, *, is_call: bool, is_root: bool) -> None:
-        self.positions, self.is_call, self.is_root = positions, is_call, is_root
+    def __init__(
+        self, positions: Positions, parameters: tuple[str, ...], *, is_call: bool, is_root: bool
+    ) -> None:
+        self.positions, self.parameters = positions, parameters
+        self.is_call, self.is_root = is_call, is_root
 
     def __call__(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         compiling = torch.compiler.is_compiling()
@@ -240,7 +242,8 @@ class Enter:
             else:
                 self.positions.ran += 1
         if self.is_call and (compiling or not in_backward()):
-            self.positions.enter(module, args, kwargs, is_root=self.is_root)
+            bound = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+            self.positions.enter(bound, is_root=self.is_root)
         elif not compiling:
             self.positions.enter_part(args, kwargs)
 
@@ -275,11 +278,6 @@ def _parameters(forward: Any) -> tuple[tuple[str, ...], bool]:
 def parameters_of(module: Module) -> tuple[tuple[str, ...], bool]:
     """Names of the parameters of a module's forward, and whether it takes any keyword."""
     return _parameters(type(module).forward)  # of the class: accelerate wraps the bound one
-
-
-def bind(module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of a call by name."""
-    return {**dict(zip(parameters_of(module)[0], args, strict=False)), **kwargs}
 
 
 def _past(bound: Mapping[str, Any]) -> Any:

@@ -1,0 +1,26 @@
+"""The paper's experiments, one command each: ``python -m splince_fast.experiments NAME``.
+
+Each prints a table of our figures beside what the paper reports, with intervals over seeds, and two
+lines on where they agree and where not. ``docs/experiments.md`` says what is reproduced and what is
+not.
+"""
+
+from __future__ import annotations
+
+# Name of the experiment: where the paper has it.
+NAMES = {
+    "bios": "Bias in Bios, association sweep (fig. classification)",
+    "bios_full": "all professions, frozen and retrained heads (tab. bios_all)",
+    "multilingual": "a concept of three classes (fig. classification)",
+    "strengths": "differences by the strength of the penalty (fig. SPLINCE_LEACE_per_lambda)",
+    "covariance": "covariance with the task that is left (fig. removal_cov)",
+    "professions": "log-odds of he and she (tab. profession_main)",
+    "winobias": "coreference, pro and anti stereotype (fig. winobias_main)",
+    "layers": "several layers in sequence (tab. profession_all)",
+    "images": "raw pixels (fig. CelebA_individual, CelebA_mean)",
+    "nlp_ood": "against DFR and GroupDRO on text (fig. nlp_comp)",
+    "vision_ood": "against DFR and GroupDRO on images (fig. vision_comp)",
+    "waterbirds": "birds on backgrounds (fig. vision_proj)",
+}
+
+__all__ = ["NAMES"]

@@ -1,0 +1,177 @@
+"""What the experiments share: options, findings, the columns of a comparison, the reading."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from splince_fast.evaluation._tables import Table, figure_text, number
+from splince_fast.evaluation.result import Comparison
+from splince_fast.evaluation.statistics import Interval, t_interval
+from splince_fast.experiments.datasets import Dataset
+
+ERASERS = ("none", "SAL", "LEACE", "SPLINCE")
+LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How an experiment is run.
+
+    Attributes
+    ----------
+    data : {"offline", "paper"}
+    seeds : int or None
+        Number of seeds; None is the experiment's own.
+    quick : bool
+        The smallest setting that still runs every step.
+    n_jobs : int
+    progress : bool
+    """
+
+    data: str = "offline"
+    seeds: int | None = None
+    quick: bool = False
+    n_jobs: int = 1
+    progress: bool = False
+
+    def n_seeds(self, usual: int) -> int:
+        """Seeds to run."""
+        return self.seeds if self.seeds is not None else (1 if self.quick else usual)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Something that the paper says, and what came out here."""
+
+    text: str
+    agrees: bool
+    ours: str
+
+
+@dataclass(slots=True)
+class Findings:
+    """What an experiment found.
+
+    Attributes
+    ----------
+    title : str
+    data : Dataset
+    tables : list of Table
+        Ours.
+    paper : list of Table
+        What the paper prints, with the label of its table.
+    claims : list of Claim
+    figures : dict of str to matplotlib figure
+    notes : list of str
+    values : dict
+        Figures by name, for tests and for the JSON file.
+    """
+
+    title: str
+    data: Dataset
+    tables: list[Table]
+    claims: list[Claim]
+    paper: list[Table] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def reading(self) -> str:
+        """Two lines: where we agree with the paper, and where not."""
+        lines = []
+        for start, wanted in (("agrees", True), ("differs", False)):
+            found = [f"{c.text} ({c.ours})" for c in self.claims if bool(c.agrees) is wanted]
+            lines.append(f"{start:<8}: {'; '.join(found) or 'nothing'}")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.title}\ndata    : {self.data.name}; {self.data.provenance}\n"
+            f"licence : {self.data.licence}",
+            *map(str, self.tables),
+            *map(str, self.paper),
+            self.reading(),
+        ]
+        if self.notes:
+            parts.append("\n".join(f"note    : {text}" for text in self.notes))
+        return "\n\n".join(parts)
+
+
+def over_seeds(values: Sequence[float]) -> Interval:
+    """Mean with its 95 % t interval over seeds."""
+    return t_interval(list(values))
+
+
+def texts(*values: Interval | float) -> tuple[str, ...]:
+    """Cells of a table."""
+    return tuple(figure_text(v) if isinstance(v, Interval) else number(float(v)) for v in values)
+
+
+def head_table(result: Comparison, head: str, p: float | None, title: str) -> Table:
+    """Accuracy, worst cell and gap of one head at one level."""
+    metrics = ("accuracy", "class_accuracy", "worst_group", "tpr_gap")
+    rows = [
+        (e, *texts(*(result.interval(m, eraser=e, head=head, p=p) for m in metrics)))
+        for e in result.context.erasers
+    ]
+    columns = (head, "accuracy", "acc/class", "worst group", "TPR gap")
+    return Table(title, columns, tuple(rows), (over(result),))
+
+
+def eraser_table(result: Comparison, p: float | None, title: str) -> Table:
+    """Probe, kept covariance and distortion at one level."""
+    metrics = ("probe_accuracy", "probe_auc", "kept_covariance", "distortion")
+    rows = [
+        (e, *texts(*(result.interval(m, eraser=e, p=p) for m in metrics)))
+        for e in result.context.erasers
+    ]
+    columns = ("eraser", "probe acc", "probe AUC", "kept cov", "distortion")
+    return Table(title, columns, tuple(rows))
+
+
+def over(result: Comparison) -> str:
+    """What an interval is over."""
+    n = len(result.context.seeds)
+    return (
+        f"± is half a 95 % interval over {n} resamplings of one data set" if n > 1 else "one seed"
+    )
+
+
+def summary(result: Comparison) -> dict[str, float]:
+    """Every mean by ``metric/eraser/head/level``, for files and tests."""
+    found = {}
+    for metric in result.metrics:
+        for head in result.context.heads:
+            for eraser in result.context.erasers:
+                for p in result.context.levels:
+                    mean = result.mean(metric, eraser=eraser, head=head, p=p)
+                    if np.isfinite(mean):
+                        found[f"{metric}/{eraser}/{head}/{p}"] = mean
+    return found
+
+
+def ahead(
+    result: Comparison, metric: str, head: str, p: float | None, text: str, *, best: str = "SPLINCE"
+) -> Claim:
+    """The claim that `best` is ahead of every other eraser, with the largest rival and the test."""
+    means = {e: result.mean(metric, eraser=e, head=head, p=p) for e in result.context.erasers}
+    rival = max((e for e in means if e != best), key=lambda e: means[e])
+    (row,) = (
+        d for d in result.differences(metric, reference=rival, head=head, p=p) if d.method == best
+    )
+    tested = "significant" if row.significant else "not significant"
+    if len(result.context.seeds) < 3:
+        tested = "too few seeds to test"
+    ours = f"{best} {number(means[best])}, {rival} {number(means[rival])}, {tested}"
+    return Claim(text, bool(means[best] > means[rival]), ours)
+
+
+def paper_table(label: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
+    """Numbers that the paper prints."""
+    return Table(
+        f"the paper (tab. {label})", tuple(columns), tuple((k, *v) for k, v in rows.items())
+    )

@@ -1,0 +1,279 @@
+"""Data sets of the experiments: offline stand-ins, what ships, and the paper's own sets.
+
+``load(name)`` looks in the folder that the environment variable ``SPLINCE_FAST_DATA`` names, then
+for what ships with the package or with scikit-learn. ``load(name, data="paper")`` reads the sets
+of the paper (:mod:`splince_fast.experiments.paper_sets`).
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast.exceptions import InputError, SplinceError
+
+VARIABLE = "SPLINCE_FAST_DATA"
+
+
+class MissingDataError(SplinceError, FileNotFoundError):
+    """A data set is neither here nor to be had; the text says what to do."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dataset:
+    """Rows with their labels.
+
+    Attributes
+    ----------
+    name : str
+        Of the set that was read.
+    X : ndarray of shape (n, d)
+    labels : dict of str to ndarray of shape (n,)
+        "task", "concept" and whatever else a row is known by.
+    groups : ndarray of shape (n,) or None
+        Rows that belong together (a person, a noun).
+    provenance, licence : str
+    tied : object
+        Class of the concept that goes with the second class of the task; None without a protocol.
+    sizes : tuple of three int or None
+        Rows for training, validation and test of the association protocol.
+    arrays : dict of str to ndarray
+        What belongs to no row, such as rows of a language-model head.
+    """
+
+    name: str
+    X: NDArray[Any]
+    labels: Mapping[str, NDArray[Any]]
+    groups: NDArray[Any] | None
+    provenance: str
+    licence: str
+    tied: Any = None
+    sizes: tuple[int, int, int] | None = None
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+
+def load(name: str, data: str = "offline") -> Dataset:
+    """Read a data set.
+
+    Parameters
+    ----------
+    name : str
+        "bios", "bios_full", "multilingual", "professions", "layers", "winobias", "images" or
+        "waterbirds".
+    data : {"offline", "paper"}
+        Stand-ins that need no network, or the paper's own sets.
+
+    Returns
+    -------
+    Dataset
+        Rows, labels, groups, provenance, licence.
+
+    Raises
+    ------
+    InputError
+        No such name.
+    MissingDataError
+        The set is not here; the text names it, its stand-in and the command.
+
+    Examples
+    --------
+    >>> from splince_fast.experiments.datasets import load
+    >>> found = load("images")
+    >>> found.X.shape[0] == len(found.labels["task"])
+    True
+    """
+    if data not in ("offline", "paper"):
+        raise InputError(f"data is {data!r}; choose 'offline' or 'paper'")
+    if name not in _OFFLINE:
+        raise InputError(f"there is no data set {name!r}; there are {', '.join(_OFFLINE)}")
+    if data == "paper":
+        from splince_fast.experiments import paper_sets
+
+        return paper_sets.load(name)
+    return _OFFLINE[name]()
+
+
+def folder(name: str) -> Path | None:
+    """The folder of a stand-in, if ``SPLINCE_FAST_DATA`` has it."""
+    root = os.environ.get(VARIABLE)
+    path = Path(root) / name if root else None
+    return path if path is not None and path.is_dir() else None
+
+
+def needed(name: str, experiment: str) -> Path:
+    """The folder of a stand-in that must be there.
+
+    Raises
+    ------
+    MissingDataError
+        It is not.
+    """
+    path = folder(name)
+    if path is None:
+        raise MissingDataError(
+            f"the stand-in {name!r} does not ship with the package, and the environment variable "
+            f"{VARIABLE} names no folder that holds it. Set it to the folder with {name}/ and run "
+            f"python -m splince_fast.experiments {experiment} again; bios and images run without"
+        )
+    return path
+
+
+def _arrays(path: Path, names: str) -> list[NDArray[Any]]:
+    return [np.load(path / f"{name}.npy", allow_pickle=False) for name in names.split()]
+
+
+def _table(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+_BUG = (
+    "sentences of the BUG corpus, the profession masked, through all-MiniLM-L6-v2 (Levy, Lazar, "
+    "Stanovsky 2021); a stand-in for Bias in Bios"
+)
+_BUG_LICENCE = "corpus MIT, encoder Apache-2.0"
+_SMOLLM = "SmolLM2-135M-Instruct, last token"
+
+
+def shipped_bios() -> Dataset:
+    """The vectors that ship with the package, eight bits per number."""
+    with as_file(files("splince_fast.experiments") / "data" / "bios.npz") as path:
+        found = np.load(path, allow_pickle=False)
+        X = found["centre"] + found["step"] * found["codes"].astype(np.float32)
+        labels = {"task": found["y"], "concept": found["z"]}
+    return Dataset(
+        "bug_profession_gender (shipped, 8 bit)", X, labels, None, _BUG, _BUG_LICENCE, 0,
+        (4000, 600, 1000),
+    )  # fmt: skip
+
+
+def _bios() -> Dataset:
+    path = folder("bug_profession_gender")
+    if path is None:
+        return shipped_bios()
+    X, y, z = _arrays(path, "X y z")
+    labels = {"task": y, "concept": z}
+    sizes = (4000, 600, 1000)
+    return Dataset("bug_profession_gender", X, labels, None, _BUG, _BUG_LICENCE, 0, sizes)
+
+
+def _bios_full() -> Dataset:
+    X, y, z = _arrays(needed("bug_28_professions", "bios_full"), "X y z")
+    return Dataset("bug_28_professions", X, {"task": y, "concept": z}, None, _BUG, _BUG_LICENCE)
+
+
+def _multilingual() -> Dataset:
+    X, y, z = _arrays(needed("toxicity_en_de_fr", "multilingual"), "X y z")
+    return Dataset(
+        "toxicity_en_de_fr", X, {"task": y, "concept": z}, None,
+        "tweets of MLMA (Ousidhoum et al. 2019; en, fr) and GermEval-2018 (Wiegand, Siegel, "
+        "Ruppenhofer 2018; de) through multilingual-e5-small; the language goes with the source",
+        "MLMA and encoder MIT; GermEval CC BY 4.0", 0, (1600, 400, 600),
+    )  # fmt: skip
+
+
+def _professions() -> Dataset:
+    path = needed("professions_smollm2", "professions")
+    X, z, y, head = _arrays(path, "X z_stereotype y_fact lm_head_he_she")
+    rows = _table(path / "prompts.csv")
+    nouns = np.array([row["profession"] for row in rows])
+    labels = {"task": y.astype(np.float64), "concept": z.astype(np.float64), "noun": nouns}
+    labels["prompt"] = np.array([row["prompt"] for row in rows])
+    return Dataset(
+        "professions_smollm2", X, labels, nouns,
+        f"prompts of the DAMA paper with scores of Bolukbasi et al. 2016, through {_SMOLLM}",
+        "MIT; model Apache-2.0", arrays={"head": head},
+    )  # fmt: skip
+
+
+def _layers() -> Dataset:
+    whole = _professions()
+    (rows,) = _arrays(needed("professions_smollm2_layers", "layers"), "rows")
+    labels = {name: column[rows] for name, column in whole.labels.items()}
+    return Dataset(
+        "professions_smollm2_layers", whole.X[rows], labels, labels["noun"], whole.provenance,
+        whole.licence, arrays={**whole.arrays, "rows": rows},
+    )  # fmt: skip
+
+
+def _winobias() -> Dataset:
+    path = needed("winobias_smollm2", "winobias")
+    X, head = _arrays(path, "X lm_head_professions")
+    rows = _table(path / "prompts.csv")
+    names = (path / "professions.txt").read_text(encoding="utf-8").split("\n")
+    names = [name for name in names if name]
+    place = {name: i for i, name in enumerate(names)}
+    labels = {
+        "task": np.array([place[row["referent"]] for row in rows]),
+        "other": np.array([place[row["other"]] for row in rows]),
+        "concept": np.array([int(row["anti_stereotype"]) for row in rows]),
+        "split": np.array([row["split"] for row in rows]),
+    }
+    return Dataset(
+        "winobias_smollm2", X, labels, None,
+        f"WinoBias type 1 (Zhao et al. 2018) with the paper's prompt, through {_SMOLLM}",
+        "WinoBias MIT; model Apache-2.0", arrays={"head": head, "names": np.array(names)},
+    )  # fmt: skip
+
+
+def _images() -> Dataset:
+    path = folder("faces_cmu")
+    return _digits() if path is None else _faces(path)
+
+
+def _faces(path: Path) -> Dataset:
+    """Faces as rows of 15 x 16 means of 2 x 2 pixels in [0, 1]."""
+    (pixels,) = _arrays(path, "X")
+    if pixels.shape[1] != 960:
+        raise InputError(f"{path} holds images of {pixels.shape[1]} pixels, not 32 x 30")
+    X = pixels.reshape(-1, 15, 2, 16, 2).mean(axis=(2, 4)).reshape(len(pixels), -1) / 255
+    rows = _table(path / "rows.csv")
+    y, z = (np.array([int(row[c]) for row in rows]) for c in ("sunglasses", "sideways"))
+    return Dataset(
+        "faces_cmu", X, {"task": y, "concept": z}, np.array([row["person"] for row in rows]),
+        "CMU Face Images (T. Mitchell, 1999), 2 x 2 block means: sunglasses, head turned sideways",
+        "educational use with attribution; not shipped", 1, (280, 0, 80),
+        {"shape": np.array([15, 16])},
+    )  # fmt: skip
+
+
+def _digits() -> Dataset:
+    """Handwritten digits that scikit-learn brings: even or odd, and from 5 on or below."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    y, z = (found.target % 2 == 0).astype(np.int8), (found.target >= 5).astype(np.int8)
+    return Dataset(
+        "digits", found.data / 16.0, {"task": y, "concept": z, "digit": found.target}, None,
+        "optical recognition of handwritten digits (E. Alpaydin, C. Kaynak, 1998), bundled with "
+        "scikit-learn: task even, concept 5 or above",
+        "CC BY 4.0 (UCI)", 1, (560, 0, 160), {"shape": np.array([8, 8])},
+    )  # fmt: skip
+
+
+def _waterbirds() -> Dataset:
+    raise MissingDataError(
+        "Waterbirds has no offline stand-in: no free image set with a background concept is small "
+        "enough to ship. With network run python -m splince_fast.experiments waterbirds --data "
+        "paper (reads grodino/waterbirds); the nearest offline is images"
+    )
+
+
+_OFFLINE: dict[str, Callable[[], Dataset]] = {
+    "bios": _bios,
+    "bios_full": _bios_full,
+    "multilingual": _multilingual,
+    "professions": _professions,
+    "layers": _layers,
+    "winobias": _winobias,
+    "images": _images,
+    "waterbirds": _waterbirds,
+}

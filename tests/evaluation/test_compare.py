@@ -1,0 +1,513 @@
+"""compare: one reading of the rows, exact resume, the same numbers however it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+import splince_fast as sf
+from splince_fast import evaluation as ev
+from splince_fast.evaluation import Comparison
+from splince_fast.exceptions import (
+    FileFormatError,
+    InputError,
+    LabelError,
+    NonFiniteError,
+    NotEnoughDataError,
+    SplinceWarning,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def data(n: int = 900, d: int = 6, seed: int = 0) -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(seed)
+    y, z = rng.integers(0, 2, n), rng.integers(0, 2, n)
+    X = rng.normal(size=(n, d))
+    X[:, 0] += 1.5 * z
+    X[:, 1] += y
+    return X, y, z
+
+
+def run(X: Any, y: Any, z: Any, **options: Any) -> Comparison:
+    settings: dict[str, Any] = {"n_seeds": 2, "strengths": (0.1, 0.001), "progress": False}
+    return ev.compare(X, task=y, concept=z, **(settings | options))
+
+
+def same(a: Comparison, b: Comparison) -> bool:
+    return json.dumps(a.records, sort_keys=True) == json.dumps(b.records, sort_keys=True)
+
+
+def eraser_of(moments: sf.Moments) -> sf.Projection:
+    return sf.leace(moments, erase="concept")
+
+
+def wrong(moments: sf.Moments) -> Any:
+    return None
+
+
+# -- what is computed -------------------------------------------------------------------------
+
+
+def test_every_row_is_accumulated_at_most_once_per_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y, z = data()
+    seen: list[int] = []
+    update = sf.Moments.update
+
+    def counted(self: sf.Moments, rows: Any, *args: Any, **kwargs: Any) -> sf.Moments:
+        seen.append(len(rows))
+        return update(self, rows, *args, **kwargs)
+
+    monkeypatch.setattr(sf.Moments, "update", counted)
+    levels = (0.5, 0.6, 0.7, 0.8, 0.9)
+    result = run(X, y, z, association=levels, tied=1, n_seeds=2)
+    assert sum(seen) <= 2 * len(X)
+    per_level = sum(r["sizes"][0] for r in result.records if r["head"] == "advice")
+    assert per_level > 2 * len(X)  # control: one reading per level would have taken more
+
+
+def test_merged_moments_equal_those_of_each_level() -> None:
+    from splince_fast.evaluation._moments import level_moments
+
+    X, y, z = data()
+    parts = [
+        ev.associated_split(y, z, p=p, sizes=(300, 30, 100), tied=1).train for p in (0.5, 0.7, 0.9)
+    ]
+    labels = {"task": y, "concept": z}
+    for rows, merged in zip(parts, level_moments(X, labels, parts), strict=True):
+        direct = sf.Moments().update(X[rows], {"task": y[rows], "concept": z[rows]})
+        assert merged.covariance() == pytest.approx(direct.covariance(), abs=1e-12)
+        for name in labels:
+            assert merged.cross_covariance(name) == pytest.approx(
+                direct.cross_covariance(name), abs=1e-12
+            )
+
+
+def test_heads_and_frozen_heads_are_those_of_a_plain_script() -> None:
+    X, y, z = data()
+    result = run(X, y, z, association=(0.8,), tied=1, sizes=(300, 100, 200), n_seeds=1)
+    split = ev.associated_split(y, z, p=0.8, sizes=(300, 100, 200), tied=1)
+    train, validation, test = split.train, split.validation, split.test
+    mean, unit = X[train].mean(0), np.sqrt(X[train].var(0).mean())
+    moments = sf.Moments().update(X[train], {"y": y[train], "z": z[train]})
+    frozen: Any = None
+    for name, eraser in (
+        ("none", None),
+        ("SAL", sf.sal(moments, erase="z")),
+        ("SPLINCE", sf.splince(moments, erase="z", keep="y")),
+    ):
+        parts = [((X if eraser is None else eraser(X))[rows] - mean) / unit
+                 for rows in (train, validation, test)]  # fmt: skip
+        best: Any = None
+        for strength in (0.1, 0.001):
+            model = LogisticRegression(C=1 / (strength * 300), tol=1e-9, max_iter=5000)
+            model.fit(parts[0], y[train])
+            guess = model.predict(parts[1])
+            worst = ev.worst_group_accuracy(
+                y[validation], guess, groups=(y[validation], z[validation])
+            )
+            rank = (worst, np.mean(guess == y[validation]), strength)
+            best = max(best, (rank, id(model), model)) if best else (rank, id(model), model)
+        frozen = best[2] if name == "none" else frozen
+        for head, model in (("retrained", best[2]), ("frozen", frozen)):
+            guess = model.predict(parts[2])
+            expected = {
+                "accuracy": np.mean(guess == y[test]),
+                "worst_group": ev.worst_group_accuracy(y[test], guess, groups=(y[test], z[test])),
+                "tpr_gap": ev.tpr_gap(y[test], guess, concept=z[test]),
+                "class_accuracy": ev.class_accuracy(y[test], guess).mean,
+            }
+            for metric, value in expected.items():
+                assert result.mean(metric, eraser=name, head=head) == pytest.approx(value)
+        found = ev.leakage(parts[2], z[test], probes=("linear",))["linear"]
+        assert result.mean("probe_accuracy", eraser=name) == pytest.approx(found.accuracy)
+        if eraser is not None:
+            change = np.sum((eraser(X[train]) - X[train]) ** 2)
+            share = change / np.sum((X[train] - mean) ** 2)
+            assert result.mean("distortion", eraser=name) == pytest.approx(share)
+            assert result.mean("kept_covariance", eraser=name) == pytest.approx(
+                ev.covariance_ratio(eraser, moments, "y")
+            )
+
+
+def test_a_function_an_estimator_and_names_are_erasers() -> None:
+    X, y, z = data()
+    result = run(X, y, z, erasers={"mine": eraser_of, "LEACE": "LEACE", "random": "random"})
+    for metric in ("accuracy", "probe_auc", "distortion"):
+        values = [result.values(metric, eraser=e) for e in ("mine", "LEACE", "random")]
+        assert values[0] == pytest.approx(values[1])
+        assert values[0] != pytest.approx(values[2])
+
+
+def test_unregularised_heads_agree_as_theorem_2_says() -> None:
+    X, y, z = data()
+    result = run(X, y, z, heads=("unregularised",), association=(0.8,), tied=1)
+    values = [result.values("accuracy", eraser=e) for e in ("SAL", "LEACE", "SPLINCE")]
+    assert values[0] == pytest.approx(values[1]) == pytest.approx(values[2])
+    assert values[0] != pytest.approx(result.values("accuracy", eraser="none"))
+
+
+def test_a_classifier_gets_the_cells_as_groups() -> None:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+
+    class Grouped(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+        def fit(self, X: Any, y: Any, *, groups: Any) -> Grouped:
+            assert len(np.unique(groups)) == 4
+            self.model_ = LogisticRegression().fit(X, y)
+            return self
+
+        def predict(self, X: Any) -> Any:
+            return self.model_.predict(X)
+
+    X, y, z = data()
+    result = run(X, y, z, heads={"grouped": Grouped(), "plain": LogisticRegression()})
+    assert not result.failures
+    assert result.values("accuracy", eraser="SAL", head="grouped") == result.values(
+        "accuracy", eraser="SAL", head="plain"
+    )
+
+
+# -- however it runs --------------------------------------------------------------------------
+
+
+def test_the_same_numbers_for_any_number_of_jobs_and_order() -> None:
+    X, y, z = data()
+    options: dict[str, Any] = {"association": (0.5, 0.9), "tied": 1}
+    one = run(X, y, z, n_jobs=1, **options)
+    assert same(one, run(X, y, z, n_jobs=2, **options))
+    assert same(one, run(X, y, z, n_jobs=1, association=(0.9, 0.5), tied=1))
+    assert not same(one, run(X, y, z, random_state=1, **options))  # control
+
+
+def test_a_folder_resumes_exactly_and_recomputes_only_what_a_setting_touches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from splince_fast.evaluation import _job
+
+    X, y, z = data()
+    whole = run(X, y, z)
+    lines = []
+    assert same(whole, run(X, y, z, run=tmp_path))
+    file = tmp_path / "cells.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    made: list[list[str]] = []
+    original = _job.Job.run
+
+    def watched(self: Any, erasers: Any) -> Any:
+        made.append([e.name for e in erasers])
+        return original(self, erasers)
+
+    monkeypatch.setattr(_job.Job, "run", watched)
+    rng = np.random.default_rng(0)
+    for cut in rng.integers(1, len(b"".join(lines)), 20):  # case 18: 20 of 20
+        file.write_bytes(b"".join(lines)[: int(cut)])
+        assert same(whole, run(X, y, z, run=tmp_path))
+        assert file.read_bytes().count(b"\n") == len(lines)
+    made.clear()
+    assert same(whole, run(X, y, z, run=tmp_path))
+    assert made == []
+    run(X, y, z, run=tmp_path, erasers=("none", "SAL", "LEACE", "SPLINCE", "mean"))
+    assert made == [["mean"], ["mean"]]
+    made.clear()
+    run(X, y, z, run=tmp_path, strengths=(0.1,))
+    assert len(made) == 2
+
+
+def test_other_data_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    X, y, z = data()
+    run(X, y, z, n_seeds=1, run=tmp_path)
+    with pytest.raises(InputError, match="other data"):
+        run(X + 1, y, z, n_seeds=1, run=tmp_path)
+    with pytest.raises(InputError, match="other data"):
+        run(X, 1 - y, z, n_seeds=1, run=tmp_path)
+    file = tmp_path / "cells.jsonl"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([lines[0], "{", *lines[2:]]) + "\n")
+    with pytest.raises(FileFormatError, match="line 2"):
+        run(X, y, z, n_seeds=1, run=tmp_path)
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {root!r})
+from tests.evaluation.test_compare import data, run
+X, y, z = data()
+run(X, y, z, n_seeds=8, run={folder!r})
+"""
+
+
+def test_a_killed_process_goes_on_to_the_same_table(tmp_path: Path) -> None:  # case 18
+    X, y, z = data()
+    code = (
+        "import sys; sys.path[:0] = [%r, %r]\n"
+        "from test_compare import data, run\n"
+        "run(*data(), n_seeds=40, run=%r)" % (str(ROOT), str(Path(__file__).parent), str(tmp_path))
+    )
+    process = subprocess.Popen([sys.executable, "-c", code])
+    file = tmp_path / "cells.jsonl"
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline and process.poll() is None:
+        if file.exists() and file.read_bytes().count(b"\n") > 30:
+            break
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    done = file.read_bytes().count(b"\n")
+    assert done > 30
+    resumed = run(X, y, z, n_seeds=40, run=tmp_path)
+    assert done < file.read_bytes().count(b"\n")
+    assert same(resumed, run(X, y, z, n_seeds=40))
+
+
+def test_a_large_folder_starts_quickly(tmp_path: Path) -> None:
+    from splince_fast.evaluation._journal import Journal
+
+    X, y, z = data()
+    record = run(X, y, z, n_seeds=1).records[1]
+    Journal(tmp_path, "data").add({f"{i:020}": record for i in range(10_000)})
+    started = time.process_time()
+    assert len(Journal(tmp_path, "data").cells) == 10_000
+    assert time.process_time() - started < 2
+
+
+def test_blas_threads_are_as_before() -> None:
+    from threadpoolctl import threadpool_info
+
+    before = [pool["num_threads"] for pool in threadpool_info()]
+    run(*data(), n_seeds=1)
+    assert [pool["num_threads"] for pool in threadpool_info()] == before
+
+
+# -- what goes wrong --------------------------------------------------------------------------
+
+
+def test_a_worker_that_dies_becomes_a_row(tmp_path: Path) -> None:  # case 17
+    X, y, z = data(300)
+    result = run(X, y, z, n_seeds=1, n_jobs=2, erasers={"none": "none", "fatal": fatal})
+    assert {reason for _, _, reason in result.failures} == {
+        reason for _, _, reason in result.failures if "died" in reason
+    }
+    assert result.failures
+
+
+def fatal(moments: sf.Moments) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_an_infeasible_eraser_is_a_row_and_the_rest_goes_on() -> None:  # case 6
+    X, y, _ = data()
+    result = run(X, y, y.copy(), n_seeds=1)
+    assert [(e, h) for e, h, _ in result.failures] == [
+        ("SPLINCE", ""), ("SPLINCE", "retrained"), ("SPLINCE", "frozen")
+    ]  # fmt: skip
+    assert "span" in result.failures[0][2]
+    assert result.mean("kept_covariance", eraser="LEACE") < 1e-12
+    assert "! SPLINCE" in str(result)
+    assert result.advice()["rho"] == pytest.approx(1.0)
+    with pytest.raises(InputError, match="SPLINCE"):
+        run(X, y, y.copy(), n_seeds=1, strict=True)
+
+
+def test_separable_rows_refuse_the_unregularised_head_in_a_row() -> None:  # cases 5, 11
+    X, y, z = data(60, 100)
+    result = run(X, y, z, n_seeds=1, heads=("unregularised", "retrained"))
+    assert all(head == "unregularised" for _, head, _ in result.failures)
+    assert "separable" in result.failures[0][2]
+    assert result.mean("accuracy", eraser="LEACE", head="retrained") > 0.3
+
+
+def test_an_eraser_that_returns_something_else_is_a_row() -> None:
+    result = run(*data(), n_seeds=1, erasers={"none": "none", "wrong": wrong})
+    assert "NoneType" in result.failures[0][2]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"association": 1.2}, InputError, "probability"),
+        ({"association": ()}, InputError, "empty"),
+        ({"erasers": ("LACE",)}, InputError, "no eraser 'LACE'"),
+        ({"heads": ("tuned",)}, InputError, "no head 'tuned'"),
+        ({"erasers": (eraser_of, eraser_of)}, InputError, "two erasers"),
+        ({"leakage": ("svm",)}, InputError, "no probe"),
+        ({"select": "gap"}, InputError, "rule"),
+        ({"strengths": (0.0,)}, InputError, "strength 0"),
+        ({"n_seeds": 0}, InputError, "n_seeds"),
+        ({"n_jobs": 0}, InputError, "n_jobs"),
+        ({"sizes": (1, 1, 1)}, InputError, "association"),
+        ({"tied": 1}, InputError, "tied"),
+        ({"metrics": ["f1"]}, InputError, "metrics"),
+        ({"test": ["sometimes"] * 900}, LabelError, "sometimes"),
+        ({"association": 0.9, "sizes": (5000, 1, 100)}, NotEnoughDataError, "cell"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(
+    change: dict[str, Any], error: type[Exception], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # case 7
+    def never(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("something ran")
+
+    monkeypatch.setattr(sf.Moments, "update", never)
+    with pytest.raises(error, match=match):
+        run(*data(), **change)
+
+
+def test_one_class_and_missing_values_are_told_before_anything_runs() -> None:  # cases 7, 17
+    X, y, z = data()
+    with pytest.raises(LabelError, match="task has 1 class"):
+        run(X, np.zeros(900, int), z)
+    with pytest.raises(LabelError, match="'concept' has 1 class"):
+        run(X, y, np.ones(900, int))
+    X[7, 2] = np.nan
+    with pytest.raises(NonFiniteError, match="7"):
+        run(X, y, z)
+
+
+def test_folds_replace_small_validation_cells() -> None:  # cases 4, 10
+    X, y, z = data(200)
+    z[y == 1] = 1
+    z[np.flatnonzero(y == 1)[:9]] = 0
+    result = run(X, y, z, n_seeds=1)
+    assert any("5 folds" in note for note in result.notes)
+    large = run(*data(3000), n_seeds=1)
+    assert not any("folds" in note for note in large.notes)  # control
+
+
+def test_classes_unseen_in_training_count_as_errors() -> None:  # case 8
+    X, y, z = data(300)
+    part = np.array(["train"] * 200 + ["test"] * 100)
+    y, z = y.copy(), z.copy()
+    y[295:], z[290:] = 7, 3
+    result = run(X, y, z, n_seeds=1, test=part, strengths=(0.1,))
+    assert any("5 test rows have classes of the task unseen" in note for note in result.notes)
+    assert any("10 test rows have classes of 'concept' unseen" in note for note in result.notes)
+    assert not result.failures
+    assert result.mean("worst_group", eraser="none") == 0.0
+
+
+def test_rows_without_a_label_are_left_out() -> None:  # case 9
+    X, y, z = data()
+    missing = [None if i < 40 else int(v) for i, v in enumerate(z)]
+    with pytest.warns(SplinceWarning, match="40 of 900 rows lack a label"):
+        result = run(X, y, missing, n_seeds=1)
+    assert sum(result.records[0]["sizes"]) == 860
+
+
+def test_rows_that_occur_twice_are_counted() -> None:  # case 12
+    X, y, z = data(300)
+    with pytest.warns(SplinceWarning, match="test rows of a split occur among its training rows"):
+        run(np.r_[X, X], np.r_[y, y], np.r_[z, z], n_seeds=1)
+    groups = np.tile(np.arange(300), 2)  # control: kept together they share no side; no warning
+    run(np.r_[X, X], np.r_[y, y], np.r_[z, z], n_seeds=1, groups=groups)
+
+
+@pytest.mark.parametrize("form", ["float16", "float32", "fortran", "strided", "memmap", "path"])
+def test_rows_in_any_form(form: str, tmp_path: Path) -> None:  # case 13
+    X, y, z = data()
+    X = X.astype(np.float16).astype(np.float64)
+    expected = run(X, y, z, n_seeds=1)
+    path = tmp_path / "X.npy"
+    np.save(path, X)
+    given: Any = {
+        "float16": lambda: X.astype(np.float16),
+        "float32": lambda: X.astype(np.float32),
+        "fortran": lambda: np.asfortranarray(X),
+        "strided": lambda: np.repeat(X, 2, axis=0)[::2],
+        "memmap": lambda: np.load(path, mmap_mode="r"),
+        "path": lambda: path,
+    }[form]()
+    found = run(given, y, z, n_seeds=1, n_jobs=2 if form == "memmap" else 1)
+    assert found.mean("accuracy", eraser="SPLINCE") == expected.mean("accuracy", eraser="SPLINCE")
+    assert found.mean("distortion", eraser="SPLINCE") == pytest.approx(
+        expected.mean("distortion", eraser="SPLINCE"), rel=1e-9
+    )
+
+
+def test_a_large_map_is_not_copied_whole(tmp_path: Path) -> None:  # case 13
+    # Scaled: the peak of what Python allocates is that of the rows of one job in float64, plus
+    # the solver's scores; the file is several times as large.
+    import tracemalloc
+
+    rng = np.random.default_rng(0)
+    n, d = 60_000, 64
+    X = np.lib.format.open_memmap(tmp_path / "X.npy", "w+", np.float32, (n, d))
+    y, z = rng.integers(0, 2, n), rng.integers(0, 2, n)
+    X[:] = rng.normal(size=(n, d))
+    X.flush()
+    sizes = (3000, 600, 1000)
+    tracemalloc.start()
+    ev.compare(
+        tmp_path / "X.npy", task=y, concept=z, association=(0.8,), sizes=sizes, n_seeds=1,
+        strengths=(0.1,), progress=False,
+    )  # fmt: skip
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    rows_of_job = sum(sizes) * d * 8
+    labels = 12 * n * 8
+    assert peak < 4 * rows_of_job + labels + (1 << 24)
+    assert peak < X.nbytes * 2
+
+
+def test_labels_of_any_kind_give_the_same_numbers() -> None:  # case 14
+    pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    X, y, z = data()
+    expected = run(X, y, z, n_seeds=1)
+    names = np.array(["a", "b"])
+    for task, concept in (
+        (names[y], names[z]),
+        (y.astype(bool), pd.Series(names[z], dtype="category")),
+        (pl.Series(names[y]), z.tolist()),
+    ):
+        found = run(X, task, concept, n_seeds=1)
+        assert [r["values"] for r in found.records] == [r["values"] for r in expected.records]
+
+
+def test_quantities_get_ridge_heads_and_r2() -> None:  # case 15
+    X, y, z = data()
+    rng = np.random.default_rng(1)
+    task, concept = X[:, 1] + rng.normal(size=900), X[:, 0] + 0.1 * rng.normal(size=900)
+    result = run(X, task, concept, n_seeds=3)
+    assert not result.failures
+    assert result.mean("r2", eraser="none") > 0.4
+    assert result.mean("probe_r2", eraser="none") > 0.9
+    assert result.mean("probe_r2", eraser="LEACE") < 0.1
+    with pytest.raises(InputError, match="quantity"):
+        run(X, task, concept, association=0.9)
+    assert "R2" in str(result)
+
+
+def test_two_concepts_are_erased_jointly_and_probed_apart() -> None:  # case 16
+    X, y, z = data()
+    w = np.random.default_rng(2).integers(0, 3, 900)
+    X[:, 2] += w
+    result = run(X, y, {"gender": z, "race": w}, n_seeds=1)
+    assert result.mean("probe_accuracy[gender]", eraser="none") > 0.7
+    assert result.mean("probe_accuracy[race]", eraser="none") > 0.5
+    for name, chance in (("gender", 0.5), ("race", 1 / 3)):
+        assert result.mean(f"probe_accuracy[{name}]", eraser="LEACE") < chance + 0.12
+    assert len(result.context.cells) == 12
+
+
+def test_a_split_of_your_own_has_bootstrap_intervals() -> None:
+    X, y, z = data()
+    part = np.arange(900) % 3 == 0
+    result = run(X, y, z, n_seeds=1, test=part)
+    found = result.interval("accuracy", eraser="LEACE")
+    assert 0 < found.high - found.low < 0.25
+    row = result.differences("accuracy", reference="none")[0]
+    assert row.how == "bootstrap (BCa)"
+    assert row.low <= row.difference <= row.high
+    worst = result.differences("worst_group", reference="none")[0]
+    assert worst.how == "bootstrap (percentile)"
+    with pytest.raises(InputError, match="n_seeds"):
+        run(X, y, z, n_seeds=2, test=part)

@@ -1,0 +1,169 @@
+"""Heads against scikit-learn, which minimises the same objective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression, Ridge
+
+import splince_fast as sf
+from splince_fast import evaluation as ev
+from splince_fast.evaluation import _linear, _logistic
+from splince_fast.exceptions import InputError, LabelError
+
+LADDER = (1.0, 0.1, 0.01, 0.001, 0.0001)
+
+
+def data(seed: int, n: int = 400, d: int = 12, classes: int = 2) -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, classes, n)
+    z = np.where(rng.random(n) < 0.7, y % 2, rng.integers(0, 2, n))
+    X = rng.normal(size=(n, d)) @ rng.normal(size=(d, d))
+    X += y[:, None] * rng.normal(size=d) + z[:, None] * rng.normal(size=d)
+    X -= X.mean(axis=0)
+    return X / X.std(), y, z
+
+
+def reference(X: Any, y: Any, strength: float) -> LogisticRegression:
+    return LogisticRegression(C=1 / (strength * len(X)), tol=1e-10, max_iter=10_000).fit(X, y)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+@pytest.mark.parametrize("eraser", ["none", "SAL", "SPLINCE"])
+def test_all_strengths_at_once_equal_scikit_learn(classes: int, eraser: str) -> None:
+    X, y, z = data(classes, classes=classes)
+    moments = sf.Moments().update(X, {"y": y, "z": z})
+    P, factors = np.eye(X.shape[1]), None
+    if eraser != "none":
+        keep = {"keep": "y"} if eraser == "SPLINCE" else {}
+        made: Any = getattr(sf, eraser.lower())(moments, erase="z", **keep)
+        P, factors = made.matrix(), (made.left.T, made.right.T)
+    fits = _logistic.fit(X, y, classes, np.array(LADDER), factors=factors, tol=1e-9)
+    assert fits.converged.all()
+    for j, strength in enumerate(LADDER):
+        # |g| <= tol bounds the error by tol / strength in the least curved direction.
+        twin = reference(X @ P.T, y, strength)
+        ours = X @ P.T @ fits.weights[j].T + fits.intercepts[j]
+        theirs = X @ P.T @ twin.coef_.T + twin.intercept_
+        centre = (lambda s: s - s.mean(1, keepdims=True)) if classes > 2 else (lambda s: s)
+        assert np.abs(centre(ours) - centre(theirs)).max() < 2e-5 / strength**0.5
+
+
+def test_control_another_strength_is_seen() -> None:
+    X, y, _ = data(0)
+    fits = _logistic.fit(X, y, 2, np.array([0.01]))
+    assert np.abs(fits.weights[0] - reference(X, y, 0.02).coef_).max() > 1e-3
+
+
+def test_weights_and_penalties_per_feature() -> None:
+    X, y, _ = data(1)
+    rng = np.random.default_rng(0)
+    w = rng.random(len(X))
+    scale = rng.uniform(0.5, 2, X.shape[1])
+    fits = _logistic.fit(
+        X, y, 2, (0.01 * scale**2)[:, None], sample_weights=(w / w.sum())[:, None], tol=1e-10
+    )
+    # Penalising scale^2 u^2 is penalising v = scale u, for features x / scale.
+    twin = LogisticRegression(C=1 / (0.01 * w.sum()), tol=1e-10, max_iter=10_000)
+    twin.fit(X / scale, y, sample_weight=w)
+    assert fits.weights[0][0] * scale == pytest.approx(twin.coef_[0], abs=1e-5)
+
+
+def test_many_features_take_the_diagonal_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y, _ = data(2)
+    whole = _logistic.fit(X, y, 2, np.array([0.01]), tol=1e-9)
+    monkeypatch.setattr(_logistic, "_DENSE", 3)
+    fits = _logistic.fit(X, y, 2, np.array([0.01]), tol=1e-9)
+    assert fits.converged.all()
+    assert fits.weights == pytest.approx(whole.weights, abs=1e-6)
+
+
+def test_separable_classes_are_refused_without_a_penalty_alone() -> None:  # case 5
+    X = np.r_[np.linspace(-2, -1, 20), np.linspace(1, 2, 20)][:, None]
+    y = np.repeat([0, 1], 20)
+    with pytest.raises(InputError, match="separable"):
+        ev.fit_head(X, y, strength=0)
+    assert ev.fit_head(X, y, strength=1e-4).converged
+    X, y, _ = data(3)
+    assert ev.fit_head(X, y, strength=0).converged  # control: these are not separable
+
+
+def test_a_head_of_raw_features_predicts_as_one_of_scaled_features() -> None:
+    X, y, _ = data(4)
+    raw = 7 * X + 3
+    head = ev.fit_head(raw, y, strength=0.01)
+    unit = np.sqrt(raw.var(axis=0).mean())
+    twin = reference((raw - raw.mean(axis=0)) / unit, y, 0.01)
+    assert head.predict_proba(raw)[:, 1] == pytest.approx(
+        twin.predict_proba((raw - raw.mean(axis=0)) / unit)[:, 1], abs=1e-5
+    )
+
+
+def test_names_of_classes_come_back() -> None:
+    X, y, _ = data(5)
+    names = np.array(["no", "yes"])
+    head = ev.fit_head(X, names[y])
+    assert set(head.predict(X)) <= {"no", "yes"}
+    assert np.array_equal(head.predict(X), names[ev.fit_head(X, y).predict(X)])
+
+
+def test_selection_takes_worst_group_then_accuracy_then_the_larger_strength() -> None:
+    judged = [(0.5, 0.7), (0.6, 0.7), (0.6, 0.8), (0.6, 0.8)]
+    assert _linear.choose(judged, (1.0, 0.1, 0.01, 0.001), "worst_group") == 2
+    assert _linear.choose(judged, (1.0, 0.1, 0.01, 0.001), "accuracy") == 2
+    X, y, z = data(6)
+    head = ev.select_head(X[:200], y[:200], X[200:], y[200:], groups=(y[200:], z[200:]))
+    best = max((worst, mean, strength) for strength, worst, mean in head.validation)
+    assert head.strength == best[2]
+    decided = head.predict(X[200:])
+    assert ev.worst_group_accuracy(y[200:], decided, groups=(y[200:], z[200:])) == best[0]
+
+
+def test_a_quantity_gets_a_ridge_head() -> None:  # case 15
+    X, _, _ = data(7)
+    target = X[:, 0] + 0.1 * np.random.default_rng(0).normal(size=len(X))
+    head = ev.fit_head(X, target, strength=0.1, scale=False)
+    twin = Ridge(alpha=0.1 * len(X)).fit(X, target)
+    assert head.predict(X) == pytest.approx(twin.predict(X), abs=1e-8)
+    with pytest.raises(LabelError, match="quantity"):
+        head.predict_proba(X)
+
+
+def test_sgd_that_does_not_converge_says_so(monkeypatch: pytest.MonkeyPatch) -> None:  # case 5
+    from sklearn.linear_model import SGDClassifier
+
+    X, y, _ = data(8)
+    original = SGDClassifier.__init__
+
+    def short(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **{**kwargs, "max_iter": 2, "tol": 1e-12})
+
+    assert ev.fit_head(X, y, solver="sgd").converged
+    monkeypatch.setattr(SGDClassifier, "__init__", short)
+    assert not ev.fit_head(X, y, solver="sgd").converged
+
+
+def test_both_solvers_agree_on_real_data(real_data: Callable[[str], Path]) -> None:
+    folder = real_data("bug_profession_gender")
+    X, y = np.load(folder / "X.npy"), np.load(folder / "y.npy")
+    train, test = slice(0, 4000), slice(4000, 7000)
+    scores = []
+    for solver in ("newton", "sgd"):
+        head = ev.fit_head(X[train], y[train], strength=0.01, solver=solver)
+        scores.append(np.mean(head.predict(X[test]) == y[test]))
+    assert abs(scores[0] - scores[1]) < 0.01
+
+
+@pytest.mark.parametrize("strength", [-1, np.nan, "a", True])
+def test_a_strength_out_of_range(strength: Any) -> None:
+    with pytest.raises(InputError, match="strength"):
+        ev.fit_head(np.eye(3), [0, 1, 0], strength=strength)
+
+
+def test_one_class_is_refused() -> None:
+    with pytest.raises(LabelError, match="1 class"):
+        ev.fit_head(np.eye(3), [0, 0, 0])

@@ -1,0 +1,213 @@
+"""Metrics against scikit-learn and fairlearn, and their edge cases."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, recall_score
+
+import splince_fast as sf
+from splince_fast import evaluation as ev
+from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceWarning
+
+CASES = 200
+
+
+def case(seed: int) -> tuple[Any, Any, Any, Any]:
+    """Random truth, prediction, concept and weights, every cell present."""
+    rng = np.random.default_rng(seed)
+    classes, concepts = int(rng.integers(2, 5)), int(rng.integers(2, 4))
+    grid = np.stack(np.meshgrid(range(classes), range(concepts)), -1).reshape(-1, 2)
+    extra = np.stack([rng.integers(0, classes, 60), rng.integers(0, concepts, 60)], 1)
+    rows = np.concatenate([grid, extra])
+    guess = np.where(rng.random(len(rows)) < 0.6, rows[:, 0], rng.integers(0, classes, len(rows)))
+    guess[:classes] = range(classes)
+    return rows[:, 0], guess, rows[:, 1], rng.random(len(rows)) + 0.1
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_metrics_equal_fairlearn_and_scikit_learn(seed: int) -> None:
+    fairlearn = pytest.importorskip("fairlearn.metrics")
+    y, guess, z, weight = case(seed)
+    frame = fairlearn.MetricFrame(
+        metrics=accuracy_score, y_true=y, y_pred=guess, sensitive_features=z
+    )
+    found = ev.group_accuracy(y, guess, groups=z)
+    assert {row.cell: row.accuracy for row in found.rows} == pytest.approx(
+        frame.by_group.to_dict(), abs=1e-12
+    )
+    assert found.overall == pytest.approx(accuracy_score(y, guess), abs=1e-12)
+    assert ev.worst_group_accuracy(y, guess, groups=z) == pytest.approx(
+        frame.group_min(), abs=1e-12
+    )
+    weighted = ev.group_accuracy(y, guess, groups=z, sample_weight=weight)
+    for row in weighted.rows:
+        of = z == row.cell
+        direct = accuracy_score(y[of], guess[of], sample_weight=weight[of])
+        assert row.accuracy == pytest.approx(direct, abs=1e-12)
+    assert ev.class_accuracy(y, guess).mean == pytest.approx(
+        balanced_accuracy_score(y, guess), abs=1e-12
+    )
+    gaps = []
+    for k in np.unique(y):
+        recall = fairlearn.MetricFrame(
+            metrics=lambda a, b, k=k: recall_score(a == k, b == k),
+            y_true=y, y_pred=guess, sensitive_features=z,
+        )  # fmt: skip
+        gaps.append(recall.difference())
+    assert ev.tpr_gap(y, guess, concept=z) == pytest.approx(
+        math.sqrt(np.mean(np.square(gaps))), abs=1e-12
+    )
+    assert ev.tpr_gap(y, guess, concept=z, average="max") == pytest.approx(max(gaps), abs=1e-12)
+    assert ev.tpr_gap(y, guess, concept=z, average="mean") == pytest.approx(
+        np.mean(gaps), abs=1e-12
+    )
+
+
+def test_control_a_wrong_prediction_moves_every_metric() -> None:
+    y, guess, z, _ = case(0)
+    other = guess.copy()
+    other[0] = (guess[0] + 1) % 2
+    assert ev.group_accuracy(y, guess, groups=z) != ev.group_accuracy(y, other, groups=z)
+    assert ev.tpr_gap(y, guess, concept=z) != ev.tpr_gap(y, other, concept=z)
+
+
+def test_metrics_work_as_scorers_and_in_metric_frames() -> None:
+    fairlearn = pytest.importorskip("fairlearn.metrics")
+    y, guess, z, _ = case(1)
+    frame = fairlearn.MetricFrame(
+        metrics=lambda a, b: ev.class_accuracy(a, b).mean,
+        y_true=y, y_pred=guess, sensitive_features=z,
+    )  # fmt: skip
+    assert frame.overall == pytest.approx(balanced_accuracy_score(y, guess))
+    assert ev.worst_group_accuracy(y, guess, sensitive_features=z) == ev.worst_group_accuracy(
+        y, guess, groups=z
+    )
+
+
+@given(st.integers(0, 50), st.integers(1, 50))
+def test_wilson_limits_solve_the_score_equation(right: int, more: int) -> None:
+    from splince_fast.evaluation.statistics import wilson_interval
+
+    n = right + more
+    low, high = wilson_interval(right, n, level=0.9)
+    q = 1.6448536269514722
+    for limit in (low, high):
+        if 0 < limit < 1:
+            error = math.sqrt(limit * (1 - limit) / n)
+            assert abs(right / n - limit) == pytest.approx(q * error, rel=1e-9)
+    assert low <= right / n <= high
+
+
+def test_an_empty_cell_is_listed_and_warned_of_and_strict_raises() -> None:  # case 1
+    y, guess = [0, 0, 1], [0, 1, 1]
+    groups = (y, ["a", "b", "a"])
+    with pytest.warns(SplinceWarning, match=r"1 of 4 cells have no row.*\(1, 'b'\)"):
+        found = ev.group_accuracy(y, guess, groups=groups)
+    assert found.missing == ((1, "b"),)
+    assert found.worst.cell == (0, "b")
+    with pytest.raises(NotEnoughDataError, match="no row"):
+        ev.group_accuracy(y, guess, groups=groups, strict=True)
+
+
+def test_a_class_without_rows_in_a_group_has_no_gap() -> None:  # case 1
+    with pytest.warns(SplinceWarning, match="1 of 2 classes"):
+        found = ev.tpr_gap([0, 0, 1], [0, 1, 1], concept=["a", "b", "a"], average=None)
+    assert found[0] == -1.0
+    assert math.isnan(found[1])
+    with pytest.warns(SplinceWarning, match="1 of 2 classes"):
+        assert ev.tpr_gap([0, 0, 1], [0, 1, 1], concept=["a", "b", "a"]) == 1.0
+
+
+def test_no_pair_at_all_is_nan_and_not_zero() -> None:  # case 1
+    with pytest.warns(SplinceWarning, match="2 of 2"):
+        assert math.isnan(ev.tpr_gap([0, 1], [0, 1], concept=["a", "b"]))
+
+
+def test_small_cells_are_left_out_or_marked() -> None:  # case 2
+    y, guess = [0] * 12, [0] * 11 + [1]
+    groups = ["big"] * 11 + ["small"]
+    assert ev.worst_group_accuracy(y, guess, groups=groups) == 0.0
+    assert ev.worst_group_accuracy(y, guess, groups=groups, min_rows=2) == 1.0
+    assert "fewer than 10 rows" in str(ev.group_accuracy(y, guess, groups=groups))
+    with pytest.raises(NotEnoughDataError, match="the largest has 11"):
+        ev.worst_group_accuracy(y, guess, groups=groups, min_rows=12)
+
+
+def test_a_constant_predictor_is_named() -> None:  # case 3
+    with pytest.warns(SplinceWarning, match="constant"):
+        assert ev.worst_group_accuracy([0, 0, 1], [0, 0, 0], groups=[0, 0, 1]) == 0.0
+
+
+def test_a_thousand_classes_take_little_memory_and_print_ten() -> None:  # case 19
+    import tracemalloc
+
+    rng = np.random.default_rng(0)
+    y, z = np.repeat(np.arange(1000), 4), np.tile([0, 1], 2000)
+    guess = np.where(rng.random(4000) < 0.5, y, 0)
+    tracemalloc.start()
+    ev.tpr_gap(y, guess, concept=z)
+    found = ev.group_accuracy(y, guess, groups=(y, z))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1000 * 1000 * 8
+    assert len(str(found).splitlines()) == 11
+
+
+@pytest.mark.parametrize("kind", ["list", "strings", "bools", "categorical", "polars"])
+def test_labels_of_any_kind_give_the_same_numbers(kind: str) -> None:  # case 14
+    pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    rng = np.random.default_rng(0)
+    y, guess, z = (rng.integers(0, 2, 50) for _ in range(3))
+    make = {
+        "list": list,
+        "strings": lambda v: np.array(["no", "yes"])[v],
+        "bools": lambda v: v.astype(bool),
+        "categorical": lambda v: pd.Series(np.array(["no", "yes"])[v], dtype="category"),
+        "polars": pl.Series,
+    }[kind]
+    expected = ev.tpr_gap(y, guess, concept=z), ev.worst_group_accuracy(y, guess, groups=(y, z))
+    y, guess, z = make(y), make(guess), make(z)
+    assert ev.tpr_gap(y, guess, concept=z) == expected[0]
+    assert ev.worst_group_accuracy(y, guess, groups=(y, z)) == expected[1]
+
+
+def test_weighting_by_training_cells() -> None:
+    found = ev.group_accuracy([0, 0, 1, 1], [0, 0, 1, 0], groups=["a", "a", "b", "b"])
+    assert found.weighted({"a": 3, "b": 1}) == pytest.approx(0.875)
+    assert found.mean == 0.75
+    with pytest.raises(InputError, match="no row here"):
+        found.weighted({"c": 1})
+    with pytest.raises(InputError, match="finite"):
+        found.weighted({"a": -1})
+
+
+def test_covariance_ratio_follows_its_formula() -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 300)
+    z = rng.integers(0, 2, 300)
+    X = rng.normal(size=(300, 5)) + y[:, None] * rng.normal(size=5) + z[:, None]
+    moments = sf.Moments().update(X, {"y": y, "z": z})
+    for eraser in (sf.sal(moments, erase="z"), sf.splince(moments, erase="z", keep="y")):
+        S = (X - X.mean(0)).T @ np.eye(3)[y] / 300
+        direct = np.sum((eraser.matrix() @ S) ** 2) / np.sum(S**2)
+        assert ev.covariance_ratio(eraser, moments, "y") == pytest.approx(direct, rel=1e-9)
+    assert ev.covariance_ratio(eraser, moments, "y") == pytest.approx(1.0)
+
+
+def test_bad_arguments_are_typed_errors() -> None:
+    with pytest.raises(InputError, match="only one"):
+        ev.group_accuracy([0], [0])
+    with pytest.raises(InputError, match="average"):
+        ev.tpr_gap([0], [0], concept=[0], average="sum")
+    with pytest.raises(InputError):
+        ev.class_accuracy([0, 1], [0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ev.class_accuracy(["a"], ["b"])

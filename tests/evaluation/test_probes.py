@@ -1,0 +1,124 @@
+"""Probes: the linear one against scikit-learn, and what cannot be measured."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import StratifiedKFold
+from sklearn.preprocessing import StandardScaler
+
+import splince_fast as sf
+from splince_fast import evaluation as ev
+from splince_fast.exceptions import InputError
+
+
+def rows(seed: int, classes: int, n: int = 300, d: int = 8) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    z = rng.integers(0, classes, n)
+    return rng.normal(size=(n, d)) * rng.uniform(0.1, 5, d) + z[:, None] * 0.4, z
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_linear_probe_is_scikit_learn_s(classes: int) -> None:
+    X, z = rows(classes, classes)
+    found = ev.leakage(X, z, probes=("linear",))["linear"]
+    accuracies, areas = [], []
+    for train, held in StratifiedKFold(5, shuffle=True, random_state=0).split(X, z):
+        scaler = StandardScaler().fit(X[train])
+        model = LogisticRegression(C=1 / (0.01 * len(train)), tol=1e-9, max_iter=5000)
+        model.fit(scaler.transform(X[train]), z[train])
+        p = model.predict_proba(scaler.transform(X[held]))
+        accuracies.append(np.mean(p.argmax(axis=1) == z[held]))
+        if classes == 2:
+            areas.append(roc_auc_score(z[held], p[:, 1]))
+        else:
+            areas.append(roc_auc_score(z[held], p, multi_class="ovr", average="macro"))
+    assert found.accuracy == pytest.approx(np.mean(accuracies), abs=1e-12)
+    assert found.auc == pytest.approx(np.mean(areas), abs=1e-6)
+    assert found.chance == pytest.approx(np.bincount(z).max() / len(z))
+
+
+def test_a_trap_rows_the_eraser_was_fitted_on_say_nothing() -> None:
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 2, 400)
+    X = rng.normal(size=(400, 100)) + 0.3 * z[:, None]
+    eraser = sf.leace(sf.Moments().update(X[:200], {"z": z[:200]}), erase="z")
+    twin = LogisticRegression(C=0.5).fit(eraser(X[:200]), z[:200])
+    assert np.abs(twin.coef_).max() < 1e-8  # on its own rows: nothing, by construction
+    assert ev.leakage(X, z, probes=("linear",))["linear"].accuracy > 0.7
+
+
+def test_twins_in_different_folds_are_what_groups_prevent() -> None:
+    rng = np.random.default_rng(0)
+    pairs = np.repeat(np.arange(150), 2)
+    z = np.tile([0, 1], 150)
+    X = rng.normal(size=(150, 60))[pairs] + 0.01 * rng.normal(size=(300, 60))
+    apart = ev.leakage(X, z, probes=("linear",))["linear"].auc
+    together = ev.leakage(X, z, probes=("linear",), groups=pairs)["linear"].auc
+    assert apart < 0.4  # far below one half, and not folded to its mirror image
+    assert abs(together - 0.5) < 0.15
+
+
+@pytest.mark.parametrize("probe", ["mlp", "boosting"])
+def test_non_linear_probes_find_what_a_linear_one_cannot(probe: str) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 2))
+    z = (X[:, 0] * X[:, 1] > 0).astype(int)
+    found = ev.leakage(X, z, probes=("linear", probe), cv=3)
+    assert found["linear"].accuracy < 0.6
+    assert found[probe].accuracy > 0.75
+
+
+def test_permutations_give_chance_and_a_p_value() -> None:
+    X, z = rows(5, 2)
+    found = ev.leakage(X, z, probes=("linear",), n_permutations=9)["linear"]
+    assert abs(found.permuted - 0.5) < 0.1
+    assert found.p_value == pytest.approx(0.1)
+    assert found.excess == pytest.approx(found.accuracy - max(found.chance, found.permuted))
+    noise = ev.leakage(
+        np.random.default_rng(1).normal(size=X.shape), z, probes=("linear",), n_permutations=9
+    )["linear"]
+    assert noise.p_value > 0.1
+
+
+def test_a_quantity_is_probed_by_r2_which_may_be_negative() -> None:  # case 15
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 5))
+    found = ev.leakage(X, X[:, 0] * 1.5, probes=("linear",), n_permutations=5)["linear"]
+    assert found.r2 > 0.99
+    assert found.permuted < 0.05
+    noise = ev.leakage(X, rng.normal(size=200), probes=("linear",))["linear"]
+    assert noise.r2 < 0
+    assert math.isnan(noise.accuracy)
+
+
+def test_what_cannot_be_measured_says_why() -> None:  # case 3
+    X = np.random.default_rng(0).normal(size=(20, 3))
+    found = ev.leakage(X, np.zeros(20, int))
+    assert found.probes == ()
+    assert "1 class" in found.reason
+    assert "not measurable" in str(found)
+    few = ev.leakage(X, np.r_[np.zeros(17), np.ones(3)].astype(int))
+    assert "3 fresh rows" in few.reason
+
+
+def test_rounding_residue_is_not_found() -> None:
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 2, 300)
+    X = rng.normal(size=(300, 4))
+    X[:, 3] = 1e-14 * z
+    assert ev.leakage(X, z, probes=("linear",))["linear"].accuracy < 0.65
+    X[:, 3] = z  # control: the same trace at a size above rounding
+    assert ev.leakage(X, z, probes=("linear",))["linear"].accuracy > 0.95
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(InputError, match="no probe 'svm'"):
+        ev.leakage(np.eye(4), [0, 1, 0, 1], probes=("svm",))
+    with pytest.raises(InputError, match="cv"):
+        ev.leakage(np.eye(4), [0, 1, 0, 1], cv=1)

@@ -1,0 +1,522 @@
+"""Moments of activations against two passes over stored ones, whatever the batches look like."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import splince_fast as sf  # noqa: E402
+from nn.conftest import hooks_in, inputs, projection, site_of, tiny  # noqa: E402
+from splince_fast import nn as snn  # noqa: E402
+from splince_fast.nn import accumulate  # noqa: E402
+
+SITE = "model.layers.0"
+
+
+def text_batches(
+    n: int = 64, size: int = 16, side: str = "left", seed: int = 0
+) -> list[dict[str, Any]]:
+    """Batches of random ids of random lengths, padded on one side, with labels of all kinds."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(2, 8, n)
+    ids = [rng.integers(3, 50, k) for k in lengths]
+    gender, score = rng.integers(0, 2, n), rng.normal(size=n)
+    per_token = [np.where(rng.random(k) < 0.3, -100, rng.integers(0, 3, k)) for k in lengths]
+    found = []
+    for start in range(0, n, size):
+        rows = range(start, min(start + size, n))
+        wide = max(lengths[i] for i in rows)
+        batch = {
+            "input_ids": np.zeros((len(rows), wide), np.int64),
+            "attention_mask": np.zeros((len(rows), wide), np.int64),
+            "tag": np.full((len(rows), wide), -100),
+        }
+        for r, i in enumerate(rows):
+            place = slice(wide - lengths[i], None) if side == "left" else slice(lengths[i])
+            batch["input_ids"][r, place] = ids[i]
+            batch["attention_mask"][r, place] = 1
+            batch["tag"][r, place] = per_token[i]
+        tensors: dict[str, Any] = {k: torch.from_numpy(v) for k, v in batch.items()}
+        tensors["gender"] = torch.from_numpy(gender[start : start + size])
+        tensors["score"] = torch.from_numpy(score[start : start + size])
+        tensors["name"] = [["a", "b"][g] for g in gender[start : start + size]]
+        found.append(tensors)
+    return found
+
+
+LABELS = ["gender", "score", "tag", "name"]
+
+
+def stored(model: Any, batches: list[dict[str, Any]], site: str, tokens: str) -> dict[str, Any]:
+    """Rows and labels of the selected tokens, kept in float64, sequence by sequence."""
+    rows, labels, weights = [], {k: [] for k in LABELS}, []
+    for batch in batches:
+        seen: list[torch.Tensor] = []
+        handle = model.get_submodule(site).register_forward_hook(
+            lambda m, a, o, seen=seen: seen.append(o if torch.is_tensor(o) else o[0])
+        )
+        with torch.no_grad():
+            model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+        handle.remove()
+        for i in range(len(batch["input_ids"])):
+            places = np.flatnonzero(batch["attention_mask"][i].numpy())
+            chosen = {"body": places[1:], "all": places, "first": places[:1],
+                      "last": places[-1:], "mean": places}[tokens]  # fmt: skip
+            own = seen[0][i, chosen].double().numpy()
+            if tokens == "mean":
+                own = own.mean(0, keepdims=True)
+            rows.append(own)
+            weights.append(np.full(len(own), 1 / max(len(own), 1)))
+            for key in ("gender", "score"):
+                labels[key].append(np.full(len(own), float(batch[key][i])))
+            labels["name"].append(np.full(len(own), batch["name"][i]))
+            if tokens != "mean":
+                labels["tag"].append(batch["tag"][i].numpy()[chosen])
+    joined = {k: np.concatenate(v) for k, v in labels.items() if v}
+    return {"X": np.concatenate(rows), "w": np.concatenate(weights), **joined}
+
+
+def check_moments(
+    found: sf.Moments, X: np.ndarray, w: np.ndarray, labels: dict[str, Any], rounding: float = 1e-9
+) -> None:
+    """Compare with float64 moments; products were float32, 2^-24 for each of a few sums.
+
+    `rounding` is larger where the rows themselves were computed in another order in float32.
+    """
+    total = w.sum()
+    mean = w @ X / total
+    centred = X - mean
+    cov = (centred.T * w) @ centred / total
+    sd = np.sqrt(np.diag(cov))
+    assert found.n_rows == len(X)
+    assert np.isclose(found.weight, total)
+    assert np.allclose(found.mean, mean, rtol=0, atol=1e-9 + 1e-12 * np.abs(mean).max())
+    assert np.abs((found.covariance(ddof=0) - cov) / np.outer(sd, sd)).max() < 1e-6
+    for name, z in labels.items():
+        shown = np.ones(len(z), bool)
+        if z.dtype.kind == "i":
+            shown = z != -100
+        if z.dtype.kind == "f":
+            columns = z[:, None]
+        else:
+            columns = (z[:, None] == np.array(found.classes(name))).astype(float)
+        own = w * shown
+        c = columns - own @ columns / own.sum()
+        cross = ((X - own @ X / own.sum()).T * own) @ c / own.sum()
+        error = np.abs(found.cross_covariance(name, ddof=0) - cross) / sd[:, None]
+        assert error.max() < rounding, name
+
+
+@pytest.mark.parametrize("weight", ["token", "sequence"])
+@pytest.mark.parametrize("tokens", ["body", "all", "first", "last", "mean"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_moments_are_those_of_stored_activations(side: str, tokens: str, weight: str) -> None:
+    model = tiny("llama")
+    batches = text_batches(side=side)
+    labels = [k for k in LABELS if not (k == "tag" and tokens == "mean")]
+    found = snn.collect(model, batches, SITE, labels=labels, tokens=tokens, weight=weight)
+    rows = stored(model, batches, SITE, tokens)
+    w = rows["w"] if weight == "sequence" else np.ones(len(rows["X"]))
+    typed = {k: rows[k].astype(int) if k == "gender" else rows[k] for k in labels}
+    rounding = 1e-7 if tokens == "mean" else 1e-9
+    check_moments(found[SITE], rows["X"], w, typed, rounding)
+    assert found.tokens == tokens
+    assert hooks_in(model) == 0
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_the_size_of_batches_does_not_matter(size: int) -> None:
+    model = tiny("llama")
+    rows = stored(model, text_batches(size=64), SITE, "body")
+    found = snn.collect(model, text_batches(size=size), SITE, labels=["score"])
+    check_moments(found[SITE], rows["X"], np.ones(len(rows["X"])), {"score": rows["score"]}, 1e-7)
+    assert found.n_sequences == 64
+
+
+def test_blocks_drift_and_offsets() -> None:
+    """Rows that fill many blocks, with an offset of 10^4 deviations and a drift."""
+    rng = np.random.default_rng(0)
+    X = (1e4 + np.linspace(0, 50, 6000)[:, None] + rng.normal(size=(6000, 12))).astype(np.float32)
+    z = rng.integers(0, 3, 6000)
+    model = torch.nn.Sequential(torch.nn.Identity())
+    batches = [
+        {"input": torch.from_numpy(X[i : i + n]), "z": z[i : i + n]}
+        for i, n in ((0, 10), (10, 3000), (3010, 1), (3011, 2989))
+    ]
+    found = snn.collect(model, batches, "0", labels="z")
+    check_moments(found["0"], X.astype(np.float64), np.ones(6000), {"z": z})
+    assert found.tokens == "all"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_dtypes(dtype: torch.dtype) -> None:
+    x = torch.randn(500, 8).to(dtype)
+    z = np.arange(500) % 2
+    found = snn.collect(torch.nn.Sequential(torch.nn.Identity()), [{"input": x, "z": z}], "0", labels="z")
+    check_moments(found["0"], x.double().numpy(), np.ones(500), {"z": z})
+
+
+def test_they_are_moments_like_any_other() -> None:
+    rng = np.random.default_rng(1)
+    X, z, y = rng.normal(size=(400, 8)).astype(np.float32), rng.integers(0, 3, 400), rng.normal(size=400)
+    model = torch.nn.Sequential(torch.nn.Identity())
+
+    def batch(part: slice) -> dict[str, Any]:
+        return {"input": torch.from_numpy(X[part]), "z": z[part], "y": y[part]}
+
+    half = slice(0, 200), slice(200, 400)
+    ours = snn.collect(model, [batch(half[0])], "0", labels=["z", "y"])["0"]
+    host = sf.Moments().update(X[half[1]], {"z": z[half[1]], "y": y[half[1]]})
+    whole = sf.Moments().update(X.astype(np.float64), {"z": z, "y": y})
+    for merged in (ours + host, host + ours):
+        assert np.allclose(merged.covariance(), whole.covariance(), atol=1e-6)
+        assert np.allclose(merged.cross_covariance("y"), whole.cross_covariance("y"), atol=1e-7)
+    a, b = (sf.splince(m, erase="z", keep="y") for m in (ours + host, whole))
+    assert np.allclose(a.matrix(), b.matrix(), atol=1e-5)
+    ours.update(X[half[1]], {"z": z[half[1]], "y": y[half[1]]})
+    assert np.allclose(ours.covariance(), whole.covariance(), atol=1e-6)
+
+
+def test_joint_cells_and_kinds() -> None:
+    x = torch.randn(60, 4)
+    batch = {"input": x, "a": np.arange(60) % 2, "b": np.arange(60) % 3}
+    found = snn.collect(
+        torch.nn.Sequential(torch.nn.Identity()), [batch], "0", labels=["a", "b"],
+        joint=[("a", "b")],
+    )["0"]  # fmt: skip
+    assert len(found.classes(("a", "b"))) == 6
+    numbers = snn.collect(
+        torch.nn.Sequential(torch.nn.Identity()), [batch], "0", labels=["b"],
+        kinds={"b": "continuous"},
+    )  # fmt: skip
+    assert numbers["0"].variables == {"b": "continuous"}
+    with pytest.raises(sf.InputError, match="ledoit_wolf"):
+        snn.collect(torch.nn.Sequential(torch.nn.Identity()), [batch], "0", labels="a", ledoit_wolf=True)
+
+
+def test_new_classes_and_missing_variables_later() -> None:
+    model = torch.nn.Sequential(torch.nn.Identity())
+    g = torch.Generator().manual_seed(0)
+    parts = [torch.randn(300, 5, generator=g) for _ in range(3)]
+    names = [["a"] * 150 + ["b"] * 150, [None] * 300, ["c"] * 100 + ["a"] * 200]
+    batches = [{"input": x, "z": n} for x, n in zip(parts, names, strict=True)]
+    found = snn.collect(model, batches, "0", labels="z")["0"]
+    want = sf.Moments()
+    for x, n in zip(parts, names, strict=True):
+        want.update(x.double().numpy(), {"z": n})
+    assert found.classes("z") == want.classes("z")
+    assert found.class_counts("z") == want.class_counts("z")
+    assert np.allclose(found.cross_covariance("z"), want.cross_covariance("z"), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "neox", "bloom", "t5", "vit", "transformer"])
+def test_every_family(name: str) -> None:
+    model = tiny(name)
+    site, batch = site_of(name, model), inputs(name, n=8)
+    batch["z"] = torch.arange(8) % 2
+    found = snn.collect(model, [batch], site, labels="z", tokens="all")
+    assert found[site].n_features == 16
+    assert hooks_in(model) == 0
+
+
+def test_inputs_of_modules_and_maps_of_channels() -> None:
+    conv = torch.nn.Sequential(torch.nn.Conv2d(3, 6, 3), torch.nn.ReLU())
+    x = torch.randn(10, 3, 8, 8)
+    z = np.arange(10) % 2
+    found = snn.collect(conv, [{"input": x, "z": z}], "1", labels="z", side="input", feature_dim=1)
+    rows = conv[0](x).movedim(1, -1).reshape(-1, 6).detach().double().numpy()
+    check_moments(found["1"], rows, np.ones(len(rows)), {"z": np.repeat(z, 36)})
+    assert found.n_sequences == 10
+
+
+def test_forms_of_batches_and_labels() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    x, z = torch.randn(20, 4), torch.arange(20) % 2
+    a = snn.collect(model, [{"input": x, "z": z, "other": 3}], "0", labels="z")["0"]
+    b = snn.collect(model, [x], "0", labels=lambda _: {"z": z})["0"]
+    c = snn.collect(model, [(x,)], "0", labels=lambda _: {"z": z})["0"]
+    d = snn.collect(model, [(x, z)], "0", labels=lambda v: {"z": v[1]}, forward=lambda m, v: m(v[0]))["0"]
+    for other in (b, c, d):
+        assert np.array_equal(a.cross_covariance("z"), other.cross_covariance("z"))
+    with pytest.raises(sf.LabelError, match="has no labels"):
+        snn.collect(model, [{"input": x}], "0", labels="z")
+    with pytest.raises(sf.LabelError, match="function of the batch"):
+        snn.collect(model, [(x,)], "0", labels="z")
+    with pytest.raises(sf.LabelError, match="mapping"):
+        snn.collect(model, [(x,)], "0", labels=lambda _: z)
+
+
+def test_evaluation_mode_is_restored_and_dropout_is_off() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)).train()
+    model[1].eval()
+    x, z = torch.randn(20, 4), torch.arange(20) % 2
+    found = snn.collect(model, [{"input": x, "z": z}], ["0", "1"], labels="z")
+    assert np.array_equal(found["0"].covariance(), found["1"].covariance())
+    assert (model.training, model[0].training, model[1].training) == (True, True, False)
+
+
+def test_the_pass_stops_behind_the_last_site() -> None:
+    class Loud(torch.nn.Module):
+        ran = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            Loud.ran += 1
+            return x
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), Loud())
+    batches = [{"input": torch.randn(8, 4), "z": torch.arange(8) % 2} for _ in range(5)]
+    snn.collect(model, batches, "0", labels="z")
+    assert Loud.ran == 1  # the first batch shows which site is the last
+    snn.collect(model, batches, "0", labels="z", forward=lambda m, b: m(b["input"]))
+    assert Loud.ran == 6
+
+
+def test_a_shared_module_gives_every_call() -> None:
+    block = torch.nn.Linear(4, 4)
+    model = torch.nn.Sequential(block, torch.nn.Tanh(), block)
+    found = snn.collect(model, [{"input": torch.randn(8, 4), "z": np.arange(8) % 2}] * 3, "0", labels="z")
+    assert found["0"].n_rows == 48
+    assert found.sites[0].calls == 6
+    assert " 6 " in str(found)
+
+
+def test_erased_states_are_seen() -> None:
+    model = tiny("llama")
+    batches = text_batches()
+    plain = snn.collect(model, batches, SITE, labels="gender")
+    with snn.install(model, plain.erasers(sf.leace, erase="gender")):
+        after = snn.collect(model, batches, SITE, labels="gender")
+    size = np.abs(plain[SITE].cross_covariance("gender")).max()
+    assert np.abs(after[SITE].cross_covariance("gender")).max() < 1e-6 * size
+    trace = after.trace("gender")[SITE] / plain.trace("gender")[SITE]
+    assert trace < 1e-6
+
+
+def test_compiled_models_run_eagerly() -> None:
+    model = tiny("llama")
+    batches = text_batches(n=16)
+    plain = snn.collect(model, batches, SITE, labels="gender")
+    compiled = torch.compile(model, backend="eager")
+    found = snn.collect(compiled, batches, SITE, labels="gender")
+    assert np.array_equal(found[SITE].covariance(), plain[SITE].covariance())
+
+
+def test_rows_of_a_replay_are_not_counted() -> None:
+    from splince_fast.nn.collector import Collector
+    from splince_fast.nn.labelled import Registry
+    from splince_fast.nn.positions import Tokens
+    from splince_fast.nn.recipe import Placement
+
+    model = tiny("llama").train()
+    older = model.gradient_checkpointing_enable
+    getattr(model, "activation_checkpointing_enable", older)()
+    batch = text_batches(n=8)[0]
+    collector = Collector(
+        {SITE: model.get_submodule(SITE)}, Tokens.of("body"), Placement(), "gender", "token", None,
+        Registry({}, ()),
+    )  # fmt: skip
+    handles = collector.attach(model)
+    with collector.one_batch(batch):
+        out = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"],
+                    use_cache=False)  # fmt: skip
+    out.logits.sum().backward()
+    for handle in handles:
+        handle.remove()
+    assert collector.calls[SITE] == 1
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+def test_no_rows_is_no_error() -> None:
+    model = tiny("llama")
+    one = {"input_ids": torch.tensor([[5], [6]]), "attention_mask": torch.tensor([[1], [0]]),
+           "gender": torch.tensor([0, 1])}  # fmt: skip
+    found = snn.collect(model, [one], SITE, labels="gender")
+    assert found[SITE].n_rows == 0
+    assert found.n_sequences == 0
+    both = snn.collect(model, [one, *text_batches(n=8)], SITE, labels="gender")
+    assert both[SITE].n_rows == snn.collect(model, text_batches(n=8), SITE, labels="gender")[SITE].n_rows
+
+
+def test_labels_of_another_length() -> None:
+    model = tiny("llama")
+    batch = text_batches(n=8)[0]
+    for wrong in (torch.arange(7), torch.zeros(8, 3, dtype=torch.long)):
+        with pytest.raises(sf.LabelError, match="one label per sequence"):
+            snn.collect(model, [{**batch, "gender": wrong}], SITE, labels="gender")
+    assert hooks_in(model) == 0
+
+
+def test_non_finite_rows_are_named() -> None:
+    x = torch.randn(700, 4)
+    x[650, 2] = float("inf")
+    model = torch.nn.Sequential(torch.nn.Identity())
+    batches = [{"input": torch.randn(9, 4), "z": np.arange(9)}, {"input": x, "z": np.arange(700)}]
+    with pytest.raises(sf.NonFiniteError, match=r"'0' gave NaN or infinity in row 650 of batch 1"):
+        snn.collect(model, batches, "0", labels="z", kinds={"z": "continuous"})
+    half = torch.nn.Sequential(torch.nn.Linear(4, 4)).half()
+    big = {"input": torch.full((8, 4), 6e4).half(), "z": np.arange(8) % 2}
+    half[0].weight.data.fill_(60.0)
+    with pytest.raises(sf.NonFiniteError, match="float16"):
+        snn.collect(half, [big], "0", labels="z")
+
+
+def test_states_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accumulate, "free_memory", lambda device: 3000)
+    model = tiny("llama")
+    with pytest.raises(snn.NotEnoughMemoryError, match="2 sites of 16 features take 4,096 bytes"):
+        snn.collect(model, text_batches(), "model.layers.*", labels="gender")
+    assert hooks_in(model) == 0
+    snn.collect(model, text_batches(), "model.norm", labels="gender")
+
+
+def test_products_that_are_rounded_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = accumulate.Workspace(torch.device("cpu"))
+    work.check_products()
+    monkeypatch.setattr(torch, "equal", lambda a, b: False)
+    with pytest.raises(sf.InputError, match="TF32"):
+        accumulate.Workspace(torch.device("cpu")).check_products()
+
+
+def test_other_refusals() -> None:
+    model = tiny("llama")
+    with pytest.raises(sf.InputError, match="gave nothing"):
+        snn.collect(model, iter(()), SITE, labels="gender")
+    with pytest.raises(sf.InputError, match="weight is"):
+        snn.collect(model, text_batches(), SITE, labels="gender", weight="row")
+    with pytest.raises(sf.LabelError, match="classes in earlier"):
+        snn.collect(
+            torch.nn.Sequential(torch.nn.Identity()),
+            [{"input": torch.randn(4, 2), "z": z} for z in ([0, 1, 0, 1], [0.5, 1.0, 2.0, 3.0])],
+            "0", labels="z",
+        )  # fmt: skip
+    with pytest.raises(snn.NeverCalledError, match="never ran"):
+        snn.collect(model, text_batches(n=8), "lm_head", labels="gender",
+                    forward=lambda m, b: m.model(input_ids=b["input_ids"]))  # fmt: skip
+
+
+# --- together ------------------------------------------------------------------------------------
+
+
+def test_adding_and_files(tmp_path: Path) -> None:
+    model = tiny("llama")
+    at = "model.layers.*"
+    whole = snn.collect(model, text_batches(n=64), at, labels=LABELS)
+    parts = [snn.collect(model, text_batches(n=64)[i::2], at, labels=LABELS) for i in (0, 1)]
+    both = parts[0] + parts[1]
+    assert both.n_sequences == whole.n_sequences == 64
+    for name in whole:
+        assert np.allclose(both[name].covariance(), whole[name].covariance(), atol=1e-6)
+    whole.save(tmp_path / "a.safetensors")
+    loaded = snn.Collected.load(tmp_path / "a.safetensors")
+    assert list(loaded) == list(whole)
+    assert str(loaded) == str(whole)
+    for name in whole:
+        assert np.array_equal(loaded[name].covariance(), whole[name].covariance())
+    other = snn.collect(model, text_batches(n=64), at, labels=LABELS, tokens="last")
+    with pytest.raises(sf.IncompatibleMomentsError, match="collected differently"):
+        whole + other
+    with pytest.raises(sf.FileFormatError):
+        snn.Erasers.load(tmp_path / "a.safetensors")
+    with pytest.raises(KeyError, match="the sites are"):
+        whole["model.norm"]
+
+
+def _worker(rank: int, folder: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3)
+    batches = text_batches(n=60, size=4)[rank::3]
+    found = snn.collect(tiny("llama"), batches, "model.layers.*", labels=["gender"])
+    found.all_reduce().save(f"{folder}/{rank}.safetensors")
+    dist.destroy_process_group()
+
+
+def test_all_reduce() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        context = multiprocessing.get_context("spawn")
+        workers = [context.Process(target=_worker, args=(r, folder)) for r in range(3)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(120)
+        assert [worker.exitcode for worker in workers] == [0, 0, 0]
+        files = [Path(f"{folder}/{r}.safetensors").read_bytes() for r in range(3)]
+        assert files[0] == files[1] == files[2]
+        total = snn.Collected.load(f"{folder}/0.safetensors")
+    whole = snn.collect(tiny("llama"), text_batches(n=60, size=4), "model.layers.*", labels=["gender"])
+    assert total.n_sequences == 60
+    for name in whole:
+        assert total[name].n_rows == whole[name].n_rows
+        scale = np.abs(whole[name].covariance()).max()
+        assert np.allclose(total[name].covariance(), whole[name].covariance(), atol=1e-6 * scale)
+
+
+def test_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    model = tiny("llama")
+    found = snn.collect(model, text_batches(), "model.layers.*", labels="gender")
+    figure = found.plot("gender", after=found)
+    figure.savefig(tmp_path / "trace.png")
+    (ax,) = figure.axes
+    assert [list(line.get_ydata()) for line in ax.lines] == [list(found.trace("gender").values())] * 2
+
+
+def test_one_pass_over_several_sites_warns() -> None:
+    found = snn.collect(tiny("llama"), text_batches(), "model.layers.*", labels="gender")
+    with pytest.warns(snn.OnePassWarning, match="fit_layers"):
+        erasers = found.erasers(sf.leace, erase="gender")
+    assert not erasers.sequential
+    with pytest.raises(sf.UnknownVariableError, match=r"at the site 'model\.layers\.0'"), pytest.warns(
+        snn.OnePassWarning
+    ):
+        found.erasers(sf.leace, erase="age")
+
+
+def test_memory_of_the_states() -> None:
+    """30 sites: within 1.3 times the states, besides one workspace."""
+    d = 576
+    layers = [torch.nn.Identity() for _ in range(30)]
+    model = torch.nn.Sequential(*layers)
+    from splince_fast.nn.collection import collector_for
+    from splince_fast.nn.recipe import Placement
+
+    collector = collector_for(
+        model, "*", labels="z", tokens="all", placement=Placement(), weight="token", skip_ids=(),
+        device="model", options={},
+    )  # fmt: skip
+    handles = collector.attach(model)
+    with torch.no_grad(), collector.one_batch({"z": np.arange(300) % 2}):
+        model(torch.randn(300, d))
+    for handle in handles:
+        handle.remove()
+    states = 30 * d * d * 8
+    assert sum(sums.nbytes for sums in collector.sums.values()) <= 1.3 * states
+    assert sum(work.nbytes for work in collector._work.values()) <= 4096 * d * 8
+
+
+def test_projection_helper_is_a_projection() -> None:
+    P = projection(rank=2).matrix()
+    assert np.allclose(P @ P, P)
+
+
+def test_cuda_states_equal_those_of_the_cpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA GPU")
+    model, batches = tiny("llama"), text_batches()
+    plain = snn.collect(model, batches, "model.layers.*", labels=LABELS)
+    model.cuda()
+    found = snn.collect(model, batches, "model.layers.*", labels=LABELS)
+    for name in plain:
+        scale = np.abs(plain[name].covariance()).max()
+        assert np.allclose(found[name].covariance(), plain[name].covariance(), atol=1e-5 * scale)

@@ -1,0 +1,181 @@
+"""Layer-by-layer fits on tiny models, their files, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import splince_fast as sf  # noqa: E402
+from nn.conftest import hooks_in, inputs, projection, tiny  # noqa: E402
+from splince_fast import nn as snn  # noqa: E402
+
+
+def model_and_batches() -> tuple[Any, list[dict[str, Any]]]:
+    """Layers that read a concept from their input and write it again."""
+    torch.manual_seed(0)
+    layers: list[Any] = [torch.nn.Linear(6, 16)]
+    for _ in range(4):
+        layers += [torch.nn.Tanh(), torch.nn.Linear(16, 16)]
+    model = torch.nn.Sequential(*layers).eval()
+    z = torch.arange(600) % 2
+    y = (torch.arange(600) // 2) % 2
+    x = torch.randn(600, 6) + z[:, None] * torch.tensor([1.0, 1, 0, 0, 0, 0])
+    x[:, 2] += 1.5 * y
+    batches = [{"input": x[i : i + 100], "z": z[i : i + 100], "y": y[i : i + 100]}
+               for i in range(0, 600, 100)]  # fmt: skip
+    return model, batches
+
+
+SITES = ["2", "4", "6", "8"]
+
+
+def left(model: Any, batches: Any, erasers: Any, name: str = "z") -> dict[str, float]:
+    """Per site, the norm of the covariance with erasers over that without."""
+    before = snn.collect(model, batches, SITES, labels=["z", "y"])
+    with snn.install(model, erasers):
+        after = snn.collect(model, batches, SITES, labels=["z", "y"])
+    norm = np.linalg.norm
+    return {
+        s: norm(after[s].cross_covariance(name)) / norm(before[s].cross_covariance(name))
+        for s in SITES
+    }
+
+
+def test_layers_fitted_in_order_hold_together() -> None:
+    model, batches = model_and_batches()
+    # Named in another order than they run.
+    erasers = snn.fit_layers(model, batches, SITES[::-1], sf.leace, erase="z", labels=["z", "y"])
+    assert list(erasers) == SITES
+    assert erasers.sequential
+    assert hooks_in(model) == 0
+    assert max(left(model, batches, erasers).values()) < 1e-6
+
+
+def test_control_one_pass_does_not_hold() -> None:
+    model, batches = model_and_batches()
+    with pytest.warns(snn.OnePassWarning):
+        erasers = snn.collect(model, batches, SITES, labels=["z", "y"]).erasers(sf.leace, erase="z")
+    found = left(model, batches, erasers)
+    assert found["2"] < 1e-6
+    assert max(found.values()) > 0.01  # four orders above; on a real model 0.3 and more
+
+
+def test_the_default_is_splince_and_errors_name_the_layer() -> None:
+    model, batches = model_and_batches()
+    erasers = snn.fit_layers(model, batches, SITES, erase="z", keep="y", labels=["z", "y"])
+    assert all(p.method == "SPLINCE" for p in erasers.values())
+    with pytest.raises(sf.InfeasibleError, match="at the site '2'"):
+        snn.fit_layers(model, batches, SITES, erase="z", keep="z", labels=["z", "y"])
+    with pytest.warns(sf.DroppedDirectionsWarning):
+        snn.fit_layers(
+            model, batches, ["2"], erase="z", keep="z", labels=["z", "y"], on_infeasible="drop"
+        )
+    assert hooks_in(model) == 0
+
+
+def test_batches_must_repeat() -> None:
+    model, batches = model_and_batches()
+    options = {"erase": "z", "labels": ["z", "y"]}
+    with pytest.raises(sf.InputError, match="is an iterator"):
+        snn.fit_layers(model, iter(batches), SITES, sf.leace, **options)
+
+    class Fewer:
+        def __init__(self) -> None:
+            self.n = len(batches) + 3
+
+        def __iter__(self) -> Any:
+            self.n -= 1
+            return iter(batches[: self.n])
+
+    class Shuffled:
+        def __init__(self) -> None:
+            self.rng = np.random.default_rng(0)
+
+        def __iter__(self) -> Any:
+            for batch in batches:
+                order = self.rng.permutation(100)
+                yield {k: v[order] for k, v in batch.items()}
+
+    with pytest.raises(sf.InputError, match="batches after"):
+        snn.fit_layers(model, Fewer(), SITES, sf.leace, **options)
+    with pytest.raises(sf.InputError, match="labels of the first batch"):
+        snn.fit_layers(model, Shuffled(), SITES, sf.leace, **options)
+    with pytest.raises(sf.InputError, match="no token"):
+        snn.fit_layers(model, batches, SITES, sf.leace, tokens="mean", **options)
+    assert hooks_in(model) == 0
+
+
+def test_files(tmp_path: Path) -> None:
+    model, batches = model_and_batches()
+    erasers = snn.fit_layers(model, batches, SITES, erase="z", keep="y", labels=["z", "y"])
+    path = tmp_path / "erasers.safetensors"
+    erasers.save(path)
+    loaded = snn.Erasers.load(path)
+    assert list(loaded) == list(erasers)
+    assert str(loaded) == str(erasers)
+    assert (loaded.sequential, loaded.tokens, loaded.sites) == (True, "all", erasers.sites)
+    for name, p in erasers.items():
+        assert np.array_equal(loaded[name].left, p.left)
+        assert loaded[name].report == p.report
+    x = batches[0]["input"]
+    with snn.install(model, erasers):
+        wanted = model(x)
+    with snn.install(model, path):
+        assert torch.equal(model(x), wanted)
+    with pytest.raises(snn.SiteError, match="nearest names"):
+        snn.install(tiny("llama"), path)
+    other = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(9)))
+    with pytest.raises(snn.SiteError, match="another model"):
+        snn.install(other, path)
+    data = bytearray(path.read_bytes())
+    data[-10] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(sf.FileFormatError):
+        snn.Erasers.load(path)
+
+
+def test_a_composition_survives_a_file(tmp_path: Path) -> None:
+    from splince_fast.nn.recipe import Recipe, Site
+
+    both = projection(seed=1) @ projection(rank=2, seed=2)
+    made = snn.Erasers({"a": both}, [Site("a", "Linear", 16, 1)], Recipe(), sequential=False)
+    made.save(tmp_path / "a.safetensors")
+    X = np.random.default_rng(0).normal(size=(9, 16))
+    assert np.array_equal(snn.Erasers.load(tmp_path / "a.safetensors")["a"](X), both(X))
+
+
+def test_a_transformer_layer_by_layer() -> None:
+    model = tiny("llama")
+    batch = inputs("llama", n=200, length=6)
+    batch["z"] = (batch["input_ids"] % 2).where(batch["attention_mask"] == 1, torch.tensor(-100))
+    at = ["model.layers.*", "model.norm"]
+    erasers = snn.fit_layers(model, [batch], at, sf.leace, erase="z", labels="z")
+    assert list(erasers) == ["model.layers.0", "model.layers.1", "model.norm"]
+    before = snn.collect(model, [batch], at, labels="z")
+    with snn.install(model, erasers):
+        after = snn.collect(model, [batch], at, labels="z")
+    for site in erasers:
+        assert after.trace("z")[site] < 1e-6 * before.trace("z")[site]
+
+
+def test_last_layer_retraining_then_folding() -> None:
+    """An eraser before a new head, trained, and folded into it."""
+    model, batches = model_and_batches()
+    p = snn.collect(model, batches, "8", labels="z").erasers(sf.leace, erase="z")["8"]
+    head = torch.nn.Sequential(snn.Eraser(p), torch.nn.Linear(16, 3))
+    features = torch.cat([model(b["input"]) for b in batches]).detach()
+    target = torch.cat([b["y"] for b in batches])
+    optimiser = torch.optim.Adam(head.parameters(), 0.05)
+    for _ in range(30):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(head(features), target).backward()
+        optimiser.step()
+    weight, bias = p.fold_into(head[1].weight, head[1].bias)
+    folded = torch.nn.functional.linear(features, weight, bias)
+    assert torch.allclose(folded, head(features), atol=1e-4)
+    assert torch.equal(folded.argmax(1), head(features).argmax(1))
