@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version as installed
+import splince_fast
 
 project = "splince_fast"
 copyright = "the splince_fast developers"
-version = release = installed("splince-fast")
+version = release = splince_fast.__version__
 
 extensions = [
     "sphinx.ext.autodoc",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast.sources.base import require
+from splince_fast._runtime.extras import require
 
 Float = NDArray[np.float64]
 
