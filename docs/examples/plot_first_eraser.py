@@ -4,7 +4,7 @@ What an eraser does to a cloud of points
 
 Two entangled labels in the plane and one more dimension: the concept moves the points along one
 direction, the task along another. LEACE removes the concept with the least change; SPLINCE leaves
-difference of the task's class means where it is.
+the difference of the task's class means where it is.
 """
 
 import matplotlib.pyplot as plt
