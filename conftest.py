@@ -2,6 +2,4 @@
 
 from importlib.util import find_spec
 
-collect_ignore_glob = (
-    [] if find_spec("torch") else ["splince_fast/nn/*.py", "docs/live_models.md"]
-)
+collect_ignore_glob = [] if find_spec("torch") else ["splince_fast/nn/*.py", "docs/live_models.md"]
