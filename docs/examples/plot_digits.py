@@ -2,8 +2,8 @@
 Images: erase how bold a digit is written
 =========================================
 
-scikit-learn's digits are images of 8 x 8 pixels. The concept is the boldness of the stroke, the mean
-brightness, a quantity; the task is whether the digit is a 0, which is bolder than most.
+scikit-learn's digits are images of 8 x 8 pixels. The concept is the boldness of the stroke, that is
+the mean brightness, a quantity; the task is whether the digit is a 0, which is bolder than most.
 """
 
 import matplotlib.pyplot as plt

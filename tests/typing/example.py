@@ -1,4 +1,4 @@
-"""The public API as another project sees it: strict type checkers read this file, nobody runs it."""
+"""The public API as another project sees it: for strict type checkers, never run."""
 
 from __future__ import annotations
 
