@@ -2,9 +2,13 @@
 
 ``SPLINCE_DEBUG=1``     bounds checks, C assertions, -O0 -g
 ``SPLINCE_SANITIZE=address,undefined``  compile and link with those sanitizers
+
+Both extensions keep to the limited API of Python 3.11, so that one wheel serves every later Python.
+Free-threaded builds of Python have no limited API: there the full one is used.
 """
 
 import os
+import sysconfig
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
@@ -12,6 +16,12 @@ from setuptools import Extension, setup
 DEBUG = os.environ.get("SPLINCE_DEBUG", "") not in ("", "0")
 SANITIZE = os.environ.get("SPLINCE_SANITIZE", "")
 POSIX = os.name == "posix"
+LIMITED_API = not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+# The line "distutils: define_macros" of a .pyx file would replace this list.
+macros: list[tuple[str, str | None]] = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
+if LIMITED_API:
+    macros.append(("Py_LIMITED_API", "0x030B0000"))
 
 compile_args: list[str] = []
 link_args: list[str] = []
@@ -27,6 +37,8 @@ setup(
             Extension(
                 f"splince_fast._kernels.{name}",
                 [f"splince_fast/_kernels/{name}.pyx"],
+                define_macros=macros,
+                py_limited_api=LIMITED_API,
                 extra_compile_args=compile_args,
                 extra_link_args=link_args,
             )
@@ -39,5 +51,6 @@ setup(
             "initializedcheck": DEBUG,
             "cdivision": True,
         },
-    )
+    ),
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if LIMITED_API else {},
 )

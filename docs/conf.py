@@ -1,12 +1,14 @@
-"""The site: `sphinx-build -W -b html docs docs/_build`."""
+"""The site: ``sphinx-build -W -b html docs docs/_build``."""
 
 from __future__ import annotations
 
-from importlib.metadata import version as installed
+import re
+
+import splince_fast
 
 project = "splince_fast"
 copyright = "the splince_fast developers"
-version = release = installed("splince-fast")
+version = release = splince_fast.__version__
 
 extensions = [
     "sphinx.ext.autodoc",
@@ -34,12 +36,15 @@ sphinx_gallery_conf = {
     "filename_pattern": r"/plot_",
     "download_all_examples": False,
     "show_memory": False,
+    "show_signature": False,
     "abort_on_example_error": True,
 }
 
+templates_path = ["_templates"]
 html_theme = "pydata_sphinx_theme"
 html_title = "splince_fast"
 html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_theme_options = {
     "show_toc_level": 2,
@@ -48,4 +53,26 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": [],
 }
-# MathJax is read from the network by the reader's browser only; the build is offline.
+# The build needs no network. A reader's browser fetches MathJax; where it cannot, formulas stay
+# legible as TeX.
+
+
+def as_text(
+    app: object, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
+    """Bars of a norm, |P Cov(x, z)|, are no substitutions of reST, and names that end in an
+    underscore no links; references to the guide of scikit-learn, inherited, are its words."""
+    for i, line in enumerate(lines):
+        if line.lstrip().startswith((">>>", "...", "..")):
+            continue
+        line = re.sub(r":ref:`([^`<]*?) *<[^`]*>`", r"\1", line)
+        parts = re.split(r"(``.*?``|`[^`]*`_?)", line)
+        for k in range(0, len(parts), 2):
+            bars = re.sub(r"(?<!\\)\|", r"\\|", parts[k])
+            parts[k] = re.sub(r"\b([A-Za-z]\w*)_(?=[^\w`]|$)(?<!\\_)", r"\1\\_", bars)
+        lines[i] = "".join(parts)
+
+
+def setup(app: object) -> None:
+    """Connect what is defined above."""
+    app.connect("autodoc-process-docstring", as_text)  # type: ignore[attr-defined]

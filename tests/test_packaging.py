@@ -128,3 +128,70 @@ def test_wheel_built_from_the_source_distribution_works_elsewhere(tmp_path: Path
         "print(sf.__version__, sf.leace(m, erase='z').rank)\n"
     )
     assert python(code, executable=interpreter, cwd=tmp_path) == f"{sf.__version__} 1"
+
+
+def tool(name: str, *arguments: str) -> None:
+    """Run a checker of distributions, or skip where it is not installed."""
+    if find_spec(name) is None:
+        pytest.skip(f"needs {name}, of the extra packaging")
+    result = subprocess.run(
+        [sys.executable, "-m", name, *arguments], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of the tree, built by pip."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder)]
+    subprocess.run([*command, str(ROOT)], check=True)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@packaging
+def test_one_wheel_serves_every_python_from_3_11(wheel: Path) -> None:
+    assert "-cp311-abi3-" in wheel.name
+    with zipfile.ZipFile(wheel) as archive:
+        built = [n for n in archive.namelist() if n.endswith((".so", ".pyd"))]
+    assert built
+    assert all(".abi3." in n or n.endswith(".pyd") for n in built)
+
+
+@packaging
+def test_no_symbol_outside_the_limited_api(wheel: Path) -> None:
+    tool("abi3audit", "--strict", str(wheel))
+
+
+@packaging
+def test_the_index_would_take_the_wheel(wheel: Path) -> None:
+    tool("twine", "check", "--strict", str(wheel))
+
+
+@packaging
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    tool("check_wheel_contents", str(wheel))
+
+
+@packaging
+@pytest.mark.skipif(sys.platform != "linux", reason="a tool for Linux")
+def test_the_wheel_needs_no_library_of_its_own(wheel: Path) -> None:
+    tool("auditwheel", "show", str(wheel))
+
+
+@packaging
+def test_the_wheel_runs_the_demo_where_no_compiler_is(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "home", with_pip=True)
+    bin_ = tmp_path / "home" / ("Scripts" if os.name == "nt" else "bin")
+    bare = os.environ | {"PATH": str(bin_), "CC": "no-compiler"}
+
+    def run(*command: str) -> str:
+        return subprocess.run(
+            command, check=True, env=bare, cwd=tmp_path, capture_output=True, text=True
+        ).stdout
+
+    probe = "import shutil; print([c for c in ('gcc', 'cc', 'clang', 'cl') if shutil.which(c)])"
+    assert run(str(bin_ / "python"), "-c", probe).strip() == "[]"
+    run(str(bin_ / "python"), "-m", "pip", "install", "-q", "--only-binary=:all:", str(wheel))
+    assert "SPLINCE" in run(str(bin_ / "splince-fast"), "demo", "--no-figure", "--splits", "3")

@@ -1,4 +1,3 @@
-# distutils: define_macros=NPY_NO_DEPRECATED_API=NPY_1_7_API_VERSION
 """Symmetric rank-k accumulation on BLAS, and the table of routines it calls.
 
 Layout is decided here and nowhere else: matrices of the state are Fortran-ordered with only the

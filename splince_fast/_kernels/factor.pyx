@@ -1,4 +1,3 @@
-# distutils: define_macros=NPY_NO_DEPRECATED_API=NPY_1_7_API_VERSION
 """A square-root factor L of a covariance S = L L^T, as a thing that can be kept and shared.
 
 S is scaled to unit diagonal, c = D^-1 S D^-1, and factored there: by Cholesky, or by an

@@ -1,4 +1,3 @@
-# distutils: define_macros=NPY_NO_DEPRECATED_API=NPY_1_7_API_VERSION
 """One routine for the whole family: a factor and two spans in, an oblique projection out.
 
 With L the factor of S, D the deviations of the features, Sz and Sy the spans of what is erased and

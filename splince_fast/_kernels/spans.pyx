@@ -1,4 +1,3 @@
-# distutils: define_macros=NPY_NO_DEPRECATED_API=NPY_1_7_API_VERSION
 """Cross-covariances of x with a labelled variable, from its sums, in units of its deviations."""
 
 import numpy as np

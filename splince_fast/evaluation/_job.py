@@ -315,14 +315,9 @@ class Job:
         params = model.get_params()
         if "random_state" in params and params["random_state"] is None:
             model.set_params(random_state=self.seed)
-        passed: dict[str, Any] = {}
-        accepted = inspect.signature(model.fit).parameters
-        if "groups" in accepted:
+        passed = {}
+        if "groups" in inspect.signature(model.fit).parameters:
             passed["groups"] = self.cells(self.split.train)
-        rows_v = self.split.validation
-        if {"groups", "validation"} <= set(accepted) and len(rows_v):
-            labels = (self.task(rows_v), self.cells(rows_v))
-            passed["validation"] = (how(self.validation), *labels)
         target = self.task(self.split.train)
         target = target.ravel() if target.ndim == 2 and target.shape[1] == 1 else target
         with warnings.catch_warnings(record=True) as caught:
