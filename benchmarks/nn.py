@@ -74,7 +74,7 @@ def data(tokenizer: Any) -> tuple[Any, Any]:
     import torch
 
     from splince_fast import nn as snn
-    from splince_fast.demo import professions
+    from splince_fast.experiments.demo import professions
 
     tables = professions.load()
     pairs = [(i, t) for t in tables.templates for i in range(len(tables.nouns))][:200]

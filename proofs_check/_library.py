@@ -75,7 +75,7 @@ def professions(aligned: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]
     Over all nouns the two scores are uncorrelated by design; ``aligned`` leaves out the nouns
     whose scores have opposite signs, which makes them correlate.
     """
-    from splince_fast.demo.professions import load
+    from splince_fast.experiments.demo.professions import load
 
     data = load()
     z, y = data.stereotype[data.noun_index], data.factual[data.noun_index]

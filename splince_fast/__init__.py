@@ -36,13 +36,13 @@ from splince_fast.exceptions import (
 if TYPE_CHECKING:
     from splince_fast import baselines, evaluation, nn, sources
     from splince_fast.config import Config, show_config
-    from splince_fast.cross import CrossReport, FoldReport, cross_report
     from splince_fast.estimators import LEACE, SAL, SPLINCE, MeanProjection
     from splince_fast.methods import leace, mean_projection, sal, splince
+    from splince_fast.methods.cross import CrossReport, FoldReport, cross_report
+    from splince_fast.methods.quick import erase
     from splince_fast.moments import Moments
     from splince_fast.moments.factored import Factored
     from splince_fast.projection import Projection
-    from splince_fast.quick import erase
     from splince_fast.report import Report, VariableReport
     from splince_fast.strength import ConceptStrength, concept_strength
 
@@ -53,7 +53,7 @@ _LAZY = {
     "Projection": "splince_fast.projection",
     "Report": "splince_fast.report",
     "VariableReport": "splince_fast.report",
-    "erase": "splince_fast.quick",
+    "erase": "splince_fast.methods.quick",
     "splince": "splince_fast.methods",
     "leace": "splince_fast.methods",
     "sal": "splince_fast.methods",
@@ -64,14 +64,16 @@ _LAZY = {
     "MeanProjection": "splince_fast.estimators",
     "Factored": "splince_fast.moments.factored",
     "concept_strength": "splince_fast.strength",
-    "cross_report": "splince_fast.cross",
-    "CrossReport": "splince_fast.cross",
-    "FoldReport": "splince_fast.cross",
+    "cross_report": "splince_fast.methods.cross",
+    "CrossReport": "splince_fast.methods.cross",
+    "FoldReport": "splince_fast.methods.cross",
     "ConceptStrength": "splince_fast.strength",
     "show_config": "splince_fast.config",
     "Config": "splince_fast.config",
     "sources": "",
     "nn": "",
+    "evaluation": "",
+    "baselines": "",
 }
 
 __version__ = library_version()
@@ -108,9 +110,11 @@ __all__ = [
     "UnseenRowsWarning",
     "VariableReport",
     "WholeNumbersWarning",
+    "baselines",
     "concept_strength",
     "cross_report",
     "erase",
+    "evaluation",
     "leace",
     "mean_projection",
     "nn",

@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from splince_fast._runtime import files, sweep
 from splince_fast._runtime.arrays import as_rows
 from splince_fast._runtime.sweep import Factors
+from splince_fast._runtime.tensors import erase_tensor, is_tensor, like
 from splince_fast.exceptions import FileFormatError, InputError
-from splince_fast.integrations.torch import erase_tensor, is_tensor, like
 
 if TYPE_CHECKING:
     from splince_fast.report import Report

@@ -15,18 +15,12 @@ LAYERS = [
     ["_runtime", "_kernels"],
     ["labels", "sources"],
     ["_solve"],
-    ["moments"],
-    ["report"],
-    ["integrations"],
+    ["moments", "report"],
     ["projection"],
     ["methods", "strength"],
-    ["_estimator", "quick"],
-    ["cross", "estimators", "config", "demo"],
-    ["baselines", "nn"],
-    ["evaluation"],
-    ["experiments"],
-    ["cli"],
-    ["__main__", "__init__"],
+    ["estimators", "config", "nn"],
+    ["baselines", "evaluation", "experiments"],
+    ["cli", "__main__", "__init__"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

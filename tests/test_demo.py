@@ -19,10 +19,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from splince_fast.cli import main
-from splince_fast.demo import experiment, table
-from splince_fast.demo.experiment import METHODS, Outcome, Results, Split
-from splince_fast.demo.professions import ProfessionData
 from splince_fast.exceptions import InputError, NotEnoughDataError
+from splince_fast.experiments.demo import experiment, table
+from splince_fast.experiments.demo.experiment import METHODS, Outcome, Results, Split
+from splince_fast.experiments.demo.professions import ProfessionData
 
 Float = NDArray[np.float64]
 N_TEMPLATES, WIDTH = 6, 12
@@ -313,7 +313,7 @@ def test_json_holds_every_split(data: ProfessionData) -> None:
 
 def test_the_plane_shows_all_that_the_erasers_do(data: ProfessionData) -> None:
     pytest.importorskip("matplotlib", reason="drawing needs the extra demo")
-    from splince_fast.demo.figure import Plane
+    from splince_fast.experiments.demo.figure import Plane
 
     results = experiment.run(data, n_splits=2, train_correlation=0.3)
     plane = Plane(data, results)

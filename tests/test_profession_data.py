@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from splince_fast._runtime import files
-from splince_fast.demo import professions
 from splince_fast.exceptions import FileFormatError
+from splince_fast.experiments.demo import professions
 
 DATA = Path(professions.__file__).parent / "data"
 TOOL = Path(__file__).parents[1] / "tools" / "build_profession_activations.py"

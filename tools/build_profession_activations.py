@@ -1,4 +1,4 @@
-"""Build ``splince_fast/demo/data/professions.safetensors`` from a small language model.
+"""Build ``splince_fast/experiments/demo/data/professions.safetensors`` from a small language model.
 
 Every noun of ``nouns.csv`` is put into every template of ``templates.txt``; each prompt is run
 through SmolLM2-135M-Instruct, and the hidden state of its last token, after the final RMSNorm, is
@@ -49,8 +49,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime import files
-from splince_fast.demo import professions
 from splince_fast.exceptions import MissingExtraError
+from splince_fast.experiments.demo import professions
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils import check_random_state
 
-from splince_fast._estimator import ErasingTransformer
 from splince_fast.baselines._rows import (
     Float,
     Part,
@@ -23,6 +22,7 @@ from splince_fast.baselines._rows import (
     validation_rows,
     weights_of,
 )
+from splince_fast.estimators.base import ErasingTransformer
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError, NothingErasedWarning
 from splince_fast.labels.names import ClassName
 from splince_fast.projection import Projection

@@ -14,7 +14,6 @@ from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from splince_fast._estimator import CheckedEstimator, variables_of
 from splince_fast.baselines._erasing import generator
 from splince_fast.baselines._rows import (
     Float,
@@ -27,6 +26,7 @@ from splince_fast.baselines._rows import (
     validation_rows,
     weights_of,
 )
+from splince_fast.estimators.base import CheckedEstimator, variables_of
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 
 

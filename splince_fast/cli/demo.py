@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> None:
     if args.figure is not None:
         require("matplotlib.figure", "demo")
     check_outputs({"--figure": args.figure, "--json": args.json}, force=True)
-    from splince_fast.demo import experiment, professions, table
+    from splince_fast.experiments.demo import experiment, professions, table
 
     data = professions.load()
     runs: list[experiment.Results] = []
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     if args.figure is None and find_spec("matplotlib") is None:
         print('figure: not drawn; matplotlib comes with pip install "splince_fast[demo]"')
         return
-    from splince_fast.demo.figure import draw
+    from splince_fast.experiments.demo.figure import draw
 
     path = Path(_DEFAULT_FIGURE if args.figure is None else args.figure)
     draw(data, runs, path)

@@ -12,7 +12,6 @@ import math
 import numpy as np
 
 from splince_fast import leace, sal, splince
-from splince_fast._runtime.extras import require
 from splince_fast.evaluation import log_odds_regression
 from splince_fast.evaluation._tables import Table
 from splince_fast.experiments import _language

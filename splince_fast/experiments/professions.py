@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from splince_fast.demo import experiment, professions, table
 from splince_fast.evaluation._tables import Table
 from splince_fast.experiments._common import Claim, Findings, Options, paper_table
 from splince_fast.experiments.datasets import Dataset
+from splince_fast.experiments.demo import experiment, professions, table
 
 PAPER = {
     "Original": ("3.59", "15.71", "3.84", "20.2", "3.98", "19.02"),

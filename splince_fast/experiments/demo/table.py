@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from splince_fast.demo.experiment import (
+from splince_fast.experiments.demo.experiment import (
     CORRELATION_TOLERANCE,
     ERASERS,
     METHODS,
@@ -15,7 +15,7 @@ from splince_fast.demo.experiment import (
     Float,
     Results,
 )
-from splince_fast.demo.professions import ProfessionData
+from splince_fast.experiments.demo.professions import ProfessionData
 
 CONFIDENCE: Final = 0.95
 STAR_LEVEL: Final = 0.01

@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from splince_fast._runtime.extras import require
-from splince_fast.demo.experiment import ERASERS, METHODS, Float, Results, accumulate
-from splince_fast.demo.professions import ProfessionData
-from splince_fast.demo.table import exponents
+from splince_fast.experiments.demo.experiment import ERASERS, METHODS, Float, Results, accumulate
+from splince_fast.experiments.demo.professions import ProfessionData
+from splince_fast.experiments.demo.table import exponents
 from splince_fast.methods import leace
 
 # Okabe and Ito's colours, which all kinds of colour vision tell apart.

@@ -161,7 +161,7 @@ def load(folder: str | os.PathLike[str] | None = None) -> ProfessionData:
     """
     if folder is not None:
         return _load(Path(folder))
-    with as_file(resource_files("splince_fast.demo").joinpath("data")) as shipped:
+    with as_file(resource_files("splince_fast.experiments.demo").joinpath("data")) as shipped:
         return _load(shipped)
 
 

@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Self, cast
 from sklearn.model_selection import ParameterGrid
 from sklearn.utils.validation import check_is_fitted
 
-from splince_fast._estimator import ErasingTransformer, variables_of
 from splince_fast._solve.options import Options, options_of
 from splince_fast._solve.selection import Selection
+from splince_fast.estimators.base import ErasingTransformer, variables_of
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
     InputError,

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from splince_fast.demo.professions import ProfessionData
 from splince_fast.exceptions import InputError, NotEnoughDataError
+from splince_fast.experiments.demo.professions import ProfessionData
 from splince_fast.methods import leace, sal, splince
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection

@@ -1,1 +1,0 @@
-"""Bridges to other libraries, each imported only when its data turn up."""
