@@ -113,7 +113,8 @@ def test_wheel_built_from_the_source_distribution_works_elsewhere(tmp_path: Path
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    for needed in ("splince_fast/py.typed", "splince_fast/experiments/demo/data/professions.safetensors"):
+    data = "splince_fast/experiments/demo/data/professions.safetensors"
+    for needed in ("splince_fast/py.typed", data, "splince_fast/experiments/data/bios.npz"):
         assert needed in names
     assert not [name for name in names if name.endswith(".c") or name.startswith("tests/")]
     home = tmp_path / "elsewhere"
