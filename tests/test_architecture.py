@@ -57,10 +57,7 @@ def test_imports_point_downwards(path: Path) -> None:
     assert name in LEVEL, f"{name} stands in no layer: give it one"
     tree = ast.parse(path.read_text(encoding="utf-8"))
     upwards = {
-        other
-        for other in imported(tree)
-        if LEVEL.get(other, -1) >= LEVEL[name]
-        and other != name
+        other for other in imported(tree) if LEVEL.get(other, -1) >= LEVEL[name] and other != name
     }
     assert not upwards, f"{path.name} imports {upwards} from above"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import narwhals.stable.v2 as nw
 import numpy as np
@@ -66,7 +66,7 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
     concept_from: str | None
     _projection: Projection | None
 
-    _keeps_task = False
+    _keeps_task: ClassVar[bool] = False
 
     def _concept(self, y: Any, concept: Any) -> dict[str, Any]:
         """Variables to erase by name: `concept`, or y where ``concept_from="y"`` asks for that."""

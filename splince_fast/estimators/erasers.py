@@ -43,7 +43,6 @@ class _Eraser(ErasingTransformer):
     kept_: Any
     _extendable: bool
 
-    _keeps_task: ClassVar[bool] = False
     _method: ClassVar[str]
     _concept_kind: ClassVar[str | None] = None
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from splince_fast import splince
+from splince_fast._runtime.extras import require
 from splince_fast.exceptions import MissingExtraError
-from splince_fast.sources.base import require
 
 
 def read_model() -> tuple[Any, Any]:
