@@ -30,9 +30,9 @@ result = ev.compare(
 )
 
 # %%
-# Worst-group accuracy: mean over the splits. Three splits are few; a study takes ten or more. In this
-# data no eraser helps: a covariance of training rows in which concept and task go together contains
-# a part of the task, which is erased with it. Measure before you erase.
+# Worst-group accuracy: mean over the splits. Three splits are few; a study takes ten or more. In
+# this data no eraser helps: a covariance of training rows in which concept and task go together
+# contains a part of the task, which is erased with it. Measure before you erase.
 
 levels = (0.5, 0.7, 0.9)
 figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True, layout="constrained")
