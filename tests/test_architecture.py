@@ -22,10 +22,11 @@ LAYERS = [
     ["methods", "strength"],
     ["_estimator"],
     ["estimators", "quick"],
-    ["baselines"],
+    ["baselines", "nn"],
     ["config"],
     ["evaluation"],
     ["demo"],
+    ["experiments"],
     ["cli"],
     ["__main__", "__init__"],
 ]
