@@ -65,7 +65,7 @@ def as_text(
     for i, line in enumerate(lines):
         if line.lstrip().startswith((">>>", "...", "..")):
             continue
-        line = re.sub(r":ref:`([^`<]*?) *<[^`]*>`", r"\1", line)
+        line = re.sub(r":(?:ref|term):`([^`<]*?)(?: *<[^`]*>)?`", r"\1", line)
         parts = re.split(r"(``.*?``|`[^`]*`_?)", line)
         for k in range(0, len(parts), 2):
             bars = re.sub(r"(?<!\\)\|", r"\\|", parts[k])

@@ -136,7 +136,11 @@ def tool(name: str, *arguments: str) -> None:
     if find_spec(name) is None:
         pytest.skip(f"needs {name}, of the extra packaging")
     result = subprocess.run(
-        [sys.executable, "-m", name, *arguments], capture_output=True, text=True, check=False
+        [sys.executable, "-m", name, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
     )
     assert result.returncode == 0, result.stdout + result.stderr
 

@@ -189,7 +189,7 @@ def refuse_lazy(X: Any, name: str) -> None:
     if verb is not None:
         raise InputError(
             f"{name} is a lazy {type(X).__name__}, which would be pulled into memory as a whole; "
-            f"pass its blocks one at a time (sources.from_dask does so for a dask array), or "
+            f"pass its blocks one at a time to Moments.update, or "
             f"{verb}() it first where it fits"
         )
 
