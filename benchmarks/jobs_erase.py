@@ -110,8 +110,6 @@ def _leace_ways(d: int) -> Ways:
 
 def _factor() -> Iterator[Job]:
     """From one kept factor: every further eraser, and how strong the concept is."""
-    if not hasattr(sf.Moments, "factored"):
-        return
     for d, limit in ((2048, 0.15), (4096, 0.05)):
         for kind in ("second eraser", "concept_strength"):
             build = partial(_factor_ways, d, kind)
@@ -119,7 +117,7 @@ def _factor() -> Iterator[Job]:
 
 
 def _factor_ways(d: int, kind: str) -> Ways:
-    moments: Any = moments_of(d)
+    moments = moments_of(d)
     factored = moments.factored()
     splince_of(factored).run()  # the first eraser, which may finish the factor
     strength = Contender(lambda: sf.concept_strength(factored, "z"))

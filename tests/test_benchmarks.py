@@ -58,6 +58,8 @@ def test_contenders_of_every_job_give_the_same_result(bench: Any) -> None:
             if getattr(way, "answer", None) and way.units == ways["splince_fast"].units
         }  # those with fewer units see only a part of the rows
         ours = answers.pop("splince_fast", None)
+        if ours is None:  # timed against the library itself
+            continue
         for name, other in answers.items():
             eps = max(np.finfo(a.dtype).eps for a in (ours, other))
             if job.group in streams and "float64" not in job.name:

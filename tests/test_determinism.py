@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import state_bytes
+from naive_model import state_bytes
 from numpy.typing import NDArray
 
 import splince_fast as sf

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Rows, check, state_bytes
+from naive_model import Rows, check, state_bytes
 from numpy.typing import NDArray
 
 import splince_fast as sf

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FUZZ, Rows, check, state_bytes
+from naive_model import FUZZ, Rows, check, state_bytes
 
 import splince_fast as sf
 from splince_fast import Moments, Projection, SplinceError, labels, sources

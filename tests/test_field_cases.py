@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import state_bytes
+from naive_model import state_bytes
 from named_tests import definitions
 from numpy.typing import NDArray
 

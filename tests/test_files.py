@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from conftest import FUZZ, Rows, check, state_bytes, tables
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from naive_model import FUZZ, Rows, check, state_bytes, tables
 
 import splince_fast
 from splince_fast import FileFormatError, InputError, Moments, Projection, SplinceError

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from naive_model import FUZZ
 from numpy.typing import NDArray
 from test_oracles import EPS, Data, conditions, draw_data
 
 import splince_fast as sf
-from splince_fast import methods
+from splince_fast.methods import closed_forms
 
 Float = NDArray[np.float64]
 many = settings(max_examples=30 * max(FUZZ, 1))
@@ -1090,7 +1090,7 @@ def test_rows_that_come_during_a_solve_do_not_get_into_it(monkeypatch: pytest.Mo
     moments = sf.Moments(block_rows=50).update(data.x, {"z": data.z, "y": data.y})
     expected = erase("splince", data.moments())
     refused: list[BaseException] = []
-    solve = methods.oblique
+    solve = closed_forms.oblique
 
     def late() -> None:
         try:
@@ -1104,7 +1104,7 @@ def test_rows_that_come_during_a_solve_do_not_get_into_it(monkeypatch: pytest.Mo
         thread.join(timeout=5)
         return solve(*args, **options)
 
-    monkeypatch.setattr(methods, "oblique", interrupted)
+    monkeypatch.setattr(closed_forms, "oblique", interrupted)
     eraser = erase("splince", moments)
     assert_same(change(eraser), change(expected), slack(data))
 

@@ -20,7 +20,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import (
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from naive_model import (
     FUZZ,
     LAYOUTS,
     U32,
@@ -36,9 +39,6 @@ from conftest import (
     summed,
     tables,
 )
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 import splince_fast
 from splince_fast import (

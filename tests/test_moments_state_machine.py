@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import FUZZ, Rows, Table, check, no_rows, state_bytes, tables
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -26,6 +25,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from naive_model import FUZZ, Rows, Table, check, no_rows, state_bytes, tables
 
 from splince_fast import Moments, SplinceError
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.linalg
-from conftest import FUZZ
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from naive_model import FUZZ
 from numpy.typing import NDArray
 
 import splince_fast as sf

@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 import splince_fast as sf
 
+# MiniLM has features of size 1e-33, in which a trace stands on no digits: the library says so.
+pytestmark = pytest.mark.filterwarnings("ignore:x varies by less:splince_fast.PrecisionWarning")
+
 Float = NDArray[np.float64]
 Find = Callable[[str], Path]
 METHODS = ["none", "SAL", "LEACE", "SPLINCE"]

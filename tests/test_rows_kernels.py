@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import U32, U64, scatter_of
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from naive_model import U32, U64, scatter_of
 
 from splince_fast import Moments
 from splince_fast._kernels import accumulate, blas, jit, reference

@@ -23,9 +23,9 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from conftest import FUZZ
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from naive_model import FUZZ
 from numpy.typing import NDArray
 
 from splince_fast._kernels import factor as kernel

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Rows, check, state_bytes
+from naive_model import Rows, check, state_bytes
 
 import splince_fast as sf
 from splince_fast import FileFormatError, InputError, Moments, sources

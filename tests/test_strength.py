@@ -564,6 +564,7 @@ def test_permutation_test_reads_labels_as_the_moments_did() -> None:
 # --- what it refuses, and how it looks -----------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore::splince_fast.WholeNumbersWarning")
 def test_errors_are_typed_and_say_what_to_do() -> None:
     X, z = example()
     labels = {
@@ -598,6 +599,7 @@ def test_errors_are_typed_and_say_what_to_do() -> None:
             concept_strength(moments, "z", seed=bad)  # type: ignore[arg-type]
 
 
+@pytest.mark.filterwarnings("ignore::splince_fast.WholeNumbersWarning")
 def test_permutation_test_refuses_other_rows() -> None:
     X, z = example()
     moments = sf.Moments().update(X, {"z": z})

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Rows, check, state_bytes, summed
 from hypothesis import given
 from hypothesis import strategies as st
+from naive_model import Rows, check, state_bytes, summed
 
 import splince_fast
 from splince_fast import InputError, Moments, Projection, SplinceError, leace

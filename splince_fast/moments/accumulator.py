@@ -364,15 +364,19 @@ class Accumulator:
             return result
         shift = theirs.reference - state.reference
         variables = merged_variables(result.variables, part.variables, shift, -1)
-        constant = state.remove(theirs)
+        constant, rounding = state.remove(theirs)
         for name, variable in variables.items():
             if variable.n_rows > state.n_rows:
                 raise IncompatibleMomentsError(
                     f"cannot remove this part: more rows would carry the variable {name!r} than "
                     "are left, so it is not a part of the whole"
                 )
-            if len(constant):
-                variable.clear(constant, state.deviation / state.weight)
+            # Sums over classes are known to more digits than products in float32.
+            constant = constant[~variable.varies(constant, state.mean_deviation, rounding)]
+        if len(constant):
+            state.second.clear(constant)
+            for variable in variables.values():
+                variable.clear(constant, state.mean_deviation)
         result.variables = variables
         return result
 

@@ -190,6 +190,11 @@ class ClassSums(Variable):
         self.weights[empty] = 0.0
         self.sums[empty] = 0.0
 
+    def varies(self, features: NDArray[np.intp], gap: Float, rounding: Float) -> NDArray[np.bool_]:
+        weights = self.weights[:, None]
+        beyond = np.abs(self.sums[:, features] - weights * gap[features])
+        return np.asarray((beyond > weights * rounding[features]).any(axis=0))
+
     def clear(self, features: NDArray[np.intp], gap: Float) -> None:
         self.sums[:, features] = np.outer(self.weights, gap[features])
 

@@ -210,6 +210,11 @@ class ColumnSums(Variable):
         self.squares[constant, :] = joint
         self.squares[:, constant] = joint.T
 
+    def varies(self, features: NDArray[np.intp], gap: Float, rounding: Float) -> NDArray[np.bool_]:
+        size = np.sqrt(np.maximum(np.diag(self.squares), 0.0) * self._weight)[:, None]
+        beyond = np.abs(self.products[:, features] - np.outer(self.z_sum, gap[features]))
+        return np.asarray((beyond > size * rounding[features]).any(axis=0))
+
     def clear(self, features: NDArray[np.intp], gap: Float) -> None:
         self.x_sum[features] = self._weight * gap[features]
         self.products[:, features] = np.outer(self.z_sum, gap[features])

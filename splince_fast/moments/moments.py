@@ -269,7 +269,7 @@ class Moments:
         """Merge the other moments into this object, in place."""
         self._check_like(other)
         part = other.copy() if other is self else other
-        with part.held() as theirs, Deferred(), self._lock:
+        with Deferred(), self._lock, part.held() as theirs:
             self._accumulator.flush()
             self._accumulator.add(theirs)
         return self

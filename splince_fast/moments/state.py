@@ -50,6 +50,11 @@ class State:
         return np.asarray(self.reference + self.deviation / self.weight)
 
     @property
+    def mean_deviation(self) -> Float:
+        """(d,): the mean about the reference point; 0 where there are no rows."""
+        return np.asarray(self.deviation / self.weight if self.weight else self.deviation)
+
+    @property
     def scatter(self) -> Float:
         """(d, d) Fortran-ordered, of which the lower triangle is meaningful."""
         return self.second.matrix
@@ -182,14 +187,15 @@ class State:
         self.n_rows += other.n_rows
         self.weight += other.weight
 
-    def remove(self, part: State) -> NDArray[np.intp]:
-        """Take back the moments of a part, in place, and return the features left constant.
+    def remove(self, part: State) -> tuple[NDArray[np.intp], Float]:
+        """Take back the moments of a part, in place.
 
-        The equation of `add` is solved for S_a. A variance of no more than what rounding can
-        leave of the whole's is exactly 0 afterwards: the feature is constant in the rest. Where
-        the part is none an error is raised, and the state is not to be used any more.
+        The equation of `add` is solved for S_a. Returned are the features whose variance is no
+        more than what rounding can leave of the whole's, and the rounding of sums over x for
+        each feature: `clear` makes those constant in which no label shows a variation above it.
+        Where the part is none an error is raised, and the state is not to be used any more.
         """
-        none = np.empty(0, np.intp)
+        none = np.empty(0, np.intp), np.empty(0)
         if part.n_rows > self.n_rows:
             raise IncompatibleMomentsError(
                 f"cannot remove a part of {part.n_rows} rows from a whole of {self.n_rows}: it is "
@@ -218,6 +224,8 @@ class State:
         noise = EPS64 * (512 + 8 * self.n_rows**0.5) * squares + of_offset
         if roundoff > EPS64:
             noise += 64 * EPS32 * squares
+        of_sums = EPS64 * (512 + 8 * self.n_rows**0.5) * np.sqrt(squares / self.weight)
+        of_sums += 64 * EPS64 * offset
         shift = part.reference - self.reference
         deviation = part.deviation + part.weight * shift
         if self.fourth is not None and part.fourth is not None:
@@ -236,6 +244,5 @@ class State:
                 "not a part of the whole"
             )
         constant = np.flatnonzero(diagonal <= noise)
-        self.second.clear(constant)
         np.maximum(diagonal, 0.0, out=diagonal)
-        return constant
+        return constant, of_sums

@@ -160,6 +160,8 @@ class _Run:
         self._last: str = stream.get("last", "")
         self._last_block: Any = None
         self._variables = set(target.variables)
+        # Labels that are read and not accumulated.
+        self._unread = {target.make_like().get("groups")}
         in_order = isinstance(source, StreamSource)
         self.first_block = 0 if in_order else max(0, self.position - 1)
         if self.position > 1 and not in_order and self._first:
@@ -234,7 +236,7 @@ class _Run:
         fresh = encode(
             block.labels, len(block.X), kinds=parameters.kinds or None, joint=parameters.joint
         )
-        foreign = [name for name in fresh if name not in self._variables]
+        foreign = [name for name in fresh if name not in self._variables | self._unread]
         if foreign:
             raise FileFormatError(
                 f"the checkpoint {self._checkpoint} was written with the variables "

@@ -113,6 +113,13 @@ class Variable(ABC):
         """self + sign * other, with `shift` = reference of other - reference of self."""
 
     @abstractmethod
+    def varies(self, features: NDArray[np.intp], gap: Float, rounding: Float) -> NDArray[np.bool_]:
+        """Whether x, which is `gap` from the reference point on average, differs between labels.
+
+        By more than `rounding`, (d,), in the mean of a class or in units of z's deviation.
+        """
+
+    @abstractmethod
     def clear(self, features: NDArray[np.intp], gap: Float) -> None:
         """Make features constant: x is `gap` from the reference point in every row."""
 

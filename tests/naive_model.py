@@ -1,0 +1,297 @@
+"""A naive model of moments, random tables and layouts: what several test modules compare with.
+
+Statistics are computed from a plain list of rows in extended precision.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from splince_fast import Moments
+
+# Multiplies the examples of every property test.
+FUZZ = int(os.environ.get("SPLINCE_FAST_FUZZ", "0"))
+
+
+# --- the naive model: a list of rows, and two passes over it in extended precision ---------------
+
+
+@dataclass
+class Rows:
+    """Rows of positive weight with their labels, as they were given.
+
+    A label is a class name, a tuple of floats (the columns of a continuous variable), or None.
+    """
+
+    x: NDArray[np.float64]
+    w: NDArray[np.float64]
+    labels: dict[Any, list[Any]] = field(default_factory=dict)
+    narrow: bool = False  # some of them came with at most 32 bits
+
+    def __len__(self) -> int:
+        return len(self.w)
+
+    def __add__(self, other: Rows) -> Rows:
+        if not len(self) or not len(other):
+            return other if not len(self) else self
+        labels = {
+            name: self.labels.get(name, [None] * len(self))
+            + other.labels.get(name, [None] * len(other))
+            for name in {**self.labels, **other.labels}
+        }
+        return Rows(
+            np.concatenate([self.x, other.x]),
+            np.concatenate([self.w, other.w]),
+            labels,
+            self.narrow or other.narrow,
+        )
+
+    def take(self, index: Any) -> Rows:
+        where = np.arange(len(self))[index]
+        labels = {name: [column[i] for i in where] for name, column in self.labels.items()}
+        return Rows(self.x[where], self.w[where], labels, self.narrow)
+
+    @classmethod
+    def of(cls, X: Any, labels: dict[str, Any] | None = None, weight: Any = None) -> Rows:
+        """The model of one block as it is passed to `Moments.update`."""
+        X = np.asarray(X)
+        w = np.ones(len(X)) if weight is None else np.asarray(weight, np.float64)
+        columns = {name: _as_labels(column) for name, column in (labels or {}).items()}
+        narrow = X.dtype.kind == "f" and X.dtype.itemsize <= 4
+        return cls(X.astype(np.float64), w, columns, narrow).take(w > 0)
+
+
+def no_rows(width: int = 1) -> Rows:
+    return Rows(np.empty((0, width)), np.empty(0))
+
+
+def _as_labels(column: Any) -> list[Any]:
+    if isinstance(column, np.ndarray) and column.dtype.kind == "f":
+        wide = column[:, None] if column.ndim == 1 else column
+        return [None if np.isnan(row).any() else tuple(map(float, row)) for row in wide]
+    return column.tolist() if isinstance(column, np.ndarray) else list(column)
+
+
+def scatter_of(x: NDArray[Any], w: NDArray[Any] | None = None) -> NDArray[Any]:
+    """Two-pass scatter in extended precision."""
+    x = x.astype(np.longdouble)
+    w = np.ones(len(x), np.longdouble) if w is None else w.astype(np.longdouble)
+    centred = x - (w @ x) / w.sum()
+    return np.asarray((w[:, None] * centred).T @ centred)
+
+
+def _is_continuous(column: list[Any]) -> bool:
+    example = next((value for value in column if value is not None), None)
+    return isinstance(example, tuple) and all(type(part) is float for part in example)
+
+
+U32, U64 = 2.0**-24, 2.0**-53
+
+
+def check(moments: Moments, rows: Rows, history: Rows | None = None) -> None:
+    """Everything that `moments` says against the naive model.
+
+    `history` holds every row that ever went through the state: what was removed leaves its
+    roundings behind. The bounds are those of summation, (N u) sum |terms|, with Cauchy and Schwarz
+    for products: entry (i, j) of the scatter to N u sqrt(S_ii S_jj), u = 2^-24 where float32 rows
+    were seen, plus what the rounding of x itself, of size A = max |x|, does in float64. The factor
+    8 allows for centring, weighting and merging; misplaced or lost rows are off by far more.
+    """
+    past = rows if history is None else history
+    assert moments.n_rows == len(rows)
+    if not len(rows):
+        assert moments.weight == 0
+        return
+    n, total = len(past) + 16, float(past.w.sum())
+    size = np.abs(past.x).max(axis=0)
+    root = np.sqrt(np.diag(scatter_of(past.x, past.w)).astype(np.float64))
+    w = rows.w.astype(np.longdouble)
+    x = rows.x.astype(np.longdouble)
+
+    assert abs(moments.weight - float(w.sum())) <= 8 * n * U64 * total
+    mean_slack = 8 * n * U64 * size * total / float(w.sum())
+    assert (np.abs(moments.mean - (w @ x) / w.sum()) <= mean_slack).all()
+
+    covariance = moments.covariance(ddof=0)
+    np.testing.assert_array_equal(covariance, covariance.T)
+    found = covariance * float(w.sum())
+    u = U32 if past.narrow else U64
+    mixed = np.sqrt(total) * np.outer(size, root)
+    slack = n * u * np.outer(root, root) + n * U64 * (mixed + mixed.T)
+    slack += (n * U64) ** 2 * total * np.outer(size, size)
+    excess = np.abs(found - scatter_of(rows.x, rows.w)) - 8 * slack
+    assert (excess <= 0).all(), f"the scatter is off by {excess.max()} beyond rounding"
+
+    state = moments.flushed()
+    if state.fourth is not None:
+        # Streamed about a fixed point of the data, at most a few times max |x| away.
+        truth = w @ (((x - (w @ x) / w.sum()) ** 2).sum(axis=1) ** 2)
+        centred = state.fourth.centred(state.weight, state.deviation, state.scatter)
+        assert abs(centred - truth) <= 64 * n * u * total * (4 * float(size @ size)) ** 2
+
+    for name in moments.variables:
+        column = rows.labels.get(name, [None] * len(rows))
+        labelled = np.array([value is not None for value in column])
+        if not labelled.any():
+            assert moments.variable(name).n_rows == 0
+        elif _is_continuous(column):
+            _check_continuous(moments, name, column, labelled, rows, past, size)
+        else:
+            _check_classes(moments, name, column, labelled, rows, past, size)
+    for name, column in rows.labels.items():
+        assert name in moments.variables or all(value is None for value in column)
+
+
+def _check_classes(
+    moments: Moments, name: Any, column: list[Any], labelled: NDArray[np.bool_], rows: Rows,
+    past: Rows, size: NDArray[np.float64],
+) -> None:  # fmt: skip
+    n, total = len(past) + 16, float(past.w.sum())
+    w, x = rows.w.astype(np.longdouble), rows.x.astype(np.longdouble)
+    classes = moments.classes(name)
+    keys = [(type(c), c) for c in classes]
+    assert len(set(keys)) == len(keys)
+    counts = moments.class_counts(name)
+    expected = {value for value in column if value is not None}
+    assert {c for c, count in counts.items() if count} == expected
+    cross = moments.cross_covariance(name, ddof=0)
+    assert cross.shape == (x.shape[1], len(classes))
+    weight = w[labelled].sum()
+    overall = w[labelled] @ x[labelled]
+    slack = 16 * n * U64 * size * total / float(weight)
+    for j, name_of_class in enumerate(classes):
+        members = np.array([v is not None and v == name_of_class for v in column])
+        assert counts[name_of_class] == members.sum()
+        share = w[members].sum() / weight
+        truth = (w[members] @ x[members] - share * overall) / weight
+        assert (np.abs(cross[:, j] - truth) <= slack).all(), (name, name_of_class)
+
+
+def _check_continuous(
+    moments: Moments, name: Any, column: list[Any], labelled: NDArray[np.bool_], rows: Rows,
+    past: Rows, size: NDArray[np.float64],
+) -> None:  # fmt: skip
+    n, total = len(past) + 16, float(past.w.sum())
+    w = rows.w.astype(np.longdouble)[labelled]
+    x = rows.x.astype(np.longdouble)[labelled]
+    z = np.array([v for v in column if v is not None], np.longdouble)
+    seen = np.abs(np.array([v for v in past.labels[name] if v is not None])).max(axis=0)
+    weight = w.sum()
+    centred_x, centred_z = x - (w @ x) / weight, z - (w @ z) / weight
+    truth = (w[:, None] * centred_x).T @ centred_z / weight
+    slack = 32 * n * U64 * np.outer(size, seen) * total / float(weight)
+    assert (np.abs(moments.cross_covariance(name, ddof=0) - truth) <= slack).all(), name
+    assert moments.variable(name).n_rows == labelled.sum()
+
+
+def summed(states: Iterable[Moments]) -> Moments:
+    """``sum(states)``, which begins with 0."""
+    total: Any = sum(states)
+    assert isinstance(total, Moments)
+    return total
+
+
+def state_bytes(moments: Moments) -> dict[str, Any]:
+    """All that a state holds, rows that wait included, for comparison bit by bit."""
+    state = moments.__getstate__()
+    tensors = {k: (t.dtype.str, t.shape, t.tobytes()) for k, t in state["tensors"].items()}
+    return {"metadata": state["metadata"], "tensors": tensors}
+
+
+# --- blocks at random ---------------------------------------------------------------------------
+
+DTYPES = ("float64", "float32", "float16", ">f4", ">f8", "int64", "int8", "uint16", "bool")
+LAYOUTS = ("C", "F", "strided", "reversed", "read-only")
+CLASS_NAMES: dict[str, list[Any]] = {
+    "text": ["a", "b", "c", "d", "e", "f"],
+    "number": [-3, 0, 1, 7, 2**40],
+    "flag": [False, True],
+}
+
+
+@dataclass
+class Table:
+    """One block as `Moments.update` takes it, and its model."""
+
+    X: NDArray[Any]
+    labels: dict[str, Any]
+    weight: NDArray[np.float64] | None
+    rows: Rows
+
+    def feed(self, moments: Moments) -> Moments:
+        return moments.update(self.X, self.labels or None, sample_weight=self.weight)
+
+
+def laid_out(X: NDArray[Any], layout: str) -> NDArray[Any]:
+    """The same numbers in another layout of memory."""
+    if layout == "F":
+        return np.asfortranarray(X)
+    if layout == "strided":
+        wide = np.zeros((2 * len(X) + 1, 3 * X.shape[1]), X.dtype)
+        view = wide[1::2, ::3]
+        view[...] = X
+        return view
+    if layout == "reversed":
+        return X[::-1, ::-1].copy()[::-1, ::-1]
+    if layout == "unaligned":
+        memory = np.zeros(X.nbytes + 1, np.uint8)
+        view = memory[1:].view(X.dtype).reshape(X.shape)
+        view[...] = X
+        return view
+    copy = X.copy()
+    copy.flags.writeable = layout != "read-only"
+    return copy
+
+
+def rows_of(
+    rng: np.random.Generator, n: int, d: int, dtype: str, offset: float = 0.0
+) -> NDArray[Any]:
+    """Random rows that `dtype` holds, with the given offset in standard deviations."""
+    x = rng.normal(size=(n, d)) * rng.uniform(0.1, 3.0, size=d) + offset
+    if dtype == "bool":
+        return x > offset
+    if np.dtype(dtype).kind in "iu":
+        return np.clip(np.round(3 * (x - offset)) + 5, 0, 100).astype(dtype)
+    return x.astype(dtype)
+
+
+@st.composite
+def tables(
+    draw: st.DrawFn, width: int | None = None, max_rows: int = 20, dtypes: Any = DTYPES
+) -> Table:
+    """A block of rows with any dtype, layout, labels and weights."""
+    n, d = draw(st.integers(0, max_rows)), width or draw(st.integers(1, 5))
+    rng = np.random.default_rng(draw(st.integers(0, 2**20)))
+    X = rows_of(rng, n, d, draw(st.sampled_from(dtypes)), draw(st.sampled_from([0, 1, 300])))
+    X = laid_out(X, draw(st.sampled_from(LAYOUTS)))
+    labels: dict[str, Any] = {}
+    for name, choices in CLASS_NAMES.items():
+        form = draw(st.sampled_from(["absent", "full", "gaps"]))
+        if form != "absent":
+            known = choices[: draw(st.integers(1, len(choices)))]
+            column = [known[i] for i in rng.integers(0, len(known), n)]
+            if form == "gaps":
+                column = [
+                    None if u < 0.3 else v for u, v in zip(rng.random(n), column, strict=True)
+                ]
+            labels[name] = column
+    for name, k in (("score", 1), ("scores", 2)):
+        form = draw(st.sampled_from(["absent", "full", "gaps"]))
+        if form != "absent":
+            values = rng.normal(size=(n, k)) + 2 * np.float64(X.sum(axis=1, keepdims=True))
+            if form == "gaps":
+                values[rng.random((n, k)) < 0.2] = np.nan
+            labels[name] = values[:, 0] if k == 1 else values
+    weight = None
+    if draw(st.booleans()):
+        weight = rng.choice([0.0, 0.25, 1.0, 2.0, 1e3], size=n)
+        if draw(st.booleans()):
+            weight = np.maximum(weight, rng.random(n))
+    return Table(X, labels, weight, Rows.of(X, labels, weight))
