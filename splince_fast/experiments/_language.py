@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -45,17 +44,15 @@ def read_model() -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def fit(model: Any, batches: Any, sites: Sequence[str], method: Any) -> dict[str, Any]:
+def fit(model: Any, batches: Any, sites: Sequence[str], method: Any) -> Any:
     """Erasers site by site, each behind the earlier ones, which change every token."""
     from splince_fast import nn as snn
 
-    erasers: dict[str, Any] = {}
-    keep = {"keep": "task"} if method is splince else {}
-    for site in sites:
-        with snn.install(model, dict(erasers), tokens="all") if erasers else nullcontext():
-            found = snn.collect(model, batches, site, labels=["concept", "task"], tokens="last")
-        erasers[site] = method(found[site], erase="concept", **keep)
-    return erasers
+    return snn.fit_layers(
+        model, batches, list(sites), method, erase="concept",
+        keep="task" if method is splince else None, labels=["concept", "task"],
+        tokens="last", apply_to="all",
+    )  # fmt: skip
 
 
 def states(model: Any, tokenizer: Any, prompts: Sequence[str]) -> Any:

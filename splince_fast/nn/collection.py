@@ -6,6 +6,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -95,7 +96,7 @@ def run(
             "batches gave nothing; a generator that was used up gives nothing the second time"
         )
     rule = collector.spec.rule if callable(collector.spec.rule) else collector.rule
-    return collector.result(Recipe(recipe.placement, rule, recipe.skip_ids, recipe.weight))
+    return collector.result(replace(recipe, tokens=rule))
 
 
 def collector_for(

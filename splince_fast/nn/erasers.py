@@ -45,6 +45,11 @@ class Erasers(BySite):
         super().__init__(projections, sites, recipe)
         self.sequential = sequential
 
+    @property
+    def apply_to(self) -> Any:
+        """The rule by which :func:`install` selects the tokens to change."""
+        return self.tokens if self._recipe.apply_to is None else self._recipe.apply_to
+
     def __str__(self) -> str:
         rows = []
         for name, projection in self.items():
@@ -62,7 +67,10 @@ class Erasers(BySite):
                 ]
             rows.append((name, str(projection.rank), *cells))
         how = "layer by layer" if self.sequential else "in one pass"
-        heading = f"fitted {how}, tokens {self._recipe.to_dict()['tokens']}"
+        rules = self._recipe.to_dict()
+        heading = f"fitted {how}, tokens {rules['tokens']}"
+        if rules["apply_to"] is not None:
+            heading += f", applied to {rules['apply_to']}"
         columns = ("site", "rank", "rows", "distortion", "amplification", "residual", "bound")
         return table(heading, columns, rows)
 

@@ -151,7 +151,7 @@ def fold(
         Arguments of one call, on which the folded model is compared with the hooked one.
     tokens : "all"
         Weights cannot know positions: a fold erases at every token. Must be given where the
-        erasers were fitted on other tokens.
+        erasers are for other tokens.
     bias : {"error", "add", "drop"}
         Where a layer has no bias to hold the mean: raise; add one, which ``from_pretrained``
         drops for models whose configuration has none; or leave the mean out, which erases as
@@ -195,9 +195,9 @@ def fold(
     if not isinstance(erasers, Mapping):
         erasers = Erasers.load(erasers)
     if isinstance(erasers, Erasers):
-        if erasers.tokens != "all" and tokens != "all":
+        if erasers.apply_to != "all" and tokens != "all":
             raise InputError(
-                f"these erasers were fitted on tokens={erasers.tokens!r}, and weights cannot know "
+                f"these erasers are for tokens={erasers.apply_to!r}, and weights cannot know "
                 "positions; pass tokens='all' to erase at every token"
             )
         if erasers.placement.side == "input" or erasers.placement.output is not None:

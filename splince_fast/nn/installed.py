@@ -285,10 +285,11 @@ def install(
     at : str, Module, or a list of them, optional
         Where, for a single projection: names or patterns (see Notes) or modules.
     tokens : {"body", "all", "first", "last"} or function, optional
-        Which tokens are changed; by default those that the erasers were fitted on, and "body"
-        for projections where the call has tokens, otherwise "all". "body" is every attended
-        token except the first of each sequence and the ids that were skipped in the fit. A
-        function takes the arguments of the model's call by name and returns a bool tensor (B, T).
+        Which tokens are changed; by default those that the erasers are for (`apply_to` of
+        :func:`fit_layers`, or else those of the fit), and "body" for projections where the call
+        has tokens, otherwise "all". "body" is every attended token except the first of each
+        sequence and the ids that were skipped in the fit. A function takes the arguments of the
+        model's call by name and returns a bool tensor (B, T).
     side, feature_dim, output
         Which tensor of a module is meant, for projections; as for :func:`collect`. `Erasers`
         know it themselves.
@@ -353,8 +354,8 @@ def install(
             "mapping of names to projections, or a projection with at="
         )
     if isinstance(erasers, Erasers):
-        place, fitted, skip_ids = erasers.placement, erasers.tokens, erasers.skip_ids
-        tokens = fitted if tokens is None else tokens
+        place, applied, skip_ids = erasers.placement, erasers.apply_to, erasers.skip_ids
+        tokens = applied if tokens is None else tokens
         if tokens == "mean":
             raise InputError(
                 "these erasers were fitted on the mean over tokens, which is no token; say by "

@@ -23,6 +23,7 @@ from splince_fast.nn.collection import (
 from splince_fast.nn.collector import Collector, Labels, label_keys, read_labels
 from splince_fast.nn.erasers import Erasers, fit_site
 from splince_fast.nn.installed import Installed, install
+from splince_fast.nn.positions import Tokens
 from splince_fast.nn.recipe import Placement, Recipe, Site
 from splince_fast.projection import Projection
 
@@ -110,6 +111,7 @@ def fit_layers(
     keep: Any = None,
     labels: Labels,
     tokens: Any = "body",
+    apply_to: Any = None,
     side: str = "output",
     feature_dim: int = -1,
     output: int | str | None = None,
@@ -137,6 +139,10 @@ def fit_layers(
         Variables, as the method takes them.
     labels, tokens, side, feature_dim, output, forward, weight, skip_ids, device, progress
         As for :func:`collect`.
+    apply_to : {"body", "all", "first", "last"} or function, optional
+        Tokens that the erasers change, during the fit and by default in :func:`install`; those
+        of the fit if None. The paper fits on ``tokens="last"`` and erases at all tokens: at a
+        later site the last token has read the earlier ones, so the fit must see them erased.
     on_infeasible : {"raise", "drop"}, optional
         Passed to the method.
     **moments
@@ -150,7 +156,8 @@ def fit_layers(
     Raises
     ------
     InputError
-        `batches` can be read only once, or gives other rows the second time.
+        `batches` can be read only once, or gives other rows the second time; `apply_to` is no
+        rule, or is missing for ``tokens="mean"``.
     InfeasibleError
         As the method raises it; the text names the site.
     SiteError, NeverCalledError, NotEnoughMemoryError, NonFiniteError, LabelError
@@ -184,12 +191,14 @@ def fit_layers(
         )  # fmt: skip
 
     whole = collector(at)
+    if apply_to is not None:
+        Tokens.of(apply_to, whole.spec.skip_ids)
     order = _in_running_order(inner, batches, whole, forward)
-    recipe = Recipe(placement, tokens, whole.spec.skip_ids, weight)
-    if tokens == "mean":
+    recipe = Recipe(placement, tokens, whole.spec.skip_ids, weight, apply_to)
+    if tokens == "mean" and apply_to is None:
         raise InputError(
-            "tokens='mean' selects no token that an eraser could change; fit the last site by "
-            "collect, or choose other tokens"
+            "tokens='mean' selects no token that an eraser could change; say by apply_to= which "
+            "tokens are changed ('all' is the usual choice), or choose other tokens"
         )
     fitted: dict[str, Projection] = {}
     made: list[Site] = []

@@ -61,17 +61,22 @@ class Site:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How activations were collected."""
+    """How activations were collected, and which tokens erasers fitted on them change.
+
+    `apply_to` is None where these are the same tokens.
+    """
 
     placement: Placement = Placement()
     tokens: Any = "all"
     skip_ids: tuple[int, ...] = ()
     weight: str = "token"
+    apply_to: Any = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON; a function has no better name than that."""
-        values = asdict(self)
-        return {**values, "tokens": self.tokens if isinstance(self.tokens, str) else "a function"}
+        rules = {"tokens": self.tokens, "apply_to": self.apply_to}
+        named = {k: "a function" if callable(rule) else rule for k, rule in rules.items()}
+        return {**asdict(self), **named}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
@@ -81,6 +86,7 @@ class Recipe:
             str(values["tokens"]),
             tuple(map(int, values["skip_ids"])),
             str(values["weight"]),
+            values.get("apply_to"),
         )
 
 

@@ -56,6 +56,45 @@ def test_layers_fitted_in_order_hold_together() -> None:
     assert max(left(model, batches, erasers).values()) < 1e-6
 
 
+def test_fitted_on_last_tokens_and_applied_to_all(tmp_path: Path) -> None:
+    model = tiny("llama")
+    options: dict[str, Any] = {"labels": "z", "tokens": "last"}
+    batches = [{**inputs("llama", 40, seed=i)} for i in range(10)]
+    for batch in batches:
+        batch["z"] = batch["input_ids"][:, 2:].double().sum(1)  # what the last token reads
+    at = ["model.layers.0", "model.layers.1"]
+
+    def rest(erasers: snn.Erasers) -> float:
+        before, after = (found[at[1]].cross_covariance("z") for found in both(erasers))
+        return float(np.linalg.norm(after) / np.linalg.norm(before))
+
+    def both(erasers: snn.Erasers) -> tuple[snn.Collected, snn.Collected]:
+        before = snn.collect(model, batches, at, **options)
+        with snn.install(model, erasers):
+            return before, snn.collect(model, batches, at, **options)
+
+    erasers = snn.fit_layers(model, batches, at, sf.leace, erase="z", apply_to="all", **options)
+    assert (erasers.tokens, erasers.apply_to) == ("last", "all")
+    assert "tokens last, applied to all" in str(erasers)
+    assert rest(erasers) < 1e-5  # float32 states
+    erasers.save(tmp_path / "a.safetensors")
+    loaded = snn.Erasers.load(tmp_path / "a.safetensors")
+    assert loaded.apply_to == "all"
+    assert rest(loaded) == rest(erasers)
+    # Control: fitted behind erasers of last tokens only, the second does not hold at all tokens.
+    narrow = snn.fit_layers(model, batches, at, sf.leace, erase="z", **options)
+    assert rest(narrow) < 1e-5
+    with snn.install(model, narrow, tokens="all"):
+        after = snn.collect(model, batches, at, **options)[at[1]].cross_covariance("z")
+    before = snn.collect(model, batches, at, **options)[at[1]].cross_covariance("z")
+    assert np.linalg.norm(after) > 1e-3 * np.linalg.norm(before)
+    for wrong, change in (("mean", {}), (None, {"tokens": "mean"})):
+        with pytest.raises(sf.InputError, match=r"tokens"):
+            snn.fit_layers(
+                model, batches, at, sf.leace, erase="z", **{**options, **change}, apply_to=wrong
+            )
+
+
 def test_control_one_pass_does_not_hold() -> None:
     model, batches = model_and_batches()
     with pytest.warns(snn.OnePassWarning):

@@ -208,7 +208,7 @@ class Tail:
     def coefficients(self, erasers: Any) -> tuple[float, float]:
         """Stereotype and factual coefficient of log p(he) / p(she) on the test prompts."""
         odds, scores = [], []
-        with snn.install(self.model, erasers, tokens="all") if erasers else torch.no_grad():
+        with snn.install(self.model, erasers) if erasers else torch.no_grad():
             for batch in self.test:
                 with torch.no_grad():
                     inputs = {k: v for k, v in batch.items() if k not in LABELS}
@@ -243,7 +243,7 @@ def test_the_last_layers_in_sequence(tail: Tail, method: str, last: int) -> None
     keep = {} if method == "LEACE" else {"keep": "factual"} if method == "SPLINCE" else {}
     erasers = snn.fit_layers(
         tail.model, tail.train, sites, METHODS[method], erase="stereotype", labels=LABELS,
-        tokens="last", **keep,
+        tokens="last", apply_to="all", **keep,
     )  # fmt: skip
     assert list(erasers) == sites
     assert np.allclose(tail.coefficients(erasers), REFERENCE[method, last], atol=0.01)
