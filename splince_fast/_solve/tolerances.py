@@ -7,6 +7,7 @@
 `relative`      smaller singular values than this times the largest are rounding of the SVD
 `residual`      what rounding can leave of a constraint
 `AMPLIFICATION` an amplification above it leaves less than half the digits of float32 rows
+`NOISE_SHARE`   of whitened spans that lies below rounding: a smaller one moves no figure
 ==============  ==========================================================================
 
 Ranks count what is above `max(noise, relative * largest)`; the report shows those ranks. Everything
@@ -27,6 +28,10 @@ CONSTANT = spans.CONSTANT_ROUNDINGS * EPS
 
 # Distances of rows are amplified as much: above it float32 rows keep less than half their digits.
 AMPLIFICATION = 1e4
+
+# Of the squares of whitened spans. Rows after a layer norm lie in a hyperplane but for rounding:
+# the trace across it is of the size of that rounding, and costs nothing.
+NOISE_SHARE = 1e-7
 
 
 def eigenvalue(d: int, roundoff: float) -> float:

@@ -21,7 +21,7 @@ from splince_fast._solve.messages import raise_infeasible, raise_numerical
 from splince_fast._solve.oblique import Solution, oblique, with_null_space
 from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Selection, names_of, span_of
-from splince_fast._solve.tolerances import AMPLIFICATION
+from splince_fast._solve.tolerances import AMPLIFICATION, NOISE_SHARE
 from splince_fast.exceptions import (
     DroppedDirectionsWarning,
     InputError,
@@ -303,7 +303,10 @@ def _fit(
         if solution.admitted:
             # Explicit directions off the support are the caller's choice, and no trace.
             told = np.concatenate([s.rows for s in (span_z, span_y) if s.names != ["directions"]])
-            traced = factor.admit(told).admitted
+            full = factor.admit(told)
+            seen, whole = (float(np.sum(f.whiten(told) ** 2)) for f in (factor, full))
+            if whole - seen > NOISE_SHARE * whole:
+                traced = full.admitted
         notes = _warn(solution, span_z.names, span_y.names, options, traced)
         mean = known.mean
         facts = Facts(
