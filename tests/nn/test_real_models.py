@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,11 @@ def residual(
     return {site: after[site] / before[site] for site in before}
 
 
+slow = pytest.mark.skipif(
+    not os.environ.get("SPLINCE_FAST_SLOW"), reason="SPLINCE_FAST_SLOW is not set: takes minutes"
+)
+
+
 @pytest.fixture(scope="module")
 def prompts(batches_of: Callable[..., Any]) -> list[dict[str, Any]]:
     """Some 2,300 tokens: with as few as there are features, the fit is noise on other texts."""
@@ -58,28 +64,31 @@ def layers(smollm2: SmolLM2, prompts: Any) -> snn.Erasers:
     )  # fmt: skip
 
 
-def test_layers_hold_together_and_the_text_survives(
-    smollm2: SmolLM2, prompts: Any, layers: snn.Erasers
-) -> None:
+def test_layers_hold_together(smollm2: SmolLM2, prompts: Any, layers: snn.Erasers) -> None:
     found = residual(smollm2.model, prompts, "model.layers.2[5-9]", layers)
     assert max(found.values()) < 1e-6
-    before = loss_of(smollm2)
-    with snn.install(smollm2.model, layers):
-        body = loss_of(smollm2)
-    assert abs(body - before) < 0.15
     assert hooks_in(smollm2.model) == 0
 
 
-def test_control_the_first_token_ruins_the_model(smollm2: SmolLM2, prompts: Any) -> None:
+@slow
+def test_the_text_survives_where_the_first_token_is_left_alone(
+    smollm2: SmolLM2, prompts: Any, layers: snn.Erasers
+) -> None:
     everything = snn.fit_layers(
         smollm2.model, prompts, "model.layers.2[5-9]", sf.splince,
         erase="stereotype", keep="factual", labels=LABELS, tokens="all",
     )  # fmt: skip
     before = loss_of(smollm2)
-    with snn.install(smollm2.model, everything):
-        assert loss_of(smollm2) > before + 2
+    rise = {}
+    for tokens, erasers in (("body", layers), ("all", everything)):
+        with snn.install(smollm2.model, erasers):
+            rise[tokens] = loss_of(smollm2) - before
+    # The control: with the first token the model is ruined.
+    assert rise["all"] > 2
+    assert abs(rise["body"]) < 0.1 * rise["all"]
 
 
+@slow
 def test_control_one_pass_leaves_the_concept(smollm2: SmolLM2, prompts: Any) -> None:
     at = "model.layers.2[5-9]"
     with pytest.warns(snn.OnePassWarning):
@@ -91,6 +100,7 @@ def test_control_one_pass_leaves_the_concept(smollm2: SmolLM2, prompts: Any) -> 
     assert max(found.values()) > 0.05
 
 
+@slow
 def test_bfloat16_holds_to_the_output_grid(
     smollm2: SmolLM2, prompts: Any, layers: snn.Erasers
 ) -> None:
@@ -160,7 +170,7 @@ REFERENCE = {
     ("SAL", 9): (-0.103, 0.439), ("LEACE", 9): (0.271, 1.017), ("SPLINCE", 9): (0.344, 1.142),
 }  # fmt: skip
 # The others take minutes; SPLINCE_FAST_SLOW runs them.
-QUICK = {("SAL", 1), ("LEACE", 1), ("SPLINCE", 1), ("SPLINCE", 3), ("LEACE", 3), ("SPLINCE", 5)}
+QUICK = {("SAL", 1), ("LEACE", 1), ("SPLINCE", 1), ("LEACE", 3)}
 METHODS = {"SAL": sf.sal, "LEACE": sf.leace, "SPLINCE": sf.splince}
 
 
@@ -235,8 +245,6 @@ def test_coefficients_before(tail: Tail) -> None:
 
 @pytest.mark.parametrize(("method", "last"), list(REFERENCE))
 def test_the_last_layers_in_sequence(tail: Tail, method: str, last: int) -> None:
-    import os
-
     if (method, last) not in QUICK and not os.environ.get("SPLINCE_FAST_SLOW"):
         pytest.skip("SPLINCE_FAST_SLOW is not set: this takes a minute")
     sites = [f"layers.{i - 21}" for i in range(30 - last, 29)] + ["norm"]
