@@ -37,7 +37,9 @@ class DFR(BalancedClassifier):
     C : float or sequence of float
         Inverse strength of the penalty, as in scikit-learn; of several one is chosen.
     penalty : {"l1", "l2"}
+        Of the coefficients.
     n_subsets : int
+        Balanced subsets of the training rows, whose heads are averaged.
     validation_share : float in [0, 1)
         Share of each cell to set aside where ``fit`` is given no validation rows; 0 chooses C on
         the training rows.

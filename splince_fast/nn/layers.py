@@ -137,12 +137,14 @@ def fit_layers(
         ``sf.splince`` (the default), ``sf.leace``, ``sf.sal`` or ``sf.mean_projection``.
     erase, keep
         Variables, as the method takes them.
-    labels, tokens, side, feature_dim, output, forward, weight, skip_ids, device, progress
+    labels, tokens
         As for :func:`collect`.
     apply_to : {"body", "all", "first", "last"} or function, optional
         Tokens that the erasers change, during the fit and by default in :func:`install`; those
         of the fit if None. The paper fits on ``tokens="last"`` and erases at all tokens: at a
         later site the last token has read the earlier ones, so the fit must see them erased.
+    side, feature_dim, output, forward, weight, skip_ids, device, progress
+        As for :func:`collect`.
     on_infeasible : {"raise", "drop"}, optional
         Passed to the method.
     **moments
