@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from entangled import drawn, normal
 from naive_model import state_bytes
 from numpy.typing import NDArray
 
@@ -19,21 +20,6 @@ from splince_fast import Moments, sources
 
 Float = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
-
-
-def normal(n: int, d: int, seed: int = 0) -> Float:
-    return np.random.default_rng(seed).normal(size=(n, d))
-
-
-def drawn(n: int = 400, d: int = 6, seed: int = 0) -> tuple[Float, Any, Any]:
-    """Rows that show a binary concept and a task that goes with it four times out of five."""
-    rng = np.random.default_rng(seed)
-    z = rng.integers(0, 2, n)
-    y = np.where(rng.random(n) < 0.8, z, 1 - z)
-    X = rng.normal(size=(n, d)) @ rng.normal(size=(d, d))
-    X[:, 0] += 2 * z
-    X[:, 1] += y
-    return X, z, y
 
 
 def _bytes_of_a_run(seed: int = 0) -> tuple[Any, bytes]:

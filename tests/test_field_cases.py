@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from entangled import drawn, gap, normal
 from naive_model import state_bytes
 from named_tests import definitions
 from numpy.typing import NDArray
@@ -22,26 +23,6 @@ from splince_fast import Moments, SplinceError
 
 Float = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
-
-
-def normal(n: int, d: int, seed: int = 0) -> Float:
-    return np.random.default_rng(seed).normal(size=(n, d))
-
-
-def gap(X: Float, z: Any, classes: int = 2) -> float:
-    """Largest difference between a class mean and the mean of all rows."""
-    return float(max(np.abs(X[z == c].mean(axis=0) - X.mean(axis=0)).max() for c in range(classes)))
-
-
-def drawn(n: int = 400, d: int = 6, seed: int = 0) -> tuple[Float, Any, Any]:
-    """Rows that show a binary concept and a task that goes with it four times out of five."""
-    rng = np.random.default_rng(seed)
-    z = rng.integers(0, 2, n)
-    y = np.where(rng.random(n) < 0.8, z, 1 - z)
-    X = rng.normal(size=(n, d)) @ rng.normal(size=(d, d))
-    X[:, 0] += 2 * z
-    X[:, 1] += y
-    return X, z, y
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from entangled import drawn
 from numpy.typing import NDArray
 
 import splince_fast as sf
@@ -17,17 +18,6 @@ from splince_fast import FileFormatError, Moments, Report
 
 Float = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
-
-
-def drawn(n: int = 400, d: int = 6, seed: int = 0) -> tuple[Float, Any, Any]:
-    """Rows that show a binary concept and a task that goes with it four times out of five."""
-    rng = np.random.default_rng(seed)
-    z = rng.integers(0, 2, n)
-    y = np.where(rng.random(n) < 0.8, z, 1 - z)
-    X = rng.normal(size=(n, d)) @ rng.normal(size=(d, d))
-    X[:, 0] += 2 * z
-    X[:, 1] += y
-    return X, z, y
 
 
 CORPUS = Path(__file__).resolve().parent / "fuzz" / "corpus"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from entangled import gap
 from numpy.typing import NDArray
 
 import splince_fast as sf
@@ -12,11 +13,6 @@ from splince_fast import Moments
 
 Float = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
-
-
-def gap(X: Float, z: Any, classes: int = 2) -> float:
-    """Largest difference between a class mean and the mean of all rows."""
-    return float(max(np.abs(X[z == c].mean(axis=0) - X.mean(axis=0)).max() for c in range(classes)))
 
 
 def accuracy(X: Float, z: Any) -> float:
