@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.arrays import check_values
 from splince_fast.exceptions import IncompatibleMomentsError
 from splince_fast.moments.block import Reduced, Sample
 from splince_fast.moments.fourth_moment import FourthMoment
@@ -89,6 +90,8 @@ class State:
         """
         if self.weight == 0.0:
             head = rows[:_HEAD].astype(np.float64, order="C")
+            if not np.isfinite(head).all():  # infinite less infinite would warn before it is refused
+                check_values(rows)
             # About its first row, so that a constant column has exactly its value.
             first = head[0].copy()
             head -= first
