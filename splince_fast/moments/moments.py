@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
@@ -451,16 +451,14 @@ class Moments:
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + self.nbytes
 
-    @contextmanager
-    def held(self) -> Iterator[Accumulator]:
+    def held(self) -> AbstractContextManager[Accumulator]:
         """What the methods compute from: every row merged, and no other thread can change it.
 
         Any number of threads may be in it at a time: they solve in parallel. Ctrl-C is delivered
         at its end.
         """
         accumulator = self._accumulator
-        with self._lock.reading(lambda: accumulator.waiting, accumulator.flush):
-            yield accumulator
+        return self._lock.reading(accumulator, lambda: accumulator.waiting, accumulator.flush)
 
     def flushed(self) -> State:
         """The state of x with every row merged."""
