@@ -1,5 +1,10 @@
-"""What is collected: modules and pages that need torch are left out where it is not installed."""
+"""What is collected: examples that need an optional package are left out where it is absent."""
 
 from importlib.util import find_spec
 
-collect_ignore_glob = [] if find_spec("torch") else ["splince_fast/nn/*.py", "docs/live_models.md"]
+NEEDS = {
+    "torch": ["splince_fast/nn/*.py", "splince_fast/sources/_torch.py", "docs/live_models.md"],
+    "datasets": ["splince_fast/sources/_huggingface.py"],
+    "pyarrow": ["splince_fast/sources/_parquet.py"],
+}
+collect_ignore_glob = [path for name in NEEDS if not find_spec(name) for path in NEEDS[name]]

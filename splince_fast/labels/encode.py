@@ -45,6 +45,15 @@ class ClassCodes:
         every label is missing; this alone says nothing about the kind of the variable.
     codes : ndarray of intp, shape (n,)
         Position in ``classes`` of each row's class; -1 where the label is missing.
+
+    Examples
+    --------
+    >>> from splince_fast import labels
+    >>> codes = labels.encode_one(["no", "yes", None], 3, name="smoker")
+    >>> codes.classes, codes.codes.tolist()
+    (('no', 'yes'), [0, 1, -1])
+    >>> len(codes[:2])
+    2
     """
 
     classes: tuple[ClassName, ...]
@@ -70,6 +79,13 @@ class Columns:
         Finite; 0.0 throughout in rows that are missing.
     present : ndarray of bool, shape (n,), or None
         Rows that have a value in every column; None if all do.
+
+    Examples
+    --------
+    >>> from splince_fast import labels
+    >>> age = labels.encode_one([41.5, float("nan")], 2, name="age")
+    >>> age.values.tolist(), age.present.tolist()
+    ([[41.5], [0.0]], [True, False])
     """
 
     columns: tuple[str, ...]
@@ -122,6 +138,16 @@ def encode(
         A variable does not have `n_rows` labels.
     NonFiniteError
         A number is infinite.
+
+    Examples
+    --------
+    >>> from splince_fast import labels
+    >>> block = {"gender": ["f", "m", "f"], "doctor": [1, 0, 0], "age": [41.5, 35.0, 52.25]}
+    >>> encoded = labels.encode(block, 3, joint=[("gender", "doctor")])
+    >>> encoded["gender"].classes, encoded["age"].values.shape
+    (('f', 'm'), (3, 1))
+    >>> encoded[("gender", "doctor")].classes
+    (('f', 0), ('f', 1), ('m', 0))
     """
     if labels is None:
         return {}
@@ -190,6 +216,14 @@ def encode_one(values: Any, n_rows: int, *, name: str, kind: str | None = None) 
         An integer column has more than 1,000 distinct values and `kind` does not say "classes".
     WholeNumbersWarning
         A float column takes 3 to 20 values, all whole, and `kind` says nothing.
+
+    Examples
+    --------
+    >>> from splince_fast import labels
+    >>> labels.encode_one([1950, 1980, 1950], 3, name="year").classes
+    (1950, 1980)
+    >>> labels.encode_one([1950, 1980, 1950], 3, name="year", kind="continuous").values.tolist()
+    [[1950.0], [1980.0], [1950.0]]
     """
     if kind is not None and kind not in KINDS:
         raise LabelError(f"variable {name!r} has the unknown kind {kind!r}; choose from {KINDS}")
@@ -267,7 +301,14 @@ def _warn_of_whole_numbers(columns: Columns, name: str) -> None:
 
 
 def kind_of(encoded: Encoded) -> Literal["classes", "continuous"]:
-    """Say of which kind an encoded variable is."""
+    """Say of which kind an encoded variable is.
+
+    Examples
+    --------
+    >>> from splince_fast import labels
+    >>> labels.kind_of(labels.encode_one([0.5, 1.5], 2, name="score"))
+    'continuous'
+    """
     return "classes" if isinstance(encoded, ClassCodes) else "continuous"
 
 
