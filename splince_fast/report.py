@@ -141,7 +141,7 @@ class Report:
     >>> X = rng.normal(size=(400, 4)) + np.outer(z, np.eye(4)[0]) + np.outer(y, np.eye(4)[1])
     >>> report = sf.splince(sf.Moments().update(X, {"z": z, "y": y}), erase="z", keep="y").report
     >>> report.method, report.n_rows, report.rank, report.rank_covariance
-    ('splince', 400, 1, 4)
+    ('SPLINCE', 400, 1, 4)
     >>> bool(report.distortion > report.distortion_leace)
     True
     """

@@ -110,7 +110,7 @@ class CrossReport:
     >>> folds = [sf.Moments().update(X[i::2], {"z": z[i::2]}) for i in range(2)]
     >>> report = sf.cross_report(folds, erase="z")
     >>> report.method, len(report.folds), report.eraser.rank
-    ('leace', 2, 1)
+    ('splince', 2, 1)
     """
 
     method: str
