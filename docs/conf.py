@@ -73,7 +73,7 @@ def mathml(writer: Any, node: nodes.math | nodes.math_block) -> None:
         formula = tex2mathml(text, as_block=block)
     except MathError as error:
         raise ExtensionError(f"{node.source}: {text!r}: {error}") from error
-    writer.body.append(f'<div class="math">{formula}</div>' if block else formula)
+    writer.body.append(f'<div class="formula">{formula}</div>' if block else formula)
     raise nodes.SkipNode
 
 
@@ -93,7 +93,13 @@ def as_text(
         lines[i] = "".join(parts)
 
 
+def without_last_line(app: Sphinx, name: str, source: list[str]) -> None:
+    """A doctest ends with an empty line, which readers need not see."""
+    source[0] = source[0].replace("\n\n```\n", "\n```\n")
+
+
 def setup(app: Sphinx) -> None:
     """Connect what is defined above."""
+    app.connect("source-read", without_last_line)
     app.connect("autodoc-process-docstring", as_text)
     app.add_html_math_renderer("mathml", (mathml, None), (mathml, None))
