@@ -57,6 +57,20 @@ class VariableReport:
     kind : str
         How it was read: "classes (4)", "continuous (1 column)", "directions (2)"; empty in files
         of versions that did not note it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.integers(0, 2, size=400)
+    >>> y = np.where(rng.random(400) < 0.8, z, 1 - z)
+    >>> X = rng.normal(size=(400, 4)) + np.outer(z, np.eye(4)[0]) + np.outer(y, np.eye(4)[1])
+    >>> eraser = sf.splince(sf.Moments().update(X, {"z": z, "y": y}), erase="z", keep="y")
+    >>> [(v.name, v.role, v.rank) for v in eraser.report.variables]
+    [('z', 'erased', 1), ('y', 'kept', 1)]
+    >>> all(v.residual <= v.bound for v in eraser.report.variables)
+    True
     """
 
     name: str
@@ -116,6 +130,20 @@ class Report:
     unseen_distortion, unseen_concept, unseen_chance, unseen_kept : float or None
         Means over folds of :func:`splince_fast.cross_report`: change of rows that were not fitted,
         R^2 left of the concept, its chance level, share of the kept covariance. None elsewhere.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.integers(0, 2, size=400)
+    >>> y = np.where(rng.random(400) < 0.8, z, 1 - z)
+    >>> X = rng.normal(size=(400, 4)) + np.outer(z, np.eye(4)[0]) + np.outer(y, np.eye(4)[1])
+    >>> report = sf.splince(sf.Moments().update(X, {"z": z, "y": y}), erase="z", keep="y").report
+    >>> report.method, report.n_rows, report.rank, report.rank_covariance
+    ('SPLINCE', 400, 1, 4)
+    >>> bool(report.distortion > report.distortion_leace)
+    True
     """
 
     method: str
