@@ -190,8 +190,11 @@ class Positions:
         if torch.compiler.is_compiling():
             return
         self._push(found)
+        if is_root:
+            self._local.recording = False
         if torch.is_grad_enabled() and any(s.mask is not None for s in found.values()):
-            self._masked = True
+            # Of the whole call: reentrant checkpoints run their part without gradients.
+            self._masked = self._local.recording = True
             self._inputs = {k: v for k, v in self._inputs.items() if not v[0].expired()}
 
     def enter_part(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -205,7 +208,7 @@ class Positions:
             known = None if tensor is None else self._inputs.get(_key(tensor))
             self._push(None if known is None or known[0].expired() else known[1])
             return
-        if tensor is not None and self._masked and torch.is_grad_enabled():
+        if tensor is not None and getattr(self._local, "recording", False):
             self._inputs[_key(tensor)] = (StorageWeakRef(tensor.untyped_storage()), current)
         self._push(current)
 
