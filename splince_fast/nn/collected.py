@@ -35,6 +35,21 @@ class Collected(BySite):
         How the activations were collected.
     n_sequences : int
         Sequences that gave rows. Tokens of one text are not independent: judge chance by these.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import splince_fast as sf
+    >>> from splince_fast import nn as snn
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
+    >>> z = torch.arange(60) % 2
+    >>> halves = [[{"input": torch.randn(60, 3) + z[:, None], "z": z}] for _ in range(2)]
+    >>> first, second = (snn.collect(model, half, "0", labels="z") for half in halves)
+    >>> both = first + second
+    >>> both["0"].n_rows, both.n_sequences
+    (120, 120)
+    >>> both.erasers(sf.leace, erase="z")["0"].rank
+    1
     """
 
     _KIND = "collected"

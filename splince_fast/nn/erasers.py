@@ -27,6 +27,22 @@ class Erasers(BySite):
         How the activations were collected.
     sequential : bool
         Whether each was fitted with all earlier ones installed, so that they hold together.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> import numpy as np, torch
+    >>> import splince_fast as sf
+    >>> from splince_fast import nn as snn
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
+    >>> z = torch.arange(60) % 2
+    >>> batches = [{"input": torch.randn(60, 3) + z[:, None], "z": z}]
+    >>> erasers = snn.fit_layers(model, batches, ["0", "1"], sf.leace, erase="z", labels="z")
+    >>> path = os.path.join(tempfile.mkdtemp(), "z.safetensors")
+    >>> erasers.save(path)
+    >>> loaded = snn.Erasers.load(path)
+    >>> list(loaded), bool(np.array_equal(loaded["1"].matrix(), erasers["1"].matrix()))
+    (['0', '1'], True)
     """
 
     _KIND = "erasers"
