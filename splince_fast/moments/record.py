@@ -42,8 +42,8 @@ def from_sums(
         The point r that deviations are taken from.
     deviation : (d,) float64
         sum w (x - r).
-    scatter : (d, d) float64, symmetric
-        sum w (x - mean)(x - mean)^T.
+    scatter : (d, d) float64, C-ordered
+        The upper triangle of sum w (x - mean)(x - mean)^T; what is below does not matter.
     variables : mapping of names to ClassSums or ColumnSums
         With sums about r.
     kinds, joint
@@ -52,7 +52,7 @@ def from_sums(
         Whether a product of the scatter was rounded to float32.
     """
     accumulator = Accumulator(Parameters.of(None, kinds, joint, False))
-    second = Scatter(np.asfortranarray(scatter.T), EPS32 if float32_products else EPS64)
+    second = Scatter(scatter.T, EPS32 if float32_products else EPS64)
     accumulator.state = State(reference, n_rows, weight, deviation, second, None)
     accumulator.variables.update(variables)
     return Moments._around(accumulator)

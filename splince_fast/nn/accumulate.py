@@ -323,7 +323,6 @@ class SiteSums:
         centre = self._deviation / self.weight
         self._scatter.addr_(self._deviation, centre, alpha=-1)
         scatter = _host(self._scatter)
-        _mirror_upper(scatter)
         if not np.isfinite(scatter.trace()):
             raise NonFiniteError(
                 f"the products at the site {self.name!r} leave the range of float32 (activations "
@@ -380,14 +379,3 @@ def _between(parts: list[LabelledRows], start: int, stop: int) -> list[LabelledR
             found.append(part.slice(first, last))
         at += part.n
     return found
-
-
-def _mirror_upper(square: Float) -> None:
-    """Copy the upper triangle onto the lower one, panel by panel, in place."""
-    d = len(square)
-    for i in range(0, d, 64):
-        j = min(d, i + 64)
-        square[j:, i:j] = square[i:j, j:].T
-        block = square[i:j, i:j]
-        lower = np.tril_indices(j - i, -1)
-        block[lower] = block.T[lower]
