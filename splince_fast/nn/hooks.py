@@ -56,7 +56,8 @@ class Entry:
         last = axis in (-1, x.ndim - 1)
         rows = x if last else x.movedim(axis, -1)
         erased = self.on(x.device).forward(rows)
-        mask = self.positions.selection(self.name, self.tokens).over(self.name, rows)
+        selection = self.positions.selection(self.name, self.tokens)
+        mask = None if selection.everything else selection.over(self.name, rows)
         if mask is not None:
             erased = torch.where(mask.unsqueeze(-1), erased, rows)
         return sites.put(value, where, erased if last else erased.movedim(-1, axis))

@@ -65,6 +65,7 @@ class Selection:
 
     mask: Tensor | None
     rule: str
+    everything: bool = False  # the mask is known to select every token
 
     def over(self, name: str, x: Tensor) -> Tensor | None:
         """The mask in the shape of `x` (..., d) less its last axis.
@@ -341,7 +342,9 @@ def select(spec: Tokens, bound: Mapping[str, Any]) -> Selection:
             return Selection(None, rule)
     attended, rank, total = _attended(tokens, mask, past)
     if rule in ("all", "mean"):
-        return Selection(attended if mask is not None else None, rule)
+        if mask is None:
+            return Selection(None, rule)
+        return Selection(attended, rule, _all_here(attended))
     first = rank == 1
     ids_of_place = bound.get("position_ids")
     if ids_of_place is not None and ids_of_place.shape[-1] == length and ids_of_place.ndim == 2:
@@ -354,6 +357,12 @@ def select(spec: Tokens, bound: Mapping[str, Any]) -> Selection:
     for skipped in spec.skip_ids:
         body = body & (ids != skipped)
     return Selection(body, rule)
+
+
+def _all_here(mask: Tensor) -> bool:
+    """Whether a mask selects every row, where to look costs nothing: sites need no mask then."""
+    known = mask.device.type == "cpu" and not torch.compiler.is_compiling()
+    return known and bool(mask.all())
 
 
 def _constant(tokens: Tensor, value: bool) -> Tensor:

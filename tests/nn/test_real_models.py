@@ -98,7 +98,8 @@ def test_the_text_survives_where_the_first_token_is_left_alone(
 
 def test_bfloat16_holds_to_the_output_grid(tail: Tail) -> None:
     model = copy.deepcopy(tail.model).bfloat16()
-    batches = [{**b, "inputs_embeds": b["inputs_embeds"].bfloat16()} for b in tail.all]
+    # A few batches: processors without such products take ten times as long.
+    batches = [{**b, "inputs_embeds": b["inputs_embeds"].bfloat16()} for b in tail.train[::5]]
     (site,) = tail.blocks(29)
     options = {"labels": LABELS, "tokens": "body"}
     erasers = snn.fit_layers(model, batches, site, sf.leace, erase="stereotype", **options)
