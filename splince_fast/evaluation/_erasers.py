@@ -78,7 +78,7 @@ def make(what: Any, context: Context) -> Projection:
         what = getattr(import_module("splince_fast.baselines"), what)()
     if hasattr(what, "get_params"):
         return _in_units(_fitted(what, context), mean, context.unit)
-    projection = what(context.moments)
+    projection = what(context.moments.copy())  # whatever it does to them, the others' are theirs
     if not isinstance(projection, Projection):
         raise InputError(
             f"the eraser returned {type(projection).__name__}; it must map moments to a Projection"

@@ -23,6 +23,7 @@ from splince_fast.evaluation._judge import (
     judged_by_folds,
     with_values,
 )
+from splince_fast.evaluation._pages import gathered
 from splince_fast.evaluation._protocol import Split
 from splince_fast.evaluation.metrics import covariance_ratio
 from splince_fast.evaluation.plan import Named, Plan
@@ -67,7 +68,6 @@ class Job:
     validation: Float
     test: Float
     unit: float
-    notes: list[str]
     base: dict[str, Any] = field(default_factory=dict)  # heads of the unerased rows
 
     @classmethod
@@ -80,15 +80,14 @@ class Job:
         unit = math.sqrt(float(np.trace(S)) / len(mean)) or 1.0
 
         def scaled(rows: Codes) -> Float:
-            taken = np.asarray(X[rows], dtype=np.float64)
+            taken = gathered(X, rows)
             taken -= mean
             taken /= unit
             return taken
 
-        notes = list(split.notes)
         return cls(
             plan, seed, p, split, moments, S, scaled(split.train), scaled(split.validation),
-            scaled(split.test), unit, notes,
+            scaled(split.test), unit,
         )  # fmt: skip
 
     # -- labels ----------------------------------------------------------------------------
@@ -170,7 +169,7 @@ class Job:
             ),
             "rank": float(projection.rank),
         }
-        first = self._record(eraser.name, ERASER_ROW, values=values, notes=notes + self.notes)
+        first = self._record(eraser.name, ERASER_ROW, values=values, notes=notes)
         records = [first]
         for head in self.plan.heads:
             try:
