@@ -213,7 +213,7 @@ class Report:
         if left := ", ".join(
             f"{v.name} {v.expected:.2g}" for v in self.variables if v.expected is not None
         ):
-            facts.append(("expected on new rows", f"trace left R^2 of {left}"))
+            facts.append(("new rows", f"expected trace left R^2 of {left}"))
         if self.cosines:
             shown = ", ".join(f"{c:.4f}" for c in self.cosines[:5])
             more = ", ..." if len(self.cosines) > 5 else ""
