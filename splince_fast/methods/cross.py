@@ -13,7 +13,7 @@ from splince_fast._solve.options import Options, options_of
 from splince_fast._solve.selection import Selection, names_of
 from splince_fast.exceptions import InputError
 from splince_fast.methods.recipe import Recipe
-from splince_fast.methods.unseen import FoldReport, _merged, warn
+from splince_fast.methods.unseen import FoldReport, merged, warn
 from splince_fast.moments import Moments
 from splince_fast.moments.folds import Folds
 from splince_fast.projection import Projection
@@ -176,7 +176,7 @@ def cross_report(
     recipe = Recipe(_NAMES[taken], erase, keep, Options(**options))
     unseen = recipe.judge(folds if isinstance(folds, Folds) else parts)
     warn(unseen.warnings, 2)
-    eraser = unseen.told(recipe.with_shrinkage(unseen.shrinkage).fit(_merged(parts)))
+    eraser = unseen.told(recipe.with_shrinkage(unseen.shrinkage).fit(merged(parts)))
     return CrossReport(
         method, unseen.folds, unseen.shrinkage, eraser, unseen.weak_features,
         unseen.rows_per_rank, unseen.remedies, unseen.warnings,

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,10 +95,8 @@ class Unseen:
             report=partial(self._report, eraser),
         )  # fmt: skip
 
-    def _report(self, eraser: Projection) -> Report | None:
-        report = eraser.report
-        if report is None:
-            return None
+    def _report(self, eraser: Projection) -> Report:
+        report = cast(Report, eraser.report)  # every method writes one
         kept = [f.kept for f in self.folds if f.kept is not None]
         return dataclasses.replace(
             report,
@@ -136,7 +134,7 @@ def judge(
     count = len(parts)
     # Sums of the others, not total - part: nothing cancels.
     rest = [parts[1 - i] for i in range(2)] if count == 2 else [
-        _merged([p for j, p in enumerate(parts) if j != i]) for i in range(count)
+        merged([p for j, p in enumerate(parts) if j != i]) for i in range(count)
     ]  # fmt: skip
     own: list[Factored] | None = None
     known: list[Source] = list(rest)
@@ -180,7 +178,9 @@ def judge(
     if worse or (whitened and not share and rows_per_rank < _FEW_ROWS):
         rounded = None
         if whitened:
-            tries = [(f"shrinkage={a!r}", fit, a) for a in (1e-3, "oas") if a != share]
+            tries: list[tuple[str, Fit, Shrinkage]] = [
+                (f"shrinkage={a!r}", fit, a) for a in (1e-3, "oas") if a != share
+            ]
             tries.append(("SAL", plain, None))
             found = [(name, changed(erasers(make, a))) for name, make, a in tries]
             remedies = [(name, value) for name, value in found if value < mean_unseen]
@@ -219,7 +219,8 @@ def few_rows(eraser: Projection) -> Projection:
     )  # fmt: skip
 
 
-def _merged(parts: Sequence[Moments]) -> Moments:
+def merged(parts: Sequence[Moments]) -> Moments:
+    """(new) moments of all parts together."""
     total = parts[0].copy()
     for part in parts[1:]:
         total += part
