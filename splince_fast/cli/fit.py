@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from splince_fast._solve.options import KEEPING, OPTIONS, Option
@@ -107,16 +108,18 @@ def run(args: argparse.Namespace) -> None:
     )
     parameters = {"kinds": kinds, "ledoit_wolf": args.shrinkage == "ledoit-wolf"}
     reading = {"progress": True, "checkpoint": args.checkpoint}
+    folds = None
     if _folded(args, source.n_rows, source.n_features):
         folds = Moments.from_blocks(source, folds=2, groups=args.groups, **reading, **parameters)
-        seen, moments = folds, folds.total
+        moments = folds.total
     else:
-        seen = moments = Moments.from_blocks(source, **reading, **parameters)
+        moments = Moments.from_blocks(source, **reading, **parameters)
     if args.save_moments is not None:
         moments.save(args.save_moments)
         print(f"moments: {args.save_moments}")
-    eraser: Projection = getattr(methods, _NAMES[args.method])(seen, erase=args.erase, **chosen)
-    if seen is moments and moments.n_rows >= LEAST_ROWS:
+    fitted: Callable[..., Projection] = getattr(methods, _NAMES[args.method])
+    eraser = fitted(moments if folds is None else folds, erase=args.erase, **chosen)
+    if folds is None and moments.n_rows >= LEAST_ROWS:
         eraser = few_rows(eraser)
     eraser.save(args.output)
     print(f"eraser: {args.output}")
