@@ -32,7 +32,7 @@ from splince_fast.exceptions import (
 from splince_fast.labels.names import listed
 from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.factored import Factored, statistics
+from splince_fast.moments.factored import Factored, Live, statistics
 from splince_fast.projection import Projection
 from splince_fast.report import Facts, build_report
 
@@ -286,14 +286,14 @@ def _fit(
         solution = oblique(factor, spans, len(span_z.rows), options)
         _check(solution, span_z.names, span_y.names, method, options)
         distortion, unkept = solution.distortion, solution.distortion_unkept
+        sampled, excess = known.sample if whitened else None, None
         # The matrix that was factored is Cov(x) itself: then the solve knows what it changes.
-        if solution.solver != "cholesky" or share:
-            right = solution.right
-            distortion = float(np.sum((solution.left @ solution.left.T) * known.gram(right)))
-            if solution.admitted and span_y.names:
+        if solution.solver != "cholesky" or share or sampled is not None:
+            distortion, excess = _change(known, solution, bool(share))
+            if (solution.admitted or sampled is not None) and span_y.names:
                 # Nor is LEACE's then what the factor says.
                 plain = oblique(factor, span_z.rows, len(span_z.rows), options)
-                unkept = float(np.sum((plain.left @ plain.left.T) * known.gram(plain.right)))
+                unkept = _change(known, plain, bool(share))[0]
         if not span_y.names:
             unkept = distortion
         left, right = solution.left, solution.right
@@ -309,11 +309,27 @@ def _fit(
                 traced = full.admitted
         notes = _warn(solution, span_z.names, span_y.names, options, traced)
         mean = known.mean
+        # All rows know the variance of x, whatever its covariance rests on.
+        variance = solution.variance if sampled is None else float(known.variances.sum())
         facts = Facts(
-            method, known.n_rows, known.weight, share, whitened, distortion, unkept, notes
-        )
+            method, known.n_rows, known.weight, share, whitened, distortion, unkept, notes,
+            variance, None if sampled is None else sampled.n_rows, excess,
+        )  # fmt: skip
     report = partial(build_report, facts, solution, span_z, span_y, left, right)
     return Projection._make(left, right, mean, method=method, report=report)
+
+
+def _change(
+    known: Live | Factored, solution: Solution, shrunk: bool
+) -> tuple[float, float | None]:
+    """E|P x - x|^2, and where Cov(x) is that of a sample, the share of it that is excess."""
+    left, right, sample = solution.left, solution.right, known.sample
+    gram = known.gram(right)
+    if sample is None or shrunk or solution.solver == "none":
+        return float(np.sum((left @ left.T) * gram)), None
+    kept = solution.rank_y - solution.dropped
+    regressors = solution.rank_covariance - solution.rank_z - kept
+    return sample.change(left, right, gram, regressors)
 
 
 def _check(

@@ -21,8 +21,9 @@ from splince_fast.exceptions import FileFormatError, InputError, NotEnoughDataEr
 from splince_fast.labels import ClassName, VariableName
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.entry import read_update
-from splince_fast.moments.format import from_tensors, to_tensors
+from splince_fast.moments.format import NEWEST, format_of, from_tensors, to_tensors
 from splince_fast.moments.parameters import Parameters
+from splince_fast.moments.sampled import SampledAccumulator, accumulator_of
 from splince_fast.moments.state import State
 from splince_fast.moments.variable import Variable, check_ddof
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 Float = NDArray[np.float64]
 
-_FORMAT = 1
 _KIND = "moments"
 
 
@@ -98,8 +98,11 @@ class Moments:
         kinds: Mapping[str, str] | None = None,
         joint: Sequence[tuple[str, ...]] = (),
         ledoit_wolf: bool = False,
+        scatter: float = 1.0,
+        seed: int = 0,
     ) -> None:
-        self._accumulator = Accumulator(Parameters.of(block_rows, kinds, joint, ledoit_wolf))
+        parameters = Parameters.of(block_rows, kinds, joint, ledoit_wolf, scatter, seed)
+        self._accumulator = accumulator_of(parameters)
         self._lock = _new_lock()
 
     # -- filling ---------------------------------------------------------------------------
@@ -270,7 +273,7 @@ class Moments:
         self._check_like(other)
         part = other.copy() if other is self else other
         with Deferred(), self._lock, part.held() as theirs:
-            self._accumulator.flush()
+            self._accumulator.settle()
             self._accumulator.add(theirs)
         return self
 
@@ -366,7 +369,8 @@ class Moments:
 
         check_ddof(ddof)
         with self.held() as held:
-            state = held.seen()
+            # Of the sampled rows, where there is a sample.
+            state = (held.sample.rows if isinstance(held, SampledAccumulator) else held).seen()
             if state.weight - ddof <= 0:
                 raise NotEnoughDataError(
                     f"a covariance with ddof = {ddof:g} needs a total weight above it, and the "
@@ -459,7 +463,7 @@ class Moments:
         at its end.
         """
         accumulator = self._accumulator
-        with self._lock.reading(lambda: accumulator.waiting, accumulator.flush):
+        with self._lock.reading(lambda: accumulator.unsettled, accumulator.settle):
             yield accumulator
 
     def flushed(self) -> State:
@@ -566,11 +570,12 @@ class Moments:
     def _write(self, path: str | os.PathLike[str], stream: dict[str, Any] | None) -> None:
         with self._lock.reading():
             tensors, metadata = to_tensors(self._accumulator)
-            files.write(path, _KIND, _FORMAT, tensors, {**metadata, "stream": stream})
+            version = format_of(self.parameters)
+            files.write(path, _KIND, version, tensors, {**metadata, "stream": stream})
 
     @classmethod
     def _read(cls, path: str | os.PathLike[str]) -> tuple[Moments, Any]:
-        tensors, metadata = files.read(path, _KIND, _FORMAT)
+        tensors, metadata = files.read(path, _KIND, NEWEST)
         with consistent(path):
             return cls._around(from_tensors(tensors, metadata)), metadata["stream"]
 
@@ -605,7 +610,7 @@ class Moments:
         with self._lock.reading():
             tensors, metadata = to_tensors(self._accumulator, packed=True)
             # Numbers that later updates change are copied while no thread can change them.
-            own = {k: t if k == "scatter.lower" else t.copy() for k, t in tensors.items()}
+            own = {k: t if k.endswith("scatter.lower") else t.copy() for k, t in tensors.items()}
             return {"tensors": own, "metadata": metadata}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
