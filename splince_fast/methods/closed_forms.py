@@ -319,9 +319,7 @@ def _fit(
     return Projection._make(left, right, mean, method=method, report=report)
 
 
-def _change(
-    known: Live | Factored, solution: Solution, shrunk: bool
-) -> tuple[float, float | None]:
+def _change(known: Live | Factored, solution: Solution, shrunk: bool) -> tuple[float, float | None]:
     """E|P x - x|^2, and where Cov(x) is that of a sample, the share of it that is excess."""
     left, right, sample = solution.left, solution.right, known.sample
     gram = known.gram(right)

@@ -99,7 +99,7 @@ class LabelTable:
                     codes.append(np.where(column >= 0, places[column], -1))
                 continue
             places = self._make_room(name, variable.n_columns + 1)
-            present = ~np.isnan(column).any(axis=1)
+            present = np.asarray(~np.isnan(column).any(axis=1))
             if len(places) and present.any():
                 origin = self._origins.setdefault(name, column[present.argmax()].copy())
                 values.append(np.where(present[:, None], column - origin, 0.0).T)
@@ -154,7 +154,10 @@ class LabelTable:
         return variable.n_columns if len(self._places.get(name, ())) else 0
 
     def covariance(
-        self, names: Sequence[VariableName], variables: Mapping[VariableName, Variable], weight: float
+        self,
+        names: Sequence[VariableName],
+        variables: Mapping[VariableName, Variable],
+        weight: float,
     ) -> Float:
         """Cov(v, v), ddof = 0, over rows of this weight, of variables centred over labelled rows.
 
@@ -230,4 +233,3 @@ class LabelTable:
 def _none(places: Places) -> int:
     """Features beyond the limit for a variable that the other side left out."""
     return 0 if len(places) else _MOST
-

@@ -27,13 +27,11 @@ from splince_fast.exceptions import NotEnoughDataError, SampledScatterWarning
 from splince_fast.labels import VariableName
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.label_table import LabelTable
-from splince_fast.moments.sampled import SampledAccumulator
+from splince_fast.moments.sampled import LEAST_ROWS, SampledAccumulator
 from splince_fast.moments.variable import Variable
 
 Float = NDArray[np.float64]
 
-# Sampled rows per feature below which an eraser may change far more than the least possible.
-LEAST_ROWS = 4
 # Columns of labels may take this share of the sampled rows.
 _SHARE_OF_LABELS = 0.1
 # A variance of all rows this many times that of the sample, or less by it, beyond so many
@@ -90,8 +88,8 @@ class Sampled:
             excess = (1 - f) p / (m - p - 2)
 
         relative to the part that the labels do not explain; what is returned is relative to the
-        whole of the least. It is None where m is too small for the formula, and what is returned then is as
-        the sample says.
+        whole of the least. It is None where m is too small for the formula, and the first figure
+        is as the sample says then.
 
         Parameters
         ----------

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from splince_fast._runtime import threads
 from splince_fast._runtime.arrays import Rows, check_values
 from splince_fast._runtime.hashing import splitmix64
+from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassCodes, Columns, Encoded, VariableName
 from splince_fast.moments.accumulator import Accumulator, Batch, sweep_of
 from splince_fast.moments.block import MATRIX_PRODUCT_FROM, add_products, part_rows
@@ -37,6 +38,9 @@ from splince_fast.moments.state import State, head_mean
 Float = NDArray[np.float64]
 
 _NO_WEIGHT = np.empty(0)
+# Sampled rows per feature below which an eraser may change far more than the least possible, and
+# from which on it changes 5 percent more, with some to spare for the labels.
+LEAST_ROWS, GOOD_ROWS = 4, 22
 # Elements of a block below which a second thread costs more than it saves.
 _GRAIN = 1 << 19
 # A feature that was constant so far has this share of the largest variance.
@@ -239,9 +243,7 @@ class SampledAccumulator(Accumulator):
             result._combine(sampled, result.sample, theirs, -1)
         return result
 
-    def _combine(
-        self, rows: Accumulator, own: Sample, part: SampledAccumulator, sign: int
-    ) -> None:
+    def _combine(self, rows: Accumulator, own: Sample, part: SampledAccumulator, sign: int) -> None:
         theirs = part.sample
         position = own.position + (theirs.position if sign > 0 else 0)
         squares = max(0.0, own.squares + sign * theirs.squares)
@@ -339,3 +341,34 @@ def _part(column: Encoded, rows: slice) -> Encoded:
 def accumulator_of(parameters: Parameters) -> Accumulator:
     """An empty accumulator of the kind that the parameters ask for."""
     return SampledAccumulator(parameters) if parameters.scatter < 1 else Accumulator(parameters)
+
+
+def rate_for(
+    scatter: Any, n_rows: int | None, n_features: int | None, name: str, folds: int
+) -> Any:
+    """The rate for a source: "auto" resolved, and one refused that cannot serve any eraser.
+
+    Rows are dealt to `folds` moments, of which all but one make an eraser together.
+    """
+    known = n_rows is not None and n_features is not None
+    if isinstance(scatter, str) and scatter == "auto":
+        if not known:
+            raise InputError(
+                f"scatter='auto' needs the number of rows and features beforehand, which {name} "
+                "does not tell; pass a number, such as 22 * d / n for d features and about n rows"
+            )
+        fitted = cast(int, n_rows) * max(1, folds - 1) / folds
+        rate, enough = 1.0, GOOD_ROWS * cast(int, n_features)
+        while rate / 2 * fitted >= enough:
+            rate /= 2
+        return rate
+    number = isinstance(scatter, int | float | np.integer | np.floating)
+    if known and number and 0 < scatter < 1:
+        expected, needed = scatter * cast(int, n_rows), LEAST_ROWS * cast(int, n_features)
+        if expected < needed:
+            raise InputError(
+                f"scatter={scatter:g} leaves about {expected:,.0f} of the {n_rows:,} rows for the "
+                f"covariance of {n_features:,} features, and {needed:,} are needed; pass at least "
+                f"{min(1.0, needed / cast(int, n_rows)):.2g}, or 'auto'"
+            )
+    return scatter
