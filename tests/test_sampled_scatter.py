@@ -318,7 +318,7 @@ def test_any_size_of_update_gives_the_same_bits(dtype: Any) -> None:
 
 
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    X, labels = gaussian(4096, 300, 1.0)
+    X, labels = gaussian(4096, 600, 1.0)
     found = []
     for count in ("1", "2", "3"):
         monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", count)
@@ -635,7 +635,7 @@ def test_damaged_files_are_refused(key: str, value: Any) -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_sweep_is_its_naive_twin(dtype: Any, weighted: bool) -> None:
     rng = np.random.default_rng(0)
-    n, d = 203, 130
+    n, d = 203, 400
     rows = rng.normal(size=(n, d)).astype(dtype)
     weight = rng.random(n) + 0.1 if weighted else None
     codes = np.stack([rng.integers(-1, 3, n), np.where(rng.random(n) < 0.5, 3, 4)]).astype(np.intp)
