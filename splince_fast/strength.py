@@ -66,6 +66,17 @@ class ConceptStrength:
     informative : bool
         False where these ranks and n fix V whatever the labels, as with at most rank_x + 1 rows.
         V says nothing then, and the p-values and the bound are 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.integers(0, 2, size=400)
+    >>> X = rng.normal(size=(400, 4)) + np.outer(z, np.eye(4)[0])
+    >>> found = sf.concept_strength(sf.Moments().update(X, {"z": z}), "z")
+    >>> found.name, len(found.correlations), found.pillai > found.chance, found.p_value < 1e-6
+    ('z', 1, True, True)
     """
 
     name: str

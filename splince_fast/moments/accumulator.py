@@ -144,11 +144,13 @@ class Accumulator:
         encoded: Mapping[VariableName, Encoded],
         *,
         in_order: bool = False,
+        checked: bool = False,
     ) -> None:
         """Add rows with valid labels: full blocks where they lie, the rest by the buffer.
 
         With `in_order` the rows of a block follow each other as they came, whatever the size of
-        the updates that brought them: no rows overtake those that wait.
+        the updates that brought them: no rows overtake those that wait. With `checked` their
+        values were looked at before.
 
         Raises
         ------
@@ -162,7 +164,7 @@ class Accumulator:
         if in_order and self.waiting:
             n_direct = 0
         # A single block that is merged at once is checked by its reduction, without another pass.
-        if not n == n_direct == capacity:
+        if not checked and not n == n_direct == capacity:
             rows.check()
         batch = self._prepare(rows.array, weight, encoded)
         for start in range(0, n_direct, capacity):
@@ -181,6 +183,12 @@ class Accumulator:
                     buffer.filled -= stop - start
                     raise
             start = stop
+
+    def room(self, width: int, dtype: np.dtype[Any]) -> int:
+        """Rows that complete a block: those that wait have come before."""
+        if self.buffer is not None and self.buffer.filled:
+            return self.buffer.room
+        return self.parameters.capacity(width, dtype.itemsize)
 
     def _prepare(
         self,

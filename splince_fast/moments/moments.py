@@ -598,7 +598,7 @@ class Moments:
         Parameters
         ----------
         path : path
-            A file written by :meth:`save`, or a checkpoint.
+            A file written by :meth:`save`, or a checkpoint; folds are merged.
 
         Raises
         ------
@@ -607,6 +607,10 @@ class Moments:
         FileNotFoundError
             There is no such file.
         """
+        if files.kind_of(path) == "folds":
+            from splince_fast.moments.folds import Folds
+
+            return Folds(2).read_checkpoint(path)[0].total
         return cls._read(path)[0]
 
     def _write(self, path: str | os.PathLike[str], stream: dict[str, Any] | None) -> None:

@@ -119,6 +119,7 @@ class SampledAccumulator(Accumulator):
         encoded: Mapping[VariableName, Encoded],
         *,
         in_order: bool = False,
+        checked: bool = False,
     ) -> None:
         """Add rows, always in their order: the sample does not depend on the size of updates.
 
@@ -132,9 +133,10 @@ class SampledAccumulator(Accumulator):
         n = len(rows.array)
         room = self.buffer.room if self.buffer is not None and self.waiting else 0
         if not (rows.direct and room and room < n):
-            super().update(rows, weight, encoded, in_order=True)
+            super().update(rows, weight, encoded, in_order=True, checked=checked)
             return
-        rows.check()
+        if not checked:
+            rows.check()
         for start, stop in ((0, room), (room, n)):
             part = slice(start, stop)
             super().update(
@@ -142,6 +144,7 @@ class SampledAccumulator(Accumulator):
                 None if weight is None else weight[part],
                 {name: _part(column, part) for name, column in encoded.items()},
                 in_order=True,
+                checked=True,
             )
 
     def _empty_state(self, width: int) -> State:
