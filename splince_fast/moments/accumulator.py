@@ -158,7 +158,8 @@ class Accumulator:
             Before anything changes.
         """
         n, width = rows.array.shape
-        capacity = self._reserve(width, rows.dtype)
+        known = self._work.capacities.get((width, rows.dtype))
+        capacity = self._reserve(width, rows.dtype) if known is None else known
         n_direct = n // capacity * capacity if rows.direct else 0
         if in_order and self.waiting:
             n_direct = 0
@@ -298,10 +299,9 @@ class Accumulator:
         moved = {}
         if reference is not state.reference:
             moved = self._moved(state, reference)
-        asked = [
-            moved.get(name, batch.variables[name]).ask(labels, weight)
-            for name, labels in block.labels.items()
-        ]
+        asked: list[Request] = []
+        for name, labels in block.labels.items():
+            asked.append(moved.get(name, batch.variables[name]).ask(labels, weight))
         codes, n_sums, values = sweep_of(asked, n)
         reduced = reduce_block(
             rows, weight, sample, reference, codes, n_sums, values,

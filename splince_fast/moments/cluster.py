@@ -19,6 +19,7 @@ from splince_fast.exceptions import InputError
 from splince_fast.moments.digest import block_digest
 from splince_fast.moments.moments import Moments
 from splince_fast.moments.parameters import Parameters
+from splince_fast.moments.sampled import part_of_sample
 from splince_fast.sources.base import PieceSource, Source
 
 if TYPE_CHECKING:
@@ -152,13 +153,14 @@ class _Engine:
 
     def state(self, group: Group) -> Any:
         """Future of the state of a group."""
+        like = part_of_sample(self._like, group.first)
         what = f"blocks {group.first} to {group.stop - 1} of {self._source.name}"
         if self._handle is not None:
             return self._submit(
-                state_of_file_blocks, self._handle, group.first, group.stop, self._like, what
+                state_of_file_blocks, self._handle, group.first, group.stop, like, what
             )
         part, values = self._part(group.first, group.stop)
-        return self._submit(state_of, part, self._like, what, values)
+        return self._submit(state_of, part, like, what, values)
 
     def digest(self, number: int, parameters: Parameters) -> Any:
         """Future of the digest of a block."""

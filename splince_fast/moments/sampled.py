@@ -346,6 +346,17 @@ def accumulator_of(parameters: Parameters) -> Accumulator:
     return SampledAccumulator(parameters) if parameters.scatter < 1 else Accumulator(parameters)
 
 
+def part_of_sample(like: Mapping[str, Any], first: int) -> dict[str, Any]:
+    """Arguments of moments for the part of a source that begins with block number `first`.
+
+    Each part counts its rows from 0: seeds of their own keep their samples from being alike.
+    """
+    if not first or like["scatter"] == 1:
+        return dict(like)
+    mixed = splitmix64(splitmix64(np.array([like["seed"]], np.uint64)) + np.uint64(first))
+    return {**like, "seed": int(mixed[0] >> np.uint64(1))}
+
+
 def rate_for(
     scatter: Any, n_rows: int | None, n_features: int | None, name: str, folds: int
 ) -> Any:

@@ -250,7 +250,7 @@ class State:
 def head_mean(rows: NDArray[Any], weight: Float | None) -> Float:
     """The weighted mean of the first rows of a block, whose values may be unchecked."""
     head = rows[:_HEAD].astype(np.float64, order="C")
-    if not np.isfinite(head).all():  # infinite less infinite would warn before it is refused
+    if not np.isfinite(head).all():  # infinite less infinite warns before it is refused
         check_values(rows)
     # About its first row, so that a constant column has exactly its value.
     first = head[0].copy()

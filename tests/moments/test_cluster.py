@@ -391,3 +391,25 @@ def test_dask_arrays_that_an_eraser_refuses(table: Any) -> None:
             eraser(wrong)
     with pytest.raises(InputError, match="lazy"):
         eraser(X, out=np.empty((N, D)))
+
+
+def test_a_sampled_scatter_has_the_same_bits_whatever_the_workers(
+    client: Any, paths: list[str], table: Any
+) -> None:
+    """Every group draws a sample of its own; the constraints are those of all rows."""
+    X, z = table
+    source = sources.from_npy(paths, {"z": z}, block_rows=256)
+    whole = Moments().update(X, {"z": z})
+    found = Moments.from_blocks(source, client=client, scatter=0.2, seed=1)
+    with started(1) as local, distributed.Client(local) as other:
+        again = Moments.from_blocks(source, client=other, scatter=0.2, seed=1)
+    assert np.array_equal(found.covariance(), again.covariance())
+    assert np.allclose(found.cross_covariance("z"), whole.cross_covariance("z"), atol=1e-12)
+    eraser = sf.leace(found, erase="z")
+    assert eraser.report is not None
+    assert 4 * D < (eraser.report.scatter_rows or 0) < N / 3
+    assert max(v.residual for v in eraser.report.variables) < 1e-12
+    # Control: samples that are alike in every group are others.
+    like = {"scatter": 0.2, "seed": 1}
+    assert cluster.part_of_sample(like, 0) == like
+    assert cluster.part_of_sample(like, 3) != cluster.part_of_sample(like, 4)

@@ -240,6 +240,46 @@ def test_exact_variances_repair_a_rare_feature(monkeypatch: pytest.MonkeyPatch) 
         assert draws(X, labels, 5 * d / n, 60, leace)[0].max() > 10
 
 
+def test_drifting_rows_sorted_by_class() -> None:
+    """Position says nothing of a hash. Control: the first m rows, which know one class alone."""
+    n, d = 8000, 24
+    X, labels = gaussian(n, d, 0.8)
+    order = np.argsort(labels["z"], kind="stable")
+    labels = {name: column[order] for name, column in labels.items()}
+    # The spread of half of the features grows along the stream.
+    X = X[order]
+    X[:, ::2] *= np.linspace(0.2, 3.0, n)[:, None]
+    rate = 10 * d / n
+    excess, formula, _ = draws(X, labels, rate, 20, leace)
+    assert excess.mean() < 2 * formula.mean()
+    full = sf.Moments().update(X, labels)
+    covariance = full.covariance(ddof=0)
+    head = np.cov(X[: 10 * d].T, ddof=0)
+    span = full.cross_covariance("z")[:, :1]
+    along = np.linalg.solve(head, span)
+    removed = span @ along.T / float(span[:, 0] @ along[:, 0])
+    of_head = float(np.trace(removed @ covariance @ removed.T))
+    assert of_head > 1.5 * distortion(leace(full), covariance)
+
+
+def test_copies_of_few_rows() -> None:
+    """Zipf counts of 800 rows. Control: a hash of the content takes copies all or none."""
+    rng = np.random.default_rng(0)
+    n, d, distinct = 20_000, 32, 800
+    rows, labels = gaussian(distinct, d, 0.8)
+    share = 1.0 / np.arange(1, distinct + 1) ** 0.8
+    number = rng.choice(distinct, n, p=share / share.sum())
+    given = {name: column[number] for name, column in labels.items()}
+    rate = 20 * d / n
+    assert draws(rows[number], given, rate, 12, leace)[0].max() < 0.2
+    ranks = []
+    for seed in range(12):
+        kept = np.random.default_rng(seed).random(distinct) < rate
+        taken = rows[number][kept[number]]
+        ranks.append(np.linalg.matrix_rank(np.cov(taken.T)))
+    assert min(ranks) < d
+
+
 def test_weights_make_the_sample_unbiased() -> None:
     """Heavy tails: long rows are taken more often, and count less. Control: they count alike."""
     rng = np.random.default_rng(0)
