@@ -85,7 +85,7 @@ def test_a_merge_in_place_makes_no_third_state() -> None:
 
 def test_lazy_rows_are_refused() -> None:
     array = pytest.importorskip("dask.array", reason="dask is not installed")
-    with pytest.raises(InputError, match=r"lazy.*one at a time.*compute"):
+    with pytest.raises(InputError, match=r"lazy.*from_dask.*compute"):
         Moments().update(array.ones((10, 3), chunks=5))
 
 
