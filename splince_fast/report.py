@@ -63,6 +63,20 @@ class VariableReport:
         of the same distribution after erasing, about (d - r) / n for rank r in n rows (see
         :func:`splince_fast.evaluation.advice.held_out_trace`). None where nothing is whitened, of
         a covariance that was shrunk, and for fewer rows than dimensions.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.integers(0, 2, size=400)
+    >>> y = np.where(rng.random(400) < 0.8, z, 1 - z)
+    >>> X = rng.normal(size=(400, 4)) + np.outer(z, np.eye(4)[0]) + np.outer(y, np.eye(4)[1])
+    >>> eraser = sf.splince(sf.Moments().update(X, {"z": z, "y": y}), erase="z", keep="y")
+    >>> [(v.name, v.role, v.rank) for v in eraser.report.variables]
+    [('z', 'erased', 1), ('y', 'kept', 1)]
+    >>> all(v.residual <= v.bound for v in eraser.report.variables)
+    True
     """
 
     name: str
@@ -123,6 +137,26 @@ class Report:
     unseen_distortion, unseen_concept, unseen_chance, unseen_kept : float or None
         Means over folds of :func:`splince_fast.cross_report`: change of rows that were not fitted,
         R^2 left of the concept, its chance level, share of the kept covariance. None elsewhere.
+    scatter_rows : int or None
+        Sampled rows that the covariance rests on; None where it rests on all. `distortion` is
+        corrected for their number then: it is what the eraser does to all rows.
+    expected_excess : float or None
+        Excess of `distortion` over that of the eraser from all rows, relative to the latter, on
+        average over samples. None as above, for SAL, and with shrinkage.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.integers(0, 2, size=400)
+    >>> y = np.where(rng.random(400) < 0.8, z, 1 - z)
+    >>> X = rng.normal(size=(400, 4)) + np.outer(z, np.eye(4)[0]) + np.outer(y, np.eye(4)[1])
+    >>> report = sf.splince(sf.Moments().update(X, {"z": z, "y": y}), erase="z", keep="y").report
+    >>> report.method, report.n_rows, report.rank, report.rank_covariance
+    ('SPLINCE', 400, 1, 4)
+    >>> bool(report.distortion > report.distortion_leace)
+    True
     """
 
     method: str
@@ -148,6 +182,8 @@ class Report:
     unseen_concept: float | None = None
     unseen_chance: float | None = None
     unseen_kept: float | None = None
+    scatter_rows: int | None = None
+    expected_excess: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain numbers, strings, lists and dictionaries, ready for JSON."""
@@ -193,9 +229,17 @@ class Report:
     def _facts(self) -> list[tuple[str, str]]:
         """Label and text of each line of the summary."""
         support = "not factored" if self.rank_covariance is None else f"rank {self.rank_covariance}"
+        sample = ""
+        if self.scatter_rows is not None:
+            sample = f", of {self.scatter_rows:,} sampled rows"
+            if self.expected_excess is not None:
+                sample += f" (expected excess {100 * self.expected_excess:.2g} %)"
         facts = [
             ("data", f"{self.n_rows:,} rows (weight {self.weight:,.10g}), d = {self.n_features}"),
-            ("covariance", f"{support}, solver {self.solver}, shrinkage {self.shrinkage:.3g}"),
+            (
+                "covariance",
+                f"{support}, solver {self.solver}, shrinkage {self.shrinkage:.3g}{sample}",
+            ),
             ("removed", f"{self.rank} of {self.n_features} dimensions"),
         ]
         distortion = f"{100 * self.distortion:.3g} % of the variance"
@@ -349,6 +393,9 @@ class Facts(NamedTuple):
     distortion: float
     distortion_unkept: float
     warnings: tuple[str, ...]
+    variance: float  # tr Cov(x)
+    scatter_rows: int | None
+    expected_excess: float | None
 
 
 def build_report(
@@ -401,7 +448,7 @@ def build_report(
                 )
             )
             start += count
-    share = 1.0 / solution.variance if solution.variance else 0.0
+    share = 1.0 / facts.variance if facts.variance else 0.0
     return Report(
         method=facts.method,
         n_rows=facts.n_rows,
@@ -422,6 +469,8 @@ def build_report(
         tolerance=solution.noise,
         shrinkage=facts.shrinkage,
         warnings=facts.warnings,
+        scatter_rows=facts.scatter_rows,
+        expected_excess=facts.expected_excess,
     )
 
 

@@ -42,6 +42,18 @@ class CrossReport:
     remedies : tuple of (str, float)
         Out-of-fold distortion with other settings, where unseen rows fare worse.
     warnings : tuple of str
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.integers(0, 2, size=400)
+    >>> X = rng.normal(size=(400, 4)) + np.outer(z, np.eye(4)[0])
+    >>> folds = [sf.Moments().update(X[i::2], {"z": z[i::2]}) for i in range(2)]
+    >>> report = sf.cross_report(folds, erase="z")
+    >>> report.method, len(report.folds), report.eraser.rank
+    ('splince', 2, 1)
     """
 
     method: str

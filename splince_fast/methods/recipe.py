@@ -95,14 +95,14 @@ class Recipe:
             solution = oblique(factor, spans, len(span_z.rows), options)
             _check(solution, span_z.names, span_y.names, method, options)
             distortion, unkept = solution.distortion, solution.distortion_unkept
+            sampled, excess = known.sample if whitened else None, None
             # The matrix that was factored is Cov(x) itself: then the solve knows what it changes.
-            if solution.solver != "cholesky" or share:
-                right = solution.right
-                distortion = float(np.sum((solution.left @ solution.left.T) * known.gram(right)))
-                if solution.admitted and span_y.names:
+            if solution.solver != "cholesky" or share or sampled is not None:
+                distortion, excess = _change(known, solution, bool(share))
+                if (solution.admitted or sampled is not None) and span_y.names:
                     # Nor is LEACE's then what the factor says.
                     plain = oblique(factor, span_z.rows, len(span_z.rows), options)
-                    unkept = float(np.sum((plain.left @ plain.left.T) * known.gram(plain.right)))
+                    unkept = _change(known, plain, bool(share))[0]
             if not span_y.names:
                 unkept = distortion
             left, right = solution.left, solution.right
@@ -120,9 +120,12 @@ class Recipe:
                     traced = full.admitted
             notes = _warn(solution, span_z.names, span_y.names, options, traced)
             mean = known.mean
+            # All rows know the variance of x, whatever its covariance rests on.
+            variance = solution.variance if sampled is None else float(known.variances.sum())
             facts = Facts(
-                method, known.n_rows, known.weight, share, whitened, distortion, unkept, notes
-            )
+                method, known.n_rows, known.weight, share, whitened, distortion, unkept, notes,
+                variance, None if sampled is None else sampled.n_rows, excess,
+            )  # fmt: skip
         report = partial(build_report, facts, solution, span_z, span_y, left, right)
         return Projection._make(left, right, mean, method=method, report=report)
 
@@ -143,6 +146,17 @@ def eraser_of(moments: Moments | Factored | Folds, recipe: Recipe) -> Projection
         return recipe.fit(moments.total)
     warn(unseen.warnings, 3)
     return unseen.told(recipe.with_shrinkage(unseen.shrinkage).fit(moments.total))
+
+
+def _change(known: Live | Factored, solution: Solution, shrunk: bool) -> tuple[float, float | None]:
+    """E|P x - x|^2, and where Cov(x) is that of a sample, the share of it that is excess."""
+    left, right, sample = solution.left, solution.right, known.sample
+    gram = known.gram(right)
+    if sample is None or shrunk or solution.solver == "none":
+        return float(np.sum((left @ left.T) * gram)), None
+    kept = solution.rank_y - solution.dropped
+    regressors = solution.rank_covariance - solution.rank_z - kept
+    return sample.change(left, right, gram, regressors)
 
 
 def _check_classes(known: Live | Factored, erase: object) -> None:

@@ -55,6 +55,19 @@ class FoldReport:
         1 - |P Cov(x, y) - Cov(x, y)| / |Cov(x, y)| in units of deviations; None if nothing is kept.
     amplification : float
         Spectral norm of I - P in coordinates in which the fold is white.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.integers(0, 2, size=400)
+    >>> X = rng.normal(size=(400, 4)) + np.outer(z, np.eye(4)[0])
+    >>> folds = [sf.Moments().update(X[i::2], {"z": z[i::2]}) for i in range(2)]
+    >>> report = sf.cross_report(folds, erase="z")
+    >>> fold = report.folds[0]
+    >>> fold.n_rows, fold.kept is None, fold.concept < 0.1
+    (200, True, True)
     """
 
     n_rows: int

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime import files
 from splince_fast._runtime.arrays import Rows
+from splince_fast._runtime.hashing import splitmix64
 from splince_fast._runtime.interrupts import Deferred
 from splince_fast._runtime.memory import total_memory
 from splince_fast.exceptions import FileFormatError, InputError, LabelError
@@ -20,13 +21,12 @@ from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, Variabl
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.entry import Given, read_update
-from splince_fast.moments.format import from_tensors, to_tensors
+from splince_fast.moments.format import NEWEST, format_of, from_tensors, part_of, to_tensors
 from splince_fast.moments.moments import Moments, consistent
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.variables import check_column
 
 _KIND = "folds"
-_FORMAT = 1
 _MOST = 1024
 
 # With fewer rows a half says little of rows not seen.
@@ -262,11 +262,12 @@ class Folds(Sequence[Moments]):
                 tensors |= {f"fold.{i}.{key}": tensor.copy() for key, tensor in own.items()}
                 metadata.append(described)
         described = {"groups": self._groups, "position": self._position, "stream": stream}
-        files.write(path, _KIND, _FORMAT, tensors, {"folds": metadata, **described})
+        version = format_of(self.parameters)
+        files.write(path, _KIND, version, tensors, {"folds": metadata, **described})
 
     def read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Folds, Any]:
         """Folds and where their source stands."""
-        tensors, metadata = files.read(path, _KIND, _FORMAT)
+        tensors, metadata = files.read(path, _KIND, NEWEST)
         with consistent(path):
             described, groups, position = (
                 metadata["folds"], metadata["groups"], metadata["position"]
@@ -276,7 +277,7 @@ class Folds(Sequence[Moments]):
                 raise FileFormatError("the number of rows seen is negative or no number")
             found._position = position
             found._folds = tuple(
-                Moments._around(from_tensors(_own_tensors(tensors, i), own))
+                Moments._around(from_tensors(part_of(tensors, f"fold.{i}."), own))
                 for i, own in enumerate(described)
             )
             return found, metadata["stream"]
@@ -313,29 +314,6 @@ def _add_some(
             checked=True,
         )
         start += len(piece)
-
-
-def _own_tensors(tensors: Mapping[str, NDArray[Any]], fold: int) -> dict[str, NDArray[Any]]:
-    prefix = f"fold.{fold}."
-    return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
-
-
-def splitmix64(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014) of each number.
-
-    Parameters
-    ----------
-    numbers : ndarray of uint64
-
-    Returns
-    -------
-    ndarray of uint64
-        A bijection whose bits look independent of those of the numbers.
-    """
-    mixed = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
 
 
 def _digest(name: ClassName) -> int:
