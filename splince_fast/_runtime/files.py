@@ -178,8 +178,8 @@ def kind_of(path: str | os.PathLike[str]) -> str | None:
     try:
         with safe_open(Path(path), framework="numpy") as file:
             return (file.metadata() or {}).get("kind")
-    except (SafetensorError, OSError):
-        return None
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None  # reading it says what is wrong
 
 
 def _finite(text: str) -> float:

@@ -36,6 +36,7 @@ _FEW_FEATURES, _ROWS_PER_FEATURE = 512, 4
 # Two states and their factors, which take 2 d^2 numbers each where x is rank deficient, may take
 # this share of the memory of the machine.
 _MATRICES, _SHARE = 6, 0.25
+_PART_BYTES = 1 << 20
 
 
 def worthwhile(n_rows: int | None, n_features: int | None) -> bool:
@@ -288,13 +289,25 @@ def _add_some(
     encoded: Mapping[VariableName, Encoded],
     chosen: NDArray[np.intp],
 ) -> None:
-    """Add some of the rows of an update, a block at a time: no more than that is copied."""
-    array, width = given.rows.array, given.rows.width
+    """Add some of the rows of an update, a block at a time: no more than that is copied.
+
+    Rows that wait are copied again, so they are taken in parts that a cache holds.
+    """
+    array, (_, width) = given.rows.array, given.rows.array.shape
+    capacity = accumulator.parameters.capacity(width, given.rows.dtype.itemsize)
+    part = min(capacity, max(1, _PART_BYTES // (width * array.dtype.itemsize)))
+    memory = np.empty((min(capacity, len(chosen)), width), array.dtype)
     start = 0
     while start < len(chosen):
-        piece = chosen[start : start + accumulator.room(width, given.rows.dtype)]
+        room = accumulator.room(width, given.rows.dtype)
+        whole = room == capacity and len(chosen) - start >= capacity
+        piece = chosen[start : start + (capacity if whole else min(room, part))]
+        if array.flags.c_contiguous:
+            rows = np.take(array, piece, axis=0, out=memory[: len(piece)], mode="clip")
+        else:
+            rows = array[piece]
         accumulator.update(
-            Rows.known(array[piece]),
+            Rows.known(rows),
             None if given.weight is None else given.weight[piece],
             {name: _rows_of(column, piece) for name, column in encoded.items()},
             in_order=True,

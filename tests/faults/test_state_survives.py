@@ -17,6 +17,7 @@ from naive_model import Rows, check, state_bytes
 import splince_fast as sf
 from splince_fast import FileFormatError, InputError, Moments, sources
 from splince_fast._runtime import files
+from splince_fast.moments import buffer
 
 DATA = Path(__file__).parents[1] / "data"
 ROOT = Path(sf.__file__).parent.parent
@@ -409,6 +410,34 @@ def test_rows_that_wait_are_checked_at_once() -> None:
             moments.update(np.full((2, 3), bad))
         assert state_bytes(moments) == before
     check(moments, Rows.of(normal(5, 3)))
+
+
+def test_what_an_append_that_failed_has_written_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Codes and weights of rows that were not added lie where the next rows come to lie."""
+    X = normal(12, 3)
+    first = {"z": ["a", "b"] * 3}
+    weights = np.arange(1.0, 7.0)
+    expected = Moments().update(X[:6], first, sample_weight=weights).update(X[6:])
+    moments = Moments().update(X[:6], first, sample_weight=weights)
+
+    class NoMemory:  # for the column of a variable that is new
+        def __getattr__(self, name: str) -> Any:
+            if name == "full":
+                raise MemoryError
+            return getattr(np, name)
+
+    more = {"z": ["b"] * 6, "fresh": np.linspace(0, 1, 6)}
+    with monkeypatch.context() as patch:
+        patch.setattr(buffer, "np", NoMemory())
+        with pytest.raises(MemoryError):
+            moments.update(X[6:], more, sample_weight=np.full(6, 7.0))
+    moments.update(X[6:])
+    assert moments.class_counts("z") == expected.class_counts("z") == {"a": 3, "b": 3}
+    assert moments.weight == expected.weight == 27.0
+    assert list(moments.variables) == ["z"]
+    np.testing.assert_array_equal(moments.covariance(), expected.covariance())
 
 
 def test_a_waiting_class_beyond_the_last_is_refused(tmp_path: Path) -> None:
