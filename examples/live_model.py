@@ -233,9 +233,9 @@ def main(arguments: list[str] | None = None) -> None:
         erasers.save(chosen.save)
     if chosen.figure:
         at = [*(f"model.layers.{i}" for i in range(30)), "model.norm"]
-        plain = snn.collect(whole, look_at, at, **read)
+        plain = snn.collect(whole, fit_on, at, **read)
         with snn.install(whole, fitted["outputs of the last 5 layers"]):
-            erased = snn.collect(whole, look_at, at, **read)
+            erased = snn.collect(whole, fit_on, at, **read)
         plain.plot("stereotype", after=erased).savefig(chosen.figure)
 
 

@@ -12,9 +12,10 @@ from splince_fast.exceptions import InputError
 from splince_fast.projection import Projection
 
 Tensor = Any
+Directions = tuple[tuple[Tensor, Tensor, Tensor], ...]
 
 # Directions that are taken one by one, with matrix-vector products, which no mode rounds.
-_FEW = 4
+MOST_ONE_BY_ONE = 4
 # 2^13 + 1 splits a float32 into two numbers of at most 12 bits (Dekker 1971); TF32 keeps 11.
 _SPLITTER = 8193.0
 
@@ -145,22 +146,11 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
                 wide = torch.float64
                 left, right, neg_bias = left.to(wide), right.to(wide), neg_bias.to(wide)
             rows = rows.to(wide)
-            if len(left) <= _FEW:
-                result = self._few(rows, left, right, neg_bias)
+            if len(left) <= MOST_ONE_BY_ONE:
+                result = without(rows, directions(left, right, neg_bias), self.gate)
             else:
                 result = self._many(rows, left, right, neg_bias)
             return result.reshape(x.shape).to(x.dtype)
-
-    def _few(self, rows: Tensor, left: Tensor, right: Tensor, neg_bias: Tensor) -> Tensor:
-        """One matrix-vector product and one rank-one update per direction."""
-        if not len(left):
-            return rows.clone()
-        result = rows
-        for j in range(len(left)):
-            bias = neg_bias[j].expand(rows.shape[0])
-            coefficient = torch.addmv(bias, rows, right[j]) * self.gate
-            result = torch.addr(result, coefficient, left[j], alpha=-1)
-        return result
 
     def _many(self, rows: Tensor, left: Tensor, right: Tensor, neg_bias: Tensor) -> Tensor:
         """Two matrix products; on a GPU of split operands, which TF32 does not round."""
@@ -211,6 +201,24 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
             if new is not None and new.shape != old.shape and new.shape[1:] == old.shape[1:]:
                 self._buffers[name] = old.new_empty(new.shape)
         super()._load_from_state_dict(state_dict, prefix, *rest, **options)
+
+
+def directions(left: Tensor, right: Tensor, neg_bias: Tensor) -> Directions:
+    """Per direction, minus the bias, the row of `right` and that of `left`."""
+    return tuple(zip(neg_bias.unbind(), right.unbind(), left.unbind(), strict=True))
+
+
+def without(rows: Tensor, taken: Directions, gate: Tensor | None) -> Tensor:
+    """One matrix-vector product and one rank-one update per direction; `gate` None is 1."""
+    if not taken:
+        return rows.clone()
+    result = rows
+    for neg_bias, right, left in taken:
+        coefficient = torch.addmv(neg_bias.expand(rows.shape[0]), rows, right)
+        if gate is not None:
+            coefficient = coefficient * gate
+        result = torch.addr(result, coefficient, left, alpha=-1)
+    return result
 
 
 def _no_autocast(x: Tensor) -> AbstractContextManager[Any]:

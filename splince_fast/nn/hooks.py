@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from splince_fast.nn import sites
-from splince_fast.nn.eraser import Eraser
+from splince_fast.nn.eraser import MOST_ONE_BY_ONE, Directions, Eraser, directions, without
 from splince_fast.nn.positions import Positions, Tokens
 from splince_fast.nn.recipe import Placement
 
+Tensor = Any
 Module = Any
 
 
@@ -27,6 +28,11 @@ class Entry:
         self.count = 0
         self.ran_compiled = False
         self._copies = {torch.device("cpu"): eraser}
+        self._open = True  # what the gates say
+        self._taken: dict[Any, Directions] = {}  # by device, where there are few
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_taken": {}}
 
     def on(self, device: Any) -> Eraser:
         """The eraser on a device."""
@@ -40,6 +46,7 @@ class Entry:
     def set_gate(self, value: float) -> float:
         """Open (1) or close (0) the gate of every copy; returns what it was."""
         before = float(self._copies[torch.device("cpu")].gate)
+        self._open = value == 1.0
         for eraser in self._copies.values():
             eraser.gate.fill_(value)
         return before
@@ -55,12 +62,28 @@ class Entry:
         sites.check_width(self.name, x, axis, self.width)
         last = axis in (-1, x.ndim - 1)
         rows = x if last else x.movedim(axis, -1)
-        erased = self.on(x.device).forward(rows)
+        erased = self._erased(rows)
         selection = self.positions.selection(self.name, self.tokens)
         mask = None if selection.everything else selection.over(self.name, rows)
         if mask is not None:
             erased = torch.where(mask.unsqueeze(-1), erased, rows)
         return sites.put(value, where, erased if last else erased.movedim(-1, axis))
+
+    def _erased(self, x: Tensor) -> Tensor:
+        """All rows erased: by the module, or in the usual case by its two products at once."""
+        eraser = self.on(x.device)
+        if torch.compiler.is_compiling():  # what is read below would be guards
+            return eraser.forward(x)
+        plain = type(x) is torch.Tensor and x.dtype == torch.float32 and self._open
+        if not plain or torch.is_autocast_enabled(x.device.type):
+            return eraser.forward(x)
+        taken = self._taken.get(x.device)
+        if taken is None:
+            if eraser.rank > MOST_ONE_BY_ONE:
+                return eraser.forward(x)
+            taken = directions(eraser.left, eraser.right, eraser.neg_bias)
+            self._taken[x.device] = taken
+        return without(x.reshape(-1, self.width), taken, None).view(x.shape)
 
 
 class OutputHook:

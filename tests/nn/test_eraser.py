@@ -42,12 +42,12 @@ def spacing_differs(
 ) -> tuple[float, float]:
     """Share of entries that are not the rounded reference, and the largest distance in spacings.
 
-    Where almost all of x cancels, float32 rounding of x counts: 2^-24 |x| is half a spacing of
-    float16 at 2^-13 |x|.
+    Where almost all of x cancels, float32 rounding counts: sums of 64 products are off by some
+    8 * 2^-24 |x|, a quarter of a spacing of float16 at 2^-9 |x|; one bit more for several of them.
     """
     rounded = torch.from_numpy(reference).to(found.dtype)
     bits = {torch.bfloat16: 8, torch.float16: 11}[found.dtype]
-    size = torch.maximum(rounded.double().abs(), x.double().abs() * 2.0**-10).clamp(min=1e-6)
+    size = torch.maximum(rounded.double().abs(), x.double().abs() * 2.0**-8).clamp(min=1e-6)
     steps = (found.double() - rounded.double()).abs() / 2.0 ** (size.log2().floor() + 1 - bits)
     return float((steps > 0).double().mean()), float(steps.max())
 
@@ -56,7 +56,7 @@ def spacing_differs(
 @pytest.mark.parametrize("rank", [1, 6])
 def test_16_bits_are_rounded_once(dtype: torch.dtype, rank: int) -> None:
     p = projection(64, rank)
-    x = (torch.randn(2000, 64) * 3 + 1).to(dtype)
+    x = (torch.randn(2000, 64, generator=torch.Generator().manual_seed(0)) * 3 + 1).to(dtype)
     share, largest = spacing_differs(snn.Eraser(p)(x), exact(p, x), x)
     assert share <= 1e-3
     assert largest <= 1.0

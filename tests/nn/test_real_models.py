@@ -20,11 +20,17 @@ from nn.conftest import Professions, SmolLM2, hooks_in, package_file  # noqa: E4
 from nn.tail import LABELS, Tail  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 
-# Unrelated to professions; 60 tokens.
-TEXT = (
+# Unrelated to professions; 50 to 56 tokens each.
+TEXTS = (
     "The river rises in the mountains and flows north for two hundred miles before it reaches "
     "the sea. In spring the snow melts and the water floods the fields along its banks. Farmers "
-    "have built walls of stone and earth to keep their houses dry, and most years the walls hold."
+    "have built walls of stone and earth to keep their houses dry, and most years the walls hold.",
+    "Photosynthesis is the process by which green plants use sunlight to make food from carbon "
+    "dioxide and water. It takes place in the chloroplasts of the leaves, and oxygen is released "
+    "as a by-product. Without it there would be little life on Earth as we know it today.",
+    "A computer program is a set of instructions that a machine can follow. Programs are written "
+    "in a programming language and translated into machine code. The first step in solving a "
+    "problem is to understand it, and the second is to break it into smaller parts.",
 )
 
 slow = pytest.mark.skipif(
@@ -75,25 +81,44 @@ def test_control_one_pass_leaves_the_concept(tail: Tail) -> None:
     assert max(found) > 0.05
 
 
-def test_the_text_survives_where_the_first_token_is_left_alone(
+def test_texts_survive_where_the_first_token_is_left_alone(
     smollm2: SmolLM2, tail: Tail, layers: snn.Erasers
 ) -> None:
-    ids = smollm2.tokenizer(TEXT, return_tensors="pt", add_special_tokens=False)["input_ids"]
+    ids = [
+        smollm2.tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        for text in TEXTS
+    ]
 
-    def loss(erasers: snn.Erasers | None, tokens: str) -> float:
-        """Mean negative log-likelihood of the text, in nats per token."""
+    def losses(erasers: snn.Erasers | None, tokens: str) -> np.ndarray:
+        """Mean negative log-likelihood of each text, in nats per token."""
         sites = {} if erasers is None else tail.in_whole(erasers)
         with snn.install(smollm2.model, sites, tokens=tokens), torch.no_grad():
-            return float(smollm2.model(input_ids=ids, labels=ids).loss)
+            return np.array([float(smollm2.model(input_ids=i, labels=i).loss) for i in ids])
 
-    before = loss(None, "all")
-    assert loss(layers, "body") - before <= 0.15
-    # The control: with the first token, in the fit and in use, the model is ruined.
-    everything = snn.fit_layers(
-        tail.model, tail.all, tail.blocks(25), sf.splince,
-        erase="stereotype", keep="factual", labels=LABELS, tokens="all",
-    )  # fmt: skip
-    assert loss(everything, "all") - before > 2
+    before = losses(None, "all")
+    assert (losses(layers, "body") - before).max() <= 0.15
+    # The control: where a label goes with the length of the prompt, it tells the first tokens,
+    # whose share is larger in short ones, from the others. Moving them ruins the model.
+    rise = {}
+    for tokens in ("body", "all"):
+        erasers = snn.fit_layers(
+            tail.model, lopsided(tail.all), tail.blocks(25), sf.splince,
+            erase="stereotype", keep="factual", labels=LABELS, tokens=tokens,
+        )  # fmt: skip
+        rise[tokens] = losses(erasers, tokens) - before
+    assert rise["all"].min() > 2
+    assert rise["body"].max() < 1
+
+
+def lopsided(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The long prompts with a high score, and the short ones with a low score."""
+    middle = torch.cat([batch["stereotype"] for batch in batches]).median()
+    found = []
+    for batch in batches:
+        long = batch["attention_mask"].sum(1) > 4
+        kept = long == (batch["stereotype"] > middle)
+        found.append({k: v[kept] if torch.is_tensor(v) else v for k, v in batch.items()})
+    return found
 
 
 def test_bfloat16_holds_to_the_output_grid(tail: Tail) -> None:
