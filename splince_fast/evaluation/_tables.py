@@ -82,7 +82,14 @@ class Table:
             f"<tbody>{body}</tbody></table>{notes}"
         )
 
-    _repr_html_ = to_html
+    def _repr_html_(self) -> str:
+        # Notebooks align as they please; without a style sheet every cell carries its own.
+        page = self.to_html()
+        sides = {"<td": "right", "<th scope='col'": "right", "<th scope='row'": "left",
+                 "<caption": "left"}  # fmt: skip
+        for start, side in sides.items():
+            page = page.replace(start, f"{start} style='text-align:{side};padding:.15em .6em'")
+        return page
 
 
 def _html_cell(cell: str) -> str:
@@ -120,7 +127,7 @@ def head_title(head: str) -> str:
 
 def overview(result: Comparison) -> str:
     """What print shows."""
-    parts = [_heading(result)]
+    parts = [heading(result)]
     parts += [str(table) for table in summaries(result)]
     parts += [f"! {eraser}{', ' + head if head else ''}: {reason}"
               for eraser, head, reason in result.failures]  # fmt: skip
@@ -129,7 +136,21 @@ def overview(result: Comparison) -> str:
     return "\n\n".join([p for p in parts if p] + (["\n".join(advised)] if advised else []))
 
 
-def _heading(result: Comparison) -> str:
+def notebook(result: Comparison) -> str:
+    """What a notebook shows: as `overview`, in HTML."""
+    lines = [f"! {eraser}{', ' + head if head else ''}: {reason}"
+             for eraser, head, reason in result.failures]  # fmt: skip
+    lines += [f"note: {note}" for note in result.notes[:8]] + advice_lines(result)
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
+    return (
+        f"<p style='white-space:pre-line'>{html.escape(heading(result))}</p>"
+        + "".join(table._repr_html_() for table in summaries(result))
+        + (f"<ul>{items}</ul>" if items else "")
+    )
+
+
+def heading(result: Comparison) -> str:
+    """What was compared, and what a figure is."""
     c = result.context
     train, validation, test = c.sizes
     lines = [
