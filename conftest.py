@@ -1,5 +1,11 @@
-"""What is collected: modules and pages that need torch are left out where it is not installed."""
+"""What is collected: modules and pages that need an optional package only where it is installed."""
 
 from importlib.util import find_spec
 
-collect_ignore_glob = [] if find_spec("torch") else ["splince_fast/nn/*.py", "docs/live_models.md"]
+NEEDS = {
+    "torch": ["splince_fast/nn/*.py", "docs/live_models.md"],
+    "distributed": ["docs/howto/dask.md"],
+}
+collect_ignore_glob = [
+    path for package, paths in NEEDS.items() if not find_spec(package) for path in paths
+]
