@@ -1,11 +1,11 @@
-"""What is collected: modules and pages that need an optional package only where it is installed."""
+"""What is collected: examples that need an optional package are left out where it is absent."""
 
 from importlib.util import find_spec
 
 NEEDS = {
-    "torch": ["splince_fast/nn/*.py", "docs/live_models.md"],
-    "distributed": ["docs/howto/dask.md"],
+    "torch": ["splince_fast/nn/*.py", "splince_fast/sources/_torch.py", "docs/live_models.md"],
+    "datasets": ["splince_fast/sources/_huggingface.py"],
+    "distributed": ["splince_fast/sources/_dask.py", "docs/howto/dask.md"],
+    "pyarrow": ["splince_fast/sources/_parquet.py"],
 }
-collect_ignore_glob = [
-    path for package, paths in NEEDS.items() if not find_spec(package) for path in paths
-]
+collect_ignore_glob = [path for name in NEEDS if not find_spec(name) for path in NEEDS[name]]

@@ -43,6 +43,13 @@ class Config:
     copy : float
         Measured rate of a memory copy, in GB/s of what is read.
     advice : tuple of str
+
+    Examples
+    --------
+    >>> import splince_fast as sf
+    >>> config = sf.show_config()
+    >>> config.threads >= 1, "numpy" in config.versions, config.syrk_float32 > 0
+    (True, True, True)
     """
 
     versions: dict[str, str]

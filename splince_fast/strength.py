@@ -66,6 +66,17 @@ class ConceptStrength:
     informative : bool
         False where these ranks and n fix V whatever the labels, as with at most rank_x + 1 rows.
         V says nothing then, and the p-values and the bound are 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.integers(0, 2, size=400)
+    >>> X = rng.normal(size=(400, 4)) + np.outer(z, np.eye(4)[0])
+    >>> found = sf.concept_strength(sf.Moments().update(X, {"z": z}), "z")
+    >>> found.name, len(found.correlations), found.pillai > found.chance, found.p_value < 1e-6
+    ('z', 1, True, True)
     """
 
     name: str
@@ -181,7 +192,8 @@ def concept_strength(
     NotEnoughDataError
         No rows.
     InputError
-        A parameter out of range; only one of X and labels; not the rows of `moments`.
+        A parameter out of range; only one of X and labels; not the rows of `moments`; moments
+        with ``scatter`` below 1.
 
     Notes
     -----
@@ -245,6 +257,13 @@ def concept_strength(
         raise InputError(
             f"these moments were factored with shrinkage {moments.shrinkage:.3g}, which changes "
             "correlations; pass moments.factored() without it, or the moments"
+        )
+    if (isinstance(moments, Moments) and moments.parameters.scatter < 1) or (
+        isinstance(moments, Factored) and moments.sample is not None
+    ):
+        raise InputError(
+            "these moments have the covariance of a sample of the rows, and the figures of chance "
+            "are those of a covariance of all; accumulate with scatter=1 to test for a trace"
         )
     if (X is None) != (labels is None):
         raise InputError("the permutation test needs both X and labels; pass both or neither")

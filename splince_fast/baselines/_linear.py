@@ -165,6 +165,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         Parameters
         ----------
         X : array-like or frame of shape (n_samples, n_features)
+            Rows with the features that it was fitted on.
 
         Returns
         -------
@@ -187,6 +188,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         Parameters
         ----------
         X : array-like or frame of shape (n_samples, n_features)
+            Rows with the features that it was fitted on.
 
         Returns
         -------
@@ -203,6 +205,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         Parameters
         ----------
         X : array-like or frame of shape (n_samples, n_features)
+            Rows with the features that it was fitted on.
 
         Returns
         -------

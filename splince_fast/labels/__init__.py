@@ -15,15 +15,8 @@ memory: the caller may reuse buffers.
 
 from __future__ import annotations
 
-from splince_fast.labels.encode import (
-    KINDS,
-    ClassCodes,
-    Columns,
-    Encoded,
-    encode,
-    encode_one,
-    kind_of,
-)
+from splince_fast.labels.encode import KINDS, encode, encode_one
+from splince_fast.labels.encoded import ClassCodes, Columns, Encoded, kind_of
 from splince_fast.labels.names import (
     ClassName,
     VariableName,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +21,8 @@ from splince_fast.labels.containers import (
     variables_of,
     whole_numbers,
 )
+from splince_fast.labels.encoded import ClassCodes, Columns, Encoded
 from splince_fast.labels.names import (
-    ClassName,
     VariableName,
     listed,
 )
@@ -31,53 +30,6 @@ from splince_fast.labels.names import (
 KINDS = ("classes", "continuous")
 MANY_CLASSES = 1000
 FEW_VALUES = 20
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ClassCodes:
-    """A class-coded variable in one block.
-
-    Attributes
-    ----------
-    classes : tuple of str, bool, int or tuple
-        Names of the classes: those present in the block, sorted; for a pandas categorical or
-        a polars Enum all that it declares, in its order. Tuples name joint cells. Empty if
-        every label is missing; this alone says nothing about the kind of the variable.
-    codes : ndarray of intp, shape (n,)
-        Position in ``classes`` of each row's class; -1 where the label is missing.
-    """
-
-    classes: tuple[ClassName, ...]
-    codes: NDArray[np.intp]
-
-    def __len__(self) -> int:
-        return len(self.codes)
-
-    def __getitem__(self, rows: slice) -> ClassCodes:
-        """Some of the rows; the classes stay those of all."""
-        return ClassCodes(self.classes, self.codes[rows])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Columns:
-    """A continuous variable in one block.
-
-    Attributes
-    ----------
-    columns : tuple of str
-        Names of the k columns: a frame's own, otherwise "0", "1", ...
-    values : ndarray of float64, shape (n, k), C-contiguous
-        Finite; 0.0 throughout in rows that are missing.
-    present : ndarray of bool, shape (n,), or None
-        Rows that have a value in every column; None if all do.
-    """
-
-    columns: tuple[str, ...]
-    values: NDArray[np.float64]
-    present: NDArray[np.bool_] | None
-
-
-Encoded: TypeAlias = ClassCodes | Columns
 
 
 def encode(
@@ -122,6 +74,16 @@ def encode(
         A variable does not have `n_rows` labels.
     NonFiniteError
         A number is infinite.
+
+    Examples
+    --------
+    >>> from splince_fast import labels
+    >>> block = {"gender": ["f", "m", "f"], "doctor": [1, 0, 0], "age": [41.5, 35.0, 52.25]}
+    >>> encoded = labels.encode(block, 3, joint=[("gender", "doctor")])
+    >>> encoded["gender"].classes, encoded["age"].values.shape
+    (('f', 'm'), (3, 1))
+    >>> encoded[("gender", "doctor")].classes
+    (('f', 0), ('f', 1), ('m', 0))
     """
     if labels is None:
         return {}
@@ -190,6 +152,14 @@ def encode_one(values: Any, n_rows: int, *, name: str, kind: str | None = None) 
         An integer column has more than 1,000 distinct values and `kind` does not say "classes".
     WholeNumbersWarning
         A float column takes 3 to 20 values, all whole, and `kind` says nothing.
+
+    Examples
+    --------
+    >>> from splince_fast import labels
+    >>> labels.encode_one([1950, 1980, 1950], 3, name="year").classes
+    (1950, 1980)
+    >>> labels.encode_one([1950, 1980, 1950], 3, name="year", kind="continuous").values.tolist()
+    [[1950.0], [1980.0], [1950.0]]
     """
     if kind is not None and kind not in KINDS:
         raise LabelError(f"variable {name!r} has the unknown kind {kind!r}; choose from {KINDS}")
@@ -264,11 +234,6 @@ def _warn_of_whole_numbers(columns: Columns, name: str) -> None:
         WholeNumbersWarning,
         stacklevel=3,
     )
-
-
-def kind_of(encoded: Encoded) -> Literal["classes", "continuous"]:
-    """Say of which kind an encoded variable is."""
-    return "classes" if isinstance(encoded, ClassCodes) else "continuous"
 
 
 # --- from a raw column to codes or numbers ------------------------------------------------------

@@ -12,7 +12,14 @@ VariableName: TypeAlias = str | tuple[str, ...]
 
 
 def class_key(name: ClassName) -> tuple[Any, ...]:
-    """Return a key that tells ``True`` from ``1``, which are one key of a plain dict."""
+    """Return a key that tells ``True`` from ``1``, which are one key of a plain dict.
+
+    Examples
+    --------
+    >>> from splince_fast import labels
+    >>> len({True, 1}), len({labels.class_key(True), labels.class_key(1)})
+    (1, 2)
+    """
     if isinstance(name, tuple):
         return tuple((type(part), part) for part in name)
     return type(name), name
@@ -25,6 +32,12 @@ def names_to_json(classes: Iterable[ClassName]) -> list[Any]:
     ------
     LabelError
         A name is not a str, bool or int, or a tuple of these, or a name occurs twice.
+
+    Examples
+    --------
+    >>> from splince_fast import labels
+    >>> labels.names_to_json(["f", True, ("f", 1)])
+    ['f', True, ['f', 1]]
     """
     names = tuple(classes)
     _check_names(names, LabelError)
@@ -38,6 +51,12 @@ def names_from_json(obj: Any) -> tuple[ClassName, ...]:
     ------
     FileFormatError
         `obj` is not a list of distinct strings, booleans, integers, and lists of these.
+
+    Examples
+    --------
+    >>> from splince_fast import labels
+    >>> labels.names_from_json(["f", True, ["f", 1]])
+    ('f', True, ('f', 1))
     """
     if not isinstance(obj, list):
         raise FileFormatError(f"class names must be a list, not {type(obj).__name__}")

@@ -41,6 +41,14 @@ def from_arrays(
     ------
     InputError
         X is not two-dimensional, lengths differ, or something cannot be sliced by rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from splince_fast import sources
+    >>> source = sources.from_arrays(np.ones((5, 2)), {"z": [0, 1, 0, 1, 1]}, block_rows=2)
+    >>> [block.labels["z"] for block in source.iter_from(1)]
+    [[0, 1], [1]]
     """
     if not is_matrix(X):
         shape = getattr(X, "shape", None)

@@ -46,7 +46,7 @@ def from_dask(X: Any, labels: Any = None, *, sample_weight: Any = None) -> Sourc
     --------
     >>> import numpy as np
     >>> import splince_fast as sf
-    >>> da = __import__("pytest").importorskip("dask.array")
+    >>> import dask.array as da
     >>> rng = np.random.default_rng(0)
     >>> X = da.from_array(rng.normal(size=(1000, 4)), chunks=(250, -1))
     >>> z = da.from_array(rng.integers(0, 2, size=1000), chunks=250)

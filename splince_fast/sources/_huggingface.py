@@ -53,6 +53,15 @@ def from_dataset(
     InputError
         `ds` is no dataset, or lacks a column, or that holds no vectors. While reading: vectors are
         missing, ragged or have nulls within.
+
+    Examples
+    --------
+    >>> from datasets import Dataset
+    >>> from splince_fast import sources
+    >>> ds = Dataset.from_dict({"embedding": [[1.0, 2.0], [3.0, 4.0]], "gender": ["f", "m"]})
+    >>> (block,) = sources.from_dataset(ds, "embedding", labels="gender")
+    >>> block.X.shape, block.labels["gender"].to_pylist()
+    ((2, 2), ['f', 'm'])
     """
     if isinstance(ds, Mapping) or not hasattr(ds, "with_format"):
         splits = f" with the splits {list(ds)}; pass one of them" if isinstance(ds, Mapping) else ""

@@ -51,6 +51,18 @@ def from_npy(
     -----
     Reading a map beyond the end of a file that became shorter kills the process, so the size is
     checked before every block. Do not write to the files meanwhile.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> import numpy as np
+    >>> from splince_fast import sources
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> for shard in ("a", "b"):
+    ...     np.save(folder / f"{shard}.npy", np.ones((3, 2), dtype=np.float32))
+    >>> source = sources.from_npy([folder / "a.npy", folder / "b.npy"], {"z": [0, 1, 0, 1, 0, 1]})
+    >>> source.n_rows, source.nbytes
+    (6, 48)
     """
     shards = [_describe(path) for path in as_paths(paths, "paths")]
     source = sharded_source(

@@ -79,6 +79,18 @@ def from_parquet(
     InputError
         A file cannot be read, lacks a column or holds no vectors in it. While reading: vectors are
         missing, ragged or have nulls within; names the file, the row group and the first such row.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> import pyarrow as pa, pyarrow.parquet as pq
+    >>> from splince_fast import sources
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "people.parquet"
+    >>> vectors = pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_(pa.float32(), 2))
+    >>> pq.write_table(pa.table({"embedding": vectors, "gender": ["f", "m"]}), path)
+    >>> (block,) = sources.from_parquet(path, "embedding", labels="gender")
+    >>> block.X.tolist(), block.labels["gender"].to_pylist()
+    ([[1.0, 2.0], [3.0, 4.0]], ['f', 'm'])
     """
     pa = require("pyarrow", "parquet")
     columns = Columns.of(embedding, labels, sample_weight)

@@ -56,6 +56,14 @@ def from_torch(
         torch is not installed.
     InputError
         The arguments do not fit the data. While reading: a batch has another form.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from splince_fast import sources
+    >>> batches = [(torch.ones(4, 2), torch.zeros(4)), (torch.ones(1, 2), torch.ones(1))]
+    >>> [block.X.shape for block in sources.from_torch(batches, labels="z")]
+    [(4, 2), (1, 2)]
     """
     torch = require("torch", "torch")
     if isinstance(data, torch.Tensor):

@@ -21,6 +21,14 @@ class Block(NamedTuple):
     labels : mapping, frame, column or None
         n labels per variable, in the container that they came in.
     sample_weight : array of shape (n,) or None
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from splince_fast import sources
+    >>> block = sources.Block(np.ones((2, 3)), {"z": [0, 1]})
+    >>> block.X.shape, block.labels, block.sample_weight
+    ((2, 3), {'z': [0, 1]}, None)
     """
 
     X: Any
@@ -46,6 +54,20 @@ class Source(ABC):
     ----------
     files : tuple of str
         Files that the rows and labels come from: a checkpoint knows them by size and time.
+
+    Examples
+    --------
+    Rows that are computed when they are read:
+
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> class Drawn(sf.sources.Source):
+    ...     def iter_from(self, first_block=0):
+    ...         for seed in range(first_block, 3):
+    ...             X = np.random.default_rng(seed).normal(size=(100, 4))
+    ...             yield sf.sources.Block(X, {"z": X[:, 0] > 0})
+    >>> sf.Moments.from_blocks(Drawn("three draws", n_rows=300, n_features=4)).n_rows
+    300
     """
 
     def __init__(
@@ -65,6 +87,11 @@ class Source(ABC):
     @abstractmethod
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
         """Yield the blocks from number `first_block` onwards.
+
+        Parameters
+        ----------
+        first_block : int
+            Number of the first block, from 0 on.
 
         Raises
         ------
@@ -188,6 +215,14 @@ def as_source(blocks: Any) -> Source:
     InputError
         `blocks` is a single array, a path or a mapping; while reading: an item is no block, or
         a generator is read a second time.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from splince_fast import sources
+    >>> source = sources.as_source([(np.ones((4, 2)), [0, 1, 0, 1]), (np.ones((3, 2)), [1, 1, 0])])
+    >>> [block.X.shape for block in source]
+    [(4, 2), (3, 2)]
     """
     if isinstance(blocks, Source):
         return blocks

@@ -338,6 +338,15 @@ def resaved(content: bytes, path: Path, change: Callable[[dict[str, Any]], Any])
     files.write(path, "moments", 1, tensors, metadata)
 
 
+def writes_complex_numbers() -> bool:
+    """Releases of safetensors before 0.7 neither write nor read them."""
+    try:
+        safetensors.numpy.save({"a": np.zeros(1, np.complex64)})
+    except safetensors.SafetensorError:
+        return False
+    return True
+
+
 def tensor_names(content: bytes) -> list[str]:
     return sorted(safetensors.numpy.load(content))
 
@@ -381,7 +390,12 @@ def test_no_tensor_may_hold_what_is_no_number(content: bytes, path: Path, junk: 
         lambda a: a.ravel() if a.ndim > 1 else a[:, None],
         lambda a: a.astype(np.float16) if a.dtype != np.float16 else a.astype(np.int8),
         lambda a: a.astype(np.int32),
-        lambda a: a.astype(np.complex64),
+        pytest.param(
+            lambda a: a.astype(np.complex64),
+            marks=pytest.mark.skipif(
+                not writes_complex_numbers(), reason="needs a newer safetensors: no complex numbers"
+            ),
+        ),
         lambda a: np.empty((0, 0)),
     ],
 )  # fmt: skip
