@@ -58,7 +58,7 @@ def render(result: Comparison) -> str:
     drawn = {}
     for kind in figures.available(result):
         drawn[kind] = kind, safe(_svg(figures.draw(result, kind), kind)), _CAPTIONS[kind]
-    first = [drawn.pop(kind) for kind in _FIRST if kind in drawn][:2]
+    first = [drawn.pop(kind) for kind in [k for k in _FIRST if k in drawn][:2]]
     text: str = environment.from_string(source).render(
         title=_title(result),
         summary=_summary(result),
