@@ -9,13 +9,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
-from sklearn.utils import check_random_state
 
+from splince_fast.baselines._options import check_share, generator
 from splince_fast.baselines._rows import (
     Float,
     Part,
     appended,
-    check_share,
     class_codes,
     float_rows,
     seen_classes,
@@ -23,7 +22,7 @@ from splince_fast.baselines._rows import (
     weights_of,
 )
 from splince_fast.estimators.base import ErasingTransformer
-from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError, NothingErasedWarning
+from splince_fast.exceptions import LabelError, NotEnoughDataError, NothingErasedWarning
 from splince_fast.labels.names import ClassName
 from splince_fast.projection import Projection
 
@@ -202,13 +201,9 @@ class IterativeEraser(ErasingTransformer):
         ((name, values),) = columns.items()
         given = [rows, values] if not self._reads_task() else [rows, values, y]
         names = "X, concept, y" if self._reads_task() else "X, concept"
-        if (more := appended(validation, given, names)) is not None:
-            (rows, values, *rest), validation = more
+        if (more := appended(validation, given, names, sample_weight)) is not None:
+            (rows, values, *rest), sample_weight, validation = more
             y = rest[0] if rest else y
-            if sample_weight is not None:
-                sample_weight = np.append(
-                    weights_of(sample_weight, len(rows) - validation.sum()), validation[validation]
-                )
         classes, codes = seen_classes(class_codes(values, len(rows), str(name)), "concept")
         weight = weights_of(sample_weight, len(rows))
         task = self._task_codes(y, len(rows))
@@ -278,13 +273,6 @@ def squares_of(part: Part, rows: Float) -> float:
     return float(part.weight @ np.einsum("ij,ij->i", rows, rows))
 
 
-def generator(random_state: Any) -> np.random.Generator:
-    """A generator from what scikit-learn takes as a seed; an integer seeds it directly."""
-    if random_state is None or isinstance(random_state, int | np.integer | np.random.Generator):
-        return np.random.default_rng(random_state)
-    return np.random.default_rng(check_random_state(random_state).randint(2**31 - 1))
-
-
 def _cross_covariance(train: Part, k: int) -> Float:
     """(d, K) covariance of x with the class indicators, by class sums."""
     share = np.bincount(train.codes, train.weight, k) / train.weight.sum()
@@ -337,18 +325,3 @@ def probe(part: Part, strength: float) -> Any:
         max_iter=1000,
     )
     return model.fit(part.rows, part.codes, sample_weight=part.weight)
-
-
-def check_number(value: Any, name: str, low: float, *, strict: bool = True) -> None:
-    """Raise InputError unless `value` is a finite real number above (or at) `low`."""
-    good = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not good or not np.isfinite(value) or value < low or (strict and value == low):
-        raise InputError(
-            f"{name} is {value!r}; it must be a number {'above' if strict else 'of at least'} {low}"
-        )
-
-
-def check_count(value: Any, name: str) -> None:
-    """Raise InputError unless `value` is a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise InputError(f"{name} is {value!r}; it must be a positive integer")

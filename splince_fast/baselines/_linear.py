@@ -14,12 +14,11 @@ from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from splince_fast.baselines._erasing import generator
+from splince_fast.baselines._options import check_share, generator
 from splince_fast.baselines._rows import (
     Float,
     Index,
     appended,
-    check_share,
     class_codes,
     float_rows,
     seen_classes,
@@ -119,15 +118,11 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         if isinstance(groups, tuple):
             given = [rows, labels, np.stack([np.asarray(g) for g in groups], axis=1)]
         parts_of = "X, y" if groups is None else "X, y, groups"
-        if (more := appended(validation, given, parts_of)) is not None:
-            (rows, labels, *rest), validation = more
+        if (more := appended(validation, given, parts_of, sample_weight)) is not None:
+            (rows, labels, *rest), sample_weight, validation = more
             groups = rest[0] if rest else None
             if groups is not None and groups.ndim == 2:
                 groups = tuple(groups.T)
-            if sample_weight is not None:
-                sample_weight = np.append(
-                    weights_of(sample_weight, len(rows) - validation.sum()), validation[validation]
-                )
         n = len(rows)
         classes, codes = seen_classes(class_codes(labels, n, "y"), "y")
         if (codes < 0).any():

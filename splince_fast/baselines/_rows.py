@@ -107,12 +107,6 @@ def weights_of(sample_weight: Any, n: int) -> Float:
     return np.asarray(weight / weight[weight > 0].mean())
 
 
-def check_share(share: Any) -> None:
-    """Raise InputError unless `share` is a proportion in [0, 1)."""
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
-        raise InputError(f"validation_share is {share!r}; it must be a number in [0, 1)")
-
-
 def validation_rows(
     validation: Any, share: float, codes: Index, usable: NDArray[np.bool_], rng: np.random.Generator
 ) -> NDArray[np.bool_]:
@@ -150,11 +144,11 @@ def validation_rows(
 
 
 def appended(
-    validation: Any, columns: list[Any], names: str
-) -> tuple[list[Any], NDArray[np.bool_]] | None:
-    """Columns with those of a separate validation set behind them, and the mask of its rows.
+    validation: Any, columns: list[Any], names: str, sample_weight: Any
+) -> tuple[list[Any], Float | None, NDArray[np.bool_]] | None:
+    """Columns and weights with a separate validation set behind them, and the mask of its rows.
 
-    None where `validation` is no tuple, but a mask or absent.
+    The rows of the set have weight one. None where `validation` is no tuple, but a mask or absent.
 
     Raises
     ------
@@ -169,14 +163,17 @@ def appended(
             "or one boolean per row of X"
         )
     pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(columns, validation, strict=True)]
-    for first, second in pairs:
-        if first.shape[1:] != second.shape[1:]:
+    for ours, theirs in pairs:
+        if ours.shape[1:] != theirs.shape[1:]:
             raise InputError(
-                f"validation holds an array of shape {second.shape} beside one of {first.shape}; "
+                f"validation holds an array of shape {theirs.shape} beside one of {ours.shape}; "
                 f"pass ({names}) of the same width"
             )
     sizes = [(len(a), len(b)) for a, b in pairs]
     if len(set(sizes)) != 1:
         raise InputError(f"validation holds arrays of {[b for _, b in sizes]} rows; one number")
-    mask = np.arange(sum(sizes[0])) >= sizes[0][0]
-    return [np.concatenate(pair) for pair in pairs], mask
+    first, second = sizes[0]
+    weight = sample_weight
+    if weight is not None:
+        weight = np.append(weights_of(weight, first), np.ones(second))
+    return [np.concatenate(pair) for pair in pairs], weight, np.arange(first + second) >= first

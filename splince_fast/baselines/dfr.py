@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
-from splince_fast.baselines._erasing import check_count, check_number
 from splince_fast.baselines._linear import BalancedClassifier, Cells, Task
+from splince_fast.baselines._options import candidates, check_count
 from splince_fast.baselines._rows import Float
 from splince_fast.exceptions import InputError
 from splince_fast.sources import Progress
@@ -136,20 +136,10 @@ class DFR(BalancedClassifier):
         if self.penalty not in ("l1", "l2"):
             raise InputError(f"penalty is {self.penalty!r}; it must be 'l1' or 'l2'")
         check_count(self.n_subsets, "n_subsets")
-        for value in self._strengths():
-            check_number(value, "C", 0.0)
-
-    def _strengths(self) -> list[Any]:
-        """Values of C to choose from, at least one."""
-        values = list(self.C) if isinstance(self.C, Sequence | np.ndarray) else [self.C]
-        if not values or isinstance(self.C, str):
-            raise InputError(
-                f"C is {self.C!r}; it must be a number or a non-empty sequence of them"
-            )
-        return values
+        candidates(self.C, "C")
 
     def _selects(self) -> bool:
-        return len(self._strengths()) > 1
+        return len(candidates(self.C, "C")) > 1
 
     def _uses_softmax(self) -> bool:
         return self.penalty == "l2"
@@ -169,7 +159,7 @@ class DFR(BalancedClassifier):
             )
             for _ in range(self.n_subsets)
         ]
-        tried = self._strengths()
+        tried = candidates(self.C, "C")
         n_fits = self.n_subsets + len(tried) - (len(tried) == 1)
         with Progress(n_fits * len(subsets[0]), label="DFR", enabled=self.progress) as bar:
 

@@ -11,9 +11,9 @@ import numpy as np
 from scipy.optimize import minimize
 from sklearn.exceptions import ConvergenceWarning
 
-from splince_fast.baselines._erasing import check_count, check_number
 from splince_fast.baselines._linear import BalancedClassifier, Task
 from splince_fast.baselines._minimax import Minimax
+from splince_fast.baselines._options import candidates, check_count, check_number
 from splince_fast.baselines._rows import Float
 from splince_fast.exceptions import InputError
 from splince_fast.sources import Progress
@@ -191,19 +191,11 @@ class GroupDRO(BalancedClassifier):
         check_number(self.margin, "margin", 0.0, strict=False)
         for name in ("batch_size", "max_epochs", "patience"):
             check_count(getattr(self, name), name)
-        for value in self._strengths():
-            check_number(value, "strength", 0.0)
+        self._strengths()
 
     def _strengths(self) -> list[Any]:
         """Strengths to choose from, the largest first."""
-        several = isinstance(self.strength, Sequence | np.ndarray)
-        values: list[Any] = list(self.strength) if several else [self.strength]  # type: ignore[arg-type]
-        if not values or isinstance(self.strength, str):
-            raise InputError(
-                f"strength is {self.strength!r}; it must be a number or a non-empty sequence of "
-                "them"
-            )
-        return sorted(values, reverse=True)
+        return sorted(candidates(self.strength, "strength"), reverse=True)
 
     def _selects(self) -> bool:
         return len(self._strengths()) > 1 or self.solver == "sgd"

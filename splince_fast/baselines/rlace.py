@@ -14,13 +14,12 @@ from splince_fast.baselines._erasing import (
     IterativeEraser,
     Outcome,
     Problem,
-    check_count,
-    check_number,
     orthonormal,
     probe,
     squares_of,
 )
 from splince_fast.baselines._fantope import LowRankFantope
+from splince_fast.baselines._options import check_count, check_number
 from splince_fast.baselines._rows import Float, Part
 from splince_fast.exceptions import InputError
 from splince_fast.sources import Progress

@@ -30,6 +30,7 @@ from splince_fast.evaluation.plan import Named, Plan
 from splince_fast.exceptions import InputError, SplinceError, SplinceWarning
 from splince_fast.labels import ClassCodes, Columns
 from splince_fast.moments import Moments
+from splince_fast.moments.factored import Factored
 from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]
@@ -348,7 +349,7 @@ class Job:
         decided = scores if fitted.present is None else decided_by(scores, fitted.present)
         return with_values(self, record, decided)
 
-    def _advice(self, moments: Any) -> Record:
+    def _advice(self, moments: Factored) -> Record:
         """What the moments say before anything is measured."""
         record = self._record(ADVICE, ADVICE)
         erase = list(self.plan.concepts)

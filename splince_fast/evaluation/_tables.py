@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -82,7 +83,14 @@ class Table:
             f"<tbody>{body}</tbody></table>{notes}"
         )
 
-    _repr_html_ = to_html
+    def _repr_html_(self) -> str:
+        # Notebooks align as they please; without a style sheet every cell carries its own.
+        page = self.to_html()
+        sides = {"<td": "right", "<th scope='col'": "right", "<th scope='row'": "left",
+                 "<caption": "left"}  # fmt: skip
+        for start, side in sides.items():
+            page = page.replace(start, f"{start} style='text-align:{side};padding:.15em .6em'")
+        return page
 
 
 def _html_cell(cell: str) -> str:
@@ -119,17 +127,36 @@ def head_title(head: str) -> str:
 
 
 def overview(result: Comparison) -> str:
-    """What print shows."""
-    parts = [_heading(result)]
-    parts += [str(table) for table in summaries(result)]
-    parts += [f"! {eraser}{', ' + head if head else ''}: {reason}"
-              for eraser, head, reason in result.failures]  # fmt: skip
-    parts += [f"note: {note}" for note in result.notes[:8]]
-    advised = advice_lines(result)
-    return "\n\n".join([p for p in parts if p] + (["\n".join(advised)] if advised else []))
+    """What print shows, in at most 100 columns."""
+    parts = [heading(result), *map(str, summaries(result))]
+    remarks = [
+        textwrap.fill(line, 100, subsequent_indent="  ", break_on_hyphens=False)
+        for line in remarks_of(result)
+    ]
+    return "\n\n".join([*parts, "\n".join(remarks)] if remarks else parts)
 
 
-def _heading(result: Comparison) -> str:
+def remarks_of(result: Comparison) -> list[str]:
+    """What failed, the first notes, and the advice, a line each."""
+    failed = [
+        f"! {eraser}{', ' + head if head else ''}: {reason}"
+        for eraser, head, reason in result.failures
+    ]
+    return [*failed, *(f"note: {note}" for note in result.notes[:8]), *advice_lines(result)]
+
+
+def notebook(result: Comparison) -> str:
+    """What a notebook shows: as `overview`, in HTML."""
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in remarks_of(result))
+    return (
+        f"<p style='white-space:pre-line'>{html.escape(heading(result))}</p>"
+        + "".join(table._repr_html_() for table in summaries(result))
+        + (f"<ul>{items}</ul>" if items else "")
+    )
+
+
+def heading(result: Comparison) -> str:
+    """What was compared, and what a figure is."""
     c = result.context
     train, validation, test = c.sizes
     lines = [

@@ -13,6 +13,7 @@ from splince_fast._solve.held_out import adjusted, trace_left
 from splince_fast.exceptions import InfeasibleError, InputError
 from splince_fast.methods import splince
 from splince_fast.moments import Moments
+from splince_fast.moments.factored import Factored
 from splince_fast.strength import concept_strength
 
 
@@ -42,12 +43,12 @@ class FrozenHeadAdvice:
         )
 
 
-def frozen_head_advice(moments: Moments, erase: Any, keep: Any) -> FrozenHeadAdvice:
+def frozen_head_advice(moments: Moments | Factored, erase: Any, keep: Any) -> FrozenHeadAdvice:
     """The overlap rho of concept and task, and the head-shrinkage threshold 2 (1-rho)/(2-rho).
 
     Parameters
     ----------
-    moments : Moments
+    moments : Moments or Factored
         Of the training rows.
     erase, keep : str or list of str
         Variables, as for :func:`splince_fast.splince`.
@@ -141,7 +142,7 @@ class HeldOutTrace:
         )
 
 
-def held_out_trace(moments: Moments, name: Any, *, n: int | None = None) -> HeldOutTrace:
+def held_out_trace(moments: Moments | Factored, name: Any, *, n: int | None = None) -> HeldOutTrace:
     """The expected trace of a concept on new rows, for an eraser fitted on n rows.
 
     Take coordinates in which the population has Cov(x) = I_p and Cov(z) = I_r, and let
@@ -165,7 +166,7 @@ def held_out_trace(moments: Moments, name: Any, *, n: int | None = None) -> Held
 
     Parameters
     ----------
-    moments : Moments
+    moments : Moments or Factored
         Of the training rows.
     name : str
         The concept.

@@ -104,7 +104,13 @@ def _association(
     head = result.head_of(metric, head)
     axes.set_ylabel(LABELS.get(metric, metric))
     axes.set_title(f"{LABELS.get(metric, metric)}{f', {head} head' if head else ''}", loc="left")
-    axes.legend(title=_seeds(result), frameon=False, fontsize="small", title_fontsize="small")
+    axes.legend(
+        title=_seeds(result),
+        frameon=False,
+        fontsize="small",
+        title_fontsize="small",
+        alignment="left",
+    )
 
 
 def _strengths(
@@ -143,7 +149,7 @@ def _strengths(
     axes.set_title(f"{label} by strength, head refitted after erasing", loc="left")
     axes.legend(
         title="bars: 95 % interval, corrected t", frameon=False, fontsize="small",
-        title_fontsize="small",
+        title_fontsize="small", alignment="left",
     )  # fmt: skip
 
 
@@ -161,7 +167,13 @@ def _covariance(result: Comparison, axes: Any) -> None:
     axes.set_yscale("log")
     axes.set_ylabel("|P Cov(x, y)|² / |Cov(x, y)|²")
     axes.set_title("covariance with the task that is kept", loc="left")
-    axes.legend(title=_seeds(result), frameon=False, fontsize="small", title_fontsize="small")
+    axes.legend(
+        title=_seeds(result),
+        frameon=False,
+        fontsize="small",
+        title_fontsize="small",
+        alignment="left",
+    )
 
 
 def _leakage(result: Comparison, axes: Any, *, p: float | None = None) -> None:
@@ -187,7 +199,11 @@ def _leakage(result: Comparison, axes: Any, *, p: float | None = None) -> None:
     axes.set_ylabel("probe accuracy")
     axes.set_title("concept found by probes in rows not used for erasing", loc="left")
     axes.legend(
-        title=f"probes; {_seeds(result)}", frameon=False, fontsize="small", title_fontsize="small"
+        title=f"probes; {_seeds(result)}",
+        frameon=False,
+        fontsize="small",
+        title_fontsize="small",
+        alignment="left",
     )
 
 
@@ -232,7 +248,7 @@ def _groups(
     axes.set_title(f"accuracy per cell{more}, {head} head", loc="left")
     axes.legend(
         title="bars: 95 % Wilson, rows pooled over seeds", frameon=False, fontsize="small",
-        title_fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.16),
+        title_fontsize="small", alignment="left", loc="upper center", bbox_to_anchor=(0.5, -0.16),
         ncols=min(4, len(erasers)),
     )  # fmt: skip
 
@@ -255,7 +271,9 @@ def _trade_off(
     axes.set_ylabel("probe accuracy for the concept (better below)")
     axes.set_title("what is left of the concept, and what of the task", loc="left")
     title = f"filled: {heads[0]} head" + (f"; open: {heads[1]}" if len(heads) > 1 else "")
-    axes.legend(title=title, frameon=False, fontsize="small", title_fontsize="small")
+    axes.legend(
+        title=title, frameon=False, fontsize="small", title_fontsize="small", alignment="left"
+    )
 
 
 KINDS: dict[str, Callable[..., None]] = {

@@ -147,7 +147,8 @@ def make_plan(
         if not whole or value < (name == "n_seeds"):
             raise InputError(f"{name} is {value!r}; it must be an integer of at least 0 (1 seed)")
     parts = None if test is None else _parts(test, n)
-    most, notes = _most_rows(rows.shape[1]), ()
+    most = _most_rows(rows.shape[1])
+    notes: tuple[str, ...] = ()
     if parts is not None and association is not None:
         raise InputError("test= names your own split; it does not go with association=")
     _linear.check_rule(select)

@@ -14,11 +14,13 @@ import sklearn
 
 from splince_fast._runtime.extras import require
 from splince_fast.evaluation import _tables, figures
+from splince_fast.evaluation.statistics import MIN_SEEDS
 
 if TYPE_CHECKING:
     from splince_fast.evaluation.result import Comparison
 
 _TEMPLATE = "report.html.jinja"
+_FIRST = ("association", "trade-off", "groups", "leakage")  # the first two open the report
 _CAPTIONS = {
     "association": "Test rows are the same at every p and decorrelated; only training changes.",
     "strengths": "With a weak penalty every guarded eraser gives the same head (Theorem 2).",
@@ -53,16 +55,19 @@ def render(result: Comparison) -> str:
     )
     source = files("splince_fast.evaluation").joinpath(_TEMPLATE).read_text(encoding="utf-8")
     safe = require("markupsafe", "evaluate").Markup
-    drawn = []
+    drawn = {}
     for kind in figures.available(result):
-        drawn.append((kind, safe(_svg(figures.draw(result, kind), kind)), _CAPTIONS[kind]))
+        drawn[kind] = kind, safe(_svg(figures.draw(result, kind), kind)), _CAPTIONS[kind]
+    first = [drawn.pop(kind) for kind in [k for k in _FIRST if k in drawn][:2]]
     text: str = environment.from_string(source).render(
         title=_title(result),
+        summary=_summary(result),
         findings=findings(result),
+        first=first,
         tables=[safe(table.to_html()) for table in _tables.summaries(result)],
         differences=[safe(table.to_html()) for table in _difference_tables(result)],
-        figures=drawn,
-        advice=_tables.advice_lines(result),
+        figures=list(drawn.values()),
+        advice=[line.removeprefix("advice: ") for line in _tables.advice_lines(result)],
         failures=result.failures,
         notes=result.notes,
         settings=settings(result),
@@ -73,6 +78,15 @@ def render(result: Comparison) -> str:
 
 def _title(result: Comparison) -> str:
     return f"Erasing {', '.join(result.context.concepts)}: which eraser, at which cost"
+
+
+def _summary(result: Comparison) -> str:
+    """What the first screen is about."""
+    p, tied = result.level(), result.context.tied
+    if p is None:
+        return _tables.heading(result)
+    where = f"association p = {p:g} in training" + (f" (tied: {tied})" if tied else "")
+    return f"{_tables.heading(result)}; {where} where no other p is named"
 
 
 def findings(result: Comparison) -> list[tuple[str, str]]:
@@ -96,32 +110,48 @@ def findings(result: Comparison) -> list[tuple[str, str]]:
         if not best:
             continue
         value = _tables.figure_text(result.interval(metric, eraser=best[0], head=head))
-        label = _tables.LABELS.get(metric, metric)
-        if len(best) == 1:
-            text = f"{best[0]} has the best {label} with the {head} head; the test confirms it."
+        label = _tables.LABELS.get(metric, metric) + " accuracy" * (metric == "worst_group")
+        text = f"{label}, {head} head: {best[0]} leads"
+        if "none" in c.erasers and best[0] != "none":
+            text += f" ({_tables.number(result.mean(metric, eraser='none', head=head))} unerased)"
+        if len(c.seeds) < MIN_SEEDS and not c.truth:
+            text += "; too few seeds to test."
+        elif len(best) == 1:
+            text += "; the corrected test confirms it."
         else:
-            text = (
-                f"{best[0]} leads in {label} with the {head} head; the corrected test cannot tell "
-                f"{', '.join(best[1:])} from it."
-            )
+            text += f"; the corrected test cannot tell {', '.join(best[1:])} from it."
         found.append((value, text))
-    if "probe_accuracy" in result.metrics:
-        erased = [e for e in c.erasers if e != "none"]
-        values = {e: result.mean("probe_accuracy", eraser=e) for e in erased}
-        values = {e: v for e, v in values.items() if v == v}
-        if values:
-            lowest = min(values, key=lambda e: values[e])
-            before = (
-                f" (before: {_tables.number(result.mean('probe_accuracy', eraser='none'))})"
-                if "none" in c.erasers else ""
-            )  # fmt: skip
-            chance = result.mean("probe_chance", eraser=lowest)
-            found.append((
-                _tables.number(values[lowest]),
-                f"is the least that a linear probe still finds on new rows, after {lowest}"
-                f"{before}; the majority class is {_tables.number(chance)}.",
-            ))  # fmt: skip
+    erased = [e for e in c.erasers if e != "none"]
+    values = _means(result, "probe_accuracy", erased)
+    if values:
+        lowest = min(values, key=lambda e: values[e])
+        before = (
+            f"{_tables.number(result.mean('probe_accuracy', eraser='none'))} unerased, "
+            if "none" in c.erasers else ""
+        )  # fmt: skip
+        chance = result.mean("probe_chance", eraser=lowest)
+        found.append((
+            _tables.number(values[lowest]),
+            f"accuracy of a linear probe for {', '.join(c.concepts)} on new rows after {lowest}, "
+            f"the lowest ({before}majority class {_tables.number(chance)}).",
+        ))  # fmt: skip
+    kept = _means(result, "kept_covariance", erased)
+    if len(kept) > 1:
+        most, least = (pick(kept, key=lambda e: kept[e]) for pick in (max, min))
+        found.append((
+            _tables.number(kept[most]),
+            f"of the squared covariance with the task is kept by {most}, "
+            f"{_tables.number(kept[least])} by {least}.",
+        ))  # fmt: skip
     return found
+
+
+def _means(result: Comparison, metric: str, erasers: list[str]) -> dict[str, float]:
+    """Means by eraser; empty where there is no such figure."""
+    if metric not in result.metrics:
+        return {}
+    values = {e: result.mean(metric, eraser=e) for e in erasers}
+    return {e: v for e, v in values.items() if v == v}
 
 
 def _difference_tables(result: Comparison) -> list[_tables.Table]:

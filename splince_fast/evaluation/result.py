@@ -348,7 +348,7 @@ class Comparison:
         )
 
     def _repr_html_(self) -> str:
-        return "".join(table.to_html() for table in _tables.summaries(self))
+        return _tables.notebook(self)
 
     def plot(self, kind: str = "association", **options: Any) -> Any:
         """Draw a figure with matplotlib.

@@ -62,7 +62,8 @@ def compare(
     Parameters
     ----------
     X : array-like of shape (n, d), or path
-        Embeddings: array, memory map, torch tensor, frame, or a .npy file.
+        Embeddings: array, memory map, torch tensor, frame, or a .npy file. Maps and files are
+        read block by block; a job holds its own rows, in float64.
     task, concept : column of shape (n,)
         Labels of any kind. Several concepts as a mapping or tuple of columns are erased jointly.
         Floats are a quantity; the association protocol needs classes.
@@ -70,7 +71,8 @@ def compare(
         Rows of one group (a person, a document) stay in one part and in one fold.
     erasers : sequence or mapping
         Of "none", "SAL", "LEACE", "SPLINCE", "mean", "random", "INLP", "RLACE"; estimators with a
-        ``projection_``; or functions from :class:`Moments`, with the variables "task" and
+        ``projection_``, fitted on centred and scaled training rows with the validation rows; or
+        functions from :class:`Moments` of the training rows, with the variables "task" and
         "concept" (or the names of several), to a :class:`Projection`. A mapping names them.
     heads : sequence or mapping
         Of "retrained" (refitted after erasing, its strength selected), "frozen" (that of the
@@ -79,6 +81,7 @@ def compare(
         Levels p of :func:`associated_split`; None is the natural split.
     tied, sizes
         As for :func:`associated_split`; the default sizes are the largest feasible at all levels.
+        Without `sizes` a job holds at most 512 MiB of rows, drawn at random where there are more.
     n_seeds, random_state : int
         The seeds are random_state, random_state + 1, ...
     strengths : sequence of float
@@ -114,7 +117,7 @@ def compare(
     Warns
     -----
     SplinceWarning
-        Test rows also occur among training rows; rows lack labels.
+        Test rows also occur among training rows; rows lack labels, or are more than a job holds.
 
     Examples
     --------

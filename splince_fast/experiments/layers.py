@@ -43,10 +43,13 @@ def run(options: Options) -> Findings:
     in_train = np.isin(nouns, [order[i] for i in chosen])
     used = np.arange(len(prompts)) % 8 == 0 if options.quick else np.ones(len(prompts), dtype=bool)
     train, test = np.flatnonzero(in_train & used), np.flatnonzero(~in_train & used)
+    # By length, so that little is padded: the moments are sums over rows in any order.
+    train = train[np.argsort([len(prompts[i]) for i in train], kind="stable")]
     table = {"text": [prompts[i] for i in train], "concept": z[train], "task": y[train]}
     batches = snn.text_batches(
         table, tokenizer, text="text", labels=["concept", "task"], batch_size=64
     )
+    body = model.model  # without the head over the whole vocabulary, which no fit reads
     head = np.asarray(data.arrays["head"], dtype=np.float64)
     n_tokens = 200 if options.quick else 3000
 
@@ -61,9 +64,9 @@ def run(options: Options) -> Findings:
     depths = {"last 3": DEPTHS["last 3"]} if options.quick else DEPTHS
     tables = []
     for depth, blocks in depths.items():
-        sites = [*(f"model.layers.{block}" for block in blocks), "model.norm"]
+        sites = [*(f"layers.{block}" for block in blocks), "norm"]
         for name, method in METHODS.items():
-            with snn.install(model, _language.fit(model, batches, sites, method), tokens="all"):
+            with snn.install(body, _language.fit(body, batches, sites, method), tokens="all"):
                 values[f"{depth}/{name}"] = judged()
         rows = []
         for name in ("none", *METHODS):
