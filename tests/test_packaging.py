@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 from importlib.util import find_spec
@@ -183,6 +185,48 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="a tool for Linux")
 def test_the_wheel_needs_no_library_of_its_own(wheel: Path) -> None:
     tool("auditwheel", "show", str(wheel))
+
+
+@packaging
+@pytest.mark.parametrize("name", ["ci.yml", "wheels.yml"])
+def test_the_workflows_follow_their_schema(name: str) -> None:
+    path = ROOT / ".github" / "workflows" / name
+    tool("check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(path))
+
+
+def test_the_recipe_names_what_the_package_needs() -> None:
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    recipe = (ROOT / "recipe" / "recipe.yaml").read_text()
+    run = recipe[recipe.index("  run:") : recipe.index("\ntests:")]
+    listed = {line.strip("- ").replace(" ", "") for line in run.splitlines()[1:] if line.strip()}
+    assert listed - {"python>=3.11"} == set(needed)
+
+
+# A fault of the example's types is seen by each: what is given back is an eraser, no text.
+@packaging
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+@pytest.mark.parametrize("faulty", [False, True])
+def test_the_types_hold_for_others(checker: str, faulty: bool, tmp_path: Path) -> None:
+    if find_spec(checker) is None:
+        pytest.skip(f"needs {checker}, of the extra packaging")
+    text = (ROOT / "tests" / "typing" / "example.py").read_text(encoding="utf-8")
+    if faulty:
+        text = text.replace("-> sf.Projection:", "-> str:", 1)
+    (tmp_path / "example.py").write_text(text, encoding="utf-8")
+    settings = {"typeCheckingMode": "strict", "reportMissingTypeStubs": False}
+    settings |= {"pythonVersion": "3.11", "include": ["example.py"]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
+    options = ["--strict", "example.py"] if checker == "mypy" else ["--pythonpath", sys.executable]
+    result = subprocess.run(
+        [sys.executable, "-m", checker, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "MYPYPATH": str(ROOT)},
+    )
+    assert (result.returncode != 0) == faulty, result.stdout + result.stderr
+    assert not faulty or "str" in result.stdout
 
 
 @packaging
