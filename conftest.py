@@ -5,6 +5,8 @@ from importlib.util import find_spec
 NEEDS = {
     "torch": ["splince_fast/nn/*.py", "splince_fast/sources/_torch.py", "docs/live_models.md"],
     "datasets": ["splince_fast/sources/_huggingface.py"],
-    "pyarrow": ["splince_fast/sources/_parquet.py"],
+    "distributed": ["docs/howto/dask.md"],
 }
-collect_ignore_glob = [path for name in NEEDS if not find_spec(name) for path in NEEDS[name]]
+collect_ignore_glob = [
+    path for package, paths in NEEDS.items() if not find_spec(package) for path in paths
+]

@@ -210,7 +210,7 @@ class Projection:
 
         Parameters
         ----------
-        X : ndarray or torch tensor of shape (..., d), or anything that NumPy reads as (n, d)
+        X : ndarray, torch tensor or dask array of shape (..., d), or what NumPy reads as (n, d)
             Any layout. float16, bfloat16 and float32 are computed with float64 coefficients and
             returned in their own dtype; integers give float64. Axes before the last one, such as
             (batch, token, d), stay.
@@ -223,8 +223,8 @@ class Projection:
 
         Returns
         -------
-        ndarray or torch tensor
-            Of the kind, shape, dtype and device of X; `out` if given.
+        ndarray, torch tensor or dask array
+            Of the kind, shape, dtype, chunks and device of X; `out` if given.
 
         Raises
         ------
@@ -243,6 +243,8 @@ class Projection:
         """
         if is_tensor(X):
             return erase_tensor(self._factors(), X, out=out, mask=mask, progress=progress)
+        if hasattr(X, "map_blocks") and mask is None and out is None:
+            return sweep.erase_lazily(self, X, self.n_features)
         rows = sweep.as_stack(X, self.n_features)
         dtype = rows.dtype if rows.dtype.kind not in "iub" else np.dtype(np.float64)
         chosen = sweep.as_mask(mask, rows.shape[:-1])

@@ -9,7 +9,7 @@ import dataclasses
 import html
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -349,8 +349,7 @@ def _check_types(part: VariableReport | Report) -> None:
             raise FileFormatError(f"the field {field.name!r} of a report leaves the range of float")
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What the report says beyond the figures of the solve."""
 
     method: str

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 Float = NDArray[np.float64]
 
 
-def normal(n: int, d: int, seed: int = 0) -> Float:
-    return np.random.default_rng(seed).normal(size=(n, d))
+def normal(n: int, d: int, dtype: Any = np.float64, seed: int = 0) -> NDArray[Any]:
+    return np.random.default_rng(seed).normal(size=(n, d)).astype(dtype)
 
 
 def gap(X: Float, z: Any, classes: int = 2) -> float:

@@ -295,3 +295,18 @@ def tables(
         if draw(st.booleans()):
             weight = np.maximum(weight, rng.random(n))
     return Table(X, labels, weight, Rows.of(X, labels, weight))
+
+
+block_sizes = st.sampled_from([None, 1, 2, 3, 7, 64])
+
+
+def fed(*parts: Table, block_rows: int | None = None) -> Moments:
+    moments = Moments(block_rows=block_rows)
+    for part in parts:
+        part.feed(moments)
+    return moments
+
+
+def flushed(moments: Moments) -> Moments:
+    moments.weight  # noqa: B018 (a read merges the rows that wait)
+    return moments

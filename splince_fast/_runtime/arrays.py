@@ -189,8 +189,8 @@ def refuse_lazy(X: Any, name: str) -> None:
     if verb is not None:
         raise InputError(
             f"{name} is a lazy {type(X).__name__}, which would be pulled into memory as a whole; "
-            f"pass its blocks one at a time to Moments.update, or "
-            f"{verb}() it first where it fits"
+            f"accumulate a dask array by Moments.from_blocks(sources.from_dask(X, labels)), pass "
+            f"others block by block to Moments.update, or {verb}() it first where it fits"
         )
 
 

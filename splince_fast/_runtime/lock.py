@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from splince_fast._runtime.interrupts import Deferred
 from splince_fast.exceptions import SplinceError
+
+T = TypeVar("T")
 
 
 class ReadersWriterLock:
@@ -19,7 +21,16 @@ class ReadersWriterLock:
     thread that forked, so what other threads had taken is free there.
     """
 
-    __slots__ = ("_changed", "_depth", "_message", "_mutex", "_pid", "_readers", "_writer")
+    __slots__ = (
+        "_changed",
+        "_depth",
+        "_message",
+        "_mutex",
+        "_pid",
+        "_readers",
+        "_waiting",
+        "_writer",
+    )
 
     def __init__(self, message: str) -> None:
         self._message = message
@@ -35,6 +46,7 @@ class ReadersWriterLock:
             self._writer, self._depth = None, 0
         self._mutex = threading.Lock()  # of the parent it may have been copied locked
         self._changed = threading.Condition(self._mutex)
+        self._waiting = 0
         self._pid = os.getpid()
 
     def __enter__(self) -> None:
@@ -55,28 +67,69 @@ class ReadersWriterLock:
             if not self._depth:
                 self._writer = None
 
-    @contextmanager
     def reading(
-        self, pending: Callable[[], bool] = lambda: False, settle: Callable[[], None] = lambda: None
-    ) -> Iterator[None]:
-        """Read; if something is `pending`, `settle` it first, while nobody else reads."""
-        with Deferred():
-            if self._pid != os.getpid():
-                self._belong_to_this_process()
-            me = threading.get_ident()
-            with self._mutex:
-                if self._writer not in (None, me):
-                    raise SplinceError(self._message)
+        self,
+        value: T = None,  # type: ignore[assignment]
+        pending: Callable[[], bool] = lambda: False,
+        settle: Callable[[], None] = lambda: None,
+    ) -> Reading[T]:
+        """Read, and give `value`; `settle` what is `pending` first, while nobody else reads."""
+        return Reading(self, value, pending, settle)
+
+    def begin_to_read(self, pending: Callable[[], bool], settle: Callable[[], None]) -> None:
+        """Count this thread among the readers; the caller defers interrupts."""
+        if self._pid != os.getpid():
+            self._belong_to_this_process()
+        me = threading.get_ident()
+        with self._mutex:
+            if self._writer is not None and self._writer != me:
+                raise SplinceError(self._message)
+            if pending():
                 while self._readers and pending():
+                    self._waiting += 1
                     self._changed.wait()
+                    self._waiting -= 1
                 if pending():
                     settle()
-                self._readers[me] = self._readers.get(me, 0) + 1
-            try:
-                yield
-            finally:
-                with self._mutex:
-                    self._readers[me] -= 1
-                    if not self._readers[me]:
-                        del self._readers[me]
-                    self._changed.notify_all()
+            self._readers[me] = self._readers.get(me, 0) + 1
+
+    def end_reading(self) -> None:
+        """The opposite of `begin_to_read`."""
+        me = threading.get_ident()
+        with self._mutex:
+            self._readers[me] -= 1
+            if not self._readers[me]:
+                del self._readers[me]
+            if self._waiting:
+                self._changed.notify_all()
+
+
+class Reading(Generic[T]):
+    """One ``with`` block that reads: no generator, as every solve passes here."""
+
+    __slots__ = ("_deferred", "_lock", "_pending", "_settle", "_value")
+
+    def __init__(
+        self,
+        lock: ReadersWriterLock,
+        value: T,
+        pending: Callable[[], bool],
+        settle: Callable[[], None],
+    ) -> None:
+        self._lock, self._value, self._pending, self._settle = lock, value, pending, settle
+        self._deferred = Deferred()
+
+    def __enter__(self) -> T:
+        self._deferred.__enter__()
+        try:
+            self._lock.begin_to_read(self._pending, self._settle)
+        except BaseException as error:
+            self._deferred.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self._value
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            self._lock.end_reading()
+        finally:
+            self._deferred.__exit__(*exception)

@@ -54,6 +54,29 @@ def as_stack(X: Any, width: int) -> NDArray[Any]:
     return X if plain else rows.reshape(X.shape)
 
 
+def erase_lazily(eraser: Any, X: Any, width: int) -> Any:
+    """Erase a dask array chunk by chunk, when its result is computed.
+
+    Raises
+    ------
+    InputError
+        Wrong width, no numbers, or a row that lies in several chunks.
+    """
+    if X.ndim < 2 or X.shape[-1] != width:
+        raise InputError(
+            f"X has shape {tuple(X.shape)}, and the rows of this eraser have {width} features; "
+            "pass rows of the same embedding, of shape (..., d)"
+        )
+    if X.dtype.kind not in "fiub":
+        raise InputError(f"X has dtype {X.dtype}; pass real numbers")
+    if len(X.chunks[-1]) != 1:
+        raise InputError(
+            f"a row of X lies in {len(X.chunks[-1])} chunks; pass X.rechunk({{{X.ndim - 1}: -1}})"
+        )
+    dtype = X.dtype if X.dtype.kind not in "iub" else np.dtype(np.float64)
+    return X.map_blocks(eraser, dtype=dtype, meta=np.empty((0,) * X.ndim, dtype))
+
+
 def as_mask(mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
     """View a mask as booleans of the leading shape of X.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TypeVar
 
@@ -12,6 +14,7 @@ from splince_fast.exceptions import InputError
 
 _VARIABLE = "SPLINCE_FAST_NUM_THREADS"
 _pool: ThreadPoolExecutor | None = None
+_limit = threading.local()
 
 T = TypeVar("T")
 
@@ -33,10 +36,24 @@ def thread_count() -> int:
     """
     text = os.environ.get(_VARIABLE, "")
     if not text:
-        return _available()
+        return min(_available(), getattr(_limit, "threads", _available()))
     if not (text.isascii() and text.isdecimal() and len(text) < 7) or int(text) < 1:
         raise InputError(f"{_VARIABLE} is {text[:20]!r}; set it to a positive integer or unset it")
     return int(text)
+
+
+@contextmanager
+def limited(threads: int) -> Iterator[None]:
+    """At most so many threads for what this thread does, where the variable is not set."""
+    before = getattr(_limit, "threads", None)
+    _limit.threads = threads
+    try:
+        yield
+    finally:
+        if before is None:
+            del _limit.threads
+        else:
+            _limit.threads = before
 
 
 def _executor() -> ThreadPoolExecutor:

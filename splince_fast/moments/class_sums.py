@@ -242,7 +242,7 @@ class ClassSums(Variable):
 
     def span(self) -> Float:
         """(k', d): rows that span Cov(x, z), ddof = 0, in units of deviations; none if constant."""
-        from splince_fast._kernels import spans
+        import splince_fast._kernels.spans as spans
 
         return spans.class_span(self.sums, self.weights)
 

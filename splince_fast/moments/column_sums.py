@@ -260,7 +260,7 @@ class ColumnSums(Variable):
         """(k', d): Cov(x, z), ddof = 0, in units of z's deviations; constant columns left out."""
         if self._weight == 0:
             return np.zeros((0, self.width))
-        from splince_fast._kernels import spans
+        import splince_fast._kernels.spans as spans
 
         return spans.column_span(
             self.products, self.z_sum, self.x_sum, self.squares, self.reference, self._weight
@@ -268,7 +268,7 @@ class ColumnSums(Variable):
 
     def deviations(self) -> Float:
         """(k,) standard deviations, ddof = 0; exactly 0 where constant but for rounding."""
-        from splince_fast._kernels import spans
+        import splince_fast._kernels.spans as spans
 
         return spans.column_deviations(self.z_sum, self.squares, self.reference, self._weight)
 

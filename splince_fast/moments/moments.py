@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
@@ -160,6 +160,7 @@ class Moments:
         *,
         folds: None = None,
         groups: None = None,
+        client: Any = None,
         progress: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = 60.0,
@@ -187,6 +188,7 @@ class Moments:
         *,
         folds: int | None = None,
         groups: str | None = None,
+        client: Any = None,
         progress: bool = False,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = 60.0,
@@ -204,6 +206,10 @@ class Moments:
         groups : str, optional
             With `folds`: name of a variable of the labels whose classes stay together, each in
             one fold. It serves the grouping alone and is not accumulated.
+        client : dask.distributed.Client, optional
+            Accumulate on its workers, which read their blocks themselves: the source must be of
+            files that they see, or of a dask array. Only states travel. The result has the same
+            bits whatever the number of workers, and whichever of them are lost.
         progress : bool
             Show rows/s, bytes/s and the time left on stderr.
         checkpoint : path, optional
@@ -233,6 +239,11 @@ class Moments:
 
         if folds is None and groups is not None:
             raise InputError("groups says how rows are dealt to folds; pass folds=2, too")
+        if folds is not None and client is not None:
+            raise InputError(
+                "folds are dealt by one process; pass folds or client, or fit a source per fold "
+                "on the cluster and pass the list of moments to cross_report"
+            )
         empty: Any = cls(**parameters)
         if folds is not None:
             from splince_fast.moments.folds import Folds
@@ -244,6 +255,7 @@ class Moments:
             progress=progress,
             checkpoint=checkpoint,
             checkpoint_seconds=checkpoint_seconds,
+            client=client,
         )
         return cast("Moments | Folds", filled if folds is None else filled.settle())
 
@@ -451,16 +463,14 @@ class Moments:
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + self.nbytes
 
-    @contextmanager
-    def held(self) -> Iterator[Accumulator]:
+    def held(self) -> AbstractContextManager[Accumulator]:
         """What the methods compute from: every row merged, and no other thread can change it.
 
         Any number of threads may be in it at a time: they solve in parallel. Ctrl-C is delivered
         at its end.
         """
         accumulator = self._accumulator
-        with self._lock.reading(lambda: accumulator.waiting, accumulator.flush):
-            yield accumulator
+        return self._lock.reading(accumulator, lambda: accumulator.waiting, accumulator.flush)
 
     def flushed(self) -> State:
         """The state of x with every row merged."""

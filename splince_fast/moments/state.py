@@ -90,7 +90,7 @@ class State:
         """
         if self.weight == 0.0:
             head = rows[:_HEAD].astype(np.float64, order="C")
-            if not np.isfinite(head).all():  # infinite less infinite would warn before it is refused
+            if not np.isfinite(head).all():  # infinite less infinite warns before it is refused
                 check_values(rows)
             # About its first row, so that a constant column has exactly its value.
             first = head[0].copy()

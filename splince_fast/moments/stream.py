@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Protocol, TypeVar, cast
 
 from splince_fast.exceptions import FileFormatError, InputError
@@ -42,7 +43,13 @@ T = TypeVar("T", bound=Target)
 
 
 def accumulate(
-    blocks: Any, empty: T, *, progress: bool, checkpoint: Path | None, checkpoint_seconds: float
+    blocks: Any,
+    empty: T,
+    *,
+    progress: bool,
+    checkpoint: Path | None,
+    checkpoint_seconds: float,
+    client: Any = None,
 ) -> T:
     """Fill a target from a source; see :meth:`splince_fast.Moments.from_blocks`."""
     from splince_fast import sources
@@ -56,23 +63,34 @@ def accumulate(
             f"checkpoint_seconds is {checkpoint_seconds!r}; it must be a number of at least 0"
         )
     source = sources.as_source(blocks)
+    if client is not None:
+        from splince_fast.moments import cluster
+
+        cluster.check(client, source)
     if checkpoint is None:
-        run = _Run(source, empty, None, None)
+        run = Run(source, empty, None, None)
     else:
-        run = _Run(source, *_resumed(source, empty, checkpoint), os.fspath(checkpoint))
+        run = Run(source, *_resumed(source, empty, checkpoint), os.fspath(checkpoint))
     written = time.monotonic()
-    with (
-        sources.Progress(source.n_rows, source.nbytes, enabled=progress) as bar,
-        sources.prefetched(source, run.first_block) as reader,
-    ):
+
+    def write_if_due() -> None:
+        nonlocal written
+        if checkpoint is not None and time.monotonic() - written >= checkpoint_seconds:
+            run.write()
+            written = time.monotonic()
+
+    with sources.Progress(source.n_rows, source.nbytes, enabled=progress) as bar:
         bar.skip(run.target.n_rows)
         try:
-            for block in run.unseen(reader):
-                run.add(block)
-                bar.advance(len(block.X), getattr(block.X, "nbytes", 0))
-                if checkpoint is not None and time.monotonic() - written >= checkpoint_seconds:
-                    run.write()
-                    written = time.monotonic()
+            if client is not None:
+                run.check_position()
+                cluster.fold(run, source, client, bar, write_if_due)
+            else:
+                with sources.prefetched(source, run.first_block) as reader:
+                    for block in run.unseen(reader):
+                        run.add(block)
+                        bar.advance(len(block.X), getattr(block.X, "nbytes", 0))
+                        write_if_due()
         except BaseException as error:
             # What was read is not lost, whatever ended the run: the source, or Ctrl-C.
             if checkpoint is not None and run.unwritten:
@@ -115,7 +133,7 @@ def _foreign(path: str, why: str) -> FileFormatError:
 
 
 def _check_stream(path: str, stream: Any) -> None:
-    """Raise FileFormatError unless `stream` is what `_Run.write` writes."""
+    """Raise FileFormatError unless `stream` is what `Run.write` writes."""
     fits = isinstance(stream, dict) and isinstance(stream.get("source"), dict)
     if fits:
         position = stream.get("position")
@@ -131,7 +149,7 @@ def _check_stream(path: str, stream: Any) -> None:
         )
 
 
-class _Run:
+class Run:
     """Where a stream stands.
 
     Attributes
@@ -199,6 +217,22 @@ class _Run:
             self._first = self._digest(block)
         self.position += 1
         self._last_block = block
+
+    def fold(self, state: Any, position: int, first: str, last: str) -> None:
+        """Add the state of all blocks up to `position`, with digests of the first and the last."""
+        self.target += state
+        self.position, self._last, self._last_block = position, last, None
+        self._first = self._first or first
+
+    def check_position(self) -> None:
+        """Compare the blocks about the position with what the checkpoint says of them."""
+        if self.position:
+            next(self.unseen(islice(self._source.iter_from(self.first_block), 2)), None)
+
+    @property
+    def writes(self) -> bool:
+        """Whether there is a checkpoint."""
+        return self._checkpoint is not None
 
     def write(self) -> None:
         """Write the target and where the stream stands."""

@@ -1,4 +1,4 @@
-"""Where rows come from: arrays, files, Arrow data, Hugging Face datasets, torch.
+"""Where rows come from: arrays, files, Arrow data, Hugging Face datasets, torch, dask.
 
 A :class:`Source` describes its rows and yields them as :class:`Block`; its boundaries are the same
 every time, so a run that was interrupted resumes at a block. Labels are passed through as they
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from splince_fast._runtime.progress import Progress
 from splince_fast.sources._arrays import from_arrays
+from splince_fast.sources._dask import from_dask
 from splince_fast.sources._huggingface import from_dataset
 from splince_fast.sources._npy import from_npy
 from splince_fast.sources._parquet import from_parquet
@@ -22,6 +23,7 @@ __all__ = [
     "Source",
     "as_source",
     "from_arrays",
+    "from_dask",
     "from_dataset",
     "from_npy",
     "from_parquet",

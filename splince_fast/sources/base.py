@@ -94,6 +94,13 @@ class Source(ABC):
             The source has fewer than `first_block` blocks, or its data cannot be read.
         """
 
+    def block_sizes(self) -> Iterator[int | None] | None:
+        """Rows of every block in order, None where a size is unknown.
+
+        None in all where the blocks can only be read in order, by one process.
+        """
+        return None
+
     def __iter__(self) -> Iterator[Block]:
         return self.iter_from(0)
 
@@ -134,6 +141,12 @@ class PieceSource(Source):
         self._read = read
         self._piece_rows = piece_rows
         self._block_rows = block_rows
+
+    def block_sizes(self) -> Iterator[int | None]:
+        """Rows of every block in order."""
+        for rows in self._piece_rows:
+            for start in range(0, rows, self._block_rows):
+                yield min(self._block_rows, rows - start)
 
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
         """Yield the blocks from number `first_block` onwards; see :meth:`Source.iter_from`."""

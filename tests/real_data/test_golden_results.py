@@ -23,7 +23,7 @@ import pytest
 
 import splince_fast as sf
 
-GOLDEN = Path(__file__).parent / "data" / "golden_0_1_0.json"
+GOLDEN = Path(__file__).parents[1] / "data" / "golden_0_1_0.json"
 TOLERANCE = 1e-5
 SETS = {
     "bug_profession_gender": ("z.npy", "y.npy", "classes"),

@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from problems import (
+    EPS,
+    draw_data,
+    erase,
+)
 from sklearn.covariance import ledoit_wolf, oas
 
 import splince_fast as sf
 from splince_fast._solve.shrinkage import share
 from splince_fast.moments.state import State
 
-EPS = np.finfo(np.float64).eps
 ESTIMATORS = {"oas": oas, "ledoit-wolf": ledoit_wolf}
 
 
@@ -129,3 +133,11 @@ def test_fourth_moments_survive_a_file(tmp_path: Path) -> None:
     loaded = sf.Moments.load(tmp_path / "m.moments")
     found, expected = (_shrinkage(m.flushed(), "ledoit-wolf") for m in (loaded, moments))
     assert found == expected
+
+
+def test_no_shrinkage_is_shrinkage_by_nothing() -> None:
+    data = draw_data(33)
+    moments = data.moments()
+    np.testing.assert_array_equal(
+        erase("splince", moments, shrinkage=0.0).matrix(), erase("splince", moments).matrix()
+    )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 EPS = float(np.finfo(np.float64).eps)
 MODULES = (
     "compare", "data", "jobs", "jobs_erase", "machine", "memory", "page", "reference", "scaling",

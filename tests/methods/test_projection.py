@@ -1,11 +1,6 @@
-"""Projection: what the map is, how it is applied to anything, composed, folded, saved and read.
+"""Projection: what it is made of, where it writes, how it is composed, folded, saved and read.
 
-A row of the result is x - left c with c = right^T (x - mean), all in float64. A sum of d products
-errs by at most d eps of the sum of their magnitudes, so the result errs by
-
-    (d + r + 4) eps |left| (|right|^T |x - mean|) + eps |x|,
-
-entry by entry, and then once by half an ulp of its own dtype.
+That it does to rows what its matrix says is tested among the theorems.
 """
 
 from __future__ import annotations
@@ -21,95 +16,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from erasers import DTYPES, bound, draw_eraser, exact, result_dtype, rows_like
 from hypothesis import given
 from hypothesis import strategies as st
 from naive_model import laid_out
 from numpy.typing import NDArray
-from test_oracles import Data, draw_data
+from problems import (
+    EPS,
+    Data,
+    Float,
+    draw_data,
+)
 
 import splince_fast as sf
 from splince_fast._kernels import apply as kernels
-from splince_fast._kernels import reference
 from splince_fast._runtime import files, sweep
 
-Float = NDArray[np.float64]
-EPS = float(np.finfo(np.float64).eps)
-DTYPES = [
-    "float64", "float32", "float16", ">f8", ">f4", "longdouble", "int8", "uint16", "int64", "bool",
-]  # fmt: skip
-LAYOUTS = ["C", "F", "strided", "reversed", "unaligned", "read-only", "broadcast"]
-
-
-def draw_eraser(rank: int = 1, d: int = 7, mean: float = 3.0, seed: int = 0) -> sf.Projection:
-    """An oblique projection with an asymmetric matrix; `right` is dual to `left`."""
-    rng = np.random.default_rng(seed)
-    left, right = rng.normal(size=(2, d, rank))
-    right = right @ np.linalg.inv(left.T @ right)
-    return sf.Projection(left, right, mean * rng.normal(size=d))
-
-
-def exact(eraser: sf.Projection, rows: NDArray[Any]) -> NDArray[Any]:
-    """The map by its definition, in extended precision."""
-    left, right, mean = (a.astype(np.longdouble) for a in (eraser.left, eraser.right, eraser.mean))
-    x = rows.astype(np.longdouble)
-    return np.asarray(x - ((x - mean) @ right) @ left.T)
-
-
-def bound(eraser: sf.Projection, rows: NDArray[Any], result: NDArray[Any]) -> Float:
-    """Largest error of each entry, from the analysis above."""
-    x = rows.astype(np.float64)
-    left, right = np.abs(eraser.left), np.abs(eraser.right)
-    terms = np.abs(x - eraser.mean) @ right
-    d, r = left.shape
-    own = 0.0 if result.dtype.kind in "iub" else float(np.finfo(result.dtype).eps)
-    tiny = float(np.finfo(result.dtype).smallest_subnormal)
-    wide = (d + r + 4) * EPS * (terms @ left.T) + 2 * EPS * np.abs(x)
-    return np.asarray(wide + own / 2 * np.abs(result.astype(np.float64)) * (1 + 1e-3) + tiny)
-
-
-def rows_like(dtype: str, n: int, d: int, layout: str = "C", seed: int = 1) -> NDArray[Any]:
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(n, d)) * 20
-    x = (x > 0) if dtype == "bool" else np.abs(x) if dtype == "uint16" else x
-    if layout == "broadcast":
-        return np.broadcast_to(x.astype(dtype)[:1], (n, d))
-    return laid_out(x.astype(dtype), layout)
-
-
-def result_dtype(dtype: str) -> np.dtype[Any]:
-    return np.dtype("float64") if np.dtype(dtype).kind in "iub" else np.dtype(dtype)
-
-
-def layer_dtype(dtype: str) -> np.dtype[Any]:
-    return np.result_type(dtype, "f4") if np.dtype(dtype).kind in "iub" else np.dtype(dtype)
-
-
 # --- what it is ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rank", [1, 2, 5])
-def test_orientation_of_the_matrix_and_the_offset(rank: int) -> None:
-    eraser = draw_eraser(rank)
-    P = eraser.matrix()
-    assert np.linalg.norm(P - P.T) > 0.1
-    x = rows_like("float64", 9, 7)
-    np.testing.assert_allclose(eraser(x), x @ P.T + eraser.offset, atol=1e-11)
-    np.testing.assert_allclose(P, np.eye(7) - eraser.left @ eraser.right.T, atol=1e-14)
-    np.testing.assert_allclose(eraser.offset, eraser.mean - P @ eraser.mean, atol=1e-12)
-    # Controls: the transpose, the mean as additive constant, no constant.
-    for wrong in (x @ P + eraser.offset, x @ P.T + eraser.mean, x @ P.T):
-        assert np.abs(eraser(x) - wrong).max() > 0.1
-
-
-def test_the_mean_stays_and_twice_is_once() -> None:
-    eraser = draw_eraser(3)
-    mean = eraser.mean[None, :]
-    np.testing.assert_allclose(eraser(mean), mean, atol=1e-13)
-    x = rows_like("float64", 9, 7)
-    np.testing.assert_allclose(eraser(eraser(x)), eraser(x), atol=1e-11)
-    assert (eraser.rank, eraser.n_features, eraser.method) == (3, 7, "custom")
-    assert eraser.report is None
-    assert repr(eraser) == "Projection(custom, 7 features, rank 3 removed)"
 
 
 @pytest.mark.parametrize("scale", [1e-33, 1e-16, 1e-8, 1e8, 1e120])
@@ -171,55 +94,6 @@ def test_parts_that_do_not_make_a_projection(parts: Any) -> None:
 
 
 # --- applying it ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rank", [1, 3])
-def test_every_dtype_and_layout(rank: int, dtype: str, layout: str) -> None:
-    eraser = draw_eraser(rank)
-    x = rows_like(dtype, 13, 7, layout)
-    before = x.tobytes()
-    found = eraser(x)
-    assert type(found) is np.ndarray
-    assert found.dtype == result_dtype(dtype)
-    assert x.tobytes() == before
-    # Beyond float64 there are no more digits than the float64 inside has.
-    error = np.abs((found.astype(np.longdouble) - exact(eraser, x)).astype(np.float64))
-    assert (error <= bound(eraser, x, found)).all()
-
-
-@given(
-    seed=st.integers(0, 2**20), n=st.integers(0, 11), d=st.integers(1, 40), rank=st.integers(0, 9),
-    narrow=st.booleans(),
-)  # fmt: skip
-def test_agrees_with_the_plain_numpy_twin(
-    seed: int, n: int, d: int, rank: int, narrow: bool
-) -> None:
-    rng = np.random.default_rng(seed)
-    left, right = rng.normal(size=(2, d, min(rank, d)))
-    eraser = sf.Projection(left, right, 5 * rng.normal(size=d))
-    x = rng.normal(size=(n, d)).astype(np.float32 if narrow else np.float64)
-    found = eraser(x)
-    shift = np.zeros(eraser.left.shape[1])
-    twin = reference.apply_rows(x, eraser.left.T, eraser.right.T, eraser.mean, shift)
-    assert found.shape == (n, d)
-    assert (np.abs(found - twin) <= 2 * bound(eraser, x, found)).all()
-
-
-@pytest.mark.parametrize("mutant", ["float32 coefficients", "no mean", "transpose"])
-def test_control_the_error_bound_tells_wrong_arithmetic(mutant: str) -> None:
-    eraser = draw_eraser(2, mean=1e3)
-    x = (rows_like("float64", 50, 7) + eraser.mean).astype(np.float32)
-    if mutant == "float32 coefficients":
-        left, right, mean = (a.astype(np.float32) for a in (eraser.left, eraser.right, eraser.mean))
-        wrong = x - (x @ right - mean @ right) @ left.T
-    elif mutant == "no mean":
-        wrong = (x - (x @ eraser.right) @ eraser.left.T).astype(np.float32)
-    else:
-        wrong = (x - ((x - eraser.mean) @ eraser.left) @ eraser.right.T).astype(np.float32)
-    error = np.abs((wrong.astype(np.longdouble) - exact(eraser, x)).astype(np.float64))
-    assert (error > bound(eraser, x, wrong)).any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -411,47 +285,6 @@ def test_in_place_needs_memory_for_a_block_only(dtype: str, rank: int, layout: s
     assert peak < 3 << 20 < x.nbytes / 3
 
 
-# --- accuracy ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("offset", [0.0, 1.0, 1e4, 1e8])
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_offset_of_many_deviations(offset: float, dtype: str) -> None:
-    data = draw_data(0, n=500, d=20, kappa=10.0, mean=0.0)
-    x = (data.x + offset * data.x.std()).astype(dtype)
-    eraser = sf.splince(sf.Moments().update(x, {"z": data.z, "y": data.y}), erase="z", keep="y")
-    found = eraser(x)
-    error = np.abs((found.astype(np.longdouble) - exact(eraser, x)).astype(np.float64))
-    assert (error <= bound(eraser, x, found)).all()
-    shift = (found - x).astype(np.float64).mean(axis=0)
-    # The mean stays: 500 errors of an ulp each, in their average.
-    assert np.abs(shift).max() <= 4 * bound(eraser, x, found).max()
-
-
-@pytest.mark.parametrize("size", [1e6, 1e9, 1e12])
-@pytest.mark.parametrize("rank", [1, 3])
-def test_a_feature_of_large_mean_costs_the_others_no_digit(
-    rank: int, size: float, tmp_path: Path
-) -> None:
-    """A time stamp or an id among the features; also after a file, a pickle and a composition."""
-    rng = np.random.default_rng(0)
-    d = 6
-    x = rng.normal(size=(50, d))
-    x[:, 0] = size + rng.integers(-3, 4, size=50)
-    left, right = rng.normal(size=(2, d, rank))
-    eraser = sf.Projection(left, right @ np.linalg.inv(left.T @ right), x.mean(axis=0))
-    eraser.save(tmp_path / "e")
-    again = pickle.loads(pickle.dumps(eraser))
-    nothing = sf.Projection(np.zeros((d, 1)), np.zeros((d, 1)), eraser.mean)
-    expected = exact(eraser, x).astype(np.float64)
-    allowed = bound(eraser, x, x)
-    for e in (eraser, sf.Projection.load(tmp_path / "e"), again, eraser @ nothing):
-        assert (np.abs(e(x) - expected) <= allowed).all()
-    # The control: the mean taken off after the product, as bias.
-    late = x - (x @ eraser.right - eraser.mean @ eraser.right) @ eraser.left.T
-    assert (np.abs(late - expected) > 4 * allowed)[:, 1:].any()
-
-
 # --- leading axes and masks ----------------------------------------------------------------------
 
 
@@ -538,30 +371,6 @@ def test_a_number_of_threads_that_is_none(value: str, monkeypatch: pytest.Monkey
 # --- folding, composing, rounding ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int64", "int8"])
-@pytest.mark.parametrize("with_bias", [True, False])
-def test_folding_into_the_next_layer(dtype: str, with_bias: bool) -> None:
-    eraser = draw_eraser(2)
-    rng = np.random.default_rng(2)
-    weight = (8 * rng.normal(size=(4, 7))).astype(dtype)
-    bias = (8 * rng.normal(size=4)).astype(dtype) if with_bias else None
-    before = weight.copy()
-    folded, shift = eraser.fold_into(weight, bias)
-    assert folded.dtype == shift.dtype == layer_dtype(dtype)
-    assert (folded.shape, shift.shape) == ((4, 7), (4,))
-    np.testing.assert_array_equal(weight, before)
-    x = rows_like("float64", 6, 7)
-    wide = weight.astype(np.float64)
-    expected = eraser(x) @ wide.T + (0.0 if bias is None else bias.astype(np.float64))
-    # The layer is rounded once to its dtype.
-    own = float(np.finfo(folded.dtype).eps)
-    size = np.abs(x) @ np.abs(folded.astype(np.float64)).T + np.abs(shift.astype(np.float64))
-    found = x @ folded.astype(np.float64).T + shift.astype(np.float64)
-    assert (np.abs(found - expected) <= 2 * own * size + 1e-11).all()
-    wrong = x @ (wide @ eraser.matrix().T).T
-    assert np.abs(found - wrong).max() > 1
-
-
 @pytest.mark.parametrize(
     ("weight", "bias"),
     [
@@ -592,20 +401,6 @@ def test_a_bias_may_be_a_list() -> None:
     eraser, weight = draw_eraser(), np.ones((2, 7))
     expected = eraser.fold_into(weight, np.array([1.0, 2.0]))[1]
     np.testing.assert_array_equal(eraser.fold_into(weight, [1.0, 2.0])[1], expected)
-
-
-@given(seed=st.integers(0, 2**20), ranks=st.tuples(st.integers(1, 3), st.integers(1, 3)))
-def test_composition_is_one_after_the_other(seed: int, ranks: tuple[int, int]) -> None:
-    first, second = (draw_eraser(r, seed=seed + i) for i, r in enumerate(ranks))
-    both = second @ first
-    x = rows_like("float64", 9, 7, seed=seed)
-    size = np.linalg.norm(first.matrix()) * np.linalg.norm(second.matrix()) * 100
-    np.testing.assert_allclose(both(x), second(first(x)), atol=1e3 * EPS * size)
-    np.testing.assert_allclose(
-        both.matrix(), second.matrix() @ first.matrix(), atol=1e3 * EPS * size
-    )
-    np.testing.assert_allclose(x @ both.matrix().T + both.offset, both(x), atol=1e3 * EPS * size)
-    assert both.method == "custom @ custom"
 
 
 def test_composition_removes_no_more_dimensions_than_it_has() -> None:

@@ -18,7 +18,7 @@ import splince_fast as sf
 from splince_fast import FileFormatError, InputError, Moments, sources
 from splince_fast._runtime import files
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 ROOT = Path(sf.__file__).parent.parent
 posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no POSIX signals")
 

@@ -1,82 +1,31 @@
-"""The public functions against ways to the same answer that share no step with them.
-
-Tolerances: two float64 computations of E differ by at most the sum of their errors. With kappa the
-condition of S in the units at hand, s the sine of the smallest principal angle, q the condition of
-the whitened cross-covariances and d the width, each of them errs by 8 d eps (kappa + q) / s where
-it is backward stable, and by 8 d eps (kappa + q^2) / s^2 where it forms Gram matrices.
+"""The public functions against ways to the same answer that share no step with them, and what the
+change of the rows costs. The tolerances are those of `problems`.
 """
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.linalg
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from naive_model import FUZZ
-from numpy.typing import NDArray
+from problems import (
+    EPS,
+    Data,
+    Float,
+    conditions,
+    draw_data,
+    erase,
+    many,
+    report,
+    slack,
+)
 
 import splince_fast as sf
-
-Float = NDArray[np.float64]
-EPS = float(np.finfo(np.float64).eps)
-many = settings(max_examples=30 * max(FUZZ, 1))
-
-
-@dataclass
-class Data:
-    """Rows with a concept of kz classes and a task of ky columns."""
-
-    x: Float
-    z: NDArray[np.int64]
-    y: Float
-
-    def moments(self, dtype: Any = np.float64) -> sf.Moments:
-        return sf.Moments().update(self.x.astype(dtype), {"z": self.z, "y": self.y})
-
-    def covariances(self) -> tuple[Float, Float, Float]:
-        """S, Sz, Sy by two passes, each class an indicator column."""
-        centred = self.x - self.x.mean(axis=0)
-        hot = np.eye(self.z.max() + 1)[self.z]
-        return tuple(  # type: ignore[return-value]
-            centred.T @ (labels - labels.mean(axis=0)) / len(centred)
-            for labels in (self.x, hot, self.y)
-        )
-
-
-def draw_data(
-    seed: int, n: int = 400, d: int = 8, kz: int = 3, ky: int = 2, kappa: float = 100.0,
-    mean: float = 3.0,
-) -> Data:  # fmt: skip
-    rng = np.random.default_rng(seed)
-    latent = rng.normal(size=(n, d))
-    z = np.argmax(latent[:, :kz] + rng.normal(size=(n, kz)), axis=1)
-    z[:kz] = np.arange(kz)
-    y = latent @ rng.normal(size=(d, ky)) + z[:, None] + rng.normal(size=(n, ky))
-    basis = [np.linalg.qr(rng.normal(size=(d, d)))[0] for _ in range(2)]
-    x = latent @ (basis[0] * np.geomspace(1, kappa**-0.5, d)) @ basis[1]
-    return Data(x + mean * rng.normal(size=d) * x.std(), z, y)
-
-
-def conditions(s: Float, sz: Float, sy: Float) -> tuple[float, float, float]:
-    """kappa, q and s of the problem on the support of x."""
-    values, vectors = np.linalg.eigh(s)
-    kept = values > len(s) * 8 * EPS * values[-1]
-    root = vectors[:, kept] / np.sqrt(values[kept])
-    bases, q = [], 1.0
-    for span in (sz, sy):
-        u, sizes, _ = np.linalg.svd(root.T @ span, full_matrices=False)
-        # One-hot columns are redundant: their last singular value is rounding.
-        real = sizes > 1e-9 * sizes[0]
-        q = max(q, float(sizes[0] / sizes[real][-1]))
-        bases.append(u[:, real])
-    cosine = np.linalg.svd(bases[0].T @ bases[1], compute_uv=False).max(initial=0.0)
-    return float(values[-1] / values[kept][0]), q, float(np.sqrt(1 - min(cosine, 1.0) ** 2))
 
 
 def assert_close(found: Float, expected: Float, bound: float, x: Float | None = None) -> None:
@@ -405,3 +354,57 @@ def test_float32_rows_cost_distortion_no_more_than_their_products_round(kappa: f
     assert narrow.report is not None
     for variable in narrow.report.variables:
         assert variable.residual <= variable.bound
+
+
+# --- the mean square change -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["splince", "leace", "sal", "sal that keeps"])
+def test_distortion_is_the_mean_square_change(method: str) -> None:
+    data = draw_data(0, n=2000, d=12)
+    eraser = erase(method, data.moments())
+    moved = ((eraser(data.x) - data.x) ** 2).sum(axis=1).mean()
+    variance = data.x.var(axis=0).sum()
+    assert report(eraser).distortion == pytest.approx(moved / variance, rel=slack(data))
+
+
+@pytest.mark.parametrize("cosine", [0.0, 0.6, 0.99, 1 - 1e-6])
+def test_distortion_of_one_direction_each_is_leace_over_squared_sine(cosine: float) -> None:
+    """White data, z and y exact linear functions: E|Px - x|^2 = D_L / (1 - c^2)."""
+    rng = np.random.default_rng(0)
+    x = np.linalg.qr(rng.normal(size=(500, 6)) - 0)[0]
+    x = np.linalg.qr(x - x.mean(axis=0))[0]
+    z, y = x[:, 0], cosine * x[:, 0] + (1 - cosine**2) ** 0.5 * x[:, 1]
+    moments = sf.Moments().update(x, {"z": z, "y": y})
+    figures = report(sf.splince(moments, erase="z", keep="y"))
+    sine_squared = (1 - cosine) * (1 + cosine)
+    # c errs by some eps, so 1 - c^2 by that relative to itself, and D likewise.
+    rel = 1e3 * EPS / sine_squared
+    assert figures.distortion_leace == pytest.approx(1 / 6, rel=1e-13)
+    assert figures.distortion == pytest.approx(1 / 6 / sine_squared, rel=rel)
+    for mutant in ((1 + cosine**2) / 6, 1 / 6 / sine_squared**0.5):
+        if cosine:
+            assert figures.distortion != pytest.approx(mutant, rel=max(rel, 1e-3))
+
+
+def test_control_sal_keeps_both_constraints_and_costs_more() -> None:
+    """What the constraints cannot tell apart, the distortion does."""
+    data = draw_data(1, d=10, kappa=1e3)
+    moments = data.moments()
+    optimal, wrong = (erase(m, moments) for m in ("splince", "sal that keeps"))
+    for eraser in (optimal, wrong):
+        assert all(v.residual <= v.bound for v in report(eraser).variables)
+    assert report(wrong).distortion > 1.01 * report(optimal).distortion
+
+
+def test_splince_is_leace_where_the_whitened_spans_are_orthogonal() -> None:
+    rng = np.random.default_rng(2)
+    x = np.linalg.qr(rng.normal(size=(300, 5)))[0]
+    x = np.linalg.qr(x - x.mean(axis=0))[0]
+    mixed = x @ rng.normal(size=(5, 5))
+    moments = sf.Moments().update(mixed, {"z": x[:, 0], "y": x[:, 1]})
+    both = [erase(m, moments) for m in ("splince", "leace")]
+    np.testing.assert_allclose(both[0].matrix(), both[1].matrix(), atol=1e-12)
+    # In the features as they come the spans are not orthogonal: that is not the criterion.
+    sz, sy = (moments.cross_covariance(name)[:, 0] for name in "zy")
+    assert abs(sz @ sy) > 1e-3 * np.linalg.norm(sz) * np.linalg.norm(sy)

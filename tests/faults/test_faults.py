@@ -1,7 +1,8 @@
 """Faults from outside: killed processes, full disks, missing rights, no memory, forks, bad calls.
 
-Faults inside an update are injected in ``test_moments.py``, those of a write in ``test_files.py``,
-those of threads in ``test_threads.py``; here whole processes meet the real thing.
+Faults inside an update are injected in ``moments/test_moments.py``, those of a write in
+``moments/test_files.py``, those of threads in ``runtime/test_threads.py``; here whole processes
+meet the real thing.
 """
 
 from __future__ import annotations
@@ -612,7 +613,7 @@ def test_bad_arguments_are_refused_in_optimised_mode_too() -> None:
         "assert False, 'this is not optimised mode'\n"
         "print({c: w for c in test_faults.CALLS if (w := test_faults.bad_calls(c))})\n"
     )
-    here = os.pathsep.join([str(PACKAGE.parent), str(Path(__file__).parent)])
+    here = os.pathsep.join(map(str, (PACKAGE.parent, *Path(__file__).parents[:2])))
     assert script(text, flags=("-O",), PYTHONPATH=here) == "{}\n"
 
 

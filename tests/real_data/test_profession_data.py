@@ -22,7 +22,7 @@ from splince_fast.exceptions import FileFormatError
 from splince_fast.experiments.demo import professions
 
 DATA = Path(professions.__file__).parent / "data"
-TOOL = Path(__file__).parents[1] / "tools" / "build_profession_activations.py"
+TOOL = Path(__file__).parents[2] / "tools" / "build_profession_activations.py"
 # The 11 templates of the SPLINCE paper are "The {noun}" with these.
 PAPER_PREDICATES = (
     "wanted that",

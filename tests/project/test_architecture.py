@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parent.parent / "splince_fast"
+PACKAGE = Path(__file__).resolve().parents[2] / "splince_fast"
 
 # From the ground up; each may import what stands before it, and itself.
 LAYERS = [

@@ -14,7 +14,7 @@ import pytest
 
 from splince_fast.cli.commands import _parser
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 PAGES = [page for page in PAGES if not {"gallery", "generated", "_build"} & set(page.parts)]
 MODULES = (

@@ -20,7 +20,7 @@ Float = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
 
 
-CORPUS = Path(__file__).resolve().parent / "fuzz" / "corpus"
+CORPUS = Path(__file__).resolve().parent / "corpus"
 
 
 @pytest.mark.parametrize("kind", ["moments", "projection", "labels"])

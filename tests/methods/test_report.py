@@ -14,17 +14,15 @@ import pytest
 import scipy.linalg
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from test_oracles import EPS, Data, draw_data
+from problems import (
+    EPS,
+    Data,
+    Float,
+    draw_data,
+    report,
+)
 
 import splince_fast as sf
-
-Float = NDArray[np.float64]
-
-
-def report(eraser: sf.Projection) -> sf.Report:
-    assert eraser.report is not None
-    return eraser.report
 
 
 def whitened(data: Data) -> tuple[Float, Float]:

@@ -17,7 +17,7 @@ import pytest
 
 import splince_fast as sf
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "dask", "scipy", "sklearn", "numba", "pandas", "polars", "pyarrow", "matplotlib")
 
 
@@ -105,7 +105,7 @@ def test_wheel_built_from_the_source_distribution_works_elsewhere(tmp_path: Path
         "LICENSE",
         "README.md",
         "setup.py",
-        "tests/test_packaging.py",
+        "tests/project/test_packaging.py",
         "proofs_check/__main__.py",
         "splince_fast/_kernels/oblique.pyx",
         "splince_fast/_kernels/blas.pxd",

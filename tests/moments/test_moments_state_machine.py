@@ -1,6 +1,7 @@
 """Moments against a list of rows: anything that can be done to one, in any order.
 
-``SPLINCE_FAST_FUZZ=20 pytest tests/test_moments_state_machine.py`` runs twenty times as long.
+``SPLINCE_FAST_FUZZ=20 pytest tests/moments/test_moments_state_machine.py`` runs twenty times as
+long.
 """
 
 from __future__ import annotations

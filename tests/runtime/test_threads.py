@@ -18,12 +18,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from naive_model import Rows, check, state_bytes, summed
+from problems import (
+    METHODS,
+    Float,
+    assert_same,
+    change,
+    draw_data,
+    erase,
+    report,
+    slack,
+)
 
 import splince_fast
+import splince_fast as sf
 from splince_fast import InputError, Moments, Projection, SplinceError, leace
 from splince_fast._kernels import accumulate
 from splince_fast._runtime import arrays
 from splince_fast._runtime import threads as thread_pool
+from splince_fast.methods import closed_forms
 from splince_fast.moments import block, scatter
 from splince_fast.moments.accumulator import Accumulator
 
@@ -441,3 +453,83 @@ def test_solves_in_parallel_do_not_share_the_memory_they_work_in() -> None:
     twin = Moments().update(X, {"z": z})
     twin.covariance()  # as a solve does, it merges the rows that wait
     assert state_bytes(moments.update(X, {"z": z})) == state_bytes(twin.update(X, {"z": z}))
+
+
+# --- solving --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient_threads() -> Any:
+    """Threads that change places as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("impatient_threads")
+@pytest.mark.parametrize("shared", [False, True])
+def test_solves_from_several_threads_agree(shared: bool) -> None:
+    """Also from one and the same moments: a solve reads them, and readers do not disturb."""
+    data = draw_data(34)
+    expected = erase("splince", data.moments()).matrix()
+    found: list[Float] = []
+    errors: list[Exception] = []
+    common = data.moments()
+
+    def work() -> None:
+        own = common if shared else data.moments()
+        for _ in range(600):
+            try:
+                found.append(erase("splince", own).matrix())
+            except sf.SplinceError as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(found) == 2400
+    assert all((matrix == expected).all() for matrix in found)
+
+
+def test_rows_that_come_during_a_solve_do_not_get_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second thread gets an error, or its rows wait; the solve never sees half of them."""
+    data, more = draw_data(35), draw_data(36)
+    moments = sf.Moments(block_rows=50).update(data.x, {"z": data.z, "y": data.y})
+    expected = erase("splince", data.moments())
+    refused: list[BaseException] = []
+    solve = closed_forms.oblique
+
+    def late() -> None:
+        try:
+            moments.update(1e3 * more.x, {"z": more.z, "y": more.y})
+        except sf.SplinceError as error:
+            refused.append(error)
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        thread = threading.Thread(target=late)
+        thread.start()
+        thread.join(timeout=5)
+        return solve(*args, **options)
+
+    monkeypatch.setattr(closed_forms, "oblique", interrupted)
+    eraser = erase("splince", moments)
+    assert_same(change(eraser), change(expected), slack(data))
+
+
+def test_solving_leaves_the_moments_as_they_were() -> None:
+    data = draw_data(37)
+    moments = data.moments()
+    before = moments.covariance().tobytes(), moments.cross_covariance("y").tobytes()
+    for method in METHODS:
+        erase(method, moments)
+    assert (moments.covariance().tobytes(), moments.cross_covariance("y").tobytes()) == before
+    grown = erase("splince", moments)
+    figures, matrix = report(grown), grown.matrix()
+    moments.update(data.x * 3, {"z": data.z, "y": data.y})
+    np.testing.assert_array_equal(grown.matrix(), matrix)
+    late = erase("splince", data.moments())
+    assert report(late).to_dict()["variables"][0]["rank"] == figures.variables[0].rank

@@ -1,0 +1,242 @@
+"""A whole source on a dask cluster: groups of blocks as pure tasks, merged by a tree.
+
+Groups, waves and the order of merging follow from the data alone: any number of workers, and any
+task that is run again after a worker was lost, gives the same bits. What has been folded is always
+the state of a prefix of the blocks, so that a checkpoint is that of the serial engine.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from splince_fast._runtime import threads
+from splince_fast._runtime.extras import require
+from splince_fast.exceptions import InputError
+from splince_fast.moments.digest import block_digest
+from splince_fast.moments.moments import Moments
+from splince_fast.moments.parameters import Parameters
+from splince_fast.sources.base import PieceSource, Source
+
+if TYPE_CHECKING:
+    from splince_fast.moments.stream import Run
+
+# A state has 8 d^2 bytes; groups of 16 d rows read at least 64 d^2 in float32.
+_ROWS_PER_FEATURE = 16
+_GROUP_BYTES = 1 << 29
+_FAN_IN = 4
+_WAVE = 64
+_WAVES_AHEAD = 2
+_RETRIES = 2
+_MOST_SHIPPED = 1 << 26
+
+
+class Group(NamedTuple):
+    """Blocks first..stop, and the wave that they belong to."""
+
+    first: int
+    stop: int
+    wave: int
+    rows: int
+
+
+def check(client: Any, source: Source) -> None:
+    """Raise InputError unless the blocks of `source` can be read on the workers of `client`."""
+    require("distributed", "dask")
+    if not hasattr(client, "submit") or not hasattr(client, "compute"):
+        raise InputError(f"client is a {type(client).__name__}; pass a dask.distributed.Client")
+    if source.block_sizes() is None:
+        raise InputError(
+            f"{source.name} can only be read in order, by one process; pass sources.from_npy, "
+            "from_parquet or from_dask, or leave client out"
+        )
+    in_memory = isinstance(source, PieceSource) and not source.files
+    if in_memory and (source.nbytes is None or source.nbytes > _MOST_SHIPPED):
+        raise InputError(
+            f"{source.name} lies in the memory of this process, and every worker would need a "
+            "copy; save it with numpy.save and pass sources.from_npy(path), or leave client out"
+        )
+
+
+def groups_of(source: Source, position: int, width: int) -> Iterator[Group]:
+    """Groups of consecutive blocks behind block number `position`."""
+    sizes = source.block_sizes()
+    assert sizes is not None
+    per_row = (source.nbytes or 0) / (source.n_rows or 1)
+    index, first, rows, stop = 0, 0, 0, 0
+    for stop, size in enumerate(sizes, 1):
+        rows += size or 0
+        full = size is None or rows >= _ROWS_PER_FEATURE * width or rows * per_row >= _GROUP_BYTES
+        if full:
+            if stop > position:
+                yield Group(max(first, position), stop, index // _WAVE, rows)
+            index, first, rows = index + 1, stop, 0
+    if stop > max(first, position):
+        yield Group(max(first, position), stop, index // _WAVE, rows)
+
+
+# -- tasks: pure functions -----------------------------------------------------------------
+
+
+def state_of(part: Any, like: dict[str, Any], what: str, values: Any = None) -> Moments:
+    """Moments of the blocks of a part of a source; `values` are those of its lazy columns."""
+    worker = require("distributed", "dask").get_worker()
+    moments = Moments(**like)
+    try:
+        with threads.limited(worker.state.nthreads):
+            for block in part if values is None else part.filled(values):
+                moments.update(block.X, block.labels, sample_weight=block.sample_weight)
+            with moments.held():
+                pass  # merges the rows that wait
+    except Exception as error:
+        error.add_note(f"while {what} were accumulated")
+        raise
+    return moments.copy()  # without the work memory
+
+
+def state_of_file_blocks(
+    source: Source, first: int, stop: int, like: dict[str, Any], what: str
+) -> Moments:
+    """As `state_of`, for a source that came as a whole."""
+    return state_of(islice(source.iter_from(first), stop - first), like, what)
+
+
+def merged(states: list[Moments]) -> Moments:
+    """The sum of states, which are left as they are."""
+    total = states[0].copy()
+    for state in states[1:]:
+        total += state
+    return total
+
+
+def digest_of(part: Any, parameters: Parameters, values: Any = None) -> str:
+    """Digest of the first block of a part."""
+    block = next(iter(part if values is None else part.filled(values)))
+    return block_digest(block.X, block.labels, block.sample_weight, parameters)
+
+
+def digest_of_file_block(source: Source, number: int, parameters: Parameters) -> str:
+    """As `digest_of`, for a source that came as a whole."""
+    return digest_of(source.iter_from(number), parameters)
+
+
+# -- the engine ----------------------------------------------------------------------------
+
+
+class _Engine:
+    """Submits the groups of one source."""
+
+    def __init__(self, client: Any, source: Source, like: dict[str, Any]) -> None:
+        self._client, self._source, self._like = client, source, like
+        self._handle: Any = None
+        if not hasattr(source, "part"):
+            # Loaded by a task, not scattered: what a lost worker had is made again.
+            packed = _packed(source)
+            self._handle = client.submit(pickle.loads, packed, pure=False, retries=_RETRIES)
+
+    def _submit(self, function: Any, *arguments: Any) -> Any:
+        return self._client.submit(function, *arguments, pure=False, retries=_RETRIES)
+
+    def _part(self, first: int, stop: int) -> tuple[Any, Any]:
+        """A part, and values: futures of chunks that the cluster holds; others the task makes."""
+        futures_of = require("distributed", "dask").futures_of
+        part = self._source.part(first, stop)  # type: ignore[attr-defined]
+        lazy = list(part.lazy)
+        if not futures_of(lazy):
+            return part.culled(), None
+        part.lazy = ()
+        return part, self._client.compute(lazy, retries=_RETRIES)
+
+    def state(self, group: Group) -> Any:
+        """Future of the state of a group."""
+        what = f"blocks {group.first} to {group.stop - 1} of {self._source.name}"
+        if self._handle is not None:
+            return self._submit(
+                state_of_file_blocks, self._handle, group.first, group.stop, self._like, what
+            )
+        part, values = self._part(group.first, group.stop)
+        return self._submit(state_of, part, self._like, what, values)
+
+    def digest(self, number: int, parameters: Parameters) -> Any:
+        """Future of the digest of a block."""
+        if self._handle is not None:
+            return self._submit(digest_of_file_block, self._handle, number, parameters)
+        part, values = self._part(number, number + 1)
+        return self._submit(digest_of, part, parameters, values)
+
+    def tree(self, states: list[Any]) -> Any:
+        """Future of the sum of states."""
+        while len(states) > 1:
+            states = [
+                self._submit(merged, states[i : i + _FAN_IN])
+                for i in range(0, len(states), _FAN_IN)
+            ]
+        return states[0]
+
+
+def _packed(source: Source) -> bytes:
+    packed: bytes = require("cloudpickle", "dask").dumps(source)
+    if len(packed) > _MOST_SHIPPED:
+        raise InputError(
+            f"{source.name} holds {len(packed) / 2**20:.0f} MiB in memory, its labels, which every "
+            "worker would need; pass paths of .npy files of labels, one per shard, or labels as "
+            "columns of parquet files"
+        )
+    return packed
+
+
+def fold(run: Run, source: Source, client: Any, bar: Any, write_if_due: Any) -> None:
+    """Add every block that `run` lacks, wave by wave, in order."""
+    engine = _Engine(client, source, run.target.make_like())
+    width = source.n_features
+    if width is None:
+        block = next(iter(source), None)
+        width = 1 if block is None else int(block.X.shape[1])
+    waves = _waves(groups_of(source, run.position, width))
+    parameters, checked = run.target.parameters, run.writes
+    pending: deque[tuple[list[Group], Any, Any, Any]] = deque()
+
+    def submit() -> None:
+        wave = next(waves, None)
+        if wave is None:
+            return
+        start = engine.digest(0, parameters) if checked and not wave[0].first else None
+        end = engine.digest(wave[-1].stop - 1, parameters) if checked else None
+        pending.append((wave, engine.tree([engine.state(group) for group in wave]), start, end))
+
+    try:
+        for _ in range(_WAVES_AHEAD):
+            submit()
+        while pending:
+            wave, state, start, end = pending[0]
+            blocks = f"blocks {wave[0].first} to {wave[-1].stop - 1}"
+            try:
+                found = state.result()
+                digests = tuple("" if d is None else d.result() for d in (start, end))
+            except Exception as error:
+                error.add_note(f"{blocks} of {source.name} were under way on {client}")
+                raise
+            pending.popleft()
+            run.fold(found, wave[-1].stop, *digests)
+            rows = sum(group.rows for group in wave)
+            per_row = (source.nbytes or 0) // (source.n_rows or 1)
+            bar.advance(rows, rows * per_row)
+            del state, start, end, found
+            submit()
+            write_if_due()
+    finally:
+        client.cancel([f for _, *futures in pending for f in futures if f is not None])
+
+
+def _waves(groups: Iterator[Group]) -> Iterator[list[Group]]:
+    wave: list[Group] = []
+    for group in groups:
+        if wave and group.wave != wave[0].wave:
+            yield wave
+            wave = []
+        wave.append(group)
+    if wave:
+        yield wave

@@ -1,0 +1,398 @@
+"""The methods where data are degenerate: singular covariances, rare, tiny and constant concepts."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import (
+    EPS,
+    METHODS,
+    assert_erased,
+    assert_same,
+    change,
+    conditions,
+    draw_data,
+    erase,
+    many,
+    report,
+    two_labels,
+)
+
+import splince_fast as sf
+
+# --- rank-deficient covariances ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("method", ["splince", "leace"])
+@pytest.mark.parametrize(
+    "kind", ["dead", "nearly dead", "duplicated", "combined", "unit norm", "sums to one", "wide"]
+)
+def test_rank_deficient_features(method: str, kind: str, dtype: Any) -> None:
+    rng = np.random.default_rng(6)
+    n, d = (25, 60) if kind == "wide" else (400, 10)
+    x = rng.normal(size=(n, d))
+    labels = two_labels(rng, x)
+    missing = 0
+    if kind == "dead":
+        x[:, [2, 7]], missing = [0.0, 0.1], 2
+    elif kind == "nearly dead":
+        x[:, 2] = 1e3 + 1.1e-13 * rng.integers(-2, 3, size=n)  # roundings of its mean
+        missing = 1
+    elif kind == "duplicated":
+        x[:, 8:], missing = x[:, :2], 2
+    elif kind == "combined":
+        x[:, 8:] = np.round(64 * x[:, :8]) / 64 @ rng.integers(-3, 4, size=(8, 2))
+        x[:, :8], missing = np.round(64 * x[:, :8]) / 64, 2
+    elif kind == "unit norm":
+        x /= np.linalg.norm(x, axis=1, keepdims=True)
+    elif kind == "sums to one":
+        x = np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
+        missing = 1
+    elif kind == "wide":
+        missing = d - n + 1
+    x = x.astype(dtype)
+    moments = sf.Moments().update(x, labels)
+    eraser = erase(method, moments)
+    assert report(eraser).rank_covariance == d - missing
+    assert_erased(eraser, x, labels)
+    for variable in report(eraser).variables:
+        assert variable.residual <= variable.bound
+    # Off the support of x nothing is known, and nothing is done.
+    centred = x.astype(np.float64) - x.astype(np.float64).mean(axis=0)
+    null = np.linalg.svd(centred / np.linalg.norm(centred, axis=0).clip(1e-12))[2][d - missing :].T
+    null = null / np.linalg.norm(centred, axis=0).clip(1e-12)[:, None]
+    null /= np.linalg.norm(null, axis=0)
+    precision = float(np.finfo(dtype).eps)
+    np.testing.assert_allclose(eraser.matrix() @ null, null, atol=1e4 * precision)
+
+
+@pytest.mark.parametrize("rare", [1e-1, 1e-2, 1e-3, 1e-4])
+def test_one_hot_features_with_a_rare_category(rare: float) -> None:
+    """The dependency hardly shows in the last feature, and the covariance is singular all the same.
+
+    A held-out row whose shares do not sum to one lies off the support and must stay as it is there.
+    """
+    rng = np.random.default_rng(1)
+    shares = np.array([0.3, 0.25, 0.2, 0.15, 0.1 - rare, rare])
+    category = rng.choice(6, size=20_000, p=shares / shares.sum())
+    x = np.eye(6)[category] * 5 + rng.gamma(1, size=(20_000, 6)) * np.array([1, 1, 1, 1, 1, rare])
+    x /= x.sum(axis=1, keepdims=True)
+    labels = {"z": category % 2, "y": category // 2 == 1}
+    eraser = sf.splince(sf.Moments().update(x, labels), erase="z", keep="y")
+    assert report(eraser).rank_covariance == 5
+    np.testing.assert_allclose(eraser.matrix() @ np.ones(6), 1.0, atol=1e-10)
+
+
+@pytest.mark.parametrize("units", [1.0, 3.0, 6.0, 9.0])
+@pytest.mark.parametrize("method", ["splince", "leace"])
+def test_rank_deficient_features_in_their_own_units(method: str, units: float) -> None:
+    """On the data the map follows powers of two in the units of each feature."""
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(400, 12))
+    x[:, 7:] = x[:, :7] @ rng.normal(size=(7, 5))
+    labels = two_labels(rng, x)
+    scale = 2.0 ** np.round(rng.uniform(-units, units, size=12) * 3.3)
+    expected = erase(method, sf.Moments().update(x, labels))(x)
+    found = erase(method, sf.Moments().update(x * scale, labels))(x * scale) / scale
+    # kappa of some hundreds on the support, and 400 rows.
+    assert np.linalg.norm(found - expected) <= 1e-10 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [(np.float64, s) for s in (1e-6, 1e-7, 1e-8, 1e-9)] + [(np.float32, s) for s in (1e-3, 1e-4)],
+)
+def test_concept_that_lives_in_the_difference_of_two_nearly_equal_features(
+    dtype: Any, size: float
+) -> None:
+    """x0 - x1 tells a class exactly and far above the rounding of the rows, beside another trace.
+
+    The covariance cannot resolve that difference, the cross-covariance can: it must be erased, at a
+    distortion that is not far above the optimum, or refused.
+    """
+    rng = np.random.default_rng(8)
+    x = np.tile(rng.normal(size=(1000, 20)).astype(np.float32).astype(np.float64), (3, 1))
+    z = np.repeat([0, 1, 2], 1000)
+    x[:, 5] += z == 1
+    x[:, 1] = x[:, 0] - size * (z == 2)
+    x[:, 0] += size * (z == 2)
+    x = x.astype(dtype)
+    moments = sf.Moments().update(x, {"z": z})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        eraser = sf.leace(moments, erase="z")
+    resolved = dtype is np.float64 and size == 1e-6
+    assert [w.category for w in caught] == ([] if resolved else [sf.PrecisionWarning])
+    assert eraser.rank == 2
+    assert report(eraser).variables[0].residual <= max(report(eraser).variables[0].bound, 1e-9)
+    wide = x.astype(np.float64)
+    clean = eraser(wide)
+    # Two directions of twenty, and of them only one with a visible share of the variance.
+    moved = ((clean - wide) ** 2).sum() / ((wide - wide.mean(axis=0)) ** 2).sum()
+    assert moved < 0.5
+    trace = clean[:, 0] - clean[:, 1]
+    gap = trace[z == 2].mean() - trace[z != 2].mean()
+    assert abs(gap) < 1e-2 * 2 * size
+
+
+def test_n_below_d_without_noise_interpolates() -> None:
+    """With n <= d rows the labels are linear functions of x: LEACE erases them wholly."""
+    rng = np.random.default_rng(9)
+    x, labels = rng.normal(size=(20, 50)), {"z": np.arange(20) % 2, "y": np.arange(20) // 10}
+    figures = report(sf.splince(sf.Moments().update(x, labels), erase="z", keep="y"))
+    assert figures.variables[0].singular_values[0] == pytest.approx(1.0, abs=1e-12)
+    # Balanced labels are uncorrelated, and then so are their predictions: nothing is paid for y.
+    assert figures.cosines[0] == pytest.approx(0.0, abs=1e-12)
+    assert figures.distortion == pytest.approx(figures.distortion_leace, rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_two_rows(dtype: Any) -> None:
+    rng = np.random.default_rng(10)
+    x = rng.normal(size=(2, 5)).astype(dtype)
+    moments = sf.Moments().update(x, {"z": [0, 1], "y": [0.0, 1.0]})
+    for method in ("leace", "sal", "mean_projection"):
+        clean = erase(method, moments)(x.astype(np.float64))
+        np.testing.assert_allclose(clean, np.tile(clean.mean(axis=0), (2, 1)), atol=1e-6)
+        np.testing.assert_allclose(clean.mean(axis=0), x.mean(axis=0), atol=1e-6)
+    for method in ("splince", "sal that keeps"):
+        with pytest.raises(sf.InfeasibleError):
+            erase(method, moments)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_row_has_no_concept(method: str) -> None:
+    moments = sf.Moments().update(np.ones((1, 4)), {"z": [1], "y": [0.5]})
+    with pytest.raises(sf.ConstantVariableError, match="'z'"):
+        erase(method, moments)
+
+
+def test_one_feature() -> None:
+    rng = np.random.default_rng(11)
+    z = rng.integers(0, 2, size=50)
+    x = rng.normal(size=(50, 1)) + z[:, None]
+    moments = sf.Moments().update(x, {"z": z, "y": rng.integers(0, 2, size=50)})
+    for method in ("leace", "sal", "mean_projection"):
+        assert abs(erase(method, moments).matrix()[0, 0]) <= 8 * EPS
+    for method in ("splince", "sal that keeps"):
+        with pytest.raises(sf.InfeasibleError):
+            erase(method, moments)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_more_classes_than_the_support_has_room_for(dtype: Any) -> None:
+    """rank z + rank y above rank S: with n < d every function of the rows is linear in x."""
+    rng = np.random.default_rng(12)
+    x = rng.normal(size=(9, 30)).astype(dtype)
+    z, y = np.arange(9) % 5, (np.arange(9) * 2) % 9 % 6
+    moments = sf.Moments().update(x, {"z": z, "y": y})
+    assert erase("leace", moments).rank == 4
+    with pytest.raises(sf.InfeasibleError, match=r"'y'.*'z'"):
+        erase("splince", moments)
+    with pytest.warns(sf.DroppedDirectionsWarning):
+        eraser = erase("splince", moments, on_infeasible="drop")
+    joint = np.column_stack([np.eye(5)[z], np.eye(6)[y]])
+    shared = 4 + 5 - (np.linalg.matrix_rank(joint) - 1)
+    assert shared > 0
+    assert report(eraser).dropped == shared
+    assert_erased(eraser, x, {"z": z})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_constant_data_erase_nothing_and_say_so(method: str) -> None:
+    x = np.tile([1.0, -3.0, 1e6], (40, 1))
+    moments = sf.Moments().update(x, {"z": np.arange(40) % 2, "y": np.arange(40) % 3})
+    with pytest.warns(sf.NothingErasedWarning, match="'z'"):
+        eraser = erase(method, moments)
+    assert eraser.rank == 0
+    np.testing.assert_array_equal(eraser(x), x)
+    assert report(eraser).warnings
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_no_trace_to_rounding_warns_at_any_scale(method: str, scale: float) -> None:
+    """The same rows in both classes: what covariance is left is rounding."""
+    rng = np.random.default_rng(13)
+    half = rng.normal(size=(300, 6))
+    x, z = np.tile(half, (2, 1)) * scale, np.repeat([0, 1], 300)
+    order = rng.permutation(600)
+    moments = sf.Moments().update(x[order], {"z": z[order], "y": x[order, 0]})
+    with pytest.warns(sf.NothingErasedWarning):
+        eraser = erase(method, moments)
+    np.testing.assert_array_equal(eraser.matrix(), np.eye(6))
+
+
+def test_a_kept_variable_without_a_trace_costs_nothing() -> None:
+    rng = np.random.default_rng(13)
+    x, y = np.tile(rng.normal(size=(300, 6)), (2, 1)), np.repeat([0, 1], 300)
+    z = (x[:, 0] > 0).astype(int)
+    moments = sf.Moments().update(x, {"z": z, "y": y})
+    eraser = sf.splince(moments, erase="z", keep="y")
+    assert_same(change(eraser), change(sf.leace(moments, erase="z")), 1e-12)
+    assert report(eraser).rho == 0.0
+
+
+# --- solvers -------------------------------------------------------------------------------------
+
+
+@many
+@given(
+    seed=st.integers(0, 2**20), d=st.integers(5, 40), kappa=st.sampled_from([1.0, 1e4, 1e8, 1e12])
+)
+@pytest.mark.parametrize("method", ["splince", "leace"])
+def test_solvers_agree(method: str, seed: int, d: int, kappa: float) -> None:
+    data = draw_data(seed, d=d, kappa=kappa)
+    erasers = [erase(method, data.moments(), solver=s) for s in ("auto", "cholesky", "eigh")]
+    np.testing.assert_array_equal(erasers[0].matrix(), erasers[1].matrix())
+    assert [report(e).solver for e in erasers] == ["cholesky", "cholesky", "eigh"]
+    kappa, q, sine = conditions(*data.covariances())
+    # The same moments: only the factorisations differ.
+    bound = 16 * d * EPS * (kappa + q) / sine
+    assert_same(change(erasers[2]), change(erasers[1]), bound)
+
+
+@pytest.mark.parametrize("method", ["splince", "leace"])
+def test_cholesky_refuses_a_singular_covariance(method: str) -> None:
+    data = draw_data(0, n=10, d=20, kz=2, ky=1)
+    with pytest.raises(sf.SplinceError, match=r"solver='auto'.*shrinkage"):
+        erase(method, data.moments(), solver="cholesky")
+    assert erase(method, data.moments(), solver="cholesky", shrinkage=0.1).rank == 1
+
+
+@pytest.mark.parametrize("method", ["splince", "leace"])
+@pytest.mark.parametrize("policy", ["keep", "drop"])
+def test_null_space_of_dead_features(method: str, policy: str) -> None:
+    rng = np.random.default_rng(14)
+    x = rng.normal(size=(200, 6))
+    labels = two_labels(rng, x)
+    x[:, 3] = 2.5
+    eraser = erase(method, sf.Moments().update(x, labels), null_space=policy)
+    unit = np.eye(6)[3]
+    np.testing.assert_allclose(eraser.matrix() @ unit, unit if policy == "keep" else 0 * unit)
+    assert eraser.rank == (1 if policy == "keep" else 2)
+    # On the data, where the feature never leaves its mean, the policies agree.
+    np.testing.assert_allclose(eraser(x)[:, 3], 2.5)
+
+
+# --- concepts that are rare, small, constant, repeated ------------------------------------------
+
+
+@pytest.mark.parametrize("members", [200, 20, 2, 1])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("method", METHODS)
+def test_rare_concept_far_from_the_rest(method: str, dtype: Any, members: int) -> None:
+    """Prevalence down to 5e-5, class means 3.5 deviations apart."""
+    rng = np.random.default_rng(15)
+    n = 20_000
+    z = np.zeros(n, dtype=int)
+    z[rng.choice(n, size=members, replace=False)] = 1
+    x = (rng.normal(size=(n, 6)) + 3.5 * z[:, None] * np.eye(6)[0]).astype(dtype)
+    y = (x[:, 1] + 0.3 * x[:, 0] > 0).astype(int)
+    eraser = erase(method, sf.Moments().update(x, {"z": z, "y": y}))
+    clean = eraser(x.astype(np.float64))
+    gap = clean[z == 1].mean(axis=0) - clean[z == 0].mean(axis=0)
+    # Covariances err by eps; the gap divides them by the prevalence.
+    assert np.abs(gap).max() <= 1e3 * EPS * n / members * np.linalg.norm(eraser.matrix(), 2)
+
+
+@pytest.mark.parametrize("unit", [1e-100, 1e-9, 1e-3, 1.0, 1e9, 1e100])
+@pytest.mark.parametrize("method", ["splince", "leace", "sal", "sal that keeps"])
+def test_units_of_continuous_variables_do_not_matter(method: str, unit: float) -> None:
+    rng = np.random.default_rng(16)
+    x = rng.normal(size=(300, 5))
+    z, y = x[:, 0] + rng.normal(size=300), x[:, 1] + x[:, 0] + rng.normal(size=300)
+    found = erase(method, sf.Moments().update(x, {"z": unit * z, "y": y / unit}))
+    expected = erase(method, sf.Moments().update(x, {"z": z, "y": y}))
+    assert_same(change(found), change(expected), 1e-11)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1e9, -1e-9])
+@pytest.mark.parametrize("classes", [True, False])
+def test_constant_variables_are_refused_by_name(value: float, classes: bool) -> None:
+    data = draw_data(0)
+    constant: Any = np.full(400, value)
+    if classes:
+        constant = np.full(400, str(value))
+    moments = sf.Moments().update(data.x, {"c": constant, "z": data.z, "y": data.y})
+    for call in (
+        lambda: sf.leace(moments, erase="c"),
+        lambda: sf.splince(moments, erase="c", keep="y"),
+        lambda: sf.splince(moments, erase="z", keep="c"),
+        lambda: sf.splince(moments, erase=["z", "c"], keep="y"),
+        lambda: sf.sal(moments, erase="z", keep=["y", "c"]),
+    ):
+        with pytest.raises(sf.ConstantVariableError, match="'c'"):
+            call()
+
+
+def test_constant_columns_beside_varying_ones_are_no_matter() -> None:
+    data = draw_data(0)
+    padded = np.column_stack([np.full(400, 0.1), data.y, np.zeros(400)])
+    found = sf.Moments().update(data.x, {"z": data.z, "y": padded})
+    assert_same(change(erase("splince", found)), change(erase("splince", data.moments())), 1e-12)
+
+
+FUNCTIONS_OF_Z: dict[str, Any] = {
+    "itself": lambda z: z,
+    "its negative": lambda z: 3 - 2 * z,
+    "as text": lambda z: z.astype(str),
+    "as floats": lambda z: 0.3 * z + 0.1,
+    "a coarser grouping": lambda z: (z > 1).astype(int),
+    "columns, one of them new": lambda z: np.column_stack([z == 0, np.arange(len(z)) % 7]) * 1.0,
+}
+
+
+@pytest.mark.parametrize("n", [60, 5000])
+@pytest.mark.parametrize("kappa", [1.0, 1e6, 1e12])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("kind", FUNCTIONS_OF_Z)
+def test_task_that_is_a_function_of_the_concept(
+    kind: str, dtype: Any, kappa: float, n: int
+) -> None:
+    data = draw_data(17, n=n, d=12, kz=4, kappa=kappa)
+    y = FUNCTIONS_OF_Z[kind](data.z)
+    moments = sf.Moments().update(data.x.astype(dtype), {"gender": data.z, "job": y})
+    with pytest.raises(sf.InfeasibleError) as caught:
+        sf.splince(moments, erase="gender", keep="job")
+    text = str(caught.value)
+    assert "'gender'" in text
+    assert "'job'" in text
+    assert caught.value.cosine == pytest.approx(1.0, abs=1e-6)
+    assert re.search(r"principal cosine 0\.9999\d*|principal cosine 1\b", text)
+    amplification = float(re.search(r"amplification ([\d.e+inf]+)", text)[1])  # type: ignore[index]
+    assert amplification > 1e5
+    for way_out in ("on_infeasible='drop'", "max_amplification=", "leace"):
+        assert way_out in text
+    with pytest.warns(sf.DroppedDirectionsWarning, match="'job'"):
+        eraser = sf.splince(moments, erase="gender", keep="job", on_infeasible="drop")
+    assert eraser.rank == 3
+    assert report(eraser).variables[0].residual <= report(eraser).variables[0].bound
+    assert report(eraser).amplification < 1e5
+
+
+def test_many_rows_do_not_blur_what_is_infeasible() -> None:
+    rng = np.random.default_rng(18)
+    z = np.sort(rng.integers(0, 2, size=300_000))
+    x = rng.normal(size=(len(z), 3)) + z[:, None] + np.linspace(0, 30, len(z))[:, None]
+    moments = sf.Moments().update(x, {"z": z, "y": 0.3 * z + 0.1})
+    with pytest.raises(sf.InfeasibleError):
+        sf.splince(moments, erase="z", keep="y")
+
+
+def test_nearly_the_same_variable_is_feasible_and_costly() -> None:
+    rng = np.random.default_rng(19)
+    x = rng.normal(size=(2000, 6))
+    z = x[:, 0]
+    moments = sf.Moments().update(x, {"z": z, "y": z + 1e-5 * x[:, 1]})
+    with pytest.warns(sf.PrecisionWarning, match="max_amplification"):
+        eraser = sf.splince(moments, erase="z", keep="y")
+    assert report(eraser).amplification == pytest.approx(1e5, rel=0.2)
+    assert all(v.residual <= v.bound for v in report(eraser).variables)

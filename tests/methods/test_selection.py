@@ -1,0 +1,223 @@
+"""What is erased and kept: names, several at once, joint cells, explicit directions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from problems import (
+    METHODS,
+    Data,
+    assert_erased_in_mean,
+    assert_same,
+    change,
+    draw_data,
+    erase,
+    slack,
+)
+
+import splince_fast as sf
+
+
+@pytest.mark.parametrize("selection", [[], (), None, 3, {"z"}, ["z", 3], np.array([1.0])])
+def test_selections_that_name_nothing(selection: Any) -> None:
+    moments = draw_data(0).moments()
+    with pytest.raises((sf.InputError, sf.UnknownVariableError)):
+        sf.leace(moments, erase=selection)
+
+
+def test_unknown_names_list_the_known_ones() -> None:
+    moments = draw_data(0).moments()
+    for call in (
+        lambda: sf.leace(moments, erase="gender"),
+        lambda: sf.splince(moments, erase="z", keep=["y", "gender"]),
+        lambda: sf.mean_projection(moments, erase="gender"),
+    ):
+        with pytest.raises(sf.UnknownVariableError, match=r"'gender'.*'z'.*'y'"):
+            call()
+    with pytest.raises(sf.UnknownVariableError, match="joint="):
+        sf.leace(moments, erase=("z", "y"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_empty_moments(method: str) -> None:
+    with pytest.raises((sf.NotEnoughDataError, sf.UnknownVariableError)):
+        erase(method, sf.Moments())
+    with pytest.raises(sf.InputError, match="Moments"):
+        erase("leace", np.zeros((3, 3)))  # type: ignore[arg-type]
+
+
+def test_continuous_variables_have_no_class_means() -> None:
+    moments = draw_data(0).moments()
+    with pytest.raises(sf.LabelError, match=r"'y'.*sal"):
+        sf.mean_projection(moments, erase="y")
+
+
+@pytest.mark.parametrize("missing", ["every row", "some rows"])
+def test_missing_labels(missing: str) -> None:
+    data = draw_data(24)
+    z: list[Any] = [
+        None if missing == "every row" or i % 3 else int(v) for i, v in enumerate(data.z)
+    ]
+    moments = sf.Moments().update(data.x, {"z": z, "y": data.y})
+    if missing == "every row":
+        with pytest.raises(sf.SplinceError, match="'z'"):
+            sf.leace(moments, erase="z")
+        return
+    eraser = sf.leace(moments, erase="z")
+    labelled = np.arange(400) % 3 == 0
+    assert_erased_in_mean(eraser(data.x)[labelled], data.z[labelled])
+
+
+def test_several_erased_variables_and_their_columns_at_once() -> None:
+    data = draw_data(25, d=12)
+    rng = np.random.default_rng(0)
+    age = data.x[:, 3] + rng.normal(size=400)
+    moments = sf.Moments().update(data.x, {"z": data.z, "age": age, "y": data.y})
+    eraser = sf.splince(moments, erase=["z", "age"], keep="y")
+    assert eraser.rank == 3
+    clean = eraser(data.x)
+    assert_erased_in_mean(clean, data.z)
+    assert np.abs((clean - clean.mean(axis=0)).T @ age).max() / 400 < 1e-11
+    reverse = sf.splince(moments, erase=["age", "z"], keep="y")
+    assert_same(change(reverse), change(eraser), slack(data))
+
+
+def test_joint_cells_are_erased_beyond_the_margins() -> None:
+    """The interaction of two variables is visible in x, and only their joint cells tell it."""
+    rng = np.random.default_rng(26)
+    a, b = rng.integers(0, 2, size=4000), rng.integers(0, 2, size=4000)
+    x = rng.normal(size=(4000, 6))
+    x[:, 0] += a ^ b
+    x[:, 1] += a
+    moments = sf.Moments(joint=[("a", "b")]).update(x, {"a": a, "b": b})
+    margins, cells = sf.leace(moments, erase=["a", "b"]), sf.leace(moments, erase=("a", "b"))
+    assert (margins.rank, cells.rank) == (2, 3)
+
+    def spread(eraser: sf.Projection) -> float:
+        clean = eraser(x)
+        means = [clean[(a == i) & (b == j)].mean(axis=0) for i in (0, 1) for j in (0, 1)]
+        return float(np.ptp(means, axis=0).max())
+
+    assert spread(cells) < 1e-11
+    assert spread(margins) > 0.5
+    both = sf.leace(moments, erase=["a", ("a", "b")])
+    assert_same(change(both), change(cells), 1e-11)
+
+
+def test_a_cascade_must_be_refitted_and_then_equals_the_joint_eraser() -> None:
+    data = draw_data(27, d=10, ky=1)
+    rng = np.random.default_rng(1)
+    other = (data.x @ rng.normal(size=10) + data.z > 0).astype(int)
+    labels = {"z": data.z, "o": other, "y": data.y}
+    moments = sf.Moments().update(data.x, labels)
+
+    def cascade(method: str, second: str, *, refit: bool) -> sf.Projection:
+        first = erase(method, moments)
+        seen = sf.Moments().update(first(data.x), labels) if refit else moments
+        return erase(second, seen, z="o") @ first
+
+    for method in ("leace", "splince"):
+        both = cascade(method, method, refit=True)
+        assert_erased_in_mean(both(data.x), data.z)
+        assert_erased_in_mean(both(data.x), other)
+        joint = erase(method, moments, z=["z", "o"])
+        np.testing.assert_allclose(both(data.x), joint(data.x), atol=1e-11)
+        # Fitted on the same moments, one brings back what the other erased.
+        clean = cascade(method, method, refit=False)(data.x)
+        assert (
+            np.abs(np.diff([clean[other == c].mean(axis=0) for c in (0, 1)], axis=0)).max() > 0.01
+        )
+    # Kept in the first stage only, the task is lost in the second.
+    half = cascade("splince", "leace", refit=True)
+    after = sf.Moments().update(half(data.x), {"y": data.y}).cross_covariance("y")
+    assert np.linalg.norm(after - moments.cross_covariance("y")) > 1e-3 * np.linalg.norm(after)
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1e-12, 1.0, 1e12, 1e15])
+@pytest.mark.parametrize("method", ["splince", "sal that keeps"])
+def test_explicit_directions_in_any_units_of_x(method: str, scale: float) -> None:
+    data = draw_data(28)
+    directions = np.eye(8)[:, :2]
+    found = erase(method, Data(data.x * scale, data.z, data.y).moments(), y=directions)
+    expected = erase(method, data.moments(), y=directions)
+    np.testing.assert_allclose(found.matrix() @ directions, directions, atol=1e-9)
+    assert_same(change(found), change(expected), 1e-9)
+
+
+def test_the_cross_covariance_as_directions_is_the_variable() -> None:
+    data = draw_data(29)
+    moments = data.moments()
+    by_direction = erase("splince", moments, y=moments.cross_covariance("y"))
+    assert_same(change(by_direction), change(erase("splince", moments)), slack(data))
+
+
+@pytest.mark.parametrize(
+    "form", [lambda a: a.tolist(), lambda a: a.astype(np.float32), lambda a: np.asfortranarray(a)]
+)
+def test_forms_of_directions(form: Any) -> None:
+    data = draw_data(30)
+    array = np.random.default_rng(0).integers(-4, 5, size=(8, 2)).astype(float)
+    expected = erase("splince", data.moments(), y=array)
+    found = erase("splince", data.moments(), y=form(array))
+    np.testing.assert_array_equal(found.matrix(), expected.matrix())
+    single = [erase("splince", data.moments(), y=v) for v in (array[:, 0], array[:, :1])]
+    np.testing.assert_array_equal(single[0].matrix(), single[1].matrix())
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("writeable", [True, False])
+def test_directions_are_read_only(order: Any, writeable: bool) -> None:
+    moments = draw_data(30).moments()
+    directions = np.array(3 * np.eye(8)[:, :2] + 1, order=order)
+    before = directions.copy()
+    directions.flags.writeable = writeable
+    erase("splince", moments, y=directions)
+    erase("sal that keeps", moments, y=directions)
+    np.testing.assert_array_equal(directions, before)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_directions_from_frames(library: str) -> None:
+    frames = pytest.importorskip(library, reason=f"{library} is not installed")
+    moments, array = draw_data(30).moments(), 3 * np.eye(8)[:, :2] + 1
+    columns = {"a": array[:, 0], "b": array[:, 1]}
+    expected = erase("splince", moments, y=array).matrix()
+    found = erase("splince", moments, y=frames.DataFrame(columns)).matrix()
+    np.testing.assert_array_equal(found, expected)
+    expected = erase("splince", moments, y=array[:, 0]).matrix()
+    found = erase("splince", moments, y=frames.Series(array[:, 0])).matrix()
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("directions", "error"),
+    [
+        ({"y": 1}, sf.InputError),
+        ([["a"]] * 8, sf.InputError),
+        ([[1.0, 2.0], [3.0]], sf.InputError),
+        (3.0, sf.InputError),
+        (["y", np.ones(8)], sf.InputError),
+        (None, sf.InputError),
+        (np.zeros((8, 1)), sf.ConstantVariableError),
+        (np.ones((7, 2)), sf.InputError),
+        (np.ones((8, 2, 2)), sf.InputError),
+        (np.full((8, 1), np.nan), sf.NonFiniteError),
+        (np.ones((8, 1)) * 1j, sf.InputError),
+        (np.ones((8, 0)), sf.InputError),
+    ],
+)
+def test_directions_that_are_none(directions: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        erase("splince", draw_data(0).moments(), y=directions)
+
+
+def test_directions_off_the_support_stay_and_cost_nothing() -> None:
+    data = draw_data(31, n=10, d=20, kz=2, ky=1)
+    moments = data.moments()
+    centred = data.x - data.x.mean(axis=0)
+    null = np.linalg.svd(centred)[2][9:].T
+    eraser = erase("splince", moments, y=null[:, :3])
+    assert_same(change(eraser), change(erase("leace", moments)), 1e-10)
+    np.testing.assert_allclose(eraser.matrix() @ null, null, atol=1e-10)

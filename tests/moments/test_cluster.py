@@ -1,0 +1,393 @@
+"""Accumulating on a dask cluster: the same state as in one process, whatever happens to workers."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import splince_fast as sf
+from splince_fast import InputError, Moments, sources
+from splince_fast.moments import cluster
+from splince_fast.sources.base import Block, PieceSource
+
+distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
+da = pytest.importorskip("dask.array", reason="dask is not installed")
+pytestmark = [
+    pytest.mark.filterwarnings("default::ResourceWarning"),
+    pytest.mark.filterwarnings("default::DeprecationWarning"),
+]
+
+N, D = 6000, 24
+NAMES = np.array(["a", "b", "rare"])
+
+
+def started(workers: int, **options: Any) -> Any:
+    return distributed.LocalCluster(
+        n_workers=workers, threads_per_worker=1, dashboard_address=":0", **options
+    )
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with started(2) as local, distributed.Client(local) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def table() -> tuple[NDArray[np.float64], Any]:
+    """Rows whose third class occurs in the last twentieth alone."""
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 2, N)
+    z[-N // 20 :] = 2
+    return rng.normal(size=(N, D)) + z[:, None] + 100.0, NAMES[z]
+
+
+@pytest.fixture(scope="module")
+def paths(table: Any, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("shards")
+    found = []
+    for i, rows in enumerate(np.array_split(table[0], 3)):
+        found.append(str(folder / f"{i}.npy"))
+        np.save(found[-1], rows)
+    return found
+
+
+def files_of(paths: list[str], table: Any) -> sources.Source:
+    return sources.from_npy(paths, {"z": table[1]}, block_rows=150)
+
+
+def lazy(table: Any, rows: int = 400) -> tuple[Any, Any]:
+    return da.from_array(table[0], chunks=(rows, -1)), da.from_array(table[1], chunks=rows)
+
+
+def assert_equal(found: Moments, expected: Moments) -> None:
+    """To the rounding of sums of N rows about a reference near their mean."""
+    assert found.n_rows == expected.n_rows
+    assert found.class_counts("z") == expected.class_counts("z")
+    scale = np.sqrt(np.diag(expected.covariance()))
+    gap = np.abs(found.covariance() - expected.covariance()) / np.outer(scale, scale)
+    assert gap.max() < 1e-12
+    gap = np.abs(found.cross_covariance("z") - expected.cross_covariance("z"))
+    assert (gap / scale[:, None]).max() < 1e-12
+
+
+def bits(moments: Moments) -> tuple[bytes, bytes]:
+    return moments.covariance().tobytes(), moments.cross_covariance("z").tobytes()
+
+
+def test_equals_one_process_and_itself_on_any_number_of_workers(
+    client: Any, paths: list[str], table: Any
+) -> None:
+    found = Moments.from_blocks(files_of(paths, table), client=client)
+    assert_equal(found, Moments.from_blocks(files_of(paths, table)))
+    with started(1, processes=False) as local, distributed.Client(local) as other:
+        again = Moments.from_blocks(files_of(paths, table), client=other)
+    assert bits(again) == bits(found)
+
+
+@pytest.mark.parametrize("kind", ["lazy", "persisted", "labels in memory", "unknown sizes"])
+def test_dask_arrays(client: Any, table: Any, kind: str) -> None:
+    X, z = lazy(table)
+    labels: Any = z
+    if kind == "persisted":
+        X, labels = X.persist(), z.persist()
+    elif kind == "labels in memory":
+        labels = table[1]
+    elif kind == "unknown sizes":
+        kept = da.ones(N, chunks=400) > 0
+        X, labels = X[kept], z[kept]
+    source = sources.from_dask(X, {"z": labels})
+    expected = Moments().update(table[0], {"z": table[1]})
+    assert_equal(Moments.from_blocks(source), expected)
+    assert_equal(Moments.from_blocks(source, client=client), expected)
+
+
+def test_weights_and_chunks_without_rows(client: Any, table: Any) -> None:
+    X, z = lazy(table)
+    weight = da.from_array(np.arange(N) % 3 + 0.0, chunks=400)
+    none = table[0][:, 0] > 1e6
+    few = da.concatenate([X[:400][none[:400]], X[400:]])
+    labels = da.concatenate([z[:400][none[:400]], z[400:]])
+    weights = da.concatenate([weight[:400][none[:400]], weight[400:]])
+    source = sources.from_dask(few, {"z": labels}, sample_weight=weights)
+    expected = Moments().update(
+        table[0][400:], {"z": table[1][400:]}, sample_weight=np.arange(400, N) % 3
+    )
+    assert Moments.from_blocks(source, client=client).weight == expected.weight
+
+
+def test_tasks_do_not_carry_more_than_their_chunks(table: Any) -> None:
+    X, z = lazy(table)
+    source = sources.from_dask(X, {"z": z})
+    whole = table[0].nbytes
+    assert len(pickle.dumps(source.part(0, 1).culled())) < whole / 5  # type: ignore[attr-defined]
+    # The control: the graph as it is holds all rows.
+    assert len(pickle.dumps(source.part(0, 1))) > whole  # type: ignore[attr-defined]
+
+
+def test_groups_follow_from_the_data(paths: list[str], table: Any) -> None:
+    source = files_of(paths, table)
+    groups = list(cluster.groups_of(source, 0, D))
+    assert [g.first for g in groups[1:]] == [g.stop for g in groups[:-1]]
+    assert groups[0].first == 0
+    assert sum(g.rows for g in groups) == N
+    assert all(g.rows >= 16 * D for g in groups[:-1])
+    # States of 8 d^2 bytes are at most an eighth of the 8 d bytes of 16 d rows.
+    assert len(groups) * 8 * D**2 <= table[0].nbytes / 8
+    behind = list(cluster.groups_of(source, groups[3].first + 1, D))
+    assert (behind[0].first, behind[0].stop) == (groups[3].first + 1, groups[3].stop)
+    assert behind[1:] == groups[4:]
+
+
+def sent(client: Any) -> int:
+    def outgoing(dask_worker: Any) -> int:
+        return int(dask_worker.transfer_outgoing_bytes_total)
+
+    return sum(client.run(outgoing).values())
+
+
+def test_only_states_travel(client: Any, tmp_path: Path) -> None:
+    """At most 1.2 states per group: 8 d^2 bytes and the sums of the classes, half that packed."""
+    d, groups = 256, 12
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(groups * 16 * d, d)).astype(np.float32)
+    np.save(tmp_path / "x.npy", rows)
+    labels = {"z": rng.integers(0, 2, size=len(rows))}
+    source = sources.from_npy(tmp_path / "x.npy", labels, block_rows=16 * d)
+    before = sent(client)
+    state = Moments.from_blocks(source, client=client)
+    travelled = sent(client) - before
+    size = state.copy().nbytes  # dask counts objects by their size in memory
+    assert len(pickle.dumps(state)) < 0.6 * size  # and a triangle is what is written
+    handle = 2 * len(pickle.dumps(labels["z"]))  # the labels, to either worker
+    assert travelled <= 1.2 * groups * size + handle
+    assert travelled < rows.nbytes / 4  # the control: rows would be more
+
+
+# --- what may go wrong ---------------------------------------------------------------------------
+
+
+def slow_source(path: str, seconds: float) -> PieceSource:
+    """Blocks of 400 rows that take their time; a local function is pickled by value."""
+
+    def read(_: int, row: int) -> Iterator[Block]:
+        rows = np.load(path, mmap_mode="r")
+        for start in range(row, len(rows), 400):
+            time.sleep(seconds)
+            yield Block(rows[start : start + 400], {"z": np.arange(start, start + 400) % 3})
+
+    source = PieceSource("slow", read, [N], 400, n_features=D, nbytes=None)
+    source.files = (path,)
+    return source
+
+
+@pytest.fixture
+def one_file(table: Any, tmp_path: Path) -> str:
+    path = str(tmp_path / "x.npy")
+    np.save(path, table[0])
+    return path
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_a_killed_worker_costs_no_row_and_no_bit(one_file: str, share: float) -> None:
+    seconds = 0.1
+    with started(2) as local, distributed.Client(local) as client:
+        expected = bits(Moments.from_blocks(slow_source(one_file, 0.0), client=client))
+        pids = list(client.run(os.getpid).values())
+        found: list[Moments] = []
+        run = threading.Thread(
+            target=lambda: found.append(
+                Moments.from_blocks(slow_source(one_file, seconds), client=client)
+            )
+        )
+        run.start()
+        time.sleep(share * seconds * N / 400 / 2)
+        os.kill(pids[0], signal.SIGKILL)
+        run.join(timeout=120)
+    assert found, "the run did not end"
+    assert found[0].n_rows == N
+    assert bits(found[0]) == expected
+
+
+def test_control_a_state_that_a_worker_changes_loses_its_purity(client: Any) -> None:
+    """What merging in place would do to a task that is run again."""
+
+    def in_place(states: list[Moments]) -> Moments:
+        first, second = states
+        first += second
+        return first
+
+    def state() -> list[Moments]:
+        rng = np.random.default_rng(0)
+        return [Moments().update(rng.normal(size=(10, 2))) for _ in range(2)]
+
+    states = state()
+    in_place(states)
+    assert in_place(states).n_rows == 30  # rows doubled
+    states = state()
+    cluster.merged(states)
+    assert cluster.merged(states).n_rows == 20
+
+
+def test_a_task_that_fails_twice_is_tried_again(client: Any, one_file: str, tmp_path: Path) -> None:
+    attempts = str(tmp_path / "attempts")
+
+    def source(failures: int) -> PieceSource:
+        def read(_: int, row: int) -> Iterator[Block]:
+            rows = np.load(one_file, mmap_mode="r")
+            if row == 0:
+                with open(attempts, "ab") as file:
+                    file.write(b".")
+                if os.path.getsize(attempts) <= failures:
+                    raise OSError("the disk is away")
+            for start in range(row, len(rows), 400):
+                yield Block(rows[start : start + 400], {"z": np.arange(start, start + 400) % 3})
+
+        made = PieceSource("shaky", read, [N], 400, n_features=D, nbytes=None)
+        made.files = (one_file,)
+        return made
+
+    assert Moments.from_blocks(source(2), client=client).n_rows == N
+    os.remove(attempts)
+    with pytest.raises(OSError, match="the disk is away") as caught:
+        Moments.from_blocks(source(10), client=client)
+    notes = " ".join(caught.value.__notes__)
+    assert "while blocks 0 to 0 of shaky" in notes
+    assert "under way on" in notes
+
+
+def test_bad_rows_are_refused_by_number_and_type(client: Any, table: Any, tmp_path: Path) -> None:
+    spoilt = table[0].copy()
+    spoilt[3000, 1] = np.nan
+    np.save(tmp_path / "bad.npy", spoilt)
+    with pytest.raises(sf.NonFiniteError):
+        Moments.from_blocks(sources.from_npy(tmp_path / "bad.npy", block_rows=150), client=client)
+
+
+def test_a_checkpoint_serves_either_engine(
+    client: Any, paths: list[str], table: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupted run on the cluster goes on in one process, and the other way round."""
+    monkeypatch.setattr(cluster, "_WAVE", 2)
+    whole = Moments.from_blocks(files_of(paths, table), client=client)
+
+    def interrupted(engine: str, limit: int, path: Path) -> None:
+        from splince_fast.moments.stream import Run
+
+        method = "fold" if engine == "cluster" else "add"
+        original, calls = getattr(Run, method), []
+
+        def counted(self: Any, *arguments: Any) -> None:
+            calls.append(1)
+            if len(calls) > limit:
+                raise KeyboardInterrupt
+            original(self, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Run, method, counted)
+            with pytest.raises(KeyboardInterrupt):
+                Moments.from_blocks(
+                    files_of(paths, table),
+                    checkpoint=path,
+                    client=client if engine == "cluster" else None,
+                )
+
+    for engine, limit in (("cluster", 2), ("serial", 11)):
+        path = tmp_path / f"{engine}.moments"
+        interrupted(engine, limit, path)
+        assert 0 < Moments.load(path).n_rows < N
+        for other in (None, client):
+            copy = tmp_path / f"{engine}-{other is None}.moments"
+            copy.write_bytes(path.read_bytes())
+            resumed = Moments.from_blocks(files_of(paths, table), checkpoint=copy, client=other)
+            assert_equal(resumed, whole)
+            if engine == "cluster" and other is client:
+                assert bits(resumed) == bits(whole)
+    # The control: another table is not what the checkpoint has seen.
+    other_table = (table[0] + 1.0, table[1])
+    shard = tmp_path / "other.npy"
+    np.save(shard, other_table[0])
+    with pytest.raises(sf.FileFormatError):
+        Moments.from_blocks(
+            sources.from_npy(shard, {"z": table[1]}, block_rows=150), checkpoint=copy, client=client
+        )
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+def test_sources_that_cannot_be_read_on_workers(client: Any, table: Any) -> None:
+    with pytest.raises(InputError, match="only be read in order"):
+        Moments.from_blocks([(table[0], {"z": table[1]})], client=client)
+    big = np.broadcast_to(np.float64(1.0), (1 << 20, 64))
+    with pytest.raises(InputError, match="from_npy"):
+        Moments.from_blocks(sources.from_arrays(big), client=client)
+    with pytest.raises(InputError, match="Client"):
+        Moments.from_blocks(sources.from_arrays(table[0]), client="tcp://here")
+    with pytest.raises(InputError, match="folds or client"):
+        Moments.from_blocks(sources.from_arrays(table[0]), client=client, folds=2)
+
+
+def test_small_arrays_may_travel(client: Any, table: Any) -> None:
+    source = sources.from_arrays(table[0], {"z": table[1]}, block_rows=500)
+    assert_equal(Moments.from_blocks(source, client=client), Moments.from_blocks(source))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda X, z, t: (X.rechunk({1: 6}), z), "rechunk"),
+        (lambda X, z, t: (X, z.rechunk(100)), "chunks"),
+        (lambda X, z, t: (X, t[1][:-1]), "rows"),
+        (lambda X, z, t: (t[0], z), "dask array"),
+        (lambda X, z, t: (X[:, 0], z), "dask array"),
+        (lambda X, z, t: (X[X[:, 0] > 0], t[1]), "compute_chunk_sizes"),
+    ],
+)
+def test_dask_arrays_that_do_not_fit(table: Any, make: Any, text: str) -> None:
+    X, labels = make(*lazy(table), table)
+    with pytest.raises(InputError, match=text):
+        sources.from_dask(X, {"z": labels})
+
+
+# --- applying ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int32"])
+def test_an_eraser_maps_chunks(table: Any, dtype: str) -> None:
+    eraser = sf.leace(Moments().update(table[0], {"z": table[1]}), erase="z")
+    rows = table[0].astype(dtype)
+    X = da.from_array(rows, chunks=(700, -1))
+    clean = eraser(X)
+    assert clean.chunks == X.chunks
+    expected = eraser(rows)
+    assert clean.dtype == expected.dtype
+    np.testing.assert_array_equal(clean.compute(scheduler="synchronous"), expected)
+    stack = da.from_array(rows.reshape(60, 100, D), chunks=(20, 50, -1))
+    found = eraser(stack).compute(scheduler="synchronous")
+    np.testing.assert_array_equal(found.reshape(N, D), expected)
+
+
+def test_dask_arrays_that_an_eraser_refuses(table: Any) -> None:
+    eraser = sf.leace(Moments().update(table[0], {"z": table[1]}), erase="z")
+    X, _ = lazy(table)
+    for wrong, text in (
+        (X[:, :5], "24 features"),
+        (X.rechunk({1: 8}), "rechunk"),
+        (X[:, 0], "24 features"),
+        (X.astype(complex), "real numbers"),
+    ):
+        with pytest.raises(InputError, match=text):
+            eraser(wrong)
+    with pytest.raises(InputError, match="lazy"):
+        eraser(X, out=np.empty((N, D)))

@@ -1,0 +1,132 @@
+"""Problems with a concept and a task, their conditioning, and any of the methods by name.
+
+Tolerances: two float64 computations of E differ by at most the sum of their errors. With kappa the
+condition of S in the units at hand, s the sine of the smallest principal angle, q the condition of
+the whitened cross-covariances and d the width, each of them errs by 8 d eps (kappa + q) / s where
+it is backward stable, and by 8 d eps (kappa + q^2) / s^2 where it forms Gram matrices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import settings
+from naive_model import FUZZ
+from numpy.typing import NDArray
+
+import splince_fast as sf
+
+Float = NDArray[np.float64]
+EPS = float(np.finfo(np.float64).eps)
+many = settings(max_examples=30 * max(FUZZ, 1))
+METHODS = ["splince", "leace", "sal", "sal that keeps", "mean_projection"]
+
+
+@dataclass
+class Data:
+    """Rows with a concept of kz classes and a task of ky columns."""
+
+    x: Float
+    z: NDArray[np.int64]
+    y: Float
+
+    def moments(self, dtype: Any = np.float64) -> sf.Moments:
+        return sf.Moments().update(self.x.astype(dtype), {"z": self.z, "y": self.y})
+
+    def covariances(self) -> tuple[Float, Float, Float]:
+        """S, Sz, Sy by two passes, each class an indicator column."""
+        centred = self.x - self.x.mean(axis=0)
+        hot = np.eye(self.z.max() + 1)[self.z]
+        return tuple(  # type: ignore[return-value]
+            centred.T @ (labels - labels.mean(axis=0)) / len(centred)
+            for labels in (self.x, hot, self.y)
+        )
+
+
+def draw_data(
+    seed: int, n: int = 400, d: int = 8, kz: int = 3, ky: int = 2, kappa: float = 100.0,
+    mean: float = 3.0,
+) -> Data:  # fmt: skip
+    rng = np.random.default_rng(seed)
+    latent = rng.normal(size=(n, d))
+    z = np.argmax(latent[:, :kz] + rng.normal(size=(n, kz)), axis=1)
+    z[:kz] = np.arange(kz)
+    y = latent @ rng.normal(size=(d, ky)) + z[:, None] + rng.normal(size=(n, ky))
+    basis = [np.linalg.qr(rng.normal(size=(d, d)))[0] for _ in range(2)]
+    x = latent @ (basis[0] * np.geomspace(1, kappa**-0.5, d)) @ basis[1]
+    return Data(x + mean * rng.normal(size=d) * x.std(), z, y)
+
+
+def conditions(s: Float, sz: Float, sy: Float) -> tuple[float, float, float]:
+    """kappa, q and s of the problem on the support of x."""
+    values, vectors = np.linalg.eigh(s)
+    kept = values > len(s) * 8 * EPS * values[-1]
+    root = vectors[:, kept] / np.sqrt(values[kept])
+    bases, q = [], 1.0
+    for span in (sz, sy):
+        u, sizes, _ = np.linalg.svd(root.T @ span, full_matrices=False)
+        # One-hot columns are redundant: their last singular value is rounding.
+        real = sizes > 1e-9 * sizes[0]
+        q = max(q, float(sizes[0] / sizes[real][-1]))
+        bases.append(u[:, real])
+    cosine = np.linalg.svd(bases[0].T @ bases[1], compute_uv=False).max(initial=0.0)
+    return float(values[-1] / values[kept][0]), q, float(np.sqrt(1 - min(cosine, 1.0) ** 2))
+
+
+def erase(method: str, moments: sf.Moments, z: Any = "z", y: Any = "y", **options: Any) -> Any:
+    """Any of the methods by name, with what it erases and, where it can, keeps."""
+    if method == "splince":
+        return sf.splince(moments, erase=z, keep=y, **options)
+    if method == "sal that keeps":
+        return sf.sal(moments, erase=z, keep=y, **options)
+    plain = {"leace": sf.leace, "sal": sf.sal, "mean_projection": sf.mean_projection}
+    return plain[method](moments, erase=z, **options)
+
+
+def report(eraser: sf.Projection) -> sf.Report:
+    assert eraser.report is not None
+    return eraser.report
+
+
+def slack(data: Data, s: Float | None = None) -> float:
+    """Relative error of E from the rounding of the covariances of n rows.
+
+    Each covariance errs by gamma = 4 sqrt(n + d) eps (1 + |mean| / std) of its deviations (random
+    roundings), whitening multiplies that by kappa, and the projection by q / s^2; d for norms.
+    """
+    given_s, sz, sy = data.covariances()
+    kappa, q, sine = conditions(given_s if s is None else s, sz, sy)
+    n, d = data.x.shape
+    offset = float(np.max(np.abs(data.x.mean(axis=0)) / data.x.std(axis=0)))
+    return 4 * (n + d) ** 0.5 * EPS * (1 + offset) * d * kappa * q / sine**2
+
+
+def change(eraser: sf.Projection) -> Float:
+    return np.eye(eraser.n_features) - eraser.matrix()
+
+
+def assert_same(found: Float, expected: Float, bound: float) -> None:
+    assert np.linalg.norm(found - expected) <= bound * np.linalg.norm(expected)
+
+
+def two_labels(rng: np.random.Generator, x: Float) -> dict[str, Any]:
+    z = (x[:, 0] + rng.normal(size=len(x)) > 0).astype(int)
+    y = (x[:, 1] + 0.5 * z + rng.normal(size=len(x)) > 0).astype(int)
+    return {"z": z, "y": y}
+
+
+def assert_erased(eraser: sf.Projection, x: Any, labels: dict[str, Any]) -> None:
+    """The guarantee itself, on rows and class means by two passes."""
+    clean = eraser(np.asarray(x, dtype=np.float64))
+    assert np.isfinite(clean).all()
+    means = [clean[labels["z"] == c].mean(axis=0) for c in np.unique(labels["z"])]
+    size = max(np.linalg.norm(eraser.matrix(), 2), 1.0) * np.abs(x).max()
+    for mean in means[1:]:
+        assert np.abs(mean - means[0]).max() <= 1e3 * EPS * len(means) * size
+
+
+def assert_erased_in_mean(clean: Float, z: NDArray[np.int64]) -> None:
+    means = np.array([clean[z == c].mean(axis=0) for c in np.unique(z)])
+    assert np.ptp(means, axis=0).max() < 1e-11
