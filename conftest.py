@@ -5,6 +5,7 @@ from importlib.util import find_spec
 NEEDS = {
     "torch": ["splince_fast/nn/*.py", "splince_fast/sources/_torch.py", "docs/live_models.md"],
     "datasets": ["splince_fast/sources/_huggingface.py"],
+    "dask": ["splince_fast/sources/_dask.py"],
     "distributed": ["docs/howto/dask.md"],
 }
 collect_ignore_glob = [
