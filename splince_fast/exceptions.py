@@ -99,6 +99,10 @@ class PrecisionWarning(SplinceWarning):
     """An eraser stands on few digits: a large amplification, or a constraint near rounding."""
 
 
+class SampledScatterWarning(SplinceWarning):
+    """The sampled rows misstate how much some features vary: the eraser may change more."""
+
+
 class UnseenRowsWarning(SplinceWarning):
     """Rows that an eraser was not fitted on are changed much more than those it was."""
 

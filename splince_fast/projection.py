@@ -6,7 +6,7 @@ Above 400 lines because each public method documents shapes, dtypes and errors i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -155,13 +155,13 @@ class Projection:
     @cached_property
     def offset(self) -> Float:
         """(d,) float64: the additive constant, r(x) = P x + offset; mean - P mean."""
-        offset = np.asarray(self._bias @ self._left)
+        offset = np.asarray(self.bias @ self._left)
         offset.flags.writeable = False
         return offset
 
     @property
-    def _bias(self) -> Float:
-        """(r,) float64: right^T x - bias are the coefficients of x."""
+    def bias(self) -> Float:
+        """(r,) float64: the coefficients of what is removed are also x @ right - bias."""
         return np.asarray(self._right @ self._mean + self._shift)
 
     @cached_property
@@ -378,20 +378,7 @@ class Projection:
         path : path
             The file; whatever happens, it holds either what it held before or the whole map.
         """
-        report = self.report
-        tensors = {
-            "left": self.left,
-            "right": self.right,
-            "mean": self._mean,
-            "offset": self.offset,
-            "bias": self._bias,
-            "shift": self._shift,
-        }
-        metadata = {
-            "method": self._method,
-            "report": None if report is None else report.to_dict(),
-        }
-        files.write(path, _KIND, _FORMAT, tensors, metadata)
+        files.write(path, _KIND, _FORMAT, *to_record(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Projection:
@@ -409,36 +396,13 @@ class Projection:
         FileNotFoundError
             There is no such file.
         """
-        from splince_fast.report import Report
-
         tensors, metadata = files.read(path, _KIND, _FORMAT)
         try:
-            d, r = tensors["left"].shape
-            real = np.float64
-            files.check_tensors(
-                tensors, {"left": (real, (d, r)), "right": (real, (d, r)), "mean": (real, (d,)),
-                          "offset": (real, (d,)), "bias": (real, (r,))}
-                | ({"shift": (real, (r,))} if "shift" in tensors else {})
-            )  # fmt: skip
-            report = metadata["report"]
-            new = cls._make(
-                np.ascontiguousarray(tensors["left"].T), np.ascontiguousarray(tensors["right"].T),
-                tensors["mean"], tensors["bias"], str(metadata["method"]),
-                None if report is None else Report.from_dict(report),
-                shift=tensors.get("shift"),  # absent where an earlier version wrote the file
-            )  # fmt: skip
+            return from_record(tensors, metadata)
         except (KeyError, ValueError, TypeError, FileFormatError) as error:
             raise FileFormatError(
                 f"{os.fspath(path)} is inconsistent ({error}); it was edited or damaged: fit again"
             ) from error
-        terms = np.abs(new._right) @ np.abs(new._mean) + np.abs(new._shift)
-        size = np.abs(new.left) @ (terms + np.abs(new._shift))
-        if (np.abs(new.offset - tensors["offset"]) > 8 * (d + r) * _EPS * size).any():
-            raise FileFormatError(
-                f"{os.fspath(path)} is inconsistent: its offset is not left @ bias; it was edited "
-                "or damaged: fit again"
-            )
-        return new
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -450,6 +414,55 @@ class Projection:
         self.__dict__.update(state)
         for array in self._factors():
             array.flags.writeable = False
+
+
+def to_record(projection: Projection) -> tuple[dict[str, Float], dict[str, Any]]:
+    """Named tensors and JSON metadata of a projection, for files that hold one or several."""
+    report = projection.report
+    tensors = {
+        "left": projection.left,
+        "right": projection.right,
+        "mean": projection.mean,
+        "offset": projection.offset,
+        "bias": projection.bias,
+        "shift": projection._shift,
+    }
+    return tensors, {
+        "method": projection.method,
+        "report": None if report is None else report.to_dict(),
+    }
+
+
+def from_record(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> Projection:
+    """The inverse of `to_record`, bit for bit.
+
+    Raises
+    ------
+    FileFormatError
+        A tensor has another dtype or shape, or they contradict each other. What is missing raises
+        KeyError, metadata of the wrong form also TypeError or ValueError.
+    """
+    from splince_fast.report import Report
+
+    d, r = tensors["left"].shape
+    real = np.float64
+    files.check_tensors(
+        tensors, {"left": (real, (d, r)), "right": (real, (d, r)), "mean": (real, (d,)),
+                  "offset": (real, (d,)), "bias": (real, (r,))}
+        | ({"shift": (real, (r,))} if "shift" in tensors else {})
+    )  # fmt: skip
+    report = metadata["report"]
+    new = Projection._make(
+        np.ascontiguousarray(tensors["left"].T), np.ascontiguousarray(tensors["right"].T),
+        tensors["mean"], tensors["bias"], str(metadata["method"]),
+        None if report is None else Report.from_dict(report),
+        shift=tensors.get("shift"),  # absent where an earlier version wrote the file
+    )  # fmt: skip
+    terms = np.abs(new._right) @ np.abs(new._mean) + np.abs(new._shift)
+    size = np.abs(new.left) @ (terms + np.abs(new._shift))
+    if (np.abs(new.offset - tensors["offset"]) > 8 * (d + r) * _EPS * size).any():
+        raise FileFormatError("its offset is not left @ bias")
+    return new
 
 
 def _shift_of(bias: Float, right: Float, mean: Float) -> Float:

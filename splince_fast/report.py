@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._solve.held_out import expected_r2
 from splince_fast.exceptions import FileFormatError
 
 if TYPE_CHECKING:
@@ -57,6 +58,11 @@ class VariableReport:
     kind : str
         How it was read: "classes (4)", "continuous (1 column)", "directions (2)"; empty in files
         of versions that did not note it.
+    expected : float or None
+        Of an erased variable: R^2 that the best linear predictor is expected to find in new rows
+        of the same distribution after erasing, about (d - r) / n for rank r in n rows (see
+        :func:`splince_fast.evaluation.advice.held_out_trace`). None where nothing is whitened, of
+        a covariance that was shrunk, and for fewer rows than dimensions.
 
     Examples
     --------
@@ -80,6 +86,7 @@ class VariableReport:
     residual: float
     bound: float
     kind: str = ""
+    expected: float | None = None
 
     @property
     def label(self) -> str:
@@ -130,6 +137,12 @@ class Report:
     unseen_distortion, unseen_concept, unseen_chance, unseen_kept : float or None
         Means over folds of :func:`splince_fast.cross_report`: change of rows that were not fitted,
         R^2 left of the concept, its chance level, share of the kept covariance. None elsewhere.
+    scatter_rows : int or None
+        Sampled rows that the covariance rests on; None where it rests on all. `distortion` is
+        corrected for their number then: it is what the eraser does to all rows.
+    expected_excess : float or None
+        Excess of `distortion` over that of the eraser from all rows, relative to the latter, on
+        average over samples. None as above, for SAL, and with shrinkage.
 
     Examples
     --------
@@ -169,6 +182,8 @@ class Report:
     unseen_concept: float | None = None
     unseen_chance: float | None = None
     unseen_kept: float | None = None
+    scatter_rows: int | None = None
+    expected_excess: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain numbers, strings, lists and dictionaries, ready for JSON."""
@@ -214,9 +229,17 @@ class Report:
     def _facts(self) -> list[tuple[str, str]]:
         """Label and text of each line of the summary."""
         support = "not factored" if self.rank_covariance is None else f"rank {self.rank_covariance}"
+        sample = ""
+        if self.scatter_rows is not None:
+            sample = f", of {self.scatter_rows:,} sampled rows"
+            if self.expected_excess is not None:
+                sample += f" (expected excess {100 * self.expected_excess:.2g} %)"
         facts = [
             ("data", f"{self.n_rows:,} rows (weight {self.weight:,.10g}), d = {self.n_features}"),
-            ("covariance", f"{support}, solver {self.solver}, shrinkage {self.shrinkage:.3g}"),
+            (
+                "covariance",
+                f"{support}, solver {self.solver}, shrinkage {self.shrinkage:.3g}{sample}",
+            ),
             ("removed", f"{self.rank} of {self.n_features} dimensions"),
         ]
         distortion = f"{100 * self.distortion:.3g} % of the variance"
@@ -231,6 +254,10 @@ class Report:
             if self.unseen_kept is not None:
                 text += f", task kept {self.unseen_kept:.3g}"
             facts.append(("on rows not seen", text))
+        if left := ", ".join(
+            f"{v.name} {v.expected:.2g}" for v in self.variables if v.expected is not None
+        ):
+            facts.append(("new rows", f"expected trace left R^2 of {left}"))
         if self.cosines:
             shown = ", ".join(f"{c:.4f}" for c in self.cosines[:5])
             more = ", ..." if len(self.cosines) > 5 else ""
@@ -279,6 +306,12 @@ class Report:
                     f"explains {v.bound:.1e}): no linear predictor does better than a constant on "
                     "the fitted rows."
                 )
+                if v.expected is not None:
+                    lines.append(
+                        f"In new rows of the same kind one is expected to explain {v.expected:.2g} "
+                        f"of the variance of {v.name!r} (R^2): the fit knew {self.n_rows:,} rows "
+                        "only."
+                    )
             else:
                 lines.append(
                     f"{v.name!r}{read} keeps its covariance with x to {v.residual:.1e} (rounding "
@@ -360,6 +393,9 @@ class Facts(NamedTuple):
     distortion: float
     distortion_unkept: float
     warnings: tuple[str, ...]
+    variance: float  # tr Cov(x)
+    scatter_rows: int | None
+    expected_excess: float | None
 
 
 def build_report(
@@ -376,6 +412,7 @@ def build_report(
     kept = bool(span_y.names) and facts.whitened
     rho = max(0.0, 1.0 - 1.0 / amplification**2) if kept else None
     bound = solution.bound
+    exact = facts.whitened and not facts.shrinkage
     n_erased = len(span_z.rows)
     variables = []
     for role, span, white, cut, rank in (
@@ -389,10 +426,15 @@ def build_report(
             own = rank if len(span.names) == 1 else int(np.count_nonzero(values > cut))
             residual = _residual(span.rows[part], left, right, role)
             extra = _left_alone(values, own, solution.size)
-            shown, kind = values, span.kinds[i]()
+            shown, kind, expected = values, span.kinds[i](), None
             if facts.whitened:
-                shown = _singular_values(span.metrics[i]() @ white[part])[: len(values)]
+                metric = span.metrics[i]()
+                shown = _singular_values(metric @ white[part])[: len(values)]
                 shown = np.minimum(shown, 1.0) if not kind.startswith("directions") else shown
+                if role == "erased" and exact:
+                    expected = expected_r2(
+                        shown, round(facts.weight), solution.rank_covariance, min(metric.shape)
+                    )
             variables.append(
                 VariableReport(
                     name,
@@ -402,11 +444,11 @@ def build_report(
                     residual,
                     bound + extra,
                     kind,
+                    expected,
                 )
             )
             start += count
-    share = 1.0 / solution.variance if solution.variance else 0.0
-    exact = facts.whitened and not facts.shrinkage
+    share = 1.0 / facts.variance if facts.variance else 0.0
     return Report(
         method=facts.method,
         n_rows=facts.n_rows,
@@ -427,6 +469,8 @@ def build_report(
         tolerance=solution.noise,
         shrinkage=facts.shrinkage,
         warnings=facts.warnings,
+        scatter_rows=facts.scatter_rows,
+        expected_excess=facts.expected_excess,
     )
 
 

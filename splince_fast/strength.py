@@ -192,7 +192,8 @@ def concept_strength(
     NotEnoughDataError
         No rows.
     InputError
-        A parameter out of range; only one of X and labels; not the rows of `moments`.
+        A parameter out of range; only one of X and labels; not the rows of `moments`; moments
+        with ``scatter`` below 1.
 
     Notes
     -----
@@ -256,6 +257,13 @@ def concept_strength(
         raise InputError(
             f"these moments were factored with shrinkage {moments.shrinkage:.3g}, which changes "
             "correlations; pass moments.factored() without it, or the moments"
+        )
+    if (isinstance(moments, Moments) and moments.parameters.scatter < 1) or (
+        isinstance(moments, Factored) and moments.sample is not None
+    ):
+        raise InputError(
+            "these moments have the covariance of a sample of the rows, and the figures of chance "
+            "are those of a covariance of all; accumulate with scatter=1 to test for a trace"
         )
     if (X is None) != (labels is None):
         raise InputError("the permutation test needs both X and labels; pass both or neither")

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from naive_model import FUZZ
 
-from splince_fast._kernels import accumulate, blas
+from splince_fast._kernels import accumulate, blas, sampled
 from splince_fast._kernels import apply as row_kernels
 
 settings.register_profile(
@@ -87,6 +87,47 @@ def _check_centre_block(
     assert codes.size == 0 or (codes.min() >= -1 and codes.max() < len(class_sums))
 
 
+def _check_sweep_block(
+    rows: Any, weight: Any, shift: Any, inverse: Any, codes: Any, order: Any, cell: Any,
+    values: Any, first: int, last: int, total: Any, squares: Any, class_sums: Any, products: Any,
+    leverage: Any,
+) -> None:  # fmt: skip
+    n, d = rows.shape
+    assert rows.flags.c_contiguous
+    assert rows.flags.aligned
+    assert weight.shape in ((n,), (0,))
+    assert shift.shape == inverse.shape == total.shape == squares.shape == (d,)
+    assert 0 <= first < last <= d
+    assert first % sampled.STRIPE == 0
+    assert last == d or last % sampled.STRIPE == 0
+    assert np.array_equal(np.sort(order), np.arange(n))
+    assert cell.shape == (n,)
+    assert codes.shape[1:] == values.shape[1:] == (n,)
+    assert class_sums.shape[1:] == products.shape[1:] == (d,)
+    assert len(products) == len(values)
+    assert codes.size == 0 or (codes.min() >= -1 and codes.max() < len(class_sums))
+    assert leverage.shape == (-(-d // sampled.STRIPE), n)
+
+
+def _check_choose_rows(
+    leverage: Any, weight: Any, rate: float, key: Any, position: int, chosen: Any, inclusion: Any
+) -> None:
+    n = leverage.shape[1]
+    assert weight.shape in ((n,), (0,))
+    assert chosen.shape == inclusion.shape == (n,)
+    assert 0 < rate <= 1
+    assert position >= 0
+
+
+def _check_label_products(codes: Any, values: Any, places: Any, weight: Any, gram: Any) -> None:
+    n = codes.shape[1]
+    assert values.shape == (len(places), n)
+    assert weight.shape in ((n,), (0,))
+    assert gram.shape == (len(gram), len(gram))
+    assert codes.size == 0 or (codes.min() >= -1 and codes.max() < len(gram))
+    assert places.size == 0 or (places.min() >= 0 and places.max() < len(gram))
+
+
 def _check_add_lower(
     scatter: Any, product: Any, sign: float, vectors: Any, coefficients: Any, first: int, last: int
 ) -> None:
@@ -123,6 +164,9 @@ _GUARDS: list[tuple[Any, str, Callable[..., None]]] = [
     (accumulate, "sample_columns", _check_sample),
     (accumulate, "centre_block", _check_centre_block),
     (accumulate, "add_lower", _check_add_lower),
+    (sampled, "sweep_block", _check_sweep_block),
+    (sampled, "choose_rows", _check_choose_rows),
+    (sampled, "add_label_products", _check_label_products),
     (row_kernels, "apply_rows", _check_apply),
     (row_kernels, "widen_halves", _check_halves),
     (row_kernels, "narrow_halves", _check_halves),

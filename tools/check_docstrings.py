@@ -30,16 +30,32 @@ def public_objects() -> dict[str, object]:
             except sf.MissingExtraError as error:
                 print(f"splince_fast.{name} is not checked: {error}")
                 continue
-            found |= {f"splince_fast.{name}.{m}": v for m, v in members.items()}
-            continue
-        found[f"splince_fast.{name}"] = value
-        if inspect.isclass(value):
-            found |= {
-                f"splince_fast.{name}.{method}": member
-                for method, member in vars(value).items()
-                if not method.startswith("_") and callable(getattr(value, method))
-            }
+        else:
+            members = {"": value}
+        for member, value in members.items():
+            path = ".".join(filter(None, ("splince_fast", name, member)))
+            found[path] = value
+            if inspect.isclass(value):
+                found |= {f"{path}.{method}": v for method, v in methods(value).items()}
     return found
+
+
+def methods(owner: type) -> dict[str, object]:
+    """Public methods that a class defines, or inherits from a class of this package."""
+    own = [kind for kind in owner.__mro__ if kind.__module__.startswith("splince_fast")]
+    return {
+        name: member
+        for kind in reversed(own)
+        for name, member in vars(kind).items()
+        if not name.startswith("_") and callable(getattr(kind, name))
+    }
+
+
+def needs_example(path: str) -> bool:
+    """Whether a path is that of a public name, and not of a method."""
+    parent, _, name = path.rpartition(".")
+    module = sf if parent == "splince_fast" else getattr(sf, parent.split(".")[1])
+    return name in getattr(module, "__all__", ()) and inspect.ismodule(module)
 
 
 def main() -> int:
@@ -53,7 +69,7 @@ def main() -> int:
         # Records list their fields as attributes; nobody makes one by hand.
         record = dataclasses.is_dataclass(value) or hasattr(value, "_fields")
         wanted = CODES - {"PR01"} if record else CODES
-        if path.count(".") == 1 and not record:
+        if needs_example(path) and not record:
             wanted = wanted | {"EX01"}
         wrong = [f"{code} {text}" for code, text in errors if code in wanted]
         for text in wrong:

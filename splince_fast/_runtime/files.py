@@ -171,6 +171,17 @@ def read(
     return tensors, metadata
 
 
+def kind_of(path: str | os.PathLike[str]) -> str | None:
+    """What a file of this library holds; None where there is none, or another file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(Path(path), framework="numpy") as file:
+            return (file.metadata() or {}).get("kind")
+    except (SafetensorError, OSError):
+        return None
+
+
 def _finite(text: str) -> float:
     """A number of the metadata; ValueError for NaN, Infinity and what overflows."""
     value = float(text)

@@ -71,11 +71,23 @@ class Progress:
             self._stream.flush()
 
     def skip(self, rows: int) -> None:
-        """Count rows that were done earlier: they are part of the share but not of the speed."""
+        """Count rows that were done earlier: they are part of the share but not of the speed.
+
+        Parameters
+        ----------
+        rows : int
+            Their number.
+        """
         self._skipped += rows
 
     def advance(self, rows: int, nbytes: int = 0) -> None:
-        """Count rows that are done now."""
+        """Count rows that are done now.
+
+        Parameters
+        ----------
+        rows, nbytes : int
+            Their number, and the bytes that were read for them.
+        """
         self._rows += rows
         self._bytes += nbytes
         now = monotonic()

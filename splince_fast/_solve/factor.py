@@ -22,9 +22,9 @@ Float = NDArray[np.float64]
 __all__ = ["Factor", "dense", "identity"]
 
 
-def identity(scatter: Float, weight: float) -> Factor:
-    """L = I; the scatter gives the units of x."""
-    return kernels.identity(np.diagonal(scatter).copy(), 1.0 / weight)
+def identity(squares: Float, weight: float) -> Factor:
+    """L = I; the diagonal of the scatter, (d,), gives the units of x."""
+    return kernels.identity(squares.copy(), 1.0 / weight)
 
 
 def dense(

@@ -1,11 +1,12 @@
-"""The options of the methods, declared once: name, default, check, and who takes them.
+"""The options of the methods, declared once: name, default, check, who takes them, and in words.
 
-Signatures, the parameters of the estimators and the flags of the command line repeat names and
-defaults, as they must be readable; a test holds them against this table.
+Signatures and the parameters of the estimators repeat names and defaults, as they must be
+readable; a test holds them against this table. The flags of the command line are made from it.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,19 +18,49 @@ from splince_fast.exceptions import InputError
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: its default, what it may be, and the methods that take it."""
+    """One option: its default, what it may be, the methods that take it, and what it does.
+
+    Attributes
+    ----------
+    choices : tuple of str
+        Words that it may be.
+    number : bool
+        Whether it may be a number.
+    """
 
     name: str
     default: Any
     accepts: Callable[[Any], bool]
     must_be: str
     methods: tuple[str, ...]
+    help: str
     choices: tuple[str, ...] = ()
+    number: bool = False
+
+    @property
+    def flag(self) -> str:
+        """As the command line calls it."""
+        return "--" + self.name.replace("_", "-")
 
     def check(self, value: Any) -> None:
         """Raise InputError unless `value` is acceptable."""
         if not self.accepts(value):
             raise InputError(f"{self.name} is {value!r}; it must be {self.must_be}")
+
+    def parse(self, text: str) -> Any:
+        """The value that a word of the command line stands for.
+
+        Raises
+        ------
+        InputError
+            Neither a choice nor a number that is accepted.
+        """
+        value: Any = text
+        if text not in self.choices and self.number:
+            with contextlib.suppress(ValueError):  # refused below, in the same words
+                value = float(text)
+        self.check(value)
+        return value
 
 
 def _is_number(value: object) -> bool:
@@ -40,17 +71,21 @@ def _in_unit_interval(value: Any) -> bool:
     return _is_number(value) and 0 <= float(value) <= 1
 
 
-def _one_of(name: str, default: str, choices: tuple[str, ...], methods: tuple[str, ...]) -> Option:
+def _one_of(
+    name: str, default: str, choices: tuple[str, ...], methods: tuple[str, ...], help: str
+) -> Option:
     def accepts(value: Any) -> bool:
         return isinstance(value, str) and value in choices
 
-    return Option(name, default, accepts, f"one of {', '.join(map(repr, choices))}", methods,
-                  choices)  # fmt: skip
+    must_be = f"one of {', '.join(map(repr, choices))}"
+    return Option(name, default, accepts, must_be, methods, help, choices)
 
 
-_KEEPING, _WHITENED = ("splince", "sal"), ("splince", "leace")
-_ALL = ("splince", "leace", "sal", "mean_projection")
-SHRINKAGES = ("oas", "ledoit-wolf")
+KEEPING, _WHITENED = ("splince", "sal"), ("splince", "leace")
+METHODS = ("splince", "leace", "sal", "mean_projection")
+SHRINKAGES = ("oas", "ledoit-wolf", "cv")
+# What "cv" tries, beside "oas".
+INTENSITIES = (None, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
 
 OPTIONS = {
     option.name: option
@@ -60,28 +95,54 @@ OPTIONS = {
             None,
             lambda a: a is None or (_is_number(a) and a >= 1),
             "a number of at least 1",
-            _KEEPING,
+            KEEPING,
+            "give up kept directions that would lengthen corrections more than this",
+            number=True,
         ),
-        _one_of("on_infeasible", "raise", ("raise", "drop"), _KEEPING),
-        _one_of("null_space", "keep", ("keep", "drop"), _WHITENED),
+        _one_of(
+            "on_infeasible",
+            "raise",
+            ("raise", "drop"),
+            KEEPING,
+            "what to do where what is kept lies in what is erased",
+        ),
+        _one_of(
+            "null_space",
+            "keep",
+            ("keep", "drop"),
+            _WHITENED,
+            "what to do with dimensions in which the rows do not vary",
+        ),
         Option(
             "shrinkage",
             None,
             lambda s: (
                 s is None or (s in SHRINKAGES if isinstance(s, str) else _in_unit_interval(s))
             ),
-            "None, 'oas', 'ledoit-wolf' or a number in [0, 1]",
+            "None, 'oas', 'ledoit-wolf', 'cv' or a number in [0, 1]",
             _WHITENED,
+            "share of an isotropic covariance in that which is factored; 'cv' takes the one of the "
+            "least change of rows not seen",
             SHRINKAGES,
+            number=True,
         ),
         Option(
             "rank_tol",
             "auto",
             lambda t: t == "auto" if isinstance(t, str) else _in_unit_interval(t) and t < 1,
             "'auto' or a number in [0, 1)",
-            _ALL,
+            METHODS,
+            "leave directions of the concept alone that are weaker than this times the strongest",
+            ("auto",),
+            number=True,
         ),
-        _one_of("solver", "auto", ("auto", "cholesky", "eigh"), _WHITENED),
+        _one_of(
+            "solver",
+            "auto",
+            ("auto", "cholesky", "eigh"),
+            _WHITENED,
+            "how the covariance is factored",
+        ),
     )
 }
 

@@ -21,16 +21,26 @@ def share(
 
     Parameters
     ----------
-    policy : None, float, "oas" or "ledoit-wolf"
+    policy : None, float, "oas", "ledoit-wolf" or "cv"
     scatter : (d, d) float64, Fortran order, lower triangle
     weight : float
     quartic : float or None
         sum w |x - mean|^4, where it was accumulated.
+
+    Raises
+    ------
+    InputError
+        "cv", which is chosen on folds, or "ledoit-wolf" without fourth moments.
     """
     if policy is None:
         return 0.0
     if not isinstance(policy, str):
         return float(policy)
+    if policy == "cv":
+        raise InputError(
+            "shrinkage='cv' is chosen on folds: pass those of Moments.from_blocks(source, folds=2) "
+            "to the method, or fit an estimator to all rows at once"
+        )
     # In units where tr(S) = d, so that the target is the identity.
     d = len(scatter)
     diagonal = np.einsum("ii->i", scatter)

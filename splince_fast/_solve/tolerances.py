@@ -8,6 +8,8 @@
 `residual`      what rounding can leave of a constraint
 `AMPLIFICATION` an amplification above it leaves less than half the digits of float32 rows
 `NOISE_SHARE`   of whitened spans that lies below rounding: a smaller one moves no figure
+`LABELS`        eigenvalues of the unit-diagonal covariance of labels up to it, times their
+                number, are rounding: combinations of labels that do not vary
 ==============  ==========================================================================
 
 Ranks count what is above `max(noise, relative * largest)`; the report shows those ranks. Everything
@@ -32,6 +34,10 @@ AMPLIFICATION = 1e4
 # Of the squares of whitened spans. Rows after a layer norm lie in a hyperplane but for rounding:
 # the trace across it is of the size of that rounding, and costs nothing.
 NOISE_SHARE = 1e-7
+
+# Sums over any number of rows lose some digits. What is cut off here stays in the sampled part
+# of a covariance, at no cost but its noise.
+LABELS = 1e-10
 
 
 def eigenvalue(d: int, roundoff: float) -> float:

@@ -170,6 +170,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         Parameters
         ----------
         X : array-like or frame of shape (n_samples, n_features)
+            Rows with the features that it was fitted on.
 
         Returns
         -------
@@ -192,6 +193,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         Parameters
         ----------
         X : array-like or frame of shape (n_samples, n_features)
+            Rows with the features that it was fitted on.
 
         Returns
         -------
@@ -208,6 +210,7 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
         Parameters
         ----------
         X : array-like or frame of shape (n_samples, n_features)
+            Rows with the features that it was fitted on.
 
         Returns
         -------

@@ -6,20 +6,15 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from splince_fast._solve.options import KEEPING, OPTIONS, Option
 from splince_fast.cli.paths import check_outputs
 from splince_fast.exceptions import InputError, UnknownVariableError
 
 if TYPE_CHECKING:
     from splince_fast.projection import Projection
 
-# Which options each method takes, beside what it erases.
-_METHODS: dict[str, tuple[str, ...]] = {
-    "splince": ("keep", "max_amplification", "on_infeasible", "shrinkage"),
-    "leace": ("shrinkage",),
-    "sal": ("keep", "max_amplification", "on_infeasible"),
-    "mean": (),
-}
-_OPTIONS = _METHODS["splince"]
+# What the methods are called here.
+_NAMES = {"splince": "splince", "leace": "leace", "sal": "sal", "mean": "mean_projection"}
 
 
 def add(commands: Any) -> None:
@@ -42,18 +37,18 @@ def add(commands: Any) -> None:
     add("--erase", action="append", required=True, metavar="NAME",
         help="variable to erase; repeat it to erase several jointly")  # fmt: skip
     add("--keep", action="append", metavar="NAME", help="variable to keep; may be repeated")
-    add("--method", choices=sorted(_METHODS), default="splince", help="(default: splince)")
+    add("--method", choices=sorted(_NAMES), default="splince", help="(default: splince)")
     add("--embedding", metavar="COLUMN", help="column of vectors in tables")
     add("--key", metavar="NAME", help="array of rows in .npz, .safetensors or .pt files of several")
     add("--kind", action="append", default=[], metavar="NAME=KIND",
         help="read a variable as 'classes' or 'continuous' whatever its type; classes in text "
         "files keep their spelling, so that 01 and 1 are two")  # fmt: skip
-    add("--max-amplification", type=float, metavar="A",
-        help="give up kept directions that would lengthen corrections more than this")  # fmt: skip
-    add("--on-infeasible", choices=("raise", "drop"),
-        help="what to do where what is kept lies in what is erased (default: raise)")  # fmt: skip
-    add("--shrinkage", type=_shrinkage, metavar="A|oas",
-        help="share of an isotropic covariance, in [0, 1], or 'oas'")  # fmt: skip
+    for option in OPTIONS.values():
+        _add_flag(add, option)
+    add("--groups", metavar="NAME",
+        help="variable whose classes are not parted where the rows are dealt to two folds, from "
+        "which the report says what happens to rows not seen; without it the hash of its position "
+        "decides for each row")  # fmt: skip
     add("--checkpoint", metavar="FILE", help="save there while reading, and resume from it")
     add("--save-moments", metavar="FILE", help="keep the statistics, for other erasers")
     add("-o", "--output", required=True, metavar="FILE", help="the eraser, a .safetensors file")
@@ -61,16 +56,27 @@ def add(commands: Any) -> None:
     fit.set_defaults(run=run)
 
 
-def _shrinkage(text: str) -> float | str:
-    """A number or "oas", as an argument."""
-    return text if text == "oas" else float(text)
+def _add_flag(add: Any, option: Option) -> None:
+    """Declare the flag of an option as its declaration has it."""
+    default = "" if option.default is None else f" (default: {option.default})"
+
+    def value(text: str) -> Any:
+        try:
+            return option.parse(text)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(f"invalid value: {error}") from error
+
+    words = [*(["A"] if option.number else []), *option.choices]
+    add(option.flag, type=value, metavar="|".join(words), help=option.help + default)
 
 
 def run(args: argparse.Namespace) -> None:
     """Check everything, read, fit, write."""
     from splince_fast import methods
     from splince_fast.cli import label_files, rows
+    from splince_fast.methods.unseen import few_rows
     from splince_fast.moments import Moments
+    from splince_fast.moments.folds import LEAST_ROWS
 
     embeddings = rows.expand(args.embeddings)
     inputs = [*embeddings, *label_files.paths_of(args.labels)]
@@ -83,9 +89,12 @@ def run(args: argparse.Namespace) -> None:
     chosen = _options(args)
     kinds = dict(_kind(text) for text in args.kind)
     wanted = list(dict.fromkeys([*args.erase, *(args.keep or [])]))
+    read = wanted if args.groups is None else list(dict.fromkeys([*wanted, args.groups]))
     for name in kinds:
-        if name not in wanted:
+        if name not in read:
             raise UnknownVariableError(f"--kind names {name!r}, which is neither erased nor kept")
+    if args.groups in wanted:
+        raise InputError(f"--groups names {args.groups!r}, which is erased or kept, too")
     if args.embedding is not None and args.labels:
         raise InputError(
             "--labels does not go with --embedding: labels are columns of the same files"
@@ -94,18 +103,24 @@ def run(args: argparse.Namespace) -> None:
         embeddings,
         key=args.key,
         embedding=args.embedding,
-        wanted=wanted,
-        labels=lambda: label_files.read_labels(args.labels, wanted, kinds),
+        wanted=read,
+        labels=lambda: label_files.read_labels(args.labels, read, kinds),
     )
-    moments = Moments.from_blocks(source, progress=True, checkpoint=args.checkpoint, kinds=kinds)
+    parameters = {"kinds": kinds, "ledoit_wolf": args.shrinkage == "ledoit-wolf"}
+    reading = {"progress": True, "checkpoint": args.checkpoint}
+    folds = None
+    if _folded(args, source.n_rows, source.n_features):
+        folds = Moments.from_blocks(source, folds=2, groups=args.groups, **reading, **parameters)
+        moments = folds.total
+    else:
+        moments = Moments.from_blocks(source, **reading, **parameters)
     if args.save_moments is not None:
         moments.save(args.save_moments)
         print(f"moments: {args.save_moments}")
-    functions: dict[str, Callable[..., Projection]] = {
-        "splince": methods.splince, "leace": methods.leace, "sal": methods.sal,
-        "mean": methods.mean_projection,
-    }  # fmt: skip
-    eraser = functions[args.method](moments, erase=args.erase, **chosen)
+    fitted: Callable[..., Projection] = getattr(methods, _NAMES[args.method])
+    eraser = fitted(moments if folds is None else folds, erase=args.erase, **chosen)
+    if folds is None and moments.n_rows >= LEAST_ROWS:
+        eraser = few_rows(eraser)
     eraser.save(args.output)
     print(f"eraser: {args.output}")
     for name in wanted:
@@ -120,35 +135,38 @@ def _how_read(moments: Any, name: str) -> str:
     return f"classes ({len(moments.classes(name))})"
 
 
+def _folded(args: argparse.Namespace, n_rows: int | None, n_features: int | None) -> bool:
+    """Whether the rows are dealt to folds; a checkpoint goes on as it has begun."""
+    from splince_fast._runtime.files import kind_of
+    from splince_fast.moments.folds import worthwhile
+
+    if args.shrinkage == "cv":
+        return True
+    begun = None if args.checkpoint is None else kind_of(args.checkpoint)
+    return worthwhile(n_rows, n_features) if begun is None else begun == "folds"
+
+
 def _options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of the method that were given.
+    """What the method is given, beside what it erases.
 
     Raises
     ------
     InputError
-        One that the method does not take, or none to keep for SPLINCE.
+        Something that the method does not take, or nothing to keep for SPLINCE.
     """
-    chosen = {}
-    for option in _OPTIONS:
-        value = getattr(args, option)
-        if value is None:
-            continue
-        if option not in _METHODS[args.method]:
-            able = ", ".join(name for name, has in _METHODS.items() if option in has)
+    takers = {"keep": KEEPING} | {name: option.methods for name, option in OPTIONS.items()}
+    chosen = {name: value for name in takers if (value := getattr(args, name)) is not None}
+    for name in chosen:
+        if _NAMES[args.method] not in takers[name]:
+            able = ", ".join(own for own, method in _NAMES.items() if method in takers[name])
             raise InputError(
-                f"--{option.replace('_', '-')} means nothing to --method {args.method}; it is for "
+                f"--{name.replace('_', '-')} means nothing to --method {args.method}; it is for "
                 f"{able}"
             )
-        chosen[option] = value
     if args.method == "splince" and not args.keep:
         raise InputError(
             "--method splince needs --keep NAME, the variable to keep; --method leace keeps none"
         )
-    a, s = args.max_amplification, args.shrinkage
-    if a is not None and not a >= 1:
-        raise InputError(f"--max-amplification is {a}; it must be a number of at least 1")
-    if isinstance(s, float) and not 0 <= s <= 1:
-        raise InputError(f"--shrinkage is {s}; it must be 'oas' or a number in [0, 1]")
     return chosen
 
 

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     except (SafetensorError, OSError):
         pass  # loading says what is wrong
     found: Moments | Projection
-    if header.get("kind") == "moments":
+    if header.get("kind") in ("moments", "folds"):
         found = Moments.load(args.file)
         facts = _moments_facts(found)
     else:

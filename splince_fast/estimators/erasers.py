@@ -10,8 +10,9 @@ Above 400 lines because the docstrings of four public classes are half of it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, TypeAlias, cast
 
+from numpy.typing import NDArray
 from sklearn.model_selection import ParameterGrid
 from sklearn.utils.validation import check_is_fitted
 
@@ -26,12 +27,16 @@ from splince_fast.exceptions import (
     SplinceError,
 )
 from splince_fast.methods import leace, mean_projection, sal, splince
+from splince_fast.methods.unseen import few_rows
 from splince_fast.moments import Moments
 from splince_fast.moments.factored import Factored
+from splince_fast.moments.folds import LEAST_ROWS, Folds, worthwhile
 from splince_fast.projection import Projection
 from splince_fast.report import Report
 
 __all__ = ["LEACE", "SAL", "SPLINCE", "MeanProjection"]
+
+Data: TypeAlias = Moments | Factored | Folds
 
 
 class _Eraser(ErasingTransformer):
@@ -52,7 +57,7 @@ class _Eraser(ErasingTransformer):
 
     # -- what a subclass decides -----------------------------------------------------------
 
-    def _project(self, moments: Moments | Factored, erase: Selection, keep: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Any) -> Projection:
         """Call the method of this class."""
         raise NotImplementedError
 
@@ -64,8 +69,20 @@ class _Eraser(ErasingTransformer):
 
     # -- filling ---------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any = None, *, concept: Any = None, sample_weight: Any = None) -> Self:
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        concept: Any = None,
+        sample_weight: Any = None,
+        groups: Any = None,
+    ) -> Self:
         """Fit to all the data at once, forgetting what was seen before.
+
+        From 200 rows on they are dealt to two folds where memory allows
+        (:func:`splince_fast.moments.folds.worthwhile`): the eraser is that of all rows, and its
+        report says what it does to rows not seen.
 
         Parameters
         ----------
@@ -79,6 +96,9 @@ class _Eraser(ErasingTransformer):
             or NaN) leaves its row in the statistics of X.
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies.
+        groups : array-like of shape (n_samples,), optional
+            Strings or integers; rows of one group stay in one fold. Without it the hash of its
+            position decides where a row goes.
 
         Returns
         -------
@@ -94,13 +114,26 @@ class _Eraser(ErasingTransformer):
         """
         with self._restored_on_error():
             self.__dict__.pop("moments_", None)
-            self._accumulate(X, y, concept, sample_weight, least=2)
-            if not self.moments_.n_rows:
+            rows, erased, kept = self._read(X, y, concept, least=2)
+            parameters = self._begun(erased, kept)
+            seen: Moments | Folds
+            if self._needs_folds or worthwhile(*rows.shape):
+                seen = _dealt(rows, erased | kept, sample_weight, groups, parameters)
+                seen.feature_names = getattr(self, "feature_names_in_", None)
+            else:
+                seen = Moments(**parameters)
+                seen.update(rows, erased | kept, sample_weight=sample_weight)
+            if not seen.n_rows:
                 raise NotEnoughDataError(
                     "every sample_weight is zero, so no row is left to fit to; give some rows a "
                     "positive weight"
                 )
-            self._projection = self._project(self.moments_, self.erased_, self.kept_)
+            self._projection = self._project(seen, self.erased_, self.kept_)
+            if isinstance(seen, Folds):
+                seen = seen.total
+            elif len(rows) >= LEAST_ROWS:
+                self._projection = few_rows(self._projection)
+            self.moments_ = seen
         return self
 
     def partial_fit(
@@ -135,7 +168,14 @@ class _Eraser(ErasingTransformer):
         """
         with self._restored_on_error():
             self._check_extendable()
-            self._accumulate(X, y, concept, sample_weight, least=0)
+            self._refuse_folds()
+            rows, erased, kept = self._read(X, y, concept, least=0)
+            if self.__sklearn_is_fitted__():
+                self._check_variables(list(erased), list(kept), LabelError)
+            else:
+                self.moments_ = Moments(**self._begun(erased, kept))
+            self.moments_.update(rows, erased | kept, sample_weight=sample_weight)
+            self._projection = None
         return self
 
     def merge(self, other: Self) -> Self:
@@ -167,6 +207,7 @@ class _Eraser(ErasingTransformer):
         for part in (self, other):
             check_is_fitted(part)
             part._check_extendable()
+        self._refuse_folds()
         self._check_variables(other.erased_, other.kept_, IncompatibleMomentsError)
         features = [
             (part.n_features_in_, list(getattr(part, "feature_names_in_", ())))
@@ -180,24 +221,37 @@ class _Eraser(ErasingTransformer):
         self._projection = None
         return self
 
-    def _accumulate(self, X: Any, y: Any, concept: Any, sample_weight: Any, *, least: int) -> None:
-        """Check everything, then add the rows."""
+    def _read(
+        self, X: Any, y: Any, concept: Any, *, least: int
+    ) -> tuple[NDArray[Any], dict[str, Any], dict[str, Any]]:
+        """Rows, and labels by name; parameters are checked first."""
         self._check_parameters()
         first = not self.__sklearn_is_fitted__()
         erased, kept = self._labels(y, concept)
-        rows = self._rows(X, reset=first, least=least)
-        if first:
-            kinds = self.kinds
-            if self._concept_kind is not None:
-                kinds = dict.fromkeys(erased, self._concept_kind) | dict(kinds or {})
-            needs_fourth = getattr(self, "shrinkage", None) == "ledoit-wolf"
-            self.moments_ = Moments(kinds=kinds, ledoit_wolf=needs_fourth)
-            self.erased_, self.kept_ = list(erased), list(kept) or None
-            self._extendable = True
-        else:
-            self._check_variables(list(erased), list(kept), LabelError)
-        self.moments_.update(rows, erased | kept, sample_weight=sample_weight)
-        self._projection = None
+        return self._rows(X, reset=first, least=least), erased, kept
+
+    def _begun(self, erased: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+        """Note the variables of a new fit; the arguments of its moments."""
+        kinds = self.kinds
+        if self._concept_kind is not None:
+            kinds = dict.fromkeys(erased, self._concept_kind) | dict(kinds or {})
+        self.erased_, self.kept_ = list(erased), list(kept) or None
+        self._extendable = True
+        needs_fourth = getattr(self, "shrinkage", None) == "ledoit-wolf"
+        return {"kinds": kinds, "ledoit_wolf": needs_fourth}
+
+    @property
+    def _needs_folds(self) -> bool:
+        """Whether a parameter is chosen on folds."""
+        return bool(getattr(self, "shrinkage", None) == "cv")
+
+    def _refuse_folds(self) -> None:
+        """Raise where a parameter is chosen on folds, and there are none."""
+        if self._needs_folds:
+            raise InputError(
+                "shrinkage='cv' is chosen on folds, which only fit makes; pass the intensity that "
+                "it finds (report_.shrinkage), or 'oas'"
+            )
 
     def _labels(self, y: Any, concept: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Variables to erase and to keep, by name."""
@@ -396,6 +450,7 @@ class _Eraser(ErasingTransformer):
         """An estimator with checked parameters."""
         estimator = cls(**params)
         estimator._check_parameters()
+        estimator._refuse_folds()
         if keep is None and cls._keeps_task:
             raise InputError("keep is missing: SPLINCE keeps a task; LEACE erases without one")
         if keep is not None and not cls._keeps_task:
@@ -458,8 +513,8 @@ class SPLINCE(_Eraser):
         What to do where part of the task lies in the span of the concept.
     null_space : {"keep", "drop"}
         What the map does off the support of X: nothing, or annihilate it.
-    shrinkage : float in [0, 1] or "oas", optional
-        Share of an isotropic target in the covariance that is factored.
+    shrinkage : float in [0, 1], "oas", "ledoit-wolf" or "cv", optional
+        Share of an isotropic target in the covariance that is factored; "cv" is for `fit` alone.
     rank_tol : "auto" or float in [0, 1)
         Directions of the concept weaker than this times the strongest are left alone.
     solver : {"auto", "cholesky", "eigh"}
@@ -542,7 +597,7 @@ class SPLINCE(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Moments | Factored, erase: Selection, keep: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Any) -> Projection:
         options = self._options()
         if keep is not None:
             return splince(moments, erase=erase, keep=keep, **options)
@@ -607,7 +662,7 @@ class LEACE(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Moments | Factored, erase: Selection, keep: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Any) -> Projection:
         return leace(moments, erase=erase, **self._options())
 
 
@@ -657,7 +712,7 @@ class SAL(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Moments | Factored, erase: Selection, keep: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Any) -> Projection:
         return sal(moments, erase=erase, **self._options())
 
 
@@ -699,8 +754,23 @@ class MeanProjection(SAL):
     _method = "mean_projection"
     _concept_kind = "classes"
 
-    def _project(self, moments: Moments | Factored, erase: Selection, keep: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Any) -> Projection:
         return mean_projection(moments, erase=erase, **self._options())
+
+
+def _dealt(
+    rows: NDArray[Any], labels: dict[str, Any], sample_weight: Any, groups: Any,
+    parameters: dict[str, Any],
+) -> Folds:  # fmt: skip
+    """Rows in two folds."""
+    name = None
+    if groups is not None:
+        name = "groups"
+        while name in labels:  # which must not be taken for a variable
+            name += "_"
+        labels = labels | {name: groups}
+    folds = Folds(2, groups=name, **parameters)
+    return folds.update(rows, labels, sample_weight=sample_weight)
 
 
 def _checked(moments: Moments) -> Moments:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from splince_fast.exceptions import InputError
 from splince_fast.methods import leace, mean_projection, sal, splince
 from splince_fast.moments import Moments
+from splince_fast.moments.factored import Factored
 from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]
@@ -43,7 +44,7 @@ class Context:
     """What erasers of one (seed, level) are made from."""
 
     moments: Moments
-    snapshot: Any  # what the methods take: one factor for all of them
+    factored: Factored  # of the same moments: one factor for all erasers and for the advice
     erase: list[str]
     rows: Float  # scaled training rows
     task: Any  # labels of the training rows
@@ -51,12 +52,6 @@ class Context:
     validation: tuple[Float, Any, Any]
     seed: int
     unit: float
-
-
-def snapshot_of(moments: Moments) -> Any:
-    """Moments frozen with one factor that every method shares, where the package has that."""
-    factored = getattr(moments, "factored", None)
-    return moments if factored is None else factored()
 
 
 def make(what: Any, context: Context) -> Projection:
@@ -67,7 +62,7 @@ def make(what: Any, context: Context) -> Projection:
     SplinceError
         Whatever the method says, such as InfeasibleError.
     """
-    moments, erase = context.snapshot, context.erase
+    moments, erase = context.factored, context.erase
     if what == "SAL":
         return sal(moments, erase=erase)
     if what == "LEACE":
@@ -83,7 +78,7 @@ def make(what: Any, context: Context) -> Projection:
         what = getattr(import_module("splince_fast.baselines"), what)()
     if hasattr(what, "get_params"):
         return _in_units(_fitted(what, context), mean, context.unit)
-    projection = what(context.moments)
+    projection = what(context.moments.copy())  # whatever it does to them, the others' are theirs
     if not isinstance(projection, Projection):
         raise InputError(
             f"the eraser returned {type(projection).__name__}; it must map moments to a Projection"

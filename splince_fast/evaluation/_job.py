@@ -23,6 +23,7 @@ from splince_fast.evaluation._judge import (
     judged_by_folds,
     with_values,
 )
+from splince_fast.evaluation._pages import gathered
 from splince_fast.evaluation._protocol import Split
 from splince_fast.evaluation.metrics import covariance_ratio
 from splince_fast.evaluation.plan import Named, Plan
@@ -62,11 +63,11 @@ class Job:
     p: float | None
     split: Split
     moments: Moments
+    S: Float  # Cov of the training rows in units of the data, ddof 0
     train: Float
     validation: Float
     test: Float
     unit: float
-    notes: list[str]
     base: dict[str, Any] = field(default_factory=dict)  # heads of the unerased rows
 
     @classmethod
@@ -75,19 +76,18 @@ class Job:
     ) -> Job:
         """Read the rows and scale them by the moments of the training rows."""
         mean = moments.mean
-        unit = math.sqrt(float(np.trace(moments.covariance(ddof=0))) / len(mean))
-        unit = unit or 1.0
+        S = moments.covariance(ddof=0)
+        unit = math.sqrt(float(np.trace(S)) / len(mean)) or 1.0
 
         def scaled(rows: Codes) -> Float:
-            taken = np.asarray(X[rows], dtype=np.float64)
+            taken = gathered(X, rows)
             taken -= mean
             taken /= unit
             return taken
 
-        notes = list(split.notes)
         return cls(
-            plan, seed, p, split, moments, scaled(split.train), scaled(split.validation),
-            scaled(split.test), unit, notes,
+            plan, seed, p, split, moments, S, scaled(split.train), scaled(split.validation),
+            scaled(split.test), unit,
         )  # fmt: skip
 
     # -- labels ----------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class Job:
         """All records of some erasers; those of the others are known already."""
         moments = self.moments
         context = _erasers.Context(
-            moments, _erasers.snapshot_of(moments), list(self.plan.concepts), self.train,
+            moments, moments.factored(), list(self.plan.concepts), self.train,
             self.task(self.split.train), self.concept(self.split.train),
             (self.validation, self.task(self.split.validation),
              self.concept(self.split.validation)),
@@ -118,7 +118,7 @@ class Job:
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always", SplinceWarning)
                     if eraser.name == ADVICE:
-                        records.append(self._advice())
+                        records.append(self._advice(context.factored))
                         continue
                     found = self._eraser(eraser, context)
                 told = [str(w.message) for w in caught if issubclass(w.category, SplinceWarning)]
@@ -157,20 +157,19 @@ class Job:
         how = _erasers.to_map(projection, self.moments.mean, self.unit)
         fresh = how(self.test)
         values, notes = self._leakage(fresh)
-        S = self.moments.covariance(ddof=0)
-        moved = projection.right.T @ S @ projection.right
+        moved = projection.right.T @ self.S @ projection.right
         distortion = float(np.sum((projection.left.T @ projection.left) * moved.T))
         distortion += float(np.sum((how.offset * self.unit) ** 2))
         values |= {
             "kept_covariance": covariance_ratio(projection, self.moments, "task"),
-            "distortion": distortion / float(np.trace(S)),
+            "distortion": distortion / float(np.trace(self.S)),
             "residual": max(
                 math.sqrt(covariance_ratio(projection, self.moments, name))
                 for name in self.plan.concepts
             ),
             "rank": float(projection.rank),
         }
-        first = self._record(eraser.name, ERASER_ROW, values=values, notes=notes + self.notes)
+        first = self._record(eraser.name, ERASER_ROW, values=values, notes=notes)
         records = [first]
         for head in self.plan.heads:
             try:
@@ -254,7 +253,7 @@ class Job:
 
     def gram(self) -> Float:
         """Cov of the scaled training rows, from the moments."""
-        return np.asarray(self.moments.covariance(ddof=0) / self.unit**2)
+        return np.asarray(self.S / self.unit**2)
 
     def _path(self, how: _erasers.Map) -> _Path:
         """Heads at every strength, and the choice among them."""
@@ -349,14 +348,14 @@ class Job:
         decided = scores if fitted.present is None else decided_by(scores, fitted.present)
         return with_values(self, record, decided)
 
-    def _advice(self) -> Record:
+    def _advice(self, moments: Any) -> Record:
         """What the moments say before anything is measured."""
         record = self._record(ADVICE, ADVICE)
         erase = list(self.plan.concepts)
-        frozen = advice.frozen_head_advice(self.moments, erase, "task")
+        frozen = advice.frozen_head_advice(moments, erase, "task")
         values = {"rho": frozen.rho, "threshold": frozen.threshold}
         for name in erase:
-            trace = advice.held_out_trace(self.moments, name)
+            trace = advice.held_out_trace(moments, name)
             suffix = f"[{name}]" if len(erase) > 1 else ""
             values |= {
                 f"trace_before{suffix}": trace.before,

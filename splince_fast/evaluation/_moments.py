@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast.evaluation._pages import BLOCK, gathered
 from splince_fast.moments import Moments
 
 _MOST_LEVELS = 62  # bits of a signature
-_BLOCK = 1 << 14
 
 
 def level_moments(
@@ -38,10 +38,10 @@ def level_moments(
     for value in np.unique(signature[signature > 0]).tolist():
         rows = np.flatnonzero(signature == value)
         piece = Moments()
-        for start in range(0, len(rows), _BLOCK):
-            block = rows[start : start + _BLOCK]
+        for start in range(0, len(rows), BLOCK):
+            block = rows[start : start + BLOCK]
             chosen = {name: column[block] for name, column in labels.items()}
-            piece.update(np.asarray(X[block], dtype=np.float64), chosen)
+            piece.update(gathered(X, block), chosen)
         for bit in range(len(parts)):
             if value >> bit & 1:
                 known = merged[bit]

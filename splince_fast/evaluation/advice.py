@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from splince_fast._solve.held_out import adjusted, trace_left
 from splince_fast.exceptions import InfeasibleError, InputError
 from splince_fast.methods import splince
 from splince_fast.moments import Moments
@@ -125,7 +126,7 @@ class HeldOutTrace:
         low, high = 0.0, float(self.rank_x)
         for _ in range(200):
             middle = (low + high) / 2
-            if _left(self.correlations, middle) > target:
+            if trace_left(self.correlations, middle) > target:
                 high = middle
             else:
                 low = middle
@@ -199,16 +200,7 @@ def held_out_trace(moments: Moments, name: Any, *, n: int | None = None) -> Held
         raise InputError(f"n is {n!r}; it must be a positive number of training rows")
     strength = concept_strength(moments, name)
     seen, p, r = strength.n, strength.rank_x, strength.rank_z
-    squares = np.array(strength.correlations) ** 2
-    if seen > p + 1:
-        squares = 1 - (1 - squares) * (seen - 1) / (seen - p - 1)
-    squares = np.clip(squares, 0.0, 1.0)
+    squares = adjusted(np.array(strength.correlations) ** 2, seen, p)
     rows = seen if n is None else int(n)
-    correlations = tuple(map(float, squares))
-    expected = _left(correlations, max(0, p - r) / rows)
-    return HeldOutTrace(str(name), rows, p, r, float(squares.sum()), expected, correlations)
-
-
-def _left(squares: tuple[float, ...], m: float) -> float:
-    """sum c^2 m / (c^2 + m)."""
-    return sum(c * m / (c + m) for c in squares if c + m > 0)
+    expected = trace_left(squares, max(0, p - r) / rows)
+    return HeldOutTrace(str(name), rows, p, r, float(sum(squares)), expected, squares)

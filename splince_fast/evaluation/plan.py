@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-import inspect
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ from numpy.typing import NDArray
 from splince_fast import sources
 from splince_fast._runtime.arrays import as_rows, check_values
 from splince_fast.evaluation import _cells, _linear, _protocol
+from splince_fast.evaluation._identity import source_of
+from splince_fast.evaluation._pages import release, slices
 from splince_fast.evaluation.probes import PROBES
 from splince_fast.evaluation.splits import natural_split
 from splince_fast.exceptions import InputError, LabelError
@@ -26,6 +27,7 @@ ERASERS = ("none", "SAL", "LEACE", "SPLINCE", "mean", "random", "INLP", "RLACE")
 HEADS = ("retrained", "frozen", "unregularised")
 _WHOLE_HASH = 1 << 28
 _SAMPLED_ROWS = 1 << 16
+_JOB_BYTES = 1 << 29  # of the rows of a job, in float64, unless the caller names the sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Plan:
     """Everything a job needs to know, labels included; rows are found by `path` or `X`."""
 
     X: Any
+    width: int  # features
     task: Encoded
     concepts: dict[str, Encoded]
     cells: _cells.Coded | None  # of task and concepts; None where one is a quantity
@@ -81,7 +84,8 @@ class Plan:
             return self._own_split(seed)
         if p is None or self.protocol is None or self.sizes is None:
             n = len(self.usable)
-            return natural_split(n, seed=seed, usable=self.usable, groups=self.groups)
+            split = natural_split(n, seed=seed, usable=self.usable, groups=self.groups)
+            return self._bounded(split, seed)
         shortage = "raise" if self.groups is None else "shrink"
         return self.protocol.split(p, self.sizes, seed, shortage)
 
@@ -93,7 +97,21 @@ class Plan:
             order = np.random.default_rng(seed).permutation(train)
             validation, train = order[: len(order) // 10], order[len(order) // 10 :]
         missing = len(part) - int(self.usable.sum())
-        return _protocol.Split(train, validation, test, None, None, missing, ())
+        return self._bounded(
+            _protocol.Split(train, validation, test, None, None, missing, ()), seed
+        )
+
+    def _bounded(self, split: _protocol.Split, seed: int) -> _protocol.Split:
+        """A random share of every part where the whole is more than a job may keep."""
+        total, most = sum(split.sizes), _most_rows(self.width)
+        if total <= most:
+            return split
+        rng = np.random.default_rng(seed)
+        train, validation, test = (
+            rng.permutation(part)[: len(part) * most // total]
+            for part in (split.train, split.validation, split.test)
+        )
+        return dataclasses.replace(split, train=train, validation=validation, test=test)
 
 
 def make_plan(
@@ -129,6 +147,7 @@ def make_plan(
         if not whole or value < (name == "n_seeds"):
             raise InputError(f"{name} is {value!r}; it must be an integer of at least 0 (1 seed)")
     parts = None if test is None else _parts(test, n)
+    most, notes = _most_rows(rows.shape[1]), ()
     if parts is not None and association is not None:
         raise InputError("test= names your own split; it does not go with association=")
     _linear.check_rule(select)
@@ -144,28 +163,57 @@ def make_plan(
         )
     if protocol is not None:
         protocol_sizes = [p for p in levels if p is not None]
-        sizes = protocol.largest_sizes(protocol_sizes) if sizes is None else sizes
+        if sizes is None:
+            sizes = protocol.largest_sizes(protocol_sizes)
+            if sum(sizes) > most:
+                notes += (_told(most, sum(sizes)),)
+                sizes = tuple(size * most // sum(sizes) for size in sizes)
         sizes = _protocol.check_sizes(sizes)
         for p in protocol_sizes:  # a shortage is told before anything runs
             shortage = "raise" if groups is None else "shrink"
             protocol.split(p, sizes, int(random_state), shortage)
     elif sizes is not None:
         raise InputError("sizes= is for association=; the natural split takes all rows")
-    check_values(rows, "X")
+    elif n > most:
+        notes += (_told(most, n),)
+    _check_rows(rows)
     codes = None if groups is None else _cells.coded(groups, "groups", n).codes
     plan = Plan(
-        X=rows, task=y, concepts=concepts, cells=cells, groups=codes,
+        X=rows, width=rows.shape[1], task=y, concepts=concepts, cells=cells, groups=codes,
         erasers=_named(erasers, ERASERS, "eraser"), heads=_named(chosen_heads, HEADS, "head"),
         levels=levels, seeds=tuple(int(random_state) + i for i in range(int(n_seeds))),
         protocol=protocol, sizes=sizes, strengths=_linear.check_strengths(strengths), select=select,
         probes=tuple(probes), metrics=_metrics(metrics), test=parts,
-        fingerprint=_fingerprint(rows, [y, *concepts.values()], codes, parts), notes=(),
+        fingerprint=_fingerprint(rows, [y, *concepts.values()], codes, parts), notes=notes,
     )  # fmt: skip
     if parts is not None and len(plan.seeds) > 1:
         raise InputError("test= is one split; pass n_seeds=1 with it")
     if int(plan.usable.sum()) < 4:
         raise LabelError("fewer than four rows have every label; check that they belong to X")
     return plan
+
+
+def _most_rows(width: int) -> int:
+    """Rows that a job keeps, at most."""
+    return max(1, _JOB_BYTES // (8 * width))
+
+
+def _told(most: int, there: int) -> str:
+    """What happens to the other rows, in words."""
+    return (
+        f"a job keeps at most {_JOB_BYTES / 2**20:,.0f} MiB of rows in float64: {most:,} of "
+        f"{there:,} are used, drawn at random for each seed; with association=, sizes= takes more"
+    )
+
+
+def _check_rows(rows: NDArray[Any]) -> None:
+    """Refuse NaN and infinity, block by block."""
+    for _, block in slices(rows):
+        try:
+            check_values(block, "X")
+        except InputError:
+            check_values(rows, "X")  # names the rows of the whole
+            raise
 
 
 def read_rows(X: Any) -> NDArray[Any]:
@@ -284,15 +332,6 @@ def _named(chosen: Any, known: tuple[str, ...], what: str) -> tuple[Named, ...]:
     return tuple(found.values())
 
 
-def source_of(function: Any) -> str:
-    """A text that changes when a function does."""
-    try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):
-        code = getattr(function, "__code__", None)
-        return repr(function) if code is None else repr((code.co_code, code.co_consts))
-
-
 def _metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     """The caller's own metrics."""
     if metrics is None:
@@ -319,6 +358,7 @@ def _fingerprint(
     step = 1 if rows.nbytes <= _WHOLE_HASH else max(1, len(rows) // _SAMPLED_ROWS)
     for start in range(0, len(rows), 8192 * step):
         digest.update(np.ascontiguousarray(rows[start : start + 8192 * step : step]).tobytes())
+        release(rows)
     for encoded in labels:
         if isinstance(encoded, ClassCodes):
             digest.update(repr(encoded.classes).encode() + encoded.codes.tobytes())
@@ -327,9 +367,3 @@ def _fingerprint(
     for extra in (groups, parts):
         digest.update(b"-" if extra is None else extra.tobytes())
     return digest.hexdigest()[:16]
-
-
-def key(**settings: Any) -> str:
-    """Hash of everything that a cell of the comparison depends on."""
-    text = json.dumps(settings, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:20]

@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.version import library_version
 from splince_fast.evaluation._context import ADVICE, ERASER_ROW, Context
+from splince_fast.evaluation._identity import key, source_of
 from splince_fast.evaluation._journal import Journal
 from splince_fast.evaluation._linear import STRENGTHS
+from splince_fast.evaluation._pages import slices
 from splince_fast.evaluation._pool import ADVISER, Where, cells_of, results, workers_of
 from splince_fast.evaluation._progress import Bar
 from splince_fast.evaluation._protocol import Split
-from splince_fast.evaluation.plan import Named, Plan, key, make_plan
+from splince_fast.evaluation.plan import Named, Plan, make_plan
 from splince_fast.evaluation.result import Comparison
 from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import ClassCodes
@@ -175,14 +177,8 @@ def _cell_key(
         strengths=plan.strengths if tuned else (),
         select=plan.select if tuned else "",
         probes=() if tuned else plan.probes,
-        metrics={n: _source(m) for n, m in plan.metrics.items()} if tuned else {},
+        metrics={n: source_of(m) for n, m in plan.metrics.items()} if tuned else {},
     )
-
-
-def _source(metric: Any) -> str:
-    from splince_fast.evaluation.plan import source_of
-
-    return source_of(metric)
 
 
 def _key(plan: Plan, record: dict[str, Any], split: Split) -> str:
@@ -208,8 +204,8 @@ def _pending(
 
 
 def _looked_over(plan: Plan, splits: Mapping[Where, Split]) -> list[str]:
-    """What the user has to know of the data, warned of once."""
-    notes = []
+    """What the user has to know of the data, warned of once, and what the splits adjusted."""
+    notes = list(plan.notes)
     n = len(plan.usable)
     missing = n - int(plan.usable.sum())
     if missing:
@@ -225,12 +221,13 @@ def _looked_over(plan: Plan, splits: Mapping[Where, Split]) -> list[str]:
         )
     for note in notes:
         warnings.warn(note, SplinceWarning, stacklevel=3)
-    return notes
+    return [*notes, *dict.fromkeys(note for split in splits.values() for note in split.notes)]
 
 
 def _row_codes(X: NDArray[Any]) -> NDArray[np.int64]:
     """A hash per row: equal rows have equal ones."""
-    return np.fromiter((hash(row.tobytes()) for row in X), dtype=np.int64, count=len(X))
+    codes = (hash(row.tobytes()) for _, rows in slices(X) for row in rows)
+    return np.fromiter(codes, dtype=np.int64, count=len(X))
 
 
 def _tied(tied: Any) -> str:

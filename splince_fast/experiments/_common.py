@@ -172,6 +172,4 @@ def ahead(
 
 def paper_table(label: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
     """Numbers that the paper prints."""
-    return Table(
-        f"the paper (tab. {label})", tuple(columns), tuple((k, *v) for k, v in rows.items())
-    )
+    return Table(f"the paper ({label})", tuple(columns), tuple((k, *v) for k, v in rows.items()))

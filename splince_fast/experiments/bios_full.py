@@ -65,7 +65,8 @@ def run(options: Options) -> Findings:
     tables = [head_table(result, head, None, f"{head} head") for head in ("frozen", "retrained")]
     return Findings(
         "All professions", data, [*tables, eraser_table(result, None, "erasers")], claims,
-        [paper_table("bios_all, per cent", _COLUMNS, PAPER)], {"bios_full": result.plot("leakage")},
+        [paper_table("tab. bios_all, per cent", _COLUMNS, PAPER)],
+        {"bios_full": result.plot("leakage")},
         ["the worst of all cells has accuracy 0 for every eraser where cells are small"],
         summary(result),
     )  # fmt: skip

@@ -42,7 +42,7 @@ def run(options: Options) -> Findings:
         ),
     ]
     paper = paper_table(
-        "none: text beside fig. removal_cov", ("eraser", "p = .9"),
+        "text beside fig. removal_cov", ("eraser", "p = .9"),
         {"SAL": ["0.001"], "LEACE": ["0.07"], "SPLINCE": ["1"]},
     )  # fmt: skip
     return Findings(

@@ -93,5 +93,6 @@ def run(options: Options) -> Findings:
     ]
     return Findings(
         "Several layers in sequence", data, tables, claims,
-        [paper_table("profession_all, Llama 2 7B", _COLUMNS, PAPER)], notes=notes, values=values,
+        [paper_table("tab. profession_all, Llama 2 7B", _COLUMNS, PAPER)], notes=notes,
+        values=values,
     )  # fmt: skip

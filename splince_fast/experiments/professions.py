@@ -63,6 +63,6 @@ def run(options: Options) -> Findings:
         (table.reading(results),),
     )
     return Findings(
-        "Professions", data, [ours], claims, [paper_table("profession_main", COLUMNS, PAPER)],
+        "Professions", data, [ours], claims, [paper_table("tab. profession_main", COLUMNS, PAPER)],
         notes=["splince-fast demo draws the figure and prints the full table"], values=values,
     )  # fmt: skip

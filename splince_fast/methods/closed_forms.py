@@ -10,37 +10,20 @@ not whitened                    ``sal``         ``sal`` with ``keep=``
 
 from __future__ import annotations
 
-import warnings
-from functools import partial
+from numpy.typing import ArrayLike
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-from splince_fast._kernels.factor import STATUS_INFEASIBLE, STATUS_OK
-from splince_fast._solve.messages import raise_infeasible, raise_numerical
-from splince_fast._solve.oblique import Solution, oblique, with_null_space
 from splince_fast._solve.options import Options
-from splince_fast._solve.selection import Selection, names_of, span_of
-from splince_fast._solve.tolerances import AMPLIFICATION, NOISE_SHARE
-from splince_fast.exceptions import (
-    DroppedDirectionsWarning,
-    InputError,
-    LabelError,
-    NothingErasedWarning,
-    PrecisionWarning,
-)
-from splince_fast.labels.names import listed
+from splince_fast._solve.selection import Selection
+from splince_fast.exceptions import InputError
+from splince_fast.methods.recipe import Recipe, eraser_of
 from splince_fast.moments import Moments
-from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.factored import Factored, statistics
+from splince_fast.moments.factored import Factored
+from splince_fast.moments.folds import Folds
 from splince_fast.projection import Projection
-from splince_fast.report import Facts, build_report
-
-Float = NDArray[np.float64]
 
 
 def splince(
-    moments: Moments | Factored,
+    moments: Moments | Factored | Folds,
     *,
     erase: Selection,
     keep: Selection | ArrayLike,
@@ -61,9 +44,10 @@ def splince(
 
     Parameters
     ----------
-    moments : Moments or Factored
+    moments : Moments, Factored or Folds
         Of the data, with the variables that are named below; :meth:`Moments.factored` saves
-        factoring Cov(x) again for every eraser.
+        factoring Cov(x) again for every eraser, and folds add to the report what happens to rows
+        not seen.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
     keep : str, tuple or list of them, or array of shape (d, k)
@@ -77,11 +61,12 @@ def splince(
     null_space : {"keep", "drop"}
         What the map does off the support of x: nothing, or annihilate it as the formula printed
         in the paper does. On the data the two agree.
-    shrinkage : float in [0, 1], "oas" or "ledoit-wolf", optional
+    shrinkage : float in [0, 1], "oas", "ledoit-wolf" or "cv", optional
         Factor (1 - a) Cov(x) + a (tr Cov(x) / d) I instead of Cov(x). The constraints stay exact;
         only optimality is relative to that matrix. "oas" is the oracle approximating shrinkage
         of Chen, Wiesel, Eldar and Hero (2010); "ledoit-wolf" that of Ledoit and Wolf (2004), for
-        moments made with ``ledoit_wolf=True``.
+        moments made with ``ledoit_wolf=True``; "cv", for folds, the one of the least change of
+        rows not seen, of 0, 1e-6, 1e-4, 1e-3, 0.01, 0.1 and "oas".
     rank_tol : "auto" or float in [0, 1)
         Directions of the concept weaker than this times the strongest are left alone, on top of
         those at the rounding level, which "auto" leaves alone.
@@ -112,6 +97,8 @@ def splince(
         The data hold no linear trace of the concept: the eraser is the identity.
     DroppedDirectionsWarning
         Kept directions were given up, as the policies allow.
+    UnseenRowsWarning
+        Of folds: rows not seen fare much worse (:func:`splince_fast.cross_report`).
     PrecisionWarning
         The result stands on few digits: an amplification above 1e4, a residual above its bound, a
         bound of 1 or more, or a trace in what x varies by less than rounding.
@@ -137,11 +124,11 @@ def splince(
         raise InputError(
             "keep is None; name what SPLINCE is to keep, or use leace, which keeps none"
         )
-    return _fit(moments, "SPLINCE", erase, keep, options, whitened=True)
+    return eraser_of(moments, Recipe("SPLINCE", erase, keep, options))
 
 
 def leace(
-    moments: Moments | Factored,
+    moments: Moments | Factored | Folds,
     *,
     erase: Selection,
     null_space: str = "keep",
@@ -157,9 +144,10 @@ def leace(
 
     Parameters
     ----------
-    moments : Moments or Factored
+    moments : Moments, Factored or Folds
         Of the data, with the variables that are named below; :meth:`Moments.factored` saves
-        factoring Cov(x) again for every eraser.
+        factoring Cov(x) again for every eraser, and folds add to the report what happens to rows
+        not seen.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
     null_space, shrinkage, rank_tol, solver
@@ -176,11 +164,11 @@ def leace(
     2
     """
     options = Options(null_space=null_space, shrinkage=shrinkage, rank_tol=rank_tol, solver=solver)
-    return _fit(moments, "LEACE", erase, None, options, whitened=True)
+    return eraser_of(moments, Recipe("LEACE", erase, None, options))
 
 
 def sal(
-    moments: Moments | Factored,
+    moments: Moments | Factored | Folds,
     *,
     erase: Selection,
     keep: Selection | ArrayLike | None = None,
@@ -197,9 +185,10 @@ def sal(
 
     Parameters
     ----------
-    moments : Moments or Factored
+    moments : Moments, Factored or Folds
         Of the data, with the variables that are named below; :meth:`Moments.factored` saves
-        factoring Cov(x) again for every eraser.
+        factoring Cov(x) again for every eraser, and folds add to the report what happens to rows
+        not seen.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
     keep : str, tuple or list of them, or array of shape (d, k), optional
@@ -221,11 +210,11 @@ def sal(
     True
     """
     options = Options(max_amplification, on_infeasible, rank_tol=rank_tol)
-    return _fit(moments, "SAL", erase, keep, options, whitened=False)
+    return eraser_of(moments, Recipe("SAL", erase, keep, options))
 
 
 def mean_projection(
-    moments: Moments | Factored, *, erase: Selection, rank_tol: float | str = "auto"
+    moments: Moments | Factored | Folds, *, erase: Selection, rank_tol: float | str = "auto"
 ) -> Projection:
     """Erase classes by the orthogonal projection off the differences of their means.
 
@@ -235,9 +224,10 @@ def mean_projection(
 
     Parameters
     ----------
-    moments : Moments or Factored
+    moments : Moments, Factored or Folds
         Of the data, with the variables that are named below; :meth:`Moments.factored` saves
-        factoring Cov(x) again for every eraser.
+        factoring Cov(x) again for every eraser, and folds add to the report what happens to rows
+        not seen.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
     rank_tol : "auto" or float in [0, 1)
@@ -257,129 +247,4 @@ def mean_projection(
     >>> sf.mean_projection(sf.Moments().update(X, {"z": z}), erase="z").rank
     1
     """
-    for name in names_of(erase, "erase"):
-        if not isinstance(moments.variable(name), ClassSums):
-            raise LabelError(
-                f"the variable {name!r} is continuous and has no class means; use sal, or "
-                f"accumulate it with kinds={{{name!r}: 'classes'}}"
-            )
-    options = Options(rank_tol=rank_tol)
-    return _fit(moments, "MeanProjection", erase, None, options, whitened=False)
-
-
-def _fit(
-    moments: Moments | Factored,
-    method: str,
-    erase: object,
-    keep: object,
-    options: Options,
-    *,
-    whitened: bool,
-) -> Projection:
-    """Factors, warnings and report for any method of the family."""
-    with statistics(moments) as known, known.memory(whitened) as memory:
-        span_z = span_of(known, erase, "erase", whitened)
-        span_y = span_of(known, keep, "keep", whitened)
-        share = known.share(options) if whitened else 0.0
-        factor = known.factored(options, whitened, memory)
-        spans = np.concatenate([span_z.rows, span_y.rows]) if span_y.names else span_z.rows
-        solution = oblique(factor, spans, len(span_z.rows), options)
-        _check(solution, span_z.names, span_y.names, method, options)
-        distortion, unkept = solution.distortion, solution.distortion_unkept
-        # The matrix that was factored is Cov(x) itself: then the solve knows what it changes.
-        if solution.solver != "cholesky" or share:
-            right = solution.right
-            distortion = float(np.sum((solution.left @ solution.left.T) * known.gram(right)))
-            if solution.admitted and span_y.names:
-                # Nor is LEACE's then what the factor says.
-                plain = oblique(factor, span_z.rows, len(span_z.rows), options)
-                unkept = float(np.sum((plain.left @ plain.left.T) * known.gram(plain.right)))
-        if not span_y.names:
-            unkept = distortion
-        left, right = solution.left, solution.right
-        if solution.null_basis is not None:
-            left, right = with_null_space(solution, span_y.rows)
-        traced = 0
-        if solution.admitted:
-            # Explicit directions off the support are the caller's choice, and no trace.
-            told = np.concatenate([s.rows for s in (span_z, span_y) if s.names != ["directions"]])
-            full = factor.admit(told)
-            seen, whole = (float(np.sum(f.whiten(told) ** 2)) for f in (factor, full))
-            if whole - seen > NOISE_SHARE * whole:
-                traced = full.admitted
-        notes = _warn(solution, span_z.names, span_y.names, options, traced)
-        mean = known.mean
-        facts = Facts(
-            method, known.n_rows, known.weight, share, whitened, distortion, unkept, notes
-        )
-    report = partial(build_report, facts, solution, span_z, span_y, left, right)
-    return Projection._make(left, right, mean, method=method, report=report)
-
-
-def _check(
-    solution: Solution, erased: list[str], kept: list[str], method: str, options: Options
-) -> None:
-    """Raise what the status of a solve calls for."""
-    if solution.status == STATUS_INFEASIBLE:
-        cosine = float(solution.cosines[0]) if len(solution.cosines) else 1.0
-        sine = float(solution.sines.min())
-        raise_infeasible(cosine, sine, solution.rank_y, solution.rank_z, erased, kept, method)
-    if solution.status != STATUS_OK:
-        raise_numerical(solution.status, options.solver)
-
-
-def _warn(
-    solution: Solution, erased: list[str], kept: list[str], options: Options, traced: int
-) -> tuple[str, ...]:
-    """Warn of what the caller has to know, and return it for the report."""
-    notes = []
-    if not solution.rank_z:
-        notes.append(
-            f"nothing was erased: x has no linear trace of {listed(erased)} above the "
-            f"rounding level ({solution.noise:.1e} in units of correlation), so the eraser is the "
-            "identity. If a trace was expected, check that labels and rows belong together"
-        )
-        warnings.warn(notes[-1], NothingErasedWarning, stacklevel=4)
-    if solution.dropped:
-        cut = options.max_amplification
-        notes.append(
-            f"{solution.dropped} of {solution.rank_y} direction(s) of {listed(kept)} were "
-            f"given up: they lie too close to {listed(erased)} "
-            + ("(to rounding)" if cut is None else f"(amplification above {cut:g})")
-            + "; the report shows what is left of each variable"
-        )
-        warnings.warn(notes[-1], DroppedDirectionsWarning, stacklevel=4)
-    for note in _imprecise(solution, erased, kept, traced):
-        notes.append(note)
-        warnings.warn(note, PrecisionWarning, stacklevel=4)
-    return tuple(notes)
-
-
-def _imprecise(solution: Solution, erased: list[str], kept: list[str], traced: int) -> list[str]:
-    """What makes the result stand on few digits, in words."""
-    notes = []
-    amplification, bound = solution.amplification, solution.bound
-    if amplification > AMPLIFICATION:
-        notes.append(
-            f"{listed(kept)} nearly lies in the span of {listed(erased)}: the longest correction "
-            f"is {amplification:.1e} times LEACE's, and so is what rounding, noise and new rows "
-            "add to it. Cap it with max_amplification= (for example 100), keep fewer variables, "
-            "or use leace"
-        )
-    worst = max(solution.residual_z, solution.residual_y)
-    if solution.rank_z and (bound >= 1 or worst > bound):
-        notes.append(
-            f"rounding may undo what was erased or kept: residual {worst:.1e}, bound {bound:.1e} "
-            "(relative to the cross-covariances). Typical causes: variables that nearly determine "
-            "each other, or features that are combinations of others; drop such columns, pass "
-            "shrinkage=1e-6, or cap max_amplification="
-        )
-    if traced:
-        notes.append(
-            f"x varies by less than its rounding level in {traced} direction(s) in "
-            "which the labels show a trace; their variance was set to that level. What is erased "
-            "and kept is exact, but x is changed more than the least possible, and new rows may "
-            "be changed far more: drop features that are copies of others, accumulate in float64, "
-            "or pass shrinkage=1e-6"
-        )
-    return notes
+    return eraser_of(moments, Recipe("MeanProjection", erase, None, Options(rank_tol=rank_tol)))

@@ -86,6 +86,15 @@ class Accumulator:
         return self.buffer is not None and self.buffer.filled > 0
 
     @property
+    def unsettled(self) -> bool:
+        """Whether rows wait anywhere."""
+        return self.waiting
+
+    def settle(self) -> None:
+        """Merge every row that waits."""
+        self.flush()
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the state and of the work memory."""
         total = self._work.nbytes
@@ -135,11 +144,13 @@ class Accumulator:
         encoded: Mapping[VariableName, Encoded],
         *,
         in_order: bool = False,
+        checked: bool = False,
     ) -> None:
         """Add rows with valid labels: full blocks where they lie, the rest by the buffer.
 
         With `in_order` the rows of a block follow each other as they came, whatever the size of
-        the updates that brought them: no rows overtake those that wait.
+        the updates that brought them: no rows overtake those that wait. With `checked` their
+        values were looked at before.
 
         Raises
         ------
@@ -152,7 +163,7 @@ class Accumulator:
         if in_order and self.waiting:
             n_direct = 0
         # A single block that is merged at once is checked by its reduction, without another pass.
-        if not n == n_direct == capacity:
+        if not checked and not n == n_direct == capacity:
             rows.check()
         batch = self._prepare(rows.array, weight, encoded)
         for start in range(0, n_direct, capacity):
@@ -172,6 +183,12 @@ class Accumulator:
                     raise
             start = stop
 
+    def room(self, width: int, dtype: np.dtype[Any]) -> int:
+        """Rows that complete a block: those that wait have come before."""
+        if self.buffer is not None and self.buffer.filled:
+            return self.buffer.room
+        return self.parameters.capacity(width, dtype.itemsize)
+
     def _prepare(
         self,
         rows: NDArray[Any],
@@ -182,7 +199,7 @@ class Accumulator:
         width = rows.shape[1]
         state = self.state
         if state is None:
-            state = State.empty(width, fourth=self.parameters.ledoit_wolf)
+            state = self._empty_state(width)
         batch = Batch(LabelledRows(rows, weight, {}), {}, {}, state, learned=state is self.state)
         for name, column in encoded.items():
             kind = KIND_OF_COLUMN[type(column)]
@@ -202,6 +219,10 @@ class Accumulator:
                 batch.fresh[name] = fresh
                 batch.learned = False
         return batch
+
+    def _empty_state(self, width: int) -> State:
+        """What a state of x is before the first rows."""
+        return State.empty(width, fourth=self.parameters.ledoit_wolf)
 
     def _reserve(self, width: int, dtype: np.dtype[Any]) -> int:
         """Work memory for blocks of this width and dtype; returns the rows of a block."""
@@ -277,11 +298,11 @@ class Accumulator:
         moved = {}
         if reference is not state.reference:
             moved = self._moved(state, reference)
-        variables, asked = [], []
-        for name, labels in block.labels.items():
-            variables.append(moved.get(name, batch.variables[name]))
-            asked.append(variables[-1].ask(labels, weight))
-        codes, n_sums, values = _sweep_of(asked, n)
+        asked = [
+            moved.get(name, batch.variables[name]).ask(labels, weight)
+            for name, labels in block.labels.items()
+        ]
+        codes, n_sums, values = sweep_of(asked, n)
         reduced = reduce_block(
             rows, weight, sample, reference, codes, n_sums, values,
             self._work.rows(n, rows.shape[1], rows.dtype),
@@ -292,20 +313,30 @@ class Accumulator:
             fourth.add_rows(rows, weight, reference)
         state.merge_block(reference, reduced, self._work.product)
         state.fourth = fourth
+        self._commit(batch, block, moved, asked, reduced.class_sums, reduced.products)
+
+    def _commit(
+        self,
+        batch: Batch,
+        block: LabelledRows,
+        moved: dict[VariableName, Variable],
+        asked: list[Request],
+        class_sums: Float,
+        products: Float,
+    ) -> None:
+        """Add the sums of a block to its variables, of which those in `moved` are replaced."""
         if moved:
             self.variables.update(moved)
-            batch.variables.update(zip(block.labels, variables, strict=True))
+            batch.variables.update({name: moved[name] for name in block.labels if name in moved})
         if not batch.learned:
             self._learn(batch)
-        sums = products = 0
-        for variable, request in zip(variables, asked, strict=True):
+        first = row = 0
+        for name, request in zip(block.labels, asked, strict=True):
             k = 0 if request.values is None else len(request.values)
-            variable.commit(
-                request,
-                reduced.class_sums[sums : sums + request.n_sums],
-                reduced.products[products : products + k],
+            batch.variables[name].commit(
+                request, class_sums[first : first + request.n_sums], products[row : row + k]
             )
-            sums, products = sums + request.n_sums, products + k
+            first, row = first + request.n_sums, row + k
 
     def _moved(self, state: State, reference: Float) -> dict[VariableName, Variable]:
         """Every variable about another reference point, where that of the state has to move."""
@@ -382,7 +413,7 @@ class Accumulator:
 
     def copy(self) -> Accumulator:
         """An independent copy, waiting rows included."""
-        other = Accumulator(self.parameters)
+        other = type(self)(self.parameters)
         other.state = None if self.state is None else self.state.copy()
         other.variables = {name: v.copy() for name, v in self.variables.items()}
         if self.buffer is not None and self.buffer.filled:
@@ -405,7 +436,7 @@ class Accumulator:
             self.buffer = None
 
 
-def _sweep_of(asked: list[Request], n: int) -> tuple[NDArray[np.intp], int, Float]:
+def sweep_of(asked: list[Request], n: int) -> tuple[NDArray[np.intp], int, Float]:
     """The requests of all variables as one: codes (v, n), their number of sums, values (q, n)."""
     codes: list[NDArray[np.intp]] = []
     values: list[Float] = []

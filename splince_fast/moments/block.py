@@ -23,7 +23,7 @@ _PART_BYTES = 1 << 20
 # A shift may leave this multiple of a column's own sum of squares in its uncentred one.
 _EXCESS = 4.0
 # From so many products with columns on, a matrix product is faster than the sweep.
-_MATRIX_PRODUCT_FROM = 8
+MATRIX_PRODUCT_FROM = 8
 # Angles by which pairs of rows are rotated: multiples of the golden one never come close together.
 _ANGLES = np.arange(256) * (np.pi * (3.0 - 5.0**0.5))
 _ROTATIONS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
@@ -121,20 +121,20 @@ def reduce_block(
     if len(out) < n:
         raise RuntimeError("the work buffer has no room for the block")
     order, cell = np.empty(n, np.intp), np.empty(n, np.intp)
-    part_rows = _rows_per_part(d, rows.itemsize)
-    kernels.sort_by_cell(codes, n_codes, part_rows, order, cell)
+    part = part_rows(d, rows.itemsize)
+    kernels.sort_by_cell(codes, n_codes, part, order, cell)
     shift, whole = sample.shift, sample.whole
     peak, total = np.empty(d), np.empty(d)
     class_sums, products = np.empty((n_codes, d)), np.empty((len(values), d))
     given = _NO_WEIGHT if weight is None else weight
-    by_matrix = len(values) >= _MATRIX_PRODUCT_FROM
+    by_matrix = len(values) >= MATRIX_PRODUCT_FROM
     swept = _NO_VALUES.reshape(0, n) if by_matrix else values
     into = products[:0] if by_matrix else products
     offset = shift - reference
 
     def work(first: int, last: int) -> None:
         kernels.centre_block(
-            rows, given, shift, offset, codes, order, cell, swept, _ROTATIONS, part_rows,
+            rows, given, shift, offset, codes, order, cell, swept, _ROTATIONS, part,
             first, last, out, peak, total, class_sums, into,
         )  # fmt: skip
 
@@ -160,11 +160,11 @@ def reduce_block(
             np.empty((buffer_rows(n), d)),
         )  # fmt: skip
     if by_matrix:
-        _add_products(rows, values, shift, offset, products)
+        add_products(rows, values, shift, offset, products)
     return Reduced(n, whole, total + whole * offset, total / whole, out, class_sums, products)
 
 
-def _add_products(
+def add_products(
     rows: NDArray[Any], values: Float, shift: Float, offset: Float, products: Float
 ) -> None:
     """products = values (rows - reference) in float64, as (rows - shift) + offset, in parts."""
@@ -178,7 +178,7 @@ def _add_products(
 
 
 @lru_cache(maxsize=64)
-def _rows_per_part(width: int, itemsize: int) -> int:
+def part_rows(width: int, itemsize: int) -> int:
     """Rows of a part: a function of shape and dtype alone, so that results are reproducible."""
     return min(512, max(64, _PART_BYTES // (width * itemsize))) // 4 * 4
 

@@ -164,7 +164,7 @@ class ClassSums(Variable):
         result = self.copy()
         result.learn(fresh)
         result.rows, result.weights, result.sums = result._padded()
-        where = np.array([result._places[class_key(c)][0] for c in theirs], np.intp)
+        where = result.positions(theirs)
         rows, weights, sums = other._padded()
         result.rows[where] += sign * rows
         result.weights[where] += sign * weights
@@ -197,6 +197,10 @@ class ClassSums(Variable):
 
     def clear(self, features: NDArray[np.intp], gap: Float) -> None:
         self.sums[:, features] = np.outer(self.weights, gap[features])
+
+    def positions(self, names: list[ClassName]) -> NDArray[np.intp]:
+        """Where classes that are all known stand in the order of the sums."""
+        return np.array([self._places[class_key(c)][0] for c in names], np.intp)
 
     def in_order(self, names: list[ClassName]) -> ClassSums:
         """The same sums with their classes in this order, which may name classes without rows."""

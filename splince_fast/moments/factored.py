@@ -19,7 +19,9 @@ from splince_fast._solve.shrinkage import share
 from splince_fast.exceptions import InputError, UnknownVariableError
 from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator
+from splince_fast.moments.metric import Sampled, refuse_few, sampled_covariance
 from splince_fast.moments.moments import Moments
+from splince_fast.moments.sampled import SampledAccumulator
 from splince_fast.moments.variable import Variable
 
 Float = NDArray[np.float64]
@@ -42,7 +44,7 @@ class Live:
     @property
     def variances(self) -> Float:
         """(d,): of the features, ddof = 0."""
-        return np.asarray(np.einsum("ii->i", self._state.scatter) / self.weight)
+        return np.asarray(self._state.second.diagonal() / self.weight)
 
     def variable(self, name: VariableName) -> Variable:
         """The sums of one variable."""
@@ -57,17 +59,27 @@ class Live:
         state = self._state
         provider.ensure_for(state.width)
         if not whitened:
-            return factors.identity(state.scatter, state.weight)
+            return factors.identity(state.second.diagonal(), state.weight)
+        scatter, weight, n_rows, roundoff = self._scatter(options)
         return factors.dense(
-            state.scatter,
-            state.weight,
+            scatter,
+            weight,
             self.mean,
-            max_rank=state.n_rows - 1,
-            tolerance=tolerances.eigenvalue(state.width, state.unit_roundoff),
+            max_rank=n_rows - 1,
+            tolerance=tolerances.eigenvalue(state.width, roundoff),
             share=self.share(options),
             solver=options.solver,
             memory=memory,
         )
+
+    def _scatter(self, options: Options) -> tuple[Float, float, int, float]:
+        """The matrix to factor, what it is divided by, its rows, and its unit roundoff."""
+        state = self._state
+        return state.scatter, state.weight, state.n_rows, state.unit_roundoff
+
+    def remember(self, factor: Factor) -> None:
+        """Let a factor keep Cov(x), for its `gram`."""
+        factor.remember(self._state.scatter, 1.0 / self.weight)
 
     def share(self, options: Options) -> float:
         """Share of the isotropic target in what is factored."""
@@ -85,6 +97,54 @@ class Live:
 
         product = scipy.linalg.blas.dsymm(1.0, self._state.scatter, rows.T, lower=1)
         return np.asarray(rows @ product / self.weight)
+
+    @property
+    def sample(self) -> Sampled | None:
+        """What Cov(x) was estimated from, where that is not all rows."""
+        return None
+
+
+class LiveSample(Live):
+    """The statistics of moments whose scatter is that of a sample."""
+
+    def __init__(self, held: SampledAccumulator) -> None:
+        super().__init__(held)
+        self._sampled = held
+        self._estimate: tuple[Float, Sampled] | None = None
+
+    def _estimated(self) -> tuple[Float, Sampled]:
+        """The covariance, estimated when it is first asked for."""
+        if self._estimate is None:
+            self._estimate = sampled_covariance(self._sampled)
+        return self._estimate
+
+    @property
+    def sample(self) -> Sampled:
+        return self._estimated()[1]
+
+    def _scatter(self, options: Options) -> tuple[Float, float, int, float]:
+        if not options.shrinkage:
+            refuse_few(self._sampled)
+        matrix, known = self._estimated()
+        return matrix, 1.0, known.n_rows, known.unit_roundoff
+
+    def remember(self, factor: Factor) -> None:
+        factor.remember(self._estimated()[0], 1.0)
+
+    def share(self, options: Options) -> float:
+        if options.shrinkage is None:
+            return 0.0
+        matrix, known = self._estimated()
+        # `share` takes a sum over the rows; this is a mean, and so is the matrix.
+        quartic = None if known.quartic is None else known.quartic / known.effective
+        return share(options.shrinkage, matrix, known.effective, quartic)
+
+    def gram(self, rows: Float) -> Float:
+        import scipy.linalg.blas
+
+        matrix, known = self._estimated()
+        product = scipy.linalg.blas.dsymm(1.0, matrix, rows.T, lower=1)
+        return np.asarray(rows @ product - (rows * known.repaired) @ rows.T)
 
 
 class Factored:
@@ -117,6 +177,8 @@ class Factored:
         L with L L^T the covariance; whitens and unwhitens.
     reading : tuple
         `kinds` and `joint` of the moments.
+    sample : Sampled or None
+        What Cov(x) was estimated from, where that is not all rows.
 
     Examples
     --------
@@ -139,7 +201,8 @@ class Factored:
         self.shrinkage = live.share(options)
         self._requested, self._solver = options.shrinkage, options.solver
         self.factor = live.factored(options, True, None)
-        self.factor.remember(live._state.scatter, 1.0 / self.weight)
+        live.remember(self.factor)
+        self.sample = live.sample
         self._identity = live.factored(options, False, None)
         self.reading = parameters["kinds"], parameters["joint"]
         self._variables = {name: variable.copy() for name, variable in variables.items()}
@@ -229,7 +292,10 @@ class Factored:
         rows : ndarray of shape (r, d)
             The rows b.
         """
-        return self.factor.gram(np.ascontiguousarray(rows))
+        product = self.factor.gram(np.ascontiguousarray(rows))
+        if self.sample is None:
+            return product
+        return np.asarray(product - (rows * self.sample.repaired) @ rows.T)
 
     @property
     def nbytes(self) -> int:
@@ -252,11 +318,15 @@ def snapshot(moments: Moments, shrinkage: float | str | None, solver: str) -> Fa
         for name in held.variables:
             held.variable(name)  # makes room for every class that was named
         return Factored(
-            Live(held),
+            _live(held),
             options,
             {"kinds": moments.parameters.kinds, "joint": moments.parameters.joint},
             held.variables,
         )
+
+
+def _live(held: Accumulator) -> Live:
+    return LiveSample(held) if isinstance(held, SampledAccumulator) else Live(held)
 
 
 class _Reading:
@@ -268,7 +338,7 @@ class _Reading:
     def __enter__(self) -> Live:
         held = self._held.__enter__()
         try:
-            return Live(held)
+            return _live(held)
         except BaseException as error:
             self._held.__exit__(type(error), error, error.__traceback__)
             raise

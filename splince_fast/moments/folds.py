@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast, overload
@@ -12,19 +13,63 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime import files
 from splince_fast._runtime.arrays import Rows
+from splince_fast._runtime.hashing import splitmix64
 from splince_fast._runtime.interrupts import Deferred
+from splince_fast._runtime.memory import total_memory
 from splince_fast.exceptions import FileFormatError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
+from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.entry import Given, read_update
-from splince_fast.moments.format import from_tensors, to_tensors
+from splince_fast.moments.format import NEWEST, format_of, from_tensors, part_of, to_tensors
 from splince_fast.moments.moments import Moments, consistent
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.variables import check_column
 
 _KIND = "folds"
-_FORMAT = 1
 _MOST = 1024
+
+# With fewer rows a half says little of rows not seen.
+LEAST_ROWS = 200
+# Up to so many features factoring takes no time; beyond, there must be rows for it.
+_FEW_FEATURES, _ROWS_PER_FEATURE = 512, 4
+# Two states and their factors, which take 2 d^2 numbers each where x is rank deficient, may take
+# this share of the memory of the machine.
+_MATRICES, _SHARE = 6, 0.25
+
+
+def worthwhile(n_rows: int | None, n_features: int | None) -> bool:
+    """Whether a fit deals its rows to two folds, so that its report speaks of rows not seen.
+
+    At least 200 rows; at least 4 per feature where there are more than 512, since factoring two
+    halves would cost more than reading the rows; and 6 d^2 doubles in a quarter of the memory of
+    the machine. What is not known beforehand does not stand against it.
+
+    Parameters
+    ----------
+    n_rows, n_features : int or None
+        Shape of the rows, where it is known.
+
+    Returns
+    -------
+    bool
+        The same for the same shape on the same machine: the eraser depends on it by rounding.
+
+    Examples
+    --------
+    >>> from splince_fast.moments.folds import worthwhile
+    >>> worthwhile(10_000, 384), worthwhile(100, 3), worthwhile(3000, 1024)
+    (True, False, False)
+    """
+    if n_rows is not None and n_rows < LEAST_ROWS:
+        return False
+    if n_features is None:
+        return True
+    rows = math.inf if n_rows is None else n_rows
+    if n_features > _FEW_FEATURES and rows < _ROWS_PER_FEATURE * n_features:
+        return False
+    memory = total_memory()
+    return memory is None or 8 * _MATRICES * n_features**2 <= _SHARE * memory
 
 
 class Folds(Sequence[Moments]):
@@ -44,10 +89,21 @@ class Folds(Sequence[Moments]):
     **parameters
         block_rows, kinds, joint and ledoit_wolf, as for :class:`Moments`.
 
+    Attributes
+    ----------
+    feature_names : tuple of str or None
+        Names of the columns of X, where the first rows came as a frame; for messages.
+
     Raises
     ------
     InputError
         `n_folds` or `groups` out of range.
+
+    Notes
+    -----
+    Every method takes them in place of moments: the eraser is that of all rows, its report says
+    what it does to rows not seen (:func:`splince_fast.cross_report`), and ``shrinkage="cv"`` can
+    be chosen.
 
     Examples
     --------
@@ -70,6 +126,7 @@ class Folds(Sequence[Moments]):
         self._folds = tuple(Moments(**parameters) for _ in range(int(n_folds)))
         self._groups = groups
         self._position = 0
+        self.feature_names: tuple[str, ...] | None = None
 
     # -- a sequence ------------------------------------------------------------------------
 
@@ -136,6 +193,8 @@ class Folds(Sequence[Moments]):
         """
         # Read once, and checked as a whole before it is added to any fold.
         given = read_update(X, labels, sample_weight, None, self._wide()._accumulator)
+        if not self._position and hasattr(X, "columns"):
+            self.feature_names = tuple(map(str, X.columns))
         n = len(given.rows.array)
         given.rows.check()
         fold_of = self._deal(given, n)
@@ -146,12 +205,8 @@ class Folds(Sequence[Moments]):
                 check_column(known[name], encoded[name], name)
         for i, fold in enumerate(self._folds):
             chosen = np.flatnonzero(fold_of == i)
-            if len(chosen):
-                weight = None if given.weight is None else given.weight[chosen]
-                columns = {name: _rows_of(column, chosen) for name, column in encoded.items()}
-                with Deferred(), fold._lock:
-                    rows = Rows.known(given.rows.array[chosen])
-                    fold._accumulator.update(rows, weight, columns, in_order=True)
+            with Deferred(), fold._lock:
+                _add_some(fold._accumulator, given, encoded, chosen)
         self._position += given.n_given
         return self
 
@@ -206,11 +261,12 @@ class Folds(Sequence[Moments]):
                 tensors |= {f"fold.{i}.{key}": tensor.copy() for key, tensor in own.items()}
                 metadata.append(described)
         described = {"groups": self._groups, "position": self._position, "stream": stream}
-        files.write(path, _KIND, _FORMAT, tensors, {"folds": metadata, **described})
+        version = format_of(self.parameters)
+        files.write(path, _KIND, version, tensors, {"folds": metadata, **described})
 
     def read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Folds, Any]:
         """Folds and where their source stands."""
-        tensors, metadata = files.read(path, _KIND, _FORMAT)
+        tensors, metadata = files.read(path, _KIND, NEWEST)
         with consistent(path):
             described, groups, position = (
                 metadata["folds"], metadata["groups"], metadata["position"]
@@ -220,33 +276,31 @@ class Folds(Sequence[Moments]):
                 raise FileFormatError("the number of rows seen is negative or no number")
             found._position = position
             found._folds = tuple(
-                Moments._around(from_tensors(_own_tensors(tensors, i), own))
+                Moments._around(from_tensors(part_of(tensors, f"fold.{i}."), own))
                 for i, own in enumerate(described)
             )
             return found, metadata["stream"]
 
 
-def _own_tensors(tensors: Mapping[str, NDArray[Any]], fold: int) -> dict[str, NDArray[Any]]:
-    prefix = f"fold.{fold}."
-    return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
-
-
-def splitmix64(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014) of each number.
-
-    Parameters
-    ----------
-    numbers : ndarray of uint64
-
-    Returns
-    -------
-    ndarray of uint64
-        A bijection whose bits look independent of those of the numbers.
-    """
-    mixed = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(mixed ^ (mixed >> np.uint64(31)))
+def _add_some(
+    accumulator: Accumulator,
+    given: Given,
+    encoded: Mapping[VariableName, Encoded],
+    chosen: NDArray[np.intp],
+) -> None:
+    """Add some of the rows of an update, a block at a time: no more than that is copied."""
+    array, width = given.rows.array, given.rows.width
+    start = 0
+    while start < len(chosen):
+        piece = chosen[start : start + accumulator.room(width, given.rows.dtype)]
+        accumulator.update(
+            Rows.known(array[piece]),
+            None if given.weight is None else given.weight[piece],
+            {name: _rows_of(column, piece) for name, column in encoded.items()},
+            in_order=True,
+            checked=True,
+        )
+        start += len(piece)
 
 
 def _digest(name: ClassName) -> int:

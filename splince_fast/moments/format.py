@@ -21,6 +21,22 @@ staged.<i>               int64 (n,) or          their labels for variable i: cla
 
 The metadata are the parameters, ``width``, ``n_rows``, ``float32_products`` and, for each
 variable, ``name``, ``kind`` and ``names``.
+
+Format 2 is that of a state whose scatter is of a sample of the rows. It has, in place of the
+scatter:
+
+=======================  =====================  ===================================================
+variances                float64 (d,)           its diagonal, of all rows
+sample.<tensor>                                 every tensor of the state of the sampled rows, with
+                                                their weights w / pi; its metadata are ``sample``
+weights.squares          float64 (1,)           sum (w / pi)^2
+labels.gram              float64 (k, k)         sum (w / pi) f f^T of the features f of the labels
+labels.places.<i>        int64 (c,)             rows of variable i in it
+labels.origin.<i>        float64 (c,)           what its columns are taken about
+all_labels.<tensor>                             the same three, of all rows
+=======================  =====================  ===================================================
+
+and in the metadata ``scatter``, ``seed`` and ``position``, the rows that were offered.
 """
 
 from __future__ import annotations
@@ -33,20 +49,29 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import check_values
 from splince_fast._runtime.blocks import BLOCK_ROWS
-from splince_fast._runtime.files import check_tensors
+from splince_fast._runtime.files import check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.fourth_moment import FourthMoment
+from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.scatter import EPS32, EPS64, Scatter
+from splince_fast.moments.sampled import Sample, SampledAccumulator, accumulator_of
+from splince_fast.moments.scatter import EPS32, EPS64, Diagonal, Scatter
 from splince_fast.moments.state import State
 from splince_fast.moments.variables import KINDS
 
 Tensors = dict[str, NDArray[Any]]
 
+# The newest format of a file, which a state without a sample does not need.
+NEWEST = 2
 # The largest block of a file: what a first update of a loaded state may allocate.
 _MOST_BYTES = 1 << 35
+
+
+def format_of(parameters: Parameters) -> int:
+    """The oldest format that holds a state of these parameters."""
+    return NEWEST if parameters.scatter < 1 else 1
 
 
 def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tensors, dict[str, Any]]:
@@ -65,6 +90,9 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tenso
     }
     tensors: Tensors = {}
     state = accumulator.state
+    sampled = accumulator if isinstance(accumulator, SampledAccumulator) else None
+    if sampled is not None:
+        tensors |= _sample_to_tensors(sampled, metadata, packed)
     if state is not None:
         metadata |= {"n_rows": state.n_rows, "float32_products": state.unit_roundoff > EPS64}
         tensors |= {
@@ -72,7 +100,9 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tenso
             "weight": np.array([state.weight]),
             "deviation": state.deviation,
         }
-        if packed:
+        if sampled is not None:
+            tensors["variances"] = state.second.diagonal()
+        elif packed:
             tensors["scatter.lower"] = state.second.packed()
         else:
             tensors["scatter"] = state.second.full().T
@@ -85,6 +115,55 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tenso
     if accumulator.buffer is not None and accumulator.waiting:
         tensors |= _waiting_to_tensors(accumulator, accumulator.buffer.contents())
     return tensors, metadata
+
+
+def _sample_to_tensors(
+    accumulator: SampledAccumulator, metadata: dict[str, Any], packed: bool
+) -> Tensors:
+    """What the state of a sample holds beside that of all rows; the metadata are added to."""
+    sample, order = accumulator.sample, list(accumulator.variables)
+    parameters = accumulator.parameters
+    inner, described = to_tensors(sample.rows, packed=packed)
+    metadata |= {
+        "scatter": parameters.scatter,
+        "seed": parameters.seed,
+        "position": sample.position,
+        "sample": described,
+    }
+    tensors: Tensors = {f"sample.{key}": tensor for key, tensor in inner.items()}
+    for prefix, table in (("labels.", sample.labels), ("all_labels.", sample.all_labels)):
+        tensors |= {prefix + key: tensor for key, tensor in table.tensors(order).items()}
+    tensors["weights.squares"] = np.array([sample.squares])
+    return tensors
+
+
+def _read_sample(
+    tensors: Mapping[str, NDArray[Any]],
+    metadata: Mapping[str, Any],
+    accumulator: SampledAccumulator,
+) -> None:
+    """The inverse of `_sample_to_tensors`."""
+    inner = from_tensors(part_of(tensors, "sample."), metadata["sample"])
+    position = metadata["position"]
+    if not isinstance(position, int) or not 0 <= position < 1 << 62:
+        raise FileFormatError("the number of rows offered to the sample is no number")
+    check_tensors(tensors, {"weights.squares": (np.float64, (1,))})
+    refuse_negative(tensors, ("weights.squares",))
+    if isinstance(inner, SampledAccumulator) or inner.width not in (None, accumulator.width):
+        raise FileFormatError("the sample is not one of these rows")
+    if inner.n_rows > accumulator.n_rows:
+        raise FileFormatError("more rows were sampled than there are")
+    labels, all_labels = (
+        LabelTable.read(part_of(tensors, prefix), accumulator.variables)
+        for prefix in ("labels.", "all_labels.")
+    )
+    squares = float(tensors["weights.squares"][0])
+    accumulator.sample = Sample(inner, squares, labels, all_labels, position)
+
+
+def part_of(tensors: Mapping[str, NDArray[Any]], prefix: str) -> Tensors:
+    """Tensors whose names begin with a prefix, without it."""
+    return {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
 
 
 def _waiting_to_tensors(accumulator: Accumulator, block: LabelledRows) -> Tensors:
@@ -110,9 +189,10 @@ def from_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any
     tensors = {key: _own(tensor) for key, tensor in tensors.items()}
     joint = [tuple(names) for names in metadata["joint"]]
     parameters = Parameters.of(
-        metadata["block_rows"], metadata["kinds"], joint, metadata["ledoit_wolf"]
-    )
-    accumulator = Accumulator(parameters)
+        metadata["block_rows"], metadata["kinds"], joint, metadata["ledoit_wolf"],
+        metadata.get("scatter", 1.0), metadata.get("seed", 0),
+    )  # fmt: skip
+    accumulator = accumulator_of(parameters)
     width = metadata["width"]
     if width is None:
         return accumulator
@@ -123,15 +203,19 @@ def from_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any
             f"blocks of {parameters.block_rows:,} rows of {width:,} features exceed any memory; "
             "the file was edited or damaged"
         )
-    accumulator.state = _read_state(tensors, metadata, width, parameters.ledoit_wolf)
+    sampled = accumulator if isinstance(accumulator, SampledAccumulator) else None
+    accumulator.state = _read_state(
+        tensors, metadata, width, parameters.ledoit_wolf and sampled is None, sampled is not None
+    )
     for i, entry in enumerate(metadata["variables"]):
-        prefix = f"variable.{i}."
-        own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+        own = part_of(tensors, f"variable.{i}.")
         name = tuple(entry["name"]) if isinstance(entry["name"], list) else entry["name"]
         accumulator.variables[name] = KINDS[entry["kind"]].read(width, entry, own)
         if accumulator.variables[name].n_rows > accumulator.state.n_rows:
             raise FileFormatError(f"more rows carry the variable {name!r} than there are")
     waiting = _read_waiting(tensors, accumulator, width)
+    if sampled is not None:
+        _read_sample(tensors, metadata, sampled)
     if waiting is not None:
         accumulator.restore(waiting)
     return accumulator
@@ -143,7 +227,11 @@ def _own(tensor: NDArray[Any]) -> NDArray[Any]:
 
 
 def _read_state(
-    tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any], width: int, ledoit_wolf: bool
+    tensors: Mapping[str, NDArray[Any]],
+    metadata: Mapping[str, Any],
+    width: int,
+    ledoit_wolf: bool,
+    sampled: bool,
 ) -> State:
     real, packed = np.float64, width * (width + 1) // 2
     expected: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -152,7 +240,12 @@ def _read_state(
         "deviation": (real, (width,)),
     }
     lower = "scatter.lower" in tensors
-    expected |= {"scatter.lower": (real, (packed,))} if lower else {"scatter": (real, (width,) * 2)}
+    if sampled:
+        expected["variances"] = (real, (width,))
+    elif lower:
+        expected["scatter.lower"] = (real, (packed,))
+    else:
+        expected["scatter"] = (real, (width,) * 2)
     if ledoit_wolf:
         expected |= {"quartic": (real, (1,)), "cubic": (real, (width,))}
     check_tensors(tensors, expected)
@@ -163,7 +256,10 @@ def _read_state(
     if weight < 0 or (weight > 0) != (n_rows > 0):
         raise FileFormatError("the number of rows and their weight contradict each other")
     roundoff = EPS32 if metadata["float32_products"] else EPS64
-    if lower:
+    second: Scatter
+    if sampled:
+        second = Diagonal(tensors["variances"], roundoff)
+    elif lower:
         second = Scatter.unpacked(tensors["scatter.lower"], width, roundoff)
     else:
         second = Scatter(np.asfortranarray(tensors["scatter"].T), roundoff)

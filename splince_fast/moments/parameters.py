@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from splince_fast._runtime.blocks import check_block_rows, choose_block_rows
 from splince_fast.exceptions import IncompatibleMomentsError, InputError
 
@@ -20,15 +22,28 @@ class Parameters:
     kinds : dict of str to str
     joint : tuple of tuples of str
     ledoit_wolf : bool
+    scatter : float
+        Rate at which rows are sampled for the scatter; 1 for all.
+    seed : int
     """
 
     block_rows: int | None
     kinds: dict[str, str]
     joint: tuple[tuple[str, ...], ...]
     ledoit_wolf: bool
+    scatter: float = 1.0
+    seed: int = 0
 
     @classmethod
-    def of(cls, block_rows: Any, kinds: Any, joint: Any, ledoit_wolf: Any) -> Parameters:
+    def of(
+        cls,
+        block_rows: Any,
+        kinds: Any,
+        joint: Any,
+        ledoit_wolf: Any,
+        scatter: Any = 1.0,
+        seed: Any = 0,
+    ) -> Parameters:
         """Check what was passed; InputError where it is out of range."""
         if block_rows is not None:
             block_rows = check_block_rows(block_rows)
@@ -44,7 +59,10 @@ class Parameters:
                 f"joint is {joint!r}; it must be a list of tuples of names, such as "
                 "[('gender', 'race')]"
             )
-        return cls(block_rows, dict(kinds or {}), tuple(map(tuple, joint)), bool(ledoit_wolf))
+        return cls(
+            block_rows, dict(kinds or {}), tuple(map(tuple, joint)), bool(ledoit_wolf),
+            _check_scatter(scatter), _check_seed(seed),
+        )  # fmt: skip
 
     def as_arguments(self) -> dict[str, Any]:
         """The keyword arguments that make an empty object alike."""
@@ -53,6 +71,8 @@ class Parameters:
             "kinds": dict(self.kinds),
             "joint": self.joint,
             "ledoit_wolf": self.ledoit_wolf,
+            "scatter": self.scatter,
+            "seed": self.seed,
         }
 
     def capacity(self, width: int, itemsize: int) -> int:
@@ -66,3 +86,30 @@ class Parameters:
             raise IncompatibleMomentsError(
                 f"the two sides read {sorted(clash)} by different kinds=; accumulate both alike"
             )
+        if (self.scatter < 1) != (other.scatter < 1):
+            raise IncompatibleMomentsError(
+                "one side has the scatter of all rows (scatter=1) and the other that of a sample; "
+                "accumulate both with scatter=1, or both with a rate below 1"
+            )
+
+
+def _check_scatter(scatter: Any) -> float:
+    """The rate as a float."""
+    number = isinstance(scatter, int | float | np.integer | np.floating)
+    if not number or isinstance(scatter, bool) or not 0 < scatter <= 1:
+        advice = (
+            "; the number of rows is known to Moments.from_blocks of a source, and not here"
+            if isinstance(scatter, str) and scatter == "auto"
+            else ""
+        )
+        raise InputError(
+            f"scatter is {scatter!r}; it must be a number above 0 and at most 1, the share of the "
+            f"rows that the covariance is taken from{advice}"
+        )
+    return float(scatter)
+
+
+def _check_seed(seed: Any) -> int:
+    if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or not 0 <= seed < 1 << 63:
+        raise InputError(f"seed is {seed!r}; it must be an integer from 0 to 2**63 - 1")
+    return int(seed)

@@ -1,4 +1,4 @@
-"""Sum of w (x - m)(x - m)^T about the weighted mean m: blocks and other scatters are added."""
+"""Sum of w (x - m)(x - m)^T about the weighted mean m, or its diagonal: blocks are added."""
 
 from __future__ import annotations
 
@@ -135,3 +135,23 @@ class Scatter:
         scatter.unit_roundoff = unit_roundoff
         kernels.unpack_lower(np.ascontiguousarray(packed), scatter.matrix)
         return scatter
+
+
+class Diagonal(Scatter):
+    """The diagonal of a scatter alone, (d,) in place of `matrix`: O(d) state."""
+
+    @classmethod
+    def empty(cls, width: int) -> Diagonal:
+        return cls(np.zeros(width))
+
+    def copy(self) -> Diagonal:
+        return Diagonal(self.matrix.copy(), self.unit_roundoff)
+
+    def diagonal(self) -> Float:
+        return self.matrix
+
+    def merge(self, other: Scatter, sign: int, gap: Float, coefficient: float) -> None:
+        self.matrix += sign * (other.diagonal() + coefficient * gap * gap)
+
+    def clear(self, features: NDArray[np.intp]) -> None:
+        self.matrix[features] = 0.0

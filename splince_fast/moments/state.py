@@ -12,7 +12,7 @@ from splince_fast._runtime.arrays import check_values
 from splince_fast.exceptions import IncompatibleMomentsError
 from splince_fast.moments.block import Reduced, Sample
 from splince_fast.moments.fourth_moment import FourthMoment
-from splince_fast.moments.scatter import EPS32, EPS64, Scatter
+from splince_fast.moments.scatter import EPS32, EPS64, Diagonal, Scatter
 
 __all__ = ["EPS32", "EPS64", "State"]
 
@@ -36,6 +36,11 @@ class State:
     deviation: Float  # (d,): sum w (x - reference)
     second: Scatter  # sum w (x - mean)(x - mean)^T
     fourth: FourthMoment | None  # where Ledoit-Wolf shrinkage was asked for
+
+    @classmethod
+    def of_variances(cls, width: int) -> State:
+        """No rows; of the scatter only the diagonal is kept."""
+        return cls(np.zeros(width), 0, 0.0, np.zeros(width), Diagonal.empty(width), None)
 
     @classmethod
     def empty(cls, width: int, *, fourth: bool) -> State:
@@ -89,16 +94,7 @@ class State:
         follows the mean when it has gone far.
         """
         if self.weight == 0.0:
-            head = rows[:_HEAD].astype(np.float64, order="C")
-            if not np.isfinite(head).all():  # infinite less infinite warns before it is refused
-                check_values(rows)
-            # About its first row, so that a constant column has exactly its value.
-            first = head[0].copy()
-            head -= first
-            mean = head.mean(axis=0) if weight is None else weight[:_HEAD] @ head / (
-                weight[:_HEAD].sum()
-            )  # fmt: skip
-            return np.asarray(first + mean)
+            return head_mean(rows, weight)
         import splince_fast._kernels.accumulate as kernels
 
         far = kernels.reference_is_far(
@@ -249,3 +245,17 @@ class State:
         constant = np.flatnonzero(diagonal <= noise)
         np.maximum(diagonal, 0.0, out=diagonal)
         return constant, of_sums
+
+
+def head_mean(rows: NDArray[Any], weight: Float | None) -> Float:
+    """The weighted mean of the first rows of a block, whose values may be unchecked."""
+    head = rows[:_HEAD].astype(np.float64, order="C")
+    if not np.isfinite(head).all():  # infinite less infinite would warn before it is refused
+        check_values(rows)
+    # About its first row, so that a constant column has exactly its value.
+    first = head[0].copy()
+    head -= first
+    mean = head.mean(axis=0) if weight is None else weight[:_HEAD] @ head / (
+        weight[:_HEAD].sum()
+    )  # fmt: skip
+    return np.asarray(first + mean)

@@ -21,9 +21,11 @@ import torch
 from numpy.typing import NDArray
 
 from splince_fast.exceptions import InputError, NonFiniteError, NotEnoughMemoryError
+from splince_fast.labels import VariableName
 from splince_fast.moments import Moments
-from splince_fast.nn import bridge
-from splince_fast.nn.bridge import VariableName
+from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.column_sums import ColumnSums
+from splince_fast.moments.record import from_sums
 from splince_fast.nn.labelled import LabelledRows, Registry
 
 Tensor = Any
@@ -311,17 +313,16 @@ class SiteSums:
         variables: dict[VariableName, Any] = {}
         for name, (rows, weights, sums) in self._classes.items():
             names = self.registry.classes[name][: len(rows)]
-            variables[name] = bridge.class_entry(names, rows, weights, _host(sums))
+            variables[name] = ClassSums(self.width, names, rows, weights, _host(sums))
         for name, own in self._columns.items():
             columns, reference = self.registry.columns[name]
-            variables[name] = bridge.column_entry(
-                columns, own.n_rows, own.weight, reference, _host(own.x_sum), own.z_sum,
-                _host(own.products), own.squares,
+            variables[name] = ColumnSums(
+                self.width, list(columns), own.n_rows, own.weight, reference, _host(own.x_sum),
+                own.z_sum, _host(own.products), own.squares,
             )  # fmt: skip
         centre = self._deviation / self.weight
         self._scatter.addr_(self._deviation, centre, alpha=-1)
         scatter = _host(self._scatter)
-        _mirror_upper(scatter)
         if not np.isfinite(scatter.trace()):
             raise NonFiniteError(
                 f"the products at the site {self.name!r} leave the range of float32 (activations "
@@ -330,7 +331,7 @@ class SiteSums:
         # The last subtraction may leave less than nothing of a column that hardly varies.
         diagonal = np.einsum("ii->i", scatter)
         np.maximum(diagonal, 0.0, out=diagonal)
-        return bridge.moments_from_sums(
+        return from_sums(
             n_rows=self.n_rows,
             weight=self.weight,
             reference=_host(self._reference),
@@ -378,14 +379,3 @@ def _between(parts: list[LabelledRows], start: int, stop: int) -> list[LabelledR
             found.append(part.slice(first, last))
         at += part.n
     return found
-
-
-def _mirror_upper(square: Float) -> None:
-    """Copy the upper triangle onto the lower one, panel by panel, in place."""
-    d = len(square)
-    for i in range(0, d, 64):
-        j = min(d, i + 64)
-        square[j:, i:j] = square[i:j, j:].T
-        block = square[i:j, i:j]
-        lower = np.tril_indices(j - i, -1)
-        block[lower] = block.T[lower]

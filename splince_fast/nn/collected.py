@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from splince_fast.exceptions import (
-    FileFormatError,
     IncompatibleMomentsError,
     InputError,
     OnePassWarning,
 )
 from splince_fast.moments import Moments
-from splince_fast.nn import bridge
+from splince_fast.moments.record import from_record, to_record
+from splince_fast.nn.by_site import BySite, table
 from splince_fast.nn.erasers import Erasers, fit_site
-from splince_fast.nn.recipe import BySite, Recipe, Site, table
+from splince_fast.nn.recipe import Recipe, Site
 from splince_fast.projection import Projection
-
-_FORMAT = 1
-_KIND = "collected"
 
 
 class Collected(BySite):
@@ -39,7 +35,26 @@ class Collected(BySite):
         How the activations were collected.
     n_sequences : int
         Sequences that gave rows. Tokens of one text are not independent: judge chance by these.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import splince_fast as sf
+    >>> from splince_fast import nn as snn
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
+    >>> z = torch.arange(60) % 2
+    >>> halves = [[{"input": torch.randn(60, 3) + z[:, None], "z": z}] for _ in range(2)]
+    >>> first, second = (snn.collect(model, half, "0", labels="z") for half in halves)
+    >>> both = first + second
+    >>> both["0"].n_rows, both.n_sequences
+    (120, 120)
+    >>> both.erasers(sf.leace, erase="z")["0"].rank
+    1
     """
+
+    _KIND = "collected"
+    _AS_RECORD = (to_record, from_record)
+    _FURTHER = {"n_sequences": int}  # noqa: RUF012
 
     def __init__(
         self,
@@ -251,49 +266,6 @@ class Collected(BySite):
         return table(heading, ("site", "module", "width", "rows", "calls", "variables"), rows)
 
     __repr__ = __str__
-
-    # -- files -----------------------------------------------------------------------------
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one safetensors file.
-
-        Parameters
-        ----------
-        path : path
-            The file; whatever happens, it holds either what it held before or everything.
-        """
-        records = {name: bridge.moments_record(moments) for name, moments in self.items()}
-        metadata = {
-            "sites": [asdict(site) for site in self._sites],
-            "recipe": self._recipe.to_dict(),
-            "n_sequences": self.n_sequences,
-        }
-        bridge.write_file(path, _KIND, _FORMAT, records, metadata)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Collected:
-        """Read it back.
-
-        Parameters
-        ----------
-        path : path
-            A file written by :meth:`save`.
-
-        Raises
-        ------
-        FileFormatError
-            Truncated, foreign, inconsistent, or written by a newer version.
-        """
-        records, metadata = bridge.read_file(path, _KIND, _FORMAT)
-        try:
-            return cls(
-                {name: bridge.moments_from_record(*record) for name, record in records.items()},
-                [Site(**site) for site in metadata["sites"]],
-                Recipe.from_dict(metadata["recipe"]),
-                int(metadata["n_sequences"]),
-            )
-        except (KeyError, TypeError, ValueError, FileFormatError) as error:
-            raise bridge.inconsistent(path, error) from error
 
 
 def _joined(first: Site, second: Site) -> Site:

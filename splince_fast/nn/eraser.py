@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from splince_fast.exceptions import InputError
-from splince_fast.nn import bridge
 from splince_fast.projection import Projection
 
 Tensor = Any
@@ -78,8 +77,8 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
                 "dtype of the model"
             )
         rounded = projection.astype(np.float32 if dtype == torch.float32 else np.float64)
-        left, right, bias = bridge.factors(rounded)
-        for name, values in (("left", left), ("right", right), ("neg_bias", -bias)):
+        factors = {"left": rounded.left.T, "right": rounded.right.T, "neg_bias": -rounded.bias}
+        for name, values in factors.items():
             self.register_buffer(name, torch.tensor(np.ascontiguousarray(values), dtype=dtype))
         self.register_buffer("gate", torch.ones((), dtype=dtype))
 
@@ -100,7 +99,8 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
             t.detach().to("cpu", torch.float64).numpy()
             for t in (self.left, self.right, -self.neg_bias)
         )
-        return bridge.projection_from(left, right, bias, "Eraser")
+        mean = np.linalg.pinv(right) @ bias  # the shortest point that it leaves in place
+        return Projection._make(left.copy(), right.copy(), mean, bias.copy(), "Eraser")
 
     def extra_repr(self) -> str:
         """The sizes, for printing.

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from typing import Any
 
-from splince_fast.exceptions import FileFormatError, SplinceError
+from splince_fast.exceptions import SplinceError
 from splince_fast.moments import Moments
-from splince_fast.nn import bridge
-from splince_fast.nn.recipe import BySite, Recipe, Site, table
-from splince_fast.projection import Projection
-
-_FORMAT = 1
-_KIND = "erasers"
+from splince_fast.nn.by_site import BySite, table
+from splince_fast.nn.recipe import Recipe, Site
+from splince_fast.projection import Projection, from_record, to_record
 
 
 class Erasers(BySite):
@@ -32,7 +27,27 @@ class Erasers(BySite):
         How the activations were collected.
     sequential : bool
         Whether each was fitted with all earlier ones installed, so that they hold together.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> import numpy as np, torch
+    >>> import splince_fast as sf
+    >>> from splince_fast import nn as snn
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh())
+    >>> z = torch.arange(60) % 2
+    >>> batches = [{"input": torch.randn(60, 3) + z[:, None], "z": z}]
+    >>> erasers = snn.fit_layers(model, batches, ["0", "1"], sf.leace, erase="z", labels="z")
+    >>> path = os.path.join(tempfile.mkdtemp(), "z.safetensors")
+    >>> erasers.save(path)
+    >>> loaded = snn.Erasers.load(path)
+    >>> list(loaded), bool(np.array_equal(loaded["1"].matrix(), erasers["1"].matrix()))
+    (['0', '1'], True)
     """
+
+    _KIND = "erasers"
+    _AS_RECORD = (to_record, from_record)
+    _FURTHER = {"sequential": bool}  # noqa: RUF012
 
     def __init__(
         self,
@@ -75,47 +90,6 @@ class Erasers(BySite):
         return table(heading, columns, rows)
 
     __repr__ = __str__
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one safetensors file.
-
-        Parameters
-        ----------
-        path : path
-            The file; whatever happens, it holds either what it held before or everything.
-        """
-        records = {name: bridge.projection_record(p) for name, p in self.items()}
-        metadata = {
-            "sites": [asdict(site) for site in self._sites],
-            "recipe": self._recipe.to_dict(),
-            "sequential": self.sequential,
-        }
-        bridge.write_file(path, _KIND, _FORMAT, records, metadata)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Erasers:
-        """Read it back, bit for bit.
-
-        Parameters
-        ----------
-        path : path
-            A file written by :meth:`save`.
-
-        Raises
-        ------
-        FileFormatError
-            Truncated, foreign, inconsistent, or written by a newer version.
-        """
-        records, metadata = bridge.read_file(path, _KIND, _FORMAT)
-        try:
-            return cls(
-                {name: bridge.projection_from_record(*record) for name, record in records.items()},
-                [Site(**site) for site in metadata["sites"]],
-                Recipe.from_dict(metadata["recipe"]),
-                sequential=bool(metadata["sequential"]),
-            )
-        except (KeyError, TypeError, ValueError, FileFormatError) as error:
-            raise bridge.inconsistent(path, error) from error
 
 
 def fit_site(

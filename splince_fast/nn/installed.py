@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
 import warnings
@@ -21,6 +20,7 @@ from splince_fast.exceptions import (
 from splince_fast.nn import sites
 from splince_fast.nn.eraser import Eraser
 from splince_fast.nn.erasers import Erasers
+from splince_fast.nn.hooks import Entry, InputHook, OutputHook
 from splince_fast.nn.positions import Positions, Tokens
 from splince_fast.nn.recipe import Placement
 from splince_fast.projection import Projection
@@ -31,101 +31,6 @@ Module = Any
 
 # How many frames had been compiled when compiled code was last forgotten.
 _frames_forgotten: dict[str, int] = {}
-
-
-class Entry:
-    """One eraser at one site: the module, one copy per device, and which rows it is for."""
-
-    def __init__(
-        self, name: str, eraser: Eraser, positions: Positions, tokens: Tokens, place: Placement
-    ) -> None:
-        self.name, self.positions, self.tokens, self.place = name, positions, tokens, place
-        self.width = eraser.n_features
-        self.count = 0
-        self.ran_compiled = False
-        self._copies = {torch.device("cpu"): eraser}
-
-    def on(self, device: Any) -> Eraser:
-        """The eraser on a device."""
-        found = self._copies.get(device)
-        if found is None:
-            found = copy.deepcopy(self._copies[torch.device("cpu")]).to(device)
-            if not torch.compiler.is_compiling():
-                self._copies[device] = found
-        return found
-
-    def set_gate(self, value: float) -> float:
-        """Open (1) or close (0) the gate of every copy; returns what it was."""
-        before = float(self._copies[torch.device("cpu")].gate)
-        for eraser in self._copies.values():
-            eraser.gate.fill_(value)
-        return before
-
-    def erase(self, value: Any) -> Any:
-        """The same output, or input, with its rows erased."""
-        if torch.compiler.is_compiling():  # a counter would be a guard
-            self.ran_compiled = True
-        else:
-            self.count += 1
-        x, where = sites.pick(self.name, value, self.place.output)
-        axis = self.place.feature_dim
-        sites.check_width(self.name, x, axis, self.width)
-        last = axis in (-1, x.ndim - 1)
-        rows = x if last else x.movedim(axis, -1)
-        erased = self.on(x.device).forward(rows)
-        mask = self.positions.selection(self.name, self.tokens).over(self.name, rows)
-        if mask is not None:
-            erased = torch.where(mask.unsqueeze(-1), erased, rows)
-        return sites.put(value, where, erased if last else erased.movedim(-1, axis))
-
-
-class OutputHook:
-    """The forward hook of a site: its erasers in the order in which they were installed."""
-
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
-        self.handle: Any = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"entries": self.entries, "handle": None}
-
-    def __call__(self, module: Module, args: Any, output: Any) -> Any:
-        for entry in self.entries:
-            output = entry.erase(output)
-        return output
-
-    def register(self, module: Module) -> None:
-        """Set the hook before those that record outputs."""
-        self.handle = module.register_forward_hook(self, prepend=True)
-
-    @staticmethod
-    def table(module: Module) -> Mapping[Any, Any]:
-        """Where torch keeps hooks of this kind."""
-        hooks: Mapping[Any, Any] = module._forward_hooks
-        return hooks
-
-
-class InputHook(OutputHook):
-    """The same for the input of a module."""
-
-    def __call__(self, module: Module, args: Any, kwargs: Any) -> Any:
-        for entry in self.entries:
-            key = sites.pick_input(entry.name, args, kwargs)
-            if isinstance(key, int):
-                args = (entry.erase(args[key]), *args[key + 1 :])
-            else:
-                kwargs = {**kwargs, key: entry.erase(kwargs[key])}
-        return args, kwargs
-
-    def register(self, module: Module) -> None:
-        """Set the hook behind those that others set, which may change the input."""
-        self.handle = module.register_forward_pre_hook(self, with_kwargs=True)
-
-    @staticmethod
-    def table(module: Module) -> Mapping[Any, Any]:
-        """Where torch keeps hooks of this kind."""
-        hooks: Mapping[Any, Any] = module._forward_pre_hooks
-        return hooks
 
 
 class Installed:
@@ -140,6 +45,24 @@ class Installed:
         Where the hooks are.
     sited : list of (Module, Entry)
         Every site with its eraser.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import splince_fast as sf
+    >>> from splince_fast import nn as snn
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    >>> first = sf.Projection([[1.0], [0.0]], [[1.0], [0.0]], [5.0, 0.0])  # the first feature is 5
+    >>> installed = snn.install(model, first, at="0")
+    >>> x = torch.randn(4, 3)
+    >>> model(x)[:, 0]
+    tensor([5., 5., 5., 5.], grad_fn=<SelectBackward0>)
+    >>> with installed.disabled():
+    ...     bool((model(x)[:, 0] == 5).any())
+    False
+    >>> installed.counts
+    {'0': 2}
+    >>> installed.remove()
     """
 
     def __init__(self, model: Module, sited: list[tuple[Module, Entry]]) -> None:

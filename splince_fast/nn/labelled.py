@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.exceptions import LabelError
-from splince_fast.nn import bridge
-from splince_fast.nn.bridge import ClassCodes, ClassName, VariableName
+from splince_fast.labels import ClassCodes, ClassName, VariableName, class_key, encode
 
 Float = NDArray[np.float64]
 
@@ -62,7 +61,7 @@ class Registry:
             They cannot be read, or contradict what earlier batches said.
         """
         found = LabelledRows(n, batch, 0, weight)
-        encoded = bridge.encode(labels, n, kinds=self.kinds or None, joint=self.joint)
+        encoded = encode(labels, n, kinds=self.kinds or None, joint=self.joint)
         for name, column in encoded.items():
             if isinstance(column, ClassCodes):
                 if not column.classes:
@@ -71,10 +70,10 @@ class Registry:
                 names = self.classes.setdefault(name, [])
                 index = self._index.setdefault(name, {})
                 for one in column.classes:
-                    if bridge.class_key(one) not in index:
-                        index[bridge.class_key(one)] = len(names)
+                    if class_key(one) not in index:
+                        index[class_key(one)] = len(names)
                         names.append(one)
-                lookup = [index[bridge.class_key(one)] for one in column.classes]
+                lookup = [index[class_key(one)] for one in column.classes]
                 found.codes[name] = np.array([*lookup, -1], np.intp)[column.codes]
             else:
                 shown = column.values if column.present is None else column.values[column.present]

@@ -101,6 +101,14 @@ def _in_running_order(
     return order + [name for name in collector.chosen if name not in order]
 
 
+def _named(asked: Any) -> list[str]:
+    """Variables that an argument of a method names, those of joint cells one by one."""
+    if isinstance(asked, str):
+        return [asked]
+    nested = asked if isinstance(asked, list | tuple) else ()
+    return [name for one in nested for name in _named(one)]
+
+
 def fit_layers(
     model: Any,
     batches: Iterable[Any],
@@ -109,7 +117,7 @@ def fit_layers(
     *,
     erase: Any,
     keep: Any = None,
-    labels: Labels,
+    labels: Labels | None = None,
     tokens: Any = "body",
     apply_to: Any = None,
     side: str = "output",
@@ -138,7 +146,7 @@ def fit_layers(
     erase, keep
         Variables, as the method takes them.
     labels, tokens
-        As for :func:`collect`.
+        As for :func:`collect`; without `labels`, the variables that `erase` and `keep` name.
     apply_to : {"body", "all", "first", "last"} or function, optional
         Tokens that the erasers change, during the fit and by default in :func:`install`; those
         of the fit if None. The paper fits on ``tokens="last"`` and erases at all tokens: at a
@@ -174,7 +182,7 @@ def fit_layers(
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.Tanh(), torch.nn.Linear(6, 6))
     >>> z = torch.arange(80) % 2
     >>> batches = [{"input": torch.randn(80, 3, generator=g) + z[:, None], "z": z}]
-    >>> erasers = snn.fit_layers(model, batches, ["0", "2"], sf.leace, erase="z", labels="z")
+    >>> erasers = snn.fit_layers(model, batches, ["0", "2"], sf.leace, erase="z")
     >>> list(erasers), erasers.sequential
     (['0', '2'], True)
     """
@@ -184,11 +192,13 @@ def fit_layers(
     method = splince if method is None else method
     placement = Placement.of(side, feature_dim, output)
     options = {} if on_infeasible is None else {"on_infeasible": on_infeasible}
-    repeated = _Repeated(batches, labels)
+    named = list(dict.fromkeys((*_named(erase), *_named(keep))))
+    variables: Labels = named if labels is None else labels
+    repeated = _Repeated(batches, variables)
 
     def collector(where: Any) -> Collector:
         return collector_for(
-            inner, where, labels=labels, tokens=tokens, placement=placement, weight=weight,
+            inner, where, labels=variables, tokens=tokens, placement=placement, weight=weight,
             skip_ids=skip_ids, device=device, options=moments,
         )  # fmt: skip
 

@@ -65,6 +65,7 @@ class Selection:
 
     mask: Tensor | None
     rule: str
+    everything: bool = False  # the mask is known to select every token
 
     def over(self, name: str, x: Tensor) -> Tensor | None:
         """The mask in the shape of `x` (..., d) less its last axis.
@@ -190,8 +191,11 @@ class Positions:
         if torch.compiler.is_compiling():
             return
         self._push(found)
+        if is_root:
+            self._local.recording = False
         if torch.is_grad_enabled() and any(s.mask is not None for s in found.values()):
-            self._masked = True
+            # Of the whole call: reentrant checkpoints run their part without gradients.
+            self._masked = self._local.recording = True
             self._inputs = {k: v for k, v in self._inputs.items() if not v[0].expired()}
 
     def enter_part(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -205,7 +209,7 @@ class Positions:
             known = None if tensor is None else self._inputs.get(_key(tensor))
             self._push(None if known is None or known[0].expired() else known[1])
             return
-        if tensor is not None and self._masked and torch.is_grad_enabled():
+        if tensor is not None and getattr(self._local, "recording", False):
             self._inputs[_key(tensor)] = (StorageWeakRef(tensor.untyped_storage()), current)
         self._push(current)
 
@@ -338,7 +342,9 @@ def select(spec: Tokens, bound: Mapping[str, Any]) -> Selection:
             return Selection(None, rule)
     attended, rank, total = _attended(tokens, mask, past)
     if rule in ("all", "mean"):
-        return Selection(attended if mask is not None else None, rule)
+        if mask is None:
+            return Selection(None, rule)
+        return Selection(attended, rule, _all_here(attended))
     first = rank == 1
     ids_of_place = bound.get("position_ids")
     if ids_of_place is not None and ids_of_place.shape[-1] == length and ids_of_place.ndim == 2:
@@ -351,6 +357,12 @@ def select(spec: Tokens, bound: Mapping[str, Any]) -> Selection:
     for skipped in spec.skip_ids:
         body = body & (ids != skipped)
     return Selection(body, rule)
+
+
+def _all_here(mask: Tensor) -> bool:
+    """Whether a mask selects every row, where to look costs nothing: sites need no mask then."""
+    known = mask.device.type == "cpu" and not torch.compiler.is_compiling()
+    return known and bool(mask.all())
 
 
 def _constant(tokens: Tensor, value: bool) -> Tensor:

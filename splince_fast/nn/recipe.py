@@ -1,8 +1,8 @@
-"""How activations were collected, and values by site that know it."""
+"""How activations were collected: sites, tensors, tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -88,61 +88,3 @@ class Recipe:
             str(values["weight"]),
             values.get("apply_to"),
         )
-
-
-class BySite(Mapping[str, Any]):
-    """What both records share: values by site, in the order in which the sites ran."""
-
-    def __init__(self, values: Mapping[str, Any], sites: Iterable[Site], recipe: Recipe) -> None:
-        self._values = dict(values)
-        self._sites = tuple(sites)
-        self._recipe = recipe
-
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        """The sites, in the order in which they ran."""
-        return self._sites
-
-    @property
-    def recipe(self) -> Recipe:
-        """How the activations were collected."""
-        return self._recipe
-
-    @property
-    def placement(self) -> Placement:
-        """Which tensor of each module is meant."""
-        return self._recipe.placement
-
-    @property
-    def tokens(self) -> Any:
-        """The rule by which tokens were selected, as it was applied."""
-        return self._recipe.tokens
-
-    @property
-    def skip_ids(self) -> tuple[int, ...]:
-        """Ids of tokens that were left out."""
-        return self._recipe.skip_ids
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return self._values[name]
-        except KeyError:
-            raise KeyError(f"no site {name!r}; the sites are {list(self._values)}") from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-
-def table(heading: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """Lines of text in columns, numbers to the right."""
-    rows = list(rows)
-    wide = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-    lines = [heading]
-    for cells in (columns, *rows):
-        first, *others = zip(cells, wide, strict=True)
-        padded = [f"{first[0]:<{first[1]}}", *(f"{cell:>{size}}" for cell, size in others)]
-        lines.append("  ".join(padded).rstrip())
-    return "\n".join(lines)

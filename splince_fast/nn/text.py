@@ -29,6 +29,24 @@ class TextBatches:
         Pads the batches.
     batches : sequence of sequences of int
         Numbers of the texts of each batch.
+
+    Examples
+    --------
+    >>> from tokenizers import Tokenizer, models, pre_tokenizers
+    >>> from transformers import PreTrainedTokenizerFast
+    >>> from splince_fast import nn as snn
+    >>> words = {"[PAD]": 0, "[UNK]": 1, "the": 2, "nurse": 3, "slept": 4}
+    >>> model = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    >>> model.pre_tokenizer = pre_tokenizers.Whitespace()
+    >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, pad_token="[PAD]")
+    >>> texts = {"prompt": ["the nurse slept", "slept"], "gender": [1, 0]}
+    >>> batches = snn.text_batches(texts, tokenizer, text="prompt", labels="gender")
+    >>> batches
+    TextBatches(2 texts, 1 batches)
+    >>> [batch["gender"].tolist() for batch in batches] * 2 == [
+    ...     batch["gender"].tolist() for _ in range(2) for batch in batches
+    ... ]
+    True
     """
 
     def __init__(
@@ -120,11 +138,20 @@ def text_batches(
 
     Examples
     --------
+    >>> from tokenizers import Tokenizer, models, pre_tokenizers
+    >>> from transformers import PreTrainedTokenizerFast
     >>> from splince_fast import nn as snn
-    >>> texts = {"prompt": ["The nurse said that", "He"], "gender": [1, 0]}
-    >>> batches = snn.text_batches(  # doctest: +SKIP
-    ...     texts, tokenizer, text="prompt", labels="gender"
-    ... )
+    >>> words = {"[PAD]": 0, "[UNK]": 1, "the": 2, "nurse": 3, "slept": 4}
+    >>> model = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    >>> model.pre_tokenizer = pre_tokenizers.Whitespace()
+    >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=model, pad_token="[PAD]")
+    >>> texts = {"prompt": ["the nurse slept", "slept"], "gender": [1, 0]}
+    >>> batches = snn.text_batches(texts, tokenizer, text="prompt", labels="gender")
+    >>> (batch,) = batches
+    >>> batch["input_ids"].tolist(), batch["attention_mask"].tolist()
+    ([[4, 0, 0], [2, 3, 4]], [[1, 0, 0], [1, 1, 1]])
+    >>> batch["gender"].tolist()  # from short to long
+    [0, 1]
     """
     names = [labels] if isinstance(labels, str) else list(labels)
     columns = _columns(dataset, [text, *names])

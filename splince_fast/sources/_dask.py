@@ -44,9 +44,9 @@ def from_dask(X: Any, labels: Any = None, *, sample_weight: Any = None) -> Sourc
 
     Examples
     --------
-    >>> import dask.array as da
     >>> import numpy as np
     >>> import splince_fast as sf
+    >>> import dask.array as da
     >>> rng = np.random.default_rng(0)
     >>> X = da.from_array(rng.normal(size=(1000, 4)), chunks=(250, -1))
     >>> z = da.from_array(rng.integers(0, 2, size=1000), chunks=250)

@@ -88,6 +88,11 @@ class Source(ABC):
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
         """Yield the blocks from number `first_block` onwards.
 
+        Parameters
+        ----------
+        first_block : int
+            Number of the first block, from 0 on.
+
         Raises
         ------
         InputError

@@ -193,6 +193,111 @@ def test_real_data(
         assert dict(found.remedies)["shrinkage='oas'"] < np.mean(found.distortion)
 
 
+# --- do the figures predict? ---------------------------------------------------------------------
+
+
+def kind_of_rows(kind: str, n: int, d: int = 40) -> tuple[Float, NDArray[Any], NDArray[Any]]:
+    """Concept and task in a feature each, and agreeing in 70 % of the rows."""
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 2, n)
+    y = np.where(rng.random(n) < 0.7, z, 1 - z)
+    x = rng.standard_t(3, size=(n, d)) if kind == "heavy" else rng.normal(size=(n, d))
+    if kind == "rare":  # a quarter fires in 0.1 % of the rows, and is rounding of an encoder else
+        k = d // 4
+        fires = rng.random((n, k)) < 1e-3
+        x[:, :k] = fires * rng.normal(3, 1, size=(n, k)) + 1e-6 * rng.normal(size=(n, k))
+    x[:, d // 2] += z
+    x[:, d // 2 + 1] += y
+    return x, z, y
+
+
+def shown(eraser: sf.Projection, x: Float, z: NDArray[Any], y: NDArray[Any]) -> list[float]:
+    """Change, trace left and share kept, from rows."""
+    clean = eraser(x)
+    columns = z[:, None] if z.dtype.kind == "f" else np.eye(int(z.max()) + 1)[z][:, 1:]
+    units = x.std(axis=0)
+    units[units == 0] = 1.0
+    target = (y - y.mean()) / y.std()
+    before, after = ((v - v.mean(axis=0)).T @ target / len(v) / units for v in (x, clean))
+    return [
+        float(((clean - x) ** 2).sum() / ((x - x.mean(axis=0)) ** 2).sum()),
+        pillai(clean, columns) / columns.shape[1],
+        float(1 - np.linalg.norm(after - before) / np.linalg.norm(before)),
+    ]
+
+
+def assert_predicted(
+    folds: list[sf.Moments], unseen: list[Any], shrinkage: Any, figures: int = 3
+) -> None:
+    """What held-out rows show lies within the spread over folds, or within 10 % of their mean."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sf.UnseenRowsWarning)
+        found = sf.cross_report(folds, erase="z", keep="y", shrinkage=shrinkage)
+    said = np.array([[f.distortion, f.concept, f.kept] for f in found.folds])
+    held_out = np.mean([shown(found.eraser, *rows) for rows in unseen], axis=0)
+    said, held_out = said[:, :figures], held_out[:figures]
+    low, high = said.min(axis=0), said.max(axis=0)
+    # The trace is of the size of its chance level, so that this counts, too.
+    slack = 0.1 * np.abs(held_out)
+    slack[1] += 0.2 * found.folds[0].chance
+    assert (low - slack <= held_out).all(), (said, held_out)
+    assert (held_out <= high + slack).all(), (said, held_out)
+    # Control: the fitted rows' own figure of the trace, which is 0, is no such prediction.
+    assert held_out[1] > slack[1]
+
+
+def in_fifths(x: Float, z: NDArray[Any], y: NDArray[Any]) -> tuple[list[sf.Moments], list[Any]]:
+    """Half of the rows in five folds, the other half in five parts."""
+    n = len(x) // 2
+    parts = [(x[n + i :: 5], z[n + i :: 5], y[n + i :: 5]) for i in range(5)]
+    return dealt(x[:n], 5, z=z[:n], y=y[:n]), parts
+
+
+@pytest.mark.parametrize("shrinkage", [None, "oas"])
+@pytest.mark.parametrize("kind", ["gaussian", "heavy", "rare"])
+def test_figures_predict_held_out_rows(kind: str, shrinkage: str | None) -> None:
+    # The share kept is in units of deviations: features that are dead in a fold have none.
+    figures = 2 if kind == "rare" else 3
+    assert_predicted(*in_fifths(*kind_of_rows(kind, 8000)), shrinkage, figures)
+
+
+@pytest.mark.parametrize(("kind", "warns"), [("gaussian", False), ("heavy", False), ("rare", True)])
+def test_only_features_that_rarely_fire_warn(kind: str, warns: bool) -> None:
+    x, z, y = kind_of_rows(kind, 4000)
+    folds = dealt(x, 2, z=z, y=y)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = sf.cross_report(folds, erase="z", keep="y")
+    assert (sf.UnseenRowsWarning in {w.category for w in caught}) == warns
+    if warns:
+        assert set(found.weak_features) <= set(range(10))
+        assert "hardly vary" in found.warnings[0]
+        with warnings.catch_warnings():  # the remedy that it names is silent
+            warnings.simplefilter("error")
+            sf.cross_report(folds, erase="z", keep="y", shrinkage="oas")
+
+
+@pytest.mark.parametrize(
+    ("name", "z", "y", "shrinkage"),
+    [
+        ("professions_word2vec", "z_stereotype", "y_fact", "oas"),
+        ("professions_smollm2", "z_stereotype", "y_fact", None),
+        ("professions_smollm2", "z_stereotype", "y_fact", "oas"),
+        ("bug_profession_gender", "z", "y", None),
+        ("bug_profession_gender", "z", "y", "oas"),
+    ],
+)
+def test_figures_predict_held_out_rows_of_real_data(
+    real_data: Callable[[str], Path], name: str, z: str, y: str, shrinkage: str | None
+) -> None:
+    """For n below d without shrinkage they do not: word2vec says .03, rows .05, and it warns."""
+    folder = real_data(name)
+    x, concept, task = (np.load(folder / f"{part}.npy") for part in ("X", z, y))
+    order = np.random.default_rng(0).permutation(len(x))
+    x = x[order].astype(np.float64)
+    assert_predicted(*in_fifths(x, concept[order], task[order]), shrinkage)
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -225,7 +225,7 @@ def test_reducing_equals_its_twin(
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("n", "d"), [(4096, 33), (1025, 130), (514, 1), (3, 700)])
 def test_reducing_at_the_sizes_it_is_used(n: int, d: int, dtype: Any, weighted: bool) -> None:
-    part_rows = reducing._rows_per_part(d, np.dtype(dtype).itemsize)
+    part_rows = reducing.part_rows(d, np.dtype(dtype).itemsize)
     Block(
         n, d, dtype, weighted=weighted, variables=2, classes=40, columns=2, offset=10.0,
         part_rows=part_rows,
@@ -234,7 +234,7 @@ def test_reducing_at_the_sizes_it_is_used(n: int, d: int, dtype: Any, weighted: 
 
 @given(st.integers(1, 10**6), st.sampled_from([np.float32, np.float64]))
 def test_parts_are_whole_groups_of_four_rows(width: int, dtype: Any) -> None:
-    part_rows = reducing._rows_per_part(width, np.dtype(dtype).itemsize)
+    part_rows = reducing.part_rows(width, np.dtype(dtype).itemsize)
     assert 64 <= part_rows <= 512
     assert part_rows % 4 == 0
 

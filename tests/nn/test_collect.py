@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -370,6 +368,7 @@ def test_no_rows_is_no_error() -> None:
     found = snn.collect(model, [one], SITE, labels="gender")
     assert found[SITE].n_rows == 0
     assert found.n_sequences == 0
+    assert found.sites[0].calls == 1
     both = snn.collect(model, [one, *text_batches(n=8)], SITE, labels="gender")
     assert (
         both[SITE].n_rows
@@ -459,40 +458,6 @@ def test_adding_and_files(tmp_path: Path) -> None:
         snn.Erasers.load(tmp_path / "a.safetensors")
     with pytest.raises(KeyError, match="the sites are"):
         whole["model.norm"]
-
-
-def _worker(rank: int, folder: str) -> None:
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3)
-    batches = text_batches(n=60, size=4)[rank::3]
-    found = snn.collect(tiny("llama"), batches, "model.layers.*", labels=["gender"])
-    found.all_reduce().save(f"{folder}/{rank}.safetensors")
-    dist.destroy_process_group()
-
-
-def test_all_reduce() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context("spawn")
-        workers = [context.Process(target=_worker, args=(r, folder)) for r in range(3)]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join(120)
-        assert [worker.exitcode for worker in workers] == [0, 0, 0]
-        files = [Path(f"{folder}/{r}.safetensors").read_bytes() for r in range(3)]
-        assert files[0] == files[1] == files[2]
-        total = snn.Collected.load(f"{folder}/0.safetensors")
-    whole = snn.collect(
-        tiny("llama"), text_batches(n=60, size=4), "model.layers.*", labels=["gender"]
-    )
-    assert total.n_sequences == 60
-    for name in whole:
-        assert total[name].n_rows == whole[name].n_rows
-        scale = np.abs(whole[name].covariance()).max()
-        assert np.allclose(total[name].covariance(), whole[name].covariance(), atol=1e-6 * scale)
 
 
 def test_plot(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from splince_fast import nn as snn  # noqa: E402
 def exact(p: sf.Projection, x: torch.Tensor) -> np.ndarray:
     """r(x) in float64."""
     rows = x.detach().double().numpy().reshape(-1, p.n_features)
-    return (rows - (rows @ p.right - p._bias) @ p.left.T).reshape(x.shape)
+    return (rows - (rows @ p.right - p.bias) @ p.left.T).reshape(x.shape)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 3, 7])
@@ -62,7 +62,7 @@ def test_16_bits_are_rounded_once(dtype: torch.dtype, rank: int) -> None:
     assert largest <= 1.0
     # Control: all in 16 bits is wrong far more often.
     left, right, bias = (
-        torch.tensor(a).to(dtype) for a in (p.left.T.copy(), p.right.T.copy(), p._bias)
+        torch.tensor(a).to(dtype) for a in (p.left.T.copy(), p.right.T.copy(), p.bias)
     )
     narrow = x - (x @ right.T - bias) @ left
     assert spacing_differs(narrow, exact(p, x), x)[0] > 0.05

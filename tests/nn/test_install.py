@@ -7,7 +7,6 @@ import copy
 import gc
 import pickle
 import threading
-import warnings
 from typing import Any
 
 import numpy as np
@@ -198,11 +197,16 @@ def test_unknown_names_get_the_nearest() -> None:
 
 
 def test_what_is_never_called_is_refused() -> None:
+    class Bare(torch.nn.Module):
+        """Holds modules, and has no forward."""
+
     model = torch.nn.Sequential(
         torch.nn.ModuleList([torch.nn.Linear(16, 16)]), torch.nn.MultiheadAttention(16, 2),
-        torch.nn.ParameterList([torch.nn.Parameter(torch.ones(16))]),
+        torch.nn.ParameterList([torch.nn.Parameter(torch.ones(16))]), Bare(),
     )  # fmt: skip
-    for site, why in (("0", "container"), ("2", "container"), ("1.out_proj", "output of '1'")):
+    for site, why in (
+        ("0", "container"), ("2", "container"), ("3", "container"), ("1.out_proj", "output of '1'"),
+    ):  # fmt: skip
         with pytest.raises(snn.SiteError, match=why):
             snn.install(model, {site: projection()})
 
@@ -501,6 +505,31 @@ def test_generation_with_cache_without_and_padded(tokens: str) -> None:
         assert torch.equal(beams[0], beams[1])
 
 
+@pytest.mark.parametrize("tokens", ["body", "first", "last"])
+def test_which_tokens_of_a_generation(tokens: str) -> None:
+    """The prompt has four tokens and two pads; every later call has one token."""
+    model, p = tiny("llama"), projection()
+    ids = torch.randint(3, 50, (1, 6), generator=torch.Generator().manual_seed(3))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1]])
+    calls: list[list[bool]] = []
+
+    def look(module: Any, args: Any, output: Any) -> None:
+        h = (output if torch.is_tensor(output) else output[0])[0].double().numpy()
+        # What was erased has no part along the direction.
+        calls.append((np.abs(h @ p.right - p.bias)[:, 0] < 1e-5).tolist())
+
+    with snn.install(model, {"model.layers.0": p}, tokens=tokens):
+        handle = model.model.layers[0].register_forward_hook(look)
+        model.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=4, do_sample=False, pad_token_id=0,
+            eos_token_id=None,
+        )  # fmt: skip
+        handle.remove()
+    prompt = {"body": [0, 0, 0, 1, 1, 1], "first": [0, 0, 1, 0, 0, 0], "last": [0, 0, 0, 0, 0, 1]}
+    assert calls[0] == [bool(v) for v in prompt[tokens]]
+    assert calls[1:] == [[tokens != "first"]] * 3
+
+
 def test_assisted_generation() -> None:
     model = tiny("llama")
     ids = torch.randint(3, 50, (1, 6), generator=torch.Generator().manual_seed(3))
@@ -600,52 +629,6 @@ def test_float16_overflows_as_in_torch() -> None:
         found = model(x)
     assert torch.isinf(found[0, 0])
     assert torch.equal(found[0, 1:], x[0, 1:])
-
-
-# --- compiled ------------------------------------------------------------------------------------
-
-
-def test_compiled_models() -> None:
-    from torch._dynamo.utils import counters
-
-    torch.compiler.reset()
-    model = tiny("llama")
-    batch = inputs("llama")
-    compiled = torch.compile(model, backend="eager")
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        plain = compiled(**batch).logits
-        with snn.install(compiled, {"model.layers.*": projection(rank=2)}) as installed:
-            eager = model(**batch).logits
-            erased = compiled(**batch).logits  # after the first compiled call
-            assert torch.allclose(erased, eager, atol=1e-5)
-            assert not torch.allclose(erased, plain, atol=1e-3)
-            frames = counters["frames"]["total"]
-            with installed.disabled():
-                assert torch.allclose(compiled(**batch).logits, plain, atol=1e-6)
-            assert torch.allclose(compiled(**batch).logits, erased)
-            assert counters["frames"]["total"] == frames
-        assert torch.allclose(compiled(**batch).logits, plain, atol=1e-6)
-
-
-def test_compiled_whole_and_in_one_graph() -> None:
-    torch.compiler.reset()
-    model = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.Linear(16, 16))
-    x = torch.randn(3, 5)
-    with snn.install(model, {"*": projection()}), torch.no_grad():
-        compiled = torch.compile(model, backend="eager", fullgraph=True)
-        assert torch.allclose(compiled(x), model(x))
-
-
-def test_accelerate_offloads() -> None:
-    accelerate = pytest.importorskip("accelerate")
-    model = tiny("llama")
-    batch = inputs("llama")
-    with snn.install(model, {"model.layers.*": projection()}):
-        wanted = model(**batch).logits
-    moved = accelerate.cpu_offload(tiny("llama"), execution_device="cpu")
-    with snn.install(moved, {"model.layers.*": projection()}):
-        assert torch.allclose(moved(**batch).logits, wanted)
 
 
 def test_cuda() -> None:

@@ -108,6 +108,11 @@ def test_the_default_is_splince_and_errors_name_the_layer() -> None:
     model, batches = model_and_batches()
     erasers = snn.fit_layers(model, batches, SITES, erase="z", keep="y", labels=["z", "y"])
     assert all(p.method == "SPLINCE" for p in erasers.values())
+    # Labels are those that are erased and kept; of joint cells, each.
+    same = snn.fit_layers(model, batches, SITES, erase="z", keep=["y"])
+    assert all(np.array_equal(same[site].left, p.left) for site, p in erasers.items())
+    cells = snn.fit_layers(model, batches, "2", sf.leace, erase=("z", "y"), joint=[("z", "y")])
+    assert cells["2"].rank == 3
     with pytest.raises(sf.InfeasibleError, match="at the site '2'"):
         snn.fit_layers(model, batches, SITES, erase="z", keep="z", labels=["z", "y"])
     with pytest.warns(sf.DroppedDirectionsWarning):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import warnings
 from collections.abc import Callable
@@ -16,9 +17,9 @@ torch = pytest.importorskip("torch")
 
 import splince_fast as sf  # noqa: E402
 from nn.conftest import Professions, SmolLM2, hooks_in, package_file  # noqa: E402
+from nn.tail import LABELS, Tail  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 
-LABELS = ["stereotype", "factual"]
 # Unrelated to professions; 60 tokens.
 TEXT = (
     "The river rises in the mountains and flows north for two hundred miles before it reaches "
@@ -26,91 +27,90 @@ TEXT = (
     "have built walls of stone and earth to keep their houses dry, and most years the walls hold."
 )
 
-
-def loss_of(smollm2: SmolLM2) -> float:
-    """Mean negative log-likelihood of the text, in nats per token."""
-    ids = smollm2.tokenizer(TEXT, return_tensors="pt", add_special_tokens=False)["input_ids"]
-    with torch.no_grad():
-        return float(smollm2.model(input_ids=ids, labels=ids).loss)
-
-
-def residual(
-    model: Any, batches: Any, at: Any, erasers: Any, tokens: Any = "body"
-) -> dict[str, float]:
-    """Per site, |Cov(h, z)| with erasers over that without."""
-    before = snn.collect(model, batches, at, labels=LABELS, tokens=tokens).trace("stereotype")
-    with snn.install(model, erasers):
-        after = snn.collect(model, batches, at, labels=LABELS, tokens=tokens).trace("stereotype")
-    return {site: after[site] / before[site] for site in before}
-
-
 slow = pytest.mark.skipif(
     not os.environ.get("SPLINCE_FAST_SLOW"), reason="SPLINCE_FAST_SLOW is not set: takes minutes"
 )
 
 
 @pytest.fixture(scope="module")
-def prompts(batches_of: Callable[..., Any]) -> list[dict[str, Any]]:
-    """Some 2,300 tokens: with as few as there are features, the fit is noise on other texts."""
-    return batches_of(range(0, 3520, 9))
+def tails(
+    smollm2: SmolLM2, batches_of: Any, professions: Professions, real_data: Callable[[str], Path]
+) -> Callable[[int], Tail]:
+    """The model from a block on, with 1,280 prompts; one of each is kept."""
+    rows = np.load(real_data("professions_smollm2_layers") / "rows.npy")
+    return functools.cache(lambda start: Tail(smollm2, batches_of, professions, rows, start))
 
 
 @pytest.fixture(scope="module")
-def layers(smollm2: SmolLM2, prompts: Any) -> snn.Erasers:
-    """SPLINCE at the last five layers, fitted in order."""
+def tail(tails: Callable[[int], Tail]) -> Tail:
+    """The last five blocks."""
+    return tails(25)
+
+
+# --- the last five blocks ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def layers(tail: Tail) -> snn.Erasers:
+    """SPLINCE at the outputs of the last five blocks, fitted in order."""
     return snn.fit_layers(
-        smollm2.model, prompts, "model.layers.2[5-9]", sf.splince,
-        erase="stereotype", keep="factual", labels=LABELS,
+        tail.model, tail.all, tail.blocks(25), sf.splince,
+        erase="stereotype", keep="factual", labels=LABELS, tokens="body",
     )  # fmt: skip
 
 
-def test_layers_hold_together(smollm2: SmolLM2, prompts: Any, layers: snn.Erasers) -> None:
-    found = residual(smollm2.model, prompts, "model.layers.2[5-9]", layers)
+def test_layers_hold_together(tail: Tail, layers: snn.Erasers) -> None:
+    found = tail.left(layers, tail.all)
     assert max(found.values()) < 1e-6
-    assert hooks_in(smollm2.model) == 0
+    assert hooks_in(tail.model) == 0
 
 
-@slow
+def test_control_one_pass_leaves_the_concept(tail: Tail) -> None:
+    with pytest.warns(snn.OnePassWarning):
+        erasers = snn.collect(
+            tail.model, tail.all, tail.blocks(25), labels=LABELS, tokens="body"
+        ).erasers(sf.splince, erase="stereotype", keep="factual")
+    found = list(tail.left(erasers, tail.all).values())
+    assert found[0] < 1e-6
+    assert max(found) > 0.05
+
+
 def test_the_text_survives_where_the_first_token_is_left_alone(
-    smollm2: SmolLM2, prompts: Any, layers: snn.Erasers
+    smollm2: SmolLM2, tail: Tail, layers: snn.Erasers
 ) -> None:
+    ids = smollm2.tokenizer(TEXT, return_tensors="pt", add_special_tokens=False)["input_ids"]
+
+    def loss(erasers: snn.Erasers | None, tokens: str) -> float:
+        """Mean negative log-likelihood of the text, in nats per token."""
+        sites = {} if erasers is None else tail.in_whole(erasers)
+        with snn.install(smollm2.model, sites, tokens=tokens), torch.no_grad():
+            return float(smollm2.model(input_ids=ids, labels=ids).loss)
+
+    before = loss(None, "all")
+    assert loss(layers, "body") - before <= 0.15
+    # The control: with the first token, in the fit and in use, the model is ruined.
     everything = snn.fit_layers(
-        smollm2.model, prompts, "model.layers.2[5-9]", sf.splince,
+        tail.model, tail.all, tail.blocks(25), sf.splince,
         erase="stereotype", keep="factual", labels=LABELS, tokens="all",
     )  # fmt: skip
-    before = loss_of(smollm2)
-    rise = {}
-    for tokens, erasers in (("body", layers), ("all", everything)):
-        with snn.install(smollm2.model, erasers):
-            rise[tokens] = loss_of(smollm2) - before
-    # The control: with the first token the model is ruined.
-    assert rise["all"] > 2
-    assert abs(rise["body"]) < 0.1 * rise["all"]
+    assert loss(everything, "all") - before > 2
 
 
-@slow
-def test_control_one_pass_leaves_the_concept(smollm2: SmolLM2, prompts: Any) -> None:
-    at = "model.layers.2[5-9]"
-    with pytest.warns(snn.OnePassWarning):
-        erasers = snn.collect(smollm2.model, prompts, at, labels=LABELS).erasers(
-            sf.splince, erase="stereotype", keep="factual"
-        )
-    found = residual(smollm2.model, prompts, at, erasers)
-    assert found["model.layers.25"] < 1e-6
-    assert max(found.values()) > 0.05
-
-
-@slow
-def test_bfloat16_holds_to_the_output_grid(
-    smollm2: SmolLM2, prompts: Any, layers: snn.Erasers
-) -> None:
-    model = copy.deepcopy(smollm2.model).bfloat16()
-    erasers = snn.fit_layers(
-        model, prompts, "model.layers.29", sf.leace, erase="stereotype", labels=LABELS
-    )
-    found = residual(model, prompts, "model.layers.29", erasers)["model.layers.29"]
+def test_bfloat16_holds_to_the_output_grid(tail: Tail) -> None:
+    model = copy.deepcopy(tail.model).bfloat16()
+    # A few batches: processors without such products take ten times as long.
+    batches = [{**b, "inputs_embeds": b["inputs_embeds"].bfloat16()} for b in tail.train[::5]]
+    (site,) = tail.blocks(29)
+    options = {"labels": LABELS, "tokens": "body"}
+    erasers = snn.fit_layers(model, batches, site, sf.leace, erase="stereotype", **options)
+    before = snn.collect(model, batches, site, **options).trace("stereotype")[site]
+    with snn.install(model, erasers):
+        after = snn.collect(model, batches, site, **options).trace("stereotype")[site]
     # Rounding to 8 bits: between float32's residual and a few spacings (2^-8) of |x| / sd.
-    assert 1e-6 < found < 2e-2
+    assert 1e-6 < after / before < 2e-2
+
+
+# --- collected states ----------------------------------------------------------------------------
 
 
 def test_moments_are_those_of_stored_activations(smollm2: SmolLM2, batches_of: Any) -> None:
@@ -169,99 +169,43 @@ REFERENCE = {
     ("SAL", 5): (-0.117, 0.411), ("LEACE", 5): (-0.024, 0.845), ("SPLINCE", 5): (-0.014, 1.065),
     ("SAL", 9): (-0.103, 0.439), ("LEACE", 9): (0.271, 1.017), ("SPLINCE", 9): (0.344, 1.142),
 }  # fmt: skip
-# The others take minutes; SPLINCE_FAST_SLOW runs them.
-QUICK = {("SAL", 1), ("LEACE", 1), ("SPLINCE", 1), ("LEACE", 3)}
 METHODS = {"SAL": sf.sal, "LEACE": sf.leace, "SPLINCE": sf.splince}
-
-
-class Tail:
-    """The last nine blocks on what the first ones gave: the same numbers, in less time."""
-
-    def __init__(
-        self, smollm2: SmolLM2, batches_of: Any, professions: Professions, rows: Any
-    ) -> None:
-        import torch.nn as nn
-
-        inner = smollm2.model.model
-        batches = {True: [], False: []}
-        order = list(dict.fromkeys(professions.names))
-        shuffled = np.random.default_rng(0).permutation(len(order))
-        train = {order[i] for i in shuffled[: int(0.7 * len(order))]}
-        first: list[Any] = []
-        handle = inner.layers[20].register_forward_hook(lambda m, a, o: first.append(o))
-        for known in (True, False):
-            chosen = [r for r in rows if (professions.names[r] in train) == known]
-            chosen.sort(key=lambda r: len(professions.prompts[r].split()))
-            for batch in batches_of(chosen, size=64):
-                with torch.no_grad():
-                    inner(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"],
-                          use_cache=False)  # fmt: skip
-                batches[known].append(
-                    {"inputs_embeds": first.pop(), "attention_mask": batch["attention_mask"],
-                     "use_cache": False, **{k: batch[k] for k in LABELS}}
-                )  # fmt: skip
-        handle.remove()
-        self.train, self.test = batches[True], batches[False]
-        self.model = copy.copy(inner)
-        self.model._modules = dict(inner._modules)
-        self.model.layers = nn.ModuleList(list(inner.layers[21:]))
-        self.model.config = copy.deepcopy(inner.config)
-        self.model.config.num_hidden_layers = 9
-        head = smollm2.model.lm_head.weight.detach()
-        ids = [
-            smollm2.tokenizer(word, add_special_tokens=False)["input_ids"]
-            for word in (" he", " she")
-        ]
-        assert [len(i) for i in ids] == [1, 1]
-        self.direction = (head[ids[0][0]] - head[ids[1][0]]).double().numpy()
-
-    def coefficients(self, erasers: Any) -> tuple[float, float]:
-        """Stereotype and factual coefficient of log p(he) / p(she) on the test prompts."""
-        odds, scores = [], []
-        with snn.install(self.model, erasers) if erasers else torch.no_grad():
-            for batch in self.test:
-                with torch.no_grad():
-                    inputs = {k: v for k, v in batch.items() if k not in LABELS}
-                    states = self.model(**inputs).last_hidden_state[:, -1]
-                odds.append(states.double().numpy() @ self.direction)
-                scores.append(np.stack([batch[k].numpy() for k in LABELS], 1))
-        z = np.concatenate(scores)
-        design = np.column_stack([np.ones(len(z)), z])
-        found = np.linalg.lstsq(design, np.concatenate(odds), rcond=None)[0]
-        return float(found[1]), float(found[2])
-
-
-@pytest.fixture(scope="module")
-def tail(
-    smollm2: SmolLM2, batches_of: Any, professions: Professions, real_data: Callable[[str], Path]
-) -> Tail:
-    rows = np.load(real_data("professions_smollm2_layers") / "rows.npy")
-    return Tail(smollm2, batches_of, professions, rows)
 
 
 def test_coefficients_before(tail: Tail) -> None:
     assert np.allclose(tail.coefficients(None), (0.615, 1.592), atol=0.01)
 
 
-@pytest.mark.parametrize(("method", "last"), list(REFERENCE))
-def test_the_last_layers_in_sequence(tail: Tail, method: str, last: int) -> None:
-    if (method, last) not in QUICK and not os.environ.get("SPLINCE_FAST_SLOW"):
-        pytest.skip("SPLINCE_FAST_SLOW is not set: this takes a minute")
-    sites = [f"layers.{i - 21}" for i in range(30 - last, 29)] + ["norm"]
-    keep = {} if method == "LEACE" else {"keep": "factual"} if method == "SPLINCE" else {}
+def check_sequence(tail: Tail, method: str, last: int) -> None:
+    """Coefficients after erasing in sequence, each eraser fitted on last tokens."""
+    sites = [*tail.blocks(30 - last, 28), "norm"]
+    keep = {"keep": "factual"} if method == "SPLINCE" else {}
     erasers = snn.fit_layers(
         tail.model, tail.train, sites, METHODS[method], erase="stereotype", labels=LABELS,
         tokens="last", apply_to="all", **keep,
     )  # fmt: skip
     assert list(erasers) == sites
-    assert np.allclose(tail.coefficients(erasers), REFERENCE[method, last], atol=0.01)
+    found = tail.coefficients(erasers)
+    assert np.allclose(found, REFERENCE[method, last], atol=0.01), found
+
+
+@pytest.mark.parametrize(("method", "last"), [cell for cell in REFERENCE if cell[1] < 9])
+def test_the_last_layers_in_sequence(tail: Tail, method: str, last: int) -> None:
+    check_sequence(tail, method, last)
+
+
+@slow
+@pytest.mark.parametrize("method", METHODS)
+def test_the_last_nine_layers_in_sequence(tails: Callable[[int], Tail], method: str) -> None:
+    check_sequence(tails(21), method, 9)
 
 
 # --- folding and other models --------------------------------------------------------------------
 
 
-def test_folding_into_the_tied_head(smollm2: SmolLM2, prompts: Any) -> None:
+def test_folding_into_the_tied_head(smollm2: SmolLM2, batches_of: Any) -> None:
     model = copy.deepcopy(smollm2.model)
+    prompts = batches_of(range(0, 3520, 100))
     found = snn.collect(model, prompts, "model.norm", labels=LABELS, tokens="last")
     erasers = found.erasers(sf.leace, erase="stereotype")
     example = {k: v for k, v in prompts[0].items() if k not in LABELS}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
+import re
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 
 import splince_fast as sf
 from splince_fast._solve.options import OPTIONS, options_of
+from splince_fast.cli import fit
 
 Float = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
@@ -194,6 +197,41 @@ def test_parameters_of_estimators_are_those_of_the_table(name: str) -> None:
     assert found == {key: table[key].default for key in found}
     missing = set(table) - set(found)
     assert missing <= {"max_amplification", "on_infeasible"}
+
+
+def flags() -> dict[str, Any]:
+    """The arguments of `fit` on the command line, by the flag that sets them."""
+    parser = argparse.ArgumentParser()
+    fit.add(parser.add_subparsers())
+    commands = next(iter(parser._subparsers._group_actions))  # type: ignore[union-attr]
+    own = commands.choices["fit"]  # type: ignore[index, call-overload]
+    return {flag: action for action in own._actions for flag in action.option_strings}
+
+
+@pytest.mark.parametrize("option", OPTIONS.values(), ids=lambda option: option.name)
+def test_flags_are_those_of_the_table(option: Any) -> None:
+    action = flags()[option.flag]
+    assert (action.dest, action.default) == (option.name, None)  # left out, the method decides
+    assert option.help in action.help
+    assert (option.default is None) == ("default" not in action.help)
+    for choice in option.choices:
+        assert choice in action.metavar
+        assert action.type(choice) == choice
+    assert ("A" in action.metavar.split("|")) == option.number
+    if option.number:
+        assert action.type("1" if option.name == "max_amplification" else "0.5") in (1.0, 0.5)
+    with pytest.raises(argparse.ArgumentTypeError, match=re.escape(option.must_be)):
+        action.type("no such value")
+
+
+def test_every_flag_is_an_option_or_says_what_to_read_and_write() -> None:
+    known = {option.flag for option in OPTIONS.values()}
+    others = {
+        "-h", "--help", "--labels", "--erase", "--keep", "--method", "--embedding", "--key",
+        "--kind", "--groups", "--checkpoint", "--save-moments", "-o", "--output", "--force",
+    }  # fmt: skip
+    assert set(flags()) == known | others
+    assert set(flags()["--method"].choices) == {"splince", "leace", "sal", "mean"}
 
 
 @pytest.mark.parametrize("option", OPTIONS.values(), ids=lambda option: option.name)

@@ -1,0 +1,234 @@
+"""One sweep over a block for sums per class, squares and leverages; and which rows are sampled.
+
+The block is read where it lies and is not copied. Every kernel is serial and works on columns
+first..last, so that each number comes from the same operations whatever the number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from splince_fast._kernels.jit import kernel
+
+# Columns whose share of a row's leverage is one number: threads begin at multiples of it.
+STRIPE = 192
+
+
+@kernel
+def _sum_four(
+    row_a: Any, row_b: Any, row_c: Any, row_d: Any, origin: Any, scale: Any, held: Any,
+    square: Any, w_a: float, w_b: float, w_c: float, w_d: float,
+) -> tuple[float, float, float, float]:  # fmt: skip
+    """Add four rows to `held` and `square`; returns the share of this stripe in their leverages.
+
+    A function of its own, whose views begin at 0: what the compiler can vectorise.
+    """
+    l_a = l_b = l_c = l_d = 0.0
+    for j in range(held.shape[0]):
+        a = row_a[j] - origin[j]
+        b = row_b[j] - origin[j]
+        c = row_c[j] - origin[j]
+        d = row_d[j] - origin[j]
+        held[j] += (w_a * a + w_b * b) + (w_c * c + w_d * d)
+        aa = a * a
+        bb = b * b
+        cc = c * c
+        dd = d * d
+        square[j] += (w_a * aa + w_b * bb) + (w_c * cc + w_d * dd)
+        l_a += scale[j] * aa
+        l_b += scale[j] * bb
+        l_c += scale[j] * cc
+        l_d += scale[j] * dd
+    return l_a, l_b, l_c, l_d
+
+
+@kernel
+def sweep_block(
+    rows: Any,
+    weight: Any,
+    shift: Any,
+    inverse: Any,
+    codes: Any,
+    order: Any,
+    cell: Any,
+    values: Any,
+    first: int,
+    last: int,
+    total: Any,
+    squares: Any,
+    class_sums: Any,
+    products: Any,
+    leverage: Any,
+) -> None:
+    """Reduce the columns first..last of a block, with y_i = x_i - shift, in one sweep::
+
+        total         = sum_i w_i y_i                    squares     = sum_i w_i y_i^2
+        class_sums[c] = sum_{i: codes[., i] = c} w_i y_i  products[q] = sum_i values[q, i] y_i
+        leverage[s, i] = sum_{j in stripe s} inverse_j y_ij^2
+
+    The rows of a cell, those of equal codes within a part, are summed four at a time, and their
+    sum is added to each of its classes.
+
+    Parameters
+    ----------
+    rows : (n, d) float32 or float64, C-contiguous
+    weight : (n,) float64 > 0, or empty for unit weights
+    shift, inverse : (d,) float64
+    codes : (v, n) intp, rows of class_sums to add each row to; -1 for none
+    order, cell : (n,) intp
+        As `sort_by_cell` gives them.
+    values : (q, n) float64, already multiplied by the weights
+    first, last : int
+        `first` is a multiple of STRIPE, and `last` is one or d.
+    total, squares, class_sums, products : (d,), (d,), (c, d), (q, d) float64, overwritten
+    leverage : (d / STRIPE rounded up, n) float64, overwritten
+    """
+    n = rows.shape[0]
+    width = last - first
+    weighted = weight.shape[0] > 0
+    origin = shift[first:last]
+    whole = total[first:last]
+    whole[:] = 0.0
+    squares[first:last] = 0.0
+    class_sums[:, first:last] = 0.0
+    products[:, first:last] = 0.0
+    held = np.zeros(width)
+    w_a = w_b = w_c = w_d = 1.0
+    start = 0
+    while start < n:
+        stop = start
+        while stop < n and cell[stop] == cell[start]:
+            stop += 1
+        held[:] = 0.0
+        for k in range(start, stop, 4):
+            # The last group may repeat its first row with weight 0.
+            count = min(4, stop - k)
+            i_a = order[k]
+            i_b = order[k + 1] if count > 1 else i_a
+            i_c = order[k + 2] if count > 2 else i_a
+            i_d = order[k + 3] if count > 3 else i_a
+            if weighted:
+                w_a, w_b, w_c, w_d = weight[i_a], weight[i_b], weight[i_c], weight[i_d]
+            s_b = w_b if count > 1 else 0.0
+            s_c = w_c if count > 2 else 0.0
+            s_d = w_d if count > 3 else 0.0
+            for begin in range(first, last, STRIPE):
+                end = min(last, begin + STRIPE)
+                l_a, l_b, l_c, l_d = _sum_four(
+                    rows[i_a, begin:end], rows[i_b, begin:end], rows[i_c, begin:end],
+                    rows[i_d, begin:end], shift[begin:end], inverse[begin:end],
+                    held[begin - first : end - first], squares[begin:end], w_a, s_b, s_c, s_d,
+                )  # fmt: skip
+                stripe = leverage[begin // STRIPE]
+                stripe[i_d] = l_d
+                stripe[i_c] = l_c
+                stripe[i_b] = l_b
+                stripe[i_a] = l_a
+        for j in range(width):
+            whole[j] += held[j]
+        for v in range(codes.shape[0]):
+            code = codes[v, order[start]]
+            if code >= 0:
+                sums = class_sums[code, first:last]
+                for j in range(width):
+                    sums[j] += held[j]
+        start = stop
+    for q in range(values.shape[0]):
+        sums = products[q, first:last]
+        for i in range(n):
+            share = values[q, i]
+            row = rows[i, first:last]
+            for j in range(width):
+                sums[j] += share * (row[j] - origin[j])
+
+
+@kernel
+def choose_rows(
+    leverage: Any, weight: Any, rate: float, key: Any, position: int, chosen: Any, inclusion: Any
+) -> int:
+    """Poisson sampling with the floor-leverage probability, decided by a hash of the position::
+
+        pi_i = min(1, rate max(1, q_i / mean q)),    q_i = w_i sum_s leverage[s, i]
+
+    Row i is taken if splitmix64(key + position + i) < pi_i 2^64.
+
+    Parameters
+    ----------
+    leverage : (s, n) float64
+    weight : (n,) float64 > 0, or empty for unit weights
+    rate : float in (0, 1]
+    key : uint64
+        Start of the sequence of hashes.
+    position : int
+        Of the first of these rows in the stream.
+    chosen, inclusion : (n,) intp, (n,) float64
+        Overwritten up to the number of rows taken: their numbers and probabilities.
+
+    Returns
+    -------
+    int
+        Number of rows taken.
+    """
+    n = leverage.shape[1]
+    size = np.zeros(n)
+    for s in range(leverage.shape[0]):
+        for i in range(n):
+            size[i] += leverage[s, i]
+    mean = 0.0
+    for i in range(n):
+        if weight.shape[0] > 0:
+            size[i] *= weight[i]
+        mean += size[i]
+    mean /= n
+    taken = 0
+    for i in range(n):
+        probability = rate
+        if size[i] > mean:
+            probability = min(1.0, rate * (size[i] / mean))
+        mixed = key + np.uint64(position) + np.uint64(i) + np.uint64(1)
+        mixed = mixed * np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed = mixed ^ (mixed >> np.uint64(31))
+        # The 53 highest bits are a number in [0, 1) without rounding.
+        if np.float64(mixed >> np.uint64(11)) * 2.0**-53 < probability:
+            chosen[taken] = i
+            inclusion[taken] = probability
+            taken += 1
+    return taken
+
+
+@kernel
+def add_label_products(codes: Any, values: Any, places: Any, weight: Any, gram: Any) -> None:
+    """gram += sum_i w_i f_i f_i^T for the features f of labels: indicators and columns.
+
+    Parameters
+    ----------
+    codes : (v, n) intp, rows of `gram` where the indicator is 1; -1 for none
+    values, places : (q, n) float64, (q,) intp
+        Columns, and their rows of `gram`.
+    weight : (n,) float64, or empty for unit weights
+    gram : (k, k) float64, changed in place
+    """
+    variables, n = codes.shape
+    columns = values.shape[0]
+    w = 1.0
+    for i in range(n):
+        if weight.shape[0] > 0:
+            w = weight[i]
+        for u in range(variables):
+            a = codes[u, i]
+            if a < 0:
+                continue
+            for v in range(variables):
+                b = codes[v, i]
+                if b >= 0:
+                    gram[a, b] += w
+            for q in range(columns):
+                gram[a, places[q]] += w * values[q, i]
+                gram[places[q], a] += w * values[q, i]
+        for q in range(columns):
+            for r in range(columns):
+                gram[places[q], places[r]] += w * values[q, i] * values[r, i]

@@ -1,0 +1,27 @@
+"""How much memory this process may have at most."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from functools import cache
+from pathlib import Path
+
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@cache
+def total_memory() -> int | None:
+    """Bytes of memory of the machine, or of the container; None where neither is known.
+
+    What is free at a moment does not count: the same run gives the same result twice.
+    """
+    found = []
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # no POSIX system
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for path in _LIMITS:
+        try:
+            found.append(int(Path(path).read_text(encoding="ascii")))
+        except (OSError, ValueError):
+            continue  # there is no such limit, or it is "max"
+    return min((size for size in found if size > 0), default=None)

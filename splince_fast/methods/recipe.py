@@ -1,0 +1,238 @@
+"""A method and all that it is told, applied to moments or to folds of them; its warnings."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._kernels.factor import STATUS_INFEASIBLE, STATUS_OK
+from splince_fast._solve.messages import raise_infeasible, raise_numerical
+from splince_fast._solve.oblique import Solution, oblique, with_null_space
+from splince_fast._solve.options import Options
+from splince_fast._solve.selection import names_of, span_of
+from splince_fast._solve.tolerances import AMPLIFICATION, NOISE_SHARE
+from splince_fast.exceptions import (
+    DroppedDirectionsWarning,
+    LabelError,
+    NothingErasedWarning,
+    PrecisionWarning,
+    SplinceError,
+)
+from splince_fast.labels.names import listed
+from splince_fast.methods.unseen import Shrinkage, Unseen, judge, warn
+from splince_fast.moments import Moments
+from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.factored import Factored, Live, statistics
+from splince_fast.moments.folds import Folds
+from splince_fast.projection import Projection
+from splince_fast.report import Facts, build_report
+
+Float = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A method with all that it is told: what it makes of moments, and folds of them.
+
+    Attributes
+    ----------
+    method : {"SPLINCE", "LEACE", "SAL", "MeanProjection"}
+    erase, keep
+        As the methods take them.
+    options : Options
+    """
+
+    method: str
+    erase: object
+    keep: object
+    options: Options
+
+    @property
+    def whitened(self) -> bool:
+        """Whether a factor of Cov(x) is taken."""
+        return self.method in ("SPLINCE", "LEACE")
+
+    def with_shrinkage(self, shrinkage: Shrinkage) -> Recipe:
+        """The same with another intensity of shrinkage."""
+        return replace(self, options=replace(self.options, shrinkage=shrinkage))
+
+    def judge(self, folds: Sequence[Moments]) -> Unseen:
+        """What the erasers of all other folds do to each."""
+        plain = replace(self, method="SAL", options=Options())
+        return judge(
+            list(folds),
+            lambda source, shrinkage: self.with_shrinkage(shrinkage).fit(source),
+            self.erase,
+            self.keep,
+            self.options,
+            whitened=self.whitened,
+            plain=lambda source, _: plain.fit(source),
+            names=getattr(folds, "feature_names", None),
+        )
+
+    def fit(self, moments: Moments | Factored) -> Projection:
+        """Factors, warnings and report for any method of the family.
+
+        Parameters
+        ----------
+        moments : Moments or Factored
+            Of the data.
+        """
+        method, options, whitened = self.method, self.options, self.whitened
+        with statistics(moments) as known, known.memory(whitened) as memory:
+            if method == "MeanProjection":
+                _check_classes(known, self.erase)
+            span_z = span_of(known, self.erase, "erase", whitened)
+            span_y = span_of(known, self.keep, "keep", whitened)
+            share = known.share(options) if whitened else 0.0
+            factor = known.factored(options, whitened, memory)
+            spans = np.concatenate([span_z.rows, span_y.rows]) if span_y.names else span_z.rows
+            solution = oblique(factor, spans, len(span_z.rows), options)
+            _check(solution, span_z.names, span_y.names, method, options)
+            distortion, unkept = solution.distortion, solution.distortion_unkept
+            sampled, excess = known.sample if whitened else None, None
+            # The matrix that was factored is Cov(x) itself: then the solve knows what it changes.
+            if solution.solver != "cholesky" or share or sampled is not None:
+                distortion, excess = _change(known, solution, bool(share))
+                if (solution.admitted or sampled is not None) and span_y.names:
+                    # Nor is LEACE's then what the factor says.
+                    plain = oblique(factor, span_z.rows, len(span_z.rows), options)
+                    unkept = _change(known, plain, bool(share))[0]
+            if not span_y.names:
+                unkept = distortion
+            left, right = solution.left, solution.right
+            if solution.null_basis is not None:
+                left, right = with_null_space(solution, span_y.rows)
+            traced = 0
+            if solution.admitted:
+                # Explicit directions off the support are the caller's choice, and no trace.
+                told = np.concatenate(
+                    [s.rows for s in (span_z, span_y) if s.names != ["directions"]]
+                )
+                full = factor.admit(told)
+                seen, whole = (float(np.sum(f.whiten(told) ** 2)) for f in (factor, full))
+                if whole - seen > NOISE_SHARE * whole:
+                    traced = full.admitted
+            notes = _warn(solution, span_z.names, span_y.names, options, traced)
+            mean = known.mean
+            # All rows know the variance of x, whatever its covariance rests on.
+            variance = solution.variance if sampled is None else float(known.variances.sum())
+            facts = Facts(
+                method, known.n_rows, known.weight, share, whitened, distortion, unkept, notes,
+                variance, None if sampled is None else sampled.n_rows, excess,
+            )  # fmt: skip
+        report = partial(build_report, facts, solution, span_z, span_y, left, right)
+        return Projection._make(left, right, mean, method=method, report=report)
+
+
+def eraser_of(moments: Moments | Factored | Folds, recipe: Recipe) -> Projection:
+    """The eraser of all rows; of folds, with what it does to rows not seen."""
+    if not isinstance(moments, Folds):
+        return recipe.fit(moments)
+    unseen = None
+    try:
+        unseen = recipe.judge(moments)
+    except SplinceError as error:
+        # A fold may lack what all rows have: then the report says nothing of rows not seen.
+        if recipe.options.shrinkage == "cv":
+            error.add_note("while shrinkage='cv' was chosen on the folds")
+            raise
+    if unseen is None:
+        return recipe.fit(moments.total)
+    warn(unseen.warnings, 3)
+    return unseen.told(recipe.with_shrinkage(unseen.shrinkage).fit(moments.total))
+
+
+def _change(known: Live | Factored, solution: Solution, shrunk: bool) -> tuple[float, float | None]:
+    """E|P x - x|^2, and where Cov(x) is that of a sample, the share of it that is excess."""
+    left, right, sample = solution.left, solution.right, known.sample
+    gram = known.gram(right)
+    if sample is None or shrunk or solution.solver == "none":
+        return float(np.sum((left @ left.T) * gram)), None
+    kept = solution.rank_y - solution.dropped
+    regressors = solution.rank_covariance - solution.rank_z - kept
+    return sample.change(left, right, gram, regressors)
+
+
+def _check_classes(known: Live | Factored, erase: object) -> None:
+    """Raise LabelError for a continuous variable, which has no class means."""
+    for name in names_of(erase, "erase"):
+        if not isinstance(known.variable(name), ClassSums):
+            raise LabelError(
+                f"the variable {name!r} is continuous and has no class means; use sal, or "
+                f"accumulate it with kinds={{{name!r}: 'classes'}}"
+            )
+
+
+def _check(
+    solution: Solution, erased: list[str], kept: list[str], method: str, options: Options
+) -> None:
+    """Raise what the status of a solve calls for."""
+    if solution.status == STATUS_INFEASIBLE:
+        cosine = float(solution.cosines[0]) if len(solution.cosines) else 1.0
+        sine = float(solution.sines.min())
+        raise_infeasible(cosine, sine, solution.rank_y, solution.rank_z, erased, kept, method)
+    if solution.status != STATUS_OK:
+        raise_numerical(solution.status, options.solver)
+
+
+def _warn(
+    solution: Solution, erased: list[str], kept: list[str], options: Options, traced: int
+) -> tuple[str, ...]:
+    """Warn of what the caller has to know, and return it for the report."""
+    notes = []
+    if not solution.rank_z:
+        notes.append(
+            f"nothing was erased: x has no linear trace of {listed(erased)} above the "
+            f"rounding level ({solution.noise:.1e} in units of correlation), so the eraser is the "
+            "identity. If a trace was expected, check that labels and rows belong together"
+        )
+        warnings.warn(notes[-1], NothingErasedWarning, stacklevel=5)
+    if solution.dropped:
+        cut = options.max_amplification
+        notes.append(
+            f"{solution.dropped} of {solution.rank_y} direction(s) of {listed(kept)} were "
+            f"given up: they lie too close to {listed(erased)} "
+            + ("(to rounding)" if cut is None else f"(amplification above {cut:g})")
+            + "; the report shows what is left of each variable"
+        )
+        warnings.warn(notes[-1], DroppedDirectionsWarning, stacklevel=5)
+    for note in _imprecise(solution, erased, kept, traced):
+        notes.append(note)
+        warnings.warn(note, PrecisionWarning, stacklevel=5)
+    return tuple(notes)
+
+
+def _imprecise(solution: Solution, erased: list[str], kept: list[str], traced: int) -> list[str]:
+    """What makes the result stand on few digits, in words."""
+    notes = []
+    amplification, bound = solution.amplification, solution.bound
+    if amplification > AMPLIFICATION:
+        notes.append(
+            f"{listed(kept)} nearly lies in the span of {listed(erased)}: the longest correction "
+            f"is {amplification:.1e} times LEACE's, and so is what rounding, noise and new rows "
+            "add to it. Cap it with max_amplification= (for example 100), keep fewer variables, "
+            "or use leace"
+        )
+    worst = max(solution.residual_z, solution.residual_y)
+    if solution.rank_z and (bound >= 1 or worst > bound):
+        notes.append(
+            f"rounding may undo what was erased or kept: residual {worst:.1e}, bound {bound:.1e} "
+            "(relative to the cross-covariances). Typical causes: variables that nearly determine "
+            "each other, or features that are combinations of others; drop such columns, pass "
+            "shrinkage=1e-6, or cap max_amplification="
+        )
+    if traced:
+        notes.append(
+            f"x varies by less than its rounding level in {traced} direction(s) in "
+            "which the labels show a trace; their variance was set to that level. What is erased "
+            "and kept is exact, but x is changed more than the least possible, and new rows may "
+            "be changed far more: drop features that are copies of others, accumulate in float64, "
+            "or pass shrinkage=1e-6"
+        )
+    return notes

@@ -1,0 +1,234 @@
+"""Cov(x) from a sample: its residual about the labels, and what all rows say exactly.
+
+With v the labels (indicators and columns, centred over the rows that carry them), R R^T =
+C_xv C_vv^+ C_vx is the part of Cov(x) that they explain. It is taken from all rows, and only the
+rest W = S_m - R_m R_m^T from the m sampled ones::
+
+    M = m / (m - k) W + R R^T + diag(max(0, var(x) - diag(.)))
+
+with k the rank of v, and var(x) from all rows. An eraser depends on M by the regression of the
+coordinates that it changes on those that it does not. These residuals have less variance than x,
+by the squared multiple correlation of x with v: so many fewer rows do as well. Model-assisted
+estimation in surveys rests on the same step (Saerndal, Swensson and Wretman 1992). Rows that a
+sample misses leave a feature without variance, which its exact one repairs.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._solve import tolerances
+from splince_fast.exceptions import NotEnoughDataError, SampledScatterWarning
+from splince_fast.labels import VariableName
+from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.label_table import LabelTable
+from splince_fast.moments.sampled import LEAST_ROWS, SampledAccumulator
+from splince_fast.moments.variable import Variable
+
+Float = NDArray[np.float64]
+
+# Columns of labels may take this share of the sampled rows.
+_SHARE_OF_LABELS = 0.1
+# A variance of all rows this many times that of the sample, or less by it, beyond so many
+# standard errors of a Gaussian one, is told.
+_FACTOR, _ERRORS = 2.0, 6.0
+_SHOWN = 5
+# Standard errors of a Gaussian variance from which on a feature counts as missed by the sample.
+_BEYOND_CHANCE = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What an estimate of Cov(x) rests on.
+
+    Attributes
+    ----------
+    repaired : ndarray of shape (d,)
+        What the exact variances have added to its diagonal.
+    explained : ndarray of shape (k, d)
+        Rows r_i with sum r_i r_i^T = R R^T.
+    n_rows : int
+        Rows of the sample.
+    effective : float
+        Rows of equal weight that say as much.
+    fraction : float
+        Share of all rows that was sampled.
+    n_labels : int
+        k.
+    unit_roundoff : float
+        Of the products in the scatter.
+    quartic : float or None
+        Mean of |x - mean|^4 over the sample, where it was accumulated.
+    """
+
+    repaired: Float
+    explained: Float
+    n_rows: int
+    effective: float
+    fraction: float
+    n_labels: int
+    unit_roundoff: float
+    quartic: float | None
+
+    def change(
+        self, left: Float, right: Float, gram: Float, regressors: int
+    ) -> tuple[float, float | None]:
+        """E|left^T right (x - mean)|^2 without bias, and its excess over the least, expected.
+
+        Of the removed coordinates, what the labels do not explain are residuals of a regression
+        on p = `regressors` coordinates, fitted to the sample: it understates their variance by
+        1 - p / (m - k), and theirs on new rows exceeds the least by p / (m - p - 2). Of all rows
+        the sampled ones are a share f::
+
+            excess = (1 - f) p / (m - p - 2)
+
+        relative to the part that the labels do not explain; what is returned is relative to the
+        whole of the least. It is None where m is too small for the formula, and the first figure
+        is as the sample says then.
+
+        Parameters
+        ----------
+        left, right : (r, d) float64
+            Factors of what is removed.
+        gram : (r, r) float64
+            right Cov(x) right^T as the sample says.
+        """
+        square = left @ left.T
+        inside = right @ self.explained.T
+        explained = float(np.sum(square * (inside @ inside.T)))
+        rest = max(0.0, float(np.sum(square * gram)) - explained)
+        p, m, k = regressors, self.effective, self.n_labels
+        if m - p - 2 <= 0 or m - k - p <= 0:
+            return explained + rest, None
+        rest /= 1.0 - (1.0 - self.fraction) * p / (m - k)
+        excess = (1.0 - self.fraction) * p / (m - p - 2)
+        least = explained + rest
+        return least + rest * excess, rest * excess / least if least else 0.0
+
+
+def refuse_few(held: SampledAccumulator) -> None:
+    """Raise NotEnoughDataError below 4 sampled rows for each feature that varies."""
+    _refuse_below(held, LEAST_ROWS * int(np.count_nonzero(held.seen().second.diagonal())))
+
+
+def _refuse_below(held: SampledAccumulator, needed: int) -> None:
+    rows, state = held.sample.rows.n_rows, held.seen()
+    if rows < needed:
+        raise NotEnoughDataError(
+            f"the covariance of {state.width} features rests on {rows:,} sampled rows of "
+            f"{state.n_rows:,} (scatter={held.parameters.scatter:g}), and {needed:,} are needed: "
+            f"{LEAST_ROWS} for each feature that varies. Accumulate with a larger scatter= (1 "
+            "takes all rows), add rows, or pass shrinkage='oas'"
+        )
+
+
+def sampled_covariance(held: SampledAccumulator) -> tuple[Float, Sampled]:
+    """M of a settled accumulator, (d, d) Fortran-ordered, its lower triangle meaningful.
+
+    Raises
+    ------
+    NotEnoughDataError
+        There is nothing to estimate from.
+
+    Warns
+    -----
+    SampledScatterWarning
+        The variance of a feature differs much between all rows and the sample.
+    """
+    import scipy.linalg.blas
+
+    _refuse_below(held, 2)
+    state, sample = held.seen(), held.sample
+    inner, effective = sample.rows.seen(), sample.effective
+    variances = state.second.diagonal() / state.weight
+    whole = inner.scatter / inner.weight
+    names = _explaining(held, effective)
+    own = _explained(
+        {name: _aligned(sample.rows.variables.get(name), held.variables[name]) for name in names},
+        sample.labels, inner.weight, names, state.width,
+    )  # fmt: skip
+    explained = _explained(held.variables, sample.all_labels, state.weight, names, state.width)
+    of_sample = np.diagonal(whole).copy()
+    syrk = scipy.linalg.blas.dsyrk
+    degrees = effective / max(1.0, effective - len(own))
+    matrix = whole if not len(own) else syrk(-1.0, own.T, 1.0, whole, lower=1, overwrite_c=1)
+    matrix *= degrees
+    if len(explained):
+        matrix = syrk(1.0, explained.T, 1.0, matrix, lower=1, overwrite_c=1)
+    diagonal = np.einsum("ii->i", matrix)
+    # Less than that is chance: to add it, too, would shrink directions of small variance.
+    missing = variances - diagonal
+    missing[missing <= _BEYOND_CHANCE * (2.0 / effective) ** 0.5 * diagonal] = 0.0
+    diagonal += missing
+    _warn_of(variances, of_sample, effective)
+    quartic = None
+    if inner.fourth is not None:
+        quartic = inner.fourth.centred(inner.weight, inner.deviation, inner.scatter) / inner.weight
+    return matrix, Sampled(
+        missing, explained, inner.n_rows, effective, inner.n_rows / state.n_rows, len(own),
+        inner.unit_roundoff, quartic,
+    )  # fmt: skip
+
+
+def _explaining(held: SampledAccumulator, effective: float) -> list[VariableName]:
+    """The variables about which x is taken: those of fewest columns first, while they are few."""
+    table, room = held.sample.all_labels, _SHARE_OF_LABELS * effective
+    columns = {n: table.columns_of(n, v) for n, v in held.variables.items() if v.n_rows}
+    names: list[VariableName] = []
+    for name in sorted(columns, key=lambda n: columns[n]):
+        if 0 < columns[name] <= room:
+            names.append(name)
+            room -= columns[name]
+    return names
+
+
+def _aligned(variable: Variable | None, whole: Variable) -> Variable:
+    """A variable of the sample with the classes of the whole, in their order."""
+    if variable is None:
+        variable = whole.empty_like()
+    if isinstance(variable, ClassSums):
+        return variable.in_order(cast(ClassSums, whole).names)
+    return variable
+
+
+def _explained(
+    variables: Any, table: LabelTable, weight: float, names: list[VariableName], width: int
+) -> Float:
+    """(k, d): rows r_i with sum r_i r_i^T = C_xv C_vv^+ C_vx."""
+    parts = [np.zeros((0, width))]
+    for name in names:
+        variable = variables[name]
+        if variable.weight:
+            parts.append(variable.cross_covariance(0.0, name).T * (variable.weight / weight))
+        else:
+            parts.append(np.zeros((variable.n_columns, width)))
+    cross = np.concatenate(parts)
+    square = table.covariance(names, variables, weight)
+    deviations = np.sqrt(np.maximum(np.diagonal(square), 0.0))
+    units = np.divide(1.0, deviations, out=np.zeros_like(deviations), where=deviations > 0)
+    values, vectors = np.linalg.eigh(square * units * units[:, None])
+    least = tolerances.LABELS * len(values)
+    kept = values > least
+    return np.asarray((vectors[:, kept] / np.sqrt(values[kept])).T @ (cross * units[:, None]))
+
+
+def _warn_of(variances: Float, sampled: Float, effective: float) -> None:
+    """Warn where the sample does not show how much some features vary."""
+    error = _ERRORS * (2.0 / effective) ** 0.5 * sampled
+    low = (variances > _FACTOR * sampled) & (variances - sampled > error)
+    high = (_FACTOR * variances < sampled) & (sampled - variances > error)
+    found = np.flatnonzero(low | high)
+    if len(found):
+        shown = ", ".join(map(str, found[:_SHOWN])) + (", ..." if len(found) > _SHOWN else "")
+        warnings.warn(
+            f"the sampled rows misstate the variance of {len(found)} feature(s) ({shown}) by more "
+            f"than a factor of {_FACTOR:g}: rare rows carry them. What is erased and kept is "
+            "exact, but x may be changed more than the report expects; take a larger scatter=",
+            SampledScatterWarning,
+            stacklevel=6,
+        )

@@ -1,0 +1,377 @@
+"""Sums of all rows, and the scatter of a sample of them: O(n d) and O(p n d^2).
+
+Any positive definite matrix in place of Cov(x) gives an eraser with exact constraints; it alone
+decides how much more than the least possible is changed. So sums per class and variances are
+taken from all rows, in one sweep that copies nothing, and the scatter from rows that a hash of
+their position in the stream selects, with weights 1 / pi (Horvitz and Thompson 1952)::
+
+    pi_i = min(1, p max(1, q_i / mean q)),    q_i = w_i sum_j (x_ij - mean_j)^2 / v_j
+
+with the mean and the variances v of the rows up to the block before. Rows that alone carry a
+direction, which a uniform sample misses, have a large q and are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._runtime import threads
+from splince_fast._runtime.arrays import Rows, check_values
+from splince_fast._runtime.hashing import splitmix64
+from splince_fast.exceptions import InputError
+from splince_fast.labels import ClassCodes, Columns, Encoded, VariableName
+from splince_fast.moments.accumulator import Accumulator, Batch, sweep_of
+from splince_fast.moments.block import MATRIX_PRODUCT_FROM, add_products, part_rows
+from splince_fast.moments.buffer import LabelledRows
+from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.column_sums import ColumnSums
+from splince_fast.moments.label_table import LabelTable
+from splince_fast.moments.parameters import Parameters
+from splince_fast.moments.scatter import EPS64, Diagonal
+from splince_fast.moments.state import State, head_mean
+
+Float = NDArray[np.float64]
+
+_NO_WEIGHT = np.empty(0)
+# Sampled rows per feature below which an eraser may change far more than the least possible, and
+# from which on it changes 5 percent more, with some to spare for the labels.
+LEAST_ROWS, GOOD_ROWS = 4, 22
+# Elements of a block below which a second thread costs more than it saves.
+_GRAIN = 1 << 19
+# A feature that was constant so far has this share of the largest variance.
+_CONSTANT = 1e-20
+
+
+@dataclass(slots=True)
+class Sample:
+    """The rows behind the scatter.
+
+    Attributes
+    ----------
+    rows : Accumulator
+        Their moments, with the weights w / pi.
+    squares : float
+        Sum of the squares of these weights.
+    labels, all_labels : LabelTable
+        Of these rows and of all.
+    position : int
+        Rows that were offered.
+    """
+
+    rows: Accumulator
+    squares: float = 0.0
+    labels: LabelTable = field(default_factory=LabelTable)
+    all_labels: LabelTable = field(default_factory=LabelTable)
+    position: int = 0
+
+    def copy(self) -> Sample:
+        """An independent copy."""
+        labels, all_labels = self.labels.copy(), self.all_labels.copy()
+        return Sample(self.rows.copy(), self.squares, labels, all_labels, self.position)
+
+    @property
+    def effective(self) -> float:
+        """(sum w)^2 / sum w^2: rows of equal weight that say as much."""
+        state = self.rows.state
+        weight = 0.0 if state is None else state.weight
+        return weight * weight / self.squares if self.squares > 0 else 0.0
+
+
+class SampledAccumulator(Accumulator):
+    """An accumulator whose state keeps variances, beside a sample that keeps the scatter.
+
+    Attributes
+    ----------
+    sample : Sample
+    """
+
+    def __init__(self, parameters: Parameters) -> None:
+        super().__init__(parameters)
+        inner = Parameters(parameters.block_rows, parameters.kinds, (), parameters.ledoit_wolf)
+        self.sample = Sample(Accumulator(inner))
+        self._key = splitmix64(np.array([parameters.seed], np.uint64))[0]
+
+    @property
+    def unsettled(self) -> bool:
+        return self.waiting or self.sample.rows.waiting
+
+    def settle(self) -> None:
+        self.flush()
+        self.sample.rows.flush()
+
+    @property
+    def nbytes(self) -> int:
+        sample = self.sample
+        tables = sample.labels.nbytes + sample.all_labels.nbytes
+        return super().nbytes + sample.rows.nbytes + tables
+
+    # -- filling ---------------------------------------------------------------------------
+
+    def update(
+        self,
+        rows: Rows,
+        weight: Float | None,
+        encoded: Mapping[VariableName, Encoded],
+        *,
+        in_order: bool = False,
+        checked: bool = False,
+    ) -> None:
+        """Add rows, always in their order: the sample does not depend on the size of updates.
+
+        Those that fill up a block which waits are copied, whole blocks behind them are not.
+
+        Raises
+        ------
+        NonFiniteError, InputError, LabelError
+            Before anything changes.
+        """
+        n = len(rows.array)
+        room = self.buffer.room if self.buffer is not None and self.waiting else 0
+        if not (rows.direct and room and room < n):
+            super().update(rows, weight, encoded, in_order=True, checked=checked)
+            return
+        if not checked:
+            rows.check()
+        for start, stop in ((0, room), (room, n)):
+            part = slice(start, stop)
+            super().update(
+                Rows.known(rows.array[part]),
+                None if weight is None else weight[part],
+                {name: _part(column, part) for name, column in encoded.items()},
+                in_order=True,
+                checked=True,
+            )
+
+    def _empty_state(self, width: int) -> State:
+        return State.of_variances(width)
+
+    def _reserve(self, width: int, dtype: np.dtype[Any]) -> int:
+        """Rows of a block; it is reduced where it lies, so that no memory is needed."""
+        threads.thread_count()  # so that a wrong setting is told at once
+        return self.parameters.capacity(width, dtype.itemsize)
+
+    def _merge(self, batch: Batch, block: LabelledRows) -> None:
+        """Sum a block, sample it, and add both."""
+        import splince_fast._kernels.sampled as kernels
+
+        state, rows, n = batch.state, block.rows, len(block.rows)
+        weight = None if block.weight is None else np.ascontiguousarray(block.weight)
+        shift = state.mean if state.weight else head_mean(rows, weight)
+        asked = [batch.variables[name].ask(labels, weight) for name, labels in block.labels.items()]
+        codes, n_sums, values = sweep_of(asked, n)
+        sweep = _Sweep(rows, weight, shift, codes, n_sums, values)
+        first = not state.weight
+        sweep.run(np.zeros(len(shift)) if first else _inverse(state))
+        with np.errstate(invalid="ignore", over="ignore"):
+            usable = bool(np.isfinite(sweep.squares.sum()))
+        if not usable:
+            check_values(rows)
+        whole = float(n) if weight is None else float(weight.sum())
+        variances = Diagonal(np.maximum(0.0, sweep.squares - sweep.total**2 / whole))
+        own = State(shift, n, whole, sweep.total.copy(), variances, None)
+        if first:
+            sweep.run(_inverse(own))
+        reference = state.reference_with(own)
+        moved = {} if reference is state.reference else self._moved(state, reference)
+        chosen, inclusion = np.empty(n, np.intp), np.empty(n)
+        given = _NO_WEIGHT if weight is None else weight
+        taken = kernels.choose_rows(
+            sweep.leverage, given, self.parameters.scatter, self._key, self.sample.position,
+            chosen, inclusion,
+        )  # fmt: skip
+        chosen = chosen[:taken]
+        shares = (1.0 if weight is None else weight[chosen]) / inclusion[:taken]
+        labels = {name: column[chosen] for name, column in block.labels.items()}
+        names = {name: _names_of(batch, name) for name in labels}
+        # What can fail for want of memory comes before the first change.
+        self._take(rows[chosen], shares, labels, names)
+        offset = shift - reference
+        if n_sums:
+            sweep.class_sums += sweep.class_weights()[:, None] * offset
+        if len(values):
+            sweep.products += np.outer(values.sum(axis=1), offset)
+        state.add(own, reference)
+        self._commit(batch, block, moved, asked, sweep.class_sums, sweep.products)
+        self.sample.position += n
+        self.sample.squares += float(shares @ shares)
+        self.sample.all_labels.add(block.labels, batch.variables, weight)
+        if taken:
+            self.sample.labels.add(labels, batch.variables, shares)
+
+    def _take(
+        self,
+        rows: NDArray[Any],
+        weight: Float,
+        labels: Mapping[VariableName, NDArray[Any]],
+        names: Mapping[VariableName, tuple[Any, ...]],
+    ) -> None:
+        """Give rows to the sample."""
+        if not len(rows):
+            return
+        encoded: dict[VariableName, Encoded] = {}
+        for name, column in labels.items():
+            if column.dtype.kind == "i":
+                encoded[name] = ClassCodes(names[name], column)
+                continue
+            present = ~np.isnan(column).any(axis=1)
+            filled = np.where(present[:, None], column, 0.0)
+            encoded[name] = Columns(names[name], filled, None if present.all() else present)
+        self.sample.rows.update(Rows.known(rows), weight, encoded, in_order=True)
+
+    # -- algebra ---------------------------------------------------------------------------
+
+    def add(self, other: Accumulator) -> None:
+        """Add what another one saw, sample to sample."""
+        self.check_like(other)
+        if other.state is None:
+            return
+        theirs = cast(SampledAccumulator, other)
+        # The samples have what may fail; they are added to a copy.
+        sampled = self.sample.rows.copy()
+        sampled.add(theirs.sample.rows)
+        super().add(other)
+        self._combine(sampled, self.sample, theirs, 1)
+
+    def without(self, part: Accumulator) -> Accumulator:
+        """What is left when a part is removed, sample from sample."""
+        result = cast(SampledAccumulator, super().without(part))
+        if part.state is not None:
+            theirs = cast(SampledAccumulator, part)
+            sampled = self.sample.rows.without(theirs.sample.rows)
+            result._combine(sampled, result.sample, theirs, -1)
+        return result
+
+    def _combine(self, rows: Accumulator, own: Sample, part: SampledAccumulator, sign: int) -> None:
+        theirs = part.sample
+        position = own.position + (theirs.position if sign > 0 else 0)
+        squares = max(0.0, own.squares + sign * theirs.squares)
+        if rows.state is None or not rows.state.weight:
+            squares = 0.0
+        own.labels.merge(theirs.labels, sign, self.variables, part.variables)
+        own.all_labels.merge(theirs.all_labels, sign, self.variables, part.variables)
+        self.sample = Sample(rows, squares, own.labels, own.all_labels, position)
+
+    def copy(self) -> Accumulator:
+        other = cast(SampledAccumulator, super().copy())
+        other.sample = self.sample.copy()
+        return other
+
+
+class _Sweep:
+    """The sums of one block about `shift`, see `sweep_block`; `run` may be called again."""
+
+    def __init__(
+        self,
+        rows: NDArray[Any],
+        weight: Float | None,
+        shift: Float,
+        codes: NDArray[np.intp],
+        n_codes: int,
+        values: Float,
+    ) -> None:
+        import splince_fast._kernels.accumulate as kernels
+        from splince_fast._kernels.sampled import STRIPE
+
+        n, d = rows.shape
+        self._rows, self._shift, self._codes = rows, shift, codes
+        self._weight = _NO_WEIGHT if weight is None else weight
+        self._order, self._cell = np.empty(n, np.intp), np.empty(n, np.intp)
+        kernels.sort_by_cell(codes, n_codes, part_rows(d, rows.itemsize), self._order, self._cell)
+        self.total, self.squares = np.empty(d), np.empty(d)
+        self.class_sums, self.products = np.empty((n_codes, d)), np.empty((len(values), d))
+        self.leverage = np.empty((-(-d // STRIPE), n))
+        self._values, self._swept = values, self.products
+        if len(values) >= MATRIX_PRODUCT_FROM:
+            add_products(rows, values, shift, np.zeros(d), self.products)
+            self._values, self._swept = values[:0], self.products[:0]
+
+    def run(self, inverse: Float) -> None:
+        """Fill total, squares, class_sums, products and leverage."""
+        import splince_fast._kernels.sampled as kernels
+
+        def work(first: int, last: int) -> None:
+            kernels.sweep_block(
+                self._rows, self._weight, self._shift, inverse, self._codes, self._order,
+                self._cell, self._values, first, last, self.total, self.squares, self.class_sums,
+                self._swept, self.leverage,
+            )  # fmt: skip
+
+        n, d = self._rows.shape
+        threads.split(work, d, grain=max(kernels.STRIPE, _GRAIN // n), align=kernels.STRIPE)
+
+    def class_weights(self) -> Float:
+        """Weight of the rows in each class sum."""
+        weights = np.zeros(len(self.class_sums))
+        for column in self._codes:
+            present = column >= 0
+            share = self._weight[present] if len(self._weight) else None
+            weights += np.bincount(column[present], share, minlength=len(weights))
+        return weights
+
+
+def _inverse(state: State) -> Float:
+    """(d,): 1 / variance, of what rounding leaves at least; 0 where nothing varies at all."""
+    variances = state.second.diagonal() / state.weight
+    largest = float(variances.max())
+    if not largest:
+        return np.zeros(state.width)
+    rounding = (64 * EPS64 * np.abs(state.mean)) ** 2
+    return np.asarray(1.0 / np.maximum(np.maximum(variances, rounding), _CONSTANT * largest))
+
+
+def _names_of(batch: Batch, name: VariableName) -> tuple[Any, ...]:
+    """The classes or columns of a variable, what a batch brings included."""
+    variable, fresh = batch.variables[name], batch.fresh.get(name)
+    new = [] if batch.learned or fresh is None else list(fresh)
+    if isinstance(variable, ClassSums):
+        return (*variable.names, *new)
+    return tuple(new or cast(ColumnSums, variable).names)
+
+
+def _part(column: Encoded, rows: slice) -> Encoded:
+    """Some rows of an encoded column, with all its classes."""
+    if isinstance(column, ClassCodes):
+        return column[rows]
+    present = None if column.present is None else column.present[rows]
+    return Columns(column.columns, column.values[rows], present)
+
+
+def accumulator_of(parameters: Parameters) -> Accumulator:
+    """An empty accumulator of the kind that the parameters ask for."""
+    return SampledAccumulator(parameters) if parameters.scatter < 1 else Accumulator(parameters)
+
+
+def rate_for(
+    scatter: Any, n_rows: int | None, n_features: int | None, name: str, folds: int
+) -> Any:
+    """The rate for a source: "auto" resolved, and one refused that cannot serve any eraser.
+
+    Rows are dealt to `folds` moments, of which all but one make an eraser together.
+    """
+    known = n_rows is not None and n_features is not None
+    if isinstance(scatter, str) and scatter == "auto":
+        if not known:
+            raise InputError(
+                f"scatter='auto' needs the number of rows and features beforehand, which {name} "
+                "does not tell; pass a number, such as 22 * d / n for d features and about n rows"
+            )
+        fitted = cast(int, n_rows) * max(1, folds - 1) / folds
+        rate, enough = 1.0, GOOD_ROWS * cast(int, n_features)
+        while rate / 2 * fitted >= enough:
+            rate /= 2
+        return rate
+    number = isinstance(scatter, int | float | np.integer | np.floating)
+    if known and number and 0 < scatter < 1:
+        expected, needed = scatter * cast(int, n_rows), LEAST_ROWS * cast(int, n_features)
+        if expected < needed:
+            raise InputError(
+                f"scatter={scatter:g} leaves about {expected:,.0f} of the {n_rows:,} rows for the "
+                f"covariance of {n_features:,} features, and {needed:,} are needed; pass at least "
+                f"{min(1.0, needed / cast(int, n_rows)):.2g}, or 'auto'"
+            )
+    return scatter

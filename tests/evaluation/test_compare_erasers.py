@@ -1,0 +1,208 @@
+"""compare with every kind of eraser and of rows: baselines, estimators, functions, tensors."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import BaseEstimator
+
+import splince_fast as sf
+from splince_fast import evaluation as ev
+from splince_fast.baselines import INLP, RLACE
+from splince_fast.evaluation import Comparison
+from splince_fast.evaluation._identity import source_of
+
+
+def data(n: int = 600, d: int = 6, seed: int = 0) -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(seed)
+    y, z = rng.integers(0, 2, n), rng.integers(0, 2, n)
+    X = rng.normal(size=(n, d))
+    X[:, 0] += 1.5 * z
+    X[:, 1] += y
+    return X, y, z
+
+
+def run(X: Any, y: Any, z: Any, **options: Any) -> Comparison:
+    settings: dict[str, Any] = {"n_seeds": 1, "strengths": (0.1, 0.001), "progress": False}
+    return ev.compare(X, task=y, concept=z, **(settings | options))
+
+
+# -- erasers ----------------------------------------------------------------------------------
+
+
+def test_inlp_is_fitted_on_the_scaled_training_rows_and_stops_by_the_validation_rows() -> None:
+    X, y, z = data(900)
+    X = 7 * X + 3
+    sizes = (240, 80, 200)
+    result = run(X, y, z, erasers=("none", "INLP"), association=0.8, tied=1, sizes=sizes)
+    split = ev.associated_split(y, z, p=0.8, sizes=sizes, tied=1)
+    rows = X[split.train]
+    mean, unit = rows.mean(axis=0), np.sqrt(rows.var(axis=0).mean())
+    held = ((X[split.validation] - mean) / unit, z[split.validation])
+    model = INLP(random_state=0).fit(
+        (rows - mean) / unit, y[split.train], concept=z[split.train], validation=held
+    )
+    assert model.projection_.rank >= 1
+    assert result.mean("rank", eraser="INLP") == model.projection_.rank
+    erased = model.transform((rows - mean) / unit) * unit + mean
+    distortion = np.sum((erased - rows) ** 2) / np.sum((rows - mean) ** 2)
+    assert result.mean("distortion", eraser="INLP") == pytest.approx(distortion, rel=1e-9)
+    # No guarantee: something of the covariance with the concept is left, but less than before.
+    assert 1e-6 < result.mean("residual", eraser="INLP") < 0.5
+    assert result.mean("residual", eraser="none") == pytest.approx(1.0)
+
+
+def test_baselines_as_names_and_as_estimators_with_parameters() -> None:
+    X, y, z = data()
+    quick = RLACE(max_steps=300, check_every=100)
+    result = run(X, y, z, erasers={"one": INLP(max_rank=1), "R-LACE": quick, "LEACE": "LEACE"})
+    assert not result.failures
+    assert result.mean("rank", eraser="one") == 1
+    assert result.mean("rank", eraser="R-LACE") == 1
+    for eraser in ("one", "R-LACE"):
+        assert result.mean("residual", eraser=eraser) > 1e-6
+    assert result.mean("residual", eraser="LEACE") < 1e-9  # control: a guarded eraser
+    assert quick.random_state is None  # the caller's own object is left alone
+
+
+def test_r_lace_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    import splince_fast.baselines as baselines
+
+    brief = functools.partial(RLACE, max_steps=200, check_every=100)
+    monkeypatch.setattr(baselines, "RLACE", brief)
+    result = run(*data(), erasers=("none", "RLACE"))
+    assert not result.failures
+    assert result.mean("probe_accuracy", eraser="RLACE") < result.mean(
+        "probe_accuracy", eraser="none"
+    )
+
+
+def test_the_package_s_estimators_equal_its_names() -> None:
+    result = run(*data(), erasers={"A": sf.SPLINCE(), "B": "SPLINCE", "C": sf.LEACE()})
+    for metric in ("accuracy", "probe_auc", "distortion", "kept_covariance"):
+        a, b, c = (result.mean(metric, eraser=e) for e in "ABC")
+        assert a == pytest.approx(b, rel=1e-9)
+        if metric == "distortion":
+            assert a != pytest.approx(c, rel=1e-6)  # control
+
+
+def test_what_cannot_be_kept_may_be_dropped() -> None:  # case 6
+    X, y, _ = data()
+    dropped = sf.SPLINCE(on_infeasible="drop")
+    result = run(X, y, y.copy(), erasers={"none": "none", "SPLINCE": dropped, "LEACE": "LEACE"})
+    assert not result.failures
+    assert result.mean("kept_covariance", eraser="SPLINCE") < 1e-12
+    assert any("SPLINCE" in note for note in result.notes)
+
+
+def test_a_function_of_moments_finds_the_variables_by_name_and_owns_what_it_gets() -> None:
+    X, y, z = data()
+    seen = []
+
+    def mine(moments: sf.Moments) -> sf.Projection:
+        seen.append(dict(moments.variables))
+        found = sf.leace(moments, erase="concept")
+        moments.update(100 * X[:50], {"task": y[:50], "concept": z[:50]})
+        return found
+
+    result = run(X, y, z, erasers={"mine": mine, "LEACE": "LEACE"}, association=(0.5, 0.8), tied=1)
+    assert seen == [{"task": "classes", "concept": "classes"}] * 2
+    for metric in ("accuracy", "probe_auc", "distortion", "kept_covariance", "residual"):
+        a, b = (result.mean(metric, eraser=e) for e in ("mine", "LEACE"))
+        assert a == pytest.approx(b, rel=1e-9, abs=1e-12)
+
+
+def test_a_function_that_closes_over_something_is_run_again_when_that_changes(
+    tmp_path: Path,
+) -> None:
+    X, y, z = data()
+
+    def removing(direction: Any) -> Any:
+        return lambda moments: sf.Projection(direction, direction, moments.mean)
+
+    first, second = np.eye(6)[:, :1], np.eye(6)[:, 1:2]
+    known = {}
+    for name, direction in (("first", first), ("second", second)):
+        alone = run(X, y, z, erasers={"cut": removing(direction)})
+        resumed = run(X, y, z, erasers={"cut": removing(direction)}, run=tmp_path, n_jobs=2)
+        known[name] = alone.mean("distortion", eraser="cut")
+        assert resumed.mean("distortion", eraser="cut") == pytest.approx(known[name])
+    assert known["first"] != pytest.approx(known["second"], rel=1e-3)
+    large = np.zeros(5000)
+    assert source_of(removing(large)) == source_of(removing(large.copy()))
+    large_too = large.copy()
+    large_too[2500] = 1.0  # repr() leaves the middle of long arrays out
+    assert source_of(removing(large)) != source_of(removing(large_too))
+    partials = [functools.partial(sf.leace, erase=name) for name in ("a", "b")]
+    assert source_of(partials[0]) != source_of(partials[1])
+
+
+def test_an_estimator_without_a_projection_is_a_row() -> None:
+    class Nothing(BaseEstimator):  # type: ignore[misc]
+        def fit(self, X: Any, y: Any = None) -> Nothing:
+            return self
+
+    result = run(*data(), erasers={"none": "none", "Nothing": Nothing()})
+    assert {e for e, _, _ in result.failures} == {"Nothing"}
+    assert "projection_" in result.failures[0][2]
+
+
+# -- rows -------------------------------------------------------------------------------------
+
+
+def test_tensors_are_rows_and_labels() -> None:
+    torch = pytest.importorskip("torch")
+    X, y, z = data()
+    expected = run(X.astype(np.float32), y, z, association=0.8, tied=1)
+    given = torch.tensor(X, dtype=torch.float32, requires_grad=True)
+    found = run(given, torch.tensor(y), torch.tensor(z), association=0.8, tied=1)
+    assert [r["values"] for r in found.records] == [r["values"] for r in expected.records]
+    half = torch.tensor(X).to(torch.bfloat16)
+    assert not run(half, y, z, n_jobs=2).failures
+
+
+# -- levels and folds -------------------------------------------------------------------------
+
+
+def test_at_p_0_task_and_concept_go_against_their_tie() -> None:  # case 7
+    X, y, z = data()
+    sizes = (100, 40, 100)
+    for p, same in ((0.0, False), (1.0, True)):
+        split = ev.associated_split(y, z, p=p, sizes=sizes, tied=1)
+        assert ((y[split.train] == z[split.train]) == same).all()
+        result = run(X, y, z, association=p, tied=1, sizes=sizes, erasers=("none", "LEACE"))
+        assert not result.failures
+        # Concept and task are one variable, so that LEACE takes all of the task.
+        assert result.mean("kept_covariance", eraser="LEACE") < 1e-12
+
+
+def test_folds_without_a_class_are_left_out_and_without_any_fold_it_is_an_error() -> None:  # case 4
+    X, _, z = data(200)
+    rare = np.zeros(200, dtype=int)
+    part = np.array(["train"] * 120 + ["validation"] * 4 + ["test"] * 76)
+    rare[:1] = 1  # one training row: the fold that holds it out has a single class
+    rare[150:155] = 1
+    result = run(X, rare, z, test=part, erasers=("none",))
+    assert any("1 folds lack a class and were left out" in note for note in result.notes)
+    assert np.isfinite(result.mean("accuracy", eraser="none"))
+    alone = np.r_[np.arange(12), np.arange(12)]  # every class has one training row
+    few = np.array(["train"] * 12 + ["test"] * 12)
+    result = run(X[:24], alone.astype(str), z[:24], test=few, erasers=("none",))
+    reasons = {reason for _, head, reason in result.failures if head == "retrained"}
+    assert len(reasons) == 1
+    assert "no fold of the training rows has every class" in reasons.pop()
+
+
+def test_a_head_that_does_not_converge_is_marked_in_the_table() -> None:  # case 5
+    from sklearn.linear_model import LogisticRegression
+
+    X, y, z = data()
+    result = run(X, y, z, heads={"brief": LogisticRegression(max_iter=1, solver="lbfgs")})
+    assert "~" in str(result)
+    assert any("did not converge" in note for note in result.notes)
+    plain = run(X, y, z, heads={"whole": LogisticRegression()})
+    assert "~" not in str(plain)  # control

@@ -1,0 +1,352 @@
+"""What fits say of rows not seen by default: folds, the figures of their report, warnings.
+
+The eraser of all rows is summed in another order than without folds, so it agrees to rounding:
+8 d eps kappa with kappa below 1e3 for the rows drawn here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+
+import splince_fast as sf
+from splince_fast._solve import factor as factors
+from splince_fast._solve.options import INTENSITIES
+from splince_fast.evaluation.advice import held_out_trace
+from splince_fast.moments import folds as folds_module
+from splince_fast.moments.folds import LEAST_ROWS, Folds, worthwhile
+
+Float = NDArray[np.float64]
+CLASSES = (sf.SPLINCE, sf.LEACE, sf.SAL, sf.MeanProjection)
+FIGURES = ("unseen_distortion", "unseen_concept", "unseen_chance", "unseen_kept")
+
+
+def data(n: int = 600, d: int = 8, seed: int = 0) -> tuple[Float, NDArray[Any], NDArray[Any]]:
+    rng = np.random.default_rng(seed)
+    z = rng.integers(0, 3, n)
+    y = np.where(rng.random(n) < 0.7, z % 2, rng.integers(0, 2, n))
+    x = rng.normal(size=(n, d)) + rng.normal(size=(3, d))[z] + rng.normal(size=(2, d))[y]
+    return x, y, z
+
+
+def dealt(x: Float, **labels: Any) -> Folds:
+    return Folds(2).update(x, labels)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_the_report_of_a_fit_has_the_figures_of_folds(kind: Any, dtype: Any) -> None:
+    x, y, z = data()
+    x = x.astype(dtype)
+    fitted = kind().fit(x, y, concept=z)
+    keep = {"keep": "task"} if kind is sf.SPLINCE else {}
+    method = "mean_projection" if kind is sf.MeanProjection else kind.__name__.lower()
+    expected = sf.cross_report(dealt(x, concept=z, task=y), erase="concept", method=method, **keep)
+    assert expected.eraser.report is not None
+    for name in FIGURES:
+        found = getattr(fitted.report_, name)
+        other = getattr(expected.eraser.report, name)
+        assert found == (None if other is None else pytest.approx(other, rel=1e-9))
+        assert (found is None) == (name == "unseen_kept" and kind is not sf.SPLINCE)
+    assert "on rows not seen" in str(fitted.report_)
+    # And the eraser is that of all rows.
+    whole = getattr(sf, method)(sf.Moments().update(x, {"concept": z, "task": y}), erase="concept",
+                                **keep)  # fmt: skip
+    tolerance = 1e-10 if dtype == np.float64 else 1e-4
+    np.testing.assert_allclose(fitted.projection_.matrix(), whole.matrix(), atol=tolerance)
+    assert fitted.moments_.n_rows == len(x)
+
+
+def test_figures_predict_rows_that_were_never_passed() -> None:
+    x, y, z = data(8000)
+    fitted = sf.SPLINCE().fit(x[:4000], y[:4000], concept=z[:4000])
+    fresh, clean = x[4000:], fitted.transform(x[4000:])
+    moved = ((clean - fresh) ** 2).sum() / ((fresh - fresh.mean(axis=0)) ** 2).sum()
+    assert fitted.report_.unseen_distortion == pytest.approx(moved, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "expected"),
+    [
+        (None, None, True),
+        (LEAST_ROWS - 1, 3, False),
+        (LEAST_ROWS, 3, True),
+        (LEAST_ROWS, 512, True),
+        (4 * 513 - 1, 513, False),
+        (4 * 513, 513, True),
+        (None, 513, True),
+        (1 << 40, 1 << 20, False),  # 48 TiB
+    ],
+)
+def test_the_rule(n: int | None, d: int | None, expected: bool) -> None:
+    assert worthwhile(n, d) == expected
+
+
+def test_no_memory_for_two_states_means_no_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, z = data()
+    need = 8 * 6 * x.shape[1] ** 2
+    for memory, there in ((4 * need, True), (4 * need - 1, False), (None, True)):
+        monkeypatch.setattr(folds_module, "total_memory", lambda size=memory: size)
+        report = sf.SPLINCE().fit(x, y, concept=z).report_
+        assert (report.unseen_distortion is not None) == there
+
+
+def test_a_fit_factors_each_half_once_and_the_whole_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    original = factors.dense
+
+    def counted(scatter: Float, *args: Any, **options: Any) -> Any:
+        made.append(len(scatter))
+        return original(scatter, *args, **options)
+
+    monkeypatch.setattr(factors, "dense", counted)
+    x, y, z = data()
+    sf.SPLINCE().fit(x, y, concept=z)
+    assert made == [x.shape[1]] * 3
+
+
+def test_groups_stay_in_one_fold() -> None:
+    """Rows that come twice: unless twins stay together, no row of a fold is new to the other."""
+    x, _, z = data(300, 60)
+    twice = np.repeat(np.arange(300), 2)
+    apart = sf.LEACE().fit(x[twice], concept=z[twice]).report_
+    together = sf.LEACE().fit(x[twice], concept=z[twice], groups=twice).report_
+    names = sf.LEACE().fit(x[twice], concept=z[twice], groups=[f"id {i}" for i in twice])
+    assert together.unseen_concept is not None
+    assert apart.unseen_concept is not None
+    assert together.unseen_concept > 1.2 * apart.unseen_concept
+    assert names.report_.unseen_concept is not None
+    assert "groups" not in names.moments_.variables
+    named = sf.LEACE().fit(x[twice], concept={"groups": z[twice]}, groups=twice)
+    assert list(named.moments_.variables) == ["groups"]
+    with pytest.raises(sf.LabelError, match="groups"):
+        sf.LEACE().fit(x, concept=z, groups=np.linspace(0, 1, len(x)))
+
+
+def test_more_rows_and_merges_forget_the_figures() -> None:
+    """They spoke of other rows; a new fit speaks again."""
+    x, y, z = data()
+    fitted = sf.SPLINCE().fit(x, y, concept=z)
+    assert fitted.partial_fit(x[:5], y[:5], concept=z[:5]).report_.unseen_distortion is None
+    other = sf.SPLINCE().fit(x, y, concept=z)
+    assert other.merge(sf.SPLINCE().fit(x, y, concept=z)).report_.unseen_distortion is None
+    assert other.n_samples_seen_ == 2 * len(x)
+    assert other.fit(x, y, concept=z).report_.unseen_distortion is not None
+
+
+def test_a_fold_without_the_concept_is_no_error() -> None:
+    x, _, z = data()
+    z = np.zeros(len(x), int)
+    z[0] = 1  # one row, which lies in one of the folds
+    x[0] += 5
+    fitted = sf.LEACE().fit(x, concept=z)
+    assert fitted.report_.unseen_distortion is None
+    assert fitted.report_.rank == 1
+    with pytest.raises(sf.ConstantVariableError) as caught:
+        sf.LEACE(shrinkage="cv").fit(x, concept=z)
+    assert any("folds" in note for note in caught.value.__notes__)
+
+
+# --- methods take folds, and shrinkage is chosen on them -----------------------------------------
+
+
+@pytest.mark.parametrize("method", ["splince", "leace", "sal", "mean_projection"])
+def test_methods_take_folds(method: str) -> None:
+    x, y, z = data()
+    folds = dealt(x, z=z, y=y)
+    keep = {"keep": "y"} if method == "splince" else {}
+    found = getattr(sf, method)(folds, erase="z", **keep)
+    whole = getattr(sf, method)(folds.total, erase="z", **keep)
+    assert np.array_equal(found.left, whole.left)
+    assert np.array_equal(found.right, whole.right)
+    assert found.report.unseen_distortion == pytest.approx(
+        np.mean(sf.cross_report(folds, erase="z", method=method, **keep).distortion)
+    )
+    with pytest.raises(sf.UnknownVariableError):
+        getattr(sf, method)(folds, erase="no such", **keep)
+
+
+def weak(n: int = 600, d: int = 30) -> tuple[Float, NDArray[Any]]:
+    """Features that fire in one row of each fold, and are noise of the encoder elsewhere."""
+    rng = np.random.default_rng(1)
+    z = rng.integers(0, 2, n)
+    x = rng.normal(size=(n, d)) + 0.3 * z[:, None]
+    x[:, :3] = 1e-4 * rng.normal(size=(n, 3)) + 3e-5 * z[:, None]
+    fold = folds_module.splitmix64(np.arange(n, dtype=np.uint64)) % np.uint64(2)
+    x[np.flatnonzero(fold == 0)[0], 0] = x[np.flatnonzero(fold == 1)[0], 1] = 20.0
+    return x, z
+
+
+@pytest.mark.filterwarnings("ignore::splince_fast.UnseenRowsWarning")
+def test_cross_validated_shrinkage_is_the_best_of_those_tried() -> None:
+    x, z = weak()
+    folds = dealt(x, concept=z)
+    tried = {
+        a: np.mean(sf.cross_report(folds, erase="concept", shrinkage=a).distortion)
+        for a in (*INTENSITIES, "oas")
+    }
+    best = min(tried, key=lambda a: float(tried[a]))
+    assert best is not None
+    for eraser in (
+        sf.LEACE(shrinkage="cv").fit(x, concept=z).projection_,
+        sf.leace(folds, erase="concept", shrinkage="cv"),
+    ):
+        assert eraser.report is not None
+        assert eraser.report.unseen_distortion == pytest.approx(tried[best], rel=1e-12)
+        same = sf.leace(folds.total, erase="concept", shrinkage=best)
+        assert same.report is not None
+        assert eraser.report.shrinkage == same.report.shrinkage > 0
+        np.testing.assert_allclose(eraser.matrix(), same.matrix(), atol=1e-12)
+
+
+def test_cross_validated_shrinkage_needs_folds() -> None:
+    x, _, z = data(60)
+    moments = sf.Moments().update(x, {"z": z})
+    for call in (
+        lambda: sf.leace(moments, erase="z", shrinkage="cv"),
+        lambda: moments.factored("cv"),
+        lambda: sf.LEACE(shrinkage="cv").partial_fit(x, concept=z),
+        lambda: sf.LEACE.from_moments(moments, erase="z", shrinkage="cv"),
+        lambda: sf.LEACE.search(moments, {"erase": ["z"], "shrinkage": ["cv"]}),
+    ):
+        with pytest.raises(sf.InputError, match="chosen on folds"):
+            call()
+    fitted = sf.LEACE(shrinkage="cv").fit(x, concept=z)  # few rows, and yet it was asked for
+    assert fitted.report_.unseen_distortion is not None
+    with pytest.raises(sf.InputError, match="chosen on folds"):
+        fitted.merge(sf.LEACE().fit(x, concept=z))
+
+
+# --- warnings ------------------------------------------------------------------------------------
+
+
+def test_weak_features_are_named() -> None:
+    x, z = weak()
+    frame = pd.DataFrame(x, columns=[f"unit {i}" for i in range(x.shape[1])])
+    with pytest.warns(sf.UnseenRowsWarning, match=r"hardly vary .*\('unit 0', 'unit 1'\)") as found:
+        fitted = sf.LEACE().fit(frame, concept=z)
+    assert str(found[0].message) in fitted.report_.warnings
+    with pytest.warns(sf.UnseenRowsWarning, match=r"hardly vary .*\(0, 1\)"):
+        sf.LEACE().fit(x, concept=z)
+    source = [(frame[:300], {"z": z[:300]}), (frame[300:], {"z": z[300:]})]
+    folds = sf.Moments.from_blocks(source, folds=2)
+    with pytest.warns(sf.UnseenRowsWarning, match="'unit 0', 'unit 1'") as found:
+        sf.leace(folds, erase="z")
+    assert found[0].filename == __file__
+    with pytest.warns(sf.UnseenRowsWarning, match="'unit 0', 'unit 1'") as found:
+        sf.cross_report(folds, erase="z")
+    assert found[0].filename == __file__
+
+
+def test_few_rows_of_many_features_warn_without_folds() -> None:
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 2, 560)
+    x = rng.normal(size=(560, 520))
+    with pytest.warns(sf.UnseenRowsWarning, match=r"1\.1 rows per dimension .*rank 520") as found:
+        fitted = sf.LEACE().fit(x, concept=z)
+    assert str(found[0].message) in fitted.report_.warnings
+    with warnings.catch_warnings():  # control: the remedies that it names are silent
+        warnings.simplefilter("error")
+        sf.LEACE(shrinkage="oas").fit(x, concept=z)
+        sf.SAL().fit(x, concept=z)
+
+
+# --- what is expected of new rows ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["z", "age", "both"])
+def test_the_expected_trace_is_that_of_the_advice(name: str) -> None:
+    rng = np.random.default_rng(0)
+    x, y, z = data()
+    columns = {"z": z, "age": rng.normal(size=len(x)) + x[:, 0], "y": y}
+    columns["both"] = rng.normal(size=(len(x), 2)) + x[:, :2]
+    moments = sf.Moments().update(x, columns)
+    for eraser in (sf.leace(moments, erase=name), sf.splince(moments, erase=name, keep="y")):
+        report = eraser.report
+        assert report is not None
+        erased, *kept = report.variables
+        assert erased.expected == pytest.approx(held_out_trace(moments, name).r2, rel=1e-9)
+        assert all(v.expected is None for v in kept)
+        assert "expected trace left R^2 of" in str(report)
+        assert "In new rows" in report.explain()
+        assert sf.Report.from_dict(report.to_dict()) == report
+    for other in (sf.sal(moments, erase=name), sf.leace(moments, erase=name, shrinkage=0.1)):
+        assert other.report is not None
+        assert other.report.variables[0].expected is None
+
+
+def test_too_few_rows_expect_nothing() -> None:
+    x, _, z = data(9, 8)
+    report = sf.leace(sf.Moments().update(x, {"z": z}), erase="z").report
+    assert report is not None
+    assert report.variables[0].expected is None
+
+
+# --- the command line ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, y, z = data()
+    for name, array in {"x": x, "y": y, "z": z, "g": np.arange(len(x)) // 3}.items():
+        np.save(f"{name}.npy", array)
+
+
+FIT = ["fit", "x.npy", "--labels", "z.npy", "--labels", "y.npy", "--erase", "z", "--keep", "y"]
+
+
+def fitted(*more: str) -> sf.Report:
+    from splince_fast.cli import main
+
+    assert main([*FIT, *more, "-o", "e", "--force"]) == 0
+    report = sf.Projection.load("e").report
+    assert report is not None
+    return report
+
+
+def test_the_command_line_deals_to_folds(files: None, capsys: pytest.CaptureFixture[str]) -> None:
+    x, y, z = data()
+    expected = sf.splince(dealt(x, z=z, y=y), erase="z", keep="y").report
+    assert expected is not None
+    report = fitted()
+    for name in FIGURES:
+        assert getattr(report, name) == pytest.approx(getattr(expected, name), rel=1e-9)
+    assert "on rows not seen" in capsys.readouterr().out
+    grouped = fitted("--labels", "g.npy", "--groups", "g")
+    assert grouped.unseen_distortion != report.unseen_distortion
+    best = sf.splince(dealt(x, z=z, y=y), erase="z", keep="y", shrinkage="cv").report
+    assert best is not None
+    assert fitted("--shrinkage", "cv").shrinkage == best.shrinkage
+    assert fitted("--shrinkage", "ledoit-wolf").shrinkage > 0
+    capsys.readouterr()
+
+
+def test_a_checkpoint_goes_on_as_it_began(files: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """That of an earlier version holds no folds."""
+    x, y, z = data()
+    labels = {"z": z, "y": y}
+    source = sf.sources.from_npy("x.npy", labels)
+    sf.Moments.from_blocks(source, checkpoint="old")
+    assert fitted("--checkpoint", "old").unseen_distortion is None
+    assert fitted("--checkpoint", "new").unseen_distortion is not None
+    assert fitted("--checkpoint", "new").unseen_distortion is not None
+    assert sf.Moments.load("new").n_rows == len(x)  # of folds, their sum
+    capsys.readouterr()
+
+
+def test_few_rows_are_told_on_the_command_line(
+    files: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    np.save("x.npy", rng.normal(size=(600, 520)))
+    fitted()
+    assert "splince-fast: warning: there are only 1.2 rows per dimension" in (
+        capsys.readouterr().err
+    )

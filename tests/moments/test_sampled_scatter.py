@@ -1,0 +1,662 @@
+"""A covariance from a sample of the rows: exact constraints, and the excess that a formula says.
+
+Every property has its control: the step that secures it is left out, and the figure breaks.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import splince_fast as sf
+from splince_fast._kernels import sampled as kernels
+from splince_fast._runtime.hashing import splitmix64
+from splince_fast.exceptions import (
+    FileFormatError,
+    IncompatibleMomentsError,
+    InputError,
+    NonFiniteError,
+    NotEnoughDataError,
+    SampledScatterWarning,
+)
+from splince_fast.moments import metric, sampled
+from splince_fast.moments.label_table import LabelTable
+from splince_fast.moments.sampled import SampledAccumulator
+
+Float = NDArray[np.float64]
+Find = Callable[[str], Path]
+EPS = float(np.finfo(np.float64).eps)
+
+
+def gaussian(
+    n: int, d: int, strength: float, seed: int = 0
+) -> tuple[Float, dict[str, NDArray[Any]]]:
+    """Correlated Gaussian rows with a concept z and a task y that go together."""
+    rng = np.random.default_rng(seed)
+    mix = rng.normal(size=(d, d)) / d**0.5 + np.eye(d)
+    z = rng.integers(0, 2, n)
+    y = np.where(rng.random(n) < 0.7, z, 1 - z)
+    X = rng.normal(size=(n, d)) @ mix
+    X += strength * np.outer(z, mix[0]) + 0.5 * strength * np.outer(y, mix[1])
+    return X, {"z": z, "y": y}
+
+
+def sample_of(moments: sf.Moments) -> sampled.Sample:
+    with moments.held() as held:
+        assert isinstance(held, SampledAccumulator)
+        return held.sample
+
+
+def distortion(eraser: sf.Projection, covariance: Float) -> float:
+    """tr(E S E^T) of the removed part E = left right^T."""
+    left, right = eraser.left, eraser.right
+    return float(np.sum((left.T @ left) * (right.T @ covariance @ right)))
+
+
+def draws(
+    X: Any, labels: Any, rate: float, count: int, fit: Callable[[sf.Moments], sf.Projection]
+) -> tuple[Float, Float, Float]:
+    """Excess, the formula's excess, and reported over true distortion, of so many samples."""
+    full = sf.Moments().update(np.asarray(X, np.float64), labels)
+    covariance = full.covariance(ddof=0)
+    least, total = distortion(fit(full), covariance), float(np.trace(covariance))
+    rows = []
+    for seed in range(count):
+        eraser = fit(sf.Moments(scatter=rate, seed=seed).update(X, labels))
+        report = eraser.report
+        assert report is not None
+        found = distortion(eraser, covariance)
+        expected = np.nan if report.expected_excess is None else report.expected_excess
+        rows.append((found / least - 1, expected, report.distortion * total / found))
+    return tuple(np.array(rows).T)  # type: ignore[return-value]
+
+
+def errors_from(found: Float, expected: Float) -> float:
+    """Distance of the means in standard errors of the first."""
+    return float(abs(found.mean() - expected.mean()) / (found.std() / len(found) ** 0.5))
+
+
+def leace(moments: sf.Moments) -> sf.Projection:
+    return sf.leace(moments, erase="z")
+
+
+def splince(moments: sf.Moments) -> sf.Projection:
+    return sf.splince(moments, erase="z", keep="y")
+
+
+# --- constraints ---------------------------------------------------------------------------------
+
+
+def residuals(eraser: sf.Projection, full: sf.Moments) -> tuple[float, float]:
+    """|P Cov(x, z)| and |P Cov(x, y) - Cov(x, y)|, relative, with Cov of all rows."""
+    out = []
+    for name in ("z", "y"):
+        span = full.cross_covariance(name).T
+        removed = (span @ eraser.right) @ eraser.left.T
+        out.append(np.linalg.norm(span - removed if name == "z" else removed))
+        out[-1] = float(out[-1] / np.linalg.norm(span))
+    return out[0], out[1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_constraints_hold_to_rounding_at_a_hundredth(seed: int) -> None:
+    X, labels = gaussian(40_000, 8, 1.0)
+    full = sf.Moments().update(X, labels)
+    moments = sf.Moments(scatter=0.01, seed=seed).update(X, labels)
+    eraser = splince(moments)
+    report = eraser.report
+    assert report is not None
+    assert 250 < (report.scatter_rows or 0) < 800
+    assert all(v.residual <= v.bound for v in report.variables)
+    # Sums over n rows carry sqrt(n) roundings, of x over the size of its cross-covariance.
+    assert max(residuals(eraser, full)) < 200 * 100 * EPS
+    # Control: class means of the sampled rows alone.
+    alone = splince(sf.Moments._around(sample_of(moments).rows.copy()))
+    assert max(residuals(alone, full)) > 1e-3
+
+
+# --- what it costs -------------------------------------------------------------------------------
+
+CASES = [
+    (strength, rows, fit) for strength in (0.3, 4.0) for rows in (5, 20) for fit in (leace, splince)
+]
+
+
+@pytest.mark.parametrize(("strength", "rows", "fit"), CASES)
+def test_excess_is_that_of_the_formula(strength: float, rows: int, fit: Any) -> None:
+    n, d = 6000, 32
+    X, labels = gaussian(n, d, strength)
+    excess, formula, reported = draws(X, labels, rows * d / n, 40, fit)
+    assert errors_from(excess, formula) < 4
+    # The report's distortion is that of all rows: 40 draws scatter by a few percent.
+    assert abs(reported.mean() - 1) < 0.03 + 4 * reported.std() / 40**0.5
+    # Control: with all n rows for the m sampled ones the formula says far less.
+    assert errors_from(excess, formula * (rows * d / n)) > 4
+
+
+def test_rows_are_taken_about_their_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A strong concept is estimated almost for free, by the residuals; without them it is not."""
+    n, d = 6000, 32
+    X, labels = gaussian(n, d, 8.0)
+    excess = draws(X, labels, 10 * d / n, 15, leace)[0].mean()
+    monkeypatch.setattr(metric, "_explaining", lambda held, effective: [])
+    assert draws(X, labels, 10 * d / n, 15, leace)[0].mean() > 8 * excess
+
+
+def test_half_of_the_rows_cost_half_as_much() -> None:
+    """The factor 1 - f of a sample of the very rows that are erased; without it: a control."""
+    n, d = 1500, 24
+    X, labels = gaussian(n, d, 0.3)
+    excess, formula, _ = draws(X, labels, 0.5, 60, leace)
+    assert errors_from(excess, formula) < 4
+    assert errors_from(excess, formula / 0.5) > 4
+
+
+def test_naive_distortion_is_low() -> None:
+    """Control of the correction: what the sample itself says of the eraser fitted to it."""
+    n, d = 6000, 32
+    X, labels = gaussian(n, d, 0.3)
+    covariance = sf.Moments().update(X, labels).covariance(ddof=0)
+    naive, corrected = [], []
+    for seed in range(20):
+        moments = sf.Moments(scatter=5 * d / n, seed=seed).update(X, labels)
+        eraser = leace(moments)
+        true = distortion(eraser, covariance)
+        naive.append(distortion(eraser, moments.covariance(ddof=0)) / true)
+        assert eraser.report is not None
+        corrected.append(eraser.report.distortion * float(np.trace(covariance)) / true)
+    assert np.mean(naive) < 0.8
+    assert abs(np.mean(corrected) - 1) < 0.05
+
+
+@pytest.mark.filterwarnings("ignore:x varies by less:splince_fast.PrecisionWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.WholeNumbersWarning")
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.SampledScatterWarning")
+@pytest.mark.parametrize("fit", [leace, splince])
+@pytest.mark.parametrize(
+    ("folder", "z", "y", "rows"),
+    [
+        ("bug_profession_gender", "z", "y", 4),
+        ("bug_profession_gender", "z", "y", 8),
+        ("professions_smollm2", "z_stereotype", "y_fact", 3.9),
+    ],
+)
+def test_excess_on_real_embeddings(
+    real_data: Find, folder: str, z: str, y: str, rows: float, fit: Any
+) -> None:
+    where = real_data(folder)
+    X = np.load(where / "X.npy")
+    labels = {"z": np.load(where / f"{z}.npy"), "y": np.load(where / f"{y}.npy")}
+    excess, formula, reported = draws(X, labels, rows * X.shape[1] / len(X), 4, fit)
+    assert 1 / 1.6 < excess.mean() / formula.mean() < 1.6
+    assert abs(reported.mean() - 1) < 0.03
+
+
+# --- which rows ----------------------------------------------------------------------------------
+
+
+def with_giants(n: int, d: int, axis: bool) -> tuple[Float, dict[str, NDArray[Any]]]:
+    """One row in a thousand is a hundred times as long, along one feature or across all."""
+    X, labels = gaussian(n, d, 0.8)
+    rng = np.random.default_rng(7)
+    giant = rng.random(n) < 1e-3
+    direction = np.eye(d)[3] if axis else rng.normal(size=d)
+    direction /= np.linalg.norm(direction)
+    X[giant] += 100 * d**0.5 * np.outer(rng.choice([-1.0, 1.0], giant.sum()), direction)
+    return X, labels
+
+
+def test_giant_rows_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    n, d = 6000, 32
+    X, labels = with_giants(n, d, axis=False)
+    assert draws(X, labels, 20 * d / n, 12, leace)[0].max() < 0.1
+    few = draws(X, labels, 5 * d / n, 20, leace)[0]
+    # Control: uniform sampling, by leverages of 0, which misses most of them.
+    monkeypatch.setattr(sampled, "_inverse", lambda state: np.zeros(state.width))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SampledScatterWarning)
+        uniform = draws(X, labels, 5 * d / n, 20, leace)[0]
+    assert few.max() < 0.5
+    assert np.median(uniform) > 4 * np.median(few)
+
+
+def test_exact_variances_repair_a_rare_feature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a warning names the feature; uniform sampling, so that the sample misses the rows."""
+    n, d = 6000, 32
+    X, labels = with_giants(n, d, axis=True)
+    monkeypatch.setattr(sampled, "_inverse", lambda state: np.zeros(state.width))
+    with pytest.warns(SampledScatterWarning, match=r"1 feature\(s\) \(3\)"):
+        repaired = draws(X, labels, 5 * d / n, 60, leace)[0]
+    assert repaired.max() < 1.0
+    monkeypatch.setattr(metric, "_BEYOND_CHANCE", 1e300)
+    with pytest.warns(SampledScatterWarning):
+        assert draws(X, labels, 5 * d / n, 60, leace)[0].max() > 10
+
+
+def test_weights_make_the_sample_unbiased() -> None:
+    """Heavy tails: long rows are taken more often, and count less. Control: they count alike."""
+    rng = np.random.default_rng(0)
+    n, d = 20_000, 8
+    X = rng.normal(size=(n, d)) / np.sqrt(rng.chisquare(5, n) / 5)[:, None]
+    whole = float(np.trace(sf.Moments().update(X).covariance(ddof=0)))
+    weighted, plain = [], []
+    for seed in range(30):
+        moments = sf.Moments(scatter=0.05, seed=seed).update(X)
+        weighted.append(np.trace(moments.covariance(ddof=0)))
+        chosen = chosen_rows(X, 0.05, seed)
+        plain.append(float(X[chosen].var(axis=0).sum()))
+    assert errors_from(np.array(weighted), np.array([whole])) < 4
+    assert errors_from(np.array(plain), np.array([whole])) > 8
+
+
+def chosen_rows(X: Float, rate: float, seed: int, block: int = 4096) -> NDArray[np.intp]:
+    """The rows that are taken, from the definition: NumPy alone, about naive means."""
+    key = splitmix64(np.array([seed], np.uint64))[0]
+    found = []
+    for start in range(0, len(X), block):
+        rows = X[start : start + block]
+        before = X[:start] if start else rows
+        size = ((rows - before.mean(axis=0)) ** 2 / before.var(axis=0)).sum(axis=1)
+        if not start:
+            head = rows[:256].mean(axis=0)
+            size = ((rows - head) ** 2 / before.var(axis=0)).sum(axis=1)
+        probability = np.minimum(1.0, rate * np.maximum(1.0, size / size.mean()))
+        number = np.arange(start, start + len(rows), dtype=np.uint64)
+        hashed = splitmix64(number + key).astype(np.float64) / 2.0**64
+        found.append(start + np.flatnonzero(hashed < probability))
+    return np.concatenate(found)
+
+
+def test_the_rows_are_those_of_the_definition() -> None:
+    X, _ = gaussian(9000, 5, 0.0)
+    moments = sf.Moments(scatter=0.1, seed=4).update(X)
+    chosen = chosen_rows(X, 0.1, 4)
+    assert sample_of(moments).rows.n_rows == len(chosen)
+    assert len(chosen) != sample_of(sf.Moments(scatter=0.1, seed=5).update(X)).rows.n_rows
+
+
+def same_bits(a: sf.Moments, b: sf.Moments) -> bool:
+    return (
+        a.n_rows == b.n_rows
+        and np.array_equal(a.mean, b.mean)
+        and np.array_equal(a.covariance(), b.covariance())
+        and all(np.array_equal(a.cross_covariance(v), b.cross_covariance(v)) for v in a.variables)
+        and sample_of(a).squares == sample_of(b).squares
+    )
+
+
+def fed(X: Any, labels: Any, step: int, **parameters: Any) -> sf.Moments:
+    moments = sf.Moments(**parameters)
+    for i in range(0, len(X), step):
+        moments.update(X[i : i + step], {k: v[i : i + step] for k, v in labels.items()})
+    return moments
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_any_size_of_update_gives_the_same_bits(dtype: Any) -> None:
+    X, labels = gaussian(1500, 6, 1.0)
+    X = X.astype(dtype)
+    # Classes are numbered as they come: here in their order, whatever the size of the updates.
+    for name in labels:
+        labels[name][:2] = 0, 1
+    given: dict[str, Any] = {"scatter": 0.2, "block_rows": 256}
+    whole = fed(X, labels, len(X), **given)
+    assert all(same_bits(whole, fed(X, labels, step, **given)) for step in (1, 77, 256, 777))
+    half = fed(X[:700], {k: v[:700] for k, v in labels.items()}, 700, **given)
+    rest = X[700:], {k: v[700:] for k, v in labels.items()}
+    assert same_bits(whole, pickle.loads(pickle.dumps(half)).update(*rest))
+    # Control: a stream that forgets where it stood takes other rows.
+    half._accumulator.sample.position = 0  # type: ignore[attr-defined]
+    assert not same_bits(whole, half.update(*rest))
+
+
+def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, labels = gaussian(4096, 600, 1.0)
+    found = []
+    for count in ("1", "2", "3"):
+        monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", count)
+        found.append(sf.Moments(scatter=0.5).update(X, labels))
+    assert same_bits(found[0], found[1])
+    assert same_bits(found[0], found[2])
+
+
+def test_an_interrupted_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
+    X, labels = gaussian(2000, 6, 1.0)
+
+    def blocks(fails_at: int = 2000) -> Iterator[Any]:
+        for i in range(0, 2000, 150):
+            if i >= fails_at:
+                raise OSError("the disk is gone")
+            yield X[i : i + 150], {k: v[i : i + 150] for k, v in labels.items()}
+
+    path = tmp_path / "run.moments"
+    given: dict[str, Any] = {"scatter": 0.3, "seed": 2, "block_rows": 256}
+    with pytest.raises(OSError, match="disk"):
+        sf.Moments.from_blocks(blocks(900), checkpoint=path, **given)
+    resumed = sf.Moments.from_blocks(blocks(), checkpoint=path, **given)
+    assert same_bits(resumed, sf.Moments.from_blocks(blocks(), **given))
+    with pytest.raises(FileFormatError, match="other parameters"):
+        sf.Moments.from_blocks(blocks(), checkpoint=path, **{**given, "seed": 3})
+
+
+# --- contracts of moments ------------------------------------------------------------------------
+
+
+def close(a: sf.Moments, b: sf.Moments, roundings: float = 1e4) -> None:
+    """Equal to rounding, sample included."""
+    deviation = float(b.covariance(ddof=0).diagonal().max()) ** 0.5
+    np.testing.assert_allclose(a.mean, b.mean, atol=roundings * EPS * deviation)
+    np.testing.assert_allclose(
+        a.covariance(ddof=0), b.covariance(ddof=0), atol=roundings * EPS * deviation**2
+    )
+    for name in b.variables:
+        order: Any = slice(None)
+        if b.variables[name] == "classes":  # numbered as they came
+            order = [a.classes(name).index(c) for c in b.classes(name)]
+        np.testing.assert_allclose(
+            a.cross_covariance(name)[:, order],
+            b.cross_covariance(name),
+            atol=roundings * EPS * deviation,
+        )
+    one, other = sample_of(a), sample_of(b)
+    assert one.rows.n_rows == other.rows.n_rows
+    assert abs(one.effective / other.effective - 1) < 1e-9
+
+
+def test_sums_and_differences() -> None:
+    X, labels = gaussian(6000, 8, 1.0)
+    value = X[:, 0] + np.random.default_rng(1).normal(size=6000)
+    parts = []
+    for i in range(3):
+        cut = slice(2000 * i, 2000 * (i + 1))
+        # Class names that only one part has, missing labels, and a continuous variable.
+        z = np.array([f"{i if c else 'all'}" for c in labels["z"][cut]], object)
+        z[::50] = None
+        given = {"z": z, "t": np.where(np.arange(2000) % 9 == 0, np.nan, value[cut])}
+        parts.append(sf.Moments(scatter=0.3, seed=i).update(X[cut] + 5.0 * i, given))
+    a, b, c = parts
+    together = a + b + c
+    close(together, c + (a + b))
+    close(together, sum(parts))  # type: ignore[arg-type]
+    close((a + b) - b, a)
+    close(together - c, a + b)
+    # The tables of labels move along: so does what rests on them.
+    S = together.covariance(ddof=0)
+    first, again = sf.leace(together - c, erase="z"), sf.leace(a + b, erase="z")
+    assert abs(distortion(first, S) / distortion(again, S) - 1) < 1e-6
+    restored = pickle.loads(pickle.dumps(together))
+    assert same_bits(restored, together)
+    more = restored.update(X[:10], {"z": ["all"] * 10, "t": value[:10]})
+    assert more.n_rows == 6010
+    with pytest.raises(IncompatibleMomentsError):
+        _ = a - (a + b)
+
+
+def test_files_keep_every_bit(tmp_path: Path) -> None:
+    X, labels = gaussian(3000, 6, 1.0)
+    moments = sf.Moments(scatter=0.3, block_rows=512, ledoit_wolf=True).update(X, labels)
+    moments.save(tmp_path / "a.moments")
+    loaded = sf.Moments.load(tmp_path / "a.moments")
+    loaded.save(tmp_path / "b.moments")
+    assert (tmp_path / "a.moments").read_bytes() == (tmp_path / "b.moments").read_bytes()
+    assert np.array_equal(splince(loaded).left, splince(moments).left)
+    assert same_bits(loaded, moments)
+    assert loaded.parameters == moments.parameters
+    copy = moments.copy()
+    copy.update(X, labels)
+    assert same_bits(loaded, moments), "a copy is independent"
+
+
+def test_weights() -> None:
+    X, labels = gaussian(5000, 6, 1.0)
+    rng = np.random.default_rng(3)
+    weight = rng.integers(0, 3, 5000).astype(np.float64)
+    given = sf.Moments(scatter=0.3).update(X, labels, sample_weight=weight)
+    present = weight > 0
+    absent = sf.Moments(scatter=0.3).update(
+        X[present], {k: v[present] for k, v in labels.items()}, sample_weight=weight[present]
+    )
+    assert same_bits(given, absent), "a weight of 0 is absence"
+    repeated = np.repeat(np.arange(5000), weight.astype(int))
+    twice = sf.Moments(scatter=0.3).update(X[repeated], {k: v[repeated] for k, v in labels.items()})
+    np.testing.assert_allclose(given.mean, twice.mean, atol=1e-12)
+    np.testing.assert_allclose(given.cross_covariance("z"), twice.cross_covariance("z"), atol=1e-12)
+    # The scatter in expectation: a variance of m rows has the relative error sqrt(2 / m).
+    ratio = given.covariance().diagonal() / twice.covariance().diagonal()
+    assert np.abs(ratio - 1).max() < 6 * (2 * 2 / 1200) ** 0.5
+
+
+def test_variances_and_tables_are_of_all_rows() -> None:
+    rng = np.random.default_rng(0)
+    n = 3000
+    X, _ = gaussian(n, 5, 0.0)
+    X = (X + 100.0).astype(np.float32)
+    X[:, 4] = 7.0
+    z, t = rng.integers(-1, 3, n), rng.normal(size=n) + 1e4
+    t[rng.random(n) < 0.2] = np.nan
+    names = np.array(["a", "b", "c", None], object)[z]
+    weight = rng.random(n) + 0.5
+    moments = sf.Moments(scatter=0.3).update(X, {"z": names, "t": t}, sample_weight=weight)
+    known = sample_of(moments)
+    with moments.held() as held:
+        variables = dict(held.variables)
+        assert held.state is not None
+        squares = held.state.second.diagonal().copy()
+    naive = np.average((X - np.average(X, axis=0, weights=weight)) ** 2, axis=0, weights=weight)
+    np.testing.assert_allclose(squares / weight.sum(), naive, rtol=1e-6, atol=1e-20)
+    assert squares[4] == 0.0
+    features = [(z == i) * 1.0 for i in range(3)]
+    present = z >= 0
+    features = [np.where(present, f - np.average(f[present], weights=weight[present]), 0.0)
+                for f in features]  # fmt: skip
+    there = ~np.isnan(t)
+    mean = np.average(t[there], weights=weight[there])
+    features.append(np.where(there, t - mean, 0.0))
+    stacked = np.stack(features)
+    expected = (stacked * weight) @ stacked.T / weight.sum()
+    order = [variables["z"].class_names("z").index(c) for c in "abc"] + [3]
+    found = known.all_labels.covariance(["z", "t"], variables, float(weight.sum()))
+    np.testing.assert_allclose(found[np.ix_(order, order)], expected, atol=1e-9)
+    # Control: the table of the sample is another one.
+    other = known.labels.covariance(["z", "t"], variables, known.rows.seen().weight)
+    assert np.abs(other - found).max() > 1e-4
+
+
+def test_a_variable_of_many_classes_is_left_out_of_the_table() -> None:
+    X, labels = gaussian(6000, 6, 1.0)
+    labels["id"] = np.arange(6000) % 900
+    first, second = (
+        sf.Moments(scatter=0.2, kinds={"id": "classes"}).update(
+            X[cut], {k: v[cut] for k, v in labels.items()}
+        )
+        for cut in (slice(0, 200), slice(200, 6000))
+    )
+    both = first + second
+    assert sample_of(first).all_labels.gram.shape == (204, 204)
+    assert not sample_of(both).all_labels.columns_of("id", both.variable("id"))
+    assert sample_of(both).all_labels.columns_of("z", both.variable("z")) == 2
+    assert max(residuals(splince(both), sf.Moments().update(X, labels))) < 1e-10
+
+
+def test_a_class_without_a_sampled_row_is_erased() -> None:
+    X, _ = gaussian(4000, 6, 0.0)
+    z = np.zeros(4000, int)
+    z[1:2000] = 1
+    chosen = set(chosen_rows(X, 0.1, 0).tolist())
+    z[next(i for i in range(2000, 4000) if i not in chosen)] = 2
+    moments = sf.Moments(scatter=0.1).update(X, {"z": z})
+    counts = sample_of(moments).rows.variable("z").tensors()["rows"]
+    assert dict(zip(moments.classes("z"), counts, strict=True))[2] == 0
+    eraser = leace(moments)
+    assert eraser.rank == 2
+    span = moments.cross_covariance("z").T
+    assert np.abs(span - (span @ eraser.right) @ eraser.left.T).max() < 1e-12
+
+
+def test_all_rows_are_the_code_of_before() -> None:
+    X, labels = gaussian(5000, 6, 1.0)
+    plain, given = (sf.Moments(**p).update(X, labels) for p in ({}, {"scatter": 1, "seed": 5}))
+    assert np.array_equal(plain.covariance(), given.covariance())
+    assert np.array_equal(splince(plain).left, splince(given).left)
+    assert splince(given).report == splince(plain).report
+    assert splince(plain).report.scatter_rows is None  # type: ignore[union-attr]
+
+
+def test_snapshots_folds_and_other_methods() -> None:
+    X, labels = gaussian(8000, 6, 1.0)
+    moments = sf.Moments(scatter=0.1, ledoit_wolf=True).update(X, labels)
+    kept = moments.factored()
+    for fit in (leace, splince):
+        one, other = fit(moments), fit(kept)  # type: ignore[arg-type]
+        np.testing.assert_allclose(one.left, other.left, rtol=1e-10, atol=1e-12)
+        assert one.report is not None
+        assert other.report is not None
+        assert abs(one.report.distortion / other.report.distortion - 1) < 1e-9
+        assert one.report.expected_excess == pytest.approx(other.report.expected_excess)
+    plain = sf.Moments().update(X, labels)
+    np.testing.assert_allclose(
+        sf.sal(moments, erase="z").left, sf.sal(plain, erase="z").left, atol=1e-12
+    )
+    for policy in ("oas", "ledoit-wolf", 0.1):
+        shrunk = sf.leace(moments, erase="z", shrinkage=policy).report
+        assert shrunk is not None
+        assert 0 < shrunk.shrinkage <= 0.2
+        assert shrunk.expected_excess is None
+    folds = sf.Moments.from_blocks([(X, labels)], folds=2, scatter=0.2)
+    assert folds.total.n_rows == 8000
+    report = sf.cross_report(list(folds), erase="z", method="leace")
+    assert max(report.distortion) < 1.0
+
+
+def test_report_states_rows_and_excess() -> None:
+    X, labels = gaussian(8000, 6, 1.0)
+    report = splince(sf.Moments(scatter=0.05).update(X, labels)).report
+    assert report is not None
+    assert f"of {report.scatter_rows:,} sampled rows (expected excess" in str(report)
+    assert type(report).from_dict(report.to_dict()) == report
+
+
+# --- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scatter", [0, -0.5, 1.5, np.nan, True, "auto", "half", None])
+def test_a_rate_out_of_range_is_refused(scatter: Any) -> None:
+    with pytest.raises(InputError, match="above 0 and at most 1"):
+        sf.Moments(scatter=scatter)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True, "a", 1 << 63])
+def test_a_seed_out_of_range_is_refused(seed: Any) -> None:
+    with pytest.raises(InputError, match="seed"):
+        sf.Moments(scatter=0.5, seed=seed)
+
+
+def test_auto_takes_what_five_percent_need() -> None:
+    X, labels = gaussian(4096, 8, 1.0)
+    source = sf.sources.from_arrays(X, labels)
+    moments = sf.Moments.from_blocks(source, scatter="auto")
+    assert moments.parameters.scatter == 1 / 16  # 4096 / 16 = 256 rows, and 22 * 8 = 176
+    small = sf.Moments.from_blocks(sf.sources.from_arrays(X[:200], None), scatter="auto")
+    assert small.parameters.scatter == 1.0
+    with pytest.raises(InputError, match="needs the number of rows"):
+        sf.Moments.from_blocks(iter([(X, labels)]), scatter="auto")
+    with pytest.raises(InputError, match=r"pass at least 0\.0078"):
+        sf.Moments.from_blocks(source, scatter=0.001)
+
+
+def test_too_few_rows_for_a_solve() -> None:
+    X, labels = gaussian(2000, 20, 1.0)
+    moments = sf.Moments(scatter=0.02).update(X, labels)
+    with pytest.raises(NotEnoughDataError, match="80 are needed"):
+        leace(moments)
+    assert sf.leace(moments, erase="z", shrinkage="oas").rank == 1
+    nothing = sf.Moments(scatter=1e-9).update(X, labels)
+    with pytest.raises(NotEnoughDataError, match="0 sampled rows"):
+        sf.leace(nothing, erase="z", shrinkage="oas")
+
+
+def test_states_that_do_not_go_together() -> None:
+    X, labels = gaussian(500, 5, 1.0)
+    plain, some = sf.Moments().update(X, labels), sf.Moments(scatter=0.5).update(X, labels)
+    with pytest.raises(IncompatibleMomentsError, match="scatter=1"):
+        plain + some
+    with pytest.raises(InputError, match="scatter=1 to test"):
+        sf.concept_strength(some, "z")
+    with pytest.raises(InputError, match="scatter=1 to test"):
+        sf.concept_strength(some.factored(), "z")
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e200])
+@pytest.mark.parametrize("step", [100, 64, 300])
+def test_what_fails_leaves_no_trace(bad: float, step: int) -> None:
+    X, labels = gaussian(300, 5, 1.0)
+    moments = fed(X[:step], {k: v[:step] for k, v in labels.items()}, step, scatter=0.5,
+                  block_rows=64)  # fmt: skip
+    before = pickle.dumps(moments)
+    wrong = X.copy()
+    wrong[70, 2] = bad
+    with pytest.raises((NonFiniteError, InputError)):
+        moments.update(wrong, labels)
+    assert pickle.dumps(moments) == before
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("variances", np.full(5, -1.0)),
+        ("weights.squares", np.array([-1.0])),
+        ("labels.gram", np.zeros((2, 3))),
+        ("labels.places.0", np.array([0, 99])),
+        ("sample.reference", np.zeros(4)),
+    ],
+)
+def test_damaged_files_are_refused(key: str, value: Any) -> None:
+    from splince_fast.moments.format import from_tensors, to_tensors
+
+    X, labels = gaussian(500, 5, 1.0)
+    with sf.Moments(scatter=0.5).update(X, labels).held() as held:
+        tensors, metadata = to_tensors(held)
+    from_tensors(tensors, metadata)  # control: nothing is wrong with them
+    with pytest.raises(FileFormatError):
+        from_tensors({**tensors, key: value}, metadata)
+
+
+# --- kernels -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_sweep_is_its_naive_twin(dtype: Any, weighted: bool) -> None:
+    rng = np.random.default_rng(0)
+    n, d = 203, 400
+    rows = rng.normal(size=(n, d)).astype(dtype)
+    weight = rng.random(n) + 0.1 if weighted else None
+    codes = np.stack([rng.integers(-1, 3, n), np.where(rng.random(n) < 0.5, 3, 4)]).astype(np.intp)
+    values, inverse, shift = rng.normal(size=(2, n)), rng.random(d), rng.normal(size=d)
+    sweep = sampled._Sweep(rows, weight, shift, codes, 5, values)
+    sweep.run(inverse)
+    w = np.ones(n) if weight is None else weight
+    y = rows.astype(np.float64) - shift
+    near = {"rtol": 1e-12, "atol": 1e-11}
+    np.testing.assert_allclose(sweep.total, w @ y, **near)
+    np.testing.assert_allclose(sweep.squares, w @ (y * y), **near)
+    np.testing.assert_allclose(sweep.leverage.sum(axis=0), (y * y) @ inverse, **near)
+    np.testing.assert_allclose(sweep.products, values @ y, **near)
+    sums = np.zeros((5, d))
+    for column in codes:
+        np.add.at(sums, column[column >= 0], (w[:, None] * y)[column >= 0])
+    np.testing.assert_allclose(sweep.class_sums, sums, **near)
+    assert sweep.leverage.shape == (-(-d // kernels.STRIPE), n)
+
+
+def test_an_empty_table_has_no_columns() -> None:
+    table = LabelTable()
+    assert table.covariance([], {}, 1.0).shape == (0, 0)
+    assert table.copy().nbytes == 0

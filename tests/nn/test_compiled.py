@@ -1,0 +1,105 @@
+"""Erasers in models that are compiled or exported: the numbers of eager code."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from nn.conftest import inputs, projection, tiny  # noqa: E402
+from splince_fast import nn as snn  # noqa: E402
+
+
+def test_compiled_models() -> None:
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()
+    model = tiny("llama")
+    batch = inputs("llama")
+    compiled = torch.compile(model, backend="eager")
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = compiled(**batch).logits
+        with snn.install(compiled, {"model.layers.*": projection(rank=2)}) as installed:
+            eager = model(**batch).logits
+            erased = compiled(**batch).logits  # after the first compiled call
+            assert torch.allclose(erased, eager, atol=1e-5)
+            assert not torch.allclose(erased, plain, atol=1e-3)
+            frames = counters["frames"]["total"]
+            with installed.disabled():
+                assert torch.allclose(compiled(**batch).logits, plain, atol=1e-6)
+            assert torch.allclose(compiled(**batch).logits, erased)
+            assert counters["frames"]["total"] == frames
+        assert torch.allclose(compiled(**batch).logits, plain, atol=1e-6)
+
+
+def test_compiled_whole_and_in_one_graph() -> None:
+    torch.compiler.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.Linear(16, 16))
+    x = torch.randn(3, 5)
+    with snn.install(model, {"*": projection()}), torch.no_grad():
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        assert torch.allclose(compiled(x), model(x))
+
+
+def test_an_eraser_of_before_the_first_compiled_call_and_one_of_after() -> None:
+    torch.compiler.reset()
+    model, batch = tiny("llama"), inputs("llama")
+    first, second = {"model.layers.0": projection(seed=1)}, {"model.norm": projection(seed=2)}
+    with snn.install(model, first) as early, torch.no_grad():
+        wanted = model(**batch).logits
+        compiled = torch.compile(model, backend="eager")
+        assert torch.allclose(compiled(**batch).logits, wanted, atol=1e-5)
+        with snn.install(model, second):
+            both = model(**batch).logits
+            assert torch.allclose(compiled(**batch).logits, both, atol=1e-5)
+        assert torch.allclose(compiled(**batch).logits, wanted, atol=1e-5)
+        early.check()  # calls of compiled code count as calls
+
+
+@pytest.mark.parametrize("tokens", ["body", "last"])
+def test_a_static_cache_in_compiled_code(tokens: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.compiler.reset()
+    model = tiny("llama")
+    ids = torch.randint(3, 50, (2, 7), generator=torch.Generator().manual_seed(1))
+
+    def decode(run: Any) -> torch.Tensor:
+        """Logits of a prefill of five tokens and of two steps."""
+        cache = transformers.StaticCache(config=model.config, max_cache_len=12)
+        found = []
+        for start, stop in ((0, 5), (5, 6), (6, 7)):
+            mask = torch.ones(2, stop, dtype=torch.long)
+            step = run(
+                input_ids=ids[:, start:stop], attention_mask=mask, past_key_values=cache,
+                cache_position=torch.arange(start, stop), use_cache=True,
+            )  # fmt: skip
+            found.append(step.logits[:, -1])
+        return torch.stack(found)
+
+    with (
+        snn.install(model, {"model.layers.*": projection(rank=2)}, tokens=tokens),
+        torch.no_grad(),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        eager = decode(model)
+        found = decode(torch.compile(model, backend="eager"))
+    with torch.no_grad():
+        plain = decode(model)
+    assert torch.allclose(found, eager, atol=1e-5)
+    assert not torch.allclose(found, plain, atol=1e-3)
+
+
+def test_an_exported_model_keeps_its_erasers() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16))
+    x, other = torch.randn(4, 5), torch.randn(9, 5)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    with snn.install(model.eval(), {"0": projection(rank=2), "2": projection(rank=6, seed=1)}):
+        exported = torch.export.export(model, (x,), dynamic_shapes=({0: batch},)).module()
+        wanted = model(other)
+    assert torch.allclose(exported(other), wanted, atol=1e-6)
+    assert not torch.allclose(model(other), wanted, atol=1e-3)

@@ -1,0 +1,197 @@
+"""Models whose weights are elsewhere: offloaded by accelerate, sharded by FSDP2, moved."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import splince_fast as sf  # noqa: E402
+from nn.conftest import hooks_in, inputs, projection, tiny  # noqa: E402
+from splince_fast import nn as snn  # noqa: E402
+
+# --- offloaded and moved -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", ["cpu", "disk"])
+def test_accelerate_offloads(to: str, tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    batch = inputs("llama")
+    labelled = {**batch, "z": torch.arange(6) % 2}
+    model = tiny("llama")
+    plain = snn.collect(model, [labelled], "model.layers.*", labels="z", tokens="all")
+    with snn.install(model, {"model.layers.*": projection()}):
+        wanted = model(**batch).logits
+    moved = tiny("llama")
+    if to == "cpu":
+        moved = accelerate.cpu_offload(moved, execution_device="cpu")
+    else:
+        moved = accelerate.disk_offload(moved, str(tmp_path), execution_device="cpu")
+    with snn.install(moved, {"model.layers.*": projection()}):
+        assert torch.allclose(moved(**batch).logits, wanted)
+    found = snn.collect(moved, [labelled], "model.layers.*", labels="z", tokens="all")
+    for site in plain:
+        assert np.allclose(found[site].covariance(), plain[site].covariance(), atol=1e-6)
+    with pytest.raises(snn.FoldError, match="offloaded"):
+        snn.fold(moved, {"model.norm": projection()}, batch, tokens="all", bias="drop")
+
+
+def test_a_model_that_changes_its_dtype_later() -> None:
+    model, p = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.Linear(16, 16)), projection()
+    x = torch.randn(30, 5)
+    with snn.install(model, {"0": p}):
+        model.to(torch.bfloat16)
+        narrow = torch.nn.functional.linear(x.bfloat16(), model[0].weight, model[0].bias)
+        wanted = model[1](snn.Eraser(p)(narrow))
+        assert torch.equal(model(x.bfloat16()), wanted)
+        model.double()
+        assert model(x.double()).dtype == torch.float64
+
+
+# --- sharded -------------------------------------------------------------------------------------
+
+
+class Text(torch.nn.Module):  # type: ignore[misc]
+    """Tokens through three blocks; what stands behind the last site counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = torch.nn.Embedding(50, 16)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(3))
+        self.head = torch.nn.Linear(16, 4)
+        self.ends = 0
+
+    def forward(self, input_ids: Any, attention_mask: Any = None) -> Any:
+        h = self.embed(input_ids)
+        for block in self.blocks:
+            h = torch.tanh(block(h))
+        self.ends += 1
+        return self.head(h)
+
+
+def batches() -> list[dict[str, Any]]:
+    """Left-padded batches; the label is a number that the tokens tell."""
+    g = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(6):
+        ids = torch.randint(0, 50, (8, 5), generator=g)
+        mask = torch.ones_like(ids)
+        mask[:3, :2] = 0
+        found.append({"input_ids": ids, "attention_mask": mask, "z": (ids[:, -1] > 25).long()})
+    return found
+
+
+SITES = ["blocks.0", "blocks.1"]
+
+
+def sharded(model: Any) -> Any:
+    """The same model with its weights spread over the processes of the group."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of one."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
+def test_sharded_weights_before_and_after_installing() -> None:
+    batch = {k: v for k, v in batches()[0].items() if k != "z"}
+    p = projection(rank=2)
+    plain = Text()
+    before = plain(**batch)
+    with snn.install(plain, {"blocks.*": p}):
+        wanted = plain(**batch)
+    first = sharded(Text())
+    with snn.install(first, {"blocks.*": p}) as installed:
+        assert torch.allclose(first(**batch), wanted, atol=1e-6)
+        assert installed.counts == {f"blocks.{i}": 1 for i in range(3)}
+    assert torch.allclose(first(**batch), before, atol=1e-6)
+    later = Text()
+    with snn.install(later, {"blocks.*": p}):
+        assert torch.allclose(sharded(later)(**batch), wanted, atol=1e-6)
+    assert not torch.allclose(wanted, before, atol=1e-3)
+
+
+@pytest.mark.usefixtures("alone")
+def test_no_early_stop_and_no_fold_of_sharded_weights() -> None:
+    model = sharded(Text())
+    snn.collect(model, batches(), SITES, labels="z")
+    assert model.ends == 6  # a rank that stops early would leave the others waiting
+    plain = Text()
+    snn.collect(plain, batches(), SITES, labels="z")
+    assert plain.ends == 1
+    before = hooks_in(model)
+    example = {"input_ids": batches()[0]["input_ids"]}
+    with pytest.raises(snn.FoldError, match="distributed"):
+        snn.fold(model, {"blocks.1": projection()}, example, tokens="all")
+    assert hooks_in(model) == before
+
+
+# --- several processes ---------------------------------------------------------------------------
+
+WORLD = 3  # not a power of two
+
+
+def _worker(rank: int, folder: str) -> None:
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD
+    )
+    own = batches()[rank::WORLD]
+    for kind, model in (("plain", Text()), ("sharded", sharded(Text()))):
+        found = snn.collect(model, own, SITES, labels="z").all_reduce()
+        found.save(f"{folder}/{kind}{rank}.safetensors")
+    other = snn.collect(Text(), own, SITES[:1] if rank else SITES, labels="z")
+    try:
+        other.all_reduce()
+    except sf.IncompatibleMomentsError:
+        Path(f"{folder}/refused{rank}").touch()
+    dist.destroy_process_group()
+
+
+def test_all_reduce_over_processes() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        context = multiprocessing.get_context("spawn")
+        workers = [context.Process(target=_worker, args=(r, folder)) for r in range(WORLD)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(240)
+        assert [worker.exitcode for worker in workers] == [0] * WORLD
+        assert len(list(Path(folder).glob("refused*"))) == WORLD
+        totals = {}
+        for kind in ("plain", "sharded"):
+            files = [Path(f"{folder}/{kind}{r}.safetensors").read_bytes() for r in range(WORLD)]
+            assert files[0] == files[1] == files[2]
+            totals[kind] = snn.Collected.load(f"{folder}/{kind}0.safetensors")
+    whole = snn.collect(Text(), batches(), SITES, labels="z")
+    for total in totals.values():
+        assert total.n_sequences == whole.n_sequences == 48
+        for site, moments in whole.items():
+            assert total[site].n_rows == moments.n_rows
+            scale = np.abs(moments.covariance()).max()
+            # Products are float32.
+            assert np.allclose(total[site].covariance(), moments.covariance(), atol=1e-6 * scale)
