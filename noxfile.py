@@ -1,7 +1,7 @@
 """The version matrix: every Python at hand, with the newest and with the oldest dependencies.
 
-``nox`` runs all of it, ``nox -s oldest`` one part, ``nox -s oldest -- tests/test_cli.py`` a file of
-it; Pythons that are not installed are skipped.
+``nox`` runs all of it, ``nox -s oldest`` one part, ``nox -s oldest -- tests/cli`` a part of that;
+Pythons that are not installed are skipped.
 """
 
 from __future__ import annotations

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import splince_fast as sf
@@ -183,6 +186,56 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="a tool for Linux")
 def test_the_wheel_needs_no_library_of_its_own(wheel: Path) -> None:
     tool("auditwheel", "show", str(wheel))
+
+
+@packaging
+@pytest.mark.parametrize("name", ["ci.yml", "wheels.yml"])
+def test_the_workflows_follow_their_schema(name: str) -> None:
+    path = ROOT / ".github" / "workflows" / name
+    tool("check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(path))
+
+
+def test_the_recipe_names_what_the_package_needs() -> None:
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    recipe = (ROOT / "recipe" / "recipe.yaml").read_text()
+    run = recipe[recipe.index("  run:") : recipe.index("\ntests:")]
+    listed = {line.strip("- ").replace(" ", "") for line in run.splitlines()[1:] if line.strip()}
+    assert listed - {"python>=3.11"} == set(needed)
+
+
+# A fault of the example's types is seen by each: what is given back is an eraser, no text.
+@packaging
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_the_types_hold_for_others(wheel: Path, checker: str, tmp_path: Path) -> None:
+    if find_spec(checker) is None:
+        pytest.skip(f"needs {checker}, of the extra packaging")
+    # The package from its wheel, beside the dependencies of this environment.
+    venv.create(tmp_path / "home", with_pip=False)
+    (site,) = (tmp_path / "home").glob("**/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    (site / "dependencies.pth").write_text(str(Path(np.__file__).parents[1]), encoding="utf-8")
+    interpreter = str(tmp_path / "home" / ("Scripts" if os.name == "nt" else "bin") / "python")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    settings = {"typeCheckingMode": "strict", "include": ["example.py"]}
+    (outside / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
+    options = {
+        "mypy": ["--strict", "--python-executable", interpreter, "example.py"],
+        "pyright": ["--pythonpath", interpreter],
+    }
+    text = (ROOT / "tests" / "typing" / "example.py").read_text(encoding="utf-8")
+    for content in (text, text.replace("-> sf.Projection:", "-> str:", 1)):
+        (outside / "example.py").write_text(content, encoding="utf-8")
+        result = subprocess.run(
+            [sys.executable, "-m", checker, *options[checker]],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=outside,
+        )
+        assert (result.returncode == 0) == (content == text), result.stdout + result.stderr
+        assert result.returncode == 0 or '"str"' in result.stdout
 
 
 @packaging
