@@ -35,7 +35,7 @@ from splince_fast import InputError, Moments, Projection, SplinceError, leace
 from splince_fast._kernels import accumulate
 from splince_fast._runtime import arrays
 from splince_fast._runtime import threads as thread_pool
-from splince_fast.methods import closed_forms
+from splince_fast.methods import recipe
 from splince_fast.moments import block, scatter
 from splince_fast.moments.accumulator import Accumulator
 
@@ -501,7 +501,7 @@ def test_rows_that_come_during_a_solve_do_not_get_into_it(monkeypatch: pytest.Mo
     moments = sf.Moments(block_rows=50).update(data.x, {"z": data.z, "y": data.y})
     expected = erase("splince", data.moments())
     refused: list[BaseException] = []
-    solve = closed_forms.oblique
+    solve = recipe.oblique
 
     def late() -> None:
         try:
@@ -515,7 +515,7 @@ def test_rows_that_come_during_a_solve_do_not_get_into_it(monkeypatch: pytest.Mo
         thread.join(timeout=5)
         return solve(*args, **options)
 
-    monkeypatch.setattr(closed_forms, "oblique", interrupted)
+    monkeypatch.setattr(recipe, "oblique", interrupted)
     eraser = erase("splince", moments)
     assert_same(change(eraser), change(expected), slack(data))
 
