@@ -3,7 +3,12 @@
 from importlib.util import find_spec
 
 NEEDS = {
-    "torch": ["splince_fast/nn/*.py", "splince_fast/sources/_torch.py", "docs/live_models.md"],
+    "torch": [
+        "splince_fast/nn/*.py",
+        "splince_fast/sources/_torch.py",
+        "docs/live_models.md",
+        "tests/nn/tail.py",
+    ],  # fmt: skip
     "datasets": ["splince_fast/sources/_huggingface.py"],
     "distributed": ["splince_fast/sources/_dask.py", "docs/howto/dask.md"],
     "pyarrow": ["splince_fast/sources/_parquet.py"],
