@@ -25,6 +25,8 @@ def node(case: ElementTree.Element) -> str:
     file = case.get("file") or ""
     if not module or not file:  # a module that was skipped as a whole
         return (name or module).replace(".", "/") + ".py"
+    if not file.endswith(".py"):  # a page
+        return file
     inside = module.removeprefix(Path(file).with_suffix("").as_posix().replace("/", "."))
     return "::".join([file, *inside.strip(".").split("."), name]).replace("::::", "::")
 
