@@ -1,13 +1,13 @@
 """Golden numbers: erasers, covariances and reports of version 0.1.0 (commit 60e9cd0) on real data.
 
-`python tests/real_data/test_golden_results.py OUT.json` writes the file anew with the installed version. The
-data are not part of the project (see the environment variable SPLINCE_FAST_DATA).
+`python tests/real_data/test_golden_results.py OUT.json` writes the file anew with the installed
+version. The data are not part of the project (see the environment variable SPLINCE_FAST_DATA).
 
 Each eraser is applied to eight rows; their change, in units of the features' deviations, is
 sketched by four random vectors. Rows enter as float64, so that another order of summation, that of
-another BLAS or processor, moves S by about n eps and the sketch by kappa n eps: 4e-5 for kappa below
-1e7 on the support of these sets and n below 2e4. A tolerance of 1e-4 is above that, and far below
-what another formula does.
+another BLAS or processor, moves S by about n eps and the sketch by kappa n eps: 4e-5 for kappa
+below 1e7 on the support of these sets and n below 2e4. A tolerance of 1e-4 is above that, and far
+below what another formula does.
 """
 
 from __future__ import annotations
