@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         0.
     """
-    from joblib import Parallel, delayed  # type: ignore[import-untyped]
+    from joblib import Parallel, delayed
 
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("folder", type=Path)
