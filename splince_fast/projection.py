@@ -246,7 +246,7 @@ class Projection:
         if hasattr(X, "map_blocks") and mask is None and out is None:
             return sweep.erase_lazily(self, X, self.n_features)
         rows = sweep.as_stack(X, self.n_features)
-        dtype = rows.dtype if rows.dtype.kind not in "iub" else np.dtype(np.float64)
+        dtype = sweep.result_dtype(rows.dtype)
         chosen = sweep.as_mask(mask, rows.shape[:-1])
         if out is None:
             out = np.empty(rows.shape, dtype)

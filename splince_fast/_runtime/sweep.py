@@ -54,6 +54,11 @@ def as_stack(X: Any, width: int) -> NDArray[Any]:
     return X if plain else rows.reshape(X.shape)
 
 
+def result_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of erased rows: that of the rows, float64 for integers and booleans."""
+    return np.dtype(np.float64) if dtype.kind in "iub" else dtype
+
+
 def erase_lazily(eraser: Any, X: Any, width: int) -> Any:
     """Erase a dask array chunk by chunk, when its result is computed.
 
@@ -73,7 +78,7 @@ def erase_lazily(eraser: Any, X: Any, width: int) -> Any:
         raise InputError(
             f"a row of X lies in {len(X.chunks[-1])} chunks; pass X.rechunk({{{X.ndim - 1}: -1}})"
         )
-    dtype = X.dtype if X.dtype.kind not in "iub" else np.dtype(np.float64)
+    dtype = result_dtype(X.dtype)
     return X.map_blocks(eraser, dtype=dtype, meta=np.empty((0,) * X.ndim, dtype))
 
 

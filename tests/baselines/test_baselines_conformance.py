@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from functools import partial
 from typing import Any
 
 import pytest
+from conformance import check_names
 from sklearn.base import BaseEstimator
-from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
+from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from splince_fast.baselines import DFR, INLP, RLACE, GroupDRO
 
@@ -45,18 +44,9 @@ def test_scikit_learn_conformance(estimator: BaseEstimator, check: Any) -> None:
     check(estimator)
 
 
-def names_of(estimator: BaseEstimator) -> Counter[str]:
-    names: Counter[str] = Counter()
-    for _, check in estimator_checks_generator(estimator):
-        while isinstance(check, partial):
-            check = check.func
-        names[check.__name__] += 1
-    return names
-
-
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=repr)
 def test_the_suite_is_not_skipped(estimator: Any) -> None:
-    names = names_of(estimator)
+    names = check_names(estimator)
     assert {"check_estimators_nan_inf", "check_fit_idempotent"} <= set(names)
     kind = (
         "check_classifiers_train" if hasattr(estimator, "predict") else "check_transformer_general"

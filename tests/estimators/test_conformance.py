@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from functools import partial
 from typing import Any
 
 import pytest
 import sklearn
+from conformance import check_names
 from sklearn.base import BaseEstimator
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import get_tags
-from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
+from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from splince_fast import LEACE, SAL, SPLINCE, MeanProjection
 
@@ -33,16 +32,6 @@ EXPECTED_FAILURES: dict[str, dict[str, str]] = {}
 )
 def test_scikit_learn_conformance(estimator: BaseEstimator, check: Any) -> None:
     check(estimator)
-
-
-def check_names(estimator: BaseEstimator) -> Counter[str]:
-    """Names of the checks that the suite holds for an estimator."""
-    names: Counter[str] = Counter()
-    for _, check in estimator_checks_generator(estimator):
-        while isinstance(check, partial):
-            check = check.func
-        names[check.__name__] += 1
-    return names
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
