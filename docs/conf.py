@@ -44,6 +44,7 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "show_signature": False,
     "write_computation_times": False,
+    "min_reported_time": float("inf"),
     "abort_on_example_error": True,
 }
 

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from splince_fast.exceptions import InputError, SplinceError
 
+__all__ = ["Dataset", "MissingDataError", "load"]
+
 VARIABLE = "SPLINCE_FAST_DATA"
 
 
@@ -49,6 +51,16 @@ class Dataset:
         What belongs to no row, such as rows of a language-model head.
     words : dict of str to pair of str
         What 0 and 1 of the task and the concept mean.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from splince_fast.experiments.datasets import Dataset
+    >>> words = {"task": ("nurse", "surgeon"), "concept": ("woman", "man")}
+    >>> labels = {"task": np.array([0, 1]), "concept": np.array([0, 0])}
+    >>> rows = Dataset("two people", np.eye(2), labels, None, "made up", "CC0-1.0", words=words)
+    >>> rows.cell(1, 0)
+    'surgeon, woman'
     """
 
     name: str

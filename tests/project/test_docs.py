@@ -25,17 +25,20 @@ MODULES = (
     "splince_fast.baselines",
     "splince_fast.nn",
     "splince_fast.experiments",
+    "splince_fast.experiments.datasets",
 )
 
 
 def _indexed(text: str) -> set[str]:
-    """Names that the autosummary tables of a page list, with their modules."""
+    """Names that the tables and the data directives of a page list, with their modules."""
     module, listed, inside = "", set(), False
     for line in text.splitlines():
         if found := re.match(r"\.\. currentmodule:: (\S+)", line):
             module = found[1]
         elif line.startswith(".. autosummary::"):
             inside = True
+        elif found := re.match(r"\.\. py:data:: (\w+)$", line):
+            listed.add(f"{module}.{found[1]}")
         elif inside and re.match(r"   \w+$", line):
             listed.add(f"{module}.{line.strip()}")
         elif line.strip() and not line.startswith("   "):
