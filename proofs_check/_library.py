@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,12 @@ Fitted = Callable[[Sample], Matrix]
 
 def accumulated(blocks: Iterable[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]) -> sf.Moments:
     """One pass over blocks (x, z, y). Every use of the library begins here."""
-    out = sf.Moments()
-    for x, z, y in blocks:
+    blocks = iter(blocks)
+    first = next(blocks)
+    # Floats are numbers, also where a small sample has few and whole values.
+    kinds = {k: "continuous" for k, v in zip("zy", first[1:], strict=True) if v.dtype.kind == "f"}
+    out = sf.Moments(kinds=kinds)
+    for x, z, y in chain([first], blocks):
         out.update(x, {"z": z, "y": y})
     return out
 

@@ -86,54 +86,6 @@ packaging = pytest.mark.skipif(
 )
 
 
-@packaging
-def test_wheel_built_from_the_source_distribution_works_elsewhere(tmp_path: Path) -> None:
-    """sdist -> wheel -> new environment -> import and erase, far from the source tree."""
-    pip = [sys.executable, "-m", "pip"]
-    isolated = tmp_path / "build-env"
-    venv.create(isolated, with_pip=True)
-    build = str(isolated / "bin" / "python")
-    subprocess.run([build, "-m", "pip", "install", "-q", "build"], check=True)
-    subprocess.run(
-        [build, "-m", "build", "--sdist", "-o", str(tmp_path), str(ROOT)],
-        check=True,
-        capture_output=True,
-    )
-    (sdist,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        names = [name.partition("/")[2] for name in archive.getnames()]
-    for needed in (
-        "LICENSE",
-        "README.md",
-        "setup.py",
-        "tests/project/test_packaging.py",
-        "proofs_check/__main__.py",
-        "splince_fast/_kernels/oblique.pyx",
-        "splince_fast/_kernels/blas.pxd",
-    ):
-        assert needed in names
-    subprocess.run([*pip, "wheel", "-q", "--no-deps", "-w", str(tmp_path), str(sdist)], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-    data = "splince_fast/experiments/demo/data/professions.safetensors"
-    for needed in ("splince_fast/py.typed", data, "splince_fast/experiments/data/bios.npz"):
-        assert needed in names
-    assert not [name for name in names if name.endswith(".c") or name.startswith("tests/")]
-    home = tmp_path / "elsewhere"
-    venv.create(home, with_pip=True, system_site_packages=False)
-    interpreter = str(home / "bin" / "python")
-    subprocess.run([interpreter, "-m", "pip", "install", "-q", str(wheel)], check=True)
-    code = (
-        "import numpy as np, splince_fast as sf\n"
-        "z = np.arange(100) % 2\n"
-        "X = np.random.default_rng(0).normal(size=(100, 4)) + z[:, None]\n"
-        "m = sf.Moments().update(X, {'z': z})\n"
-        "print(sf.__version__, sf.leace(m, erase='z').rank)\n"
-    )
-    assert python(code, executable=interpreter, cwd=tmp_path) == f"{sf.__version__} 1"
-
-
 def tool(name: str, *arguments: str) -> None:
     """Run a checker of distributions, or skip where it is not installed."""
     if find_spec(name) is None:
@@ -149,13 +101,47 @@ def tool(name: str, *arguments: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of the tree, built by pip."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder)]
-    subprocess.run([*command, str(ROOT)], check=True)
-    (found,) = folder.glob("*.whl")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source distribution of the tree."""
+    folder = tmp_path_factory.mktemp("sdist")
+    tool("build", "--sdist", "-o", str(folder), str(ROOT))
+    (found,) = folder.glob("*.tar.gz")
     return found
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path) -> Path:
+    """The wheel that pip builds from the source distribution, far from the source tree."""
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(sdist.parent)]
+    subprocess.run([*command, str(sdist)], check=True)
+    (found,) = sdist.parent.glob("*.whl")
+    return found
+
+
+@packaging
+def test_the_source_distribution_is_complete(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = [name.partition("/")[2] for name in archive.getnames()]
+    for needed in (
+        "LICENSE",
+        "README.md",
+        "setup.py",
+        "tests/project/test_packaging.py",
+        "proofs_check/__main__.py",
+        "splince_fast/_kernels/oblique.pyx",
+        "splince_fast/_kernels/blas.pxd",
+    ):
+        assert needed in names
+
+
+@packaging
+def test_the_wheel_has_types_and_data_and_no_sources_of_c(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    data = "splince_fast/experiments/demo/data/professions.safetensors"
+    for needed in ("splince_fast/py.typed", data, "splince_fast/experiments/data/bios.npz"):
+        assert needed in names
+    assert not [name for name in names if name.endswith(".c") or name.startswith("tests/")]
 
 
 @packaging
@@ -256,3 +242,11 @@ def test_the_wheel_runs_the_demo_where_no_compiler_is(wheel: Path, tmp_path: Pat
     assert run(str(bin_ / "python"), "-c", probe).strip() == "[]"
     run(str(bin_ / "python"), "-m", "pip", "install", "-q", "--only-binary=:all:", str(wheel))
     assert "SPLINCE" in run(str(bin_ / "splince-fast"), "demo", "--no-figure", "--splits", "3")
+    code = (
+        "import numpy as np, splince_fast as sf\n"
+        "z = np.arange(100) % 2\n"
+        "X = np.random.default_rng(0).normal(size=(100, 4)) + z[:, None]\n"
+        "m = sf.Moments().update(X, {'z': z})\n"
+        "print(sf.__version__, sf.leace(m, erase='z').rank)\n"
+    )
+    assert run(str(bin_ / "python"), "-c", code).strip() == f"{sf.__version__} 1"
