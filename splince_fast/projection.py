@@ -106,7 +106,7 @@ class Projection:
         """Take over transposed factors, (r, d) and C-contiguous: x - left^T (right (x - m) - s)."""
         self._left, self._right, self._mean, self._shift = left, right, mean, shift
         self._method, self._report = method, report
-        for array in self._factors():
+        for array in (left, right, mean, shift):
             array.flags.writeable = False
 
     def _factors(self) -> Factors:

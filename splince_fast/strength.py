@@ -338,7 +338,7 @@ def _whitened_both(
         cross = cross[:, present] / np.sqrt(variable.weights[present] / variable.weight)
     options = Options()
     with known.memory(True) as memory:
-        factor = known.factored(options, True, memory)
+        factor = known.factored(options, known.share(options), memory)
         x = _whitened(factor, cross.T, known.n_rows - 1)
     if isinstance(variable, ClassSums):
         return x, _Whitened(x.rows, x.singular_values, cross.shape[1] - 1, 1.0)

@@ -103,7 +103,7 @@ cdef int equilibrate(const double* scatter, const double* mean, double per_weigh
     return constants
 
 
-cdef double inverse_size(Factor f, double* work, int* iwork) noexcept nogil:
+cdef double inverse_size(Factor f, double* work) noexcept nogil:
     """1 / |c^{-1}|, about the smallest eigenvalue of c, from its Cholesky factor.
 
     Pivots alone do not show a rank deficiency that follows a small pivot: rounding lifts the last
@@ -114,7 +114,8 @@ cdef double inverse_size(Factor f, double* work, int* iwork) noexcept nogil:
     cdef Py_ssize_t j
     cdef double total = 0.0, reciprocal = 0.0
     if d > SMALL:
-        cython_lapack.dpocon(b"L", &d, f.c, &d, &ONE, &reciprocal, work, iwork, &info)
+        cython_lapack.dpocon(b"L", &d, f.c, &d, &ONE, &reciprocal, work,
+                             <int*>(work + 3 * d), &info)
         return reciprocal
     memcpy(work, f.c, sizeof(double) * <size_t>d * d)
     cython_lapack.dtrtri(b"L", b"N", &d, work, &d, &info)
@@ -513,14 +514,13 @@ def dense(
     cdef int[::1] iwork
     cdef Factor f = blank(CHOLESKY, d, memory)
     f.tolerance = tolerance
-    work = np.empty(d * d if d <= SMALL else 3 * d)
-    iwork = np.empty(d, dtype=np.intc)
+    work = np.empty(d * d if d <= SMALL else 4 * d)  # the last d are for the integers of LAPACK
     with nogil:
         f.constants = equilibrate(&scatter[0, 0], &mean[0], per_weight, ridge, constant, f)
         short = max_rank < d - f.constants
         if not (force_eigh or short):
             blas.active.dpotrf(b"L", &d, f.c, &d, &info)
-            f.smallest = inverse_size(f, &work[0], &iwork[0]) if info == 0 else 0.0
+            f.smallest = inverse_size(f, &work[0]) if info == 0 else 0.0
     deficient = short or f.smallest <= tolerance
     if not (force_eigh or deficient):
         return f

@@ -32,4 +32,6 @@ def oblique(
     float,
     float,
     float,
+    float,
+    float,
 ]: ...

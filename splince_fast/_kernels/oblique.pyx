@@ -24,7 +24,7 @@ Runs without the GIL; failures are status codes.
 
 import numpy as np
 
-from libc.math cimport fabs, sqrt
+from libc.math cimport INFINITY, fabs, sqrt
 from libc.string cimport memcpy
 from scipy.linalg cimport cython_blas, cython_lapack
 
@@ -175,7 +175,8 @@ def oblique(Factor factor, const double[:, ::1] spans, int kz, *, double noise, 
         status, left, right (transposed, (r, d)), whitened (k, d), sigma_z, sigma_y, rank_z, rank_y,
         cut_z, cut_y, dropped, cosines, sines, tolerance_sine, distortion, distortion_unkept (both
         for the S that was factored), size (|I - P| in units of D), residual_z, residual_y (those of
-        the directions above `noise`, in units of D).
+        the directions above `noise`, in units of D), amplification (1 / the smallest sine), spread
+        (the larger of the condition numbers of the two parts of whitened, within their ranks).
     """
     cdef int d = factor.width, k = <int>spans.shape[0], ky = k - kz
     cdef int mz = min(d, kz), my = min(d, ky)
@@ -189,8 +190,8 @@ def oblique(Factor factor, const double[:, ::1] spans, int kz, *, double noise, 
     cdef int lwork = 6 * squared + 80 * widest + 68 * tall
     cdef double[::1] work = np.empty(
         lwork + 5 * squared + 2 * widest + (2 * k + 3 * mz + 4 * my) * d + mz * kz + my * ky
-        + factor.scratch(max(k, mz + my)) + 1)
-    cdef int[::1] iwork = np.empty(9 * widest, dtype=np.intc)
+        + factor.scratch(max(k, mz + my)) + 9 * widest + 1)
+    cdef int* iwork = <int*>(&work[0] + work.shape[0] - 9 * widest)
 
     whitened_a = np.empty((k, d))
     factors_a = np.empty((2, mz, d))
@@ -234,10 +235,10 @@ def oblique(Factor factor, const double[:, ::1] spans, int kz, *, double noise, 
         for i in range(mz):
             sines[i] = 1.0
         status = basis(d, kz, first, white, noise, relative, sigma_z, Qz, Cz, vt_z, &work[0], lwork,
-                       &iwork[0], &rz, &cut_z)
+                       iwork, &rz, &cut_z)
         if status == OK:
             status = basis(d, ky, first + <Py_ssize_t>kz * d, white + <Py_ssize_t>kz * d, noise,
-                           relative, sigma_y, Qy, Cy, vt_y, &work[0], lwork, &iwork[0], &ry, &cut_y)
+                           relative, sigma_y, Qy, Cy, vt_y, &work[0], lwork, iwork, &ry, &cut_y)
     cdef int rank_kept = ry
 
     # 2. Principal angles; kept directions too close to the erased ones are given up or refused.
@@ -252,10 +253,10 @@ def oblique(Factor factor, const double[:, ::1] spans, int kz, *, double noise, 
                 if dropped == 0:
                     n_cos = min(rz, ry)
                     memcpy(small, M, sizeof(double) * <size_t>ry * rz)
-                    status = svd(ry, rz, small, cosines, Y, Vn, &work[0], lwork, &iwork[0])
+                    status = svd(ry, rz, small, cosines, Y, Vn, &work[0], lwork, iwork)
                     if status != OK:
                         break
-                status = svd(d, rz, N, sines, Un, Vn, &work[0], lwork, &iwork[0])
+                status = svd(d, rz, N, sines, Un, Vn, &work[0], lwork, iwork)
                 if status != OK:
                     break
                 n_drop = 0
@@ -304,12 +305,12 @@ def oblique(Factor factor, const double[:, ::1] spans, int kz, *, double noise, 
                 gemm(b"T", b"N", ry, rz, d, 1.0, Cy, d, R, d, 0.0, small, ry)
                 gemm(b"N", b"N", d, rz, ry, -1.0, R + <Py_ssize_t>rz * d, d, small, ry, 1.0, R, d)
             # left = Cz Vn for now: left K^-1 R^T = I - P.
-            status = renew(d, rz, left, R, K, small, spare, &iwork[0])
+            status = renew(d, rz, left, R, K, small, spare, iwork)
             if status == OK:
                 gemm(b"N", b"N", d, rz, rz, 1.0, left, d, small, rz, 0.0, spare, d)
                 distortion = sum_of_squares(spare, <Py_ssize_t>d * rz)
                 status = balanced(factor, rz, ry, Cz, Cy, Vn, R, left, right, K, tau, spare, small,
-                                  &work[0], lwork, &iwork[0])
+                                  &work[0], lwork, iwork)
             if status == OK:
                 size = spectral_norm(d, rz, right, factor.scale, spare, small, &work[0],
                                      lwork - rz)
@@ -322,6 +323,13 @@ def oblique(Factor factor, const double[:, ::1] spans, int kz, *, double noise, 
                                                factor.inverse, small, spare)
     if status != OK:
         rz = rz if status == INFEASIBLE else 0
+    cdef double sine = 1.0, spread = 1.0
+    for i in range(rz):
+        sine = min(sine, sines[i])
+    if rz > 0:
+        spread = sigma_z[0] / sigma_z[rz - 1]
+    if rank_kept > 0:
+        spread = max(spread, sigma_y[0] / sigma_y[rank_kept - 1])
     return (
         status,
         factors_a[0, :rz if status == OK else 0],
@@ -342,6 +350,8 @@ def oblique(Factor factor, const double[:, ::1] spans, int kz, *, double noise, 
         size,
         residual_z,
         residual_y,
+        1.0 / sine if sine > 0.0 else INFINITY,
+        spread,
     )
 
 

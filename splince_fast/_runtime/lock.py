@@ -5,12 +5,23 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from splince_fast._runtime.interrupts import Deferred
 from splince_fast.exceptions import SplinceError
 
 T = TypeVar("T")
+
+
+class Settling(Protocol):
+    """What is read: it may have to be settled first, while nobody else reads."""
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether `settle` has anything to do."""
+
+    def settle(self) -> None:
+        """Make it ready to be read."""
 
 
 class ReadersWriterLock:
@@ -68,15 +79,12 @@ class ReadersWriterLock:
                 self._writer = None
 
     def reading(
-        self,
-        value: T = None,  # type: ignore[assignment]
-        pending: Callable[[], bool] = lambda: False,
-        settle: Callable[[], None] = lambda: None,
+        self, source: Settling | None = None, view: Callable[[Any], T] | None = None
     ) -> Reading[T]:
-        """Read, and give `value`; `settle` what is `pending` first, while nobody else reads."""
-        return Reading(self, value, pending, settle)
+        """Read `source`, settled, or what `view` makes of it under the lock."""
+        return Reading(self, source, view)
 
-    def begin_to_read(self, pending: Callable[[], bool], settle: Callable[[], None]) -> None:
+    def begin_to_read(self, source: Settling | None) -> None:
         """Count this thread among the readers; the caller defers interrupts."""
         if self._pid != os.getpid():
             self._belong_to_this_process()
@@ -84,13 +92,13 @@ class ReadersWriterLock:
         with self._mutex:
             if self._writer is not None and self._writer != me:
                 raise SplinceError(self._message)
-            if pending():
-                while self._readers and pending():
+            if source is not None and source.unsettled:
+                while self._readers and source.unsettled:
                     self._waiting += 1
                     self._changed.wait()
                     self._waiting -= 1
-                if pending():
-                    settle()
+                if source.unsettled:
+                    source.settle()
             self._readers[me] = self._readers.get(me, 0) + 1
 
     def end_reading(self) -> None:
@@ -107,26 +115,28 @@ class ReadersWriterLock:
 class Reading(Generic[T]):
     """One ``with`` block that reads: no generator, as every solve passes here."""
 
-    __slots__ = ("_deferred", "_lock", "_pending", "_settle", "_value")
+    __slots__ = ("_deferred", "_lock", "_source", "_view")
 
     def __init__(
-        self,
-        lock: ReadersWriterLock,
-        value: T,
-        pending: Callable[[], bool],
-        settle: Callable[[], None],
+        self, lock: ReadersWriterLock, source: Settling | None, view: Callable[[Any], T] | None
     ) -> None:
-        self._lock, self._value, self._pending, self._settle = lock, value, pending, settle
+        self._lock, self._source, self._view = lock, source, view
         self._deferred = Deferred()
 
     def __enter__(self) -> T:
+        source: Any = self._source
         self._deferred.__enter__()
         try:
-            self._lock.begin_to_read(self._pending, self._settle)
+            self._lock.begin_to_read(source)
+            try:
+                read: T = source if self._view is None else self._view(source)
+            except BaseException:
+                self._lock.end_reading()
+                raise
+            return read
         except BaseException as error:
             self._deferred.__exit__(type(error), error, error.__traceback__)
             raise
-        return self._value
 
     def __exit__(self, *exception: object) -> None:
         try:

@@ -45,6 +45,10 @@ class Solution(NamedTuple):
         Spectral norm of I - P in units of deviations.
     residual_z, residual_y : float
         Relative residuals of the constraints, in these units, on the directions that count.
+    amplification : float
+        1 / sine of the smallest angle.
+    spread : float
+        The largest condition number of the two parts of `whitened`, within their ranks.
     noise : float
         Rounding level of `whitened`.
     solver, rank_covariance, admitted, variance, inverse_scale
@@ -72,6 +76,8 @@ class Solution(NamedTuple):
     size: float
     residual_z: float
     residual_y: float
+    amplification: float
+    spread: float
     noise: float
     solver: str
     rank_covariance: int
@@ -81,18 +87,9 @@ class Solution(NamedTuple):
     null_basis: Float | None
 
     @property
-    def amplification(self) -> float:
-        """1 / sine of the smallest angle."""
-        return 1.0 / min(self.sines.tolist(), default=1.0)
-
-    @property
     def bound(self) -> float:
         """What rounding explains of the residuals: `tolerances.residual`."""
-        spread = 1.0
-        for sigma, rank in ((self.sigma_z, self.rank_z), (self.sigma_y, self.rank_y)):
-            if rank > 1:
-                spread = max(spread, float(sigma[0] / sigma[rank - 1]))
-        return tolerances.residual(self.whitened.shape[1], spread, self.size)
+        return tolerances.residual(self.whitened.shape[1], self.spread, self.size)
 
 
 def oblique(factor: Factor, spans: Float, n_erased: int, options: Options) -> Solution:
@@ -111,8 +108,10 @@ def oblique(factor: Factor, spans: Float, n_erased: int, options: Options) -> So
     facts = (factor.solver, factor.rank, factor.admitted, factor.variance, factor.inverse_scale)
     if factor.status != status.STATUS_OK:
         none, flat = np.empty((0, d)), np.empty(0)
-        return Solution(factor.status, none, none, none, flat, flat, 0, 0, noise, noise, 0, flat,
-                        flat, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, noise, *facts, None)  # fmt: skip
+        return Solution(
+            factor.status, none, none, none, flat, flat, 0, 0, noise, noise, 0, flat, flat,
+            0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, noise, *facts, None,
+        )  # fmt: skip
     found = kernels.oblique(
         factor,
         spans,
@@ -126,7 +125,7 @@ def oblique(factor: Factor, spans: Float, n_erased: int, options: Options) -> So
     if whitened and options.null_space == "drop":
         constants = np.eye(d)[factor.inverse_scale == 0.0]
         null = np.concatenate([constants, factor.null_basis.T])
-    return Solution(*found, noise, *facts, null)
+    return Solution._make((*found, noise, *facts, null))
 
 
 def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:

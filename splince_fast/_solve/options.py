@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -152,9 +153,16 @@ def options_of(method: str) -> dict[str, Option]:
     return {name: option for name, option in OPTIONS.items() if method in option.methods}
 
 
-@dataclass(frozen=True, slots=True)
+_DECLARED = tuple(OPTIONS.values())
+_values = attrgetter(*OPTIONS)
+
+
+@dataclass(slots=True)  # not frozen: that would cost a tenth of a small solve
 class Options:
-    """The options of one solve, checked; what a method does not take has its default."""
+    """The options of one solve, checked and then never changed.
+
+    What a method does not take has its default.
+    """
 
     max_amplification: float | None = None
     on_infeasible: str = "raise"
@@ -164,8 +172,7 @@ class Options:
     solver: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, option in OPTIONS.items():
-            value = getattr(self, name)
+        for value, option in zip(_values(self), _DECLARED, strict=True):
             if value is not option.default:
                 option.check(value)
 

@@ -27,6 +27,10 @@ class Statistics(Protocol):
         """Total weight of x."""
 
     @property
+    def mean(self) -> Float:
+        """(d,): of the features."""
+
+    @property
     def variances(self) -> Float:
         """(d,): of the features."""
 
@@ -64,7 +68,7 @@ def names_of(selection: object, role: str) -> list[VariableName]:
 def span_of(statistics: Statistics, selection: object, role: str, whitened: bool) -> Span:
     """The cross-covariances that `selection` names, or the directions that it holds."""
     if selection is None and role == "keep":
-        return Span([], np.empty((0, len(statistics.variances))), [], [], [])
+        return Span([], np.empty((0, len(statistics.mean))), [], [], [])
     is_names = isinstance(selection, (str, tuple)) or (
         isinstance(selection, list) and any(isinstance(v, (str, tuple)) for v in selection)
     )
@@ -93,7 +97,7 @@ def span_of(statistics: Statistics, selection: object, role: str, whitened: bool
             kinds.append(partial(_columns, known.n_columns))
             metrics.append(partial(_of_columns, known, statistics.weight))
     rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-    return Span([str(name) for name in names], rows, counts, kinds, metrics)
+    return Span(list(map(str, names)), rows, counts, kinds, metrics)
 
 
 def _classes(weights: Float) -> str:

@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import numbers
 import sys
+import weakref
 from collections.abc import Mapping, Sequence, Set
 from decimal import Decimal
 from types import NoneType
@@ -181,7 +182,7 @@ def _read_series(series: Any, name: str) -> Raw:
         native = series.to_native()
         if series.implementation.is_pandas_like() and hasattr(native, "cat"):
             codes = native.cat.codes.to_numpy()
-            return Raw(codes, categories=_category_names(native.cat.categories.tolist(), name))
+            return Raw(codes, categories=_declared(native.cat.categories, name))
         if series.implementation.is_pyarrow():  # a dictionary encodes, it declares nothing
             return _read_series(_tabular(native.cast(native.type.value_type), name), name)
         if dtype == nw.Enum:
@@ -190,6 +191,21 @@ def _read_series(series: Any, name: str) -> Raw:
             codes = np.array([position[value] for value in series.to_list()], dtype=np.intp)
             return Raw(codes, categories=tuple(dtype.categories))
     return _read_sequence(series.to_list(), name)
+
+
+# Class names of the categories of pandas, by the id of the Index that holds them.
+_names_of_index: dict[int, tuple[weakref.ref[Any], tuple[ClassName, ...]]] = {}
+
+
+def _declared(index: Any, name: str) -> tuple[ClassName, ...]:
+    """Class names of an Index of categories, read once: it is immutable, and slices share it."""
+    key = id(index)
+    found = _names_of_index.get(key)
+    if found is None or found[0]() is not index:
+        names = _category_names(index.tolist(), name)
+        forget = weakref.ref(index, lambda _: _names_of_index.pop(key, None))
+        found = _names_of_index[key] = forget, names
+    return found[1]
 
 
 def _category_names(categories: list[Any], name: str) -> tuple[ClassName, ...]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +36,7 @@ from splince_fast.report import Facts, build_report
 Float = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Recipe:
+class Recipe(NamedTuple):
     """A method with all that it is told: what it makes of moments, and folds of them.
 
     Attributes
@@ -59,11 +59,11 @@ class Recipe:
 
     def with_shrinkage(self, shrinkage: Shrinkage) -> Recipe:
         """The same with another intensity of shrinkage."""
-        return replace(self, options=replace(self.options, shrinkage=shrinkage))
+        return self._replace(options=replace(self.options, shrinkage=shrinkage))
 
     def judge(self, folds: Sequence[Moments]) -> Unseen:
         """What the erasers of all other folds do to each."""
-        plain = replace(self, method="SAL", options=Options())
+        plain = self._replace(method="SAL", options=Options())
         return judge(
             list(folds),
             lambda source, shrinkage: self.with_shrinkage(shrinkage).fit(source),
@@ -90,10 +90,11 @@ class Recipe:
             span_z = span_of(known, self.erase, "erase", whitened)
             span_y = span_of(known, self.keep, "keep", whitened)
             share = known.share(options) if whitened else 0.0
-            factor = known.factored(options, whitened, memory)
+            factor = known.factored(options, share, memory) if whitened else known.identity()
             spans = np.concatenate([span_z.rows, span_y.rows]) if span_y.names else span_z.rows
             solution = oblique(factor, spans, len(span_z.rows), options)
-            _check(solution, span_z.names, span_y.names, method, options)
+            if solution.status != STATUS_OK:
+                _refuse(solution, span_z.names, span_y.names, method, options)
             distortion, unkept = solution.distortion, solution.distortion_unkept
             sampled, excess = known.sample if whitened else None, None
             # The matrix that was factored is Cov(x) itself: then the solve knows what it changes.
@@ -132,7 +133,8 @@ class Recipe:
 
 def eraser_of(moments: Moments | Factored | Folds, recipe: Recipe) -> Projection:
     """The eraser of all rows; of folds, with what it does to rows not seen."""
-    if not isinstance(moments, Folds):
+    # `Folds` is a Sequence, and so slow to ask for.
+    if isinstance(moments, Moments) or not isinstance(moments, Folds):
         return recipe.fit(moments)
     unseen = None
     try:
@@ -153,7 +155,7 @@ def _change(known: Live | Factored, solution: Solution, shrunk: bool) -> tuple[f
     left, right, sample = solution.left, solution.right, known.sample
     gram = known.gram(right)
     if sample is None or shrunk or solution.solver == "none":
-        return float(np.sum((left @ left.T) * gram)), None
+        return float(np.vdot(left @ left.T, gram)), None
     kept = solution.rank_y - solution.dropped
     regressors = solution.rank_covariance - solution.rank_z - kept
     return sample.change(left, right, gram, regressors)
@@ -169,16 +171,15 @@ def _check_classes(known: Live | Factored, erase: object) -> None:
             )
 
 
-def _check(
+def _refuse(
     solution: Solution, erased: list[str], kept: list[str], method: str, options: Options
-) -> None:
-    """Raise what the status of a solve calls for."""
+) -> NoReturn:
+    """Raise what the status of a solve that failed calls for."""
     if solution.status == STATUS_INFEASIBLE:
         cosine = float(solution.cosines[0]) if len(solution.cosines) else 1.0
         sine = float(solution.sines.min())
         raise_infeasible(cosine, sine, solution.rank_y, solution.rank_z, erased, kept, method)
-    if solution.status != STATUS_OK:
-        raise_numerical(solution.status, options.solver)
+    raise_numerical(solution.status, options.solver)
 
 
 def _warn(

@@ -88,7 +88,7 @@ class Accumulator:
     @property
     def unsettled(self) -> bool:
         """Whether rows wait anywhere."""
-        return self.waiting
+        return self.buffer is not None and self.buffer.filled > 0
 
     def settle(self) -> None:
         """Merge every row that waits."""

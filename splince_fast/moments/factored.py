@@ -34,10 +34,13 @@ class Live:
     ----------
     n_rows, weight, mean : int, float, (d,) float64
         Of x.
+    variable : callable
+        The sums of one variable, by name.
     """
 
     def __init__(self, held: Accumulator) -> None:
         self._held = held
+        self.variable = held.variable
         self._state = state = held.seen()
         self.n_rows, self.weight, self.mean = state.n_rows, state.weight, state.mean
 
@@ -46,36 +49,36 @@ class Live:
         """(d,): of the features, ddof = 0."""
         return np.asarray(self._state.second.diagonal() / self.weight)
 
-    def variable(self, name: VariableName) -> Variable:
-        """The sums of one variable."""
-        return self._held.variable(name)
-
     def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
         """Where a factor may live while it is used."""
-        return self._held.workspace(self._state.width**2) if whitened else nullcontext()
+        return self._held.workspace(len(self.mean) ** 2) if whitened else nullcontext()
 
-    def factored(self, options: Options, whitened: bool, memory: Float | None) -> Factor:
-        """The factor of Cov(x), or of the identity; see also `share`."""
+    def identity(self) -> Factor:
+        """The factor of the identity, for what is not whitened."""
         state = self._state
         provider.ensure_for(state.width)
-        if not whitened:
-            return factors.identity(state.second.diagonal(), state.weight)
+        return factors.identity(state.second.diagonal(), state.weight)
+
+    def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
+        """The factor of Cov(x), of which `share` is isotropic."""
+        d = len(self.mean)
+        provider.ensure_for(d)
         scatter, weight, n_rows, roundoff = self._scatter(options)
         return factors.dense(
             scatter,
             weight,
             self.mean,
             max_rank=n_rows - 1,
-            tolerance=tolerances.eigenvalue(state.width, roundoff),
-            share=self.share(options),
+            tolerance=tolerances.eigenvalue(d, roundoff),
+            share=share,
             solver=options.solver,
             memory=memory,
         )
 
     def _scatter(self, options: Options) -> tuple[Float, float, int, float]:
         """The matrix to factor, what it is divided by, its rows, and its unit roundoff."""
-        state = self._state
-        return state.scatter, state.weight, state.n_rows, state.unit_roundoff
+        second = self._state.second
+        return second.matrix, self.weight, self.n_rows, second.unit_roundoff
 
     def remember(self, factor: Factor) -> None:
         """Let a factor keep Cov(x), for its `gram`."""
@@ -200,10 +203,10 @@ class Factored:
         self.n_features = len(self.mean)
         self.shrinkage = live.share(options)
         self._requested, self._solver = options.shrinkage, options.solver
-        self.factor = live.factored(options, True, None)
+        self.factor = live.factored(options, self.shrinkage, None)
         live.remember(self.factor)
         self.sample = live.sample
-        self._identity = live.factored(options, False, None)
+        self._identity = live.identity()
         self.reading = parameters["kinds"], parameters["joint"]
         self._variables = {name: variable.copy() for name, variable in variables.items()}
         self.mean.flags.writeable = self.variances.flags.writeable = False
@@ -243,15 +246,19 @@ class Factored:
         """
         return nullcontext()
 
-    def factored(self, options: Options, whitened: bool, memory: Float | None) -> Factor:
+    def identity(self) -> Factor:
+        """The factor of the identity, for what is not whitened."""
+        return self._identity
+
+    def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
         """The factor that is kept, if `options` ask for no other one.
 
         Parameters
         ----------
         options : Options
             Of the solve.
-        whitened : bool
-            Whether the factor of Cov(x) is wanted, or the identity.
+        share : float
+            As :meth:`share` gives it.
         memory : None
             As :meth:`memory` gives it.
 
@@ -260,8 +267,6 @@ class Factored:
         InputError
             They ask for other shrinkage, or for another solver.
         """
-        if not whitened:
-            return self._identity
         if options.shrinkage is not None and options.shrinkage != self._requested:
             raise InputError(
                 f"shrinkage is {options.shrinkage!r}, and these moments were factored with "
@@ -329,24 +334,6 @@ def _live(held: Accumulator) -> Live:
     return LiveSample(held) if isinstance(held, SampledAccumulator) else Live(held)
 
 
-class _Reading:
-    """The statistics of moments, and the lock that keeps them as they are."""
-
-    def __init__(self, moments: Moments) -> None:
-        self._held = moments.held()
-
-    def __enter__(self) -> Live:
-        held = self._held.__enter__()
-        try:
-            return _live(held)
-        except BaseException as error:
-            self._held.__exit__(type(error), error, error.__traceback__)
-            raise
-
-    def __exit__(self, *error: Any) -> None:
-        self._held.__exit__(*error)
-
-
 def statistics(source: Moments | Factored) -> AbstractContextManager[Live | Factored]:
     """What a solve reads of `source`, which nobody changes meanwhile.
 
@@ -355,8 +342,8 @@ def statistics(source: Moments | Factored) -> AbstractContextManager[Live | Fact
     InputError
         Neither moments nor a snapshot of them.
     """
+    if isinstance(source, Moments):
+        return source.held_as(_live)
     if isinstance(source, Factored):
         return nullcontext(source)
-    if isinstance(source, Moments):
-        return _Reading(source)
     raise InputError(f"moments is {type(source).__name__}; pass sf.Moments().update(X, labels)")

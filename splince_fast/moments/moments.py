@@ -7,9 +7,9 @@ is done in the modules beside it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from splince_fast.moments.factored import Factored
     from splince_fast.moments.folds import Folds
 
+T = TypeVar("T")
 Float = NDArray[np.float64]
 
 _KIND = "moments"
@@ -505,8 +506,17 @@ class Moments:
         Any number of threads may be in it at a time: they solve in parallel. Ctrl-C is delivered
         at its end.
         """
-        accumulator = self._accumulator
-        return self._lock.reading(accumulator, lambda: accumulator.unsettled, accumulator.settle)
+        return self._lock.reading(self._accumulator)
+
+    def held_as(self, view: Callable[[Any], T]) -> AbstractContextManager[T]:
+        """What `view` makes of the accumulator, which is `held` meanwhile.
+
+        Parameters
+        ----------
+        view : callable
+            Of the accumulator.
+        """
+        return self._lock.reading(self._accumulator, view)
 
     def flushed(self) -> State:
         """The state of x with every row merged."""

@@ -64,6 +64,39 @@ def test_a_full_block_takes_at_most_fifty_python_calls() -> None:
     assert int(count) <= 50, names
 
 
+CALLS_OF_A_SOLVE = """
+import sys
+import numpy as np
+from splince_fast import Moments, leace, sal, splince
+z, y = np.arange(200) % 2, np.arange(200) // 2 % 2
+moments = Moments().update(np.random.default_rng(0).normal(size=(200, 16)), {"z": z, "y": y})
+solves = lambda: splince(moments, erase="z", keep="y"), lambda: leace(moments, erase="z"), \\
+    lambda: sal(moments, erase="z")
+for solve in solves:
+    solve()
+    calls = []
+    sys.setprofile(lambda frame, event, _: event == "call" and calls.append(frame.f_code.co_name))
+    solve()
+    sys.setprofile(None)
+    print(*calls)
+"""
+
+
+def test_a_small_solve_takes_at_most_65_python_calls() -> None:
+    """Compiled kernels are not among them: they are no frames of Python."""
+    for line in script(CALLS_OF_A_SOLVE).splitlines():
+        names = line.split()
+        assert "span_of" in names
+        assert len(names) <= 65, names
+
+
+def test_a_view_that_fails_leaves_the_lock_free() -> None:
+    moments = Moments().update(normal(10, 3), {"z": np.arange(10) % 2})
+    with pytest.raises(ZeroDivisionError), moments.held_as(lambda held: held.n_rows // 0):
+        pass
+    assert moments.update(normal(5, 3)).n_rows == 15
+
+
 def test_full_blocks_pass_the_buffer_while_rows_wait() -> None:
     X = normal(4 * 64 + 1, 5)
     moments = Moments(block_rows=64).update(X[:1])

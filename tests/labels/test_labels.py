@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import enum
+import gc
 import json
 import math
 import subprocess
@@ -40,6 +41,7 @@ from splince_fast.labels import (
     names_from_json,
     names_to_json,
 )
+from splince_fast.labels import containers as reading
 
 pytestmark = pytest.mark.filterwarnings("error")
 fast = settings(max_examples=40, deadline=None)
@@ -607,6 +609,33 @@ def test_declared_categories_are_classes_even_if_absent() -> None:
     encoded = encode_one(pl.Series(["b", None], dtype=pl.Enum(["c", "b"])), 2, name="z")
     assert encoded.classes == ("c", "b")
     assert decoded(encoded) == ["b", None]
+
+
+def test_declared_categories_are_read_once_however_many_blocks_share_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pd = pytest.importorskip("pandas")
+    read: list[int] = []
+    original = reading._category_names
+
+    def counted(categories: list[Any], name: str) -> tuple[Any, ...]:
+        read.append(len(categories))
+        return original(categories, name)
+
+    monkeypatch.setattr(reading, "_category_names", counted)
+    names = [f"c{i}" for i in range(2000)]
+    column = pd.Categorical(names[:40] * 2, categories=names)
+    blocks = [encode_one(column[i : i + 1], 1, name="z") for i in range(80)]
+    blocks += [encode_one(pd.Series(column)[:5], 5, name="other")]
+    assert read == [2000]
+    assert [decoded(block)[0] for block in blocks[:80]] == names[:40] * 2
+    # Another Index is read anew, the same one under other names too, and none outlives its data.
+    assert encode_one(column.rename_categories(names[::-1])[:1], 1, name="z").classes[0] == "c1999"
+    assert read == [2000, 2000]
+    known = len(reading._names_of_index)
+    del column, blocks
+    gc.collect()
+    assert len(reading._names_of_index) < known
 
 
 def test_categories_of_another_column_do_not_leak() -> None:
