@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from splince_fast.evaluation import _erasers, _linear, _logistic, advice, probes
 from splince_fast.evaluation._context import ADVICE, ERASER_ROW, PATH
+from splince_fast.evaluation._erasers import weight_of
 from splince_fast.evaluation._judge import (
     FOLDS,
     decided_by,
@@ -108,7 +109,7 @@ class Job:
         moments = self.moments
         context = _erasers.Context(
             moments, moments.factored(), list(self.plan.concepts), self.train,
-            self.task(self.split.train), self.concept(self.split.train),
+            self.task(self.split.train), self.concept(self.split.train), self.split.weights,
             (self.validation, self.task(self.split.validation),
              self.concept(self.split.validation)),
             self.seed, self.unit,
@@ -252,6 +253,13 @@ class Job:
         present, local = np.unique(self.task(self.split.train), return_inverse=True)
         return present, local.astype(np.intp)
 
+    def sample_weights(self, count: int) -> Float | None:
+        """(n, count): weights of the training rows for so many fits; None where all are alike."""
+        weights = self.split.weights
+        if weights is None:
+            return None
+        return np.broadcast_to((weights / weights.sum())[:, None], (len(weights), count))
+
     def gram(self) -> Float:
         """Cov of the scaled training rows, from the moments."""
         return np.asarray(self.S / self.unit**2)
@@ -273,7 +281,7 @@ class Job:
         present, local = self.classes()
         fits = _logistic.fit(
             self.train, local, len(present), np.array(strengths), factors=how.factors,
-            gram=self.gram(),
+            gram=self.gram(), sample_weights=self.sample_weights(len(strengths)),
         )  # fmt: skip
         notes: list[str] = []
         if len(strengths) == 1:
@@ -286,10 +294,11 @@ class Job:
             chosen = _linear.choose(judged_by_folds(self, how, notes), strengths, self.plan.select)
         else:
             truth, cells = self.task(rows_v), self.cells(rows_v)
+            weights = self.split.validation_weights
             judged = []
             for j in range(len(strengths)):
                 scores = self.scores(self.validation, fits.weights[j], fits.intercepts[j], how)
-                judged.append(_linear.score(truth, decided_by(scores, present), cells))
+                judged.append(_linear.score(truth, decided_by(scores, present), cells, weights))
             chosen = _linear.choose(judged, strengths, self.plan.select)
         return _Path(
             strengths, fits.weights, fits.intercepts, fits.converged, present, chosen, notes
@@ -303,7 +312,7 @@ class Job:
         present, local = self.classes()
         fits = _logistic.fit(
             self.train, local, len(present), np.zeros(1), factors=how.factors, gram=self.gram(),
-            max_iter=1000,
+            sample_weights=self.sample_weights(1), max_iter=1000,
         )  # fmt: skip
         if fits.separable[0]:
             raise InputError(_linear.SEPARABLE)
@@ -320,6 +329,7 @@ class Job:
             model.set_params(random_state=self.seed)
         passed: dict[str, Any] = {}
         accepted = inspect.signature(model.fit).parameters
+        passed |= weight_of(model, self.split.weights)
         if "groups" in accepted:
             passed["groups"] = self.cells(self.split.train)
         if "groups" in accepted and "validation" in accepted and len(self.validation):

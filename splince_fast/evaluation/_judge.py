@@ -57,7 +57,9 @@ def judged_by_folds(job: Job, how: _erasers.Map, notes: list[str]) -> list[tuple
     if len(whole) < FOLDS:
         notes.append(f"{FOLDS - len(whole)} folds lack a class and were left out")
     J = len(strengths)
-    weights = np.stack([(fold != f) / np.sum(fold != f) for f in whole for _ in strengths], 1)
+    mass = np.ones(n) if job.split.weights is None else job.split.weights
+    inside = np.stack([(fold != f) * mass for f in whole for _ in strengths], 1)
+    weights = inside / inside.sum(axis=0)
     fits = _logistic.fit(
         job.train, local, len(present), np.tile(np.array(strengths), len(whole)),
         sample_weights=weights, factors=how.factors, gram=job.gram(),
@@ -71,7 +73,7 @@ def judged_by_folds(job: Job, how: _erasers.Map, notes: list[str]) -> list[tuple
             k = i * J + j
             scores = job.scores(job.train[of], fits.weights[k], fits.intercepts[k], how)
             decided[of] = decided_by(scores, present)
-        judged.append(_linear.score(truth[held], decided[held], cells[held]))
+        judged.append(_linear.score(truth[held], decided[held], cells[held], mass[held]))
     return judged
 
 
