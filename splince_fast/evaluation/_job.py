@@ -19,6 +19,7 @@ from splince_fast.evaluation._context import ADVICE, ERASER_ROW, PATH
 from splince_fast.evaluation._erasers import weight_of
 from splince_fast.evaluation._judge import (
     FOLDS,
+    Truth,
     decided_by,
     few_validation_rows,
     judged_by_folds,
@@ -71,6 +72,8 @@ class Job:
     test: Float
     unit: float
     base: dict[str, Any] = field(default_factory=dict)  # heads of the unerased rows
+    probed: dict[str, Any] = field(default_factory=dict)  # concept: rows, codes, folds of probes
+    truth: Truth | None = None  # of the test rows, once a head was judged
 
     @classmethod
     def of(
@@ -186,25 +189,18 @@ class Job:
         notes: list[str] = []
         if not self.plan.probes:
             return values, notes
-        rows, seen_rows = self.split.test, self.split.train
+        rows = self.split.test
         members = None if self.plan.groups is None else self.plan.groups[rows]
         for name, concept in self.plan.concepts.items():
             suffix = f"[{name}]" if len(self.plan.concepts) > 1 else ""
             names: list[str] = list(self.plan.probes)
             if isinstance(concept, ClassCodes):
-                codes = concept.codes[rows]
-                unseen = ~np.isin(codes, np.unique(concept.codes[seen_rows]))
-                if unseen.any():
+                found, unseen = self._probe(name, concept, fresh, names)
+                if unseen:
                     notes.append(
-                        f"{int(unseen.sum())} test rows have classes of {name!r} unseen in "
-                        "training: the probes leave them out"
+                        f"{unseen} test rows have classes of {name!r} unseen in training: the "
+                        "probes leave them out"
                     )
-                known = np.flatnonzero(~unseen)
-                present, local = np.unique(codes[known], return_inverse=True)
-                found = probes.probe_codes(
-                    fresh[known], local.astype(np.intp), len(present), names, 5, 0,
-                    None if members is None else members[known], 0,
-                )  # fmt: skip
             else:
                 found = probes.probe_quantity(
                     fresh, concept.values[rows], None, ["linear"], 5, 0, members, 0
@@ -222,6 +218,24 @@ class Job:
                     if not math.isnan(value):
                         values[f"{start}_{figure}{suffix}"] = value
         return values, notes
+
+    def _probe(
+        self, name: str, concept: ClassCodes, fresh: Float, names: list[str]
+    ) -> tuple[probes.Leakage, int]:
+        """Probes for a class-coded concept, and the test rows that they leave out."""
+        rows = self.split.test
+        if name not in self.probed:
+            codes = concept.codes[rows]
+            seen = np.isin(codes, np.unique(concept.codes[self.split.train]))
+            known = np.flatnonzero(seen)
+            present, local = np.unique(codes[known], return_inverse=True)
+            groups = None if self.plan.groups is None else self.plan.groups[rows[known]]
+            folds = probes.folds_of(local, len(present), 5, groups, 0)
+            self.probed[name] = known, local.astype(np.intp), len(present), *folds
+        known, local, count, folds, reason = self.probed[name]
+        fresh = fresh if len(known) == len(rows) else fresh[known]
+        found = probes.probe_codes(fresh, local, count, names, 0, folds, reason, 0)
+        return found, len(rows) - len(known)
 
     # -- heads -----------------------------------------------------------------------------
 
