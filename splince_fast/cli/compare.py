@@ -182,7 +182,12 @@ def _class(text: str, concept: Mapping[str, Any]) -> Any:
 
 def _numbers(text: str) -> tuple[float, ...]:
     """Numbers between commas."""
-    return tuple(float(part) for part in text.split(",") if part.strip())
+    try:
+        return tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no list of numbers between commas, such as .5,.7,.9"
+        ) from None
 
 
 def _sizes(sizes: tuple[float, ...] | None) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast.evaluation._cells import Coded, coded
+from splince_fast.evaluation._cells import Coded, check_classes, coded
 from splince_fast.evaluation._checks import check_shortage
 from splince_fast.exceptions import LabelError, NotEnoughDataError
 
@@ -78,11 +78,7 @@ class Protocol:
             One class only, a class that is not there, or a task of more than two without a map.
         """
         for name, column in (("task", y), ("concept", z)):
-            seen = len(np.unique(column.codes[column.codes >= 0]))
-            if seen < 2:
-                raise LabelError(
-                    f"the {name} has {seen} class(es) among its rows; at least two are needed"
-                )
+            check_classes(name, column)
         codes = None if groups is None else coded(groups, "groups", len(y.codes)).codes
         if isinstance(tied, Mapping):
             for a, b in tied.items():

@@ -164,9 +164,9 @@ def make_plan(
     n = len(rows)
     y = encode_one(task, n, name="task")
     concepts = {name: encode_one(v, n, name=name) for name, v in _concepts(concept).items()}
-    _check_classes("task", y)
-    for name, encoded in concepts.items():
-        _check_classes(f"concept {name!r}", encoded)
+    for name, encoded in [("task", y), *((f"concept {name!r}", c) for name, c in concepts.items())]:
+        if isinstance(encoded, ClassCodes):
+            _cells.check_classes(name, _cells.Coded(encoded.classes, encoded.codes))
     levels, protocol = _levels(association, y, concepts, tied, groups)
     for name, value in (("n_seeds", n_seeds), ("random_state", random_state)):
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
@@ -247,16 +247,6 @@ def _concepts(concept: Any) -> dict[str, Any]:
     if isinstance(concept, tuple) and concept and not np.isscalar(concept[0]):
         return {f"concept[{i}]": column for i, column in enumerate(concept)}
     return {"concept": concept}
-
-
-def _check_classes(name: str, encoded: Encoded) -> None:
-    """Refuse a single class."""
-    if isinstance(encoded, ClassCodes):
-        seen = len(np.unique(encoded.codes[encoded.codes >= 0]))
-        if seen < 2:
-            raise LabelError(
-                f"the {name} has {seen} class(es) among its rows; at least two are needed"
-            )
 
 
 def _levels(

@@ -231,7 +231,7 @@ def folds_of(
     """Folds of rows that all have a class, or the reason why there are none."""
     counts = np.bincount(codes, minlength=n_classes)
     if n_classes < 2:
-        return [], f"the fresh rows hold {n_classes} class(es) of the concept"
+        return [], f"the fresh rows hold {'1 class' if n_classes else '0 classes'} of the concept"
     if counts.min() < cv and groups is None:
         return [], f"a class has {counts.min()} fresh rows, fewer than the {cv} folds"
     folds = _stratified(codes, cv, groups, random_state)

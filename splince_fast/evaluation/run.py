@@ -251,12 +251,13 @@ def _weighed(splits: Mapping[Where, Split]) -> list[str]:
     masses = [(float(s.weights.sum()), s) for s in splits.values() if s.weights is not None]
     if not masses:
         return []
-    found = [choose(masses, key=lambda pair: pair[0]) for choose in (max, min)]
-    told = " and ".join(
-        f"{len(split.train):,} training rows at p = {split.p:g} say as much as {mass:,.0f}"
-        for mass, split in dict.fromkeys(found)
+    found = dict.fromkeys(choose(masses, key=lambda pair: pair[0]) for choose in (max, min))
+    worth = " and ".join(
+        f"{mass:,.0f} of {len(split.train):,} at p = {split.p:g}" for mass, split in found
     )
-    return [f"by weights, {told} of equal weight"]
+    return [
+        f"the weighted training rows are worth {worth}: (sum w)^2 / sum w^2 rows of equal weight"
+    ]
 
 
 def _row_codes(X: NDArray[Any]) -> NDArray[np.int64]:

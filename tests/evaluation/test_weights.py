@@ -211,7 +211,7 @@ def test_heads_are_those_of_a_plain_script_with_sample_weights(select: str) -> N
     )  # control
     assert "association p = 0.8 by weights (tied: 1)" in str(result)
     assert "by weights" not in str(by_rows)
-    assert any("say as much as" in note for note in result.notes)
+    assert any("are worth" in note for note in result.notes)
 
 
 def test_weights_reach_estimators_classifiers_folds_and_unregularised_heads(
