@@ -25,6 +25,9 @@ def run(argv: Sequence[str] | None) -> int:
             args.run(args)
     except BrokenPipeError:
         raise
+    except FileNotFoundError as error:
+        print(f"splince-fast: error: there is no file {str(error.filename)!r}", file=sys.stderr)
+        return 2
     except (SplinceError, OSError) as error:
         print(f"splince-fast: error: {error}", file=sys.stderr)
         return 2

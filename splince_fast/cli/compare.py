@@ -39,6 +39,10 @@ def add(commands: Any) -> None:
         help="levels of association in training, such as .5,.7,.9 (default: as it is)")  # fmt: skip
     add("--tied", metavar="CLASS", help="class of the concept tied to the task's second class")
     add("--sizes", type=_numbers, metavar="N,N,N", help="training, validation and test rows")
+    add("--by", choices=("rows", "weights"), default="rows",
+        help="cells reach an association by losing rows or by weights (default: rows)")  # fmt: skip
+    add("--unlabelled", action="store_true",
+        help="rows without the task count for the covariance")  # fmt: skip
     add("--seeds", type=int, metavar="N", help="resamplings (default: 5; 1 with --test)")
     add("--seed", type=int, default=0, help="the first seed (default: 0)")
     add("--strengths", type=_numbers, metavar="L,L,...",
@@ -88,6 +92,8 @@ def run(args: argparse.Namespace) -> None:
         association=args.association,
         tied=_class(args.tied, concept) if args.tied is not None else None,
         sizes=_sizes(args.sizes),
+        by=args.by,
+        unlabelled=args.unlabelled,
         n_seeds=seeds,
         random_state=args.seed,
         **({} if args.strengths is None else {"strengths": args.strengths}),
@@ -176,7 +182,12 @@ def _class(text: str, concept: Mapping[str, Any]) -> Any:
 
 def _numbers(text: str) -> tuple[float, ...]:
     """Numbers between commas."""
-    return tuple(float(part) for part in text.split(",") if part.strip())
+    try:
+        return tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no list of numbers between commas, such as .5,.7,.9"
+        ) from None
 
 
 def _sizes(sizes: tuple[float, ...] | None) -> Any:

@@ -54,6 +54,20 @@ def coded(values: Any, name: str, n: int | None = None) -> Coded:
     return Coded(encoded.classes, encoded.codes)
 
 
+def check_classes(name: str, column: Coded) -> None:
+    """Refuse a column without two classes.
+
+    Raises
+    ------
+    LabelError
+        One class, which is named, or none.
+    """
+    seen = np.unique(column.codes[column.codes >= 0])
+    if len(seen) < 2:
+        found = f"1 class ({column.names[seen[0]]!r})" if len(seen) else "0 classes"
+        raise LabelError(f"the {name} has {found} among its rows; at least two are needed")
+
+
 def common(first: Coded, second: Coded) -> tuple[tuple[Any, ...], Codes, Codes]:
     """Codes of two columns over one list of names; 1, 1.0 and True are one name here."""
     place = {name: i for i, name in enumerate(first.names)}

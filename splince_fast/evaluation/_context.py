@@ -27,6 +27,8 @@ class Context:
     sizes : tuple of int
         Rows for training, validation and test of the first split.
     tied : str
+    by : str
+        How rows reach a level: "rows" or "weights".
     strengths : tuple of float
     select : str
     probes, concepts, cells : tuple of str
@@ -46,6 +48,7 @@ class Context:
     seeds: tuple[int, ...]
     sizes: tuple[int, int, int]
     tied: str
+    by: str
     strengths: tuple[float, ...]
     select: str
     probes: tuple[str, ...]

@@ -49,6 +49,7 @@ class Context:
     rows: Float  # scaled training rows
     task: Any  # labels of the training rows
     concept: Any
+    weights: Float | None  # of the training rows, where they are not alike
     validation: tuple[Float, Any, Any]
     seed: int
     unit: float
@@ -116,6 +117,7 @@ def _fitted(estimator: Any, context: Context) -> Projection:
         "concept_validation": z_validation,
     }
     passed = {name: value for name, value in optional.items() if name in accepted}
+    passed |= weight_of(model, context.weights)
     model.fit(context.rows, context.task, **passed)
     projection = getattr(model, "projection_", None)
     if not isinstance(projection, Projection):
@@ -124,6 +126,24 @@ def _fitted(estimator: Any, context: Context) -> Projection:
             "estimator with a Projection in projection_, or a function of moments"
         )
     return projection
+
+
+def weight_of(model: Any, weights: Float | None) -> dict[str, Float]:
+    """What passes weights of the training rows to `fit`; nothing where all rows are alike.
+
+    Raises
+    ------
+    InputError
+        The estimator takes none.
+    """
+    if weights is None:
+        return {}
+    if "sample_weight" not in inspect.signature(model.fit).parameters:
+        raise InputError(
+            f"{type(model).__name__}.fit takes no sample_weight, so that by='weights' cannot give "
+            "it the association; compare it with by='rows'"
+        )
+    return {"sample_weight": weights}
 
 
 def _in_units(scaled: Projection, mean: Float, unit: float) -> Projection:

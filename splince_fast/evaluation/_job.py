@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from splince_fast.evaluation import _erasers, _linear, _logistic, advice, probes
 from splince_fast.evaluation._context import ADVICE, ERASER_ROW, PATH
+from splince_fast.evaluation._erasers import weight_of
 from splince_fast.evaluation._judge import (
     FOLDS,
+    Truth,
     decided_by,
     few_validation_rows,
     judged_by_folds,
@@ -70,6 +72,8 @@ class Job:
     test: Float
     unit: float
     base: dict[str, Any] = field(default_factory=dict)  # heads of the unerased rows
+    probed: dict[str, Any] = field(default_factory=dict)  # concept: rows, codes, folds of probes
+    truth: Truth | None = None  # of the test rows, once a head was judged
 
     @classmethod
     def of(
@@ -108,7 +112,7 @@ class Job:
         moments = self.moments
         context = _erasers.Context(
             moments, moments.factored(), list(self.plan.concepts), self.train,
-            self.task(self.split.train), self.concept(self.split.train),
+            self.task(self.split.train), self.concept(self.split.train), self.split.weights,
             (self.validation, self.task(self.split.validation),
              self.concept(self.split.validation)),
             self.seed, self.unit,
@@ -185,25 +189,18 @@ class Job:
         notes: list[str] = []
         if not self.plan.probes:
             return values, notes
-        rows, seen_rows = self.split.test, self.split.train
+        rows = self.split.test
         members = None if self.plan.groups is None else self.plan.groups[rows]
         for name, concept in self.plan.concepts.items():
             suffix = f"[{name}]" if len(self.plan.concepts) > 1 else ""
             names: list[str] = list(self.plan.probes)
             if isinstance(concept, ClassCodes):
-                codes = concept.codes[rows]
-                unseen = ~np.isin(codes, np.unique(concept.codes[seen_rows]))
-                if unseen.any():
+                found, unseen = self._probe(name, concept, fresh, names)
+                if unseen:
                     notes.append(
-                        f"{int(unseen.sum())} test rows have classes of {name!r} unseen in "
-                        "training: the probes leave them out"
+                        f"{unseen} test rows have classes of {name!r} unseen in training: the "
+                        "probes leave them out"
                     )
-                known = np.flatnonzero(~unseen)
-                present, local = np.unique(codes[known], return_inverse=True)
-                found = probes.probe_codes(
-                    fresh[known], local.astype(np.intp), len(present), names, 5, 0,
-                    None if members is None else members[known], 0,
-                )  # fmt: skip
             else:
                 found = probes.probe_quantity(
                     fresh, concept.values[rows], None, ["linear"], 5, 0, members, 0
@@ -221,6 +218,24 @@ class Job:
                     if not math.isnan(value):
                         values[f"{start}_{figure}{suffix}"] = value
         return values, notes
+
+    def _probe(
+        self, name: str, concept: ClassCodes, fresh: Float, names: list[str]
+    ) -> tuple[probes.Leakage, int]:
+        """Probes for a class-coded concept, and the test rows that they leave out."""
+        rows = self.split.test
+        if name not in self.probed:
+            codes = concept.codes[rows]
+            seen = np.isin(codes, np.unique(concept.codes[self.split.train]))
+            known = np.flatnonzero(seen)
+            present, local = np.unique(codes[known], return_inverse=True)
+            groups = None if self.plan.groups is None else self.plan.groups[rows[known]]
+            folds = probes.folds_of(local, len(present), 5, groups, 0)
+            self.probed[name] = known, local.astype(np.intp), len(present), *folds
+        known, local, count, folds, reason = self.probed[name]
+        fresh = fresh if len(known) == len(rows) else fresh[known]
+        found = probes.probe_codes(fresh, local, count, names, 0, folds, reason, 0)
+        return found, len(rows) - len(known)
 
     # -- heads -----------------------------------------------------------------------------
 
@@ -252,6 +267,13 @@ class Job:
         present, local = np.unique(self.task(self.split.train), return_inverse=True)
         return present, local.astype(np.intp)
 
+    def sample_weights(self, count: int) -> Float | None:
+        """(n, count): weights of the training rows for so many fits; None where all are alike."""
+        weights = self.split.weights
+        if weights is None:
+            return None
+        return np.broadcast_to((weights / weights.sum())[:, None], (len(weights), count))
+
     def gram(self) -> Float:
         """Cov of the scaled training rows, from the moments."""
         return np.asarray(self.S / self.unit**2)
@@ -273,7 +295,7 @@ class Job:
         present, local = self.classes()
         fits = _logistic.fit(
             self.train, local, len(present), np.array(strengths), factors=how.factors,
-            gram=self.gram(),
+            gram=self.gram(), sample_weights=self.sample_weights(len(strengths)),
         )  # fmt: skip
         notes: list[str] = []
         if len(strengths) == 1:
@@ -286,10 +308,11 @@ class Job:
             chosen = _linear.choose(judged_by_folds(self, how, notes), strengths, self.plan.select)
         else:
             truth, cells = self.task(rows_v), self.cells(rows_v)
+            weights = self.split.validation_weights
             judged = []
             for j in range(len(strengths)):
                 scores = self.scores(self.validation, fits.weights[j], fits.intercepts[j], how)
-                judged.append(_linear.score(truth, decided_by(scores, present), cells))
+                judged.append(_linear.score(truth, decided_by(scores, present), cells, weights))
             chosen = _linear.choose(judged, strengths, self.plan.select)
         return _Path(
             strengths, fits.weights, fits.intercepts, fits.converged, present, chosen, notes
@@ -303,7 +326,7 @@ class Job:
         present, local = self.classes()
         fits = _logistic.fit(
             self.train, local, len(present), np.zeros(1), factors=how.factors, gram=self.gram(),
-            max_iter=1000,
+            sample_weights=self.sample_weights(1), max_iter=1000,
         )  # fmt: skip
         if fits.separable[0]:
             raise InputError(_linear.SEPARABLE)
@@ -320,6 +343,7 @@ class Job:
             model.set_params(random_state=self.seed)
         passed: dict[str, Any] = {}
         accepted = inspect.signature(model.fit).parameters
+        passed |= weight_of(model, self.split.weights)
         if "groups" in accepted:
             passed["groups"] = self.cells(self.split.train)
         if "groups" in accepted and "validation" in accepted and len(self.validation):

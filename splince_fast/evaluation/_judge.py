@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,7 +58,9 @@ def judged_by_folds(job: Job, how: _erasers.Map, notes: list[str]) -> list[tuple
     if len(whole) < FOLDS:
         notes.append(f"{FOLDS - len(whole)} folds lack a class and were left out")
     J = len(strengths)
-    weights = np.stack([(fold != f) / np.sum(fold != f) for f in whole for _ in strengths], 1)
+    mass = np.ones(n) if job.split.weights is None else job.split.weights
+    inside = np.stack([(fold != f) * mass for f in whole for _ in strengths], 1)
+    weights = inside / inside.sum(axis=0)
     fits = _logistic.fit(
         job.train, local, len(present), np.tile(np.array(strengths), len(whole)),
         sample_weights=weights, factors=how.factors, gram=job.gram(),
@@ -71,42 +74,77 @@ def judged_by_folds(job: Job, how: _erasers.Map, notes: list[str]) -> list[tuple
             k = i * J + j
             scores = job.scores(job.train[of], fits.weights[k], fits.intercepts[k], how)
             decided[of] = decided_by(scores, present)
-        judged.append(_linear.score(truth[held], decided[held], cells[held]))
+        judged.append(_linear.score(truth[held], decided[held], cells[held], mass[held]))
     return judged
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Truth:
+    """What every head of a job is judged by: the task of the test rows, and their cells."""
+
+    codes: Codes
+    class_counts: Codes
+    inside: NDArray[np.bool_]  # rows in a cell
+    cells: Codes  # of those rows
+    cell_counts: Codes
+    concept: Codes | None
+    n_concepts: int
+    unseen: int
+
+    @classmethod
+    def of(cls, job: Job, n_classes: int) -> Truth:
+        """Read it once for all erasers and heads."""
+        rows, plan = job.split.test, job.plan
+        codes, cells = job.task(rows), job.cells(rows)
+        inside = cells >= 0
+        concept, names = plan.concept_codes, plan.cells
+        judged = names is not None and concept is not None
+        seen = np.zeros(max(codes.max(initial=0), job.task(job.split.train).max()) + 1, bool)
+        seen[job.task(job.split.train)] = True
+        return cls(
+            codes,
+            np.bincount(codes, minlength=n_classes),
+            inside,
+            cells[inside],
+            np.bincount(cells[inside], minlength=len(names.names) if names is not None else 0),
+            concept.codes[rows] if judged and concept is not None else None,
+            len(concept.names) if concept is not None else 0,
+            int((~seen[codes]).sum()),
+        )
+
+
 def with_values(job: Job, record: Record, decided: Any) -> Record:
-    rows = job.split.test
-    truth = job.task(rows)
+    """A record with the figures of decisions on the test rows."""
     if isinstance(job.plan.task, Columns):
-        return _quantity(job, record, truth, decided.reshape(len(rows), -1))
+        rows = job.split.test
+        return _quantity(job, record, job.task(rows), decided.reshape(len(rows), -1))
     classes = job.plan.task.classes
-    cells = job.cells(rows)
-    correct = decided == truth
+    if job.truth is None:
+        job.truth = Truth.of(job, len(classes))
+    truth = job.truth
+    correct = decided == truth.codes
     values = {"accuracy": float(correct.mean())}
-    counts = np.bincount(truth, minlength=len(classes))
-    right = np.bincount(truth, correct, len(classes))
+    counts, size = truth.class_counts, len(classes)
+    right = np.bincount(truth.codes, correct, size)
     values["class_accuracy"] = float(np.mean(right[counts > 0] / counts[counts > 0]))
-    concept = job.plan.concept_codes
-    if job.plan.cells is not None and concept is not None:
-        size = len(job.plan.cells.names)
-        there = np.bincount(cells[cells >= 0], minlength=size)
-        hits = np.bincount(cells[cells >= 0], correct[cells >= 0], size)
+    if truth.concept is not None:
+        there = truth.cell_counts
+        hits = np.bincount(truth.cells, correct[truth.inside], len(there))
         present = np.flatnonzero(there)
         values["worst_group"] = float(np.min(hits[present] / there[present]))
         record["cells"] = [[int(c), int(there[c]), int(hits[c])] for c in present]
-        gaps = gap_per_class(truth, decided, concept.codes[rows], len(classes), len(concept.names))
+        gaps = gap_per_class(truth.codes, decided, truth.concept, size, truth.n_concepts)
         values["tpr_gap"] = average_gap(gaps, "rms")
-    names = np.array(classes)
-    for name, metric in job.plan.metrics.items():
-        values[name] = float(metric(names[truth], names[decided]))
-    unseen = ~np.isin(truth, np.unique(job.task(job.split.train)))
-    if unseen.any():
+    if job.plan.metrics:
+        names = np.array(classes)
+        for name, metric in job.plan.metrics.items():
+            values[name] = float(metric(names[truth.codes], names[decided]))
+    if truth.unseen:
         record["notes"].append(
-            f"{int(unseen.sum())} test rows have classes of the task unseen in training: they "
+            f"{truth.unseen} test rows have classes of the task unseen in training: they "
             "count as errors"
         )
-    if len(np.unique(decided)) == 1:
+    if (decided == decided[0]).all():
         record["notes"].append(
             "the head decides the same class everywhere, so its worst group has accuracy 0"
         )

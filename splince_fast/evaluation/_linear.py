@@ -31,17 +31,24 @@ def decide(scores: Float) -> NDArray[np.intp]:
 
 
 def score(
-    truth: NDArray[np.intp], decided: NDArray[np.intp], cells: NDArray[np.intp]
+    truth: NDArray[np.intp],
+    decided: NDArray[np.intp],
+    cells: NDArray[np.intp],
+    weights: Float | None = None,
 ) -> tuple[float, float]:
-    """Worst accuracy over the cells present, and accuracy."""
+    """Worst accuracy over the cells present, and accuracy.
+
+    Weights are constant in a cell, so that they change the accuracy alone.
+    """
     correct = truth == decided
+    accuracy = float(np.average(correct, weights=weights))
     inside = cells >= 0
     counts = np.bincount(cells[inside])
     right = np.bincount(cells[inside], correct[inside], len(counts))
     present = counts > 0
     if not present.any():
-        return math.nan, float(correct.mean())
-    return float((right[present] / counts[present]).min()), float(correct.mean())
+        return math.nan, accuracy
+    return float((right[present] / counts[present]).min()), accuracy
 
 
 def choose(judged: Sequence[tuple[float, float]], strengths: Sequence[float], rule: str) -> int:

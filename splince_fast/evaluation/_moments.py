@@ -11,39 +11,53 @@ from numpy.typing import NDArray
 from splince_fast.evaluation._pages import BLOCK, gathered
 from splince_fast.moments import Moments
 
-_MOST_LEVELS = 62  # bits of a signature
+Part = tuple[NDArray[np.intp], NDArray[np.float64] | None]  # row numbers, and weights if not 1
 
 
 def level_moments(
-    X: NDArray[Any], labels: Mapping[str, Any], parts: Sequence[NDArray[np.intp]]
+    X: NDArray[Any], labels: Mapping[str, Any], parts: Sequence[Part]
 ) -> list[Moments]:
     """Moments of several overlapping sets of rows, every row read at most once.
 
-    Rows that belong to the same sets are one piece with moments of its own; those of a set are
-    the merge of its pieces.
+    Rows that have the same weight in every set, 0 where they are not in it, are one piece with
+    moments of its own; those of a set are the merge of its pieces, each times its weight.
 
     Parameters
     ----------
     X : (n, d)
     labels : mapping of name to a column of n entries
-    parts : sequence of row numbers
+    parts : sequence of (row numbers, positive weights)
     """
-    if len(parts) > _MOST_LEVELS:
-        half = len(parts) // 2
-        return level_moments(X, labels, parts[:half]) + level_moments(X, labels, parts[half:])
-    signature = np.zeros(len(X), dtype=np.int64)
-    for bit, rows in enumerate(parts):
-        signature[rows] |= 1 << bit
+    pieces = _pieces(len(X), parts)
     merged: list[Moments | None] = [None] * len(parts)
-    for value in np.unique(signature[signature > 0]).tolist():
-        rows = np.flatnonzero(signature == value)
+    for rows, weights in pieces:
         piece = Moments()
         for start in range(0, len(rows), BLOCK):
             block = rows[start : start + BLOCK]
             chosen = {name: column[block] for name, column in labels.items()}
             piece.update(gathered(X, block), chosen)
-        for bit in range(len(parts)):
-            if value >> bit & 1:
-                known = merged[bit]
-                merged[bit] = piece.copy() if known is None else known + piece
+        for i in np.flatnonzero(weights).tolist():
+            weighted = piece.copy() if weights[i] == 1.0 else piece.scaled(float(weights[i]))
+            known = merged[i]
+            merged[i] = weighted if known is None else known + weighted
     return [Moments() if moments is None else moments for moments in merged]
+
+
+def _pieces(n: int, parts: Sequence[Part]) -> list[tuple[NDArray[np.intp], NDArray[np.float64]]]:
+    """Rows of each piece, ascending, and its weight in every part."""
+    codes = np.zeros(n, dtype=np.int64)
+    by_part = []
+    for rows, weights in parts:
+        own = np.zeros(n)
+        own[rows] = 1.0 if weights is None else weights
+        levels, local = np.unique(own, return_inverse=True)
+        _, codes = np.unique(codes * len(levels) + local, return_inverse=True)
+        by_part.append(own)
+    order = np.argsort(codes, kind="stable")
+    firsts = np.searchsorted(codes[order], np.arange(int(codes.max(initial=-1)) + 1))
+    pieces = []
+    for rows in np.split(order, firsts[1:]):
+        weights_of = np.array([own[rows[0]] for own in by_part])
+        if weights_of.any():
+            pieces.append((rows, weights_of))
+    return pieces

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from splince_fast.evaluation import _job
 from splince_fast.evaluation._context import ADVICE, ERASER_ROW
+from splince_fast.evaluation._data import present
 from splince_fast.evaluation._moments import level_moments
 from splince_fast.evaluation._protocol import Split
 from splince_fast.evaluation.plan import Named, Plan
@@ -138,15 +139,23 @@ def _make_moments(
     with _alone(child):
         labels: dict[str, Any] = {"task": _column(plan.task)}
         labels |= {name: _column(concept) for name, concept in plan.concepts.items()}
-        made = level_moments(_opened(rows), labels, [split.train for split in splits])
+        parts = [plan.moment_rows(split) for split in splits]
+        made = level_moments(_opened(rows), labels, parts)
         for p, moments in zip(plan.levels, made, strict=True):
             moments.save(_path(scratch, seed, p))
 
 
 def _column(encoded: Any) -> Any:
-    if isinstance(encoded, ClassCodes):
-        return np.array(encoded.classes)[encoded.codes]
-    return encoded.values
+    """Labels as moments take them, None and NaN where one is missing."""
+    there = present(encoded)
+    if not isinstance(encoded, ClassCodes):
+        return encoded.values if there.all() else np.where(there[:, None], encoded.values, np.nan)
+    names = np.array(encoded.classes)[encoded.codes]
+    if there.all():
+        return names
+    column = names.astype(object)
+    column[~there] = None
+    return column
 
 
 def _run_job(

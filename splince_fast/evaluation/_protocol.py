@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast.evaluation._cells import Coded, coded
-from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
+from splince_fast.evaluation._cells import Coded, check_classes, coded
+from splince_fast.evaluation._checks import check_shortage
+from splince_fast.exceptions import LabelError, NotEnoughDataError
 
 Rows = NDArray[np.intp]
+Float = NDArray[np.float64]
+Cell = tuple[int, int]  # codes of task and concept
 
 TEST_SHARE, VALIDATION_SHARE = 0.2, 0.1
 
@@ -34,6 +37,10 @@ class Split:
         Rows left out because a label is missing.
     notes : tuple of str
         What was adjusted.
+    weights, validation_weights : ndarray of float64 or None
+        Of the training and validation rows where cells reach their shares by weights; constant
+        in a cell, and adding up to (sum w)^2 / sum w^2, the rows of equal weight that would say
+        as much. None where every row counts alike.
     """
 
     train: Rows
@@ -43,30 +50,13 @@ class Split:
     tied: Any
     missing: int
     notes: tuple[str, ...]
+    weights: Float | None = None
+    validation_weights: Float | None = None
 
     @property
     def sizes(self) -> tuple[int, int, int]:
         """Rows for training, validation and test."""
         return len(self.train), len(self.validation), len(self.test)
-
-
-def check_p(p: Any) -> None:
-    """Refuse an association that is no number in [0, 1]."""
-    if isinstance(p, bool) or not isinstance(p, int | float | np.floating) or not 0 <= p <= 1:
-        raise InputError(
-            f"the association p is {p!r}; it is a probability P(z = tied | y = 1) in [0, 1]: .5 "
-            "is none, 1 complete"
-        )
-
-
-def check_sizes(sizes: Any) -> tuple[int, int, int]:
-    """Three non-negative integers, those of training and test positive."""
-    whole = isinstance(sizes, Sequence) and len(sizes) == 3
-    if not whole or not all(isinstance(s, int | np.integer) and s >= 0 for s in sizes):
-        raise InputError(f"sizes is {sizes!r}; pass (training, validation, test) numbers of rows")
-    if sizes[0] < 1 or sizes[2] < 1:
-        raise InputError(f"sizes is {sizes!r}; training and test need at least one row")
-    return int(sizes[0]), int(sizes[1]), int(sizes[2])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,11 +78,7 @@ class Protocol:
             One class only, a class that is not there, or a task of more than two without a map.
         """
         for name, column in (("task", y), ("concept", z)):
-            seen = len(np.unique(column.codes[column.codes >= 0]))
-            if seen < 2:
-                raise LabelError(
-                    f"the {name} has {seen} class(es) among its rows; at least two are needed"
-                )
+            check_classes(name, column)
         codes = None if groups is None else coded(groups, "groups", len(y.codes)).codes
         if isinstance(tied, Mapping):
             for a, b in tied.items():
@@ -115,7 +101,7 @@ class Protocol:
             raise LabelError(f"tied is {tied!r}; the concept has the classes {z.names[:20]}")
         return cls(y, z, tied, codes)
 
-    def shares(self, p: float) -> dict[tuple[int, int], float]:
+    def shares(self, p: float) -> dict[Cell, float]:
         """Share of each cell (codes of y, z) in training and validation rows."""
         K = len(self.z.names)
         shares = {}
@@ -136,7 +122,7 @@ class Protocol:
                 shares[a, b] = together if b == own else apart
         return shares
 
-    def cells(self) -> list[tuple[int, int]]:
+    def cells(self) -> list[Cell]:
         """Cells of the protocol in lexicographic order."""
         return sorted(self.shares(0.5))
 
@@ -145,7 +131,7 @@ class Protocol:
         """Rows with both labels."""
         return np.asarray((self.y.codes >= 0) & (self.z.codes >= 0))
 
-    def counts(self) -> dict[tuple[int, int], int]:
+    def counts(self) -> dict[Cell, int]:
         """Rows of each cell."""
         return {
             (a, b): int(np.sum((self.y.codes == a) & (self.z.codes == b))) for a, b in self.cells()
@@ -177,8 +163,7 @@ class Protocol:
         self, p: float, sizes: tuple[int, int, int], seed: int, on_shortage: str = "raise"
     ) -> Split:
         """The rule of :func:`associated_split`."""
-        if on_shortage not in ("raise", "shrink"):
-            raise InputError(f"on_shortage is {on_shortage!r}; choose 'raise' or 'shrink'")
+        check_shortage(on_shortage)
         shares = self.shares(p)
         cells = self.cells()
         rng = np.random.default_rng(seed)
@@ -208,15 +193,88 @@ class Protocol:
                 chosen = train[:n], validation[:v], test[:t]
             for part, rows in zip(parts, chosen, strict=True):
                 part.append(rows)
-        joined = [np.concatenate(part) for part in parts]
+        return self._joined(parts, p, notes)
+
+    def weighted_split(
+        self, p: float, sizes: tuple[int, int, int], seed: int, on_shortage: str = "raise"
+    ) -> Split:
+        """The rule of :func:`associated_split` with ``by="weights"``."""
+        check_shortage(on_shortage)
+        shares, cells = self.shares(p), self.cells()
+        pools = self._orders(cells, sizes, np.random.default_rng(seed))
+        wanted = sizes[2] // len(cells)
+        notes: tuple[str, ...] = ()
+        fewest = min(cells, key=lambda cell: len(pools[cell][0]))
+        per_cell = min(wanted, len(pools[fewest][0]))
+        if per_cell < wanted:
+            text = (
+                f"the cells allow {per_cell * len(cells)} test rows, not {sizes[2]}: "
+                f"cell {self._name(fewest)} has {len(pools[fewest][0])} and needs {wanted}"
+            )
+            if on_shortage == "raise" or not per_cell:
+                raise NotEnoughDataError(f"{text}. Pass a smaller test size")
+            notes = (f"made smaller: {text}",)
+        parts: tuple[list[Rows], list[Rows], list[Rows]] = ([], [], [])
+        for cell in cells:
+            test, validation, train = pools[cell]
+            if validation is None:
+                test, rest = test[:per_cell], test[per_cell:]
+                count = round(len(rest) * sizes[1] / (sizes[0] + sizes[1]))
+                validation, train = rest[:count], rest[count:]
+            if shares[cell] > 0 and not len(train):
+                raise NotEnoughDataError(
+                    f"cell {self._name(cell)} has no training row left beside {per_cell} test "
+                    "rows, and weights make none; pass a smaller test size, or a p at which the "
+                    "cell has no share"
+                )
+            used = slice(None) if shares[cell] > 0 else slice(0)
+            chosen = train[used], validation[used], test[:per_cell]
+            for part, rows in zip(parts, chosen, strict=True):
+                part.append(rows)
+        return self.weighted(self._joined(parts, p, notes))
+
+    def _joined(
+        self, parts: tuple[list[Rows], list[Rows], list[Rows]], p: float, notes: tuple[str, ...]
+    ) -> Split:
+        """A split of the rows that each cell gives."""
+        train, validation, test = (np.concatenate(part) for part in parts)
+        if not len(train) or not len(test):
+            raise NotEnoughDataError(
+                f"a split of {len(train)} training and {len(test)} test rows is none; every one "
+                f"of the {len(self.cells())} cells needs at least a row of each"
+            )
         missing = len(self.usable) - int(self.usable.sum())
-        return Split(joined[0], joined[1], joined[2], float(p), self.tied, missing, notes)
+        return Split(train, validation, test, float(p), self.tied, missing, notes)
+
+    def weighted(self, split: Split) -> Split:
+        """A split with weights that give the cells of both parts their shares at its p."""
+        shares = self.shares(float(split.p or 0.0))
+        return replace(
+            split,
+            weights=self._weights(split.train, shares),
+            validation_weights=self._weights(split.validation, shares),
+        )
+
+    def _weights(self, rows: Rows, shares: Mapping[Cell, float]) -> Float:
+        """w = N share / n of a row's cell; N = 1 / sum share^2 / n is (sum w)^2 / sum w^2.
+
+        Shares are taken relative to those of the cells that have rows.
+        """
+        weights, total = np.zeros(len(rows)), 0.0
+        for (a, b), share in shares.items():
+            inside = (self.y.codes[rows] == a) & (self.z.codes[rows] == b)
+            count = int(inside.sum())
+            if count:
+                weights[inside] = share / count
+                total += share
+        squares = float(np.sum(weights**2))
+        return weights * (total / squares) if squares else weights
 
     def _orders(
-        self, cells: list[tuple[int, int]], sizes: tuple[int, int, int], rng: Any
-    ) -> dict[tuple[int, int], tuple[Any, Any, Any]]:
+        self, cells: list[Cell], sizes: tuple[int, int, int], rng: Any
+    ) -> dict[Cell, tuple[Any, Any, Any]]:
         """Per cell its permuted rows; with groups, one order per part."""
-        orders: dict[tuple[int, int], tuple[Any, Any, Any]] = {}
+        orders: dict[Cell, tuple[Any, Any, Any]] = {}
         if self.groups is None:
             for a, b in cells:
                 rows = np.flatnonzero((self.y.codes == a) & (self.z.codes == b))
@@ -234,8 +292,8 @@ class Protocol:
 
     @staticmethod
     def _feasible(
-        pools: Mapping[tuple[int, int], tuple[Any, Any, Any]],
-        shares: Mapping[tuple[int, int], float],
+        pools: Mapping[Cell, tuple[Any, Any, Any]],
+        shares: Mapping[Cell, float],
         sizes: tuple[int, int, int],
     ) -> float:
         """The largest factor on the sizes, at most 1, that every cell allows."""
@@ -255,23 +313,26 @@ class Protocol:
 
     def _shortest(
         self,
-        pools: Mapping[tuple[int, int], tuple[Any, Any, Any]],
-        shares: Mapping[tuple[int, int], float],
+        pools: Mapping[Cell, tuple[Any, Any, Any]],
+        shares: Mapping[Cell, float],
         sizes: tuple[int, int, int],
     ) -> str:
         """The cell that lacks most rows, in words."""
         needs = _needs(list(pools), shares, sizes)
         there = {cell: sum(len(part) for part in pools[cell] if part is not None) for cell in pools}
         worst = max(needs, key=lambda cell: sum(needs[cell]) / max(1, there[cell]))
-        names = self.y.names[worst[0]], self.z.names[worst[1]]
-        return f"cell {names} has {there[worst]} rows and needs {sum(needs[worst])}"
+        return f"cell {self._name(worst)} has {there[worst]} rows and needs {sum(needs[worst])}"
+
+    def _name(self, cell: Cell) -> tuple[Any, Any]:
+        """Names of the classes of a cell."""
+        return self.y.names[cell[0]], self.z.names[cell[1]]
 
 
 def _needs(
-    cells: Sequence[tuple[int, int]],
-    shares: Mapping[tuple[int, int], float],
+    cells: Sequence[Cell],
+    shares: Mapping[Cell, float],
     sizes: tuple[int, int, int],
-) -> dict[tuple[int, int], tuple[int, int, int]]:
+) -> dict[Cell, tuple[int, int, int]]:
     """Rows of each cell for test, validation and training."""
     train, validation, test = sizes
     return {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from splince_fast.evaluation.statistics import MIN_SEEDS, Interval
 
 if TYPE_CHECKING:
-    from splince_fast.evaluation._context import Differences
+    from splince_fast.evaluation._context import Context, Differences
     from splince_fast.evaluation.result import Comparison
 
 LABELS = {
@@ -200,13 +200,17 @@ def summary(result: Comparison, head: str, p: float | None) -> Table:
                 text = text.split(" ")[0]
             cells.append(text + ("*" if starred.get(metric) == eraser else ""))
         rows.append(tuple(cells))
-    level = "natural split" if p is None else f"association p = {p:g}"
-    if result.context.tied and p is not None:
-        level += f" (tied: {result.context.tied})"
+    level = "natural split" if p is None else association(result.context, p)
     if result.context.truth:
         level = "your test rows"
     columns = ("eraser", *(LABELS.get(m, m) for m in metrics))
     return Table(f"{head_title(head)}; {level}", columns, tuple(rows))
+
+
+def association(context: Context, p: float) -> str:
+    """A level, how it was reached, and who is tied to whom."""
+    text = f"association p = {p:g}" + (" by weights" if context.by == "weights" else "")
+    return text + (f" (tied: {context.tied})" if context.tied else "")
 
 
 def _starred(result: Comparison, metric: str, head: str, p: float | None) -> str | None:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import as_rows
 from splince_fast.evaluation import _logistic
-from splince_fast.evaluation._cells import coded, group_cells
+from splince_fast.evaluation._cells import Coded, check_classes, coded, group_cells
 from splince_fast.evaluation._linear import (
     SEPARABLE,
     STRENGTHS,
@@ -192,8 +192,7 @@ def fit_head(
         return _unscaled(w[0], b[0], (), strength, True, centre, unit)
     inside = encoded.codes >= 0
     seen = np.unique(encoded.codes[inside])
-    if len(seen) < 2:
-        raise LabelError(f"y has {len(seen)} class(es) among the rows; a head needs two")
+    check_classes("task y", Coded(encoded.classes, encoded.codes))
     codes = np.searchsorted(seen, encoded.codes[inside])
     names = tuple(encoded.classes[i] for i in seen)
     scaled, centre, unit = scaling(rows[inside], scale)
@@ -268,8 +267,7 @@ def select_head(
     place = {name: i for i, name in enumerate(names)}
     codes = np.array([place.get(name, -2) for name in truth.names] + [-1])[truth.codes]
     cells = group_cells(groups, len(held)).codes
-    if len(names) < 2:
-        raise LabelError(f"y has {len(names)} class(es) among the rows; a head needs two")
+    check_classes("task y", target)
     inside = target.codes >= 0
     scaled, centre, unit = scaling(rows[inside], True)
     fits = _logistic.fit(scaled, target.codes[inside], len(names), np.array(strengths))

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast import sources
-from splince_fast._runtime.arrays import as_rows, check_values
-from splince_fast.evaluation import _cells, _linear, _protocol
+from splince_fast.evaluation import _cells, _checks, _linear, _protocol
+from splince_fast.evaluation._data import check_rows, fingerprint, present, read_rows
 from splince_fast.evaluation._identity import source_of
-from splince_fast.evaluation._pages import release, slices
 from splince_fast.evaluation.probes import PROBES
 from splince_fast.evaluation.splits import natural_split
 from splince_fast.exceptions import InputError, LabelError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
 
+Float = NDArray[np.float64]
+
 ERASERS = ("none", "SAL", "LEACE", "SPLINCE", "mean", "random", "INLP", "RLACE")
 HEADS = ("retrained", "frozen", "unregularised")
-_WHOLE_HASH = 1 << 28
-_SAMPLED_ROWS = 1 << 16
 _JOB_BYTES = 1 << 29  # of the rows of a job, in float64, unless the caller names the sizes
 
 
@@ -44,7 +39,7 @@ class Plan:
     """Everything a job needs to know, labels included; rows are found by `path` or `X`."""
 
     X: Any
-    width: int  # features
+    most: int | None  # rows that a job keeps, where the caller did not say
     task: Encoded
     concepts: dict[str, Encoded]
     cells: _cells.Coded | None  # of task and concepts; None where one is a quantity
@@ -55,6 +50,8 @@ class Plan:
     seeds: tuple[int, ...]
     protocol: _protocol.Protocol | None
     sizes: tuple[int, int, int] | None
+    by: str
+    unlabelled: bool
     strengths: tuple[float, ...]
     select: str
     probes: tuple[str, ...]
@@ -66,10 +63,12 @@ class Plan:
     @property
     def usable(self) -> NDArray[np.bool_]:
         """Rows that have every label."""
-        present = _present(self.task)
-        for concept in self.concepts.values():
-            present = present & _present(concept)
-        return present
+        return np.asarray(present(self.task) & self._with_concepts)
+
+    @property
+    def _with_concepts(self) -> NDArray[np.bool_]:
+        """Rows that have every concept."""
+        return np.asarray(np.all([present(c) for c in self.concepts.values()], axis=0))
 
     @property
     def concept_codes(self) -> _cells.Coded | None:
@@ -87,7 +86,30 @@ class Plan:
             split = natural_split(n, seed=seed, usable=self.usable, groups=self.groups)
             return self._bounded(split, seed)
         shortage = "raise" if self.groups is None else "shrink"
+        if self.by == "weights":
+            split = self.protocol.weighted_split(p, self.sizes, seed, shortage)
+            return self.protocol.weighted(self._bounded(split, seed))
         return self.protocol.split(p, self.sizes, seed, shortage)
+
+    def moment_rows(self, split: _protocol.Split) -> tuple[NDArray[np.intp], Float | None]:
+        """Rows that the moments of a split rest on, and their weights: the training rows, and
+        where it was asked for those that lack the task alone, each of weight 1.
+
+        A row of a group with validation or test rows, or of another part, is none of them.
+        """
+        if not self.unlabelled:
+            return split.train, split.weights
+        free = self._with_concepts & ~present(self.task)
+        if self.test is not None:
+            free &= self.test == 0
+        if self.groups is not None:
+            held = np.unique(self.groups[np.concatenate([split.validation, split.test])])
+            free &= ~np.isin(self.groups, held[held >= 0])
+        more = np.flatnonzero(free)
+        weights = None
+        if split.weights is not None:
+            weights = np.concatenate([split.weights, np.ones(len(more))])
+        return np.concatenate([split.train, more]), weights
 
     def _own_split(self, seed: int) -> _protocol.Split:
         """The user's test rows; validation rows are drawn where none are marked."""
@@ -103,14 +125,16 @@ class Plan:
 
     def _bounded(self, split: _protocol.Split, seed: int) -> _protocol.Split:
         """A random share of every part where the whole is more than a job may keep."""
-        total, most = sum(split.sizes), _most_rows(self.width)
-        if total <= most:
+        if self.most is None or sum(split.sizes) <= self.most:
             return split
         rng = np.random.default_rng(seed)
+        kept = len(split.test) if split.p is not None else 0  # test rows of the protocol stay
+        total, most = sum(split.sizes) - kept, self.most - kept
         train, validation, test = (
             rng.permutation(part)[: len(part) * most // total]
             for part in (split.train, split.validation, split.test)
         )
+        test = split.test if kept else test
         return dataclasses.replace(split, train=train, validation=validation, test=test)
 
 
@@ -125,6 +149,8 @@ def make_plan(
     association: Any,
     tied: Any,
     sizes: Any,
+    by: str,
+    unlabelled: bool,
     n_seeds: int,
     random_state: int,
     strengths: Any,
@@ -138,9 +164,9 @@ def make_plan(
     n = len(rows)
     y = encode_one(task, n, name="task")
     concepts = {name: encode_one(v, n, name=name) for name, v in _concepts(concept).items()}
-    _check_classes("task", y)
-    for name, encoded in concepts.items():
-        _check_classes(f"concept {name!r}", encoded)
+    for name, encoded in [("task", y), *((f"concept {name!r}", c) for name, c in concepts.items())]:
+        if isinstance(encoded, ClassCodes):
+            _cells.check_classes(name, _cells.Coded(encoded.classes, encoded.codes))
     levels, protocol = _levels(association, y, concepts, tied, groups)
     for name, value in (("n_seeds", n_seeds), ("random_state", random_state)):
         whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
@@ -148,7 +174,11 @@ def make_plan(
             raise InputError(f"{name} is {value!r}; it must be an integer of at least 0 (1 seed)")
     parts = None if test is None else _parts(test, n)
     most = _most_rows(rows.shape[1])
+    named = sizes is not None
     notes: tuple[str, ...] = ()
+    _checks.check_mode(by)
+    if by == "weights" and protocol is None:
+        raise InputError("by='weights' is for association=; the natural split weighs no cells")
     if parts is not None and association is not None:
         raise InputError("test= names your own split; it does not go with association=")
     _linear.check_rule(select)
@@ -166,26 +196,29 @@ def make_plan(
         protocol_sizes = [p for p in levels if p is not None]
         if sizes is None:
             sizes = protocol.largest_sizes(protocol_sizes)
+            there = n if by == "weights" else sum(sizes)
+            if there > most:
+                notes += (_told(most, there),)
             if sum(sizes) > most:
-                notes += (_told(most, sum(sizes)),)
                 sizes = tuple(size * most // sum(sizes) for size in sizes)
-        sizes = _protocol.check_sizes(sizes)
+        sizes = _checks.check_sizes(sizes)
+        draw = protocol.weighted_split if by == "weights" else protocol.split
         for p in protocol_sizes:  # a shortage is told before anything runs
-            shortage = "raise" if groups is None else "shrink"
-            protocol.split(p, sizes, int(random_state), shortage)
+            draw(p, sizes, int(random_state), "raise" if groups is None else "shrink")
     elif sizes is not None:
         raise InputError("sizes= is for association=; the natural split takes all rows")
     elif n > most:
         notes += (_told(most, n),)
-    _check_rows(rows)
+    check_rows(rows)
     codes = None if groups is None else _cells.coded(groups, "groups", n).codes
     plan = Plan(
-        X=rows, width=rows.shape[1], task=y, concepts=concepts, cells=cells, groups=codes,
+        X=rows, most=None if named else most, task=y, concepts=concepts, cells=cells, groups=codes,
         erasers=_named(erasers, ERASERS, "eraser"), heads=_named(chosen_heads, HEADS, "head"),
         levels=levels, seeds=tuple(int(random_state) + i for i in range(int(n_seeds))),
-        protocol=protocol, sizes=sizes, strengths=_linear.check_strengths(strengths), select=select,
-        probes=tuple(probes), metrics=_metrics(metrics), test=parts,
-        fingerprint=_fingerprint(rows, [y, *concepts.values()], codes, parts), notes=notes,
+        protocol=protocol, sizes=sizes, by=by, unlabelled=bool(unlabelled), select=select,
+        strengths=_linear.check_strengths(strengths), probes=tuple(probes),
+        metrics=_metrics(metrics), test=parts, notes=notes,
+        fingerprint=fingerprint(rows, [y, *concepts.values()], codes, parts),
     )  # fmt: skip
     if parts is not None and len(plan.seeds) > 1:
         raise InputError("test= is one split; pass n_seeds=1 with it")
@@ -207,36 +240,6 @@ def _told(most: int, there: int) -> str:
     )
 
 
-def _check_rows(rows: NDArray[Any]) -> None:
-    """Refuse NaN and infinity, block by block."""
-    for _, block in slices(rows):
-        try:
-            check_values(block, "X")
-        except InputError:
-            check_values(rows, "X")  # names the rows of the whole
-            raise
-
-
-def read_rows(X: Any) -> NDArray[Any]:
-    """Rows of shape (n, d) from an array, frame, tensor, or a .npy or .parquet file."""
-    if isinstance(X, str | os.PathLike):
-        path = Path(X)
-        if path.suffix == ".npy":
-            try:
-                return as_rows(np.load(path, mmap_mode="r", allow_pickle=False))
-            except (ValueError, EOFError) as error:
-                raise InputError(
-                    f"{str(path)!r} cannot be read as a .npy array: {error}. It may be truncated, "
-                    "of another format, or hold Python objects"
-                ) from error
-        if path.suffix != ".parquet":
-            raise InputError(f"{str(path)!r} is neither a .npy nor a .parquet file")
-        X = sources.from_parquet(path, embedding="embedding")
-    if isinstance(X, sources.Source):
-        return np.concatenate([np.array(as_rows(block.X)) for block in X])
-    return as_rows(X)
-
-
 def _concepts(concept: Any) -> dict[str, Any]:
     """Concepts by name: a column, or a mapping or tuple of columns."""
     if isinstance(concept, Mapping):
@@ -244,16 +247,6 @@ def _concepts(concept: Any) -> dict[str, Any]:
     if isinstance(concept, tuple) and concept and not np.isscalar(concept[0]):
         return {f"concept[{i}]": column for i, column in enumerate(concept)}
     return {"concept": concept}
-
-
-def _check_classes(name: str, encoded: Encoded) -> None:
-    """Refuse a single class."""
-    if isinstance(encoded, ClassCodes):
-        seen = len(np.unique(encoded.codes[encoded.codes >= 0]))
-        if seen < 2:
-            raise LabelError(
-                f"the {name} has {seen} class(es) among its rows; at least two are needed"
-            )
 
 
 def _levels(
@@ -266,7 +259,7 @@ def _levels(
         return (None,), None
     values = association if isinstance(association, Sequence | np.ndarray) else (association,)
     for p in values:
-        _protocol.check_p(p)
+        _checks.check_p(p)
     if not len(values):
         raise InputError("association is empty; pass levels such as (.5, .7, .9), or None")
     if not isinstance(y, ClassCodes) or not all(
@@ -340,31 +333,3 @@ def _metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     if not isinstance(metrics, Mapping) or not all(callable(m) for m in metrics.values()):
         raise InputError("metrics must map names to functions of (y_true, y_pred)")
     return dict(metrics)
-
-
-def _present(encoded: Encoded) -> NDArray[np.bool_]:
-    if isinstance(encoded, ClassCodes):
-        return np.asarray(encoded.codes >= 0)
-    return np.ones(len(encoded.values), bool) if encoded.present is None else encoded.present
-
-
-def _fingerprint(
-    rows: NDArray[Any],
-    labels: Sequence[Encoded],
-    groups: NDArray[np.intp] | None,
-    parts: NDArray[np.int8] | None,
-) -> str:
-    """Hash of the data: all labels, and all rows or, beyond 256 MiB, 65,536 evenly spaced ones."""
-    digest = hashlib.sha256(repr((rows.shape, rows.dtype.str)).encode())
-    step = 1 if rows.nbytes <= _WHOLE_HASH else max(1, len(rows) // _SAMPLED_ROWS)
-    for start in range(0, len(rows), 8192 * step):
-        digest.update(np.ascontiguousarray(rows[start : start + 8192 * step : step]).tobytes())
-        release(rows)
-    for encoded in labels:
-        if isinstance(encoded, ClassCodes):
-            digest.update(repr(encoded.classes).encode() + encoded.codes.tobytes())
-        else:
-            digest.update(encoded.values.tobytes() + _present(encoded).tobytes())
-    for extra in (groups, parts):
-        digest.update(b"-" if extra is None else extra.tobytes())
-    return digest.hexdigest()[:16]

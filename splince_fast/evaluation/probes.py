@@ -179,9 +179,12 @@ def leakage(
     inside = encoded.codes >= 0
     codes = encoded.codes[inside]
     names, codes = np.unique(codes, return_inverse=True)
+    folds, reason = folds_of(
+        codes, len(names), cv, None if members is None else members[inside], random_state
+    )
     return probe_codes(
-        rows[inside], codes.astype(np.intp), len(names), list(probes), cv, n_permutations,
-        None if members is None else members[inside], random_state,
+        rows[inside], codes.astype(np.intp), len(names), list(probes), n_permutations, folds,
+        reason, random_state,
     )  # fmt: skip
 
 
@@ -190,23 +193,15 @@ def probe_codes(
     codes: NDArray[np.intp],
     n_classes: int,
     probes: Sequence[str],
-    cv: int,
     n_permutations: int,
-    groups: NDArray[np.intp] | None,
+    folds: Sequence[Fold],
+    reason: str,
     random_state: int,
 ) -> Leakage:
-    """Do as `leakage` for rows that all have a class."""
-    counts = np.bincount(codes, minlength=n_classes)
-    reason = ""
-    if n_classes < 2:
-        reason = f"the fresh rows hold {n_classes} class(es) of the concept"
-    elif counts.min() < cv and groups is None:
-        reason = f"a class has {counts.min()} fresh rows, fewer than the {cv} folds"
-    folds = [] if reason else _folds(codes, cv, groups, random_state)
-    if not reason and not folds:
-        reason = "no fold has all classes of the concept in its training and in its test rows"
+    """Do as `leakage` for rows that all have a class; folds and reason are of `folds_of`."""
     if reason:
         return Leakage((), len(rows), n_classes, reason)
+    counts = np.bincount(codes, minlength=n_classes)
     rng = np.random.default_rng(random_state)
     targets = [codes, *(rng.permutation(codes) for _ in range(n_permutations))]
     prepared = _scaled(rows)
@@ -226,7 +221,25 @@ def probe_codes(
     return Leakage(tuple(found), len(rows), n_classes, "")
 
 
-def _folds(
+def folds_of(
+    codes: NDArray[np.intp],
+    n_classes: int,
+    cv: int,
+    groups: NDArray[np.intp] | None,
+    random_state: int,
+) -> tuple[list[Fold], str]:
+    """Folds of rows that all have a class, or the reason why there are none."""
+    counts = np.bincount(codes, minlength=n_classes)
+    if n_classes < 2:
+        return [], f"the fresh rows hold {'1 class' if n_classes else '0 classes'} of the concept"
+    if counts.min() < cv and groups is None:
+        return [], f"a class has {counts.min()} fresh rows, fewer than the {cv} folds"
+    folds = _stratified(codes, cv, groups, random_state)
+    none = "no fold has all classes of the concept in its training and in its test rows"
+    return folds, "" if folds else none
+
+
+def _stratified(
     codes: NDArray[np.intp], cv: int, groups: NDArray[np.intp] | None, random_state: int
 ) -> list[Fold]:
     """Stratified folds, whole groups together; those that lack a class are left out."""

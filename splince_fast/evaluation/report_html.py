@@ -82,11 +82,11 @@ def _title(result: Comparison) -> str:
 
 def _summary(result: Comparison) -> str:
     """What the first screen is about."""
-    p, tied = result.level(), result.context.tied
+    p = result.level()
     if p is None:
         return _tables.heading(result)
-    where = f"association p = {p:g} in training" + (f" (tied: {tied})" if tied else "")
-    return f"{_tables.heading(result)}; {where} where no other p is named"
+    where = _tables.association(result.context, p)
+    return f"{_tables.heading(result)}; {where} in training where no other p is named"
 
 
 def findings(result: Comparison) -> list[tuple[str, str]]:
@@ -187,6 +187,7 @@ def settings(result: Comparison) -> list[tuple[str, str]]:
         ("rows, features", f"{c.n:,}, {c.d:,}"),
         ("training, validation, test rows", f"{train:,}, {validation:,}, {test:,}"),
         ("association", levels + (f", tied: {c.tied}" if c.tied else "")),
+        ("reached by", "weights of cells" if c.by == "weights" else "choice of rows"),
         ("seeds", ", ".join(map(str, c.seeds))),
         ("erasers", ", ".join(c.erasers)),
         ("heads", ", ".join(c.heads)),

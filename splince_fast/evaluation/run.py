@@ -39,6 +39,8 @@ def compare(
     association: Any = None,
     tied: Any = None,
     sizes: tuple[int, int, int] | None = None,
+    by: str = "rows",
+    unlabelled: bool = False,
     n_seeds: int = 5,
     random_state: int = 0,
     strengths: Sequence[float] = STRENGTHS,
@@ -82,6 +84,13 @@ def compare(
     tied, sizes
         As for :func:`associated_split`; the default sizes are the largest feasible at all levels.
         Without `sizes` a job holds at most 512 MiB of rows, drawn at random where there are more.
+    by : {"rows", "weights"}
+        How training and validation rows reach an association, as for :func:`associated_split`:
+        cells lose rows, or all rows stay and moments, heads and the choice of a strength weigh
+        them. Test rows are the same for both. Estimators and classifiers get ``sample_weight``.
+    unlabelled : bool
+        Let training rows that have the concept and lack the task count for the moments, thus for
+        Cov(x) and for the covariance with the concept; heads and probes never see them.
     n_seeds, random_state : int
         The seeds are random_state, random_state + 1, ...
     strengths : sequence of float
@@ -136,7 +145,8 @@ def compare(
     """
     plan = make_plan(
         X, task=task, concept=concept, groups=groups, erasers=erasers, chosen_heads=heads,
-        association=association, tied=tied, sizes=sizes, n_seeds=n_seeds,
+        association=association, tied=tied, sizes=sizes, by=by, unlabelled=unlabelled,
+        n_seeds=n_seeds,
         random_state=random_state, strengths=strengths, select=select, probes=leakage,
         metrics=metrics, test=test,
     )  # fmt: skip
@@ -175,6 +185,8 @@ def _cell_key(
         p=p,
         sizes=split.sizes,
         tied=repr(split.tied),
+        by=plan.by,
+        unlabelled=plan.unlabelled,
         eraser=(eraser.name, eraser.identity),
         head=(head, identities.get(head, "")),
         strengths=plan.strengths if tuned else (),
@@ -212,11 +224,17 @@ def _looked_over(plan: Plan, splits: Mapping[Where, Split]) -> list[str]:
     n = len(plan.usable)
     missing = n - int(plan.usable.sum())
     if missing:
-        notes.append(f"{missing:,} of {n:,} rows lack a label and were left out")
+        text = f"{missing:,} of {n:,} rows lack a label and were left out"
+        first = next(iter(splits.values()))
+        if plan.unlabelled:
+            more = len(plan.moment_rows(first)[0]) - len(first.train)
+            text += f", but for the moments, in which {more:,} of them count"
+        notes.append(text)
     twins = _row_codes(plan.X)
     shared = 0
     for split in splits.values():
-        shared = max(shared, int(np.isin(twins[split.test], twins[split.train]).sum()))
+        seen = twins[plan.moment_rows(split)[0]]
+        shared = max(shared, int(np.isin(twins[split.test], seen).sum()))
     if shared:
         notes.append(
             f"up to {shared:,} test rows of a split occur among its training rows, too: remove "
@@ -224,7 +242,22 @@ def _looked_over(plan: Plan, splits: Mapping[Where, Split]) -> list[str]:
         )
     for note in notes:
         warnings.warn(note, SplinceWarning, stacklevel=3)
-    return [*notes, *dict.fromkeys(note for split in splits.values() for note in split.notes)]
+    adjusted = dict.fromkeys(note for split in splits.values() for note in split.notes)
+    return [*notes, *adjusted, *_weighed(splits)]
+
+
+def _weighed(splits: Mapping[Where, Split]) -> list[str]:
+    """How many rows of equal weight the weighted ones say as much as, at the extreme levels."""
+    masses = [(float(s.weights.sum()), s) for s in splits.values() if s.weights is not None]
+    if not masses:
+        return []
+    found = dict.fromkeys(choose(masses, key=lambda pair: pair[0]) for choose in (max, min))
+    worth = " and ".join(
+        f"{mass:,.0f} of {len(split.train):,} at p = {split.p:g}" for mass, split in found
+    )
+    return [
+        f"the weighted training rows are worth {worth}: (sum w)^2 / sum w^2 rows of equal weight"
+    ]
 
 
 def _row_codes(X: NDArray[Any]) -> NDArray[np.int64]:
@@ -256,7 +289,7 @@ def _context(plan: Plan, splits: Mapping[Where, Split], notes: list[str]) -> Con
     return Context(
         n=len(plan.usable), d=int(plan.X.shape[1]), erasers=tuple(e.name for e in plan.erasers),
         heads=tuple(h.name for h in plan.heads), levels=plan.levels, seeds=plan.seeds,
-        sizes=first.sizes, tied=_tied(tied), strengths=plan.strengths,
+        sizes=first.sizes, tied=_tied(tied), by=plan.by, strengths=plan.strengths,
         select=plan.select, probes=plan.probes, concepts=tuple(plan.concepts),
         cells=tuple(names), fingerprint=plan.fingerprint, version=library_version(),
         notes=tuple(notes), truth=truth,

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.evaluation._cells import coded
-from splince_fast.evaluation._protocol import Protocol, Split, check_p, check_sizes, pools_of
+from splince_fast.evaluation._checks import check_mode, check_p, check_sizes
+from splince_fast.evaluation._protocol import Protocol, Split, pools_of
 
 
 def associated_split(
@@ -21,6 +22,7 @@ def associated_split(
     tied: Any = None,
     groups: Any = None,
     on_shortage: str = "raise",
+    by: str = "rows",
 ) -> Split:
     """Draw training and validation rows with a given association, and decorrelated test rows.
 
@@ -34,6 +36,14 @@ def associated_split(
     the cells in lexicographic order (y, z), ``m = rng.permutation(rows of the cell)``; the first
     ``n_test // n_cells`` of m are test rows, the next ``round(n_validation * share)`` validation
     rows, the next ``round(n_train * share)`` training rows. The test rows are the same at every p.
+
+    *With* ``by="weights"`` *no training row is thrown away*: the test rows are those of the rule;
+    of the r rows that are left in a cell, the first ``round(r n_validation / (n_validation +
+    n_train))`` are validation rows and all others training rows, and in either part the n_g rows
+    of cell g weigh w_g = N share_g / n_g each, with N = 1 / sum_g share_g^2 / n_g. So the weights
+    have the shares of the cells, and add up to N = (sum w)^2 / sum w^2, the number of rows of
+    equal weight that say as much (Kish). A cell without a share at p, as at p = 1, has test rows
+    alone.
 
     Parameters
     ----------
@@ -54,11 +64,15 @@ def associated_split(
         first, and they are dealt to test, validation and training by the shares of the sizes.
     on_shortage : {"raise", "shrink"}
         Where a cell has too few rows: an error, or all cells alike are made smaller.
+    by : {"rows", "weights"}
+        How training and validation rows reach p: cells lose rows, or all rows stay and cells are
+        weighted. Of `sizes`, "weights" takes the test rows and the ratio of the others.
 
     Returns
     -------
     Split
-        Row numbers, and what was adjusted.
+        Row numbers, and what was adjusted; with ``by="weights"`` the weights of training and
+        validation rows.
 
     Raises
     ------
@@ -80,13 +94,21 @@ def associated_split(
     (200, 40, 100)
     >>> float(np.mean(z[split.train][y[split.train] == 1] == 1))
     0.9
+    >>> whole = associated_split(y, z, p=0.9, sizes=(200, 40, 100), tied=1, by="weights")
+    >>> whole.sizes, round(whole.weights.sum())
+    ((750, 150, 100), 437)
+    >>> same = whole.weights * (z[whole.train] == y[whole.train])
+    >>> round(float(same.sum() / whole.weights.sum()), 6)
+    0.9
     """
     check_p(p)
+    check_mode(by)
     y = coded(task, "task")
     protocol = Protocol.of(y, coded(concept, "concept", len(y.codes)), tied, groups)
     if sizes is None:
         sizes = protocol.largest_sizes([p])
-    return protocol.split(p, check_sizes(sizes), seed, on_shortage)
+    draw = protocol.weighted_split if by == "weights" else protocol.split
+    return draw(p, check_sizes(sizes), seed, on_shortage)
 
 
 def natural_split(

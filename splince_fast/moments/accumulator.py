@@ -420,6 +420,13 @@ class Accumulator:
             other.buffer = self.buffer.widened(len(self.buffer.rows), self.buffer.rows.dtype)
         return other
 
+    def scale(self, factor: float) -> None:
+        """Multiply every weight by a factor; no rows wait."""
+        if self.state is not None:
+            self.state.scale(factor)
+        for variable in self.variables.values():
+            variable.scale(factor)
+
     def restore(self, waiting: LabelledRows) -> None:
         """Let rows wait whose labels are already in terms of this state."""
         state = self.state

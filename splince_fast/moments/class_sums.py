@@ -144,6 +144,10 @@ class ClassSums(Variable):
             self.width, self.names, self.rows.copy(), self.weights.copy(), self.sums.copy()
         )
 
+    def scale(self, factor: float) -> None:
+        self.weights *= factor
+        self.sums *= factor
+
     def merged(self, other: Variable, shift: Float, sign: int, name: object) -> ClassSums:
         refuse_other_kind(name, self, other)
         other = cast(ClassSums, other)

@@ -139,6 +139,11 @@ class ColumnSums(Variable):
                           self.reference.copy(), self.x_sum.copy(), self.z_sum.copy(),
                           self.products.copy(), self.squares.copy())  # fmt: skip
 
+    def scale(self, factor: float) -> None:
+        self._weight *= factor
+        for sums in (self.x_sum, self.z_sum, self.products, self.squares):
+            sums *= factor
+
     def merged(self, other: Variable, shift: Float, sign: int, name: object) -> ColumnSums:
         refuse_other_kind(name, self, other)
         other = cast(ColumnSums, other)

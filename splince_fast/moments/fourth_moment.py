@@ -34,6 +34,10 @@ class FourthMoment:
     def copy(self) -> FourthMoment:
         return FourthMoment(self.quartic, self.cubic.copy())
 
+    def scaled(self, factor: float) -> FourthMoment:
+        """The same sums with every weight times a factor."""
+        return FourthMoment(factor * self.quartic, factor * self.cubic)
+
     def add_rows(self, rows: NDArray[Any], weight: Float | None, reference: Float) -> None:
         """Add a block of rows; `weight` is None for unit weights."""
         step = max(1, _CHUNK // rows.shape[1])

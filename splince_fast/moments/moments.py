@@ -351,6 +351,48 @@ class Moments:
         with self.held() as held:
             return self._around(held.copy())
 
+    def scaled(self, factor: float) -> Moments:
+        """Moments of the same rows with every weight times a factor.
+
+        So parts that were accumulated once are merged in any proportions: with m_g the moments of
+        cell g, ``sum(m_g.scaled(share_g / m_g.weight))`` are those of the rows with the cells
+        weighted to given shares.
+
+        Parameters
+        ----------
+        factor : float
+            Positive and finite.
+
+        Returns
+        -------
+        Moments
+            A new object: ``weight`` is multiplied, ``n_rows``, ``mean`` and ``covariance(ddof=0)``
+            stay.
+
+        Raises
+        ------
+        InputError
+            `factor` is no positive finite number.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import splince_fast as sf
+        >>> X = np.random.default_rng(0).normal(size=(60, 3))
+        >>> few, many = sf.Moments().update(X[:20]), sf.Moments().update(X[20:])
+        >>> balanced = few.scaled(2) + many
+        >>> balanced.n_rows, balanced.weight
+        (60, 80.0)
+        >>> bool(np.allclose(balanced.mean, (X[:20].mean(axis=0) + X[20:].mean(axis=0)) / 2))
+        True
+        """
+        number = isinstance(factor, int | float | np.number) and not isinstance(factor, bool)
+        if not number or not 0 < factor < np.inf:
+            raise InputError(f"the factor is {factor!r}; it must be a positive finite number")
+        result = self._settled_copy()
+        result._accumulator.scale(float(factor))
+        return result
+
     @property
     def reading(self) -> tuple[dict[str, str], tuple[tuple[str, ...], ...]]:
         """The arguments `kinds` and `joint`, which say how labels are read."""

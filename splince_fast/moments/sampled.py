@@ -256,6 +256,13 @@ class SampledAccumulator(Accumulator):
         own.all_labels.merge(theirs.all_labels, sign, self.variables, part.variables)
         self.sample = Sample(rows, squares, own.labels, own.all_labels, position)
 
+    def scale(self, factor: float) -> None:
+        super().scale(factor)
+        self.sample.rows.scale(factor)
+        self.sample.squares *= factor**2
+        self.sample.labels.gram *= factor
+        self.sample.all_labels.gram *= factor
+
     def copy(self) -> Accumulator:
         other = cast(SampledAccumulator, super().copy())
         other.sample = self.sample.copy()

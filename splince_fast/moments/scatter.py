@@ -59,6 +59,10 @@ class Scatter:
     def copy(self) -> Scatter:
         return Scatter(self.matrix.copy(order="F"), self.unit_roundoff)
 
+    def scale(self, factor: float) -> None:
+        """Multiply every weight by a factor."""
+        self.matrix *= factor
+
     def diagonal(self) -> Float:
         """(d,) sums of squares, as a view that can be written to."""
         return np.asarray(np.einsum("ii->i", self.matrix))

@@ -84,6 +84,13 @@ class State:
             None if self.fourth is None else self.fourth.copy(),
         )
 
+    def scale(self, factor: float) -> None:
+        """Multiply every weight by a factor: all sums are linear in the weights."""
+        self.weight *= factor
+        self.deviation *= factor
+        self.second.scale(factor)
+        self.fourth = None if self.fourth is None else self.fourth.scaled(factor)
+
     # -- the reference point ---------------------------------------------------------------
 
     def reference_for(self, rows: NDArray[Any], weight: Float | None, sample: Sample) -> Float:

@@ -109,6 +109,10 @@ class Variable(ABC):
         """An independent copy."""
 
     @abstractmethod
+    def scale(self, factor: float) -> None:
+        """Multiply every weight by a factor."""
+
+    @abstractmethod
     def merged(self, other: Variable, shift: Float, sign: int, name: object) -> Self:
         """self + sign * other, with `shift` = reference of other - reference of self."""
 

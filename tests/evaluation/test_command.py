@@ -50,6 +50,22 @@ def test_a_split_of_your_own(files: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "bootstrap" in capsys.readouterr().out
 
 
+def test_weights_and_rows_without_the_task(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = Path("people.csv").read_text().splitlines()
+    rows = [row if i % 10 else row[row.index(",") :] for i, row in enumerate(text[1:])]
+    Path("people.csv").write_text("\n".join([text[0], *rows]) + "\n")
+    more = ["--keep", "profession", "--seeds", "1", "--strengths", ".1", "--association", ".8",
+            "--tied", "f", "--by", "weights", "--unlabelled"]  # fmt: skip
+    assert main([*BASE, *more]) == 0
+    shown = capsys.readouterr()
+    assert "association p = 0.8 by weights (tied: f)" in shown.out
+    assert "in which 80 of them count" in shown.err
+    assert main([*BASE, *more[:-3]]) == 0  # control
+    shown = capsys.readouterr()
+    assert "by weights" not in shown.out
+    assert "80 of 800 rows lack a label and were left out\n" in shown.err
+
+
 def test_parquet(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     X = np.load("embeddings.npy")
@@ -72,6 +88,9 @@ def test_parquet(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--keep", "profession", "--association", "1.5"], "probability"),
         (["--keep", "profession", "--kind", "gender=number"], "NAME=classes"),
         (["--keep", "profession", "--association", ".8", "--tied", "x"], "'f', 'm'"),
+        (["--keep", "profession", "--association", ".5;.8"], "no list of numbers"),
+        (["--keep", "profession", "--by", "weights"], "natural split"),
+        (["--keep", "profession", "--labels", "jobs.csv"], "no file 'jobs.csv'"),
     ],
 )
 def test_mistakes_are_told(

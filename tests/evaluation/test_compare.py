@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from comparisons import data, run
 from sklearn.linear_model import LogisticRegression
 
 import splince_fast as sf
@@ -28,20 +29,6 @@ from splince_fast.exceptions import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def data(n: int = 900, d: int = 6, seed: int = 0) -> tuple[Any, Any, Any]:
-    rng = np.random.default_rng(seed)
-    y, z = rng.integers(0, 2, n), rng.integers(0, 2, n)
-    X = rng.normal(size=(n, d))
-    X[:, 0] += 1.5 * z
-    X[:, 1] += y
-    return X, y, z
-
-
-def run(X: Any, y: Any, z: Any, **options: Any) -> Comparison:
-    settings: dict[str, Any] = {"n_seeds": 2, "strengths": (0.1, 0.001), "progress": False}
-    return ev.compare(X, task=y, concept=z, **(settings | options))
 
 
 def same(a: Comparison, b: Comparison) -> bool:
@@ -84,7 +71,8 @@ def test_merged_moments_equal_those_of_each_level() -> None:
         ev.associated_split(y, z, p=p, sizes=(300, 30, 100), tied=1).train for p in (0.5, 0.7, 0.9)
     ]
     labels = {"task": y, "concept": z}
-    for rows, merged in zip(parts, level_moments(X, labels, parts), strict=True):
+    read = level_moments(X, labels, [(rows, None) for rows in parts])
+    for rows, merged in zip(parts, read, strict=True):
         direct = sf.Moments().update(X[rows], {"task": y[rows], "concept": z[rows]})
         assert merged.covariance() == pytest.approx(direct.covariance(), abs=1e-12)
         for name in labels:
@@ -241,7 +229,7 @@ def test_a_killed_process_goes_on_to_the_same_table(tmp_path: Path) -> None:  # 
     folders = [str(ROOT), str(Path(__file__).parent)]
     code = (
         f"import sys; sys.path[:0] = {folders!r}\n"
-        "from test_compare import data, run\n"
+        "from comparisons import data, run\n"
         f"run(*data(), n_seeds=40, run={str(tmp_path)!r})"
     )
     process = subprocess.Popen([sys.executable, "-c", code])

@@ -6,8 +6,10 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import comparisons
 import numpy as np
 import pytest
+from comparisons import data
 from sklearn.base import BaseEstimator
 
 import splince_fast as sf
@@ -17,18 +19,8 @@ from splince_fast.evaluation import Comparison
 from splince_fast.evaluation._identity import source_of
 
 
-def data(n: int = 600, d: int = 6, seed: int = 0) -> tuple[Any, Any, Any]:
-    rng = np.random.default_rng(seed)
-    y, z = rng.integers(0, 2, n), rng.integers(0, 2, n)
-    X = rng.normal(size=(n, d))
-    X[:, 0] += 1.5 * z
-    X[:, 1] += y
-    return X, y, z
-
-
 def run(X: Any, y: Any, z: Any, **options: Any) -> Comparison:
-    settings: dict[str, Any] = {"n_seeds": 1, "strengths": (0.1, 0.001), "progress": False}
-    return ev.compare(X, task=y, concept=z, **(settings | options))
+    return comparisons.run(X, y, z, **({"n_seeds": 1} | options))
 
 
 # -- erasers ----------------------------------------------------------------------------------

@@ -82,6 +82,39 @@ def test_statistics_equal_two_passes_over_the_rows(table: Table, block_rows: int
     check(fed(table, block_rows=block_rows), table.rows)
 
 
+@given(tables(), tables(), st.floats(1e-3, 1e3), block_sizes)
+def test_scaled_moments_are_those_of_rows_of_scaled_weight(
+    table: Table, other: Table, factor: float, block_rows: int | None
+) -> None:
+    def weighted(rows: Rows) -> Rows:
+        return Rows(rows.x, factor * rows.w, rows.labels, rows.narrow)
+
+    moments = flushed(fed(table, block_rows=block_rows))
+    before = state_bytes(moments)
+    scaled = moments.scaled(factor)
+    check(scaled, weighted(table.rows))
+    assert state_bytes(moments) == before  # the operand stays
+    if other.X.shape[1] == table.X.shape[1]:
+        check(scaled + fed(other), weighted(table.rows) + other.rows)
+
+
+def test_scaled_moments_keep_what_ledoit_wolf_shrinkage_reads() -> None:
+    X, weight = normal(60, 3), np.arange(60) % 4 + 0.5
+    z = {"z": np.arange(60) % 3}
+    found = Moments(ledoit_wolf=True).update(X, z, sample_weight=weight).scaled(0.3)
+    direct = Moments(ledoit_wolf=True).update(X, z, sample_weight=0.3 * weight)
+    ours, theirs = (flushed(m).__getstate__()["tensors"] for m in (found, direct))
+    assert {"quartic", "cubic"} <= set(ours)
+    for name, tensor in ours.items():
+        np.testing.assert_allclose(tensor, theirs[name], rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("factor", [0, -1.0, np.nan, np.inf, True, "2"])
+def test_a_factor_out_of_range_is_refused(factor: Any) -> None:
+    with pytest.raises(InputError, match="positive finite number"):
+        Moments().update(np.eye(3)).scaled(factor)
+
+
 @given(
     hnp.arrays(
         st.sampled_from([np.float32, np.float64]),

@@ -454,6 +454,23 @@ def test_files_keep_every_bit(tmp_path: Path) -> None:
     assert same_bits(loaded, moments), "a copy is independent"
 
 
+def test_scaled_weights_scale_every_sum() -> None:
+    X, labels = gaussian(5000, 6, 1.0)
+    moments = sf.Moments(scatter=0.3).update(X, labels)
+    scaled = moments.scaled(0.25)
+    assert scaled.weight == 0.25 * moments.weight
+    assert scaled.n_rows == moments.n_rows
+    # A power of 2 scales sums, their sample and the label tables without rounding, so every
+    # statistic of ddof 0 and every eraser has the same bits.
+    assert np.array_equal(scaled.covariance(ddof=0), moments.covariance(ddof=0))
+    erasers = [sf.leace(m, erase="z") for m in (scaled, moments)]
+    assert np.array_equal(erasers[0].left, erasers[1].left)
+    assert erasers[0].report.distortion == erasers[1].report.distortion
+    again = scaled.scaled(4.0)
+    assert same_bits(again, moments)
+    assert not same_bits(scaled, moments)  # control
+
+
 def test_weights() -> None:
     X, labels = gaussian(5000, 6, 1.0)
     rng = np.random.default_rng(3)

@@ -1,0 +1,26 @@
+"""Small data and a brief run of compare, for the tests beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from splince_fast import evaluation as ev
+from splince_fast.evaluation import Comparison
+
+
+def data(n: int = 900, d: int = 6, seed: int = 0) -> tuple[Any, Any, Any]:
+    """Rows in which the first feature shows the concept z and the second the task y."""
+    rng = np.random.default_rng(seed)
+    y, z = rng.integers(0, 2, n), rng.integers(0, 2, n)
+    X = rng.normal(size=(n, d))
+    X[:, 0] += 1.5 * z
+    X[:, 1] += y
+    return X, y, z
+
+
+def run(X: Any, y: Any, z: Any, **options: Any) -> Comparison:
+    """Two seeds and two strengths unless `options` say otherwise."""
+    settings: dict[str, Any] = {"n_seeds": 2, "strengths": (0.1, 0.001), "progress": False}
+    return ev.compare(X, task=y, concept=z, **(settings | options))

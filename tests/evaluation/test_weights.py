@@ -1,0 +1,356 @@
+"""An association reached by weights, and rows that lack the task but count for the moments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from comparisons import data, run
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.linear_model import LogisticRegression
+
+import splince_fast as sf
+from splince_fast import evaluation as ev
+from splince_fast.evaluation import _job, plan
+from splince_fast.evaluation._moments import level_moments
+from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceWarning
+
+SIZES = (240, 80, 200)
+rng = np.random.default_rng(0)
+Y, Z = rng.integers(0, 2, 2000), (rng.random(2000) < 0.35).astype(int) + rng.integers(0, 2, 2000)
+
+
+def by_the_rule(y: Any, z: Any, p: float, sizes: Any, seed: int, tied: int) -> list[Any]:
+    """The published rule of by="weights", written out a second time: rows and weights."""
+    draw = np.random.default_rng(seed)
+    K = len(np.unique(z))
+    parts: list[list[Any]] = [[], [], []]
+    raw: list[list[Any]] = [[], []]
+    for a in (0, 1):
+        for b in range(K):
+            m = draw.permutation(np.flatnonzero((y == a) & (z == b)))
+            own = p / 2 if a == 1 else (1 - p) / 2
+            share = own if b == tied else (0.5 - own) / (K - 1)
+            t = sizes[2] // (2 * K)
+            parts[2].append(m[:t])
+            if share == 0:
+                continue
+            v = round((len(m) - t) * sizes[1] / (sizes[0] + sizes[1]))
+            for part, weights, rows in zip(parts, raw, (m[t + v :], m[t : t + v]), strict=False):
+                part.append(rows)
+                weights.append(np.full(len(rows), share / len(rows)))
+    weights = [np.concatenate(part) for part in raw]
+    return [np.concatenate(part) for part in parts] + [w * w.sum() / (w @ w) for w in weights]
+
+
+# -- the split --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_split_is_the_published_rule_to_the_row(p: float, seed: int) -> None:
+    split = ev.associated_split(Y, Z, p=p, sizes=SIZES, seed=seed, tied=1, by="weights")
+    expected = by_the_rule(Y, Z, p, SIZES, seed, 1)
+    for rows, known in zip((split.train, split.validation, split.test), expected, strict=False):
+        assert np.array_equal(rows, known)
+    for weights, known in zip((split.weights, split.validation_weights), expected[3:], strict=True):
+        assert weights is not None
+        np.testing.assert_allclose(weights, known, rtol=1e-12)
+
+
+@given(st.floats(0.001, 0.999), st.integers(0, 1000))
+def test_no_row_is_lost_and_cells_have_their_shares(p: float, seed: int) -> None:
+    options: dict[str, Any] = {"p": p, "sizes": SIZES, "seed": seed, "tied": 1}
+    split = ev.associated_split(Y, Z, by="weights", **options)
+    rows = np.concatenate([split.train, split.validation, split.test])
+    assert np.array_equal(np.sort(rows), np.arange(len(Y)))
+    for part, weights in (
+        (split.train, split.weights),
+        (split.validation, split.validation_weights),
+    ):
+        assert weights is not None
+        assert weights.sum() == pytest.approx(weights.sum() ** 2 / (weights @ weights))
+        for a, own in ((1, p / 2), (0, (1 - p) / 2)):
+            inside = (Y[part] == a) & (Z[part] == 1)
+            assert weights[inside].sum() / weights.sum() == pytest.approx(own)
+    plain = ev.associated_split(Y, Z, p=0.5, sizes=SIZES, seed=seed, tied=1)
+    assert np.array_equal(split.test, plain.test)  # the same at every p and by rows
+    assert len(plain.train) < len(split.train)  # control: by rows most of them are lost
+    assert plain.weights is None
+
+
+def test_groups_stay_on_one_side_and_every_training_group_is_used() -> None:
+    groups = np.arange(2000) // 8
+    split = ev.associated_split(
+        Y, Z, p=0.8, sizes=(600, 100, 100), groups=groups, tied=1, by="weights"
+    )
+    parts = [set(groups[rows]) for rows in (split.train, split.validation, split.test)]
+    for a, b in ((0, 1), (0, 2), (1, 2)):
+        assert not parts[a] & parts[b]
+    assert split.weights is not None
+    assert len(split.train) == sum(int(np.sum(groups == g)) for g in parts[0])
+
+
+def test_what_weights_cannot_make_up_for_is_told() -> None:
+    y, z = np.repeat([0, 1], 500), np.r_[np.zeros(480), np.ones(20), np.ones(500)].astype(int)
+    y, z = np.r_[y, [1] * 40], np.r_[z, [0] * 40]
+    with pytest.raises(NotEnoughDataError, match=r"cell \(0, 1\) has no training row"):
+        ev.associated_split(y, z, p=0.6, sizes=(400, 0, 80), tied=1, by="weights")
+    with pytest.raises(NotEnoughDataError, match=r"cell \(0, 1\) has 20 and needs 30"):
+        ev.associated_split(y, z, p=0.6, sizes=(400, 0, 120), tied=1, by="weights")
+    split = ev.associated_split(  # cell (0, 1) has no share at p = 1, and needs no row
+        y, z, p=1.0, sizes=(400, 0, 120), tied=1, by="weights", on_shortage="shrink"
+    )
+    assert "made smaller" in split.notes[0]
+    assert len(split.test) == 80
+    assert len(split.train) == 460 + 480
+    with pytest.raises(NotEnoughDataError, match="0 test rows"):
+        ev.associated_split(y, z, p=0.6, sizes=(40, 0, 3), tied=1)
+    with pytest.raises(InputError, match="'rows'"):
+        ev.associated_split(y, z, p=0.6, by="columns")
+    X, y, z = data(100)
+    with pytest.raises(InputError, match="natural split"):
+        run(X, y, z, by="weights")
+    with pytest.raises(InputError, match="by is 'row'"):
+        run(X, y, z, association=0.8, by="row")
+
+
+# -- moments ----------------------------------------------------------------------------------
+
+
+def test_moments_of_weighted_levels_come_from_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    X = np.random.default_rng(1).normal(size=(2000, 4)) + Y[:, None]
+    labels = {"task": Y, "concept": Z}
+    splits = [
+        ev.associated_split(Y, Z, p=p, sizes=SIZES, tied=1, by="weights") for p in (0.5, 0.8, 1.0)
+    ]
+    direct = [
+        sf.Moments().update(X[s.train], {k: v[s.train] for k, v in labels.items()},
+                            sample_weight=s.weights)
+        for s in splits
+    ]  # fmt: skip
+    read: list[int] = []
+    update = sf.Moments.update
+
+    def counted(self: sf.Moments, rows: Any, *args: Any, **kwargs: Any) -> sf.Moments:
+        read.append(len(rows))
+        return update(self, rows, *args, **kwargs)
+
+    monkeypatch.setattr(sf.Moments, "update", counted)
+    found = level_moments(X, labels, [(s.train, s.weights) for s in splits])
+    assert sum(read) == len(splits[0].train)
+    for ours, theirs in zip(found, direct, strict=True):
+        assert ours.weight == pytest.approx(theirs.weight)
+        assert ours.n_rows == theirs.n_rows
+        np.testing.assert_allclose(ours.covariance(), theirs.covariance(), atol=1e-12)
+        for name in labels:
+            there = [ours.classes(name).index(c) for c in theirs.classes(name)]  # by their names
+            np.testing.assert_allclose(
+                ours.cross_covariance(name)[:, there], theirs.cross_covariance(name), atol=1e-12
+            )
+
+
+# -- compare ----------------------------------------------------------------------------------
+
+
+def scripted(X: Any, y: Any, z: Any, select: str, folds: int = 0) -> dict[str, dict[str, float]]:
+    """Retrained heads at p = .8 by weights, from scikit-learn with sample_weight."""
+    split = ev.associated_split(y, z, p=0.8, sizes=SIZES, tied=1, by="weights")
+    train, validation, test = split.train, split.validation, split.test
+    w, v = split.weights, split.validation_weights
+    assert w is not None
+    mean = np.average(X[train], axis=0, weights=w)
+    unit = np.sqrt(np.average((X[train] - mean) ** 2, axis=0, weights=w).mean())
+    moments = sf.Moments().update(X[train], {"y": y[train], "z": z[train]}, sample_weight=w)
+    found = {}
+    erasers: tuple[tuple[str, Any], ...] = (
+        ("none", lambda rows: rows),
+        ("SAL", sf.sal(moments, erase="z")),
+        ("SPLINCE", sf.splince(moments, erase="z", keep="y")),
+    )
+    for name, eraser in erasers:
+        rows = [(eraser(X)[part] - mean) / unit for part in (train, validation, test)]
+        best: Any = None
+        for strength in (0.1, 0.001):
+            model = LogisticRegression(C=1 / (strength * w.sum()), tol=1e-9, max_iter=5000)
+            model.fit(rows[0], y[train], sample_weight=w)
+            guess = model.predict(rows[1])
+            worst = ev.worst_group_accuracy(
+                y[validation], guess, groups=(y[validation], z[validation])
+            )
+            mass = float(np.average(guess == y[validation], weights=v))
+            first = (worst, mass) if select == "worst_group" else (mass, worst)
+            rank = (*first, strength)
+            best = max(best, (rank, id(model), model)) if best else (rank, id(model), model)
+        guess = best[2].predict(rows[2])
+        found[name] = {
+            "accuracy": float(np.mean(guess == y[test])),
+            "worst_group": ev.worst_group_accuracy(y[test], guess, groups=(y[test], z[test])),
+        }
+    return found
+
+
+@pytest.mark.parametrize("select", ["worst_group", "accuracy"])
+def test_heads_are_those_of_a_plain_script_with_sample_weights(select: str) -> None:
+    X, y, z = data(1200)
+    keep = np.r_[np.flatnonzero(y == z), np.flatnonzero(y != z)[:400]]
+    X, y, z = X[keep], y[keep], z[keep]
+    options: dict[str, Any] = {"association": 0.8, "tied": 1, "sizes": SIZES, "n_seeds": 1}
+    result = run(X, y, z, by="weights", select=select, **options)
+    for name, figures in scripted(X, y, z, select).items():
+        for metric, value in figures.items():
+            assert result.mean(metric, eraser=name) == pytest.approx(value), (name, metric)
+    by_rows = run(X, y, z, select=select, **options)
+    assert by_rows.context.sizes[0] < result.context.sizes[0]
+    assert by_rows.values("distortion", eraser="SPLINCE") != pytest.approx(
+        result.values("distortion", eraser="SPLINCE"), rel=1e-6
+    )  # control
+    assert "association p = 0.8 by weights (tied: 1)" in str(result)
+    assert "by weights" not in str(by_rows)
+    assert any("are worth" in note for note in result.notes)
+
+
+def test_weights_reach_estimators_classifiers_folds_and_unregularised_heads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Unweighted(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+        def fit(self, X: Any, y: Any) -> Unweighted:
+            return self
+
+    X, y, z = data()
+    options: dict[str, Any] = {
+        "association": 0.9, "tied": 1, "sizes": (240, 12, 200), "n_seeds": 1, "by": "weights",
+        "erasers": {"A": sf.LEACE(), "B": "LEACE", "INLP": "INLP"},
+        "heads": {"retrained": "retrained", "free": "unregularised", "plain": Unweighted(),
+                  "sklearn": LogisticRegression(C=np.inf, tol=1e-9, max_iter=5000)},
+    }  # fmt: skip
+    result = run(X, y, z, **options)
+    failed = {(head, reason) for _, head, reason in result.failures}
+    assert {head for head, _ in failed} == {"plain"}
+    assert "takes no sample_weight" in failed.pop()[1]
+    for metric in ("distortion", "residual", "probe_auc"):
+        a, b = (result.mean(metric, eraser=e) for e in "AB")
+        assert a == pytest.approx(b, rel=1e-9, abs=1e-12)
+    assert result.values("accuracy", eraser="B", head="free") == result.values(
+        "accuracy", eraser="B", head="sklearn"
+    )
+    # The same rows without their weights: every weighted figure is another one.
+    monkeypatch.setattr(_job.Job, "sample_weights", lambda self, count: None)
+    control = run(X, y, z, **options)
+    assert control.values("accuracy", eraser="B", head="free") != result.values(
+        "accuracy", eraser="B", head="free"
+    )
+
+
+def test_folds_are_weighted_where_they_replace_small_validation_cells() -> None:
+    X, y, z = data(300)
+    weighted = run(
+        X, y, z, association=0.9, tied=1, sizes=(240, 12, 40), by="weights", n_seeds=1,
+        select="accuracy",
+    )  # fmt: skip
+    assert any("5 folds" in note for note in weighted.notes)
+    assert not weighted.failures
+
+
+def test_however_it_runs_the_numbers_are_the_same_and_a_folder_tells_modes_apart(
+    tmp_path: Path,
+) -> None:
+    X, y, z = data()
+    options: dict[str, Any] = {"association": (0.5, 0.9), "tied": 1, "sizes": SIZES}
+    one = run(X, y, z, by="weights", **options)
+    assert one.records == run(X, y, z, by="weights", n_jobs=2, run=tmp_path, **options).records
+    assert one.records == run(X, y, z, by="weights", run=tmp_path, **options).records
+    by_rows = run(X, y, z, run=tmp_path, **options)
+    assert by_rows.records == run(X, y, z, **options).records
+    assert by_rows.records != one.records
+    one.save(tmp_path / "all.json")
+    assert ev.Comparison.load(tmp_path / "all.json").context.by == "weights"
+
+
+def test_rows_beyond_the_memory_of_a_job_are_drawn_and_test_rows_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    X, y, z = data()
+    whole = run(X, y, z, association=0.6, tied=1, by="weights", n_seeds=1, strengths=(0.1,))
+    monkeypatch.setattr(plan, "_JOB_BYTES", 8 * 6 * 500)
+    with pytest.warns(SplinceWarning, match="500 of 900 are used"):
+        part = run(X, y, z, association=0.6, tied=1, by="weights", n_seeds=1, strengths=(0.1,))
+    assert 497 <= sum(part.context.sizes) <= 500
+    assert part.context.sizes[2] < whole.context.sizes[2]
+    monkeypatch.setattr(plan, "_JOB_BYTES", 8 * 6 * 850)
+    with pytest.warns(SplinceWarning, match="850 of 900 are used"):
+        part = run(X, y, z, association=0.6, tied=1, by="weights", n_seeds=1, strengths=(0.1,))
+    assert part.context.sizes[2] == whole.context.sizes[2]
+
+
+# -- rows without the task --------------------------------------------------------------------
+
+
+def unlabelled(n: int = 300) -> tuple[Any, Any, Any]:
+    X, y, z = data(1200)
+    X[:n] *= 1.5
+    return X, [None if i < n else int(v) for i, v in enumerate(y)], z
+
+
+@pytest.mark.parametrize("by", ["rows", "weights"])
+def test_rows_without_the_task_count_for_the_moments_alone(by: str) -> None:  # case 9
+    X, y, z = unlabelled()
+    options: dict[str, Any] = {
+        "association": 0.8, "tied": 1, "sizes": SIZES, "n_seeds": 1, "by": by,
+        "strengths": (0.01,),
+    }  # fmt: skip
+    with pytest.warns(SplinceWarning, match="but for the moments, in which 300 of them count"):
+        result = run(X, y, z, unlabelled=True, **options)
+    with pytest.warns(SplinceWarning, match="300 of 1,200 rows lack a label and were left out$"):
+        plain = run(X, y, z, **options)
+    assert result.context.sizes == plain.context.sizes
+    split = ev.associated_split(y, z, p=0.8, sizes=SIZES, tied=1, by=by)
+    rows = np.r_[split.train, np.arange(300)]
+    weight = np.r_[np.ones(len(split.train)) if by == "rows" else split.weights, np.ones(300)]
+    names = np.array([None if v is None else f"class {v}" for v in y], dtype=object)
+    moments = sf.Moments().update(X[rows], {"y": names[rows], "z": z[rows]}, sample_weight=weight)
+    mean = np.average(X[rows], axis=0, weights=weight)
+    unit = np.sqrt(np.average((X[rows] - mean) ** 2, axis=0, weights=weight).mean())
+    assert moments.mean == pytest.approx(mean)
+    eraser = sf.splince(moments, erase="z", keep="y")
+    model = LogisticRegression(C=1 / (0.01 * weight[:-300].sum()), tol=1e-9, max_iter=5000)
+    target = np.array([-1 if v is None else v for v in y])
+    scaled = (eraser(X) - mean) / unit
+    model.fit(scaled[split.train], target[split.train], sample_weight=weight[:-300])
+    guess = model.predict(scaled[split.test])
+    accuracy = np.mean(guess == target[split.test])
+    assert result.mean("accuracy", eraser="SPLINCE") == pytest.approx(accuracy)
+    found = ev.leakage(scaled[split.test], z[split.test], probes=("linear",))["linear"]
+    assert result.mean("probe_accuracy", eraser="SPLINCE") == pytest.approx(found.accuracy)
+    change = np.average(np.sum((eraser(X[rows]) - X[rows]) ** 2, axis=1), weights=weight)
+    share = change / np.average(np.sum((X[rows] - mean) ** 2, axis=1), weights=weight)
+    assert result.mean("distortion", eraser="SPLINCE") == pytest.approx(share)
+    assert plain.mean("distortion", eraser="SPLINCE") != pytest.approx(share, rel=1e-3)  # control
+
+
+def test_rows_without_the_task_stay_out_of_the_moments_where_their_group_or_part_tests() -> None:
+    X, y, z = unlabelled()
+    groups = np.arange(1200) % 400  # a row without the task shares its group with three others
+    with pytest.warns(SplinceWarning) as told:
+        run(X, y, z, groups=groups, unlabelled=True, n_seeds=1, strengths=(0.1,))
+    (text,) = [str(w.message) for w in told if "in which" in str(w.message)]
+    count = int(text.split("in which ")[1].split()[0])
+    assert 150 < count < 240  # 65 % of the groups train
+    part = np.where(np.arange(1200) % 4 == 0, "test", "train")
+    with pytest.warns(SplinceWarning, match="in which 225 of them count"):
+        run(X, y, z, test=part, unlabelled=True, n_seeds=1, strengths=(0.1,))
+
+
+def test_quantities_without_a_value_count_for_the_moments() -> None:
+    X = data()[0]
+    task = X[:, 1] + 0.1 * np.arange(900) % 7
+    task[:100] = np.nan
+    concept = X[:, 0].copy()
+    with pytest.warns(SplinceWarning, match="in which 100 of them count"):
+        result = run(X, task, concept, unlabelled=True, n_seeds=1)
+    assert not result.failures
+    assert result.mean("r2", eraser="none") > 0.2
