@@ -8,6 +8,7 @@ writes is judged by its perplexity on prose that comes with scikit-learn.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -49,25 +50,38 @@ def run(options: Options) -> Findings:
     batches = snn.text_batches(
         table, tokenizer, text="text", labels=["concept", "task"], batch_size=64
     )
-    body = model.model  # without the head over the whole vocabulary, which no fit reads
-    head = np.asarray(data.arrays["head"], dtype=np.float64)
-    n_tokens = 200 if options.quick else 3000
+    body, head = model.model, np.asarray(data.arrays["head"], dtype=np.float64)
+    # States before the erased blocks are the same for all methods: they are computed once.
+    known = {
+        "train": list(batches),
+        "test": _language.prompt_batches(tokenizer, [prompts[i] for i in test]),
+        "prose": _language.prose_batches(tokenizer, 200 if options.quick else 3000),
+    }
+    n_tokens = sum(batch["ids"].numel() for batch in known["prose"])
 
-    def judged() -> tuple[float, float, float]:
-        found = _language.states(model, tokenizer, [prompts[i] for i in test])
-        odds = found @ (head[0] - head[1])
+    def judged(last: Any) -> tuple[float, float, float]:
+        odds = _language.states(last, known["test"]) @ (head[0] - head[1])
         by = log_odds_regression(odds, stereotype=z[test], factual=y[test], clusters=nouns[test])
-        left = _language.perplexity(model, tokenizer, n_tokens)
+        left = _language.perplexity(last, model.lm_head, known["prose"])
         return by["stereotype"], by["factual"], left
 
-    values: dict[str, tuple[float, float, float]] = {"none": judged()}
+    values: dict[str, tuple[float, float, float]] = {}
     depths = {"last 3": DEPTHS["last 3"]} if options.quick else DEPTHS
-    tables = []
-    for depth, blocks in depths.items():
-        sites = [*(f"layers.{block}" for block in blocks), "norm"]
+    reached = 0
+    for depth in sorted(depths, key=lambda name: -len(depths[name])):  # the earliest block first
+        start = min(depths[depth], default=len(body.layers))
+        between = _language.blocks(body, reached, start)
+        known = {name: _language.advanced(between, parts) for name, parts in known.items()}
+        last, reached = _language.blocks(body, start), start
+        if not values:
+            values["none"] = judged(last)
+        sites = [*(f"layers.{block - start}" for block in depths[depth]), "norm"]
         for name, method in METHODS.items():
-            with snn.install(body, _language.fit(body, batches, sites, method), tokens="all"):
-                values[f"{depth}/{name}"] = judged()
+            erasers = _language.fit(last, known["train"], sites, method)
+            with snn.install(last, erasers, tokens="all"):
+                values[f"{depth}/{name}"] = judged(last)
+    tables = []
+    for depth in depths:
         rows = []
         for name in ("none", *METHODS):
             a, b, c = values[name if name == "none" else f"{depth}/{name}"]

@@ -50,6 +50,8 @@ class Collector:
     calls : dict of str to int
     rule : str or None
         How tokens were selected, once known.
+    once : bool or None
+        Whether each site runs once per batch, once known: then a pass ends behind the last one.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class Collector:
         self._labels: dict[str, Any] = {}
         self._plans: dict[Any, Plan] = {}
         self._seen: set[str] = set()
-        self._once: bool | None = None
+        self.once: bool | None = None
         self._over = False
 
     def attach(self, model: Module) -> list[Any]:
@@ -99,8 +101,8 @@ class Collector:
         before = dict(self.calls)
         with suppress(_Stop):
             yield
-        if self._once is None:
-            self._once = all(self.calls[name] == before[name] + 1 for name in self.chosen)
+        if self.once is None:
+            self.once = all(self.calls[name] == before[name] + 1 for name in self.chosen)
         self._plans = {}
         self.batch += 1
 
@@ -124,7 +126,7 @@ class Collector:
             )
         self.widths[name] = int(rows.shape[-1])
         self._seen.add(name)
-        if self.may_stop and self._once and len(self._seen) == len(self.chosen):
+        if self.may_stop and self.once and len(self._seen) == len(self.chosen):
             self._over = True
             raise _Stop
 

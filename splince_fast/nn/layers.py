@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from splince_fast.exceptions import InputError
+from splince_fast.exceptions import InputError, NonFiniteError
 from splince_fast.nn import sites
+from splince_fast.nn.collected import Collected
 from splince_fast.nn.collection import (
     collector_for,
     first_batches,
+    may_stop,
     moved,
     quiet,
     run,
@@ -25,6 +27,7 @@ from splince_fast.nn.erasers import Erasers, fit_site
 from splince_fast.nn.installed import Installed, install
 from splince_fast.nn.positions import Tokens
 from splince_fast.nn.recipe import Placement, Recipe, Site
+from splince_fast.nn.resume import Cut, Resumption, Trace, choose, limit_of
 from splince_fast.projection import Projection
 
 
@@ -70,37 +73,6 @@ def _digest(labels: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def _in_running_order(
-    model: Any, batches: Iterable[Any], collector: Collector, forward: Any
-) -> list[str]:
-    """Names of the sites in the order in which they run on the first batch."""
-    order: list[str] = []
-
-    class Note:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def __call__(self, *_: Any) -> None:
-            if self.name not in order:
-                order.append(self.name)
-
-    handles = []
-    for name, module in collector.chosen.items():
-        if collector.placement.side == "input":
-            handles.append(module.register_forward_pre_hook(Note(name)))
-        else:
-            handles.append(module.register_forward_hook(Note(name)))
-    try:
-        with quiet(model):
-            for batch in first_batches(batches, 1):
-                batch = moved(batch, sites.device_of(model))
-                sites.call(model, batch, label_keys(collector.labels), forward)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return order + [name for name in collector.chosen if name not in order]
-
-
 def _named(asked: Any) -> list[str]:
     """Variables that an argument of a method names, those of joint cells one by one."""
     if isinstance(asked, str):
@@ -129,12 +101,14 @@ def fit_layers(
     device: Any = "model",
     progress: bool = False,
     on_infeasible: str | None = None,
+    memory: int | None = None,
     **moments: Any,
 ) -> Erasers:
     """Fit erasers at several sites that hold when all are installed.
 
     In the order in which the sites run, each is fitted on activations behind all earlier erasers:
-    one pass per site, which ends at that site. Nothing stays installed.
+    one pass per site, which ends at that site and begins, as far as `memory` allows, at the one
+    before. Nothing stays installed.
 
     Parameters
     ----------
@@ -155,6 +129,10 @@ def fit_layers(
         As for :func:`collect`.
     on_infeasible : {"raise", "drop"}, optional
         Passed to the method.
+    memory : int, optional
+        Bytes that outputs of one module may take between two passes, so that the next pass need
+        not run what lies before it; by default a quarter of what is free on the device. Batches
+        beyond it run from the beginning, with 0 all of them. It changes the time, not the result.
     **moments
         kinds and joint, as for :class:`Moments`.
 
@@ -205,7 +183,7 @@ def fit_layers(
     whole = collector(at)
     if apply_to is not None:
         Tokens.of(apply_to, whole.spec.skip_ids)
-    order = _in_running_order(inner, batches, whole, forward)
+    order, once, cuts, limit = _plan(inner, batches, whole, forward, memory)
     recipe = Recipe(placement, tokens, whole.spec.skip_ids, weight, apply_to)
     if tokens == "mean" and apply_to is None:
         raise InputError(
@@ -215,9 +193,26 @@ def fit_layers(
     fitted: dict[str, Projection] = {}
     made: list[Site] = []
     earlier: Installed | None = None
+    kept = Resumption(limit)
+    begin: Cut | None = None
+
+    def collected(name: str, begin: Cut | None, behind: Cut | None) -> Collected:
+        at_site = collector(whole.chosen[name])
+        at_site.once = once[name]
+        with kept.one_pass(begin, behind):
+            return run(inner, kept.numbered(repeated), at_site, forward, progress, recipe)
+
     try:
-        for name in order:
-            found = run(inner, repeated, collector(whole.chosen[name]), forward, progress, recipe)
+        for name, behind in zip(order, [*cuts, None], strict=True):
+            try:
+                found = collected(name, begin, behind)
+            except NonFiniteError:
+                if begin is None:
+                    raise
+                # A batch read what was skipped on it, or it is the model's own doing.
+                kept = Resumption(0)
+                found = collected(name, None, None)
+            begin = behind
             (site,) = found.sites
             fitted[site.name] = fit_site(site.name, found[site.name], method, erase, keep, options)
             made.append(site)
@@ -229,3 +224,39 @@ def fit_layers(
         if earlier is not None:
             earlier.remove()
     return erasers
+
+
+def _plan(
+    model: Any, batches: Iterable[Any], collector: Collector, forward: Any, memory: int | None
+) -> tuple[list[str], dict[str, bool], list[Cut | None], int]:
+    """What the first batch tells.
+
+    Returns
+    -------
+    order : list of str
+        Sites in the order in which they run.
+    once : dict of str to bool
+        Whether each ran once.
+    cuts : list of Cut or None
+        Between two sites, where the pass to the second one begins.
+    limit : int
+        Bytes that may be kept between passes.
+    """
+    device = sites.device_of(model)
+    chosen, placement = collector.chosen, collector.placement
+    first = first_batches(batches, 1)
+    if not first:  # the pass itself says so
+        return list(chosen), dict.fromkeys(chosen, False), [None] * (len(chosen) - 1), 0
+    batch = moved(first[0], device)
+
+    def call() -> Any:
+        return sites.call(model, batch, label_keys(collector.labels), forward)
+
+    limit = limit_of(memory, device) if may_stop(model, forward) else 0
+    with quiet(model):
+        trace = Trace.of(model, call, chosen, placement)
+        cuts: list[Cut | None] = [None] * (len(chosen) - 1)
+        if limit and len(trace.order) == len(chosen) > 1:
+            cuts = choose(model, call, trace, chosen, placement, limit)
+    order = trace.order + [name for name in chosen if name not in trace.order]
+    return order, {name: n == 1 for name, n in trace.calls.items()}, cuts, limit

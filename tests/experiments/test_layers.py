@@ -80,8 +80,24 @@ def test_table_e(real_data: Callable[[str], Path], monkeypatch: pytest.MonkeyPat
     data = load("layers")
     model, tokenizer = _language.read_model()
     prompts = [str(prompt) for prompt in data.labels["prompt"][:64]]
-    states = _language.states(model, tokenizer, prompts)
+    prompt_batches = _language.prompt_batches(tokenizer, prompts)
+    states = _language.states(model.model, prompt_batches)
     np.testing.assert_array_equal(states, data.X[:64].astype(np.float64))
+    # A whole model in two parts is the same model, bit for bit, with its loss to rounding.
+    first, last = _language.blocks(model.model, 0, 21), _language.blocks(model.model, 21)
+    np.testing.assert_array_equal(
+        _language.states(last, _language.advanced(first, prompt_batches)), states
+    )
+    prose = _language.prose_batches(tokenizer, 300)
+    with torch.no_grad():
+        ids = [batch["input_ids"] for batch in prose]
+        losses = [float(model(input_ids=i, labels=i).loss) * (i.shape[1] - 1) for i in ids]
+    wanted = math.exp(sum(losses) / sum(i.shape[1] - 1 for i in ids))
+    found = _language.perplexity(last, model.lm_head, _language.advanced(first, prose))
+    assert found == pytest.approx(wanted, rel=1e-5)
+    # Control: other blocks are another model.
+    other = _language.blocks(model.model, 22)
+    assert _language.perplexity(other, model.lm_head, _language.advanced(first, prose)) > found + 1
     monkeypatch.setattr(_language, "read_model", lambda: (model, tokenizer))
     values = layers.run(layers.Options()).values
     expected = {

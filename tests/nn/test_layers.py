@@ -154,6 +154,133 @@ def test_batches_must_repeat() -> None:
     assert hooks_in(model) == 0
 
 
+# -- passes that begin where the last one ended ----------------------------------------------------
+
+
+def calls_of(model: Any, act: Any) -> dict[str, int]:
+    """How often the forward of each submodule ran meanwhile, hooks that skip it not counted."""
+    counts: dict[str, int] = {}
+    for name, module in model.named_modules():
+
+        def counted(*args: Any, _run: Any = module.forward, _name: str = name, **kw: Any) -> Any:
+            counts[_name] = counts.get(_name, 0) + 1
+            return _run(*args, **kw)
+
+        module.forward = counted
+    try:
+        act()
+    finally:
+        for module in model.modules():
+            del module.forward
+    return counts
+
+
+def same(first: snn.Erasers, second: snn.Erasers) -> bool:
+    return list(first) == list(second) and all(
+        np.array_equal(p.left, second[name].left) and np.array_equal(p.bias, second[name].bias)
+        for name, p in first.items()
+    )
+
+
+def test_what_lies_before_a_fitted_site_runs_once() -> None:
+    model, batches = model_and_batches()
+    found: dict[Any, snn.Erasers] = {}
+
+    def fit(memory: int | None) -> Any:
+        options = {"erase": "z", "memory": memory}
+        found[memory] = snn.fit_layers(model, batches, SITES, sf.leace, **options)
+
+    n = len(batches)
+    whole = calls_of(model, lambda: fit(0))
+    kept = calls_of(model, lambda: fit(None))
+    # On the first batch twice more: to see what runs when, and to see that the cuts hold.
+    assert {name: kept[name] for name in ("0", *SITES)} == dict.fromkeys(("0", *SITES), n + 2)
+    assert [whole[name] for name in ("0", *SITES)] == [4 * n + 1, 4 * n + 1, 3 * n + 1, 2 * n + 1,
+                                                       n + 1]  # fmt: skip
+    assert same(found[0], found[None])
+    # Two batches of 100 rows of 16 float32 have a place: the other four run from the beginning.
+    some = calls_of(model, lambda: fit(2 * 100 * 16 * 4))
+    assert some["0"] == 2 + n + 3 * (n - 2)
+    assert same(found[0], found[2 * 100 * 16 * 4])
+    assert hooks_in(model) == 0
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
+class Forked(torch.nn.Module):
+    """Blocks whose first output, or a share of it, is read again behind the second one."""
+
+    def __init__(self, rule: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in range(3))
+        self.rule = rule
+
+    def forward(self, input: Any) -> Any:
+        first = self.blocks[0](input)
+        second = self.blocks[1](torch.tanh(first))
+        return self.blocks[2](self.rule(torch.tanh(second), first, input))
+
+
+@pytest.mark.parametrize(
+    ("rule", "again"),
+    [
+        (lambda x, first, input: x, False),
+        (lambda x, first, input: x + first, True),
+        # Read on the last batch only, so that the first one cannot tell: NaN does.
+        (lambda x, first, input: x + first if float(input.mean()) > 1 else x, True),
+        # Written into: what was kept is not what it was.
+        (lambda x, first, input: x.add_(1.0), False),
+    ],
+    ids=["chain", "skip", "skip on one batch", "in place"],
+)
+def test_a_model_that_reads_back_is_run_again(rule: Any, again: bool) -> None:
+    model = Forked(rule).eval()
+    torch.manual_seed(1)
+    z = torch.arange(300) % 2
+    x = torch.randn(300, 6) + z[:, None]
+    x[200:] += 2
+    batches = [{"input": x[i : i + 100], "z": z[i : i + 100]} for i in range(0, 300, 100)]
+    sites = ["blocks.0", "blocks.1", "blocks.2"]
+    found: dict[Any, snn.Erasers] = {}
+
+    def fit(memory: int | None) -> Any:
+        found[memory] = snn.fit_layers(model, batches, sites, sf.leace, erase="z", memory=memory)
+
+    fit(0)
+    counts = calls_of(model, lambda: fit(None))
+    assert (counts["blocks.0"] > len(batches) + 2) == again
+    assert same(found[0], found[None])
+
+
+def test_a_site_behind_a_norm_begins_before_its_block() -> None:
+    """The residual stream around a norm is read again: the block before is what is kept."""
+    model = tiny("llama")
+    batches = [{**inputs("llama", 60, seed=i)} for i in range(3)]
+    for batch in batches:
+        batch["z"] = batch["input_ids"][:, 1:].double().sum(1)
+    at = ["model.layers.1.input_layernorm", "model.layers.1.post_attention_layernorm", "model.norm"]
+    for side in ("output", "input"):
+        found: dict[Any, snn.Erasers] = {}
+
+        def fit(memory: int | None, found: Any = found, side: str = side) -> Any:
+            found[memory] = snn.fit_layers(
+                model, batches, at, sf.leace, erase="z", side=side, memory=memory
+            )
+
+        fit(0)
+        counts = calls_of(model, lambda: fit(None))
+        assert counts["model.layers.0"] == 3 + 2
+        assert same(found[0], found[None])
+
+
+def test_activations_that_are_not_finite_are_still_named() -> None:
+    model, batches = model_and_batches()
+    batches[3]["input"] = batches[3]["input"] * torch.tensor([1e38, 1, 1, 1, 1, 1]) * 1e38
+    with pytest.raises(sf.NonFiniteError, match=r"'6'.*|'2'.*batch 3"):
+        snn.fit_layers(model, batches, SITES, sf.leace, erase="z")
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
 def test_files(tmp_path: Path) -> None:
     model, batches = model_and_batches()
     erasers = snn.fit_layers(model, batches, SITES, erase="z", keep="y", labels=["z", "y"])
