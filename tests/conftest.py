@@ -56,23 +56,29 @@ def _check_sort(codes: Any, n_codes: int, part_rows: int, order: Any, cell: Any)
     assert codes.size == 0 or (codes.min() >= -1 and codes.max() < n_codes)
 
 
-def _check_sample(rows: Any, weight: Any, stride: int, shift: Any, spread: Any) -> None:
-    n, d = rows.shape
+def _size_of(rows: Any, index: Any) -> int:
+    """Rows of a block, of which all exist."""
     assert rows.flags.c_contiguous
+    assert rows.flags.aligned
+    assert index.dtype == np.intp
+    assert index.size == 0 or (index.min() >= 0 and index.max() < len(rows))
+    return len(index) or len(rows)
+
+
+def _check_sample(rows: Any, index: Any, weight: Any, stride: int, shift: Any, spread: Any) -> None:
+    n, d = _size_of(rows, index), rows.shape[1]
     assert weight.shape in ((n,), (0,))
     assert n >= 1 <= stride
     assert shift.shape == spread.shape == (d,)
 
 
 def _check_centre_block(
-    rows: Any, weight: Any, shift: Any, offset: Any, codes: Any, order: Any, cell: Any,
+    rows: Any, index: Any, weight: Any, shift: Any, offset: Any, codes: Any, order: Any, cell: Any,
     values: Any, turns: Any, part_rows: int, first: int, last: int, out: Any, peak: Any,
     total: Any, class_sums: Any, products: Any,
 ) -> None:  # fmt: skip
-    n, d = rows.shape
+    n, d = _size_of(rows, index), rows.shape[1]
     assert out.shape == (-(-n // 4) * 4, d)
-    assert rows.flags.c_contiguous
-    assert rows.flags.aligned
     assert weight.shape in ((n,), (0,))
     assert shift.shape == offset.shape == peak.shape == total.shape == (d,)
     assert 0 <= first < last <= d
@@ -88,13 +94,11 @@ def _check_centre_block(
 
 
 def _check_sweep_block(
-    rows: Any, weight: Any, shift: Any, inverse: Any, codes: Any, order: Any, cell: Any,
+    rows: Any, index: Any, weight: Any, shift: Any, inverse: Any, codes: Any, order: Any, cell: Any,
     values: Any, first: int, last: int, total: Any, squares: Any, class_sums: Any, products: Any,
     leverage: Any,
 ) -> None:  # fmt: skip
-    n, d = rows.shape
-    assert rows.flags.c_contiguous
-    assert rows.flags.aligned
+    n, d = _size_of(rows, index), rows.shape[1]
     assert weight.shape in ((n,), (0,))
     assert shift.shape == inverse.shape == total.shape == squares.shape == (d,)
     assert 0 <= first < last <= d

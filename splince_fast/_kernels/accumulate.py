@@ -58,19 +58,35 @@ def sort_by_cell(codes: Any, n_codes: int, part_rows: int, order: Any, cell: Any
 
 
 @kernel
-def sample_columns(rows: Any, weight: Any, stride: int, shift: Any, spread: Any) -> None:
+def _size(rows: Any, index: Any) -> Any:
+    """Rows of a block: those that `index` numbers, or all where it is empty."""
+    return index.shape[0] if index.shape[0] > 0 else rows.shape[0]
+
+
+@kernel
+def place(index: Any, i: int) -> Any:
+    """Where row i of a block lies among its rows, which `index` numbers unless it is empty."""
+    return index[i] if index.shape[0] > 0 else i
+
+
+@kernel
+def sample_columns(
+    rows: Any, index: Any, weight: Any, stride: int, shift: Any, spread: Any
+) -> None:
     """Mean of every `stride`-th row, and its weighted sum of squares about it, in one pass.
 
     A column that is constant there gets exactly its value, and a spread of exactly 0.
 
     Parameters
     ----------
-    rows : (n, d) float32 or float64, C-contiguous, n >= 1
+    rows : (m, d) float32 or float64, C-contiguous
+    index : (n,) intp
+        The n >= 1 rows of the block among them, in its order; or empty for all, n = m.
     weight : (n,) float64 > 0, or empty for unit weights
     shift, spread : (d,) float64, overwritten
     """
-    n, d = rows.shape
-    origin = rows[0]
+    n, d = _size(rows, index), rows.shape[1]
+    origin = rows[place(index, 0)]
     shift[:] = 0.0
     spread[:] = 0.0
     total = 0.0
@@ -79,7 +95,7 @@ def sample_columns(rows: Any, weight: Any, stride: int, shift: Any, spread: Any)
         if weight.shape[0] > 0:
             w = weight[i]
         total += w
-        row = rows[i]
+        row = rows[place(index, i)]
         for j in range(d):
             y = np.float64(row[j]) - origin[j]
             shift[j] += w * y
@@ -198,8 +214,8 @@ def unpack_lower(packed: Any, matrix: Any) -> None:
 
 @kernel
 def _sum_cells(
-    rows: Any, weight: Any, origin: Any, away: Any, codes: Any, order: Any, cell: Any, start: int,
-    stop: int, first: int, last: int, held: Any, class_sums: Any,
+    rows: Any, index: Any, weight: Any, origin: Any, away: Any, codes: Any, order: Any, cell: Any,
+    start: int, stop: int, first: int, last: int, held: Any, class_sums: Any,
 ) -> None:  # fmt: skip
     """Add rows start..stop of the order to the sums of their classes.
 
@@ -216,7 +232,7 @@ def _sum_cells(
             end += 1
         if end - i < 4:
             for k in range(i, end):
-                row = rows[order[k], first:last]
+                row = rows[place(index, order[k]), first:last]
                 if weighted:
                     w_a = weight[order[k]]
                 for v in range(codes.shape[0]):
@@ -236,10 +252,10 @@ def _sum_cells(
                 order[k + min(2, count - 1)],
                 order[k + count - 1],
             )
-            row_a = rows[order[k], first:last]
-            row_b = rows[b, first:last]
-            row_c = rows[c, first:last]
-            row_d = rows[d, first:last]
+            row_a = rows[place(index, order[k]), first:last]
+            row_b = rows[place(index, b), first:last]
+            row_c = rows[place(index, c), first:last]
+            row_d = rows[place(index, d), first:last]
             if weighted:
                 w_a, w_b, w_c, w_d = weight[order[k]], weight[b], weight[c], weight[d]
             share_b = w_b if count > 1 else 0.0
@@ -261,6 +277,7 @@ def _sum_cells(
 @kernel
 def centre_block(
     rows: Any,
+    index: Any,
     weight: Any,
     shift: Any,
     offset: Any,
@@ -291,11 +308,14 @@ def centre_block(
     are no longer equal, so that their roundings do not all point the same way.
 
     A part of `part_rows` rows stays in cache between the pass that rotates its rows and the pass
-    that sums its cells. Labels have no influence on `out` and `total`.
+    that sums its cells. Labels have no influence on `out` and `total`. Rows are read where they
+    lie: the bits are those of a contiguous copy of the block.
 
     Parameters
     ----------
-    rows : (n, d) float32 or float64, C-contiguous
+    rows : (m, d) float32 or float64, C-contiguous
+    index : (n,) intp
+        The n rows of the block among them, in its order; or empty for all, n = m.
     weight : (n,) float64 > 0, or empty for unit weights
     shift, offset : (d,) float64
     codes : (v, n) intp, rows of class_sums to add each row to; -1 for none
@@ -308,7 +328,7 @@ def centre_block(
     peak, total, class_sums, products : (d,), (d,), (c, d), (q, d) float64, overwritten;
         peak = max_i |y_i|
     """
-    n = rows.shape[0]
+    n = _size(rows, index)
     width = last - first
     weighted = weight.shape[0] > 0
     # Views of the stripe: indices that start at zero are what the compiler can vectorise.
@@ -323,20 +343,20 @@ def centre_block(
     held = np.zeros(width)
     w = np.ones(4)
     shares = np.empty(4)
-    index = np.empty(4, np.intp)
+    group = np.empty(4, np.intp)
     for begin in range(0, n, 4):
         # The last group may hold fewer rows: then its first one is repeated with weight 0.
         count = min(4, n - begin)
         for k in range(4):
-            index[k] = begin + k if k < count else begin
+            group[k] = begin + k if k < count else begin
             w[k] = 1.0 if k < count else 0.0
             if weighted:
-                w[k] *= weight[index[k]]
+                w[k] *= weight[group[k]]
         w_a, w_b, w_c, w_d = w[0], w[1], w[2], w[3]
-        row_a = rows[index[0], first:last]
-        row_b = rows[index[1], first:last]
-        row_c = rows[index[2], first:last]
-        row_d = rows[index[3], first:last]
+        row_a = rows[place(index, group[0]), first:last]
+        row_b = rows[place(index, group[1]), first:last]
+        row_c = rows[place(index, group[2]), first:last]
+        row_d = rows[place(index, group[3]), first:last]
         out_a = out[begin, first:last]
         out_b = out[begin + 1, first:last]
         out_c = out[begin + 2, first:last]
@@ -360,7 +380,7 @@ def centre_block(
             largest[j] = max(largest[j], max(max(abs(a), abs(b)), max(abs(c), abs(d))))
         for q in range(values.shape[0]):
             for k in range(4):
-                shares[k] = values[q, index[k]] if k < count else 0.0
+                shares[k] = values[q, group[k]] if k < count else 0.0
             v_a, v_b, v_c, v_d = shares[0], shares[1], shares[2], shares[3]
             sums = products[q, first:last]
             for j in range(width):
@@ -373,8 +393,8 @@ def centre_block(
         if codes.shape[0] > 0 and (done % part_rows == 0 or done == n):
             start = (begin // part_rows) * part_rows
             _sum_cells(
-                rows, weight, origin, away, codes, order, cell, start, done, first, last, held,
-                class_sums,
+                rows, index, weight, origin, away, codes, order, cell, start, done, first, last,
+                held, class_sums,
             )  # fmt: skip
     for q in range(values.shape[0]):
         share = values[q].sum()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from splince_fast._kernels.accumulate import place
 from splince_fast._kernels.jit import kernel
 
 # Columns whose share of a row's leverage is one number: threads begin at multiples of it.
@@ -47,6 +48,7 @@ def _sum_four(
 @kernel
 def sweep_block(
     rows: Any,
+    index: Any,
     weight: Any,
     shift: Any,
     inverse: Any,
@@ -73,7 +75,9 @@ def sweep_block(
 
     Parameters
     ----------
-    rows : (n, d) float32 or float64, C-contiguous
+    rows : (m, d) float32 or float64, C-contiguous
+    index : (n,) intp
+        The n rows of the block among them, in its order; or empty for all, n = m.
     weight : (n,) float64 > 0, or empty for unit weights
     shift, inverse : (d,) float64
     codes : (v, n) intp, rows of class_sums to add each row to; -1 for none
@@ -85,7 +89,7 @@ def sweep_block(
     total, squares, class_sums, products : (d,), (d,), (c, d), (q, d) float64, overwritten
     leverage : (d / STRIPE rounded up, n) float64, overwritten
     """
-    n = rows.shape[0]
+    n = order.shape[0]
     width = last - first
     weighted = weight.shape[0] > 0
     origin = shift[first:last]
@@ -117,8 +121,9 @@ def sweep_block(
             for begin in range(first, last, STRIPE):
                 end = min(last, begin + STRIPE)
                 l_a, l_b, l_c, l_d = _sum_four(
-                    rows[i_a, begin:end], rows[i_b, begin:end], rows[i_c, begin:end],
-                    rows[i_d, begin:end], shift[begin:end], inverse[begin:end],
+                    rows[place(index, i_a), begin:end], rows[place(index, i_b), begin:end],
+                    rows[place(index, i_c), begin:end], rows[place(index, i_d), begin:end],
+                    shift[begin:end], inverse[begin:end],
                     held[begin - first : end - first], squares[begin:end], w_a, s_b, s_c, s_d,
                 )  # fmt: skip
                 stripe = leverage[begin // STRIPE]
@@ -139,7 +144,7 @@ def sweep_block(
         sums = products[q, first:last]
         for i in range(n):
             share = values[q, i]
-            row = rows[i, first:last]
+            row = rows[place(index, i), first:last]
             for j in range(width):
                 sums[j] += share * (row[j] - origin[j])
 

@@ -145,33 +145,33 @@ class Accumulator:
         *,
         in_order: bool = False,
         checked: bool = False,
+        index: NDArray[np.intp] | None = None,
     ) -> None:
         """Add rows with valid labels: full blocks where they lie, the rest by the buffer.
 
         With `in_order` the rows of a block follow each other as they came, whatever the size of
         the updates that brought them: no rows overtake those that wait. With `checked` their
-        values were looked at before.
+        values were looked at before. With `index` only the rows that it numbers are added, in its
+        order; weights and labels are of those.
 
         Raises
         ------
         NonFiniteError, InputError, LabelError
             Before anything changes.
         """
-        n, width = rows.array.shape
+        n, width = len(rows) if index is None else len(index), rows.width
         known = self._work.capacities.get((width, rows.dtype))
         capacity = self._reserve(width, rows.dtype) if known is None else known
-        n_direct = n // capacity * capacity if rows.direct else 0
-        if in_order and self.waiting:
-            n_direct = 0
         # A single block that is merged at once is checked by its reduction, without another pass.
-        if not checked and not n == n_direct == capacity:
+        if not (checked or (rows.direct and n == capacity and not (in_order and self.waiting))):
             rows.check()
-        batch = self._prepare(rows.array, weight, encoded)
-        for start in range(0, n_direct, capacity):
-            whole = n == capacity
-            self._merge(batch, batch.block if whole else batch.block.slice(start, start + capacity))
-        start = n_direct
+        batch = self._prepare(LabelledRows(rows.array, weight, {}, index), encoded)
+        start = 0
         while start < n:
+            if rows.direct and n - start >= capacity and not (in_order and self.waiting):
+                self._merge(batch, batch.block.slice(start, start + capacity))
+                start += capacity
+                continue
             buffer = self._buffer_for(width, rows.dtype)
             stop = min(n, start + buffer.room)
             self._wait(batch, batch.block.slice(start, stop), buffer)
@@ -190,18 +190,13 @@ class Accumulator:
             return self.buffer.room
         return self.parameters.capacity(width, dtype.itemsize)
 
-    def _prepare(
-        self,
-        rows: NDArray[Any],
-        weight: Float | None,
-        encoded: Mapping[VariableName, Encoded],
-    ) -> Batch:
+    def _prepare(self, block: LabelledRows, encoded: Mapping[VariableName, Encoded]) -> Batch:
         """Rows with labels in terms of the state; what is new stays in the batch."""
-        width = rows.shape[1]
+        width = block.rows.shape[1]
         state = self.state
         if state is None:
             state = self._empty_state(width)
-        batch = Batch(LabelledRows(rows, weight, {}), {}, {}, state, learned=state is self.state)
+        batch = Batch(block, {}, {}, state, learned=state is self.state)
         for name, column in encoded.items():
             kind = KIND_OF_COLUMN[type(column)]
             variable = self.variables.get(name)
@@ -292,10 +287,10 @@ class Accumulator:
 
     def _merge(self, batch: Batch, block: LabelledRows) -> None:
         """Reduce a block and add it to the state and to its variables."""
-        state, rows, n = batch.state, block.rows, len(block.rows)
+        state, rows, index, n = batch.state, block.rows, block.index, len(block)
         weight = None if block.weight is None else np.ascontiguousarray(block.weight)
-        sample = sample_block(rows, weight)
-        reference = state.reference_for(rows, weight, sample)
+        sample = sample_block(rows, weight, index)
+        reference = state.reference_for(rows, weight, sample, index)
         moved = {}
         if reference is not state.reference:
             moved = self._moved(state, reference)
@@ -305,12 +300,12 @@ class Accumulator:
         codes, n_sums, values = sweep_of(asked, n)
         reduced = reduce_block(
             rows, weight, sample, reference, codes, n_sums, values,
-            self._work.rows(n, rows.shape[1], rows.dtype),
+            self._work.rows(n, rows.shape[1], rows.dtype), index,
         )  # fmt: skip
         # What can fail for want of memory comes before the first change.
         fourth = None if state.fourth is None else state.fourth_about(reference)
         if fourth is not None:
-            fourth.add_rows(rows, weight, reference)
+            fourth.add_rows(rows, weight, reference, index)
         state.merge_block(reference, reduced, self._work.product)
         state.fourth = fourth
         self._commit(batch, block, moved, asked, reduced.class_sums, reduced.products)

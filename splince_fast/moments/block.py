@@ -28,6 +28,7 @@ MATRIX_PRODUCT_FROM = 8
 _ANGLES = np.arange(256) * (np.pi * (3.0 - 5.0**0.5))
 _ROTATIONS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
 _NO_WEIGHT = np.empty(0)
+_ALL = np.empty(0, np.intp)
 _NO_VALUES = np.empty((0, 0))
 
 
@@ -54,21 +55,28 @@ class Reduced:
     products: Float  # (q, d)
 
 
-def sample_block(rows: NDArray[Any], weight: Float | None) -> Sample:
+def rows_of(rows: NDArray[Any], index: Codes | None, start: int, stop: int) -> NDArray[Any]:
+    """Rows start..stop of a block, whose rows `index` numbers where it is not all of them."""
+    return rows[start:stop] if index is None else rows[index[start:stop]]
+
+
+def sample_block(rows: NDArray[Any], weight: Float | None, index: Codes | None = None) -> Sample:
     """Look at 4 sqrt(n) rows of a block; values may be unchecked.
 
     Parameters
     ----------
-    rows : (n, d) float32 or float64, C-contiguous, n >= 1
+    rows : (m, d) float32 or float64, C-contiguous
     weight : (n,) float64 > 0, or None for unit weights
+    index : (n,) intp, optional
+        The n >= 1 rows of the block among them, in its order; all without it.
     """
     import splince_fast._kernels.accumulate as kernels
 
-    n, d = rows.shape
+    n, d = len(rows) if index is None else len(index), rows.shape[1]
     stride = math.ceil(n**0.5 / 4)
     shift, spread = np.empty(d), np.empty(d)
     given = _NO_WEIGHT if weight is None else weight
-    kernels.sample_columns(rows, given, stride, shift, spread)
+    kernels.sample_columns(rows, _ALL if index is None else index, given, stride, shift, spread)
     if weight is None:
         return Sample(shift, spread, float(-(-n // stride)), float(n))
     return Sample(shift, spread, float(weight[::stride].sum()), float(weight.sum()))
@@ -83,6 +91,7 @@ def reduce_block(
     n_codes: int,
     values: Float,
     buffer: NDArray[Any],
+    index: Codes | None = None,
 ) -> Reduced:
     """Reduce a block in one sweep over memory, columns split over threads.
 
@@ -100,7 +109,7 @@ def reduce_block(
 
     Parameters
     ----------
-    rows : (n, d) float32 or float64, C-contiguous, n >= 1; values may be unchecked
+    rows : (m, d) float32 or float64, C-contiguous; values may be unchecked
     weight : (n,) float64 > 0, or None for unit weights
     sample : Sample
         Of this block; its shift is overwritten by a second sweep.
@@ -108,6 +117,9 @@ def reduce_block(
     codes : (v, n) intp into n_codes rows of class sums, -1 for none
     values : (q, n) float64
     buffer : (at least n rounded up to a multiple of 4, d), dtype of rows, overwritten
+    index : (n,) intp, optional
+        The n >= 1 rows of the block among `rows`, in its order, which are read where they lie; all
+        without it.
 
     Raises
     ------
@@ -116,7 +128,7 @@ def reduce_block(
     """
     import splince_fast._kernels.accumulate as kernels
 
-    n, d = rows.shape
+    n, d = len(rows) if index is None else len(index), rows.shape[1]
     out = buffer[: (n + 3) // 4 * 4]
     if len(out) < n:
         raise RuntimeError("the work buffer has no room for the block")
@@ -127,6 +139,7 @@ def reduce_block(
     peak, total = np.empty(d), np.empty(d)
     class_sums, products = np.empty((n_codes, d)), np.empty((len(values), d))
     given = _NO_WEIGHT if weight is None else weight
+    where = _ALL if index is None else index
     by_matrix = len(values) >= MATRIX_PRODUCT_FROM
     swept = _NO_VALUES.reshape(0, n) if by_matrix else values
     into = products[:0] if by_matrix else products
@@ -134,7 +147,7 @@ def reduce_block(
 
     def work(first: int, last: int) -> None:
         kernels.centre_block(
-            rows, given, shift, offset, codes, order, cell, swept, _ROTATIONS, part,
+            rows, where, given, shift, offset, codes, order, cell, swept, _ROTATIONS, part,
             first, last, out, peak, total, class_sums, into,
         )  # fmt: skip
 
@@ -145,7 +158,7 @@ def reduce_block(
         shift, sample.spread, peak, total, whole, lightest, heaviest, n, _EXCESS
     )
     if verdict & kernels.SUSPECT:
-        check_values(rows)
+        check_values(rows_of(rows, index, 0, n))
     if verdict & kernels.FAR:
         shift += total / whole
         offset = shift - reference
@@ -154,26 +167,27 @@ def reduce_block(
             shift, sample.spread, peak, total, whole, lightest, heaviest, n, np.inf
         )
     if out.dtype == np.float32 and verdict & kernels.NEEDS_FLOAT64:
-        wide = rows.astype(np.float64)
+        wide = rows_of(rows, index, 0, n).astype(np.float64)
         return reduce_block(
             wide, weight, sample_block(wide, weight), reference, codes, n_codes, values,
             np.empty((buffer_rows(n), d)),
         )  # fmt: skip
     if by_matrix:
-        add_products(rows, values, shift, offset, products)
+        add_products(rows, values, shift, offset, products, index)
     return Reduced(n, whole, total + whole * offset, total / whole, out, class_sums, products)
 
 
 def add_products(
-    rows: NDArray[Any], values: Float, shift: Float, offset: Float, products: Float
-) -> None:
+    rows: NDArray[Any], values: Float, shift: Float, offset: Float, products: Float,
+    index: Codes | None = None,
+) -> None:  # fmt: skip
     """products = values (rows - reference) in float64, as (rows - shift) + offset, in parts."""
     np.multiply(values.sum(axis=1)[:, None], offset, out=products)
-    step = 512
-    centred = np.empty((min(step, len(rows)), rows.shape[1]))
-    for start in range(0, len(rows), step):
-        part = centred[: len(rows) - start]
-        np.subtract(rows[start : start + step], shift, out=part)
+    step, n = 512, values.shape[1]
+    centred = np.empty((min(step, n), rows.shape[1]))
+    for start in range(0, n, step):
+        part = centred[: n - start]
+        np.subtract(rows_of(rows, index, start, start + step), shift, out=part)
         products += values[:, start : start + step] @ part
 
 

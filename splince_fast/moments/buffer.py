@@ -17,26 +17,44 @@ from splince_fast.moments.variable import Labels
 
 Float = NDArray[np.float64]
 
+_PART_BYTES = 1 << 20
+
 
 @dataclass(slots=True)
 class LabelledRows:
     """A run of rows with what is known of each: the unit that waits and is reduced."""
 
-    rows: NDArray[Any]  # (n, d)
+    rows: NDArray[Any]  # (m, d)
     weight: Float | None  # (n,), None for unit weights
     labels: dict[VariableName, Labels] = field(default_factory=dict)
+    index: NDArray[np.intp] | None = None  # (n,): which of `rows`, None for all of them
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.rows) if self.index is None else len(self.index)
 
     def slice(self, start: int, stop: int) -> LabelledRows:
-        if start == 0 and stop == len(self.rows):
+        if start == 0 and stop == len(self):
             return self
+        whole = self.index is None
         return LabelledRows(
-            self.rows[start:stop],
+            self.rows[start:stop] if whole else self.rows,
             None if self.weight is None else self.weight[start:stop],
             {name: labels[start:stop] for name, labels in self.labels.items()},
+            None if self.index is None else self.index[start:stop],
         )
+
+    def copy_rows(self, out: NDArray[Any]) -> None:
+        """Write the rows to `out`, (n, d) of any dtype."""
+        rows, index = self.rows, self.index
+        if index is None:
+            out[...] = rows
+        elif rows.dtype == out.dtype and rows.flags.c_contiguous and rows.flags.aligned:
+            np.take(rows, index, axis=0, out=out, mode="clip")
+        else:  # by way of parts that a cache holds
+            step = max(1, _PART_BYTES // max(1, rows.shape[1] * rows.dtype.itemsize))
+            for start in range(0, len(index), step):
+                part = index[start : start + step]
+                out[start : start + len(part)] = rows[part]
 
 
 class Buffer:
@@ -91,8 +109,8 @@ class Buffer:
             A missing label of each variable of the block.
         """
         capacity, start = len(self.rows), self.filled
-        stop = start + len(block.rows)
-        self.rows[start:stop] = block.rows
+        stop = start + len(block)
+        block.copy_rows(self.rows[start:stop])
         if block.weight is not None and self._weight is None:
             weight = np.ones(capacity)
             weight[start:stop] = block.weight

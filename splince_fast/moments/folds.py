@@ -5,20 +5,19 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime import files
-from splince_fast._runtime.arrays import Rows
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast._runtime.interrupts import Deferred
 from splince_fast._runtime.memory import total_memory
 from splince_fast.exceptions import FileFormatError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
-from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.entry import Given, read_update
 from splince_fast.moments.format import NEWEST, format_of, from_tensors, part_of, to_tensors
@@ -36,7 +35,6 @@ _FEW_FEATURES, _ROWS_PER_FEATURE = 512, 4
 # Two states and their factors, which take 2 d^2 numbers each where x is rank deficient, may take
 # this share of the memory of the machine.
 _MATRICES, _SHARE = 6, 0.25
-_PART_BYTES = 1 << 20
 
 
 def worthwhile(n_rows: int | None, n_features: int | None) -> bool:
@@ -204,11 +202,27 @@ class Folds(Sequence[Moments]):
             known = fold._accumulator.variables
             for name in encoded.keys() & known.keys():
                 check_column(known[name], encoded[name], name)
-        for i, fold in enumerate(self._folds):
-            chosen = np.flatnonzero(fold_of == i)
-            with Deferred(), fold._lock:
-                _add_some(fold._accumulator, given, encoded, chosen)
-        self._position += given.n_given
+        with Deferred(), ExitStack() as locks:
+            for fold in self._folds:
+                locks.enter_context(fold._lock)
+            chosen = [np.flatnonzero(fold_of == i) for i in range(len(self))]
+            # A block of each fold in turn: rows that one of them has read are near for the others.
+            begun = [0] * len(self)
+            while any(first < len(index) for first, index in zip(begun, chosen, strict=True)):
+                for i, fold in enumerate(self._folds):
+                    room = fold._accumulator.room(given.rows.width, given.rows.dtype)
+                    index = chosen[i][begun[i] : begun[i] + room]
+                    if len(index):
+                        fold._accumulator.update(
+                            given.rows,
+                            None if given.weight is None else given.weight[index],
+                            {name: _rows_of(column, index) for name, column in encoded.items()},
+                            in_order=True,
+                            checked=True,
+                            index=index,
+                        )
+                    begun[i] += len(index)
+            self._position += given.n_given
         return self
 
     def _wide(self) -> Moments:
@@ -281,39 +295,6 @@ class Folds(Sequence[Moments]):
                 for i, own in enumerate(described)
             )
             return found, metadata["stream"]
-
-
-def _add_some(
-    accumulator: Accumulator,
-    given: Given,
-    encoded: Mapping[VariableName, Encoded],
-    chosen: NDArray[np.intp],
-) -> None:
-    """Add some of the rows of an update, a block at a time: no more than that is copied.
-
-    Rows that wait are copied again, so they are taken in parts that a cache holds.
-    """
-    array, (_, width) = given.rows.array, given.rows.array.shape
-    capacity = accumulator.parameters.capacity(width, given.rows.dtype.itemsize)
-    part = min(capacity, max(1, _PART_BYTES // (width * array.dtype.itemsize)))
-    memory = np.empty((min(capacity, len(chosen)), width), array.dtype)
-    start = 0
-    while start < len(chosen):
-        room = accumulator.room(width, given.rows.dtype)
-        whole = room == capacity and len(chosen) - start >= capacity
-        piece = chosen[start : start + (capacity if whole else min(room, part))]
-        if array.flags.c_contiguous:
-            rows = np.take(array, piece, axis=0, out=memory[: len(piece)], mode="clip")
-        else:
-            rows = array[piece]
-        accumulator.update(
-            Rows.known(rows),
-            None if given.weight is None else given.weight[piece],
-            {name: _rows_of(column, piece) for name, column in encoded.items()},
-            in_order=True,
-            checked=True,
-        )
-        start += len(piece)
 
 
 def _digest(name: ClassName) -> int:

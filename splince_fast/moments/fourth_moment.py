@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast.moments.block import rows_of
+
 Float = NDArray[np.float64]
 
 _CHUNK = 1 << 18
@@ -38,11 +40,14 @@ class FourthMoment:
         """The same sums with every weight times a factor."""
         return FourthMoment(factor * self.quartic, factor * self.cubic)
 
-    def add_rows(self, rows: NDArray[Any], weight: Float | None, reference: Float) -> None:
-        """Add a block of rows; `weight` is None for unit weights."""
+    def add_rows(
+        self, rows: NDArray[Any], weight: Float | None, reference: Float,
+        index: NDArray[np.intp] | None = None,
+    ) -> None:  # fmt: skip
+        """Add a block of rows; `weight` is None for unit weights, and `index` for all rows."""
         step = max(1, _CHUNK // rows.shape[1])
-        for start in range(0, len(rows), step):
-            deviations = rows[start : start + step] - reference
+        for start in range(0, len(rows) if index is None else len(index), step):
+            deviations = rows_of(rows, index, start, start + step) - reference
             squares = np.einsum("ij,ij->i", deviations, deviations)
             weighted = squares if weight is None else weight[start : start + step] * squares
             self.quartic += float(weighted @ squares)

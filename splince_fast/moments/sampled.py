@@ -26,7 +26,7 @@ from splince_fast._runtime.hashing import splitmix64
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassCodes, Columns, Encoded, VariableName
 from splince_fast.moments.accumulator import Accumulator, Batch, sweep_of
-from splince_fast.moments.block import MATRIX_PRODUCT_FROM, add_products, part_rows
+from splince_fast.moments.block import MATRIX_PRODUCT_FROM, add_products, part_rows, rows_of
 from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
@@ -118,34 +118,18 @@ class SampledAccumulator(Accumulator):
         weight: Float | None,
         encoded: Mapping[VariableName, Encoded],
         *,
-        in_order: bool = False,
+        in_order: bool = True,
         checked: bool = False,
+        index: NDArray[np.intp] | None = None,
     ) -> None:
         """Add rows, always in their order: the sample does not depend on the size of updates.
-
-        Those that fill up a block which waits are copied, whole blocks behind them are not.
 
         Raises
         ------
         NonFiniteError, InputError, LabelError
             Before anything changes.
         """
-        n = len(rows.array)
-        room = self.buffer.room if self.buffer is not None and self.waiting else 0
-        if not (rows.direct and room and room < n):
-            super().update(rows, weight, encoded, in_order=True, checked=checked)
-            return
-        if not checked:
-            rows.check()
-        for start, stop in ((0, room), (room, n)):
-            part = slice(start, stop)
-            super().update(
-                Rows.known(rows.array[part]),
-                None if weight is None else weight[part],
-                {name: _part(column, part) for name, column in encoded.items()},
-                in_order=True,
-                checked=True,
-            )
+        super().update(rows, weight, encoded, in_order=True, checked=checked, index=index)
 
     def _empty_state(self, width: int) -> State:
         return State.of_variances(width)
@@ -159,18 +143,18 @@ class SampledAccumulator(Accumulator):
         """Sum a block, sample it, and add both."""
         import splince_fast._kernels.sampled as kernels
 
-        state, rows, n = batch.state, block.rows, len(block.rows)
+        state, rows, index, n = batch.state, block.rows, block.index, len(block)
         weight = None if block.weight is None else np.ascontiguousarray(block.weight)
-        shift = state.mean if state.weight else head_mean(rows, weight)
+        shift = state.mean if state.weight else head_mean(rows, weight, index)
         asked = [batch.variables[name].ask(labels, weight) for name, labels in block.labels.items()]
         codes, n_sums, values = sweep_of(asked, n)
-        sweep = _Sweep(rows, weight, shift, codes, n_sums, values)
+        sweep = _Sweep(rows, weight, shift, codes, n_sums, values, index)
         first = not state.weight
         sweep.run(np.zeros(len(shift)) if first else _inverse(state))
         with np.errstate(invalid="ignore", over="ignore"):
             usable = bool(np.isfinite(sweep.squares.sum()))
         if not usable:
-            check_values(rows)
+            check_values(rows_of(rows, index, 0, n))
         whole = float(n) if weight is None else float(weight.sum())
         variances = Diagonal(np.maximum(0.0, sweep.squares - sweep.total**2 / whole))
         own = State(shift, n, whole, sweep.total.copy(), variances, None)
@@ -189,7 +173,7 @@ class SampledAccumulator(Accumulator):
         labels = {name: column[chosen] for name, column in block.labels.items()}
         names = {name: _names_of(batch, name) for name in labels}
         # What can fail for want of memory comes before the first change.
-        self._take(rows[chosen], shares, labels, names)
+        self._take(rows[chosen if index is None else index[chosen]], shares, labels, names)
         offset = shift - reference
         if n_sums:
             sweep.class_sums += sweep.class_weights()[:, None] * offset
@@ -280,12 +264,14 @@ class _Sweep:
         codes: NDArray[np.intp],
         n_codes: int,
         values: Float,
+        index: NDArray[np.intp] | None = None,
     ) -> None:
         import splince_fast._kernels.accumulate as kernels
         from splince_fast._kernels.sampled import STRIPE
 
-        n, d = rows.shape
+        n, d = len(rows) if index is None else len(index), rows.shape[1]
         self._rows, self._shift, self._codes = rows, shift, codes
+        self._index = np.empty(0, np.intp) if index is None else index
         self._weight = _NO_WEIGHT if weight is None else weight
         self._order, self._cell = np.empty(n, np.intp), np.empty(n, np.intp)
         kernels.sort_by_cell(codes, n_codes, part_rows(d, rows.itemsize), self._order, self._cell)
@@ -294,7 +280,7 @@ class _Sweep:
         self.leverage = np.empty((-(-d // STRIPE), n))
         self._values, self._swept = values, self.products
         if len(values) >= MATRIX_PRODUCT_FROM:
-            add_products(rows, values, shift, np.zeros(d), self.products)
+            add_products(rows, values, shift, np.zeros(d), self.products, index)
             self._values, self._swept = values[:0], self.products[:0]
 
     def run(self, inverse: Float) -> None:
@@ -303,12 +289,12 @@ class _Sweep:
 
         def work(first: int, last: int) -> None:
             kernels.sweep_block(
-                self._rows, self._weight, self._shift, inverse, self._codes, self._order,
-                self._cell, self._values, first, last, self.total, self.squares, self.class_sums,
-                self._swept, self.leverage,
+                self._rows, self._index, self._weight, self._shift, inverse, self._codes,
+                self._order, self._cell, self._values, first, last, self.total, self.squares,
+                self.class_sums, self._swept, self.leverage,
             )  # fmt: skip
 
-        n, d = self._rows.shape
+        n, d = len(self._order), len(self._shift)
         threads.split(work, d, grain=max(kernels.STRIPE, _GRAIN // n), align=kernels.STRIPE)
 
     def class_weights(self) -> Float:
@@ -338,14 +324,6 @@ def _names_of(batch: Batch, name: VariableName) -> tuple[Any, ...]:
     if isinstance(variable, ClassSums):
         return (*variable.names, *new)
     return tuple(new or cast(ColumnSums, variable).names)
-
-
-def _part(column: Encoded, rows: slice) -> Encoded:
-    """Some rows of an encoded column, with all its classes."""
-    if isinstance(column, ClassCodes):
-        return column[rows]
-    present = None if column.present is None else column.present[rows]
-    return Columns(column.columns, column.values[rows], present)
 
 
 def accumulator_of(parameters: Parameters) -> Accumulator:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import check_values
 from splince_fast.exceptions import IncompatibleMomentsError
-from splince_fast.moments.block import Reduced, Sample
+from splince_fast.moments.block import Reduced, Sample, rows_of
 from splince_fast.moments.fourth_moment import FourthMoment
 from splince_fast.moments.scatter import EPS32, EPS64, Diagonal, Scatter
 
@@ -93,7 +93,10 @@ class State:
 
     # -- the reference point ---------------------------------------------------------------
 
-    def reference_for(self, rows: NDArray[Any], weight: Float | None, sample: Sample) -> Float:
+    def reference_for(
+        self, rows: NDArray[Any], weight: Float | None, sample: Sample,
+        index: NDArray[np.intp] | None = None,
+    ) -> Float:  # fmt: skip
         """The point about which a block is summed: that of the state, or where it should move.
 
         Sums about a point that lies c standard deviations from the mean lose a factor c of
@@ -101,7 +104,7 @@ class State:
         follows the mean when it has gone far.
         """
         if self.weight == 0.0:
-            return head_mean(rows, weight)
+            return head_mean(rows, weight, index)
         import splince_fast._kernels.accumulate as kernels
 
         far = kernels.reference_is_far(
@@ -254,9 +257,11 @@ class State:
         return constant, of_sums
 
 
-def head_mean(rows: NDArray[Any], weight: Float | None) -> Float:
+def head_mean(
+    rows: NDArray[Any], weight: Float | None, index: NDArray[np.intp] | None = None
+) -> Float:
     """The weighted mean of the first rows of a block, whose values may be unchecked."""
-    head = rows[:_HEAD].astype(np.float64, order="C")
+    head = rows_of(rows, index, 0, _HEAD).astype(np.float64, order="C")
     if not np.isfinite(head).all():  # infinite less infinite warns before it is refused
         check_values(rows)
     # About its first row, so that a constant column has exactly its value.

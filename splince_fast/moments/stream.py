@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Protocol, TypeVar, cast
 
+from splince_fast._runtime.interrupts import Deferred
 from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.labels import encode
 from splince_fast.moments.digest import block_digest, file_stamps
@@ -211,18 +212,20 @@ class Run:
             )
 
     def add(self, block: Any) -> None:
-        """Add a block to the target."""
-        self.target.update(block.X, block.labels, sample_weight=block.sample_weight)
-        if not self.position and self._checkpoint is not None:
-            self._first = self._digest(block)
-        self.position += 1
-        self._last_block = block
+        """Add a block to the target; Ctrl-C comes when the position says so, too."""
+        with Deferred():
+            self.target.update(block.X, block.labels, sample_weight=block.sample_weight)
+            if not self.position and self._checkpoint is not None:
+                self._first = self._digest(block)
+            self.position += 1
+            self._last_block = block
 
     def fold(self, state: Any, position: int, first: str, last: str) -> None:
         """Add the state of all blocks up to `position`, with digests of the first and the last."""
-        self.target += state
-        self.position, self._last, self._last_block = position, last, None
-        self._first = self._first or first
+        with Deferred():
+            self.target += state
+            self.position, self._last, self._last_block = position, last, None
+            self._first = self._first or first
 
     def check_position(self) -> None:
         """Compare the blocks about the position with what the checkpoint says of them."""

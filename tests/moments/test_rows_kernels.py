@@ -19,6 +19,7 @@ from splince_fast._kernels import apply as kernels
 from splince_fast.moments import block as reducing
 
 Array = np.ndarray[Any, Any]
+ALL = np.empty(0, np.intp)  # every row of a block, in its order
 
 
 # Any number of either precision that can be squared.
@@ -67,7 +68,7 @@ class Block:
         }
         for first, last in pairwise(bounds or [0, d]):
             accumulate.centre_block(
-                self.rows, self.weight, self.shift, self.shift - self.reference, self.codes,
+                self.rows, ALL, self.weight, self.shift, self.shift - self.reference, self.codes,
                 order, cell, self.values, self.turns, self.part_rows, first, last, *out.values(),
             )  # fmt: skip
         return out
@@ -163,7 +164,7 @@ def test_a_sample_has_the_mean_and_the_squares_of_its_rows(
 ) -> None:
     block = Block(n, d, dtype, weighted=weighted, offset=offset, seed=seed)
     shift, spread = np.full(d, np.nan), np.full(d, np.nan)
-    accumulate.sample_columns(block.rows, block.weight, stride, shift, spread)
+    accumulate.sample_columns(block.rows, ALL, block.weight, stride, shift, spread)
     x = block.rows[::stride].astype(np.longdouble)
     w = block.weight[::stride] if weighted else np.ones(len(x))
     y = x - x[0]
@@ -189,7 +190,7 @@ def test_a_sample_of_a_constant_column_is_exactly_that(
     rows = np.full((n, 3), value)
     weight = np.linspace(0.1, 3, n) if weighted else np.empty(0)
     shift, spread = np.full(3, np.nan), np.full(3, np.nan)
-    accumulate.sample_columns(rows, weight, stride, shift, spread)
+    accumulate.sample_columns(rows, ALL, weight, stride, shift, spread)
     assert (shift == value).all()
     assert (spread == 0.0).all()
 
@@ -459,7 +460,7 @@ def test_rows_in_random_order_are_swept_once(
     original, shifts = accumulate.centre_block, []
 
     def counted(*arguments: Any) -> None:
-        shifts.append(arguments[2].copy())
+        shifts.append(arguments[3].copy())
         original(*arguments)
 
     monkeypatch.setattr(accumulate, "centre_block", counted)
@@ -473,6 +474,42 @@ def test_rows_in_random_order_are_swept_once(
     if n > 16:
         reduce(block.rows, block.weight, block)
         assert len(shifts) == 3
+
+
+@given(
+    n=st.integers(1, 200),
+    d=st.integers(1, 20),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    weighted=st.booleans(),
+    columns=st.sampled_from([0, 2, reducing.MATRIX_PRODUCT_FROM]),
+    scale=st.sampled_from([1.0, 1e25]),
+    misled=st.booleans(),
+    seed=st.integers(0, 999),
+)
+def test_rows_by_number_have_the_bits_of_their_copy(
+    n: int, d: int, dtype: Any, weighted: bool, columns: int, scale: float, misled: bool, seed: int
+) -> None:
+    """With a second sweep and in float64 where float32 overflows, too."""
+    block = Block(n, d, weighted=weighted, variables=2, columns=columns, seed=seed)
+    rng = np.random.default_rng(seed)
+    lying = (rng.normal(size=(2 * n, d)) * scale).astype(dtype)
+    index = rng.permutation(2 * n)[:n]
+    if misled:
+        lying[index[:: stride_of(n)]] *= 1e3
+    given = block.weight if weighted else None
+
+    def reduced(rows: Array, index: Array | None) -> reducing.Reduced:
+        return reducing.reduce_block(
+            rows, given, reducing.sample_block(rows, given, index), block.reference, block.codes,
+            block.n_codes, block.values, np.empty((reducing.buffer_rows(n), d), dtype), index,
+        )  # fmt: skip
+
+    ours, copied = reduced(lying, index), reduced(lying[index], None)
+    for name in ("deviation", "residual", "shifted", "class_sums", "products"):
+        np.testing.assert_array_equal(getattr(ours, name), getattr(copied, name), strict=True)
+    assert (ours.n_rows, ours.weight) == (copied.n_rows, copied.weight)
+    others = reduced(lying, np.roll(np.arange(2 * n), 1)[:n])  # the control
+    assert not np.array_equal(others.shifted, copied.shifted) or n < 3
 
 
 @given(

@@ -1,0 +1,188 @@
+"""Folds hold the bits of their rows, however they came; and updates are whole."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from naive_model import state_bytes
+from numpy.typing import NDArray
+
+import splince_fast as sf
+from splince_fast import Moments, NonFiniteError, sources
+from splince_fast._kernels import accumulate
+from splince_fast._runtime.hashing import splitmix64
+from splince_fast.moments.folds import Folds
+
+N, D = 400, 5
+LAYOUTS: dict[str, Any] = {
+    "C": lambda X: X,
+    "Fortran": np.asfortranarray,
+    "strided": lambda X: np.repeat(X, 2, axis=1)[:, ::2],
+    "half": lambda X: X.astype(np.float16),
+    "integers": lambda X: np.rint(10 * X).astype(np.int16),
+}
+
+
+def table(seed: int = 0, dtype: Any = np.float32) -> tuple[NDArray[Any], dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+    z = rng.integers(0, 3, N)
+    X = rng.normal(size=(N, D)) + z[:, None] * np.eye(D)[0]
+    v = rng.normal(size=N)
+    v[rng.random(N) < 0.1] = np.nan
+    return X.astype(dtype), {"z": z, "y": rng.integers(0, 2, N).astype(str), "v": v}
+
+
+def part(labels: dict[str, Any], rows: Any) -> dict[str, Any]:
+    return {name: column[rows] for name, column in labels.items()}
+
+
+def fold_of(n: int, count: int) -> NDArray[np.intp]:
+    return (splitmix64(np.arange(n, dtype=np.uint64)) % np.uint64(count)).astype(np.intp)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@given(
+    cuts=st.lists(st.integers(0, N), max_size=5).map(sorted),
+    count=st.integers(2, 3),
+    block_rows=st.sampled_from([16, 64, 250]),
+    weighted=st.booleans(),
+    kind=st.sampled_from([{}, {"ledoit_wolf": True}, {"scatter": 0.3}]),
+)
+def test_a_fold_has_the_bits_of_its_rows_in_their_order(
+    layout: str, cuts: list[int], count: int, block_rows: int, weighted: bool, kind: dict[str, Any]
+) -> None:
+    """Against moments of a copy of these rows, a block at a time; in updates of any size."""
+    if "scatter" in kind:  # sums in the order in which classes came: all of them come at first
+        cuts = [cut for cut in cuts if cut > 50]
+    X, labels = table()
+    X = LAYOUTS[layout](X)
+    weight = np.random.default_rng(1).uniform(0.5, 2, N) if weighted else None
+    folds = Folds(count, block_rows=block_rows, **kind)
+    for first, last in zip([0, *cuts], [*cuts, N], strict=True):
+        rows = slice(first, last)
+        given = None if weight is None else weight[rows]
+        folds.update(X[rows], part(labels, rows), sample_weight=given)
+    folds.settle()
+    dealt = fold_of(N, count)
+    for i, fold in enumerate(folds):
+        chosen = np.flatnonzero(dealt == i)
+        twin = Folds(2, block_rows=block_rows, **kind)  # whose first fold takes all
+        twin._deal = lambda given, n: np.zeros(n, np.intp)  # type: ignore[method-assign]
+        for start in range(0, len(chosen), block_rows):
+            rows = chosen[start : start + block_rows]
+            given = None if weight is None else weight[rows]
+            twin.update(np.array(X[rows]), part(labels, rows), sample_weight=given)
+        assert state_bytes(fold) == state_bytes(twin.settle()[0])
+    assert state_bytes(folds[0]) != state_bytes(folds[1]), "the control"
+
+
+def test_folds_of_direct_rows_equal_moments_of_them() -> None:
+    """Where blocks are full, plain moments have the same bits."""
+    X, labels = table(dtype=np.float64)
+    folds = Folds(2, block_rows=32).update(X, labels)
+    for i, fold in enumerate(folds):
+        chosen = np.flatnonzero(fold_of(N, 2) == i)
+        whole = chosen[: len(chosen) // 32 * 32]
+        plain = Moments(block_rows=32).update(X[whole], part(labels, whole))
+        rest = chosen[len(whole) :]
+        plain.update(X[rest], part(labels, rest))
+        assert fold.covariance().tobytes() == plain.covariance().tobytes()
+        assert fold.mean.tobytes() == plain.mean.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rows_of_a_file_are_read_only(tmp_path: Path, dtype: Any) -> None:
+    X, labels = table(dtype=dtype)
+    np.save(tmp_path / "x.npy", X)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    ours = Folds(2, block_rows=64).update(mapped, labels)
+    for fold, plain in zip(ours, Folds(2, block_rows=64).update(X, labels), strict=True):
+        assert state_bytes(fold) == state_bytes(plain)
+
+
+def test_full_blocks_of_a_fold_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel is given the caller's own rows; only those that wait are copied."""
+    X, labels = table()
+    original, seen = accumulate.centre_block, []
+
+    def watched(rows: Any, index: Any, *rest: Any) -> None:
+        seen.append((np.shares_memory(rows, X), len(index)))
+        original(rows, index, *rest)
+
+    monkeypatch.setattr(accumulate, "centre_block", watched)
+    folds = Folds(2, block_rows=32).update(X, labels)
+    counts = np.bincount(fold_of(N, 2))
+    assert seen.count((True, 32)) == sum(counts // 32)
+    assert len(seen) == sum(counts // 32)
+    assert [fold.n_rows for fold in folds] == list(counts)
+
+
+def test_bad_rows_change_no_fold() -> None:
+    X, labels = table()
+    folds = Folds(2, block_rows=16).update(X, labels)
+    before = [state_bytes(fold) for fold in folds]
+    X[-1, 2] = np.nan  # in the last block of one fold, after full ones of both
+    with pytest.raises(NonFiniteError, match=f"rows {N - 1}"):
+        folds.update(X, labels)
+    assert [state_bytes(fold) for fold in folds] == before
+
+
+def test_control_c_waits_until_every_fold_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a run with a checkpoint, which must not hold rows of one fold alone."""
+    X, labels = table()
+    original = accumulate.centre_block
+    sent: list[int] = []
+
+    def interrupted(*arguments: Any) -> None:
+        original(*arguments)
+        if not sent:
+            sent.append(1)
+            signal.raise_signal(signal.SIGINT)
+
+    folds = Folds(2, block_rows=16)
+    monkeypatch.setattr(accumulate, "centre_block", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        folds.update(X, labels)
+    assert sent
+    assert folds.n_rows == N
+    folds.update(X, labels)
+    plain = Folds(2, block_rows=16).update(X, labels).update(X, labels)
+    for fold, whole in zip(folds, plain, strict=True):
+        assert state_bytes(fold) == state_bytes(whole)
+
+
+@pytest.mark.parametrize("folds", [None, 2])
+def test_an_interrupted_run_goes_on_from_its_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folds: int | None
+) -> None:
+    """Ctrl-C in the midst of a block: its rows count once."""
+    X, labels = table()
+    source = sources.from_arrays(X, labels, block_rows=100)
+    original = accumulate.centre_block
+    sent: list[int] = []
+
+    def interrupted(*arguments: Any) -> None:
+        original(*arguments)
+        sent.append(1)
+        if len(sent) == 9:  # in the first fold of a block of the source
+            signal.raise_signal(signal.SIGINT)
+
+    path = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(accumulate, "centre_block", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sf.Moments.from_blocks(source, folds=folds, block_rows=16, checkpoint=path)
+    assert len(sent) >= 9
+    resumed = sf.Moments.from_blocks(source, folds=folds, block_rows=16, checkpoint=path)
+    plain = sf.Moments.from_blocks(source, folds=folds, block_rows=16)
+    assert resumed.n_rows == plain.n_rows == N
+    if folds is None:
+        resumed, plain = [resumed], [plain]
+    for fold, whole in zip(resumed, plain, strict=True):
+        assert state_bytes(fold) == state_bytes(whole)
