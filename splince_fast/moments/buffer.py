@@ -27,10 +27,10 @@ class LabelledRows:
     labels: dict[VariableName, Labels] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return int(self.rows.shape[0])
 
     def slice(self, start: int, stop: int) -> LabelledRows:
-        if start == 0 and stop == len(self.rows):
+        if start == 0 and stop == len(self):
             return self
         return LabelledRows(
             self.rows[start:stop],

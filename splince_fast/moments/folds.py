@@ -16,6 +16,7 @@ from splince_fast._runtime.arrays import Rows
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast._runtime.interrupts import Deferred
 from splince_fast._runtime.memory import total_memory
+from splince_fast._runtime.sparse import SparseRows
 from splince_fast.exceptions import FileFormatError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
 from splince_fast.moments.accumulator import Accumulator
@@ -88,7 +89,7 @@ class Folds(Sequence[Moments]):
         A variable of the labels. It serves the grouping alone and is not accumulated; a row
         without its label is dealt by its number.
     **parameters
-        block_rows, kinds, joint and ledoit_wolf, as for :class:`Moments`.
+        block_rows, kinds, joint, ledoit_wolf, scatter, seed and rank, as for :class:`Moments`.
 
     Attributes
     ----------
@@ -196,7 +197,7 @@ class Folds(Sequence[Moments]):
         given = read_update(X, labels, sample_weight, None, self._wide()._accumulator)
         if not self._position and hasattr(X, "columns"):
             self.feature_names = tuple(map(str, X.columns))
-        n = len(given.rows.array)
+        n = len(given.rows)
         given.rows.check()
         fold_of = self._deal(given, n)
         encoded = {name: v for name, v in given.encoded.items() if name != self._groups}
@@ -293,6 +294,14 @@ def _add_some(
 
     Rows that wait are copied again, so they are taken in parts that a cache holds.
     """
+    if isinstance(given.rows, SparseRows):
+        accumulator.update(
+            given.rows.taken(chosen),
+            None if given.weight is None else given.weight[chosen],
+            {name: _rows_of(column, chosen) for name, column in encoded.items()},
+            checked=True,
+        )
+        return
     array, (_, width) = given.rows.array, given.rows.array.shape
     capacity = accumulator.parameters.capacity(width, given.rows.dtype.itemsize)
     part = min(capacity, max(1, _PART_BYTES // (width * array.dtype.itemsize)))
