@@ -113,6 +113,55 @@ def _sampled_ways(d: int, rate: float) -> Ways:
     }
 
 
+def _wide() -> Iterator[Job]:
+    """Rows wider than a covariance in memory: variances and a sketch; sparse rows as they are."""
+    for rank in (0, 64):
+        yield Job("wide", f"dense/rank {rank}/16,384", "row", partial(_wide_ways, rank))
+    for rank in (0, 64):
+        build = partial(_sparse_ways, rank)
+        yield Job("wide", f"sparse/rank {rank}/40,000", "row", build)
+
+
+def _wide_ways(rank: int) -> Ways:
+    """Dense rows; the floor reads them, or multiplies by the columns of the sketch and back."""
+    n, d = pick((4096, 16_384), (64, 80))
+    data = problem(n, d, "float32")
+    signs = np.ones((d, rank), np.float32)
+    block = pick(512, 32)
+    out = np.empty_like(data.X[:block])
+
+    def floor() -> NDArray[Any]:
+        for start in range(0, n, block):
+            rows = data.X[start : start + block]
+            np.copyto(out, rows)
+            if rank:
+                rows.T @ (rows @ signs)
+        return out
+
+    ours = accumulate(data, block, rank=rank).run
+    return {OURS: Contender(ours, units=n), FLOOR: Contender(floor, units=n)}
+
+
+def _sparse_ways(rank: int) -> Ways:
+    """Rows of 31 entries each, as a document has terms; the floor is two products of SciPy."""
+    import scipy.sparse
+
+    n, d = pick((37_000, 40_000), (60, 80))
+    rng = np.random.default_rng(0)
+    X = scipy.sparse.random_array((n, d), density=min(1.0, 31 / d), rng=rng, format="csr")
+    z = rng.integers(0, 2, n)
+    columns = np.ones((d, max(1, rank)))
+    turned = X.T.tocsr()
+
+    def run() -> sf.Moments:
+        return sf.Moments(rank=rank).update(X, {"z": z})
+
+    return {
+        OURS: Contender(run, units=n),
+        FLOOR: Contender(lambda: turned @ (X @ columns), units=n),
+    }
+
+
 def _covariance() -> Iterator[Job]:
     """A new covariance matrix of rows in memory, without labels."""
     for dtype in ("float32", "float64"):
@@ -308,4 +357,4 @@ def _merge_ways() -> Ways:
     }
 
 
-GROUPS = (_accumulate, _sampled, _covariance, _streams, _labels, _layouts, _files)
+GROUPS = (_accumulate, _sampled, _wide, _covariance, _streams, _labels, _layouts, _files)

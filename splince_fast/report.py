@@ -118,7 +118,8 @@ class Report:
         correction is (Theorem 1: the spectral norm of the whitened projection).
     rho : float or None
         Largest squared cosine among what is kept, the squared correlation of the best linear
-        predictions of concept and task. None where nothing is kept or nothing is whitened.
+        predictions of concept and task. None where nothing is kept or nothing is whitened, and
+        without a covariance (``rank=``).
     frozen_head_penalty : float or None
         1 / (1 - rho): the excess risk of SPLINCE over that of LEACE for a frozen, unregularised
         least-squares head on one task variable (proofs_check, theorem 3). Never below 1.
@@ -128,7 +129,7 @@ class Report:
     distortion, distortion_leace : float
         E|r(x) - x|^2 as a share of the total variance, of this eraser and of LEACE for the same
         moments and variables (equal where nothing is kept). None where it was not computed.
-    solver : {"cholesky", "eigh", "none"}
+    solver : {"cholesky", "eigh", "low-rank", "refined", "none"}
     tolerance : float
         Rounding level, in correlation units, below which a direction counts as absent.
     shrinkage : float
@@ -143,6 +144,12 @@ class Report:
     expected_excess : float or None
         Excess of `distortion` over that of the eraser from all rows, relative to the latter, on
         average over samples. None as above, for SAL, and with shrinkage.
+    sketch_rank : int or None
+        Of the low-rank part of what stands for the covariance in moments made with ``rank``; None
+        elsewhere. `distortion` and singular values are those of that matrix then, estimates.
+    passes, gain : int or None, float or None
+        Passes of ``refine=`` over the rows, after which `distortion` is exact, and the share of
+        it that the last pass took away.
 
     Examples
     --------
@@ -184,6 +191,9 @@ class Report:
     unseen_kept: float | None = None
     scatter_rows: int | None = None
     expected_excess: float | None = None
+    sketch_rank: int | None = None
+    passes: int | None = None
+    gain: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain numbers, strings, lists and dictionaries, ready for JSON."""
@@ -234,6 +244,8 @@ class Report:
             sample = f", of {self.scatter_rows:,} sampled rows"
             if self.expected_excess is not None:
                 sample += f" (expected excess {100 * self.expected_excess:.2g} %)"
+        if self.sketch_rank is not None:
+            sample += f", variances and rank {self.sketch_rank} in its place"
         facts = [
             ("data", f"{self.n_rows:,} rows (weight {self.weight:,.10g}), d = {self.n_features}"),
             (
@@ -243,6 +255,11 @@ class Report:
             ("removed", f"{self.rank} of {self.n_features} dimensions"),
         ]
         distortion = f"{100 * self.distortion:.3g} % of the variance"
+        if self.passes is not None and self.gain is not None:
+            plural = "es" if self.passes > 1 else ""
+            distortion += f", after {self.passes} pass{plural} (the last took {self.gain:.1%} off)"
+        elif self.sketch_rank is not None:
+            distortion = f"about {distortion}"
         if self.distortion_leace is not None:
             distortion += f" (LEACE: {100 * self.distortion_leace:.3g} %)"
         facts.append(("distortion", distortion))
@@ -396,6 +413,9 @@ class Facts(NamedTuple):
     variance: float  # tr Cov(x)
     scatter_rows: int | None
     expected_excess: float | None
+    sketch_rank: int | None
+    passes: int | None
+    gain: float | None
 
 
 def build_report(
@@ -409,7 +429,8 @@ def build_report(
     """The report, made when it is first asked for; ranks are those of the solve."""
     d = left.shape[1]
     amplification = solution.amplification
-    kept = bool(span_y.names) and facts.whitened
+    known = facts.whitened and facts.sketch_rank is None  # Cov(x), and so the angles
+    kept = bool(span_y.names) and known
     rho = max(0.0, 1.0 - 1.0 / amplification**2) if kept else None
     bound = solution.bound
     exact = facts.whitened and not facts.shrinkage
@@ -431,7 +452,7 @@ def build_report(
                 metric = span.metrics[i]()
                 shown = _singular_values(metric @ white[part])[: len(values)]
                 shown = np.minimum(shown, 1.0) if not kind.startswith("directions") else shown
-                if role == "erased" and exact:
+                if role == "erased" and exact and known:
                     expected = expected_r2(
                         shown, round(facts.weight), solution.rank_covariance, min(metric.shape)
                     )
@@ -471,6 +492,9 @@ def build_report(
         warnings=facts.warnings,
         scatter_rows=facts.scatter_rows,
         expected_excess=facts.expected_excess,
+        sketch_rank=facts.sketch_rank,
+        passes=facts.passes,
+        gain=facts.gain,
     )
 
 

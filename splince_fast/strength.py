@@ -23,7 +23,8 @@ from splince_fast.labels import ClassCodes, Encoded, VariableName, encode
 from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
-from splince_fast.moments.factored import Factored, Live, statistics
+from splince_fast.moments.factored import Factored, statistics
+from splince_fast.moments.live import Live
 from splince_fast.moments.variable import Variable
 from splince_fast.moments.variables import check_column
 
@@ -193,7 +194,7 @@ def concept_strength(
         No rows.
     InputError
         A parameter out of range; only one of X and labels; not the rows of `moments`; moments
-        with ``scatter`` below 1.
+        with ``scatter`` below 1, or with ``rank``.
 
     Notes
     -----
@@ -264,6 +265,13 @@ def concept_strength(
         raise InputError(
             "these moments have the covariance of a sample of the rows, and the figures of chance "
             "are those of a covariance of all; accumulate with scatter=1 to test for a trace"
+        )
+    if (isinstance(moments, Moments) and moments.parameters.rank is not None) or (
+        isinstance(moments, Factored) and moments.metric is not None
+    ):
+        raise InputError(
+            "these moments keep no covariance (rank=), and correlations with all of x need it; "
+            "accumulate without rank=, or test a part of the features"
         )
     if (X is None) != (labels is None):
         raise InputError("the permutation test needs both X and labels; pass both or neither")

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from naive_model import FUZZ
 
-from splince_fast._kernels import accumulate, blas, sampled
+from splince_fast._kernels import accumulate, blas, sampled, sparse
 from splince_fast._kernels import apply as row_kernels
 
 settings.register_profile(
@@ -163,6 +163,42 @@ def _check_halves(source: Any, out: Any) -> None:
     assert {source.dtype, out.dtype} == {np.dtype(np.uint16), np.dtype(np.float32)}
 
 
+def _check_csr(data: Any, indices: Any, indptr: Any, weight: Any, width: int) -> None:
+    n = len(indptr) - 1
+    assert weight.shape in ((n,), (0,))
+    assert len(data) >= indptr[-1] <= len(indices)
+    assert (np.diff(indptr) >= 0).all()
+    assert indices.size == 0 or (indices.min() >= 0 and indices.max() < width)
+
+
+def _check_sum_rows(
+    data: Any, indices: Any, indptr: Any, weight: Any, codes: Any, values: Any, total: Any,
+    class_sums: Any, products: Any,
+) -> None:  # fmt: skip
+    _check_csr(data, indices, indptr, weight, len(total))
+    assert codes.shape[1:] == values.shape[1:] == (len(indptr) - 1,)
+    assert len(products) == len(values)
+    for sums in (class_sums, products):
+        assert not len(sums) or sums.shape[1:] == total.shape
+    assert codes.size == 0 or codes.max() < len(class_sums)
+
+
+def _check_sum_squares(
+    data: Any, indices: Any, indptr: Any, weight: Any, mean: Any, whole: float, squares: Any
+) -> None:
+    _check_csr(data, indices, indptr, weight, len(squares))
+    assert mean.shape == squares.shape
+
+
+def _check_add_images(
+    data: Any, indices: Any, indptr: Any, weight: Any, vectors: Any, centre: Any,
+    coordinates: Any, total: Any, out: Any,
+) -> None:  # fmt: skip
+    _check_csr(data, indices, indptr, weight, len(out))
+    assert vectors.shape == out.shape
+    assert centre.shape == coordinates.shape == total.shape == out.shape[1:]
+
+
 _GUARDS: list[tuple[Any, str, Callable[..., None]]] = [
     (accumulate, "sort_by_cell", _check_sort),
     (accumulate, "sample_columns", _check_sample),
@@ -171,6 +207,9 @@ _GUARDS: list[tuple[Any, str, Callable[..., None]]] = [
     (sampled, "sweep_block", _check_sweep_block),
     (sampled, "choose_rows", _check_choose_rows),
     (sampled, "add_label_products", _check_label_products),
+    (sparse, "sum_rows", _check_sum_rows),
+    (sparse, "sum_squares", _check_sum_squares),
+    (sparse, "add_images", _check_add_images),
     (row_kernels, "apply_rows", _check_apply),
     (row_kernels, "widen_halves", _check_halves),
     (row_kernels, "narrow_halves", _check_halves),

@@ -11,6 +11,8 @@ cdef enum:
     IDENTITY = 0
     CHOLESKY = 1
     EIGH = 2
+    LOW_RANK = 3
+    SPANNED = 4
 
 cdef void gemm(char* ta, char* tb, int m, int n, int k, double alpha, double* a, int lda,
                double* b, int ldb, double beta, double* c, int ldc) noexcept nogil
@@ -41,10 +43,14 @@ cdef class Factor:
     cdef double* root               # (d,) 1 / sqrt(eigenvalue); 0 off the support   (eigh only)
     cdef double* extra              # (d, admitted): noise directions made support   (eigh only)
     cdef double* noise              # (d, n_noise): the noise space, the admitted first (eigh only)
+    cdef int columns                # of c, (d, columns): Q or B             (low rank, spanned)
+    cdef double* half               # (d,): 1 / sqrt(e)                              (low rank)
+    cdef double* shrink             # (columns,): 1 / sqrt(1 + s^2) - 1              (low rank)
 
     cdef int scratch(self, int k) noexcept nogil
     cdef void on_support(self, double* b, int k) noexcept nogil
     cdef void from_support(self, const double* y, double* b, int k) noexcept nogil
+    cdef void through(self, double* b, int k, double* scratch) noexcept nogil
     cdef void whiten_columns(self, double* b, int k, double* scratch) noexcept nogil
     cdef void whiten_transposed(self, double* b, int k, double* scratch) noexcept nogil
     cdef void leave_kernel_alone(self, double* b, int k, double* scratch) noexcept nogil

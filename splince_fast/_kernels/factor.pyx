@@ -5,6 +5,11 @@ eigendecomposition c = V diag(values) V^T where its smallest eigenvalue falls to
 of the data. ``L = D L0`` with L0 triangular, or V diag(sqrt(values)) on the support. A factor
 depends on S alone; what spans show of its noise space is a second factor, made by `admit`.
 
+Two more kinds need no d x d matrix. A diagonal and a matrix of low rank have
+``L0 = diag(sqrt(e)) (I + Q (sqrt(1 + s^2) - 1) Q^T)`` with Q of few orthonormal columns. And where S
+is known on the span of B alone, with B^T S B = I, the factor has ``L^+ = B^T``: what is solved with it
+is the best in this span (Rayleigh and Ritz).
+
 Everything runs without the GIL; failures are status codes. A factor never changes, so threads share
 it. Above 400 lines: the kinds of factor share the helpers.
 """
@@ -167,7 +172,7 @@ cdef class Factor:
     ----------
     width : int
         Features d.
-    solver : {"none", "cholesky", "eigh"}
+    solver : {"none", "cholesky", "eigh", "low-rank", "refined"}
     rank : int
         Of S at its rounding level, admitted directions included.
     constants, n_noise, admitted : int
@@ -184,7 +189,7 @@ cdef class Factor:
 
     @property
     def solver(self):
-        return ("none", "cholesky", "eigh")[self.kind]
+        return ("none", "cholesky", "eigh", "low-rank", "refined")[self.kind]
 
     @property
     def rank(self):
@@ -212,6 +217,19 @@ cdef class Factor:
                 self.whiten_columns(&b[0, 0], k, &scratch[0])
         return out
 
+    def solve(self, const double[:, ::1] columns):
+        """(L^+)^T L^+ b, that is S^-1 b on the support, for each row b of `columns`, (k, d)."""
+        out = np.array(columns)
+        cdef double[:, ::1] b = out
+        cdef int k = <int>b.shape[0]
+        cdef double[::1] scratch = np.empty(max(1, self.scratch(k)))
+        self.prepare_kernel()
+        if k:
+            with nogil:
+                self.whiten_columns(&b[0, 0], k, &scratch[0])
+                self.whiten_transposed(&b[0, 0], k, &scratch[0])
+        return out
+
     def unwhiten(self, const double[:, ::1] columns):
         """L b for each row b of `columns`, (k, d): the inverse of `whiten` on the support."""
         out = np.array(columns)
@@ -221,6 +239,8 @@ cdef class Factor:
         cdef Py_ssize_t i, j
         if k == 0 or self.kind == IDENTITY:
             return out
+        if self.kind > EIGH:
+            raise RuntimeError("a factor of few columns does not unwhiten")
         with nogil:
             if self.kind == CHOLESKY:
                 multiply_triangle(d, k, self.c, &b[0, 0])
@@ -286,14 +306,32 @@ cdef class Factor:
 
     cdef int scratch(self, int k) noexcept nogil:
         """Numbers of scratch for whitening k columns."""
-        return 3 * self.width * k if self.kind == EIGH else 0
+        return (3 * self.width if self.kind == EIGH else self.columns) * k
+
+    cdef void through(self, double* b, int k, double* scratch) noexcept nogil:
+        """b += Q diag(shrink) Q^T b: divides by sqrt(1 + s^2) along Q, in place."""
+        cdef int d = self.width, r = self.columns
+        gemm(b"T", b"N", r, k, d, 1.0, self.c, d, b, d, 0.0, scratch, r)
+        scale_rows(self.shrink, scratch, r, k)
+        gemm(b"N", b"N", d, k, r, 1.0, self.c, d, scratch, r, 1.0, b, d)
 
     cdef void whiten_columns(self, double* b, int k, double* scratch) noexcept nogil:
         """b := L^+ b, in place, for columns b (d, k)."""
-        cdef int d = self.width, n = self.n_noise
+        cdef int d = self.width, n = self.n_noise, j
         if self.kind == IDENTITY or k == 0:
             return
+        if self.kind == SPANNED:
+            n = self.columns
+            gemm(b"T", b"N", n, k, d, 1.0, self.c, d, b, d, 0.0, scratch, n)
+            memset(b, 0, sizeof(double) * <size_t>d * k)
+            for j in range(k):
+                memcpy(b + <Py_ssize_t>j * d, scratch + <Py_ssize_t>j * n, sizeof(double) * n)
+            return
         scale_rows(self.inverse, b, d, k)
+        if self.kind == LOW_RANK:
+            scale_rows(self.half, b, d, k)
+            self.through(b, k, scratch)
+            return
         if self.kind == CHOLESKY:
             blas.active.dtrsm(b"L", b"L", b"N", b"N", &d, &k, &ONE, self.c, &d, b, &d)
             return
@@ -318,8 +356,18 @@ cdef class Factor:
 
     cdef void whiten_transposed(self, double* b, int k, double* scratch) noexcept nogil:
         """b := (L^+)^T b, in place, for b of shape (d, k); after `prepare_kernel`."""
-        cdef int d = self.width
+        cdef int d = self.width, n = self.columns, j
         if self.kind == IDENTITY or k == 0:
+            return
+        if self.kind == SPANNED:
+            for j in range(k):
+                memcpy(scratch + <Py_ssize_t>j * n, b + <Py_ssize_t>j * d, sizeof(double) * n)
+            gemm(b"N", b"N", d, k, n, 1.0, self.c, d, scratch, n, 0.0, b, d)
+            return
+        if self.kind == LOW_RANK:
+            self.through(b, k, scratch)
+            scale_rows(self.half, b, d, k)
+            scale_rows(self.inverse, b, d, k)
             return
         if self.kind == CHOLESKY:
             blas.active.dtrsm(b"L", b"L", b"T", b"N", &d, &k, &ONE, self.c, &d, b, &d)
@@ -455,7 +503,8 @@ cdef Factor blank(int kind, int d, double[::1] memory):
     vectors = np.empty((2, d))
     cdef double[:, ::1] v = vectors
     f.kind, f.width, f.status = kind, d, OK
-    f.constants = f.n_noise = f.admitted = 0
+    f.constants = f.n_noise = f.admitted = f.columns = 0
+    f.half = f.shrink = NULL
     f.smallest, f.tolerance = 1.0, 0.0
     f.c, f.scale, f.inverse = &memory[0], &v[0, 0], &v[1, 0]
     f.root = f.extra = f.noise = NULL
@@ -474,6 +523,67 @@ def identity(const double[::1] diagonal, double per_weight):
     for j in range(d):
         f.scale[j] = f.inverse[j] = 1.0
         f.variance += per_weight * diagonal[j]
+    return f
+
+
+cdef Factor of_columns(int kind, double[:, ::1] columns, const double[::1] variances,
+                       const double[::1] mean, double constant):
+    """A factor of one of the kinds whose c has few columns; `columns` are their transposes."""
+    cdef int d = <int>variances.shape[0], j
+    cdef double least
+    flat = np.asarray(columns).reshape(-1)
+    cdef Factor f = blank(kind, d, flat if flat.size else np.empty(1))
+    f.columns = <int>columns.shape[0]
+    f.variance = 0.0
+    for j in range(d):
+        f.variance += variances[j]
+        least = constant * fabs(mean[j])
+        if variances[j] > least * least and variances[j] > 0.0:
+            f.scale[j] = sqrt(variances[j])
+            f.inverse[j] = 1.0 / f.scale[j]
+        else:
+            f.scale[j] = 1.0
+            f.inverse[j] = 0.0
+            f.constants += 1
+    return f
+
+
+def low_rank(double[:, ::1] columns, double[::1] half, double[::1] shrink,
+             const double[::1] variances, const double[::1] mean, *, double smallest,
+             double constant):
+    """S = D diag(sqrt(e)) (I + Q diag(s^2) Q^T) diag(sqrt(e)) D.
+
+    Parameters
+    ----------
+    columns : (r, d) float64
+        Q^T; taken over, as are `half` and `shrink`.
+    half : (d,) 1 / sqrt(e)
+    shrink : (r,) 1 / sqrt(1 + s^2) - 1
+    variances : (d,) D^2
+    mean, constant : as for `dense`
+    smallest : the smallest of e
+    """
+    cdef Factor f = of_columns(LOW_RANK, columns, variances, mean, constant)
+    f.smallest = smallest
+    f.half = &half[0]
+    f.shrink = &shrink[0] if shrink.shape[0] else NULL
+    f.arrays = (f.arrays, np.asarray(half), np.asarray(shrink))
+    return f
+
+
+def spanned(double[:, ::1] columns, const double[::1] variances, const double[::1] mean, *,
+            double smallest, double constant):
+    """S on the span of B alone, where B^T S B = I.
+
+    Parameters
+    ----------
+    columns : (m, d) float64, m <= d
+        B^T; taken over.
+    variances, mean, constant : as for `low_rank`
+    smallest : about the smallest eigenvalue of the unit-diagonal S, which says what is noise
+    """
+    cdef Factor f = of_columns(SPANNED, columns, variances, mean, constant)
+    f.smallest = smallest
     return f
 
 

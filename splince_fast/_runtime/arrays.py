@@ -61,6 +61,10 @@ class Rows:
     def __len__(self) -> int:
         return len(self.array)
 
+    def taken(self, index: NDArray[np.intp]) -> Rows:
+        """Some rows, by position."""
+        return Rows.known(self.array[index])
+
     @property
     def width(self) -> int:
         return int(self.array.shape[1])
@@ -157,10 +161,11 @@ def _foreign_rows(X: Any, name: str) -> NDArray[Any]:
     """X as an array: torch tensors and frames by their own conversion, the rest by NumPy's."""
     if is_tensor(X):
         return torch_to_numpy(X)
-    if hasattr(X, "toarray") and hasattr(X, "nnz"):
+    if is_sparse(X):
         raise InputError(
-            f"{name} is a sparse matrix; pass X.toarray() where it fits, or blocks of it to "
-            "Moments.update: the centred data are dense in any case"
+            f"{name} is a sparse matrix, whose covariance is dense; accumulate it as it is with "
+            "Moments(rank=0), which keeps no d x d matrix, reduce it first, as "
+            f"sklearn.decomposition.TruncatedSVD does, or pass {name}[i:j].toarray() block by block"
         )
     refuse_lazy(X, name)
     if hasattr(X, "type") and hasattr(X, "null_count") and hasattr(X, "to_pylist"):
@@ -172,6 +177,11 @@ def _foreign_rows(X: Any, name: str) -> NDArray[Any]:
             f"{name} cannot be read as an array: {error}. Rows of unequal length are a common "
             "cause; pass a 2-D array of numbers"
         ) from error
+
+
+def is_sparse(X: object) -> bool:
+    """Whether X is a matrix or array of scipy.sparse; SciPy is not imported for it."""
+    return hasattr(X, "tocsr") and hasattr(X, "nnz")
 
 
 def is_tensor(X: Any) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime import threads
-from splince_fast._runtime.arrays import as_rows, is_direct, working_dtype
+from splince_fast._runtime.arrays import as_rows, is_direct, is_sparse, working_dtype
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import InputError
 
@@ -46,6 +46,13 @@ def as_stack(X: Any, width: int) -> NDArray[Any]:
     InputError
         As :func:`as_rows`.
     """
+    if is_sparse(X):
+        raise InputError(
+            "X is a sparse matrix, and erased rows are dense. Where a linear layer follows, "
+            "eraser.fold_into(weight, bias) gives one for the sparse rows as they are; "
+            "X @ eraser.right has what would be removed, (n, r); blocks of rows can be made dense: "
+            "eraser(X[i:j].toarray())"
+        )
     if not isinstance(X, np.ndarray) or X.ndim < 3:
         return as_rows(X, width=width)
     plain = X.dtype.kind in "fiub" and type(X) in (np.ndarray, np.memmap)

@@ -4,6 +4,7 @@
 `identity`          nothing is whitened: L = I (SAL, mean projection)
 `dense`, cholesky   S of full rank at its rounding level
 `dense`, eigh       elsewhere, or where the caller asks for it
+`LowRank.factor`    a diagonal and a matrix of low rank (:mod:`splince_fast._solve.low_rank`)
 ==================  =======================================================================
 """
 

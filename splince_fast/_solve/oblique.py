@@ -123,7 +123,9 @@ def oblique(factor: Factor, spans: Float, n_erased: int, options: Options) -> So
     )
     null = None
     if whitened and options.null_space == "drop":
-        constants = np.eye(d)[factor.inverse_scale == 0.0]
+        still = np.flatnonzero(factor.inverse_scale == 0.0)
+        constants = np.zeros((len(still), d))
+        constants[np.arange(len(still)), still] = 1.0
         null = np.concatenate([constants, factor.null_basis.T])
     return Solution._make((*found, noise, *facts, null))
 

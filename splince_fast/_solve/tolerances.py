@@ -8,6 +8,7 @@
 `residual`      what rounding can leave of a constraint
 `AMPLIFICATION` an amplification above it leaves less than half the digits of float32 rows
 `NOISE_SHARE`   of whitened spans that lies below rounding: a smaller one moves no figure
+`OWN`           share of a variance that a low-rank metric leaves to the feature, at least
 `LABELS`        eigenvalues of the unit-diagonal covariance of labels up to it, times their
                 number, are rounding: combinations of labels that do not vary
 ==============  ==========================================================================
@@ -38,6 +39,10 @@ NOISE_SHARE = 1e-7
 # Sums over any number of rows lose some digits. What is cut off here stays in the sampled part
 # of a covariance, at no cost but its noise.
 LABELS = 1e-10
+
+# Of a variance that a low-rank metric leaves to the feature itself. Whitening divides by its root,
+# and a share of a covariance that is known from products alone has no more digits.
+OWN = 1e-10
 
 
 def eigenvalue(d: int, roundoff: float) -> float:

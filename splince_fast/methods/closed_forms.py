@@ -10,12 +10,15 @@ not whitened                    ``sal``         ``sal`` with ``keep=``
 
 from __future__ import annotations
 
+from typing import Any
+
 from numpy.typing import ArrayLike
 
 from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Selection
 from splince_fast.exceptions import InputError
 from splince_fast.methods.recipe import Recipe, eraser_of
+from splince_fast.methods.refine import Refinement
 from splince_fast.moments import Moments
 from splince_fast.moments.factored import Factored
 from splince_fast.moments.folds import Folds
@@ -33,6 +36,8 @@ def splince(
     shrinkage: float | str | None = None,
     rank_tol: float | str = "auto",
     solver: str = "auto",
+    refine: Any = None,
+    passes: int = 1,
 ) -> Projection:
     """Erase variables and keep the covariance with others, changing x as little as possible.
 
@@ -72,6 +77,12 @@ def splince(
         those at the rounding level, which "auto" leaves alone.
     solver : {"auto", "cholesky", "eigh"}
         "auto" takes Cholesky unless Cov(x) is rank deficient at its rounding level.
+    refine : Source or iterable of blocks, optional
+        For moments made with ``rank``, which keep no covariance: the rows that they have seen, to
+        be read again. Each pass takes products of Cov(x) with a few columns, O(n d k), and the
+        best eraser that they allow; it measures the distortion and never increases it.
+    passes : int
+        How often `refine` is read; with more passes the distortion tends to the least possible.
 
     Returns
     -------
@@ -89,7 +100,7 @@ def splince(
     NotEnoughDataError
         No rows.
     InputError
-        A parameter out of range.
+        A parameter out of range; `refine` is not what the moments have seen.
 
     Warns
     -----
@@ -124,7 +135,8 @@ def splince(
         raise InputError(
             "keep is None; name what SPLINCE is to keep, or use leace, which keeps none"
         )
-    return eraser_of(moments, Recipe("SPLINCE", erase, keep, options))
+    again = Refinement.of(refine, passes)
+    return eraser_of(moments, Recipe("SPLINCE", erase, keep, options, again))
 
 
 def leace(
@@ -135,6 +147,8 @@ def leace(
     shrinkage: float | str | None = None,
     rank_tol: float | str = "auto",
     solver: str = "auto",
+    refine: Any = None,
+    passes: int = 1,
 ) -> Projection:
     """Erase variables, changing x as little as possible: P = I - L Qz Qz^T L^+.
 
@@ -150,7 +164,7 @@ def leace(
         not seen.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
-    null_space, shrinkage, rank_tol, solver
+    null_space, shrinkage, rank_tol, solver, refine, passes
         As for :func:`splince`.
 
     Examples
@@ -164,7 +178,8 @@ def leace(
     2
     """
     options = Options(null_space=null_space, shrinkage=shrinkage, rank_tol=rank_tol, solver=solver)
-    return eraser_of(moments, Recipe("LEACE", erase, None, options))
+    again = Refinement.of(refine, passes)
+    return eraser_of(moments, Recipe("LEACE", erase, None, options, again))
 
 
 def sal(

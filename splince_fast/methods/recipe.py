@@ -25,11 +25,13 @@ from splince_fast.exceptions import (
     SplinceError,
 )
 from splince_fast.labels.names import listed
+from splince_fast.methods.refine import Refinement
 from splince_fast.methods.unseen import Shrinkage, Unseen, judge, warn
 from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.factored import Factored, Live, statistics
+from splince_fast.moments.factored import Factored, statistics
 from splince_fast.moments.folds import Folds
+from splince_fast.moments.live import Live
 from splince_fast.projection import Projection
 from splince_fast.report import Facts, build_report
 
@@ -45,12 +47,14 @@ class Recipe(NamedTuple):
     erase, keep
         As the methods take them.
     options : Options
+    refinement : Refinement or None
     """
 
     method: str
     erase: object
     keep: object
     options: Options
+    refinement: Refinement | None = None
 
     @property
     def whitened(self) -> bool:
@@ -90,15 +94,21 @@ class Recipe(NamedTuple):
             span_z = span_of(known, self.erase, "erase", whitened)
             span_y = span_of(known, self.keep, "keep", whitened)
             share = known.share(options) if whitened else 0.0
-            factor = known.factored(options, share, memory) if whitened else known.identity()
             spans = np.concatenate([span_z.rows, span_y.rows]) if span_y.names else span_z.rows
+            passes = gain = None
+            if self.refinement is None:
+                factor = known.factored(options, share, memory) if whitened else known.identity()
+            else:
+                passes = self.refinement.passes
+                factor, gain = self.refinement.factor(known, spans, len(span_z.rows), options)
             solution = oblique(factor, spans, len(span_z.rows), options)
             if solution.status != STATUS_OK:
                 _refuse(solution, span_z.names, span_y.names, method, options)
             distortion, unkept = solution.distortion, solution.distortion_unkept
             sampled, excess = known.sample if whitened else None, None
+            sketch = None if known.metric is None else known.metric.rank
             # The matrix that was factored is Cov(x) itself: then the solve knows what it changes.
-            if solution.solver != "cholesky" or share or sampled is not None:
+            if solution.solver not in ("cholesky", "refined") or share or sampled is not None:
                 distortion, excess = _change(known, solution, bool(share))
                 if (solution.admitted or sampled is not None) and span_y.names:
                     # Nor is LEACE's then what the factor says.
@@ -125,7 +135,8 @@ class Recipe(NamedTuple):
             variance = solution.variance if sampled is None else float(known.variances.sum())
             facts = Facts(
                 method, known.n_rows, known.weight, share, whitened, distortion, unkept, notes,
-                variance, None if sampled is None else sampled.n_rows, excess,
+                variance, None if sampled is None else sampled.n_rows, excess, sketch,
+                passes, gain,
             )  # fmt: skip
         report = partial(build_report, facts, solution, span_z, span_y, left, right)
         return Projection._make(left, right, mean, method=method, report=report)

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from splince_fast._solve.options import INTENSITIES, Options
 from splince_fast._solve.selection import Span, span_of
-from splince_fast.exceptions import SplinceWarning, UnseenRowsWarning
+from splince_fast.exceptions import InputError, SplinceWarning, UnseenRowsWarning
 from splince_fast.moments import Moments
-from splince_fast.moments.factored import Factored, Live, statistics
+from splince_fast.moments.factored import Factored, statistics
+from splince_fast.moments.live import Live
 from splince_fast.projection import Projection
 from splince_fast.report import Report
 
@@ -144,6 +145,11 @@ def judge(
     names : sequence of str, optional
         Of the features.
     """
+    if parts[0].parameters.rank is not None:
+        raise InputError(
+            "what an eraser does to rows not seen is told by their covariance, which moments made "
+            "with rank= do not keep; accumulate the folds without it"
+        )
     count = len(parts)
     # Sums of the others, not total - part: nothing cancels.
     rest = [parts[1 - i] for i in range(2)] if count == 2 else [

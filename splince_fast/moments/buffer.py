@@ -30,7 +30,7 @@ class LabelledRows:
     index: NDArray[np.intp] | None = None  # (n,): which of `rows`, None for all of them
 
     def __len__(self) -> int:
-        return len(self.rows) if self.index is None else len(self.index)
+        return int(self.rows.shape[0]) if self.index is None else len(self.index)
 
     def slice(self, start: int, stop: int) -> LabelledRows:
         if start == 0 and stop == len(self):

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from splince_fast._runtime.arrays import as_numbers, as_weights
+from splince_fast._runtime.arrays import as_numbers, as_weights, is_sparse
+from splince_fast._runtime.sparse import SparseRows
 from splince_fast.labels import ClassCodes, encode
 from splince_fast.moments.parameters import Parameters
 
@@ -23,11 +24,18 @@ def block_digest(X: Any, labels: Any, sample_weight: Any, parameters: Parameters
         digest.update(f"{name} {array.dtype.str} {array.shape};".encode())
         digest.update(array.reshape(-1).view(np.uint8).data)
 
-    rows = as_numbers(X)
-    add("X", rows)
+    if is_sparse(X):
+        sparse = SparseRows.of(X)
+        n = len(sparse)
+        for part in ("data", "indices", "indptr"):
+            add(part, getattr(sparse.array, part))
+    else:
+        rows = as_numbers(X)
+        n = len(rows)
+        add("X", rows)
     if sample_weight is not None:
-        add("weight", as_weights(sample_weight, len(rows)))
-    encoded = encode(labels, len(rows), kinds=parameters.kinds or None)
+        add("weight", as_weights(sample_weight, n))
+    encoded = encode(labels, n, kinds=parameters.kinds or None)
     for name, column in encoded.items():
         if isinstance(column, ClassCodes):
             digest.update(repr((name, column.classes)).encode())

@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import Rows, as_numbers, as_weights, is_tensor, torch_to_numpy
+from splince_fast._runtime.arrays import (
+    Rows,
+    as_numbers,
+    as_weights,
+    is_sparse,
+    is_tensor,
+    torch_to_numpy,
+)
+from splince_fast._runtime.sparse import SparseRows
 from splince_fast.exceptions import InputError
 from splince_fast.labels import Encoded, VariableName, encode
 from splince_fast.moments.accumulator import Accumulator
@@ -38,16 +46,17 @@ def read_update(
     width = None if state is None else len(state.reference)
     if mask is not None or len(getattr(X, "shape", ())) > 2:
         X, labels, sample_weight = _flattened(X, labels, sample_weight, mask)
-    rows = Rows.of(X, width=width)
-    n, index = len(rows.array), None
+    if parameters.rank is not None and is_sparse(X):
+        rows: Rows = SparseRows.of(X, width=width)
+    else:
+        rows = Rows.of(X, width=width)
+    n, index = len(rows), None
     weight = None if sample_weight is None else as_weights(sample_weight, n)
     if weight is not None and not weight.all():
         index = np.flatnonzero(weight)
         labels = None if labels is None else _taken_labels(labels, index, n)
-        rows, weight = Rows.known(rows.array[index]), weight[index]
-    encoded = encode(
-        labels, len(rows.array), kinds=parameters.kinds or None, joint=parameters.joint
-    )
+        rows, weight = rows.taken(index), weight[index]
+    encoded = encode(labels, len(rows), kinds=parameters.kinds or None, joint=parameters.joint)
     return Given(rows, weight, encoded, index, n)
 
 

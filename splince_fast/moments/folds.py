@@ -16,6 +16,7 @@ from splince_fast._runtime import files
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast._runtime.interrupts import Deferred
 from splince_fast._runtime.memory import total_memory
+from splince_fast._runtime.sparse import SparseRows
 from splince_fast.exceptions import FileFormatError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
 from splince_fast.moments.class_sums import ClassSums
@@ -86,7 +87,7 @@ class Folds(Sequence[Moments]):
         A variable of the labels. It serves the grouping alone and is not accumulated; a row
         without its label is dealt by its number.
     **parameters
-        block_rows, kinds, joint and ledoit_wolf, as for :class:`Moments`.
+        block_rows, kinds, joint, ledoit_wolf, scatter, seed and rank, as for :class:`Moments`.
 
     Attributes
     ----------
@@ -194,7 +195,7 @@ class Folds(Sequence[Moments]):
         given = read_update(X, labels, sample_weight, None, self._wide()._accumulator)
         if not self._position and hasattr(X, "columns"):
             self.feature_names = tuple(map(str, X.columns))
-        n = len(given.rows.array)
+        n = len(given.rows)
         given.rows.check()
         fold_of = self._deal(given, n)
         encoded = {name: v for name, v in given.encoded.items() if name != self._groups}
@@ -210,7 +211,9 @@ class Folds(Sequence[Moments]):
             begun = [0] * len(self)
             while any(first < len(index) for first, index in zip(begun, chosen, strict=True)):
                 for i, fold in enumerate(self._folds):
-                    room = fold._accumulator.room(given.rows.width, given.rows.dtype)
+                    room = n
+                    if not isinstance(given.rows, SparseRows):  # which are taken as they come
+                        room = fold._accumulator.room(given.rows.width, given.rows.dtype)
                     index = chosen[i][begun[i] : begun[i] + room]
                     if len(index):
                         fold._accumulator.update(

@@ -37,6 +37,15 @@ all_labels.<tensor>                             the same three, of all rows
 =======================  =====================  ===================================================
 
 and in the metadata ``scatter``, ``seed`` and ``position``, the rows that were offered.
+
+Format 3 is that of a state with a sketch in place of the scatter:
+
+=======================  =====================  ===================================================
+variances                float64 (d,)           the diagonal of the scatter
+images                   float64 (d, r)         the scatter times r columns of random signs
+=======================  =====================  ===================================================
+
+and in the metadata ``rank``, r, and ``seed``, which gives the signs.
 """
 
 from __future__ import annotations
@@ -52,26 +61,30 @@ from splince_fast._runtime.blocks import BLOCK_ROWS
 from splince_fast._runtime.files import check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.moments.accumulator import Accumulator
+from splince_fast.moments.accumulators import accumulator_of
 from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.fourth_moment import FourthMoment
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.sampled import Sample, SampledAccumulator, accumulator_of
+from splince_fast.moments.sampled import Sample, SampledAccumulator
 from splince_fast.moments.scatter import EPS32, EPS64, Diagonal, Scatter
+from splince_fast.moments.sketch import Sketch, signs
 from splince_fast.moments.state import State
 from splince_fast.moments.variables import KINDS
 
 Tensors = dict[str, NDArray[Any]]
 
-# The newest format of a file, which a state without a sample does not need.
-NEWEST = 2
+# The newest format of a file, which only a state with a sketch needs.
+NEWEST = 3
 # The largest block of a file: what a first update of a loaded state may allocate.
 _MOST_BYTES = 1 << 35
 
 
 def format_of(parameters: Parameters) -> int:
     """The oldest format that holds a state of these parameters."""
-    return NEWEST if parameters.scatter < 1 else 1
+    if parameters.rank is not None:
+        return 3
+    return 2 if parameters.scatter < 1 else 1
 
 
 def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tensors, dict[str, Any]]:
@@ -91,6 +104,8 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tenso
     tensors: Tensors = {}
     state = accumulator.state
     sampled = accumulator if isinstance(accumulator, SampledAccumulator) else None
+    if parameters.rank is not None:
+        metadata |= {"rank": parameters.rank, "seed": parameters.seed}
     if sampled is not None:
         tensors |= _sample_to_tensors(sampled, metadata, packed)
     if state is not None:
@@ -100,8 +115,10 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tenso
             "weight": np.array([state.weight]),
             "deviation": state.deviation,
         }
-        if sampled is not None:
+        if isinstance(state.second, Diagonal):
             tensors["variances"] = state.second.diagonal()
+            if isinstance(state.second, Sketch):
+                tensors["images"] = state.second.images
         elif packed:
             tensors["scatter.lower"] = state.second.packed()
         else:
@@ -190,7 +207,7 @@ def from_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any
     joint = [tuple(names) for names in metadata["joint"]]
     parameters = Parameters.of(
         metadata["block_rows"], metadata["kinds"], joint, metadata["ledoit_wolf"],
-        metadata.get("scatter", 1.0), metadata.get("seed", 0),
+        metadata.get("scatter", 1.0), metadata.get("seed", 0), metadata.get("rank"),
     )  # fmt: skip
     accumulator = accumulator_of(parameters)
     width = metadata["width"]
@@ -204,9 +221,9 @@ def from_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any
             "the file was edited or damaged"
         )
     sampled = accumulator if isinstance(accumulator, SampledAccumulator) else None
-    accumulator.state = _read_state(
-        tensors, metadata, width, parameters.ledoit_wolf and sampled is None, sampled is not None
-    )
+    if parameters.rank is not None and parameters.rank > width:
+        raise FileFormatError(f"a sketch of rank {parameters.rank} for {width} features")
+    accumulator.state = _read_state(tensors, metadata, width, parameters)
     for i, entry in enumerate(metadata["variables"]):
         own = part_of(tensors, f"variable.{i}.")
         name = tuple(entry["name"]) if isinstance(entry["name"], list) else entry["name"]
@@ -230,9 +247,10 @@ def _read_state(
     tensors: Mapping[str, NDArray[Any]],
     metadata: Mapping[str, Any],
     width: int,
-    ledoit_wolf: bool,
-    sampled: bool,
+    parameters: Parameters,
 ) -> State:
+    rank, sampled = parameters.rank, parameters.scatter < 1
+    ledoit_wolf = parameters.ledoit_wolf and not sampled
     real, packed = np.float64, width * (width + 1) // 2
     expected: dict[str, tuple[Any, tuple[int, ...]]] = {
         "reference": (real, (width,)),
@@ -240,7 +258,9 @@ def _read_state(
         "deviation": (real, (width,)),
     }
     lower = "scatter.lower" in tensors
-    if sampled:
+    if rank is not None:
+        expected |= {"variances": (real, (width,)), "images": (real, (width, rank))}
+    elif sampled:
         expected["variances"] = (real, (width,))
     elif lower:
         expected["scatter.lower"] = (real, (packed,))
@@ -257,7 +277,10 @@ def _read_state(
         raise FileFormatError("the number of rows and their weight contradict each other")
     roundoff = EPS32 if metadata["float32_products"] else EPS64
     second: Scatter
-    if sampled:
+    if rank is not None:
+        own = signs(width, rank, parameters.seed)
+        second = Sketch(tensors["variances"], roundoff, images=tensors["images"], signs=own)
+    elif sampled:
         second = Diagonal(tensors["variances"], roundoff)
     elif lower:
         second = Scatter.unpacked(tensors["scatter.lower"], width, roundoff)

@@ -20,10 +20,11 @@ from splince_fast._runtime.lock import ReadersWriterLock
 from splince_fast.exceptions import FileFormatError, InputError, NotEnoughDataError
 from splince_fast.labels import ClassName, VariableName
 from splince_fast.moments.accumulator import Accumulator
+from splince_fast.moments.accumulators import accumulator_of
 from splince_fast.moments.entry import read_update
 from splince_fast.moments.format import NEWEST, format_of, from_tensors, to_tensors
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.sampled import SampledAccumulator, accumulator_of
+from splince_fast.moments.sampled import SampledAccumulator
 from splince_fast.moments.state import State
 from splince_fast.moments.variable import Variable, check_ddof
 
@@ -66,10 +67,24 @@ class Moments:
         Share of the rows that the covariance of x is taken from. Sums per class, means and
         variances are of all rows, so that constraints stay exact; see the notes.
     seed : int
-        Of the choice of these rows.
+        Of the choice of these rows, and of the signs of a sketch.
+    rank : int, optional
+        Keep no d x d matrix, but the variances and the products of the scatter with so many
+        columns of random signs: O(d (rank + k)) numbers for k classes and columns of labels. 0
+        keeps variances alone. Rows may be sparse then. See the notes.
 
     Notes
     -----
+    *A sketch of the covariance.* With ``rank=r`` the state is diag(S) and Y = S O of the scatter S,
+    O a (d, r) matrix of random signs. In the place of S stands
+
+        D + Y (O^T Y)^+ Y^T,    D = diag(S) - diag(Y (O^T Y)^+ Y^T) >= 0
+
+    (a Nystroem approximation with the exact variances). Constraints are exact, as they are for any
+    positive definite matrix. How much more than the least is changed depends on the data, and is
+    not known before ``refine=`` of a method has read the rows once more; the distortion of the
+    report is an estimate until then. Both sides of ``+`` and ``-`` need the same rank and seed.
+
     *A sampled scatter.* A covariance costs O(n d^2), all other sums O(n d). Any positive definite
     matrix in its place gives an eraser that erases and keeps as much, and alone decides how much
     more than the least possible it changes. With ``scatter=p`` row i of the stream is taken with
@@ -121,8 +136,9 @@ class Moments:
         ledoit_wolf: bool = False,
         scatter: float = 1.0,
         seed: int = 0,
+        rank: int | None = None,
     ) -> None:
-        parameters = Parameters.of(block_rows, kinds, joint, ledoit_wolf, scatter, seed)
+        parameters = Parameters.of(block_rows, kinds, joint, ledoit_wolf, scatter, seed, rank)
         self._accumulator = accumulator_of(parameters)
         self._lock = _new_lock()
 
@@ -137,7 +153,8 @@ class Moments:
         ----------
         X : array-like of shape (n, d), or (batch, token, d)
             float16, bfloat16, float32, float64, integers or bools; any memory layout; NumPy,
-            torch, pandas or polars. n may be 0. Any number of leading dimensions become one.
+            torch, pandas or polars. n may be 0. Any number of leading dimensions become one. With
+            `rank`, a matrix or array of scipy.sparse, too, which is never made dense.
         labels : mapping of str to column(s), frame, or a single column, optional
             See :mod:`splince_fast.labels`; a bare column is the variable "concept". With leading
             dimensions, a column has one entry per sequence, (batch,), or per position,
@@ -172,7 +189,7 @@ class Moments:
         with Deferred(), self._lock:
             accumulator = self._accumulator
             given = read_update(X, labels, sample_weight, mask, accumulator)
-            if len(given.rows.array):
+            if len(given.rows):
                 accumulator.update(given.rows, given.weight, given.encoded)
         return self
 
@@ -245,7 +262,7 @@ class Moments:
         checkpoint_seconds : float
             How often; 0 is after every block.
         **parameters
-            block_rows, kinds, joint, ledoit_wolf, scatter and seed, as for the class.
+            block_rows, kinds, joint, ledoit_wolf, scatter, seed and rank, as for the class.
             ``scatter="auto"`` takes the smallest power of 1/2 that leaves 22 sampled rows per
             feature, so that the distortion is expected to exceed the least by at most 5 percent.
 
@@ -451,10 +468,18 @@ class Moments:
         ------
         NotEnoughDataError
             The total weight is not above `ddof`.
+        InputError
+            The moments were made with ``rank``.
         """
         from splince_fast._kernels import blas
 
         check_ddof(ddof)
+        if self.parameters.rank is not None:
+            raise InputError(
+                f"moments made with rank={self.parameters.rank} keep no covariance, which would be "
+                "a d x d matrix; accumulate without rank=, if that fits in memory. The variances "
+                "are in moments.factored().variances"
+            )
         with self.held() as held:
             # Of the sampled rows, where there is a sample.
             state = (held.sample.rows if isinstance(held, SampledAccumulator) else held).seen()

@@ -25,6 +25,8 @@ class Parameters:
     scatter : float
         Rate at which rows are sampled for the scatter; 1 for all.
     seed : int
+    rank : int or None
+        Columns of the sketch that stands for the scatter; None for a d x d matrix.
     """
 
     block_rows: int | None
@@ -33,6 +35,7 @@ class Parameters:
     ledoit_wolf: bool
     scatter: float = 1.0
     seed: int = 0
+    rank: int | None = None
 
     @classmethod
     def of(
@@ -43,6 +46,7 @@ class Parameters:
         ledoit_wolf: Any,
         scatter: Any = 1.0,
         seed: Any = 0,
+        rank: Any = None,
     ) -> Parameters:
         """Check what was passed; InputError where it is out of range."""
         if block_rows is not None:
@@ -59,9 +63,12 @@ class Parameters:
                 f"joint is {joint!r}; it must be a list of tuples of names, such as "
                 "[('gender', 'race')]"
             )
+        rate, columns = _check_scatter(scatter), _check_rank(rank)
+        if columns is not None:
+            _refuse_beside_rank(columns, rate, bool(ledoit_wolf))
         return cls(
             block_rows, dict(kinds or {}), tuple(map(tuple, joint)), bool(ledoit_wolf),
-            _check_scatter(scatter), _check_seed(seed),
+            rate, _check_seed(seed), columns,
         )  # fmt: skip
 
     def as_arguments(self) -> dict[str, Any]:
@@ -73,6 +80,7 @@ class Parameters:
             "ledoit_wolf": self.ledoit_wolf,
             "scatter": self.scatter,
             "seed": self.seed,
+            "rank": self.rank,
         }
 
     def capacity(self, width: int, itemsize: int) -> int:
@@ -91,6 +99,16 @@ class Parameters:
                 "one side has the scatter of all rows (scatter=1) and the other that of a sample; "
                 "accumulate both with scatter=1, or both with a rate below 1"
             )
+        if self.rank != other.rank:
+            raise IncompatibleMomentsError(
+                f"one side was made with rank={self.rank} and the other with rank={other.rank}; "
+                "accumulate both alike"
+            )
+        if self.rank and self.seed != other.seed:
+            raise IncompatibleMomentsError(
+                f"the two sides have products with other random signs (seed {self.seed} and "
+                f"{other.seed}); accumulate both with the same seed"
+            )
 
 
 def _check_scatter(scatter: Any) -> float:
@@ -107,6 +125,33 @@ def _check_scatter(scatter: Any) -> float:
             f"rows that the covariance is taken from{advice}"
         )
     return float(scatter)
+
+
+def _check_rank(rank: Any) -> int | None:
+    """The columns of a sketch as an int."""
+    if rank is None:
+        return None
+    if not isinstance(rank, int | np.integer) or isinstance(rank, bool) or not 0 <= rank < 1 << 31:
+        raise InputError(
+            f"rank is {rank!r}; it must be an integer from 0 to the number of features, the "
+            "columns of the sketch that stands for the covariance (0: variances alone), or None "
+            "for all of the covariance"
+        )
+    return int(rank)
+
+
+def _refuse_beside_rank(rank: int, scatter: float, ledoit_wolf: bool) -> None:
+    """Raise InputError for what a sketch cannot go with."""
+    if scatter < 1:
+        raise InputError(
+            f"rank={rank} and scatter={scatter:g} are two stand-ins for one covariance; pass rank "
+            "where d x d numbers do not fit in memory, and scatter where they do"
+        )
+    if ledoit_wolf:
+        raise InputError(
+            f"ledoit_wolf=True needs the whole covariance, and rank={rank} keeps none; leave it "
+            "out, and pass a number as shrinkage= if it is needed"
+        )
 
 
 def _check_seed(seed: Any) -> int:

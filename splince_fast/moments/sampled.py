@@ -20,13 +20,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime import threads
 from splince_fast._runtime.arrays import Rows, check_values
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassCodes, Columns, Encoded, VariableName
 from splince_fast.moments.accumulator import Accumulator, Batch, sweep_of
-from splince_fast.moments.block import MATRIX_PRODUCT_FROM, add_products, part_rows, rows_of
+from splince_fast.moments.block import rows_of
 from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
@@ -34,15 +33,13 @@ from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.scatter import EPS64, Diagonal
 from splince_fast.moments.state import State, head_mean
+from splince_fast.moments.swept import NO_WEIGHT, Sweep, SweptAccumulator
 
 Float = NDArray[np.float64]
 
-_NO_WEIGHT = np.empty(0)
 # Sampled rows per feature below which an eraser may change far more than the least possible, and
 # from which on it changes 5 percent more, with some to spare for the labels.
 LEAST_ROWS, GOOD_ROWS = 4, 22
-# Elements of a block below which a second thread costs more than it saves.
-_GRAIN = 1 << 19
 # A feature that was constant so far has this share of the largest variance.
 _CONSTANT = 1e-20
 
@@ -82,7 +79,7 @@ class Sample:
         return weight * weight / self.squares if self.squares > 0 else 0.0
 
 
-class SampledAccumulator(Accumulator):
+class SampledAccumulator(SweptAccumulator):
     """An accumulator whose state keeps variances, beside a sample that keeps the scatter.
 
     Attributes
@@ -134,11 +131,6 @@ class SampledAccumulator(Accumulator):
     def _empty_state(self, width: int) -> State:
         return State.of_variances(width)
 
-    def _reserve(self, width: int, dtype: np.dtype[Any]) -> int:
-        """Rows of a block; it is reduced where it lies, so that no memory is needed."""
-        threads.thread_count()  # so that a wrong setting is told at once
-        return self.parameters.capacity(width, dtype.itemsize)
-
     def _merge(self, batch: Batch, block: LabelledRows) -> None:
         """Sum a block, sample it, and add both."""
         import splince_fast._kernels.sampled as kernels
@@ -148,22 +140,20 @@ class SampledAccumulator(Accumulator):
         shift = state.mean if state.weight else head_mean(rows, weight, index)
         asked = [batch.variables[name].ask(labels, weight) for name, labels in block.labels.items()]
         codes, n_sums, values = sweep_of(asked, n)
-        sweep = _Sweep(rows, weight, shift, codes, n_sums, values, index)
+        sweep = Sweep(rows, weight, shift, codes, n_sums, values, index)
         first = not state.weight
         sweep.run(np.zeros(len(shift)) if first else _inverse(state))
         with np.errstate(invalid="ignore", over="ignore"):
             usable = bool(np.isfinite(sweep.squares.sum()))
         if not usable:
             check_values(rows_of(rows, index, 0, n))
-        whole = float(n) if weight is None else float(weight.sum())
-        variances = Diagonal(np.maximum(0.0, sweep.squares - sweep.total**2 / whole))
-        own = State(shift, n, whole, sweep.total.copy(), variances, None)
+        variances = Diagonal(sweep.variances)
+        own = State(shift, n, sweep.whole, sweep.total.copy(), variances, None)
         if first:
             sweep.run(_inverse(own))
-        reference = state.reference_with(own)
-        moved = {} if reference is state.reference else self._moved(state, reference)
+        met = self._meet(state, own)
         chosen, inclusion = np.empty(n, np.intp), np.empty(n)
-        given = _NO_WEIGHT if weight is None else weight
+        given = NO_WEIGHT if weight is None else weight
         taken = kernels.choose_rows(
             sweep.leverage, given, self.parameters.scatter, self._key, self.sample.position,
             chosen, inclusion,
@@ -174,13 +164,7 @@ class SampledAccumulator(Accumulator):
         names = {name: _names_of(batch, name) for name in labels}
         # What can fail for want of memory comes before the first change.
         self._take(rows[chosen if index is None else index[chosen]], shares, labels, names)
-        offset = shift - reference
-        if n_sums:
-            sweep.class_sums += sweep.class_weights()[:, None] * offset
-        if len(values):
-            sweep.products += np.outer(values.sum(axis=1), offset)
-        state.add(own, reference)
-        self._commit(batch, block, moved, asked, sweep.class_sums, sweep.products)
+        self._add_sums(batch, block, asked, own, sweep.sums, met)
         self.sample.position += n
         self.sample.squares += float(shares @ shares)
         self.sample.all_labels.add(block.labels, batch.variables, weight)
@@ -253,60 +237,6 @@ class SampledAccumulator(Accumulator):
         return other
 
 
-class _Sweep:
-    """The sums of one block about `shift`, see `sweep_block`; `run` may be called again."""
-
-    def __init__(
-        self,
-        rows: NDArray[Any],
-        weight: Float | None,
-        shift: Float,
-        codes: NDArray[np.intp],
-        n_codes: int,
-        values: Float,
-        index: NDArray[np.intp] | None = None,
-    ) -> None:
-        import splince_fast._kernels.accumulate as kernels
-        from splince_fast._kernels.sampled import STRIPE
-
-        n, d = len(rows) if index is None else len(index), rows.shape[1]
-        self._rows, self._shift, self._codes = rows, shift, codes
-        self._index = np.empty(0, np.intp) if index is None else index
-        self._weight = _NO_WEIGHT if weight is None else weight
-        self._order, self._cell = np.empty(n, np.intp), np.empty(n, np.intp)
-        kernels.sort_by_cell(codes, n_codes, part_rows(d, rows.itemsize), self._order, self._cell)
-        self.total, self.squares = np.empty(d), np.empty(d)
-        self.class_sums, self.products = np.empty((n_codes, d)), np.empty((len(values), d))
-        self.leverage = np.empty((-(-d // STRIPE), n))
-        self._values, self._swept = values, self.products
-        if len(values) >= MATRIX_PRODUCT_FROM:
-            add_products(rows, values, shift, np.zeros(d), self.products, index)
-            self._values, self._swept = values[:0], self.products[:0]
-
-    def run(self, inverse: Float) -> None:
-        """Fill total, squares, class_sums, products and leverage."""
-        import splince_fast._kernels.sampled as kernels
-
-        def work(first: int, last: int) -> None:
-            kernels.sweep_block(
-                self._rows, self._index, self._weight, self._shift, inverse, self._codes,
-                self._order, self._cell, self._values, first, last, self.total, self.squares,
-                self.class_sums, self._swept, self.leverage,
-            )  # fmt: skip
-
-        n, d = len(self._order), len(self._shift)
-        threads.split(work, d, grain=max(kernels.STRIPE, _GRAIN // n), align=kernels.STRIPE)
-
-    def class_weights(self) -> Float:
-        """Weight of the rows in each class sum."""
-        weights = np.zeros(len(self.class_sums))
-        for column in self._codes:
-            present = column >= 0
-            share = self._weight[present] if len(self._weight) else None
-            weights += np.bincount(column[present], share, minlength=len(weights))
-        return weights
-
-
 def _inverse(state: State) -> Float:
     """(d,): 1 / variance, of what rounding leaves at least; 0 where nothing varies at all."""
     variances = state.second.diagonal() / state.weight
@@ -326,9 +256,12 @@ def _names_of(batch: Batch, name: VariableName) -> tuple[Any, ...]:
     return tuple(new or cast(ColumnSums, variable).names)
 
 
-def accumulator_of(parameters: Parameters) -> Accumulator:
-    """An empty accumulator of the kind that the parameters ask for."""
-    return SampledAccumulator(parameters) if parameters.scatter < 1 else Accumulator(parameters)
+def _part(column: Encoded, rows: slice) -> Encoded:
+    """Some rows of an encoded column, with all its classes."""
+    if isinstance(column, ClassCodes):
+        return column[rows]
+    present = None if column.present is None else column.present[rows]
+    return Columns(column.columns, column.values[rows], present)
 
 
 def part_of_sample(like: Mapping[str, Any], first: int) -> dict[str, Any]:

@@ -44,7 +44,8 @@ class Scatter:
         except MemoryError as error:
             raise MemoryError(
                 f"the covariance of {width} features takes {8 * width * width / 2**30:.1f} GiB, "
-                "which could not be allocated; use a machine with more memory or fewer features (a "
+                "which could not be allocated; pass rank=64 to the moments, which keep 64 numbers "
+                "per feature in its place, and refine= to the method, or use fewer features (a "
                 "random projection or the first principal components)"
             ) from error
 
@@ -114,6 +115,11 @@ class Scatter:
         """Make features constant: their rows and columns become exactly 0."""
         self.matrix[features, :] = 0.0
         self.matrix[:, features] = 0.0
+
+    def reset(self) -> None:
+        """Back to no rows."""
+        self.matrix[...] = 0.0
+        self.unit_roundoff = EPS64
 
     def full(self) -> Float:
         """The matrix with both triangles meaningful; no copy."""

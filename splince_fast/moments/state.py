@@ -213,8 +213,7 @@ class State:
         if part.n_rows == self.n_rows:
             self.n_rows, self.weight = 0, 0.0
             self.deviation[...] = 0.0
-            self.second.matrix[...] = 0.0
-            self.second.unit_roundoff = EPS64
+            self.second.reset()
             self.fourth = None if self.fourth is None else FourthMoment.empty(self.width)
             return none
         if part.weight >= self.weight:

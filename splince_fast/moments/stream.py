@@ -90,7 +90,7 @@ def accumulate(
                 with sources.prefetched(source, run.first_block) as reader:
                     for block in run.unseen(reader):
                         run.add(block)
-                        bar.advance(len(block.X), getattr(block.X, "nbytes", 0))
+                        bar.advance(int(block.X.shape[0]), getattr(block.X, "nbytes", 0))
                         write_if_due()
         except BaseException as error:
             # What was read is not lost, whatever ended the run: the source, or Ctrl-C.
@@ -271,7 +271,10 @@ class Run:
         """Raise FileFormatError if the block behind a checkpoint brings other variables."""
         parameters = self.target.parameters
         fresh = encode(
-            block.labels, len(block.X), kinds=parameters.kinds or None, joint=parameters.joint
+            block.labels,
+            int(block.X.shape[0]),
+            kinds=parameters.kinds or None,
+            joint=parameters.joint,
         )
         foreign = [name for name in fresh if name not in self._variables | self._unread]
         if foreign:

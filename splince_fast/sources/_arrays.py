@@ -24,7 +24,8 @@ def from_arrays(
     ----------
     X : array of shape (n, d)
         Anything two-dimensional of which ``X[start:stop]`` gives rows: NumPy in any layout, a
-        memory map, a torch tensor, a frame, an HDF5 or Zarr data set.
+        memory map, a torch tensor, a frame, an HDF5 or Zarr data set, a CSR matrix (for
+        moments with ``rank``).
     labels : mapping of str to column(s), frame, or a single column, optional
         n labels per variable.
     sample_weight : array of shape (n,), optional

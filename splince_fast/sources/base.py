@@ -173,6 +173,8 @@ class StreamSource(Source):
     ----------
     start : callable
         ``start()`` gives an iterator over all blocks.
+    once : bool
+        Whether they can be read a single time, as those of a generator. An attribute, too.
     """
 
     def __init__(
@@ -182,9 +184,11 @@ class StreamSource(Source):
         *,
         n_rows: int | None = None,
         n_features: int | None = None,
+        once: bool = False,
     ) -> None:
         super().__init__(name, n_rows=n_rows, n_features=n_features)
         self._start = start
+        self.once = once
 
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
         """Yield the blocks from number `first_block` onwards; see :meth:`Source.iter_from`."""
@@ -242,7 +246,8 @@ def as_source(blocks: Any) -> Source:
         )
     name = f"{type(blocks).__name__} of blocks"
     start = repeatable(blocks, name)
-    return StreamSource(name, lambda: map(_as_block, enumerate(start())))
+    once = isinstance(blocks, Iterator)
+    return StreamSource(name, lambda: map(_as_block, enumerate(start())), once=once)
 
 
 def _as_block(numbered: tuple[int, Any]) -> Block:

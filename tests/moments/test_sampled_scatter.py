@@ -26,7 +26,7 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
     SampledScatterWarning,
 )
-from splince_fast.moments import metric, sampled
+from splince_fast.moments import metric, sampled, swept
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.sampled import SampledAccumulator
 
@@ -697,7 +697,7 @@ def test_the_sweep_is_its_naive_twin(dtype: Any, weighted: bool) -> None:
     weight = rng.random(n) + 0.1 if weighted else None
     codes = np.stack([rng.integers(-1, 3, n), np.where(rng.random(n) < 0.5, 3, 4)]).astype(np.intp)
     values, inverse, shift = rng.normal(size=(2, n)), rng.random(d), rng.normal(size=d)
-    sweep = sampled._Sweep(rows, weight, shift, codes, 5, values)
+    sweep = swept.Sweep(rows, weight, shift, codes, 5, values)
     sweep.run(inverse)
     w = np.ones(n) if weight is None else weight
     y = rows.astype(np.float64) - shift

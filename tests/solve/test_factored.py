@@ -180,7 +180,8 @@ def test_a_factor_is_free_of_spans_and_admitting_leaves_it_as_it_was() -> None:
 @pytest.mark.parametrize("method", ["splince", "leace", "sal", "mean_projection"])
 def test_signatures_are_those_of_the_table(method: str) -> None:
     parameters = inspect.signature(getattr(sf, method)).parameters
-    found = {n: p.default for n, p in parameters.items() if n not in ("moments", "erase", "keep")}
+    given = ("moments", "erase", "keep", "refine", "passes")
+    found = {n: p.default for n, p in parameters.items() if n not in given}
     assert found == {name: option.default for name, option in options_of(method).items()}
 
 

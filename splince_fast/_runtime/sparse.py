@@ -1,0 +1,107 @@
+"""Sparse rows as they come in: compressed, looked at once, and never made dense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._runtime.arrays import Rows
+from splince_fast.exceptions import InputError, NonFiniteError
+
+# Squares of larger numbers leave the range of float64 when they are summed.
+_LARGEST = 1e149
+_FLOAT64: np.dtype[Any] = np.dtype(np.float64)
+
+
+class SparseRows(Rows):
+    """A block of sparse rows.
+
+    Attributes
+    ----------
+    array : scipy.sparse CSR matrix or array of shape (n, d)
+        Real numbers without duplicates.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, X: Any, *, width: int | None = None, name: str = "X") -> SparseRows:
+        """Look at what a caller passed, in any format of scipy.sparse; it is not changed.
+
+        Raises
+        ------
+        InputError
+            Not 2-D, no columns, not real numbers, or not `width` columns.
+        """
+        if X.ndim != 2 or X.shape[1] == 0:
+            raise InputError(f"{name} has shape {X.shape}; it must be 2-D with at least one column")
+        if width is not None and X.shape[1] != width:
+            raise InputError(
+                f"{name} has {X.shape[1]} columns, and {width} are expected, as in the data seen "
+                "before; pass rows of the same features"
+            )
+        if X.dtype.kind not in "fiub":
+            raise InputError(f"{name} has dtype {X.dtype}; real numbers are needed")
+        found = X.tocsr()
+        _check_indices(found, name)
+        if not found.has_canonical_format:
+            found = found.copy() if found is X else found
+            found.sum_duplicates()
+        return cls(found, _FLOAT64, False)
+
+    def __len__(self) -> int:
+        return int(self.array.shape[0])
+
+    def taken(self, index: NDArray[np.intp]) -> SparseRows:
+        """Some rows, by position."""
+        return SparseRows(self.array[index], _FLOAT64, False)
+
+    def check(self, name: str = "X") -> None:
+        """Raise unless every number is finite and its square can be summed.
+
+        Raises
+        ------
+        NonFiniteError
+            NaN or infinity; names the first rows.
+        InputError
+            Magnitudes above 1e149.
+        """
+        array: Any = self.array
+        data = array.data
+        if data.dtype.kind != "f" or not len(data):
+            return
+        largest = max(float(data.max()), -float(data.min()))
+        if largest <= _LARGEST:
+            return
+        bad = np.flatnonzero(~np.isfinite(data))
+        if len(bad):
+            rows = np.unique(np.searchsorted(array.indptr, bad, side="right") - 1)
+            listed = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+            raise NonFiniteError(
+                f"{name} contains NaN or infinity in {len(rows)} of {len(self)} rows (rows "
+                f"{listed}); drop or repair them first, and their labels alike"
+            )
+        raise InputError(
+            f"{name} holds numbers as large as {largest:.1e}, whose squares leave the range of "
+            "float64; rescale the data"
+        )
+
+
+def _check_indices(array: Any, name: str) -> None:
+    """Raise InputError where an index points outside: the kernels do not look at it again."""
+    (n, d), indices, indptr = array.shape, array.indices, array.indptr
+    sound = len(indptr) == n + 1 and indptr[0] == 0 and bool((np.diff(indptr) >= 0).all())
+    sound = sound and int(indptr[-1]) <= min(len(indices), len(array.data))
+    stored = indices[: indptr[-1]] if sound else indices[:0]
+    if not sound or (len(stored) and (stored.min() < 0 or stored.max() >= d)):
+        raise InputError(
+            f"{name} is a damaged sparse matrix: its indices point outside of {n} x {d}; make it "
+            "again, or see what its check_format() says"
+        )
+
+
+def parts(array: Any) -> tuple[NDArray[np.float64], NDArray[Any], NDArray[Any]]:
+    """data in float64, indices and indptr of a CSR matrix, as the kernels take them."""
+    return array.data.astype(np.float64, copy=False), array.indices, array.indptr

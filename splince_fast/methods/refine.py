@@ -1,0 +1,113 @@
+"""Refining an eraser of moments without a covariance, by further passes over their rows.
+
+The covariance S is not known, but a pass over the rows gives S V for some columns V, exactly. With
+C what is erased and kept and M the metric of the moments, the first pass takes
+
+    V = [M^-1 C, diag(S)^-1 C, C],    beside the signs O, whose images S O the moments have,
+
+and the best eraser with `right` in the span of [V, O] is taken: no worse than that of M, of the
+diagonal, and of no metric at all, which lie in it. Every further pass adds M^-1 (C - S R), the
+preconditioned residual of the solution R so far: the span then holds the iterates of conjugate
+gradients for S R = C, preconditioned by M, and the distortion never grows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._kernels.factor import STATUS_OK, Factor
+from splince_fast._solve.oblique import oblique
+from splince_fast._solve.options import Options
+from splince_fast._solve.ritz import Span
+from splince_fast.exceptions import InputError
+from splince_fast.moments.factored import Factored
+from splince_fast.moments.live import Live, LiveSketch
+from splince_fast.moments.refine import Rereader
+
+Float = NDArray[np.float64]
+
+_MOST = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Refinement:
+    """A source to be read again, and how often.
+
+    Attributes
+    ----------
+    source : Source or iterable of blocks
+    passes : int
+    """
+
+    source: Any
+    passes: int
+
+    @classmethod
+    def of(cls, source: Any, passes: Any) -> Refinement | None:
+        """Check what a method was given; None where nothing is to be refined."""
+        whole = isinstance(passes, int | np.integer) and not isinstance(passes, bool)
+        if not whole or not 1 <= passes <= _MOST:
+            raise InputError(f"passes is {passes!r}; it must be an integer from 1 to {_MOST}")
+        if source is None:
+            if passes != 1:
+                raise InputError("passes says how often refine= is read; pass the source, too")
+            return None
+        from splince_fast.sources import as_source
+
+        return cls(as_source(source), int(passes))
+
+    def factor(
+        self, known: Live | Factored, spans: Float, n_erased: int, options: Options
+    ) -> tuple[Factor, float]:
+        """The factor of the last pass, and by how much that lowered the distortion, relatively.
+
+        Raises
+        ------
+        InputError
+            The moments have a covariance, or are a snapshot; shrinkage; another source.
+        """
+        if not isinstance(known, LiveSketch):
+            raise InputError(
+                "refine= improves erasers of moments made with rank=, which keep no covariance; "
+                + (
+                    "pass these moments, not a snapshot of them"
+                    if isinstance(known, Factored) and known.metric is not None
+                    else "leave it out"
+                )
+            )
+        if options.shrinkage:
+            raise InputError("refine= takes the covariance as it is; leave shrinkage= out")
+        rereader = Rereader(self.source, known, self.passes)
+        first = known.factored(options, known.share(options), None)
+        metric, sketch = known.metric, known.sketch
+        inverse = first.inverse_scale
+        spans = np.where(inverse > 0, spans, 0.0)
+        parts = [first.solve(np.ascontiguousarray(spans)), spans]
+        if metric.rank:
+            parts.append(spans * inverse**2)
+        columns = np.concatenate(parts)
+        k, signs = len(spans), sketch.signs.T * (inverse > 0.0)
+        images = rereader.images(columns)
+
+        def change(span: Span) -> tuple[Factor, float]:
+            factor = span.factor(metric, first.smallest)
+            solution = oblique(factor, spans, n_erased, options)
+            return factor, solution.distortion if solution.status == STATUS_OK else np.inf
+
+        before = change(Span(columns[:k], images[:k]))[1]
+        columns = np.concatenate([columns, signs])
+        images = np.concatenate([images, sketch.images.T / known.weight])
+        span = Span(columns, images)
+        factor, after = change(span)
+        for _ in range(1, self.passes):
+            fresh = first.solve(np.ascontiguousarray(span.residual(spans) * (inverse > 0)))
+            columns = np.concatenate([columns, fresh])
+            images = np.concatenate([images, rereader.images(fresh)])
+            span, before = Span(columns, images), after
+            factor, after = change(span)
+        gain = 1.0 - after / before if 0.0 < before < np.inf else 0.0
+        return factor, max(0.0, gain)

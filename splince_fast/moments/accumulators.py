@@ -1,0 +1,15 @@
+"""The kinds of accumulator, by what the parameters ask for."""
+
+from __future__ import annotations
+
+from splince_fast.moments.accumulator import Accumulator
+from splince_fast.moments.parameters import Parameters
+from splince_fast.moments.sampled import SampledAccumulator
+from splince_fast.moments.sketched import SketchAccumulator
+
+
+def accumulator_of(parameters: Parameters) -> Accumulator:
+    """An empty accumulator of the kind that the parameters ask for."""
+    if parameters.rank is not None:
+        return SketchAccumulator(parameters)
+    return SampledAccumulator(parameters) if parameters.scatter < 1 else Accumulator(parameters)

@@ -1,0 +1,206 @@
+"""The statistics of moments that nobody changes meanwhile, by what stands for Cov(x)."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._kernels import provider
+from splince_fast._solve import factor as factors
+from splince_fast._solve import tolerances
+from splince_fast._solve.factor import Factor
+from splince_fast._solve.low_rank import LowRank, nystroem
+from splince_fast._solve.options import Options
+from splince_fast._solve.shrinkage import share
+from splince_fast.exceptions import InputError
+from splince_fast.moments.accumulator import Accumulator
+from splince_fast.moments.metric import Sampled, refuse_few, sampled_covariance
+from splince_fast.moments.sampled import SampledAccumulator
+from splince_fast.moments.sketch import Sketch
+from splince_fast.moments.sketched import SketchAccumulator
+
+Float = NDArray[np.float64]
+
+
+class Live:
+    """The statistics of moments that nobody changes meanwhile.
+
+    Attributes
+    ----------
+    n_rows, weight, mean : int, float, (d,) float64
+        Of x.
+    variable : callable
+        The sums of one variable, by name.
+    """
+
+    def __init__(self, held: Accumulator) -> None:
+        self._held = held
+        self.variable = held.variable
+        self._state = state = held.seen()
+        self.n_rows, self.weight, self.mean = state.n_rows, state.weight, state.mean
+
+    @property
+    def variances(self) -> Float:
+        """(d,): of the features, ddof = 0."""
+        return np.asarray(self._state.second.diagonal() / self.weight)
+
+    def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
+        """Where a factor may live while it is used."""
+        return self._held.workspace(len(self.mean) ** 2) if whitened else nullcontext()
+
+    def identity(self) -> Factor:
+        """The factor of the identity, for what is not whitened."""
+        state = self._state
+        provider.ensure_for(state.width)
+        return factors.identity(state.second.diagonal(), state.weight)
+
+    def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
+        """The factor of Cov(x), of which `share` is isotropic."""
+        d = len(self.mean)
+        provider.ensure_for(d)
+        scatter, weight, n_rows, roundoff = self._scatter(options)
+        return factors.dense(
+            scatter,
+            weight,
+            self.mean,
+            max_rank=n_rows - 1,
+            tolerance=tolerances.eigenvalue(d, roundoff),
+            share=share,
+            solver=options.solver,
+            memory=memory,
+        )
+
+    def _scatter(self, options: Options) -> tuple[Float, float, int, float]:
+        """The matrix to factor, what it is divided by, its rows, and its unit roundoff."""
+        second = self._state.second
+        return second.matrix, self.weight, self.n_rows, second.unit_roundoff
+
+    def remember(self, factor: Factor) -> None:
+        """Let a factor keep Cov(x), for its `gram`."""
+        factor.remember(self._state.scatter, 1.0 / self.weight)
+
+    def share(self, options: Options) -> float:
+        """Share of the isotropic target in what is factored."""
+        state, policy = self._state, options.shrinkage
+        if policy is None:
+            return 0.0
+        quartic = None
+        if policy == "ledoit-wolf" and state.fourth is not None:
+            quartic = state.fourth.centred(state.weight, state.deviation, state.scatter)
+        return share(policy, state.scatter, state.weight, quartic)
+
+    def gram(self, rows: Float) -> Float:
+        """b Cov(x) b^T for b = `rows`, (r, d)."""
+        import scipy.linalg.blas
+
+        product = scipy.linalg.blas.dsymm(1.0, self._state.scatter, rows.T, lower=1)
+        return np.asarray(rows @ product / self.weight)
+
+    @property
+    def sample(self) -> Sampled | None:
+        """What Cov(x) was estimated from, where that is not all rows."""
+        return None
+
+    @property
+    def metric(self) -> LowRank | None:
+        """What stands for Cov(x), where no d x d matrix is kept."""
+        return None
+
+
+class LiveSketch(Live):
+    """The statistics of moments that keep a sketch of the scatter."""
+
+    def __init__(self, held: SketchAccumulator) -> None:
+        super().__init__(held)
+        self.accumulator = held
+        self.sketch = cast(Sketch, self._state.second)
+        self._metric: LowRank | None = None
+
+    @property
+    def metric(self) -> LowRank:
+        """M, made when it is first asked for."""
+        if self._metric is None:
+            sketch = self.sketch
+            self._metric = nystroem(
+                sketch.matrix, sketch.images, sketch.signs, self.weight, self.mean
+            )
+        return self._metric
+
+    def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
+        return nullcontext()
+
+    def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
+        if options.solver != "auto":
+            raise InputError(
+                f"solver={options.solver!r} factors a d x d matrix, which moments made with rank= "
+                "do not keep; leave it at 'auto'"
+            )
+        provider.ensure_for(self._state.width)
+        return self.metric.factor(share)
+
+    def remember(self, factor: Factor) -> None:
+        """Nothing: the metric is at hand."""
+
+    def share(self, options: Options) -> float:
+        if isinstance(options.shrinkage, str):
+            raise InputError(
+                f"shrinkage={options.shrinkage!r} needs the whole covariance, which moments made "
+                "with rank= do not keep; pass a number in [0, 1]"
+            )
+        return float(options.shrinkage or 0.0)
+
+    def gram(self, rows: Float) -> Float:
+        return self.metric.gram(rows)
+
+
+class LiveSample(Live):
+    """The statistics of moments whose scatter is that of a sample."""
+
+    def __init__(self, held: SampledAccumulator) -> None:
+        super().__init__(held)
+        self._sampled = held
+        self._estimate: tuple[Float, Sampled] | None = None
+
+    def _estimated(self) -> tuple[Float, Sampled]:
+        """The covariance, estimated when it is first asked for."""
+        if self._estimate is None:
+            self._estimate = sampled_covariance(self._sampled)
+        return self._estimate
+
+    @property
+    def sample(self) -> Sampled:
+        return self._estimated()[1]
+
+    def _scatter(self, options: Options) -> tuple[Float, float, int, float]:
+        if not options.shrinkage:
+            refuse_few(self._sampled)
+        matrix, known = self._estimated()
+        return matrix, 1.0, known.n_rows, known.unit_roundoff
+
+    def remember(self, factor: Factor) -> None:
+        factor.remember(self._estimated()[0], 1.0)
+
+    def share(self, options: Options) -> float:
+        if options.shrinkage is None:
+            return 0.0
+        matrix, known = self._estimated()
+        # `share` takes a sum over the rows; this is a mean, and so is the matrix.
+        quartic = None if known.quartic is None else known.quartic / known.effective
+        return share(options.shrinkage, matrix, known.effective, quartic)
+
+    def gram(self, rows: Float) -> Float:
+        import scipy.linalg.blas
+
+        matrix, known = self._estimated()
+        product = scipy.linalg.blas.dsymm(1.0, matrix, rows.T, lower=1)
+        return np.asarray(rows @ product - (rows * known.repaired) @ rows.T)
+
+
+def live(held: Accumulator) -> Live:
+    """The statistics of an accumulator of any kind."""
+    if isinstance(held, SketchAccumulator):
+        return LiveSketch(held)
+    return LiveSample(held) if isinstance(held, SampledAccumulator) else Live(held)

@@ -1,0 +1,128 @@
+"""Another pass over the rows that moments have seen: products of the covariance with columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._runtime.sparse import SparseRows, parts
+from splince_fast.exceptions import InputError
+from splince_fast.moments.entry import read_update
+from splince_fast.moments.live import LiveSketch
+from splince_fast.moments.scatter import EPS64
+from splince_fast.moments.sketch import add_images, add_outer
+from splince_fast.moments.swept import NO_WEIGHT, Sweep
+from splince_fast.sources import prefetched
+from splince_fast.sources.base import Source, StreamSource
+
+Float = NDArray[np.float64]
+
+
+class Rereader:
+    """The rows of a source, read again and again.
+
+    Parameters
+    ----------
+    source : Source
+    known : LiveSketch
+        Of the moments that have seen it.
+    passes : int
+
+    Raises
+    ------
+    InputError
+        It cannot be the source that the moments have seen: other features, or fewer rows; more
+        than one pass over what can be read once.
+    """
+
+    def __init__(self, source: Source, known: LiveSketch, passes: int) -> None:
+        self._source, self._known = source, known
+        d = len(known.mean)
+        if source.n_features not in (None, d):
+            raise _other(source, f"it has {source.n_features} features, and they have {d}")
+        if source.n_rows is not None and source.n_rows < known.n_rows:
+            raise _other(source, f"it has {source.n_rows:,} rows, and they {known.n_rows:,}")
+        if passes > 1 and isinstance(source, StreamSource) and source.once:
+            raise InputError(
+                f"passes is {passes}, and {source.name} can be read only once; pass a list of "
+                "blocks, or one of splince_fast.sources"
+            )
+
+    def images(self, columns: Float) -> Float:
+        """(m, d): Cov(x) V for V^T = `columns`, (m, d), in float64.
+
+        Raises
+        ------
+        InputError
+            The rows are not those of the moments: their number, weight, sums or squares differ.
+        """
+        known, d = self._known, len(self._known.mean)
+        vectors = np.ascontiguousarray(columns.T)
+        out, total, squares = np.zeros((d, len(columns))), np.zeros(d), np.zeros(d)
+        n_rows, weight = 0, 0.0
+        with prefetched(self._source) as blocks:
+            for block in blocks:
+                given = read_update(block.X, None, block.sample_weight, None, known.accumulator)
+                if not len(given.rows):
+                    continue
+                given.rows.check()
+                sums = self._sums(given.rows, given.weight, vectors, out)
+                total += sums[0]
+                squares += sums[1]
+                n_rows += len(given.rows)
+                weight += sums[2]
+        self._compare(n_rows, weight, total, squares)
+        out /= known.weight
+        return np.ascontiguousarray(out.T)
+
+    def _sums(
+        self, rows: Any, weight: Float | None, vectors: Float, out: Float
+    ) -> tuple[Float, Float, float]:
+        """Add a block to `out`; its sums of deviations and squares, and its weight."""
+        mean = self._known.mean
+        if isinstance(rows, SparseRows):
+            import splince_fast._kernels.sparse as kernels
+
+            csr, given = parts(rows.array), NO_WEIGHT if weight is None else weight
+            whole = float(len(rows)) if weight is None else float(weight.sum())
+            total, squares = np.zeros(len(mean)), np.empty(len(mean))
+            none = np.empty((0, len(rows)), np.intp), np.empty((0, len(rows)))
+            nothing = np.empty((0, len(mean)))
+            kernels.sum_rows(*csr, given, *none, total, nothing, nothing)
+            kernels.sum_squares(*csr, given, mean, whole, squares)
+            left = add_images(rows.array, weight, mean, vectors, out)
+            add_outer(out, -1.0, mean, left)
+            return total - whole * mean, squares, whole
+        array = np.ascontiguousarray(rows.array, rows.dtype)
+        no_codes, no_values = np.empty((0, len(array)), np.intp), np.empty((0, len(array)))
+        sweep = Sweep(array, weight, mean, no_codes, 0, no_values)
+        sweep.run(np.zeros(len(mean)))
+        add_images(array, weight, mean, vectors, out)
+        return sweep.total, sweep.squares, sweep.whole
+
+    def _compare(self, n_rows: int, weight: float, total: Float, squares: Float) -> None:
+        """Raise InputError unless these are the sums that the moments have, to rounding."""
+        known, name = self._known, self._source
+        if n_rows != known.n_rows:
+            raise _other(name, f"it has {n_rows:,} rows, and they {known.n_rows:,}")
+        roundings = EPS64 * (512 + 8 * n_rows**0.5)
+        if abs(weight - known.weight) > roundings * known.weight:
+            raise _other(name, f"its rows weigh {weight:.12g}, and theirs {known.weight:.12g}")
+        deviation = np.sqrt(known.variances)
+        offset = 64 * EPS64 * (np.abs(known.mean) + deviation)
+        shifted = np.abs(total) / weight > roundings * deviation + offset
+        bound = roundings * known.variances + 2 * deviation * offset + offset**2
+        spread = np.abs(squares / weight - known.variances) > bound
+        found = np.flatnonzero(shifted | spread)
+        if len(found):
+            what = "mean" if shifted[found[0]] else "variance"
+            raise _other(name, f"the {what} of feature {found[0]} differs")
+
+
+def _other(source: Source, why: str) -> InputError:
+    return InputError(
+        f"refine is {source.name}, which is not what the moments have seen: {why}. Pass the source "
+        "that they were accumulated from, all of it, with the same weights"
+    )

@@ -1,0 +1,146 @@
+"""Moments without a d x d matrix: variances and r products of the scatter; dense or sparse rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._runtime.arrays import Rows, check_values, is_sparse
+from splince_fast._runtime.sparse import SparseRows, parts
+from splince_fast.exceptions import InputError
+from splince_fast.labels import Encoded, VariableName
+from splince_fast.moments.accumulator import Accumulator, Batch, sweep_of
+from splince_fast.moments.block import rows_of
+from splince_fast.moments.buffer import LabelledRows
+from splince_fast.moments.sketch import Sketch, add_images, add_outer, times
+from splince_fast.moments.state import State, head_mean
+from splince_fast.moments.swept import NO_WEIGHT, Sweep, SweptAccumulator, class_weights
+
+Float = NDArray[np.float64]
+
+# Sparse rows that are reduced at a time: merging a block costs O(d (r + k)).
+_SPARSE_ROWS = 1 << 14
+
+
+class SketchAccumulator(SweptAccumulator):
+    """An accumulator whose state is variances and a sketch, O(d (r + k)) numbers."""
+
+    @property
+    def rank(self) -> int:
+        """Columns r of the sketch."""
+        return cast(int, self.parameters.rank)
+
+    def check_width(self, width: int) -> None:
+        """Raise InputError where the sketch has more columns than the rows."""
+        if self.rank > width:
+            raise InputError(
+                f"rank is {self.rank}, and the rows have {width} features; pass rank=0 to "
+                f"rank={width}, or leave it out: {width} x {width} numbers are fewer"
+            )
+
+    def update(
+        self,
+        rows: Rows,
+        weight: Float | None,
+        encoded: Mapping[VariableName, Encoded],
+        *,
+        in_order: bool = False,
+        checked: bool = False,
+        index: NDArray[np.intp] | None = None,
+    ) -> None:
+        """Add rows; sparse ones at once, dense ones by full blocks.
+
+        Raises
+        ------
+        NonFiniteError, InputError, LabelError
+            Before anything changes.
+        """
+        self.check_width(rows.width)
+        if not isinstance(rows, SparseRows):
+            super().update(rows, weight, encoded, in_order=in_order, checked=checked, index=index)
+            return
+        if not checked:
+            rows.check()
+        if index is not None:
+            rows = rows.taken(index)
+        batch = self._prepare(LabelledRows(rows.array, weight), encoded)
+        step = self.parameters.block_rows or _SPARSE_ROWS
+        for start in range(0, len(rows), step):
+            self._merge(batch, batch.block.slice(start, min(len(rows), start + step)))
+
+    def _empty_state(self, width: int) -> State:
+        sketch = Sketch.of(width, self.rank, self.parameters.seed)
+        return State(np.zeros(width), 0, 0.0, np.zeros(width), sketch, None)
+
+    def _merge(self, batch: Batch, block: LabelledRows) -> None:
+        """Sum a block and its products with the signs, and add both."""
+        state, n = batch.state, len(block)
+        rows = block.rows if block.index is None else rows_of(block.rows, block.index, 0, n)
+        weight = None if block.weight is None else np.ascontiguousarray(block.weight)
+        like = cast(Sketch, state.second)
+        asked = [batch.variables[name].ask(labels, weight) for name, labels in block.labels.items()]
+        codes, n_sums, values = sweep_of(asked, n)
+        reduce = _reduce_sparse if is_sparse(rows) else _reduce_dense
+        own, sums = reduce(rows, weight, like, codes, n_sums, values)
+        self._add_sums(batch, block, asked, own, sums, self._meet(state, own))
+
+
+def _reduce_dense(
+    rows: NDArray[Any],
+    weight: Float | None,
+    like: Sketch,
+    codes: NDArray[np.intp],
+    n_sums: int,
+    values: Float,
+) -> tuple[State, tuple[Float, Float, Float, Float]]:
+    """The state of a block of dense rows about a point near its mean, and its other sums."""
+    shift = head_mean(rows, weight)
+    sweep = Sweep(rows, weight, shift, codes, n_sums, values)
+    sweep.run(np.zeros(len(shift)))
+    with np.errstate(invalid="ignore", over="ignore"):
+        usable = bool(np.isfinite(sweep.squares.sum()))
+    if not usable:
+        check_values(rows)
+    sketch = Sketch.of_block(like, sweep.variances)
+    add_images(rows, weight, shift, like.signs, sketch.images)
+    residual = sweep.total / sweep.whole
+    add_outer(sketch.images, -sweep.whole, residual, times(residual[None], like.signs)[0])
+    own = State(shift, len(rows), sweep.whole, sweep.total.copy(), sketch, None)
+    return own, sweep.sums
+
+
+def _reduce_sparse(
+    rows: Any,
+    weight: Float | None,
+    like: Sketch,
+    codes: NDArray[np.intp],
+    n_sums: int,
+    values: Float,
+) -> tuple[State, tuple[Float, Float, Float, Float]]:
+    """The same of sparse rows, about 0, of which only what is stored is read."""
+    import splince_fast._kernels.sparse as kernels
+
+    n, d = rows.shape
+    given = NO_WEIGHT if weight is None else weight
+    whole = float(n) if weight is None else float(weight.sum())
+    csr = parts(rows)
+    total, squares = np.zeros(d), np.empty(d)
+    class_sums, products = np.zeros((n_sums, d)), np.zeros((len(values), d))
+    kernels.sum_rows(*csr, given, codes, values, total, class_sums, products)
+    mean = total / whole
+    kernels.sum_squares(*csr, given, mean, whole, squares)
+    sketch = Sketch.of_block(like, np.maximum(squares, 0.0, out=squares))
+    left = add_images(rows, weight, mean, like.signs, sketch.images)
+    add_outer(sketch.images, -1.0, mean, left)  # about the mean, not about 0
+    own = State(np.zeros(d), n, whole, total, sketch, None)
+    weights = class_weights(codes, n_sums, given)
+    return own, (class_sums, weights, products, values.sum(axis=1))
+
+
+def sketch_of(accumulator: Accumulator) -> Sketch | None:
+    """The sketch of the rows that an accumulator saw; None where it keeps none."""
+    second = None if accumulator.state is None else accumulator.state.second
+    return second if isinstance(second, Sketch) else None

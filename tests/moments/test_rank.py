@@ -1,0 +1,446 @@
+"""Moments without a d x d matrix: linear in the data, exact constraints, sparse rows untouched."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+from numpy.typing import NDArray
+
+import splince_fast as sf
+from splince_fast._runtime.arrays import is_sparse
+from splince_fast._solve.low_rank import nystroem
+from splince_fast.exceptions import (
+    FileFormatError,
+    IncompatibleMomentsError,
+    InputError,
+    NonFiniteError,
+)
+from splince_fast.moments import sketch
+from splince_fast.moments.sketch import Sketch
+
+Float = NDArray[np.float64]
+EPS = float(np.finfo(np.float64).eps)
+RANKS = [0, 1, 7, 24]
+
+
+def rows(n: int = 700, d: int = 24, seed: int = 0) -> tuple[Float, dict[str, NDArray[Any]]]:
+    """Correlated rows of unlike scales, mostly zeros where they are to be sparse."""
+    rng = np.random.default_rng(seed)
+    mix = rng.normal(size=(d, d)) / d**0.5 + np.diag(np.geomspace(0.1, 3, d))
+    z = rng.integers(0, 3, n)
+    y = np.where(rng.random(n) < 0.6, z, rng.integers(0, 3, n))
+    X = rng.normal(size=(n, d)) @ mix + np.eye(3)[z] @ mix[:3] + np.eye(3)[y] @ mix[3:6]
+    X[rng.random(X.shape) < 0.7] = 0.0
+    t = X[:, :2] @ rng.normal(size=(2, 1)) + rng.normal(size=(n, 1))
+    return X, {"z": z, "y": y, "t": t}
+
+
+def state(moments: sf.Moments) -> tuple[Float, Float]:
+    """Variances and images, not normalised."""
+    second = moments.flushed().second
+    assert isinstance(second, Sketch)
+    return second.matrix, second.images
+
+
+def near(found: sf.Moments, expected: sf.Moments) -> None:
+    """Equal to rounding: sums of n rows in another order, n eps of the largest entries."""
+    np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-12, atol=1e-13)
+    for ours, theirs in zip(state(found), state(expected), strict=True):
+        size = np.abs(theirs).max(initial=1.0)
+        np.testing.assert_allclose(ours, theirs, atol=100 * found.n_rows * EPS * size)
+    for name in expected.variables:
+        np.testing.assert_allclose(
+            found.cross_covariance(name), expected.cross_covariance(name), atol=1e-12
+        )
+
+
+# --- the state -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_the_state_is_its_definition(rank: int, sparse: bool) -> None:
+    X, labels = rows()
+    weight = np.random.default_rng(1).integers(0, 4, len(X)).astype(float)
+    given = scipy.sparse.csr_array(X) if sparse else X
+    moments = sf.Moments(rank=rank, seed=3).update(given, labels, sample_weight=weight)
+    signs = sketch.signs(X.shape[1], rank, 3).astype(float)
+    assert set(np.unique(signs)) <= {-1.0, 1.0}
+    centred = X - weight @ X / weight.sum()
+    scatter = centred.T @ (weight[:, None] * centred)
+    squares, images = state(moments)
+    size = 100 * len(X) * EPS * np.abs(scatter).max()
+    np.testing.assert_allclose(squares, np.diag(scatter), atol=size)
+    np.testing.assert_allclose(images, scatter @ signs, atol=size * X.shape[1])
+    full = sf.Moments().update(X, labels, sample_weight=weight)
+    for name in labels:
+        np.testing.assert_allclose(
+            moments.cross_covariance(name), full.cross_covariance(name), atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_linear_in_the_data(sparse: bool) -> None:
+    X, labels = rows()
+    X = X + 50.0 * (np.arange(X.shape[1]) == 2)  # a feature far from zero
+    convert = scipy.sparse.csr_matrix if sparse else np.asarray
+
+    def of(part: slice | NDArray[Any], weight: Any = None) -> sf.Moments:
+        named = {name: column[part] for name, column in labels.items()}
+        return sf.Moments(rank=7).update(convert(X[part]), named, sample_weight=weight)
+
+    whole, a, b = of(slice(None)), of(slice(0, 300)), of(slice(300, None))
+    near(a + b, whole)
+    near(b + a, whole)
+    near(sum([a, b]), whole)  # type: ignore[arg-type]
+    near(whole - b, a)
+    near(of(np.r_[0:700, 0:100]), of(slice(None), np.where(np.arange(700) < 100, 2.0, 1.0)))
+    blocks = sf.Moments(rank=7, block_rows=64)
+    for start in range(0, len(X), 33):
+        part = slice(start, start + 33)
+        blocks.update(convert(X[part]), {name: column[part] for name, column in labels.items()})
+    near(blocks, whole)
+    # Control: about the mean of each part instead of the whole, the gap of the means is lost.
+    parts = state(a)[1] + state(b)[1]
+    assert np.abs(parts - state(whole)[1]).max() > 1e-6 * np.abs(parts).max()
+
+
+def test_sparse_and_dense_rows_mix_with_late_classes_and_constants() -> None:
+    X, labels = rows()
+    X[:, 5] = 3.0
+    order = np.argsort(labels["z"], kind="stable")
+    X, z = X[order], labels["z"][order]
+    mixed = sf.Moments(rank=7).update(X[:250], {"z": z[:250]})
+    mixed.update(scipy.sparse.coo_array(X[250:]), {"z": z[250:]})
+    whole = sf.Moments(rank=7).update(X, {"z": z})
+    near(mixed, whole)
+    assert mixed.classes("z") == (0, 1, 2)
+    eraser = sf.leace(mixed, erase="z")
+    assert not eraser.right[5].any()
+    assert not eraser.left[5].any()
+
+
+def test_duplicates_of_a_sparse_matrix_are_summed_and_the_caller_keeps_his() -> None:
+    X = scipy.sparse.csr_array(
+        (np.array([1.0, 2.0, 4.0]), np.array([1, 1, 0]), np.array([0, 2, 3])), shape=(2, 3)
+    )
+    moments = sf.Moments(rank=1).update(X)
+    assert X.nnz == 3
+    np.testing.assert_allclose(moments.mean, [2.0, 1.5, 0.0])
+    np.testing.assert_allclose(state(moments)[0], [8.0, 4.5, 0.0])
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_files_pickles_checkpoints_and_folds(tmp_path: Path, sparse: bool) -> None:
+    X, labels = rows()
+    given = scipy.sparse.csr_array(X) if sparse else X
+    moments = sf.Moments(rank=7, seed=2).update(given, labels)
+    moments.save(tmp_path / "m.moments")
+    for found in (
+        sf.Moments.load(tmp_path / "m.moments"), pickle.loads(pickle.dumps(moments)),
+        moments.copy(),
+    ):  # fmt: skip
+        assert found.make_like() == moments.make_like()
+        for ours, theirs in zip(state(found), state(moments), strict=True):
+            assert ours.tobytes() == theirs.tobytes()
+        near(found.update(given, labels), moments + moments)
+    source = sf.sources.from_arrays(given, labels, block_rows=100)
+    whole = sf.Moments.from_blocks(source, rank=7)
+    path = tmp_path / "run.moments"
+
+    class Broken(sf.sources.Source):
+        def iter_from(self, first_block: int = 0) -> Any:
+            for i, block in enumerate(source.iter_from(first_block)):
+                if i == 4:
+                    raise OSError("the disk is gone")
+                yield block
+
+    broken = Broken(source.name, n_rows=source.n_rows, n_features=source.n_features)
+    with pytest.raises(OSError, match="gone"):
+        sf.Moments.from_blocks(broken, rank=7, checkpoint=path)
+    resumed = sf.Moments.from_blocks(source, rank=7, checkpoint=path)
+    for ours, theirs in zip(state(resumed), state(whole), strict=True):
+        assert ours.tobytes() == theirs.tobytes()
+    folds = sf.Moments.from_blocks(source, rank=7, folds=3)
+    near(folds.total, whole)
+    assert sf.leace(folds, erase="z").rank == 2
+
+
+@pytest.mark.parametrize("key", ["images", "variances"])
+def test_damaged_files_are_refused(key: str) -> None:
+    moments = sf.Moments(rank=7).update(*rows())
+    record = moments.__getstate__()
+    record["tensors"][key] = record["tensors"][key][:-1]
+    with pytest.raises(FileFormatError):
+        sf.Moments().__setstate__(record)
+
+
+# --- the solve -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("method", ["splince", "leace", "sal", "mean_projection"])
+def test_constraints_hold_to_rounding(rank: int, method: str) -> None:
+    X, labels = rows()
+    full = sf.Moments().update(X, labels)
+    keeps: dict[str, Any] = {"keep": ["y", "t"]} if method == "splince" else {}
+    for moments in (m := sf.Moments(rank=rank).update(X, labels), m.factored()):
+        eraser = getattr(sf, method)(moments, erase="z", **keeps)
+        after = sf.Moments().update(eraser(X), labels)
+        bound = eraser.report.variables[0].bound
+        assert bound < 1e-9
+        gone = np.linalg.norm(after.cross_covariance("z"))
+        assert gone < bound * np.linalg.norm(full.cross_covariance("z"))
+        if keeps:
+            for name in ("y", "t"):
+                gap = after.cross_covariance(name) - full.cross_covariance(name)
+                assert np.linalg.norm(gap) < bound * np.linalg.norm(full.cross_covariance(name))
+        assert eraser.report.sketch_rank == rank
+        assert eraser.report.rho is None
+
+
+def test_the_metric_is_between_variances_and_covariance() -> None:
+    X, labels = rows()
+    S = np.cov(X.T, ddof=0)
+    gaps = []
+    for rank in RANKS:
+        kept = sf.Moments(rank=rank).update(X, labels).factored()
+        metric = kept.metric
+        assert metric is not None
+        explained = metric.vectors @ metric.vectors.T
+        M = np.diag(metric.own) + explained
+        np.testing.assert_allclose(np.diag(M), np.diag(S), rtol=2e-10)
+        # U U^T <= S, and the solve divides by M.
+        assert np.linalg.eigvalsh(S - explained).min() > -1e-10 * np.linalg.eigvalsh(S).max()
+        b = np.random.default_rng(0).normal(size=(3, 24))
+        # Two divisions by the root of a share of 1e-10, at most, amplify roundings.
+        np.testing.assert_allclose(kept.factor.solve(b) @ M, b, atol=1e-6)
+        np.testing.assert_allclose(kept.gram(b), b @ M @ b.T, rtol=1e-12)
+        white = kept.factor.whiten(b)
+        np.testing.assert_allclose(white @ white.T, b @ np.linalg.solve(M, b.T), rtol=1e-6)
+        gaps.append(np.abs(M - S).max())
+    assert gaps[-1] < 3e-10 * np.abs(S).max()  # of full rank it is the covariance
+    assert gaps[0] > 1e-2 * np.abs(S).max()  # control
+
+
+def test_full_rank_gives_the_eraser_of_the_covariance() -> None:
+    X, labels = rows()
+    for keeps in ({}, {"keep": "y"}):
+        method = sf.splince if keeps else sf.leace
+        exact = method(sf.Moments().update(X, labels), erase="z", **keeps)  # type: ignore[operator]
+        found = method(sf.Moments(rank=24).update(X, labels), erase="z", **keeps)  # type: ignore[operator]
+        np.testing.assert_allclose(found.matrix(), exact.matrix(), atol=1e-8)
+        other = method(sf.Moments(rank=0).update(X, labels), erase="z", **keeps)  # type: ignore[operator]
+        assert np.abs(other.matrix() - exact.matrix()).max() > 1e-3  # control
+
+
+def test_shrinkage_by_a_number() -> None:
+    X, labels = rows()
+    moments = sf.Moments(rank=24).update(X, labels)
+    exact = sf.leace(sf.Moments().update(X, labels), erase="z", shrinkage=0.3)
+    found = sf.leace(moments, erase="z", shrinkage=0.3)
+    np.testing.assert_allclose(found.matrix(), exact.matrix(), atol=1e-8)
+    for policy in ("oas", "ledoit-wolf", "cv"):
+        with pytest.raises(InputError, match=r"whole covariance|folds"):
+            sf.leace(moments, erase="z", shrinkage=policy)
+
+
+def test_rounding_cannot_make_the_variances_wrong() -> None:
+    """Rows of rank one: all of the variance is explained, and D is nothing but rounding."""
+    rng = np.random.default_rng(0)
+    X = np.outer(rng.normal(size=50), rng.normal(size=9))
+    centred = X - X.mean(axis=0)
+    S = centred.T @ centred
+    signs = sketch.signs(9, 4, 0)
+    found = nystroem(np.diag(S).copy(), S @ signs, signs, 50.0, X.mean(axis=0))
+    assert (found.own > 0).all()
+    assert (
+        np.einsum("ij,ij->i", found.vectors, found.vectors) <= found.variances * (1 + 4 * EPS)
+    ).all()
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [-1, 1.5, True, "64", np.nan])
+def test_a_rank_out_of_range_is_refused(rank: Any) -> None:
+    with pytest.raises(InputError, match="rank is"):
+        sf.Moments(rank=rank)
+
+
+def test_what_does_not_go_together_is_refused_before_a_row_is_read() -> None:
+    def unread() -> Any:
+        raise AssertionError("a row was read")
+        yield
+
+    for parameters, text in (
+        ({"rank": 3, "scatter": 0.5}, "two stand-ins"), ({"rank": 3, "ledoit_wolf": True}, "whole"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=text):
+            sf.Moments.from_blocks(unread(), **parameters)
+    moments = sf.Moments(rank=30)
+    with pytest.raises(InputError, match="24 features"):
+        moments.update(*rows())
+    assert moments.n_rows == 0
+
+
+def test_states_that_do_not_go_together() -> None:
+    X, labels = rows()
+    made = [sf.Moments(rank=3), sf.Moments(rank=4), sf.Moments(rank=3, seed=1), sf.Moments()]
+    first, *others = (m.update(X, labels) for m in made)
+    for other in others:
+        with pytest.raises(IncompatibleMomentsError):
+            first + other
+        with pytest.raises(IncompatibleMomentsError):
+            other - first
+    sf.Moments(rank=0).update(X) + sf.Moments(rank=0, seed=1).update(X)  # no signs, no clash
+
+
+def test_what_needs_a_covariance_says_so() -> None:
+    X, labels = rows()
+    moments = sf.Moments(rank=3).update(X, labels)
+    for use in (
+        moments.covariance, lambda: sf.concept_strength(moments, "z"),
+        lambda: sf.concept_strength(moments.factored(), "z"),
+        lambda: sf.leace(moments, erase="z", solver="eigh"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match="rank="):
+            use()
+
+
+def test_sparse_rows_without_rank_are_refused_with_the_ways_out() -> None:
+    X, labels = rows()
+    csr = scipy.sparse.csr_array(X)
+    with pytest.raises(InputError, match=r"rank=0.*TruncatedSVD.*toarray"):
+        sf.Moments().update(csr, labels)
+    eraser = sf.leace(sf.Moments(rank=0).update(csr, labels), erase="z")
+    with pytest.raises(InputError, match=r"fold_into.*eraser\.right"):
+        eraser(csr)
+    # And the ways out are ways: a linear head on the rows as they are.
+    head = np.random.default_rng(0).normal(size=(2, 24))
+    weight, bias = eraser.fold_into(head, np.zeros(2))
+    np.testing.assert_allclose(csr @ weight.T + bias, eraser(X) @ head.T, atol=1e-10)
+
+
+def test_a_damaged_sparse_matrix_is_refused() -> None:
+    X = scipy.sparse.csr_array(np.eye(4))
+    X.indices[2] = 1_000_000
+    with pytest.raises(InputError, match="damaged"):
+        sf.Moments(rank=1).update(X)
+    X = scipy.sparse.csr_array(np.eye(4))
+    X.indptr[2] = 400
+    with pytest.raises(InputError, match="damaged"):
+        sf.Moments(rank=1).update(X)
+    for bad in (scipy.sparse.csr_array(np.eye(4) * 1j), scipy.sparse.csr_array((4, 0))):
+        with pytest.raises(InputError):
+            sf.Moments(rank=0).update(bad)
+    assert sf.Moments(rank=0).update(scipy.sparse.csr_array((0, 4))).n_rows == 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e200])
+def test_what_fails_leaves_no_trace(bad: float) -> None:
+    X, labels = rows()
+    moments = sf.Moments(rank=3).update(scipy.sparse.csr_array(X), labels)
+    before = [a.copy() for a in state(moments)]
+    X[7, 3] = bad
+    with pytest.raises(InputError) as caught:
+        moments.update(scipy.sparse.csr_array(X), labels)
+    assert isinstance(caught.value, NonFiniteError) == (not np.isfinite(bad))
+    with pytest.raises(sf.LabelError):
+        moments.update(scipy.sparse.csr_array(X[:7]), {"z": np.linspace(0, 1, 7)})
+    with pytest.raises(InputError, match="columns"):
+        moments.update(scipy.sparse.csr_array(X[:7, :5]))
+    for ours, theirs in zip(state(moments), before, strict=True):
+        assert ours.tobytes() == theirs.tobytes()
+
+
+def test_the_allocation_error_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise MemoryError
+
+    from splince_fast.moments import scatter
+
+    monkeypatch.setattr(scatter.np, "zeros", fail)
+    with pytest.raises(MemoryError, match=r"74\.5 GiB.*rank=64.*refine="):
+        scatter.Scatter.empty(100_000)
+
+
+# --- memory --------------------------------------------------------------------------------------
+
+_MEASURE = """
+import resource, sys
+import numpy as np, scipy.sparse
+import splince_fast as sf
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+rng = np.random.default_rng(0)
+{body}
+print(peak() - before)
+"""
+
+
+def megabytes(body: str) -> float:
+    """Growth of the peak memory of a process that runs `body`, which sets `before`."""
+    code = _MEASURE.format(body=textwrap.dedent(body))
+    environment = {
+        **os.environ,
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
+    return float(done.stdout)
+
+
+_WARM = """
+        z = rng.integers(0, 2, 200)
+        warm = rng.normal(size=(200, 64)).astype(np.float32)
+        sf.leace(sf.Moments(rank=4).update(warm, {"z": z}), erase="z")
+        warm = scipy.sparse.csr_array(warm * (warm > 1))
+        sf.leace(sf.Moments(rank=4).update(warm, {"z": z}), erase="z")
+"""
+
+
+def test_dense_rows_of_100_000_features_fit_in_500_megabytes() -> None:
+    """One block of 64 MiB beside it; the covariance would take 75 GiB."""
+    grown = megabytes(
+        _WARM
+        + """
+        block = rng.normal(size=(160, 100_000)).astype(np.float32)
+        block[:80] += 1.0
+        before = peak()
+        moments = sf.Moments(rank=64)
+        for _ in range(2):
+            moments.update(block, {"z": np.arange(160) < 80})
+        eraser = sf.leace(moments, erase="z")
+        assert eraser.report.variables[0].residual < 1e-9
+        """
+    )
+    assert grown < 500
+
+
+def test_sparse_text_is_never_made_dense() -> None:
+    """3,700 documents of 40,000 terms: dense they take 1,184 MB, and the moments 2 MB."""
+    grown = megabytes(
+        _WARM
+        + """
+        n, d = 3700, 40_000
+        X = scipy.sparse.random_array((n, d), density=31 / d, rng=rng, format="csr")
+        before = peak()
+        moments = sf.Moments(rank=0).update(X, {"z": rng.integers(0, 2, n)})
+        eraser = sf.leace(moments, erase="z")
+        assert eraser.report.variables[0].residual < 1e-9
+        """
+    )
+    assert grown < 60
+    assert is_sparse(scipy.sparse.csr_array((2, 2)))
