@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,10 +54,7 @@ class Rows:
     @classmethod
     def known(cls, array: NDArray[Any], *, tensor: bool = False) -> Rows:
         """Look at a 2-D array of real numbers."""
-        dtype = working_dtype(array.dtype)
-        flags = array.flags
-        direct = array.dtype == dtype and flags.c_contiguous and flags.aligned
-        return cls(array, dtype, bool(direct), tensor)
+        return cls(array, working_dtype(array.dtype), is_direct(array), tensor)
 
     def __len__(self) -> int:
         return len(self.array)
@@ -82,16 +80,14 @@ class Rows:
         X = self.array
         if X.dtype.kind in "iub" or not len(X):
             return
-        from splince_fast._kernels import apply as kernels
+        import splince_fast._kernels.apply as kernels
 
         step = max(1, _GRAIN // X.shape[1])
         if self.direct:
-
-            def usable(start: int, stop: int) -> bool:
-                return bool(kernels.squares_finite(X, start, stop))
-
-            small = len(X) <= step
-            if usable(0, len(X)) if small else all(threads.split(usable, len(X), grain=step)):
+            if len(X) <= step:
+                if kernels.squares_finite(X, 0, len(X)):
+                    return
+            elif all(threads.split(partial(kernels.squares_finite, X), len(X), grain=step)):
                 return
         else:
             pieces = (X[start : start + step] for start in range(0, len(X), step))
@@ -262,7 +258,8 @@ def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def is_direct(X: NDArray[Any]) -> bool:
     """Whether the kernels can read X where it lies: in their dtype, C-contiguous and aligned."""
-    return Rows.known(X).direct
+    flags = X.flags
+    return X.dtype in (_FLOAT32, _FLOAT64) and flags.c_contiguous and flags.aligned
 
 
 def check_values(X: NDArray[Any], name: str = "X") -> None:

@@ -161,7 +161,10 @@ def erase(
     InputError
         Finite results leave the range of float16.
     """
-    with Progress(X.size // X.shape[-1], X.nbytes, enabled=progress) as bar:
+    if not progress:
+        _erase_stack(factors, X, out, mask, None, 0)
+        return
+    with Progress(X.size // X.shape[-1], X.nbytes) as bar:
         _erase_stack(factors, X, out, mask, bar, 0)
 
 
@@ -170,7 +173,7 @@ def _erase_stack(
     X: NDArray[Any],
     out: NDArray[Any],
     mask: NDArray[np.bool_] | None,
-    bar: Progress,
+    bar: Progress | None,
     origin: int,
 ) -> None:
     """Merge the leading axes where both arrays allow it without a copy; else go through them."""
@@ -191,7 +194,8 @@ def _erase_stack(
         stop = min(n, start + sweep)
         chosen = None if mask is None else mask[start:stop]
         _erase_rows(factors, X[start:stop], out[start:stop], chosen, origin + start)
-        bar.advance(stop - start, (stop - start) * d * X.dtype.itemsize)
+        if bar is not None:
+            bar.advance(stop - start, (stop - start) * d * X.dtype.itemsize)
 
 
 def _erase_rows(
@@ -202,7 +206,7 @@ def _erase_rows(
     origin: int,
 ) -> None:
     """One sweep, split over threads; its first row is row `origin` of all."""
-    from splince_fast._kernels import apply as kernels
+    import splince_fast._kernels.apply as kernels
 
     if not len(rows):
         return
@@ -250,7 +254,7 @@ def _erase_piece(
     int or None
         The first row with a finite number that float16 cannot hold.
     """
-    from splince_fast._kernels import apply as kernels
+    import splince_fast._kernels.apply as kernels
 
     halves = source.dtype.kind == "f" and source.dtype.itemsize == 2
     work = target if is_direct(target) else memory

@@ -90,6 +90,29 @@ def test_a_small_solve_takes_at_most_65_python_calls() -> None:
         assert len(names) <= 65, names
 
 
+CALLS_OF_AN_APPLICATION = """
+import sys
+import numpy as np
+from splince_fast import Projection
+eraser = Projection(np.eye(16)[:, :1], np.eye(16)[:, :1], np.zeros(16))
+X, out = np.ones((4, 16), np.float32), np.ones((4, 16), np.float32)
+for given in ({}, {"out": out}):
+    eraser(X, **given)
+    calls = []
+    sys.setprofile(lambda frame, event, _: event == "call" and calls.append(frame.f_code.co_name))
+    eraser(X, **given)
+    sys.setprofile(None)
+    print(*calls)
+"""
+
+
+def test_an_application_to_few_rows_takes_at_most_25_python_calls() -> None:
+    for line in script(CALLS_OF_AN_APPLICATION).splitlines():
+        names = line.split()
+        assert "apply_rows" in names
+        assert len(names) <= 25, names
+
+
 def test_a_view_that_fails_leaves_the_lock_free() -> None:
     moments = Moments().update(normal(10, 3), {"z": np.arange(10) % 2})
     with pytest.raises(ZeroDivisionError), moments.held_as(lambda held: held.n_rows // 0):
