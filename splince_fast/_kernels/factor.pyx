@@ -381,29 +381,14 @@ cdef class Factor:
             self.leave_kernel_alone(b, k, scratch)
 
     cdef void leave_kernel_alone(self, double* b, int k, double* scratch) noexcept nogil:
-        """Make b orthogonal to the kernel of S, without a change on its range.
+        """b -= N0 N0^T b: orthogonal to the kernel of S, without a change on its range.
 
-        b -= N0 N0^T b changes nothing on the range but for rounding, which features of very
-        different units amplify. One step of refinement restores V^T diag(scale) b = `scratch`,
-        what b has to be there.
+        Rounding stays that of each feature in its own units: N0 is made with its rows in the
+        order of their size. `scratch` takes n_null k numbers.
         """
         cdef int d = self.width, n_null = self.n_noise - self.admitted
-        cdef Py_ssize_t i, size = <Py_ssize_t>d * k
-        cdef double* spare = scratch + size
-        cdef double* found = spare + size
-        gemm(b"T", b"N", n_null, k, d, 1.0, self.kernel_data, d, b, d, 0.0, spare, n_null)
-        gemm(b"N", b"N", d, k, n_null, -1.0, self.kernel_data, d, spare, n_null, 1.0, b, d)
-        memcpy(spare, b, sizeof(double) * <size_t>size)
-        scale_rows(self.scale, spare, d, k)
-        gemm(b"T", b"N", d - self.n_noise, k, d, 1.0, self.c + <Py_ssize_t>self.n_noise * d, d,
-             spare, d, 0.0, found + self.n_noise, d)
-        gemm(b"T", b"N", self.admitted, k, d, 1.0, self.extra, d, spare, d, 0.0, found, d)
-        for i in range(size):
-            found[i] = scratch[i] - found[i] if self.root[i % d] > 0.0 else 0.0
-        self.from_support(found, spare, k)
-        scale_rows(self.inverse, spare, d, k)
-        for i in range(size):
-            b[i] += spare[i]
+        gemm(b"T", b"N", n_null, k, d, 1.0, self.kernel_data, d, b, d, 0.0, scratch, n_null)
+        gemm(b"N", b"N", d, k, n_null, -1.0, self.kernel_data, d, scratch, n_null, 1.0, b, d)
 
     cdef int prepare_kernel(self) except -1:
         """Make the null basis, unless it is there: a later solve may never ask for it."""

@@ -123,6 +123,8 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tenso
             tensors["scatter.lower"] = state.second.packed()
         else:
             tensors["scatter"] = state.second.full().T
+        if state.lost is not None:
+            tensors["lost"] = state.lost
         if state.fourth is not None:
             tensors |= {"quartic": np.array([state.fourth.quartic]), "cubic": state.fourth.cubic}
     for i, (name, variable) in enumerate(accumulator.variables.items()):
@@ -268,6 +270,8 @@ def _read_state(
         expected["scatter"] = (real, (width,) * 2)
     if ledoit_wolf:
         expected |= {"quartic": (real, (1,)), "cubic": (real, (width,))}
+    if "lost" in tensors:
+        expected["lost"] = (real, (width,))
     check_tensors(tensors, expected)
     n_rows = metadata["n_rows"]
     if not isinstance(n_rows, int) or not 0 <= n_rows < 1 << 63:
@@ -291,7 +295,10 @@ def _read_state(
     fourth = None
     if ledoit_wolf:
         fourth = FourthMoment(float(tensors["quartic"][0]), tensors["cubic"])
-    return State(tensors["reference"], n_rows, weight, tensors["deviation"], second, fourth)
+    lost = tensors.get("lost")
+    if lost is not None:
+        refuse_negative(tensors, ("lost",))
+    return State(tensors["reference"], n_rows, weight, tensors["deviation"], second, fourth, lost)
 
 
 def _read_waiting(

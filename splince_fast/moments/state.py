@@ -24,6 +24,8 @@ _HEAD = 256
 _FAR = 16.0
 # ... and by more than rounding can make of a constant feature.
 _ROUNDINGS = 1024 * EPS64
+# A removal that leaves less than this share of a sum of squares leaves its rounding with it.
+_LITTLE = 0.25
 
 
 @dataclass(slots=True)
@@ -36,6 +38,9 @@ class State:
     deviation: Float  # (d,): sum w (x - reference)
     second: Scatter  # sum w (x - mean)(x - mean)^T
     fourth: FourthMoment | None  # where Ledoit-Wolf shrinkage was asked for
+    # (d,): what removals may have left of each sum of squares by rounding; None where the bounds
+    # of the sum itself cover it. A part far away takes the digits of what stays with it.
+    lost: Float | None = None
 
     @classmethod
     def of_variances(cls, width: int) -> State:
@@ -82,6 +87,7 @@ class State:
             self.deviation.copy(),
             self.second.copy(),
             None if self.fourth is None else self.fourth.copy(),
+            None if self.lost is None else self.lost.copy(),
         )
 
     def scale(self, factor: float) -> None:
@@ -193,6 +199,7 @@ class State:
         total = own + added
         self.second.merge(other.second, 1, gap, coefficient)
         self.reference, self.deviation, self.fourth = reference, total, fourth
+        self.lost = _sum_of(self.lost, other.lost)
         self.n_rows += other.n_rows
         self.weight += other.weight
 
@@ -215,6 +222,7 @@ class State:
             self.deviation[...] = 0.0
             self.second.reset()
             self.fourth = None if self.fourth is None else FourthMoment.empty(self.width)
+            self.lost = None
             return none
         if part.weight >= self.weight:
             raise IncompatibleMomentsError(
@@ -234,6 +242,11 @@ class State:
             noise += 64 * EPS32 * squares
         of_sums = EPS64 * (512 + 8 * self.n_rows**0.5) * np.sqrt(squares / self.weight)
         of_sums += 64 * EPS64 * offset
+        before = _sum_of(self.lost, part.lost)
+        if before is not None:
+            impossible += before
+            noise += before
+            of_sums += np.sqrt(before / self.weight)
         shift = part.reference - self.reference
         deviation = part.deviation + part.weight * shift
         if self.fourth is not None and part.fourth is not None:
@@ -251,9 +264,19 @@ class State:
                 "cannot remove these moments: a variance would become negative, so they are "
                 "not a part of the whole"
             )
+        # Where little is left, its own size no longer tells what rounding there is in it.
+        little = bool((diagonal < _LITTLE * squares).any())
+        self.lost = impossible if before is not None or little else None
         constant = np.flatnonzero(diagonal <= noise)
         np.maximum(diagonal, 0.0, out=diagonal)
         return constant, of_sums
+
+
+def _sum_of(a: Float | None, b: Float | None) -> Float | None:
+    """a + b, where None is 0."""
+    if a is None or b is None:
+        return b if a is None else a
+    return np.asarray(a + b)
 
 
 def head_mean(

@@ -1,7 +1,8 @@
-"""Folds hold the bits of their rows, however they came; and updates are whole."""
+"""Folds hold the bits of their rows, however they came; updates are whole; parts are removed."""
 
 from __future__ import annotations
 
+import pickle
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import splince_fast as sf
 from splince_fast import Moments, NonFiniteError, sources
 from splince_fast._kernels import accumulate
 from splince_fast._runtime.hashing import splitmix64
+from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError
 from splince_fast.moments.folds import Folds
 
 N, D = 400, 5
@@ -186,3 +188,55 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(
         resumed, plain = [resumed], [plain]
     for fold, whole in zip(resumed, plain, strict=True):
         assert state_bytes(fold) == state_bytes(whole)
+
+
+# --- removals, one after the other ---------------------------------------------------------------
+
+
+def chain(seed: int, far: float) -> tuple[list[Moments], Any]:
+    """Parts of which some lie far away, and the order in which they are removed."""
+    rng = np.random.default_rng(seed)
+    count, d = int(rng.integers(3, 7)), int(rng.integers(1, 5))
+    parts = []
+    for _ in range(count):
+        n = int(rng.integers(5, 60))
+        mean = rng.normal(size=d) * (far if rng.random() < 0.4 else 1.0)
+        X = rng.normal(size=(n, d)) * 10.0 ** rng.uniform(-2, 2) + mean
+        parts.append(Moments().update(X, {"z": rng.integers(0, 2, n), "v": rng.normal(size=n)}))
+    return parts, rng.permutation(count)
+
+
+@pytest.mark.parametrize("far", [1e8, 1e10, 1e13])
+@pytest.mark.parametrize("stored", [False, True])
+def test_parts_far_away_are_removed_and_so_are_those_after_them(far: float, stored: bool) -> None:
+    """A part takes digits with it; what it leaves behind is no reason to refuse another part."""
+    for seed in range(60):
+        parts, order = chain(seed, far)
+        left = sum(parts)
+        for i in order:
+            left -= parts[i]
+            if stored:
+                left = pickle.loads(pickle.dumps(left))
+        assert left.n_rows == 0
+
+
+def test_what_is_no_part_is_refused_all_the_same() -> None:
+    """The control: after a removal nearby, a variance below zero is an error still."""
+    rng = np.random.default_rng(0)
+    near, other, part = (Moments().update(rng.normal(size=(n, 3))) for n in (40, 30, 20))
+    left = (near + other + part) - part
+    with pytest.raises(IncompatibleMomentsError, match="not a part"):
+        left - Moments().update(100.0 * rng.normal(size=(20, 3)))
+
+
+def test_what_removals_lose_is_stored_and_checked() -> None:
+    parts, _ = chain(2, 1e13)
+    left = sum(parts)
+    for part in parts[:-1]:
+        left -= part
+    state = left.__getstate__()
+    assert (state["tensors"]["lost"] > 0).any()
+    assert "lost" not in parts[0].__getstate__()["tensors"], "the control: no removal, no loss"
+    state["tensors"]["lost"] = -state["tensors"]["lost"]
+    with pytest.raises(FileFormatError, match="lost"):
+        Moments().__setstate__(state)
