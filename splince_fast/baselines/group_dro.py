@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 from sklearn.exceptions import ConvergenceWarning
 
 from splince_fast.baselines._linear import BalancedClassifier, Task
-from splince_fast.baselines._minimax import Minimax
+from splince_fast.baselines._minimax import Coordinates, Minimax
 from splince_fast.baselines._options import candidates, check_count, check_number
 from splince_fast.baselines._rows import Float
 from splince_fast.exceptions import InputError
@@ -238,11 +238,18 @@ class GroupDRO(BalancedClassifier):
     ) -> tuple[Float, MinimaxReport]:
         """Smoothed problems of growing sharpness, each started at the last."""
         sharpness, found, report = 10.0, game.zeros() if start is None else start, None
+        coordinates = Coordinates(game)
+
+        def smoothed(v: Float, sharpness: float) -> tuple[float, Float]:
+            value, slope = game.smoothed(coordinates.parameters(v), sharpness)
+            return value, coordinates.slope(slope)
+
         while report is None or (report.gap > self.tol and sharpness <= _SHARPEST):
-            found = minimize(
-                game.smoothed, found, args=(sharpness,), jac=True, method="L-BFGS-B",
+            v = minimize(
+                smoothed, coordinates.of(found), args=(sharpness,), jac=True, method="L-BFGS-B",
                 options={"maxiter": 5000, "maxfun": 10_000, "maxcor": 20, "gtol": 1e-9, "ftol": 0},
             ).x  # fmt: skip
+            found = coordinates.parameters(v)
             if sharpness >= 1000.0 or report is not None:
                 report = MinimaxReport(strength, *game.certificate(found, sharpness))
             sharpness *= 10.0

@@ -14,8 +14,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from splince_fast import InputError
-from splince_fast.baselines import GroupDRO, group_dro
-from splince_fast.baselines._minimax import Minimax
+from splince_fast.baselines import GroupDRO, _minimax, group_dro
+from splince_fast.baselines._minimax import Coordinates, Minimax
 
 
 def cell_losses(head: Any, X: Any, y: Any, z: Any, margin: float = 0.0) -> np.ndarray:
@@ -101,6 +101,41 @@ def test_gradients_are_differences(classes: int) -> None:
         for e in np.eye(point.size)
     ]
     np.testing.assert_allclose(slope, differences, atol=1e-7)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_coordinates_change_no_value_and_make_the_problem_round(
+    dense: bool, classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_minimax, "_DENSE", 100 if dense else 0)
+    data = made(n=400, d=5, classes=classes, tied=0.6)
+    X = (data.X - data.X.mean(axis=0)) * np.array([1, 3, 10, 30, 100])
+    game = Minimax(X, data.y, 2 * data.y + data.z, np.ones(400), classes, 0.1, 0.0, lambda: None)
+    coordinates = Coordinates(game)
+    rng = np.random.default_rng(1)
+    point = 0.01 * rng.normal(size=game.zeros().size)
+    v = coordinates.of(point)
+    np.testing.assert_allclose(coordinates.parameters(v), point, rtol=1e-10)
+    _, slope = game.smoothed(point, 10.0)
+    step = 1e-6 * rng.normal(size=v.size)
+    ahead, _ = game.smoothed(coordinates.parameters(v + step), 10.0)
+    behind, _ = game.smoothed(coordinates.parameters(v - step), 10.0)
+    assert (ahead - behind) / 2 == pytest.approx(float(coordinates.slope(slope) @ step), rel=1e-4)
+
+    def condition(slope_of: Any) -> float:
+        """Of the Hessian at 0, by differences, in the weights of the first class."""
+        steps = 1e-5 * np.eye(v.size)[:5]
+        return float(np.linalg.cond([(slope_of(e) - slope_of(-e))[:5] for e in steps]))
+
+    def plain(u: np.ndarray) -> np.ndarray:
+        return game.smoothed(u, 1e-3)[1]
+
+    def changed(u: np.ndarray) -> np.ndarray:
+        return coordinates.slope(game.smoothed(coordinates.parameters(u), 1e-3)[1])
+
+    assert condition(plain) > 100  # control
+    assert condition(changed) < 4
 
 
 def test_weights_are_repetitions_and_offsets_do_not_matter() -> None:
@@ -204,23 +239,32 @@ def test_ctrl_c_leaves_the_classifier_unfitted(monkeypatch: pytest.MonkeyPatch) 
     assert not [name for name in vars(head) if name.endswith("_")]
 
 
-def test_table_a(real_data: Callable[[str], Path]) -> None:
+def test_table_a(real_data: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     bug = bug_parts(real_data("bug_profession_gender"))
-    rows = bug.fitted
-    expected = {
-        (0.1, 0.01, 0.001): (0.798, 0.780, 0.037),
-        0.01: (0.770, 0.708, None),
-        0.001: (0.733, 0.640, None),
-    }
-    for strength, wanted in expected.items():
-        head = GroupDRO(strength=strength).fit(
-            bug.X[rows], bug.y[rows], groups=bug.z[rows], validation=bug.mask
-        )
-        assert head.report_.gap < 5e-4
-        for value, figure in zip(figures(bug, head.predict(bug.X[bug.test])), wanted, strict=True):
-            assert figure is None or value == pytest.approx(figure, abs=0.004)
-        if isinstance(strength, tuple):
-            assert head.report_.strength == 0.1
+    rows, found = bug.fitted, {}
+    exact = GroupDRO._exact
+
+    def noted(self: GroupDRO, game: Minimax, strength: float, start: Any) -> Any:
+        packed, report = exact(self, game, strength, start)
+        found[strength] = (*game.unpack(packed), report)
+        return packed, report
+
+    monkeypatch.setattr(GroupDRO, "_exact", noted)
+    tuned = GroupDRO(strength=(0.1, 0.01, 0.001)).fit(
+        bug.X[rows], bug.y[rows], groups=bug.z[rows], validation=bug.mask
+    )
+    assert tuned.report_.strength == 0.1
+    mean = bug.X[bug.train].mean(axis=0)
+    for strength, wanted in {0.1: (0.798, 0.780, 0.037), 0.01: (0.770, 0.708),
+                             0.001: (0.733, 0.640)}.items():  # fmt: skip
+        coef, intercept, report = found[strength]
+        assert report.gap < 5e-4
+        decided = ((bug.X[bug.test] - mean) @ coef[0] + intercept[0] > 0).astype(int)
+        np.testing.assert_allclose(figures(bug, decided)[: len(wanted)], wanted, atol=0.004)
+    np.testing.assert_array_equal(
+        tuned.predict(bug.X[bug.test]),
+        ((bug.X[bug.test] - mean) @ found[0.1][0][0] + found[0.1][1][0] > 0).astype(int),
+    )
 
 
 def test_validation_rows_may_come_apart() -> None:
