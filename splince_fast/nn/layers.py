@@ -132,7 +132,8 @@ def fit_layers(
     memory : int, optional
         Bytes that outputs of one module may take between two passes, so that the next pass need
         not run what lies before it; by default a quarter of what is free on the device. Batches
-        beyond it run from the beginning, with 0 all of them. It changes the time, not the result.
+        beyond it run from the beginning, with 0 all of them. It changes the time, not the result,
+        but hooks of others on modules that are skipped see NaN, or do not run: pass 0 for those.
     **moments
         kinds and joint, as for :class:`Moments`.
 

@@ -68,16 +68,16 @@ class Selection:
     everything: bool = False  # the mask is known to select every token
 
     def over(self, name: str, x: Tensor) -> Tensor | None:
-        """The mask in the shape of `x` (..., d) less its last axis.
+        """The mask in the shape of `x` (..., d) less its last axis; None for all rows.
 
         Raises
         ------
         SiteError
             The rows of `x` are not the tokens of the call.
         """
-        if self.mask is None:
-            return None
         mask = self.mask
+        if mask is None or (self.everything and tuple(mask.shape) == tuple(x.shape[:-1])):
+            return None
         if tuple(mask.shape) != tuple(x.shape[:-1]):
             if x.ndim == 2 and x.shape[0] == mask.numel():
                 mask = mask.reshape(-1)

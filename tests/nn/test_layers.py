@@ -273,6 +273,15 @@ def test_a_site_behind_a_norm_begins_before_its_block() -> None:
         assert same(found[0], found[None])
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_part_that_takes_no_hooks_runs_each_time() -> None:
+    model, batches = model_and_batches()
+    wanted = snn.fit_layers(model, batches, SITES, sf.leace, erase="z", memory=0)
+    model[1] = torch.jit.trace(model[1], torch.randn(2, 16))
+    found = snn.fit_layers(model, batches, SITES, sf.leace, erase="z")
+    assert same(found, wanted)
+
+
 def test_activations_that_are_not_finite_are_still_named() -> None:
     model, batches = model_and_batches()
     batches[3]["input"] = batches[3]["input"] * torch.tensor([1e38, 1, 1, 1, 1, 1]) * 1e38
