@@ -148,7 +148,7 @@ def _sparse_ways(rank: int) -> Ways:
 
     n, d = pick((37_000, 40_000), (60, 80))
     rng = np.random.default_rng(0)
-    X = scipy.sparse.random_array((n, d), density=min(1.0, 31 / d), rng=rng, format="csr")
+    X: Any = scipy.sparse.random_array((n, d), density=min(1.0, 31 / d), rng=rng, format="csr")
     z = rng.integers(0, 2, n)
     columns = np.ones((d, max(1, rank)))
     turned = X.T.tocsr()
