@@ -46,7 +46,7 @@ def as_stack(X: Any, width: int) -> NDArray[Any]:
     InputError
         As :func:`as_rows`.
     """
-    if is_sparse(X):
+    if not isinstance(X, np.ndarray) and is_sparse(X):
         raise InputError(
             "X is a sparse matrix, and erased rows are dense. Where a linear layer follows, "
             "eraser.fold_into(weight, bias) gives one for the sparse rows as they are; "

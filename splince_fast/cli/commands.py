@@ -25,11 +25,10 @@ def run(argv: Sequence[str] | None) -> int:
             args.run(args)
     except BrokenPipeError:
         raise
-    except FileNotFoundError as error:
-        print(f"splince-fast: error: there is no file {str(error.filename)!r}", file=sys.stderr)
-        return 2
     except (SplinceError, OSError) as error:
-        print(f"splince-fast: error: {error}", file=sys.stderr)
+        missing = error.filename if isinstance(error, FileNotFoundError) else None
+        told = str(error) if missing is None else f"there is no file {str(missing)!r}"
+        print(f"splince-fast: error: {told}", file=sys.stderr)
         return 2
     return 0
 

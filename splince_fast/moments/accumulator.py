@@ -159,7 +159,9 @@ class Accumulator:
         NonFiniteError, InputError, LabelError
             Before anything changes.
         """
-        n, width = len(rows) if index is None else len(index), rows.width
+        n, width = rows.array.shape
+        if index is not None:
+            n = len(index)
         known = self._work.capacities.get((width, rows.dtype))
         capacity = self._reserve(width, rows.dtype) if known is None else known
         # A single block that is merged at once is checked by its reduction, without another pass.
@@ -169,7 +171,9 @@ class Accumulator:
         start = 0
         while start < n:
             if rows.direct and n - start >= capacity and not (in_order and self.waiting):
-                self._merge(batch, batch.block.slice(start, start + capacity))
+                whole = n == capacity
+                block = batch.block if whole else batch.block.slice(start, start + capacity)
+                self._merge(batch, block)
                 start += capacity
                 continue
             buffer = self._buffer_for(width, rows.dtype)
@@ -287,7 +291,8 @@ class Accumulator:
 
     def _merge(self, batch: Batch, block: LabelledRows) -> None:
         """Reduce a block and add it to the state and to its variables."""
-        state, rows, index, n = batch.state, block.rows, block.index, len(block)
+        state, rows, index = batch.state, block.rows, block.index
+        n = len(rows) if index is None else len(index)
         weight = None if block.weight is None else np.ascontiguousarray(block.weight)
         sample = sample_block(rows, weight, index)
         reference = state.reference_for(rows, weight, sample, index)

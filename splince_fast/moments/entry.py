@@ -36,6 +36,7 @@ class Given(NamedTuple):
     encoded: Mapping[VariableName, Encoded]
     kept: NDArray[np.intp] | None  # of these rows among those given, where some were dropped
     n_given: int
+    n: int  # rows
 
 
 def read_update(
@@ -50,14 +51,15 @@ def read_update(
         rows: Rows = SparseRows.of(X, width=width)
     else:
         rows = Rows.of(X, width=width)
-    n, index = len(rows), None
+    n, index = rows.array.shape[0], None
     weight = None if sample_weight is None else as_weights(sample_weight, n)
     if weight is not None and not weight.all():
         index = np.flatnonzero(weight)
         labels = None if labels is None else _taken_labels(labels, index, n)
         rows, weight = rows.taken(index), weight[index]
-    encoded = encode(labels, len(rows), kinds=parameters.kinds or None, joint=parameters.joint)
-    return Given(rows, weight, encoded, index, n)
+    left = n if index is None else len(index)
+    encoded = encode(labels, left, kinds=parameters.kinds or None, joint=parameters.joint)
+    return Given(rows, weight, encoded, index, n, left)
 
 
 def _flattened(X: Any, labels: Any, sample_weight: Any, mask: Any) -> tuple[Any, Any, Any]:

@@ -195,7 +195,7 @@ class Folds(Sequence[Moments]):
         given = read_update(X, labels, sample_weight, None, self._wide()._accumulator)
         if not self._position and hasattr(X, "columns"):
             self.feature_names = tuple(map(str, X.columns))
-        n = len(given.rows)
+        n = given.n
         given.rows.check()
         fold_of = self._deal(given, n)
         encoded = {name: v for name, v in given.encoded.items() if name != self._groups}

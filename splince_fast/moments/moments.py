@@ -189,7 +189,7 @@ class Moments:
         with Deferred(), self._lock:
             accumulator = self._accumulator
             given = read_update(X, labels, sample_weight, mask, accumulator)
-            if len(given.rows):
+            if given.n:
                 accumulator.update(given.rows, given.weight, given.encoded)
         return self
 

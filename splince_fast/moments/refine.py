@@ -65,13 +65,13 @@ class Rereader:
         with prefetched(self._source) as blocks:
             for block in blocks:
                 given = read_update(block.X, None, block.sample_weight, None, known.accumulator)
-                if not len(given.rows):
+                if not given.n:
                     continue
                 given.rows.check()
                 sums = self._sums(given.rows, given.weight, vectors, out)
                 total += sums[0]
                 squares += sums[1]
-                n_rows += len(given.rows)
+                n_rows += given.n
                 weight += sums[2]
         self._compare(n_rows, weight, total, squares)
         out /= known.weight
