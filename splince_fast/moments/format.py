@@ -10,6 +10,8 @@ scatter                  float64 (d, d)         sum w (x - mean)(x - mean)^T, bo
 scatter.lower            float64 (d(d+1)/2,)    its lower triangle by columns; in pickles instead
 quartic, cubic           float64 (1,), (d,)     sum w |x - r|^4 and sum w |x - r|^2 (x - r), where
                                                 they were asked for
+lost                     float64 (d,)           rounding that removals left in the diagonal of the
+                                                scatter, where there were any
 variable.<i>.<sum>       see `tensors` of the   the sums of variable i of the metadata
                          kinds of variable
 staged.rows              float32 or float64     rows that wait for a full block
