@@ -247,7 +247,7 @@ class GroupDRO(BalancedClassifier):
         while report is None or (report.gap > self.tol and sharpness <= _SHARPEST):
             v = minimize(
                 smoothed, coordinates.of(found), args=(sharpness,), jac=True, method="L-BFGS-B",
-                options={"maxiter": 5000, "maxfun": 10_000, "maxcor": 20, "gtol": 1e-9, "ftol": 0},
+                options={"maxiter": 5000, "maxfun": 10_000, "maxcor": 20, "gtol": 1e-11, "ftol": 0},
             ).x  # fmt: skip
             found = coordinates.parameters(v)
             if sharpness >= 1000.0 or report is not None:
