@@ -15,6 +15,9 @@ from splince_fast.exceptions import InputError, NonFiniteError
 _FLOAT32: np.dtype[Any] = np.dtype(np.float32)
 _FLOAT64: np.dtype[Any] = np.dtype(np.float64)
 
+# What kernels take for unit weights, and for all rows in their order.
+NO_WEIGHT, ALL_ROWS = np.empty(0), np.empty(0, np.intp)
+
 # Elements below which a second thread costs more than it saves.
 _GRAIN = 1 << 18
 
@@ -123,14 +126,20 @@ def as_rows(X: Any, *, width: int | None = None, name: str = "X") -> NDArray[Any
             f"{name} has {found.ndim} dimension(s) and shape {found.shape}; it must be 2-D, one "
             f"row per sample and one column per feature;{hint}".rstrip(";")
         )
-    if found.shape[1] == 0:
-        raise InputError(f"{name} has no columns (shape {found.shape}); at least one is needed")
-    if width is not None and found.shape[1] != width:
+    if found.shape[1] != width:  # else there is no call: every application passes here
+        check_columns(found.shape, width, name)
+    return found
+
+
+def check_columns(shape: tuple[int, ...], width: int | None, name: str) -> None:
+    """Raise InputError unless rows of this 2-D shape have columns, and `width` if it is known."""
+    if shape[1] == 0:
+        raise InputError(f"{name} has no columns (shape {shape}); at least one is needed")
+    if width is not None and shape[1] != width:
         raise InputError(
-            f"{name} has {found.shape[1]} columns, and {width} are expected, as in the data seen "
+            f"{name} has {shape[1]} columns, and {width} are expected, as in the data seen "
             "before; pass rows of the same embedding"
         )
-    return found
 
 
 def as_numbers(X: Any, name: str = "X") -> NDArray[Any]:
@@ -271,13 +280,18 @@ def _raise_non_finite(X: NDArray[Any], name: str) -> None:
     """Raise NonFiniteError that names the first rows of X that hold NaN or infinity, if any."""
     wide = X if X.dtype.kind == "f" else X.astype(np.float32)
     bad = np.flatnonzero(~np.isfinite(wide).all(axis=1))
-    if not bad.size:
-        return
-    listed = ", ".join(map(str, bad[:5])) + (", ..." if bad.size > 5 else "")
-    raise NonFiniteError(
-        f"{name} contains NaN or infinity in {bad.size} of {len(X)} rows (rows {listed}); drop or "
-        f"repair them first, e.g. {name} = {name}[np.isfinite({name}).all(axis=1)], and their "
-        "labels alike. Half precision overflows to infinity above 65504"
+    if bad.size:
+        example = f", e.g. {name} = {name}[np.isfinite({name}).all(axis=1)]"
+        raise non_finite(bad, len(X), name, example)
+
+
+def non_finite(bad: NDArray[np.intp], n: int, name: str, example: str = "") -> NonFiniteError:
+    """The error of n rows of which those that `bad` numbers hold NaN or infinity."""
+    listed = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+    return NonFiniteError(
+        f"{name} contains NaN or infinity in {len(bad)} of {n} rows (rows {listed}); drop or "
+        f"repair them first{example}, and their labels alike. Half precision overflows to infinity "
+        "above 65504"
     )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import Rows
-from splince_fast.exceptions import InputError, NonFiniteError
+from splince_fast._runtime.arrays import Rows, check_columns, non_finite
+from splince_fast.exceptions import InputError
 
 # Squares of larger numbers leave the range of float64 when they are summed.
 _LARGEST = 1e149
@@ -35,13 +35,9 @@ class SparseRows(Rows):
         InputError
             Not 2-D, no columns, not real numbers, or not `width` columns.
         """
-        if X.ndim != 2 or X.shape[1] == 0:
-            raise InputError(f"{name} has shape {X.shape}; it must be 2-D with at least one column")
-        if width is not None and X.shape[1] != width:
-            raise InputError(
-                f"{name} has {X.shape[1]} columns, and {width} are expected, as in the data seen "
-                "before; pass rows of the same features"
-            )
+        if X.ndim != 2:
+            raise InputError(f"{name} has shape {X.shape}; it must be 2-D")
+        check_columns(X.shape, width, name)
         if X.dtype.kind not in "fiub":
             raise InputError(f"{name} has dtype {X.dtype}; real numbers are needed")
         found = X.tocsr()
@@ -59,15 +55,7 @@ class SparseRows(Rows):
         return SparseRows(self.array[index], _FLOAT64, False)
 
     def check(self, name: str = "X") -> None:
-        """Raise unless every number is finite and its square can be summed.
-
-        Raises
-        ------
-        NonFiniteError
-            NaN or infinity; names the first rows.
-        InputError
-            Magnitudes above 1e149.
-        """
+        """As :meth:`Rows.check`, of what is stored."""
         array: Any = self.array
         data = array.data
         if data.dtype.kind != "f" or not len(data):
@@ -78,11 +66,7 @@ class SparseRows(Rows):
         bad = np.flatnonzero(~np.isfinite(data))
         if len(bad):
             rows = np.unique(np.searchsorted(array.indptr, bad, side="right") - 1)
-            listed = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
-            raise NonFiniteError(
-                f"{name} contains NaN or infinity in {len(rows)} of {len(self)} rows (rows "
-                f"{listed}); drop or repair them first, and their labels alike"
-            )
+            raise non_finite(rows, len(self), name)
         raise InputError(
             f"{name} holds numbers as large as {largest:.1e}, whose squares leave the range of "
             "float64; rescale the data"

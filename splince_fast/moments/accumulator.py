@@ -62,6 +62,9 @@ class Accumulator:
         Rows that wait for a block to fill up.
     """
 
+    # Whether rows are added in their order in any case, as by `update(in_order=True)`.
+    ordered = False
+
     def __init__(self, parameters: Parameters) -> None:
         self.parameters = parameters
         self.state: State | None = None
@@ -159,6 +162,7 @@ class Accumulator:
         NonFiniteError, InputError, LabelError
             Before anything changes.
         """
+        in_order = in_order or self.ordered
         n, width = rows.array.shape
         if index is not None:
             n = len(index)
@@ -188,11 +192,11 @@ class Accumulator:
                     raise
             start = stop
 
-    def room(self, width: int, dtype: np.dtype[Any]) -> int:
-        """Rows that complete a block: those that wait have come before."""
+    def room(self, rows: Rows) -> int:
+        """How many such rows complete a block: those that wait have come before."""
         if self.buffer is not None and self.buffer.filled:
             return self.buffer.room
-        return self.parameters.capacity(width, dtype.itemsize)
+        return self.parameters.capacity(rows.width, rows.dtype.itemsize)
 
     def _prepare(self, block: LabelledRows, encoded: Mapping[VariableName, Encoded]) -> Batch:
         """Rows with labels in terms of the state; what is new stays in the batch."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime import threads
-from splince_fast._runtime.arrays import check_values
+from splince_fast._runtime.arrays import ALL_ROWS, NO_WEIGHT, check_values
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
@@ -27,8 +27,6 @@ MATRIX_PRODUCT_FROM = 8
 # Angles by which pairs of rows are rotated: multiples of the golden one never come close together.
 _ANGLES = np.arange(256) * (np.pi * (3.0 - 5.0**0.5))
 _ROTATIONS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
-_NO_WEIGHT = np.empty(0)
-_ALL = np.empty(0, np.intp)
 _NO_VALUES = np.empty((0, 0))
 
 
@@ -75,8 +73,8 @@ def sample_block(rows: NDArray[Any], weight: Float | None, index: Codes | None =
     n, d = len(rows) if index is None else len(index), rows.shape[1]
     stride = math.ceil(n**0.5 / 4)
     shift, spread = np.empty(d), np.empty(d)
-    given = _NO_WEIGHT if weight is None else weight
-    kernels.sample_columns(rows, _ALL if index is None else index, given, stride, shift, spread)
+    given = NO_WEIGHT if weight is None else weight
+    kernels.sample_columns(rows, ALL_ROWS if index is None else index, given, stride, shift, spread)
     if weight is None:
         return Sample(shift, spread, float(-(-n // stride)), float(n))
     return Sample(shift, spread, float(weight[::stride].sum()), float(weight.sum()))
@@ -138,8 +136,8 @@ def reduce_block(
     shift, whole = sample.shift, sample.whole
     peak, total = np.empty(d), np.empty(d)
     class_sums, products = np.empty((n_codes, d)), np.empty((len(values), d))
-    given = _NO_WEIGHT if weight is None else weight
-    where = _ALL if index is None else index
+    given = NO_WEIGHT if weight is None else weight
+    where = ALL_ROWS if index is None else index
     by_matrix = len(values) >= MATRIX_PRODUCT_FROM
     swept = _NO_VALUES.reshape(0, n) if by_matrix else values
     into = products[:0] if by_matrix else products

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.arrays import NO_WEIGHT
 from splince_fast._runtime.files import check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, class_key, names_from_json, names_to_json
@@ -15,8 +16,6 @@ from splince_fast.moments.variable import Codes, Request, Variable, denominator,
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
-
-_NO_WEIGHT = np.empty(0)
 
 
 class ClassSums(Variable):
@@ -107,7 +106,7 @@ class ClassSums(Variable):
         place.fill(-1)
         codes, present, rows = np.empty((3, n), np.intp)
         weights = np.empty(n)
-        given = _NO_WEIGHT if weight is None else weight
+        given = NO_WEIGHT if weight is None else weight
         n_present = kernels.count_classes(labels, given, place, codes, present, rows, weights)
         present, rows, weights = present[:n_present], rows[:n_present], weights[:n_present]
         # Room for every class, made before anything is added to any variable.

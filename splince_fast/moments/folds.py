@@ -16,7 +16,6 @@ from splince_fast._runtime import files
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast._runtime.interrupts import Deferred
 from splince_fast._runtime.memory import total_memory
-from splince_fast._runtime.sparse import SparseRows
 from splince_fast.exceptions import FileFormatError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
 from splince_fast.moments.class_sums import ClassSums
@@ -211,9 +210,7 @@ class Folds(Sequence[Moments]):
             begun = [0] * len(self)
             while any(first < len(index) for first, index in zip(begun, chosen, strict=True)):
                 for i, fold in enumerate(self._folds):
-                    room = n
-                    if not isinstance(given.rows, SparseRows):  # which are taken as they come
-                        room = fold._accumulator.room(given.rows.width, given.rows.dtype)
+                    room = fold._accumulator.room(given.rows)
                     index = chosen[i][begun[i] : begun[i] + room]
                     if len(index):
                         fold._accumulator.update(

@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.arrays import NO_WEIGHT
 from splince_fast._runtime.files import check_tensors
 from splince_fast.exceptions import FileFormatError
 from splince_fast.labels import VariableName
@@ -26,7 +27,6 @@ Places = NDArray[np.intp]
 
 # A variable of more features is left out: the table takes the square of their number.
 _MOST = 256
-_NO_WEIGHT = np.empty(0)
 
 
 class LabelTable:
@@ -110,7 +110,7 @@ class LabelTable:
                 np.array(codes, np.intp) if codes else np.empty((0, n), np.intp),
                 np.concatenate(values) if values else np.empty((0, n)),
                 np.concatenate(where) if where else np.empty(0, np.intp),
-                _NO_WEIGHT if weight is None else weight,
+                NO_WEIGHT if weight is None else weight,
                 self.gram,
             )
 

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.arrays import NO_WEIGHT
 from splince_fast._runtime.sparse import SparseRows, parts
 from splince_fast.exceptions import InputError
 from splince_fast.moments.entry import read_update
 from splince_fast.moments.live import LiveSketch
 from splince_fast.moments.scatter import EPS64
 from splince_fast.moments.sketch import add_images, add_outer
-from splince_fast.moments.swept import NO_WEIGHT, Sweep
+from splince_fast.moments.swept import Sweep
 from splince_fast.sources import prefetched
 from splince_fast.sources.base import Source, StreamSource
 

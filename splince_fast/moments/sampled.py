@@ -20,12 +20,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import Rows, check_values
+from splince_fast._runtime.arrays import NO_WEIGHT, Rows
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassCodes, Columns, Encoded, VariableName
 from splince_fast.moments.accumulator import Accumulator, Batch, sweep_of
-from splince_fast.moments.block import rows_of
 from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
@@ -33,7 +32,7 @@ from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.scatter import EPS64, Diagonal
 from splince_fast.moments.state import State, head_mean
-from splince_fast.moments.swept import NO_WEIGHT, Sweep, SweptAccumulator
+from splince_fast.moments.swept import Sweep, SweptAccumulator
 
 Float = NDArray[np.float64]
 
@@ -87,6 +86,9 @@ class SampledAccumulator(SweptAccumulator):
     sample : Sample
     """
 
+    # The sample must not depend on the size of updates.
+    ordered = True
+
     def __init__(self, parameters: Parameters) -> None:
         super().__init__(parameters)
         inner = Parameters(parameters.block_rows, parameters.kinds, (), parameters.ledoit_wolf)
@@ -109,25 +111,6 @@ class SampledAccumulator(SweptAccumulator):
 
     # -- filling ---------------------------------------------------------------------------
 
-    def update(
-        self,
-        rows: Rows,
-        weight: Float | None,
-        encoded: Mapping[VariableName, Encoded],
-        *,
-        in_order: bool = True,
-        checked: bool = False,
-        index: NDArray[np.intp] | None = None,
-    ) -> None:
-        """Add rows, always in their order: the sample does not depend on the size of updates.
-
-        Raises
-        ------
-        NonFiniteError, InputError, LabelError
-            Before anything changes.
-        """
-        super().update(rows, weight, encoded, in_order=True, checked=checked, index=index)
-
     def _empty_state(self, width: int) -> State:
         return State.of_variances(width)
 
@@ -143,10 +126,7 @@ class SampledAccumulator(SweptAccumulator):
         sweep = Sweep(rows, weight, shift, codes, n_sums, values, index)
         first = not state.weight
         sweep.run(np.zeros(len(shift)) if first else _inverse(state))
-        with np.errstate(invalid="ignore", over="ignore"):
-            usable = bool(np.isfinite(sweep.squares.sum()))
-        if not usable:
-            check_values(rows_of(rows, index, 0, n))
+        sweep.check()
         variances = Diagonal(sweep.variances)
         own = State(shift, n, sweep.whole, sweep.total.copy(), variances, None)
         if first:

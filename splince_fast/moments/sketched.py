@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import Rows, check_values, is_sparse
+from splince_fast._runtime.arrays import NO_WEIGHT, Rows, is_sparse
 from splince_fast._runtime.sparse import SparseRows, parts
 from splince_fast.exceptions import InputError
 from splince_fast.labels import Encoded, VariableName
@@ -17,7 +17,7 @@ from splince_fast.moments.block import rows_of
 from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.sketch import Sketch, add_images, add_outer, times
 from splince_fast.moments.state import State, head_mean
-from splince_fast.moments.swept import NO_WEIGHT, Sweep, SweptAccumulator, class_weights
+from splince_fast.moments.swept import Sweep, SweptAccumulator, class_weights
 
 Float = NDArray[np.float64]
 
@@ -71,6 +71,10 @@ class SketchAccumulator(SweptAccumulator):
         for start in range(0, len(rows), step):
             self._merge(batch, batch.block.slice(start, min(len(rows), start + step)))
 
+    def room(self, rows: Rows) -> int:
+        """Sparse rows are taken as they come."""
+        return max(1, len(rows)) if isinstance(rows, SparseRows) else super().room(rows)
+
     def _empty_state(self, width: int) -> State:
         sketch = Sketch.of(width, self.rank, self.parameters.seed)
         return State(np.zeros(width), 0, 0.0, np.zeros(width), sketch, None)
@@ -100,10 +104,7 @@ def _reduce_dense(
     shift = head_mean(rows, weight)
     sweep = Sweep(rows, weight, shift, codes, n_sums, values)
     sweep.run(np.zeros(len(shift)))
-    with np.errstate(invalid="ignore", over="ignore"):
-        usable = bool(np.isfinite(sweep.squares.sum()))
-    if not usable:
-        check_values(rows)
+    sweep.check()
     sketch = Sketch.of_block(like, sweep.variances)
     add_images(rows, weight, shift, like.signs, sketch.images)
     residual = sweep.total / sweep.whole

@@ -8,16 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime import threads
+from splince_fast._runtime.arrays import ALL_ROWS, NO_WEIGHT, check_values
 from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator, Batch
-from splince_fast.moments.block import MATRIX_PRODUCT_FROM, add_products, part_rows
+from splince_fast.moments.block import MATRIX_PRODUCT_FROM, add_products, part_rows, rows_of
 from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.state import State
 from splince_fast.moments.variable import Request, Variable
 
 Float = NDArray[np.float64]
 
-NO_WEIGHT = np.empty(0)
 # Elements of a block below which a second thread costs more than it saves.
 _GRAIN = 1 << 19
 
@@ -76,7 +76,7 @@ class Sweep:
 
         n, d = len(rows) if index is None else len(index), rows.shape[1]
         self._rows, self._shift, self._codes = rows, shift, codes
-        self._index = np.empty(0, np.intp) if index is None else index
+        self._index = ALL_ROWS if index is None else index
         self._weight = NO_WEIGHT if weight is None else weight
         self._order, self._cell = np.empty(n, np.intp), np.empty(n, np.intp)
         kernels.sort_by_cell(codes, n_codes, part_rows(d, rows.itemsize), self._order, self._cell)
@@ -102,6 +102,14 @@ class Sweep:
 
         n, d = len(self._order), len(self._shift)
         threads.split(work, d, grain=max(kernels.STRIPE, _GRAIN // n), align=kernels.STRIPE)
+
+    def check(self) -> None:
+        """Raise what :func:`check_values` says of the rows, where their squares do not sum."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            usable = bool(np.isfinite(self.squares.sum()))
+        if not usable:
+            index = self._index if len(self._index) else None
+            check_values(rows_of(self._rows, index, 0, len(self._order)))
 
     @property
     def variances(self) -> Float:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparisons import data, run
+from comparisons import data, rows_read, run
 from sklearn.linear_model import LogisticRegression
 
 import splince_fast as sf
@@ -48,14 +48,7 @@ def wrong(moments: sf.Moments) -> Any:
 
 def test_every_row_is_accumulated_at_most_once_per_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y, z = data()
-    seen: list[int] = []
-    update = sf.Moments.update
-
-    def counted(self: sf.Moments, rows: Any, *args: Any, **kwargs: Any) -> sf.Moments:
-        seen.append(len(rows))
-        return update(self, rows, *args, **kwargs)
-
-    monkeypatch.setattr(sf.Moments, "update", counted)
+    seen = rows_read(monkeypatch)
     levels = (0.5, 0.6, 0.7, 0.8, 0.9)
     result = run(X, y, z, association=levels, tied=1, n_seeds=2)
     assert sum(seen) <= 2 * len(X)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparisons import data, run
+from comparisons import data, rows_read, run
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -133,14 +133,7 @@ def test_moments_of_weighted_levels_come_from_one_reading(monkeypatch: pytest.Mo
                             sample_weight=s.weights)
         for s in splits
     ]  # fmt: skip
-    read: list[int] = []
-    update = sf.Moments.update
-
-    def counted(self: sf.Moments, rows: Any, *args: Any, **kwargs: Any) -> sf.Moments:
-        read.append(len(rows))
-        return update(self, rows, *args, **kwargs)
-
-    monkeypatch.setattr(sf.Moments, "update", counted)
+    read = rows_read(monkeypatch)
     found = level_moments(X, labels, [(s.train, s.weights) for s in splits])
     assert sum(read) == len(splits[0].train)
     for ours, theirs in zip(found, direct, strict=True):
