@@ -1,7 +1,7 @@
 """The asv benchmarks, made from the jobs: a class per group, its cases as the parameter.
 
-Times are tracked as they are, and beside them what can be compared between machines: the ratio to
-each target's contender, or the number itself.
+Times are tracked as they are, and beside them what can be compared between machines: by how much
+the targets of a job are kept.
 """
 
 from __future__ import annotations
@@ -60,19 +60,15 @@ class _Promised(_Suite):
     track_worst_margin.unit = "measured / promised"  # type: ignore[attr-defined]
 
 
-def _suite(base: type[_Suite], group: str, jobs: list[Job]) -> type[_Suite]:
-    words = group.title().replace(" ", "")
-    name = f"{words}{base.__name__.strip('_')}"
-    cases = [job.case for job in jobs]
-    return type(name, (base,), {"__module__": __name__, "group": group, "params": cases})
+def _suite(base: type[_Suite], group: str, jobs: list[Job]) -> None:
+    """Define a class of this module, if there are jobs for it."""
+    if jobs:
+        name = group.title().replace(" ", "") + base.__name__.strip("_")
+        members = {"__module__": __name__, "group": group, "params": [job.case for job in jobs]}
+        globals()[name] = type(name, (base,), members)
 
 
 for _group, _members in groupby(_JOBS.values(), key=lambda job: job.group):
     _list = list(_members)
-    for _base, _its in (
-        (_Timed, [job for job in _list if not job.number]),
-        (_Promised, [job for job in _list if job.targets]),
-    ):
-        if _its:
-            _made = _suite(_base, _group, _its)
-            globals()[_made.__name__] = _made
+    _suite(_Timed, _group, [job for job in _list if not job.number])
+    _suite(_Promised, _group, [job for job in _list if job.targets])

@@ -16,15 +16,24 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
 from benchmarks.jobs import FLOOR, OURS, Job, Target, all_jobs
-from benchmarks.peers import Absent
-from benchmarks.timing import Spread, Timing, interleave, ratio, slowest, smoke, spread, use_smoke
+from benchmarks.timing import (
+    Absent,
+    Seconds,
+    Spread,
+    interleave,
+    ratio,
+    slowest,
+    smoke,
+    spread,
+    use_smoke,
+)
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -42,42 +51,38 @@ def measure(job: Job, budget: float = 8.0) -> dict[str, Any]:
     ways = job.build()
     left_out = {name: way.reason for name, way in ways.items() if isinstance(way, Absent)}
     present = {name: way for name, way in ways.items() if not isinstance(way, Absent)}
+    timings: dict[str, Seconds]
     if job.number:
-        timings = {name: Timing((float(way.run()),)) for name, way in present.items()}
+        timings = {name: (float(way.run()),) for name, way in present.items()}
     else:
         timings = interleave(present, budget=budget)
     if job.larger_of:
         timings[FLOOR] = slowest([timings[name] for name in job.larger_of])
-    ours = timings.get(OURS)
-    others = {name: t for name, t in timings.items() if name != OURS and ours and not job.number}
+    ours = None if job.number else timings.get(OURS)
+    others = {name: seconds for name, seconds in timings.items() if name != OURS}
     return {
         "name": job.name,
         "unit": job.unit,
         "number": job.number,
-        "values": {name: asdict(spread(t.seconds)) for name, t in timings.items()},
-        "ratios": {name: asdict(ratio(t, ours)) for name, t in others.items() if ours},
+        "values": {name: spread(seconds) for name, seconds in timings.items()},
+        "ratios": {name: ratio(other, ours) for name, other in others.items() if ours},
         "targets": [_judged(target, timings) for target in job.targets],
         "left_out": left_out,
     }
 
 
-def _judged(target: Target, timings: dict[str, Timing]) -> dict[str, Any]:
+def _judged(target: Target, timings: dict[str, Seconds]) -> dict[str, Any]:
     ours, other = timings.get(OURS), timings.get(target.against)
     found: Spread | None = None
     if ours is not None and not target.against:
-        found = spread(ours.seconds)
+        found = spread(ours)
     elif ours is not None and other is not None:
         found = ratio(other, ours) if target.at_least else ratio(ours, other)
     met: bool | None = None
     if found is not None and not smoke():
-        kept = found.median >= target.limit
-        met = kept if target.at_least else found.median <= target.limit
-    return {**asdict(target), "measured": found and asdict(found), "met": met}
-
-
-def chosen(texts: Sequence[str]) -> list[Job]:
-    """The jobs whose name contains one of the texts; all without a text."""
-    return [job for job in all_jobs() if not texts or any(text in job.name for text in texts)]
+        middle = found["median"]
+        met = middle >= target.limit if target.at_least else middle <= target.limit
+    return {**asdict(target), "measured": found, "met": met}
 
 
 def run(jobs: Iterable[Job], budget: float = 8.0, path: Path | None = None) -> dict[str, Any]:
@@ -85,6 +90,7 @@ def run(jobs: Iterable[Job], budget: float = 8.0, path: Path | None = None) -> d
     machine.equal_threads()
     load = {"before": machine.load()}
     results: dict[str, Any] = {
+        "command": machine.command(),
         **machine.commit(),
         "began": machine.now(),
         "smoke": smoke(),
@@ -103,18 +109,34 @@ def run(jobs: Iterable[Job], budget: float = 8.0, path: Path | None = None) -> d
     return results
 
 
+def write(results: dict[str, Any], path: Path) -> None:
+    """Store results, numbers to six digits."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(_short(results), indent=1) + "\n", encoding="utf-8")
+
+
+def _short(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _short(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_short(value) for value in content]
+    return float(f"{content:.6g}") if isinstance(content, float) else content
+
+
+# --- as text --------------------------------------------------------------------------------------
+
+
 def cells(entry: dict[str, Any]) -> list[str]:
     """A row of the table: name, ours, the others, the targets."""
     ours = entry["values"].get(OURS)
-    shown = "" if ours is None else quantity(ours["median"], entry)
     if entry["number"]:
         others = {name: f"{v['median']:.2g}" for name, v in entry["values"].items() if name != OURS}
     else:
         others = {name: interval(found) for name, found in entry["ratios"].items()}
-    others |= {name: "-" for name in entry["left_out"]}
+    others |= dict.fromkeys(entry["left_out"], "-")
     return [
         entry["name"],
-        shown,
+        "" if ours is None else quantity(ours["median"], entry),
         ", ".join(f"{name} {text}" for name, text in others.items()),
         "; ".join(map(verdict, entry["targets"])),
     ]
@@ -122,10 +144,14 @@ def cells(entry: dict[str, Any]) -> list[str]:
 
 def verdict(target: dict[str, Any]) -> str:
     """A target, what was measured, and whether it is met."""
-    sign = ">=" if target["at_least"] else "<="
-    measured = "-" if target["measured"] is None else f"{target['measured']['median']:.3g}"
     word = {True: "met", False: "MISSED", None: "undecided"}[target["met"]]
-    return f"{target['against']} {measured} {sign} {target['limit']:g} {word}".strip()
+    measured = "-" if target["measured"] is None else f"{target['measured']['median']:.3g}"
+    return f"{target['against']} {measured} {limit(target)} {word}".strip()
+
+
+def limit(target: dict[str, Any]) -> str:
+    """What is promised."""
+    return f"{'>=' if target['at_least'] else '<='} {target['limit']:g}"
 
 
 def interval(found: dict[str, float]) -> str:
@@ -144,26 +170,9 @@ def quantity(value: float, entry: dict[str, Any]) -> str:
     return f"{value * 1e9:.3g} ns/{entry['unit']}"
 
 
-def table(results: dict[str, Any]) -> str:
-    """All jobs as a Markdown table."""
-    header = ["job", OURS, "others: time over ours", "targets"]
-    rows = [header, ["---"] * 4, *map(cells, results["jobs"])]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
-def write(results: dict[str, Any], path: Path) -> None:
-    """Store results, numbers to six digits."""
-    path.parent.mkdir(exist_ok=True)
-    text = json.dumps(_short(results), indent=1, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
-
-
-def _short(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {key: _short(value) for key, value in content.items()}
-    if isinstance(content, list):
-        return [_short(value) for value in content]
-    return float(f"{content:.6g}") if isinstance(content, float) else content
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """In Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -181,22 +190,16 @@ def main(arguments: list[str] | None = None) -> None:
     if given.smoke:
         use_smoke()
     os.environ.setdefault("SPLINCE_FAST_BLAS", "scipy")  # before the first product, which decides
-    if not (jobs := chosen(given.text)):
+    jobs = [j for j in all_jobs() if not given.text or any(text in j.name for text in given.text)]
+    if not jobs:
         sys.exit(f"no job has a name with {' or '.join(given.text)}")
     path: Path | None = None
     if given.json is not None:
         name = machine.short_name(machine.processor())
         path = Path(given.json) if given.json else RESULTS / f"{name}.json"
-    results = {"command": machine.command(parser.prog, arguments), **run(jobs, given.budget, path)}
-    if not given.text:
-        from benchmarks import scaling
-
-        results["scaling"] = [
-            asdict(found) | {"exponent": found.exponent} for found in scaling.run()
-        ]
-    print(table(results))
-    if path is not None:
-        write(results, path)
+    results = run(jobs, given.budget, path)
+    header = ["job", OURS, "others: time over ours", "targets"]
+    print(table(header, [cells(entry) for entry in results["jobs"]]))
 
 
 if __name__ == "__main__":

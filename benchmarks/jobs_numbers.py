@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,31 +11,23 @@ from numpy.typing import NDArray
 import splince_fast as sf
 from benchmarks import memory, peers, reference
 from benchmarks.data import Problem, problem, rare_concept, write_rows
-from benchmarks.jobs import NUMPY, OURS, Job, Target, Ways, scratch
-from benchmarks.jobs_accumulate import BLOCK
-from benchmarks.jobs_erase import erasers, splinces
-from benchmarks.peers import CE, CE64, ONEDAL, Absent
-from benchmarks.timing import Contender, pick
-
-
-def below(limit: float) -> tuple[Target, ...]:
-    return (Target("", limit, at_least=False),)
-
+from benchmarks.jobs import NUMPY, OURS, Ways, below, job, scratch
+from benchmarks.jobs_accumulate import BLOCK, sparse_rows
+from benchmarks.jobs_erase import LEACES, orthogonal
+from benchmarks.peers import CE, CE64, ONEDAL
+from benchmarks.timing import Absent, Contender, pick
 
 # --- rounding -------------------------------------------------------------------------------------
 
 
-def _covariance_error() -> Iterator[Job]:
-    """Largest entrywise error relative to sqrt(S_ii S_jj), against two passes in float64."""
-    for dtype, limit in (("float32", 1e-6), ("float64", 1e-12)):
-        for offset in (0.0, 1e2, 1e4):
-            build = partial(_error_ways, dtype, offset)
-            yield Job("covariance error", f"{dtype}/mean {offset:g} sd", "relative", build,
-                      below(limit), number=True)  # fmt: skip
+@job("covariance error/{dtype}/mean {offset} sd", "relative",
+     lambda dtype, offset: below(1e-6 if dtype == "float32" else 1e-12), number=True,
+     dtype=("float32", "float64"), offset=(0, 100, 10_000))  # fmt: skip
+def _covariance_error(dtype: str, offset: float) -> Ways:
+    """Largest entrywise error relative to sqrt(S_ii S_jj), against two passes in float64.
 
-
-def _error_ways(dtype: str, offset: float) -> Ways:
-    """Ours is the worst over orders of the rows, sizes of blocks and sizes of updates."""
+    Ours is the worst over orders of the rows, sizes of blocks and sizes of updates.
+    """
     data = problem(pick(10_000, 300), pick(128, 8), dtype, offset=offset)
     truth = reference.two_pass_covariance(data.X)
 
@@ -52,7 +43,6 @@ def _error_ways(dtype: str, offset: float) -> Ways:
 
     ways: dict[str, Contender | Absent] = {
         NUMPY: peers.covariance_numpy(data),
-        "torch": peers.covariance_torch(data),
         CE: peers.stream_concept_erasure(data, BLOCK, dtype),
         CE64: peers.stream_concept_erasure(data, BLOCK, "float64"),
         ONEDAL: peers.stream_onedal(data, BLOCK),
@@ -75,71 +65,89 @@ def _judged(way: Contender | Absent, judge: Callable[[Any], float]) -> Contender
     return Contender(lambda: judge(answer(run())))
 
 
-def _trace_left() -> Iterator[Job]:
+@job("trace left/balanced classes/mean {offset} sd", "ratio", number=True,
+     offset=(0, 1000, 10_000))  # fmt: skip
+def _trace_left(offset: float) -> Ways:
     """Distance of the class means after erasure over that before, of float32 rows."""
-    n, d = pick((100_000, 64), (500, 8))
-    for offset in (0.0, 1e3, 1e4):
-        balanced = partial(problem, n, d, offset=offset)
-        yield Job("trace left", f"balanced classes/mean {offset:g} sd", "ratio",
-                  partial(_trace_ways, balanced), number=True)  # fmt: skip
-    rare = partial(rare_concept, n, d, pick(1e-3, 1e-2), 3.5)
-    yield Job("trace left", "prevalence 1e-3, 3.5 sd apart", "ratio",
-              partial(_trace_ways, rare), number=True)  # fmt: skip
+    return _traces(problem(*pick((100_000, 64), (500, 8)), offset=offset))
 
 
-def _trace_ways(make: Callable[[], Problem]) -> Ways:
-    data = make()
+@job("trace left/prevalence 1e-3, 3.5 sd apart", "ratio", number=True)
+def _rare() -> Ways:
+    return _traces(rare_concept(*pick((100_000, 64, 1e-3), (500, 8, 1e-2)), 3.5))
 
+
+def _traces(data: Problem) -> Ways:
     def left(clean: Any) -> float:
         return reference.trace_left(data.X, np.asarray(clean), data.z)
 
-    return {name: _judged(way, left) for name, way in erasers(data).items()}
+    return {name: _judged(make(data), left) for name, make in LEACES.items()}
 
 
-# --- memory ---------------------------------------------------------------------------------------
+# --- memory: peaks of child processes beyond what they hold before the job ------------------------
 
 
-def _memory() -> Iterator[Job]:
-    """Peaks of child processes beyond what they hold before the job."""
-    yield Job("memory", "mapped file/float32/1024", "3 d^2 doubles + 3 blocks", _mapped_ways,
-              below(1.0), number=True)  # fmt: skip
-    for dtype in ("float32", "float16"):
-        build = partial(_in_place_ways, dtype)
-        yield Job("memory", f"apply in place/{dtype}/768", "MiB", build, below(8.0), number=True)
-    yield Job("memory", "fit and transform/float32/768", "times the rows", _fit_ways, number=True)
+def _extra(unit: float, prepare: Callable[..., Callable[[], object]], *arguments: Any) -> Contender:
+    return Contender(lambda: memory.extra_bytes(prepare, *arguments) / unit)
 
 
-def _mapped_ways() -> Ways:
+@job("memory/mapped file/float32/1024", "3 d^2 doubles + 3 blocks", below(1.0), number=True)
+def _mapped() -> Ways:
     n, d = pick((400_000, 1024), (12_288, 16))
-
-    def ours() -> float:
-        path = write_rows(scratch() / "large.npy", n, d)
-        extra = memory.extra_bytes("benchmarks.memory:accumulate_file", path=str(path))
-        path.unlink()
-        return extra / (3 * 8 * d**2 + 3 * 4 * d * BLOCK)
-
-    return {OURS: Contender(ours)}
+    return {OURS: _extra(3 * 8 * d**2 + 3 * 4 * d * BLOCK, accumulate_file, n, d)}
 
 
-def _in_place_ways(dtype: str) -> Ways:
-    extra = partial(memory.extra_bytes, "benchmarks.memory:apply_in_place",
-                    n=pick(100_000, 2000), d=768, dtype=dtype)  # fmt: skip
-    return {OURS: Contender(lambda: extra() / 2**20)}
+def accumulate_file(n: int, d: int) -> Callable[[], object]:
+    """`Moments.from_blocks` over a .npy file of rows, with a binary concept."""
+    path = write_rows(scratch() / "rows.npy", n, d)
+    rows, z = np.load(path, mmap_mode="r"), np.arange(n) % 2
+    sf.Moments.from_blocks(sf.sources.from_arrays(rows[:9000], {"z": z[:9000]}))
+    source = sf.sources.from_npy(path, {"z": z})
+    return lambda: sf.Moments.from_blocks(source)
 
 
-def _fit_ways() -> Ways:
-    n, d = pick((100_000, 768), (500, 16))
-    few = problem(64, 4)
-    ways = {**erasers(few), NUMPY: splinces(few)[NUMPY]}
-
-    def extra(name: str) -> float:
-        return memory.extra_bytes("benchmarks.memory:erase", name=name, n=n, d=d) / (4 * n * d)
-
-    return {
-        name: way if isinstance(way, Absent) else Contender(partial(extra, name))
-        for name, way in ways.items()
-        if name in pick(tuple(ways), (OURS,))
-    }
+@job("memory/dense rows/rank 64/100,000", "MiB", below(500.0), number=True)
+def _wide() -> Ways:
+    return {OURS: _extra(2**20, accumulate_wide, *pick((1024, 100_000), (64, 80)))}
 
 
-GROUPS = (_covariance_error, _trace_left, _memory)
+def accumulate_wide(n: int, d: int) -> Callable[[], object]:
+    """Blocks of float32 rows by rank: beside the blocks, which are made before."""
+    data = problem(n, d)
+    blocks = data.blocks(pick(512, 32))
+    small = problem(200, 100)
+    sf.Moments(rank=64).update(small.X, small.labels)
+
+    def run() -> sf.Moments:
+        moments = sf.Moments(rank=64)
+        for block in blocks:
+            moments.update(block.X, block.labels)
+        return moments
+
+    return run
+
+
+@job("memory/sparse rows/rank 64/40,000", "MiB", below(100.0), number=True)
+def _sparse() -> Ways:
+    return {OURS: _extra(2**20, accumulate_sparse, *pick((37_000, 40_000), (60, 80)))}
+
+
+def accumulate_sparse(n: int, d: int) -> Callable[[], object]:
+    """CSR rows by rank; one dense copy of them would be 5.5 GiB."""
+    X, z = sparse_rows(n, d), np.arange(n) % 2
+    sf.Moments(rank=64).update(X[:50], {"z": z[:50]})
+    return lambda: sf.Moments(rank=64).update(X, {"z": z})
+
+
+@job("memory/apply in place/{dtype}/768", "MiB", below(8.0), number=True,
+     dtype=("float32", "float16"))  # fmt: skip
+def _in_place(dtype: str) -> Ways:
+    return {OURS: _extra(2**20, apply_in_place, pick(100_000, 2000), 768, dtype)}
+
+
+def apply_in_place(n: int, d: int, dtype: str) -> Callable[[], object]:
+    """`eraser(X, out=X)`."""
+    eraser = orthogonal(d, 1)
+    X = np.ones((n, d), dtype)
+    eraser(X[:2000], out=X[:2000])
+    return lambda: eraser(X, out=X)

@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -26,7 +25,7 @@ from benchmarks.timing import Contender, interleave, pick, ratio
 ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = (
     "numpy", "scipy", "numba", "scikit-learn", "torch", "concept-erasure", "fairlearn",
-    "scikit-learn-intelex", "scipy-openblas32",
+    "scikit-learn-intelex", "scipy-openblas32", "transformers", "dask", "dask-ml",
 )  # fmt: skip
 # What changes the kernels or the threads of a BLAS, or those of splince_fast.
 _PREFIXES = (
@@ -48,12 +47,8 @@ def describe() -> dict[str, Any]:
         "blas": {"name": found.blas, "kernels": found.blas_core, "reason": found.blas_reason},
         "scipy_kernels": found.scipy_core,
         "threads": found.threads,
-        "pools": thread_pools(),
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIXES)},
-        "gflops": {
-            "syrk_float32": round(found.syrk_float32, 1),
-            "syrk_float64": round(found.syrk_float64, 1),
-        },
+        "gflops": {t: round(getattr(found, t), 1) for t in ("syrk_float32", "syrk_float64")},
         "copy_gbs": round(found.copy, 1),
         "gemm_over_syrk": gemm_over_syrk(),
     }
@@ -78,7 +73,7 @@ def gemm_over_syrk() -> dict[str, dict[str, float]]:
         ways = _products(np.ones((n, d), dtype), syrk, gemm)
         timings = interleave(ways, budget=4.0)
         bare = timings.pop("syrk")
-        found[dtype] = {name: round(ratio(t, bare).median, 2) for name, t in timings.items()}
+        found[dtype] = {name: round(ratio(t, bare)["median"], 2) for name, t in timings.items()}
     return found
 
 
@@ -120,11 +115,10 @@ def load() -> list[float]:
     return [round(value, 2) for value in os.getloadavg()]
 
 
-def command(module: str, arguments: Sequence[str] | None) -> str:
-    """The command that ran a module, with names of files in place of paths."""
-    given = sys.argv[1:] if arguments is None else arguments
-    named = (re.sub(r"[^=]*/(?=[^/]+\.json$)", "", text) for text in given)
-    return shlex.join(["python", "-m", module, *named])
+def command() -> str:
+    """The command that runs this process, with names of files in place of paths."""
+    named = (re.sub(r"[^=]*/(?=[^/]+\.json$)", "", text) for text in sys.argv[1:])
+    return shlex.join(["python", "-m", "benchmarks.compare", *named])
 
 
 def processor() -> dict[str, Any]:
@@ -152,8 +146,8 @@ def architecture(facts: dict[str, Any]) -> str:
 
 def short_name(facts: dict[str, Any]) -> str:
     """Of the processor, for a file: its maker's word, family and model."""
-    maker = str(facts["processor"]).split()[0].lower()
-    return re.sub(r"[^a-z0-9]+", "-", f"{maker} family {facts['family']} model {facts['model']}")
+    maker = re.split(r"\W", facts["processor"])[0].lower()
+    return f"{maker}-family-{facts['family']}-model-{facts['model']}"
 
 
 def cores() -> int:
@@ -177,19 +171,6 @@ def equal_threads() -> None:
         sys.modules["torch"].set_num_threads(count)
     if "daal4py" in sys.modules:
         sys.modules["daal4py"].daalinit(count)
-
-
-def thread_pools() -> list[str]:
-    """Thread pools of the loaded libraries; empty without threadpoolctl."""
-    if not find_spec("threadpoolctl"):
-        return []
-    import threadpoolctl
-
-    return sorted(
-        f"{p['internal_api']} {p['version'] or ''} {p.get('architecture') or ''} "
-        f"x{p['num_threads']}".replace("  ", " ")
-        for p in threadpoolctl.threadpool_info()
-    )
 
 
 def _version(package: str) -> str | None:

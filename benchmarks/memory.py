@@ -1,77 +1,88 @@
-"""Peak memory of one job in a process of its own, beyond what it held before.
+"""Peak memory of a task in a process of its own, beyond what it held before.
 
 The parent watches the child's anonymous memory (`RssAnon`), so that pages of mapped files, which
 belong to the page cache, do not count. Where the system has no /proc, the child's own `ru_maxrss`
 is taken, which counts them.
-
-A job is named ``module:function``; the function prepares everything (data, imports, a warm-up) and
-returns what is to be measured as a callable.
 """
 
 from __future__ import annotations
 
 import gc
-import json
-import os
+import multiprocessing
 import resource
-import select
-import subprocess
 import sys
-import tempfile
+import traceback
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
-
-_ROOT = Path(__file__).resolve().parent.parent
 _POLL_SECONDS = 0.001
 
 
-class JobError(Exception):
-    """The job failed; its standard error is the message."""
+class ChildError(Exception):
+    """The task failed; the traceback of the child is the message."""
 
 
-def extra_bytes(job: str, **arguments: Any) -> int:
-    """Bytes that a job takes at its peak, beyond what its process held when it was ready.
+def extra_bytes(prepare: Callable[..., Callable[[], object]], *arguments: Any) -> int:
+    """Bytes that a task takes at its peak, beyond what its process held when it was ready.
+
+    Parameters
+    ----------
+    prepare : callable
+        A function of a module, called in the child. It prepares data, runs once on a few rows, so
+        that libraries are loaded and compiled, and returns the task.
+    *arguments
+        Passed to `prepare`.
 
     Raises
     ------
-    JobError
+    ChildError
         The child did not come to its end.
     """
-    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-    with (
-        tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.memory", job, json.dumps(arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env={**os.environ, "PYTHONPATH": path},
-        ) as child,
-    ):
-        assert child.stdin is not None
-        assert child.stdout is not None
-        ready = child.stdout.readline() == "ready\n"
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    child = context.Process(target=_run, args=(there, prepare, arguments))
+    child.start()
+    there.close()
+    try:
+        _received(here)
         before = peak = _anonymous(child.pid)
-        answer = ""
-        if ready:
-            child.stdin.write("go\n")
-            child.stdin.flush()
-            while not select.select([child.stdout], [], [], _POLL_SECONDS)[0]:
-                peak = max(peak, _anonymous(child.pid))
-            answer = child.stdout.readline().strip()
-        child.communicate("end\n" if answer else None)
-        if child.returncode or not answer.isdecimal():
-            errors.seek(0)
-            raise JobError(f"{job} failed:\n{errors.read()}")
-    return peak - before if before else int(answer)
+        here.send("go")
+        while not here.poll(_POLL_SECONDS):
+            peak = max(peak, _anonymous(child.pid))
+        growth = _received(here)
+    finally:
+        here.close()
+        child.join()
+    return peak - before if before else growth
 
 
-def _anonymous(pid: int) -> int:
+def _received(connection: Any) -> int:
+    try:
+        found = connection.recv()
+    except EOFError:
+        raise ChildError("the process ended") from None
+    if isinstance(found, str):
+        raise ChildError(found)
+    return int(found)
+
+
+def _run(connection: Any, prepare: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """In the child: prepare, report, wait, work, report the growth of the largest size."""
+    try:
+        work = prepare(*arguments)
+        gc.collect()
+        before = _highest()
+        connection.send(0)
+        connection.recv()
+        result = work()
+        connection.send(_highest() - before)
+        del result  # not before the peak was read
+    except BaseException:
+        connection.send(traceback.format_exc())
+
+
+def _anonymous(pid: int | None) -> int:
     """Anonymous resident bytes of a process; 0 where the system does not say."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
@@ -87,60 +98,3 @@ def _highest() -> int:
     """Largest resident size of this process so far, in bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _run(job: str, arguments: dict[str, Any]) -> None:
-    """In the child: prepare, report, wait, work, report the growth of the largest size."""
-    module, _, name = job.partition(":")
-    work: Callable[[], object] = getattr(import_module(module), name)(**arguments)
-    gc.collect()
-    before = _highest()
-    print("ready", flush=True)
-    sys.stdin.readline()
-    result = work()
-    print(_highest() - before, flush=True)
-    sys.stdin.readline()
-    del result
-
-
-# --- jobs of such children ------------------------------------------------------------------------
-# Each prepares its data, runs once on a few rows so that libraries are loaded and compiled, and
-# returns the job.
-
-
-def accumulate_file(path: str) -> Callable[[], object]:
-    """`Moments.from_blocks` over a .npy file of rows, with a binary concept."""
-    import splince_fast as sf
-
-    rows = np.load(path, mmap_mode="r")
-    z = np.arange(len(rows), dtype=np.int64) % 2
-    sf.Moments.from_blocks(sf.sources.from_arrays(rows[:9000], {"z": z[:9000]}))
-    source = sf.sources.from_npy(path, {"z": z})
-    return lambda: sf.Moments.from_blocks(source)
-
-
-def apply_in_place(n: int, d: int, dtype: str) -> Callable[[], object]:
-    """`eraser(X, out=X)`."""
-    from benchmarks.jobs_erase import orthogonal
-
-    eraser = orthogonal(d, 1)
-    X = np.ones((n, d), dtype)
-    eraser(X[:2000], out=X[:2000])
-    return lambda: eraser(X, out=X)
-
-
-def erase(name: str, n: int, d: int) -> Callable[[], object]:
-    """Fit and apply by a contender of `jobs_erase`: float32 rows, a binary concept."""
-    from benchmarks import jobs_erase
-    from benchmarks.data import problem
-
-    def way(rows: int) -> Any:
-        data = problem(rows, d)
-        return {**jobs_erase.splinces(data), **jobs_erase.erasers(data)}[name]
-
-    way(4 * d).run()
-    return cast(Callable[[], object], way(n).run)
-
-
-if __name__ == "__main__":
-    _run(sys.argv[1], json.loads(sys.argv[2]))

@@ -10,41 +10,34 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import compare, machine
+from benchmarks import compare, jobs_growth, machine
 from benchmarks.jobs import FLOOR, NUMPY, OURS
+from benchmarks.jobs_cluster import COV, SERIAL
 from benchmarks.peers import CE, ONEDAL
 
 Results = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line of the short table: a job, a contender, and what it is called there."""
-
-    job: str
-    against: str
-    text: str
+Line = tuple[str, str, str]  # of a table: a job, a contender, and what it is called there
 
 
 _RATES = (
-    *(Line(f"accumulate/float32/{d}", FLOOR, f"accumulate, d = {d}: rate over bare SYRK")
+    *((f"accumulate/float32/{d}", FLOOR, f"accumulate, d = {d}: rate over bare SYRK")
       for d in (768, 2048, 4096)),
-    *(Line(f"splince/{d}", FLOOR, f"solve, d = {d}: rate over bare copy, POTRF and TRSM")
-      for d in (2048, 4096)),
-    *(Line(f"apply/given array/float32/768/rank {r}", FLOOR, f"apply, rank {r}: rate over a copy")
-      for r in (1, 16)),
+    ("sampled/sums alone/4096", FLOOR, "sums and variances, d = 4096: rate over a copy"),
+    ("splince/4096", FLOOR, "solve, d = 4096: rate over bare copy, POTRF and TRSM"),
+    ("apply/given array/float32/768/rank 1", FLOOR, "apply, rank 1: rate over a copy"),
 )  # fmt: skip
 _PEERS = (
-    Line("accumulate/float32/2048", CE, "accumulate, d = 2048: concept-erasure"),
-    Line("accumulate/float32/2048", ONEDAL, "accumulate, d = 2048: oneDAL, without labels"),
-    Line("leace/2048", CE, "solve LEACE, d = 2048: concept-erasure"),
-    Line("splince/2048", NUMPY, "solve SPLINCE, d = 2048: the paper's formula in NumPy"),
-    Line("apply/new array/float32/768/rank 1", CE, "apply, rank 1: concept-erasure"),
+    ("accumulate/float32/2048", CE, "accumulate, d = 2048: concept-erasure"),
+    ("accumulate/float32/2048", ONEDAL, "accumulate, d = 2048: oneDAL, without labels"),
+    ("cluster/65,536 rows/2048", COV, "cluster of two processes, d = 2048: dask.array.cov"),
+    ("leace/2048", CE, "solve LEACE, d = 2048: concept-erasure"),
+    ("splince/2048", NUMPY, "solve SPLINCE, d = 2048: the paper's formula in NumPy"),
+    ("apply/new array/float32/768/rank 1", CE, "apply, rank 1: concept-erasure"),
 )
 # Why a target of a group can be missed against a contender.
 _REASONS = {
@@ -86,10 +79,9 @@ def entry(results: Results, job: str) -> dict[str, Any] | None:
 
 def cell(results: Results, line: Line) -> str:
     """The ratio of a line, or a dash where it was not measured."""
-    found = entry(results, line.job)
-    if found is None or line.against not in found["ratios"]:
-        return "-"
-    return compare.interval(found["ratios"][line.against])
+    job, against, _ = line
+    found = (entry(results, job) or {"ratios": {}})["ratios"].get(against)
+    return compare.interval(found) if found else "-"
 
 
 def busy(results: Results) -> bool:
@@ -121,13 +113,13 @@ def machines(every: list[Results]) -> str:
         ])  # fmt: skip
     header = ["processor", "threads", "kernels", "GEMM / SYRK, float32", "the same, float64",
               "commit", "began", "load before"]  # fmt: skip
-    return _table(header, rows)
+    return compare.table(header, rows)
 
 
 def short_table(every: list[Results], lines: tuple[Line, ...], head: str) -> str:
-    return _table(
+    return compare.table(
         [head, *map(title, every)],
-        [[line.text, *(cell(results, line) for results in every)] for line in lines],
+        [[line[2], *(cell(results, line) for results in every)] for line in lines],
     )
 
 
@@ -139,18 +131,13 @@ def missed(results: Results) -> list[str]:
         for target in job["targets"]:
             if target["met"] is False:
                 measured = f"{target['measured']['median']:.3g}"
-                sign = ">=" if target["at_least"] else "<="
-                text = f"{case} {measured} ({sign} {target['limit']:g})"
+                text = f"{case} {measured} ({compare.limit(target)})"
                 cases.setdefault((group, target["against"]), []).append(text)
-    return [
-        f"{group}{', ' * bool(against)}{against}: {'; '.join(found)}{_reason(group, against)}"
-        for (group, against), found in cases.items()
-    ]
-
-
-def _reason(group: str, against: str) -> str:
-    reason = _REASONS.get((group, against))
-    return f". {reason}." if reason else ""
+    lines = []
+    for pair, found in cases.items():
+        reason = f". {_REASONS[pair]}." if pair in _REASONS else ""
+        lines.append(f"{', '.join(filter(None, pair))}: {'; '.join(found)}{reason}")
+    return lines
 
 
 def page(every: list[Results], figure: str | None) -> str:
@@ -197,16 +184,46 @@ def page(every: list[Results], figure: str | None) -> str:
 
 
 def _growth(every: list[Results]) -> list[str]:
-    """Exponents beside what the algorithm has."""
+    """Exponents beside what the algorithm has, and what follows for a large job."""
     found = []
     for results in every:
-        if grown := results.get("scaling"):
-            shown = "; ".join(
-                f"{g['what']} in {g['axis']} {g['exponent']:.2f} ({g['expected']:g})" for g in grown
-            )
-            found.append(_fill(f"{title(results)}: {shown}.", bullet=True))
-    heading = "## Growth\n\nMeasured exponents of the time, and those of the algorithm:"
+        shown = [
+            f"{g['what']} in {g['axis']} {g['exponent']:.2f} ({g['expected']:g})"
+            for g in results.get("scaling", [])  # as results were written until November 2026
+        ]
+        for job in results["jobs"]:
+            group, _, case = job["name"].partition("/")
+            if group == "growth":
+                name, _, expected = case.replace("/", " in ").partition("^")
+                measured = jobs_growth.exponent(job["ratios"]["quarter"]["median"])
+                shown.append(f"{name} {measured:.2f} ({expected})")
+        if shown:
+            text = f"{title(results)}: {'; '.join(shown)}.{_large(results)}"
+            found.append(_fill(text, bullet=True))
+    heading = (
+        "## Growth\n\nMeasured exponents of the time, and those of the algorithm; and the time for "
+        "10^9 float32\nrows of 8,192 features in memory, by these exponents from d = 4096:"
+    )
     return [heading, "\n".join(found)] if found else []
+
+
+def _large(results: Results) -> str:
+    """Hours for a billion rows, of all of them, of a sample, and on machines like this one."""
+    whole, sums = (
+        (found := entry(results, name)) and found["values"].get(OURS)
+        for name in ("accumulate/float32/4096", "sampled/sums alone/4096")
+    )
+    if not whole or not sums:
+        return ""
+    rows = 1e9 / 3600
+    share = 2.0 ** -math.floor(math.log2(1e9 / (21 * 8192)))  # of the rows, as "auto" chooses it
+    every_row = rows * 4 * whole["median"]
+    sampled = rows * 2 * sums["median"] + share * every_row
+    text = f' A billion rows: {every_row:.1f} h; scatter="auto" {sampled:.1f} h'
+    pair = entry(results, "cluster/1,048,576 rows/2048")
+    if pair and SERIAL in pair["ratios"]:
+        text += f"; on 16 such machines {every_row / 16 / pair['ratios'][SERIAL]['median']:.1f} h"
+    return f"{text}."
 
 
 _KERNELS = """## Kernels of the BLAS
@@ -228,9 +245,9 @@ def draw(every: list[Results], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
     for index, results in enumerate(every):
         points = [
-            (found["ratios"][line.against], place)
-            for place, line in enumerate(lines)
-            if (found := entry(results, line.job)) and line.against in found["ratios"]
+            (found["ratios"][against], place)
+            for place, (job, against, _) in enumerate(lines)
+            if (found := entry(results, job)) and against in found["ratios"]
         ]
         middle = [value["median"] for value, _ in points]
         ends = [[abs(v[end] - v["median"]) for v, _ in points] for end in ("low", "high")]
@@ -241,7 +258,7 @@ def draw(every: list[Results], path: Path) -> None:
     axes.axvline(1.0, color="black", linewidth=1.0)
     axes.set_xscale("log")
     axes.set_xlabel(f"time over that of {OURS}")
-    axes.set_yticks(range(len(lines)), [line.text for line in lines], fontsize=7)
+    axes.set_yticks(range(len(lines)), [text for *_, text in lines], fontsize=7)
     axes.invert_yaxis()
     axes.grid(axis="x", which="both", linewidth=0.3)
     axes.legend(fontsize=7)
@@ -256,10 +273,6 @@ def _fill(text: str, *, bullet: bool = False) -> str:
     return textwrap.fill(
         mark + text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
 
 
 def main(arguments: list[str] | None = None) -> None:

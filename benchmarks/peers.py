@@ -1,19 +1,17 @@
 """Other packages' ways to do the jobs, each in its recommended use.
 
-A contender whose package is not installed is an :class:`Absent` that names it. Data are put into
-the form that each package wants before the clock starts. What a call returns is comparable: either
-all contenders of a job write into a given array, or all return a new one.
+Data are put into the form that each package wants before the clock starts. What a call returns is
+comparable: either all contenders of a job write into a given array, or all return a new one.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +19,7 @@ from numpy.typing import NDArray
 import splince_fast as sf
 from benchmarks import machine, reference
 from benchmarks.data import Problem, one_hot
-from benchmarks.timing import Contender
+from benchmarks.timing import Absent, Contender
 
 CE = "concept-erasure"
 CE64 = "concept-erasure float64"
@@ -29,19 +27,22 @@ ONEDAL = "oneDAL"
 # Exact LEACE by concept-erasure, its fastest documented setting: without these it also estimates
 # shrinkage, and checks by d x d products whether the trace grew, as that of exact LEACE never does.
 _PLAIN = {"shrinkage": False, "constrain_cov_trace": False}
-_PACKAGES = {
-    "torch": "torch",
-    "concept_erasure": "concept-erasure",
-    "fairlearn": "fairlearn",
-    "sklearnex": "scikit-learn-intelex",
-}
+_PACKAGES = {"concept_erasure": CE, "sklearnex": "scikit-learn-intelex", "dask_ml": "dask-ml"}
+
+P = ParamSpec("P")
 
 
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """A contender left out, and why."""
+def needs(*modules: str) -> Callable[[Callable[P, Contender]], Callable[P, Contender | Absent]]:
+    """Without one of these modules a contender is left out, by the name of its package."""
 
-    reason: str
+    def decorate(make: Callable[P, Contender]) -> Callable[P, Contender | Absent]:
+        @wraps(make)
+        def made(*args: P.args, **kwargs: P.kwargs) -> Contender | Absent:
+            return absent(*modules) or make(*args, **kwargs)
+
+        return made
+
+    return decorate
 
 
 def absent(*modules: str) -> Absent | None:
@@ -65,15 +66,14 @@ def label_columns(codes: NDArray[np.int64], classes: int, dtype: Any) -> NDArray
 # --- covariances ----------------------------------------------------------------------------------
 
 
+@needs("torch", "concept_erasure")
 def stream_concept_erasure(
     data: Problem, block_rows: int, dtype: str, only: int | None = None
-) -> Contender | Absent:
+) -> Contender:
     """`LeaceFitter.update` with the concept alone; `dtype` is that of its statistics.
 
     `only` so many of the blocks are used, where all of them would take too long.
     """
-    if missing := absent("torch", "concept_erasure"):
-        return missing
     import torch
     from concept_erasure import LeaceFitter
 
@@ -90,13 +90,12 @@ def stream_concept_erasure(
         return fitter
 
     units = sum(len(x) for x, _ in blocks)
-    return Contender(run, units=units, answer=lambda found: found.sigma_xx.numpy())
+    return Contender(run, units, answer=lambda found: found.sigma_xx.numpy())
 
 
-def stream_onedal(data: Problem, block_rows: int, only: int | None = None) -> Contender | Absent:
+@needs("sklearnex")
+def stream_onedal(data: Problem, block_rows: int, only: int | None = None) -> Contender:
     """`sklearnex.covariance.IncrementalEmpiricalCovariance.partial_fit`; it takes no labels."""
-    if missing := absent("sklearnex"):
-        return missing
     from sklearnex.covariance import IncrementalEmpiricalCovariance
 
     estimator = IncrementalEmpiricalCovariance()
@@ -109,52 +108,41 @@ def stream_onedal(data: Problem, block_rows: int, only: int | None = None) -> Co
         return estimator
 
     # Its estimate divides by n; the others by n - 1.
-    return Contender(run, units=n, answer=lambda found: found.covariance_ * (n / (n - 1)))
+    return Contender(run, n, answer=lambda found: found.covariance_ * (n / (n - 1)))
 
 
 def covariance_numpy(data: Problem) -> Contender:
     """`numpy.cov` of all rows at once, in their own dtype."""
     cov = partial(np.cov, data.X, rowvar=False, dtype=data.X.dtype)
-    return Contender(cov, units=len(data.X), answer=np.asarray)
-
-
-def covariance_torch(data: Problem) -> Contender | Absent:
-    """`torch.cov` of all rows at once."""
-    if missing := absent("torch"):
-        return missing
-    import torch
-
-    x = torch.from_numpy(data.X)
-    return Contender(lambda: torch.cov(x.T), units=len(data.X), answer=lambda found: found.numpy())
+    return Contender(cov, len(data.X), answer=np.asarray)
 
 
 # --- erasing, from rows and labels to clean rows --------------------------------------------------
 
 
-def erase_concept_erasure(data: Problem) -> Contender | Absent:
+@needs("torch", "concept_erasure")
+def erase_concept_erasure(data: Problem) -> Contender:
     """`LeaceEraser.fit` and a call."""
-    if missing := absent("torch", "concept_erasure"):
-        return missing
     import torch
     from concept_erasure import LeaceEraser
 
     x = torch.from_numpy(data.X)
     z = torch.from_numpy(label_columns(data.z, data.classes, data.X.dtype))
-    return _eraser(data, lambda: LeaceEraser.fit(x, z, **_PLAIN)(x).numpy())
+    return Contender(
+        lambda: LeaceEraser.fit(x, z, **_PLAIN)(x).numpy(), len(data.X), answer=np.asarray
+    )
 
 
-def erase_fairlearn(data: Problem) -> Contender | Absent:
+@needs("fairlearn")
+def erase_fairlearn(data: Problem) -> Contender:
     """`CorrelationRemover.fit_transform`: residuals of a regression on the concept, per feature."""
-    if missing := absent("fairlearn"):
-        return missing
     from fairlearn.preprocessing import CorrelationRemover
 
     d = data.X.shape[1]
     table = np.hstack([data.X, label_columns(data.z, data.classes, data.X.dtype)])
     columns = list(range(d, table.shape[1]))
     return Contender(
-        lambda: CorrelationRemover(sensitive_feature_ids=columns).fit_transform(table),
-        units=len(data.X),
+        lambda: CorrelationRemover(sensitive_feature_ids=columns).fit_transform(table), len(data.X)
     )  # no answer: it may move rows by their labels, which an eraser cannot see
 
 
@@ -171,11 +159,7 @@ def erase_numpy(data: Problem) -> Contender:
         offset = mean - P @ mean
         return np.asarray(data.X @ P.T.astype(data.X.dtype) + offset.astype(data.X.dtype))
 
-    return _eraser(data, run)
-
-
-def _eraser(data: Problem, run: Callable[[], Any]) -> Contender:
-    return Contender(run, units=len(data.X), answer=np.asarray)
+    return Contender(run, len(data.X), answer=np.asarray)
 
 
 # --- from accumulated statistics to an eraser -----------------------------------------------------
@@ -201,21 +185,18 @@ def solve_concept_erasure(data: Problem) -> Contender | Absent:
 def apply_numpy(
     X: NDArray[Any], eraser: sf.Projection, out: NDArray[Any] | None = None
 ) -> Contender:
-    """The formula, with factors in the dtype of the rows."""
+    """The formula X - ((X - mean) right) left^T, with factors in the dtype of the rows."""
     left, right, mean = (
         np.ascontiguousarray(a, X.dtype) for a in (eraser.left, eraser.right, eraser.mean)
     )
     return Contender(
-        lambda: reference.explicit_apply(X, left, right, mean, out),
-        units=len(X),
-        answer=np.asarray,
+        lambda: np.subtract(X, ((X - mean) @ right) @ left.T, out=out), len(X), answer=np.asarray
     )
 
 
-def apply_concept_erasure(X: NDArray[Any], eraser: sf.Projection) -> Contender | Absent:
+@needs("torch", "concept_erasure")
+def apply_concept_erasure(X: NDArray[Any], eraser: sf.Projection) -> Contender:
     """Its eraser with our factors, so that every contender applies the same map; a new array."""
-    if missing := absent("torch", "concept_erasure"):
-        return missing
     import torch
     from concept_erasure import LeaceEraser
 
@@ -225,4 +206,4 @@ def apply_concept_erasure(X: NDArray[Any], eraser: sf.Projection) -> Contender |
     )
     theirs = LeaceEraser(left, right.T, mean)
     x = torch.from_numpy(X)
-    return Contender(lambda: theirs(x), units=len(X), answer=lambda found: found.numpy())
+    return Contender(lambda: theirs(x), len(X), answer=lambda found: found.numpy())

@@ -81,17 +81,6 @@ def scipy_splince(S: Float, Sz: Float, Sy: Float) -> tuple[Float, Float]:
     return left, right * scale[:, None]
 
 
-def explicit_apply(
-    X: NDArray[Any],
-    left: NDArray[Any],
-    right: NDArray[Any],
-    mean: NDArray[Any],
-    out: NDArray[Any] | None = None,
-) -> NDArray[Any]:
-    """The eraser as a formula in NumPy, X - ((X - mean) right) left^T."""
-    return np.asarray(np.subtract(X, ((X - mean) @ right) @ left.T, out=out))
-
-
 def leading(M: Float, rank: int) -> Float:
     """Orthonormal basis of the leading left singular vectors."""
     return np.asarray(np.linalg.svd(M, full_matrices=False).U[:, :rank])

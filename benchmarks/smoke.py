@@ -2,8 +2,8 @@
 
     python -m benchmarks.smoke [TEXT ...]      only those whose name contains one of the texts
 
-After the jobs come the scaling, the asv classes that are made of the jobs, and the page, which is
-written from the results of this run into a folder that is removed.
+After the jobs come the asv classes that are made of them, and the page, which is written from the
+results of this run into a folder that is removed.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from benchmarks import compare, page
+from benchmarks.jobs import Job, all_jobs
 from benchmarks.timing import use_smoke
 
 
 def tasks(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     """Names and calls of all that there is to run."""
-    from benchmarks import asv_suite, compare, page, scaling
-    from benchmarks.jobs import all_jobs
+    from benchmarks import asv_suite
 
     found: list[dict[str, Any]] = []
     for job in all_jobs():
         yield job.name, partial(_measure, job, found)
-    yield "scaling", lambda: scaling.main([])
-    suites = [s for name, s in vars(asv_suite).items() if isinstance(s, type) and name[0] != "_"]
-    for suite in suites:
-        if suite.__module__ == asv_suite.__name__:
+    for suite in vars(asv_suite).values():
+        if isinstance(suite, type) and hasattr(suite, "params"):
             yield f"asv {suite.__name__}", partial(_run_suite, suite)
     yield "discovery by asv", _discover
 
@@ -47,10 +46,8 @@ def tasks(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "page", write_page
 
 
-def _measure(job: Any, found: list[dict[str, Any]]) -> None:
+def _measure(job: Job, found: list[dict[str, Any]]) -> None:
     """Measure a job; every number must be finite, and everything left out explained."""
-    from benchmarks import compare
-
     entry = compare.measure(job)
     found.append(entry)
     for name, value in entry["values"].items():
@@ -62,18 +59,16 @@ def _measure(job: Any, found: list[dict[str, Any]]) -> None:
 
 def _run_suite(suite: Any) -> None:
     """Every method of an asv class once, with its first case."""
-    instance = suite()
-    case = suite.params[0]
-    instance.setup(case)
-    for name in dir(suite):
-        if name.startswith(("time_", "track_")) and callable(method := getattr(instance, name)):
-            method(case)
+    instance, case = suite(), suite.params[0]
+    with contextlib.suppress(NotImplementedError):  # as asv does
+        instance.setup(case)
+        for name in dir(suite):
+            if name.startswith(("time_", "track_")):
+                getattr(instance, name)(case)
 
 
 def _discover() -> None:
     """asv finds a benchmark for every group of jobs."""
-    from benchmarks.jobs import all_jobs
-
     if not find_spec("asv_runner"):
         return
     from asv_runner.discovery import disc_benchmarks

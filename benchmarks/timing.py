@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter, sleep
 from typing import Any, TypeVar
@@ -25,6 +25,8 @@ _BUDGET_SECONDS = 8.0
 _ROUNDS = (3, 9)
 
 T = TypeVar("T")
+Seconds = tuple[float, ...]  # per unit of the job, one number per round
+Spread = dict[str, float]
 
 
 def smoke() -> bool:
@@ -73,53 +75,42 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds per unit of one contender, one number per round."""
+class Absent:
+    """A contender left out, and why."""
 
-    seconds: tuple[float, ...]
-
-    def spread(self) -> Spread:
-        return spread(self.seconds)
+    reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Median and quartiles over rounds."""
-
-    median: float
-    low: float
-    high: float
-
-
-def spread(values: tuple[float, ...]) -> Spread:
-    """Median and quartiles; a single value is all three."""
-    if len(values) == 1:
-        return Spread(values[0], values[0], values[0])
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return Spread(statistics.median(values), low, high)
+def spread(values: Iterable[float]) -> Spread:
+    """Median and quartiles over rounds; a single value is all three."""
+    known = list(values)
+    cuts = known * 3
+    if len(known) > 1:
+        cuts = statistics.quantiles(known, n=4, method="inclusive")
+    low, middle, high = cuts
+    return {"median": middle, "low": low, "high": high}
 
 
-def ratio(numerator: Timing, denominator: Timing) -> Spread:
+def ratio(numerator: Seconds, denominator: Seconds) -> Spread:
     """How many times longer the first takes than the second, round by round."""
-    above, below = numerator.seconds, denominator.seconds
-    if len(above) == 1:  # too long to be repeated: compared with every round of the other
-        above *= len(below)
-    elif len(below) == 1:
-        below *= len(above)
-    rounds = min(len(above), len(below))
-    return spread(tuple(a / b for a, b in zip(above[-rounds:], below[-rounds:], strict=True)))
+    if len(numerator) == 1:  # too long to be repeated: compared with every round of the other
+        numerator *= len(denominator)
+    elif len(denominator) == 1:
+        denominator *= len(numerator)
+    rounds = min(len(numerator), len(denominator))
+    pairs = zip(numerator[-rounds:], denominator[-rounds:], strict=True)
+    return spread(above / below for above, below in pairs)
 
 
-def slowest(timings: list[Timing]) -> Timing:
+def slowest(timings: list[Seconds]) -> Seconds:
     """The larger of several times, round by round."""
-    rounds = min(len(timing.seconds) for timing in timings)
-    columns = zip(*(timing.seconds[-rounds:] for timing in timings), strict=True)
-    return Timing(tuple(max(column) for column in columns))
+    rounds = min(map(len, timings))
+    return tuple(map(max, zip(*(seconds[-rounds:] for seconds in timings), strict=True)))
 
 
 def interleave(
     contenders: Mapping[str, Contender], *, budget: float = _BUDGET_SECONDS
-) -> dict[str, Timing]:
+) -> dict[str, Seconds]:
     """Time all contenders alternately.
 
     Parameters
@@ -135,33 +126,29 @@ def interleave(
     dict
         The timings, in the order of the contenders.
     """
-    least, pause = (0.0, 0.0) if smoke() else (_LEAST_SECONDS, _PAUSE_SECONDS)
+    least, pause, most = (0.0, 0.0, 1) if smoke() else (_LEAST_SECONDS, _PAUSE_SECONDS, _ROUNDS[1])
     if not smoke():
         gc.collect()  # now, not in the middle of a sample
-    samples: dict[str, list[float]] = {}
+    samples: dict[str, list[float]] = {name: [] for name in contenders}
     counts: dict[str, int] = {}
-    repeated: list[str] = []
     cost = 0.0
     for name, contender in contenders.items():
         first = _sample(contender, 1)
-        samples[name] = []
         if first >= max(budget, _LONG_SECONDS):
             samples[name].append(first / contender.units)
             continue
         if first < least:  # the first call may have compiled or loaded something
             first = _sample(contender, 1)
-        repeated.append(name)
         counts[name] = max(1, min(100_000, round(least / max(first, 1e-7))))
         cost += first * counts[name] + pause
-    most = 1 if smoke() else _ROUNDS[1]
-    rounds = max(min(_ROUNDS[0], most), min(most, int(budget / max(cost, 1e-9))))
-    for number in range(rounds):
+    repeated = list(counts)
+    for number in range(min(most, max(_ROUNDS[0], int(budget / max(cost, 1e-9))))):
         shift = number % max(1, len(repeated))
         for name in repeated[shift:] + repeated[:shift]:
             sleep(pause)
             seconds = _sample(contenders[name], counts[name])
             samples[name].append(seconds / (counts[name] * contenders[name].units))
-    return {name: Timing(tuple(values)) for name, values in samples.items()}
+    return {name: tuple(values) for name, values in samples.items()}
 
 
 def _sample(contender: Contender, count: int) -> float:

@@ -1,0 +1,134 @@
+"""A dask cluster of as many processes as there are cores: beside one process, and other tools.
+
+Needs the extra ``dask``, and dask-ml for its IncrementalPCA. All read the same mapped file of
+float32 rows, the largest source as 16 shards that are this file. Ours also sums a concept.
+"""
+
+from __future__ import annotations
+
+import atexit
+import pickle
+from contextlib import ExitStack
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import splince_fast as sf
+from benchmarks import machine
+from benchmarks.data import write_rows
+from benchmarks.jobs import OURS, Ways, below, faster, job, scratch
+from benchmarks.peers import needs
+from benchmarks.timing import Contender, pick
+
+SERIAL, COV, PCA = "one process", "dask.array.cov", "dask-ml IncrementalPCA"
+
+
+_NEEDED = ("dask", "distributed")
+
+
+def _shape() -> tuple[int, int, int]:
+    """Rows, features, rows of a block."""
+    return pick((65_536, 2048, 4096), (2000, 16, 250))
+
+
+@lru_cache(maxsize=1)
+def _client() -> Any:
+    """Closed at the end of this process."""
+    from dask.distributed import Client, LocalCluster
+
+    stack = ExitStack()
+    atexit.register(stack.close)
+    local = stack.enter_context(
+        LocalCluster(n_workers=machine.cores(), threads_per_worker=1, dashboard_address=":0")
+    )
+    return stack.enter_context(Client(local))
+
+
+@lru_cache(maxsize=1)
+def _file() -> Path:
+    n, d, _ = _shape()
+    return write_rows(scratch() / "cluster.npy", n, d)
+
+
+def _source(shards: int) -> sf.sources.Source:
+    n, _, block = _shape()
+    labels = {"z": np.arange(shards * n) % 2}
+    return sf.sources.from_npy([_file()] * shards, labels, block_rows=block)
+
+
+def _ours(shards: int, **options: Any) -> Contender:
+    n = shards * _shape()[0]
+    source = _source(shards)
+    fit = partial(sf.Moments.from_blocks, source, **options)
+    return Contender(fit, n, answer=sf.Moments.covariance)
+
+
+def _lazy(blocks: int) -> Any:
+    """Blocks of the file as a dask array, which the workers read."""
+    import dask.array as da
+    from dask import delayed
+
+    path, (_, d, block) = _file(), _shape()
+
+    def read(start: int) -> Any:
+        return np.load(path, mmap_mode="r")[start : start + block]
+
+    later = delayed(read)
+    parts = [da.from_delayed(later(i * block), (block, d), np.float32) for i in range(blocks)]
+    return da.concatenate(parts)
+
+
+@job("cluster/1,048,576 rows/2048", "row", faster(SERIAL, 0.9), modules=_NEEDED)
+def _beside_one_process() -> Ways:
+    client, shards = _client(), pick(16, 2)
+    _ours(1, client=client).run()  # imports and compilers of the workers
+    return {OURS: _ours(shards, client=client), SERIAL: _ours(shards)}
+
+
+@job("cluster/65,536 rows/2048", "row", faster(COV, 3.0), faster(PCA, 20.0), modules=_NEEDED)
+def _beside_peers() -> Ways:
+    import dask.array as da
+
+    n, _, block = _shape()
+    client, X = _client(), _lazy(n // block)
+    return {
+        OURS: _ours(1, client=client),
+        COV: Contender(
+            lambda: client.compute(da.cov(X, rowvar=False)).result(), n, answer=np.asarray
+        ),
+        PCA: _incremental_pca(),
+    }
+
+
+@needs("dask_ml")
+def _incremental_pca() -> Contender:
+    """On two blocks, since each takes as long."""
+    from dask_ml.decomposition import IncrementalPCA
+
+    _, d, block = _shape()
+    X = _lazy(2)
+    return Contender(lambda: IncrementalPCA(min(64, d), batch_size=block).fit(X), 2 * block)
+
+
+@job("cluster/bytes sent/2048", "states per group", below(1.2), number=True, modules=_NEEDED)
+def _sent() -> Ways:
+    """Bytes between workers; the labels, which either gets, are not counted."""
+    from splince_fast.moments.cluster import groups_of
+
+    client, source, (_, d, _) = _client(), _source(pick(4, 2)), _shape()
+
+    def outgoing() -> int:
+        return sum(
+            client.run(lambda dask_worker: dask_worker.transfer_outgoing_bytes_total).values()
+        )
+
+    def states() -> float:
+        before = outgoing()
+        state = sf.Moments.from_blocks(source, client=client)
+        labels = len(client.nthreads()) * len(pickle.dumps(np.arange(state.n_rows)))
+        groups = len(list(groups_of(source, 0, d)))
+        return max(0, outgoing() - before - labels) / (groups * state.copy().nbytes)
+
+    return {OURS: Contender(states)}

