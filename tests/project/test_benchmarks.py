@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -19,8 +20,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EPS = float(np.finfo(np.float64).eps)
 MODULES = (
-    "compare", "data", "jobs", "jobs_erase", "machine", "memory", "page", "reference", "scaling",
-    "smoke", "timing",
+    "compare", "data", "jobs", "jobs_accumulate", "jobs_erase", "jobs_growth", "machine", "memory",
+    "page", "reference", "smoke", "timing",
 )  # fmt: skip
 
 
@@ -48,7 +49,7 @@ def test_contenders_of_every_job_give_the_same_result(bench: Any) -> None:
     # Sums of at most 300 terms; or maps by d = 16 products of a factor, whose error grows with the
     # condition number. Features have scales from 0.1 to 1: a map of them multiplies errors by 10.
     sums, maps = 300.0, 8 * 16 * 10 * condition(moments.covariance())
-    streams = ("accumulate", "covariance", "stream", "labels", "layout")
+    streams = ("accumulate", "sampled", "stream", "labels", "cluster")
     compared = 0
     for job in bench.jobs.all_jobs():
         ways = {} if job.number else job.build()
@@ -76,11 +77,9 @@ def test_contenders_of_every_job_give_the_same_result(bench: Any) -> None:
 
 
 def test_accumulating_gives_the_covariance_in_two_passes(bench: Any) -> None:
-    from benchmarks.jobs_accumulate import accumulate
-
     data = bench.data.problem(300, 8, offset=100.0)
     truth = bench.reference.two_pass_covariance(data.X)
-    way = accumulate(data, 7)
+    way = bench.jobs_accumulate.accumulate(data, 7)
     found = way.answer(way.run())
     # Products of centred float32 rows: their sums err by n eps at most.
     bound = 300 * np.finfo(np.float32).eps
@@ -127,11 +126,11 @@ def test_targets_are_judged_by_the_right_side(bench: Any, monkeypatch: Any) -> N
     ways = {
         name: bench.timing.Contender(lambda nap=nap: clock.sleep(nap)) for name, nap in naps.items()
     }
-    ways["none"] = import_module("benchmarks.peers").Absent("not installed: it")
+    ways["none"] = bench.timing.Absent("not installed: it")
     wanted = [("slow", 2, True), ("quick", 1, True), ("quick", 4, False), ("slow", 0.1, False),
               ("none", 1, True)]  # fmt: skip
     targets = tuple(bench.jobs.Target(*values) for values in wanted)
-    job = bench.jobs.Job("group", "case", "call", lambda: ways, targets, larger_of=("slow",))
+    job = bench.jobs.Job("group/case", "call", lambda: ways, targets, larger_of=("slow",))
     found = bench.compare.measure(job, budget=0.1)
     assert [target["met"] for target in found["targets"]] == [True, False, True, False, None]
     assert found["left_out"] == {"none": "not installed: it"}
@@ -143,14 +142,11 @@ def test_targets_are_judged_by_the_right_side(bench: Any, monkeypatch: Any) -> N
 
 def test_ratio_is_taken_round_by_round(bench: Any) -> None:
     # A drift of the machine by 10 leaves a ratio of 2 in every round, but not in the medians.
-    fast = bench.timing.Timing((1.0, 10.0, 100.0, 1.0))
-    slow = bench.timing.Timing((2.0, 20.0, 200.0, 2.0))
-    found = bench.timing.ratio(slow, fast)
-    assert (found.low, found.median, found.high) == (2.0, 2.0, 2.0)
-    once = bench.timing.ratio(slow, bench.timing.Timing((4.0,)))
-    assert (once.low, once.median) == (0.5, 2.75), "a single number is compared with every round"
-    other = bench.timing.Timing((9.0, 5.0))
-    assert bench.timing.slowest([fast, other]).seconds == (100.0, 5.0)
+    fast, slow = (1.0, 10.0, 100.0, 1.0), (2.0, 20.0, 200.0, 2.0)
+    assert set(bench.timing.ratio(slow, fast).values()) == {2.0}
+    once = bench.timing.ratio(slow, (4.0,))
+    assert (once["low"], once["median"]) == (0.5, 2.75), "one number is compared with every round"
+    assert bench.timing.slowest([fast, (9.0, 5.0)]) == (100.0, 5.0)
 
 
 def test_contenders_alternate_and_long_calls_are_not_repeated(
@@ -175,48 +171,70 @@ def test_contenders_alternate_and_long_calls_are_not_repeated(
     }
     timings = bench.timing.interleave(contenders, budget=0.0)
     assert calls == ["a", "b", "long", "a", "b", "b", "a", "a", "b"]
-    assert [len(timing.seconds) for timing in timings.values()] == [3, 3, 1]
+    assert [len(seconds) for seconds in timings.values()] == [3, 3, 1]
     # Neither the first call (0.1 s) nor what runs before each (0.02 s) is inside the clock.
-    assert timings["a"].spread().median < 0.02 / 2
-    assert timings["long"].seconds[0] >= 0.25 / 2, "control: the time of a call is"
+    assert bench.timing.spread(timings["a"])["median"] < 0.02 / 2
+    assert timings["long"][0] >= 0.25 / 2, "control: the time of a call is"
 
 
-def test_peak_memory_of_a_job_is_seen(
-    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "some_jobs.py").write_text(
-        "import time\n"
-        "def allocate(size):\n"
-        "    def work():\n"
-        "        block = bytearray(b'x') * size\n"
-        "        time.sleep(0.05)\n"
-        "    return work\n"
-        "def fail():\n    raise KeyError('reason')\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    extra = bench.memory.extra_bytes("some_jobs:allocate", size=50_000_000)
+def allocating(size: int) -> Any:
+    def work() -> bytearray:
+        block = bytearray(b"x") * size
+        time.sleep(0.05)
+        return block
+
+    return work
+
+
+def failing() -> Any:
+    raise KeyError("reason")
+
+
+def ending() -> Any:
+    return lambda: os._exit(1)
+
+
+def test_peak_memory_of_a_task_is_seen(bench: Any) -> None:
+    extra = bench.memory.extra_bytes(allocating, 50_000_000)
     assert extra == pytest.approx(50e6, rel=0.05)
-    with pytest.raises(bench.memory.JobError, match="reason"):
-        bench.memory.extra_bytes("some_jobs:fail")
+    with pytest.raises(bench.memory.ChildError, match="reason"):
+        bench.memory.extra_bytes(failing)
+    with pytest.raises(bench.memory.ChildError, match="ended"):
+        bench.memory.extra_bytes(ending)
 
 
 def test_exponent_is_that_of_a_power_law(bench: Any) -> None:
-    sizes = (16, 32, 64, 128)
-    found = bench.scaling.Growth("", "d", 2, sizes, tuple(3e-9 * d**2 for d in sizes), ())
-    assert found.exponent == pytest.approx(2.0)
+    assert bench.jobs_growth.exponent(3e-9 * 16**2 / (3e-9 * 64**2)) == pytest.approx(2.0)
+
+
+def test_every_combination_of_axes_is_a_job(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(bench.jobs, "_JOBS", found)
+    job, below = bench.jobs.job, bench.jobs.below
+
+    @job("group/{a} of {b}", "row", lambda a, b: below(a), a=(1, 2), b=("x", "y"))
+    def build(a: int, b: str) -> Any:
+        return {"splince_fast": bench.timing.Contender(lambda: (a, b))}
+
+    assert list(found) == ["group/1 of x", "group/1 of y", "group/2 of x", "group/2 of y"]
+    last = found["group/2 of y"]
+    assert (last.group, last.case, last.targets[0].limit) == ("group", "2 of y", 2)
+    assert last.build()["splince_fast"].run() == (2, "y")
+    job("group/none", "row", modules=("no_such_module",))(build)
+    assert found["group/none"].build()["splince_fast"].reason == "not installed: no_such_module"
 
 
 # --- what is made of the jobs --------------------------------------------------------------------
 
 
-def test_scaling_asv_classes_and_page_run() -> None:
+def test_asv_classes_and_page_run() -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "benchmarks.smoke", "scaling", "asv", "page", "import/"],
+        [sys.executable, "-m", "benchmarks.smoke", "growth", "asv St", "asv Cov", "by asv", "page"],
         capture_output=True, text=True, check=False, cwd=ROOT,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip().endswith(", 0 failed")
-    assert int(result.stdout.split()[0]) > 20
+    assert int(result.stdout.split()[0]) > 12
 
 
 def test_control_a_failure_of_the_smoke_run_is_counted(
@@ -305,13 +323,10 @@ def test_stored_page_is_made_from_stored_results_without_paths(bench: Any) -> No
         for private in (str(ROOT), str(Path.home()), f'"{getpass.getuser()}"'):
             assert private not in text
     names = {job.name for job in bench.jobs.all_jobs()}
-    assert {job["name"] for found in every for job in found["jobs"]} <= names
-    lines = (*bench.page._RATES, *bench.page._PEERS)
-    assert {line.job for line in lines} <= names
+    assert {name for name, *_ in (*bench.page._RATES, *bench.page._PEERS)} <= names
 
 
-def test_commands_are_recorded_without_paths(bench: Any) -> None:
-    given = ["--json", "/home/someone/a.json", "--budget", "2"]
-    assert bench.machine.command("benchmarks.x", given) == (
-        "python -m benchmarks.x --json a.json --budget 2"
-    )
+def test_commands_are_recorded_without_paths(bench: Any, monkeypatch: Any) -> None:
+    given = ["/home/someone/compare.py", "--json", "/home/someone/a.json", "--budget", "2", "a/b"]
+    monkeypatch.setattr(sys, "argv", given)
+    assert bench.machine.command() == ("python -m benchmarks.compare --json a.json --budget 2 a/b")
