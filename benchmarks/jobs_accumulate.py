@@ -227,17 +227,16 @@ def _columns(dtype: str) -> Ways:
 
 
 @job("file/mapped/float32/1024", "row", within(FLOOR, 1.3), larger_of=("bare SYRK", "bare read"),
-     n=[131_072], d=[1024], scatter=[1])  # fmt: skip
-@job("file/mapped, sampled/float32/256", "row", faster("bare read", 0.8),
-     n=[524_288], d=[256], scatter=[1 / 256])  # fmt: skip
-def _mapped(n: int, d: int, scatter: float) -> Ways:
-    """Rows on disk, in the page cache; reading and multiplying can go on at the same time.
-
-    A sample of fewer than 4 d rows would be refused.
-    """
-    n, d, scatter = pick((n, d, scatter), (512, 16, 1))
-    path = write_rows(scratch() / f"{n} x {d}.npy", n, d)
-    source = sf.sources.from_npy(path, {name: np.arange(n) % 2 for name in ("z", "y")})
+     sums=[False])  # fmt: skip
+@job("file/mapped, sums alone/float32/1024", "row", faster("bare read", 0.8), sums=[True])
+def _mapped(sums: bool) -> Ways:
+    """Rows on disk, in the page cache; reading and multiplying can go on at the same time."""
+    n, d = pick((131_072, 1024), (512, 16))
+    path = scratch() / "mapped.npy"
+    if not path.exists():
+        write_rows(path, n, d)
+    z = np.arange(n) % 2
+    source = sf.sources.from_npy(path, {"z": z, "y": z})
     buffer = memoryview(bytearray(4 * d * block_rows()))
 
     def read() -> None:
@@ -245,8 +244,12 @@ def _mapped(n: int, d: int, scatter: float) -> Ways:
             while file.readinto(buffer):
                 pass
 
+    if sums:
+        rows = Problem(np.load(path, mmap_mode="r"), z, z)
+        ours = Contender(accumulate(rows, scatter=1e-6).run, n)
+        return {OURS: ours, "bare read": Contender(read, n)}
     return {
-        OURS: Contender(lambda: sf.Moments.from_blocks(source, scatter=scatter), n),
+        OURS: Contender(lambda: sf.Moments.from_blocks(source), n),
         "bare SYRK": syrk(rows_of(d)),
         "bare read": Contender(read, n),
     }
