@@ -138,10 +138,11 @@ def processor() -> dict[str, Any]:
 
 
 def architecture(facts: dict[str, Any]) -> str:
-    """Family of the processor, with the name of AMD's design where it is known."""
+    """Family of the processor, and the name of AMD's design where it is known, else the model."""
     zen = {25: "Zen 4" if facts["avx512"] else "Zen 3", 26: "Zen 5"}
-    name = zen.get(facts["family"]) if "AMD" in facts["processor"] else None
-    return f"family {facts['family']}" + f" ({name})" * bool(name)
+    if "AMD" in facts["processor"] and facts["family"] in zen:
+        return f"family {facts['family']} ({zen[facts['family']]})"
+    return f"family {facts['family']}, model {facts['model']}"
 
 
 def short_name(facts: dict[str, Any]) -> str:

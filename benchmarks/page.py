@@ -200,11 +200,11 @@ def _growth(every: list[Results]) -> list[str]:
         if shown:
             text = f"{title(results)}: {'; '.join(shown)}.{_large(results)}"
             found.append(_fill(text, bullet=True))
-    heading = (
-        "## Growth\n\nMeasured exponents of the time, and those of the algorithm; and the time for "
-        "10^9 float32\nrows of 8,192 features in memory, by these exponents from d = 4096:"
+    heading = _fill(
+        "Measured exponents of the time, with those of the algorithm in brackets; and by the "
+        "latter, from d = 4096, the time for 10^9 float32 rows of 8,192 features in memory:"
     )
-    return [heading, "\n".join(found)] if found else []
+    return ["## Growth", heading, "\n".join(found)] if found else []
 
 
 def _large(results: Results) -> str:

@@ -282,11 +282,24 @@ def results(family: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def stored(name: str, seconds: float, **ratios: float) -> dict[str, Any]:
+    return {
+        "name": name, "values": {"splince_fast": spread(seconds)}, "targets": [],
+        "ratios": {other: spread(value) for other, value in ratios.items()},
+    }  # fmt: skip
+
+
 def test_numbers_of_the_page_are_those_of_the_results(bench: Any, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(results(25)))
     newer = results(26)
     newer["load_average"]["before"][0] = 7.5
     newer["jobs"][0]["ratios"]["floor"]["median"] = 0.7375
+    newer["jobs"] += [
+        stored("growth/solve/features^3", 2e-3, quarter=1 / 64),
+        stored("accumulate/float32/4096", 9e-6),
+        stored("sampled/sums alone/4096", 0.9e-6),
+        stored("cluster/1,048,576 rows/2048", 1e-6, **{"one process": 0.5}),
+    ]
     (tmp_path / "b.json").write_text(json.dumps(newer))
     text = " ".join(bench.page.page(bench.page.read(tmp_path), None).split())
     for part in (
@@ -297,6 +310,9 @@ def test_numbers_of_the_page_are_those_of_the_results(bench: Any, tmp_path: Path
         "Some AMD Chip, family 25 (Zen 3): 0 of 1 targets are met.",
     ):
         assert part in text
+    # 10^9 rows of twice the features: 9 us x 4 each; of 2^-12 of them, and sums of all, 0.9 us x 2.
+    assert 'solve in features 3.00 (3). A billion rows: 10.0 h; scatter="auto" 0.5 h; on 16' in text
+    assert "such machines 1.2 h. " in text, "10 h / 16 / 0.5"
     assert text.count("provisional") == 1, "only the run on a busy machine"
     assert "0123456789ab |" in text
 
