@@ -23,6 +23,7 @@ from benchmarks.timing import Absent, Contender
 OURS = "splince_fast"
 FLOOR = "floor"
 NUMPY = "NumPy"
+SERIAL = "one process"
 _PARTS = ("accumulate", "erase", "numbers", "growth", "live", "evaluation", "cluster")
 
 Ways = Mapping[str, Contender | Absent]

@@ -18,12 +18,9 @@ import numpy as np
 import splince_fast as sf
 from benchmarks import machine
 from benchmarks.data import write_rows
-from benchmarks.jobs import OURS, Ways, below, faster, job, scratch
-from benchmarks.peers import needs
+from benchmarks.jobs import OURS, SERIAL, Ways, below, faster, job, scratch
+from benchmarks.peers import DASK_COV, DASK_PCA, needs
 from benchmarks.timing import Contender, pick
-
-SERIAL, COV, PCA = "one process", "dask.array.cov", "dask-ml IncrementalPCA"
-
 
 _NEEDED = ("dask", "distributed")
 
@@ -88,7 +85,13 @@ def _beside_one_process() -> Ways:
     return {OURS: _ours(shards, client=_client()), SERIAL: _ours(shards)}
 
 
-@job("cluster/65,536 rows/2048", "row", faster(COV, 3.0), faster(PCA, 20.0), modules=_NEEDED)
+@job(
+    "cluster/65,536 rows/2048",
+    "row",
+    faster(DASK_COV, 3.0),
+    faster(DASK_PCA, 20.0),
+    modules=_NEEDED,
+)
 def _beside_peers() -> Ways:
     import dask.array as da
 
@@ -96,11 +99,11 @@ def _beside_peers() -> Ways:
     client, X = _client(), _lazy(n // block)
     return {
         OURS: _ours(1, client=client),
-        COV: Contender(
+        DASK_COV: Contender(
             lambda: client.compute(da.cov(X, rowvar=False)).result(), n, answer=np.asarray
         ),
-        PCA: _incremental_pca(None),
-        f"{PCA}, 64 components": _incremental_pca(min(64, X.shape[1])),
+        DASK_PCA: _incremental_pca(None),
+        f"{DASK_PCA}, 64 components": _incremental_pca(min(64, X.shape[1])),
     }
 
 

