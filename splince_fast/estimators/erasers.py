@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from sklearn.model_selection import ParameterGrid
 from sklearn.utils.validation import check_is_fitted
 
+from splince_fast._runtime.arrays import as_weights
 from splince_fast._solve.options import Options, check_reading, options_of
 from splince_fast._solve.selection import Selection
 from splince_fast.estimators.base import ErasingTransformer, variables_of
@@ -147,7 +148,8 @@ class _Eraser(ErasingTransformer):
                 )
             again = {}
             if self.passes:
-                source = from_arrays(rows, sample_weight=sample_weight)
+                weight = None if sample_weight is None else as_weights(sample_weight, n)
+                source = from_arrays(rows, sample_weight=weight)
                 again = {"refine": source, "passes": self.passes}
             self._projection = self._project(seen, self.erased_, self.kept_, **again)
             if isinstance(seen, Folds):

@@ -178,6 +178,7 @@ def test_a_factor_is_free_of_spans_and_admitting_leaves_it_as_it_was() -> None:
 
 DECLARED = (*OPTIONS.values(), *READING.values())
 
+
 @pytest.mark.parametrize("method", ["splince", "leace", "sal", "mean_projection"])
 def test_signatures_are_those_of_the_table(method: str) -> None:
     parameters = inspect.signature(getattr(sf, method)).parameters
