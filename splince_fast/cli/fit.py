@@ -110,14 +110,14 @@ def run(args: argparse.Namespace) -> None:
         labels=lambda: label_files.read_labels(args.labels, read, kinds),
     )
     parameters = {"kinds": kinds, "ledoit_wolf": args.shrinkage == "ledoit-wolf", **reading}
-    run = {"progress": True, "checkpoint": args.checkpoint}
+    stream = {"progress": True, "checkpoint": args.checkpoint}
     folds = None
     plain = reading.get("scatter", 1) == 1 and "rank" not in reading
     if args.shrinkage == "cv" or (plain and _folded(args, source.n_rows, source.n_features)):
-        folds = Moments.from_blocks(source, folds=2, groups=args.groups, **run, **parameters)
+        folds = Moments.from_blocks(source, folds=2, groups=args.groups, **stream, **parameters)
         moments = folds.total
     else:
-        moments = Moments.from_blocks(source, **run, **parameters)
+        moments = Moments.from_blocks(source, **stream, **parameters)
     if args.save_moments is not None:
         moments.save(args.save_moments)
         print(f"moments: {args.save_moments}")
