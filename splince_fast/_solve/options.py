@@ -1,7 +1,8 @@
-"""The options of the methods, declared once: name, default, check, who takes them, and in words.
+"""The options of a fit, declared once: name, default, check, who takes them, and in words.
 
-Signatures and the parameters of the estimators repeat names and defaults, as they must be
-readable; a test holds them against this table. The flags of the command line are made from it.
+Those of the methods say how an eraser is solved for, those of reading what moments keep of the
+rows. Signatures and the parameters of the estimators repeat names and defaults, as they must be
+readable; a test holds them against these tables. The flags of the command line are made from them.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Option:
     ----------
     choices : tuple of str
         Words that it may be.
-    number : bool
-        Whether it may be a number.
+    number : float, int or None
+        The type of the numbers that it may be.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Option:
     methods: tuple[str, ...]
     help: str
     choices: tuple[str, ...] = ()
-    number: bool = False
+    number: type[float] | type[int] | None = None
 
     @property
     def flag(self) -> str:
@@ -57,9 +58,9 @@ class Option:
             Neither a choice nor a number that is accepted.
         """
         value: Any = text
-        if text not in self.choices and self.number:
+        if text not in self.choices and self.number is not None:
             with contextlib.suppress(ValueError):  # refused below, in the same words
-                value = float(text)
+                value = self.number(text)
         self.check(value)
         return value
 
@@ -70,6 +71,10 @@ def _is_number(value: object) -> bool:
 
 def _in_unit_interval(value: Any) -> bool:
     return _is_number(value) and 0 <= float(value) <= 1
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _one_of(
@@ -98,7 +103,7 @@ OPTIONS = {
             "a number of at least 1",
             KEEPING,
             "give up kept directions that would lengthen corrections more than this",
-            number=True,
+            number=float,
         ),
         _one_of(
             "on_infeasible",
@@ -125,7 +130,7 @@ OPTIONS = {
             "share of an isotropic covariance in that which is factored; 'cv' takes the one of the "
             "least change of rows not seen",
             SHRINKAGES,
-            number=True,
+            number=float,
         ),
         Option(
             "rank_tol",
@@ -135,7 +140,7 @@ OPTIONS = {
             METHODS,
             "leave directions of the concept alone that are weaker than this times the strongest",
             ("auto",),
-            number=True,
+            number=float,
         ),
         _one_of(
             "solver",
@@ -146,6 +151,86 @@ OPTIONS = {
         ),
     )
 }
+
+MOST_PASSES = 1000
+
+# What moments keep of the rows, and how often they are read again.
+READING = {
+    option.name: option
+    for option in (
+        Option(
+            "scatter",
+            1.0,
+            lambda p: (
+                p == "auto"
+                if isinstance(p, str)
+                else _is_number(p) and not isinstance(p, bool) and 0 < p <= 1
+            ),
+            "a number above 0 and at most 1, the share of the rows that the covariance is taken "
+            "from, or 'auto'",
+            METHODS,
+            "share of the rows that the covariance is taken from, for a fit at reading speed; "
+            "'auto' takes as few as change the rows by 5 percent more than the least",
+            ("auto",),
+            number=float,
+        ),
+        Option(
+            "rank",
+            None,
+            lambda r: r is None or (_is_integer(r) and 0 <= r < 1 << 31),
+            "an integer from 0 to the number of features, the columns of the sketch that stands "
+            "for the covariance (0: variances alone), or None for all of the covariance",
+            METHODS,
+            "keep no d x d covariance, but the variances and a sketch of so many columns, for rows "
+            "of very many features; 0 keeps variances alone",
+            number=int,
+        ),
+        Option(
+            "passes",
+            0,
+            lambda n: _is_integer(n) and 0 <= n <= MOST_PASSES,
+            f"an integer from 0 to {MOST_PASSES}",
+            _WHITENED,
+            "with a rank: read the rows so often again, each time for a smaller change of them",
+            number=int,
+        ),
+    )
+}
+
+
+def check_reading(
+    scatter: Any, rank: Any, passes: Any = 0, shrinkage: Any = None, solver: str = "auto",
+    groups: Any = None,
+) -> None:  # fmt: skip
+    """Raise InputError for options of reading that are no such, or that do not go together."""
+    for option, value in zip(READING.values(), (scatter, rank, passes), strict=True):
+        option.check(value)
+    whole = f"needs the whole covariance, and rank {rank} keeps none; "
+    if rank is None:
+        if passes:
+            raise InputError(
+                f"passes is {passes}, and only what has a rank is refined by reading again; pass "
+                "rank, too, or leave passes out"
+            )
+    elif scatter != 1:
+        raise InputError(
+            f"rank {rank} and scatter {scatter} are two stand-ins for one covariance; pass rank "
+            "where d x d numbers do not fit in memory, and scatter where they do"
+        )
+    elif isinstance(shrinkage, str):
+        raise InputError(f"shrinkage {shrinkage!r} {whole}pass a number in [0, 1], or none")
+    elif solver != "auto":
+        raise InputError(f"solver {solver!r} {whole}leave it at 'auto'")
+    elif passes and shrinkage:
+        raise InputError(
+            f"passes is {passes} and shrinkage {shrinkage}: refining takes the covariance as it "
+            "is; leave one of them out"
+        )
+    if groups is not None and shrinkage != "cv" and (rank is not None or scatter != 1):
+        raise InputError(
+            "groups says how rows are dealt to folds, and a fit with scatter or rank makes none; "
+            "leave it out, or choose shrinkage 'cv' with scatter"
+        )
 
 
 def options_of(method: str) -> dict[str, Option]:

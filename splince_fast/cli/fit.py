@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from splince_fast._solve.options import KEEPING, OPTIONS, Option
+from splince_fast._solve.options import KEEPING, OPTIONS, READING, Option, check_reading
 from splince_fast.cli.paths import check_outputs
 from splince_fast.exceptions import InputError, UnknownVariableError
 
@@ -43,12 +43,13 @@ def add(commands: Any) -> None:
     add("--kind", action="append", default=[], metavar="NAME=KIND",
         help="read a variable as 'classes' or 'continuous' whatever its type; classes in text "
         "files keep their spelling, so that 01 and 1 are two")  # fmt: skip
-    for option in OPTIONS.values():
+    for option in (OPTIONS | READING).values():
         _add_flag(add, option)
     add("--groups", metavar="NAME",
         help="variable whose classes are not parted where the rows are dealt to two folds, from "
         "which the report says what happens to rows not seen; without it the hash of its position "
-        "decides for each row")  # fmt: skip
+        "decides for each row. With --scatter and --rank there are no such folds, but for "
+        "--shrinkage cv")  # fmt: skip
     add("--checkpoint", metavar="FILE", help="save there while reading, and resume from it")
     add("--save-moments", metavar="FILE", help="keep the statistics, for other erasers")
     add("-o", "--output", required=True, metavar="FILE", help="the eraser, a .safetensors file")
@@ -66,7 +67,8 @@ def _add_flag(add: Any, option: Option) -> None:
         except InputError as error:
             raise argparse.ArgumentTypeError(f"invalid value: {error}") from error
 
-    words = [*(["A"] if option.number else []), *option.choices]
+    number = {float: ["A"], int: ["N"], None: []}[option.number]
+    words = [*number, *option.choices]
     add(option.flag, type=value, metavar="|".join(words), help=option.help + default)
 
 
@@ -87,6 +89,7 @@ def run(args: argparse.Namespace) -> None:
     }
     check_outputs(outputs, inputs, force=args.force, resumed=("--checkpoint",))
     chosen = _options(args)
+    reading, passes = _reading(args, chosen)
     kinds = dict(_kind(text) for text in args.kind)
     wanted = list(dict.fromkeys([*args.erase, *(args.keep or [])]))
     read = wanted if args.groups is None else list(dict.fromkeys([*wanted, args.groups]))
@@ -106,20 +109,22 @@ def run(args: argparse.Namespace) -> None:
         wanted=read,
         labels=lambda: label_files.read_labels(args.labels, read, kinds),
     )
-    parameters = {"kinds": kinds, "ledoit_wolf": args.shrinkage == "ledoit-wolf"}
-    reading = {"progress": True, "checkpoint": args.checkpoint}
+    parameters = {"kinds": kinds, "ledoit_wolf": args.shrinkage == "ledoit-wolf", **reading}
+    stream = {"progress": True, "checkpoint": args.checkpoint}
     folds = None
-    if _folded(args, source.n_rows, source.n_features):
-        folds = Moments.from_blocks(source, folds=2, groups=args.groups, **reading, **parameters)
+    plain = reading.get("scatter", 1) == 1 and "rank" not in reading
+    if args.shrinkage == "cv" or (plain and _folded(args, source.n_rows, source.n_features)):
+        folds = Moments.from_blocks(source, folds=2, groups=args.groups, **stream, **parameters)
         moments = folds.total
     else:
-        moments = Moments.from_blocks(source, **reading, **parameters)
+        moments = Moments.from_blocks(source, **stream, **parameters)
     if args.save_moments is not None:
         moments.save(args.save_moments)
         print(f"moments: {args.save_moments}")
     fitted: Callable[..., Projection] = getattr(methods, _NAMES[args.method])
-    eraser = fitted(moments if folds is None else folds, erase=args.erase, **chosen)
-    if folds is None and moments.n_rows >= LEAST_ROWS:
+    again = {"refine": source, "passes": passes} if passes else {}
+    eraser = fitted(moments if folds is None else folds, erase=args.erase, **chosen, **again)
+    if folds is None and plain and moments.n_rows >= LEAST_ROWS:
         eraser = few_rows(eraser)
     eraser.save(args.output)
     print(f"eraser: {args.output}")
@@ -140,8 +145,6 @@ def _folded(args: argparse.Namespace, n_rows: int | None, n_features: int | None
     from splince_fast._runtime.files import kind_of
     from splince_fast.moments.folds import worthwhile
 
-    if args.shrinkage == "cv":
-        return True
     begun = None if args.checkpoint is None else kind_of(args.checkpoint)
     return worthwhile(n_rows, n_features) if begun is None else begun == "folds"
 
@@ -154,7 +157,8 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     InputError
         Something that the method does not take, or nothing to keep for SPLINCE.
     """
-    takers = {"keep": KEEPING} | {name: option.methods for name, option in OPTIONS.items()}
+    options = OPTIONS | READING
+    takers = {"keep": KEEPING} | {name: option.methods for name, option in options.items()}
     chosen = {name: value for name in takers if (value := getattr(args, name)) is not None}
     for name in chosen:
         if _NAMES[args.method] not in takers[name]:
@@ -168,6 +172,26 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
             "--method splince needs --keep NAME, the variable to keep; --method leace keeps none"
         )
     return chosen
+
+
+def _reading(args: argparse.Namespace, chosen: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Take out of what was chosen what moments are told, and how often rows are read again.
+
+    Raises
+    ------
+    InputError
+        Options that do not go together.
+    """
+    given = {name: chosen.pop(name) for name in READING if name in chosen}
+    table = {name: given.get(name, option.default) for name, option in READING.items()}
+    check_reading(
+        **table,
+        shrinkage=args.shrinkage,
+        solver=args.solver or OPTIONS["solver"].default,
+        groups=args.groups,
+    )
+    passes = given.pop("passes", 0)
+    return given, passes
 
 
 def _kind(text: str) -> tuple[str, str]:

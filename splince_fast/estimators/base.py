@@ -14,7 +14,9 @@ from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from splince_fast._runtime.arrays import check_values
+from splince_fast._runtime.arrays import check_values, is_sparse
+from splince_fast._runtime.memory import total_memory
+from splince_fast._runtime.sweep import result_dtype
 from splince_fast.exceptions import InputError, LabelError
 from splince_fast.projection import Projection
 
@@ -29,15 +31,24 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
     n_features_in_: int
     feature_names_in_: NDArray[Any]
 
-    def _rows(self, X: Any, *, reset: bool, least: int) -> NDArray[Any]:
-        """X as an array, not copied where it is one; its width and names noted or compared."""
+    _sparse_advice: ClassVar[str] = ""
+
+    @property
+    def _takes_sparse(self) -> bool:
+        """Whether rows may be a sparse matrix."""
+        return False
+
+    def _rows(self, X: Any, *, reset: bool, least: int) -> Any:
+        """X as an array, or as CSR; not copied where it is one. Its width is noted or compared."""
         try:
             # Finiteness is left to those who read the values anyway.
-            rows: NDArray[Any] = validate_data(
-                self, X=X, reset=reset, ensure_all_finite=False, ensure_min_samples=least
-            )
+            rows = validate_data(
+                self, X=X, reset=reset, ensure_all_finite=False, ensure_min_samples=least,
+                accept_sparse="csr" if self._takes_sparse else False,
+            )  # fmt: skip
         except TypeError as error:
-            raise _InputTypeError(str(error)) from error
+            advice = self._sparse_advice if is_sparse(X) else ""
+            raise _InputTypeError(f"{error}{advice}") from error
         except ValueError as error:
             raise InputError(str(error)) from error
         return rows
@@ -51,6 +62,11 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         except BaseException:
             self.__dict__ = before
             raise
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = self._takes_sparse
+        return tags
 
     def _refuse_missing_y(self, why: str) -> NoReturn:
         """Raise in the words that scikit-learn uses."""
@@ -121,26 +137,31 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
 
         Parameters
         ----------
-        X : array-like or frame of shape (n_samples, n_features)
+        X : array-like, frame or, with a `rank`, sparse matrix of shape (n_samples, n_features)
             May have no rows.
 
         Returns
         -------
         ndarray of shape (n_samples, n_features)
             Of the dtype of X if that is a float, else float64; a frame after
-            ``set_output(transform="pandas")`` or ``"polars"``.
+            ``set_output(transform="pandas")`` or ``"polars"``. Dense for sparse rows, too.
 
         Raises
         ------
         NotFittedError
             Nothing was fitted.
         InputError, NonFiniteError
-            X has other features than those fitted, or holds NaN or infinity.
+            X has other features than those fitted, or holds NaN or infinity; sparse rows that
+            are too many for the memory of the machine once they are erased.
         """
         check_is_fitted(self)
         rows = self._rows(X, reset=False, least=0)
         projection = self.projection_
-        clean = projection(rows)
+        if is_sparse(rows):
+            rows = _as_dense(rows)
+            clean = projection(rows, out=rows)
+        else:
+            clean = projection(rows)
         # A number that is not finite makes its whole row so, if anything is subtracted from it.
         if not projection.rank or not np.isfinite(clean[:, 0]).all():
             check_values(rows)
@@ -151,6 +172,26 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
         tags.transformer_tags.preserves_dtype = ["float64", "float32", "float16"]
         tags.target_tags.required = self._keeps_task or self.concept_from == "y"
         return tags
+
+
+def _as_dense(rows: Any) -> NDArray[Any]:
+    """New memory with sparse rows, to be erased there.
+
+    Raises
+    ------
+    InputError
+        More than the memory of the machine.
+    """
+    dtype = result_dtype(rows.dtype)
+    size, most = rows.shape[0] * rows.shape[1] * dtype.itemsize, total_memory()
+    if most is not None and size > most:
+        raise InputError(
+            f"erased rows are dense, and {rows.shape[0]:,} x {rows.shape[1]:,} of them take "
+            f"{size / 2**30:,.1f} GiB of {most / 2**30:,.1f}; transform fewer rows at a time, or, "
+            "where a linear layer follows, take projection_.fold_into(weight, bias), which gives "
+            "one for the sparse rows as they are"
+        )
+    return np.asarray(rows.astype(dtype, copy=False).toarray())
 
 
 def variables_of(labels: Any, role: str) -> dict[str, Any]:

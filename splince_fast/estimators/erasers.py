@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from sklearn.model_selection import ParameterGrid
 from sklearn.utils.validation import check_is_fitted
 
-from splince_fast._solve.options import Options, options_of
+from splince_fast._runtime.arrays import as_weights
+from splince_fast._solve.options import Options, check_reading, options_of
 from splince_fast._solve.selection import Selection
 from splince_fast.estimators.base import ErasingTransformer, variables_of
 from splince_fast.exceptions import (
@@ -31,8 +32,10 @@ from splince_fast.methods.unseen import few_rows
 from splince_fast.moments import Moments
 from splince_fast.moments.factored import Factored
 from splince_fast.moments.folds import LEAST_ROWS, Folds, worthwhile
+from splince_fast.moments.sampled import rate_for
 from splince_fast.projection import Projection
 from splince_fast.report import Report
+from splince_fast.sources import from_arrays
 
 __all__ = ["LEACE", "SAL", "SPLINCE", "MeanProjection"]
 
@@ -43,6 +46,9 @@ class _Eraser(ErasingTransformer):
     """What the estimators share; each adds its parameters and the method that it calls."""
 
     kinds: Mapping[str, str] | None
+    scatter: float | str
+    rank: int | None
+    passes: int = 0
     moments_: Moments
     erased_: Any
     kept_: Any
@@ -50,6 +56,7 @@ class _Eraser(ErasingTransformer):
 
     _method: ClassVar[str]
     _concept_kind: ClassVar[str | None] = None
+    _sparse_advice = " Or pass rank=0, or another rank, which take it as it is."
 
     # Every fit needs the concept, so routers pass it on without being told to.
     __metadata_request__fit: ClassVar = {"concept": True}
@@ -57,15 +64,20 @@ class _Eraser(ErasingTransformer):
 
     # -- what a subclass decides -----------------------------------------------------------
 
-    def _project(self, moments: Data, erase: Selection, keep: Any) -> Projection:
-        """Call the method of this class."""
+    def _project(self, moments: Data, erase: Selection, keep: Any, **again: Any) -> Projection:
+        """Call the method of this class; `again` are the rows to refine with."""
         raise NotImplementedError
 
     def _options(self) -> dict[str, Any]:
-        """Parameters of the method: all but those that say what labels mean."""
+        """Parameters of the method: all but those that say how rows and labels are read."""
         return {
             name: getattr(self, name) for name in options_of(self._method) if hasattr(self, name)
         }
+
+    @property
+    def _takes_sparse(self) -> bool:
+        seen = getattr(self, "moments_", None)
+        return self.rank is not None or (seen is not None and seen.parameters.rank is not None)
 
     # -- filling ---------------------------------------------------------------------------
 
@@ -82,12 +94,13 @@ class _Eraser(ErasingTransformer):
 
         From 200 rows on they are dealt to two folds where memory allows
         (:func:`splince_fast.moments.folds.worthwhile`): the eraser is that of all rows, and its
-        report says what it does to rows not seen.
+        report says what it does to rows not seen. With `scatter` or `rank` that would cost more
+        than the fit, and is left out.
 
         Parameters
         ----------
-        X : array-like or frame of shape (n_samples, n_features)
-            At least two rows; read once, not copied, not modified.
+        X : array-like, frame or, with a `rank`, sparse matrix of shape (n_samples, n_features)
+            At least two rows; read once, and `passes` times more; not copied, not modified.
         y : array-like of shape (n_samples,) or (n_samples, k), mapping or frame, optional
             The task. SPLINCE keeps its covariance with X; the other estimators ignore it. With
             ``concept_from="y"`` it is the concept.
@@ -98,7 +111,7 @@ class _Eraser(ErasingTransformer):
             Non-negative frequencies.
         groups : array-like of shape (n_samples,), optional
             Strings or integers; rows of one group stay in one fold. Without it the hash of its
-            position decides where a row goes.
+            position decides where a row goes. With `scatter` or `rank`: only to choose "cv".
 
         Returns
         -------
@@ -114,10 +127,15 @@ class _Eraser(ErasingTransformer):
         """
         with self._restored_on_error():
             self.__dict__.pop("moments_", None)
+            self._check_parameters(groups)
             rows, erased, kept = self._read(X, y, concept, least=2)
             parameters = self._begun(erased, kept)
+            n, d = rows.shape
+            all_of_it = self.scatter == 1 and self.rank is None
+            folded = self._needs_folds or (all_of_it and worthwhile(n, d))
+            parameters["scatter"] = rate_for(self.scatter, n, d, "X", 2 if folded else 1)
             seen: Moments | Folds
-            if self._needs_folds or worthwhile(*rows.shape):
+            if folded:
                 seen = _dealt(rows, erased | kept, sample_weight, groups, parameters)
                 seen.feature_names = getattr(self, "feature_names_in_", None)
             else:
@@ -128,10 +146,15 @@ class _Eraser(ErasingTransformer):
                     "every sample_weight is zero, so no row is left to fit to; give some rows a "
                     "positive weight"
                 )
-            self._projection = self._project(seen, self.erased_, self.kept_)
+            again = {}
+            if self.passes:
+                weight = None if sample_weight is None else as_weights(sample_weight, n)
+                source = from_arrays(rows, sample_weight=weight)
+                again = {"refine": source, "passes": self.passes}
+            self._projection = self._project(seen, self.erased_, self.kept_, **again)
             if isinstance(seen, Folds):
                 seen = seen.total
-            elif len(rows) >= LEAST_ROWS:
+            elif all_of_it and n >= LEAST_ROWS:
                 self._projection = few_rows(self._projection)
             self.moments_ = seen
         return self
@@ -147,7 +170,7 @@ class _Eraser(ErasingTransformer):
 
         Parameters
         ----------
-        X : array-like or frame of shape (n_samples, n_features)
+        X : array-like, frame or, with a `rank`, sparse matrix of shape (n_samples, n_features)
             May have no rows.
         y : array-like, mapping or frame, optional
             The task, as in :meth:`fit`; every block names the same variables.
@@ -168,7 +191,8 @@ class _Eraser(ErasingTransformer):
         """
         with self._restored_on_error():
             self._check_extendable()
-            self._refuse_folds()
+            self._check_parameters()
+            self._refuse_whole()
             rows, erased, kept = self._read(X, y, concept, least=0)
             if self.__sklearn_is_fitted__():
                 self._check_variables(list(erased), list(kept), LabelError)
@@ -207,7 +231,7 @@ class _Eraser(ErasingTransformer):
         for part in (self, other):
             check_is_fitted(part)
             part._check_extendable()
-        self._refuse_folds()
+        self._refuse_whole()
         self._check_variables(other.erased_, other.kept_, IncompatibleMomentsError)
         features = [
             (part.n_features_in_, list(getattr(part, "feature_names_in_", ())))
@@ -223,9 +247,8 @@ class _Eraser(ErasingTransformer):
 
     def _read(
         self, X: Any, y: Any, concept: Any, *, least: int
-    ) -> tuple[NDArray[Any], dict[str, Any], dict[str, Any]]:
-        """Rows, and labels by name; parameters are checked first."""
-        self._check_parameters()
+    ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        """Rows, and labels by name."""
         first = not self.__sklearn_is_fitted__()
         erased, kept = self._labels(y, concept)
         return self._rows(X, reset=first, least=least), erased, kept
@@ -238,19 +261,31 @@ class _Eraser(ErasingTransformer):
         self.erased_, self.kept_ = list(erased), list(kept) or None
         self._extendable = True
         needs_fourth = getattr(self, "shrinkage", None) == "ledoit-wolf"
-        return {"kinds": kinds, "ledoit_wolf": needs_fourth}
+        return {
+            "kinds": kinds, "ledoit_wolf": needs_fourth, "scatter": self.scatter, "rank": self.rank
+        }  # fmt: skip
 
     @property
     def _needs_folds(self) -> bool:
         """Whether a parameter is chosen on folds."""
         return bool(getattr(self, "shrinkage", None) == "cv")
 
-    def _refuse_folds(self) -> None:
-        """Raise where a parameter is chosen on folds, and there are none."""
+    def _refuse_whole(self) -> None:
+        """Raise for what needs all rows at once, where they come in parts."""
         if self._needs_folds:
             raise InputError(
                 "shrinkage='cv' is chosen on folds, which only fit makes; pass the intensity that "
                 "it finds (report_.shrinkage), or 'oas'"
+            )
+        if self.passes:
+            raise InputError(
+                f"passes={self.passes} reads the rows again, which only fit has; leave it out, "
+                "or fit moments and pass refine= to the method"
+            )
+        if isinstance(self.scatter, str):
+            raise InputError(
+                "scatter='auto' needs the number of rows, which only fit knows; pass a number, "
+                "such as 22 * d / n for d features and about n rows"
             )
 
     def _labels(self, y: Any, concept: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -270,9 +305,14 @@ class _Eraser(ErasingTransformer):
             )
         return erased, kept
 
-    def _check_parameters(self) -> None:
+    def _check_parameters(self, groups: Any = None) -> None:
         """Refuse parameters before any row is read."""
-        Options(**self._options())
+        options = self._options()
+        Options(**options)
+        check_reading(
+            self.scatter, self.rank, self.passes, options.get("shrinkage"),
+            options.get("solver", "auto"), groups,
+        )  # fmt: skip
         self._check_concept_from()
 
     def _check_variables(self, erased: Any, kept: Any, error: type[SplinceError]) -> None:
@@ -450,7 +490,12 @@ class _Eraser(ErasingTransformer):
         """An estimator with checked parameters."""
         estimator = cls(**params)
         estimator._check_parameters()
-        estimator._refuse_folds()
+        estimator._refuse_whole()
+        if estimator.scatter != 1 or estimator.rank is not None:
+            raise InputError(
+                "scatter and rank say how moments are accumulated, and these are; pass them to "
+                "Moments"
+            )
         if keep is None and cls._keeps_task:
             raise InputError("keep is missing: SPLINCE keeps a task; LEACE erases without one")
         if keep is not None and not cls._keeps_task:
@@ -519,6 +564,15 @@ class SPLINCE(_Eraser):
         Directions of the concept weaker than this times the strongest are left alone.
     solver : {"auto", "cholesky", "eigh"}
         How the covariance is factored.
+    scatter : float in (0, 1] or "auto"
+        Share of the rows that the covariance is taken from, so that a fit costs little more than
+        reading; "auto" takes as few as change the rows by 5 percent more than the least. See
+        :class:`Moments`.
+    rank : int, optional
+        Keep no d x d covariance, but variances and a sketch of so many columns, for rows of very
+        many features; 0 keeps variances alone. X may be sparse then. See :class:`Moments`.
+    passes : int
+        With a `rank`: how often `fit` reads X again, each time for a smaller change of the rows.
     kinds : mapping of str to {"classes", "continuous"}, optional
         How a variable is read where its dtype does not say it: strings, bools and integers are
         classes, floats continuous. A single column, named or not, is the variable "concept" or
@@ -585,6 +639,9 @@ class SPLINCE(_Eraser):
         shrinkage: float | str | None = None,
         rank_tol: float | str = "auto",
         solver: str = "auto",
+        scatter: float | str = 1.0,
+        rank: int | None = None,
+        passes: int = 0,
         kinds: Mapping[str, str] | None = None,
         concept_from: str | None = None,
     ) -> None:
@@ -594,15 +651,19 @@ class SPLINCE(_Eraser):
         self.shrinkage = shrinkage
         self.rank_tol = rank_tol
         self.solver = solver
+        self.scatter = scatter
+        self.rank = rank
+        self.passes = passes
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Data, erase: Selection, keep: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Any, **again: Any) -> Projection:
         options = self._options()
         if keep is not None:
-            return splince(moments, erase=erase, keep=keep, **options)
+            return splince(moments, erase=erase, keep=keep, **options, **again)
         # Options that concern what is kept have nothing to say here.
-        return leace(moments, erase=erase, **{name: options[name] for name in options_of("leace")})
+        options = {name: options[name] for name in options_of("leace")}
+        return leace(moments, erase=erase, **options, **again)
 
 
 class LEACE(_Eraser):
@@ -612,7 +673,7 @@ class LEACE(_Eraser):
 
     Parameters
     ----------
-    null_space, shrinkage, rank_tol, solver, kinds, concept_from
+    null_space, shrinkage, rank_tol, solver, scatter, rank, passes, kinds, concept_from
         As for :class:`SPLINCE`.
 
     Attributes
@@ -652,6 +713,9 @@ class LEACE(_Eraser):
         shrinkage: float | str | None = None,
         rank_tol: float | str = "auto",
         solver: str = "auto",
+        scatter: float | str = 1.0,
+        rank: int | None = None,
+        passes: int = 0,
         kinds: Mapping[str, str] | None = None,
         concept_from: str | None = None,
     ) -> None:
@@ -659,11 +723,14 @@ class LEACE(_Eraser):
         self.shrinkage = shrinkage
         self.rank_tol = rank_tol
         self.solver = solver
+        self.scatter = scatter
+        self.rank = rank
+        self.passes = passes
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Data, erase: Selection, keep: Any) -> Projection:
-        return leace(moments, erase=erase, **self._options())
+    def _project(self, moments: Data, erase: Selection, keep: Any, **again: Any) -> Projection:
+        return leace(moments, erase=erase, **self._options(), **again)
 
 
 class SAL(_Eraser):
@@ -674,7 +741,7 @@ class SAL(_Eraser):
 
     Parameters
     ----------
-    rank_tol, kinds, concept_from
+    rank_tol, scatter, rank, kinds, concept_from
         As for :class:`SPLINCE`.
 
     Attributes
@@ -705,14 +772,18 @@ class SAL(_Eraser):
         self,
         *,
         rank_tol: float | str = "auto",
+        scatter: float | str = 1.0,
+        rank: int | None = None,
         kinds: Mapping[str, str] | None = None,
         concept_from: str | None = None,
     ) -> None:
         self.rank_tol = rank_tol
+        self.scatter = scatter
+        self.rank = rank
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Data, erase: Selection, keep: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Any, **again: Any) -> Projection:
         return sal(moments, erase=erase, **self._options())
 
 
@@ -724,7 +795,7 @@ class MeanProjection(SAL):
 
     Parameters
     ----------
-    rank_tol, kinds, concept_from
+    rank_tol, scatter, rank, kinds, concept_from
         As for :class:`SPLINCE`.
 
     Attributes
@@ -754,7 +825,7 @@ class MeanProjection(SAL):
     _method = "mean_projection"
     _concept_kind = "classes"
 
-    def _project(self, moments: Data, erase: Selection, keep: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Any, **again: Any) -> Projection:
         return mean_projection(moments, erase=erase, **self._options())
 
 

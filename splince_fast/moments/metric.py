@@ -4,13 +4,16 @@ With v the labels (indicators and columns, centred over the rows that carry them
 C_xv C_vv^+ C_vx is the part of Cov(x) that they explain. It is taken from all rows, and only the
 rest W = S_m - R_m R_m^T from the m sampled ones::
 
-    M = m / (m - k) W + R R^T + diag(max(0, var(x) - diag(.)))
+    M = m / (m - k) W + R R^T + D
 
-with k the rank of v, and var(x) from all rows. An eraser depends on M by the regression of the
-coordinates that it changes on those that it does not. These residuals have less variance than x,
-by the squared multiple correlation of x with v: so many fewer rows do as well. Model-assisted
-estimation in surveys rests on the same step (Saerndal, Swensson and Wretman 1992). Rows that a
-sample misses leave a feature without variance, which its exact one repairs.
+with k the rank of v. D is diagonal: the variance of all rows less that of the sample, of features
+where chance does not explain the difference; see `_undetermined` for what else it holds.
+
+An eraser depends on M by the regression of the coordinates that it changes on those that it does
+not. These residuals have less variance than x, by the squared multiple correlation of x with v: so
+many fewer rows do as well. Model-assisted estimation in surveys rests on the same step (Saerndal,
+Swensson and Wretman 1992). Rows that a sample misses leave a feature without variance, which its
+exact one repairs.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ _FACTOR, _ERRORS = 2.0, 6.0
 _SHOWN = 5
 # Standard errors of a Gaussian variance from which on a feature counts as missed by the sample.
 _BEYOND_CHANCE = 4.0
+# Of correlations with labels, whose sums are of rows that are rounded themselves.
+_ROUNDINGS = 64.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +163,15 @@ def sampled_covariance(held: SampledAccumulator) -> tuple[Float, Sampled]:
     degrees = effective / max(1.0, effective - len(own))
     matrix = whole if not len(own) else syrk(-1.0, own.T, 1.0, whole, lower=1, overwrite_c=1)
     matrix *= degrees
+    chance = _BEYOND_CHANCE * (2.0 / effective) ** 0.5
+    undetermined = _undetermined(held, matrix, variances, explained)
     if len(explained):
         matrix = syrk(1.0, explained.T, 1.0, matrix, lower=1, overwrite_c=1)
     diagonal = np.einsum("ii->i", matrix)
     # Less than that is chance: to add it, too, would shrink directions of small variance.
     missing = variances - diagonal
-    missing[missing <= _BEYOND_CHANCE * (2.0 / effective) ** 0.5 * diagonal] = 0.0
+    missing[missing <= chance * diagonal] = 0.0
+    missing[undetermined] = np.maximum(missing, chance * variances)[undetermined]
     diagonal += missing
     _warn_of(variances, of_sample, effective)
     quartic = None
@@ -173,6 +181,57 @@ def sampled_covariance(held: SampledAccumulator) -> tuple[Float, Sampled]:
         missing, explained, inner.n_rows, effective, inner.n_rows / state.n_rows, len(own),
         inner.unit_roundoff, quartic,
     )  # fmt: skip
+
+
+def _undetermined(
+    held: SampledAccumulator, matrix: Float, variances: Float, explained: Float
+) -> NDArray[np.intp]:
+    """Features that the others determine in the sample, about the labels, but not in all rows.
+
+    Two words may have come together in every sampled row, and apart in others. W has no variance
+    along their difference then, and R R^T as much as the labels say of it: the labels would seem
+    to explain it wholly, and an eraser would change x along it without measure. What such a
+    feature j has of its own is b = e_j - sum_i c_i e_i, W b = 0, from a Cholesky factorisation
+    with pivots, and all rows vary along it where R^T b is not zero to rounding. So much variance
+    as chance can hide is given to them.
+
+    Returns
+    -------
+    (q,) intp
+        Empty where rows of x are too few to say so, as a solve with shrinkage allows.
+    """
+    import scipy.linalg
+
+    inner, alive = held.sample.rows.seen(), variances > 0
+    nothing = np.empty(0, np.intp)
+    n_alive = int(np.count_nonzero(alive))
+    if not len(explained) or held.sample.rows.n_rows < LEAST_ROWS * n_alive:
+        return nothing
+    units = 1.0 / np.sqrt(np.where(alive, variances, np.inf))
+
+    def scaled() -> Float:
+        """(new) W in units of deviations, 1 for what is constant."""
+        own = np.array(matrix, order="F")
+        own *= units
+        own *= units[:, None]
+        np.einsum("ii->i", own)[~alive] = 1.0
+        return own
+
+    tolerance = tolerances.eigenvalue(n_alive, inner.unit_roundoff)
+    lapack = scipy.linalg.lapack
+    factor, failed = lapack.dpotrf(scaled(), lower=1, overwrite_a=1)
+    if not failed and np.diagonal(factor).min() ** 2 > tolerance:
+        return nothing
+    factor, order, rank, _ = lapack.dpstrf(scaled(), tol=tolerance, lower=1, overwrite_a=1)
+    order -= 1
+    told = (explained * units)[:, order]
+    shares = scipy.linalg.solve_triangular(
+        factor[:rank, :rank], factor[rank:, :rank].T, lower=True, trans=1
+    )
+    told = np.linalg.norm(told[:, rank:] - told[:, :rank] @ shares, axis=0)
+    offset = 1.0 + np.abs(held.seen().mean * units).max()
+    noise = _ROUNDINGS * inner.unit_roundoff * offset * (1.0 + np.abs(shares).sum(axis=0))
+    return np.asarray(order[rank:][told > noise], np.intp)
 
 
 def _explaining(held: SampledAccumulator, effective: float) -> list[VariableName]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from splince_fast._runtime import files
 from splince_fast._runtime.interrupts import Deferred
 from splince_fast._runtime.lock import ReadersWriterLock
+from splince_fast._solve.options import check_reading
 from splince_fast.exceptions import FileFormatError, InputError, NotEnoughDataError
 from splince_fast.labels import ClassName, VariableName
 from splince_fast.moments.accumulator import Accumulator
@@ -292,6 +293,7 @@ class Moments:
             )
         source = sources.as_source(blocks)
         if "scatter" in parameters:
+            check_reading(parameters["scatter"], parameters.get("rank"))
             parameters["scatter"] = rate_for(
                 parameters["scatter"], source.n_rows, source.n_features, source.name, folds or 1
             )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from splince_fast._runtime.blocks import check_block_rows, choose_block_rows
+from splince_fast._solve.options import check_reading
 from splince_fast.exceptions import IncompatibleMomentsError, InputError
 
 
@@ -63,12 +64,20 @@ class Parameters:
                 f"joint is {joint!r}; it must be a list of tuples of names, such as "
                 "[('gender', 'race')]"
             )
-        rate, columns = _check_scatter(scatter), _check_rank(rank)
-        if columns is not None:
-            _refuse_beside_rank(columns, rate, bool(ledoit_wolf))
+        check_reading(scatter, rank)
+        if isinstance(scatter, str):
+            raise InputError(
+                "scatter is 'auto'; it must be a number above 0 and at most 1 here: the number of "
+                "rows is known to Moments.from_blocks of a source, and to fit"
+            )
+        if rank is not None and ledoit_wolf:
+            raise InputError(
+                f"ledoit_wolf=True needs the whole covariance, and rank={rank} keeps none; leave "
+                "it out, and pass a number as shrinkage= if it is needed"
+            )
         return cls(
             block_rows, dict(kinds or {}), tuple(map(tuple, joint)), bool(ledoit_wolf),
-            rate, _check_seed(seed), columns,
+            float(scatter), _check_seed(seed), None if rank is None else int(rank),
         )  # fmt: skip
 
     def as_arguments(self) -> dict[str, Any]:
@@ -109,49 +118,6 @@ class Parameters:
                 f"the two sides have products with other random signs (seed {self.seed} and "
                 f"{other.seed}); accumulate both with the same seed"
             )
-
-
-def _check_scatter(scatter: Any) -> float:
-    """The rate as a float."""
-    number = isinstance(scatter, int | float | np.integer | np.floating)
-    if not number or isinstance(scatter, bool) or not 0 < scatter <= 1:
-        advice = (
-            "; the number of rows is known to Moments.from_blocks of a source, and not here"
-            if isinstance(scatter, str) and scatter == "auto"
-            else ""
-        )
-        raise InputError(
-            f"scatter is {scatter!r}; it must be a number above 0 and at most 1, the share of the "
-            f"rows that the covariance is taken from{advice}"
-        )
-    return float(scatter)
-
-
-def _check_rank(rank: Any) -> int | None:
-    """The columns of a sketch as an int."""
-    if rank is None:
-        return None
-    if not isinstance(rank, int | np.integer) or isinstance(rank, bool) or not 0 <= rank < 1 << 31:
-        raise InputError(
-            f"rank is {rank!r}; it must be an integer from 0 to the number of features, the "
-            "columns of the sketch that stands for the covariance (0: variances alone), or None "
-            "for all of the covariance"
-        )
-    return int(rank)
-
-
-def _refuse_beside_rank(rank: int, scatter: float, ledoit_wolf: bool) -> None:
-    """Raise InputError for what a sketch cannot go with."""
-    if scatter < 1:
-        raise InputError(
-            f"rank={rank} and scatter={scatter:g} are two stand-ins for one covariance; pass rank "
-            "where d x d numbers do not fit in memory, and scatter where they do"
-        )
-    if ledoit_wolf:
-        raise InputError(
-            f"ledoit_wolf=True needs the whole covariance, and rank={rank} keeps none; leave it "
-            "out, and pass a number as shrinkage= if it is needed"
-        )
 
 
 def _check_seed(seed: Any) -> int:

@@ -256,14 +256,14 @@ def part_of_sample(like: Mapping[str, Any], first: int) -> dict[str, Any]:
 
 
 def rate_for(
-    scatter: Any, n_rows: int | None, n_features: int | None, name: str, folds: int
-) -> Any:
+    scatter: float | str, n_rows: int | None, n_features: int | None, name: str, folds: int
+) -> float:
     """The rate for a source: "auto" resolved, and one refused that cannot serve any eraser.
 
     Rows are dealt to `folds` moments, of which all but one make an eraser together.
     """
     known = n_rows is not None and n_features is not None
-    if isinstance(scatter, str) and scatter == "auto":
+    if isinstance(scatter, str):
         if not known:
             raise InputError(
                 f"scatter='auto' needs the number of rows and features beforehand, which {name} "
@@ -274,8 +274,7 @@ def rate_for(
         while rate / 2 * fitted >= enough:
             rate /= 2
         return rate
-    number = isinstance(scatter, int | float | np.integer | np.floating)
-    if known and number and 0 < scatter < 1:
+    if known and scatter < 1:
         expected, needed = scatter * cast(int, n_rows), LEAST_ROWS * cast(int, n_features)
         if expected < needed:
             raise InputError(

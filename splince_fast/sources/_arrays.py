@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from splince_fast._runtime.arrays import torch_to_numpy
+from splince_fast._runtime.arrays import is_sparse, torch_to_numpy
 from splince_fast.exceptions import InputError
 from splince_fast.sources.base import Block, PieceSource, Source, choose_block_rows, is_matrix
 
@@ -61,7 +62,9 @@ def from_arrays(
     if sample_weight is not None:
         check_column(sample_weight, n, "sample_weight", "X")
     itemsize = getattr(getattr(X, "dtype", None), "itemsize", None)
-    size = choose_block_rows(block_rows, d, itemsize or 8)
+    # Of sparse rows, what is stored takes memory: a number and an index each.
+    width = 2 * math.ceil(X.nnz / max(1, n)) if is_sparse(X) else d
+    size = choose_block_rows(block_rows, width, itemsize or 8)
 
     def read(_: int, row: int) -> Iterator[Block]:
         for start in range(row, n, size):
@@ -73,7 +76,7 @@ def from_arrays(
         [n],
         size,
         n_features=d,
-        nbytes=None if itemsize is None else n * d * itemsize,
+        nbytes=None if itemsize is None else n * width * itemsize,
     )
 
 

@@ -130,6 +130,37 @@ def test_every_option_reaches_its_method(here: Path, capsys: pytest.CaptureFixtu
     assert sf.Projection.load("both").rank == 2
 
 
+@pytest.mark.parametrize("checkpoint", [[], ["--checkpoint", "c"]])
+def test_rows_sampled_sketched_and_read_again(
+    here: Path, capsys: pytest.CaptureFixture[str], checkpoint: list[str]
+) -> None:
+    start = ["fit", "a.npy", "b.npy", "--labels", "labels.csv", "--erase", "gender", "--method"]
+    start += ["leace", *checkpoint, "--force"]
+    gender = np.genfromtxt("labels.csv", delimiter=",", names=True, dtype=None, encoding="utf-8")
+    source = sf.sources.from_npy(["a.npy", "b.npy"], {"gender": gender["gender"]})
+    for flags, parameters, again in (
+        (["--scatter", "0.5"], {"scatter": 0.5}, {}),
+        (["--scatter", "auto"], {"scatter": "auto"}, {}),
+        (["--rank", "2"], {"rank": 2}, {}),
+        (["--rank", "0", "--passes", "2"], {"rank": 0}, {"refine": source, "passes": 2}),
+    ):
+        Path("c").unlink(missing_ok=True)
+        moments = sf.Moments.from_blocks(source, **parameters)
+        expected = sf.leace(moments, erase="gender", **again).report
+        assert expected is not None
+        for _ in range(1 + len(checkpoint)):  # and from the checkpoint
+            out = told(capsys, *start, *flags, "-o", "e")
+            assert str(expected) in out
+            agree("e", sf.leace(moments, erase="gender", **again))
+    assert expected.passes == 2
+    # Control: all rows, dealt to folds, as without the flag.
+    Path("c").unlink(missing_ok=True)
+    told(capsys, *start, "--scatter", "1", "-o", "e")
+    report = sf.Projection.load("e").report
+    assert report is not None
+    assert (report.scatter_rows, report.unseen_distortion is None) == (None, False)
+
+
 @pytest.mark.parametrize(
     ("options", "left"),
     [(["--on-infeasible", "drop"], "(to rounding)"), (["--max-amplification", "1"], "above 1")],
@@ -243,6 +274,15 @@ FIT = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender"]
         ([*FIT, "--keep", "job", "-o", "e", "--save-moments", "./e"], "also what --output writes"),
         ([*FIT, "--keep", "job", "-o", "e", "--checkpoint", "labels.csv"], "which is read"),
         ([*FIT, "--keep", "job", "--max-amplification", "0.5", "-o", "e"], "of at least 1"),
+        ([*FIT, "--keep", "job", "--scatter", "2", "-o", "e"], "above 0 and at most 1"),
+        ([*FIT, "--keep", "job", "--scatter", "0.01", "-o", "e"], "24 are needed; pass at least"),
+        ([*FIT, "--keep", "job", "--rank", "1.5", "-o", "e"], "an integer from 0"),
+        ([*FIT, "--keep", "job", "--rank", "2", "--scatter", "auto", "-o", "e"], "two stand-ins"),
+        ([*FIT, "--keep", "job", "--rank", "2", "--shrinkage", "cv", "-o", "e"], "pass a number"),
+        ([*FIT, "--keep", "job", "--rank", "2", "--solver", "eigh", "-o", "e"], "at 'auto'"),
+        ([*FIT, "--keep", "job", "--rank", "2", "--groups", "age", "-o", "e"], "leave it out"),
+        ([*FIT, "--keep", "job", "--passes", "2", "-o", "e"], "pass rank, too"),
+        ([*FIT, "--method", "sal", "--rank", "2", "--passes", "2", "-o", "e"], "splince, leace"),
         ([*FIT, "--keep", "job", "--kind", "job", "-o", "e"], "must be NAME=classes or"),
         ([*FIT, "--keep", "job", "--kind", "age=classes", "-o", "e"], "neither erased nor kept"),
         ([*FIT, "--keep", "jobs", "-o", "e"], "'jobs'; there is 'gender', 'job', 'age'"),

@@ -21,6 +21,10 @@ ESTIMATORS = [
     LEACE(concept_from="y"),
     SAL(concept_from="y"),
     MeanProjection(concept_from="y", kinds={"concept": "classes"}),
+    # Moments without a covariance, which take sparse rows, too.
+    SPLINCE(concept_from="y", rank=0),
+    LEACE(concept_from="y", rank=1),
+    SAL(concept_from="y", rank=0),
 ]
 
 # Checks that may fail, by estimator, each with its reason: none.
@@ -34,15 +38,18 @@ def test_scikit_learn_conformance(estimator: BaseEstimator, check: Any) -> None:
     check(estimator)
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=repr)
 def test_green_suite_that_ran_one_check(estimator: BaseEstimator) -> None:
     """A tag that skips checks must not pass for conformance."""
     names = check_names(estimator)
+    takes_sparse = estimator.get_params()["rank"] is not None
+    assert get_tags(estimator).input_tags.sparse == takes_sparse
     # What scikit-learn's own dense transformer with weights is asked, sparse and array API aside.
     reference = {
         name
         for name in check_names(StandardScaler())
-        if not name.startswith("check_array_api") and not name.endswith("on_sparse_data")
+        if not name.startswith("check_array_api")
+        and (takes_sparse or not name.endswith("on_sparse_data"))
     }
     assert reference <= set(names)
     assert {"check_estimators_nan_inf", "check_transformer_preserve_dtypes"} <= set(names)
@@ -50,7 +57,7 @@ def test_green_suite_that_ran_one_check(estimator: BaseEstimator) -> None:
     assert get_tags(estimator).transformer_tags.preserves_dtype == ["float64", "float32", "float16"]
     assert names.total() >= 50
     if sklearn.__version__.startswith("1.9."):
-        assert names.total() == 55
+        assert names.total() == 55 + takes_sparse
 
 
 def test_the_parametrized_test_runs_all_of_them() -> None:

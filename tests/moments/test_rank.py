@@ -283,6 +283,7 @@ def test_what_does_not_go_together_is_refused_before_a_row_is_read() -> None:
 
     for parameters, text in (
         ({"rank": 3, "scatter": 0.5}, "two stand-ins"), ({"rank": 3, "ledoit_wolf": True}, "whole"),
+        ({"rank": 3, "scatter": "auto"}, "two stand-ins"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=text):
             sf.Moments.from_blocks(unread(), **parameters)

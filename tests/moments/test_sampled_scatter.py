@@ -240,6 +240,35 @@ def test_exact_variances_repair_a_rare_feature(monkeypatch: pytest.MonkeyPatch) 
         assert draws(X, labels, 5 * d / n, 60, leace)[0].max() > 10
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_features_that_only_the_sample_cannot_tell_apart(
+    monkeypatch: pytest.MonkeyPatch, dtype: Any
+) -> None:
+    """Words that part in three rows of 6000; the labels seem to explain their difference then."""
+    n, d = 6000, 24
+    X, labels = gaussian(n, d, 0.8)
+    X[:, 1] = X[:, 0]
+    apart = X.copy()
+    apart[[10, 3000, 5990], 1] += 1.0
+    rate = 5 * d / n
+    given = apart.astype(dtype)
+    excess, formula, _ = draws(given, labels, rate, 8, leace)
+    assert excess.mean() < 2 * formula.mean()
+    assert excess.max() < 0.5
+    assert draws(given, labels, rate, 4, splince)[0].max() < 0.5
+    # What all rows say is the same feature twice stays one dimension.
+    report = leace(sf.Moments(scatter=rate).update(X.astype(dtype), labels)).report
+    assert report is not None
+    assert report.rank_covariance == d - 1
+    monkeypatch.setattr(metric, "_undetermined", lambda *args: np.empty(0, np.intp))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        control = draws(given, labels, rate, 8, leace)[0]
+    assert control.mean() > 2.5 * formula.mean()
+    # Products of float64 show how little is left of a direction; to others it is rounding.
+    assert dtype is np.float32 or control.max() > 100
+
+
 def test_drifting_rows_sorted_by_class() -> None:
     """Position says nothing of a hash. Control: the first m rows, which know one class alone."""
     n, d = 8000, 24

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import splince_fast as sf
-from splince_fast._solve.options import OPTIONS, options_of
+from splince_fast._solve.options import OPTIONS, READING, options_of
 from splince_fast.cli import fit
 
 Float = NDArray[np.float64]
@@ -176,6 +176,8 @@ def test_a_factor_is_free_of_spans_and_admitting_leaves_it_as_it_was() -> None:
 
 # --- one declaration of options ------------------------------------------------------------------
 
+DECLARED = (*OPTIONS.values(), *READING.values())
+
 
 @pytest.mark.parametrize("method", ["splince", "leace", "sal", "mean_projection"])
 def test_signatures_are_those_of_the_table(method: str) -> None:
@@ -192,7 +194,9 @@ def test_parameters_of_estimators_are_those_of_the_table(name: str) -> None:
     found = {key: value for key, value in estimator.get_params().items() if key not in own}
     method = "mean_projection" if name == "MeanProjection" else name.lower()
     # The estimators but SPLINCE keep nothing, so what concerns that has no place there.
-    table = options_of(method)
+    reading = {key: option for key, option in READING.items() if method in option.methods}
+    assert reading.keys() <= found.keys()
+    table = options_of(method) | reading
     for option in table.values() if name == "SPLINCE" else ():
         assert option.name in found
     assert found == {key: table[key].default for key in found}
@@ -209,7 +213,13 @@ def flags() -> dict[str, Any]:
     return {flag: action for action in own._actions for flag in action.option_strings}
 
 
-@pytest.mark.parametrize("option", OPTIONS.values(), ids=lambda option: option.name)
+def test_arguments_of_moments_are_those_of_the_table() -> None:
+    parameters = inspect.signature(sf.Moments).parameters
+    for name in ("scatter", "rank"):
+        assert parameters[name].default == READING[name].default
+
+
+@pytest.mark.parametrize("option", DECLARED, ids=lambda option: option.name)
 def test_flags_are_those_of_the_table(option: Any) -> None:
     action = flags()[option.flag]
     assert (action.dest, action.default) == (option.name, None)  # left out, the method decides
@@ -218,15 +228,17 @@ def test_flags_are_those_of_the_table(option: Any) -> None:
     for choice in option.choices:
         assert choice in action.metavar
         assert action.type(choice) == choice
-    assert ("A" in action.metavar.split("|")) == option.number
-    if option.number:
-        assert action.type("1" if option.name == "max_amplification" else "0.5") in (1.0, 0.5)
+    letters = {"A": float, "N": int}
+    assert letters.get(action.metavar.split("|")[0]) == option.number
+    if option.number is not None:
+        word = "0.5" if option.number is float and option.name != "max_amplification" else "1"
+        assert type(action.type(word)) is option.number
     with pytest.raises(argparse.ArgumentTypeError, match=re.escape(option.must_be)):
         action.type("no such value")
 
 
 def test_every_flag_is_an_option_or_says_what_to_read_and_write() -> None:
-    known = {option.flag for option in OPTIONS.values()}
+    known = {option.flag for option in DECLARED}
     others = {
         "-h", "--help", "--labels", "--erase", "--keep", "--method", "--embedding", "--key",
         "--kind", "--groups", "--checkpoint", "--save-moments", "-o", "--output", "--force",
@@ -235,7 +247,7 @@ def test_every_flag_is_an_option_or_says_what_to_read_and_write() -> None:
     assert set(flags()["--method"].choices) == {"splince", "leace", "sal", "mean"}
 
 
-@pytest.mark.parametrize("option", OPTIONS.values(), ids=lambda option: option.name)
+@pytest.mark.parametrize("option", DECLARED, ids=lambda option: option.name)
 def test_defaults_and_choices_pass_their_own_check(option: Any) -> None:
     for value in (option.default, *option.choices):
         option.check(value)

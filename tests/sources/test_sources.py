@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -318,6 +319,17 @@ def test_default_block_is_4096_rows_within_64_mib(n_features: int, itemsize: int
     assert 1 <= rows <= 4096
     assert rows == 1 or rows * row_bytes <= 64 << 20
     assert rows == 4096 or (rows + 1) * row_bytes > 64 << 20
+
+
+def test_blocks_of_sparse_rows_are_as_large_as_what_they_store() -> None:
+    rows = scipy.sparse.random_array((6000, 40_000), density=1e-4, format="csr", rng=0)
+    source = from_arrays(rows)
+    assert [len(block.X.indptr) - 1 for block in source.iter_from(0)] == [4096, 1904]
+    assert source.nbytes is not None
+    assert rows.data.nbytes <= source.nbytes <= 4 * rows.data.nbytes
+    assert choose_block_rows(None, 40_000, 8) < 300  # control: of dense rows of this width
+    empty = from_arrays(scipy.sparse.csr_array((5, 3)))
+    assert [block.X.shape for block in empty.iter_from(0)] == [(5, 3)]
 
 
 @pytest.mark.parametrize("block_rows", [0, -1, 1.5, True, "8"])

@@ -1,0 +1,238 @@
+"""Estimators of a sampled covariance, of a sketch of it, and of sparse rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+from numpy.typing import NDArray
+from sklearn.base import clone
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+
+import splince_fast as sf
+from splince_fast import LEACE, SAL, SPLINCE, InputError, MeanProjection
+from splince_fast.estimators import base
+
+CLASSES = (SPLINCE, LEACE, SAL, MeanProjection)
+METHODS: dict[Any, Callable[..., sf.Projection]] = {
+    SPLINCE: sf.splince, LEACE: sf.leace, SAL: sf.sal, MeanProjection: sf.mean_projection,
+}  # fmt: skip
+EPS = float(np.finfo(np.float64).eps)
+N, D = 2000, 12
+Data = tuple[NDArray[np.float64], NDArray[Any], NDArray[Any]]
+
+
+@pytest.fixture
+def data() -> Data:
+    """Rows of which a third is zero, with a concept and a task that goes along with it."""
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 3, N)
+    y = np.where(rng.random(N) < 0.7, z % 2, rng.integers(0, 2, N))
+    X = rng.normal(size=(N, D)) @ (np.eye(D) + 0.3 * rng.normal(size=(D, D)))
+    X += rng.normal(size=(3, D))[z] + rng.normal(size=(2, D))[y]
+    X[rng.random((N, D)) < 1 / 3] = 0.0
+    return X, y, z
+
+
+def by_hand(kind: Any, data: Data, moments: sf.Moments, **again: Any) -> sf.Projection:
+    X, y, z = data
+    labels = {"concept": z, "task": y} if kind is SPLINCE else {"concept": z}
+    keep = {"keep": "task"} if kind is SPLINCE else {}
+    return METHODS[kind](moments.update(X, labels), erase="concept", **keep, **again)
+
+
+def same_bits(a: sf.Projection, b: sf.Projection) -> bool:
+    return np.array_equal(a.left, b.left) and np.array_equal(a.right, b.right)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("given", [{"scatter": 0.2}, {"rank": 3}, {"rank": 0}], ids=str)
+def test_each_is_its_method_of_such_moments(kind: Any, given: dict[str, Any], data: Data) -> None:
+    X, y, z = data
+    fitted = kind(**given).fit(X, y, concept=z)
+    assert same_bits(fitted.projection_, by_hand(kind, data, sf.Moments(**given)))
+    if kind in (SPLINCE, LEACE):  # control: the others do not whiten, so it changes their report
+        plain = kind().fit(X, y, concept=z)
+        assert np.abs(plain.projection_.matrix() - fitted.projection_.matrix()).max() > 1e-4
+        assert plain.report_.unseen_distortion is not None
+    assert fitted.report_.unseen_distortion is None
+    assert clone(fitted).get_params() == fitted.get_params()
+    parts = kind(**given)
+    for rows in np.array_split(np.arange(N), 3):
+        parts.partial_fit(X[rows], y[rows], concept=z[rows])
+    # Sums of N rows in another order.
+    np.testing.assert_allclose(
+        parts.projection_.matrix(), fitted.projection_.matrix(), atol=1e5 * EPS
+    )
+
+
+def test_auto_takes_what_the_rows_call_for(data: Data) -> None:
+    X, _, z = data
+    fitted = LEACE(scatter="auto").fit(X, concept=z)
+    assert fitted.moments_.parameters.scatter == 0.25  # 2000 / 4 rows, and 22 * 12 are needed
+    assert 400 < fitted.report_.scatter_rows < 700
+    assert LEACE(scatter="auto").fit(X[:300], concept=z[:300]).moments_.parameters.scatter == 1
+    # Of two folds each has to be enough.
+    chosen = LEACE(scatter="auto", shrinkage="cv").fit(X, concept=z)
+    assert chosen.moments_.parameters.scatter == 0.5
+    assert chosen.report_.unseen_distortion is not None
+
+
+@pytest.mark.parametrize("kind", [SPLINCE, LEACE])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_passes_read_the_same_rows_again(kind: Any, sparse: bool, data: Data) -> None:
+    X, y, z = data
+    weight = np.random.default_rng(1).integers(0, 3, N).astype(float)
+    rows = scipy.sparse.csr_array(X) if sparse else X
+    fitted = kind(rank=2, passes=2).fit(rows, y, concept=z, sample_weight=weight)
+    report = fitted.report_
+    assert report.passes == 2
+    assert report.gain >= 0
+    exact = kind().fit(X, y, concept=z, sample_weight=weight)
+    once = kind(rank=2).fit(rows, y, concept=z, sample_weight=weight)
+    covariance = exact.moments_.covariance(ddof=0)
+
+    def changed(estimator: Any) -> float:
+        removed = np.eye(D) - estimator.projection_.matrix()
+        return float(np.trace(removed @ covariance @ removed.T))
+
+    assert changed(exact) <= changed(fitted) * (1 + 1e6 * EPS)
+    assert changed(fitted) < changed(once)
+    assert report.distortion * np.trace(covariance) == pytest.approx(changed(fitted), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
+def test_sparse_rows_are_their_dense_twins(kind: Any, dtype: Any, data: Data) -> None:
+    X, y, z = data
+    X = np.round(X).astype(dtype) if dtype is np.int64 else X.astype(dtype)
+    eps = float(np.finfo(np.float32 if dtype is np.float32 else np.float64).eps)
+    dense = kind(rank=4).fit(X, y, concept=z)
+    for make in (scipy.sparse.csr_array, scipy.sparse.csr_matrix, scipy.sparse.coo_array):
+        rows = make(X)
+        before = rows.toarray()
+        sparse = kind(rank=4).fit(rows, y, concept=z)
+        clean = sparse.transform(rows)
+        assert type(clean) is np.ndarray
+        assert clean.dtype == (np.float64 if dtype is np.int64 else dtype)
+        assert np.array_equal(clean, sparse.transform(X))  # to the last bit: it is the same map
+        assert np.array_equal(rows.toarray(), before)
+        np.testing.assert_allclose(
+            sparse.projection_.matrix(), dense.projection_.matrix(), atol=1e5 * eps
+        )
+    parts = kind(rank=4)
+    for chosen in np.array_split(np.arange(N), 3):
+        parts.partial_fit(scipy.sparse.csr_array(X[chosen]), y[chosen], concept=z[chosen])
+    np.testing.assert_allclose(
+        parts.projection_.matrix(), dense.projection_.matrix(), atol=1e5 * eps
+    )
+    again = kind.from_moments(
+        parts.moments_, erase="concept", **({"keep": "task"} if kind is SPLINCE else {})
+    )
+    np.testing.assert_array_equal(again.transform(scipy.sparse.csr_array(X)), parts.transform(X))
+
+
+def test_text_in_a_pipeline() -> None:
+    rng = np.random.default_rng(0)
+    z, y = rng.integers(0, 2, (2, 300))
+    words = [
+        [("he", "she")[a], ("sued", "cured")[b], *rng.choice(["the", "old", "day"], 2)]
+        for a, b in zip(z, y, strict=True)
+    ]
+    texts = [" ".join(row) for row in words]
+    pipe = make_pipeline(TfidfVectorizer(), SPLINCE(rank=0), LogisticRegression())
+    pipe.fit(texts, y, splince__concept=z)
+    assert pipe.score(texts, y) == 1.0
+    clean = pipe[:-1].transform(texts)
+    gap = clean[z == 1].mean(axis=0) - clean[z == 0].mean(axis=0)
+    assert np.abs(gap).max() < 1e3 * EPS
+    control = pipe[:1].transform(texts).toarray()
+    assert np.abs(control[z == 1].mean(axis=0) - control[z == 0].mean(axis=0)).max() > 0.1
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def test_sparse_rows_that_cannot_be_used(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, _, z = data
+    rows = scipy.sparse.csr_array(X)
+    for verb in ("fit", "partial_fit"):
+        with pytest.raises(InputError, match=r"[Ss]parse.*rank=0"):
+            getattr(LEACE(), verb)(rows, concept=z)
+    with pytest.raises(InputError, match=r"[Ss]parse"):
+        LEACE().fit(X, concept=z).transform(rows)
+    fitted = LEACE(rank=0).fit(rows, concept=z)
+    with pytest.raises(InputError, match="11 features"):
+        fitted.transform(rows[:, :-1])
+    bad = rows.copy()
+    bad.data[5] = np.nan
+    for use in (lambda: fitted.transform(bad), lambda: LEACE(rank=0).fit(bad, concept=z)):
+        with pytest.raises(sf.NonFiniteError):
+            use()
+    assert fitted.transform(rows[:0]).shape == (0, D)
+    monkeypatch.setattr(base, "total_memory", lambda: N * D * 8 - 1)
+    with pytest.raises(InputError, match=r"dense.*fewer rows.*fold_into"):
+        fitted.transform(rows)
+    assert fitted.transform(rows[1:]).shape == (N - 1, D)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"scatter": 0}, "at most 1"),
+        ({"scatter": 1.5}, "at most 1"),
+        ({"scatter": "half"}, "'auto'"),
+        ({"scatter": None}, "'auto'"),
+        ({"rank": -1}, "rank is -1"),
+        ({"rank": 1.5}, "rank is 1.5"),
+        ({"passes": -1}, "passes is -1"),
+        ({"passes": True}, "passes is True"),
+        ({"passes": 1}, "pass rank, too"),
+        ({"rank": 3, "scatter": 0.5}, "two stand-ins"),
+        ({"rank": 3, "scatter": "auto"}, "two stand-ins"),
+        ({"rank": 3, "shrinkage": "cv"}, r"pass a number in \[0, 1\]"),
+        ({"rank": 3, "shrinkage": "oas"}, r"pass a number in \[0, 1\]"),
+        ({"rank": 3, "shrinkage": "ledoit-wolf"}, r"pass a number in \[0, 1\]"),
+        ({"rank": 3, "solver": "eigh"}, "leave it at 'auto'"),
+        ({"rank": 3, "shrinkage": 0.1, "passes": 1}, "leave one of them out"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", [SPLINCE, LEACE])
+@pytest.mark.parametrize("verb", ["fit", "partial_fit"])
+def test_what_does_not_go_together_is_refused_before_a_row_is_read(
+    kind: Any, verb: str, wrong: dict[str, Any], named: str, data: Data
+) -> None:
+    _, y, z = data
+    with pytest.raises(InputError, match=named):
+        getattr(kind(**wrong), verb)("no data", y, concept=z)
+
+
+def test_what_only_a_whole_fit_knows(data: Data) -> None:
+    X, _, z = data
+    for given, text in (
+        ({"scatter": "auto"}, "pass a number, such as 22"), ({"rank": 0, "passes": 1}, "refine="),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=text):
+            LEACE(**given).partial_fit("no data", concept=z)
+        fitted = LEACE(**given).fit(X, concept=z)
+        with pytest.raises(InputError, match=text):
+            fitted.merge(LEACE(**given).fit(X, concept=z))
+        with pytest.raises(InputError, match=text):
+            LEACE.from_moments(fitted.moments_, erase="concept", **given)
+    for given in ({"scatter": 0.5}, {"rank": 2}):
+        with pytest.raises(InputError, match="pass them to Moments"):
+            LEACE.from_moments(sf.Moments().update(X, {"z": z}), erase="z", **given)
+    for given in ({"scatter": 0.5}, {"rank": 2}):
+        with pytest.raises(InputError, match="leave it out"):
+            LEACE(**given).fit("no data", concept=z, groups=z)
+    groups = np.arange(N) % 7
+    chosen = LEACE(scatter=0.5, shrinkage="cv").fit(X, concept=z, groups=groups)
+    assert chosen.report_.unseen_distortion is not None
+    with pytest.raises(InputError, match=r"48 are needed; pass at least 0\.024, or 'auto'"):
+        LEACE(scatter=0.01).fit(X, concept=z)
