@@ -192,6 +192,18 @@ class Accumulator:
                     raise
             start = stop
 
+    def takes(self, X: Any, labels: Any) -> bool:
+        """Let a single row that is like those that wait join them; False for any other.
+
+        Rows one at a time are the price of a call each: this one asks nothing that is known.
+        """
+        buffer, parameters = self.buffer, self.parameters
+        if buffer is None or parameters.kinds or parameters.joint:
+            return False
+        if labels is not None and type(labels) is not dict:
+            return False
+        return buffer.takes(X, labels or {}, self.variables)
+
     def room(self, rows: Rows) -> int:
         """How many such rows complete a block: those that wait have come before."""
         if self.buffer is not None and self.buffer.filled:

@@ -96,6 +96,10 @@ class ClassSums(Variable):
         for name in fresh:
             self._places[class_key(name)] = len(self._places), name
 
+    def code_of(self, label: ClassName) -> int | None:
+        found = self._places.get(class_key(label))
+        return None if found is None else found[0]
+
     def ask(self, labels: Codes, weight: Float | None) -> Request:
         # Sums are kept only for the classes that occur; code -1 is not counted.
         import splince_fast._kernels.accumulate as kernels
