@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels import spans
 from splince_fast._runtime.arrays import NO_WEIGHT
 from splince_fast._runtime.files import check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
@@ -253,8 +254,6 @@ class ClassSums(Variable):
 
     def span(self) -> Float:
         """(k', d): rows that span Cov(x, z), ddof = 0, in units of deviations; none if constant."""
-        import splince_fast._kernels.spans as spans
-
         return spans.class_span(self.sums, self.weights)
 
     # -- storing ---------------------------------------------------------------------------
