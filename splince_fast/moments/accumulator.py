@@ -198,11 +198,15 @@ class Accumulator:
         Rows one at a time are the price of a call each: this one asks nothing that is known.
         """
         buffer, parameters = self.buffer, self.parameters
-        if buffer is None or parameters.kinds or parameters.joint:
+        if labels is None:
+            labels = {}
+        if buffer is None or type(labels) is not dict or parameters.joint:
             return False
-        if labels is not None and type(labels) is not dict:
+        # A kind of a variable that is not there is an error, and only classes are taken.
+        kinds = parameters.kinds
+        if kinds and ("continuous" in kinds.values() or not kinds.keys() <= labels.keys()):
             return False
-        return buffer.takes(X, labels or {}, self.variables)
+        return buffer.takes(X, labels, self.variables)
 
     def room(self, rows: Rows) -> int:
         """How many such rows complete a block: those that wait have come before."""

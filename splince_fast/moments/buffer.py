@@ -150,11 +150,6 @@ class Buffer:
             or len(labels) != len(self._labels)
         ):
             return False
-        import splince_fast._kernels.apply as kernels
-
-        rows[start] = X[0]
-        if not kernels.squares_finite(rows, start, start + 1):
-            return False
         for name, column in labels.items():
             known = self._labels.get(name)
             if (
@@ -168,6 +163,11 @@ class Buffer:
             if code is None:
                 return False
             known[start] = code
+        import splince_fast._kernels.apply as kernels
+
+        rows[start] = X[0]
+        if not kernels.squares_finite(rows, start, start + 1):
+            return False
         self.filled = start + 1
         return True
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from naive_model import state_bytes
 
-from splince_fast import Moments
+from splince_fast import LabelError, Moments
 from splince_fast.moments import moments as module
 from splince_fast.moments.buffer import Buffer
 
@@ -116,6 +116,7 @@ def test_only_rows_like_those_that_wait_take_the_short_way(
         {"sample_weight": [0.0]},
         {"mask": np.array([False])},
         {"kinds": {"z": "continuous", "y": "classes"}},
+        {"kinds": {"z": "classes"}},
         {"joint": [("z", "y")]},
         {"weights before": True},
     ],
@@ -136,6 +137,16 @@ def test_weights_masks_kinds_and_joint_classes_count_for_a_single_row(
     found = run()
     monkeypatch.setattr(Buffer, "takes", lambda *_: False)
     assert found == run()
+
+
+def test_a_kind_of_a_variable_that_is_not_there_is_told_for_a_single_row() -> None:
+    """Also where no row that waits has a label of it, so that the others look alike."""
+    moments = Moments(kinds={"z": "classes", "w": "classes"})
+    for labels_of in ({"w": [None, None]}, {"w": [None]}):
+        n = len(labels_of["w"])
+        moments.update(np.ones((n, D)), {"z": np.arange(n), **labels_of})
+    with pytest.raises(LabelError, match="kinds names 'w'"):
+        moments.update(row(), {"z": np.array([0])})
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
