@@ -19,7 +19,7 @@ see of them because it varies below the rounding level of S. Hence |P Sz| and |P
 roundings of |P| |S.|, for any factor. The first correction of R, in whitened coordinates, squares
 what rounding in the triangular solves left, and costs no optimality.
 
-Runs without the GIL; failures are status codes.
+Runs without the GIL; failures are status codes. Above 400 lines: the steps share their buffers.
 """
 
 import numpy as np

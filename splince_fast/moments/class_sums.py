@@ -33,7 +33,7 @@ class ClassSums(Variable):
     ) -> None:
         self.width = width
         # Positions by class key, in their order.
-        self._places: dict[Hashable, int] = {}
+        self._places: dict[Any, int] = {}
         self.rows = rows
         self.weights = weights
         self.sums = sums
@@ -70,8 +70,8 @@ class ClassSums(Variable):
         if not classes:
             return None, None
         for key in places:
-            first = _name_of(key)
-            if type(first) is not type(classes[0]):
+            if (key[0] if type(key[0]) is type else tuple) is not type(classes[0]):
+                first = _name_of(key)
                 raise LabelError(
                     f"the classes of {name!r} were of type {type(first).__name__} in earlier "
                     f"blocks (such as {first!r}) and are of type {type(classes[0]).__name__} in "
