@@ -107,7 +107,7 @@ class Projection:
         self._left, self._right, self._mean, self._shift = left, right, mean, shift
         self._method, self._report = method, report
         for array in (left, right, mean, shift):
-            array.flags.writeable = False
+            array.setflags(write=False)
 
     def _factors(self) -> Factors:
         return Factors(self._left, self._right, self._mean, self._shift)

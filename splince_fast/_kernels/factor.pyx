@@ -17,7 +17,7 @@ it. Above 400 lines: the kinds of factor share the helpers.
 import numpy as np
 
 from libc.math cimport fabs, sqrt
-from libc.stdlib cimport qsort
+from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memcpy, memset
 from scipy.linalg cimport cython_blas, cython_lapack
 
@@ -33,6 +33,10 @@ STATUS_RANK_DEFICIENT = RANK_DEFICIENT
 cdef enum:
     SMALL = 64
 
+# Multiplications up to which a product takes less time than calling BLAS for it.
+cdef enum:
+    FEW = 128
+
 cdef double ONE = 1.0
 cdef double ZERO = 0.0
 
@@ -42,22 +46,47 @@ cdef struct Sized:
     int row
 
 
+cdef double dot(const double* a, const double* b, Py_ssize_t n) noexcept nogil:
+    """a^T b, by four sums: one would wait for each addition."""
+    cdef Py_ssize_t i
+    cdef double s = 0.0, t = 0.0, u = 0.0, v = 0.0
+    for i in range(n // 4):
+        s += a[4 * i] * b[4 * i]
+        t += a[4 * i + 1] * b[4 * i + 1]
+        u += a[4 * i + 2] * b[4 * i + 2]
+        v += a[4 * i + 3] * b[4 * i + 3]
+    for i in range(n // 4 * 4, n):
+        s += a[i] * b[i]
+    return (s + t) + (u + v)
+
+
 cdef void gemm(char* ta, char* tb, int m, int n, int k, double alpha, double* a, int lda,
                double* b, int ldb, double beta, double* c, int ldc) noexcept nogil:
     """c := alpha op(a) op(b) + beta c."""
+    cdef Py_ssize_t i, j, l, a_row = 1, a_column = lda, b_row = 1, b_column = ldb
+    cdef bint dots = ta[0] == c'T' and tb[0] == c'N'
+    cdef double total
     if m > 0 and n > 0:
-        if k > 0:
+        if k > 0 and <Py_ssize_t>m * n * k <= FEW:
+            if ta[0] == c'T':
+                a_row, a_column = lda, 1
+            if tb[0] == c'T':
+                b_row, b_column = ldb, 1
+            for j in range(n):
+                for i in range(m):
+                    total = dot(a + i * a_row, b + j * b_column, k) if dots else 0.0
+                    for l in range(0 if dots else k):
+                        total += a[i * a_row + l * a_column] * b[l * b_row + j * b_column]
+                    total *= alpha
+                    c[j * ldc + i] = total if beta == 0.0 else total + beta * c[j * ldc + i]
+        elif k > 0:
             blas.active.dgemm(ta, tb, &m, &n, &k, &alpha, a, &lda, b, &ldb, &beta, c, &ldc)
         elif beta == 0.0:
             memset(c, 0, sizeof(double) * <size_t>ldc * n)
 
 
 cdef double sum_of_squares(const double* a, Py_ssize_t n) noexcept nogil:
-    cdef Py_ssize_t i
-    cdef double total = 0.0
-    for i in range(n):
-        total += a[i] * a[i]
-    return total
+    return dot(a, a, n)
 
 
 cdef void scale_rows(const double* weight, double* b, int d, int k) noexcept nogil:
@@ -609,13 +638,17 @@ def dense(
     cdef int[::1] iwork
     cdef Factor f = blank(CHOLESKY, d, memory)
     f.tolerance = tolerance
-    work = np.empty(d * d if d <= SMALL else 4 * d)  # the last d are for the integers of LAPACK
+    # The last d are for the integers of LAPACK.
+    cdef double* scratch = <double*>malloc(sizeof(double) * (d * d if d <= SMALL else 4 * d))
+    if scratch == NULL:
+        raise MemoryError("no memory for the condition of a covariance")
     with nogil:
         f.constants = equilibrate(&scatter[0, 0], &mean[0], per_weight, ridge, constant, f)
         short = max_rank < d - f.constants
         if not (force_eigh or short):
             blas.active.dpotrf(b"L", &d, f.c, &d, &info)
-            f.smallest = inverse_size(f, &work[0]) if info == 0 else 0.0
+            f.smallest = inverse_size(f, scratch) if info == 0 else 0.0
+    free(scratch)
     deficient = short or f.smallest <= tolerance
     if not (force_eigh or deficient):
         return f

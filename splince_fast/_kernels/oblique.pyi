@@ -5,8 +5,8 @@ from splince_fast._kernels.factor import Factor
 
 def oblique(
     factor: Factor,
-    spans: NDArray[float64],
-    kz: int,
+    erased: NDArray[float64],
+    kept: NDArray[float64],
     *,
     noise: float,
     relative: float,

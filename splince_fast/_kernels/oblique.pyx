@@ -19,12 +19,13 @@ see of them because it varies below the rounding level of S. Hence |P Sz| and |P
 roundings of |P| |S.|, for any factor. The first correction of R, in whitened coordinates, squares
 what rounding in the triangular solves left, and costs no optimality.
 
-Runs without the GIL; failures are status codes.
+Runs without the GIL; failures are status codes. Above 400 lines: the steps share their buffers.
 """
 
 import numpy as np
 
 from libc.math cimport INFINITY, fabs, sqrt
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 from scipy.linalg cimport cython_blas, cython_lapack
 
@@ -113,6 +114,11 @@ cdef int renew(int d, int r, double* left, double* right, double* K, double* inv
     """right := right K^-T with K = right^T left, so that right^T left = I."""
     cdef int info = 0, i
     gemm(b"T", b"N", r, r, d, 1.0, right, d, left, d, 0.0, K, r)
+    if r == 1:
+        inverse[0] = 1.0 / K[0] if K[0] != 0.0 else 0.0
+        for i in range(d):
+            right[i] *= inverse[0]
+        return OK if K[0] != 0.0 else SINGULAR
     for i in range(r * r):
         inverse[i] = 0.0
     for i in range(r):
@@ -156,14 +162,14 @@ cdef double spectral_norm(int d, int r, const double* right, const double* scale
     return sqrt(max(0.0, work[r - 1]))
 
 
-def oblique(Factor factor, const double[:, ::1] spans, int kz, *, double noise, double relative,
-            double drop_below, bint may_drop):
-    """The oblique projection that erases the first `kz` rows of `spans` and keeps the others.
+def oblique(Factor factor, const double[:, ::1] erased, const double[:, ::1] kept, *, double noise,
+            double relative, double drop_below, bint may_drop):
+    """The oblique projection that erases the rows of one span and keeps those of another.
 
     Parameters
     ----------
     factor : Factor
-    spans : (k, d) float64
+    erased, kept : (kz, d), (k - kz, d) float64
         Cross-covariances in units of the variables' standard deviations; read only.
     noise, relative : rounding level of whitened spans; ranks are also relative to the largest
     drop_below : kept directions at an angle with a sine below this are given up
@@ -178,7 +184,7 @@ def oblique(Factor factor, const double[:, ::1] spans, int kz, *, double noise, 
         the directions above `noise`, in units of D), amplification (1 / the smallest sine), spread
         (the larger of the condition numbers of the two parts of whitened, within their ranks).
     """
-    cdef int d = factor.width, k = <int>spans.shape[0], ky = k - kz
+    cdef int d = factor.width, kz = <int>erased.shape[0], ky = <int>kept.shape[0], k = kz + ky
     cdef int mz = min(d, kz), my = min(d, ky)
     cdef int rz = 0, ry = 0, status = OK, n_drop, info = 0, i, n_cos = 0, dropped = 0
     cdef double tol_sine = 0.0, distortion = 0.0, distortion_unkept = 0.0, size = 0.0
@@ -188,10 +194,9 @@ def oblique(Factor factor, const double[:, ::1] spans, int kz, *, double noise, 
     # Scratch of the decompositions, of all shapes that occur below.
     cdef int widest = max(mz, my, 1), tall = max(d, k, 1), squared = widest * widest
     cdef int lwork = 6 * squared + 80 * widest + 68 * tall
-    cdef double[::1] work = np.empty(
-        lwork + 5 * squared + 2 * widest + (2 * k + 3 * mz + 4 * my) * d + mz * kz + my * ky
-        + factor.scratch(max(k, mz + my)) + 9 * widest + 1)
-    cdef int* iwork = <int*>(&work[0] + work.shape[0] - 9 * widest)
+    cdef size_t size_work = (
+        lwork + 5 * squared + 2 * widest + (2 * k + 3 * mz + 4 * my) * <size_t>d + mz * kz + my * ky
+        + factor.scratch(max(k, mz + my)) + 1)
 
     whitened_a = np.empty((k, d))
     factors_a = np.empty((2, mz, d))
@@ -200,8 +205,15 @@ def oblique(Factor factor, const double[:, ::1] spans, int kz, *, double noise, 
     cdef double[:, :, ::1] factors = factors_a
     cdef double[::1] values = values_a
 
+    if factor.n_noise > factor.admitted:
+        factor.prepare_kernel()
+    cdef double* work = <double*>malloc(sizeof(double) * (size_work + 9 * widest))
+    if work == NULL:
+        raise MemoryError("no memory for the decompositions of a solve")
+    cdef int* iwork = <int*>(work + size_work)
+
     # Columns of length d, or small squares, one after another in the pool.
-    cdef double* small = &work[lwork]                       # coefficients of Qz in Qy, and spare,
+    cdef double* small = work + lwork                       # coefficients of Qz in Qy, and spare,
     cdef double* M = small + squared                        # the same, kept
     cdef double* Y = M + squared                            # and their decompositions
     cdef double* Vn = Y + squared
@@ -224,21 +236,22 @@ def oblique(Factor factor, const double[:, ::1] spans, int kz, *, double noise, 
     cdef double* cosines = sigma_y + my
     cdef double* left = &factors[0, 0, 0] if mz else NULL
     cdef double* right = &factors[1, 0, 0] if mz else NULL
-    cdef const double* first = &spans[0, 0] if k else NULL
+    cdef const double* Sz = &erased[0, 0] if kz else NULL
+    cdef const double* Sy = &kept[0, 0] if ky else NULL
     cdef double* white = &whitened[0, 0] if k else NULL
 
-    factor.prepare_kernel()
     with nogil:
         # 1. Bases of what is erased and kept, in whitened coordinates: A, B; Qz, Qy; Cz, Cy.
-        memcpy(white, first, sizeof(double) * <size_t>d * k)
+        memcpy(white, Sz, sizeof(double) * <size_t>d * kz)
+        memcpy(white + <Py_ssize_t>kz * d, Sy, sizeof(double) * <size_t>d * ky)
         factor.whiten_columns(white, k, scratch)
         for i in range(mz):
             sines[i] = 1.0
-        status = basis(d, kz, first, white, noise, relative, sigma_z, Qz, Cz, vt_z, &work[0], lwork,
-                       iwork, &rz, &cut_z)
+        status = basis(d, kz, Sz, white, noise, relative, sigma_z, Qz, Cz, vt_z, work, lwork, iwork,
+                       &rz, &cut_z)
         if status == OK:
-            status = basis(d, ky, first + <Py_ssize_t>kz * d, white + <Py_ssize_t>kz * d, noise,
-                           relative, sigma_y, Qy, Cy, vt_y, &work[0], lwork, iwork, &ry, &cut_y)
+            status = basis(d, ky, Sy, white + <Py_ssize_t>kz * d, noise, relative, sigma_y, Qy, Cy,
+                           vt_y, work, lwork, iwork, &ry, &cut_y)
     cdef int rank_kept = ry
 
     # 2. Principal angles; kept directions too close to the erased ones are given up or refused.
@@ -253,10 +266,10 @@ def oblique(Factor factor, const double[:, ::1] spans, int kz, *, double noise, 
                 if dropped == 0:
                     n_cos = min(rz, ry)
                     memcpy(small, M, sizeof(double) * <size_t>ry * rz)
-                    status = svd(ry, rz, small, cosines, Y, Vn, &work[0], lwork, iwork)
+                    status = svd(ry, rz, small, cosines, Y, Vn, work, lwork, iwork)
                     if status != OK:
                         break
-                status = svd(d, rz, N, sines, Un, Vn, &work[0], lwork, iwork)
+                status = svd(d, rz, N, sines, Un, Vn, work, lwork, iwork)
                 if status != OK:
                     break
                 n_drop = 0
@@ -272,7 +285,7 @@ def oblique(Factor factor, const double[:, ::1] spans, int kz, *, double noise, 
                 # in ascending order: rotate the basis and let go of the last n_drop.
                 dropped += n_drop
                 gemm(b"N", b"T", ry, ry, rz, 1.0, M, ry, M, ry, 0.0, Y, ry)
-                cython_lapack.dsyev(b"V", b"L", &ry, Y, &ry, Vn, &work[0], &lwork, &info)
+                cython_lapack.dsyev(b"V", b"L", &ry, Y, &ry, Vn, work, &lwork, &info)
                 if info != 0:
                     status = NO_CONVERGENCE
                     break
@@ -310,17 +323,17 @@ def oblique(Factor factor, const double[:, ::1] spans, int kz, *, double noise, 
                 gemm(b"N", b"N", d, rz, rz, 1.0, left, d, small, rz, 0.0, spare, d)
                 distortion = sum_of_squares(spare, <Py_ssize_t>d * rz)
                 status = balanced(factor, rz, ry, Cz, Cy, Vn, R, left, right, K, tau, spare, small,
-                                  &work[0], lwork, iwork)
+                                  work, lwork, iwork)
             if status == OK:
-                size = spectral_norm(d, rz, right, factor.scale, spare, small, &work[0],
-                                     lwork - rz)
+                size = spectral_norm(d, rz, right, factor.scale, spare, small, work, lwork - rz)
                 residual_z = relative_residual(d, rz, rz, left, right, Cz, sigma_z, False,
                                                factor.inverse, small, spare)
                 # Where directions were dropped the others are mixtures: weigh them alike.
                 for i in range(my):
                     work[i] = 1.0 if dropped else sigma_y[i]
-                residual_y = relative_residual(d, rz, ry, left, right, Cy, &work[0], True,
+                residual_y = relative_residual(d, rz, ry, left, right, Cy, work, True,
                                                factor.inverse, small, spare)
+    free(work)
     if status != OK:
         rz = rz if status == INFEASIBLE else 0
     cdef double sine = 1.0, spread = 1.0

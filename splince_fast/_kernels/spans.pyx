@@ -3,6 +3,7 @@
 import numpy as np
 
 from libc.math cimport fabs, sqrt
+from libc.stdlib cimport calloc, free
 
 cdef double EPS = 2.220446049250313e-16
 # A column whose deviation is within so many roundings of its mean is constant but for rounding;
@@ -33,9 +34,10 @@ def class_span(double[:, ::1] sums, double[::1] weights):
     if present < 2:
         return np.zeros((0, d))
     span_a = np.empty((present - 1, d))
-    total_a = np.zeros(d)
     cdef double[:, ::1] span = span_a
-    cdef double[::1] total = total_a
+    cdef double* total = <double*>calloc(d, sizeof(double))
+    if total == NULL:
+        raise MemoryError("no memory for the sum over the classes")
     with nogil:
         for c in range(k):
             for j in range(d):
@@ -48,6 +50,7 @@ def class_span(double[:, ::1] sums, double[::1] weights):
             for j in range(d):
                 span[row, j] = factor * (sums[c, j] - share * total[j])
             row += 1
+    free(total)
     return span_a
 
 

@@ -12,6 +12,18 @@ from splince_fast.exceptions import SplinceError
 
 T = TypeVar("T")
 
+# Changes in a forked child. Cheaper to look at than the number of the process, a system call.
+_process = object()
+
+
+def _note_fork() -> None:
+    global _process
+    _process = object()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
 
 class Settling(Protocol):
     """What is read: it may have to be settled first, while nobody else reads."""
@@ -37,7 +49,7 @@ class ReadersWriterLock:
         "_depth",
         "_message",
         "_mutex",
-        "_pid",
+        "_process",
         "_readers",
         "_waiting",
         "_writer",
@@ -58,11 +70,11 @@ class ReadersWriterLock:
         self._mutex = threading.Lock()  # of the parent it may have been copied locked
         self._changed = threading.Condition(self._mutex)
         self._waiting = 0
-        self._pid = os.getpid()
+        self._process = _process
 
     def __enter__(self) -> None:
         """Begin to write; the caller defers interrupts."""
-        if self._pid != os.getpid():
+        if self._process is not _process:
             self._belong_to_this_process()
         me = threading.get_ident()
         with self._mutex:
@@ -72,11 +84,11 @@ class ReadersWriterLock:
             self._depth += 1
 
     def __exit__(self, *exception: object) -> None:
-        # Nobody waits for a writer: whoever meets one gets an error.
-        with self._mutex:
-            self._depth -= 1
-            if not self._depth:
-                self._writer = None
+        # Nobody waits for a writer: whoever meets one gets an error. Others read `_writer` alone,
+        # so that the last step, a single one, needs no mutex.
+        self._depth -= 1
+        if not self._depth:
+            self._writer = None
 
     def reading(
         self, source: Settling | None = None, view: Callable[[Any], T] | None = None
@@ -86,7 +98,7 @@ class ReadersWriterLock:
 
     def begin_to_read(self, source: Settling | None) -> None:
         """Count this thread among the readers; the caller defers interrupts."""
-        if self._pid != os.getpid():
+        if self._process is not _process:
             self._belong_to_this_process()
         me = threading.get_ident()
         with self._mutex:

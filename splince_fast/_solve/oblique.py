@@ -92,20 +92,21 @@ class Solution(NamedTuple):
         return tolerances.residual(self.whitened.shape[1], self.spread, self.size)
 
 
-def oblique(factor: Factor, spans: Float, n_erased: int, options: Options) -> Solution:
-    """Erase the first `n_erased` rows of `spans`, (k, d), and keep the others.
+def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> Solution:
+    """Erase the rows of `span_z`, (kz, d), and keep those of `span_y`, (ky, d).
 
     The equations stand in the header of the kernel. Directions of the factor's noise space in
     which the spans have a trace are admitted to the support first.
     """
     if factor.n_noise:
-        factor = factor.admit(spans)
-    d, whitened = factor.width, factor.solver != "none"
+        factor = factor.admit(np.concatenate([span_z, span_y]))
+    d, solver = factor.width, factor.solver
+    whitened = solver != "none"
     if whitened:
         noise = tolerances.noise(d, factor.smallest)
     else:
         noise = tolerances.noise_unwhitened(factor.variance)
-    facts = (factor.solver, factor.rank, factor.admitted, factor.variance, factor.inverse_scale)
+    facts = (solver, factor.rank, factor.admitted, factor.variance, factor.inverse_scale)
     if factor.status != status.STATUS_OK:
         none, flat = np.empty((0, d)), np.empty(0)
         return Solution(
@@ -114,8 +115,8 @@ def oblique(factor: Factor, spans: Float, n_erased: int, options: Options) -> So
         )  # fmt: skip
     found = kernels.oblique(
         factor,
-        spans,
-        n_erased,
+        span_z,
+        span_y,
         noise=noise,
         relative=tolerances.relative(d, options.rank_tol),
         drop_below=options.drop_below,

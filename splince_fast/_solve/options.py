@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import numpy as np
@@ -239,6 +239,7 @@ def options_of(method: str) -> dict[str, Option]:
 
 
 _DECLARED = tuple(OPTIONS.values())
+_DEFAULTS = tuple(option.default for option in _DECLARED)
 _values = attrgetter(*OPTIONS)
 
 
@@ -257,9 +258,11 @@ class Options:
     solver: str = "auto"
 
     def __post_init__(self) -> None:
-        for value, option in zip(_values(self), _DECLARED, strict=True):
-            if value is not option.default:
-                option.check(value)
+        values = _values(self)
+        if not all(map(is_, values, _DEFAULTS)):
+            for value, option in zip(values, _DECLARED, strict=True):
+                if value is not option.default:
+                    option.check(value)
 
     @property
     def drop_below(self) -> float:

@@ -96,6 +96,9 @@ def read_column(values: Any, name: str, kind: str | None) -> Raw:
     """Read any container."""
     if isinstance(values, np.ndarray):
         return _read_array(values, name)
+    declared = _read_declared(values, name)
+    if declared is not None:
+        return declared
     if isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray):
         return _read_sequence(list(values), name)
     if isinstance(values, Mapping | Set):
@@ -167,6 +170,9 @@ def _read_series(series: Any, name: str) -> Raw:
     """Read a narwhals Series."""
     import narwhals.stable.v2 as nw
 
+    declared = _read_declared(series.to_native(), name)
+    if declared is not None:
+        return declared
     dtype = series.dtype
     if dtype.is_temporal():
         refuse(name, _TIME)
@@ -185,12 +191,47 @@ def _read_series(series: Any, name: str) -> Raw:
             return Raw(codes, categories=_declared(native.cat.categories, name))
         if series.implementation.is_pyarrow():  # a dictionary encodes, it declares nothing
             return _read_series(_tabular(native.cast(native.type.value_type), name), name)
-        if dtype == nw.Enum:
-            position: dict[Any, int] = {c: i for i, c in enumerate(dtype.categories)}
-            position[None] = -1
-            codes = np.array([position[value] for value in series.to_list()], dtype=np.intp)
-            return Raw(codes, categories=tuple(dtype.categories))
     return _read_sequence(series.to_list(), name)
+
+
+def _read_declared(values: Any, name: str) -> Raw | None:
+    """Read a pandas categorical or a polars Enum by its own codes; None for anything else.
+
+    Through narwhals each look at the dtype of an Enum would hash its categories.
+    """
+    module = type(values).__module__.partition(".")[0]
+    if module not in ("pandas", "polars") or type(values).__name__ not in _CATEGORICALS:
+        return None
+    dtype = values.dtype
+    if module == "pandas":
+        if type(dtype).__name__ != "CategoricalDtype":
+            return None
+        array = getattr(values, "array", values)
+        return Raw(array.codes, categories=_declared(array.categories, name))
+    if type(dtype).__name__ != "Enum":
+        return None
+    codes = values.to_physical().cast(sys.modules["polars"].Int64).fill_null(-1)
+    return Raw(codes.to_numpy(), categories=_enumerated(dtype.categories))
+
+
+_CATEGORICALS = frozenset({"Series", "Categorical", "CategoricalIndex"})
+# Categories of the latest Enums with their names, by their number and the last of them. polars
+# makes new ones at each look: they are compared, which is faster than reading them.
+_names_of_enum: dict[tuple[int, str], tuple[Any, tuple[ClassName, ...]]] = {}
+_MOST_ENUMS = 16
+
+
+def _enumerated(categories: Any) -> tuple[ClassName, ...]:
+    """Class names of the categories of an Enum, a polars Series; the same object for equal ones."""
+    if not len(categories):
+        return ()
+    key = len(categories), categories[-1]
+    found = _names_of_enum.get(key)
+    if found is None or not found[0].equals(categories):
+        if len(_names_of_enum) >= _MOST_ENUMS:
+            _names_of_enum.clear()
+        found = _names_of_enum[key] = categories, tuple(categories.to_list())
+    return found[1]
 
 
 # Class names of the categories of pandas, by the id of the Index that holds them.

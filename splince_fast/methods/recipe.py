@@ -94,14 +94,13 @@ class Recipe(NamedTuple):
             span_z = span_of(known, self.erase, "erase", whitened)
             span_y = span_of(known, self.keep, "keep", whitened)
             share = known.share(options) if whitened else 0.0
-            spans = np.concatenate([span_z.rows, span_y.rows]) if span_y.names else span_z.rows
             passes = gain = None
             if self.refinement is None:
                 factor = known.factored(options, share, memory) if whitened else known.identity()
             else:
                 passes = self.refinement.passes
-                factor, gain = self.refinement.factor(known, spans, len(span_z.rows), options)
-            solution = oblique(factor, spans, len(span_z.rows), options)
+                factor, gain = self.refinement.factor(known, span_z.rows, span_y.rows, options)
+            solution = oblique(factor, span_z.rows, span_y.rows, options)
             if solution.status != STATUS_OK:
                 _refuse(solution, span_z.names, span_y.names, method, options)
             distortion, unkept = solution.distortion, solution.distortion_unkept
@@ -112,7 +111,7 @@ class Recipe(NamedTuple):
                 distortion, excess = _change(known, solution, bool(share))
                 if (solution.admitted or sampled is not None) and span_y.names:
                     # Nor is LEACE's then what the factor says.
-                    plain = oblique(factor, span_z.rows, len(span_z.rows), options)
+                    plain = oblique(factor, span_z.rows, span_y.rows[:0], options)
                     unkept = _change(known, plain, bool(share))[0]
             if not span_y.names:
                 unkept = distortion

@@ -59,7 +59,7 @@ class Refinement:
         return cls(as_source(source), int(passes))
 
     def factor(
-        self, known: Live | Factored, spans: Float, n_erased: int, options: Options
+        self, known: Live | Factored, span_z: Float, span_y: Float, options: Options
     ) -> tuple[Factor, float]:
         """The factor of the last pass, and by how much that lowered the distortion, relatively.
 
@@ -83,7 +83,8 @@ class Refinement:
         first = known.factored(options, known.share(options), None)
         metric, sketch = known.metric, known.sketch
         inverse = first.inverse_scale
-        spans = np.where(inverse > 0, spans, 0.0)
+        spans = np.where(inverse > 0, np.concatenate([span_z, span_y]), 0.0)
+        n_erased = len(span_z)
         parts = [first.solve(np.ascontiguousarray(spans)), spans]
         if metric.rank:
             parts.append(spans * inverse**2)
@@ -93,7 +94,7 @@ class Refinement:
 
         def change(span: Span) -> tuple[Factor, float]:
             factor = span.factor(metric, first.smallest)
-            solution = oblique(factor, spans, n_erased, options)
+            solution = oblique(factor, spans[:n_erased], spans[n_erased:], options)
             return factor, solution.distortion if solution.status == STATUS_OK else np.inf
 
         before = change(Span(columns[:k], images[:k]))[1]

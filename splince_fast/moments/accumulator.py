@@ -192,6 +192,22 @@ class Accumulator:
                     raise
             start = stop
 
+    def takes(self, X: Any, labels: Any) -> bool:
+        """Let a single row that is like those that wait join them; False for any other.
+
+        Rows one at a time are the price of a call each: this one asks nothing that is known.
+        """
+        buffer, parameters = self.buffer, self.parameters
+        if labels is None:
+            labels = {}
+        if buffer is None or type(labels) is not dict or parameters.joint:
+            return False
+        # A kind of a variable that is not there is an error, and only classes are taken.
+        kinds = parameters.kinds
+        if kinds and ("continuous" in kinds.values() or not kinds.keys() <= labels.keys()):
+            return False
+        return buffer.takes(X, labels, self.variables)
+
     def room(self, rows: Rows) -> int:
         """How many such rows complete a block: those that wait have come before."""
         if self.buffer is not None and self.buffer.filled:

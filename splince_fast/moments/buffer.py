@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 
 from splince_fast.labels import VariableName
 from splince_fast.moments.block import buffer_rows
-from splince_fast.moments.variable import Labels
+from splince_fast.moments.variable import Labels, Variable
 
 Float = NDArray[np.float64]
 
 _PART_BYTES = 1 << 20
+# Kinds of dtype of which a single entry is the name of its class.
+_NAMING = frozenset("biuU")
 
 
 @dataclass(slots=True)
@@ -129,6 +131,45 @@ class Buffer:
                 known = self._labels[name]
                 known[start:stop] = _blank(known)
         self.filled = stop
+
+    def takes(self, X: Any, labels: Any, variables: Mapping[VariableName, Variable]) -> bool:
+        """Append a single row that is like those that wait; False, unchanged, for any other.
+
+        It skips what `append` is preceded by, as nothing is left to find out: the row has the
+        width and dtype of the others, its squares have a finite sum, and its labels are known
+        classes of the same variables. Room for one more stays, so that no block is complete. What
+        is written from `filled` on is nothing yet.
+        """
+        rows, start = self.rows, self.filled
+        if (
+            not 0 < start < len(rows) - 1
+            or type(X) is not np.ndarray
+            or X.shape != (1, self._width)
+            or X.dtype != rows.dtype
+            or self._weight is not None
+            or len(labels) != len(self._labels)
+        ):
+            return False
+        for name, column in labels.items():
+            known = self._labels.get(name)
+            if (
+                known is None
+                or type(column) is not np.ndarray
+                or column.shape != (1,)
+                or column.dtype.kind not in _NAMING
+            ):
+                return False
+            code = variables[name].code_of(column.item())
+            if code is None:
+                return False
+            known[start] = code
+        import splince_fast._kernels.apply as kernels
+
+        rows[start] = X[0]
+        if not kernels.squares_finite(rows, start, start + 1):
+            return False
+        self.filled = start + 1
+        return True
 
     def contents(self) -> LabelledRows:
         """What waits, as views."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels import spans
 from splince_fast._runtime.arrays import NO_WEIGHT
 from splince_fast._runtime.files import check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
@@ -21,7 +23,7 @@ Int = NDArray[np.int64]
 class ClassSums(Variable):
     """Sums per class. Arrays grow along their first axis when rows of new classes are added."""
 
-    __slots__ = ("_looked_up", "_places", "rows", "sums", "weights", "width")
+    __slots__ = ("_begun", "_looked_up", "_places", "rows", "sums", "weights", "width")
 
     kind = "classes"
     blank = -1
@@ -30,13 +32,15 @@ class ClassSums(Variable):
         self, width: int, names: list[ClassName], rows: Int, weights: Float, sums: Float
     ) -> None:
         self.width = width
-        # One container, so that a name and its position appear together; in order of position.
-        self._places: dict[tuple[Any, ...], tuple[int, ClassName]] = {}
+        # Positions by class key, in their order.
+        self._places: dict[Any, int] = {}
         self.rows = rows
         self.weights = weights
         self.sums = sums
-        # The classes that the last block declared, and their positions, -1 behind them.
+        # The classes that the last block declared, and their positions, -1 behind them; the same
+        # of a block that brings new names, with these, until they are learned.
         self._looked_up: tuple[tuple[ClassName, ...], Codes] | None = None
+        self._begun: tuple[tuple[ClassName, ...], Codes, list[ClassName]] | None = None
         self.learn(names)
 
     @classmethod
@@ -47,7 +51,7 @@ class ClassSums(Variable):
     @property
     def names(self) -> list[ClassName]:
         """Names of the classes, in the order of the sums."""
-        return [name for _, name in self._places.values()]
+        return [_name_of(key) for key in self._places]
 
     # -- filling ---------------------------------------------------------------------------
 
@@ -65,8 +69,9 @@ class ClassSums(Variable):
         classes, places = column.classes, self._places
         if not classes:
             return None, None
-        for _, first in places.values():
-            if type(first) is not type(classes[0]):
+        for key in places:
+            if (key[0] if type(key[0]) is type else tuple) is not type(classes[0]):
+                first = _name_of(key)
                 raise LabelError(
                     f"the classes of {name!r} were of type {type(first).__name__} in earlier "
                     f"blocks (such as {first!r}) and are of type {type(classes[0]).__name__} in "
@@ -78,23 +83,29 @@ class ClassSums(Variable):
             # Equal tuples of joint classes may hold True in place of 1.
             if before is classes or (before == classes and type(classes[0]) is not tuple):
                 return lookup.take(column.codes, mode="wrap"), None
-        fresh: list[ClassName] = []
         # -1, a missing label, picks the last entry.
         lookup = np.full(len(classes) + 1, -1, np.intp)
-        for i, known in enumerate(classes):
-            found = places.get(class_key(known))
-            if found is None:
-                lookup[i] = len(places) + len(fresh)
-                fresh.append(known)
-            else:
-                lookup[i] = found[0]
-        if not fresh:
+        if places:
+            known = map(places.get, _keys(classes), repeat(-1))
+            lookup[:-1] = np.fromiter(known, np.intp, len(classes))
+        unknown = np.flatnonzero(lookup[:-1] < 0)
+        lookup[unknown] = np.arange(len(places), len(places) + len(unknown))
+        fresh = [classes[i] for i in unknown.tolist()]
+        if fresh:
+            self._begun = classes, lookup, fresh
+        else:
             self._looked_up = classes, lookup
         return lookup.take(column.codes, mode="wrap"), fresh or None
 
     def learn(self, fresh: list[ClassName]) -> None:
-        for name in fresh:
-            self._places[class_key(name)] = len(self._places), name
+        start = len(self._places)
+        self._places.update(zip(_keys(fresh), range(start, start + len(fresh)), strict=True))
+        if self._begun is not None and self._begun[2] is fresh:
+            self._looked_up = self._begun[:2]
+        self._begun = None
+
+    def code_of(self, label: ClassName) -> int | None:
+        return self._places.get(class_key(label))
 
     def ask(self, labels: Codes, weight: Float | None) -> Request:
         # Sums are kept only for the classes that occur; code -1 is not counted.
@@ -113,11 +124,7 @@ class ClassSums(Variable):
         room = size - len(self.rows)
         grown = None
         if room > 0:
-            grown = (
-                np.concatenate([self.rows, np.zeros(room, np.int64)]),
-                np.concatenate([self.weights, np.zeros(room)]),
-                np.concatenate([self.sums, np.zeros((room, self.width))]),
-            )
+            grown = self._padded(size)
         return Request(codes, n_present, None, (present, rows, weights, grown))
 
     def commit(self, request: Request, class_sums: Float, products: Float) -> None:
@@ -152,7 +159,7 @@ class ClassSums(Variable):
         other = cast(ClassSums, other)
         theirs = other.names
         if self._places and theirs:
-            known = next(iter(self._places.values()))[1]
+            known = _name_of(next(iter(self._places)))
             if type(known) is not type(theirs[0]):
                 raise IncompatibleMomentsError(
                     f"the classes of {name!r} are of type {type(known).__name__} on one side and "
@@ -203,7 +210,7 @@ class ClassSums(Variable):
 
     def positions(self, names: list[ClassName]) -> NDArray[np.intp]:
         """Where classes that are all known stand in the order of the sums."""
-        return np.array([self._places[class_key(c)][0] for c in names], np.intp)
+        return np.array([self._places[key] for key in _keys(names)], np.intp)
 
     def in_order(self, names: list[ClassName]) -> ClassSums:
         """The same sums with their classes in this order, which may name classes without rows."""
@@ -212,7 +219,7 @@ class ClassSums(Variable):
         result.rows, result.weights, result.sums = result._padded()
         rows, weights, sums = self._padded()
         for name, position in zip(self.names, range(len(rows)), strict=True):
-            there = result._places[class_key(name)][0]
+            there = result._places[class_key(name)]
             result.rows[there] = rows[position]
             result.weights[there] = weights[position]
             result.sums[there] = sums[position]
@@ -249,22 +256,22 @@ class ClassSums(Variable):
 
     def span(self) -> Float:
         """(k', d): rows that span Cov(x, z), ddof = 0, in units of deviations; none if constant."""
-        import splince_fast._kernels.spans as spans
-
         return spans.class_span(self.sums, self.weights)
 
     # -- storing ---------------------------------------------------------------------------
 
-    def _padded(self) -> tuple[Int, Float, Float]:
-        """The sums with zeros for the classes that only waiting rows have."""
-        fresh = len(self._places) - len(self.rows)
-        if not fresh:
+    def _padded(self, size: int | None = None) -> tuple[Int, Float, Float]:
+        """The sums with zeros for the classes that only waiting rows have, or for `size` classes.
+
+        Memory that nobody writes to is none: most of many declared classes may never occur.
+        """
+        size = len(self._places) if size is None else size
+        if size == len(self.rows):
             return self.rows, self.weights, self.sums
-        return (
-            np.concatenate([self.rows, np.zeros(fresh, np.int64)]),
-            np.concatenate([self.weights, np.zeros(fresh)]),
-            np.concatenate([self.sums, np.zeros((fresh, self.width))]),
-        )
+        padded = np.zeros(size, np.int64), np.zeros(size), np.zeros((size, self.width))
+        for to, known in zip(padded, (self.rows, self.weights, self.sums), strict=True):
+            to[: len(known)] = known
+        return padded
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         return dict(zip(("rows", "weights", "sums"), self._padded(), strict=True))
@@ -288,3 +295,15 @@ class ClassSums(Variable):
         if n_rows and (labels.min() < -1 or labels.max() >= self.n_columns):
             raise FileFormatError(f"the tensor {key!r} names a class that does not exist")
         return labels.astype(np.intp)
+
+
+def _keys(names: Sequence[ClassName]) -> Iterable[Hashable]:
+    """`class_key` of each; names are of one type, and all but joint ones need no call each."""
+    if len(names) and type(names[0]) is tuple:
+        return map(class_key, names)
+    return zip(map(type, names), names, strict=True)
+
+
+def _name_of(key: Any) -> ClassName:
+    """The inverse of `class_key`."""
+    return tuple(part for _, part in key) if type(key[0]) is tuple else key[1]

@@ -66,7 +66,9 @@ class Scatter:
 
     def diagonal(self) -> Float:
         """(d,) sums of squares, as a view that can be written to."""
-        return np.asarray(np.einsum("ii->i", self.matrix))
+        diagonal = self.matrix.diagonal()
+        diagonal.setflags(write=True)
+        return diagonal
 
     def add_block(
         self,

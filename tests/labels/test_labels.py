@@ -1141,3 +1141,18 @@ def test_codes_are_taken_as_they_are_and_by_rows() -> None:
         encode_one(codes, 3, name="z")
     with pytest.raises(LabelError, match="encoded as classes"):
         encode_one(codes, 4, name="z", kind="continuous")
+
+
+def test_enums_alike_in_number_and_last_category_keep_their_own_names() -> None:
+    """Names are kept between blocks by these two: equal ones are shared, others never."""
+    pl = pytest.importorskip("polars")
+    read = {}
+    for first in ("a", "b"):
+        dtype = pl.Enum([first, "z"])
+        for _ in range(2):
+            column = pl.Series([first, None, "z"], dtype=dtype)
+            encoded = encode_one(column, 3, name="v")
+            assert encoded.classes == (first, "z")
+            assert encoded.codes.tolist() == [0, -1, 1]
+            assert read.setdefault(first, encoded.classes) is encoded.classes
+    assert encode_one(pl.Series([], dtype=pl.Enum([])), 0, name="v").classes == ()

@@ -305,7 +305,7 @@ def test_a_faint_kept_trace_raises_the_least_angle(sine: float, feasible: bool) 
     from splince_fast._solve.oblique import oblique
     from splince_fast._solve.options import Options
 
-    found = oblique(factor, np.concatenate([erased, kept]), 1, Options())
+    found = oblique(factor, erased, kept, Options())
     assert noise < sine  # what is erased alone would allow it
     assert found.status == (STATUS_OK if feasible else STATUS_INFEASIBLE)
 

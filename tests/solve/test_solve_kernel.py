@@ -99,20 +99,20 @@ def solved(p: Problem, whitened: bool = True, **options: Any) -> dict[str, Any]:
         "drop_below": options.pop("drop_below", 0.0),
         "may_drop": options.pop("may_drop", False),
     }
-    rows = np.ascontiguousarray(np.concatenate([p.sz.T, p.sy.T]))
+    erased, kept = np.ascontiguousarray(p.sz.T), np.ascontiguousarray(p.sy.T)
     if whitened:
         factor = factored(p, **options)
         if factor.status != kernel.STATUS_OK:
             return {"status": factor.status}
-        factor = factor.admit(rows)
+        factor = factor.admit(np.concatenate([erased, kept]))
         noise = tolerances.noise(p.d, factor.smallest)
     else:
         factor = kernel.identity(np.diag(p.s).copy(), options.pop("per_weight", 1.0))
         noise = tolerances.noise_unwhitened(factor.variance)
     found = oblique_kernel.oblique(
         factor,
-        rows,
-        p.sz.shape[1],
+        erased,
+        kept,
         noise=noise,
         relative=tolerances.relative(p.d, of_solve["rank_tolerance"]),
         drop_below=of_solve["drop_below"],

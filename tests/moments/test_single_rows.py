@@ -1,0 +1,169 @@
+"""Rows one at a time: the short way of a row like those that wait, against the way of any other."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from naive_model import state_bytes
+
+from splince_fast import LabelError, Moments
+from splince_fast.moments import moments as module
+from splince_fast.moments.buffer import Buffer
+
+D, BLOCK = 3, 8
+
+
+def waiting(dtype: Any = np.float64, **parameters: Any) -> Moments:
+    """Moments with three rows that wait, of classes 0 and 1 and of False and True."""
+    X = np.arange(3 * D, dtype=dtype).reshape(3, D)
+    labels = {"z": np.array([0, 1, 0]), "y": np.array([True, False, False])}
+    return Moments(block_rows=BLOCK, **parameters).update(X, labels)
+
+
+def row(*values: float, dtype: Any = np.float64) -> Any:
+    return np.array([values or range(D)], dtype)
+
+
+def labels(z: Any = 1, y: Any = True) -> dict[str, Any]:
+    return {"z": np.array([z]), "y": np.array([y])}
+
+
+LIKE = {
+    "plain": (row(), labels()),
+    "int8": (row(), labels(np.int8(1))),
+    "uint64": (row(), labels(np.uint64(1))),
+    "strided": (np.arange(2.0 * D)[None, ::2], labels()),
+    "labels in another order": (row(), {"y": np.array([False]), "z": np.array([0])}),
+}
+OTHER = {
+    "NaN": (row(1.0, np.nan, 2.0), labels()),
+    "infinity": (row(1.0, np.inf, 2.0), labels()),
+    "squares overflow": (row(1.0, 1e200, 2.0), labels()),
+    "too wide": (row(*range(D + 1)), labels()),
+    "one dimension": (row()[0], labels()),
+    "three dimensions": (row()[None], labels()),
+    "float32": (row(dtype=np.float32), labels()),
+    "other bytes": (row(dtype=">f8"), labels()),
+    "integers": (row(dtype=np.int64), labels()),
+    "list": (row().tolist(), labels()),
+    "masked": (np.ma.masked_invalid(row(1.0, np.nan, 2.0)), labels()),
+    "new class": (row(), labels(2)),
+    "a bool for an integer": (row(), labels(True)),
+    "an integer for a bool": (row(), labels(1, 1)),
+    "a float": (row(), labels(1.0)),
+    "text": (row(), labels("1")),
+    "a time": (row(), labels(np.datetime64(1, "ns"))),
+    "a masked label": (row(), labels() | {"z": np.ma.array([1], mask=[True])}),
+    "a list of labels": (row(), labels() | {"z": [1]}),
+    "an object": (row(), labels() | {"z": np.array([None])}),
+    "a scalar label": (row(), labels() | {"z": np.int64(1)}),
+    "a column of labels": (row(), labels() | {"z": np.array([[1]])}),
+    "two columns of labels": (row(), labels() | {"z": np.array([[1, 0]])}),
+    "two labels": (row(), labels() | {"z": np.array([1, 0])}),
+    "no label": (row(), labels() | {"z": np.array([], int)}),
+    "one variable less": (row(), {"z": np.array([1])}),
+    "one variable more": (row(), labels() | {"w": np.array([1])}),
+    "another variable": (row(), {"z": np.array([1]), "w": np.array([1])}),
+    "a name that is a number": (row(), {"z": np.array([1]), 0: np.array([1])}),
+    "a bare column": (row(), np.array([1])),
+    "no labels": (row(), None),
+}
+
+
+def outcome(moments: Moments, *given: Any, **options: Any) -> tuple[Any, ...]:
+    """The error, if any, and the state to the last bit, before and after it is merged."""
+    error = None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            moments.update(*given, **options)
+    except Exception as raised:
+        error = type(raised), str(raised)
+    return error, state_bytes(moments), moments.n_rows, moments.flushed().mean.tobytes()
+
+
+@pytest.mark.parametrize("case", [*LIKE, *OTHER])
+def test_a_single_row_does_what_it_does_without_the_short_way(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = (LIKE | OTHER)[case]
+    found = outcome(waiting(), *given)
+    monkeypatch.setattr(Buffer, "takes", lambda *_: False)
+    assert found == outcome(waiting(), *given)
+
+
+@pytest.mark.parametrize("case", [*LIKE, *OTHER])
+def test_only_rows_like_those_that_wait_take_the_short_way(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments = waiting()
+    monkeypatch.setattr(module, "read_update", lambda *_: pytest.fail("the way of any row"))
+    if case in LIKE:
+        assert moments.update(*LIKE[case]).n_rows == 4
+    else:
+        with pytest.raises(pytest.fail.Exception):
+            moments.update(*OTHER[case])
+        assert moments.n_rows == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sample_weight": [2.0]},
+        {"sample_weight": [0.0]},
+        {"mask": np.array([False])},
+        {"kinds": {"z": "continuous", "y": "classes"}},
+        {"kinds": {"z": "classes"}},
+        {"joint": [("z", "y")]},
+        {"weights before": True},
+    ],
+    ids=str,
+)
+def test_weights_masks_kinds_and_joint_classes_count_for_a_single_row(
+    change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> tuple[Any, ...]:
+        options = dict(change)
+        before = options.pop("weights before", False)
+        parameters = {k: options.pop(k) for k in ("kinds", "joint") if k in options}
+        moments = waiting(**parameters)
+        if before:
+            moments.update(row(), labels(), sample_weight=[3.0])
+        return outcome(moments, row(), labels(), **options)
+
+    found = run()
+    monkeypatch.setattr(Buffer, "takes", lambda *_: False)
+    assert found == run()
+
+
+def test_a_kind_of_a_variable_that_is_not_there_is_told_for_a_single_row() -> None:
+    """Also where no row that waits has a label of it, so that the others look alike."""
+    moments = Moments(kinds={"z": "classes", "w": "classes"})
+    for labels_of in ({"w": [None, None]}, {"w": [None]}):
+        n = len(labels_of["w"])
+        moments.update(np.ones((n, D)), {"z": np.arange(n), **labels_of})
+    with pytest.raises(LabelError, match="kinds names 'w'"):
+        moments.update(row(), {"z": np.array([0])})
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("parameters", [{}, {"rank": 2}, {"scatter": 0.5}], ids=str)
+def test_many_single_rows_have_the_bits_of_those_without_the_short_way(
+    dtype: Any, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(3 * BLOCK + 2, D)).astype(dtype)
+    z, y = rng.integers(0, 3, len(X)), rng.random(len(X)) < 0.5
+
+    def run() -> dict[str, Any]:
+        moments = Moments(block_rows=BLOCK, **parameters)
+        for i in range(len(X)):
+            moments.update(X[i : i + 1], {"z": z[i : i + 1], "y": y[i : i + 1]})
+        return state_bytes(moments)
+
+    found = run()
+    monkeypatch.setattr(Buffer, "takes", lambda *_: False)
+    assert found == run()
