@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 
 from splince_fast._kernels.accumulate import place
-from splince_fast._kernels.jit import kernel
+from splince_fast._kernels.jit import kernel, prefetch
 
 # Columns whose share of a row's leverage is one number: threads begin at multiples of it.
 STRIPE = 192
+# The processor foresees a run of reads, but not from one row to the next where they are shorter
+# than a page: such rows are asked for so many rows ahead, a cache line at a time.
+_PAGE, _LINE, _AHEAD = 4096, 64, 8
 
 
 @kernel
@@ -98,6 +101,8 @@ def sweep_block(
     products[:, first:last] = 0.0
     held = np.zeros(last)
     columns = range(np.uintp(first), np.uintp(last))
+    step = _LINE // rows.itemsize
+    foreseen = rows.shape[1] * rows.itemsize > _PAGE
     w_a = w_b = w_c = w_d = 1.0
     start = 0
     while start < n:
@@ -120,8 +125,13 @@ def sweep_block(
             a, b = np.uintp(place(index, i_a)), np.uintp(place(index, i_b))
             c, d = np.uintp(place(index, i_c)), np.uintp(place(index, i_d))
             for begin in range(first, last, STRIPE):
+                end = min(last, begin + STRIPE)
+                if not foreseen:
+                    for i in order[k + _AHEAD : k + _AHEAD + 4]:
+                        for j in range(begin, end, step):
+                            prefetch(rows, place(index, i), j)
                 l_a, l_b, l_c, l_d = _sum_four(
-                    rows, a, b, c, d, np.uintp(begin), np.uintp(min(last, begin + STRIPE)),
+                    rows, a, b, c, d, np.uintp(begin), np.uintp(end),
                     shift, inverse, held, squares, w_a, s_b, s_c, s_d,
                 )  # fmt: skip
                 stripe = begin // STRIPE
