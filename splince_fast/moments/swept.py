@@ -126,8 +126,8 @@ class Sweep:
 def class_weights(codes: NDArray[np.intp], n_codes: int, weight: Float) -> Float:
     """Weight of the rows in each class sum; `weight` is empty for unit weights."""
     weights = np.zeros(n_codes)
+    share = weight if len(weight) else None
     for column in codes:
-        present = column >= 0
-        share = weight[present] if len(weight) else None
-        weights += np.bincount(column[present], share, minlength=n_codes)
+        # Rows without a label are counted first, and left out.
+        weights += np.bincount(column + 1, share, minlength=n_codes + 1)[1:]
     return weights

@@ -719,9 +719,10 @@ def test_damaged_files_are_refused(key: str, value: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_sweep_is_its_naive_twin(dtype: Any, weighted: bool) -> None:
+@pytest.mark.parametrize("d", [400, 1100])  # rows shorter and longer than a page
+def test_the_sweep_is_its_naive_twin(dtype: Any, weighted: bool, d: int) -> None:
     rng = np.random.default_rng(0)
-    n, d = 203, 400
+    n = 203
     rows = rng.normal(size=(n, d)).astype(dtype)
     weight = rng.random(n) + 0.1 if weighted else None
     codes = np.stack([rng.integers(-1, 3, n), np.where(rng.random(n) < 0.5, 3, 4)]).astype(np.intp)
