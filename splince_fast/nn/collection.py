@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,7 +87,8 @@ def run(
             for batch in batches:
                 seen = collector.n_sequences
                 with collector.one_batch(batch):
-                    sites.call(model, moved(batch, device), keys, forward)
+                    one = partial(sites.call, model, moved(batch, device), keys, forward)
+                    collector.call(model, one)
                 bar.advance(collector.n_sequences - seen, 0)
     finally:
         for handle in handles:
