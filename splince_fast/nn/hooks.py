@@ -77,7 +77,7 @@ class Entry:
                 taken = self._taken[device] = self._few(self.on(device))
             if taken and not torch.is_autocast_enabled(device.type):
                 chosen = None if mask is None else mask.reshape(-1)
-                return without(x.reshape(-1, self.width), taken, None, chosen).view(x.shape)
+                return without(x.reshape(-1, self.width), taken, None, chosen).view_as(x)
         erased = self.on(x.device).forward(x)
         return erased if mask is None else torch.where(mask.unsqueeze(-1), erased, x)
 
