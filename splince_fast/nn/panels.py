@@ -32,9 +32,10 @@ class Panels:
 
     def __init__(self, width: int, arena: Arena) -> None:
         step = -(-width // _PANELS) if width >= _LEAST_WIDTH else max(width, 1)
-        self.width, self._arena = width, arena
+        self.width = width
         self._bounds = [(i, min(width, i + step)) for i in range(0, width, step)]
-        self._parts: list[Tensor] = []  # none before the first block
+        self._parts = [arena.empty(torch.float64, j - i, width - i) for i, j in self._bounds]
+        self._fresh = True  # nothing was written yet
         self._vectors = arena.empty(torch.float64, _PENDING, width)
         self._signs: list[float] = []
 
@@ -45,11 +46,7 @@ class Panels:
 
     def add_block(self, y: Tensor, product: Tensor) -> None:
         """Add Y^T Y. `product` has room for a panel, in the dtype of `y`, if that is float32."""
-        fresh = not self._parts
-        if fresh:
-            self._parts = [
-                self._arena.empty(torch.float64, j - i, self.width - i) for i, j in self._bounds
-            ]
+        fresh, self._fresh = self._fresh, False
         for (i, j), part in zip(self._bounds, self._parts, strict=True):
             if y.dtype == torch.float64:
                 torch.addmm(part, y[:, i:j].T, y[:, i:], beta=0 if fresh else 1, out=part)

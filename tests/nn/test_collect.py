@@ -536,12 +536,13 @@ def test_memory_of_the_states() -> None:
         device="model", options={},
     )  # fmt: skip
     handles = collector.attach(model)
-    with torch.no_grad(), collector.one_batch({"z": np.arange(300) % 2}):
-        model(torch.randn(300, d))
+    with torch.no_grad(), collector.one_batch({"z": np.arange(900) % 2}):
+        model(torch.randn(900, d))
     for handle in handles:
         handle.remove()
     states = 30 * d * d * 8
-    assert sum(sums.nbytes for sums in collector.sums.values()) <= 1.3 * states
+    held = sum(sums.nbytes for sums in collector.sums.values())
+    assert states / 2 < held <= 1.3 * states  # the triangle at least, or something is not counted
     assert sum(work.nbytes for work in collector._work.values()) <= 4096 * d * 8
 
 
