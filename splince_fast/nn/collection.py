@@ -159,6 +159,9 @@ def collect(
     Activations are never stored: a site keeps a float64 state of d x d numbers. The model is in
     evaluation mode meanwhile, and everything is restored afterwards.
 
+    A pass ends behind the last site where nothing waits for its end. The first one goes on, only
+    to see whether a site runs again: linear layers behind the last site give zeros in it.
+
     Parameters
     ----------
     model : torch.nn.Module
