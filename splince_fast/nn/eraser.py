@@ -208,8 +208,13 @@ def directions(left: Tensor, right: Tensor, neg_bias: Tensor) -> Directions:
     return tuple(zip(neg_bias.unbind(), right.unbind(), left.unbind(), strict=True))
 
 
-def without(rows: Tensor, taken: Directions, gate: Tensor | None) -> Tensor:
-    """One matrix-vector product and one rank-one update per direction; `gate` None is 1."""
+def without(
+    rows: Tensor, taken: Directions, gate: Tensor | None, chosen: Tensor | None = None
+) -> Tensor:
+    """One matrix-vector product and one rank-one update per direction.
+
+    `gate` None is 1. Of rows that are not `chosen`, a bool tensor (n,), nothing is subtracted.
+    """
     if not taken:
         return rows.clone()
     result = rows
@@ -217,6 +222,8 @@ def without(rows: Tensor, taken: Directions, gate: Tensor | None) -> Tensor:
         coefficient = torch.addmv(neg_bias.expand(rows.shape[0]), rows, right)
         if gate is not None:
             coefficient = coefficient * gate
+        if chosen is not None:
+            coefficient = torch.where(chosen, coefficient, 0.0)
         result = torch.addr(result, coefficient, left, alpha=-1)
     return result
 

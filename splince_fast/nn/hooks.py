@@ -62,28 +62,31 @@ class Entry:
         sites.check_width(self.name, x, axis, self.width)
         last = axis in (-1, x.ndim - 1)
         rows = x if last else x.movedim(axis, -1)
-        erased = self._erased(rows)
         selection = self.positions.selection(self.name, self.tokens)
         mask = None if selection.everything else selection.over(self.name, rows)
-        if mask is not None:
-            erased = torch.where(mask.unsqueeze(-1), erased, rows)
+        erased = self._erased(rows, mask)
         return sites.put(value, where, erased if last else erased.movedim(-1, axis))
 
-    def _erased(self, x: Tensor) -> Tensor:
-        """All rows erased: by the module, or in the usual case by its two products at once."""
-        eraser = self.on(x.device)
-        if torch.compiler.is_compiling():  # what is read below would be guards
-            return eraser.forward(x)
-        plain = type(x) is torch.Tensor and x.dtype == torch.float32 and self._open
-        if not plain or torch.is_autocast_enabled(x.device.type):
-            return eraser.forward(x)
-        taken = self._taken.get(x.device)
-        if taken is None:
-            if eraser.rank > MOST_ONE_BY_ONE:
-                return eraser.forward(x)
-            taken = directions(eraser.left, eraser.right, eraser.neg_bias)
-            self._taken[x.device] = taken
-        return without(x.reshape(-1, self.width), taken, None).view(x.shape)
+    def _erased(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """The selected rows erased: by the module, or in the usual case by its products at once."""
+        compiling = torch.compiler.is_compiling()  # what is read below would be guards
+        if not compiling and type(x) is torch.Tensor and x.dtype == torch.float32 and self._open:
+            device = x.device
+            taken = self._taken.get(device)
+            if taken is None:
+                taken = self._taken[device] = self._few(self.on(device))
+            if taken and not torch.is_autocast_enabled(device.type):
+                chosen = None if mask is None else mask.reshape(-1)
+                return without(x.reshape(-1, self.width), taken, None, chosen).view_as(x)
+        erased = self.on(x.device).forward(x)
+        return erased if mask is None else torch.where(mask.unsqueeze(-1), erased, x)
+
+    @staticmethod
+    def _few(eraser: Eraser) -> Directions:
+        """The directions of an eraser, if they are few enough to be taken one by one."""
+        if eraser.rank > MOST_ONE_BY_ONE:
+            return ()
+        return directions(eraser.left, eraser.right, eraser.neg_bias)
 
 
 class OutputHook:

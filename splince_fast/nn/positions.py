@@ -95,6 +95,14 @@ class Selection:
 EVERYTHING = Selection(None, "all")
 
 
+class _Calls(threading.local):
+    """The calls of one thread that are under way."""
+
+    def __init__(self) -> None:
+        self.stack: list[dict[Tokens, Selection] | None] = []
+        self.recording = False  # whether inputs of parts are remembered
+
+
 class Positions:
     """The selections of the calls that are under way, per thread.
 
@@ -113,7 +121,7 @@ class Positions:
         # What compiled code reads: the selections of a call and those of the call around it.
         self._plain: tuple[dict[Tokens, Selection], Any] | None = None
         self._masked = False  # whether a call that records gradients selected by a mask
-        self._local = threading.local()
+        self._local = _Calls()
         self._inputs: dict[int, tuple[StorageWeakRef, dict[Tokens, Selection]]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -152,7 +160,7 @@ class Positions:
     def _current(self) -> dict[Tokens, Selection] | None:
         if torch.compiler.is_compiling():
             return None if self._plain is None else self._plain[0]
-        stack = getattr(self._local, "stack", None)
+        stack = self._local.stack
         return stack[-1] if stack else None
 
     # -- hooks -----------------------------------------------------------------------------
@@ -190,7 +198,7 @@ class Positions:
         self._plain = (found, None if is_root else self._plain)
         if torch.compiler.is_compiling():
             return
-        self._push(found)
+        self._local.stack.append(found)
         if is_root:
             self._local.recording = False
         if torch.is_grad_enabled() and any(s.mask is not None for s in found.values()):
@@ -201,32 +209,24 @@ class Positions:
     def enter_part(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A module around a site begins: remember its input, or find the call by it."""
         current = self._current()
-        if current is None and not (self._masked and in_backward()):
-            self._push(None)
+        if not (self._masked and in_backward() if current is None else self._local.recording):
+            self._local.stack.append(current)
             return
         tensor = next((v for v in (*args, *kwargs.values()) if is_row_tensor(v)), None)
         if current is None:
             known = None if tensor is None else self._inputs.get(_key(tensor))
-            self._push(None if known is None or known[0].expired() else known[1])
+            self._local.stack.append(None if known is None or known[0].expired() else known[1])
             return
-        if tensor is not None and getattr(self._local, "recording", False):
+        if tensor is not None:
             self._inputs[_key(tensor)] = (StorageWeakRef(tensor.untyped_storage()), current)
-        self._push(current)
+        self._local.stack.append(current)
 
     def leave(self, *, is_call: bool) -> None:
         """What began last is over."""
         if is_call and self._plain is not None:
             self._plain = self._plain[1]
-        if torch.compiler.is_compiling():
-            return
-        stack = getattr(self._local, "stack", None)
-        if stack:
-            stack.pop()
-
-    def _push(self, found: dict[Tokens, Selection] | None) -> None:
-        if not hasattr(self._local, "stack"):
-            self._local.stack = []
-        self._local.stack.append(found)
+        if not torch.compiler.is_compiling() and self._local.stack:
+            self._local.stack.pop()
 
 
 class Enter:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from splince_fast.nn import sites
-from splince_fast.nn.accumulate import free_memory
+from splince_fast.nn.memory import free_memory
 from splince_fast.nn.recipe import Placement
 
 Tensor = Any
