@@ -490,6 +490,31 @@ def test_a_fork_while_another_thread_reads_leaves_the_child_a_free_lock() -> Non
     assert script(FORK) == "0\n"
 
 
+IMPORTING = """
+import os, pathlib, signal, sys, threading, time
+import splince_fast, splince_fast.moments
+folder = pathlib.Path(sys.argv[1])
+(folder / "slow.py").write_text("import time; time.sleep(1)")
+splince_fast.__path__.append(str(folder))
+thread = threading.Thread(target=lambda: __import__("splince_fast.slow")); thread.start()
+while "splince_fast.slow" not in sys.modules:
+    time.sleep(0.01)
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    import splince_fast.slow
+    os._exit(0)
+thread.join()
+print(os.waitpid(child, 0)[1])
+"""
+
+
+@posix
+def test_a_fork_waits_for_what_another_thread_imports(tmp_path: Path) -> None:
+    """Kernels are imported when they are first needed; the lock of an import has no other end."""
+    assert script(IMPORTING, str(tmp_path)) == "0\n"
+
+
 def test_rows_that_wait_are_checked_at_once() -> None:
     """The second small update of an object, where nothing is merged."""
     moments = Moments().update(normal(5, 3))
