@@ -53,8 +53,9 @@ class VariableReport:
     bound : float
         The residual that rounding explains: 8 d eps q |P|^2, with q the condition number of the
         whitened cross-covariances and |P| the spectral norm in units of deviations, so that it
-        does not depend on the units of the features. A kept variable whose residual is
-        far above it was given up in part.
+        does not depend on the units of the features; and what varies below the rounding level of
+        Cov(x), which is left alone. A kept variable whose residual is far above it was given up
+        in part.
     kind : str
         How it was read: "classes (4)", "continuous (1 column)", "directions (2)"; empty in files
         of versions that did not note it.
@@ -447,6 +448,9 @@ def build_report(
             own = rank if len(span.names) == 1 else int(np.count_nonzero(values > cut))
             residual = _residual(span.rows[part], left, right, role)
             extra = _left_alone(values, own, solution.size)
+            if solution.outside is not None and role == "erased":
+                off = np.linalg.norm(solution.outside[part]) / np.linalg.norm(span.rows[part])
+                extra += max(1.0, solution.size) * float(off)
             shown, kind, expected = values, span.kinds[i](), None
             if facts.whitened:
                 metric = span.metrics[i]()

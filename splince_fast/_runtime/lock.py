@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
@@ -23,6 +26,20 @@ def _note_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
+
+
+def _finish_imports() -> None:
+    """Before a fork: a module that another thread still imports would stay locked in the child."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("splince_fast.") and getattr(
+            getattr(module, "__spec__", None), "_initializing", False
+        ):
+            with contextlib.suppress(ImportError):  # told to the thread that imports it
+                importlib.import_module(name)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_finish_imports)
 
 
 class Settling(Protocol):

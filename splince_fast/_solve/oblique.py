@@ -55,6 +55,8 @@ class Solution(NamedTuple):
         Of the factor, with what the spans made support of its noise space.
     null_basis : (n, d) float64 or None
         Orthonormal rows off the support, constant features first, where they are asked for.
+    outside : (n_erased, d) float64 or None
+        What of the erased spans lies off the support, and is left alone; None where none can.
     """
 
     status: int
@@ -85,6 +87,7 @@ class Solution(NamedTuple):
     variance: float
     inverse_scale: Float
     null_basis: Float | None
+    outside: Float | None
 
     @property
     def bound(self) -> float:
@@ -111,7 +114,7 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
         none, flat = np.empty((0, d)), np.empty(0)
         return Solution(
             factor.status, none, none, none, flat, flat, 0, 0, noise, noise, 0, flat, flat,
-            0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, noise, *facts, None,
+            0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, noise, *facts, None, None,
         )  # fmt: skip
     found = kernels.oblique(
         factor,
@@ -128,7 +131,10 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
         constants = np.zeros((len(still), d))
         constants[np.arange(len(still)), still] = 1.0
         null = np.concatenate([constants, factor.null_basis.T])
-    return Solution._make((*found, noise, *facts, null))
+    outside = None
+    if factor.n_null:
+        outside = spans[:n_erased] - factor.unwhiten(found[3][:n_erased])
+    return Solution._make((*found, noise, *facts, null, outside))
 
 
 def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 from scipy.optimize import minimize
+from scipy.sparse.linalg import LinearOperator, cg
 from sklearn.exceptions import ConvergenceWarning
 
 from splince_fast.baselines._linear import BalancedClassifier, Task
@@ -19,6 +20,8 @@ from splince_fast.exceptions import InputError
 from splince_fast.sources import Progress
 
 _SHARPEST = 1e6
+# Newton steps at most, a gradient that needs none, and the step of a difference of gradients.
+_STEPS, _FLAT, _DIFFERENCE = 3, 1e-11, 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,22 +240,24 @@ class GroupDRO(BalancedClassifier):
         self, game: Minimax, strength: float, start: Float | None
     ) -> tuple[Float, MinimaxReport]:
         """Smoothed problems of growing sharpness, each started at the last."""
-        sharpness, found, report = 10.0, game.zeros() if start is None else start, None
+        sharpness, found, report = 1.0, game.zeros() if start is None else start, None
         coordinates = Coordinates(game)
 
         def smoothed(v: Float, sharpness: float) -> tuple[float, Float]:
             value, slope = game.smoothed(coordinates.parameters(v), sharpness)
             return value, coordinates.slope(slope)
 
-        while report is None or (report.gap > self.tol and sharpness <= _SHARPEST):
+        while report is None or (report.gap > self.tol and sharpness < _SHARPEST):
+            sharpness *= 10.0
             v = minimize(
                 smoothed, coordinates.of(found), args=(sharpness,), jac=True, method="L-BFGS-B",
                 options={"maxiter": 5000, "maxfun": 10_000, "maxcor": 20, "gtol": 1e-11, "ftol": 0},
             ).x  # fmt: skip
             found = coordinates.parameters(v)
-            if sharpness >= 1000.0 or report is not None:
+            if sharpness >= 1000.0:
                 report = MinimaxReport(strength, *game.certificate(found, sharpness))
-            sharpness *= 10.0
+        found = coordinates.parameters(_root(lambda v: smoothed(v, sharpness)[1], v))
+        report = MinimaxReport(strength, *game.certificate(found, sharpness))
         return found, report
 
     def _online(self, game: Minimax, strength: float, task: Task) -> tuple[Float, MinimaxReport]:
@@ -282,3 +287,27 @@ class GroupDRO(BalancedClassifier):
             if idle == self.patience:
                 break
         return kept, MinimaxReport(strength, *game.certificate(kept, 1000.0))
+
+
+def _root(slope: Callable[[Float], Float], v: Float) -> Float:
+    """Newton steps to where a gradient vanishes, from a point nearby.
+
+    A search by values ends where they have no more digits, at the root of the digits of v.
+    """
+    found = slope(v)
+    for _ in range(_STEPS):
+        size = float(np.linalg.norm(found))
+        if size <= _FLAT:
+            break
+
+        def curvature(u: Float, v: Float = v) -> Float:
+            h = _DIFFERENCE / float(np.linalg.norm(u))
+            return (slope(v + h * u) - slope(v - h * u)) / (2 * h)
+
+        hessian = LinearOperator((v.size, v.size), curvature, dtype=np.float64)
+        there = v + cg(hessian, -found, rtol=1e-2, maxiter=50)[0]
+        found = slope(there)
+        if not np.linalg.norm(found) < size:
+            break
+        v = there
+    return v

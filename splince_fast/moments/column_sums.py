@@ -206,14 +206,19 @@ class ColumnSums(Variable):
             )
 
     def _settle(self, whole: ColumnSums) -> None:
-        """After a removal: a variance of no more than its rounding is exactly 0."""
+        """After a removal: a variance of no more than its rounding is exactly 0.
+
+        About the value itself: far from the reference point the square of the mean hides it.
+        """
         squares = np.einsum("ii->i", whole.squares)
         noise = EPS64 * (64 + 8 * whole._n_rows**0.5) * squares
         of_mean = self.z_sum**2 / self._weight
         constant = np.flatnonzero(np.einsum("ii->i", self.squares) - of_mean <= noise)
-        joint = np.outer(self.z_sum[constant], self.z_sum) / self._weight
-        self.squares[constant, :] = joint
-        self.squares[:, constant] = joint.T
+        self.reference[constant] += self.z_sum[constant] / self._weight
+        self.z_sum[constant] = 0.0
+        self.products[constant] = 0.0
+        self.squares[constant, :] = 0.0
+        self.squares[:, constant] = 0.0
 
     def varies(self, features: NDArray[np.intp], gap: Float, rounding: Float) -> NDArray[np.bool_]:
         size = np.sqrt(np.maximum(np.diag(self.squares), 0.0) * self._weight)[:, None]

@@ -218,6 +218,34 @@ def test_what_a_removal_leaves_can_be_stored() -> None:
         assert abs(twin.covariance()).max() < 10
 
 
+def test_a_class_that_was_removed_leaves_nothing_behind() -> None:
+    rng = np.random.default_rng(0)
+    stays = Moments().update(rng.normal(size=(50, 3)), {"z": ["a", "b"] * 25})
+    parts = [Moments().update(rng.normal(size=(50, 3)), {"z": ["b", "c"] * 25}) for _ in range(3)]
+    left = (stays + parts[0] + parts[1] + parts[2]) - (parts[2] + parts[1] + parts[0])
+    assert (left.cross_covariance("z")[:, left.classes("z").index("c")] == 0).all()
+    # A class without rows is none: figures of chance know two.
+    assert sf.concept_strength(left, "z").rank_z == 1
+
+
+def test_a_label_that_is_constant_in_the_rest_has_no_variance() -> None:
+    """Also about the reference point of what was removed, far from its value."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        goes = Moments().update(rng.normal(size=(40, 3)), {"z": 1e3 * rng.normal(size=40)})
+        stays = Moments().update(rng.normal(size=(40, 3)), {"z": np.full(40, 0.3)})
+        with pytest.raises(sf.ConstantVariableError):
+            sf.leace((goes + stays) - goes, erase="z")
+        varies = Moments().update(rng.normal(size=(40, 3)), {"z": 0.3 + rng.normal(size=40)})
+        assert sf.leace((goes + varies) - goes, erase="z").rank == 1
+
+
+def test_a_part_of_more_rows_is_no_part_however_light() -> None:
+    whole = Moments().update(normal(20, 3))
+    with pytest.raises(sf.IncompatibleMomentsError, match="30 rows"):
+        whole - Moments().update(normal(30, 3), sample_weight=np.full(30, 0.1))
+
+
 # --- the reference point -------------------------------------------------------------------------
 
 
@@ -259,6 +287,11 @@ def test_a_checkpoint_of_other_data_is_refused_also_when_complete(tmp_path: Path
     for other in (source(first, z), source(last, z), source(X, label)):
         with pytest.raises(FileFormatError, match="other data"):
             Moments.from_blocks(other, checkpoint=path)
+    quantity = X[:, 0] + 0.5
+    numbers = tmp_path / "numbers"
+    Moments.from_blocks(source(X, quantity), checkpoint=numbers)
+    with pytest.raises(FileFormatError, match="other data"):
+        Moments.from_blocks(source(X, quantity + (np.arange(300) == 2)), checkpoint=numbers)
     for blocks in ([X[:100], X[100:]], [last[:100], last[100:]]):
         listed = tmp_path / "listed"
         if blocks[1] is not X[100:] and listed.exists():
@@ -455,6 +488,31 @@ print(os.waitpid(child, 0)[1])
 @posix
 def test_a_fork_while_another_thread_reads_leaves_the_child_a_free_lock() -> None:
     assert script(FORK) == "0\n"
+
+
+IMPORTING = """
+import os, pathlib, signal, sys, threading, time
+import splince_fast, splince_fast.moments
+folder = pathlib.Path(sys.argv[1])
+(folder / "slow.py").write_text("import time; time.sleep(1)")
+splince_fast.__path__.append(str(folder))
+thread = threading.Thread(target=lambda: __import__("splince_fast.slow")); thread.start()
+while "splince_fast.slow" not in sys.modules:
+    time.sleep(0.01)
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    import splince_fast.slow
+    os._exit(0)
+thread.join()
+print(os.waitpid(child, 0)[1])
+"""
+
+
+@posix
+def test_a_fork_waits_for_what_another_thread_imports(tmp_path: Path) -> None:
+    """Kernels are imported when they are first needed; the lock of an import has no other end."""
+    assert script(IMPORTING, str(tmp_path)) == "0\n"
 
 
 def test_rows_that_wait_are_checked_at_once() -> None:

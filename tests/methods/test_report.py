@@ -346,7 +346,7 @@ def test_it_is_made_once_and_when_asked_for() -> None:
     data = draw_data(10)
     moments = data.moments()
     eraser = sf.splince(moments, erase="z", keep="y")
-    moments.update(5 * data.x, {"z": data.z, "y": data.y})
+    assert moments.update(5 * data.x, {"z": data.z, "y": 3 - data.y**3}).weight  # none waits
     assert eraser.report is eraser.report
     assert report(eraser) == report(sf.splince(data.moments(), erase="z", keep="y"))
 

@@ -240,3 +240,9 @@ def test_what_removals_lose_is_stored_and_checked() -> None:
     state["tensors"]["lost"] = -state["tensors"]["lost"]
     with pytest.raises(FileFormatError, match="lost"):
         Moments().__setstate__(state)
+
+
+@pytest.mark.parametrize("folds", [0, 1, 2.0, True, 10**9, "2"])
+def test_a_number_of_folds_that_is_none_is_refused(folds: Any) -> None:
+    with pytest.raises(sf.InputError, match="folds is"):
+        sf.Moments.from_blocks([np.eye(3)], folds=folds)

@@ -101,7 +101,7 @@ def test_factors_keep_their_dtype() -> None:
     assert meta.to_empty(device="cpu").left.shape == (1, 16)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch.func itself
+@pytest.mark.filterwarnings("ignore:.*torch.jit")  # of torch.func itself
 @pytest.mark.parametrize("rank", [1, 6])
 def test_gradients(rank: int) -> None:
     eraser = snn.Eraser(projection(rank=rank), dtype=torch.float64)

@@ -211,7 +211,7 @@ def test_what_is_never_called_is_refused() -> None:
             snn.install(model, {site: projection()})
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_scripted_and_exported_models_are_refused() -> None:
     inner = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU())
     scripted = torch.nn.Sequential(torch.jit.trace(inner, torch.randn(2, 16)))

@@ -273,7 +273,7 @@ def test_a_site_behind_a_norm_begins_before_its_block() -> None:
         assert same(found[0], found[None])
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_a_part_that_takes_no_hooks_runs_each_time() -> None:
     model, batches = model_and_batches()
     wanted = snn.fit_layers(model, batches, SITES, sf.leace, erase="z", memory=0)

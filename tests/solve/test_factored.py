@@ -116,6 +116,13 @@ def test_a_snapshot_costs_one_square_matrix() -> None:
     rng = np.random.default_rng(0)
     kept = sf.Moments().update(rng.normal(size=(900, 300)), {"z": np.arange(900) % 2}).factored()
     assert 8 * 300**2 <= kept.nbytes < 1.1 * 8 * 300**2
+    few = sf.Moments().update(rng.normal(size=(100, 300)), {"z": np.arange(100) % 2}).factored()
+    assert 2 * 8 * 300**2 <= few.nbytes < 2.1 * 8 * 300**2
+
+
+def test_a_snapshot_that_cholesky_refuses_is_refused_at_once() -> None:
+    with pytest.raises(sf.SplinceError, match="solver='auto'"):
+        sf.Moments().update(np.ones((5, 3))).update(np.eye(3)[:1]).factored(solver="cholesky")
 
 
 def test_unknown_variables_and_other_objects() -> None:

@@ -169,6 +169,27 @@ def test_several_classes_at_any_condition_number(solver: str, extra: int) -> Non
         check(x, indicators(z), None, eraser)
 
 
+@pytest.mark.parametrize("k", [3, 14])
+def test_a_trace_below_the_rounding_level_is_within_the_bound(k: int) -> None:
+    """The control: without what is left alone there, rounding explains less than 1e-11."""
+    largest = 0.0
+    for seed in range(15):
+        rng = np.random.default_rng(seed)
+        spectrum = np.geomspace(1.0, 10.0 ** (-7 - seed / 2), 12)
+        z = rng.integers(0, k, 600)
+        x = (rng.normal(size=(600, 12)) + rng.normal(size=(k, 12))[z]) * spectrum
+        x = x @ np.linalg.qr(rng.normal(size=(12, 12)))[0]
+        eraser = silently(sf.leace, sf.Moments().update(x, {"z": z}), erase="z")
+        assert eraser.report is not None
+        erased = eraser.report.variables[0]
+        span = np.asarray(cross(x, indicators(z)), np.float64)
+        rest = span - eraser.left @ (eraser.right.T @ span)
+        found = float(np.linalg.norm(rest) / np.linalg.norm(span))
+        assert max(erased.residual, found) <= erased.bound
+        largest = max(largest, erased.residual)
+    assert largest > 1e-9 or k == 3
+
+
 @pytest.mark.parametrize("scale", [1e-33, 1e-16, 1e-8, 1e8])
 def test_the_bound_does_not_depend_on_units(scale: float) -> None:
     rng = np.random.default_rng(0)
@@ -383,3 +404,16 @@ def test_no_report_is_dishonest(block: int) -> None:
             slack /= float(np.linalg.norm(span))
             assert truth <= 10 * max(variable.residual, variable.bound) + slack, seed
     assert solved > 60
+
+
+def test_a_trace_counts_from_sixteen_roundings_on() -> None:
+    """Signs that are orthogonal to the labels, plus a trace of so many powers of two."""
+    sign, z = np.tile([1.0, 1.0, -1.0, -1.0], 16), np.tile([1.0, -1.0, 1.0, -1.0], 16)
+    for exponent, rank in ((-43, 1), (-51, 0)):  # 16 eps is 2^-48
+        x = (sign + 2.0**exponent * z)[:, None]
+        moments = sf.Moments().update(x, {"z": z > 0})
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            eraser = sf.leace(moments, erase="z")
+        assert eraser.rank == rank
+        assert (sf.NothingErasedWarning in [w.category for w in caught]) == (rank == 0)

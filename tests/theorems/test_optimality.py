@@ -212,7 +212,8 @@ def reference_leace(data: Data, **options: Any) -> Any:
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, at its import
+        # Of torch.jit, at its import.
+        warnings.filterwarnings("ignore", r".*torch\.jit")
         from concept_erasure import LeaceFitter
 
     x, z = torch.from_numpy(data.x), torch.from_numpy(np.eye(data.z.max() + 1)[data.z])
