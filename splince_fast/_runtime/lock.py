@@ -2,44 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+from splince_fast._runtime import forks
 from splince_fast._runtime.interrupts import Deferred
 from splince_fast.exceptions import SplinceError
 
 T = TypeVar("T")
-
-# Changes in a forked child. Cheaper to look at than the number of the process, a system call.
-_process = object()
-
-
-def _note_fork() -> None:
-    global _process
-    _process = object()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_note_fork)
-
-
-def _finish_imports() -> None:
-    """Before a fork: a module that another thread still imports would stay locked in the child."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("splince_fast.") and getattr(
-            getattr(module, "__spec__", None), "_initializing", False
-        ):
-            with contextlib.suppress(ImportError):  # told to the thread that imports it
-                importlib.import_module(name)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_finish_imports)
 
 
 class Settling(Protocol):
@@ -87,11 +58,11 @@ class ReadersWriterLock:
         self._mutex = threading.Lock()  # of the parent it may have been copied locked
         self._changed = threading.Condition(self._mutex)
         self._waiting = 0
-        self._process = _process
+        self._process = forks.process
 
     def __enter__(self) -> None:
         """Begin to write; the caller defers interrupts."""
-        if self._process is not _process:
+        if self._process is not forks.process:
             self._belong_to_this_process()
         me = threading.get_ident()
         with self._mutex:
@@ -115,7 +86,7 @@ class ReadersWriterLock:
 
     def begin_to_read(self, source: Settling | None) -> None:
         """Count this thread among the readers; the caller defers interrupts."""
-        if self._process is not _process:
+        if self._process is not forks.process:
             self._belong_to_this_process()
         me = threading.get_ident()
         with self._mutex:

@@ -133,7 +133,7 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
         null = np.concatenate([constants, factor.null_basis.T])
     outside = None
     if factor.n_null:
-        outside = spans[:n_erased] - factor.unwhiten(found[3][:n_erased])
+        outside = span_z - factor.unwhiten(found[3][: len(span_z)])
     return Solution._make((*found, noise, *facts, null, outside))
 
 

@@ -515,6 +515,34 @@ def test_a_fork_waits_for_what_another_thread_imports(tmp_path: Path) -> None:
     assert script(IMPORTING, str(tmp_path)) == "0\n"
 
 
+COMPILING = """
+import os, signal, threading, time
+import numpy as np
+from numba.core.compiler_lock import global_compiler_lock as compiler
+from splince_fast import Moments
+locked = threading.Event()
+def compile():
+    with compiler:
+        locked.set()
+        time.sleep(1)
+thread = threading.Thread(target=compile); thread.start(); locked.wait()
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    Moments().update(np.ones((9, 5))).covariance()
+    with compiler:
+        os._exit(0)
+print(os.waitpid(child, 0)[1])
+with compiler:
+    thread.join()
+"""
+
+
+@posix
+def test_a_fork_waits_for_what_another_thread_compiles() -> None:
+    assert script(COMPILING) == "0\n"
+
+
 def test_rows_that_wait_are_checked_at_once() -> None:
     """The second small update of an object, where nothing is merged."""
     moments = Moments().update(normal(5, 3))
