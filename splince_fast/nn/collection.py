@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -87,8 +86,7 @@ def run(
             for batch in batches:
                 seen = collector.n_sequences
                 with collector.one_batch(batch):
-                    one = partial(sites.call, model, moved(batch, device), keys, forward)
-                    collector.call(model, one)
+                    sites.call(model, moved(batch, device), keys, forward)
                 bar.advance(collector.n_sequences - seen, 0)
     finally:
         for handle in handles:
@@ -158,9 +156,6 @@ def collect(
 
     Activations are never stored: a site keeps a float64 state of d x d numbers. The model is in
     evaluation mode meanwhile, and everything is restored afterwards.
-
-    A pass ends behind the last site where nothing waits for its end. The first one goes on, only
-    to see whether a site runs again: linear layers behind the last site give zeros in it.
 
     Parameters
     ----------

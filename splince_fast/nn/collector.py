@@ -32,41 +32,6 @@ class _Stop(Exception):
     """Ends a forward pass behind the last site."""
 
 
-class _Again(Exception):
-    """What runs behind the last site has to be computed after all."""
-
-
-class _Rest(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
-    """The end of a first pass, which only tells whether a site runs again.
-
-    Linear layers give zeros there, such as the head of a language model. If that leads to an error
-    or to a loop without end, the pass is run again in full.
-    """
-
-    def __init__(self, model: Module) -> None:
-        super().__init__()
-        self.began = self.failed = False
-        self._left = len(list(model.modules()))
-
-    def __torch_function__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if not self.began or f is not torch.nn.functional.linear:
-            return f(*args, **kwargs)
-        self._left -= 1
-        if not self._left:
-            self.give_up()
-        return _zeros(*args, **kwargs)
-
-    def give_up(self) -> None:
-        """End the pass, which has to be run in full."""
-        self.failed = True
-        raise _Again
-
-
-def _zeros(input: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
-    return input.new_zeros(()).expand(*input.shape[:-1], weight.shape[0])
-
-
 @dataclass(frozen=True)
 class Plan:
     """Which rows of a tensor are taken in one call, and what is known of them."""
@@ -88,8 +53,6 @@ class Collector:
         How tokens were selected, once known.
     once : bool or None
         Whether each site runs once per batch, once known: then a pass ends behind the last one.
-    may_stop : bool
-        Whether nothing waits for the end of a pass.
     """
 
     def __init__(
@@ -119,8 +82,6 @@ class Collector:
         self._seen: set[str] = set()
         self.once: bool | None = None
         self._over = False
-        self._rest: _Rest | None = None
-        self._taken: dict[str, int] = {}  # calls that were added before the pass was run again
 
     def attach(self, model: Module) -> list[Any]:
         """Set all hooks; returns their handles."""
@@ -146,33 +107,9 @@ class Collector:
         self._plans = {}
         self.batch += 1
 
-    def call(self, model: Module, run: Callable[[], object]) -> None:
-        """Run the model on a batch; of the first pass only what sites need, if that is possible."""
-        if not self.may_stop or self.once is not None:
-            run()
-            return
-        self._rest = rest = _Rest(model)
-        try:
-            with rest:
-                run()
-        except Exception:
-            if not rest.began:
-                raise
-            rest.failed = True
-        finally:
-            self._rest = None
-        if rest.failed:
-            self._taken = dict(self.calls)
-            run()
-
     def take(self, name: str, value: Any) -> None:
         """A site ran: add its rows."""
         if self._over or sites.in_backward():
-            return
-        if self._rest is not None and self._rest.began:
-            self._rest.give_up()
-        if self._taken.get(name):
-            self._taken[name] -= 1
             return
         x, _ = sites.pick(name, value, self.placement.output)
         axis = self.placement.feature_dim
@@ -189,12 +126,9 @@ class Collector:
             sums.feed(flat.to(sums.work.device), plan.rows)
         self.widths[name] = int(rows.shape[-1])
         self._seen.add(name)
-        if self.may_stop and len(self._seen) == len(self.chosen):
-            if self._rest is not None:
-                self._rest.began = True
-            elif self.once:
-                self._over = True
-                raise _Stop
+        if self.may_stop and self.once and len(self._seen) == len(self.chosen):
+            self._over = True
+            raise _Stop
 
     def _select(self, name: str, rows: Tensor, selection: Selection) -> tuple[Tensor, Plan]:
         """The selected rows (n, d), and their labels."""

@@ -302,45 +302,6 @@ def test_the_pass_stops_behind_the_last_site() -> None:
     assert Loud.ran == 6
 
 
-class Head(torch.nn.Module):
-    """A site, a linear head, and what a flag asks for behind it."""
-
-    def __init__(self, behind: str) -> None:
-        super().__init__()
-        self.site, self.head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 9)
-        self.behind = behind
-        self.heads: list[torch.Tensor] = []
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.site(x)
-        found = self.head(y)
-        self.heads.append(found)
-        if self.behind == "error" and not found.any():
-            raise ValueError("all zeros")
-        while self.behind == "loop" and not found.any():
-            found = self.head(y)
-        return self.site(y) if self.behind == "again" else found
-
-
-@pytest.mark.parametrize("behind", ["nothing", "error", "loop", "again"])
-def test_the_end_of_the_first_pass_is_not_computed_but_where_it_matters(behind: str) -> None:
-    model = Head(behind)
-    batches = [{"x": torch.randn(8, 4), "z": torch.arange(8) % 2} for _ in range(3)]
-    found = snn.collect(model, batches, "site", labels="z")
-    assert not model.heads[0].any()
-    # The control: where zeros lead elsewhere, or the site runs again, the pass is run in full.
-    assert len(model.heads) == 1 or model.heads[-1].any()
-    assert (len(model.heads) > 1) == (behind != "nothing")
-    rows = torch.cat([model.site(b["x"]) for b in batches])
-    if behind == "again":
-        rows = torch.cat([torch.stack([y, model.site(y)]) for y in rows.split(8)]).reshape(-1, 4)
-    labels = np.tile(np.arange(8) % 2, len(rows) // 8)
-    check_moments(found["site"], rows.detach().double().numpy(), np.ones(len(rows)), {"z": labels})
-    assert found["site"].n_rows == len(rows)
-    assert found.n_sequences == 24
-    assert hooks_in(model) == 0
-
-
 def test_a_shared_module_gives_every_call() -> None:
     block = torch.nn.Linear(4, 4)
     model = torch.nn.Sequential(block, torch.nn.Tanh(), block)
