@@ -68,7 +68,7 @@ def test_contenders_of_every_job_give_the_same_result(bench: Any) -> None:
             bound = (sums if job.group in streams else maps) * eps * np.abs(other).max()
             assert np.abs(ours - other).max() <= bound, (job.name, name)
             compared += 1
-    assert compared > 35
+    assert compared >= 30  # without torch and dask; more with them
     erased, kept = (
         way.answer(way.run())
         for way in (bench.jobs_erase.leace_of(moments), bench.jobs_erase.splince_of(moments))
