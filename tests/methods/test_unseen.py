@@ -282,10 +282,11 @@ def test_the_expected_trace_is_that_of_the_advice(name: str) -> None:
 
 
 def test_too_few_rows_expect_nothing() -> None:
-    x, _, z = data(9, 8)
-    report = sf.leace(sf.Moments().update(x, {"z": z}), erase="z").report
-    assert report is not None
-    assert report.variables[0].expected is None
+    x, _, z = data(10, 8)
+    for n, known in ((9, False), (10, True)):
+        report = sf.leace(sf.Moments().update(x[:n], {"z": z[:n]}), erase="z").report
+        assert report is not None
+        assert (report.variables[0].expected is not None) == known
 
 
 # --- the command line ----------------------------------------------------------------------------

@@ -84,6 +84,12 @@ def test_a_fold_has_the_bits_of_its_rows_in_their_order(
     assert state_bytes(folds[0]) != state_bytes(folds[1]), "the control"
 
 
+def test_rows_are_dealt_by_the_published_hash() -> None:
+    """The first numbers that SplitMix64 gives from seed 0."""
+    expected = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert splitmix64(np.arange(3, dtype=np.uint64)).tolist() == expected
+
+
 def test_folds_of_direct_rows_equal_moments_of_them() -> None:
     """Where blocks are full, plain moments have the same bits."""
     X, labels = table(dtype=np.float64)

@@ -406,6 +406,15 @@ def test_no_report_is_dishonest(block: int) -> None:
     assert solved > 60
 
 
+def test_columns_count_from_the_rounding_of_their_sums_on() -> None:
+    """Two columns apart by `gap` deviations: their correlations have an eigenvalue gap^2 / 2."""
+    rng = np.random.default_rng(0)
+    x, (z, other) = rng.normal(size=(400, 6)), rng.normal(size=(2, 400))
+    for gap, rank in ((3e-6, 2), (2e-8, 1)):  # 16 eps k sqrt(n) is 1.4e-13
+        moments = sf.Moments().update(x, {"z": np.stack([z, z + gap * other], axis=1)})
+        assert sf.concept_strength(moments, "z").rank_z == rank
+
+
 def test_a_trace_counts_from_sixteen_roundings_on() -> None:
     """Signs that are orthogonal to the labels, plus a trace of so many powers of two."""
     sign, z = np.tile([1.0, 1.0, -1.0, -1.0], 16), np.tile([1.0, -1.0, 1.0, -1.0], 16)
