@@ -249,6 +249,15 @@ def test_a_part_of_more_rows_is_no_part_however_light() -> None:
 # --- the reference point -------------------------------------------------------------------------
 
 
+def test_a_far_column_of_one_part_alone_keeps_its_digits() -> None:
+    rng = np.random.default_rng(0)
+    X, t = rng.normal(size=(90, 4)), 1e9 + rng.normal(size=40)
+    labelled = Moments().update(X[50:], {"t": t})
+    for bare in (Moments().update(X[:50]), labelled - labelled):
+        found = (bare + labelled).cross_covariance("t")
+        np.testing.assert_allclose(found, labelled.cross_covariance("t"), atol=1e-12)
+
+
 @pytest.mark.parametrize("first", [1, 500])
 @pytest.mark.parametrize(("size", "weight"), [(1e8, 1e-16), (1e12, 1e-24), (1e15, 1e-32)])
 def test_a_light_row_far_away_costs_no_digits(size: float, weight: float, first: int) -> None:

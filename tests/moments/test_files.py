@@ -549,7 +549,7 @@ def test_the_longest_names_can_be_written(tmp_path: Path, name: str) -> None:
 def test_what_names_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
-    with pytest.raises(InputError, match=r"is empty|is a folder"):
+    with pytest.raises(InputError, match="is a folder" if name else "is empty"):
         Moments().update(np.eye(2)).save(name)
 
 

@@ -256,11 +256,17 @@ def test_features_that_only_the_sample_cannot_tell_apart(
     assert excess.mean() < 2 * formula.mean()
     assert excess.max() < 0.5
     assert draws(given, labels, rate, 4, splince)[0].max() < 0.5
-    # What all rows say is the same feature twice stays one dimension.
-    report = leace(sf.Moments(scatter=rate).update(X.astype(dtype), labels)).report
-    assert report is not None
-    assert report.rank_covariance == d - 1
+    # What all rows say is the same feature twice stays one dimension, far from zero, too.
+    for far in (0.0, 3e3):
+        report = leace(sf.Moments(scatter=rate).update((X + far).astype(dtype), labels)).report
+        assert report is not None
+        assert report.rank_covariance == d - 1
+    # A sample of fewer than 4 d rows does not say so; it serves with shrinkage alone.
+    few = sf.Moments(scatter=rate / 2).update(given, labels)
+    solved = few.factored(shrinkage=0.5).factor.solve(np.eye(d))
     monkeypatch.setattr(metric, "_undetermined", lambda *args: np.empty(0, np.intp))
+    again = few.factored(shrinkage=0.5).factor.solve(np.eye(d))
+    np.testing.assert_array_equal(again, solved)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         control = draws(given, labels, rate, 8, leace)[0]
@@ -653,6 +659,10 @@ def test_auto_takes_what_five_percent_need() -> None:
     assert small.parameters.scatter == 1.0
     with pytest.raises(InputError, match="needs the number of rows"):
         sf.Moments.from_blocks(iter([(X, labels)]), scatter="auto")
+    for n, d in ((6000, None), (None, 24)):
+        with pytest.raises(InputError, match="beforehand"):
+            sampled.rate_for("auto", n, d, "blocks", 2)
+        assert sampled.rate_for(1e-3, n, d, "blocks", 2) == 1e-3
     with pytest.raises(InputError, match=r"pass at least 0\.0078"):
         sf.Moments.from_blocks(source, scatter=0.001)
 
