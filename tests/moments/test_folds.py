@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,16 @@ def test_bad_rows_change_no_fold() -> None:
     with pytest.raises(NonFiniteError, match=f"rows {N - 1}"):
         folds.update(X, labels)
     assert [state_bytes(fold) for fold in folds] == before
+
+
+def test_an_update_while_another_thread_reads_a_fold_is_refused() -> None:
+    X, labels = table()
+    folds = Folds(2).update(X, labels)
+    with list(folds)[1].held(), ThreadPoolExecutor(1) as pool:
+        update = pool.submit(folds.update, X, labels)
+        with pytest.raises(sf.SplinceError, match="in use by another thread"):
+            update.result()
+    assert folds.n_rows == N
 
 
 def test_control_c_waits_until_every_fold_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:

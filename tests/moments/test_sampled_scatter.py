@@ -627,6 +627,17 @@ def test_snapshots_folds_and_other_methods() -> None:
     assert max(report.distortion) < 1.0
 
 
+def test_what_is_given_up_costs_no_rows() -> None:
+    """Kept directions that are all dropped are regressors again, as LEACE has them."""
+    moments = sf.Moments(scatter=0.1).update(*gaussian(4000, 16, 1.0))
+    with pytest.warns(sf.DroppedDirectionsWarning):
+        dropped = sf.splince(moments, erase="z", keep="y", max_amplification=1.0).report
+    plain = leace(moments).report
+    assert dropped is not None
+    assert plain is not None
+    assert dropped.expected_excess == pytest.approx(plain.expected_excess, rel=1e-9)
+
+
 def test_report_states_rows_and_excess() -> None:
     X, labels = gaussian(8000, 6, 1.0)
     report = splince(sf.Moments(scatter=0.05).update(X, labels)).report
@@ -642,6 +653,14 @@ def test_report_states_rows_and_excess() -> None:
 def test_a_rate_out_of_range_is_refused(scatter: Any) -> None:
     with pytest.raises(InputError, match="above 0 and at most 1"):
         sf.Moments(scatter=scatter)
+
+
+def test_parts_of_a_source_have_seeds_of_their_own() -> None:
+    given = [{"scatter": scatter, "seed": 3} for scatter in (0.5, 1.0)]
+    assert [sampled.part_of_sample(like, 0) for like in given] == given
+    seeds = [[sampled.part_of_sample(like, i)["seed"] for i in (1, 2)] for like in given]
+    assert len({3, *seeds[0]}) == 3
+    assert seeds[1] == [3, 3]
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, True, "a", 1 << 63])

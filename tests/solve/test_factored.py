@@ -12,8 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 import splince_fast as sf
+from splince_fast._kernels.factor import STATUS_SINGULAR
 from splince_fast._solve.options import OPTIONS, READING, options_of
 from splince_fast.cli import fit
+from splince_fast.methods import recipe
 
 Float = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
@@ -125,6 +127,18 @@ def test_a_snapshot_costs_one_square_matrix() -> None:
 def test_a_snapshot_that_cholesky_refuses_is_refused_at_once() -> None:
     with pytest.raises(sf.SplinceError, match="solver='auto'"):
         sf.Moments().update(np.ones((5, 3))).update(np.eye(3)[:1]).factored(solver="cholesky")
+
+
+def test_a_solve_that_met_a_singular_matrix_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    solve = recipe.oblique
+
+    def failed(*args: Any) -> Any:
+        return solve(*args)._replace(status=STATUS_SINGULAR)
+
+    moments = sf.Moments().update(np.eye(4), {"z": np.arange(4) % 2})
+    monkeypatch.setattr(recipe, "oblique", failed)
+    with pytest.raises(sf.SplinceError, match="singular matrix"):
+        sf.leace(moments, erase="z")
 
 
 def test_unknown_variables_and_other_objects() -> None:
