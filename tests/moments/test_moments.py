@@ -55,7 +55,7 @@ from splince_fast import (
 )
 from splince_fast._kernels import accumulate, blas
 from splince_fast._kernels import apply as row_kernels
-from splince_fast._runtime import blocks as block_sizes
+from splince_fast._runtime import blocks as blocking
 from splince_fast._runtime.arrays import check_values
 from splince_fast.moments import accumulator, buffer, class_sums, column_sums, scatter
 from splince_fast.moments import block as reducing
@@ -878,7 +878,7 @@ def test_many_bad_rows_are_summarised() -> None:
 
 
 def test_more_rows_wait_than_a_block_of_a_wider_dtype_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_sizes, "BLOCK_BYTES", 1 << 12)  # 128 rows of 8 float32, 64 of float64
+    monkeypatch.setattr(blocking, "BLOCK_BYTES", 1 << 12)  # 128 rows of 8 float32, 64 of float64
     X = normal(100, 8)
     moments = Moments().update(X[:99].astype(np.float32)).update(X[99:])
     np.testing.assert_allclose(moments.mean, X.mean(axis=0), atol=1e-7)
