@@ -195,6 +195,16 @@ def test_a_factor_is_free_of_spans_and_admitting_leaves_it_as_it_was() -> None:
     wider = factor.admit(trace)
     assert (wider.admitted, wider.rank, factor.rank) == (1, 6, 5)
     assert np.linalg.norm(factor.whiten(trace)) < 1e-9 < np.linalg.norm(wider.whiten(trace))
+    # What is whitened by it is as uncertain as the least eigenvalue that it counts.
+    assert wider.smallest == factor.tolerance < factor.smallest
+
+
+def test_constants_take_no_rows_and_no_part_of_a_factor() -> None:
+    x = np.full((20, 24), 3.0)
+    x[:, :10] = np.random.default_rng(0).normal(size=(20, 10))
+    factor = sf.Moments().update(x).factored().factor
+    assert (factor.solver, factor.rank) == ("cholesky", 10)
+    assert not factor.unwhiten(np.eye(24))[:, 10:].any()
 
 
 # --- one declaration of options ------------------------------------------------------------------
