@@ -128,6 +128,19 @@ def test_sparse_and_dense_rows_mix_with_late_classes_and_constants() -> None:
     assert not eraser.left[5].any()
 
 
+def test_a_stored_column_far_from_zero_keeps_its_variance_under_weights() -> None:
+    """Weights sum to the whole but for rounding, and that times the square of a mean is much."""
+    rng = np.random.default_rng(0)
+    X = 1e8 + rng.normal(size=(500, 20))
+    for _ in range(4):
+        weight = rng.random(500)
+        of = [
+            sf.Moments(rank=0).update(given, sample_weight=weight)
+            for given in (scipy.sparse.csr_array(X), X)
+        ]
+        np.testing.assert_allclose(state(of[0])[0], state(of[1])[0], rtol=1e-6)
+
+
 def test_duplicates_of_a_sparse_matrix_are_summed_and_the_caller_keeps_his() -> None:
     X = scipy.sparse.csr_array(
         (np.array([1.0, 2.0, 4.0]), np.array([1, 1, 0]), np.array([0, 2, 3])), shape=(2, 3)
