@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pickle
 import struct
 import subprocess
 import sys
@@ -537,6 +538,11 @@ def test_links_are_followed_and_rights_are_kept(tmp_path: Path) -> None:
     assert Moments.load(target).n_rows == 3
     assert target.stat().st_mode & 0o777 == 0o600
     assert os.listdir(tmp_path / "elsewhere") == ["state"]
+
+
+def test_missing_labels_of_rows_that_wait_are_stored() -> None:
+    moments = Moments().update(np.eye(4), {"z": np.array(["a", None, "b", None], object)})
+    assert pickle.loads(pickle.dumps(moments)).class_counts("z") == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize("name", ["a" * 245, "ä" * 127])
