@@ -627,6 +627,14 @@ def test_snapshots_folds_and_other_methods() -> None:
     assert max(report.distortion) < 1.0
 
 
+def test_too_few_rows_for_the_formula_state_no_excess() -> None:
+    """excess = (1 - f) p / (m - p - 2), of m = 10 rows and p regressors."""
+    sample = metric.Sampled(np.zeros(2), np.zeros((0, 2)), 10, 10.0, 0.1, 0, EPS, None)
+    one = np.array([[1.0, 0.0]])
+    assert sample.change(one, one, np.eye(1), 8)[1] is None
+    assert sample.change(one, one, np.eye(1), 7)[1] == pytest.approx(0.9 * 7)
+
+
 def test_what_is_given_up_costs_no_rows() -> None:
     """Kept directions that are all dropped are regressors again, as LEACE has them."""
     moments = sf.Moments(scatter=0.1).update(*gaussian(4000, 16, 1.0))
