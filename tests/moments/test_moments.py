@@ -884,6 +884,22 @@ def test_more_rows_wait_than_a_block_of_a_wider_dtype_has(monkeypatch: pytest.Mo
     np.testing.assert_allclose(moments.mean, X.mean(axis=0), atol=1e-7)
 
 
+@pytest.mark.parametrize("mask", [[[0, 2], [1, 1]], [["a", "b"], ["a", "b"]]])
+def test_a_mask_of_other_values_is_refused(mask: Any) -> None:
+    with pytest.raises(InputError, match="1 and 0"):
+        Moments().update(np.ones((2, 2, 3)), mask=mask)
+
+
+def test_a_blank_column_says_nothing_of_names() -> None:
+    X = normal(8, 3)
+    moments = Moments(kinds={"t": "continuous"}).update(X, {"t": X[:, :2]})
+    moments.update(X, {"t": np.full(8, np.nan)})
+    assert moments.n_rows == 16
+    np.testing.assert_allclose(
+        moments.cross_covariance("t", ddof=0), np.cov(X.T, ddof=0)[:, :2], atol=1e-12
+    )
+
+
 def test_what_is_left_of_float32_rows_is_forgotten_with_them() -> None:
     moments = Moments().update(normal(9, 3).astype(np.float32))
     assert moments.flushed().unit_roundoff > scatter.EPS64
