@@ -246,7 +246,31 @@ def test_a_part_of_more_rows_is_no_part_however_light() -> None:
         whole - Moments().update(normal(30, 3), sample_weight=np.full(30, 0.1))
 
 
+def test_a_checkpoint_is_written_once_for_each_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, positions = Moments.write_checkpoint, []
+
+    def counted(self: Moments, path: Any, stream: dict[str, Any]) -> None:
+        positions.append(stream["position"])
+        write(self, path, stream)
+
+    monkeypatch.setattr(Moments, "write_checkpoint", counted)
+    blocks = [np.eye(3)] * 3
+    Moments.from_blocks(blocks, checkpoint=tmp_path / "run", checkpoint_seconds=0)
+    assert positions == [1, 2, 3]
+
+
 # --- the reference point -------------------------------------------------------------------------
+
+
+def test_a_far_column_of_one_part_alone_keeps_its_digits() -> None:
+    rng = np.random.default_rng(0)
+    X, t = rng.normal(size=(90, 4)), 1e9 + rng.normal(size=40)
+    labelled = Moments().update(X[50:], {"t": t})
+    for bare in (Moments().update(X[:50]), labelled - labelled):
+        found = (bare + labelled).cross_covariance("t")
+        np.testing.assert_allclose(found, labelled.cross_covariance("t"), atol=1e-12)
 
 
 @pytest.mark.parametrize("first", [1, 500])

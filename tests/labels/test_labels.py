@@ -42,6 +42,7 @@ from splince_fast.labels import (
     names_to_json,
 )
 from splince_fast.labels import containers as reading
+from splince_fast.labels.names import listed
 
 pytestmark = pytest.mark.filterwarnings("error")
 fast = settings(max_examples=40, deadline=None)
@@ -1058,6 +1059,11 @@ def test_names_that_json_cannot_give_back_are_not_written(names: Any) -> None:
 def test_true_and_one_are_both_written() -> None:
     names = (True, 1, False, 0, (True,), (1,))
     assert typed(list(names_from_json(names_to_json(names)))) == typed(list(names))
+
+
+@pytest.mark.parametrize(("n", "end"), [(20, "18, 19"), (21, "18, 19 and 1 more")])
+def test_twenty_choices_are_named(n: int, end: str) -> None:
+    assert listed(range(n)).endswith(end)
 
 
 # --- classes that come as floats, and other traps ------------------------------------------------

@@ -355,3 +355,12 @@ def test_bad_input(arguments: dict[str, Any], text: str) -> None:
     options = {"erase": "z"} | {k: v for k, v in arguments.items() if k != "folds"}
     with pytest.raises(sf.InputError, match=text):
         sf.cross_report(folds, **options)
+
+
+def test_splince_that_keeps_nothing_takes_the_options_of_leace() -> None:
+    rng = np.random.default_rng(0)
+    z, y = rng.integers(0, 2, (2, 400))
+    folds = dealt(rng.normal(size=(400, 4)) + z[:, None] + np.outer(y, np.eye(4)[0]), 2, z=z, y=y)
+    assert sf.cross_report(folds, erase="z", keep="y", max_amplification=1e3).method == "splince"
+    with pytest.raises(sf.InputError, match="leace takes no max_amplification="):
+        sf.cross_report(folds, erase="z", max_amplification=1e3)

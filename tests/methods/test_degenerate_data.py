@@ -333,6 +333,17 @@ def test_constant_variables_are_refused_by_name(value: float, classes: bool) -> 
             call()
 
 
+def test_a_column_that_varies_by_rounding_of_its_size_is_constant() -> None:
+    X = np.random.default_rng(0).normal(size=(40, 3))
+    for step, constant in ((2.0**-33, True), (2.0**-24, False)):  # 64 eps 1e6 is 1.4e-8
+        moments = sf.Moments().update(X, {"t": 1e6 + step * (np.arange(40) % 2)})
+        if constant:
+            with pytest.raises(sf.ConstantVariableError):
+                sf.leace(moments, erase="t")
+        else:
+            assert sf.leace(moments, erase="t").rank == 1
+
+
 def test_constant_columns_beside_varying_ones_are_no_matter() -> None:
     data = draw_data(0)
     padded = np.column_stack([np.full(400, 0.1), data.y, np.zeros(400)])

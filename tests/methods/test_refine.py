@@ -95,6 +95,17 @@ def test_weights_constants_and_dropped_rows() -> None:
     assert not eraser.left[4].any()
 
 
+def test_sparse_rows_far_from_zero_measure_as_dense_ones() -> None:
+    """A mean of 1e6 deviations costs images of rows that digit of them once, and not twice."""
+    X, labels = rows(d=12)
+    X += 1e6 * (np.arange(12) < 3)
+    source = sf.sources.from_arrays(scipy.sparse.csr_array(X), labels, block_rows=200)
+    eraser = sf.leace(sf.Moments.from_blocks(source, rank=0), erase="z", refine=source)
+    assert eraser.report is not None
+    # eps |mean| / deviation is 1e-8 for the smallest one, and its square times n 1e-4.
+    assert eraser.report.distortion == pytest.approx(distortion(eraser, np.cov(X.T)), rel=1e-6)
+
+
 def test_folds_refine_as_their_total() -> None:
     X, labels = rows()
     source = sf.sources.from_arrays(X, labels)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 import splince_fast as sf
 from splince_fast._solve import factor as factors
+from splince_fast._solve.held_out import adjusted
 from splince_fast._solve.options import INTENSITIES
 from splince_fast.evaluation.advice import held_out_trace
 from splince_fast.moments import folds as folds_module
@@ -281,11 +282,18 @@ def test_the_expected_trace_is_that_of_the_advice(name: str) -> None:
         assert other.report.variables[0].expected is None
 
 
+def test_correlations_are_adjusted_as_r2_is() -> None:
+    assert adjusted(np.array([0.5]), 11, 4) == pytest.approx((1 - 0.5 * 10 / 6,))
+    assert adjusted(np.array([0.3]), 11, 4) == (0.0,)
+    assert adjusted(np.array([0.3]), 5, 4) == (0.3,)
+
+
 def test_too_few_rows_expect_nothing() -> None:
-    x, _, z = data(9, 8)
-    report = sf.leace(sf.Moments().update(x, {"z": z}), erase="z").report
-    assert report is not None
-    assert report.variables[0].expected is None
+    x, _, z = data(10, 8)
+    for n, known in ((9, False), (10, True)):
+        report = sf.leace(sf.Moments().update(x[:n], {"z": z[:n]}), erase="z").report
+        assert report is not None
+        assert (report.variables[0].expected is not None) == known
 
 
 # --- the command line ----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,12 @@ def test_a_fold_has_the_bits_of_its_rows_in_their_order(
     assert state_bytes(folds[0]) != state_bytes(folds[1]), "the control"
 
 
+def test_rows_are_dealt_by_the_published_hash() -> None:
+    """The first numbers that SplitMix64 gives from seed 0."""
+    expected = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert splitmix64(np.arange(3, dtype=np.uint64)).tolist() == expected
+
+
 def test_folds_of_direct_rows_equal_moments_of_them() -> None:
     """Where blocks are full, plain moments have the same bits."""
     X, labels = table(dtype=np.float64)
@@ -133,6 +140,16 @@ def test_bad_rows_change_no_fold() -> None:
     with pytest.raises(NonFiniteError, match=f"rows {N - 1}"):
         folds.update(X, labels)
     assert [state_bytes(fold) for fold in folds] == before
+
+
+def test_an_update_while_another_thread_reads_a_fold_is_refused() -> None:
+    X, labels = table()
+    folds = Folds(2).update(X, labels)
+    with list(folds)[1].held(), ThreadPoolExecutor(1) as pool:
+        update = pool.submit(folds.update, X, labels)
+        with pytest.raises(sf.SplinceError, match="in use by another thread"):
+            update.result()
+    assert folds.n_rows == N
 
 
 def test_control_c_waits_until_every_fold_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:

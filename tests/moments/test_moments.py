@@ -55,6 +55,7 @@ from splince_fast import (
 )
 from splince_fast._kernels import accumulate, blas
 from splince_fast._kernels import apply as row_kernels
+from splince_fast._runtime import blocks as blocking
 from splince_fast._runtime.arrays import check_values
 from splince_fast.moments import accumulator, buffer, class_sums, column_sums, scatter
 from splince_fast.moments import block as reducing
@@ -874,6 +875,44 @@ def test_many_bad_rows_are_summarised() -> None:
     X = np.full((1000, 2), np.nan)
     with pytest.raises(NonFiniteError, match=r"1000 of 1000 rows \(rows 0, 1, 2, 3, 4, \.\.\.\)"):
         Moments().update(X)
+
+
+def test_more_rows_wait_than_a_block_of_a_wider_dtype_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "BLOCK_BYTES", 1 << 12)  # 128 rows of 8 float32, 64 of float64
+    X = normal(100, 8)
+    moments = Moments().update(X[:99].astype(np.float32)).update(X[99:])
+    np.testing.assert_allclose(moments.mean, X.mean(axis=0), atol=1e-7)
+
+
+@pytest.mark.parametrize("mask", [[[0, 2], [1, 1]], [["a", "b"], ["a", "b"]]])
+def test_a_mask_of_other_values_is_refused(mask: Any) -> None:
+    with pytest.raises(InputError, match="1 and 0"):
+        Moments().update(np.ones((2, 2, 3)), mask=mask)
+
+
+def test_a_blank_column_says_nothing_of_names() -> None:
+    X = normal(8, 3)
+    moments = Moments(kinds={"t": "continuous"}).update(X, {"t": X[:, :2]})
+    moments.update(X, {"t": np.full(8, np.nan)})
+    assert moments.n_rows == 16
+    np.testing.assert_allclose(
+        moments.cross_covariance("t", ddof=0), np.cov(X.T, ddof=0)[:, :2], atol=1e-12
+    )
+
+
+def test_what_is_left_of_float32_rows_is_forgotten_with_them() -> None:
+    moments = Moments().update(normal(9, 3).astype(np.float32))
+    assert moments.flushed().unit_roundoff > scatter.EPS64
+    assert (moments - moments).update(normal(9, 3)).flushed().unit_roundoff == scatter.EPS64
+
+
+@pytest.mark.parametrize("weight", [None, np.array([0.0, 1.0, 1.0, 1.0])])
+def test_arrow_labels_of_rows_without_weight(weight: Any) -> None:
+    pa = pytest.importorskip("pyarrow")
+    moments = Moments().update(
+        normal(4, 3), {"z": pa.array(["a", "b", "a", "b"])}, sample_weight=weight
+    )
+    assert moments.class_counts("z") == ({"a": 2, "b": 2} if weight is None else {"a": 1, "b": 2})
 
 
 def test_a_far_off_bad_value_is_found_in_every_layout() -> None:

@@ -128,6 +128,19 @@ def test_sparse_and_dense_rows_mix_with_late_classes_and_constants() -> None:
     assert not eraser.left[5].any()
 
 
+def test_a_stored_column_far_from_zero_keeps_its_variance_under_weights() -> None:
+    """Weights sum to the whole but for rounding, and that times the square of a mean is much."""
+    rng = np.random.default_rng(0)
+    X = 1e8 + rng.normal(size=(500, 20))
+    for _ in range(4):
+        weight = rng.random(500)
+        of = [
+            sf.Moments(rank=0).update(given, sample_weight=weight)
+            for given in (scipy.sparse.csr_array(X), X)
+        ]
+        np.testing.assert_allclose(state(of[0])[0], state(of[1])[0], rtol=1e-6)
+
+
 def test_duplicates_of_a_sparse_matrix_are_summed_and_the_caller_keeps_his() -> None:
     X = scipy.sparse.csr_array(
         (np.array([1.0, 2.0, 4.0]), np.array([1, 1, 0]), np.array([0, 2, 3])), shape=(2, 3)
@@ -248,6 +261,12 @@ def test_shrinkage_by_a_number() -> None:
     exact = sf.leace(sf.Moments().update(X, labels), erase="z", shrinkage=0.3)
     found = sf.leace(moments, erase="z", shrinkage=0.3)
     np.testing.assert_allclose(found.matrix(), exact.matrix(), atol=1e-8)
+    few = sf.Moments(rank=3).update(X, labels)
+    metric = few.factored().metric
+    assert metric is not None
+    target = 0.7 * metric.gram(np.eye(24)) + 0.3 * metric.variances.mean() * np.eye(24)
+    shrunk = few.factored(shrinkage=0.3).factor.solve(np.eye(24))
+    np.testing.assert_allclose(shrunk @ target, np.eye(24), atol=1e-9)
     for policy in ("oas", "ledoit-wolf", "cv"):
         with pytest.raises(InputError, match=r"whole covariance|folds"):
             sf.leace(moments, erase="z", shrinkage=policy)
@@ -265,6 +284,18 @@ def test_rounding_cannot_make_the_variances_wrong() -> None:
     assert (
         np.einsum("ij,ij->i", found.vectors, found.vectors) <= found.variances * (1 + 4 * EPS)
     ).all()
+
+
+def test_what_varies_by_rounding_alone_explains_nothing() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(50, 9))
+    X[:, 4] *= 1e-9
+    centred = X - X.mean(axis=0)
+    S, signs = centred.T @ centred, sketch.signs(9, 4, 0)
+    for mean, varies in ((0.0, True), (1e9, False)):
+        found = nystroem(np.diag(S).copy(), S @ signs, signs, 50.0, mean * (np.arange(9) == 4))
+        assert found.vectors[4].any() == varies
+        assert (found.own[4] > 0) == varies
 
 
 # --- what is refused -----------------------------------------------------------------------------

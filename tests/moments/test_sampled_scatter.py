@@ -256,11 +256,17 @@ def test_features_that_only_the_sample_cannot_tell_apart(
     assert excess.mean() < 2 * formula.mean()
     assert excess.max() < 0.5
     assert draws(given, labels, rate, 4, splince)[0].max() < 0.5
-    # What all rows say is the same feature twice stays one dimension.
-    report = leace(sf.Moments(scatter=rate).update(X.astype(dtype), labels)).report
-    assert report is not None
-    assert report.rank_covariance == d - 1
+    # What all rows say is the same feature twice stays one dimension, far from zero, too.
+    for far in (0.0, 3e3):
+        report = leace(sf.Moments(scatter=rate).update((X + far).astype(dtype), labels)).report
+        assert report is not None
+        assert report.rank_covariance == d - 1
+    # A sample of fewer than 4 d rows does not say so; it serves with shrinkage alone.
+    few = sf.Moments(scatter=rate / 2).update(given, labels)
+    solved = few.factored(shrinkage=0.5).factor.solve(np.eye(d))
     monkeypatch.setattr(metric, "_undetermined", lambda *args: np.empty(0, np.intp))
+    again = few.factored(shrinkage=0.5).factor.solve(np.eye(d))
+    np.testing.assert_array_equal(again, solved)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         control = draws(given, labels, rate, 8, leace)[0]
@@ -621,6 +627,25 @@ def test_snapshots_folds_and_other_methods() -> None:
     assert max(report.distortion) < 1.0
 
 
+def test_too_few_rows_for_the_formula_state_no_excess() -> None:
+    """excess = (1 - f) p / (m - p - 2), of m = 10 rows and p regressors."""
+    sample = metric.Sampled(np.zeros(2), np.zeros((0, 2)), 10, 10.0, 0.1, 0, EPS, None)
+    one = np.array([[1.0, 0.0]])
+    assert sample.change(one, one, np.eye(1), 8)[1] is None
+    assert sample.change(one, one, np.eye(1), 7)[1] == pytest.approx(0.9 * 7)
+
+
+def test_what_is_given_up_costs_no_rows() -> None:
+    """Kept directions that are all dropped are regressors again, as LEACE has them."""
+    moments = sf.Moments(scatter=0.1).update(*gaussian(4000, 16, 1.0))
+    with pytest.warns(sf.DroppedDirectionsWarning):
+        dropped = sf.splince(moments, erase="z", keep="y", max_amplification=1.0).report
+    plain = leace(moments).report
+    assert dropped is not None
+    assert plain is not None
+    assert dropped.expected_excess == pytest.approx(plain.expected_excess, rel=1e-9)
+
+
 def test_report_states_rows_and_excess() -> None:
     X, labels = gaussian(8000, 6, 1.0)
     report = splince(sf.Moments(scatter=0.05).update(X, labels)).report
@@ -638,6 +663,14 @@ def test_a_rate_out_of_range_is_refused(scatter: Any) -> None:
         sf.Moments(scatter=scatter)
 
 
+def test_parts_of_a_source_have_seeds_of_their_own() -> None:
+    given = [{"scatter": scatter, "seed": 3} for scatter in (0.5, 1.0)]
+    assert [sampled.part_of_sample(like, 0) for like in given] == given
+    seeds = [[sampled.part_of_sample(like, i)["seed"] for i in (1, 2)] for like in given]
+    assert len({3, *seeds[0]}) == 3
+    assert seeds[1] == [3, 3]
+
+
 @pytest.mark.parametrize("seed", [-1, 1.5, True, "a", 1 << 63])
 def test_a_seed_out_of_range_is_refused(seed: Any) -> None:
     with pytest.raises(InputError, match="seed"):
@@ -653,6 +686,10 @@ def test_auto_takes_what_five_percent_need() -> None:
     assert small.parameters.scatter == 1.0
     with pytest.raises(InputError, match="needs the number of rows"):
         sf.Moments.from_blocks(iter([(X, labels)]), scatter="auto")
+    for n, d in ((6000, None), (None, 24)):
+        with pytest.raises(InputError, match="beforehand"):
+            sampled.rate_for("auto", n, d, "blocks", 2)
+        assert sampled.rate_for(1e-3, n, d, "blocks", 2) == 1e-3
     with pytest.raises(InputError, match=r"pass at least 0\.0078"):
         sf.Moments.from_blocks(source, scatter=0.001)
 

@@ -12,8 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 import splince_fast as sf
+from splince_fast._kernels.factor import STATUS_SINGULAR
 from splince_fast._solve.options import OPTIONS, READING, options_of
 from splince_fast.cli import fit
+from splince_fast.methods import recipe
 
 Float = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
@@ -118,11 +120,25 @@ def test_a_snapshot_costs_one_square_matrix() -> None:
     assert 8 * 300**2 <= kept.nbytes < 1.1 * 8 * 300**2
     few = sf.Moments().update(rng.normal(size=(100, 300)), {"z": np.arange(100) % 2}).factored()
     assert 2 * 8 * 300**2 <= few.nbytes < 2.1 * 8 * 300**2
+    sketch = sf.Moments(rank=50).update(rng.normal(size=(99, 300)), {"z": np.arange(99) % 2})
+    assert 2 * 8 * 300 * 50 <= sketch.factored().nbytes < 2.2 * 8 * 300 * 50
 
 
 def test_a_snapshot_that_cholesky_refuses_is_refused_at_once() -> None:
     with pytest.raises(sf.SplinceError, match="solver='auto'"):
         sf.Moments().update(np.ones((5, 3))).update(np.eye(3)[:1]).factored(solver="cholesky")
+
+
+def test_a_solve_that_met_a_singular_matrix_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    solve = recipe.oblique
+
+    def failed(*args: Any) -> Any:
+        return solve(*args)._replace(status=STATUS_SINGULAR)
+
+    moments = sf.Moments().update(np.eye(4), {"z": np.arange(4) % 2})
+    monkeypatch.setattr(recipe, "oblique", failed)
+    with pytest.raises(sf.SplinceError, match="singular matrix"):
+        sf.leace(moments, erase="z")
 
 
 def test_unknown_variables_and_other_objects() -> None:
@@ -179,6 +195,16 @@ def test_a_factor_is_free_of_spans_and_admitting_leaves_it_as_it_was() -> None:
     wider = factor.admit(trace)
     assert (wider.admitted, wider.rank, factor.rank) == (1, 6, 5)
     assert np.linalg.norm(factor.whiten(trace)) < 1e-9 < np.linalg.norm(wider.whiten(trace))
+    # What is whitened by it is as uncertain as the least eigenvalue that it counts.
+    assert wider.smallest == factor.tolerance < factor.smallest
+
+
+def test_constants_take_no_rows_and_no_part_of_a_factor() -> None:
+    x = np.full((20, 24), 3.0)
+    x[:, :10] = np.random.default_rng(0).normal(size=(20, 10))
+    factor = sf.Moments().update(x).factored().factor
+    assert (factor.solver, factor.rank) == ("cholesky", 10)
+    assert not factor.unwhiten(np.eye(24))[:, 10:].any()
 
 
 # --- one declaration of options ------------------------------------------------------------------

@@ -110,6 +110,7 @@ def test_float32_rows_with_a_large_common_direction(
     factor: float, n: int, d: int, related: bool, null_space: str
 ) -> None:
     x, z, y = spiked(factor, n, d, related)
+    x[:, -1] = 0.5  # a constant beside directions that are nearly so
     moments = sf.Moments().update(x, {"z": z, "y": y})
     hot_z, hot_y = indicators(z), indicators(y)
     eraser = silently(sf.splince, moments, erase="z", keep="y", null_space=null_space)
@@ -404,6 +405,15 @@ def test_no_report_is_dishonest(block: int) -> None:
             slack /= float(np.linalg.norm(span))
             assert truth <= 10 * max(variable.residual, variable.bound) + slack, seed
     assert solved > 60
+
+
+def test_columns_count_from_the_rounding_of_their_sums_on() -> None:
+    """Two columns apart by `gap` deviations: their correlations have an eigenvalue gap^2 / 2."""
+    rng = np.random.default_rng(0)
+    x, (z, other) = rng.normal(size=(400, 6)), rng.normal(size=(2, 400))
+    for gap, rank in ((3e-6, 2), (2e-8, 1)):  # 16 eps k sqrt(n) is 1.4e-13
+        moments = sf.Moments().update(x, {"z": np.stack([z, z + gap * other], axis=1)})
+        assert sf.concept_strength(moments, "z").rank_z == rank
 
 
 def test_a_trace_counts_from_sixteen_roundings_on() -> None:

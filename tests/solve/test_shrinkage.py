@@ -141,3 +141,9 @@ def test_no_shrinkage_is_shrinkage_by_nothing() -> None:
     np.testing.assert_array_equal(
         erase("splince", moments, shrinkage=0.0).matrix(), erase("splince", moments).matrix()
     )
+
+
+@pytest.mark.parametrize("policy", ESTIMATORS)
+def test_what_is_isotropic_is_its_own_target(policy: str) -> None:
+    moments = sf.Moments(ledoit_wolf=True).update(np.array([[1.0], [-1.0], [1.0], [-1.0]]))
+    assert _shrinkage(moments.flushed(), policy) == 1.0

@@ -793,7 +793,7 @@ def test_a_stream_holds_nothing_that_was_dropped(pa: Any, block_rows: int) -> No
 
 
 def test_files_that_do_not_fit_together(pa: Any, pq: Any, tmp_path: Path) -> None:
-    for d in (2, 3):
+    for d in (2, 3, 4):
         pq.write_table(arrow_table(Data(4, d), "fixed"), tmp_path / f"{d}.parquet")
     with pytest.raises(InputError, match=r"3 values per row in .*3\.parquet' but 2 in"):
         from_parquet(tmp_path, embedding="e")
