@@ -34,7 +34,7 @@ def _rows() -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     if folder.is_dir() and pick(True, False):
         X, y, z = (np.load(folder / f"{name}.npy") for name in ("X", "y", "z"))
         return X, y, z
-    data = problem(*pick((20_000, 384), (1500, 8)))
+    data = problem(*pick((40_000, 384), (1500, 8)))
     return data.X, data.y, data.z
 
 
