@@ -34,14 +34,11 @@ class Rows:
         In which they are computed with: float32 for floats of at most 32 bits, else float64.
     direct : bool
         The kernels can read `array` where it lies: of that dtype, C-contiguous and aligned.
-    tensor : bool
-        They came as a torch tensor.
     """
 
     array: NDArray[Any]
     dtype: np.dtype[Any]
     direct: bool
-    tensor: bool = False
 
     @classmethod
     def of(cls, X: Any, *, width: int | None = None, name: str = "X") -> Rows:
@@ -51,13 +48,12 @@ class Rows:
             if dtype is _FLOAT32 or dtype is _FLOAT64:
                 flags = X.flags
                 return cls(X, dtype, bool(flags.c_contiguous and flags.aligned))
-        tensor = type(X) is not np.ndarray and is_tensor(X)
-        return cls.known(as_rows(X, width=width, name=name), tensor=tensor)
+        return cls.known(as_rows(X, width=width, name=name))
 
     @classmethod
-    def known(cls, array: NDArray[Any], *, tensor: bool = False) -> Rows:
+    def known(cls, array: NDArray[Any]) -> Rows:
         """Look at a 2-D array of real numbers."""
-        return cls(array, working_dtype(array.dtype), is_direct(array), tensor)
+        return cls(array, working_dtype(array.dtype), is_direct(array))
 
     def __len__(self) -> int:
         return len(self.array)
