@@ -6,12 +6,14 @@ import contextlib
 import importlib
 import os
 import sys
+import threading
 from typing import Any
 
 # Another object in a forked child: to look at it costs no system call, as os.getpid does.
 process = object()
 
-_held: list[Any] = []
+# Numba's lock, by the thread that forks: another one may fork as soon as it is released.
+_held: dict[int, Any] = {}
 
 
 def _before() -> None:
@@ -26,12 +28,13 @@ def _before() -> None:
     lock = getattr(compiler, "global_compiler_lock", None)
     if lock is not None:
         lock.acquire()
-        _held.append(lock)
+        _held[threading.get_ident()] = lock
 
 
 def _after() -> None:
-    while _held:
-        _held.pop().release()
+    lock = _held.pop(threading.get_ident(), None)
+    if lock is not None:
+        lock.release()
 
 
 def _in_child() -> None:

@@ -73,7 +73,8 @@ def _in_unit_interval(value: Any) -> bool:
     return _is_number(value) and 0 <= float(value) <= 1
 
 
-def _is_integer(value: object) -> bool:
+def is_integer(value: object) -> bool:
+    """Whether a value is an integer of Python or NumPy, and no boolean."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
@@ -177,7 +178,7 @@ READING = {
         Option(
             "rank",
             None,
-            lambda r: r is None or (_is_integer(r) and 0 <= r < 1 << 31),
+            lambda r: r is None or (is_integer(r) and 0 <= r < 1 << 31),
             "an integer from 0 to the number of features, the columns of the sketch that stands "
             "for the covariance (0: variances alone), or None for all of the covariance",
             METHODS,
@@ -188,7 +189,7 @@ READING = {
         Option(
             "passes",
             0,
-            lambda n: _is_integer(n) and 0 <= n <= MOST_PASSES,
+            lambda n: is_integer(n) and 0 <= n <= MOST_PASSES,
             f"an integer from 0 to {MOST_PASSES}",
             _WHITENED,
             "with a rank: read the rows so often again, each time for a smaller change of them",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import _cells, _checks, _linear, _protocol
 from splince_fast.evaluation._data import check_rows, fingerprint, present, read_rows
 from splince_fast.evaluation._identity import source_of
@@ -169,8 +170,7 @@ def make_plan(
             _cells.check_classes(name, _cells.Coded(encoded.classes, encoded.codes))
     levels, protocol = _levels(association, y, concepts, tied, groups)
     for name, value in (("n_seeds", n_seeds), ("random_state", random_state)):
-        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-        if not whole or value < (name == "n_seeds"):
+        if not is_integer(value) or value < (name == "n_seeds"):
             raise InputError(f"{name} is {value!r}; it must be an integer of at least 0 (1 seed)")
     parts = None if test is None else _parts(test, n)
     most = _most_rows(rows.shape[1])

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels.factor import STATUS_OK, Factor
 from splince_fast._solve.oblique import oblique
-from splince_fast._solve.options import MOST_PASSES, Options
+from splince_fast._solve.options import MOST_PASSES, Options, is_integer
 from splince_fast._solve.ritz import Span
 from splince_fast.exceptions import InputError
 from splince_fast.moments.factored import Factored
@@ -47,8 +47,7 @@ class Refinement:
     @classmethod
     def of(cls, source: Any, passes: Any) -> Refinement | None:
         """Check what a method was given; None where nothing is to be refined."""
-        whole = isinstance(passes, int | np.integer) and not isinstance(passes, bool)
-        if not whole or not 1 <= passes <= MOST_PASSES:
+        if not is_integer(passes) or not 1 <= passes <= MOST_PASSES:
             raise InputError(f"passes is {passes!r}; it must be an integer from 1 to {MOST_PASSES}")
         if source is None:
             if passes != 1:

@@ -16,6 +16,7 @@ from splince_fast._runtime import files
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast._runtime.interrupts import Deferred
 from splince_fast._runtime.memory import total_memory
+from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import FileFormatError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
 from splince_fast.moments.class_sums import ClassSums
@@ -117,8 +118,7 @@ class Folds(Sequence[Moments]):
     """
 
     def __init__(self, n_folds: int, *, groups: str | None = None, **parameters: Any) -> None:
-        whole = isinstance(n_folds, int | np.integer) and not isinstance(n_folds, bool)
-        if not whole or not 2 <= n_folds <= _MOST:
+        if not is_integer(n_folds) or not 2 <= n_folds <= _MOST:
             raise InputError(f"folds is {n_folds!r}; it must be an integer from 2 to {_MOST}")
         if groups is not None and not isinstance(groups, str):
             raise InputError(f"groups is {groups!r}; it must be the name of a variable")

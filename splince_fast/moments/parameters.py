@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from splince_fast._runtime.blocks import check_block_rows, choose_block_rows
-from splince_fast._solve.options import check_reading
+from splince_fast._solve.options import check_reading, is_integer
 from splince_fast.exceptions import IncompatibleMomentsError, InputError
 
 
@@ -121,6 +119,6 @@ class Parameters:
 
 
 def _check_seed(seed: Any) -> int:
-    if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or not 0 <= seed < 1 << 63:
+    if not is_integer(seed) or not 0 <= seed < 1 << 63:
         raise InputError(f"seed is {seed!r}; it must be an integer from 0 to 2**63 - 1")
     return int(seed)
