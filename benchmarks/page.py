@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from benchmarks import compare, jobs_growth, machine
 from benchmarks.jobs import FLOOR, NUMPY, OURS, SERIAL
 from benchmarks.peers import CE, DASK_COV, ONEDAL
+from splince_fast.moments.sampled import rate_for
 
 Results = dict[str, Any]
 Line = tuple[str, str, str]  # of a table: a job, a contender, and what it is called there
@@ -215,8 +215,8 @@ def _large(results: Results) -> str:
     if not whole or not sums:
         return ""
     rows = 1e9 / 3600
-    share = 2.0 ** -math.floor(math.log2(1e9 / (21 * 8192)))  # of the rows, as "auto" chooses it
     every_row = rows * 4 * whole["median"]
+    share = rate_for("auto", 10**9, 8192, "the rows", folds=1)
     sampled = rows * 2 * sums["median"] + share * every_row
     text = f' A billion rows: {every_row:.1f} h; scatter="auto" {sampled:.1f} h'
     pair = entry(results, "cluster/1,048,576 rows/2048")
