@@ -1,9 +1,9 @@
 """Interleaved timing: contenders alternate, so that drift of the machine cancels in ratios.
 
 Every round runs each contender once, in rotating order. A sample repeats a short call until it
-lasts long enough for the clock. A pause before each sample lets the thread pool of the previous
-contender go to sleep (OpenBLAS and OpenMP threads spin for some milliseconds after a product; on a
-machine with few cores they would slow the next contender down).
+lasts long enough for the clock. Before each sample the thread pool of the previous contender goes
+to sleep: threads of OpenBLAS wait for more work in a loop, a tenth of a second on some machines,
+and where cores are few they would slow the next contender down.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from time import perf_counter, sleep
+from time import perf_counter, process_time, sleep
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 SIZE = "SPLINCE_FAST_BENCH"
 _LEAST_SECONDS = 0.02
-_PAUSE_SECONDS = 0.06
+_PAUSE_SECONDS = 0.1  # about as long as the threads of a pool run on
 # A first call touches new memory and is not counted, unless it takes this long and the budget.
 _LONG_SECONDS = 2.0
 _ROUNDS = (3, 9)
@@ -129,9 +129,18 @@ def interleave(contenders: Mapping[str, Contender], *, budget: float = 8.0) -> d
     for number in range(min(most, max(_ROUNDS[0], int(budget / max(cost, 1e-9))))):
         shift = number % max(1, len(repeated))
         for name in repeated[shift:] + repeated[:shift]:
-            sleep(pause)
+            _rest(pause / 5)
             samples[name].append(_sample(contenders[name], counts[name]))
     return {name: np.array(found) / contenders[name].units for name, found in samples.items()}
+
+
+def _rest(step: float) -> None:
+    """Wait until no thread of this process takes a tenth of a core; 25 steps at most."""
+    for _ in range(25 if step else 0):
+        before = process_time()
+        sleep(step)
+        if process_time() - before < 0.1 * step:
+            return
 
 
 def _sample(contender: Contender, count: int) -> float:

@@ -181,6 +181,16 @@ def test_contenders_alternate_and_long_calls_are_not_repeated(
     assert timings["long"][0] >= 0.25 / 2, "control: the time of a call is"
 
 
+def test_a_sample_waits_until_threads_of_the_last_one_sleep(bench: Any, monkeypatch: Any) -> None:
+    clock = Clock(bench, monkeypatch)
+    monkeypatch.setattr(bench.timing, "process_time", lambda: min(clock.now, 0.1))
+    bench.timing._rest(0.02)
+    assert 0.1 < clock.now < 0.15, "one step more than the threads run"
+    monkeypatch.setattr(bench.timing, "process_time", lambda: clock.now)
+    bench.timing._rest(0.02)
+    assert 0.5 < clock.now < 0.65, "control: what never ends is seen, and not waited for"
+
+
 def allocating(size: int) -> Any:
     def work() -> bytearray:
         block = bytearray(b"x") * size
