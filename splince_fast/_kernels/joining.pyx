@@ -107,7 +107,7 @@ cdef class Joining:
         if accumulator.buffer is not self.buffer or self.buffer.joining is not self:
             return False
         start = self.buffer.filled
-        if not 0 < start < self.capacity - 1:
+        if start >= self.capacity - 1:
             return False
         target = self.at + start * self.row_bytes
         PyObject_GetBuffer(X, &view, PyBUF_STRIDES)

@@ -257,12 +257,13 @@ def single(dtype: Any = np.float32) -> tuple[Any, dict[str, Any]]:
     ("interfere", "more"),
     [
         (lambda moments: moments.mean, 0),
+        (lambda moments: [moments.mean, moments.update(*single())], 1),
         (lambda moments: moments.update(*single(np.float64)), 1),
         (lambda moments: moments.update(*single(), sample_weight=[2.0]), 1),
         (lambda moments: moments.update(single()[0], {"y": np.array([0])}), 1),
         (lambda moments: moments.update(*single()), 1),
     ],
-    ids=["merged", "widened", "weighted", "labelled", "one more"],
+    ids=["merged", "merged and begun", "widened", "weighted", "labelled", "one more"],
 )
 def test_rows_that_change_while_a_label_is_looked_up_lose_no_row(
     interfere: Any, more: int, monkeypatch: pytest.MonkeyPatch
