@@ -8,7 +8,6 @@ MOST_VARIABLES: int
 class Joining:
     def __init__(
         self,
-        buffer: object,
         rows: NDArray[Any],
         variables: Sequence[tuple[object, object, NDArray[Any]]],
     ) -> None: ...

@@ -46,22 +46,21 @@ cdef class Joining:
 
     Parameters
     ----------
-    buffer : Buffer
     rows : (capacity, d) float32 or float64, C-contiguous
-        Those of the buffer.
+        Those of a buffer, whose `joining` this object is while they wait there.
     variables : sequence of at most MOST_VARIABLES (name, ClassSums, codes)
         `codes`, (capacity,) intp, are those of the rows that wait.
     """
 
-    cdef object buffer, rows, dtype
+    cdef object rows, dtype
     cdef list variables
     cdef char* at
     cdef Py_ssize_t capacity, width, row_bytes
     cdef bint single
 
-    def __init__(self, buffer, rows, variables):
+    def __init__(self, rows, variables):
         cdef Py_buffer view
-        self.buffer, self.rows, self.dtype = buffer, rows, rows.dtype
+        self.rows, self.dtype = rows, rows.dtype
         self.variables = [Codes(*parts) for parts in variables]
         self.capacity, self.width = rows.shape
         self.single = self.dtype.itemsize == 4
@@ -87,7 +86,7 @@ cdef class Joining:
         cdef bint fits
         cdef char* target
         cdef Codes codes
-        if type(X) is not ndarray or X.dtype is not self.dtype:
+        if type(X) is not ndarray or X.dtype is not self.dtype or X.ndim != 2 or len(X) != 1:
             return False
         if labels is None:
             if n:
@@ -104,15 +103,15 @@ cdef class Joining:
                 return False
         if lock.writer is not None or lock.readers:
             return False
-        if accumulator.buffer is not self.buffer or self.buffer.joining is not self:
+        buffer = accumulator.buffer
+        if buffer is None or buffer.joining is not self:
             return False
-        start = self.buffer.filled
+        start = buffer.filled
         if start >= self.capacity - 1:
             return False
         target = self.at + start * self.row_bytes
         PyObject_GetBuffer(X, &view, PyBUF_STRIDES)
-        fits = (view.ndim == 2 and view.shape[0] == 1 and view.shape[1] == self.width
-                and view.strides[1] * self.width == self.row_bytes)
+        fits = view.shape[1] == self.width and view.strides[1] * self.width == self.row_bytes
         if fits:
             memcpy(target, view.buf, self.row_bytes)
         PyBuffer_Release(&view)
@@ -120,7 +119,7 @@ cdef class Joining:
             return False
         for i in range(n):
             (<Codes>self.variables[i]).at[start] = found[i]
-        self.buffer.filled = start + 1
+        buffer.filled = start + 1
         return True
 
 

@@ -235,6 +235,7 @@ def _enumerated(categories: Any) -> tuple[ClassName, ...]:
 
 
 _NESTED = (tuple, list, Mapping, Set)
+
 # Class names of the categories of pandas, by the id of the Index that holds them.
 _names_of_index: dict[int, tuple[weakref.ref[Any], tuple[ClassName, ...]]] = {}
 

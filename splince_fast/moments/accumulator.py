@@ -462,9 +462,8 @@ def sweep_of(asked: list[Request], n: int) -> tuple[NDArray[np.intp], int, Float
         if request.values is not None:
             values.append(request.values)
     stacked = np.array(codes, np.intp) if codes else np.empty((0, n), np.intp)
-    joined = np.empty((0, n)) if not values else values[0]
-    if len(values) > 1:
-        joined = np.concatenate(values)
-    if len(joined) < MATRIX_PRODUCT_FROM:  # the sweep goes along them
+    values = values or [np.empty((0, n))]
+    joined = values[0] if len(values) == 1 else np.concatenate(values)
+    if len(joined) < MATRIX_PRODUCT_FROM:  # the sweep goes along each
         joined = np.ascontiguousarray(joined)
     return stacked, n_sums, joined

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from splince_fast.moments.variable import Labels, Variable
 Float = NDArray[np.float64]
 
 _PART_BYTES = 1 << 20
+# Without it nothing keeps other threads away while a single row joins those that wait.
+_HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 @dataclass(slots=True)
@@ -153,12 +156,13 @@ class Buffer:
         """
         known = [(name, variables[name], codes) for name, codes in self._labels.items()]
         if (
-            self._weight is None
+            _HAS_GIL
+            and self._weight is None
             and len(known) <= MOST_VARIABLES
             and all(isinstance(variable, ClassSums) for _, variable, _ in known)
             and kinds.keys() <= self._labels.keys()
         ):
-            self.joining = Joining(self, self.rows, known)
+            self.joining = Joining(self.rows, known)
 
     def contents(self) -> LabelledRows:
         """What waits, as views."""

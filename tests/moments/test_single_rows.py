@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
+import weakref
 from functools import cache
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from naive_model import state_bytes
 
 from splince_fast import LabelError, Moments, SplinceError
+from splince_fast.moments import buffer
 from splince_fast.moments import moments as module
 from splince_fast.moments.buffer import Buffer
 from splince_fast.moments.class_sums import ClassSums
@@ -247,6 +250,41 @@ def test_a_single_row_is_refused_while_another_thread_writes_or_reads() -> None:
             thread.join()
         assert moments.n_rows == 3
     assert moments.update(row(), labels()).n_rows == 4
+
+
+@pytest.mark.parametrize("n", [0, 1, 16, 17, 40])
+def test_single_rows_have_any_number_of_variables(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> tuple[Any, ...]:
+        moments = Moments(block_rows=BLOCK)
+        for i in range(5):
+            moments.update(row(), {f"z{k}": np.array([(i + k) % 2]) for k in range(n)})
+        return outcome(moments, row())
+
+    found = run()
+    without_the_short_way(monkeypatch)
+    assert found == run()
+
+
+def test_there_is_no_short_way_without_the_lock_of_the_interpreter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(buffer, "_HAS_GIL", False)
+    moments = waiting()
+    monkeypatch.setattr(module, "read_update", lambda *_: pytest.fail("the way of any row"))
+    with pytest.raises(pytest.fail.Exception):
+        moments.update(*LIKE["plain"])
+
+
+def test_moments_that_single_rows_wait_in_are_freed_at_once() -> None:
+    moments = waiting()
+    moments.update(*LIKE["plain"])
+    gone = weakref.ref(moments._accumulator.buffer)
+    gc.disable()
+    try:
+        del moments
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def single(dtype: Any = np.float32) -> tuple[Any, dict[str, Any]]:
