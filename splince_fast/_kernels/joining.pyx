@@ -98,7 +98,8 @@ cdef class Joining:
             column = PyDict_GetItemWithError(labels, codes.name)
             if column is NULL:
                 return False
-            found[i] = codes.code_of(<object>column)
+            given = <object>column  # a reference of its own: to read a label may run any code
+            found[i] = codes.code_of(given)
             if found[i] < 0:
                 return False
         if lock.writer is not None or lock.readers:
