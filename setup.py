@@ -42,7 +42,7 @@ setup(
                 extra_compile_args=compile_args,
                 extra_link_args=link_args,
             )
-            for name in ("blas", "factor", "oblique", "spans")
+            for name in ("blas", "factor", "joining", "oblique", "spans")
         ],
         compiler_directives={
             "language_level": 3,

@@ -191,17 +191,24 @@ def _classes(dtype: str, d: int) -> Ways:
 
 @job("labels/512 columns/{dtype}/512", "row", within(FLOOR, 2.0), dtype=DTYPES)
 def _columns(dtype: str) -> Ways:
-    """Continuous labels in many columns; the floor is a symmetric and a general product."""
+    """Continuous labels in many columns.
+
+    The floor is the three products alone: of the rows with themselves in their dtype, with the
+    labels, and of these with themselves, both in float64, as constraints rest on them.
+    """
     data = rows_of(512, dtype)
     n, d = data.X.shape
     Z: NDArray[Any] = np.random.default_rng(3).standard_normal((n, d)).astype(dtype)
-    total, cross = (np.zeros((d, d), dtype, order="F") for _ in range(2))
+    wide, columns = data.X.astype(np.float64), Z.astype(np.float64)
+    total = np.zeros((d, d), dtype, order="F")
+    cross, squares = np.zeros((2, d, d)).transpose(0, 2, 1)
 
-    def products(rows: NDArray[Any], labels: dict[str, NDArray[Any]]) -> None:
+    def products(rows: NDArray[Any], more: dict[str, NDArray[Any]]) -> None:
         reference.syrk_into(rows, total)
-        reference.gemm_into(rows, labels["z"], cross)
+        reference.gemm_into(more["x"], more["z"], cross)
+        reference.syrk_into(more["z"], squares)
 
-    floor = each(cut(block_rows(), data.X, z=Z), products)
+    floor = each(cut(block_rows(), data.X, x=wide, z=columns), products)
     return {OURS: accumulate(data, labels={"z": Z}), FLOOR: floor}
 
 

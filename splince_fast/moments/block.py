@@ -179,14 +179,20 @@ def add_products(
     rows: NDArray[Any], values: Float, shift: Float, offset: Float, products: Float,
     index: Codes | None = None,
 ) -> None:  # fmt: skip
-    """products = values (rows - reference) in float64, as (rows - shift) + offset, in parts."""
+    """products = values (rows - reference) in float64, as (rows - shift) + offset, in parts.
+
+    By the BLAS of all other products: the threads of another one would spin beside them.
+    """
+    import splince_fast._kernels.blas as blas_kernels
+
     np.multiply(values.sum(axis=1)[:, None], offset, out=products)
     step, n = 512, values.shape[1]
+    columns = np.ascontiguousarray(values.T)
     centred = np.empty((min(step, n), rows.shape[1]))
     for start in range(0, n, step):
         part = centred[: n - start]
         np.subtract(rows_of(rows, index, start, start + step), shift, out=part)
-        products += values[:, start : start + step] @ part
+        blas_kernels.gemm_f64_into(columns[start : start + step], part, products)
 
 
 @lru_cache(maxsize=64)
