@@ -61,15 +61,15 @@ class Short:
 
     def __init__(self, name: str, eraser: Eraser) -> None:
         self._name, self._width = name, eraser.n_features
-        self._most, self._rows = -1, None
+        self._most = _MOST_PRODUCTS // max(eraser.rank, 1)
+        self._rows = None
         if eraser.rank <= MOST_DIRECTIONS:
-            self._most = _MOST_PRODUCTS // max(eraser.rank, 1)
             self._rows = FewRows(eraser.neg_bias.numpy(), eraser.right.numpy(), eraser.left.numpy())
 
     def __call__(self, x: Tensor, selection: Selection) -> Tensor | None:
         """A new tensor with the selected rows of a plain tensor (..., d) erased.
 
-        None if it is not for this way: too many rows, another dtype or width, no memory.
+        None where torch has to do it: too many rows or directions, another dtype or width.
         """
         width, n_entries, dtype = self._width, x.numel(), x.dtype
         single = dtype is _SINGLE
