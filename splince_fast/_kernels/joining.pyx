@@ -8,6 +8,7 @@ from libc.string cimport memcpy
 import numpy as np
 
 cdef object ndarray = np.ndarray
+cdef object float32 = np.dtype(np.float32)
 # Variables of which the codes are looked up before anything is written.
 cdef enum:
     _MOST_VARIABLES = 16
@@ -42,7 +43,7 @@ cdef class Codes:
 
 
 cdef class Joining:
-    """Where a single row goes that is like those that wait: as wide, of their dtype and variables.
+    """Where a single row goes that is like those that wait: as wide, and of their variables.
 
     Parameters
     ----------
@@ -72,8 +73,8 @@ cdef class Joining:
     def takes(self, accumulator, lock, X, labels) -> bool:
         """Append a row; False, and nothing has changed, unless all is as it was for the last one.
 
-        That is: X is an array (1, d) of the dtype of those that wait, of numbers below 1e139;
-        `labels` a dict of the same variables, of arrays (1,) of known classes or of columns that
+        That is: X is an array (1, d) of the dtype of those that wait, or of float32 where that is
+        float64, of numbers below 1e139; `labels` a dict of the same variables, of arrays (1,) of known classes or of columns that
         declare them; nobody holds the lock; and this object is still that of the accumulator's
         buffer. Room for one more row stays, so that no block is complete.
 
@@ -81,12 +82,16 @@ cdef class Joining:
         checks; from there on nothing does.
         """
         cdef Py_ssize_t found[_MOST_VARIABLES]
-        cdef Py_ssize_t i, start, n = len(self.variables)
+        cdef Py_ssize_t i, j, start, row_bytes, n = len(self.variables)
         cdef Py_buffer view
-        cdef bint fits
+        cdef bint fits, widened
         cdef char* target
         cdef Codes codes
-        if type(X) is not ndarray or X.dtype is not self.dtype or X.ndim != 2 or len(X) != 1:
+        if type(X) is not ndarray or X.ndim != 2 or len(X) != 1:
+            return False
+        dtype = X.dtype
+        widened = dtype is float32 and not self.single
+        if not widened and dtype is not self.dtype:
             return False
         if labels is None:
             if n:
@@ -111,10 +116,14 @@ cdef class Joining:
         if start >= self.capacity - 1:
             return False
         target = self.at + start * self.row_bytes
+        row_bytes = self.row_bytes // 2 if widened else self.row_bytes
         PyObject_GetBuffer(X, &view, PyBUF_STRIDES)
-        fits = view.shape[1] == self.width and view.strides[1] * self.width == self.row_bytes
-        if fits:
-            memcpy(target, view.buf, self.row_bytes)
+        fits = view.shape[1] == self.width and view.strides[1] * self.width == row_bytes
+        if fits and widened:
+            for j in range(self.width):
+                (<double*>target)[j] = (<float*>view.buf)[j]
+        elif fits:
+            memcpy(target, view.buf, row_bytes)
         PyBuffer_Release(&view)
         if not fits or not usable(target, self.width, self.single):
             return False

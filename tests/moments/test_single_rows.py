@@ -48,6 +48,7 @@ LIKE = {
     "plain": (row(), labels()),
     "int8": (row(), labels(np.int8(1))),
     "uint64": (row(), labels(np.uint64(1))),
+    "float32": (row(1.0, -3e38, 1e-40, dtype=np.float32), labels()),
     "labels in another order": (row(), {"y": np.array([False]), "z": np.array([0])}),
 }
 OTHER = {
@@ -59,7 +60,10 @@ OTHER = {
     "too wide": (row(*range(D + 1)), labels()),
     "one dimension": (row()[0], labels()),
     "three dimensions": (row()[None], labels()),
-    "float32": (row(dtype=np.float32), labels()),
+    "strided float32": (np.arange(2.0 * D, dtype=np.float32)[None, ::2], labels()),
+    "float32 that is too wide": (row(*range(D + 1), dtype=np.float32), labels()),
+    "an infinite float32": (row(1.0, np.inf, 2.0, dtype=np.float32), labels()),
+    "float16": (row(dtype=np.float16), labels()),
     "other bytes": (row(dtype=">f8"), labels()),
     "integers": (row(dtype=np.int64), labels()),
     "list": (row().tolist(), labels()),
