@@ -14,6 +14,7 @@ import sys
 import weakref
 from collections.abc import Mapping, Sequence, Set
 from decimal import Decimal
+from functools import lru_cache
 from types import NoneType
 from typing import Any, NamedTuple, NoReturn
 
@@ -199,19 +200,24 @@ def read_declared(values: Any, name: str) -> Raw | None:
 
     Through narwhals each look at the dtype of an Enum would hash its categories.
     """
-    module = type(values).__module__.partition(".")[0]
-    if module not in ("pandas", "polars") or type(values).__name__ not in _CATEGORICALS:
-        return None
-    dtype = values.dtype
-    if module == "pandas":
-        if type(dtype).__name__ != "CategoricalDtype":
-            return None
+    package = _package_of_declared(type(values))  # type: ignore[arg-type]
+    if package == "pandas":
         array = getattr(values, "array", values)
+        if type(array).__name__ != "Categorical":
+            return None
         return Raw(array.codes, categories=_declared(array.categories, name))
-    if type(dtype).__name__ != "Enum":
+    if package is None or type(dtype := values.dtype).__name__ != "Enum":
         return None
     codes = values.to_physical().cast(sys.modules["polars"].Int64).fill_null(-1)
     return Raw(codes.to_numpy(), categories=_enumerated(dtype.categories))
+
+
+@lru_cache(maxsize=16)
+def _package_of_declared(kind: type) -> str | None:
+    """The package of a type of columns that may declare their classes; None for other types."""
+    package = kind.__module__.partition(".")[0]
+    known = package in ("pandas", "polars") and kind.__name__ in _CATEGORICALS
+    return package if known else None
 
 
 _CATEGORICALS = frozenset({"Series", "Categorical", "CategoricalIndex"})
