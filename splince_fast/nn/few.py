@@ -10,12 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._C import (
-    _are_functorch_transforms_active,
-    _is_tracing,
-    _len_torch_dispatch_stack,
-    _len_torch_function_stack,
-)
 from torch.autograd import forward_ad
 
 from splince_fast._kernels.rows import MOST_DIRECTIONS, FewRows
@@ -27,6 +21,19 @@ Tensor = Any
 # Above this product of rows, features and directions torch's own operations are faster.
 _MOST_PRODUCTS = 1 << 16
 
+# Who watches operations. These names are torch's own: where one is gone, torch does all of the work.
+_WATCHERS: tuple[Any, ...] = tuple(
+    getattr(torch._C, name, None)
+    for name in (
+        "_len_torch_dispatch_stack",
+        "_len_torch_function_stack",
+        "_are_functorch_transforms_active",
+        "_is_tracing",
+    )
+)
+_dispatch_modes, _function_modes, _transforms, _tracing = _WATCHERS
+_KNOWN = None not in _WATCHERS and hasattr(forward_ad, "_current_level")
+
 # Names of this module: each look-up in another one costs as much as what it finds.
 _TENSOR, _SINGLE, _NARROW = torch.Tensor, torch.float32, (torch.bfloat16, torch.float16)
 _empty_like = torch.empty_like
@@ -35,16 +42,17 @@ _empty_like = torch.empty_like
 def is_plain(x: Tensor) -> bool:
     """Whether a tensor is nothing but memory on the CPU, and nobody watches operations on it."""
     return (
-        type(x) is _TENSOR  # no FakeTensor, DTensor or other subclass
+        _KNOWN
+        and type(x) is _TENSOR  # no FakeTensor, DTensor or other subclass
         and x.is_cpu
         and x.is_contiguous()
         and not x.requires_grad
         and not x.is_neg()  # a view that stands for minus its memory
         and forward_ad._current_level < 0  # no tangent goes with it
-        and not _len_torch_dispatch_stack()
-        and not _len_torch_function_stack()
-        and not _are_functorch_transforms_active()
-        and not _is_tracing()
+        and not _dispatch_modes()
+        and not _function_modes()
+        and not _transforms()
+        and not _tracing()
     )
 
 

@@ -101,6 +101,17 @@ def test_rows_that_are_not_selected_keep_their_bits(dtype: torch.dtype, taken: l
     assert taken == [True, True]
 
 
+def test_a_torch_without_the_names_that_are_asked_does_it_all(
+    taken: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p, model, x = projection(16, 2), site(), torch.randn(3, 16)
+    with snn.install(model, {"0": p}):
+        assert is_erased(model(x), x, p)
+        monkeypatch.setattr(few, "_KNOWN", False)
+        assert is_erased(model(x), x, p)
+    assert taken == [True]
+
+
 def test_many_rows_and_other_types_go_through_torch(taken: list[bool]) -> None:
     p, model = projection(64, 2), site()
     with snn.install(model, {"0": p}):
