@@ -21,7 +21,7 @@ Tensor = Any
 # Above this product of rows, features and directions torch's own operations are faster.
 _MOST_PRODUCTS = 1 << 16
 
-# Who watches operations. These names are torch's own: where one is gone, torch does all of the work.
+# Who watches operations. The names are torch's own: where one is gone, torch does all the work.
 _WATCHERS: tuple[Any, ...] = tuple(
     getattr(torch._C, name, None)
     for name in (
