@@ -37,7 +37,7 @@ from splince_fast._kernels.factor cimport (
 cdef double ONE = 1.0
 cdef double EPS = 2.220446049250313e-16
 
-# Columns up to which rotations take less time than LAPACK, and how often all are gone through.
+# Columns up to which rotations take no more time than LAPACK; how often all are gone through.
 cdef enum:
     FEW_COLUMNS = 4
     SWEEPS = 30
