@@ -29,8 +29,7 @@ class SpanLike(Protocol):
     names: list[str]
     rows: Float
     counts: list[int]
-    kinds: list[Callable[[], str]]
-    metrics: list[Callable[[], Float]]
+    readings: list[Callable[[], tuple[str, Float]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,9 +451,9 @@ def build_report(
             if solution.outside is not None and role == "erased":
                 off = np.linalg.norm(solution.outside[part]) / np.linalg.norm(span.rows[part])
                 alone += float(off)
-            shown, kind, expected = values, span.kinds[i](), None
+            kind, metric = span.readings[i]()
+            shown, expected = values, None
             if facts.whitened:
-                metric = span.metrics[i]()
                 shown = _singular_values(metric @ white[part])[: len(values)]
                 shown = np.minimum(shown, 1.0) if not kind.startswith("directions") else shown
                 if role == "erased" and exact and known:

@@ -14,6 +14,7 @@ cdef enum:
     LOW_RANK = 3
     SPANNED = 4
 
+cdef double dot(const double* a, const double* b, Py_ssize_t n) noexcept nogil
 cdef void gemm(char* ta, char* tb, int m, int n, int k, double alpha, double* a, int lda,
                double* b, int ldb, double beta, double* c, int ldc) noexcept nogil
 cdef double sum_of_squares(const double* a, Py_ssize_t n) noexcept nogil

@@ -63,22 +63,23 @@ cdef double dot(const double* a, const double* b, Py_ssize_t n) noexcept nogil:
 cdef void gemm(char* ta, char* tb, int m, int n, int k, double alpha, double* a, int lda,
                double* b, int ldb, double beta, double* c, int ldc) noexcept nogil:
     """c := alpha op(a) op(b) + beta c."""
-    cdef Py_ssize_t i, j, l, a_row = 1, a_column = lda, b_row = 1, b_column = ldb
-    cdef bint dots = ta[0] == c'T' and tb[0] == c'N'
-    cdef double total
+    cdef Py_ssize_t i, j, l
+    cdef double factor
+    cdef bint few = <Py_ssize_t>m * n * k <= FEW
     if m > 0 and n > 0:
-        if k > 0 and <Py_ssize_t>m * n * k <= FEW:
-            if ta[0] == c'T':
-                a_row, a_column = lda, 1
-            if tb[0] == c'T':
-                b_row, b_column = ldb, 1
+        if k > 0 and few and ta[0] == c'N':
             for j in range(n):
                 for i in range(m):
-                    total = dot(a + i * a_row, b + j * b_column, k) if dots else 0.0
-                    for l in range(0 if dots else k):
-                        total += a[i * a_row + l * a_column] * b[l * b_row + j * b_column]
-                    total *= alpha
-                    c[j * ldc + i] = total if beta == 0.0 else total + beta * c[j * ldc + i]
+                    c[j * ldc + i] = 0.0 if beta == 0.0 else beta * c[j * ldc + i]
+                for l in range(k):
+                    factor = alpha * (b[j * ldb + l] if tb[0] == c'N' else b[l * ldb + j])
+                    for i in range(m):
+                        c[j * ldc + i] += factor * a[l * lda + i]
+        elif k > 0 and few and tb[0] == c'N':
+            for j in range(n):
+                for i in range(m):
+                    factor = alpha * dot(a + i * lda, b + j * ldb, k)
+                    c[j * ldc + i] = factor if beta == 0.0 else factor + beta * c[j * ldc + i]
         elif k > 0:
             blas.active.dgemm(ta, tb, &m, &n, &k, &alpha, a, &lda, b, &ldb, &beta, c, &ldc)
         elif beta == 0.0:

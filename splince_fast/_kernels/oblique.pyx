@@ -24,17 +24,75 @@ Runs without the GIL; failures are status codes. Above 400 lines: the steps shar
 
 import numpy as np
 
-from libc.math cimport INFINITY, fabs, sqrt
+from libc.math cimport INFINITY, copysign, fabs, hypot, sqrt
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 from scipy.linalg cimport cython_blas, cython_lapack
 
 from splince_fast._kernels cimport blas
 from splince_fast._kernels.factor cimport (
-    INFEASIBLE, NO_CONVERGENCE, OK, SINGULAR, Factor, gemm, scale_rows, sum_of_squares
+    INFEASIBLE, NO_CONVERGENCE, OK, SINGULAR, Factor, dot, gemm, scale_rows, sum_of_squares
 )
 
 cdef double ONE = 1.0
+cdef double EPS = 2.220446049250313e-16
+
+# Columns up to which rotations take no more time than LAPACK; how often all are gone through.
+cdef enum:
+    FEW_COLUMNS = 4
+    SWEEPS = 30
+
+
+cdef int rotated(int m, int n, const double* a, double* s, double* u, double* vt) noexcept nogil:
+    """Thin singular value decomposition of a (m, n), n <= m, by one-sided Jacobi rotations.
+
+    Pairs of columns are rotated until all are orthogonal; u is zero where s is. NO_CONVERGENCE
+    where that takes too many sweeps, and where a number is not finite.
+    """
+    cdef int p, q, one = 1, sweep
+    cdef Py_ssize_t i
+    cdef double largest = 0.0, product, slope, cosine, sine
+    cdef double* x
+    cdef double* y
+    cdef bint orthogonal = False
+    for i in range(<Py_ssize_t>m * n):
+        largest = max(largest, fabs(a[i]))
+    for i in range(<Py_ssize_t>m * n):  # in these units no square overflows
+        u[i] = a[i] / largest if largest > 0.0 else 0.0
+    for i in range(n * n):
+        vt[i] = 1.0 if i % (n + 1) == 0 else 0.0
+    for sweep in range(SWEEPS):
+        orthogonal = True
+        for q in range(1, n):
+            for p in range(q):
+                x, y = u + <Py_ssize_t>p * m, u + <Py_ssize_t>q * m
+                s[p], s[q], product = dot(x, x, m), dot(y, y, m), dot(x, y, m)
+                if fabs(product) <= EPS * sqrt(m * s[p] * s[q]):
+                    continue
+                orthogonal = False
+                slope = (s[q] - s[p]) / (2.0 * product)
+                sine = copysign(1.0 / (fabs(slope) + hypot(1.0, slope)), -slope)  # the tangent
+                cosine = 1.0 / hypot(1.0, sine)
+                sine *= cosine
+                cython_blas.drot(&m, x, &one, y, &one, &cosine, &sine)
+                cython_blas.drot(&n, vt + p, &n, vt + q, &n, &cosine, &sine)
+        if orthogonal:
+            break
+    for q in range(n):
+        y = u + <Py_ssize_t>q * m
+        s[q] = sqrt(dot(y, y, m))
+        for i in range(m):
+            y[i] = y[i] / s[q] if s[q] > 0.0 else 0.0
+        s[q] *= largest
+        for p in range(q, 0, -1):  # in descending order
+            if s[p] <= s[p - 1]:
+                break
+            s[p], s[p - 1] = s[p - 1], s[p]
+            x = u + <Py_ssize_t>(p - 1) * m
+            y = u + <Py_ssize_t>p * m
+            cython_blas.dswap(&m, x, &one, y, &one)
+            cython_blas.dswap(&n, vt + p - 1, &n, vt + p, &n)
+    return OK if orthogonal else NO_CONVERGENCE
 
 
 cdef int svd(int m, int n, double* a, double* s, double* u, double* vt, double* work, int lwork,
@@ -47,7 +105,7 @@ cdef int svd(int m, int n, double* a, double* s, double* u, double* vt, double* 
         vt[0] = 1.0
         for i in range(m):
             u[i] = a[i] / s[0] if s[0] > 0.0 else 0.0
-    elif mn > 0:
+    elif mn > 0 and (n > min(m, FEW_COLUMNS) or rotated(m, n, a, s, u, vt) != OK):
         cython_lapack.dgesdd(b"S", &m, &n, a, &m, s, u, &m, vt, &mn, work, &lwork, iwork, &info)
     return NO_CONVERGENCE if info != 0 else OK
 
@@ -178,11 +236,11 @@ def oblique(Factor factor, const double[:, ::1] erased, const double[:, ::1] kep
     Returns
     -------
     tuple
-        status, left, right (transposed, (r, d)), whitened (k, d), sigma_z, sigma_y, rank_z, rank_y,
-        cut_z, cut_y, dropped, cosines, sines, tolerance_sine, distortion, distortion_unkept (both
-        for the S that was factored), size (|I - P| in units of D), residual_z, residual_y (those of
-        the directions above `noise`, in units of D), amplification (1 / the smallest sine), spread
-        (the larger of the condition numbers of the two parts of whitened, within their ranks).
+        status, left, right (transposed, (r, d)), whitened (k, d), rank_z, rank_y, cut_z, cut_y,
+        dropped, cosines, sines, tolerance_sine, distortion, distortion_unkept (both for the S that
+        was factored), size (|I - P| in units of D), residual_z, residual_y (those of the directions
+        above `noise`, in units of D), amplification (1 / the smallest sine), spread (the larger of
+        the condition numbers of the two parts of whitened, within their ranks).
     """
     cdef int d = factor.width, kz = <int>erased.shape[0], ky = <int>kept.shape[0], k = kz + ky
     cdef int mz = min(d, kz), my = min(d, ky)
@@ -198,11 +256,10 @@ def oblique(Factor factor, const double[:, ::1] erased, const double[:, ::1] kep
         lwork + 5 * squared + 2 * widest + (2 * k + 3 * mz + 4 * my) * <size_t>d + mz * kz + my * ky
         + factor.scratch(max(k, mz + my)) + 1)
 
-    whitened_a = np.empty((k, d))
-    factors_a = np.empty((2, mz, d))
+    # What is returned, rows of length d and short ones; few arrays, as each takes time.
+    rows_a = np.empty((2 * mz + k, d))
     values_a = np.zeros(2 * mz + my + min(mz, my))
-    cdef double[:, ::1] whitened = whitened_a
-    cdef double[:, :, ::1] factors = factors_a
+    cdef double[:, ::1] rows = rows_a
     cdef double[::1] values = values_a
 
     if factor.n_noise > factor.admitted:
@@ -234,11 +291,11 @@ def oblique(Factor factor, const double[:, ::1] erased, const double[:, ::1] kep
     cdef double* sines = sigma_z + mz
     cdef double* sigma_y = sines + mz
     cdef double* cosines = sigma_y + my
-    cdef double* left = &factors[0, 0, 0] if mz else NULL
-    cdef double* right = &factors[1, 0, 0] if mz else NULL
+    cdef double* left = &rows[0, 0] if k else NULL
+    cdef double* right = left + <Py_ssize_t>mz * d
+    cdef double* white = right + <Py_ssize_t>mz * d
     cdef const double* Sz = &erased[0, 0] if kz else NULL
     cdef const double* Sy = &kept[0, 0] if ky else NULL
-    cdef double* white = &whitened[0, 0] if k else NULL
 
     with nogil:
         # 1. Bases of what is erased and kept, in whitened coordinates: A, B; Qz, Qy; Cz, Cy.
@@ -345,11 +402,9 @@ def oblique(Factor factor, const double[:, ::1] erased, const double[:, ::1] kep
         spread = max(spread, sigma_y[0] / sigma_y[rank_kept - 1])
     return (
         status,
-        factors_a[0, :rz if status == OK else 0],
-        factors_a[1, :rz if status == OK else 0],
-        whitened_a,
-        values_a[:mz],
-        values_a[2 * mz:2 * mz + my],
+        rows_a[:rz if status == OK else 0],
+        rows_a[mz:mz + (rz if status == OK else 0)],
+        rows_a[2 * mz:],
         rz,
         rank_kept,
         cut_z,

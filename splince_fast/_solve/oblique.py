@@ -26,10 +26,8 @@ class Solution(NamedTuple):
     left, right : (r, d) float64
     whitened : (k, d) float64
         L^+ Cov(x, v), of what is erased and then of what is kept, one row per column of v.
-    sigma_z, sigma_y : float64
-        Singular values of the two parts of `whitened`.
     rank_z, rank_y : int
-        How many of them are above `cut_z` and `cut_y`.
+        How many singular values of its two parts are above `cut_z` and `cut_y`.
     cut_z, cut_y : float
     dropped : int
         Kept directions that were given up.
@@ -63,8 +61,6 @@ class Solution(NamedTuple):
     left: Float
     right: Float
     whitened: Float
-    sigma_z: Float
-    sigma_y: Float
     rank_z: int
     rank_y: int
     cut_z: float
@@ -113,7 +109,7 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
     if factor.status != status.STATUS_OK:
         none, flat = np.empty((0, d)), np.empty(0)
         return Solution(
-            factor.status, none, none, none, flat, flat, 0, 0, noise, noise, 0, flat, flat,
+            factor.status, none, none, none, 0, 0, noise, noise, 0, flat, flat,
             0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, noise, *facts, None, None,
         )  # fmt: skip
     found = kernels.oblique(

@@ -75,7 +75,7 @@ def _in_unit_interval(value: Any) -> bool:
 
 def is_integer(value: object) -> bool:
     """Whether a value is an integer of Python or NumPy, and no boolean."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _one_of(

@@ -45,8 +45,8 @@ class Span:
     names: list[str]
     rows: Float  # (k, d)
     counts: list[int]
-    kinds: list[Callable[[], str]]  # how each was read, in words
-    metrics: list[Callable[[], Float]]  # makes M: svd(M L^+ span) are canonical correlations
+    # Of each: how it was read, in words, and M: svd(M L^+ span) are canonical correlations.
+    readings: list[Callable[[], tuple[str, Float]]]
 
 
 def names_of(selection: object, role: str) -> list[VariableName]:
@@ -68,15 +68,14 @@ def names_of(selection: object, role: str) -> list[VariableName]:
 def span_of(statistics: Statistics, selection: object, role: str, whitened: bool) -> Span:
     """The cross-covariances that `selection` names, or the directions that it holds."""
     if selection is None and role == "keep":
-        return Span([], np.empty((0, len(statistics.mean))), [], [], [])
+        return Span([], np.empty((0, len(statistics.mean))), [], [])
     is_names = isinstance(selection, (str, tuple)) or (
         isinstance(selection, list) and any(isinstance(v, (str, tuple)) for v in selection)
     )
     if role == "keep" and not is_names and not (isinstance(selection, list) and not selection):
         return _directions(statistics.variances, selection, whitened)
     names, blocks, counts = names_of(selection, role), [], []
-    kinds: list[Callable[[], str]] = []
-    metrics: list[Callable[[], Float]] = []
+    readings: list[Callable[[], tuple[str, Float]]] = []
     for name in names:
         variable = statistics.variable(name)
         columns = variable.span()
@@ -89,41 +88,31 @@ def span_of(statistics: Statistics, selection: object, role: str, whitened: bool
         blocks.append(columns)
         counts.append(len(columns))
         if variable.kind == "classes":
-            weights = variable.weights.copy()
-            kinds.append(partial(_classes, weights))
-            metrics.append(partial(_of_classes, weights, statistics.weight))
+            readings.append(partial(_of_classes, variable.weights.copy(), statistics.weight))
         else:
-            known = variable.copy()
-            kinds.append(partial(_columns, known.n_columns))
-            metrics.append(partial(_of_columns, known, statistics.weight))
+            readings.append(partial(_of_columns, variable.copy(), statistics.weight))
     rows = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-    return Span(list(map(str, names)), rows, counts, kinds, metrics)
+    return Span(list(map(str, names)), rows, counts, readings)
 
 
-def _classes(weights: Float) -> str:
-    return f"classes ({int(np.count_nonzero(weights > 0))})"
+def _of_classes(weights: Float, total: float) -> tuple[str, Float]:
+    """How classes were read, and M for the indicators of all but the most frequent.
 
-
-def _columns(count: int) -> str:
-    return "continuous (1 column)" if count == 1 else f"continuous ({count} columns)"
-
-
-def _of_classes(weights: Float, total: float) -> Float:
-    """M for the indicators of all classes but the most frequent, in units of their deviations.
-
-    The indicators over sqrt(p) are orthonormal, and their covariances with x sum to zero; a share
-    of the rows carries a label, the others count as rows at the mean.
+    These are in units of their deviations. The indicators over sqrt(p) are orthonormal, and their
+    covariances with x sum to zero; a share of the rows carries a label, the others count as rows
+    at the mean.
     """
     share = min(1.0, float(weights.sum()) / total)
     p = weights[weights > 0] / weights.sum()
     largest = int(np.argmax(p))
     others = np.delete(p, largest)
     last = -np.sqrt(others * (1 - others) / p[largest])
-    return np.asarray(share**0.5 * np.concatenate([np.diag(np.sqrt(1 - others)), last[None]]))
+    metric = share**0.5 * np.concatenate([np.diag(np.sqrt(1 - others)), last[None]])
+    return f"classes ({len(p)})", metric
 
 
-def _of_columns(variable: Any, total: float) -> Float:
-    """M for columns in units of their deviations: the inverse root of their correlations."""
+def _of_columns(variable: Any, total: float) -> tuple[str, Float]:
+    """The same for columns in units of deviations: the inverse root of their correlations."""
     share = min(1.0, variable.weight / total)
     deviations = variable.deviations()
     varies = deviations > 0
@@ -134,7 +123,13 @@ def _of_columns(variable: Any, total: float) -> Float:
     cancelled = float(np.max(squares / units**2))
     least = tolerances.eigenvalue_of_columns(len(units), variable.n_rows, cancelled)
     kept = values > least
-    return np.asarray((vectors[:, kept] * (share / values[kept]) ** 0.5).T)
+    count = variable.n_columns
+    kind = "continuous (1 column)" if count == 1 else f"continuous ({count} columns)"
+    return kind, (vectors[:, kept] * (share / values[kept]) ** 0.5).T
+
+
+def _of_directions(count: int) -> tuple[str, Float]:
+    return f"directions ({count})", np.eye(count)
 
 
 def _directions(variances: Float, selection: Any, whitened: bool) -> Span:
@@ -158,10 +153,7 @@ def _directions(variances: Float, selection: Any, whitened: bool) -> Span:
     scaled = np.divide(rows, units, out=np.zeros_like(rows), where=units > 0)
     sizes = np.linalg.norm(scaled, axis=1, keepdims=True)
     rows = rows / np.where(sizes > 0, sizes, 1.0)
-    k = len(rows)
-    return Span(
-        ["directions"], rows, [k], [partial("directions ({})".format, k)], [partial(np.eye, k)]
-    )
+    return Span(["directions"], rows, [len(rows)], [partial(_of_directions, len(rows))])
 
 
 def _as_columns(selection: Any) -> Any:

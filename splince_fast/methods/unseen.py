@@ -315,8 +315,8 @@ def _pillai(white: Float, span: Span, basis: Float) -> tuple[float, int]:
     """Sum of squared canonical correlations with what is orthogonal to `basis`, and their rank."""
     left_over = white - (white @ basis.T) @ basis
     total, rank, start = 0.0, 0, 0
-    for count, metric in zip(span.counts, span.metrics, strict=True):
-        matrix = metric()
+    for count, reading in zip(span.counts, span.readings, strict=True):
+        _, matrix = reading()
         total += float(np.sum((matrix @ left_over[start : start + count]) ** 2))
         rank += min(matrix.shape)
         start += count

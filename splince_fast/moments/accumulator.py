@@ -126,7 +126,7 @@ class Accumulator:
             No such variable was seen.
         """
         # A list is searched: a tuple may hold what has no hash.
-        if not isinstance(name, str | tuple) or name not in list(self.variables):
+        if not isinstance(name, (str, tuple)) or name not in list(self.variables):
             known = ", ".join(map(repr, self.variables)) or "none"
             hint = f"; Moments(joint=[{name!r}]) does it" if isinstance(name, tuple) else ""
             raise UnknownVariableError(

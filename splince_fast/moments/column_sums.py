@@ -12,6 +12,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels import spans
 from splince_fast._runtime.files import check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
 from splince_fast.labels import Columns
@@ -283,16 +284,12 @@ class ColumnSums(Variable):
         """(k', d): Cov(x, z), ddof = 0, in units of z's deviations; constant columns left out."""
         if self._weight == 0:
             return np.zeros((0, self.width))
-        import splince_fast._kernels.spans as spans
-
         return spans.column_span(
             self.products, self.z_sum, self.x_sum, self.squares, self.reference, self._weight
         )
 
     def deviations(self) -> Float:
         """(k,) standard deviations, ddof = 0; exactly 0 where constant but for rounding."""
-        import splince_fast._kernels.spans as spans
-
         return spans.column_deviations(self.z_sum, self.squares, self.reference, self._weight)
 
     # -- storing ---------------------------------------------------------------------------

@@ -411,6 +411,19 @@ def test_more_columns_than_rank_or_features(kz: int, ky: int, whitened: bool) ->
     np.testing.assert_allclose(left @ right.T, expected, atol=1e-10 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("k", [1, 2, 4, 5])
+def test_spans_whose_squares_leave_the_range_of_float64(k: int) -> None:
+    """A power of two changes no digit of the projection, however many columns are decomposed."""
+    p = problem(np.random.default_rng(k), 12, k, k, kappa=1.0, cosine=0.5, spread=10.0)
+    size = 2.0**520
+    assert size > np.finfo(np.float64).max ** 0.5
+    large = Problem(p.s, p.sz * size, p.sy * size)
+    plain, found = (
+        left @ right.T for left, right in (factors(q, whitened=False) for q in (p, large))
+    )
+    np.testing.assert_allclose(found, plain, atol=8 * p.d * EPS * 10.0 * np.abs(plain).max())
+
+
 @pytest.mark.parametrize("whitened", [True, False])
 def test_spans_that_fill_the_space_and_one_more(whitened: bool) -> None:
     rng = np.random.default_rng(1)
