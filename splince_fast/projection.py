@@ -248,11 +248,12 @@ class Projection:
         rows = sweep.as_stack(X, self.n_features)
         dtype = sweep.result_dtype(rows.dtype)
         chosen = sweep.as_mask(mask, rows.shape[:-1])
-        if out is None:
+        fresh = out is None
+        if fresh:
             out = np.empty(rows.shape, dtype)
         else:
             sweep.check_out(out, rows, dtype)
-        sweep.erase(self._factors(), rows, out, chosen, progress)
+        sweep.erase(self._factors(), rows, out, chosen, progress, fresh)
         return out
 
     def fold_into(self, weight: Any, bias: Any = None) -> tuple[Any, Any]:

@@ -10,10 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from splince_fast._kernels.jit import kernel
+from splince_fast._kernels.jit import kernel, prefetch
+from splince_fast._kernels.tiles import COLUMNS, ROWS, add_product, settle, stream
 
-# Rows that are worked on together: each load of a factor serves so many.
-_GROUP = 8
+# Rows that are worked on together, and features of a product of theirs: both factors of it stay in
+# the first cache, and a panel of the map is read once for so many rows.
+_GROUP = 32
+_DEPTH = 64
+_LINE = 64  # bytes of a cache line
 
 
 @kernel
@@ -34,12 +38,60 @@ def squares_finite(rows: Any, start: int, stop: int) -> bool:
 
 
 @kernel
+def _aligned(rows: int, columns: int) -> Any:
+    """Zeros (rows, columns) in float64 that begin at a cache line."""
+    memory = np.zeros(rows * columns + _LINE // 8)
+    skip = (-memory.ctypes.data) % _LINE // 8
+    return memory[skip : skip + rows * columns].reshape(rows, columns)
+
+
+@kernel
+def _panels(factor: Any, sign: float) -> Any:
+    """sign * factor (k, m) as panels (m / COLUMNS rounded up, k, COLUMNS), filled up with zeros."""
+    depth, columns = factor.shape
+    count = (columns + COLUMNS - 1) // COLUMNS
+    panels = _aligned(count * depth, COLUMNS).reshape(count, depth, COLUMNS)
+    for p in range(count):
+        for q in range(min(COLUMNS, columns - p * COLUMNS)):
+            for t in range(depth):
+                panels[p, t, q] = sign * factor[t, p * COLUMNS + q]
+    return panels
+
+
+@kernel
+def panels(left: Any, right: Any) -> tuple[Any, Any]:
+    """right^T and -left, both (r, d) float64, as `apply_rows` reads them."""
+    return _panels(right.T, 1.0), _panels(left, -1.0)
+
+
+# What a map of rank 1 needs of them.
+NO_PANELS = (np.empty((0, 0, COLUMNS)),) * 2
+
+
+@kernel
+def _write(rows: Any, width: int, out: Any, start: int, stop: int, streamed: bool) -> None:
+    """out[start:stop] = rows[:stop - start, :width]."""
+    if streamed and rows.shape[1] == width:
+        stream(rows[: stop - start].reshape(-1), out[start:stop].reshape(-1))
+        return
+    for i in range(start, stop):
+        row, target = rows[i - start], out[i]
+        if streamed:
+            stream(row[:width], target)
+        else:
+            for j in range(width):
+                target[j] = row[j]
+
+
+@kernel
 def apply_rows(
-    rows: Any, left: Any, right: Any, mean: Any, shift: Any, start: int, stop: int, out: Any
-) -> None:
+    rows: Any, left: Any, right: Any, mean: Any, shift: Any, measuring: Any, removing: Any,
+    streamed: bool, start: int, stop: int, out: Any,
+) -> None:  # fmt: skip
     """out[i] = rows[i] - left^T (right (rows[i] - mean) - shift), start <= i < stop, in float64.
 
-    The mean goes off first, so that a feature of large mean costs the others no digit.
+    The mean goes off first, so that a feature of large mean costs the others no digit. Every row
+    goes the same way, whatever its neighbours: the last group is filled up with other rows.
 
     Parameters
     ----------
@@ -47,81 +99,68 @@ def apply_rows(
     left, right : (r, d) float64, C-contiguous: the transposed factors of I - P
     mean : (d,) float64
     shift : (r,) float64, 0 unless the map is a composition
+    measuring, removing : as `panels` makes them of `left` and `right`; NO_PANELS for rank 1
+    streamed : bool
+        Write past the caches, unless the rows are in `out` already.
     """
     rank, width = left.shape
+    streamed = streamed and rows.ctypes.data != out.ctypes.data
+    step = _LINE // rows.itemsize  # the rows of the next group are asked for, line by line
     if rank == 1:
-        u = left[0]
-        v = right[0]
-        for i in range(start, stop):
-            row = rows[i]
-            target = out[i]
-            coefficient = -shift[0]
-            for j in range(width):
-                coefficient += (row[j] - mean[j]) * v[j]
-            for j in range(width):
-                target[j] = row[j] - coefficient * u[j]
-        return
-    # Products take four rows by two factors, corrections two rows by four factors: as many sums as
-    # registers hold. Rows and factors that are missing from the last tile repeat the last one;
-    # such a factor gets the coefficient 0.
-    centred = np.empty((_GROUP, width))
-    removed = np.empty((_GROUP, width))
-    coefficients = np.empty((_GROUP, 4))
-    last = rank - 1
-    for begin in range(start, stop, _GROUP):
-        count = min(_GROUP, stop - begin)
-        padded = (count + 3) // 4 * 4
-        for i in range(padded):
-            row = rows[begin + min(i, count - 1)]
-            about_mean = centred[i]
-            for j in range(width):
-                about_mean[j] = row[j] - mean[j]
-        removed[:] = 0.0
-        for r in range(0, rank, 4):
-            for i in range(0, padded, 4):
-                x0, x1, x2, x3 = centred[i], centred[i + 1], centred[i + 2], centred[i + 3]
-                for k in range(0, 4, 2):
-                    first, second = min(r + k, last), min(r + k + 1, last)
-                    v = right[first]
-                    w = right[second]
-                    a0 = a1 = a2 = a3 = -shift[first]
-                    b0 = b1 = b2 = b3 = -shift[second]
-                    for j in range(width):
-                        p, q = v[j], w[j]
-                        a0 += x0[j] * p
-                        a1 += x1[j] * p
-                        a2 += x2[j] * p
-                        a3 += x3[j] * p
-                        b0 += x0[j] * q
-                        b1 += x1[j] * q
-                        b2 += x2[j] * q
-                        b3 += x3[j] * q
-                    if r + k > last:
-                        a0 = a1 = a2 = a3 = 0.0
-                    if r + k + 1 > last:
-                        b0 = b1 = b2 = b3 = 0.0
-                    coefficients[i, k], coefficients[i, k + 1] = a0, b0
-                    coefficients[i + 1, k], coefficients[i + 1, k + 1] = a1, b1
-                    coefficients[i + 2, k], coefficients[i + 2, k + 1] = a2, b2
-                    coefficients[i + 3, k], coefficients[i + 3, k + 1] = a3, b3
-            u0, u1 = left[r], left[min(r + 1, last)]
-            u2, u3 = left[min(r + 2, last)], left[min(r + 3, last)]
-            for i in range(0, padded, 2):
-                removed_a, removed_b = removed[i], removed[i + 1]
-                a0, a1 = coefficients[i, 0], coefficients[i, 1]
-                a2, a3 = coefficients[i, 2], coefficients[i, 3]
-                b0, b1 = coefficients[i + 1, 0], coefficients[i + 1, 1]
-                b2, b3 = coefficients[i + 1, 2], coefficients[i + 1, 3]
+        u, v = left[0], right[0]
+        results = np.empty((_GROUP if streamed else 0, width), out.dtype)
+        for begin in range(start, stop, _GROUP):
+            end = min(begin + _GROUP, stop)
+            for i in range(begin, end):
+                row = rows[i]
+                target = results[i - begin] if streamed else out[i]
+                coefficient = -shift[0]
                 for j in range(width):
-                    p, q, s, t = u0[j], u1[j], u2[j], u3[j]
-                    removed_a[j] += (a0 * p + a1 * q) + (a2 * s + a3 * t)
-                    removed_b[j] += (b0 * p + b1 * q) + (b2 * s + b3 * t)
-        for i in range(count):
-            row = rows[begin + i]
-            target = out[begin + i]
-            difference = removed[i]
-            for j in range(width):
-                target[j] = row[j] - difference[j]
+                    coefficient += (row[j] - mean[j]) * v[j]
+                if streamed:
+                    for j in range(0, width, step):
+                        prefetch(rows, i + _GROUP, j)
+                for j in range(width):
+                    target[j] = row[j] - coefficient * u[j]
+            if streamed:
+                _write(results, width, out, begin, end, streamed)
+        if streamed:
+            settle()
+        return
+    # The rows of a group as they come, to which the correction is added, and about the mean.
+    # Numbers beyond the rank meet zeros, and those beyond the width are never read.
+    corrected = np.zeros((_GROUP, len(removing) * COLUMNS), out.dtype)
+    centred = _aligned(_GROUP, _DEPTH)
+    coefficients = _aligned(_GROUP, len(measuring) * COLUMNS)
+    for begin in range(start, stop, _GROUP):
+        end = min(begin + _GROUP, stop)
+        for i in range(_GROUP):
+            for r in range(rank):
+                coefficients[i, r] = -shift[r]
+        for first in range(0, width, _DEPTH):
+            last = min(first + _DEPTH, width)
+            middle = mean[first:last]
+            for i in range(begin, end):
+                row = rows[i, first:last]
+                about_mean = centred[i - begin]
+                same = corrected[i - begin, first:last]
+                for j in range(last - first):
+                    about_mean[j] = row[j] - middle[j]
+                    same[j] = row[j]
+            for p in range(len(measuring)):
+                for i in range(0, end - begin, ROWS):
+                    add_product(
+                        centred, i, measuring[p], first, last - first, coefficients, p * COLUMNS
+                    )
+        for p in range(len(removing)):
+            for i in range(0, end - begin, ROWS):
+                add_product(coefficients, i, removing[p], 0, rank, corrected, p * COLUMNS)
+            for i in range(end, end + _GROUP):
+                for j in range(p * COLUMNS, (p + 1) * COLUMNS, step):
+                    prefetch(rows, i, j)
+        _write(corrected, width, out, begin, end, streamed)
+    if streamed:
+        settle()
 
 
 @kernel

@@ -18,6 +18,9 @@ Float = NDArray[np.float64]
 _GRAIN = 1 << 17
 # Between two sweeps Ctrl-C is obeyed and the progress shown.
 _SWEEP_BYTES = 1 << 28
+# A result of so many bytes, in rows of so many, is written past the caches: a store to a line that
+# is not there would first read it. New memory is there: the system has just filled it with zeros.
+_STREAMED_BYTES, _STREAMED_ROW = 1 << 25, 512
 # Rows that must be converted are so in pieces that stay in a core's cache.
 _PIECE_BYTES = 1 << 18
 
@@ -153,23 +156,36 @@ def erase(
     out: NDArray[Any],
     mask: NDArray[np.bool_] | None = None,
     progress: bool = False,
+    fresh: bool = False,
 ) -> None:
     """Write the result for X (..., d) into `out`; rows that the mask leaves out are copied.
+
+    `fresh` says that `out` is new memory, never written to.
 
     Raises
     ------
     InputError
         Finite results leave the range of float16.
     """
+    import splince_fast._kernels.apply as kernels
+
+    row = out.shape[-1] * out.itemsize
+    streamed = not fresh and out.nbytes >= _STREAMED_BYTES and row >= _STREAMED_ROW
+    thin = len(factors.left) == 1
+    panels = kernels.NO_PANELS if thin else kernels.panels(factors.left, factors.right)
+    parts = (*factors, *panels, streamed)
     if not progress:
-        _erase_stack(factors, X, out, mask, None, 0)
+        _erase_stack(parts, X, out, mask, None, 0)
         return
     with Progress(X.size // X.shape[-1], X.nbytes) as bar:
-        _erase_stack(factors, X, out, mask, bar, 0)
+        _erase_stack(parts, X, out, mask, bar, 0)
+
+
+# `parts` are the arguments of `apply_rows` between the rows and their range.
 
 
 def _erase_stack(
-    factors: Factors,
+    parts: tuple[Any, ...],
     X: NDArray[Any],
     out: NDArray[Any],
     mask: NDArray[np.bool_] | None,
@@ -184,7 +200,7 @@ def _erase_stack(
             per_slab = X.size // (len(X) * X.shape[-1])
             for i in range(len(X)):
                 inner = None if mask is None else mask[i]
-                _erase_stack(factors, X[i], out[i], inner, bar, origin + i * per_slab)
+                _erase_stack(parts, X[i], out[i], inner, bar, origin + i * per_slab)
             return
         X, out = pair
         mask = None if mask is None else mask.reshape(-1)
@@ -193,13 +209,13 @@ def _erase_stack(
     for start in range(0, n, sweep):
         stop = min(n, start + sweep)
         chosen = None if mask is None else mask[start:stop]
-        _erase_rows(factors, X[start:stop], out[start:stop], chosen, origin + start)
+        _erase_rows(parts, X[start:stop], out[start:stop], chosen, origin + start)
         if bar is not None:
             bar.advance(stop - start, (stop - start) * d * X.dtype.itemsize)
 
 
 def _erase_rows(
-    factors: Factors,
+    parts: tuple[Any, ...],
     rows: NDArray[Any],
     out: NDArray[Any],
     mask: NDArray[np.bool_] | None,
@@ -214,7 +230,7 @@ def _erase_rows(
     grain = max(1, _GRAIN // d)
     if mask is None and is_direct(rows) and is_direct(out):
         threads.split(
-            lambda start, stop: kernels.apply_rows(rows, *factors, start, stop, out), n, grain=grain
+            lambda start, stop: kernels.apply_rows(rows, *parts, start, stop, out), n, grain=grain
         )
         return
     work = working_dtype(rows.dtype)
@@ -226,13 +242,13 @@ def _erase_rows(
             last = min(first + step, stop)
             source, target = rows[first:last], out[first:last]
             if mask is None:
-                row = _erase_piece(factors, source, target, memory[: last - first])
+                row = _erase_piece(parts, source, target, memory[: last - first])
             else:
                 chosen = np.flatnonzero(mask[first:last])
                 kept = source[chosen]  # a copy, so that the rows may be written first
                 np.copyto(target, source, casting="unsafe")
                 changed = np.empty((len(chosen), d), out.dtype)
-                row = _erase_piece(factors, kept, changed, memory[: len(chosen)])
+                row = _erase_piece(parts, kept, changed, memory[: len(chosen)])
                 target[chosen] = changed
                 row = None if row is None else int(chosen[row])
             if row is not None:
@@ -245,7 +261,7 @@ def _erase_rows(
 
 
 def _erase_piece(
-    factors: Factors, source: NDArray[Any], target: NDArray[Any], memory: NDArray[Any]
+    parts: tuple[Any, ...], source: NDArray[Any], target: NDArray[Any], memory: NDArray[Any]
 ) -> int | None:
     """Convert rows into working memory, erase them there, and convert them back.
 
@@ -263,7 +279,7 @@ def _erase_piece(
         kernels.widen_halves(bits.reshape(-1), work.reshape(-1))
     else:
         np.copyto(work, source, casting="unsafe")
-    kernels.apply_rows(work, *factors, 0, len(work), work)
+    kernels.apply_rows(work, *parts, 0, len(work), work)
     if work is target:
         return None
     if not halves:
