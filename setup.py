@@ -3,7 +3,7 @@
 ``SPLINCE_DEBUG=1``     bounds checks, C assertions, -O0 -g
 ``SPLINCE_SANITIZE=address,undefined``  compile and link with those sanitizers
 
-Both extensions keep to the limited API of Python 3.11, so that one wheel serves every later Python.
+All extensions keep to the limited API of Python 3.11, so that one wheel serves every later Python.
 Free-threaded builds of Python have no limited API: there the full one is used.
 """
 
@@ -42,7 +42,7 @@ setup(
                 extra_compile_args=compile_args,
                 extra_link_args=link_args,
             )
-            for name in ("blas", "factor", "oblique", "spans")
+            for name in ("blas", "factor", "joining", "oblique", "rows", "spans")
         ],
         compiler_directives={
             "language_level": 3,

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any, ClassVar
 
 from benchmarks import compare, machine
-from benchmarks.jobs import OURS, Job, all_jobs
+from benchmarks.jobs import OURS, all_jobs
 from benchmarks.timing import Contender
 
 _JOBS = {job.name: job for job in all_jobs()}
@@ -60,15 +60,15 @@ class _Promised(_Suite):
     track_worst_margin.unit = "measured / promised"  # type: ignore[attr-defined]
 
 
-def _suite(base: type[_Suite], group: str, jobs: list[Job]) -> None:
-    """Define a class of this module, if there are jobs for it."""
-    if jobs:
-        name = group.title().replace(" ", "") + base.__name__.strip("_")
-        members = {"__module__": __name__, "group": group, "params": [job.case for job in jobs]}
-        globals()[name] = type(name, (base,), members)
-
-
-for _group, _members in groupby(_JOBS.values(), key=lambda job: job.group):
-    _list = list(_members)
-    _suite(_Timed, _group, [job for job in _list if not job.number])
-    _suite(_Promised, _group, [job for job in _list if job.targets])
+SUITES: dict[str, type[_Suite]] = {}
+for _group, _found in groupby(_JOBS.values(), key=lambda job: job.group):
+    _jobs = list(_found)
+    for _base, _cases in (
+        (_Timed, [job.case for job in _jobs if not job.number]),
+        (_Promised, [job.case for job in _jobs if job.targets]),
+    ):
+        if _cases:
+            _name = _group.title().replace(" ", "") + _base.__name__.strip("_")
+            _members = {"__module__": __name__, "group": _group, "params": _cases}
+            SUITES[_name] = type(_name, (_base,), _members)
+globals().update(SUITES)

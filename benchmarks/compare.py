@@ -21,80 +21,72 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import machine
-from benchmarks.jobs import FLOOR, OURS, Job, Target, all_jobs
-from benchmarks.timing import (
-    Absent,
-    Seconds,
-    Spread,
-    interleave,
-    ratio,
-    slowest,
-    smoke,
-    spread,
-    use_smoke,
-)
+import numpy as np
 
-RESULTS = Path(__file__).resolve().parent / "results"
+from benchmarks import machine, timing
+from benchmarks.jobs import FLOOR, OURS, Job, Target, all_jobs
+from benchmarks.timing import Absent, Seconds
+
+RESULTS = machine.ROOT / "benchmarks" / "results"
 
 
 def measure(job: Job, budget: float = 8.0) -> dict[str, Any]:
-    """One job as plain data.
+    """One job as plain data; an ArithmeticError where a number is not finite.
 
-    Returns
-    -------
-    dict
-        ``values`` (seconds per unit, or numbers, of each contender), ``ratios`` (time of each other
-        contender over ours, round by round), ``targets`` with what was measured and whether it is
-        met (None where nothing is decided), and ``left_out`` with reasons.
+    ``values`` are seconds per unit, or numbers, of each contender; ``ratios`` the time of each
+    other contender over ours, round by round; ``targets`` have what was measured and whether it is
+    met (None where nothing is decided), ``left_out`` the reasons.
     """
     ways = job.build()
-    left_out = {name: way.reason for name, way in ways.items() if isinstance(way, Absent)}
     present = {name: way for name, way in ways.items() if not isinstance(way, Absent)}
     timings: dict[str, Seconds]
     if job.number:
-        timings = {name: (float(way.run()),) for name, way in present.items()}
+        timings = {name: np.array([value]) for name, value in present.items()}
     else:
-        timings = interleave(present, budget=budget)
+        timings = timing.interleave(present, budget=budget)
+    for name, values in timings.items():
+        if not np.isfinite(values).all():
+            raise ArithmeticError(f"{job.name}: {name} gives {values}")
     if job.larger_of:
-        timings[FLOOR] = slowest([timings[name] for name in job.larger_of])
-    ours = None if job.number else timings.get(OURS)
-    others = {name: seconds for name, seconds in timings.items() if name != OURS}
+        timings[FLOOR] = timing.slowest(timings[name] for name in job.larger_of)
+    timed = OURS in timings and not job.number
     return {
         "name": job.name,
         "unit": job.unit,
         "number": job.number,
-        "values": {name: spread(seconds) for name, seconds in timings.items()},
-        "ratios": {name: ratio(other, ours) for name, other in others.items() if ours},
+        "values": {name: timing.spread(seconds) for name, seconds in timings.items()},
+        "ratios": {
+            name: timing.ratio(seconds, timings[OURS])
+            for name, seconds in timings.items()
+            if timed and name != OURS
+        },
         "targets": [_judged(target, timings) for target in job.targets],
-        "left_out": left_out,
+        "left_out": {name: way.reason for name, way in ways.items() if isinstance(way, Absent)},
     }
 
 
 def _judged(target: Target, timings: dict[str, Seconds]) -> dict[str, Any]:
-    ours, other = timings.get(OURS), timings.get(target.against)
-    found: Spread | None = None
-    if ours is not None and not target.against:
-        found = spread(ours)
-    elif ours is not None and other is not None:
-        found = ratio(other, ours) if target.at_least else ratio(ours, other)
-    met: bool | None = None
-    if found is not None and not smoke():
-        middle = found["median"]
-        met = middle >= target.limit if target.at_least else middle <= target.limit
+    """What was measured, and whether it is what was promised."""
+    ours, other = timings.get(OURS), (timings | {"": np.ones(1)}).get(target.against)
+    found = met = None
+    if ours is not None and other is not None:
+        found = timing.ratio(other, ours) if target.at_least else timing.ratio(ours, other)
+        if not timing.smoke():
+            middle = found["median"]
+            met = middle >= target.limit if target.at_least else middle <= target.limit
     return {**asdict(target), "measured": found, "met": met}
 
 
 def run(jobs: Iterable[Job], budget: float = 8.0, path: Path | None = None) -> dict[str, Any]:
     """Measure jobs one after the other; what is known is written to `path` after each."""
     machine.equal_threads()
-    load = {"before": machine.load()}
+    now, load = machine.now()
     results: dict[str, Any] = {
         "command": machine.command(),
         **machine.commit(),
-        "began": machine.now(),
-        "smoke": smoke(),
-        "load_average": load,
+        "began": now,
+        "smoke": timing.smoke(),
+        "load_average": {"before": load},
         "machine": machine.describe(),
         "jobs": [],
     }
@@ -102,7 +94,7 @@ def run(jobs: Iterable[Job], budget: float = 8.0, path: Path | None = None) -> d
         found = measure(job, budget)
         print("  " + " | ".join(filter(None, cells(found))), file=sys.stderr, flush=True)
         results["jobs"].append(found)
-        results["ended"], load["after"] = machine.now(), machine.load()
+        results["ended"], results["load_average"]["after"] = machine.now()
         if path is not None:
             write(results, path)
         gc.collect()  # the data of this job go before those of the next come
@@ -111,16 +103,9 @@ def run(jobs: Iterable[Job], budget: float = 8.0, path: Path | None = None) -> d
 
 def write(results: dict[str, Any], path: Path) -> None:
     """Store results, numbers to six digits."""
+    rounded = json.loads(json.dumps(results), parse_float=lambda text: float(f"{float(text):.6g}"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(_short(results), indent=1) + "\n", encoding="utf-8")
-
-
-def _short(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {key: _short(value) for key, value in content.items()}
-    if isinstance(content, list):
-        return [_short(value) for value in content]
-    return float(f"{content:.6g}") if isinstance(content, float) else content
+    path.write_text(json.dumps(rounded, indent=1) + "\n", encoding="utf-8")
 
 
 # --- as text --------------------------------------------------------------------------------------
@@ -170,7 +155,7 @@ def quantity(value: float, entry: dict[str, Any]) -> str:
     return f"{value * 1e9:.3g} ns/{entry['unit']}"
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
+def table(header: list[str], rows: Iterable[list[str]]) -> str:
     """In Markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
 
@@ -178,9 +163,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print, write; exits with 1 if no job has such a name."""
     parser = argparse.ArgumentParser(
-        prog="benchmarks.compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "benchmarks.compare", None, __doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("text", nargs="*", help="part of the names to measure")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes")
@@ -188,18 +171,22 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--budget", type=float, default=8.0, help="seconds per job, roughly")
     given = parser.parse_args(arguments)
     if given.smoke:
-        use_smoke()
+        timing.use_smoke()
     os.environ.setdefault("SPLINCE_FAST_BLAS", "scipy")  # before the first product, which decides
-    jobs = [j for j in all_jobs() if not given.text or any(text in j.name for text in given.text)]
+    jobs = [job for job in all_jobs() if wanted(job.name, given.text)]
     if not jobs:
         sys.exit(f"no job has a name with {' or '.join(given.text)}")
-    path: Path | None = None
+    path = None
     if given.json is not None:
-        name = machine.short_name(machine.processor())
-        path = Path(given.json) if given.json else RESULTS / f"{name}.json"
+        path = Path(given.json or RESULTS / f"{machine.short_name()}.json")
     results = run(jobs, given.budget, path)
     header = ["job", OURS, "others: time over ours", "targets"]
-    print(table(header, [cells(entry) for entry in results["jobs"]]))
+    print(table(header, map(cells, results["jobs"])))
+
+
+def wanted(name: str, texts: list[str]) -> bool:
+    """Whether a name contains one of the texts, of which there may be none."""
+    return not texts or any(text in name for text in texts)
 
 
 if __name__ == "__main__":

@@ -31,25 +31,15 @@ class Problem:
     def classes(self) -> int:
         return int(self.z.max()) + 1
 
-    def blocks(self, size: int) -> list[Problem]:
-        """Views of consecutive rows."""
-        cuts = [slice(i, i + size) for i in range(0, len(self.X), size)]
-        return [Problem(self.X[s], self.z[s], self.y[s]) for s in cuts]
-
     def moments(self) -> Moments:
         """Moments of all rows; the labels are classes, however many."""
         return Moments(kinds=dict.fromkeys(self.labels, "classes")).update(self.X, self.labels)
 
 
 def problem(
-    n: int,
-    d: int,
-    dtype: DTypeLike = np.float32,
-    *,
-    classes: int = 2,
-    offset: float = 0.0,
+    n: int, d: int, dtype: DTypeLike = "float32", *, classes: int = 2, offset: float = 0.0,
     seed: int = 0,
-) -> Problem:
+) -> Problem:  # fmt: skip
     """Gaussian rows whose features differ in scale, shifted by concept and by task.
 
     The task agrees with the concept in 7 rows of 10. `offset` is added to every feature, in units
@@ -72,6 +62,10 @@ def problem(
     return Problem(X, z, y)
 
 
+# The same problem for several jobs, which do not change it.
+cached = lru_cache(maxsize=2)(problem)
+
+
 def rare_concept(n: int, d: int, prevalence: float, gap: float) -> Problem:
     """Float32 rows of unit variance; a rare class differs by `gap` along one direction."""
     rng = np.random.default_rng(1)
@@ -83,15 +77,15 @@ def rare_concept(n: int, d: int, prevalence: float, gap: float) -> Problem:
     return Problem(X, z, y)
 
 
+def cut(size: int, X: Any, **labels: Any) -> list[tuple[Any, dict[str, Any]]]:
+    """Views of consecutive rows, and of their labels."""
+    cuts = [slice(start, start + size) for start in range(0, len(X), size)]
+    return [(X[rows], {name: values[rows] for name, values in labels.items()}) for rows in cuts]
+
+
 def one_hot(codes: NDArray[np.int64], classes: int, dtype: DTypeLike) -> NDArray[Any]:
     """(n, classes) indicator matrix."""
     return np.eye(classes, dtype=dtype)[codes]
-
-
-@lru_cache(maxsize=2)
-def cached(n: int, d: int, dtype: str = "float32", classes: int = 2) -> Problem:
-    """The same problem for several jobs, which do not change it."""
-    return problem(n, d, dtype, classes=classes)
 
 
 def write_rows(path: Path, n: int, d: int) -> Path:

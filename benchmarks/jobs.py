@@ -17,7 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import absent
+from benchmarks.peers import needs
 from benchmarks.timing import Absent, Contender
 
 OURS = "splince_fast"
@@ -27,64 +27,43 @@ SERIAL = "one process"
 _PARTS = ("accumulate", "erase", "numbers", "growth", "live", "evaluation", "cluster")
 
 Ways = Mapping[str, Contender | Absent]
+Numbers = Mapping[str, float | Absent]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is promised of a job.
+    """What is promised of a job: see the three functions that make one."""
 
-    Attributes
-    ----------
-    against : str
-        The contender whose time is compared; empty where ours itself is, a time or a number.
-    limit : float
-    at_least : bool
-        True: `against` takes at least `limit` times as long as splince_fast. False: splince_fast
-        takes at most `limit` times as long, or its own value is at most `limit`.
-    """
-
-    against: str
+    against: str  # the contender whose time is compared; empty where ours itself is judged
     limit: float
     at_least: bool
 
 
 def faster(peer: str, limit: float) -> Target:
+    """`peer` takes at least `limit` times as long as splince_fast."""
     return Target(peer, limit, True)
 
 
 def within(floor: str, limit: float) -> Target:
+    """splince_fast takes at most `limit` times as long as `floor`."""
     return Target(floor, limit, False)
 
 
 def below(limit: float) -> Target:
+    """The time or number of splince_fast itself is at most `limit`."""
     return Target("", limit, False)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job.
+    """One job."""
 
-    Attributes
-    ----------
-    name : str
-        ``group/case``.
-    unit : str
-        What times are for ("row", "call"), or what a number counts.
-    build : callable
-        Prepares the data, and returns the contenders.
-    targets : tuple of Target
-    larger_of : tuple of str
-        Contenders of which the slower, in each round, is the floor.
-    number : bool
-        Contenders return a number that is judged itself, not timed; smaller is better.
-    """
-
-    name: str
-    unit: str
-    build: Callable[[], Ways]
+    name: str  # group/case
+    unit: str  # what times are for ("row", "call"), or what a number counts
+    build: Callable[[], Mapping[str, Any]]  # prepares the data, and gives Ways, or Numbers
     targets: tuple[Target, ...] = ()
-    larger_of: tuple[str, ...] = ()
-    number: bool = False
+    larger_of: tuple[str, ...] = ()  # contenders of which the slower, in each round, is the floor
+    number: bool = False  # `build` measures the numbers itself; smaller is better
 
     @property
     def group(self) -> str:
@@ -96,6 +75,7 @@ class Job:
 
 
 _JOBS: dict[str, Job] = {}
+Build = Callable[..., Ways] | Callable[..., Numbers]
 
 
 def job(
@@ -106,27 +86,18 @@ def job(
     number: bool = False,
     modules: tuple[str, ...] = (),
     **axes: Iterable[Any],
-) -> Callable[[Callable[..., Ways]], Callable[..., Ways]]:
+) -> Callable[[Build], Build]:
     """Define a job, or one for every combination of values.
 
-    Parameters
-    ----------
-    name : str
-        With the names of axes in braces.
-    unit : str
-    *targets : Target, or function of the axes that gives one
-    larger_of, number
-        As for :class:`Job`.
-    modules : tuple of str
-        Without them the job is left out.
-    **axes : values
-        Passed by name to the function that is decorated, which builds the contenders.
+    The function that is decorated takes the values of the axes by name, and builds the job; a
+    target may be a function of them, and the name has them in braces. Without one of the modules
+    the job is left out. The rest is as for :class:`Job`.
     """
 
-    def define(build: Callable[..., Ways]) -> Callable[..., Ways]:
-        def built(**values: Any) -> Ways:
-            missing = absent(*modules)
-            return {OURS: missing} if missing else build(**values)
+    def define(build: Build) -> Build:
+        def built(**values: Any) -> Mapping[str, Any]:
+            ways = needs(*modules)(build)(**values)
+            return {OURS: ways} if isinstance(ways, Absent) else ways
 
         for chosen in product(*axes.values()):
             values = dict(zip(axes, chosen, strict=True))

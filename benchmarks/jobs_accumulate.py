@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,10 @@ from numpy.typing import NDArray
 
 import splince_fast as sf
 from benchmarks import peers, reference
-from benchmarks.data import Problem, cached, problem, write_rows
+from benchmarks.data import Problem, cached, cut, problem, write_rows
 from benchmarks.jobs import FLOOR, OURS, Target, Ways, below, faster, job, scratch, within
 from benchmarks.peers import CE, CE64, ONEDAL
-from benchmarks.timing import Contender, pick
+from benchmarks.timing import Contender, each, pick
 
 BLOCK = 4096
 DTYPES = ("float32", "float64")
@@ -24,39 +25,25 @@ def block_rows() -> int:
     return pick(BLOCK, 64)
 
 
-def rows_of(d: int, dtype: str = "float32", classes: int = 2) -> Problem:
+def rows_of(d: int, dtype: str = "float32") -> Problem:
     """Four blocks, two where rows are wide: more than the caches hold."""
-    return cached(pick(4 if d < 4096 else 2, 2) * block_rows(), pick(d, 16), dtype, classes)
+    return cached(pick(4 if d < 4096 else 2, 2) * block_rows(), pick(d, 16), dtype)
 
 
 def accumulate(
     data: Problem, update_rows: int = 0, labels: Any = None, **options: Any
 ) -> Contender:
     """`Moments.update` by blocks, or so many rows; by default with classes as concept and task."""
-    options.setdefault("kinds", dict.fromkeys(data.labels, "classes") if labels is None else None)
-    moments = sf.Moments(**options)
-    given = data.labels if labels is None else labels
-    step = update_rows or block_rows()
-    cuts = [slice(i, i + step) for i in range(0, len(data.X), step)]
-    blocks = [(data.X[cut], {name: value[cut] for name, value in given.items()}) for cut in cuts]
-
-    def run() -> sf.Moments:
-        for X, values in blocks:
-            moments.update(X, values)
-        return moments
-
-    return Contender(run, len(data.X), answer=sf.Moments.covariance)
+    if labels is None:
+        labels = data.labels
+        options["kinds"] = dict.fromkeys(labels, "classes")
+    blocks = cut(update_rows or block_rows(), data.X, **labels)
+    return each(blocks, sf.Moments(**options).update, sf.Moments.covariance)
 
 
 def by_blocks(X: NDArray[Any], work: Callable[[NDArray[Any]], object]) -> Contender:
-    """A floor that does the same to every block."""
-    step = block_rows()
-
-    def run() -> None:
-        for start in range(0, len(X), step):
-            work(X[start : start + step])
-
-    return Contender(run, len(X))
+    """A floor, which takes no labels."""
+    return each(cut(block_rows(), X), lambda rows, _: work(rows))
 
 
 def syrk(data: Problem) -> Contender:
@@ -125,21 +112,22 @@ def _wide(rank: int) -> Ways:
     return {OURS: ours, FLOOR: product if rank else copying(data.X)}
 
 
-def sparse_rows(n: int, d: int) -> Any:
-    """CSR rows of 31 entries each, as a document has terms."""
+def sparse_rows() -> tuple[Any, NDArray[np.int64]]:
+    """CSR rows of 31 entries each, as a document has terms, and a binary concept."""
     import scipy.sparse
 
+    n, d = pick((37_000, 40_000), (60, 80))
     rng = np.random.default_rng(0)
-    return scipy.sparse.random_array((n, d), density=min(1.0, 31 / d), rng=rng, format="csr")
+    X = scipy.sparse.random_array((n, d), density=min(1.0, 31 / d), rng=rng, format="csr")
+    return X, np.random.default_rng(0).integers(0, 2, n)
 
 
 @job("wide/sparse/rank {rank}/40,000", "row", below(20e-6), rank=[0])
 @job("wide/sparse/rank {rank}/40,000", "row", rank=[64])
 def _sparse(rank: int) -> Ways:
     """Sparse rows; the floor is two products of SciPy."""
-    X = sparse_rows(*pick((37_000, 40_000), (60, 80)))
+    X, z = sparse_rows()
     n, d = X.shape
-    z = np.random.default_rng(0).integers(0, 2, n)
     columns, turned = np.ones((d, max(1, rank))), X.T.tocsr()
     return {
         OURS: Contender(lambda: sf.Moments(rank=rank).update(X, {"z": z}), n),
@@ -172,16 +160,10 @@ def _small_updates(dtype: str) -> Ways:
 def _alternating() -> Ways:
     """Single rows, of float32 and float64 alternately; and all of them of float32."""
     data = problem(pick(256, 32), pick(512, 16))
+    rows = cut(1, data.X, **data.labels)
+    mixed = [(X.astype(dtype), labels) for (X, labels), dtype in zip(rows, cycle(DTYPES))]
     moments = sf.Moments(kinds=dict.fromkeys(data.labels, "classes"))
-    rows = [b.X.astype((np.float32, np.float64)[i % 2]) for i, b in enumerate(data.blocks(1))]
-    labels = [b.labels for b in data.blocks(1)]
-
-    def run() -> sf.Moments:
-        for X, values in zip(rows, labels, strict=True):
-            moments.update(X, values)
-        return moments
-
-    ours = Contender(run, len(rows), answer=sf.Moments.covariance)
+    ours = each(mixed, moments.update, sf.Moments.covariance)
     return {OURS: ours, "one kind": accumulate(data, 1)}
 
 
@@ -209,18 +191,25 @@ def _classes(dtype: str, d: int) -> Ways:
 
 @job("labels/512 columns/{dtype}/512", "row", within(FLOOR, 2.0), dtype=DTYPES)
 def _columns(dtype: str) -> Ways:
-    """Continuous labels in many columns; the floor is a symmetric and a general product."""
+    """Continuous labels in many columns.
+
+    The floor is the three products alone: of the rows with themselves in their dtype, with the
+    labels, and of these with themselves, both in float64, as constraints rest on them.
+    """
     data = rows_of(512, dtype)
     n, d = data.X.shape
     Z: NDArray[Any] = np.random.default_rng(3).standard_normal((n, d)).astype(dtype)
-    symmetric, product, step = syrk(data), np.zeros((d, d), dtype, order="F"), block_rows()
+    wide, columns = data.X.astype(np.float64), Z.astype(np.float64)
+    total = np.zeros((d, d), dtype, order="F")
+    cross, squares = np.zeros((2, d, d)).transpose(0, 2, 1)
 
-    def floor() -> None:
-        symmetric.run()
-        for start in range(0, n, step):
-            reference.gemm_into(data.X[start : start + step], Z[start : start + step], product)
+    def products(rows: NDArray[Any], more: dict[str, NDArray[Any]]) -> None:
+        reference.syrk_into(rows, total)
+        reference.gemm_into(more["x"], more["z"], cross)
+        reference.syrk_into(more["z"], squares)
 
-    return {OURS: accumulate(data, labels={"z": Z}), FLOOR: Contender(floor, n)}
+    floor = each(cut(block_rows(), data.X, x=wide, z=columns), products)
+    return {OURS: accumulate(data, labels={"z": Z}), FLOOR: floor}
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -236,7 +225,6 @@ def _mapped(sums: bool) -> Ways:
     if not path.exists():
         write_rows(path, n, d)
     z = np.arange(n) % 2
-    source = sf.sources.from_npy(path, {"z": z, "y": z})
     buffer = memoryview(bytearray(4 * d * block_rows()))
 
     def read() -> None:
@@ -244,15 +232,13 @@ def _mapped(sums: bool) -> Ways:
             while file.readinto(buffer):
                 pass
 
+    bare = Contender(read, n)
     if sums:
         rows = Problem(np.load(path, mmap_mode="r"), z, z)
-        ours = Contender(accumulate(rows, scatter=1e-6).run, n)
-        return {OURS: ours, "bare read": Contender(read, n)}
-    return {
-        OURS: Contender(lambda: sf.Moments.from_blocks(source), n),
-        "bare SYRK": syrk(rows_of(d)),
-        "bare read": Contender(read, n),
-    }
+        return {OURS: Contender(accumulate(rows, scatter=1e-6).run, n), "bare read": bare}
+    source = sf.sources.from_npy(path, {"z": z, "y": z})
+    ours = Contender(lambda: sf.Moments.from_blocks(source), n)
+    return {OURS: ours, "bare SYRK": syrk(rows_of(d)), "bare read": bare}
 
 
 @job("file/save moments/2048", "call")

@@ -18,7 +18,7 @@ import numpy as np
 import splince_fast as sf
 from benchmarks import machine
 from benchmarks.data import write_rows
-from benchmarks.jobs import OURS, SERIAL, Ways, below, faster, job, scratch
+from benchmarks.jobs import OURS, SERIAL, Numbers, Ways, below, faster, job, scratch
 from benchmarks.peers import DASK_COV, DASK_PCA, needs
 from benchmarks.timing import Contender, pick
 
@@ -58,10 +58,8 @@ def _source(shards: int) -> sf.sources.Source:
 
 
 def _ours(shards: int, **options: Any) -> Contender:
-    n = shards * _shape()[0]
-    source = _source(shards)
-    fit = partial(sf.Moments.from_blocks, source, **options)
-    return Contender(fit, n, answer=sf.Moments.covariance)
+    fit = partial(sf.Moments.from_blocks, _source(shards), **options)
+    return Contender(fit, shards * _shape()[0], answer=sf.Moments.covariance)
 
 
 def _lazy(blocks: int) -> Any:
@@ -85,17 +83,12 @@ def _beside_one_process() -> Ways:
     return {OURS: _ours(shards, client=_client()), SERIAL: _ours(shards)}
 
 
-@job(
-    "cluster/65,536 rows/2048",
-    "row",
-    faster(DASK_COV, 3.0),
-    faster(DASK_PCA, 20.0),
-    modules=_NEEDED,
-)
+@job("cluster/65,536 rows/2048", "row", faster(DASK_COV, 3.0), faster(DASK_PCA, 20.0),
+     modules=_NEEDED)  # fmt: skip
 def _beside_peers() -> Ways:
     import dask.array as da
 
-    n, _, block = _shape()
+    n, d, block = _shape()
     client, X = _client(), _lazy(n // block)
     return {
         OURS: _ours(1, client=client),
@@ -103,7 +96,7 @@ def _beside_peers() -> Ways:
             lambda: client.compute(da.cov(X, rowvar=False)).result(), n, answer=np.asarray
         ),
         DASK_PCA: _incremental_pca(None),
-        f"{DASK_PCA}, 64 components": _incremental_pca(min(64, X.shape[1])),
+        f"{DASK_PCA}, 64 components": _incremental_pca(min(64, d)),
     }
 
 
@@ -118,22 +111,18 @@ def _incremental_pca(components: int | None) -> Contender:
 
 
 @job("cluster/bytes sent/2048", "states per group", below(1.2), number=True, modules=_NEEDED)
-def _sent() -> Ways:
+def _sent() -> Numbers:
     """Bytes between workers; the labels, which either gets, are not counted."""
     from splince_fast.moments.cluster import groups_of
 
-    client, source, (_, d, _) = _client(), _source(pick(4, 2)), _shape()
+    client, source = _client(), _source(pick(4, 2))
 
     def outgoing() -> int:
-        return sum(
-            client.run(lambda dask_worker: dask_worker.transfer_outgoing_bytes_total).values()
-        )
+        sent = client.run(lambda dask_worker: dask_worker.transfer_outgoing_bytes_total)
+        return sum(sent.values())
 
-    def states() -> float:
-        before = outgoing()
-        state = sf.Moments.from_blocks(source, client=client)
-        labels = len(client.nthreads()) * len(pickle.dumps(np.arange(state.n_rows)))
-        groups = len(list(groups_of(source, 0, d)))
-        return max(0, outgoing() - before - labels) / (groups * state.copy().nbytes)
-
-    return {OURS: Contender(states)}
+    before = outgoing()
+    state = sf.Moments.from_blocks(source, client=client)
+    labels = len(client.nthreads()) * len(pickle.dumps(np.arange(state.n_rows)))
+    groups = len(list(groups_of(source, 0, _shape()[1])))
+    return {OURS: max(0, outgoing() - before - labels) / (groups * state.copy().nbytes)}

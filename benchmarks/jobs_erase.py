@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,45 +33,41 @@ def leace_of(moments: Any) -> Contender:
 
 def lapack(moments: sf.Moments, *names: str) -> Contender:
     """The floor: copy the covariance, factor it, and solve for each variable; see reference."""
-    S = np.asfortranarray(moments.covariance())
-    sides = [np.asfortranarray(moments.cross_covariance(name)) for name in names]
+    S, *sides = map(np.asfortranarray, parts(moments, *names))
     work = [np.zeros_like(array) for array in (S, *sides)]
     return Contender(lambda: reference.factor_and_solve(S, sides, work))
 
 
-def moments_of(d: int) -> sf.Moments:
+def parts(moments: sf.Moments, *names: str) -> list[NDArray[np.float64]]:
+    """The covariance, and the cross-covariances with these variables."""
+    return [moments.covariance(), *map(moments.cross_covariance, names)]
+
+
+def problem_of(d: int) -> Problem:
     d = pick(d, 16)
-    return cached(max(2 * d, 80), d, "float64").moments()
+    return cached(max(2 * d, 80), d, "float64")
 
 
 @job("splince/{d}", "call", d=[768])
 @job("splince/{d}", "call", within(FLOOR, 1.5), faster(NUMPY, 25.0), d=[2048])
 @job("splince/{d}", "call", within(FLOOR, 1.5), d=[4096])
 def _splince(d: int) -> Ways:
-    moments = moments_of(d)
-    ways: dict[str, Contender | Absent] = {
-        OURS: splince_of(moments),
-        FLOOR: lapack(moments, "z", "y"),
-    }
+    moments = problem_of(d).moments()
+    ways = {OURS: splince_of(moments), FLOOR: lapack(moments, "z", "y")}
     if d <= 2048:
-        S = moments.covariance()
-        Sz, Sy = (moments.cross_covariance(name) for name in ("z", "y"))
-        ways[NUMPY] = Contender(
-            lambda: reference.explicit_splince(S, Sz, Sy, 1, 1), answer=np.asarray
-        )
+        explicit = partial(reference.explicit_splince, *parts(moments, "z", "y"))
+        ways[NUMPY] = Contender(explicit, answer=np.asarray)
     return ways
 
 
 @job("splince/32/2 columns", "call", faster("scipy.linalg", 3.0))
 def _small() -> Ways:
     """A small problem with two continuous columns on either side."""
-    data = problem(2000, 32, np.float64, classes=3)
+    data = problem(2000, 32, "float64", classes=3)
     labels = {name: one_hot(codes, 3, np.float64)[:, :2] for name, codes in data.labels.items()}
     moments = sf.Moments().update(data.X, labels)
-    S = moments.covariance()
-    sides = [moments.cross_covariance(name) for name in ("z", "y")]
     scipy = Contender(
-        lambda: reference.scipy_splince(S, *sides),
+        partial(reference.scipy_splince, *parts(moments, "z", "y")),
         answer=lambda factors: np.eye(32) - factors[0] @ factors[1].T,
     )
     return {OURS: splince_of(moments), "scipy.linalg": scipy}
@@ -80,7 +77,7 @@ def _small() -> Ways:
 def _deficient() -> Ways:
     """An eighth of the features constant, an eighth copies; the floor is an eigendecomposition."""
     d = pick(512, 16)
-    data = problem(4 * d, d, np.float64)
+    data = problem(4 * d, d, "float64")
     data.X[:, : d // 8] = 0.0
     data.X[:, d // 8 : d // 4] = data.X[:, -(d // 8) :]
     moments = data.moments()
@@ -93,11 +90,12 @@ def _deficient() -> Ways:
 @job("leace/{d}", "call", faster(CE, 15.0), d=[2048])
 @job("leace/{d}", "call", faster(CE, 25.0), d=[4096])
 def _leace(d: int) -> Ways:
-    moments = moments_of(d)
+    data = problem_of(d)
+    moments = data.moments()
     return {
         OURS: leace_of(moments),
         FLOOR: lapack(moments, "z"),
-        CE: peers.solve_concept_erasure(cached(max(2 * pick(d, 16), 80), pick(d, 16), "float64")),
+        CE: peers.solve_concept_erasure(data),
     }
 
 
@@ -108,7 +106,7 @@ _KINDS = ("second eraser", "concept_strength")
 @job("factor/{kind}/{d}", "call", within("first eraser", 0.05), d=[4096], kind=_KINDS)
 def _factor(d: int, kind: str) -> Ways:
     """From one kept factor: every further eraser, and how strong the concept is."""
-    moments = moments_of(d)
+    moments = problem_of(d).moments()
     factored = moments.factored()
     splince_of(factored).run()  # the first eraser, which may finish the factor
     strength = Contender(lambda: sf.concept_strength(factored, "z"))
@@ -137,6 +135,11 @@ def orthogonal(d: int, rank: int) -> sf.Projection:
     return sf.Projection(basis, basis, np.ones(d))
 
 
+def apply_new(X: NDArray[Any], eraser: sf.Projection) -> Contender:
+    """Into a new array."""
+    return Contender(lambda: eraser(X), len(X), answer=np.asarray)
+
+
 def apply_into(X: NDArray[Any], eraser: sf.Projection) -> Ways:
     """Into a given array: every contender."""
     out = X.copy()  # memory that was touched before
@@ -160,10 +163,10 @@ def _into(dtype: str, rank: int) -> Ways:
      rank=[1])  # fmt: skip
 @job("apply/new array/float32/768/rank {rank}", "row", faster(NUMPY, 3.0), rank=[16])
 def _new(rank: int) -> Ways:
-    X = cached(*pick((100_000, 768), (300, 16))).X
+    X = cached(*pick((100_000, 768), (300, 16)), "float32").X
     eraser = orthogonal(X.shape[1], rank)
     return {
-        OURS: Contender(lambda: eraser(X), len(X), answer=np.asarray),
+        OURS: apply_new(X, eraser),
         FLOOR: Contender(X.copy, len(X)),
         NUMPY: peers.apply_numpy(X, eraser),
         CE: peers.apply_concept_erasure(X, eraser),
@@ -174,10 +177,10 @@ def _new(rank: int) -> Ways:
      form=("float16", "Fortran", "strided"), rank=(1, 16))  # fmt: skip
 def _forms(form: str, rank: int) -> Ways:
     X = layout(cached(*pick((40_000, 512), (300, 16))).X, form)
-    eraser, same = orthogonal(X.shape[1], rank), np.ascontiguousarray(X, np.float32)
+    eraser = orthogonal(X.shape[1], rank)
     return {
-        OURS: Contender(lambda: eraser(X), len(X), answer=np.asarray),
-        "C order, float32": Contender(lambda: eraser(same), len(X), answer=np.asarray),
+        OURS: apply_new(X, eraser),
+        "C order, float32": apply_new(np.ascontiguousarray(X, np.float32), eraser),
         FLOOR: Contender(X.copy, len(X)),
     }
 
@@ -185,27 +188,21 @@ def _forms(form: str, rank: int) -> Ways:
 # --- estimators, import ---------------------------------------------------------------------------
 
 
-def fit_leace(data: Problem) -> Contender:
-    def run() -> NDArray[Any]:
-        return np.asarray(sf.LEACE().fit(data.X, concept=data.z).transform(data.X))
-
-    return Contender(run, len(data.X), answer=np.asarray)
-
-
-def fit_splince(data: Problem) -> Contender:
-    def run() -> NDArray[Any]:
-        return np.asarray(sf.SPLINCE().fit(data.X, data.y, concept=data.z).transform(data.X))
-
-    return Contender(run, len(data.X), answer=np.asarray)
+def erase_ours(estimator: Callable[[], Any], data: Problem) -> Contender:
+    """`fit` and `transform`."""
+    return Contender(
+        lambda: estimator().fit(data.X, data.y, concept=data.z).transform(data.X),
+        len(data.X), answer=np.asarray,
+    )  # fmt: skip
 
 
 # From rows and labels to clean rows, each as its documentation does it.
 LEACES: dict[str, Callable[[Problem], Contender | Absent]] = {
-    OURS: fit_leace, CE: peers.erase_concept_erasure, "fairlearn": peers.erase_fairlearn,
-}  # fmt: skip
-SPLINCES: dict[str, Callable[[Problem], Contender | Absent]] = {
-    OURS: fit_splince, NUMPY: peers.erase_numpy,
-}  # fmt: skip
+    OURS: partial(erase_ours, sf.LEACE),
+    CE: peers.erase_concept_erasure,
+    "fairlearn": peers.erase_fairlearn,
+}
+SPLINCES = {OURS: partial(erase_ours, sf.SPLINCE), NUMPY: peers.erase_numpy}
 
 
 @job("fit and transform/LEACE/{n:,} x {d}", "row", n=(10_000, 50_000), d=[768], makers=[LEACES])

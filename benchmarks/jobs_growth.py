@@ -16,7 +16,7 @@ from benchmarks.data import problem
 from benchmarks.jobs import FLOOR, OURS, Ways, job
 from benchmarks.jobs_accumulate import accumulate, block_rows, copying, syrk
 from benchmarks.jobs_erase import apply_into, lapack, orthogonal, splince_of
-from benchmarks.timing import Contender, pick
+from benchmarks.timing import Absent, pick
 
 _PARTS = {OURS: 1, "half": 2, "quarter": 4}
 
@@ -26,9 +26,8 @@ def _whole(size: int, build: Callable[[int], Ways]) -> Ways:
     found = {name: build(size // part) for name, part in _PARTS.items()}
     ways = {name: found[name][OURS] for name in _PARTS} | {FLOOR: found[OURS][FLOOR]}
     return {
-        name: replace(way, units=1.0, answer=None)
+        name: way if isinstance(way, Absent) else replace(way, units=1.0, answer=None)
         for name, way in ways.items()
-        if isinstance(way, Contender)
     }
 
 
@@ -39,17 +38,17 @@ def exponent(quarter: float) -> float:
 
 @job("growth/accumulate/{axis}", "call", axis=("rows^1", "features^2", "classes^0"))
 def _accumulate(axis: str) -> Ways:
-    n, d, block = pick(32_768, 512), pick(1024, 16), block_rows()
+    rows, features = block_rows(), pick(1024, 16)
 
-    def ways(n: int, d: int, classes: int = 2) -> Ways:
+    def ways(n: int = rows, d: int = features, classes: int = 2) -> Ways:
         data = problem(n, d, classes=classes)
         return {OURS: accumulate(data), FLOOR: syrk(data)}
 
     if axis == "rows^1":
-        return _whole(n, lambda n: ways(n, d))
+        return _whole(pick(32_768, 512), ways)
     if axis == "features^2":
-        return _whole(4 * d, lambda d: ways(block, d))
-    return _whole(pick(2000, 8), lambda classes: ways(block, d, classes))
+        return _whole(pick(4096, 64), lambda d: ways(d=d))
+    return _whole(pick(2000, 8), lambda classes: ways(classes=classes))
 
 
 @job("growth/sampled at 1 %/features^1", "call")
@@ -74,13 +73,13 @@ def _solve(axis: str) -> Ways:
 
 @job("growth/apply/{axis}", "call", axis=("rows^1", "features^1", "rank^1"))
 def _apply(axis: str) -> Ways:
-    n, d = pick((100_000, 768), (400, 16))
+    rows, features = pick((25_000, 768), (100, 16))
 
-    def ways(n: int, d: int, rank: int = 1) -> Ways:
+    def ways(n: int = rows, d: int = features, rank: int = 1) -> Ways:
         return apply_into(np.ones((n, d), np.float32), orthogonal(d, rank))
 
     if axis == "rows^1":
-        return _whole(n, lambda n: ways(n, d))
+        return _whole(pick(100_000, 400), ways)
     if axis == "features^1":
-        return _whole(pick(4096, 32), lambda d: ways(n // 4, d))
-    return _whole(pick(64, 4), lambda rank: ways(n // 4, d, rank))
+        return _whole(pick(4096, 32), lambda d: ways(d=d))
+    return _whole(pick(64, 4), lambda rank: ways(rank=rank))

@@ -8,16 +8,16 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.linalg import blas
+from scipy.linalg.blas import get_blas_funcs
 
 import splince_fast as sf
 from benchmarks.timing import Contender, interleave, pick, ratio
@@ -37,20 +37,24 @@ _PREFIXES = (
 def describe() -> dict[str, Any]:
     """Everything that a reader needs to judge or repeat a measurement, as plain data."""
     found = config()
+    versions: dict[str, str] = {}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     return {
         **processor(),
         "cores": cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "versions": {name: text for name in _PACKAGES if (text := _version(name))},
+        "versions": versions,
         "blas": {"name": found.blas, "kernels": found.blas_core, "reason": found.blas_reason},
         "scipy_kernels": found.scipy_core,
         "threads": found.threads,
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIXES)},
         "gflops": {t: round(getattr(found, t), 1) for t in ("syrk_float32", "syrk_float64")},
         "copy_gbs": round(found.copy, 1),
-        "gemm_over_syrk": gemm_over_syrk(),
+        "gemm_over_syrk": {dtype: gemm_over_syrk(dtype) for dtype in ("float32", "float64")},
     }
 
 
@@ -60,36 +64,27 @@ def config() -> sf.Config:
     return sf.show_config()
 
 
-def gemm_over_syrk() -> dict[str, dict[str, float]]:
-    """Times of X^T X as a general product over that as a symmetric one (SciPy's BLAS).
+def gemm_over_syrk(dtype: str) -> dict[str, float]:
+    """Time of X^T X as a general product, by SciPy's and torch's BLAS, over a symmetric one.
 
     A package that multiplies in general cannot be slower than this bound because of its product
     alone: 2 where both run the same kernels, more where its BLAS runs narrower ones.
     """
-    n, d = pick((4096, 2048), (64, 16))
-    routines = {"float32": (blas.ssyrk, blas.sgemm), "float64": (blas.dsyrk, blas.dgemm)}
-    found = {}
-    for dtype, (syrk, gemm) in routines.items():
-        ways = _products(np.ones((n, d), dtype), syrk, gemm)
-        timings = interleave(ways, budget=4.0)
-        bare = timings.pop("syrk")
-        found[dtype] = {name: round(ratio(t, bare)["median"], 2) for name, t in timings.items()}
-    return found
-
-
-def _products(X: NDArray[Any], syrk: Any, gemm: Any) -> dict[str, Contender]:
-    """X^T X as a symmetric and as a general product, the latter by torch's BLAS as well."""
+    X = np.ones(pick((4096, 2048), (64, 16)), dtype)
+    syrk, gemm = get_blas_funcs(("syrk", "gemm"), (X,))
     ways = {
-        "syrk": Contender(lambda: syrk(1.0, X.T, lower=1)),
-        "scipy": Contender(lambda: gemm(1.0, X.T, X.T, trans_b=1)),
+        "syrk": Contender(partial(syrk, 1.0, X.T, lower=1)),
+        "scipy": Contender(partial(gemm, 1.0, X.T, X.T, trans_b=1)),
     }
     if find_spec("torch"):
         import torch
 
         equal_threads()
         x = torch.from_numpy(X)
-        ways["torch"] = Contender(lambda: x.T @ x)
-    return ways
+        ways["torch"] = Contender(partial(torch.mm, x.T, x))
+    timings = interleave(ways, budget=4.0)
+    bare = timings.pop("syrk")
+    return {name: round(ratio(seconds, bare)["median"], 2) for name, seconds in timings.items()}
 
 
 def commit() -> dict[str, Any]:
@@ -106,13 +101,10 @@ def commit() -> dict[str, Any]:
         return {"commit": None, "changed": None}
 
 
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="minutes")
-
-
-def load() -> list[float]:
-    """Mean number of processes that wanted to run in the last 1, 5 and 15 minutes."""
-    return [round(value, 2) for value in os.getloadavg()]
+def now() -> tuple[str, list[float]]:
+    """The time, and how many processes wanted to run in the last 1, 5 and 15 minutes, as means."""
+    load = [round(value, 2) for value in os.getloadavg()]
+    return datetime.now(UTC).isoformat(timespec="minutes"), load
 
 
 def command() -> str:
@@ -124,9 +116,8 @@ def command() -> str:
 def processor() -> dict[str, Any]:
     """Name, family and model of the processor, as far as the system tells them."""
     fields: dict[str, str] = {}
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text(encoding="utf-8").splitlines():
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             key, _, value = line.partition(":")
             fields.setdefault(key.strip(), value.strip())
     return {
@@ -145,8 +136,9 @@ def architecture(facts: dict[str, Any]) -> str:
     return f"family {facts['family']}, model {facts['model']}"
 
 
-def short_name(facts: dict[str, Any]) -> str:
+def short_name() -> str:
     """Of the processor, for a file: its maker's word, family and model."""
+    facts = processor()
     maker = re.split(r"\W", facts["processor"])[0].lower()
     return f"{maker}-family-{facts['family']}-model-{facts['model']}"
 
@@ -172,10 +164,3 @@ def equal_threads() -> None:
         sys.modules["torch"].set_num_threads(count)
     if "daal4py" in sys.modules:
         sys.modules["daal4py"].daalinit(count)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

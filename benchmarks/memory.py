@@ -8,90 +8,60 @@ is taken, which counts them.
 from __future__ import annotations
 
 import gc
-import multiprocessing
+import os
+import re
 import resource
 import sys
-import traceback
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, wait
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 _POLL_SECONDS = 0.001
-
-
-class ChildError(Exception):
-    """The task failed; the traceback of the child is the message."""
+_tasks: list[Callable[[], object]] = []  # of the child
 
 
 def extra_bytes(prepare: Callable[..., Callable[[], object]], *arguments: Any) -> int:
     """Bytes that a task takes at its peak, beyond what its process held when it was ready.
 
-    Parameters
-    ----------
-    prepare : callable
-        A function of a module, called in the child. It prepares data, runs once on a few rows, so
-        that libraries are loaded and compiled, and returns the task.
-    *arguments
-        Passed to `prepare`.
-
-    Raises
-    ------
-    ChildError
-        The child did not come to its end.
+    `prepare` is a function of a module, called in the child with the arguments. It prepares data,
+    runs once on a few rows, so that libraries are loaded and compiled, and returns the task. What
+    the child raises is raised here; BrokenProcessPool, if it ends.
     """
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    child = context.Process(target=_run, args=(there, prepare, arguments))
-    child.start()
-    there.close()
-    try:
-        _received(here)
-        before = peak = _anonymous(child.pid)
-        here.send("go")
-        while not here.poll(_POLL_SECONDS):
-            peak = max(peak, _anonymous(child.pid))
-        growth = _received(here)
-    finally:
-        here.close()
-        child.join()
-    return peak - before if before else growth
+    with ProcessPoolExecutor(1, get_context("spawn")) as child:
+        pid = child.submit(_prepare, prepare, arguments).result()
+        before = peak = _anonymous(pid)
+        growth = child.submit(_work)
+        while not wait([growth], _POLL_SECONDS).done:
+            peak = max(peak, _anonymous(pid))
+        seen = growth.result()
+        return peak - before if before else seen
 
 
-def _received(connection: Any) -> int:
-    try:
-        found = connection.recv()
-    except EOFError:
-        raise ChildError("the process ended") from None
-    if isinstance(found, str):
-        raise ChildError(found)
-    return int(found)
+def _prepare(prepare: Callable[..., Callable[[], object]], arguments: tuple[Any, ...]) -> int:
+    _tasks.append(prepare(*arguments))
+    gc.collect()
+    return os.getpid()
 
 
-def _run(connection: Any, prepare: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """In the child: prepare, report, wait, work, report the growth of the largest size."""
-    try:
-        work = prepare(*arguments)
-        gc.collect()
-        before = _highest()
-        connection.send(0)
-        connection.recv()
-        result = work()
-        connection.send(_highest() - before)
-        del result  # not before the peak was read
-    except BaseException:
-        connection.send(traceback.format_exc())
+def _work() -> int:
+    """By how much the largest size of this process so far grows."""
+    before = _highest()
+    result = _tasks[0]()
+    growth = _highest() - before
+    del result  # not before the peak was read
+    return growth
 
 
-def _anonymous(pid: int | None) -> int:
+def _anonymous(pid: int) -> int:
     """Anonymous resident bytes of a process; 0 where the system does not say."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return 0
-    for line in status.splitlines():
-        if line.startswith("RssAnon:"):
-            return 1024 * int(line.split()[1])
-    return 0
+    found = re.search(r"RssAnon:\s*(\d+)", status)
+    return 1024 * int(found[1]) if found else 0
 
 
 def _highest() -> int:

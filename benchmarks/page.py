@@ -39,15 +39,22 @@ _PEERS = (
     ("apply/new array/float32/768/rank 1", CE, "apply, rank 1: concept-erasure"),
 )
 # Why a target of a group can be missed against a contender.
+_PER_CALL = "Every call checks its row and reads its labels in Python"
 _REASONS = {
     ("accumulate", FLOOR): "Beside the product, of O(n d^2), the rows are checked, centred and "
     "sorted by class, in O(n d)",
     ("accumulate", CE): "GEMM / SYRK of the table above bounds this ratio",
-    ("stream", "in blocks"): "Every call checks its row and reads its labels in Python",
-    ("stream", CE): "Every call checks its row and reads its labels in Python",
+    ("stream", "in blocks"): _PER_CALL,
+    ("stream", CE): _PER_CALL,
     ("file", FLOOR): "Rows are centred between the read and the product, on the same cores",
     ("apply", FLOOR): "The eraser multiplies every row by two factors in float64; a copy does not",
 }
+_KERNELS = """## Kernels of the BLAS
+
+OpenBLAS, which SciPy brings, chooses its kernels when it is loaded; `splince-fast doctor` shows
+them and their rate. Where `OPENBLAS_CORETYPE` asks for narrower ones, or the library does not know
+the processor, `pip install "splince-fast[blas]"` brings a private copy with wide kernels. It is
+used only where a short measurement shows a gain; `SPLINCE_FAST_BLAS=scipy` keeps SciPy's."""
 
 
 def read(folder: Path) -> list[Results]:
@@ -72,21 +79,13 @@ def read(folder: Path) -> list[Results]:
     return sorted(found, key=lambda results: -int(results["machine"]["family"]))
 
 
-def entry(results: Results, job: str) -> dict[str, Any] | None:
-    return next((found for found in results["jobs"] if found["name"] == job), None)
-
-
-def cell(results: Results, line: Line) -> str:
-    """The ratio of a line, or a dash where it was not measured."""
-    job, against, _ = line
-    found = (entry(results, job) or {"ratios": {}})["ratios"].get(against)
-    return compare.interval(found) if found else "-"
-
-
-def busy(results: Results) -> bool:
-    """Whether other processes took a good part of the machine when the run began."""
-    load = results["load_average"]["before"]
-    return load is not None and load[0] > 0.5 * results["machine"]["cores"]
+def stored(results: Results, job: str, kind: str, name: str) -> dict[str, float] | None:
+    """The value or ratio (`kind`) of a contender of a job; None where it was not measured."""
+    for entry in results["jobs"]:
+        if entry["name"] == job:
+            found: dict[str, float] | None = entry[kind].get(name)
+            return found
+    return None
 
 
 def title(results: Results) -> str:
@@ -94,11 +93,19 @@ def title(results: Results) -> str:
     return f"{facts['processor']}, {machine.architecture(facts)}"
 
 
+def load_before(results: Results) -> float | None:
+    """Mean number of processes that wanted to run when the run began; None if not recorded."""
+    load = results["load_average"]["before"]
+    return None if load is None else load[0]
+
+
 def machines(every: list[Results]) -> str:
     """What was measured on what."""
+    header = ["processor", "threads", "kernels", "GEMM / SYRK, float32", "the same, float64",
+              "commit", "began", "load before"]  # fmt: skip
     rows = []
     for results in every:
-        facts, load = results["machine"], results["load_average"]["before"]
+        facts, load = results["machine"], load_before(results)
         bounds = [
             ", ".join(f"{name} {value:g}" for name, value in products.items()) or "not measured"
             for products in (facts["gemm_over_syrk"].get(t, {}) for t in ("float32", "float64"))
@@ -108,18 +115,18 @@ def machines(every: list[Results]) -> str:
             facts["blas"]["kernels"], *bounds,
             (results["commit"] or "not recorded")[:12] + " changed" * bool(results["changed"]),
             results["began"][:16],
-            "not recorded" if load is None else f"{load[0]:g}",
+            "not recorded" if load is None else f"{load:g}",
         ])  # fmt: skip
-    header = ["processor", "threads", "kernels", "GEMM / SYRK, float32", "the same, float64",
-              "commit", "began", "load before"]  # fmt: skip
     return compare.table(header, rows)
 
 
-def short_table(every: list[Results], lines: tuple[Line, ...], head: str) -> str:
-    return compare.table(
-        [head, *map(title, every)],
-        [[line[2], *(cell(results, line) for results in every)] for line in lines],
-    )
+def ratios(every: list[Results], lines: tuple[Line, ...], head: str) -> str:
+    """A table with a column per processor."""
+    rows = []
+    for job, against, text in lines:
+        found = [stored(results, job, "ratios", against) for results in every]
+        rows.append([text, *(compare.interval(ratio) if ratio else "-" for ratio in found)])
+    return compare.table([head, *map(title, every)], rows)
 
 
 def missed(results: Results) -> list[str]:
@@ -129,14 +136,13 @@ def missed(results: Results) -> list[str]:
         group, _, case = job["name"].partition("/")
         for target in job["targets"]:
             if target["met"] is False:
-                measured = f"{target['measured']['median']:.3g}"
-                text = f"{case} {measured} ({compare.limit(target)})"
+                text = f"{case} {target['measured']['median']:.3g} ({compare.limit(target)})"
                 cases.setdefault((group, target["against"]), []).append(text)
-    lines = []
-    for pair, found in cases.items():
-        reason = f". {_REASONS[pair]}." if pair in _REASONS else ""
-        lines.append(f"{', '.join(filter(None, pair))}: {'; '.join(found)}{reason}")
-    return lines
+    return [
+        f"{', '.join(filter(None, pair))}: {'; '.join(found)}"
+        + (f". {_REASONS[pair]}." if pair in _REASONS else "")
+        for pair, found in cases.items()
+    ]
 
 
 def page(every: list[Results], figure: str | None) -> str:
@@ -150,13 +156,13 @@ def page(every: list[Results], figure: str | None) -> str:
         "kernels."
     ), machines(every)]  # fmt: skip
     for results in every:
+        load, cores = load_before(results), results["machine"]["cores"]
         if results["smoke"]:
             parts.append("**Smoke sizes: the numbers mean nothing.**")
-        if busy(results):
-            load = results["load_average"]["before"][0]
+        if load is not None and load > 0.5 * cores:
             parts.append(_fill(
                 f"**{title(results)}: other processes were running (load average {load:g} on "
-                f"{results['machine']['cores']} cores). These numbers are provisional, and what is "
+                f"{cores} cores). These numbers are provisional, and what is "
                 "missed may be missed for that alone.**"
             ))  # fmt: skip
         if "note" in results:
@@ -164,54 +170,48 @@ def page(every: list[Results], figure: str | None) -> str:
     parts += [
         "## Against the machine",
         "Time of the floor, the least that any way must do, over that of splince_fast: 1 is ideal.",
-        short_table(every, _RATES, "float32 rows, float64 solves"),
+        ratios(every, _RATES, "float32 rows, float64 solves"),
         "## Against other packages",
         "Time of the other package over that of splince_fast.",
-        short_table(every, _PEERS, "job"),
+        ratios(every, _PEERS, "job"),
     ]
     if figure is not None:
         parts.append(f"![The ratios of both tables, by processor]({figure})")
     parts.append("## Missed")
     for results in every:
         decided = [t["met"] for job in results["jobs"] for t in job["targets"]]
-        verdicts = sum(met is not None for met in decided)
-        count = sum(met is True for met in decided)
-        parts.append(f"{title(results)}: {count} of {verdicts} targets are met.")
-        if lines := missed(results):
-            parts.append("\n".join(_fill(line, bullet=True) for line in lines))
-    return "\n\n".join([*parts, *_growth(every), _KERNELS]) + "\n"
+        verdicts = len(decided) - decided.count(None)
+        parts.append(f"{title(results)}: {decided.count(True)} of {verdicts} targets are met.")
+        parts.append("\n".join(_fill(line, mark="- ") for line in missed(results)))
+    if grown := [_fill(text, mark="- ") for results in every if (text := _growth(results))]:
+        heading = _fill(
+            "Measured exponents of the time, with those of the algorithm in brackets; and by the "
+            "latter, from d = 4096, the time for 10^9 float32 rows of 8,192 features in memory:"
+        )
+        parts += ["## Growth", heading, "\n".join(grown)]
+    return "\n\n".join(filter(None, [*parts, _KERNELS])) + "\n"
 
 
-def _growth(every: list[Results]) -> list[str]:
+def _growth(results: Results) -> str:
     """Exponents beside what the algorithm has, and what follows for a large job."""
-    found = []
-    for results in every:
-        shown = [
-            f"{g['what']} in {g['axis']} {g['exponent']:.2f} ({g['expected']:g})"
-            for g in results.get("scaling", [])  # as results were written until November 2026
-        ]
-        for job in results["jobs"]:
-            group, _, case = job["name"].partition("/")
-            if group == "growth":
-                name, _, expected = case.replace("/", " in ").partition("^")
-                measured = jobs_growth.exponent(job["ratios"]["quarter"]["median"])
-                shown.append(f"{name} {measured:.2f} ({expected})")
-        if shown:
-            text = f"{title(results)}: {'; '.join(shown)}.{_large(results)}"
-            found.append(_fill(text, bullet=True))
-    heading = _fill(
-        "Measured exponents of the time, with those of the algorithm in brackets; and by the "
-        "latter, from d = 4096, the time for 10^9 float32 rows of 8,192 features in memory:"
-    )
-    return ["## Growth", heading, "\n".join(found)] if found else []
+    shown = [
+        f"{g['what']} in {g['axis']} {g['exponent']:.2f} ({g['expected']:g})"
+        for g in results.get("scaling", [])  # as results were written until November 2026
+    ]
+    for job in results["jobs"]:
+        group, _, case = job["name"].partition("/")
+        if group == "growth":
+            name, _, expected = case.replace("/", " in ").partition("^")
+            measured = jobs_growth.exponent(job["ratios"]["quarter"]["median"])
+            shown.append(f"{name} {measured:.2f} ({expected})")
+    return f"{title(results)}: {'; '.join(shown)}.{_large(results)}" if shown else ""
 
 
 def _large(results: Results) -> str:
     """Hours for a billion rows, of all of them, of a sample, and on machines like this one."""
-    whole, sums = (
-        (found := entry(results, name)) and found["values"].get(OURS)
-        for name in ("accumulate/float32/4096", "sampled/sums alone/4096")
-    )
+    whole = stored(results, "accumulate/float32/4096", "values", OURS)
+    sums = stored(results, "sampled/sums alone/4096", "values", OURS)
+    pair = stored(results, "cluster/1,048,576 rows/2048", "ratios", SERIAL)
     if not whole or not sums:
         return ""
     rows = 1e9 / 3600
@@ -219,18 +219,9 @@ def _large(results: Results) -> str:
     share = rate_for("auto", 10**9, 8192, "the rows", folds=1)
     sampled = rows * 2 * sums["median"] + share * every_row
     text = f' A billion rows: {every_row:.1f} h; scatter="auto" {sampled:.1f} h'
-    pair = entry(results, "cluster/1,048,576 rows/2048")
-    if pair and SERIAL in pair["ratios"]:
-        text += f"; on 16 such machines {every_row / 16 / pair['ratios'][SERIAL]['median']:.1f} h"
+    if pair:
+        text += f"; on 16 such machines {every_row / 16 / pair['median']:.1f} h"
     return f"{text}."
-
-
-_KERNELS = """## Kernels of the BLAS
-
-OpenBLAS, which SciPy brings, chooses its kernels when it is loaded; `splince-fast doctor` shows
-them and their rate. Where `OPENBLAS_CORETYPE` asks for narrower ones, or the library does not know
-the processor, `pip install "splince-fast[blas]"` brings a private copy with wide kernels. It is
-used only where a short measurement shows a gain; `SPLINCE_FAST_BLAS=scipy` keeps SciPy's."""
 
 
 def draw(every: list[Results], path: Path) -> None:
@@ -244,19 +235,18 @@ def draw(every: list[Results], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
     for index, results in enumerate(every):
         points = [
-            (found["ratios"][against], place)
+            (found, place + 0.2 * index)
             for place, (job, against, _) in enumerate(lines)
-            if (found := entry(results, job)) and against in found["ratios"]
+            if (found := stored(results, job, "ratios", against))
         ]
         middle = [value["median"] for value, _ in points]
         ends = [[abs(v[end] - v["median"]) for v, _ in points] for end in ("low", "high")]
         axes.errorbar(
-            middle, [place + 0.2 * index for _, place in points], xerr=ends, label=title(results),
+            middle, [place for _, place in points], xerr=ends, label=title(results),
             linestyle="none", marker="os^D"[index % 4], markersize=4, elinewidth=0.8,
         )  # fmt: skip
     axes.axvline(1.0, color="black", linewidth=1.0)
-    axes.set_xscale("log")
-    axes.set_xlabel(f"time over that of {OURS}")
+    axes.set(xscale="log", xlabel=f"time over that of {OURS}")
     axes.set_yticks(range(len(lines)), [text for *_, text in lines], fontsize=7)
     axes.invert_yaxis()
     axes.grid(axis="x", which="both", linewidth=0.3)
@@ -267,11 +257,11 @@ def draw(every: list[Results], path: Path) -> None:
     plt.close(figure)
 
 
-def _fill(text: str, *, bullet: bool = False) -> str:
-    mark, indent = ("- ", "  ") if bullet else ("", "")
+def _fill(text: str, mark: str = "") -> str:
     return textwrap.fill(
-        mark + text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+        mark + text, 100, subsequent_indent=" " * len(mark), break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> None:

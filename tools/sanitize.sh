@@ -38,6 +38,7 @@ fi
 grep -q heap-buffer-overflow control.log
 
 if [ $# -eq 0 ]; then
-    set -- tests/solve/test_solve_kernel.py tests/moments/test_rows_kernels.py
+    set -- tests/solve/test_solve_kernel.py tests/moments/test_rows_kernels.py \
+        tests/moments/test_few_rows.py
 fi
 "$python" -m pytest -q -p no:cacheprovider "$@"

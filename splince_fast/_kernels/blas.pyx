@@ -1,4 +1,4 @@
-"""Symmetric rank-k accumulation on BLAS, and the table of routines it calls.
+"""Products of blocks of rows on BLAS, added up, and the table of routines it calls.
 
 Layout is decided here and nowhere else: matrices of the state are Fortran-ordered with only the
 lower triangle meaningful, blocks of rows are C-ordered, that is, Fortran-ordered (d, n).
@@ -61,6 +61,23 @@ def syrk_f32_out(float[:, ::1] rows, float[::1, :] product) -> None:
         return
     with nogil:
         active.ssyrk(b"L", b"N", &d, &m, &one, &rows[0, 0], &d, &zero, &product[0, 0], &d)
+
+
+def gemm_f64_into(double[:, ::1] left, double[:, ::1] right, double[:, ::1] product) -> None:
+    """product := product + left^T right, in float64.
+
+    Parameters
+    ----------
+    left, right : (m, k), (m, d) float64, C-contiguous
+    product : (k, d) float64, C-contiguous, changed in place
+    """
+    cdef int d = <int>right.shape[1], k = <int>left.shape[1], m = <int>left.shape[0]
+    cdef double one = 1.0
+    if m == 0 or d == 0 or k == 0:
+        return
+    with nogil:
+        active.dgemm(b"N", b"T", &d, &k, &m, &one, &right[0, 0], &d, &left[0, 0], &k, &one,
+                     &product[0, 0], &d)
 
 
 def mirror_lower(double[::1, :] matrix) -> None:

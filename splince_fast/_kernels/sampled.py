@@ -1,7 +1,7 @@
 """One sweep over a block for sums per class, squares and leverages; and which rows are sampled.
 
-The block is read where it lies and is not copied. Every kernel is serial and works on columns
-first..last, so that each number comes from the same operations whatever the number of threads.
+The block is read where it lies and is not copied. Every kernel is serial, and each number comes
+from the same operations whatever the number of threads.
 """
 
 from __future__ import annotations
@@ -60,22 +60,27 @@ def sweep_block(
     order: Any,
     cell: Any,
     values: Any,
+    bounds: Any,
+    begin: int,
+    end: int,
     first: int,
     last: int,
-    total: Any,
-    squares: Any,
-    class_sums: Any,
-    products: Any,
+    sums: Any,
     leverage: Any,
 ) -> None:
-    """Reduce the columns first..last of a block, with y_i = x_i - shift, in one sweep::
+    """Reduce the columns first..last of the segments begin..end of a block, in one sweep.
 
-        total         = sum_i w_i y_i                    squares     = sum_i w_i y_i^2
-        class_sums[c] = sum_{i: codes[., i] = c} w_i y_i  products[q] = sum_i values[q, i] y_i
-        leverage[s, i] = sum_{j in stripe s} inverse_j y_ij^2
+    Of segment g, the rows i = order[bounds[g]], ..., with y_i = x_i - shift and k classes::
+
+        sums[g, 0]         = sum_i w_i y_i
+        sums[g, 1]         = sum_i w_i y_i^2
+        sums[g, 2 + c]     = sum_{i: codes[., i] = c} w_i y_i
+        sums[g, 2 + k + q] = sum_i values[q, i] y_i
+        leverage[s, i]     = sum_{j in stripe s} inverse_j y_ij^2
 
     The rows of a cell, those of equal codes within a part, are summed four at a time, and their
-    sum is added to each of its classes.
+    sum is added to each of its classes. A segment is a run of whole parts with sums of its own:
+    threads that read segments read no line of memory twice, as they would where they share rows.
 
     Parameters
     ----------
@@ -84,75 +89,95 @@ def sweep_block(
         The n rows of the block among them, in its order; or empty for all, n = m.
     weight : (n,) float64 > 0, or empty for unit weights
     shift, inverse : (d,) float64
-    codes : (v, n) intp, rows of class_sums to add each row to; -1 for none
+    codes : (v, n) intp below k, sums to add each row to; -1 for none
     order, cell : (n,) intp
         As `sort_by_cell` gives them.
     values : (q, n) float64, already multiplied by the weights
+    bounds : (g + 1,) intp
+        Where segments begin in the order, from 0 to n; each is of whole parts.
+    begin, end : int
+        Of the segments.
     first, last : int
         `first` is a multiple of STRIPE, and `last` is one or d.
-    total, squares, class_sums, products : (d,), (d,), (c, d), (q, d) float64, overwritten
+    sums : (g, 2 + k + q, d) float64, overwritten
     leverage : (d / STRIPE rounded up, n) float64, overwritten
     """
-    n = order.shape[0]
     weighted = weight.shape[0] > 0
-    total[first:last] = 0.0
-    squares[first:last] = 0.0
-    class_sums[:, first:last] = 0.0
-    products[:, first:last] = 0.0
     held = np.zeros(last)
     columns = range(np.uintp(first), np.uintp(last))
-    step = _LINE // rows.itemsize
+    behind = sums.shape[1] - values.shape[0]
+    line = _LINE // rows.itemsize
     foreseen = rows.shape[1] * rows.itemsize > _PAGE
     w_a = w_b = w_c = w_d = 1.0
-    start = 0
-    while start < n:
-        stop = start
-        while stop < n and cell[stop] == cell[start]:
-            stop += 1
-        held[first:] = 0.0
-        for k in range(start, stop, 4):
-            # The last group may repeat its first row with weight 0.
-            count = min(4, stop - k)
-            i_a = order[k]
-            i_b = order[k + 1] if count > 1 else i_a
-            i_c = order[k + 2] if count > 2 else i_a
-            i_d = order[k + 3] if count > 3 else i_a
-            if weighted:
-                w_a, w_b, w_c, w_d = weight[i_a], weight[i_b], weight[i_c], weight[i_d]
-            s_b = w_b if count > 1 else 0.0
-            s_c = w_c if count > 2 else 0.0
-            s_d = w_d if count > 3 else 0.0
-            a, b = np.uintp(place(index, i_a)), np.uintp(place(index, i_b))
-            c, d = np.uintp(place(index, i_c)), np.uintp(place(index, i_d))
-            for begin in range(first, last, STRIPE):
-                end = min(last, begin + STRIPE)
-                if not foreseen:
-                    for i in order[k + _AHEAD : k + _AHEAD + 4]:
-                        for j in range(begin, end, step):
-                            prefetch(rows, place(index, i), j)
-                l_a, l_b, l_c, l_d = _sum_four(
-                    rows, a, b, c, d, np.uintp(begin), np.uintp(end),
-                    shift, inverse, held, squares, w_a, s_b, s_c, s_d,
-                )  # fmt: skip
-                stripe = begin // STRIPE
-                leverage[stripe, i_d] = l_d
-                leverage[stripe, i_c] = l_c
-                leverage[stripe, i_b] = l_b
-                leverage[stripe, i_a] = l_a
-        for j in columns:
-            total[j] += held[j]
-        for v in range(codes.shape[0]):
-            code = codes[v, order[start]]
-            if code >= 0:
-                for j in columns:
-                    class_sums[code, j] += held[j]
-        start = stop
-    for q in range(values.shape[0]):
-        for i in range(n):
-            share = values[q, i]
-            a = np.uintp(place(index, i))
+    for g in range(begin, end):
+        total, squares = sums[g, 0], sums[g, 1]
+        sums[g, :, first:last] = 0.0
+        start = bounds[g]
+        while start < bounds[g + 1]:
+            stop = start
+            while stop < bounds[g + 1] and cell[stop] == cell[start]:
+                stop += 1
+            held[first:] = 0.0
+            for k in range(start, stop, 4):
+                # The last group may repeat its first row with weight 0.
+                count = min(4, stop - k)
+                i_a = order[k]
+                i_b = order[k + 1] if count > 1 else i_a
+                i_c = order[k + 2] if count > 2 else i_a
+                i_d = order[k + 3] if count > 3 else i_a
+                if weighted:
+                    w_a, w_b, w_c, w_d = weight[i_a], weight[i_b], weight[i_c], weight[i_d]
+                s_b = w_b if count > 1 else 0.0
+                s_c = w_c if count > 2 else 0.0
+                s_d = w_d if count > 3 else 0.0
+                a, b = np.uintp(place(index, i_a)), np.uintp(place(index, i_b))
+                c, d = np.uintp(place(index, i_c)), np.uintp(place(index, i_d))
+                for left in range(first, last, STRIPE):
+                    right = min(last, left + STRIPE)
+                    if not foreseen:
+                        for i in order[k + _AHEAD : k + _AHEAD + 4]:
+                            for j in range(left, right, line):
+                                prefetch(rows, place(index, i), j)
+                    l_a, l_b, l_c, l_d = _sum_four(
+                        rows, a, b, c, d, np.uintp(left), np.uintp(right),
+                        shift, inverse, held, squares, w_a, s_b, s_c, s_d,
+                    )  # fmt: skip
+                    stripe = left // STRIPE
+                    leverage[stripe, i_d] = l_d
+                    leverage[stripe, i_c] = l_c
+                    leverage[stripe, i_b] = l_b
+                    leverage[stripe, i_a] = l_a
             for j in columns:
-                products[q, j] += share * (rows[a, j] - shift[j])
+                total[j] += held[j]
+            for v in range(codes.shape[0]):
+                code = codes[v, order[start]]
+                if code >= 0:
+                    for j in columns:
+                        sums[g, 2 + code, j] += held[j]
+            start = stop
+        for q in range(values.shape[0]):
+            for k in range(bounds[g], bounds[g + 1]):
+                share = values[q, k]
+                a = np.uintp(place(index, k))
+                for j in columns:
+                    sums[g, behind + q, j] += share * (rows[a, j] - shift[j])
+
+
+@kernel
+def weigh_classes(codes: Any, weight: Any, weights: Any) -> None:
+    """weights[c] = sum_{i: codes[., i] = c} w_i.
+
+    Parameters
+    ----------
+    codes : (v, n) intp below k, -1 for none
+    weight : (n,) float64, or empty for unit weights
+    weights : (k,) float64, overwritten
+    """
+    weights[:] = 0.0
+    for v in range(codes.shape[0]):
+        for i in range(codes.shape[1]):
+            if codes[v, i] >= 0:
+                weights[codes[v, i]] += weight[i] if weight.shape[0] > 0 else 1.0
 
 
 @kernel

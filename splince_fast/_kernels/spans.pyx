@@ -54,23 +54,26 @@ def class_span(double[:, ::1] sums, double[::1] weights):
     return span_a
 
 
+cdef double deviation(double total, double square, double reference,
+                      double weight) noexcept nogil:
+    """Of a column; 0 where it varies by no more than a few roundings of its size."""
+    cdef double mean = total / weight
+    cdef double variance = square / weight - mean * mean
+    cdef double floor = CONSTANT * (fabs(reference) + sqrt(square / weight))
+    return sqrt(variance) if variance > floor * floor else 0.0
+
+
 def column_deviations(double[::1] z_sum, double[:, ::1] squares, double[::1] reference,
                       double weight):
     """(k,) standard deviations of the columns of a continuous variable, 0 where constant.
 
-    A column that varies by no more than a few roundings of its size is constant. Parameters are
-    those of `column_span`.
+    Parameters are those of `column_span`.
     """
     cdef Py_ssize_t k = z_sum.shape[0], c
-    cdef double mean, variance, floor
-    deviations_a = np.zeros(k)
+    deviations_a = np.empty(k)
     cdef double[::1] deviations = deviations_a
     for c in range(k):
-        mean = z_sum[c] / weight
-        variance = squares[c, c] / weight - mean * mean
-        floor = CONSTANT * (fabs(reference[c]) + sqrt(squares[c, c] / weight))
-        if variance > floor * floor:
-            deviations[c] = sqrt(variance)
+        deviations[c] = deviation(z_sum[c], squares[c, c], reference[c], weight)
     return deviations_a
 
 
@@ -89,19 +92,19 @@ def column_span(double[:, ::1] products, double[::1] z_sum, double[::1] x_sum,
     weight : float, positive
     """
     cdef Py_ssize_t k = products.shape[0], d = products.shape[1], c, j, row = 0
-    cdef double share, factor
-    cdef double[::1] deviations = column_deviations(z_sum, squares, reference, weight)
+    cdef double share, factor, unit
     for c in range(k):
-        row += deviations[c] > 0.0
+        row += deviation(z_sum[c], squares[c, c], reference[c], weight) > 0.0
     span_a = np.empty((row, d))
     cdef double[:, ::1] span = span_a
     row = 0
     with nogil:
         for c in range(k):
-            if deviations[c] == 0.0:
+            unit = deviation(z_sum[c], squares[c, c], reference[c], weight)
+            if unit == 0.0:
                 continue
             share = z_sum[c] / weight
-            factor = 1.0 / (weight * deviations[c])
+            factor = 1.0 / (weight * unit)
             for j in range(d):
                 span[row, j] = factor * (products[c, j] - share * x_sum[j])
             row += 1

@@ -32,29 +32,30 @@ class ReadersWriterLock:
     thread that forked, so what other threads had taken is free there.
     """
 
+    # `writer` and `readers` are read elsewhere, too: where both are empty, the lock is free.
     __slots__ = (
         "_changed",
         "_depth",
         "_message",
         "_mutex",
         "_process",
-        "_readers",
         "_waiting",
-        "_writer",
+        "readers",
+        "writer",
     )
 
     def __init__(self, message: str) -> None:
         self._message = message
-        self._writer: int | None = None
+        self.writer: int | None = None
         self._depth = 0
-        self._readers: dict[int, int] = {}  # how often each thread reads
+        self.readers: dict[int, int] = {}  # how often each thread reads
         self._belong_to_this_process()
 
     def _belong_to_this_process(self) -> None:
         me = threading.get_ident()
-        self._readers = {thread: n for thread, n in self._readers.items() if thread == me}
-        if self._writer != me:
-            self._writer, self._depth = None, 0
+        self.readers = {thread: n for thread, n in self.readers.items() if thread == me}
+        if self.writer != me:
+            self.writer, self._depth = None, 0
         self._mutex = threading.Lock()  # of the parent it may have been copied locked
         self._changed = threading.Condition(self._mutex)
         self._waiting = 0
@@ -66,17 +67,17 @@ class ReadersWriterLock:
             self._belong_to_this_process()
         me = threading.get_ident()
         with self._mutex:
-            if self._writer != me and (self._writer is not None or self._readers):
+            if self.writer != me and (self.writer is not None or self.readers):
                 raise SplinceError(self._message)
-            self._writer = me
+            self.writer = me
             self._depth += 1
 
     def __exit__(self, *exception: object) -> None:
-        # Nobody waits for a writer: whoever meets one gets an error. Others read `_writer` alone,
+        # Nobody waits for a writer: whoever meets one gets an error. Others read `writer` alone,
         # so that the last step, a single one, needs no mutex.
         self._depth -= 1
         if not self._depth:
-            self._writer = None
+            self.writer = None
 
     def reading(
         self, source: Settling | None = None, view: Callable[[Any], T] | None = None
@@ -90,24 +91,24 @@ class ReadersWriterLock:
             self._belong_to_this_process()
         me = threading.get_ident()
         with self._mutex:
-            if self._writer is not None and self._writer != me:
+            if self.writer is not None and self.writer != me:
                 raise SplinceError(self._message)
             if source is not None and source.unsettled:
-                while self._readers and source.unsettled:
+                while self.readers and source.unsettled:
                     self._waiting += 1
                     self._changed.wait()
                     self._waiting -= 1
                 if source.unsettled:
                     source.settle()
-            self._readers[me] = self._readers.get(me, 0) + 1
+            self.readers[me] = self.readers.get(me, 0) + 1
 
     def end_reading(self) -> None:
         """The opposite of `begin_to_read`."""
         me = threading.get_ident()
         with self._mutex:
-            self._readers[me] -= 1
-            if not self._readers[me]:
-                del self._readers[me]
+            self.readers[me] -= 1
+            if not self.readers[me]:
+                del self.readers[me]
             if self._waiting:
                 self._changed.notify_all()
 

@@ -96,7 +96,7 @@ def read_column(values: Any, name: str, kind: str | None) -> Raw:
     """Read any container."""
     if isinstance(values, np.ndarray):
         return _read_array(values, name)
-    declared = _read_declared(values, name)
+    declared = read_declared(values, name)
     if declared is not None:
         return declared
     if isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray):
@@ -170,7 +170,7 @@ def _read_series(series: Any, name: str) -> Raw:
     """Read a narwhals Series."""
     import narwhals.stable.v2 as nw
 
-    declared = _read_declared(series.to_native(), name)
+    declared = read_declared(series.to_native(), name)
     if declared is not None:
         return declared
     dtype = series.dtype
@@ -194,7 +194,7 @@ def _read_series(series: Any, name: str) -> Raw:
     return _read_sequence(series.to_list(), name)
 
 
-def _read_declared(values: Any, name: str) -> Raw | None:
+def read_declared(values: Any, name: str) -> Raw | None:
     """Read a pandas categorical or a polars Enum by its own codes; None for anything else.
 
     Through narwhals each look at the dtype of an Enum would hash its categories.
@@ -234,6 +234,8 @@ def _enumerated(categories: Any) -> tuple[ClassName, ...]:
     return found[1]
 
 
+_NESTED = (tuple, list, Mapping, Set)
+
 # Class names of the categories of pandas, by the id of the Index that holds them.
 _names_of_index: dict[int, tuple[weakref.ref[Any], tuple[ClassName, ...]]] = {}
 
@@ -251,8 +253,9 @@ def _declared(index: Any, name: str) -> tuple[ClassName, ...]:
 
 def _category_names(categories: list[Any], name: str) -> tuple[ClassName, ...]:
     """Turn the declared categories into class names, in their order."""
-    strange = next((c for c in categories if isinstance(c, tuple | list | Mapping | Set)), None)
-    if strange is not None:
+    nested = [kind for kind in set(map(type, categories)) if issubclass(kind, _NESTED)]
+    if nested:
+        strange = next(category for category in categories if type(category) in nested)
         refuse(
             name,
             f"has the category {strange!r:.80}, which is no name; cast the categories to strings "

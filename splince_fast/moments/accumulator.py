@@ -25,7 +25,7 @@ from splince_fast.exceptions import (
     UnknownVariableError,
 )
 from splince_fast.labels import Encoded, VariableName
-from splince_fast.moments.block import reduce_block, sample_block
+from splince_fast.moments.block import MATRIX_PRODUCT_FROM, reduce_block, sample_block
 from splince_fast.moments.buffer import Buffer, LabelledRows, Workspace
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.state import State
@@ -192,22 +192,6 @@ class Accumulator:
                     raise
             start = stop
 
-    def takes(self, X: Any, labels: Any) -> bool:
-        """Let a single row that is like those that wait join them; False for any other.
-
-        Rows one at a time are the price of a call each: this one asks nothing that is known.
-        """
-        buffer, parameters = self.buffer, self.parameters
-        if labels is None:
-            labels = {}
-        if buffer is None or type(labels) is not dict or parameters.joint:
-            return False
-        # A kind of a variable that is not there is an error, and only classes are taken.
-        kinds = parameters.kinds
-        if kinds and ("continuous" in kinds.values() or not kinds.keys() <= labels.keys()):
-            return False
-        return buffer.takes(X, labels, self.variables)
-
     def room(self, rows: Rows) -> int:
         """How many such rows complete a block: those that wait have come before."""
         if self.buffer is not None and self.buffer.filled:
@@ -298,6 +282,8 @@ class Accumulator:
         if not batch.learned:
             self._learn(batch)
         self.buffer = buffer
+        if len(block) == 1 and buffer.joining is None and not self.parameters.joint:
+            buffer.let_join(self.variables, self.parameters.kinds)
 
     def flush(self) -> None:
         """Merge the rows that wait."""
@@ -476,4 +462,8 @@ def sweep_of(asked: list[Request], n: int) -> tuple[NDArray[np.intp], int, Float
         if request.values is not None:
             values.append(request.values)
     stacked = np.array(codes, np.intp) if codes else np.empty((0, n), np.intp)
-    return stacked, n_sums, np.concatenate(values) if values else np.empty((0, n))
+    values = values or [np.empty((0, n))]
+    joined = values[0] if len(values) == 1 else np.concatenate(values)
+    if len(joined) < MATRIX_PRODUCT_FROM:  # the sweep goes along each
+        joined = np.ascontiguousarray(joined)
+    return stacked, n_sums, joined

@@ -18,6 +18,9 @@ Codes = NDArray[np.intp]
 
 # Elements of a block below which a second thread costs more than it saves.
 _GRAIN = 1 << 20
+# The processor foresees reads along a row: stripes narrower than a page take up to half as long
+# again as whole rows. Two threads do not make up for it while that of a product still spins.
+_PAGE, _FEW_THREADS = 4096, 2
 # A part of a block fits in a processor's second-level cache.
 _PART_BYTES = 1 << 20
 # A shift may leave this multiple of a column's own sum of squares in its uncentred one.
@@ -150,6 +153,8 @@ def reduce_block(
         )  # fmt: skip
 
     grain = max(16, _GRAIN // n)
+    if d >= 2 * grain and threads.thread_count() <= _FEW_THREADS:
+        grain = max(grain, _PAGE // rows.itemsize)
     lightest, heaviest = (1.0, 1.0) if weight is None else (weight.min(), weight.max())
     threads.split(work, d, grain=grain, align=16)
     verdict = kernels.judge_sweep(
@@ -179,14 +184,20 @@ def add_products(
     rows: NDArray[Any], values: Float, shift: Float, offset: Float, products: Float,
     index: Codes | None = None,
 ) -> None:  # fmt: skip
-    """products = values (rows - reference) in float64, as (rows - shift) + offset, in parts."""
+    """products = values (rows - reference) in float64, as (rows - shift) + offset, in parts.
+
+    By the BLAS of all other products: the threads of another one would spin beside them.
+    """
+    import splince_fast._kernels.blas as blas_kernels
+
     np.multiply(values.sum(axis=1)[:, None], offset, out=products)
     step, n = 512, values.shape[1]
+    columns = np.ascontiguousarray(values.T)
     centred = np.empty((min(step, n), rows.shape[1]))
     for start in range(0, n, step):
         part = centred[: n - start]
         np.subtract(rows_of(rows, index, start, start + step), shift, out=part)
-        products += values[:, start : start + step] @ part
+        blas_kernels.gemm_f64_into(columns[start : start + step], part, products)
 
 
 @lru_cache(maxsize=64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,15 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels.joining import MOST_VARIABLES, Joining
 from splince_fast.labels import VariableName
 from splince_fast.moments.block import buffer_rows
+from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.variable import Labels, Variable
 
 Float = NDArray[np.float64]
 
 _PART_BYTES = 1 << 20
-# Kinds of dtype of which a single entry is the name of its class.
-_NAMING = frozenset("biuU")
+# Without it nothing keeps other threads away while a single row joins those that wait.
+_HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 @dataclass(slots=True)
@@ -64,6 +67,16 @@ class Buffer:
 
     Rows of another dtype widen those that wait, so that rows of two dtypes in turn cost no more
     than rows of the wider one.
+
+    Attributes
+    ----------
+    rows : ndarray of shape (capacity, d)
+        What is written from `filled` on is nothing yet.
+    filled : int
+        Rows that wait.
+    joining : Joining or None
+        The short way of a single row that is like those that wait, of which one came alone. Rows
+        one at a time are the price of a call each: it asks nothing that is known.
     """
 
     def __init__(self, capacity: int, width: int, dtype: np.dtype[Any]) -> None:
@@ -73,6 +86,7 @@ class Buffer:
         self._weight: Float | None = None
         self._labels: dict[VariableName, Labels] = {}
         self.rows: NDArray[Any] = self._view(capacity, dtype)
+        self.joining: Joining | None = None
 
     def _view(self, capacity: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         flat: NDArray[Any] = self._memory.view(dtype)
@@ -82,7 +96,7 @@ class Buffer:
         """Whether, empty, it can be a buffer of this size and dtype, and become one if so."""
         if self.filled or self._memory.nbytes < capacity * self._width * dtype.itemsize:
             return False
-        self.rows = self._view(capacity, dtype)
+        self.rows, self.joining = self._view(capacity, dtype), None
         return True
 
     @property
@@ -116,7 +130,7 @@ class Buffer:
         if block.weight is not None and self._weight is None:
             weight = np.ones(capacity)
             weight[start:stop] = block.weight
-            self._weight = weight
+            self._weight, self.joining = weight, None
         elif self._weight is not None:
             self._weight[start:stop] = 1.0 if block.weight is None else block.weight
         for name, labels in block.labels.items():
@@ -124,7 +138,7 @@ class Buffer:
             if known is None:
                 shape = (capacity, *labels.shape[1:])
                 known = np.full(shape, blanks[name], labels.dtype)
-                self._labels[name] = known
+                self._labels[name], self.joining = known, None
             known[start:stop] = labels
         if len(self._labels) > len(block.labels):
             for name in self._labels.keys() - block.labels.keys():
@@ -132,44 +146,23 @@ class Buffer:
                 known[start:stop] = _blank(known)
         self.filled = stop
 
-    def takes(self, X: Any, labels: Any, variables: Mapping[VariableName, Variable]) -> bool:
-        """Append a single row that is like those that wait; False, unchanged, for any other.
+    def let_join(
+        self, variables: Mapping[VariableName, Variable], kinds: Mapping[str, str]
+    ) -> None:
+        """Let single rows like these join them by the short way, unless they have weights.
 
-        It skips what `append` is preceded by, as nothing is left to find out: the row has the
-        width and dtype of the others, its squares have a finite sum, and its labels are known
-        classes of the same variables. Room for one more stays, so that no block is complete. What
-        is written from `filled` on is nothing yet.
+        All labels must be of classes, and of every variable in `kinds`: the short way does not
+        tell that one is not there.
         """
-        rows, start = self.rows, self.filled
+        known = [(name, variables[name], codes) for name, codes in self._labels.items()]
         if (
-            not 0 < start < len(rows) - 1
-            or type(X) is not np.ndarray
-            or X.shape != (1, self._width)
-            or X.dtype != rows.dtype
-            or self._weight is not None
-            or len(labels) != len(self._labels)
+            _HAS_GIL
+            and self._weight is None
+            and len(known) <= MOST_VARIABLES
+            and all(isinstance(variable, ClassSums) for _, variable, _ in known)
+            and kinds.keys() <= self._labels.keys()
         ):
-            return False
-        for name, column in labels.items():
-            known = self._labels.get(name)
-            if (
-                known is None
-                or type(column) is not np.ndarray
-                or column.shape != (1,)
-                or column.dtype.kind not in _NAMING
-            ):
-                return False
-            code = variables[name].code_of(column.item())
-            if code is None:
-                return False
-            known[start] = code
-        import splince_fast._kernels.apply as kernels
-
-        rows[start] = X[0]
-        if not kernels.squares_finite(rows, start, start + 1):
-            return False
-        self.filled = start + 1
-        return True
+            self.joining = Joining(self.rows, known)
 
     def contents(self) -> LabelledRows:
         """What waits, as views."""
@@ -181,7 +174,7 @@ class Buffer:
 
     def clear(self) -> None:
         self.filled = 0
-        self._weight = None
+        self._weight = self.joining = None
         self._labels.clear()
 
     def forget(self, known: Any) -> None:

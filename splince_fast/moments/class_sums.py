@@ -14,6 +14,7 @@ from splince_fast._runtime.arrays import NO_WEIGHT
 from splince_fast._runtime.files import check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, class_key, names_from_json, names_to_json
+from splince_fast.labels.containers import read_declared
 from splince_fast.moments.variable import Codes, Request, Variable, denominator, refuse_other_kind
 
 Float = NDArray[np.float64]
@@ -23,7 +24,7 @@ Int = NDArray[np.int64]
 class ClassSums(Variable):
     """Sums per class. Arrays grow along their first axis when rows of new classes are added."""
 
-    __slots__ = ("_begun", "_looked_up", "_places", "rows", "sums", "weights", "width")
+    __slots__ = ("_begun", "_looked_up", "places", "rows", "sums", "weights", "width")
 
     kind = "classes"
     blank = -1
@@ -33,7 +34,7 @@ class ClassSums(Variable):
     ) -> None:
         self.width = width
         # Positions by class key, in their order.
-        self._places: dict[Any, int] = {}
+        self.places: dict[Any, int] = {}
         self.rows = rows
         self.weights = weights
         self.sums = sums
@@ -51,7 +52,7 @@ class ClassSums(Variable):
     @property
     def names(self) -> list[ClassName]:
         """Names of the classes, in the order of the sums."""
-        return [_name_of(key) for key in self._places]
+        return [_name_of(key) for key in self.places]
 
     # -- filling ---------------------------------------------------------------------------
 
@@ -66,7 +67,7 @@ class ClassSums(Variable):
     def begin(
         self, column: ClassCodes, name: object
     ) -> tuple[Codes | None, list[ClassName] | None]:
-        classes, places = column.classes, self._places
+        classes, places = column.classes, self.places
         if not classes:
             return None, None
         for key in places:
@@ -98,21 +99,29 @@ class ClassSums(Variable):
         return lookup.take(column.codes, mode="wrap"), fresh or None
 
     def learn(self, fresh: list[ClassName]) -> None:
-        start = len(self._places)
-        self._places.update(zip(_keys(fresh), range(start, start + len(fresh)), strict=True))
+        start = len(self.places)
+        self.places.update(zip(_keys(fresh), range(start, start + len(fresh)), strict=True))
         if self._begun is not None and self._begun[2] is fresh:
             self._looked_up = self._begun[:2]
         self._begun = None
 
-    def code_of(self, label: ClassName) -> int | None:
-        return self._places.get(class_key(label))
+    def declared_code(self, column: Any, name: str) -> int:
+        """Code of the only label of a column that declares the classes of the last block, or -1.
+
+        A column of any other kind, or length, has none; nor has a missing label.
+        """
+        declared = read_declared(column, name)
+        if declared is None or self._looked_up is None or len(declared.data) != 1:
+            return -1
+        classes, lookup = self._looked_up
+        return int(lookup[declared.data[0]]) if declared.categories is classes else -1
 
     def ask(self, labels: Codes, weight: Float | None) -> Request:
         # Sums are kept only for the classes that occur; code -1 is not counted.
         import splince_fast._kernels.accumulate as kernels
 
         n = len(labels)
-        size = max(int(labels[labels.argmax()]) + 1, len(self._places))
+        size = max(int(labels[labels.argmax()]) + 1, len(self.places))
         place = np.empty(size + 1, np.intp)
         place.fill(-1)
         codes, present, rows = np.empty((3, n), np.intp)
@@ -158,14 +167,14 @@ class ClassSums(Variable):
         refuse_other_kind(name, self, other)
         other = cast(ClassSums, other)
         theirs = other.names
-        if self._places and theirs:
-            known = _name_of(next(iter(self._places)))
+        if self.places and theirs:
+            known = _name_of(next(iter(self.places)))
             if type(known) is not type(theirs[0]):
                 raise IncompatibleMomentsError(
                     f"the classes of {name!r} are of type {type(known).__name__} on one side and "
                     f"{type(theirs[0]).__name__} on the other; use one type throughout"
                 )
-        fresh = [c for c in theirs if class_key(c) not in self._places]
+        fresh = [c for c in theirs if class_key(c) not in self.places]
         if sign < 0 and fresh:
             raise IncompatibleMomentsError(
                 f"cannot remove a part whose variable {name!r} has the class {fresh[0]!r}, "
@@ -210,7 +219,7 @@ class ClassSums(Variable):
 
     def positions(self, names: list[ClassName]) -> NDArray[np.intp]:
         """Where classes that are all known stand in the order of the sums."""
-        return np.array([self._places[key] for key in _keys(names)], np.intp)
+        return np.array([self.places[key] for key in _keys(names)], np.intp)
 
     def in_order(self, names: list[ClassName]) -> ClassSums:
         """The same sums with their classes in this order, which may name classes without rows."""
@@ -219,7 +228,7 @@ class ClassSums(Variable):
         result.rows, result.weights, result.sums = result._padded()
         rows, weights, sums = self._padded()
         for name, position in zip(self.names, range(len(rows)), strict=True):
-            there = result._places[class_key(name)]
+            there = result.places[class_key(name)]
             result.rows[there] = rows[position]
             result.weights[there] = weights[position]
             result.sums[there] = sums[position]
@@ -237,7 +246,7 @@ class ClassSums(Variable):
 
     @property
     def n_columns(self) -> int:
-        return len(self._places)
+        return len(self.places)
 
     @property
     def described(self) -> str:
@@ -265,7 +274,7 @@ class ClassSums(Variable):
 
         Memory that nobody writes to is none: most of many declared classes may never occur.
         """
-        size = len(self._places) if size is None else size
+        size = len(self.places) if size is None else size
         if size == len(self.rows):
             return self.rows, self.weights, self.sums
         padded = np.zeros(size, np.int64), np.zeros(size), np.zeros((size, self.width))

@@ -97,22 +97,35 @@ class ColumnSums(Variable):
         self.names = fresh
 
     def ask(self, labels: Float, weight: Float | None) -> Request:
+        import splince_fast._kernels.blas as blas_kernels
+
+        n, k = labels.shape
         missing = np.asarray(np.isnan(labels).any(axis=1))
-        w = np.ones(len(labels)) if weight is None else weight
-        if missing.any():
+        w = np.ones(n) if weight is None else weight
+        n_present = n - int(np.count_nonzero(missing))
+        if n_present < n:
             w = np.where(missing, 0.0, w)
             labels = np.where(missing[:, None], 0.0, labels)
-        n_present = len(labels) - int(np.count_nonzero(missing))
         reference = self.reference
         if not self._n_rows and n_present:
             shown = labels[~missing]
             # About the first of them, so that a constant column has exactly its value.
             reference = shown[0] + (w[~missing] @ (shown - shown[0])) / w.sum()
-        deviations = (labels - reference).T
-        weighted = deviations * w
-        values = np.concatenate([weighted, w[None, :]])
-        kept = (n_present, float(w.sum()), weighted.sum(axis=1), weighted @ deviations.T, reference)
-        return Request(None, 0, values, kept)
+        # z - t and a column of ones, times sqrt(w) for their squares, and times w.
+        columns = np.empty((n, k + 1))
+        np.subtract(labels, reference, out=columns[:, :k])
+        columns[:, k] = 1.0
+        root = None if weight is None and n_present == n else np.sqrt(w)[:, None]
+        if root is not None:
+            columns *= root
+        squares = np.zeros((k + 1, k + 1), order="F")
+        blas_kernels.syrk_f64_into(columns, squares)
+        blas_kernels.mirror_lower(squares)
+        if root is not None:
+            columns *= root
+            columns[:, k] = w
+        kept = (n_present, float(w.sum()), squares[:k, k], squares[:k, :k], reference)
+        return Request(None, 0, columns.T, kept)
 
     def commit(self, request: Request, class_sums: Float, products: Float) -> None:
         n_rows, weight, z_sum, squares, self.reference = request.kept

@@ -96,7 +96,8 @@ class LabelTable:
             if isinstance(variable, ClassSums):
                 places = self._make_room(name, variable.n_columns)
                 if len(places):
-                    codes.append(np.where(column >= 0, places[column], -1))
+                    # A missing label, -1, picks the last entry.
+                    codes.append(np.append(places, -1).take(column))
                 continue
             places = self._make_room(name, variable.n_columns + 1)
             present = np.asarray(~np.isnan(column).any(axis=1))

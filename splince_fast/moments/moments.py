@@ -187,11 +187,13 @@ class Moments:
         >>> moments.class_counts("z")
         {'a': 5, 'b': 2}
         """
-        with Deferred(), self._lock:
-            accumulator = self._accumulator
-            single = type(X) is np.ndarray and X.shape[:1] == (1,)
-            if single and sample_weight is None and mask is None and accumulator.takes(X, labels):
+        accumulator = self._accumulator
+        waiting = accumulator.buffer
+        if waiting is not None and sample_weight is None and mask is None:
+            joining = waiting.joining
+            if joining is not None and joining.takes(accumulator, self._lock, X, labels):
                 return self
+        with Deferred(), self._lock:
             given = read_update(X, labels, sample_weight, mask, accumulator)
             if given.n:
                 accumulator.update(given.rows, given.weight, given.encoded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,10 @@ Float = NDArray[np.float64]
 
 # Elements of a block below which a second thread costs more than it saves.
 _GRAIN = 1 << 19
+# Squares of d features of this size have a finite sum, for every d that fits in memory.
+_LARGEST = 1e298
+# A few processors use up what memory gives.
+_MOST_SEGMENTS = 8
 
 
 class SweptAccumulator(Accumulator):
@@ -79,35 +84,49 @@ class Sweep:
         self._index = ALL_ROWS if index is None else index
         self._weight = NO_WEIGHT if weight is None else weight
         self._order, self._cell = np.empty(n, np.intp), np.empty(n, np.intp)
-        kernels.sort_by_cell(codes, n_codes, part_rows(d, rows.itemsize), self._order, self._cell)
-        self.total, self.squares = np.empty(d), np.empty(d)
-        self.class_sums, self.products = np.empty((n_codes, d)), np.empty((len(values), d))
+        part = part_rows(d, rows.itemsize)
+        kernels.sort_by_cell(codes, n_codes, part, self._order, self._cell)
         self.leverage = np.empty((-(-d // STRIPE), n))
         self.whole = float(n) if weight is None else float(weight.sum())
-        self._given, self._values, self._swept = values, values, self.products
+        self._given, self._values, self._n_codes = values, values, n_codes
+        self._products: Float | None = None
         if len(values) >= MATRIX_PRODUCT_FROM:
-            add_products(rows, values, shift, np.zeros(d), self.products, index)
-            self._values, self._swept = values[:0], self.products[:0]
+            self._products = np.empty((len(values), d))
+            add_products(rows, values, shift, np.zeros(d), self._products, index)
+            self._values = values[:0]
+        n_sums = 2 + n_codes + len(self._values)
+        self._bounds = _segments(n, d, part, n_sums)
+        self._sums = np.empty((len(self._bounds) - 1, n_sums, d))
 
     def run(self, inverse: Float) -> None:
         """Fill total, squares, class_sums, products and leverage."""
         import splince_fast._kernels.sampled as kernels
 
-        def work(first: int, last: int) -> None:
+        def work(begin: int, end: int, first: int, last: int) -> None:
             kernels.sweep_block(
                 self._rows, self._index, self._weight, self._shift, inverse, self._codes,
-                self._order, self._cell, self._values, first, last, self.total, self.squares,
-                self.class_sums, self._swept, self.leverage,
+                self._order, self._cell, self._values, self._bounds, begin, end, first, last,
+                self._sums, self.leverage,
             )  # fmt: skip
 
-        n, d = len(self._order), len(self._shift)
-        threads.split(work, d, grain=max(kernels.STRIPE, _GRAIN // n), align=kernels.STRIPE)
+        n, d, segments = len(self._order), len(self._shift), len(self._sums)
+        if segments > 1:
+            threads.split(lambda begin, end: work(begin, end, 0, d), segments, grain=1)
+        else:
+            threads.split(
+                lambda first, last: work(0, 1, first, last), d,
+                grain=max(kernels.STRIPE, _GRAIN // n), align=kernels.STRIPE,
+            )  # fmt: skip
+        with np.errstate(invalid="ignore", over="ignore"):  # for `check` to tell
+            sums = self._sums[0] if segments == 1 else self._sums.sum(axis=0)
+        self.total: Float = sums[0]
+        self.squares: Float = sums[1]
+        self.class_sums: Float = sums[2 : 2 + self._n_codes]
+        self.products = sums[2 + self._n_codes :] if self._products is None else self._products
 
     def check(self) -> None:
         """Raise what :func:`check_values` says of the rows, where their squares do not sum."""
-        with np.errstate(invalid="ignore", over="ignore"):
-            usable = bool(np.isfinite(self.squares.sum()))
-        if not usable:
+        if not self.squares.max() <= _LARGEST:
             index = self._index if len(self._index) else None
             check_values(rows_of(self._rows, index, 0, len(self._order)))
 
@@ -123,11 +142,23 @@ class Sweep:
         return self.class_sums, weights, self.products, self._given.sum(axis=1)
 
 
+@lru_cache(maxsize=64)
+def _segments(n: int, d: int, part: int, n_sums: int) -> NDArray[np.intp]:
+    """Where the segments of n rows begin, and n: whole parts, each with sums of its own.
+
+    Their number depends on shapes alone, and sums take a small share of the block. Where it is 1,
+    with many classes or very wide rows, threads share columns instead.
+    """
+    parts = -(-n // part)
+    count = max(1, min(_MOST_SEGMENTS, parts, n * d // _GRAIN, n // (16 * n_sums)))
+    bounds = np.arange(count + 1) * parts // count * part
+    return np.minimum(bounds, n)
+
+
 def class_weights(codes: NDArray[np.intp], n_codes: int, weight: Float) -> Float:
     """Weight of the rows in each class sum; `weight` is empty for unit weights."""
-    weights = np.zeros(n_codes)
-    share = weight if len(weight) else None
-    for column in codes:
-        # Rows without a label are counted first, and left out.
-        weights += np.bincount(column + 1, share, minlength=n_codes + 1)[1:]
+    import splince_fast._kernels.sampled as kernels
+
+    weights = np.empty(n_codes)
+    kernels.weigh_classes(codes, weight, weights)
     return weights

@@ -86,10 +86,6 @@ class Variable(ABC):
     def learn(self, fresh: Any) -> None:
         """Take over the names that `begin` found to be new."""
 
-    def code_of(self, label: ClassName) -> int | None:
-        """Position of a class that was learned, in terms of the state; None for any other label."""
-        return None
-
     @abstractmethod
     def ask(self, labels: Labels, weight: Float | None) -> Request:
         """What to sum over a block, and room for it; nothing that can be read changes."""

@@ -16,8 +16,8 @@ from splince_fast.nn import sites
 from splince_fast.nn.collected import Collected
 from splince_fast.nn.collector import Collector, Labels, label_keys
 from splince_fast.nn.labelled import Registry
-from splince_fast.nn.positions import Tokens
 from splince_fast.nn.recipe import Placement, Recipe
+from splince_fast.nn.tokens import Tokens
 from splince_fast.sources import Progress
 
 Module = Any

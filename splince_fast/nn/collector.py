@@ -17,8 +17,9 @@ from splince_fast.nn.accumulate import SiteSums, Workspace, home_of
 from splince_fast.nn.collected import Collected
 from splince_fast.nn.labelled import LabelledRows, Registry
 from splince_fast.nn.memory import check_memory
-from splince_fast.nn.positions import Positions, Selection, Tokens
+from splince_fast.nn.positions import Positions
 from splince_fast.nn.recipe import Placement, Recipe, Site
+from splince_fast.nn.tokens import Selection, Tokens
 
 Tensor = Any
 Module = Any
@@ -68,7 +69,7 @@ class Collector:
         self.chosen, self.spec, self.placement = chosen, spec, placement
         self.labels, self.by_sequence = labels, weight == "sequence"
         self.device, self.registry = device, registry
-        self.positions = Positions((spec,))
+        self.positions = Positions(spec)
         self.sums: dict[str, SiteSums] = {}
         self.calls = dict.fromkeys(chosen, 0)
         self.widths: dict[str, int] = {}
@@ -118,7 +119,7 @@ class Collector:
         rows = x.detach()
         rows = rows if axis in (-1, x.ndim - 1) else rows.movedim(axis, -1)
         self.calls[name] += 1
-        selection = self.positions.selection(name, self.spec)
+        selection = self.positions.selection(name)
         self.rule = self.rule or selection.rule
         flat, plan = self._select(name, rows, selection)
         if plan.rows.n:
@@ -153,7 +154,7 @@ class Collector:
             index = mask.reshape(-1).nonzero().squeeze(1)
             where = index.cpu().numpy()
         if len(shape) == 1 and mask is not None:  # tokens of all sequences in one axis
-            shape = tuple(self.positions.selection("", self.spec).mask.shape)  # type: ignore[union-attr]
+            shape = tuple(self.positions.selection("").mask.shape)  # type: ignore[union-attr]
         if not shape:
             shape = (1,)
         return self._labelled(shape, where, index)

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from splince_fast.nn import sites
 from splince_fast.nn.eraser import MOST_ONE_BY_ONE, Directions, Eraser, directions, without
-from splince_fast.nn.positions import Positions, Tokens
+from splince_fast.nn.few import Short, is_plain
+from splince_fast.nn.positions import Positions
 from splince_fast.nn.recipe import Placement
 
 Tensor = Any
@@ -20,19 +22,19 @@ Module = Any
 class Entry:
     """One eraser at one site: the module, one copy per device, and which rows it is for."""
 
-    def __init__(
-        self, name: str, eraser: Eraser, positions: Positions, tokens: Tokens, place: Placement
-    ) -> None:
-        self.name, self.positions, self.tokens, self.place = name, positions, tokens, place
+    def __init__(self, name: str, eraser: Eraser, positions: Positions, place: Placement) -> None:
+        self.name, self.positions, self.place = name, positions, place
         self.width = eraser.n_features
         self.count = 0
         self.ran_compiled = False
         self._copies = {torch.device("cpu"): eraser}
         self._open = True  # what the gates say
+        self._usual = place.output is None and place.feature_dim == -1
         self._taken: dict[Any, Directions] = {}  # by device, where there are few
+        self._short: Short | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_taken": {}}
+        return {**self.__dict__, "_taken": {}, "_short": None}
 
     def on(self, device: Any) -> Eraser:
         """The eraser on a device."""
@@ -53,19 +55,37 @@ class Entry:
 
     def erase(self, value: Any) -> Any:
         """The same output, or input, with its rows erased."""
-        if torch.compiler.is_compiling():  # a counter would be a guard
+        if is_dynamo_compiling():  # a counter would be a guard, and so would what a tensor is
             self.ran_compiled = True
         else:
             self.count += 1
+            erased = self._at_once(value)
+            if erased is not None:
+                return erased
         x, where = sites.pick(self.name, value, self.place.output)
         axis = self.place.feature_dim
         sites.check_width(self.name, x, axis, self.width)
         last = axis in (-1, x.ndim - 1)
         rows = x if last else x.movedim(axis, -1)
-        selection = self.positions.selection(self.name, self.tokens)
+        selection = self.positions.selection(self.name)
         mask = None if selection.everything else selection.over(self.name, rows)
         erased = self._erased(rows, mask)
         return sites.put(value, where, erased if last else erased.movedim(-1, axis))
+
+    def _at_once(self, value: Any) -> Any:
+        """The same by the short way; None where that cannot be."""
+        if not self._open or not self._usual:
+            return None
+        x = value[0] if type(value) is tuple and value else value
+        if not is_plain(x):
+            return None
+        selection = self.positions.eager()
+        if selection is None:
+            return None
+        if self._short is None:
+            self._short = Short(self.name, self.on(x.device))
+        erased = self._short(x, selection)
+        return erased if erased is None or x is value else (erased, *value[1:])
 
     def _erased(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """The selected rows erased: by the module, or in the usual case by its products at once."""
@@ -74,7 +94,7 @@ class Entry:
             device = x.device
             taken = self._taken.get(device)
             if taken is None:
-                taken = self._taken[device] = self._few(self.on(device))
+                taken = self._taken[device] = self._one_by_one(self.on(device))
             if taken and not torch.is_autocast_enabled(device.type):
                 chosen = None if mask is None else mask.reshape(-1)
                 return without(x.reshape(-1, self.width), taken, None, chosen).view_as(x)
@@ -82,7 +102,7 @@ class Entry:
         return erased if mask is None else torch.where(mask.unsqueeze(-1), erased, x)
 
     @staticmethod
-    def _few(eraser: Eraser) -> Directions:
+    def _one_by_one(eraser: Eraser) -> Directions:
         """The directions of an eraser, if they are few enough to be taken one by one."""
         if eraser.rank > MOST_ONE_BY_ONE:
             return ()

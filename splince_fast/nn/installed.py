@@ -21,8 +21,9 @@ from splince_fast.nn import sites
 from splince_fast.nn.eraser import Eraser
 from splince_fast.nn.erasers import Erasers
 from splince_fast.nn.hooks import Entry, InputHook, OutputHook
-from splince_fast.nn.positions import Positions, Tokens
+from splince_fast.nn.positions import Positions
 from splince_fast.nn.recipe import Placement
+from splince_fast.nn.tokens import Tokens
 from splince_fast.projection import Projection
 
 Tensor = Any
@@ -287,14 +288,14 @@ def install(
     else:
         place, skip_ids = Placement.of(side, feature_dim, output), ()
     spec = Tokens.of(tokens, skip_ids)
-    positions = Positions((spec,))
+    positions = Positions(spec)
     sited: list[tuple[Module, Entry]] = []
     idle = []
     for wanted_site, projection in pairs:
         for name, module in sites.find(model, wanted_site).items():
             eraser = Eraser(projection)
             _check_weights(name, module, eraser.n_features)
-            sited.append((module, Entry(name, eraser, positions, spec, place)))
+            sited.append((module, Entry(name, eraser, positions, place)))
             idle += [] if eraser.rank else [name]
     if idle:
         warnings.warn(

@@ -25,9 +25,9 @@ from splince_fast.nn.collection import (
 from splince_fast.nn.collector import Collector, Labels, label_keys, read_labels
 from splince_fast.nn.erasers import Erasers, fit_site
 from splince_fast.nn.installed import Installed, install
-from splince_fast.nn.positions import Tokens
 from splince_fast.nn.recipe import Placement, Recipe, Site
 from splince_fast.nn.resume import Cut, Resumption, Trace, choose, limit_of
+from splince_fast.nn.tokens import Tokens
 from splince_fast.projection import Projection
 
 

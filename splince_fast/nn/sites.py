@@ -171,10 +171,9 @@ def pick(name: str, output: Any, key: Key) -> tuple[Tensor, Key]:
     SiteError
         There is none; the text names the elements that would do.
     """
-    if isinstance(output, torch.Tensor) and key is None:
-        found, where = output, None
-    else:
-        found, where = _element(output, key)
+    if key is None and isinstance(output, torch.Tensor) and output.is_floating_point():
+        return output, None
+    found, where = _element(output, key)
     if not is_row_tensor(found):
         fitting = [label for label, value in _elements(output) if is_row_tensor(value)]
         hint = f"; pass output= one of {fitting}" if fitting else ""
@@ -299,7 +298,7 @@ def call(
     if forward is not None:
         return forward(model, batch)
     if isinstance(batch, Mapping):
-        from splince_fast.nn.positions import parameters_of
+        from splince_fast.nn.tokens import parameters_of
 
         accepted, any_keyword = parameters_of(model)
         return model(

@@ -137,6 +137,12 @@ def test_a_trace_of_rounding_is_within_its_bound() -> None:
         variable = next(v for v in found.variables if v.name == "balanced")
         assert variable.rank == 0
         assert variable.residual <= variable.bound
+    # Alone it leaves nothing to erase: its residual is itself, and the bound says so.
+    with pytest.warns(sf.exceptions.NothingErasedWarning):
+        (alone,) = report(sf.leace(moments, erase="balanced")).variables
+    assert alone.rank == 0
+    assert alone.residual == pytest.approx(1.0)
+    assert 1.0 <= alone.bound < 1.1
 
 
 @pytest.mark.parametrize("form", ["classes", "one-hot", "twice"])

@@ -26,7 +26,7 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
     SampledScatterWarning,
 )
-from splince_fast.moments import metric, sampled, swept
+from splince_fast.moments import block, metric, sampled, swept
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.sampled import SampledAccumulator
 
@@ -392,8 +392,12 @@ def test_any_size_of_update_gives_the_same_bits(dtype: Any) -> None:
     assert not same_bits(whole, half.update(*rest))
 
 
-def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("classes", [2, 400])  # threads share rows, or columns
+def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, classes: int) -> None:
     X, labels = gaussian(4096, 600, 1.0)
+    labels["z"] = np.arange(len(X)) % classes
+    bounds = swept._segments(len(X), 600, block.part_rows(600, 8), 2 + classes)
+    assert (len(bounds) > 2) == (classes == 2)
     found = []
     for count in ("1", "2", "3"):
         monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", count)
@@ -756,10 +760,12 @@ def test_damaged_files_are_refused(key: str, value: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("d", [400, 1100])  # rows shorter and longer than a page
-def test_the_sweep_is_its_naive_twin(dtype: Any, weighted: bool, d: int) -> None:
+# Rows shorter and longer than a page; one segment, and several.
+@pytest.mark.parametrize(("n", "d", "segments"), [(203, 400, 1), (203, 1100, 1), (2803, 400, 2)])
+def test_the_sweep_is_its_naive_twin(
+    dtype: Any, weighted: bool, n: int, d: int, segments: int
+) -> None:
     rng = np.random.default_rng(0)
-    n = 203
     rows = rng.normal(size=(n, d)).astype(dtype)
     weight = rng.random(n) + 0.1 if weighted else None
     codes = np.stack([rng.integers(-1, 3, n), np.where(rng.random(n) < 0.5, 3, 4)]).astype(np.intp)
@@ -778,6 +784,19 @@ def test_the_sweep_is_its_naive_twin(dtype: Any, weighted: bool, d: int) -> None
         np.add.at(sums, column[column >= 0], (w[:, None] * y)[column >= 0])
     np.testing.assert_allclose(sweep.class_sums, sums, **near)
     assert sweep.leverage.shape == (-(-d // kernels.STRIPE), n)
+    assert len(sweep._sums) == segments
+
+
+def test_infinities_in_two_segments_are_refused() -> None:
+    """Their sum has no value; an error says so, and no warning (the tests make it an error)."""
+    X, labels = gaussian(4096, 300, 1.0)
+    assert len(swept._segments(len(X), 300, block.part_rows(300, 8), 6)) > 2
+    moments = sf.Moments(scatter=0.5).update(X, labels)
+    before = moments.copy()
+    X[[100, 4000], 5] = np.inf, -np.inf
+    with pytest.raises(NonFiniteError, match="100"):
+        moments.update(X, labels)
+    assert same_bits(moments, before)
 
 
 def test_an_empty_table_has_no_columns() -> None:

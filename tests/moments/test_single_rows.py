@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 import warnings
+import weakref
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 from naive_model import state_bytes
 
-from splince_fast import LabelError, Moments
+from splince_fast import LabelError, Moments, SplinceError
+from splince_fast.moments import buffer
 from splince_fast.moments import moments as module
 from splince_fast.moments.buffer import Buffer
+from splince_fast.moments.class_sums import ClassSums
 
 D, BLOCK = 3, 8
 
 
 def waiting(dtype: Any = np.float64, **parameters: Any) -> Moments:
-    """Moments with three rows that wait, of classes 0 and 1 and of False and True."""
+    """Three rows that wait, of classes 0 and 1 and of False and True; the last came alone."""
     X = np.arange(3 * D, dtype=dtype).reshape(3, D)
     labels = {"z": np.array([0, 1, 0]), "y": np.array([True, False, False])}
-    return Moments(block_rows=BLOCK, **parameters).update(X, labels)
+    moments = Moments(block_rows=BLOCK, **parameters)
+    for rows in (slice(2), slice(2, 3)):
+        moments.update(X[rows], {name: column[rows] for name, column in labels.items()})
+    return moments
 
 
 def row(*values: float, dtype: Any = np.float64) -> Any:
@@ -31,17 +40,22 @@ def labels(z: Any = 1, y: Any = True) -> dict[str, Any]:
     return {"z": np.array([z]), "y": np.array([y])}
 
 
+def without_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Buffer, "let_join", lambda *_: None)
+
+
 LIKE = {
     "plain": (row(), labels()),
     "int8": (row(), labels(np.int8(1))),
     "uint64": (row(), labels(np.uint64(1))),
-    "strided": (np.arange(2.0 * D)[None, ::2], labels()),
     "labels in another order": (row(), {"y": np.array([False]), "z": np.array([0])}),
 }
 OTHER = {
     "NaN": (row(1.0, np.nan, 2.0), labels()),
     "infinity": (row(1.0, np.inf, 2.0), labels()),
+    "minus infinity": (row(1.0, -np.inf, 2.0), labels()),
     "squares overflow": (row(1.0, 1e200, 2.0), labels()),
+    "strided": (np.arange(2.0 * D)[None, ::2], labels()),
     "too wide": (row(*range(D + 1)), labels()),
     "one dimension": (row()[0], labels()),
     "three dimensions": (row()[None], labels()),
@@ -91,7 +105,7 @@ def test_a_single_row_does_what_it_does_without_the_short_way(
 ) -> None:
     given = (LIKE | OTHER)[case]
     found = outcome(waiting(), *given)
-    monkeypatch.setattr(Buffer, "takes", lambda *_: False)
+    without_the_short_way(monkeypatch)
     assert found == outcome(waiting(), *given)
 
 
@@ -135,7 +149,7 @@ def test_weights_masks_kinds_and_joint_classes_count_for_a_single_row(
         return outcome(moments, row(), labels(), **options)
 
     found = run()
-    monkeypatch.setattr(Buffer, "takes", lambda *_: False)
+    without_the_short_way(monkeypatch)
     assert found == run()
 
 
@@ -147,6 +161,169 @@ def test_a_kind_of_a_variable_that_is_not_there_is_told_for_a_single_row() -> No
         moments.update(np.ones((n, D)), {"z": np.arange(n), **labels_of})
     with pytest.raises(LabelError, match="kinds names 'w'"):
         moments.update(row(), {"z": np.array([0])})
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("place", range(9))
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf, "largest"])
+def test_every_number_of_a_single_row_is_looked_at(dtype: Any, place: int, value: Any) -> None:
+    """Nine numbers: whole vectors of any processor, and what is left behind them."""
+    moments = Moments(block_rows=BLOCK)
+    for _ in range(2):
+        moments.update(np.ones((1, 9), dtype))
+    X = np.ones((1, 9), dtype)
+    X[0, place] = np.finfo(dtype).max if value == "largest" else value
+    if value == "largest" and dtype is np.float32:
+        assert moments.update(X).n_rows == 3
+        return
+    with pytest.raises(SplinceError):
+        moments.update(X)
+    assert moments.n_rows == 2
+    assert (moments.mean == 1.0).all()
+
+
+@cache
+def declaring(library: str, names: str) -> Any:
+    """A dtype that declares each letter as a class; the same object for the same names."""
+    module: Any = pytest.importorskip(library)
+    return (module.CategoricalDtype if library == "pandas" else module.Enum)(list(names))
+
+
+def declared(library: str, names: str, values: list[Any]) -> Any:
+    module: Any = pytest.importorskip(library)
+    return module.Series(values, dtype=declaring(library, names))
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+@pytest.mark.parametrize(
+    ("names", "values", "short"),
+    [
+        ("abc", ["b"], True),
+        ("abc", ["c"], True),  # declared, and of no row so far
+        ("abc", [None], False),
+        ("abcd", ["b"], False),
+        ("ab", ["b"], False),
+        ("abc", ["b", "a"], False),
+        ("abc", [], False),
+    ],
+)
+def test_a_single_label_of_declared_classes_takes_the_short_way(
+    library: str, names: str, values: list[Any], short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    column = declared(library, "abc", ["a", "b", "a"])
+
+    def waiting() -> Moments:
+        moments = Moments(block_rows=BLOCK).update(np.eye(2, D), {"z": column[:2]})
+        return moments.update(row(), {"z": column[2:]})
+
+    given, moments = (row(), {"z": declared(library, names, values)}), waiting()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "read_update", lambda *_: pytest.fail("the way of any row"))
+        if short:
+            moments.update(*given)
+        else:
+            with pytest.raises(pytest.fail.Exception):
+                moments.update(*given)
+    found = outcome(waiting(), *given)
+    without_the_short_way(monkeypatch)
+    assert found == outcome(waiting(), *given)
+
+
+def test_a_single_row_is_refused_while_another_thread_writes_or_reads() -> None:
+    moments = waiting()
+    for use in (moments._lock, moments._lock.reading()):
+        begun, ended = threading.Event(), threading.Event()
+
+        def hold(use: Any = use, begun: Any = begun, ended: Any = ended) -> None:
+            with use:
+                begun.set()
+                ended.wait(60)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        begun.wait(60)
+        try:
+            with pytest.raises(SplinceError, match="another thread"):
+                moments.update(row(), labels())
+        finally:
+            ended.set()
+            thread.join()
+        assert moments.n_rows == 3
+    assert moments.update(row(), labels()).n_rows == 4
+
+
+@pytest.mark.parametrize("n", [0, 1, 16, 17, 40])
+def test_single_rows_have_any_number_of_variables(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> tuple[Any, ...]:
+        moments = Moments(block_rows=BLOCK)
+        for i in range(5):
+            moments.update(row(), {f"z{k}": np.array([(i + k) % 2]) for k in range(n)})
+        return outcome(moments, row())
+
+    found = run()
+    without_the_short_way(monkeypatch)
+    assert found == run()
+
+
+def test_there_is_no_short_way_without_the_lock_of_the_interpreter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(buffer, "_HAS_GIL", False)
+    moments = waiting()
+    monkeypatch.setattr(module, "read_update", lambda *_: pytest.fail("the way of any row"))
+    with pytest.raises(pytest.fail.Exception):
+        moments.update(*LIKE["plain"])
+
+
+def test_moments_that_single_rows_wait_in_are_freed_at_once() -> None:
+    moments = waiting()
+    moments.update(*LIKE["plain"])
+    gone = weakref.ref(moments._accumulator.buffer)
+    gc.disable()
+    try:
+        del moments
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def single(dtype: Any = np.float32) -> tuple[Any, dict[str, Any]]:
+    return row(dtype=dtype), {"z": np.array(["a"])}
+
+
+@pytest.mark.parametrize(
+    ("interfere", "more"),
+    [
+        (lambda moments: moments.mean, 0),
+        (lambda moments: [moments.mean, moments.update(*single())], 1),
+        (lambda moments: moments.update(*single(np.float64)), 1),
+        (lambda moments: moments.update(*single(), sample_weight=[2.0]), 1),
+        (lambda moments: moments.update(single()[0], {"y": np.array([0])}), 1),
+        (lambda moments: moments.update(*single()), 1),
+    ],
+    ids=["merged", "merged and begun", "widened", "weighted", "labelled", "one more"],
+)
+def test_rows_that_change_while_a_label_is_looked_up_lose_no_row(
+    interfere: Any, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever other code runs before a row joins those that wait, such as a finalizer."""
+    moments = Moments(block_rows=BLOCK)
+    for _ in range(3):
+        moments.update(*single())
+    looked = []
+
+    def code(*given: Any) -> int:
+        looked.append(given)
+        interfere(moments)
+        return 0
+
+    monkeypatch.setattr(ClassSums, "declared_code", code)
+    moments.update(single()[0], {"z": ["a"]})
+    assert looked
+    counts = {name: moments.class_counts(name) for name in moments.variables}
+    assert moments.n_rows == 4 + more
+    assert sum(sum(of.values()) for of in counts.values()) == 4 + more
+    assert np.array_equal(moments.mean, row()[0])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -165,5 +342,5 @@ def test_many_single_rows_have_the_bits_of_those_without_the_short_way(
         return state_bytes(moments)
 
     found = run()
-    monkeypatch.setattr(Buffer, "takes", lambda *_: False)
+    without_the_short_way(monkeypatch)
     assert found == run()

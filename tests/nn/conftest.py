@@ -213,6 +213,28 @@ def projection(width: int = WIDTH, rank: int = 1, seed: int = 0) -> Any:
     return sf.Projection(left, right, rng.normal(size=width))
 
 
+def is_erased(found: Any, x: Any, p: Any, rows: Any = None) -> bool:
+    """Whether the rows of a mask, or all, are r(x) to float32 rounding; others must have x's bits.
+
+    Dot products of d numbers in any order are off by d roundings of their absolute terms, the
+    factors by one, and each of the r subtractions by one of its result.
+    """
+    import torch
+
+    shape = (-1, p.n_features)
+    rows = torch.ones(x.shape[:-1], dtype=torch.bool) if rows is None else rows
+    found, x = found.detach().reshape(shape), x.detach().reshape(shape)
+    rows = rows.reshape(-1)
+    exact = x.double().numpy()
+    coefficients = exact @ p.right - p.bias
+    terms = np.abs(exact) @ np.abs(p.right) + np.abs(p.bias)
+    wrong = (p.n_features + 4) * terms @ np.abs(p.left).T
+    wrong += (p.left.shape[1] + 1) * (np.abs(exact) + np.abs(coefficients) @ np.abs(p.left).T)
+    distance = np.abs(found.double().numpy() - (exact - coefficients @ p.left.T))
+    right = bool((distance <= wrong * 2.0**-24)[rows.numpy()].all())
+    return right and torch.equal(found[~rows], x[~rows])
+
+
 def hooks_in(model: Any) -> int:
     """Number of hooks of all kinds on all modules."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

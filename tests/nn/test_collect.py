@@ -337,8 +337,8 @@ def test_compiled_models_run_eagerly() -> None:
 def test_rows_of_a_replay_are_not_counted() -> None:
     from splince_fast.nn.collector import Collector
     from splince_fast.nn.labelled import Registry
-    from splince_fast.nn.positions import Tokens
     from splince_fast.nn.recipe import Placement
+    from splince_fast.nn.tokens import Tokens
 
     model = tiny("llama").train()
     older = model.gradient_checkpointing_enable

@@ -237,6 +237,26 @@ def test_the_number_of_threads_changes_no_byte(
     assert len(results) == 2
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_two_threads_share_only_rows_of_two_pages(
+    monkeypatch: pytest.MonkeyPatch, eager: None, dtype: Any
+) -> None:
+    original, ranges = accumulate.centre_block, []
+
+    def seen(*arguments: Any) -> None:
+        ranges.append(arguments[11:13])
+        original(*arguments)
+
+    monkeypatch.setattr(accumulate, "centre_block", seen)
+    page = 4096 // np.dtype(dtype).itemsize
+    for count, d, calls in ((2, 2 * page - 1, 1), (2, 2 * page, 2), (3, 2 * page - 1, 3)):
+        monkeypatch.setenv(VARIABLE, str(count))
+        ranges.clear()
+        Moments(block_rows=64).update(normal(64, d, dtype))
+        assert len(ranges) == calls
+        assert (min(ranges)[0], max(ranges)[1]) == (0, d)
+
+
 def test_the_scan_for_bad_numbers_sees_every_part(
     monkeypatch: pytest.MonkeyPatch, eager: None
 ) -> None:

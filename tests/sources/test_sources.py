@@ -23,6 +23,7 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from splince_fast import Moments
 from splince_fast._runtime import progress
 from splince_fast.exceptions import InputError, MissingExtraError
 from splince_fast.sources import (
@@ -1279,6 +1280,20 @@ def test_progress_of_a_resumed_run_counts_its_own_speed_only(clock: Clock) -> No
         clock.now += 1.0
         bar.advance(1000, 4)
     assert lines(stream)[0] == "3,000 / 4,000 rows (75%), 1,000 rows/s, 4 B/s, 0:01 left"
+
+
+def test_a_run_that_resumes_shows_the_rows_of_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = []
+    for _ in range(2):
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        source = from_arrays(np.ones((8, 2)), block_rows=2)
+        Moments.from_blocks(source, checkpoint=tmp_path / "state", progress=True)
+        shown.append(lines(sys.stderr)[-1])
+    assert all(line.startswith("8 / 8 rows (100%)") for line in shown)
+    assert ", 0 rows/s" not in shown[0]
+    assert ", 0 rows/s" in shown[1]
 
 
 def test_progress_without_totals_or_with_bytes_only(clock: Clock) -> None:

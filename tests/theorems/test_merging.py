@@ -168,6 +168,30 @@ def test_what_is_left_may_have_constant_columns(size: int, part_size: int) -> No
     check(left, Rows.of(rest), Rows.of(np.concatenate([X, rest])))
 
 
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e8])
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+@pytest.mark.parametrize("label", ["classes", "column", "constant column"])
+def test_a_feature_that_is_left_constant_covaries_with_none(
+    offset: float, scale: float, label: str
+) -> None:
+    """Exactly: labels differ in its mean by rounding alone, also of rows removed long before."""
+    rng = np.random.default_rng(0)
+    X, y = normal(400, 3) + offset, rng.normal(size=400)
+    X[200:] = offset + scale * (X[200:] - offset)
+    X[:40, 0] = offset + 0.1234567
+    if label == "constant column":
+        y[:40] = 0.7
+    labels = np.arange(400) % 2 if label == "classes" else y
+
+    def fed(rows: slice) -> Moments:
+        return Moments(block_rows=64).update(X[rows], {"z": labels[rows]})
+
+    left = fed(slice(None)) - fed(slice(200, 400)) - fed(slice(40, 200))
+    assert left.n_rows == 40
+    assert not left.covariance(ddof=0)[0].any()
+    assert (left.covariance(ddof=0).diagonal()[1:] > 0.1).all()
+
+
 def test_removal_cannot_leave_labels_of_no_rows() -> None:
     """The part came without the labels that its rows had in the whole."""
     X = normal(6, 2)

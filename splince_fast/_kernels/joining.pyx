@@ -1,0 +1,144 @@
+"""Single rows that join those that wait, in one step that no other thread and no signal divides."""
+
+from cpython.buffer cimport PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
+from cpython.dict cimport PyDict_GetItemWithError
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memcpy
+
+import numpy as np
+
+cdef object ndarray = np.ndarray
+# Variables of which the codes are looked up before anything is written.
+cdef enum:
+    _MOST_VARIABLES = 16
+MOST_VARIABLES = _MOST_VARIABLES
+
+
+cdef class Codes:
+    """The codes of one class-coded variable of rows that wait."""
+
+    cdef object name, variable, memory, naming
+    cdef dict places
+    cdef Py_ssize_t* at
+
+    def __init__(self, name, variable, Py_ssize_t[::1] codes):
+        self.name, self.variable, self.memory = name, variable, codes
+        self.places, self.at = variable.places, &codes[0]
+
+    cdef Py_ssize_t code_of(self, column) except -2:
+        """The code of a single label; -1 for anything but a known class."""
+        if type(column) is not ndarray:
+            return self.variable.declared_code(column, self.name)
+        if column.ndim != 1 or len(column) != 1:
+            return -1
+        dtype = column.dtype
+        if dtype is not self.naming:
+            if dtype.kind not in "biuU":
+                return -1
+            self.naming = dtype
+        label = column.item()
+        found = PyDict_GetItemWithError(self.places, (type(label), label))
+        return -1 if found is NULL else <object>found
+
+
+cdef class Joining:
+    """Where a single row goes that is like those that wait: as wide, of their dtype and variables.
+
+    Parameters
+    ----------
+    rows : (capacity, d) float32 or float64, C-contiguous
+        Those of a buffer, whose `joining` this object is while they wait there.
+    variables : sequence of at most MOST_VARIABLES (name, ClassSums, codes)
+        `codes`, (capacity,) intp, are those of the rows that wait.
+    """
+
+    cdef object rows, dtype
+    cdef list variables
+    cdef char* at
+    cdef Py_ssize_t capacity, width, row_bytes
+    cdef bint single
+
+    def __init__(self, rows, variables):
+        cdef Py_buffer view
+        self.rows, self.dtype = rows, rows.dtype
+        self.variables = [Codes(*parts) for parts in variables]
+        self.capacity, self.width = rows.shape
+        self.single = self.dtype.itemsize == 4
+        self.row_bytes = self.width * self.dtype.itemsize
+        PyObject_GetBuffer(rows, &view, PyBUF_STRIDES)
+        self.at = <char*>view.buf
+        PyBuffer_Release(&view)
+
+    def takes(self, accumulator, lock, X, labels) -> bool:
+        """Append a row; False, and nothing has changed, unless all is as it was for the last one.
+
+        That is: X is an array (1, d) of the dtype of those that wait, of numbers below 1e139;
+        `labels` a dict of the same variables, of arrays (1,) of known classes or of columns that
+        declare them; nobody holds the lock; and this object is still that of the accumulator's
+        buffer. Room for one more row stays, so that no block is complete.
+
+        What can run other code, and so let another thread in, comes before the last of these
+        checks; from there on nothing does.
+        """
+        cdef Py_ssize_t found[_MOST_VARIABLES]
+        cdef Py_ssize_t i, start, n = len(self.variables)
+        cdef Py_buffer view
+        cdef bint fits
+        cdef char* target
+        cdef Codes codes
+        if type(X) is not ndarray or X.dtype is not self.dtype or X.ndim != 2 or len(X) != 1:
+            return False
+        if labels is None:
+            if n:
+                return False
+        elif type(labels) is not dict or len(<dict>labels) != n:
+            return False
+        for i in range(n):
+            codes = <Codes>self.variables[i]
+            column = PyDict_GetItemWithError(labels, codes.name)
+            if column is NULL:
+                return False
+            given = <object>column  # a reference of its own: to read a label may run any code
+            found[i] = codes.code_of(given)
+            if found[i] < 0:
+                return False
+        if lock.writer is not None or lock.readers:
+            return False
+        buffer = accumulator.buffer
+        if buffer is None or buffer.joining is not self:
+            return False
+        start = buffer.filled
+        if start >= self.capacity - 1:
+            return False
+        target = self.at + start * self.row_bytes
+        PyObject_GetBuffer(X, &view, PyBUF_STRIDES)
+        fits = view.shape[1] == self.width and view.strides[1] * self.width == self.row_bytes
+        if fits:
+            memcpy(target, view.buf, self.row_bytes)
+        PyBuffer_Release(&view)
+        if not fits or not usable(target, self.width, self.single):
+            return False
+        for i in range(n):
+            (<Codes>self.variables[i]).at[start] = found[i]
+        buffer.filled = start + 1
+        return True
+
+
+cdef bint usable(char* row, Py_ssize_t width, bint single) noexcept nogil:
+    """Whether every number is finite, and below 2^465 where its square might be too large.
+
+    By the bits of its magnitude, which order as the numbers do: from the limit on, the sum has the
+    highest bit. So the loop has no branch and no comparison, and takes four numbers at a time.
+    """
+    cdef Py_ssize_t j
+    cdef uint32_t* narrow = <uint32_t*>row
+    cdef uint64_t* wide = <uint64_t*>row
+    cdef uint32_t low = 0, top = <uint32_t>1 << 31, beyond = top - (<uint32_t>0xFF << 23)
+    cdef uint64_t met = 0, sign = <uint64_t>1 << 63, rest = sign - (<uint64_t>(1023 + 465) << 52)
+    if single:
+        for j in range(width):
+            low |= (narrow[j] & (top - 1)) + beyond
+        return low < top
+    for j in range(width):
+        met |= (wide[j] & (sign - 1)) + rest
+    return met < sign

@@ -1,0 +1,240 @@
+"""Few rows, erased in memory: their numbers, and every tensor that must go through torch."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.autograd import forward_ad  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+import splince_fast as sf  # noqa: E402
+from nn.conftest import is_erased, projection  # noqa: E402
+from nn.test_eraser import exact, spacing_differs  # noqa: E402
+from splince_fast import nn as snn  # noqa: E402
+from splince_fast._kernels.rows import MOST_DIRECTIONS  # noqa: E402
+from splince_fast.nn import few, hooks  # noqa: E402
+
+
+def site(form: Callable[[Any], Any] = lambda x: x) -> Any:
+    """A model whose only site returns its input in a chosen form."""
+
+    class Site(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return form(x)
+
+    return torch.nn.Sequential(Site())
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each call at a site was taken in memory."""
+    seen: list[bool] = []
+    short = few.Short.__call__
+
+    def look(self: few.Short, *args: Any) -> Any:
+        found = short(self, *args)
+        seen.append(found is not None)
+        return found
+
+    monkeypatch.setattr(few.Short, "__call__", look)
+    return seen
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2, 5, MOST_DIRECTIONS, MOST_DIRECTIONS + 1])
+@pytest.mark.parametrize("width", [2, 16, 100])
+def test_numbers(rank: int, width: int, taken: list[bool]) -> None:
+    if rank >= width:
+        return
+    p = projection(width, rank)
+    model = site()
+    with contextlib.nullcontext() if rank else pytest.warns(sf.NothingErasedWarning):
+        snn.install(model, {"0": p})
+    for shape in ((width,), (1, 1, width), (3, width), (2, 5, width)):
+        x = torch.randn(*shape) * 3 + 1
+        kept = x.clone()
+        found = model(x)
+        assert found.shape == x.shape
+        assert found.data_ptr() != x.data_ptr()
+        assert is_erased(found, x, p)
+        assert torch.equal(x, kept)
+        if rank:
+            assert not is_erased(found, x, projection(width, rank, seed=1))
+    assert taken == [rank <= MOST_DIRECTIONS] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bits_are_rounded_once(dtype: torch.dtype, taken: list[bool]) -> None:
+    p, model = projection(64, 2), site()
+    x = (torch.randn(500, 64, generator=torch.Generator().manual_seed(0)) * 3 + 1).to(dtype)
+    with snn.install(model, {"0": p}):
+        found = model(x)
+    assert taken == [True]
+    assert found.dtype == dtype
+    share, largest = spacing_differs(found, exact(p, x), x)
+    assert share <= 1e-3
+    assert largest <= 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_are_not_selected_keep_their_bits(dtype: torch.dtype, taken: list[bool]) -> None:
+    p, model = projection(rank=2), site()
+    mask = torch.rand(4, 7, generator=torch.Generator().manual_seed(0)) < 0.5
+    x = torch.randn(4, 7, 16).to(dtype)
+    x[~mask] = torch.nan  # also these, and they reach no other row
+    for rows in (mask, mask.T.contiguous().T):  # whatever its strides
+        with snn.install(model, {"0": p}, tokens=lambda call, rows=rows: rows):
+            found = model(x)
+        assert torch.equal(found.isnan().any(-1), ~mask)
+        whole = snn.Eraser(p)(x)
+        assert torch.allclose(found[mask].float(), whole[mask].float(), atol=1e-5, rtol=2.0**-7)
+    assert taken == [True, True]
+
+
+def test_many_rows_and_other_types_go_through_torch(taken: list[bool]) -> None:
+    p, model = projection(64, 2), site()
+    with snn.install(model, {"0": p}):
+        n = few._MOST_PRODUCTS // (2 * 64)
+        for x in (torch.randn(n, 64), torch.randn(n + 1, 64), torch.randn(3, 64).double()):
+            assert is_erased(model(x).float(), x.float(), p)
+        assert model(torch.randn(0, 64)).shape == (0, 64)
+        with pytest.raises(snn.SiteError, match="width 64"):
+            model(torch.randn(3, 63))
+        with pytest.raises(snn.SiteError, match="no floating tensor"):
+            model(torch.ones(3, 64, dtype=torch.long))
+    assert taken == [True, False, False, False, False, False]
+
+
+def test_tuples_copies_and_pickles(taken: list[bool]) -> None:
+    p, x = projection(), torch.randn(3, 16)
+    model = torch.nn.Sequential(torch.nn.LSTM(16, 16))  # returns a tuple
+    with torch.no_grad():
+        plain = model(x)
+        with snn.install(model, {"0": p}) as installed:
+            for _ in range(2):
+                found = model(x)
+                assert is_erased(found[0], plain[0], p)
+                assert found[1] is not None
+            for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+                assert is_erased(other(x)[0], plain[0], p)
+            with installed.disabled():
+                assert torch.equal(model(x)[0], plain[0])
+            assert installed.counts == {"0": 3}
+    assert taken == [True] * 4
+
+
+# --- what memory alone does not show -------------------------------------------------------------
+
+
+def strided(model: Any) -> bool:
+    x = torch.randn(16, 5).T
+    return is_erased(model(x), x.contiguous(), projection())
+
+
+def negative(model: Any) -> bool:
+    x = torch._neg_view(torch.randn(3, 16))
+    return is_erased(model(x), x.resolve_neg(), projection())
+
+
+def subclasses(model: Any) -> bool:
+    """A subclass sees the operations on it."""
+    seen = []
+
+    class Seen(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
+            seen.append(getattr(func, "__name__", ""))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    model(torch.randn(3, 16).as_subclass(Seen))
+    return "addr" in seen
+
+
+def gradients(model: Any) -> bool:
+    x = torch.randn(3, 16, requires_grad=True)
+    return bool(model(x).requires_grad)
+
+
+def tangents(model: Any) -> bool:
+    x = torch.randn(3, 16)
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(model(forward_ad.make_dual(x, x))).tangent
+        linear = sf.Projection(projection().left, projection().right, np.zeros(16))
+        return tangent is not None and is_erased(tangent, x, linear)
+
+
+def transforms(model: Any) -> bool:
+    x = torch.randn(3, 16)
+    return is_erased(torch.func.vmap(model)(x), x, projection())
+
+
+def traces(model: Any) -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(model, torch.randn(3, 16), check_trace=False)
+    x = torch.randn(3, 16)
+    return is_erased(traced(x), x, projection())
+
+
+def operations(model: Any) -> bool:
+    """A mode that looks at operations sees the products."""
+    seen = []
+
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Look():
+        model(torch.randn(3, 16))
+    return any("addr" in name for name in seen)
+
+
+def functions(model: Any) -> bool:
+    """The same one level above."""
+    seen = []
+
+    class Look(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
+            seen.append(getattr(func, "__name__", ""))
+            return func(*args, **(kwargs or {}))
+
+    with Look():
+        model(torch.randn(3, 16))
+    return "addr" in seen
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")  # of torch's tangents themselves
+@pytest.mark.parametrize(
+    "case",
+    [strided, negative, subclasses, gradients, tangents, transforms, traces, operations, functions],
+)  # fmt: skip
+def test_other_tensors_go_through_torch(
+    case: Callable[[Any], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = site()
+    with snn.install(model, {"0": projection()}):
+        model(torch.randn(3, 16))
+        assert case(model)
+        # Control: taken from memory, the result is wrong, missing or an error.
+        monkeypatch.setattr(hooks, "is_plain", lambda x: True)
+        with contextlib.suppress(RuntimeError):
+            assert not case(model)
+
+
+def test_a_tensor_without_its_memory_is_not_read() -> None:
+    model, x = site(), torch.randn(3, 16)
+    snn.install(model, {"0": projection()})
+    x.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="not allocated"):
+        model(x)
