@@ -11,12 +11,21 @@ from typing import Any
 import numpy as np
 
 from splince_fast._kernels.jit import kernel, prefetch
-from splince_fast._kernels.tiles import COLUMNS, ROWS, add_product, settle, stream
+from splince_fast._kernels.tiles import (
+    COLUMNS,
+    LANES,
+    ROWS,
+    add_narrow_product,
+    add_product,
+    add_row_product,
+    settle,
+    stream,
+)
 
 # Rows that are worked on together, and features of a product of theirs: both factors of it stay in
 # the first cache, and a panel of the map is read once for so many rows.
 _GROUP = 32
-_DEPTH = 64
+_DEPTH = 128
 _LINE = 64  # bytes of a cache line
 
 
@@ -46,69 +55,57 @@ def _aligned(rows: int, columns: int) -> Any:
 
 
 @kernel
-def _panels(factor: Any, sign: float) -> Any:
-    """sign * factor (k, m) as panels (m / COLUMNS rounded up, k, COLUMNS), filled up with zeros."""
-    depth, columns = factor.shape
-    count = (columns + COLUMNS - 1) // COLUMNS
-    panels = _aligned(count * depth, COLUMNS).reshape(count, depth, COLUMNS)
+def _panels(factor: Any, sign: float, columns: int) -> Any:
+    """sign * factor (k, m) as panels (m / columns rounded up, k, columns), filled up with zeros."""
+    depth, width = factor.shape
+    count = (width + columns - 1) // columns
+    panels = _aligned(count * depth, columns).reshape(count, depth, columns)
     for p in range(count):
-        for q in range(min(COLUMNS, columns - p * COLUMNS)):
-            for t in range(depth):
-                panels[p, t, q] = sign * factor[t, p * COLUMNS + q]
+        for t in range(depth):
+            for q in range(min(columns, width - p * columns)):
+                panels[p, t, q] = sign * factor[t, p * columns + q]
     return panels
 
 
 @kernel
 def panels(left: Any, right: Any) -> tuple[Any, Any]:
-    """right^T and -left, both (r, d) float64, as `apply_rows` reads them."""
-    return _panels(right.T, 1.0), _panels(left, -1.0)
+    """right^T and -left, both (r, d) float64, as `apply_rows` reads them.
 
-
-# What a map of rank 1 needs of them.
-NO_PANELS = (np.empty((0, 0, COLUMNS)),) * 2
-
-
-@kernel
-def _write(rows: Any, width: int, out: Any, start: int, stop: int, streamed: bool) -> None:
-    """out[start:stop] = rows[:stop - start, :width]."""
-    if streamed and rows.shape[1] == width:
-        stream(rows[: stop - start].reshape(-1), out[start:stop].reshape(-1))
-        return
-    for i in range(start, stop):
-        row, target = rows[i - start], out[i]
-        if streamed:
-            stream(row[:width], target)
-        else:
-            for j in range(width):
-                target[j] = row[j]
+    The panels are as wide as a tile of sums; at rank 1 there are no tiles.
+    """
+    rank = len(left)
+    narrow = LANES if rank <= LANES else COLUMNS
+    return (
+        _panels(right.T, 1.0, 1 if rank == 1 else narrow),
+        _panels(left, -1.0, 1 if rank == 1 else COLUMNS),
+    )
 
 
 @kernel
 def apply_rows(
-    rows: Any, left: Any, right: Any, mean: Any, shift: Any, measuring: Any, removing: Any,
-    streamed: bool, start: int, stop: int, out: Any,
+    rows: Any, measuring: Any, removing: Any, mean: Any, shift: Any, streamed: bool,
+    start: int, stop: int, out: Any,
 ) -> None:  # fmt: skip
     """out[i] = rows[i] - left^T (right (rows[i] - mean) - shift), start <= i < stop, in float64.
 
     The mean goes off first, so that a feature of large mean costs the others no digit. Every row
-    goes the same way, whatever its neighbours: the last group is filled up with other rows.
+    goes the same way, whatever its neighbours: the last tile is filled up with other rows.
 
     Parameters
     ----------
     rows, out : (n, d) float32 or float64, C-contiguous; may be the same array
-    left, right : (r, d) float64, C-contiguous: the transposed factors of I - P
+    measuring, removing : as `panels` makes them of right and left, the transposed factors of I - P
     mean : (d,) float64
     shift : (r,) float64, 0 unless the map is a composition
-    measuring, removing : as `panels` makes them of `left` and `right`; NO_PANELS for rank 1
     streamed : bool
         Write past the caches, unless the rows are in `out` already.
     """
-    rank, width = left.shape
+    rank, width = len(shift), len(mean)
     streamed = streamed and rows.ctypes.data != out.ctypes.data
+    results = np.empty((_GROUP if streamed else 0, width), out.dtype)
     step = _LINE // rows.itemsize  # the rows of the next group are asked for, line by line
     if rank == 1:
-        u, v = left[0], right[0]
-        results = np.empty((_GROUP if streamed else 0, width), out.dtype)
+        u, v = removing.reshape(-1), measuring.reshape(-1)
         for begin in range(start, stop, _GROUP):
             end = min(begin + _GROUP, stop)
             for i in range(begin, end):
@@ -117,48 +114,71 @@ def apply_rows(
                 coefficient = -shift[0]
                 for j in range(width):
                     coefficient += (row[j] - mean[j]) * v[j]
-                if streamed:
+                if streamed and i + _GROUP < stop:
                     for j in range(0, width, step):
                         prefetch(rows, i + _GROUP, j)
                 for j in range(width):
-                    target[j] = row[j] - coefficient * u[j]
+                    target[j] = row[j] + coefficient * u[j]
             if streamed:
-                _write(results, width, out, begin, end, streamed)
+                stream(results[: end - begin].reshape(-1), out[begin:end].reshape(-1))
         if streamed:
             settle()
         return
-    # The rows of a group as they come, to which the correction is added, and about the mean.
-    # Numbers beyond the rank meet zeros, and those beyond the width are never read.
-    corrected = np.zeros((_GROUP, len(removing) * COLUMNS), out.dtype)
-    centred = _aligned(_GROUP, _DEPTH)
-    coefficients = _aligned(_GROUP, len(measuring) * COLUMNS)
+    # Rows and coefficients that fill up the last tile are never read.
+    size = min(_GROUP, (stop - start + ROWS - 1) // ROWS * ROWS)
+    columns = measuring.shape[2]
+    centred = _aligned(size, _DEPTH)
+    coefficients = _aligned(size, len(measuring) * columns)
+    edge = np.zeros((1, COLUMNS), out.dtype)
+    target = results if streamed else out
     for begin in range(start, stop, _GROUP):
         end = min(begin + _GROUP, stop)
-        for i in range(_GROUP):
+        place = 0 if streamed else begin
+        for i in range(end - begin):
             for r in range(rank):
                 coefficients[i, r] = -shift[r]
         for first in range(0, width, _DEPTH):
-            last = min(first + _DEPTH, width)
-            middle = mean[first:last]
+            depth = min(_DEPTH, width - first)
+            middle = mean[first : first + depth]
             for i in range(begin, end):
-                row = rows[i, first:last]
-                about_mean = centred[i - begin]
-                same = corrected[i - begin, first:last]
-                for j in range(last - first):
+                row, about_mean = rows[i, first : first + depth], centred[i - begin]
+                for j in range(depth):
                     about_mean[j] = row[j] - middle[j]
-                    same[j] = row[j]
             for p in range(len(measuring)):
+                panel, j = measuring[p], p * columns
                 for i in range(0, end - begin, ROWS):
-                    add_product(
-                        centred, i, measuring[p], first, last - first, coefficients, p * COLUMNS
-                    )
+                    if columns == COLUMNS:
+                        add_product(
+                            centred, i, panel, first, depth, coefficients, i, coefficients, i, j
+                        )
+                    else:
+                        add_narrow_product(
+                            centred, i, panel, first, depth, coefficients, i, coefficients, i, j
+                        )
         for p in range(len(removing)):
-            for i in range(0, end - begin, ROWS):
-                add_product(coefficients, i, removing[p], 0, rank, corrected, p * COLUMNS)
-            for i in range(end, end + _GROUP):
-                for j in range(p * COLUMNS, (p + 1) * COLUMNS, step):
+            panel, first = removing[p], p * COLUMNS
+            left = width - first
+            tiled = (end - begin) // ROWS * ROWS if left >= COLUMNS else 0
+            for i in range(0, tiled, ROWS):
+                add_product(
+                    coefficients, i, panel, 0, rank, rows, begin + i, target, place + i, first
+                )
+            for i in range(tiled, end - begin):
+                if left >= COLUMNS:
+                    add_row_product(
+                        coefficients, i, panel, 0, rank, rows, begin + i, target, place + i, first
+                    )
+                else:
+                    for j in range(left):
+                        edge[0, j] = rows[begin + i, first + j]
+                    add_row_product(coefficients, i, panel, 0, rank, edge, 0, edge, 0, 0)
+                    for j in range(left):
+                        target[place + i, first + j] = edge[0, j]
+            for i in range(end, min(end + _GROUP, stop)):
+                for j in range(first, first + COLUMNS, step):
                     prefetch(rows, i, j)
-        _write(corrected, width, out, begin, end, streamed)
+        if streamed:
+            stream(results[: end - begin].reshape(-1), out[begin:end].reshape(-1))
     if streamed:
         settle()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +27,8 @@ _STREAMED_BYTES, _STREAMED_ROW = 1 << 25, 512
 _PIECE_BYTES = 1 << 18
 
 
-class Factors(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Factors:
     """What the map is made of: x - left^T (right (x - mean) - shift).
 
     Attributes
@@ -39,6 +42,13 @@ class Factors(NamedTuple):
     right: Float
     mean: Float
     shift: Float
+
+    @cached_property
+    def arguments(self) -> tuple[Float, Float, Float, Float]:
+        """What `apply_rows` takes for them."""
+        import splince_fast._kernels.apply as kernels
+
+        return (*kernels.panels(self.left, self.right), self.mean, self.shift)
 
 
 def as_stack(X: Any, width: int) -> NDArray[Any]:
@@ -126,11 +136,13 @@ def check_out(out: Any, rows: NDArray[Any], dtype: np.dtype[Any]) -> None:
             f"out has the strides {out.strides}, by which several of its entries share memory, as "
             "in a sliding window or a broadcast array; pass new memory, or a copy"
         )
+    if out is rows or not np.may_share_memory(out, rows):
+        return
     same = (
         out.__array_interface__["data"] == rows.__array_interface__["data"]
         and out.strides == rows.strides
     )
-    if not same and np.may_share_memory(out, rows) and np.shares_memory(out, rows):
+    if not same and np.shares_memory(out, rows):
         raise InputError("out overlaps X without being the same array; pass X itself or new memory")
 
 
@@ -167,13 +179,9 @@ def erase(
     InputError
         Finite results leave the range of float16.
     """
-    import splince_fast._kernels.apply as kernels
-
-    row = out.shape[-1] * out.itemsize
-    streamed = not fresh and out.nbytes >= _STREAMED_BYTES and row >= _STREAMED_ROW
-    thin = len(factors.left) == 1
-    panels = kernels.NO_PANELS if thin else kernels.panels(factors.left, factors.right)
-    parts = (*factors, *panels, streamed)
+    streamed = out.nbytes >= _STREAMED_BYTES and not fresh
+    streamed = streamed and out.shape[-1] * out.itemsize >= _STREAMED_ROW
+    parts = (*factors.arguments, streamed)
     if not progress:
         _erase_stack(parts, X, out, mask, None, 0)
         return

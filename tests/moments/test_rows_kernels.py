@@ -676,7 +676,7 @@ def test_applying_equals_its_twin(
     out = rows if in_place else np.full_like(rows, np.nan)
     stop, panels = round(cut * n), kernels.panels(left, right)
     for first, last in ((0, stop), (stop, n)):
-        kernels.apply_rows(rows, left, right, mean, shift, *panels, streamed, first, last, out)
+        kernels.apply_rows(rows, *panels, mean, shift, streamed, first, last, out)
     assert (np.abs(out - twin) <= slack).all()
 
 
@@ -691,7 +691,7 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours_and_however_it_is_writt
     n = 75
     rows = rng.normal(size=(n, d)).astype(dtype)
     left, right = rng.normal(size=(2, rank, d))
-    parts = (left, right, rng.normal(size=d), rng.normal(size=rank), *kernels.panels(left, right))
+    parts = (*kernels.panels(left, right), rng.normal(size=d), rng.normal(size=rank))
     alone = np.empty_like(rows)
     for i in range(n):
         kernels.apply_rows(rows, *parts, False, i, i + 1, alone)
