@@ -199,8 +199,15 @@ def widen_halves(halves: Any, out: Any) -> None:
 
 
 @kernel
-def narrow_halves(values: Any, out: Any) -> None:
-    """out = float16 of float32 values, to nearest, ties to even, as bits in uint16."""
+def narrow_halves(values: Any, out: Any) -> bool:
+    """out = float16 of float32 values, to nearest, ties to even, as bits in uint16.
+
+    Returns
+    -------
+    bool
+        A finite value became infinite.
+    """
+    lost = 0
     for i in range(values.shape[0]):
         bits = np.float32(values[i]).view(np.uint32)
         magnitude = np.uint32(bits & np.uint32(0x7FFFFFFF))
@@ -213,7 +220,10 @@ def narrow_halves(values: Any, out: Any) -> None:
             half = np.uint32(shifted.view(np.uint32) - np.uint32(0x3F000000))
         if magnitude > np.uint32(0x477FEFFF):  # from 65520 on
             half = np.uint32(0x7C00)
+            if magnitude < np.uint32(0x7F800000):
+                lost += 1
         if magnitude > np.uint32(0x7F800000):
             half = np.uint32(0x7E00)
         sign = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(0x8000))
         out[i] = np.uint16(half | sign)
+    return lost > 0

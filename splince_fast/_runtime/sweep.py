@@ -294,11 +294,12 @@ def _erase_piece(
         with np.errstate(over="ignore"):  # as the kernel does where it writes float32 itself
             np.copyto(target, work, casting="unsafe")
         return None
-    bits = np.empty(work.shape, np.uint16)
-    kernels.narrow_halves(work.reshape(-1), bits.reshape(-1))
-    np.copyto(target, bits.view(np.float16))
-    infinite = (bits & 0x7FFF) == 0x7C00
-    if not infinite.any():
+    direct = target.flags.c_contiguous and target.flags.aligned
+    bits = target.view(np.uint16) if direct else np.empty(work.shape, np.uint16)
+    lost = kernels.narrow_halves(work.reshape(-1), bits.reshape(-1))
+    if not direct:
+        np.copyto(target, bits.view(np.float16))
+    if not lost:
         return None
-    lost = (infinite & np.isfinite(work)).any(axis=1)
-    return int(lost.argmax()) if lost.any() else None
+    rows = np.isfinite(work) & ((bits & 0x7FFF) == 0x7C00)
+    return int(rows.any(axis=1).argmax())

@@ -722,9 +722,13 @@ def test_halves_are_widened_and_rounded_as_numpy_does() -> None:
         [near, -near, np.nextafter(near, infinite), np.nextafter(near, -infinite), bits]
     )
     found = np.empty(values.size, np.uint16)
-    kernels.narrow_halves(values, found)
+    assert kernels.narrow_halves(values, found)
     with np.errstate(all="ignore"):
         expected = values.astype(np.float16)
+    lost = np.isfinite(values) & np.isinf(expected)
+    assert not kernels.narrow_halves(values[~lost], np.empty_like(found[~lost]))
+    for value in (values[lost].min(), values[lost].max(), np.abs(values[lost]).min()):
+        assert kernels.narrow_halves(np.full(1, value), np.empty(1, np.uint16))
     np.testing.assert_array_equal(found.view(np.float16), expected)
     np.testing.assert_array_equal(np.signbit(found.view(np.float16)), np.signbit(expected))
 
