@@ -109,6 +109,7 @@ class Projection:
         for array in (left, right, mean, shift):
             array.setflags(write=False)
 
+    @cached_property
     def _factors(self) -> Factors:
         return Factors(self._left, self._right, self._mean, self._shift)
 
@@ -242,17 +243,18 @@ class Projection:
         array([0., 0., 1., 1.])
         """
         if is_tensor(X):
-            return erase_tensor(self._factors(), X, out=out, mask=mask, progress=progress)
+            return erase_tensor(self._factors, X, out=out, mask=mask, progress=progress)
         if hasattr(X, "map_blocks") and mask is None and out is None:
             return sweep.erase_lazily(self, X, self.n_features)
         rows = sweep.as_stack(X, self.n_features)
         dtype = sweep.result_dtype(rows.dtype)
         chosen = sweep.as_mask(mask, rows.shape[:-1])
-        if out is None:
+        fresh = out is None
+        if fresh:
             out = np.empty(rows.shape, dtype)
         else:
             sweep.check_out(out, rows, dtype)
-        sweep.erase(self._factors(), rows, out, chosen, progress)
+        sweep.erase(self._factors, rows, out, chosen, progress, fresh)
         return out
 
     def fold_into(self, weight: Any, bias: Any = None) -> tuple[Any, Any]:
@@ -407,12 +409,13 @@ class Projection:
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
         state["_report"] = self.report  # not the recipe for it
-        state.pop("offset", None)
+        for made_on_use in ("offset", "_factors"):
+            state.pop(made_on_use, None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        for array in self._factors():
+        for array in (self._left, self._right, self._mean, self._shift):
             array.flags.writeable = False
 
 

@@ -21,6 +21,7 @@ from naive_model import FUZZ
 
 from splince_fast._kernels import accumulate, blas, sampled, sparse
 from splince_fast._kernels import apply as row_kernels
+from splince_fast._kernels.tiles import COLUMNS, LANES
 
 settings.register_profile(
     "splince_fast",
@@ -159,11 +160,16 @@ def _check_syrk(rows: Any, square: Any) -> None:
 
 
 def _check_apply(
-    rows: Any, left: Any, right: Any, mean: Any, shift: Any, start: int, stop: int, out: Any
-) -> None:
+    rows: Any, measuring: Any, removing: Any, mean: Any, shift: Any, streamed: bool,
+    start: int, stop: int, out: Any,
+) -> None:  # fmt: skip
     assert rows.shape == out.shape
-    assert left.shape == right.shape == (len(shift), rows.shape[1])
-    assert mean.shape == rows.shape[1:]
+    rank, width = len(shift), len(mean)
+    assert rows.shape[1] == width
+    wide = 1 if rank == 1 else COLUMNS
+    narrow = min(wide, LANES) if rank <= LANES else wide
+    assert measuring.shape == (-(-rank // narrow), width, narrow)
+    assert removing.shape == (-(-width // wide), rank, wide)
     assert 0 <= start <= stop <= len(rows)
 
 

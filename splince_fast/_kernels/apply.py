@@ -10,10 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from splince_fast._kernels.jit import kernel
+from splince_fast._kernels.jit import kernel, prefetch
+from splince_fast._kernels.tiles import (
+    COLUMNS,
+    LANES,
+    ROWS,
+    add_narrow_product,
+    add_product,
+    add_row_product,
+    settle,
+    stream,
+)
 
-# Rows that are worked on together: each load of a factor serves so many.
-_GROUP = 8
+# Rows that are worked on together, and features of a product of theirs: both factors of it stay in
+# the first cache, and a panel of the map is read once for so many rows.
+_GROUP = 32
+_DEPTH = 128
+_LINE = 64  # bytes of a cache line
 
 
 @kernel
@@ -34,94 +47,140 @@ def squares_finite(rows: Any, start: int, stop: int) -> bool:
 
 
 @kernel
+def _aligned(rows: int, columns: int) -> Any:
+    """Zeros (rows, columns) in float64 that begin at a cache line."""
+    memory = np.zeros(rows * columns + _LINE // 8)
+    skip = (-memory.ctypes.data) % _LINE // 8
+    return memory[skip : skip + rows * columns].reshape(rows, columns)
+
+
+@kernel
+def _panels(factor: Any, sign: float, columns: int) -> Any:
+    """sign * factor (k, m) as panels (m / columns rounded up, k, columns), filled up with zeros."""
+    depth, width = factor.shape
+    count = (width + columns - 1) // columns
+    panels = _aligned(count * depth, columns).reshape(count, depth, columns)
+    for p in range(count):
+        for t in range(depth):
+            for q in range(min(columns, width - p * columns)):
+                panels[p, t, q] = sign * factor[t, p * columns + q]
+    return panels
+
+
+@kernel
+def panels(left: Any, right: Any) -> tuple[Any, Any]:
+    """right^T and -left, both (r, d) float64, as `apply_rows` reads them.
+
+    The panels are as wide as a tile of sums; at rank 1 there are no tiles.
+    """
+    rank = len(left)
+    narrow = LANES if rank <= LANES else COLUMNS
+    return (
+        _panels(right.T, 1.0, 1 if rank == 1 else narrow),
+        _panels(left, -1.0, 1 if rank == 1 else COLUMNS),
+    )
+
+
+@kernel
 def apply_rows(
-    rows: Any, left: Any, right: Any, mean: Any, shift: Any, start: int, stop: int, out: Any
-) -> None:
+    rows: Any, measuring: Any, removing: Any, mean: Any, shift: Any, streamed: bool,
+    start: int, stop: int, out: Any,
+) -> None:  # fmt: skip
     """out[i] = rows[i] - left^T (right (rows[i] - mean) - shift), start <= i < stop, in float64.
 
-    The mean goes off first, so that a feature of large mean costs the others no digit.
+    The mean goes off first, so that a feature of large mean costs the others no digit. Every row
+    goes the same way, whatever its neighbours: the last tile is filled up with other rows.
 
     Parameters
     ----------
     rows, out : (n, d) float32 or float64, C-contiguous; may be the same array
-    left, right : (r, d) float64, C-contiguous: the transposed factors of I - P
+    measuring, removing : as `panels` makes them of right and left, the transposed factors of I - P
     mean : (d,) float64
     shift : (r,) float64, 0 unless the map is a composition
+    streamed : bool
+        Write past the caches, unless the rows are in `out` already.
     """
-    rank, width = left.shape
+    rank, width = len(shift), len(mean)
+    streamed = streamed and rows.ctypes.data != out.ctypes.data
+    results = np.empty((_GROUP if streamed else 0, width), out.dtype)
+    step = _LINE // rows.itemsize  # the rows of the next group are asked for, line by line
     if rank == 1:
-        u = left[0]
-        v = right[0]
-        for i in range(start, stop):
-            row = rows[i]
-            target = out[i]
-            coefficient = -shift[0]
-            for j in range(width):
-                coefficient += (row[j] - mean[j]) * v[j]
-            for j in range(width):
-                target[j] = row[j] - coefficient * u[j]
-        return
-    # Products take four rows by two factors, corrections two rows by four factors: as many sums as
-    # registers hold. Rows and factors that are missing from the last tile repeat the last one;
-    # such a factor gets the coefficient 0.
-    centred = np.empty((_GROUP, width))
-    removed = np.empty((_GROUP, width))
-    coefficients = np.empty((_GROUP, 4))
-    last = rank - 1
-    for begin in range(start, stop, _GROUP):
-        count = min(_GROUP, stop - begin)
-        padded = (count + 3) // 4 * 4
-        for i in range(padded):
-            row = rows[begin + min(i, count - 1)]
-            about_mean = centred[i]
-            for j in range(width):
-                about_mean[j] = row[j] - mean[j]
-        removed[:] = 0.0
-        for r in range(0, rank, 4):
-            for i in range(0, padded, 4):
-                x0, x1, x2, x3 = centred[i], centred[i + 1], centred[i + 2], centred[i + 3]
-                for k in range(0, 4, 2):
-                    first, second = min(r + k, last), min(r + k + 1, last)
-                    v = right[first]
-                    w = right[second]
-                    a0 = a1 = a2 = a3 = -shift[first]
-                    b0 = b1 = b2 = b3 = -shift[second]
-                    for j in range(width):
-                        p, q = v[j], w[j]
-                        a0 += x0[j] * p
-                        a1 += x1[j] * p
-                        a2 += x2[j] * p
-                        a3 += x3[j] * p
-                        b0 += x0[j] * q
-                        b1 += x1[j] * q
-                        b2 += x2[j] * q
-                        b3 += x3[j] * q
-                    if r + k > last:
-                        a0 = a1 = a2 = a3 = 0.0
-                    if r + k + 1 > last:
-                        b0 = b1 = b2 = b3 = 0.0
-                    coefficients[i, k], coefficients[i, k + 1] = a0, b0
-                    coefficients[i + 1, k], coefficients[i + 1, k + 1] = a1, b1
-                    coefficients[i + 2, k], coefficients[i + 2, k + 1] = a2, b2
-                    coefficients[i + 3, k], coefficients[i + 3, k + 1] = a3, b3
-            u0, u1 = left[r], left[min(r + 1, last)]
-            u2, u3 = left[min(r + 2, last)], left[min(r + 3, last)]
-            for i in range(0, padded, 2):
-                removed_a, removed_b = removed[i], removed[i + 1]
-                a0, a1 = coefficients[i, 0], coefficients[i, 1]
-                a2, a3 = coefficients[i, 2], coefficients[i, 3]
-                b0, b1 = coefficients[i + 1, 0], coefficients[i + 1, 1]
-                b2, b3 = coefficients[i + 1, 2], coefficients[i + 1, 3]
+        u, v = removing.reshape(-1), measuring.reshape(-1)
+        for begin in range(start, stop, _GROUP):
+            end = min(begin + _GROUP, stop)
+            for i in range(begin, end):
+                row = rows[i]
+                target = results[i - begin] if streamed else out[i]
+                coefficient = -shift[0]
                 for j in range(width):
-                    p, q, s, t = u0[j], u1[j], u2[j], u3[j]
-                    removed_a[j] += (a0 * p + a1 * q) + (a2 * s + a3 * t)
-                    removed_b[j] += (b0 * p + b1 * q) + (b2 * s + b3 * t)
-        for i in range(count):
-            row = rows[begin + i]
-            target = out[begin + i]
-            difference = removed[i]
-            for j in range(width):
-                target[j] = row[j] - difference[j]
+                    coefficient += (row[j] - mean[j]) * v[j]
+                if streamed and i + _GROUP < stop:
+                    for j in range(0, width, step):
+                        prefetch(rows, i + _GROUP, j)
+                for j in range(width):
+                    target[j] = row[j] + coefficient * u[j]
+            if streamed:
+                stream(results[: end - begin].reshape(-1), out[begin:end].reshape(-1))
+        if streamed:
+            settle()
+        return
+    # Rows and coefficients that fill up the last tile are never read.
+    size = min(_GROUP, (stop - start + ROWS - 1) // ROWS * ROWS)
+    columns = measuring.shape[2]
+    centred = _aligned(size, _DEPTH)
+    coefficients = _aligned(size, len(measuring) * columns)
+    edge = np.zeros((1, COLUMNS), out.dtype)
+    target = results if streamed else out
+    for begin in range(start, stop, _GROUP):
+        end = min(begin + _GROUP, stop)
+        place = 0 if streamed else begin
+        for i in range(end - begin):
+            for r in range(rank):
+                coefficients[i, r] = -shift[r]
+        for first in range(0, width, _DEPTH):
+            depth = min(_DEPTH, width - first)
+            middle = mean[first : first + depth]
+            for i in range(begin, end):
+                row, about_mean = rows[i, first : first + depth], centred[i - begin]
+                for j in range(depth):
+                    about_mean[j] = row[j] - middle[j]
+            for p in range(len(measuring)):
+                panel, j = measuring[p], p * columns
+                for i in range(0, end - begin, ROWS):
+                    if columns == COLUMNS:
+                        add_product(
+                            centred, i, panel, first, depth, coefficients, i, coefficients, i, j
+                        )
+                    else:
+                        add_narrow_product(
+                            centred, i, panel, first, depth, coefficients, i, coefficients, i, j
+                        )
+        for p in range(len(removing)):
+            panel, first = removing[p], p * COLUMNS
+            left = width - first
+            tiled = (end - begin) // ROWS * ROWS if left >= COLUMNS else 0
+            for i in range(0, tiled, ROWS):
+                add_product(
+                    coefficients, i, panel, 0, rank, rows, begin + i, target, place + i, first
+                )
+            for i in range(tiled, end - begin):
+                if left >= COLUMNS:
+                    add_row_product(
+                        coefficients, i, panel, 0, rank, rows, begin + i, target, place + i, first
+                    )
+                else:
+                    for j in range(left):
+                        edge[0, j] = rows[begin + i, first + j]
+                    add_row_product(coefficients, i, panel, 0, rank, edge, 0, edge, 0, 0)
+                    for j in range(left):
+                        target[place + i, first + j] = edge[0, j]
+            for i in range(end, min(end + _GROUP, stop)):
+                for j in range(first, first + COLUMNS, step):
+                    prefetch(rows, i, j)
+        if streamed:
+            stream(results[: end - begin].reshape(-1), out[begin:end].reshape(-1))
+    if streamed:
+        settle()
 
 
 @kernel
@@ -140,8 +199,15 @@ def widen_halves(halves: Any, out: Any) -> None:
 
 
 @kernel
-def narrow_halves(values: Any, out: Any) -> None:
-    """out = float16 of float32 values, to nearest, ties to even, as bits in uint16."""
+def narrow_halves(values: Any, out: Any) -> bool:
+    """out = float16 of float32 values, to nearest, ties to even, as bits in uint16.
+
+    Returns
+    -------
+    bool
+        A finite value became infinite.
+    """
+    lost = 0
     for i in range(values.shape[0]):
         bits = np.float32(values[i]).view(np.uint32)
         magnitude = np.uint32(bits & np.uint32(0x7FFFFFFF))
@@ -154,7 +220,10 @@ def narrow_halves(values: Any, out: Any) -> None:
             half = np.uint32(shifted.view(np.uint32) - np.uint32(0x3F000000))
         if magnitude > np.uint32(0x477FEFFF):  # from 65520 on
             half = np.uint32(0x7C00)
+            if magnitude < np.uint32(0x7F800000):
+                lost += 1
         if magnitude > np.uint32(0x7F800000):
             half = np.uint32(0x7E00)
         sign = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(0x8000))
         out[i] = np.uint16(half | sign)
+    return lost > 0

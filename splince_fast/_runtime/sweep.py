@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +20,15 @@ Float = NDArray[np.float64]
 _GRAIN = 1 << 17
 # Between two sweeps Ctrl-C is obeyed and the progress shown.
 _SWEEP_BYTES = 1 << 28
+# A result of so many bytes, in rows of so many, is written past the caches: a store to a line that
+# is not there would first read it. New memory is there: the system has just filled it with zeros.
+_STREAMED_BYTES, _STREAMED_ROW = 1 << 25, 512
 # Rows that must be converted are so in pieces that stay in a core's cache.
 _PIECE_BYTES = 1 << 18
 
 
-class Factors(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Factors:
     """What the map is made of: x - left^T (right (x - mean) - shift).
 
     Attributes
@@ -36,6 +42,13 @@ class Factors(NamedTuple):
     right: Float
     mean: Float
     shift: Float
+
+    @cached_property
+    def arguments(self) -> tuple[Float, Float, Float, Float]:
+        """What `apply_rows` takes for them."""
+        import splince_fast._kernels.apply as kernels
+
+        return (*kernels.panels(self.left, self.right), self.mean, self.shift)
 
 
 def as_stack(X: Any, width: int) -> NDArray[Any]:
@@ -123,11 +136,13 @@ def check_out(out: Any, rows: NDArray[Any], dtype: np.dtype[Any]) -> None:
             f"out has the strides {out.strides}, by which several of its entries share memory, as "
             "in a sliding window or a broadcast array; pass new memory, or a copy"
         )
+    if out is rows or not np.may_share_memory(out, rows):
+        return
     same = (
         out.__array_interface__["data"] == rows.__array_interface__["data"]
         and out.strides == rows.strides
     )
-    if not same and np.may_share_memory(out, rows) and np.shares_memory(out, rows):
+    if not same and np.shares_memory(out, rows):
         raise InputError("out overlaps X without being the same array; pass X itself or new memory")
 
 
@@ -153,23 +168,32 @@ def erase(
     out: NDArray[Any],
     mask: NDArray[np.bool_] | None = None,
     progress: bool = False,
+    fresh: bool = False,
 ) -> None:
     """Write the result for X (..., d) into `out`; rows that the mask leaves out are copied.
+
+    `fresh` says that `out` is new memory, never written to.
 
     Raises
     ------
     InputError
         Finite results leave the range of float16.
     """
+    streamed = out.nbytes >= _STREAMED_BYTES and not fresh
+    streamed = streamed and out.shape[-1] * out.itemsize >= _STREAMED_ROW
+    parts = (*factors.arguments, streamed)
     if not progress:
-        _erase_stack(factors, X, out, mask, None, 0)
+        _erase_stack(parts, X, out, mask, None, 0)
         return
     with Progress(X.size // X.shape[-1], X.nbytes) as bar:
-        _erase_stack(factors, X, out, mask, bar, 0)
+        _erase_stack(parts, X, out, mask, bar, 0)
+
+
+# `parts` are the arguments of `apply_rows` between the rows and their range.
 
 
 def _erase_stack(
-    factors: Factors,
+    parts: tuple[Any, ...],
     X: NDArray[Any],
     out: NDArray[Any],
     mask: NDArray[np.bool_] | None,
@@ -184,7 +208,7 @@ def _erase_stack(
             per_slab = X.size // (len(X) * X.shape[-1])
             for i in range(len(X)):
                 inner = None if mask is None else mask[i]
-                _erase_stack(factors, X[i], out[i], inner, bar, origin + i * per_slab)
+                _erase_stack(parts, X[i], out[i], inner, bar, origin + i * per_slab)
             return
         X, out = pair
         mask = None if mask is None else mask.reshape(-1)
@@ -193,13 +217,13 @@ def _erase_stack(
     for start in range(0, n, sweep):
         stop = min(n, start + sweep)
         chosen = None if mask is None else mask[start:stop]
-        _erase_rows(factors, X[start:stop], out[start:stop], chosen, origin + start)
+        _erase_rows(parts, X[start:stop], out[start:stop], chosen, origin + start)
         if bar is not None:
             bar.advance(stop - start, (stop - start) * d * X.dtype.itemsize)
 
 
 def _erase_rows(
-    factors: Factors,
+    parts: tuple[Any, ...],
     rows: NDArray[Any],
     out: NDArray[Any],
     mask: NDArray[np.bool_] | None,
@@ -214,7 +238,7 @@ def _erase_rows(
     grain = max(1, _GRAIN // d)
     if mask is None and is_direct(rows) and is_direct(out):
         threads.split(
-            lambda start, stop: kernels.apply_rows(rows, *factors, start, stop, out), n, grain=grain
+            lambda start, stop: kernels.apply_rows(rows, *parts, start, stop, out), n, grain=grain
         )
         return
     work = working_dtype(rows.dtype)
@@ -226,13 +250,13 @@ def _erase_rows(
             last = min(first + step, stop)
             source, target = rows[first:last], out[first:last]
             if mask is None:
-                row = _erase_piece(factors, source, target, memory[: last - first])
+                row = _erase_piece(parts, source, target, memory[: last - first])
             else:
                 chosen = np.flatnonzero(mask[first:last])
                 kept = source[chosen]  # a copy, so that the rows may be written first
                 np.copyto(target, source, casting="unsafe")
                 changed = np.empty((len(chosen), d), out.dtype)
-                row = _erase_piece(factors, kept, changed, memory[: len(chosen)])
+                row = _erase_piece(parts, kept, changed, memory[: len(chosen)])
                 target[chosen] = changed
                 row = None if row is None else int(chosen[row])
             if row is not None:
@@ -245,7 +269,7 @@ def _erase_rows(
 
 
 def _erase_piece(
-    factors: Factors, source: NDArray[Any], target: NDArray[Any], memory: NDArray[Any]
+    parts: tuple[Any, ...], source: NDArray[Any], target: NDArray[Any], memory: NDArray[Any]
 ) -> int | None:
     """Convert rows into working memory, erase them there, and convert them back.
 
@@ -263,18 +287,19 @@ def _erase_piece(
         kernels.widen_halves(bits.reshape(-1), work.reshape(-1))
     else:
         np.copyto(work, source, casting="unsafe")
-    kernels.apply_rows(work, *factors, 0, len(work), work)
+    kernels.apply_rows(work, *parts, 0, len(work), work)
     if work is target:
         return None
     if not halves:
         with np.errstate(over="ignore"):  # as the kernel does where it writes float32 itself
             np.copyto(target, work, casting="unsafe")
         return None
-    bits = np.empty(work.shape, np.uint16)
-    kernels.narrow_halves(work.reshape(-1), bits.reshape(-1))
-    np.copyto(target, bits.view(np.float16))
-    infinite = (bits & 0x7FFF) == 0x7C00
-    if not infinite.any():
+    direct = target.flags.c_contiguous and target.flags.aligned
+    bits = target.view(np.uint16) if direct else np.empty(work.shape, np.uint16)
+    lost = kernels.narrow_halves(work.reshape(-1), bits.reshape(-1))
+    if not direct:
+        np.copyto(target, bits.view(np.float16))
+    if not lost:
         return None
-    lost = (infinite & np.isfinite(work)).any(axis=1)
-    return int(lost.argmax()) if lost.any() else None
+    rows = np.isfinite(work) & ((bits & 0x7FFF) == 0x7C00)
+    return int(rows.any(axis=1).argmax())

@@ -42,7 +42,7 @@ def erase_tensor(factors: Factors, X: Any, *, out: Any, mask: Any, progress: boo
     if numpy_can and not records:
         result = torch.empty(X.shape, dtype=target_dtype) if out is None else out
         rows = X.detach().resolve_neg().numpy()
-        sweep.erase(factors, rows, result.detach().numpy(), chosen, progress)
+        sweep.erase(factors, rows, result.detach().numpy(), chosen, progress, out is None)
         return result
     wide = torch.float64 if X.device.type == "cpu" or X.dtype == torch.float64 else torch.float32
     tensors = _factors_as(factors, X.device, wide)

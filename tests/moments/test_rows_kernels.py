@@ -652,16 +652,17 @@ def test_a_product_and_two_vectors_are_added(d: int, sign: float, product_of: An
 
 
 @given(
-    n=st.integers(0, 30),
-    d=st.integers(1, 60),
-    rank=st.integers(0, 7),
+    n=st.integers(0, 70),
+    d=st.integers(1, 140),
+    rank=st.integers(0, 20),
     dtype=st.sampled_from([np.float32, np.float64]),
     in_place=st.booleans(),
+    streamed=st.booleans(),
     cut=st.floats(0, 1),
     seed=st.integers(0, 999),
 )
 def test_applying_equals_its_twin(
-    n: int, d: int, rank: int, dtype: Any, in_place: bool, cut: float, seed: int
+    n: int, d: int, rank: int, dtype: Any, in_place: bool, streamed: bool, cut: float, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     rows = (rng.normal(size=(n, d)) + 5).astype(dtype)
@@ -673,10 +674,37 @@ def test_applying_equals_its_twin(
     if dtype == np.float32:
         slack += 2 * U32 * np.abs(twin)
     out = rows if in_place else np.full_like(rows, np.nan)
-    stop = round(cut * n)
+    stop, panels = round(cut * n), kernels.panels(left, right)
     for first, last in ((0, stop), (stop, n)):
-        kernels.apply_rows(rows, left, right, mean, shift, first, last, out)
+        kernels.apply_rows(rows, *panels, mean, shift, streamed, first, last, out)
     assert (np.abs(out - twin) <= slack).all()
+
+
+@pytest.mark.parametrize("rank", [1, 3, 17])
+@pytest.mark.parametrize("d", [1, 37, 128])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_row_has_the_same_bits_whatever_its_neighbours_and_however_it_is_written(
+    dtype: Any, d: int, rank: int
+) -> None:
+    """Also where the result begins anywhere in a cache line; nothing beside it is written."""
+    rng = np.random.default_rng(0)
+    n = 75
+    rows = rng.normal(size=(n, d)).astype(dtype)
+    left, right = rng.normal(size=(2, rank, d))
+    parts = (*kernels.panels(left, right), rng.normal(size=d), rng.normal(size=rank))
+    alone = np.empty_like(rows)
+    for i in range(n):
+        kernels.apply_rows(rows, *parts, False, i, i + 1, alone)
+    spoilt = np.where(np.arange(n)[:, None] % 7 == 3, np.nan, rows).astype(dtype)
+    for offset in range(17):
+        memory = np.full(offset + rows.size + 20, 7, dtype)
+        out = memory[offset : offset + rows.size].reshape(n, d)
+        kernels.apply_rows(spoilt, *parts, True, 0, n, out)
+        kept = np.arange(n) % 7 != 3
+        assert out[kept].tobytes() == alone[kept].tobytes()
+        assert (memory[:offset] == 7).all()
+        assert (memory[offset + rows.size :] == 7).all()
+        assert np.isnan(out[~kept]).all()
 
 
 def test_halves_are_widened_and_rounded_as_numpy_does() -> None:
@@ -694,9 +722,13 @@ def test_halves_are_widened_and_rounded_as_numpy_does() -> None:
         [near, -near, np.nextafter(near, infinite), np.nextafter(near, -infinite), bits]
     )
     found = np.empty(values.size, np.uint16)
-    kernels.narrow_halves(values, found)
+    assert kernels.narrow_halves(values, found)
     with np.errstate(all="ignore"):
         expected = values.astype(np.float16)
+    lost = np.isfinite(values) & np.isinf(expected)
+    assert not kernels.narrow_halves(values[~lost], np.empty_like(found[~lost]))
+    for value in (values[lost].min(), values[lost].max(), np.abs(values[lost]).min()):
+        assert kernels.narrow_halves(np.full(1, value), np.empty(1, np.uint16))
     np.testing.assert_array_equal(found.view(np.float16), expected)
     np.testing.assert_array_equal(np.signbit(found.view(np.float16)), np.signbit(expected))
 

@@ -1,0 +1,162 @@
+"""What Numba's loops cannot say: a product of matrices in registers, and stores past the caches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+
+_FEATURES: str = cpu_target.target_context.codegen().magic_tuple()[2]
+# Numbers of a register. A tile of sums fills 16 of 32 registers, or 8 of 16.
+LANES = 8 if "+avx512f" in _FEATURES else 4
+ROWS, COLUMNS = LANES, 2 * LANES
+_LINE = 64  # bytes of a cache line
+
+_INDEX, _NUMBER = ir.IntType(64), ir.IntType(32)
+_VECTOR = ir.VectorType(ir.DoubleType(), LANES)
+
+
+def _items(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+    """A function from indices to the address of an item of a C-contiguous array."""
+    array = context.make_array(kind)(context, builder, value)
+    item_pointer: Any = cgutils.get_item_pointer
+    return lambda *index: item_pointer(context, builder, kind, array, index)
+
+
+def _adding_product(height: int, width: int) -> Any:
+    """e[m + p, j + q] = c[k + p, j + q] + sum_t a[i + p, t] b[first + t, q], t < depth.
+
+    The tile has p < height, q < width. a and b are float64, c and e of one dtype, float32 or
+    float64, and may be the same; all are C-contiguous. The sum is float64, and is added before it
+    is rounded to the dtype of e; it is the same for a tile of any size.
+    """
+
+    def add(
+        typing: Any, a: Any, i: Any, b: Any, first: Any, depth: Any, c: Any, k: Any, e: Any,
+        m: Any, j: Any,
+    ) -> Any:  # fmt: skip
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            left, right, given, into = (
+                _items(context, builder, signature.args[q], args[q]) for q in (0, 2, 5, 7)
+            )
+            _, i, _, first, depth, _, k, _, m, j = args
+            new_variable: Any = cgutils.alloca_once
+            rows = [builder.add(i, _INDEX(p)) for p in range(height)]
+            halves = range(0, width, LANES)
+            nothing = ir.Constant(_VECTOR, ir.Undefined)
+            lane = ir.Constant(ir.VectorType(_NUMBER, LANES), [0] * LANES)
+            sums = [
+                [new_variable(builder, _VECTOR) for _ in halves] for _ in rows
+            ]  # LLVM keeps them in registers
+            for total in (total for row in sums for total in row):
+                builder.store(ir.Constant(_VECTOR, [0.0] * LANES), total)
+            with cgutils.for_range(builder, depth, intp=_INDEX) as loop:
+                t = builder.add(first, loop.index)
+                factors = [
+                    builder.load(
+                        builder.bitcast(right(t, _INDEX(q)), _VECTOR.as_pointer()), align=8
+                    )
+                    for q in halves
+                ]
+                for row, totals in zip(rows, sums, strict=True):
+                    single = builder.load(left(row, loop.index))
+                    share = builder.insert_element(nothing, single, _NUMBER(0))
+                    share = builder.shuffle_vector(share, nothing, lane)
+                    for total, factor in zip(totals, factors, strict=True):
+                        product = builder.fmul(share, factor, flags=("contract",))
+                        found = builder.fadd(builder.load(total), product, flags=("contract",))
+                        builder.store(found, total)
+            real = context.get_data_type(signature.args[5].dtype)
+            kind, size = ir.VectorType(real, LANES), context.get_abi_sizeof(real)
+            sources, targets = (
+                [
+                    builder.bitcast(
+                        item(builder.add(row, _INDEX(p)), builder.add(j, _INDEX(q))),
+                        kind.as_pointer(),
+                    )
+                    for p in range(height)
+                    for q in halves
+                ]
+                for item, row in ((given, k), (into, m))
+            )
+            found = []
+            # No store before the last load: it would wait for one to an address 4096 k away.
+            for place, total in zip(sources, (total for row in sums for total in row), strict=True):
+                before = builder.load(place, align=size)
+                wide = before if kind == _VECTOR else builder.fpext(before, _VECTOR)
+                found.append(builder.fadd(wide, builder.load(total)))
+            for place, value in zip(targets, found, strict=True):
+                narrow = value if kind == _VECTOR else builder.fptrunc(value, kind)
+                builder.store(narrow, place, align=size)
+            return context.get_dummy_value()
+
+        index = numba.types.intp
+        return numba.types.void(a, index, b, index, index, c, index, e, index, index), generate
+
+    return intrinsic(add)
+
+
+def _stream(typing: Any, source: Any, target: Any) -> Any:
+    """target = source, both flat, contiguous and of one dtype, written past the caches.
+
+    An ordinary store first reads the line that it writes to. `settle` has to follow.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        given, into = (_items(context, builder, signature.args[k], args[k]) for k in (0, 1))
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        total = builder.extract_value(array.shape, 0)
+        real = context.get_data_type(signature.args[0].dtype)
+        size = context.get_abi_sizeof(real)
+        # Ordinary stores up to the first whole line, and from the end of the last one.
+        line = ir.VectorType(real, _LINE // size)
+        before = builder.sub(_INDEX(0), builder.ptrtoint(into(_INDEX(0)), _INDEX))
+        head = builder.udiv(builder.and_(before, _INDEX(_LINE - 1)), _INDEX(size))
+        head = builder.select(builder.icmp_signed("<", head, total), head, total)
+        rest = builder.and_(builder.sub(total, head), _INDEX(_LINE // size - 1))
+        end = builder.sub(total, rest)
+        hint = builder.module.add_metadata([_NUMBER(1)])
+
+        def copy(first: Any, last: Any, step: int, kind: Any) -> Any:
+            with cgutils.for_range_slice(
+                builder, first, last, _INDEX(step), intp=_INDEX, inc=True
+            ) as (j, _):
+                source, target = (
+                    builder.bitcast(item(j), kind.as_pointer()) for item in (given, into)
+                )
+                found = builder.load(source, align=size)
+                if kind == line:
+                    stored = builder.store(found, target, align=_LINE)
+                    stored.set_metadata("nontemporal", hint)
+                else:
+                    builder.store(found, target, align=size)
+
+        copy(_INDEX(0), head, 1, real)
+        copy(head, end, _LINE // size, line)
+        copy(end, total, 1, real)
+        return context.get_dummy_value()
+
+    return numba.types.void(source, target), generate
+
+
+def _settle(typing: Any) -> Any:
+    """What was streamed is in memory before anything that is stored later."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if "+sse2" in _FEATURES:
+            types = ir.FunctionType(ir.VoidType(), [])
+            builder.call(builder.module.declare_intrinsic("llvm.x86.sse.sfence", [], types), [])
+        return context.get_dummy_value()
+
+    return numba.types.void(), generate
+
+
+add_product = _adding_product(ROWS, COLUMNS)
+add_narrow_product = _adding_product(ROWS, LANES)
+add_row_product = _adding_product(1, COLUMNS)
+stream: Any = intrinsic(_stream)
+settle: Any = intrinsic(_settle)
