@@ -294,7 +294,7 @@ def _erase_piece(
         with np.errstate(over="ignore"):  # as the kernel does where it writes float32 itself
             np.copyto(target, work, casting="unsafe")
         return None
-    direct = target.flags.c_contiguous and target.flags.aligned
+    direct = target.flags.c_contiguous and target.flags.aligned and target.dtype.isnative
     bits = target.view(np.uint16) if direct else np.empty(work.shape, np.uint16)
     lost = kernels.narrow_halves(work.reshape(-1), bits.reshape(-1))
     if not direct:
