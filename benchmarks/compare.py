@@ -3,7 +3,8 @@
     python -m benchmarks.compare [TEXT ...] [--json [PATH]] [--smoke] [--budget SECONDS]
 
 Without TEXT all jobs are measured, else those whose name contains one of the texts. ``--json``
-without a path writes ``benchmarks/results/PROCESSOR.json``, from which `benchmarks.page` is made.
+without a path writes ``benchmarks/results/PROCESSOR.json``, from which `benchmarks.page` is made;
+with TEXT it replaces these jobs there, if the others are of the same commit.
 SciPy's BLAS is used, as by the floors, unless SPLINCE_FAST_BLAS asks for another. What the extra
 ``blas`` brings shows with ``SPLINCE_FAST_BLAS=auto OPENBLAS_CORETYPE=Haswell``, where the processor
 has AVX-512: the floors then run narrower kernels than splince_fast.
@@ -77,8 +78,13 @@ def _judged(target: Target, timings: dict[str, Seconds]) -> dict[str, Any]:
     return {**asdict(target), "measured": found, "met": met}
 
 
-def run(jobs: Iterable[Job], budget: float = 8.0, path: Path | None = None) -> dict[str, Any]:
-    """Measure jobs one after the other; what is known is written to `path` after each."""
+def run(
+    jobs: Iterable[Job], budget: float = 8.0, path: Path | None = None, *, some: bool = False
+) -> dict[str, Any]:
+    """Measure jobs one after the other; what is known is written to `path` after each.
+
+    If these are `some` of all, results of the others stay there, where they are of this commit.
+    """
     machine.equal_threads()
     now, load = machine.now()
     results: dict[str, Any] = {
@@ -90,15 +96,25 @@ def run(jobs: Iterable[Job], budget: float = 8.0, path: Path | None = None) -> d
         "machine": machine.describe(),
         "jobs": [],
     }
+    earlier = json.loads(path.read_text("utf-8")) if path is not None and path.exists() else None
     for job in jobs:
         found = measure(job, budget)
         print("  " + " | ".join(filter(None, cells(found))), file=sys.stderr, flush=True)
         results["jobs"].append(found)
         results["ended"], results["load_average"]["after"] = machine.now()
         if path is not None:
-            write(results, path)
+            write(again(earlier, results) if some else results, path)
         gc.collect()  # the data of this job go before those of the next come
     return results
+
+
+def again(earlier: dict[str, Any] | None, results: dict[str, Any]) -> dict[str, Any]:
+    """Earlier results with those of some jobs in their place; these alone, of another commit."""
+    if earlier is None or earlier["commit"] != results["commit"]:
+        return results
+    jobs = {found["name"]: found for found in (*earlier["jobs"], *results["jobs"])}
+    command = f"{earlier['command']}; {results['command']}"
+    return {**earlier, "command": command, "jobs": list(jobs.values())}
 
 
 def write(results: dict[str, Any], path: Path) -> None:
@@ -179,7 +195,7 @@ def main(arguments: list[str] | None = None) -> None:
     path = None
     if given.json is not None:
         path = Path(given.json or RESULTS / f"{machine.short_name()}.json")
-    results = run(jobs, given.budget, path)
+    results = run(jobs, given.budget, path, some=bool(given.text))
     header = ["job", OURS, "others: time over ours", "targets"]
     print(table(header, map(cells, results["jobs"])))
 

@@ -39,7 +39,7 @@ _PEERS = (
     ("apply/new array/float32/768/rank 1", CE, "apply, rank 1: concept-erasure"),
 )
 # Why a target of a group can be missed against a contender.
-_PER_CALL = "Every call checks its row and reads its labels in Python"
+_PER_CALL = "Every row comes by a Python call of its own"
 _REASONS = {
     ("accumulate", FLOOR): "Beside the product, of O(n d^2), the rows are checked, centred and "
     "sorted by class, in O(n d)",

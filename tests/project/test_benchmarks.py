@@ -356,6 +356,30 @@ def test_stored_page_is_made_from_stored_results_without_paths(bench: Any) -> No
     assert {name for name, *_ in (*bench.page._RATES, *bench.page._PEERS)} <= names
 
 
+def test_some_jobs_measured_again_replace_their_results_of_the_same_commit(
+    bench: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
+    path, first, second = tmp_path / "a.json", *bench.jobs.all_jobs()[:2]
+    monkeypatch.setattr(bench.machine, "equal_threads", lambda: None)
+    monkeypatch.setattr(bench.machine, "describe", dict)
+    monkeypatch.setattr(bench.machine, "commit", lambda: {"commit": "a", "changed": False})
+    monkeypatch.setattr(bench.compare, "cells", lambda found: [found["name"]])
+
+    def run(value: int, *jobs: Any, some: bool) -> list[tuple[str, int]]:
+        monkeypatch.setattr(
+            bench.compare, "measure", lambda job, _: {"name": job.name, "value": value}
+        )
+        bench.compare.run(jobs, path=path, some=some)
+        return [(found["name"], found["value"]) for found in json.loads(path.read_text())["jobs"]]
+
+    assert run(1, first, second, some=False) == [(first.name, 1), (second.name, 1)]
+    assert run(2, first, some=True) == [(first.name, 2), (second.name, 1)]
+    assert json.loads(path.read_text())["command"].count("benchmarks.compare") == 2
+    monkeypatch.setattr(bench.machine, "commit", lambda: {"commit": "b", "changed": False})
+    assert run(3, first, some=True) == [(first.name, 3)]
+    assert run(4, second, some=False) == [(second.name, 4)]
+
+
 def test_commands_are_recorded_without_paths(bench: Any, monkeypatch: Any) -> None:
     given = ["/home/someone/compare.py", "--json", "/home/someone/a.json", "--budget", "2", "a/b"]
     monkeypatch.setattr(sys, "argv", given)
