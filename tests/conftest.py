@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from naive_model import FUZZ
 
-from splince_fast._kernels import accumulate, blas, sampled, sparse
+from splince_fast._kernels import accumulate, blas, gram, sampled, sparse
 from splince_fast._kernels import apply as row_kernels
 from splince_fast._kernels.tiles import COLUMNS, LANES
 
@@ -74,16 +74,14 @@ def _check_sample(rows: Any, index: Any, weight: Any, stride: int, shift: Any, s
     assert shift.shape == spread.shape == (d,)
 
 
-def _check_centre_block(
+def _check_centring(
     rows: Any, index: Any, weight: Any, shift: Any, offset: Any, codes: Any, order: Any, cell: Any,
-    values: Any, turns: Any, part_rows: int, first: int, last: int, out: Any, peak: Any,
-    total: Any, class_sums: Any, products: Any,
+    values: Any, turns: Any, part_rows: int, peak: Any, total: Any, class_sums: Any, products: Any,
 ) -> None:  # fmt: skip
+    """What `centre_block` and `reduce_chunks` have in common."""
     n, d = _size_of(rows, index), rows.shape[1]
-    assert out.shape == (-(-n // 4) * 4, d)
     assert weight.shape in ((n,), (0,))
     assert shift.shape == offset.shape == peak.shape == total.shape == (d,)
-    assert 0 <= first < last <= d
     assert np.array_equal(np.sort(order), np.arange(n))
     assert np.array_equal(order // part_rows, np.arange(n) // part_rows)
     assert part_rows % 4 == 0
@@ -93,6 +91,42 @@ def _check_centre_block(
     assert class_sums.shape[1:] == products.shape[1:] == (d,)
     assert len(products) == len(values)
     assert codes.size == 0 or (codes.min() >= -1 and codes.max() < len(class_sums))
+
+
+def _check_centre_block(*arguments: Any) -> None:
+    common, (begin, stop, first, last, out, panels), sums = (
+        arguments[:11], arguments[11:17], arguments[17:],
+    )  # fmt: skip
+    _check_centring(*common, *sums)
+    n, d = _size_of(*arguments[:2]), arguments[0].shape[1]
+    assert 0 <= begin < stop <= n
+    assert begin % 4 == 0
+    assert stop == n or stop % 4 == 0
+    assert 0 <= first < last <= d
+    if panels.size:
+        whole, k, lanes = panels.shape
+        assert out.shape == (4, whole * lanes)
+        assert k >= -(-(stop - begin) // 4) * 4
+    else:
+        assert out.shape == (-(-n // 4) * 4, d)
+
+
+def _check_reduce_chunks(*arguments: Any) -> None:
+    stripe, four, panels = arguments[11:14]
+    _check_centring(*arguments[:11], *arguments[14:18])
+    product, counters = arguments[18:]
+    rows = arguments[0]
+    two, whole, chunk, lanes = panels.shape
+    assert two == 2
+    assert chunk % 4 == 0
+    assert stripe % lanes == 0 < stripe
+    assert whole == -(-rows.shape[1] // lanes)
+    assert four.shape == (4, whole * lanes)
+    assert (four[:, rows.shape[1] :] == 0.0).all()
+    assert product.shape == (whole * lanes, whole * lanes)
+    assert panels.dtype == four.dtype == product.dtype == rows.dtype
+    assert all(a.flags.c_contiguous for a in (four, panels, product, counters))
+    assert counters.shape == (-(-_size_of(*arguments[:2]) // chunk) + 1, 16)
 
 
 def _check_sweep_block(
@@ -149,7 +183,8 @@ def _check_add_lower(
     assert scatter.shape == (d, d)
     assert scatter.flags.f_contiguous
     assert product.flags.f_contiguous
-    assert product.shape in ((d, d), (0, 0))
+    assert product.shape[0] == product.shape[1]
+    assert not product.size or len(product) >= d
     assert vectors.shape == (2, d)
     assert coefficients.shape == (2,)
     assert 0 <= first <= last <= (d + 1) // 2
@@ -219,6 +254,7 @@ _GUARDS: list[tuple[Any, str, Callable[..., None]]] = [
     (accumulate, "sample_columns", _check_sample),
     (accumulate, "centre_block", _check_centre_block),
     (accumulate, "add_lower", _check_add_lower),
+    (gram, "reduce_chunks", _check_reduce_chunks),
     (sampled, "sweep_block", _check_sweep_block),
     (sampled, "choose_rows", _check_choose_rows),
     (sampled, "add_label_products", _check_label_products),
@@ -248,6 +284,12 @@ def guarded_kernels() -> Iterator[None]:
         for module, name, check in _GUARDS:
             patch.setattr(module, name, _guarded(getattr(module, name), check))
         yield
+
+
+@pytest.fixture
+def narrow_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor on which blocks are multiplied by BLAS, and centred by `centre_block`."""
+    monkeypatch.setattr(gram, "WIDE", False)
 
 
 # A job in the background of a script inherits an ignored SIGINT; the tests of Ctrl-C need Python's.

@@ -15,9 +15,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from splince_fast import Moments
+from splince_fast._kernels import accumulate, gram
 
 # Multiplies the examples of every property test.
 FUZZ = int(os.environ.get("SPLINCE_FAST_FUZZ", "0"))
+
+# Module and name of the kernel that reduces small blocks on this processor; its first arguments
+# are the rows and the index.
+SWEEP: tuple[Any, str] = (gram, "reduce_chunks") if gram.WIDE else (accumulate, "centre_block")
 
 
 # --- the naive model: a list of rows, and two passes over it in extended precision ---------------

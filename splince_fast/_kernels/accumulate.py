@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from splince_fast._kernels.jit import kernel
+from splince_fast._kernels.tiles import REGISTER
 
 
 @kernel
@@ -275,6 +276,18 @@ def _sum_cells(
 
 
 @kernel
+def _fill_panels(out: Any, into: int, panels: Any, k: int, first: int, last: int) -> None:
+    """Copy four rows of the columns first..last into rows k.. of their panels."""
+    lanes = REGISTER // panels.itemsize
+    for p in range(first // lanes, (last + lanes - 1) // lanes):
+        for r in range(4):
+            target = panels[p, k + r]
+            source = out[into + r, p * lanes : (p + 1) * lanes]
+            for lane in range(lanes):
+                target[lane] = source[lane]
+
+
+@kernel
 def centre_block(
     rows: Any,
     index: Any,
@@ -287,15 +300,20 @@ def centre_block(
     values: Any,
     rotations: Any,
     part_rows: int,
+    begin: int,
+    stop: int,
     first: int,
     last: int,
     out: Any,
+    panels: Any,
     peak: Any,
     total: Any,
     class_sums: Any,
     products: Any,
 ) -> None:
-    """Reduce the columns first..last of a block of rows in one sweep over memory.
+    """Reduce rows begin..stop of a block, in the columns first..last, in one sweep over memory.
+
+    Calls for ranges of rows follow each other from row 0 to row n.
 
     With y_i = x_i - shift and offset = shift - reference::
 
@@ -323,8 +341,12 @@ def centre_block(
         As `sort_by_cell` gives them for these parts.
     values : (q, n) float64, already multiplied by the weights
     rotations : (m, 2) float64, cosines and sines
-    part_rows : multiple of 4
-    out : (n rounded up to a multiple of 4, d), dtype of rows
+    part_rows, begin : multiples of 4
+    out : (m, d), dtype of rows
+        Row i goes to row i % m; m is n, or the rows of a group, rounded up to a multiple of 4.
+    panels : (p, k, lanes) dtype of rows, or (0, 0, 0) for none
+        Takes `out` for rows begin..stop, numbered from 0: panels[p, i, l] is column p lanes + l.
+        `out` then has zeros behind column d, up to whole panels.
     peak, total, class_sums, products : (d,), (d,), (c, d), (q, d) float64, overwritten;
         peak = max_i |y_i|
     """
@@ -336,19 +358,20 @@ def centre_block(
     away = offset[first:last]
     whole = total[first:last]
     largest = peak[first:last]
-    whole[:] = 0.0
-    largest[:] = 0.0
-    class_sums[:, first:last] = 0.0
-    products[:, first:last] = 0.0
+    if begin == 0:
+        whole[:] = 0.0
+        largest[:] = 0.0
+        class_sums[:, first:last] = 0.0
+        products[:, first:last] = 0.0
     held = np.zeros(width)
     w = np.ones(4)
     shares = np.empty(4)
     group = np.empty(4, np.intp)
-    for begin in range(0, n, 4):
+    for head in range(begin, stop, 4):
         # The last group may hold fewer rows: then its first one is repeated with weight 0.
-        count = min(4, n - begin)
+        count = min(4, n - head)
         for k in range(4):
-            group[k] = begin + k if k < count else begin
+            group[k] = head + k if k < count else head
             w[k] = 1.0 if k < count else 0.0
             if weighted:
                 w[k] *= weight[group[k]]
@@ -357,12 +380,13 @@ def centre_block(
         row_b = rows[place(index, group[1]), first:last]
         row_c = rows[place(index, group[2]), first:last]
         row_d = rows[place(index, group[3]), first:last]
-        out_a = out[begin, first:last]
-        out_b = out[begin + 1, first:last]
-        out_c = out[begin + 2, first:last]
-        out_d = out[begin + 3, first:last]
-        t = (begin // 2) % rotations.shape[0]
-        u = (begin // 2 + 1) % rotations.shape[0]
+        into = head % out.shape[0]
+        out_a = out[into, first:last]
+        out_b = out[into + 1, first:last]
+        out_c = out[into + 2, first:last]
+        out_d = out[into + 3, first:last]
+        t = (head // 2) % rotations.shape[0]
+        u = (head // 2 + 1) % rotations.shape[0]
         aa, ba = rotations[t, 0] * np.sqrt(w_a), rotations[t, 1] * np.sqrt(w_a)
         bb, ab = rotations[t, 0] * np.sqrt(w_b), rotations[t, 1] * np.sqrt(w_b)
         cc, dc = rotations[u, 0] * np.sqrt(w_c), rotations[u, 1] * np.sqrt(w_c)
@@ -389,18 +413,21 @@ def centre_block(
                 c = row_c[j] - origin[j]
                 d = row_d[j] - origin[j]
                 sums[j] += (v_a * a + v_b * b) + (v_c * c + v_d * d)
-        done = begin + count
+        if panels.shape[0] > 0:
+            _fill_panels(out, into, panels, head - begin, first, last)
+        done = head + count
         if codes.shape[0] > 0 and (done % part_rows == 0 or done == n):
-            start = (begin // part_rows) * part_rows
+            start = (head // part_rows) * part_rows
             _sum_cells(
                 rows, index, weight, origin, away, codes, order, cell, start, done, first, last,
                 held, class_sums,
             )  # fmt: skip
-    for q in range(values.shape[0]):
-        share = values[q].sum()
-        sums = products[q, first:last]
-        for j in range(width):
-            sums[j] += share * away[j]
+    if stop == n:
+        for q in range(values.shape[0]):
+            share = values[q].sum()
+            sums = products[q, first:last]
+            for j in range(width):
+                sums[j] += share * away[j]
 
 
 @kernel
@@ -416,7 +443,7 @@ def add_lower(
     Parameters
     ----------
     scatter : (d, d) float64, Fortran-ordered
-    product : (d, d) float32 or float64, Fortran-ordered, or (0, 0) for none
+    product : (at least d, d) float32 or float64, Fortran-ordered, or (0, 0) for none
     vectors, coefficients : (2, d), (2,) float64
     """
     d = scatter.shape[0]

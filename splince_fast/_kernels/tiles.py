@@ -10,9 +10,10 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-_FEATURES: str = cpu_target.target_context.codegen().magic_tuple()[2]
-# Numbers of a register. A tile of sums fills 16 of 32 registers, or 8 of 16.
-LANES = 8 if "+avx512f" in _FEATURES else 4
+FEATURES: str = cpu_target.target_context.codegen().magic_tuple()[2]
+REGISTER = 64 if "+avx512f" in FEATURES else 32  # bytes
+LANES = REGISTER // 8
+# A tile of sums fills 16 of 32 registers, or 8 of 16.
 ROWS, COLUMNS = LANES, 2 * LANES
 _LINE = 64  # bytes of a cache line
 
@@ -20,11 +21,20 @@ _INDEX, _NUMBER = ir.IntType(64), ir.IntType(32)
 _VECTOR = ir.VectorType(ir.DoubleType(), LANES)
 
 
-def _items(context: Any, builder: Any, kind: Any, value: Any) -> Any:
+def items(context: Any, builder: Any, kind: Any, value: Any) -> Any:
     """A function from indices to the address of an item of a C-contiguous array."""
     array = context.make_array(kind)(context, builder, value)
     item_pointer: Any = cgutils.get_item_pointer
     return lambda *index: item_pointer(context, builder, kind, array, index)
+
+
+def broadcast(builder: Any, number: Any, lanes: int) -> Any:
+    """A register that holds one number in every lane."""
+    kind = ir.VectorType(number.type, lanes)
+    nothing = ir.Constant(kind, ir.Undefined)
+    first = builder.insert_element(nothing, number, _NUMBER(0))
+    lane = ir.Constant(ir.VectorType(_NUMBER, lanes), [0] * lanes)
+    return builder.shuffle_vector(first, nothing, lane)
 
 
 def _adding_product(height: int, width: int) -> Any:
@@ -41,14 +51,12 @@ def _adding_product(height: int, width: int) -> Any:
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             left, right, given, into = (
-                _items(context, builder, signature.args[q], args[q]) for q in (0, 2, 5, 7)
+                items(context, builder, signature.args[q], args[q]) for q in (0, 2, 5, 7)
             )
             _, i, _, first, depth, _, k, _, m, j = args
             new_variable: Any = cgutils.alloca_once
             rows = [builder.add(i, _INDEX(p)) for p in range(height)]
             halves = range(0, width, LANES)
-            nothing = ir.Constant(_VECTOR, ir.Undefined)
-            lane = ir.Constant(ir.VectorType(_NUMBER, LANES), [0] * LANES)
             sums = [
                 [new_variable(builder, _VECTOR) for _ in halves] for _ in rows
             ]  # LLVM keeps them in registers
@@ -63,9 +71,7 @@ def _adding_product(height: int, width: int) -> Any:
                     for q in halves
                 ]
                 for row, totals in zip(rows, sums, strict=True):
-                    single = builder.load(left(row, loop.index))
-                    share = builder.insert_element(nothing, single, _NUMBER(0))
-                    share = builder.shuffle_vector(share, nothing, lane)
+                    share = broadcast(builder, builder.load(left(row, loop.index)), LANES)
                     for total, factor in zip(totals, factors, strict=True):
                         product = builder.fmul(share, factor, flags=("contract",))
                         found = builder.fadd(builder.load(total), product, flags=("contract",))
@@ -107,7 +113,7 @@ def _stream(typing: Any, source: Any, target: Any) -> Any:
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        given, into = (_items(context, builder, signature.args[k], args[k]) for k in (0, 1))
+        given, into = (items(context, builder, signature.args[k], args[k]) for k in (0, 1))
         array = context.make_array(signature.args[0])(context, builder, args[0])
         total = builder.extract_value(array.shape, 0)
         real = context.get_data_type(signature.args[0].dtype)
@@ -147,7 +153,7 @@ def _settle(typing: Any) -> Any:
     """What was streamed is in memory before anything that is stored later."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if "+sse2" in _FEATURES:
+        if "+sse2" in FEATURES:
             types = ir.FunctionType(ir.VoidType(), [])
             builder.call(builder.module.declare_intrinsic("llvm.x86.sse.sfence", [], types), [])
         return context.get_dummy_value()

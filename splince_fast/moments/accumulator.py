@@ -311,7 +311,7 @@ class Accumulator:
         codes, n_sums, values = sweep_of(asked, n)
         reduced = reduce_block(
             rows, weight, sample, reference, codes, n_sums, values,
-            self._work.rows(n, rows.shape[1], rows.dtype), index,
+            self._work.for_block(n, rows.shape[1], rows.dtype), index,
         )  # fmt: skip
         # What can fail for want of memory comes before the first change.
         fourth = None if state.fourth is None else state.fourth_about(reference)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels.joining import MOST_VARIABLES, Joining
 from splince_fast.labels import VariableName
-from splince_fast.moments.block import buffer_rows
+from splince_fast.moments.block import Gram, Sweep, buffer_rows
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.variable import Labels, Variable
 
@@ -195,11 +195,12 @@ class Workspace:
     capacities : dict
         Rows of a block, by width and dtype, for which there is room.
     product : ndarray of float32, shape (d, d), or None
-        Takes the product of a block of float32 rows with itself.
+        Takes the product of a block of float32 rows with itself, unless a :class:`Gram` does.
     """
 
     def __init__(self) -> None:
         self._memory: NDArray[np.float64] = np.empty(0)
+        self._grams: dict[tuple[int, np.dtype[Any]], Gram] = {}
         self.product: NDArray[np.float32] | None = None
         self.capacities: dict[tuple[int, np.dtype[Any]], int] = {}
         self._borrowed = threading.Lock()
@@ -211,18 +212,28 @@ class Workspace:
     def reserve(self, block_rows: int, width: int, dtype: np.dtype[Any]) -> None:
         """Make room for blocks of this shape and dtype."""
         size = -(-buffer_rows(block_rows) * width * dtype.itemsize // 8)
+        served = Gram.serves(block_rows, width, dtype)
+        if served:
+            size = max(size, Gram.size(block_rows, width, dtype))
         if self._memory.size < size:
             self._memory = np.empty(size)
-        if dtype == np.float32 and (self.product is None or len(self.product) != width):
+            self._grams.clear()
+            self.capacities.clear()
+        if served:
+            self._grams[width, dtype] = Gram(block_rows, width, dtype, self._memory)
+        elif dtype == np.float32 and (self.product is None or len(self.product) != width):
             self.capacities.clear()
             self.product = np.empty((width, width), np.float32, order="F")
         self.capacities[width, dtype] = block_rows
 
-    def rows(self, n: int, width: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """(n rounded up to a multiple of 4, width) of the memory."""
-        rows = (n + 3) // 4 * 4
+    def for_block(self, n: int, width: int, dtype: np.dtype[Any]) -> Sweep | Gram:
+        """The memory as `reduce_block` takes it for n rows."""
+        gram = self._grams.get((width, dtype))
+        if gram is not None:
+            return gram
+        rows = buffer_rows(n)
         flat: NDArray[Any] = self._memory.view(dtype)
-        return flat[: rows * width].reshape(rows, width)
+        return Sweep(flat[: rows * width].reshape(rows, width))
 
     @contextmanager
     def borrowed(self, size: int) -> Iterator[Float]:

@@ -87,21 +87,27 @@ class Scatter:
             if product is None:
                 raise RuntimeError("float32 blocks need a buffer for their product")
             blas_kernels.syrk_f32_out(shifted, product)
-            self._add(product, 1.0, vectors, coefficients)
-            self.unit_roundoff = EPS32
+            self.add(product, 1.0, vectors, coefficients)
         else:
             blas_kernels.syrk_f64_into(shifted, self.matrix)
-            self._add(_NO_PRODUCT, 1.0, vectors, coefficients)
+            self.add(_NO_PRODUCT, 1.0, vectors, coefficients)
 
     def merge(self, other: Scatter, sign: int, gap: Float, coefficient: float) -> None:
         """Add sign (other + coefficient gap gap^T), the merge of a part or its removal."""
         vectors = np.stack([gap, np.zeros(self.width)])
-        self._add(other.matrix, float(sign), vectors, np.array([sign * coefficient, 0.0]))
+        self.add(other.matrix, float(sign), vectors, np.array([sign * coefficient, 0.0]))
         self.unit_roundoff = max(self.unit_roundoff, other.unit_roundoff)
 
-    def _add(self, product: NDArray[Any], sign: float, vectors: Float, coefficients: Float) -> None:
-        """Add sign product + sum_k coefficients[k] vectors[k] vectors[k]^T."""
+    def add(self, product: NDArray[Any], sign: float, vectors: Float, coefficients: Float) -> None:
+        """Add sign product + sum_k coefficients[k] vectors[k] vectors[k]^T.
+
+        `product` is (at least d, d), float32 or float64 and Fortran-ordered; its lower triangle
+        counts.
+        """
         import splince_fast._kernels.accumulate as kernels
+
+        if product.dtype == np.float32:
+            self.unit_roundoff = EPS32
 
         matrix, d = self.matrix, len(self.matrix)
         if d * d < 2 * _GRAIN:  # a single thread

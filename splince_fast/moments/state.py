@@ -165,7 +165,10 @@ class State:
             coefficients[0] = self.weight * block.weight / (self.weight + block.weight)
         vectors[1] = block.residual
         block.deviation += deviation
-        self.second.add_block(block.shifted, product, vectors, coefficients)
+        if block.product is not None:
+            self.second.add(block.product, 1.0, vectors, coefficients)
+        elif block.shifted is not None:
+            self.second.add_block(block.shifted, product, vectors, coefficients)
         self.reference, self.deviation = reference, block.deviation
         self.n_rows += block.n_rows
         self.weight += block.weight

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from naive_model import state_bytes
+from naive_model import SWEEP, state_bytes
 from numpy.typing import NDArray
 
 import splince_fast as sf
 from splince_fast import Moments, NonFiniteError, sources
-from splince_fast._kernels import accumulate
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError
 from splince_fast.moments.folds import Folds
@@ -118,13 +117,13 @@ def test_rows_of_a_file_are_read_only(tmp_path: Path, dtype: Any) -> None:
 def test_full_blocks_of_a_fold_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel is given the caller's own rows; only those that wait are copied."""
     X, labels = table()
-    original, seen = accumulate.centre_block, []
+    original, seen = getattr(*SWEEP), []
 
     def watched(rows: Any, index: Any, *rest: Any) -> None:
         seen.append((np.shares_memory(rows, X), len(index)))
         original(rows, index, *rest)
 
-    monkeypatch.setattr(accumulate, "centre_block", watched)
+    monkeypatch.setattr(*SWEEP, watched)
     folds = Folds(2, block_rows=32).update(X, labels)
     counts = np.bincount(fold_of(N, 2))
     assert seen.count((True, 32)) == sum(counts // 32)
@@ -155,7 +154,7 @@ def test_an_update_while_another_thread_reads_a_fold_is_refused() -> None:
 def test_control_c_waits_until_every_fold_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a run with a checkpoint, which must not hold rows of one fold alone."""
     X, labels = table()
-    original = accumulate.centre_block
+    original = getattr(*SWEEP)
     sent: list[int] = []
 
     def interrupted(*arguments: Any) -> None:
@@ -165,7 +164,7 @@ def test_control_c_waits_until_every_fold_has_its_rows(monkeypatch: pytest.Monke
             signal.raise_signal(signal.SIGINT)
 
     folds = Folds(2, block_rows=16)
-    monkeypatch.setattr(accumulate, "centre_block", interrupted)
+    monkeypatch.setattr(*SWEEP, interrupted)
     with pytest.raises(KeyboardInterrupt):
         folds.update(X, labels)
     assert sent
@@ -183,7 +182,7 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(
     """Ctrl-C in the midst of a block: its rows count once."""
     X, labels = table()
     source = sources.from_arrays(X, labels, block_rows=100)
-    original = accumulate.centre_block
+    original = getattr(*SWEEP)
     sent: list[int] = []
 
     def interrupted(*arguments: Any) -> None:
@@ -194,7 +193,7 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(
 
     path = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(accumulate, "centre_block", interrupted)
+        patch.setattr(*SWEEP, interrupted)
         with pytest.raises(KeyboardInterrupt):
             sf.Moments.from_blocks(source, folds=folds, block_rows=16, checkpoint=path)
     assert len(sent) >= 9

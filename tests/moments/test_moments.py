@@ -26,6 +26,7 @@ from hypothesis.extra import numpy as hnp
 from naive_model import (
     FUZZ,
     LAYOUTS,
+    SWEEP,
     Rows,
     Table,
     block_sizes,
@@ -53,7 +54,7 @@ from splince_fast import (
     SplinceError,
     UnknownVariableError,
 )
-from splince_fast._kernels import accumulate, blas
+from splince_fast._kernels import accumulate, blas, gram
 from splince_fast._kernels import apply as row_kernels
 from splince_fast._runtime import blocks as blocking
 from splince_fast._runtime.arrays import check_values
@@ -1070,7 +1071,7 @@ def labelled(n: int, seed: int, dtype: Any = np.float32) -> tuple[Float, dict[st
 
 @pytest.mark.parametrize("waiting", [0, 5])
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
-@pytest.mark.parametrize("kernel", ["centre_block", "syrk_f32_out"])
+@pytest.mark.parametrize("kernel", ["reduce_chunks", "centre_block", "syrk_f32_out"])
 @pytest.mark.parametrize("ledoit_wolf", [False, True])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=repr)
 def test_a_kernel_that_raises_leaves_whole_blocks_or_nothing(
@@ -1080,8 +1081,9 @@ def test_a_kernel_that_raises_leaves_whole_blocks_or_nothing(
     """What was added is a prefix of the rows with all their labels; the rest can follow."""
     first, second = labelled(waiting, 1), labelled(60, 2)
     moments = Moments(block_rows=8, ledoit_wolf=ledoit_wolf)
+    module = {"reduce_chunks": gram, "centre_block": accumulate, "syrk_f32_out": blas}[kernel]
+    monkeypatch.setattr(gram, "WIDE", module is gram)
     moments.update(*first)
-    module = accumulate if kernel == "centre_block" else blas
     with monkeypatch.context() as patch:
         patch.setattr(module, kernel, failing(getattr(module, kernel), at, error))
         with pytest.raises(type(error)):
@@ -1238,7 +1240,7 @@ def test_merging_that_runs_out_of_memory_changes_neither_side(
 def test_control_c_waits_until_the_update_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     X, labels = labelled(40, 1)
     moments = Moments(block_rows=8)
-    original = accumulate.centre_block
+    original = getattr(*SWEEP)
     sent: list[bool] = []
 
     def interrupted(*args: Any) -> None:
@@ -1248,7 +1250,7 @@ def test_control_c_waits_until_the_update_is_whole(monkeypatch: pytest.MonkeyPat
             signal.raise_signal(signal.SIGINT)
 
     handler = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(accumulate, "centre_block", interrupted)
+    monkeypatch.setattr(*SWEEP, interrupted)
     with pytest.raises(KeyboardInterrupt):
         moments.update(X, labels)
     assert len(sent) == 3
@@ -1264,13 +1266,13 @@ def test_control_c_waits_until_the_update_is_whole(monkeypatch: pytest.MonkeyPat
 
 def test_control_c_that_the_program_ignores_or_handles(monkeypatch: pytest.MonkeyPatch) -> None:
     X = normal(20, 3, np.float32)
-    original = accumulate.centre_block
+    original = getattr(*SWEEP)
 
     def interrupted(*args: Any) -> None:
         signal.raise_signal(signal.SIGINT)
         original(*args)
 
-    monkeypatch.setattr(accumulate, "centre_block", interrupted)
+    monkeypatch.setattr(*SWEEP, interrupted)
     heard: list[int] = []
     before = signal.getsignal(signal.SIGINT)
     try:
@@ -1292,7 +1294,7 @@ class Counter:
     def __init__(self, patch: pytest.MonkeyPatch, *names: str) -> None:
         self.calls = 0
         for name in names:
-            module = next(m for m in (blas, accumulate, row_kernels) if hasattr(m, name))
+            module = next(m for m in (blas, accumulate, gram, row_kernels) if hasattr(m, name))
             patch.setattr(module, name, self._counted(getattr(module, name)))
 
     def _counted(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -1303,13 +1305,14 @@ class Counter:
         return call
 
 
-SYRK = ("syrk_f32_out", "syrk_f64_into")
+SYRK = ("syrk_f32_out", "syrk_f64_into", "reduce_chunks")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_one_row_at_a_time_costs_no_quadratic_work(
     monkeypatch: pytest.MonkeyPatch, dtype: Any
 ) -> None:
+    monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", "1")
     X, z = normal(40, 3072, dtype), np.arange(40) % 2
     quadratic = Counter(monkeypatch, "add_lower", "mirror_lower", *SYRK)
     products = Counter(monkeypatch, *SYRK)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -14,12 +16,13 @@ from hypothesis.extra import numpy as hnp
 from naive_model import U32, U64, scatter_of
 
 from splince_fast import Moments
-from splince_fast._kernels import accumulate, blas, jit, reference
+from splince_fast._kernels import accumulate, blas, gram, jit, reference
 from splince_fast._kernels import apply as kernels
 from splince_fast.moments import block as reducing
 
 Array = np.ndarray[Any, Any]
 ALL = np.empty(0, np.intp)  # every row of a block, in its order
+NO_PANELS = reducing._NO_PANELS
 
 
 # Any number of either precision that can be squared.
@@ -69,7 +72,8 @@ class Block:
         for first, last in pairwise(bounds or [0, d]):
             accumulate.centre_block(
                 self.rows, ALL, self.weight, self.shift, self.shift - self.reference, self.codes,
-                order, cell, self.values, self.turns, self.part_rows, first, last, *out.values(),
+                order, cell, self.values, self.turns, self.part_rows, 0, n, first, last,
+                out["out"], NO_PANELS[self.rows.dtype], *list(out.values())[1:],
             )  # fmt: skip
         return out
 
@@ -368,8 +372,93 @@ def reduce(rows: Array, weight: Array, block: Block | None = None) -> reducing.R
         block.codes,
         block.n_codes,
         block.values,
-        buffer,
+        reducing.Sweep(buffer),
     )
+
+
+SMALL = {"_PART_BYTES": 1, "_CHUNK_ROWS": 16, "_GRAIN_PRODUCTS": 1, "_PAGE": 1,
+         "_THREADS_PER_STRIPE": 1}  # fmt: skip
+
+
+@contextmanager
+def small_tasks(threads: int) -> Iterator[None]:
+    """Chunks of 16 rows, stripes of a register, and so many threads, whatever the block."""
+    reducing.part_rows.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SMALL.items():
+            patch.setattr(reducing, name, value)
+        patch.setenv("SPLINCE_FAST_NUM_THREADS", str(threads))
+        yield
+    reducing.part_rows.cache_clear()
+
+
+def multiplied(block: Block, threads: int) -> reducing.Reduced:
+    """Reduce a block with its product, in memory that begins as NaN."""
+    n, d = block.rows.shape
+    dtype = block.rows.dtype
+    given = block.weight if block.weight.size else None
+    with small_tasks(threads):
+        memory = np.full(reducing.Gram.size(n, d, dtype), np.nan)
+        found = reducing.reduce_block(
+            block.rows, given, reducing.sample_block(block.rows, given), block.reference,
+            block.codes, block.n_codes, block.values, reducing.Gram(n, d, dtype, memory),
+        )  # fmt: skip
+    assert found.product is not None
+    found.product = np.tril(found.product[:d, :d])
+    return found
+
+
+@given(
+    n=st.one_of(st.integers(1, 70), st.integers(1, 400)),
+    d=st.one_of(st.integers(1, 20), st.integers(1, 140)),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    weighted=st.booleans(),
+    variables=st.integers(0, 2),
+    columns=st.integers(0, 2),
+    seed=st.integers(0, 999),
+)
+def test_a_pass_that_multiplies_equals_a_sweep_and_a_product(
+    n: int, d: int, dtype: Any, weighted: bool, variables: int, columns: int, seed: int
+) -> None:
+    """A product is a sum of n + 3 terms at most, in any order; no number depends on the threads."""
+    block = Block(
+        n, d, dtype, weighted=weighted, variables=variables, columns=columns, offset=3.0, seed=seed
+    )
+    swept, found = reduce(block.rows, block.weight, block), multiplied(block, 1)
+    assert swept.product is None
+    size = np.abs(block.rows).max() + np.abs(block.reference).max()
+    slack = 8 * (n + 8) * U64 * size
+    weights = np.abs(block.weight if weighted else np.ones(n)).sum()
+    assert np.abs(found.residual - swept.residual).max() <= slack
+    assert np.abs(found.deviation - swept.deviation).max() <= slack * weights
+    assert np.abs(found.class_sums - swept.class_sums).max(initial=0) <= slack * weights
+    shares = np.abs(block.values).sum(axis=1, keepdims=True)
+    assert (np.abs(found.products - swept.products) <= slack * shares).all()
+    wide = swept.shifted.astype(np.longdouble)
+    exact, magnitude = np.tril(wide.T @ wide), np.tril(np.abs(wide).T @ np.abs(wide))
+    u = U32 if dtype is np.float32 else U64
+    # Rows that two compilations of a sweep store may differ by a rounding.
+    bound = (n + 3 + 8) * u * magnitude
+    assert (np.abs(found.product - exact) <= bound).all()
+    if n > 8 and d > 1:  # the control: a row that is missing shows
+        less = wide[: n // 2]
+        assert (np.abs(found.product - np.tril(less.T @ less)) > bound).any()
+    for threads in (2, 5):
+        other = multiplied(block, threads)
+        for name in ("residual", "deviation", "class_sums", "products", "product"):
+            np.testing.assert_array_equal(getattr(other, name), getattr(found, name), strict=True)
+
+
+def test_wide_blocks_of_float64_are_added_where_the_state_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A product of their own would take more memory than a block; float32 needs one anyway."""
+    monkeypatch.setattr(gram, "WIDE", True)
+    kinds = np.dtype(np.float32), np.dtype(np.float64)
+    assert [reducing.Gram.serves(99, 99, dtype) for dtype in kinds] == [True, True]
+    assert [reducing.Gram.serves(99, 100, dtype) for dtype in kinds] == [True, False]
+    monkeypatch.setattr(gram, "WIDE", False)
+    assert [reducing.Gram.serves(99, 99, dtype) for dtype in kinds] == [False, False]
 
 
 def uncentred(found: reducing.Reduced) -> Array:
@@ -501,7 +590,8 @@ def test_rows_by_number_have_the_bits_of_their_copy(
     def reduced(rows: Array, index: Array | None) -> reducing.Reduced:
         return reducing.reduce_block(
             rows, given, reducing.sample_block(rows, given, index), block.reference, block.codes,
-            block.n_codes, block.values, np.empty((reducing.buffer_rows(n), d), dtype), index,
+            block.n_codes, block.values,
+            reducing.Sweep(np.empty((reducing.buffer_rows(n), d), dtype)), index,
         )  # fmt: skip
 
     ours, copied = reduced(lying, index), reduced(lying[index], None)
@@ -578,7 +668,7 @@ def test_a_buffer_without_room_is_refused() -> None:
     with pytest.raises(RuntimeError, match="room"):
         reducing.reduce_block(
             block.rows, None, reducing.sample_block(block.rows, None), block.reference,
-            block.codes, 0, block.values, np.empty((8, 2)),
+            block.codes, 0, block.values, reducing.Sweep(np.empty((8, 2))),
         )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from naive_model import Rows, check, state_bytes, summed
+from naive_model import SWEEP, Rows, check, state_bytes, summed
 from problems import (
     METHODS,
     Float,
@@ -50,8 +50,10 @@ def normal(n: int, d: int, dtype: Any = np.float64, seed: int = 0) -> Any:
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small work is split, too."""
-    for module in (block, scatter, arrays):
-        monkeypatch.setattr(module, "_GRAIN", 64)
+    for module, name in (
+        (block, "_GRAIN"), (block, "_GRAIN_PRODUCTS"), (scatter, "_GRAIN"), (arrays, "_GRAIN"),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, 64)
 
 
 # --- how many ------------------------------------------------------------------------------------
@@ -239,12 +241,12 @@ def test_the_number_of_threads_changes_no_byte(
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_two_threads_share_only_rows_of_two_pages(
-    monkeypatch: pytest.MonkeyPatch, eager: None, dtype: Any
+    monkeypatch: pytest.MonkeyPatch, eager: None, narrow_registers: None, dtype: Any
 ) -> None:
     original, ranges = accumulate.centre_block, []
 
     def seen(*arguments: Any) -> None:
-        ranges.append(arguments[11:13])
+        ranges.append(arguments[13:15])
         original(*arguments)
 
     monkeypatch.setattr(accumulate, "centre_block", seen)
@@ -317,7 +319,7 @@ def test_a_second_thread_gets_an_error_and_not_a_wrong_number(
 ) -> None:
     X, labels = normal(50, 4), {"z": np.arange(50) % 2}
     moments = Moments(block_rows=16).update(X, labels)
-    original = accumulate.centre_block
+    original = getattr(*SWEEP)
     seen: list[Any] = []
 
     def meanwhile(*arguments: Any) -> None:
@@ -325,7 +327,7 @@ def test_a_second_thread_gets_an_error_and_not_a_wrong_number(
         if not seen:
             seen.append(in_thread(lambda: USES[use](moments, tmp_path)))
 
-    monkeypatch.setattr(accumulate, "centre_block", meanwhile)
+    monkeypatch.setattr(*SWEEP, meanwhile)
     moments.update(X, labels)
     assert isinstance(seen[0], SplinceError)
     assert "thread" in str(seen[0])
