@@ -181,8 +181,8 @@ def reduce_chunks(
     stripes = (d + stripe - 1) // stripe
     block = max(_HEIGHT, _BLOCK // (chunk * REGISTER) // _HEIGHT * _HEIGHT)
     blocks = (height + block - 1) // block
-    share = (height * lanes // COLUMNS + _TASKS - 1) // _TASKS * COLUMNS
-    shares = (height * lanes + share - 1) // share
+    share = (d + _TASKS * COLUMNS - 1) // (_TASKS * COLUMNS) * COLUMNS
+    shares = (d + share - 1) // share
     for phase in range(chunks + 1):
         centring = stripes if phase < chunks else 0
         tasks = centring + (blocks * shares if phase > 0 else 0)
@@ -201,7 +201,7 @@ def reduce_chunks(
                 depth = min(chunk, (n - (phase - 1) * chunk + 3) // 4 * 4)
                 multiply_columns(
                     panels[(phase - 1) % 2], depth, low * block, min(height, (low + 1) * block),
-                    column * share, min(height * lanes, (column + 1) * share), product, phase == 1,
+                    column * share, min(d, (column + 1) * share), product, phase == 1,
                 )  # fmt: skip
             take(counters, phase, 8)
             task = take(counters, phase, 0)
