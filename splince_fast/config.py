@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels import blas, provider
+from splince_fast._kernels import blas, gram, provider, tiles
 from splince_fast._runtime import threads
 from splince_fast._runtime.version import library_version
 
@@ -33,6 +33,8 @@ class Config:
         Instruction sets of this processor, as NumPy names them.
     threads : int
         Threads of our own kernels.
+    products : str
+        What multiplies blocks of rows: our own kernels, or BLAS.
     blas, blas_core, blas_reason : str
         The BLAS in use, the kernels that it runs, and why it was chosen.
     scipy_core : str
@@ -55,6 +57,7 @@ class Config:
     versions: dict[str, str]
     simd: tuple[str, ...]
     threads: int
+    products: str
     blas: str
     blas_core: str
     blas_reason: str
@@ -73,6 +76,7 @@ class Config:
             ("versions", ", ".join(f"{name} {text}" for name, text in self.versions.items())),
             ("SIMD", ", ".join(self.simd)),
             ("threads", str(self.threads)),
+            ("blocks of rows", f"multiplied by {self.products}"),
             ("BLAS", f"{self.blas}, {self.blas_core} kernels: {self.blas_reason}"),
             (
                 "symmetric product",
@@ -129,6 +133,7 @@ def show_config() -> Config:
         | {name: _version(name) for name in _PACKAGES},
         simd=provider.simd(),
         threads=threads.thread_count(),
+        products=f"our own kernels, {8 * tiles.REGISTER}-bit registers" if gram.WIDE else "BLAS",
         blas=choice.name,
         blas_core=choice.core,
         blas_reason=choice.reason,

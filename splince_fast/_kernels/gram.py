@@ -175,8 +175,7 @@ def reduce_chunks(
     """
     n = index.shape[0] if index.shape[0] > 0 else rows.shape[0]
     d = rows.shape[1]
-    chunk, lanes = panels.shape[2], panels.shape[3]
-    height = panels.shape[1]
+    height, chunk = panels.shape[1:3]
     chunks = (n + chunk - 1) // chunk
     stripes = (d + stripe - 1) // stripe
     block = max(_HEIGHT, _BLOCK // (chunk * REGISTER) // _HEIGHT * _HEIGHT)

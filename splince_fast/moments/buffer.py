@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels.joining import MOST_VARIABLES, Joining
 from splince_fast.labels import VariableName
-from splince_fast.moments.block import Gram, Sweep, buffer_rows
 from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.passes import Gram, Sweep, buffer_rows
 from splince_fast.moments.variable import Labels, Variable
 
 Float = NDArray[np.float64]

@@ -12,8 +12,9 @@ from splince_fast._runtime import threads
 from splince_fast._runtime.arrays import ALL_ROWS, NO_WEIGHT, check_values
 from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator, Batch
-from splince_fast.moments.block import MATRIX_PRODUCT_FROM, add_products, part_rows, rows_of
+from splince_fast.moments.block import MATRIX_PRODUCT_FROM, add_products, rows_of
 from splince_fast.moments.buffer import LabelledRows
+from splince_fast.moments.passes import part_rows
 from splince_fast.moments.state import State
 from splince_fast.moments.variable import Request, Variable
 

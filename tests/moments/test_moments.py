@@ -58,7 +58,7 @@ from splince_fast._kernels import accumulate, blas, gram
 from splince_fast._kernels import apply as row_kernels
 from splince_fast._runtime import blocks as blocking
 from splince_fast._runtime.arrays import check_values
-from splince_fast.moments import accumulator, buffer, class_sums, column_sums, scatter
+from splince_fast.moments import accumulator, buffer, class_sums, column_sums, passes, scatter
 from splince_fast.moments import block as reducing
 from splince_fast.moments import state as state_module
 
@@ -1141,7 +1141,9 @@ def faults(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> Iterator[
     pytest.fail("still failing after 500 allocations")
 
 
-FAULTY = (accumulator, reducing, buffer, class_sums, column_sums, scatter, state_module)
+FAULTY = (
+    accumulator, reducing, passes, buffer, class_sums, column_sums, scatter, state_module,
+)  # fmt: skip
 FAULTS = {
     # block size, rows before, rows of the update that fails
     "first update waits": (8, 0, 3),

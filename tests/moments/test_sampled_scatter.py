@@ -26,7 +26,7 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
     SampledScatterWarning,
 )
-from splince_fast.moments import block, metric, sampled, swept
+from splince_fast.moments import metric, passes, sampled, swept
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.sampled import SampledAccumulator
 
@@ -396,7 +396,7 @@ def test_any_size_of_update_gives_the_same_bits(dtype: Any) -> None:
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, classes: int) -> None:
     X, labels = gaussian(4096, 600, 1.0)
     labels["z"] = np.arange(len(X)) % classes
-    bounds = swept._segments(len(X), 600, block.part_rows(600, 8), 2 + classes)
+    bounds = swept._segments(len(X), 600, passes.part_rows(600, 8), 2 + classes)
     assert (len(bounds) > 2) == (classes == 2)
     found = []
     for count in ("1", "2", "3"):
@@ -790,7 +790,7 @@ def test_the_sweep_is_its_naive_twin(
 def test_infinities_in_two_segments_are_refused() -> None:
     """Their sum has no value; an error says so, and no warning (the tests make it an error)."""
     X, labels = gaussian(4096, 300, 1.0)
-    assert len(swept._segments(len(X), 300, block.part_rows(300, 8), 6)) > 2
+    assert len(swept._segments(len(X), 300, passes.part_rows(300, 8), 6)) > 2
     moments = sf.Moments(scatter=0.5).update(X, labels)
     before = moments.copy()
     X[[100, 4000], 5] = np.inf, -np.inf

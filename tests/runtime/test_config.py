@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import splince_fast as sf
-from splince_fast._kernels import blas, provider
+from splince_fast._kernels import blas, gram, provider
 from splince_fast.cli import main
 
 CODE = """
@@ -86,6 +86,7 @@ def test_show_config_measures_and_advises(capsys: pytest.CaptureFixture[str]) ->
     assert config.syrk_float64 > 0
     assert config.copy > 0
     assert config.threads >= 1
+    assert (config.products == "BLAS") is not gram.WIDE
     assert config.versions["numpy"] == np.__version__
     assert config.blas in ("scipy", "scipy-openblas32")
     assert "BLAS" in str(config)

@@ -1,0 +1,163 @@
+"""The pass of a block through memory and threads: centred for BLAS, or centred and multiplied."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._runtime import threads
+
+Float = NDArray[np.float64]
+Codes = NDArray[np.intp]
+
+# Elements of a block below which a second thread costs more than it saves.
+_GRAIN = 1 << 20
+# The processor foresees reads along a row: stripes narrower than a page take up to half as long
+# again as whole rows. Two threads do not make up for it while that of a product still spins.
+_PAGE, _FEW_THREADS = 4096, 2
+_LINE = 64  # bytes of a cache line
+# Rows that are multiplied at once: float32 sums of more terms would lose digits, and sums of
+# fewer be read and written more often.
+_CHUNK_ROWS = 256
+# Products below which a second thread costs more than it saves.
+_GRAIN_PRODUCTS = 1 << 26
+# Centring takes about a tenth of the time of one thread, and one more stripe serves so many.
+_THREADS_PER_STRIPE = 4
+# A part of a block fits in a processor's second-level cache.
+_PART_BYTES = 1 << 20
+# Angles by which pairs of rows are rotated: multiples of the golden one never come close together.
+_ANGLES = np.arange(256) * (np.pi * (3.0 - 5.0**0.5))
+_ROTATIONS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
+_NO_PANELS = {np.dtype(t): np.empty((0, 0, 0), t) for t in (np.float32, np.float64)}
+
+
+class Sweep:
+    """Memory in which the rows of a block are centred, for BLAS to multiply.
+
+    Parameters
+    ----------
+    out : ndarray of shape (at least n rounded up to a multiple of 4, d), dtype of the rows
+    """
+
+    product = None
+
+    def __init__(self, out: NDArray[Any]) -> None:
+        self.shifted = out
+
+    def reduce(
+        self, rows: NDArray[Any], where: Codes, weight: Float, shift: Float, offset: Float,
+        codes: Codes, order: Codes, cell: Codes, values: Float, peak: Float, total: Float,
+        class_sums: Float, products: Float,
+    ) -> None:  # fmt: skip
+        """Call `centre_block` in stripes of columns, over threads."""
+        import splince_fast._kernels.accumulate as kernels
+
+        n, d = len(order), rows.shape[1]
+        out = self.shifted = self.shifted[: buffer_rows(n)]
+        if len(out) < n:
+            raise RuntimeError("the work buffer has no room for the block")
+        part = part_rows(d, rows.itemsize)
+        panels = _NO_PANELS[rows.dtype]
+
+        def work(first: int, last: int) -> None:
+            kernels.centre_block(
+                rows, where, weight, shift, offset, codes, order, cell, values, _ROTATIONS, part,
+                0, n, first, last, out, panels, peak, total, class_sums, products,
+            )  # fmt: skip
+
+        grain = max(16, _GRAIN // n)
+        if d >= 2 * grain and threads.thread_count() <= _FEW_THREADS:
+            grain = max(grain, _PAGE // rows.itemsize)
+        threads.split(work, d, grain=grain, align=16)
+
+
+class Gram:
+    """Memory in which blocks are centred and multiplied in one pass, chunk by chunk.
+
+    Parameters
+    ----------
+    block_rows, width : int
+        Rows and features d of most blocks.
+    dtype : dtype
+        float32 or float64, that of the rows.
+    memory : ndarray of float64, of `size`
+        It may be overwritten between two blocks.
+    """
+
+    shifted = None
+
+    def __init__(self, block_rows: int, width: int, dtype: np.dtype[Any], memory: Float) -> None:
+        self._width, self._itemsize = width, dtype.itemsize
+        chunk, whole, self._lanes = self._shape(block_rows, width, dtype)
+        padded = whole * self._lanes
+        self._four = np.zeros((4, padded), dtype)
+        start = -memory.ctypes.data % _LINE // 8
+        flat: NDArray[Any] = memory[start:].view(dtype)
+        n_panels = 2 * chunk * padded
+        self._panels = flat[:n_panels].reshape(2, whole, chunk, self._lanes)
+        self._product = flat[n_panels : n_panels + padded**2].reshape(padded, padded)
+        self.product = self._product.T
+
+    @staticmethod
+    def _shape(block_rows: int, width: int, dtype: np.dtype[Any]) -> tuple[int, int, int]:
+        """Rows of a chunk, panels, and numbers of a register."""
+        from splince_fast._kernels.tiles import REGISTER
+
+        lanes = REGISTER // dtype.itemsize
+        return min(_CHUNK_ROWS, buffer_rows(block_rows)), -(-width // lanes), lanes
+
+    @classmethod
+    def size(cls, block_rows: int, width: int, dtype: np.dtype[Any]) -> int:
+        """Numbers of float64 that the memory has."""
+        chunk, whole, lanes = cls._shape(block_rows, width, dtype)
+        padded = whole * lanes
+        return -(-(2 * chunk + padded) * padded * dtype.itemsize // 8) + _LINE // 8
+
+    @staticmethod
+    def serves(block_rows: int, width: int, dtype: np.dtype[Any]) -> bool:
+        """Whether such rows are multiplied here.
+
+        The processor has to have wide registers. The product of rows of float64, which BLAS adds
+        to the state where it is, must not take more memory than a block.
+        """
+        import splince_fast._kernels.gram as kernels
+
+        return kernels.WIDE and (dtype == np.float32 or width <= block_rows)
+
+    def reduce(
+        self, rows: NDArray[Any], where: Codes, weight: Float, shift: Float, offset: Float,
+        codes: Codes, order: Codes, cell: Codes, values: Float, peak: Float, total: Float,
+        class_sums: Float, products: Float,
+    ) -> None:  # fmt: skip
+        """Call `reduce_chunks` in every thread."""
+        import splince_fast._kernels.gram as kernels
+
+        n, d = len(order), self._width
+        count = threads.thread_count() if n * d * d >= _GRAIN_PRODUCTS else 1
+        stripe = max(_PAGE // self._itemsize, -(-d // max(1, count // _THREADS_PER_STRIPE)))
+        stripe = -(-stripe // self._lanes) * self._lanes
+        part = part_rows(d, self._itemsize)
+        counters = np.zeros((-(-n // self._panels.shape[2]) + 1, 16), np.int64)
+
+        def work(first: int, last: int) -> None:
+            kernels.reduce_chunks(
+                rows, where, weight, shift, offset, codes, order, cell, values, _ROTATIONS, part,
+                stripe, self._four, self._panels, peak, total, class_sums, products,
+                self._product, counters,
+            )  # fmt: skip
+
+        threads.split(work, count, grain=1)
+
+
+@lru_cache(maxsize=64)
+def part_rows(width: int, itemsize: int) -> int:
+    """Rows of a part: a function of shape and dtype alone, so that results are reproducible."""
+    return min(512, max(64, _PART_BYTES // (width * itemsize))) // 4 * 4
+
+
+def buffer_rows(block_rows: int) -> int:
+    """Rows of a work buffer for a block: the kernel takes four at a time."""
+    return -(-block_rows // 4) * 4
