@@ -28,8 +28,10 @@ _HEIGHT = 3
 _BLOCK = 1 << 19
 # Tasks into which the columns of a product are cut: enough to keep threads equally busy.
 _TASKS = 24
-# Looks at a counter before the processor is offered to another thread.
-_PATIENCE = 1000
+# Whoever waits looks at a counter so often, some 0.1 ms, and sleeps for as long before each further
+# look: the thread that it waits for has lost its processor, perhaps to this one. To yield instead
+# can cost a thread its share of time, call by call.
+_LOOKS, _NAP = 2000, 50
 
 _INDEX = ir.IntType(64)
 
@@ -111,6 +113,10 @@ def _look(typing: Any, counters: Any, i: Any, k: Any) -> Any:
     """counters[i, k], and with it all that other threads wrote before they added to it."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if "+sse2" in FEATURES:  # one look at a time, for the sake of the core's other thread
+            types = ir.FunctionType(ir.VoidType(), [])
+            pause = builder.module.declare_intrinsic("llvm.x86.sse2.pause", [], types)
+            builder.call(pause, [])
         place = items(context, builder, signature.args[0], args[0])(*args[1:])
         return builder.load_atomic(place, "acquire", 8)
 
@@ -120,12 +126,12 @@ def _look(typing: Any, counters: Any, i: Any, k: Any) -> Any:
 take: Any = intrinsic(_take)
 look: Any = intrinsic(_look)
 if os.name == "posix":
-    give_way: Any = numba.types.ExternalFunction("sched_yield", numba.types.int32())
+    _sleep: Any = numba.types.ExternalFunction("usleep", numba.types.int32(numba.types.uint32))
 else:
 
     @kernel
-    def give_way() -> int:
-        """Nothing."""
+    def _sleep(microseconds: int) -> int:
+        """Nothing: whoever waits looks again."""
         return 0
 
 
@@ -207,5 +213,5 @@ def reduce_chunks(
         looks = 0
         while look(counters, phase, 8) < tasks:
             looks += 1
-            if looks > _PATIENCE:
-                give_way()
+            if looks > _LOOKS:
+                _sleep(_NAP)
