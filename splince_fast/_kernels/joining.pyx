@@ -120,6 +120,8 @@ cdef class Joining:
         row_bytes = self.row_bytes // 2 if widened else self.row_bytes
         PyObject_GetBuffer(X, &view, PyBUF_STRIDES)
         fits = view.shape[1] == self.width and view.strides[1] * self.width == row_bytes
+        if widened:  # read as numbers, which lie at multiples of their size
+            fits = fits and <size_t>view.buf % sizeof(float) == 0
         if fits and widened:
             for j in range(self.width):
                 (<double*>target)[j] = (<float*>view.buf)[j]
