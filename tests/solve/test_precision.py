@@ -227,19 +227,21 @@ def largest_trace(x: Float, z: NDArray[Any], eraser: sf.Projection) -> tuple[flo
     return float(np.max(found / own)), float(np.max(sums * x.std(axis=0) / own))
 
 
-@given(k=st.sampled_from([2, 3, 4, 7]), d=st.sampled_from([8, 16, 40]), seed=st.integers(0, 2**20))
+@given(k=st.sampled_from([2, 3, 4, 7]), d=st.sampled_from([16, 40]), seed=st.integers(0, 2**20))
 @pytest.mark.parametrize("method", [sf.leace, sf.sal, sf.mean_projection])
 def test_the_bound_holds_for_each_feature_in_its_own_unit(
     method: Any, k: int, d: int, seed: int
 ) -> None:
     """Rows of `left` are combinations of those of Cov(x, z): what rounds there is relative to them.
 
-    The bound has the spread of Cov(x, z), which for SAL is in the units of x.
+    The bound has the spread of Cov(x, z), which for SAL is in the units of x. Far more features
+    than classes: the strongest k - 1 are never 1e14 apart, and no direction is given up.
     """
     exponents = np.random.default_rng(seed).uniform(-7, 7, size=d)
     x, z = graded(exponents, k, seed)
     eraser = silently(method, sf.Moments().update(x, {"z": z}), erase="z")
     assert eraser.report is not None
+    assert eraser.rank == k - 1
     found, sums = largest_trace(x, z, eraser)
     assert found <= eraser.report.variables[0].bound + sums
 
