@@ -74,9 +74,10 @@ cdef class Joining:
         """Append a row; False, and nothing has changed, unless all is as it was for the last one.
 
         That is: X is an array (1, d) of the dtype of those that wait, or of float32 where that is
-        float64, of numbers below 1e139; `labels` a dict of the same variables, of arrays (1,) of known classes or of columns that
-        declare them; nobody holds the lock; and this object is still that of the accumulator's
-        buffer. Room for one more row stays, so that no block is complete.
+        float64, of numbers below 1e139; `labels` a dict of the same variables, of arrays (1,) of
+        known classes or of columns that declare them; nobody holds the lock; and this object is
+        still that of the accumulator's buffer. Room for one more row stays, so that no block is
+        complete.
 
         What can run other code, and so let another thread in, comes before the last of these
         checks; from there on nothing does.
@@ -119,6 +120,8 @@ cdef class Joining:
         row_bytes = self.row_bytes // 2 if widened else self.row_bytes
         PyObject_GetBuffer(X, &view, PyBUF_STRIDES)
         fits = view.shape[1] == self.width and view.strides[1] * self.width == row_bytes
+        if widened:  # read as numbers, which lie at multiples of their size
+            fits = fits and <size_t>view.buf % sizeof(float) == 0
         if fits and widened:
             for j in range(self.width):
                 (<double*>target)[j] = (<float*>view.buf)[j]

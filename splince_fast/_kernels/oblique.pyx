@@ -43,7 +43,8 @@ cdef enum:
     SWEEPS = 30
 
 
-cdef int rotated(int m, int n, const double* a, double* s, double* u, double* vt) noexcept nogil:
+cdef int svd_by_rotations(int m, int n, const double* a, double* s, double* u,
+                          double* vt) noexcept nogil:
     """Thin singular value decomposition of a (m, n), n <= m, by one-sided Jacobi rotations.
 
     Pairs of columns are rotated until all are orthogonal; u is zero where s is. NO_CONVERGENCE
@@ -105,7 +106,8 @@ cdef int svd(int m, int n, double* a, double* s, double* u, double* vt, double* 
         vt[0] = 1.0
         for i in range(m):
             u[i] = a[i] / s[0] if s[0] > 0.0 else 0.0
-    elif mn > 0 and (n > min(m, FEW_COLUMNS) or rotated(m, n, a, s, u, vt) != OK):
+    # LAPACK also has the last word where rotations come to no end.
+    elif mn > 0 and (n > min(m, FEW_COLUMNS) or svd_by_rotations(m, n, a, s, u, vt) != OK):
         cython_lapack.dgesdd(b"S", &m, &n, a, &m, s, u, &m, vt, &mn, work, &lwork, iwork, &info)
     return NO_CONVERGENCE if info != 0 else OK
 
@@ -161,7 +163,8 @@ cdef int basis(int d, int k, const double* span, const double* whitened, double 
     return OK
 
 
-cdef void orthogonalise(int d, const double* qy, int ry, double* n, int rz, double* m) noexcept nogil:
+cdef void orthogonalise(int d, const double* qy, int ry, double* n, int rz,
+                        double* m) noexcept nogil:
     """n -= qy qy^T n; the coefficients stay in m (ry, rz)."""
     gemm(b"T", b"N", ry, rz, d, 1.0, <double*>qy, d, n, d, 0.0, m, ry)
     gemm(b"N", b"N", d, rz, ry, -1.0, <double*>qy, d, m, ry, 1.0, n, d)
@@ -338,8 +341,8 @@ def oblique(Factor factor, const double[:, ::1] erased, const double[:, ::1] kep
                 if not may_drop:
                     status = INFEASIBLE
                     break
-                # Principal vectors of the kept side are the eigenvectors of M M^T = Y diag(c^2) Y^T,
-                # in ascending order: rotate the basis and let go of the last n_drop.
+                # Principal vectors of the kept side are the eigenvectors of M M^T = Y diag(c^2)
+                # Y^T, in ascending order: rotate the basis and let go of the last n_drop.
                 dropped += n_drop
                 gemm(b"N", b"T", ry, ry, rz, 1.0, M, ry, M, ry, 0.0, Y, ry)
                 cython_lapack.dsyev(b"V", b"L", &ry, Y, &ry, Vn, work, &lwork, &info)

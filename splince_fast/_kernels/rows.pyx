@@ -64,6 +64,11 @@ cdef class FewRows:
         for i in range(n):
             x = <const float*>source + i * d
             y = <float*>target + i * d
+            if source != target:
+                for j in range(d):
+                    y[j] = x[j]
+            if mask != NULL and not mask[i]:
+                continue
             for k in range(rank):
                 vector = right + k * d
                 for lane in range(LANES):
@@ -73,15 +78,9 @@ cdef class FewRows:
                         sums[lane] += x[block * LANES + lane] * vector[block * LANES + lane]
                 for j in range(d - d % LANES, d):
                     sums[0] += x[j] * vector[j]
-                coefficient = self.factors[k]
+                coefficients[k] = self.factors[k]
                 for lane in range(LANES):
-                    coefficient += sums[lane]
-                coefficients[k] = coefficient
-            if source != target:
-                for j in range(d):
-                    y[j] = x[j]
-            if mask != NULL and not mask[i]:
-                continue
+                    coefficients[k] += sums[lane]
             for k in range(rank):
                 vector = left + k * d
                 coefficient = coefficients[k]

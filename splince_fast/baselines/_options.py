@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils import check_random_state
 
+from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import InputError
 
 
@@ -22,7 +23,7 @@ def check_number(value: Any, name: str, low: float, *, strict: bool = True) -> N
 
 def check_count(value: Any, name: str) -> None:
     """Raise InputError unless `value` is a positive integer."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+    if not is_integer(value) or value < 1:
         raise InputError(f"{name} is {value!r}; it must be a positive integer")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import InputError
 
 MODES = ("rows", "weights")
@@ -24,7 +25,7 @@ def check_p(p: Any) -> None:
 def check_sizes(sizes: Any) -> tuple[int, int, int]:
     """Three non-negative integers, those of training and test positive."""
     whole = isinstance(sizes, Sequence) and len(sizes) == 3
-    if not whole or not all(isinstance(s, int | np.integer) and s >= 0 for s in sizes):
+    if not whole or not all(is_integer(s) and s >= 0 for s in sizes):
         raise InputError(f"sizes is {sizes!r}; pass (training, validation, test) numbers of rows")
     if sizes[0] < 1 or sizes[2] < 1:
         raise InputError(f"sizes is {sizes!r}; training and test need at least one row")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import _job
 from splince_fast.evaluation._context import ADVICE, ERASER_ROW
 from splince_fast.evaluation._data import present
@@ -179,7 +180,7 @@ def _run_job(
 def workers_of(n_jobs: int | None) -> int:
     if n_jobs is None:
         return 1
-    if not isinstance(n_jobs, int | np.integer) or n_jobs == 0 or isinstance(n_jobs, bool):
+    if not is_integer(n_jobs) or n_jobs == 0:
         raise InputError(f"n_jobs is {n_jobs!r}; pass a number of processes, or -1 for all")
     joblib: Any = import_module("joblib")
     return int(joblib.effective_n_jobs(n_jobs))

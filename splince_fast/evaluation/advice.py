@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from splince_fast._solve.held_out import adjusted, trace_left
+from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import InfeasibleError, InputError
 from splince_fast.methods import splince
 from splince_fast.moments import Moments
@@ -197,7 +198,7 @@ def held_out_trace(moments: Moments | Factored, name: Any, *, n: int | None = No
     >>> 0.005 < trace.expected < 0.0096
     True
     """
-    if n is not None and not (isinstance(n, int | np.integer) and n > 0):
+    if n is not None and not (is_integer(n) and n > 0):
         raise InputError(f"n is {n!r}; it must be a positive number of training rows")
     strength = concept_strength(moments, name)
     seen, p, r = strength.n, strength.rank_x, strength.rank_z

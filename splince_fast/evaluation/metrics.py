@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._solve.options import is_integer
 from splince_fast.evaluation._cells import alias, coded, common, group_cells
 from splince_fast.evaluation._records import CellAccuracy, ClassAccuracy, GroupAccuracy
 from splince_fast.evaluation.statistics import wilson_interval
@@ -164,7 +165,7 @@ def worst_group_accuracy(
     0.5
     """
     groups = alias(groups, sensitive_features)
-    if not isinstance(min_rows, int | np.integer) or min_rows < 1:
+    if not is_integer(min_rows) or min_rows < 1:
         raise InputError(f"min_rows is {min_rows!r}; it must be a positive integer")
     result = group_accuracy(y_true, y_pred, groups=groups, sample_weight=sample_weight)
     large = [row.accuracy for row in result.rows if row.n >= min_rows]

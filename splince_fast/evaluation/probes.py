@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import as_rows
+from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import _logistic
 from splince_fast.evaluation._cells import coded
 from splince_fast.evaluation._scores import Fold, against
@@ -164,9 +165,9 @@ def leakage(
     for name in probes:
         if name not in PROBES:
             raise InputError(f"there is no probe {name!r}; choose from {PROBES}")
-    if not isinstance(cv, int | np.integer) or cv < 2:
+    if not is_integer(cv) or cv < 2:
         raise InputError(f"cv is {cv!r}; it must be an integer of at least 2")
-    if not isinstance(n_permutations, int | np.integer) or n_permutations < 0:
+    if not is_integer(n_permutations) or n_permutations < 0:
         raise InputError(f"n_permutations is {n_permutations!r}; it must be a non-negative integer")
     rows = np.asarray(as_rows(X_fresh, name="X_fresh"), dtype=np.float64)
     encoded = encode_one(z_fresh, len(rows), name="z_fresh")

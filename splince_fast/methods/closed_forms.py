@@ -112,7 +112,8 @@ def splince(
         Of folds: rows not seen fare much worse (:func:`splince_fast.cross_report`).
     PrecisionWarning
         The result stands on few digits: an amplification above 1e4, a residual above its bound, a
-        bound of 1 or more, or a trace in what x varies by less than rounding.
+        bound of 1 or more, or a trace in what x varies by less than rounding (for SAL: in features
+        that are tiny beside others).
 
     Examples
     --------

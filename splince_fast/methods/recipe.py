@@ -16,7 +16,7 @@ from splince_fast._solve.messages import raise_infeasible, raise_numerical
 from splince_fast._solve.oblique import Solution, oblique, with_null_space
 from splince_fast._solve.options import Options
 from splince_fast._solve.selection import names_of, span_of
-from splince_fast._solve.tolerances import AMPLIFICATION, NOISE_SHARE
+from splince_fast._solve.tolerances import AMPLIFICATION, CONSTANT, NOISE_SHARE
 from splince_fast.exceptions import (
     DroppedDirectionsWarning,
     LabelError,
@@ -128,7 +128,10 @@ class Recipe(NamedTuple):
                 seen, whole = (float(np.sum(f.whiten(told) ** 2)) for f in (factor, full))
                 if whole - seen > NOISE_SHARE * whole:
                     traced = full.admitted
-            notes = _warn(solution, span_z.names, span_y.names, options, traced)
+            small = 0.0
+            if not whitened and solution.rank_z < len(span_z.rows) and options.rank_tol == "auto":
+                small = _left_in_small_features(known, solution, span_z.rows)
+            notes = _warn(solution, span_z.names, span_y.names, options, traced, small)
             mean = known.mean
             # All rows know the variance of x, whatever its covariance rests on.
             variance = solution.variance if sampled is None else float(known.variances.sum())
@@ -171,6 +174,19 @@ def _change(known: Live | Factored, solution: Solution, shrunk: bool) -> tuple[f
     return sample.change(left, right, gram, regressors)
 
 
+def _left_in_small_features(known: Live | Factored, solution: Solution, span: Float) -> float:
+    """|P Cov(x, z)| / |Cov(x, z)|, each feature in units of its deviation.
+
+    Without a factor ranks are judged in the units of x as they are: a direction may be below the
+    rounding of large features, and be all that small ones know of the concept.
+    """
+    deviations = np.sqrt(known.variances)
+    varies = deviations > CONSTANT * np.abs(known.mean)
+    left = span - (span @ solution.right.T) @ solution.left
+    rest, whole = (float(np.linalg.norm(c[:, varies] / deviations[varies])) for c in (left, span))
+    return rest / whole if whole else 0.0
+
+
 def _check_classes(known: Live | Factored, erase: object) -> None:
     """Raise LabelError for a continuous variable, which has no class means."""
     for name in names_of(erase, "erase"):
@@ -193,7 +209,12 @@ def _refuse(
 
 
 def _warn(
-    solution: Solution, erased: list[str], kept: list[str], options: Options, traced: int
+    solution: Solution,
+    erased: list[str],
+    kept: list[str],
+    options: Options,
+    traced: int,
+    small: float,
 ) -> tuple[str, ...]:
     """Warn of what the caller has to know, and return it for the report."""
     notes = []
@@ -213,13 +234,15 @@ def _warn(
             + "; the report shows what is left of each variable"
         )
         warnings.warn(notes[-1], DroppedDirectionsWarning, stacklevel=5)
-    for note in _imprecise(solution, erased, kept, traced):
+    for note in _imprecise(solution, erased, kept, traced, small):
         notes.append(note)
         warnings.warn(note, PrecisionWarning, stacklevel=5)
     return tuple(notes)
 
 
-def _imprecise(solution: Solution, erased: list[str], kept: list[str], traced: int) -> list[str]:
+def _imprecise(
+    solution: Solution, erased: list[str], kept: list[str], traced: int, small: float
+) -> list[str]:
     """What makes the result stand on few digits, in words."""
     notes = []
     amplification, bound = solution.amplification, solution.bound
@@ -245,5 +268,12 @@ def _imprecise(solution: Solution, erased: list[str], kept: list[str], traced: i
             "and kept is exact, but x is changed more than the least possible, and new rows may "
             "be changed far more: drop features that are copies of others, accumulate in float64, "
             "or pass shrinkage=1e-6"
+        )
+    if solution.rank_z and small**2 > NOISE_SHARE:
+        notes.append(
+            f"{small:.2%} of the covariance with {listed(erased)} is left, each feature in units "
+            "of its deviation: some features are so small beside others that their covariance is "
+            "below the rounding of the total variance. Scale all features alike first, or use "
+            "leace, which does not depend on their units"
         )
     return notes

@@ -66,8 +66,9 @@ def test_rows_that_are_needed_give_the_trace_that_was_asked_for() -> None:
     assert "training rows" in str(trace)
     with pytest.raises(InputError):
         trace.rows_for(0)
-    with pytest.raises(InputError):
-        held_out_trace(moments, "z", n=0)
+    for n in (0, True):
+        with pytest.raises(InputError):
+            held_out_trace(moments, "z", n=n)
 
 
 def test_the_threshold_tells_which_eraser_serves_a_shrunk_head() -> None:

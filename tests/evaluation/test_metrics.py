@@ -133,6 +133,8 @@ def test_small_cells_are_left_out_or_marked() -> None:  # case 2
     assert "fewer than 10 rows" in str(ev.group_accuracy(y, guess, groups=groups))
     with pytest.raises(NotEnoughDataError, match="the largest has 11"):
         ev.worst_group_accuracy(y, guess, groups=groups, min_rows=12)
+    with pytest.raises(InputError, match="min_rows is True"):
+        ev.worst_group_accuracy(y, guess, groups=groups, min_rows=True)
 
 
 def test_a_constant_predictor_is_named() -> None:  # case 3

@@ -123,3 +123,5 @@ def test_bad_arguments() -> None:
         ev.leakage(np.eye(4), [0, 1, 0, 1], probes=("svm",))
     with pytest.raises(InputError, match="cv"):
         ev.leakage(np.eye(4), [0, 1, 0, 1], cv=1)
+    with pytest.raises(InputError, match="n_permutations is True"):
+        ev.leakage(np.eye(4), [0, 1, 0, 1], n_permutations=True)

@@ -105,6 +105,7 @@ def test_default_sizes_are_feasible() -> None:
         (1.2, None, "probability"),
         (True, None, "probability"),
         (0.5, (10, 1), "sizes"),
+        (0.5, (10, True, 5), "sizes"),
         (0.5, (0, 1, 5), "at least one"),
     ],
 )

@@ -88,16 +88,25 @@ def content():
     with open(path, "rb") as file:
         return file.read()
 
+def first_write():
+    while not os.path.exists(path):
+        time.sleep(1e-4)
+
 Moments(block_rows=2).update(X[:5], {"z": [1] * 5})  # compiles
 begin = time.monotonic()
-assert os.waitpid(started(), 0)[1] == 0
-seconds = time.monotonic() - begin
+child = started()
+first_write()
+wrote = time.monotonic()
+assert os.waitpid(child, 0)[1] == 0
+starting, writing = wrote - begin, time.monotonic() - wrote
 truth, rng = content(), np.random.default_rng()
 result = {"n_rows": Moments.load(path).n_rows, "equal": 0, "midway": 0, "left": []}
-for _ in range(times):
+for i in range(times):
     os.unlink(path)
     child = started()
-    time.sleep(rng.uniform(0.05, 0.9) * seconds)
+    if i % 4:  # from the first write on: on a busy machine no clock says when that is
+        first_write()
+    time.sleep(rng.uniform(0, 0.8) * (writing if i % 4 else starting))
     os.kill(child, getattr(signal, name))
     os.waitpid(child, 0)
     if os.path.exists(path):  # whole at any moment, although a write may have been under way

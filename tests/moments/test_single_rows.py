@@ -60,6 +60,7 @@ OTHER = {
     "too wide": (row(*range(D + 1)), labels()),
     "one dimension": (row()[0], labels()),
     "three dimensions": (row()[None], labels()),
+    "unaligned float32": (np.zeros(4 * D + 1, np.uint8)[1:].view(np.float32)[None], labels()),
     "strided float32": (np.arange(2.0 * D, dtype=np.float32)[None, ::2], labels()),
     "float32 that is too wide": (row(*range(D + 1), dtype=np.float32), labels()),
     "an infinite float32": (row(1.0, np.inf, 2.0, dtype=np.float32), labels()),

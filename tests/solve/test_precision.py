@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import splince_fast as sf
@@ -207,7 +209,80 @@ def test_the_bound_does_not_depend_on_units(scale: float) -> None:
     assert max(bounds[0]) < 1e-12
 
 
+def graded(exponents: Float, k: int, seed: int = 0) -> tuple[Float, NDArray[Any]]:
+    """Rows of k classes, features in units of these powers of ten."""
+    rng = np.random.default_rng(seed)
+    z = rng.integers(0, k, 600)
+    d = len(exponents)
+    return (rng.normal(size=(600, d)) + rng.normal(size=(k, d))[z]) * 10.0**exponents, z
+
+
+def largest_trace(x: Float, z: NDArray[Any], eraser: sf.Projection) -> tuple[float, float]:
+    """What is left of Cov(x_j, z) over its own size, at most; and what summing n rows explains."""
+    span = cross(x, indicators(z))
+    rest = span - wide(eraser.left) @ (wide(eraser.right).T @ span)
+    own = np.linalg.norm(np.asarray(span, np.float64), axis=1)
+    sums = 8 * len(x) ** 0.5 * EPS * float(np.linalg.norm(indicators(z).std(axis=0)))
+    found = np.linalg.norm(np.asarray(rest, np.float64), axis=1)
+    return float(np.max(found / own)), float(np.max(sums * x.std(axis=0) / own))
+
+
+@given(k=st.sampled_from([2, 3, 4, 7]), d=st.sampled_from([16, 40]), seed=st.integers(0, 2**20))
+@pytest.mark.parametrize("method", [sf.leace, sf.sal, sf.mean_projection])
+def test_the_bound_holds_for_each_feature_in_its_own_unit(
+    method: Any, k: int, d: int, seed: int
+) -> None:
+    """Rows of `left` are combinations of those of Cov(x, z): what rounds there is relative to them.
+
+    The bound has the spread of Cov(x, z), which for SAL is in the units of x. Far more features
+    than classes: the strongest k - 1 are never 1e14 apart, and no direction is given up.
+    """
+    exponents = np.random.default_rng(seed).uniform(-7, 7, size=d)
+    x, z = graded(exponents, k, seed)
+    eraser = silently(method, sf.Moments().update(x, {"z": z}), erase="z")
+    assert eraser.report is not None
+    assert eraser.rank == k - 1
+    found, sums = largest_trace(x, z, eraser)
+    assert found <= eraser.report.variables[0].bound + sums
+
+
+@pytest.mark.parametrize("k", [3, 4])
+def test_control_rounding_in_the_norm_leaves_the_smallest_features(k: int) -> None:
+    """A map that is as exact in the norm as any, and not for features of 1e-7."""
+    x, z = graded(np.linspace(7, -7, 16), k)
+    eraser = sf.sal(sf.Moments().update(x, {"z": z}), erase="z")
+    assert eraser.report is not None
+    noise = EPS * np.random.default_rng(0).normal(size=eraser.left.shape)
+    other = sf.Projection(eraser.left + noise, eraser.right, eraser.mean)
+    span = np.asarray(cross(x, indicators(z)), np.float64)
+    rest = span - other.left @ (other.right.T @ span)
+    assert np.linalg.norm(rest) < 16 * EPS * np.linalg.norm(span)
+    assert sum(largest_trace(x, z, eraser)) < 1e-12
+    assert largest_trace(x, z, other)[0] > 1e6 * eraser.report.variables[0].bound
+
+
 # --- where digits end, somebody says so ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [sf.sal, sf.mean_projection])
+def test_a_trace_left_in_tiny_features_warns(method: Any) -> None:
+    """Two directions of three classes, and one feature so large that one of them is rounding."""
+    x, z = graded(np.array([7.0] + 7 * [-9.0]), 3)
+    moments = sf.Moments().update(x, {"z": z})
+    with pytest.warns(sf.PrecisionWarning, match="covariance with 'z' is left, each feature"):
+        eraser = method(moments, erase="z")
+    assert eraser.rank == 1
+    assert largest_trace(x, z, eraser)[0] > 0.1
+    # In like units, where the caller cuts, and for LEACE there is no such warning.
+    alike = sf.Moments().update(x / x.std(axis=0), {"z": z})
+    for call in (
+        lambda: method(alike, erase="z"),
+        lambda: method(moments, erase="z", rank_tol=1e-3),
+        lambda: sf.leace(moments, erase="z"),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            call()
 
 
 @pytest.mark.parametrize("noise", [1e-4, 1e-6, 1e-10])
