@@ -95,8 +95,9 @@ def _check_centring(
 
 def _check_centre_block(*arguments: Any) -> None:
     common, (begin, stop, first, last, out, panels), sums = (
-        arguments[:11], arguments[11:17], arguments[17:],
+        arguments[:11], arguments[11:17], arguments[17:-1],
     )  # fmt: skip
+    assert arguments[-1].shape == arguments[3].shape
     _check_centring(*common, *sums)
     n, d = _size_of(*arguments[:2]), arguments[0].shape[1]
     assert 0 <= begin < stop <= n

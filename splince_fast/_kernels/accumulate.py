@@ -310,6 +310,7 @@ def centre_block(
     total: Any,
     class_sums: Any,
     products: Any,
+    work: Any,
 ) -> None:
     """Reduce rows begin..stop of a block, in the columns first..last, in one sweep over memory.
 
@@ -349,6 +350,7 @@ def centre_block(
         `out` then has zeros behind column d, up to whole panels.
     peak, total, class_sums, products : (d,), (d,), (c, d), (q, d) float64, overwritten;
         peak = max_i |y_i|
+    work : (d,) float64, overwritten
     """
     n = _size(rows, index)
     width = last - first
@@ -363,7 +365,7 @@ def centre_block(
         largest[:] = 0.0
         class_sums[:, first:last] = 0.0
         products[:, first:last] = 0.0
-    held = np.zeros(width)
+    held = work[first:last]
     w = np.ones(4)
     shares = np.empty(4)
     group = np.empty(4, np.intp)

@@ -10,6 +10,7 @@ import os
 from typing import Any
 
 import numba
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -181,6 +182,7 @@ def reduce_chunks(
     """
     n = index.shape[0] if index.shape[0] > 0 else rows.shape[0]
     d = rows.shape[1]
+    work = np.empty(d)  # before the first task: one that fails would never be finished
     height, chunk = panels.shape[1:3]
     chunks = (n + chunk - 1) // chunk
     stripes = (d + stripe - 1) // stripe
@@ -199,7 +201,7 @@ def reduce_chunks(
                     rows, index, weight, shift, offset, codes, order, cell, values, rotations,
                     part_rows, phase * chunk, min(n, (phase + 1) * chunk), first,
                     min(d, first + stripe), four, panels[phase % 2], peak, total, class_sums,
-                    products,
+                    products, work,
                 )  # fmt: skip
             else:
                 low, column = divmod(task - centring, shares)

@@ -60,12 +60,12 @@ class Sweep:
         if len(out) < n:
             raise RuntimeError("the work buffer has no room for the block")
         part = part_rows(d, rows.itemsize)
-        panels = _NO_PANELS[rows.dtype]
+        panels, held = _NO_PANELS[rows.dtype], np.empty(d)
 
         def work(first: int, last: int) -> None:
             kernels.centre_block(
                 rows, where, weight, shift, offset, codes, order, cell, values, _ROTATIONS, part,
-                0, n, first, last, out, panels, peak, total, class_sums, products,
+                0, n, first, last, out, panels, peak, total, class_sums, products, held,
             )  # fmt: skip
 
         grain = max(16, _GRAIN // n)

@@ -74,7 +74,7 @@ class Block:
             accumulate.centre_block(
                 self.rows, ALL, self.weight, self.shift, self.shift - self.reference, self.codes,
                 order, cell, self.values, self.turns, self.part_rows, 0, n, first, last,
-                out["out"], NO_PANELS[self.rows.dtype], *list(out.values())[1:],
+                out["out"], NO_PANELS[self.rows.dtype], *list(out.values())[1:], np.empty(d),
             )  # fmt: skip
         return out
 
