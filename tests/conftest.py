@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -131,28 +130,21 @@ def _check_reduce_chunks(*arguments: Any) -> None:
 
 
 def _check_sweep_block(
-    rows: Any, index: Any, weight: Any, shift: Any, inverse: Any, codes: Any, order: Any, cell: Any,
-    values: Any, bounds: Any, begin: int, end: int, first: int, last: int, sums: Any,
+    rows: Any, index: Any, weight: Any, shift: Any, inverse: Any, codes: Any, values: Any,
+    begin: int, end: int, first: int, last: int, order: Any, cell_weight: Any, sums: Any,
     leverage: Any,
 ) -> None:  # fmt: skip
     n, d = _size_of(rows, index), rows.shape[1]
     assert weight.shape in ((n,), (0,))
     assert shift.shape == inverse.shape == (d,)
+    assert 0 <= begin < end <= n
     assert 0 <= first < last <= d
     assert first % sampled.STRIPE == 0
     assert last == d or last % sampled.STRIPE == 0
-    assert np.array_equal(np.sort(order), np.arange(n))
-    assert cell.shape == (n,)
+    assert order.shape == cell_weight.shape == (n,)
     assert codes.shape[1:] == values.shape[1:] == (n,)
-    assert 0 <= begin < end < len(bounds)
-    assert (bounds[0], bounds[-1]) == (0, n)
-    for start, stop in pairwise(bounds):  # no cell, and so no part, lies in two segments
-        assert start < stop
-        assert stop == n or cell[stop - 1] != cell[stop]
-        assert order[start:stop].min() == start
-        assert order[start:stop].max() == stop - 1
-    assert sums.shape[::2] == (len(bounds) - 1, d)
-    classes = sums.shape[1] - 2 - len(values)
+    assert sums.shape[1:] == (d,)
+    classes = len(sums) - 2 - len(values)
     assert classes >= 0
     assert codes.size == 0 or (codes.min() >= -1 and codes.max() < classes)
     assert leverage.shape == (-(-d // sampled.STRIPE), n)

@@ -10,43 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from splince_fast._kernels.accumulate import place
-from splince_fast._kernels.jit import kernel, prefetch
+from splince_fast._kernels.accumulate import place, sort_by_cell
+from splince_fast._kernels.jit import kernel
+from splince_fast._kernels.tiles import add_four
 
 # Columns whose share of a row's leverage is one number: threads begin at multiples of it.
 STRIPE = 192
-# The processor foresees a run of reads, but not from one row to the next where they are shorter
-# than a page: such rows are asked for so many rows ahead, a cache line at a time.
-_PAGE, _LINE, _AHEAD = 4096, 64, 8
-
-
-@kernel
-def _sum_four(
-    rows: Any, a: Any, b: Any, c: Any, d: Any, first: Any, last: Any, origin: Any, scale: Any,
-    held: Any, square: Any, w_a: float, w_b: float, w_c: float, w_d: float,
-) -> tuple[float, float, float, float]:  # fmt: skip
-    """Add four rows to `held` and `square`; returns the share of these columns in their leverages.
-
-    Numbers of rows and columns are unsigned: without wrap-around the compiler can vectorise, and
-    needs no views, which would cost half as much as the sums.
-    """
-    l_a = l_b = l_c = l_d = 0.0
-    for j in range(first, last):
-        y_a = rows[a, j] - origin[j]
-        y_b = rows[b, j] - origin[j]
-        y_c = rows[c, j] - origin[j]
-        y_d = rows[d, j] - origin[j]
-        held[j] += (w_a * y_a + w_b * y_b) + (w_c * y_c + w_d * y_d)
-        aa = y_a * y_a
-        bb = y_b * y_b
-        cc = y_c * y_c
-        dd = y_d * y_d
-        square[j] += (w_a * aa + w_b * bb) + (w_c * cc + w_d * dd)
-        l_a += scale[j] * aa
-        l_b += scale[j] * bb
-        l_c += scale[j] * cc
-        l_d += scale[j] * dd
-    return l_a, l_b, l_c, l_d
+# The processor does not foresee which row is next: it is asked for so many rows ahead.
+_AHEAD = 8
 
 
 @kernel
@@ -57,30 +28,29 @@ def sweep_block(
     shift: Any,
     inverse: Any,
     codes: Any,
-    order: Any,
-    cell: Any,
     values: Any,
-    bounds: Any,
     begin: int,
     end: int,
     first: int,
     last: int,
+    order: Any,
+    cell_weight: Any,
     sums: Any,
     leverage: Any,
 ) -> None:
-    """Reduce the columns first..last of the segments begin..end of a block, in one sweep.
+    """Reduce the columns first..last of a segment, the rows begin..end of a block, in one sweep.
 
-    Of segment g, the rows i = order[bounds[g]], ..., with y_i = x_i - shift and k classes::
+    Of its rows i, with y_i = x_i - shift and k classes::
 
-        sums[g, 0]         = sum_i w_i y_i
-        sums[g, 1]         = sum_i w_i y_i^2
-        sums[g, 2 + c]     = sum_{i: codes[., i] = c} w_i y_i
-        sums[g, 2 + k + q] = sum_i values[q, i] y_i
-        leverage[s, i]     = sum_{j in stripe s} inverse_j y_ij^2
+        sums[0]         = sum_i w_i y_i
+        sums[1]         = sum_i w_i y_i^2
+        sums[2 + c]     = sum_{i: codes[., i] = c} w_i y_i
+        sums[2 + k + q] = sum_i values[q, i] y_i
+        leverage[s, i]  = sum_{j in stripe s} inverse_j y_ij^2
 
-    The rows of a cell, those of equal codes within a part, are summed four at a time, and their
-    sum is added to each of its classes. A segment is a run of whole parts with sums of its own:
-    threads that read segments read no line of memory twice, as they would where they share rows.
+    The rows of a cell, those of equal codes, are summed four at a time, and their sum is added to
+    each of its classes. Threads that read segments of their own read no line of memory twice, as
+    they would where they share rows.
 
     Parameters
     ----------
@@ -90,77 +60,74 @@ def sweep_block(
     weight : (n,) float64 > 0, or empty for unit weights
     shift, inverse : (d,) float64
     codes : (v, n) intp below k, sums to add each row to; -1 for none
-    order, cell : (n,) intp
-        As `sort_by_cell` gives them.
     values : (q, n) float64, already multiplied by the weights
-    bounds : (g + 1,) intp
-        Where segments begin in the order, from 0 to n; each is of whole parts.
-    begin, end : int
-        Of the segments.
-    first, last : int
+    begin, end, first, last : int
         `first` is a multiple of STRIPE, and `last` is one or d.
-    sums : (g, 2 + k + q, d) float64, overwritten
-    leverage : (d / STRIPE rounded up, n) float64, overwritten
+    order, cell_weight : (n,) intp, (n,) float64, overwritten from begin to end
+        The rows sorted by cell; the weight of a cell where it begins in this order, 0 elsewhere.
+    sums : (2 + k + q, d) float64, overwritten
+    leverage : (d / STRIPE rounded up, n) float64, overwritten from begin to end
     """
     weighted = weight.shape[0] > 0
     held = np.zeros(last)
     columns = range(np.uintp(first), np.uintp(last))
-    behind = sums.shape[1] - values.shape[0]
-    line = _LINE // rows.itemsize
-    foreseen = rows.shape[1] * rows.itemsize > _PAGE
+    behind = sums.shape[0] - values.shape[0]
+    cell = np.empty(end - begin, np.intp)
+    sort_by_cell(codes[:, begin:end], behind - 2, end - begin, order[begin:end], cell)
+    order[begin:end] += begin
+    cell_weight[begin:end] = 0.0
     w_a = w_b = w_c = w_d = 1.0
-    for g in range(begin, end):
-        total, squares = sums[g, 0], sums[g, 1]
-        sums[g, :, first:last] = 0.0
-        start = bounds[g]
-        while start < bounds[g + 1]:
-            stop = start
-            while stop < bounds[g + 1] and cell[stop] == cell[start]:
-                stop += 1
-            held[first:] = 0.0
-            for k in range(start, stop, 4):
-                # The last group may repeat its first row with weight 0.
-                count = min(4, stop - k)
-                i_a = order[k]
-                i_b = order[k + 1] if count > 1 else i_a
-                i_c = order[k + 2] if count > 2 else i_a
-                i_d = order[k + 3] if count > 3 else i_a
-                if weighted:
-                    w_a, w_b, w_c, w_d = weight[i_a], weight[i_b], weight[i_c], weight[i_d]
-                s_b = w_b if count > 1 else 0.0
-                s_c = w_c if count > 2 else 0.0
-                s_d = w_d if count > 3 else 0.0
-                a, b = np.uintp(place(index, i_a)), np.uintp(place(index, i_b))
-                c, d = np.uintp(place(index, i_c)), np.uintp(place(index, i_d))
-                for left in range(first, last, STRIPE):
-                    right = min(last, left + STRIPE)
-                    if not foreseen:
-                        for i in order[k + _AHEAD : k + _AHEAD + 4]:
-                            for j in range(left, right, line):
-                                prefetch(rows, place(index, i), j)
-                    l_a, l_b, l_c, l_d = _sum_four(
-                        rows, a, b, c, d, np.uintp(left), np.uintp(right),
-                        shift, inverse, held, squares, w_a, s_b, s_c, s_d,
-                    )  # fmt: skip
-                    stripe = left // STRIPE
-                    leverage[stripe, i_d] = l_d
-                    leverage[stripe, i_c] = l_c
-                    leverage[stripe, i_b] = l_b
-                    leverage[stripe, i_a] = l_a
-            for j in columns:
-                total[j] += held[j]
-            for v in range(codes.shape[0]):
-                code = codes[v, order[start]]
-                if code >= 0:
-                    for j in columns:
-                        sums[g, 2 + code, j] += held[j]
-            start = stop
-        for q in range(values.shape[0]):
-            for k in range(bounds[g], bounds[g + 1]):
-                share = values[q, k]
-                a = np.uintp(place(index, k))
+    sums[:, first:last] = 0.0
+    start = begin
+    while start < end:
+        stop = start
+        while stop < end and cell[stop - begin] == cell[start - begin]:
+            cell_weight[start] += weight[order[stop]] if weighted else 1.0
+            stop += 1
+        held[first:] = 0.0
+        for k in range(start, stop, 4):
+            # The last group may repeat its first row with weight 0.
+            count = min(4, stop - k)
+            i_a = order[k]
+            i_b = order[k + 1] if count > 1 else i_a
+            i_c = order[k + 2] if count > 2 else i_a
+            i_d = order[k + 3] if count > 3 else i_a
+            if weighted:
+                w_a, w_b, w_c, w_d = weight[i_a], weight[i_b], weight[i_c], weight[i_d]
+            s_b = w_b if count > 1 else 0.0
+            s_c = w_c if count > 2 else 0.0
+            s_d = w_d if count > 3 else 0.0
+            ahead = (
+                place(index, order[min(k + _AHEAD, end - 1)]),
+                place(index, order[min(k + _AHEAD + 1, end - 1)]),
+                place(index, order[min(k + _AHEAD + 2, end - 1)]),
+                place(index, order[min(k + _AHEAD + 3, end - 1)]),
+            )
+            at = place(index, i_a), place(index, i_b), place(index, i_c), place(index, i_d)
+            for left in range(first, last, STRIPE):
+                l_a, l_b, l_c, l_d = add_four(
+                    rows, at, ahead, left, min(last, left + STRIPE), shift, inverse, held, sums[1],
+                    (w_a, s_b, s_c, s_d),
+                )  # fmt: skip
+                stripe = left // STRIPE
+                leverage[stripe, i_d] = l_d
+                leverage[stripe, i_c] = l_c
+                leverage[stripe, i_b] = l_b
+                leverage[stripe, i_a] = l_a
+        for j in columns:
+            sums[0, j] += held[j]
+        for v in range(codes.shape[0]):
+            code = codes[v, order[start]]
+            if code >= 0:
                 for j in columns:
-                    sums[g, behind + q, j] += share * (rows[a, j] - shift[j])
+                    sums[2 + code, j] += held[j]
+        start = stop
+    for q in range(values.shape[0]):
+        for k in range(begin, end):
+            share = values[q, k]
+            a = np.uintp(place(index, k))
+            for j in columns:
+                sums[behind + q, j] += share * (rows[a, j] - shift[j])
 
 
 @kernel

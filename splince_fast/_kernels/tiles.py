@@ -1,4 +1,4 @@
-"""What Numba's loops cannot say: a product of matrices in registers, and stores past the caches."""
+"""What Numba's loops cannot say: products in registers, stores past the caches, reads far ahead."""
 
 from __future__ import annotations
 
@@ -161,8 +161,89 @@ def _settle(typing: Any) -> Any:
     return numba.types.void(), generate
 
 
+def _sum_of_lanes(builder: Any, vector: Any, lanes: int) -> Any:
+    """The sum of a register's numbers, by halves."""
+    while lanes > 1:
+        lanes //= 2
+        halves = (
+            ir.Constant(ir.VectorType(_NUMBER, lanes), list(range(start, start + lanes)))
+            for start in (0, lanes)
+        )
+        vector = builder.fadd(*(builder.shuffle_vector(vector, vector, half) for half in halves))
+    return builder.extract_element(vector, _NUMBER(0))
+
+
+def _add_four(
+    typing: Any, rows: Any, at: Any, ahead: Any, first: Any, last: Any, origin: Any, scale: Any,
+    sums: Any, squares: Any, weights: Any,
+) -> Any:  # fmt: skip
+    """Add four rows to sums and squares; gives the share of these columns in their leverages.
+
+    With y_p = rows[at[p]] - origin, for the columns first..last::
+
+        sums += sum_p weights[p] y_p,    squares += sum_p weights[p] y_p^2,    sum_j scale[j] y_pj^2
+
+    Rows are float32 or float64, all other numbers float64; arrays are C-contiguous. The rows
+    `ahead` are asked for a cache line at a time, beside the sums: more at once wait for each other.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        row, *columns = (
+            items(context, builder, signature.args[k], args[k]) for k in (0, 5, 6, 7, 8)
+        )
+        own, later, shares = (
+            [builder.extract_value(args[k], p) for p in range(4)] for k in (1, 2, 9)
+        )
+        first, last = args[3:5]
+        real, byte = context.get_data_type(signature.args[0].dtype), ir.IntType(8).as_pointer()
+        size = context.get_abi_sizeof(real)
+        hint = ir.FunctionType(ir.VoidType(), [byte, _NUMBER, _NUMBER, _NUMBER])
+        ask = builder.module.declare_intrinsic("llvm.prefetch", [byte], hint)
+        new_variable: Any = cgutils.alloca_once_value
+
+        def add(begin: Any, end: Any, step: int, lanes: int) -> list[Any]:
+            kind = ir.VectorType(real, lanes)
+            wide = ir.VectorType(ir.DoubleType(), lanes)
+            factors = [broadcast(builder, share, lanes) for share in shares]
+            leverages = [new_variable(builder, ir.Constant(wide, [0.0] * lanes)) for _ in own]
+
+            def fused(total: Any, a: Any, b: Any) -> Any:
+                return builder.fadd(total, builder.fmul(a, b, flags=fuse), flags=fuse)
+
+            with cgutils.for_range_slice(
+                builder, begin, end, _INDEX(step), intp=_INDEX, inc=True
+            ) as (start, _):
+                for i in later if step > 1 else ():
+                    place = builder.bitcast(row(i, start), byte)
+                    builder.call(ask, [place, _NUMBER(0), _NUMBER(2), _NUMBER(1)])
+                for offset in range(0, step, lanes):
+                    j = builder.add(start, _INDEX(offset))
+                    places = [builder.bitcast(item(j), wide.as_pointer()) for item in columns]
+                    centre, scale, total, square = (builder.load(p, align=8) for p in places)
+                    for i, factor, leverage in zip(own, factors, leverages, strict=True):
+                        x = builder.load(builder.bitcast(row(i, j), kind.as_pointer()), align=size)
+                        y = builder.fsub(x if kind == wide else builder.fpext(x, wide), centre)
+                        y_y = builder.fmul(y, y)
+                        total, square = fused(total, factor, y), fused(square, factor, y_y)
+                        builder.store(fused(builder.load(leverage), scale, y_y), leverage)
+                    builder.store(total, places[2], align=8)
+                    builder.store(square, places[3], align=8)
+            return [_sum_of_lanes(builder, builder.load(v), lanes) for v in leverages]
+
+        fuse, line = ("contract",), _LINE // size
+        middle = builder.sub(last, builder.and_(builder.sub(last, first), _INDEX(line - 1)))
+        parts = add(first, middle, line, LANES), add(middle, last, 1, 1)
+        return context.make_tuple(builder, signature.return_type, map(builder.fadd, *parts))
+
+    tuple_of: Any = numba.types.UniTuple
+    index, four = numba.types.intp, tuple_of(numba.types.float64, 4)
+    places = tuple_of(index, 4)
+    return four(rows, places, places, index, index, origin, scale, sums, squares, four), generate
+
+
 add_product = _adding_product(ROWS, COLUMNS)
 add_narrow_product = _adding_product(ROWS, LANES)
 add_row_product = _adding_product(1, COLUMNS)
+add_four: Any = intrinsic(_add_four)
 stream: Any = intrinsic(_stream)
 settle: Any = intrinsic(_settle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -112,3 +113,21 @@ def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 
         for future in futures:
             future.exception()
     return results + [future.result() for future in futures] + rest
+
+
+def share(work: Callable[[int], object], count: int) -> None:
+    """Call work(k) for each k below `count`: every thread takes the next, until none is left.
+
+    A thread that begins late takes fewer. What a call computes must not depend on its thread.
+    """
+    left = deque(range(count))
+
+    def take(_first: int, _last: int) -> None:
+        while left:
+            try:
+                k = left.popleft()
+            except IndexError:  # another thread took it
+                return
+            work(k)
+
+    split(take, min(count, thread_count()), grain=1)

@@ -147,7 +147,12 @@ class SampledAccumulator(SweptAccumulator):
         self._add_sums(batch, block, asked, own, sweep.sums, met)
         self.sample.position += n
         self.sample.squares += float(shares @ shares)
-        self.sample.all_labels.add(block.labels, batch.variables, weight)
+        if len(values):
+            self.sample.all_labels.add(block.labels, batch.variables, weight)
+        else:  # a row of each cell stands for all of it
+            some, weights = sweep.cells
+            few = {name: column[some] for name, column in block.labels.items()}
+            self.sample.all_labels.add(few, batch.variables, weights)
         if taken:
             self.sample.labels.add(labels, batch.variables, shares)
 

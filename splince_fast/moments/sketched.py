@@ -23,6 +23,8 @@ Float = NDArray[np.float64]
 
 # Sparse rows that are reduced at a time: merging a block costs O(d (r + k)).
 _SPARSE_ROWS = 1 << 14
+# Rows whose mean is the point that a block of dense rows is summed about: rows are wide here.
+_HEAD = 16
 
 
 class SketchAccumulator(SweptAccumulator):
@@ -101,7 +103,7 @@ def _reduce_dense(
     values: Float,
 ) -> tuple[State, tuple[Float, Float, Float, Float]]:
     """The state of a block of dense rows about a point near its mean, and its other sums."""
-    shift = head_mean(rows, weight)
+    shift = head_mean(rows[:_HEAD], None if weight is None else weight[:_HEAD])
     sweep = Sweep(rows, weight, shift, codes, n_sums, values)
     sweep.run(np.zeros(len(shift)))
     sweep.check()

@@ -14,18 +14,18 @@ from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator, Batch
 from splince_fast.moments.block import MATRIX_PRODUCT_FROM, add_products, rows_of
 from splince_fast.moments.buffer import LabelledRows
-from splince_fast.moments.passes import part_rows
 from splince_fast.moments.state import State
 from splince_fast.moments.variable import Request, Variable
 
 Float = NDArray[np.float64]
 
 # Elements of a block below which a second thread costs more than it saves.
-_GRAIN = 1 << 19
+_GRAIN = 3 << 17
 # Squares of d features of this size have a finite sum, for every d that fits in memory.
 _LARGEST = 1e298
-# A few processors use up what memory gives.
-_MOST_SEGMENTS = 8
+# A few processors use up what memory gives. Of two threads the first, which begins earlier, takes
+# one more.
+_MOST_SEGMENTS = 7
 
 
 class SweptAccumulator(Accumulator):
@@ -59,7 +59,8 @@ class SweptAccumulator(Accumulator):
         class_sums, class_weights, products, value_sums = sums
         offset = own.reference - reference
         class_sums += class_weights[:, None] * offset
-        products += np.outer(value_sums, offset)
+        if len(products):
+            products += np.outer(value_sums, offset)
         batch.state.add(own, reference)
         self._commit(batch, block, moved, asked, class_sums, products)
 
@@ -77,16 +78,13 @@ class Sweep:
         values: Float,
         index: NDArray[np.intp] | None = None,
     ) -> None:
-        import splince_fast._kernels.accumulate as kernels
         from splince_fast._kernels.sampled import STRIPE
 
         n, d = len(rows) if index is None else len(index), rows.shape[1]
         self._rows, self._shift, self._codes = rows, shift, codes
         self._index = ALL_ROWS if index is None else index
         self._weight = NO_WEIGHT if weight is None else weight
-        self._order, self._cell = np.empty(n, np.intp), np.empty(n, np.intp)
-        part = part_rows(d, rows.itemsize)
-        kernels.sort_by_cell(codes, n_codes, part, self._order, self._cell)
+        self._order, self._cell_weight = np.empty(n, np.intp), np.empty(n)
         self.leverage = np.empty((-(-d // STRIPE), n))
         self.whole = float(n) if weight is None else float(weight.sum())
         self._given, self._values, self._n_codes = values, values, n_codes
@@ -96,28 +94,38 @@ class Sweep:
             add_products(rows, values, shift, np.zeros(d), self._products, index)
             self._values = values[:0]
         n_sums = 2 + n_codes + len(self._values)
-        self._bounds = _segments(n, d, part, n_sums)
+        self._bounds = _segments(n, d, n_sums)
         self._sums = np.empty((len(self._bounds) - 1, n_sums, d))
 
     def run(self, inverse: Float) -> None:
-        """Fill total, squares, class_sums, products and leverage."""
+        """Fill total, squares, class_sums, products and leverage, and `cells`.
+
+        These are a row of each cell of a segment, rows of equal codes, and the weight of them all.
+        """
         import splince_fast._kernels.sampled as kernels
 
-        def work(begin: int, end: int, first: int, last: int) -> None:
+        n, d, bounds = len(self._order), len(self._shift), self._bounds
+        segments = len(self._sums)
+
+        def work(g: int, first: int, last: int) -> None:
+            order, cell_weight = self._order, self._cell_weight
+            if first:  # another thread sorts the same rows
+                order, cell_weight = np.empty_like(order), np.empty_like(cell_weight)
             kernels.sweep_block(
                 self._rows, self._index, self._weight, self._shift, inverse, self._codes,
-                self._order, self._cell, self._values, self._bounds, begin, end, first, last,
-                self._sums, self.leverage,
+                self._values, bounds[g], bounds[g + 1], first, last, order, cell_weight,
+                self._sums[g], self.leverage,
             )  # fmt: skip
 
-        n, d, segments = len(self._order), len(self._shift), len(self._sums)
         if segments > 1:
-            threads.split(lambda begin, end: work(begin, end, 0, d), segments, grain=1)
+            threads.share(lambda g: work(g, 0, d), segments)
         else:
             threads.split(
-                lambda first, last: work(0, 1, first, last), d,
+                lambda first, last: work(0, first, last), d,
                 grain=max(kernels.STRIPE, _GRAIN // n), align=kernels.STRIPE,
             )  # fmt: skip
+        starts = (self._cell_weight > 0).nonzero()[0]
+        self.cells = self._order[starts], self._cell_weight[starts]
         with np.errstate(invalid="ignore", over="ignore"):  # for `check` to tell
             sums = self._sums[0] if segments == 1 else self._sums.sum(axis=0)
         self.total: Float = sums[0]
@@ -139,21 +147,20 @@ class Sweep:
     @property
     def sums(self) -> tuple[Float, Float, Float, Float]:
         """What `SweptAccumulator._add_sums` takes."""
-        weights = class_weights(self._codes, len(self.class_sums), self._weight)
+        rows, weights = self.cells
+        weights = class_weights(self._codes.take(rows, axis=1), self._n_codes, weights)
         return self.class_sums, weights, self.products, self._given.sum(axis=1)
 
 
 @lru_cache(maxsize=64)
-def _segments(n: int, d: int, part: int, n_sums: int) -> NDArray[np.intp]:
-    """Where the segments of n rows begin, and n: whole parts, each with sums of its own.
+def _segments(n: int, d: int, n_sums: int) -> list[int]:
+    """Where the segments of n rows begin, and n: each has sums of its own.
 
     Their number depends on shapes alone, and sums take a small share of the block. Where it is 1,
     with many classes or very wide rows, threads share columns instead.
     """
-    parts = -(-n // part)
-    count = max(1, min(_MOST_SEGMENTS, parts, n * d // _GRAIN, n // (16 * n_sums)))
-    bounds = np.arange(count + 1) * parts // count * part
-    return np.minimum(bounds, n)
+    count = max(1, min(_MOST_SEGMENTS, n * d // _GRAIN, n // (16 * n_sums)))
+    return [n * g // count // 4 * 4 for g in range(count)] + [n]
 
 
 def class_weights(codes: NDArray[np.intp], n_codes: int, weight: Float) -> Float:

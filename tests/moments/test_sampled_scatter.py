@@ -26,7 +26,7 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
     SampledScatterWarning,
 )
-from splince_fast.moments import metric, passes, sampled, swept
+from splince_fast.moments import metric, sampled, swept
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.sampled import SampledAccumulator
 
@@ -396,7 +396,7 @@ def test_any_size_of_update_gives_the_same_bits(dtype: Any) -> None:
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, classes: int) -> None:
     X, labels = gaussian(4096, 600, 1.0)
     labels["z"] = np.arange(len(X)) % classes
-    bounds = swept._segments(len(X), 600, passes.part_rows(600, 8), 2 + classes)
+    bounds = swept._segments(len(X), 600, 2 + classes)
     assert (len(bounds) > 2) == (classes == 2)
     found = []
     for count in ("1", "2", "3"):
@@ -563,6 +563,32 @@ def test_variances_and_tables_are_of_all_rows() -> None:
     # Control: the table of the sample is another one.
     other = known.labels.covariance(["z", "t"], variables, known.rows.seen().weight)
     assert np.abs(other - found).max() > 1e-4
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_table_of_classes_is_that_of_all_rows(weighted: bool) -> None:
+    rng = np.random.default_rng(2)
+    n, d = 5000, 300  # a block of several segments, and rows that wait
+    z, y = rng.integers(-1, 3, n), rng.integers(-1, 2, n)
+    weight = rng.random(n) + 0.5 if weighted else None
+    labels = {"z": np.array(["a", "b", "c", None], object)[z], "y": np.ma.array(y, mask=y < 0)}
+    moments = sf.Moments(scatter=0.3).update(rng.normal(size=(n, d)), labels, sample_weight=weight)
+    w = np.ones(n) if weight is None else weight
+    columns = [(z == c) * 1.0 for c in range(3)] + [(y == c) * 1.0 for c in range(2)]
+    features = np.stack(columns)
+    table = sample_of(moments).all_labels
+    places = [
+        table._places[name][list(moments.class_counts(name)).index(c)]
+        for name, classes in (("z", "abc"), ("y", (0, 1)))
+        for c in classes
+    ]
+    found = table.gram[np.ix_(places, places)]
+    # Sums of ones are exact; those of n weights round n times, on both sides.
+    bound = 0.0 if weight is None else 2 * n * 2.0**-53
+    np.testing.assert_allclose(found, (features * w) @ features.T, rtol=bound)
+    # Control: rows that lack a label count for the other variable, and have to.
+    both = (z >= 0) & (y >= 0)
+    assert not np.allclose(found, (features * w * both) @ features.T, rtol=0.1)
 
 
 def test_a_variable_of_many_classes_is_left_out_of_the_table() -> None:
@@ -760,8 +786,10 @@ def test_damaged_files_are_refused(key: str, value: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("weighted", [False, True])
-# Rows shorter and longer than a page; one segment, and several.
-@pytest.mark.parametrize(("n", "d", "segments"), [(203, 400, 1), (203, 1100, 1), (2803, 400, 2)])
+# One segment, and several; columns that fill no register, no cache line, no stripe.
+@pytest.mark.parametrize(
+    ("n", "d", "segments"), [(3, 5, 1), (203, 209, 1), (203, 1100, 1), (2803, 400, 2)]
+)
 def test_the_sweep_is_its_naive_twin(
     dtype: Any, weighted: bool, n: int, d: int, segments: int
 ) -> None:
@@ -785,12 +813,18 @@ def test_the_sweep_is_its_naive_twin(
     np.testing.assert_allclose(sweep.class_sums, sums, **near)
     assert sweep.leverage.shape == (-(-d // kernels.STRIPE), n)
     assert len(sweep._sums) == segments
+    chosen, of_cells = sweep.cells
+    rounding = 2 * n * 2.0**-53
+    for pair in np.unique(codes.T, axis=0):  # a cell has a row in every segment
+        there, all_of_it = ((pair == c.T).all(axis=1) for c in (codes[:, chosen], codes))
+        assert there.sum() <= segments
+        np.testing.assert_allclose(of_cells[there].sum(), w[all_of_it].sum(), rtol=rounding)
 
 
 def test_infinities_in_two_segments_are_refused() -> None:
     """Their sum has no value; an error says so, and no warning (the tests make it an error)."""
     X, labels = gaussian(4096, 300, 1.0)
-    assert len(swept._segments(len(X), 300, passes.part_rows(300, 8), 6)) > 2
+    assert len(swept._segments(len(X), 300, 6)) > 2
     moments = sf.Moments(scatter=0.5).update(X, labels)
     before = moments.copy()
     X[[100, 4000], 5] = np.inf, -np.inf
