@@ -1,4 +1,4 @@
-"""What Numba's loops cannot say: a product of matrices in registers, and stores past the caches."""
+"""What Numba's loops cannot say: products in registers, and stores past the caches."""
 
 from __future__ import annotations
 
@@ -10,21 +10,32 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
+from splince_fast._kernels.jit import ask_for
+
 _FEATURES: str = cpu_target.target_context.codegen().magic_tuple()[2]
 # Numbers of a register. A tile of sums fills 16 of 32 registers, or 8 of 16.
 LANES = 8 if "+avx512f" in _FEATURES else 4
 ROWS, COLUMNS = LANES, 2 * LANES
 _LINE = 64  # bytes of a cache line
+STREAMED = 16  # bytes that are stored past the caches at once
 
 _INDEX, _NUMBER = ir.IntType(64), ir.IntType(32)
 _VECTOR = ir.VectorType(ir.DoubleType(), LANES)
 
 
 def _items(context: Any, builder: Any, kind: Any, value: Any) -> Any:
-    """A function from indices to the address of an item of a C-contiguous array."""
+    """A function from indices to the address of an item of an array."""
     array = context.make_array(kind)(context, builder, value)
     item_pointer: Any = cgutils.get_item_pointer
     return lambda *index: item_pointer(context, builder, kind, array, index)
+
+
+def _spread(builder: Any, number: Any) -> Any:
+    """A register with one number in all lanes."""
+    nothing = ir.Constant(_VECTOR, ir.Undefined)
+    lane = ir.Constant(ir.VectorType(_NUMBER, LANES), [0] * LANES)
+    only = builder.insert_element(nothing, number, _NUMBER(0))
+    return builder.shuffle_vector(only, nothing, lane)
 
 
 def _adding_product(height: int, width: int) -> Any:
@@ -47,8 +58,6 @@ def _adding_product(height: int, width: int) -> Any:
             new_variable: Any = cgutils.alloca_once
             rows = [builder.add(i, _INDEX(p)) for p in range(height)]
             halves = range(0, width, LANES)
-            nothing = ir.Constant(_VECTOR, ir.Undefined)
-            lane = ir.Constant(ir.VectorType(_NUMBER, LANES), [0] * LANES)
             sums = [
                 [new_variable(builder, _VECTOR) for _ in halves] for _ in rows
             ]  # LLVM keeps them in registers
@@ -63,9 +72,7 @@ def _adding_product(height: int, width: int) -> Any:
                     for q in halves
                 ]
                 for row, totals in zip(rows, sums, strict=True):
-                    single = builder.load(left(row, loop.index))
-                    share = builder.insert_element(nothing, single, _NUMBER(0))
-                    share = builder.shuffle_vector(share, nothing, lane)
+                    share = _spread(builder, builder.load(left(row, loop.index)))
                     for total, factor in zip(totals, factors, strict=True):
                         product = builder.fmul(share, factor, flags=("contract",))
                         found = builder.fadd(builder.load(total), product, flags=("contract",))
@@ -100,21 +107,146 @@ def _adding_product(height: int, width: int) -> Any:
     return intrinsic(add)
 
 
+def _erase_row(
+    typing: Any, x: Any, i: Any, left: Any, coefficient: Any, e: Any, k: Any, following: Any,
+    ahead: Any, mean: Any, right: Any, width: Any, streamed: Any,
+) -> Any:  # fmt: skip
+    """e[k, j] = x[i, j] + coefficient left[j]; gives sum_j (x[following, j] - mean[j]) right[j].
+
+    j < width, a multiple of COLUMNS. x and e are float32 or float64 and may be the same, the rest
+    is float64; all are C-contiguous. Memory works on the stores, and on row `ahead` of x, while the
+    sum is computed. Where it is streamed, e[k] begins at a multiple of STREAMED bytes, and
+    `settle` has to follow.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source, factor, into, centre, weight = (
+            _items(context, builder, signature.args[q], args[q]) for q in (0, 2, 4, 8, 9)
+        )
+        _, i, _, coefficient, _, k, following, ahead, _, _, width, streamed = args
+        real = context.get_data_type(signature.args[0].dtype)
+        kind, size = ir.VectorType(real, LANES), context.get_abi_sizeof(real)
+        hint = builder.module.add_metadata([_NUMBER(1)])
+
+        def vector(place: Any, of: Any, align: int) -> Any:
+            found = builder.load(builder.bitcast(place, of.as_pointer()), align=align)
+            return found if of == _VECTOR else builder.fpext(found, _VECTOR)
+
+        share = _spread(builder, coefficient)
+        new_variable: Any = cgutils.alloca_once
+        sums = [new_variable(builder, _VECTOR) for _ in range(0, COLUMNS, LANES)]
+        for total in sums:
+            builder.store(ir.Constant(_VECTOR, [0.0] * LANES), total)
+        with cgutils.for_range_slice(
+            builder, _INDEX(0), width, _INDEX(COLUMNS), intp=_INDEX, inc=True
+        ) as (j, _):
+            columns = [builder.add(j, _INDEX(q)) for q in range(0, COLUMNS, LANES)]
+            ask_for(builder, source(ahead, j))
+            results = []
+            for column, total in zip(columns, sums, strict=True):
+                apart = builder.fsub(
+                    vector(source(following, column), kind, size),
+                    vector(centre(column), _VECTOR, 8),
+                )
+                product = builder.fmul(apart, vector(weight(column), _VECTOR, 8), ("contract",))
+                builder.store(builder.fadd(builder.load(total), product, ("contract",)), total)
+                taken = builder.fmul(share, vector(factor(column), _VECTOR, 8), ("contract",))
+                found = builder.fadd(vector(source(i, column), kind, size), taken, ("contract",))
+                narrow = found if kind == _VECTOR else builder.fptrunc(found, kind)
+                results.append((narrow, builder.bitcast(into(k, column), kind.as_pointer())))
+            with builder.if_else(streamed) as (past, through):
+                with past:
+                    for narrow, place in results:
+                        stored = builder.store(narrow, place, align=STREAMED)
+                        stored.set_metadata("nontemporal", hint)
+                with through:
+                    for narrow, place in results:
+                        builder.store(narrow, place, align=size)
+        whole, *others = (builder.load(total) for total in sums)
+        for other in others:
+            whole = builder.fadd(whole, other)
+        found = builder.extract_element(whole, _NUMBER(0))
+        for q in range(1, LANES):
+            found = builder.fadd(found, builder.extract_element(whole, _NUMBER(q)))
+        return found
+
+    index, real = numba.types.intp, numba.types.float64
+    return real(
+        x, index, left, real, e, index, index, index, mean, right, index, numba.types.boolean
+    ), generate
+
+
+def _move_tile(typing: Any, source: Any, i: Any, j: Any, target: Any) -> Any:
+    """target[i + p, j + q] = source[i + p, j + q], p, q < LANES.
+
+    Columns of source are contiguous, and rows of target; both are of one dtype.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        given, into = (_items(context, builder, signature.args[k], args[k]) for k in (0, 3))
+        _, i, j, _ = args
+        real = context.get_data_type(signature.args[0].dtype)
+        kind, size = ir.VectorType(real, LANES), context.get_abi_sizeof(real)
+        places = [_INDEX(p) for p in range(LANES)]
+        vectors = [
+            builder.load(
+                builder.bitcast(given(i, builder.add(j, q)), kind.as_pointer()), align=size
+            )
+            for q in places
+        ]
+        # Blocks of s x s off the diagonal change places, s = 1, 2, 4, ...
+        step = 1
+        while step < LANES:
+            for p in range(LANES):
+                if not p & step:
+                    pair = vectors[p], vectors[p + step]
+                    # Lanes of the second register count from LANES on.
+                    kept = [q if not q & step else LANES + q - step for q in range(LANES)]
+                    for k, lanes in ((p, kept), (p + step, [q + step for q in kept])):
+                        chosen = ir.Constant(ir.VectorType(_NUMBER, LANES), lanes)
+                        vectors[k] = builder.shuffle_vector(*pair, chosen)
+            step *= 2
+        for p, vector in zip(places, vectors, strict=True):
+            place = builder.bitcast(into(builder.add(i, p), j), kind.as_pointer())
+            builder.store(vector, place, align=size)
+        return context.get_dummy_value()
+
+    index = numba.types.intp
+    return numba.types.void(source, index, index, target), generate
+
+
+def _move_row(typing: Any, source: Any, i: Any, target: Any) -> Any:
+    """target[i] = source[i]; rows of both are contiguous, and of one dtype."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        given, into = (_items(context, builder, signature.args[k], args[k]) for k in (0, 2))
+        shape = context.make_array(signature.args[0])(context, builder, args[0]).shape
+        size = context.get_abi_sizeof(context.get_data_type(signature.args[0].dtype))
+        copy: Any = cgutils.raw_memcpy
+        places = (item(args[1], _INDEX(0)) for item in (into, given))
+        copy(builder, *places, builder.extract_value(shape, 1), size)
+        return context.get_dummy_value()
+
+    return numba.types.void(source, numba.types.intp, target), generate
+
+
 def _stream(typing: Any, source: Any, target: Any) -> Any:
-    """target = source, both flat, contiguous and of one dtype, written past the caches.
+    """target = source, both 2-D, C-contiguous and of one dtype, written past the caches.
 
     An ordinary store first reads the line that it writes to. `settle` has to follow.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        given, into = (_items(context, builder, signature.args[k], args[k]) for k in (0, 1))
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        total = builder.extract_value(array.shape, 0)
+        given, into = (
+            context.make_array(kind)(context, builder, value)
+            for kind, value in zip(signature.args, args, strict=True)
+        )
+        total = builder.mul(*(builder.extract_value(given.shape, k) for k in (0, 1)))
         real = context.get_data_type(signature.args[0].dtype)
         size = context.get_abi_sizeof(real)
         # Ordinary stores up to the first whole line, and from the end of the last one.
         line = ir.VectorType(real, _LINE // size)
-        before = builder.sub(_INDEX(0), builder.ptrtoint(into(_INDEX(0)), _INDEX))
+        before = builder.sub(_INDEX(0), builder.ptrtoint(into.data, _INDEX))
         head = builder.udiv(builder.and_(before, _INDEX(_LINE - 1)), _INDEX(size))
         head = builder.select(builder.icmp_signed("<", head, total), head, total)
         rest = builder.and_(builder.sub(total, head), _INDEX(_LINE // size - 1))
@@ -126,7 +258,8 @@ def _stream(typing: Any, source: Any, target: Any) -> Any:
                 builder, first, last, _INDEX(step), intp=_INDEX, inc=True
             ) as (j, _):
                 source, target = (
-                    builder.bitcast(item(j), kind.as_pointer()) for item in (given, into)
+                    builder.bitcast(builder.gep(array.data, [j]), kind.as_pointer())
+                    for array in (given, into)
                 )
                 found = builder.load(source, align=size)
                 if kind == line:
@@ -158,5 +291,8 @@ def _settle(typing: Any) -> Any:
 add_product = _adding_product(ROWS, COLUMNS)
 add_narrow_product = _adding_product(ROWS, LANES)
 add_row_product = _adding_product(1, COLUMNS)
+erase_row: Any = intrinsic(_erase_row)
+move_row: Any = intrinsic(_move_row)
+move_tile: Any = intrinsic(_move_tile)
 stream: Any = intrinsic(_stream)
 settle: Any = intrinsic(_settle)
