@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels import blas, gram, provider, tiles
+from splince_fast._kernels import blas, gram, provider, registers
 from splince_fast._runtime import threads
 from splince_fast._runtime.version import library_version
 
@@ -133,7 +133,9 @@ def show_config() -> Config:
         | {name: _version(name) for name in _PACKAGES},
         simd=provider.simd(),
         threads=threads.thread_count(),
-        products=f"our own kernels, {8 * tiles.REGISTER}-bit registers" if gram.WIDE else "BLAS",
+        products=f"our own kernels, {8 * registers.REGISTER}-bit registers"
+        if gram.WIDE
+        else "BLAS",
         blas=choice.name,
         blas_core=choice.core,
         blas_reason=choice.reason,

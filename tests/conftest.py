@@ -192,6 +192,7 @@ def _check_apply(
     start: int, stop: int, out: Any,
 ) -> None:  # fmt: skip
     assert rows.shape == out.shape
+    assert rows.dtype == out.dtype
     rank, width = len(shift), len(mean)
     assert rows.shape[1] == width
     wide = 1 if rank == 1 else COLUMNS
@@ -199,11 +200,6 @@ def _check_apply(
     assert measuring.shape == (-(-rank // narrow), width, narrow)
     assert removing.shape == (-(-width // wide), rank, wide)
     assert 0 <= start <= stop <= len(rows)
-
-
-def _check_halves(source: Any, out: Any) -> None:
-    assert source.shape == out.shape == (source.size,)
-    assert {source.dtype, out.dtype} == {np.dtype(np.uint16), np.dtype(np.float32)}
 
 
 def _check_csr(data: Any, indices: Any, indptr: Any, weight: Any, width: int) -> None:
@@ -255,8 +251,6 @@ _GUARDS: list[tuple[Any, str, Callable[..., None]]] = [
     (sparse, "sum_squares", _check_sum_squares),
     (sparse, "add_images", _check_add_images),
     (row_kernels, "apply_rows", _check_apply),
-    (row_kernels, "widen_halves", _check_halves),
-    (row_kernels, "narrow_halves", _check_halves),
     (blas, "syrk_f32_out", _check_syrk),
     (blas, "syrk_f64_into", _check_syrk),
 ]

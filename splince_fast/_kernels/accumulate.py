@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from splince_fast._kernels.jit import kernel
-from splince_fast._kernels.tiles import REGISTER
+from splince_fast._kernels.registers import REGISTER
 
 
 @kernel

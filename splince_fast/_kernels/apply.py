@@ -9,15 +9,23 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba.core import types
+from numba.extending import overload
+from numba.np.numpy_support import as_dtype
 
-from splince_fast._kernels.jit import kernel, prefetch
+from splince_fast._kernels.jit import kernel
+from splince_fast._kernels.registers import prefetch
 from splince_fast._kernels.tiles import (
     COLUMNS,
     LANES,
     ROWS,
+    STREAMED,
     add_narrow_product,
     add_product,
     add_row_product,
+    erase_row,
+    move_row,
+    move_tile,
     settle,
     stream,
 )
@@ -26,6 +34,7 @@ from splince_fast._kernels.tiles import (
 # the first cache, and a panel of the map is read once for so many rows.
 _GROUP = 32
 _DEPTH = 128
+_AHEAD = 8  # rows that are asked for before they are needed
 _LINE = 64  # bytes of a cache line
 
 
@@ -82,108 +91,6 @@ def panels(left: Any, right: Any) -> tuple[Any, Any]:
 
 
 @kernel
-def apply_rows(
-    rows: Any, measuring: Any, removing: Any, mean: Any, shift: Any, streamed: bool,
-    start: int, stop: int, out: Any,
-) -> None:  # fmt: skip
-    """out[i] = rows[i] - left^T (right (rows[i] - mean) - shift), start <= i < stop, in float64.
-
-    The mean goes off first, so that a feature of large mean costs the others no digit. Every row
-    goes the same way, whatever its neighbours: the last tile is filled up with other rows.
-
-    Parameters
-    ----------
-    rows, out : (n, d) float32 or float64, C-contiguous; may be the same array
-    measuring, removing : as `panels` makes them of right and left, the transposed factors of I - P
-    mean : (d,) float64
-    shift : (r,) float64, 0 unless the map is a composition
-    streamed : bool
-        Write past the caches, unless the rows are in `out` already.
-    """
-    rank, width = len(shift), len(mean)
-    streamed = streamed and rows.ctypes.data != out.ctypes.data
-    results = np.empty((_GROUP if streamed else 0, width), out.dtype)
-    step = _LINE // rows.itemsize  # the rows of the next group are asked for, line by line
-    if rank == 1:
-        u, v = removing.reshape(-1), measuring.reshape(-1)
-        for begin in range(start, stop, _GROUP):
-            end = min(begin + _GROUP, stop)
-            for i in range(begin, end):
-                row = rows[i]
-                target = results[i - begin] if streamed else out[i]
-                coefficient = -shift[0]
-                for j in range(width):
-                    coefficient += (row[j] - mean[j]) * v[j]
-                if streamed and i + _GROUP < stop:
-                    for j in range(0, width, step):
-                        prefetch(rows, i + _GROUP, j)
-                for j in range(width):
-                    target[j] = row[j] + coefficient * u[j]
-            if streamed:
-                stream(results[: end - begin].reshape(-1), out[begin:end].reshape(-1))
-        if streamed:
-            settle()
-        return
-    # Rows and coefficients that fill up the last tile are never read.
-    size = min(_GROUP, (stop - start + ROWS - 1) // ROWS * ROWS)
-    columns = measuring.shape[2]
-    centred = _aligned(size, _DEPTH)
-    coefficients = _aligned(size, len(measuring) * columns)
-    edge = np.zeros((1, COLUMNS), out.dtype)
-    target = results if streamed else out
-    for begin in range(start, stop, _GROUP):
-        end = min(begin + _GROUP, stop)
-        place = 0 if streamed else begin
-        for i in range(end - begin):
-            for r in range(rank):
-                coefficients[i, r] = -shift[r]
-        for first in range(0, width, _DEPTH):
-            depth = min(_DEPTH, width - first)
-            middle = mean[first : first + depth]
-            for i in range(begin, end):
-                row, about_mean = rows[i, first : first + depth], centred[i - begin]
-                for j in range(depth):
-                    about_mean[j] = row[j] - middle[j]
-            for p in range(len(measuring)):
-                panel, j = measuring[p], p * columns
-                for i in range(0, end - begin, ROWS):
-                    if columns == COLUMNS:
-                        add_product(
-                            centred, i, panel, first, depth, coefficients, i, coefficients, i, j
-                        )
-                    else:
-                        add_narrow_product(
-                            centred, i, panel, first, depth, coefficients, i, coefficients, i, j
-                        )
-        for p in range(len(removing)):
-            panel, first = removing[p], p * COLUMNS
-            left = width - first
-            tiled = (end - begin) // ROWS * ROWS if left >= COLUMNS else 0
-            for i in range(0, tiled, ROWS):
-                add_product(
-                    coefficients, i, panel, 0, rank, rows, begin + i, target, place + i, first
-                )
-            for i in range(tiled, end - begin):
-                if left >= COLUMNS:
-                    add_row_product(
-                        coefficients, i, panel, 0, rank, rows, begin + i, target, place + i, first
-                    )
-                else:
-                    for j in range(left):
-                        edge[0, j] = rows[begin + i, first + j]
-                    add_row_product(coefficients, i, panel, 0, rank, edge, 0, edge, 0, 0)
-                    for j in range(left):
-                        target[place + i, first + j] = edge[0, j]
-            for i in range(end, min(end + _GROUP, stop)):
-                for j in range(first, first + COLUMNS, step):
-                    prefetch(rows, i, j)
-        if streamed:
-            stream(results[: end - begin].reshape(-1), out[begin:end].reshape(-1))
-    if streamed:
-        settle()
-
-
-@kernel
 def widen_halves(halves: Any, out: Any) -> None:
     """out = halves, exactly; halves are the 16 bits of float16 in uint16, out is float32."""
     for i in range(halves.shape[0]):
@@ -227,3 +134,229 @@ def narrow_halves(values: Any, out: Any) -> bool:
         sign = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(0x8000))
         out[i] = np.uint16(half | sign)
     return lost > 0
+
+
+def _lines(array: Any, begin: int, end: int, memory: Any) -> Any:
+    """Rows begin..end of an array that the kernels work on as it lies; else as many of memory."""
+
+
+@overload(_lines, strict=False)  # else annotations would count as other names
+def _lines_of(array: Any, begin: Any, end: Any, memory: Any) -> Any:
+    if array.layout == "C" and array.dtype != types.uint16:
+        return lambda array, begin, end, memory: array[begin:end]
+    return lambda array, begin, end, memory: memory[: end - begin]
+
+
+def _memory(count: int, array: Any) -> Any:
+    """Memory for rows of an array, in C order and in its dtype, float32 for halves."""
+
+
+@overload(_memory, strict=False)
+def _memory_of(count: Any, array: Any) -> Any:
+    dtype = as_dtype(types.float32 if array.dtype == types.uint16 else array.dtype)
+    return lambda count, array: np.empty((count, array.shape[1]), dtype)
+
+
+@kernel
+def _transpose(source: Any, target: Any) -> None:
+    """target = source; source lies in memory column by column, target row by row."""
+    n, width = source.shape
+    tiled, whole = n // LANES * LANES, width // LANES * LANES
+    for j in range(0, whole, LANES):
+        for i in range(0, tiled, LANES):
+            move_tile(source, i, j, target)
+    for i in range(n):
+        for j in range(whole if i < tiled else 0, width):
+            target[i, j] = source[i, j]
+
+
+def _move(source: Any, target: Any) -> Any:
+    """target = source, where that is no view of it; one of both is in C order and no halves.
+
+    Returns
+    -------
+    int
+        The first row with a finite number that is none in float16, or -1.
+    """
+
+
+@overload(_move, strict=False)
+def _move_of(source: Any, target: Any) -> Any:
+    narrowed = source.dtype != target.dtype and target.dtype == types.uint16
+    if source.layout == target.layout == "C":
+        if source.dtype == target.dtype:
+            return lambda source, target: -1
+
+        def move(source: Any, target: Any) -> Any:
+            lost = -1
+            for i in range(len(source)):
+                if not narrowed:
+                    widen_halves(source[i], target[i])
+                elif narrow_halves(source[i], target[i]) and lost < 0:
+                    lost = i
+            return lost
+
+    elif source.dtype != target.dtype:
+
+        def move(source: Any, target: Any) -> Any:
+            halves = np.empty(source.shape, np.uint16)
+            return _move(source, halves) + _move(halves, target) + 1  # one of both is -1
+
+    else:
+
+        def move(source: Any, target: Any) -> Any:
+            size = source.itemsize
+            if source.strides[0] == size == target.strides[1]:
+                _transpose(source, target)
+            elif source.strides[1] == size == target.strides[0]:
+                _transpose(source.T, target.T)
+            elif source.strides[1] == size == target.strides[1]:
+                for i in range(len(source)):
+                    move_row(source, i, target)
+            else:
+                for i in range(len(source)):
+                    for j in range(source.shape[1]):
+                        target[i, j] = source[i, j]
+            return -1
+
+    return move
+
+
+@kernel
+def apply_rows(
+    rows: Any, measuring: Any, removing: Any, mean: Any, shift: Any, streamed: bool,
+    start: int, stop: int, out: Any,
+) -> int:  # fmt: skip
+    """out[i] = rows[i] - left^T (right (rows[i] - mean) - shift), start <= i < stop, in float64.
+
+    The mean goes off first, so that a feature of large mean costs the others no digit. Every row
+    goes the same way, whatever its neighbours and its layout: what is not in C order passes
+    through memory that is, group by group.
+
+    Parameters
+    ----------
+    rows, out : (n, d) float32, float64, or halves as in `widen_halves`; aligned, of any strides;
+        may be the same array
+    measuring, removing : as `panels` makes them of right and left, the transposed factors of I - P
+    mean : (d,) float64
+    shift : (r,) float64, 0 unless the map is a composition
+    streamed : bool
+        Write past the caches, unless the rows are in `out` already.
+
+    Returns
+    -------
+    int
+        The first row with a finite number that is none in float16, or -1.
+    """
+    rank, width = len(shift), len(mean)
+    given = rows.flags.c_contiguous and rows.itemsize > 2
+    written = out.flags.c_contiguous and out.itemsize > 2
+    streamed = streamed and written and rows.ctypes.data != out.ctypes.data
+    whole = (width * out.itemsize | out.ctypes.data) % STREAMED == 0
+    apart = not written or (streamed and not (rank == 1 and whole))
+    size = stop - start if rank == 1 and given and not apart else _GROUP
+    copies, results = _memory(0 if given else _GROUP, rows), _memory(_GROUP if apart else 0, out)
+    # Rows and coefficients that fill up the last tile are never read.
+    tiles = 0 if rank == 1 else min(_GROUP, (stop - start + ROWS - 1) // ROWS * ROWS)
+    centred = _aligned(tiles, _DEPTH)
+    coefficients = _aligned(tiles, measuring.shape[0] * measuring.shape[2])
+    lost = -1
+    for begin in range(start, stop, max(1, size)):
+        end = min(begin + size, stop)
+        block, target = _lines(rows, begin, end, copies), _lines(out, begin, end, results)
+        _move(rows[begin:end], block)
+        if apart:
+            target = results[: end - begin]
+        if rank == 1:
+            _apply_by_rows(
+                block, measuring, removing, mean, shift[0], streamed and not apart, target
+            )
+        else:
+            following = _lines(rows, end, min(end + _GROUP, stop), copies[:0])
+            _apply_by_tiles(
+                block, measuring, removing, mean, shift, centred, coefficients, following, target
+            )
+        row = _move(target, out[begin:end])
+        if row >= 0 and lost < 0:
+            lost = begin + row
+        if streamed and apart:
+            stream(target, out[begin:end])
+    if streamed:
+        settle()
+    return lost
+
+
+@kernel
+def _apply_by_rows(
+    rows: Any, measuring: Any, removing: Any, mean: Any, shift: float, streamed: bool, out: Any
+) -> None:
+    """`apply_rows` at rank 1: a row is measured while the one before it is written."""
+    n, width = rows.shape
+    u, v = removing.reshape(-1), measuring.reshape(-1)
+    whole = width // COLUMNS * COLUMNS
+    coefficient = 0.0
+    nowhere = np.empty((1, width), out.dtype)  # for the row before the first
+    for i in range(n + 1):
+        before, measured, ahead = max(i - 1, 0), min(i, n - 1), min(i + _AHEAD, n - 1)
+        target, k = (out, before) if i > 0 else (nowhere, 0)
+        found = erase_row(
+            rows, before, u, coefficient, target, k, measured, ahead, mean, v, whole,
+            streamed and i > 0,
+        )  # fmt: skip
+        # Apart from the stores, so that the sum has one order whether or not these are in place.
+        for j in range(whole, width):
+            found += (rows[measured, j] - mean[j]) * v[j]
+        for j in range(whole, width):
+            target[k, j] = rows[before, j] + coefficient * u[j]
+        coefficient = found - shift
+
+
+@kernel
+def _apply_by_tiles(
+    rows: Any, measuring: Any, removing: Any, mean: Any, shift: Any, centred: Any,
+    coefficients: Any, following: Any, out: Any,
+) -> None:  # fmt: skip
+    """`apply_rows` to so many rows as have coefficients, or fewer; it asks for those following."""
+    n, width = rows.shape
+    rank, columns = len(shift), measuring.shape[2]
+    for i in range(n):
+        for r in range(rank):
+            coefficients[i, r] = -shift[r]
+    for first in range(0, width, _DEPTH):
+        depth = min(_DEPTH, width - first)
+        middle = mean[first : first + depth]
+        for i in range(n):
+            row, about_mean = rows[i, first : first + depth], centred[i]
+            for j in range(depth):
+                about_mean[j] = row[j] - middle[j]
+        for p in range(len(measuring)):
+            panel, j = measuring[p], p * columns
+            for i in range(0, n, ROWS):
+                if columns == COLUMNS:
+                    add_product(
+                        centred, i, panel, first, depth, coefficients, i, coefficients, i, j
+                    )
+                else:
+                    add_narrow_product(
+                        centred, i, panel, first, depth, coefficients, i, coefficients, i, j
+                    )
+    edge = np.zeros((1, COLUMNS), out.dtype)
+    step = _LINE // rows.itemsize
+    for p in range(len(removing)):
+        panel, first = removing[p], p * COLUMNS
+        left = width - first
+        tiled = n // ROWS * ROWS if left >= COLUMNS else 0
+        for i in range(0, tiled, ROWS):
+            add_product(coefficients, i, panel, 0, rank, rows, i, out, i, first)
+        for i in range(tiled, n):
+            if left >= COLUMNS:
+                add_row_product(coefficients, i, panel, 0, rank, rows, i, out, i, first)
+            else:
+                for j in range(left):
+                    edge[0, j] = rows[i, first + j]
+                add_row_product(coefficients, i, panel, 0, rank, edge, 0, edge, 0, 0)
+                for j in range(left):
+                    out[i, first + j] = edge[0, j]
+        for i in range(len(following)):
+            for j in range(first, first + COLUMNS, step):
+                prefetch(following, i, j)

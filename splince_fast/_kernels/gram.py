@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from splince_fast._kernels.accumulate import centre_block
 from splince_fast._kernels.jit import kernel
-from splince_fast._kernels.tiles import FEATURES, REGISTER, broadcast, items
+from splince_fast._kernels.registers import FEATURES, REGISTER, broadcast, items
 
 # Whether the processor has such registers, and adds products to them at one rounding.
 WIDE = "+avx512f" in FEATURES or ("+avx2" in FEATURES and "+fma" in FEATURES)

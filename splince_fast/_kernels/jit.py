@@ -6,9 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numba
-from llvmlite import ir
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,25 +21,3 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     except RuntimeError:  # no writable place for the cache: compile once in each process
         compiled = numba.njit(**options)(function)
     return compiled
-
-
-def _prefetch(context: Any, rows: Any, i: Any, j: Any) -> Any:
-    """Ask for the cache line of rows[i, j], a C-contiguous array, before it is needed."""
-    item_pointer: Any = cgutils.get_item_pointer
-    pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = signature.args[0]
-        array = context.make_array(kind)(context, builder, args[0])
-        item = item_pointer(context, builder, kind, array, args[1:])
-        types = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], types)
-        # For reading, into the second-level cache, as data.
-        address = builder.bitcast(item, pointer)
-        builder.call(function, [address, number(0), number(2), number(1)])
-        return context.get_dummy_value()
-
-    return numba.types.void(rows, numba.intp, numba.intp), generate
-
-
-prefetch: Any = intrinsic(_prefetch)

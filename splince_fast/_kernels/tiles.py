@@ -7,34 +7,25 @@ from typing import Any
 import numba
 from llvmlite import ir
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-FEATURES: str = cpu_target.target_context.codegen().magic_tuple()[2]
-REGISTER = 64 if "+avx512f" in FEATURES else 32  # bytes
-LANES = REGISTER // 8
+from splince_fast._kernels.registers import (
+    FEATURES,
+    REGISTER,
+    ask_for,
+    broadcast,
+    items,
+    sum_of_lanes,
+)
+
+LANES = REGISTER // 8  # numbers of float64 in a register
 # A tile of sums fills 16 of 32 registers, or 8 of 16.
 ROWS, COLUMNS = LANES, 2 * LANES
 _LINE = 64  # bytes of a cache line
+STREAMED = 16  # bytes that are stored past the caches at once
 
 _INDEX, _NUMBER = ir.IntType(64), ir.IntType(32)
 _VECTOR = ir.VectorType(ir.DoubleType(), LANES)
-
-
-def items(context: Any, builder: Any, kind: Any, value: Any) -> Any:
-    """A function from indices to the address of an item of a C-contiguous array."""
-    array = context.make_array(kind)(context, builder, value)
-    item_pointer: Any = cgutils.get_item_pointer
-    return lambda *index: item_pointer(context, builder, kind, array, index)
-
-
-def broadcast(builder: Any, number: Any, lanes: int) -> Any:
-    """A register that holds one number in every lane."""
-    kind = ir.VectorType(number.type, lanes)
-    nothing = ir.Constant(kind, ir.Undefined)
-    first = builder.insert_element(nothing, number, _NUMBER(0))
-    lane = ir.Constant(ir.VectorType(_NUMBER, lanes), [0] * lanes)
-    return builder.shuffle_vector(first, nothing, lane)
 
 
 def _adding_product(height: int, width: int) -> Any:
@@ -106,21 +97,143 @@ def _adding_product(height: int, width: int) -> Any:
     return intrinsic(add)
 
 
+def _erase_row(
+    typing: Any, x: Any, i: Any, left: Any, coefficient: Any, e: Any, k: Any, following: Any,
+    ahead: Any, mean: Any, right: Any, width: Any, streamed: Any,
+) -> Any:  # fmt: skip
+    """e[k, j] = x[i, j] + coefficient left[j]; gives sum_j (x[following, j] - mean[j]) right[j].
+
+    j < width, a multiple of COLUMNS. x and e are float32 or float64 and may be the same, the rest
+    is float64; all are C-contiguous. Memory works on the stores, and on row `ahead` of x, while the
+    sum is computed. Where it is streamed, e[k] begins at a multiple of STREAMED bytes, and
+    `settle` has to follow.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        source, factor, into, centre, weight = (
+            items(context, builder, signature.args[q], args[q]) for q in (0, 2, 4, 8, 9)
+        )
+        _, i, _, coefficient, _, k, following, ahead, _, _, width, streamed = args
+        real = context.get_data_type(signature.args[0].dtype)
+        kind, size = ir.VectorType(real, LANES), context.get_abi_sizeof(real)
+        hint = builder.module.add_metadata([_NUMBER(1)])
+
+        def vector(place: Any, of: Any, align: int) -> Any:
+            found = builder.load(builder.bitcast(place, of.as_pointer()), align=align)
+            return found if of == _VECTOR else builder.fpext(found, _VECTOR)
+
+        share = broadcast(builder, coefficient, LANES)
+        new_variable: Any = cgutils.alloca_once
+        sums = [new_variable(builder, _VECTOR) for _ in range(0, COLUMNS, LANES)]
+        for total in sums:
+            builder.store(ir.Constant(_VECTOR, [0.0] * LANES), total)
+        with cgutils.for_range_slice(
+            builder, _INDEX(0), width, _INDEX(COLUMNS), intp=_INDEX, inc=True
+        ) as (j, _):
+            columns = [builder.add(j, _INDEX(q)) for q in range(0, COLUMNS, LANES)]
+            ask_for(builder, source(ahead, j))
+            results = []
+            for column, total in zip(columns, sums, strict=True):
+                apart = builder.fsub(
+                    vector(source(following, column), kind, size),
+                    vector(centre(column), _VECTOR, 8),
+                )
+                product = builder.fmul(apart, vector(weight(column), _VECTOR, 8), ("contract",))
+                builder.store(builder.fadd(builder.load(total), product, ("contract",)), total)
+                taken = builder.fmul(share, vector(factor(column), _VECTOR, 8), ("contract",))
+                found = builder.fadd(vector(source(i, column), kind, size), taken, ("contract",))
+                narrow = found if kind == _VECTOR else builder.fptrunc(found, kind)
+                results.append((narrow, builder.bitcast(into(k, column), kind.as_pointer())))
+            with builder.if_else(streamed) as (past, through):
+                with past:
+                    for narrow, place in results:
+                        stored = builder.store(narrow, place, align=STREAMED)
+                        stored.set_metadata("nontemporal", hint)
+                with through:
+                    for narrow, place in results:
+                        builder.store(narrow, place, align=size)
+        whole, *others = (builder.load(total) for total in sums)
+        for other in others:
+            whole = builder.fadd(whole, other)
+        return sum_of_lanes(builder, whole, LANES)
+
+    index, real = numba.types.intp, numba.types.float64
+    return real(
+        x, index, left, real, e, index, index, index, mean, right, index, numba.types.boolean
+    ), generate
+
+
+def _move_tile(typing: Any, source: Any, i: Any, j: Any, target: Any) -> Any:
+    """target[i + p, j + q] = source[i + p, j + q], p, q < LANES.
+
+    Columns of source are contiguous, and rows of target; both are of one dtype.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        given, into = (items(context, builder, signature.args[k], args[k]) for k in (0, 3))
+        _, i, j, _ = args
+        real = context.get_data_type(signature.args[0].dtype)
+        kind, size = ir.VectorType(real, LANES), context.get_abi_sizeof(real)
+        places = [_INDEX(p) for p in range(LANES)]
+        vectors = [
+            builder.load(
+                builder.bitcast(given(i, builder.add(j, q)), kind.as_pointer()), align=size
+            )
+            for q in places
+        ]
+        # Blocks of s x s off the diagonal change places, s = 1, 2, 4, ...
+        step = 1
+        while step < LANES:
+            for p in range(LANES):
+                if not p & step:
+                    pair = vectors[p], vectors[p + step]
+                    # Lanes of the second register count from LANES on.
+                    kept = [q if not q & step else LANES + q - step for q in range(LANES)]
+                    for k, lanes in ((p, kept), (p + step, [q + step for q in kept])):
+                        chosen = ir.Constant(ir.VectorType(_NUMBER, LANES), lanes)
+                        vectors[k] = builder.shuffle_vector(*pair, chosen)
+            step *= 2
+        for p, vector in zip(places, vectors, strict=True):
+            place = builder.bitcast(into(builder.add(i, p), j), kind.as_pointer())
+            builder.store(vector, place, align=size)
+        return context.get_dummy_value()
+
+    index = numba.types.intp
+    return numba.types.void(source, index, index, target), generate
+
+
+def _move_row(typing: Any, source: Any, i: Any, target: Any) -> Any:
+    """target[i] = source[i]; rows of both are contiguous, and of one dtype."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        given, into = (items(context, builder, signature.args[k], args[k]) for k in (0, 2))
+        shape = context.make_array(signature.args[0])(context, builder, args[0]).shape
+        size = context.get_abi_sizeof(context.get_data_type(signature.args[0].dtype))
+        copy: Any = cgutils.raw_memcpy
+        places = (item(args[1], _INDEX(0)) for item in (into, given))
+        copy(builder, *places, builder.extract_value(shape, 1), size)
+        return context.get_dummy_value()
+
+    return numba.types.void(source, numba.types.intp, target), generate
+
+
 def _stream(typing: Any, source: Any, target: Any) -> Any:
-    """target = source, both flat, contiguous and of one dtype, written past the caches.
+    """target = source, both 2-D, C-contiguous and of one dtype, written past the caches.
 
     An ordinary store first reads the line that it writes to. `settle` has to follow.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        given, into = (items(context, builder, signature.args[k], args[k]) for k in (0, 1))
-        array = context.make_array(signature.args[0])(context, builder, args[0])
-        total = builder.extract_value(array.shape, 0)
+        given, into = (
+            context.make_array(kind)(context, builder, value)
+            for kind, value in zip(signature.args, args, strict=True)
+        )
+        total = builder.mul(*(builder.extract_value(given.shape, k) for k in (0, 1)))
         real = context.get_data_type(signature.args[0].dtype)
         size = context.get_abi_sizeof(real)
         # Ordinary stores up to the first whole line, and from the end of the last one.
         line = ir.VectorType(real, _LINE // size)
-        before = builder.sub(_INDEX(0), builder.ptrtoint(into(_INDEX(0)), _INDEX))
+        before = builder.sub(_INDEX(0), builder.ptrtoint(into.data, _INDEX))
         head = builder.udiv(builder.and_(before, _INDEX(_LINE - 1)), _INDEX(size))
         head = builder.select(builder.icmp_signed("<", head, total), head, total)
         rest = builder.and_(builder.sub(total, head), _INDEX(_LINE // size - 1))
@@ -132,7 +245,8 @@ def _stream(typing: Any, source: Any, target: Any) -> Any:
                 builder, first, last, _INDEX(step), intp=_INDEX, inc=True
             ) as (j, _):
                 source, target = (
-                    builder.bitcast(item(j), kind.as_pointer()) for item in (given, into)
+                    builder.bitcast(builder.gep(array.data, [j]), kind.as_pointer())
+                    for array in (given, into)
                 )
                 found = builder.load(source, align=size)
                 if kind == line:
@@ -161,18 +275,6 @@ def _settle(typing: Any) -> Any:
     return numba.types.void(), generate
 
 
-def _sum_of_lanes(builder: Any, vector: Any, lanes: int) -> Any:
-    """The sum of a register's numbers, by halves."""
-    while lanes > 1:
-        lanes //= 2
-        halves = (
-            ir.Constant(ir.VectorType(_NUMBER, lanes), list(range(start, start + lanes)))
-            for start in (0, lanes)
-        )
-        vector = builder.fadd(*(builder.shuffle_vector(vector, vector, half) for half in halves))
-    return builder.extract_element(vector, _NUMBER(0))
-
-
 def _add_four(
     typing: Any, rows: Any, at: Any, ahead: Any, first: Any, last: Any, origin: Any, scale: Any,
     sums: Any, squares: Any, weights: Any,
@@ -195,10 +297,8 @@ def _add_four(
             [builder.extract_value(args[k], p) for p in range(4)] for k in (1, 2, 9)
         )
         first, last = args[3:5]
-        real, byte = context.get_data_type(signature.args[0].dtype), ir.IntType(8).as_pointer()
+        real = context.get_data_type(signature.args[0].dtype)
         size = context.get_abi_sizeof(real)
-        hint = ir.FunctionType(ir.VoidType(), [byte, _NUMBER, _NUMBER, _NUMBER])
-        ask = builder.module.declare_intrinsic("llvm.prefetch", [byte], hint)
         new_variable: Any = cgutils.alloca_once_value
 
         def add(begin: Any, end: Any, step: int, lanes: int) -> list[Any]:
@@ -214,8 +314,7 @@ def _add_four(
                 builder, begin, end, _INDEX(step), intp=_INDEX, inc=True
             ) as (start, _):
                 for i in later if step > 1 else ():
-                    place = builder.bitcast(row(i, start), byte)
-                    builder.call(ask, [place, _NUMBER(0), _NUMBER(2), _NUMBER(1)])
+                    ask_for(builder, row(i, start))
                 for offset in range(0, step, lanes):
                     j = builder.add(start, _INDEX(offset))
                     places = [builder.bitcast(item(j), wide.as_pointer()) for item in columns]
@@ -228,7 +327,7 @@ def _add_four(
                         builder.store(fused(builder.load(leverage), scale, y_y), leverage)
                     builder.store(total, places[2], align=8)
                     builder.store(square, places[3], align=8)
-            return [_sum_of_lanes(builder, builder.load(v), lanes) for v in leverages]
+            return [sum_of_lanes(builder, builder.load(v), lanes) for v in leverages]
 
         fuse, line = ("contract",), _LINE // size
         middle = builder.sub(last, builder.and_(builder.sub(last, first), _INDEX(line - 1)))
@@ -245,5 +344,8 @@ add_product = _adding_product(ROWS, COLUMNS)
 add_narrow_product = _adding_product(ROWS, LANES)
 add_row_product = _adding_product(1, COLUMNS)
 add_four: Any = intrinsic(_add_four)
+erase_row: Any = intrinsic(_erase_row)
+move_row: Any = intrinsic(_move_row)
+move_tile: Any = intrinsic(_move_tile)
 stream: Any = intrinsic(_stream)
 settle: Any = intrinsic(_settle)

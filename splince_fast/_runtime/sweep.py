@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime import threads
-from splince_fast._runtime.arrays import as_rows, is_direct, is_sparse, working_dtype
+from splince_fast._runtime.arrays import as_rows, is_sparse, working_dtype
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import InputError
 
@@ -235,71 +235,41 @@ def _erase_rows(
     if not len(rows):
         return
     n, d = rows.shape
-    grain = max(1, _GRAIN // d)
-    if mask is None and is_direct(rows) and is_direct(out):
-        threads.split(
-            lambda start, stop: kernels.apply_rows(rows, *parts, start, stop, out), n, grain=grain
-        )
-        return
-    work = working_dtype(rows.dtype)
+    halves = rows.dtype.kind == "f" and rows.dtype.itemsize == 2
+    work = np.dtype(np.float16) if halves else working_dtype(rows.dtype)
+    known = np.dtype(np.uint16) if halves else work  # the kernel knows float16 by its bits
     step = max(1, _PIECE_BYTES // (d * work.itemsize))
+    read, written = (
+        mask is None and array.dtype == work and array.flags.aligned for array in (rows, out)
+    )
 
-    def erase_pieces(start: int, stop: int) -> None:
-        memory = np.empty((min(step, stop - start), d), work)
+    def erase(start: int, stop: int) -> int:
+        """The first row with a finite number that float16 cannot hold, or -1."""
+        return int(kernels.apply_rows(rows.view(known), *parts, start, stop, out.view(known)))
+
+    def erase_pieces(start: int, stop: int) -> int:
+        """The same by way of copies, where the kernel cannot read or write the rows."""
         for first in range(start, stop, step):
             last = min(first + step, stop)
             source, target = rows[first:last], out[first:last]
-            if mask is None:
-                row = _erase_piece(parts, source, target, memory[: last - first])
-            else:
-                chosen = np.flatnonzero(mask[first:last])
-                kept = source[chosen]  # a copy, so that the rows may be written first
+            chosen: Any = slice(None) if mask is None else np.flatnonzero(mask[first:last])
+            piece = np.array(source[chosen], work, order="C")
+            bits = piece.view(known)
+            into = target.view(known) if written else bits
+            row = int(kernels.apply_rows(bits, *parts, 0, len(bits), into))
+            if mask is not None:
                 np.copyto(target, source, casting="unsafe")
-                changed = np.empty((len(chosen), d), out.dtype)
-                row = _erase_piece(parts, kept, changed, memory[: len(chosen)])
-                target[chosen] = changed
-                row = None if row is None else int(chosen[row])
-            if row is not None:
-                raise InputError(
-                    f"row {origin + first + row} of the result leaves the range of float16 "
-                    "(65504); pass X as float32. Some rows are written already"
-                )
+            if not written:
+                with np.errstate(over="ignore"):  # as the kernel does where it writes float32
+                    target[chosen] = piece
+            if row >= 0:
+                return first + (row if mask is None else int(chosen[row]))
+        return -1
 
-    threads.split(erase_pieces, n, grain=grain)
-
-
-def _erase_piece(
-    parts: tuple[Any, ...], source: NDArray[Any], target: NDArray[Any], memory: NDArray[Any]
-) -> int | None:
-    """Convert rows into working memory, erase them there, and convert them back.
-
-    Returns
-    -------
-    int or None
-        The first row with a finite number that float16 cannot hold.
-    """
-    import splince_fast._kernels.apply as kernels
-
-    halves = source.dtype.kind == "f" and source.dtype.itemsize == 2
-    work = target if is_direct(target) else memory
-    if halves:
-        bits = np.ascontiguousarray(source, dtype=np.float16).view(np.uint16)
-        kernels.widen_halves(bits.reshape(-1), work.reshape(-1))
-    else:
-        np.copyto(work, source, casting="unsafe")
-    kernels.apply_rows(work, *parts, 0, len(work), work)
-    if work is target:
-        return None
-    if not halves:
-        with np.errstate(over="ignore"):  # as the kernel does where it writes float32 itself
-            np.copyto(target, work, casting="unsafe")
-        return None
-    direct = target.flags.c_contiguous and target.flags.aligned and target.dtype.isnative
-    bits = target.view(np.uint16) if direct else np.empty(work.shape, np.uint16)
-    lost = kernels.narrow_halves(work.reshape(-1), bits.reshape(-1))
-    if not direct:
-        np.copyto(target, bits.view(np.float16))
-    if not lost:
-        return None
-    rows = np.isfinite(work) & ((bits & 0x7FFF) == 0x7C00)
-    return int(rows.any(axis=1).argmax())
+    grain = max(1, _GRAIN // d)
+    for row in threads.split(erase if read and written else erase_pieces, n, grain=grain):
+        if row >= 0:
+            raise InputError(
+                f"row {origin + row} of the result leaves the range of float16 (65504); pass X as "
+                "float32. Some rows are written already"
+            )

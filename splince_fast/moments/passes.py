@@ -104,7 +104,7 @@ class Gram:
     @staticmethod
     def _shape(block_rows: int, width: int, dtype: np.dtype[Any]) -> tuple[int, int, int]:
         """Rows of a chunk, panels, and numbers of a register."""
-        from splince_fast._kernels.tiles import REGISTER
+        from splince_fast._kernels.registers import REGISTER
 
         lanes = REGISTER // dtype.itemsize
         return min(_CHUNK_ROWS, buffer_rows(block_rows)), -(-width // lanes), lanes

@@ -207,11 +207,12 @@ def test_control_c_while_rows_are_erased(monkeypatch: pytest.MonkeyPatch, dtype:
     calls: list[int] = []
     original = kernels.apply_rows
 
-    def interrupted(*arguments: Any) -> None:
-        original(*arguments)
+    def interrupted(*arguments: Any) -> Any:
+        row = original(*arguments)
         calls.append(len(calls))
         if len(calls) == 2:
             signal.raise_signal(signal.SIGINT)
+        return row
 
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "apply_rows", interrupted)

@@ -711,9 +711,9 @@ def test_tensors_share_their_memory_with_the_kernel(
     seen: list[tuple[int, int]] = []
     inner = kernels.apply_rows
 
-    def spy(rows: Any, *arguments: Any) -> None:
+    def spy(rows: Any, *arguments: Any) -> Any:
         seen.append((rows.ctypes.data, arguments[-1].ctypes.data))
-        inner(rows, *arguments)
+        return inner(rows, *arguments)
 
     monkeypatch.setattr(kernels, "apply_rows", spy)
     out = eraser(X)

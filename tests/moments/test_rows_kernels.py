@@ -798,6 +798,65 @@ def test_a_row_has_the_same_bits_whatever_its_neighbours_and_however_it_is_writt
         assert np.isnan(out[~kept]).all()
 
 
+def in_table(rows: Array, layout: str) -> tuple[Array, Array]:
+    """The same rows in memory of another layout, and that memory, 7 wherever no row lies."""
+    n, d = rows.shape
+    if layout == "columns":
+        table = np.full((n, d), 7, rows.dtype, order="F")
+    elif layout == "part of columns":
+        table = np.full((n + 5, d + 2), 7, rows.dtype, order="F")
+    elif layout == "part of rows":
+        table = np.full((n + 5, d + 2), 7, rows.dtype)
+    else:
+        table = np.full((2 * n + 3, 3 * d), 7, rows.dtype)[::-1, ::-1]
+    step = (2, 3) if layout == "every other, backwards" else (1, 1)
+    start = 0 if layout == "columns" else 1
+    places = table[start : start + n * step[0] : step[0], -d * step[1] :: step[1]]
+    places[...] = rows
+    return places, table
+
+
+@pytest.mark.parametrize("rank", [1, 3, 17])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize(
+    "layout", ["columns", "part of columns", "part of rows", "every other, backwards"]
+)
+def test_a_row_has_the_same_bits_in_every_layout(layout: str, dtype: Any, rank: int) -> None:
+    """Read, or read and written; nothing beside it is written."""
+    rng = np.random.default_rng(rank)
+    known = np.uint16 if dtype == np.float16 else dtype
+    for n, d in ((75, 1), (1, 37), (33, 37), (75, 130)):  # tiles and groups, and their rests
+        rows = rng.normal(size=(n, d)).astype(dtype)
+        left, right = rng.normal(size=(2, rank, d)) / d
+        parts = (*kernels.panels(left, right), rng.normal(size=d), rng.normal(size=rank), False)
+        plain, found = np.empty_like(rows), np.empty_like(rows)
+        assert kernels.apply_rows(rows.view(known), *parts, 0, n, plain.view(known)) == -1
+        places, table = in_table(rows, layout)
+        _, expected = in_table(plain, layout)
+        kernels.apply_rows(places.view(known), *parts, 0, n, found.view(known))
+        assert found.tobytes() == plain.tobytes()
+        kernels.apply_rows(places.view(known), *parts, 0, n, places.view(known))
+        assert table.tobytes() == expected.tobytes()
+    if dtype == np.float64:  # the control: sums over the features in another order have other bits
+        turned = kernels.panels(left[:, ::-1].copy(), right[:, ::-1].copy())
+        parts = (*turned, parts[2][::-1].copy(), *parts[3:])
+        kernels.apply_rows(rows[:, ::-1].copy(), *parts, 0, n, found)
+        assert found[:, ::-1].tobytes() != plain.tobytes()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_the_first_row_that_halves_cannot_hold(order: Any) -> None:
+    """Also of the second group; rows whose infinity was given are no such rows."""
+    rows = np.ones((75, 20), np.float16, order=order)
+    rows[3, 4], rows[[40, 60]] = np.inf, 60000
+    double = (-np.ones((1, 20)) / 20, np.ones((1, 20)))
+    parts = (*kernels.panels(*double), np.zeros(20), np.zeros(1), False)
+    bits = rows.view(np.uint16)
+    assert kernels.apply_rows(bits, *parts, 0, 75, np.empty_like(bits)) == 40
+    assert kernels.apply_rows(bits, *parts, 41, 75, np.empty_like(bits)) == 60
+    assert kernels.apply_rows(bits, *parts, 0, 40, np.empty_like(bits)) == -1
+
+
 def test_halves_are_widened_and_rounded_as_numpy_does() -> None:
     """All halves, all midpoints between two of them and their neighbours, and random bits."""
     halves = np.arange(1 << 16, dtype=np.uint16)
