@@ -50,17 +50,13 @@ def measure(job: Job, budget: float = 8.0) -> dict[str, Any]:
             raise ArithmeticError(f"{job.name}: {name} gives {values}")
     if job.larger_of:
         timings[FLOOR] = reduce(np.maximum, (timings[name] for name in job.larger_of))
-    timed = OURS in timings and not job.number
+    timed = timings if OURS in timings and not job.number else {}
     return {
         "name": job.name,
         "unit": job.unit,
         "number": job.number,
         "values": {name: timing.spread(seconds) for name, seconds in timings.items()},
-        "ratios": {
-            name: timing.ratio(seconds, timings[OURS])
-            for name, seconds in timings.items()
-            if timed and name != OURS
-        },
+        "ratios": {k: timing.ratio(v, timings[OURS]) for k, v in timed.items() if k != OURS},
         "targets": [_judged(target, timings) for target in job.targets],
         "left_out": {name: way.reason for name, way in ways.items() if isinstance(way, Absent)},
     }

@@ -121,11 +121,9 @@ def _leace(d: int) -> Ways:
     return {OURS: leace_of(moments), FLOOR: lapack(moments, "z"), CE: other}
 
 
-_KINDS = ("second eraser", "concept_strength")
-
-
-@job("factor/{kind}/{d}", "call", within("first eraser", 0.15), d=[2048], kind=_KINDS)
-@job("factor/{kind}/{d}", "call", within("first eraser", 0.05), d=[4096], kind=_KINDS)
+@job("factor/{kind}/{d}", "call",
+     lambda kind, d: within("first eraser", {2048: 0.15, 4096: 0.05}[d]),
+     d=(4096, 2048), kind=("second eraser", "concept_strength"))  # fmt: skip
 def _factor(d: int, kind: str) -> Ways:
     """From one kept factor: every further eraser, and how strong the concept is."""
     moments = problem_of(d).moments()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter, process_time, sleep
@@ -99,12 +100,12 @@ def interleave(contenders: Mapping[str, Contender], *, budget: float = 8.0) -> d
             first = _sample(contender, 1)
         counts[name] = max(1, min(100_000, round(least / max(first, 1e-7))))
         cost += first * counts[name] + pause
-    repeated = list(counts)
-    for number in range(min(most, max(_ROUNDS[0], int(budget / max(cost, 1e-9))))):
-        shift = number % max(1, len(repeated))
-        for name in repeated[shift:] + repeated[:shift]:
+    order = deque(counts)
+    for _ in range(min(most, max(_ROUNDS[0], int(budget / max(cost, 1e-9))))):
+        for name in order:
             _rest(pause / 5)
             samples[name].append(_sample(contenders[name], counts[name]))
+        order.rotate(-1)
     return {name: np.array(found) / contenders[name].units for name, found in samples.items()}
 
 
