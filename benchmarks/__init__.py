@@ -10,12 +10,6 @@ on torch, on live models and on a cluster; what is not installed is left out)::
     python -m benchmarks.compare splince/  only the jobs whose name contains the text
     python -m benchmarks.page              docs/performance.md from benchmarks/results/
 
-The history is kept by asv, whose benchmarks (`benchmarks.asv_suite`) are made from the same jobs::
-
-    asv machine --yes               once: names the machine
-    asv run HEAD^!                  measures one commit in an environment of its own
-    asv continuous main HEAD        compares two commits; asv compare A B, if both are measured
-    asv publish && asv preview      the pages
-
-``SPLINCE_FAST_BENCH=smoke`` shrinks every size; ``full`` is the default.
+The history is kept by asv, whose benchmarks (`benchmarks.asv_suite`) are made from the same jobs;
+CONTRIBUTING.md says how. ``SPLINCE_FAST_BENCH=smoke`` shrinks every size.
 """

@@ -1,4 +1,4 @@
-"""The asv benchmarks, made from the jobs: a class per group, its cases as the parameter.
+"""The asv benchmarks, made from the jobs: two classes per group, its jobs as the parameter.
 
 Times are tracked as they are, and beside them what can be compared between machines: by how much
 the targets of a job are kept.
@@ -7,48 +7,44 @@ the targets of a job are kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import groupby
-from typing import Any, ClassVar
 
 from benchmarks import compare, machine
 from benchmarks.jobs import OURS, all_jobs
-from benchmarks.timing import Contender
+from benchmarks.timing import Absent
 
 _JOBS = {job.name: job for job in all_jobs()}
 
 
 class _Suite:
-    """Settings of every benchmark, and the preparation of one case."""
+    """Settings of every benchmark, and the job of one case."""
 
-    group: ClassVar[str]
-    params: ClassVar[list[str]]
-    param_names: ClassVar[list[str]] = ["case"]
-    timeout: ClassVar[float] = 300.0
-    rounds: ClassVar[int] = 1
-    repeat: ClassVar[tuple[int, int, float]] = (3, 9, 2.0)
-    warmup_time: ClassVar[float] = 0.05
+    params: tuple[str, ...] = ()
+    param_names = ("job",)
+    timeout = 300.0
+    rounds = 1
+    repeat = (3, 9, 2.0)
+    warmup_time = 0.05
 
-    def setup(self, case: str) -> None:
+    def setup(self, name: str) -> None:
         machine.equal_threads()
-        self.job = _JOBS[f"{self.group}/{case}"]
+        self.job = _JOBS[name]
 
 
 class _Timed(_Suite):
-    def setup(self, case: str) -> None:
-        super().setup(case)
-        way = self.job.build()[OURS]
-        if not isinstance(way, Contender):
-            raise NotImplementedError(way.reason)  # asv skips the case
-        self.ours: Callable[[], Any] = way.run
-        self.ours()
+    def setup(self, name: str) -> None:
+        super().setup(name)
+        self.ours = self.job.build()[OURS]
+        if isinstance(self.ours, Absent):
+            raise NotImplementedError(self.ours.reason)  # asv skips the case
+        self.ours.run()
 
-    def time_ours(self, case: str) -> None:
-        self.ours()
+    def time_ours(self, name: str) -> None:
+        self.ours.run()
 
 
 class _Promised(_Suite):
-    def track_worst_margin(self, case: str) -> float:
+    def track_worst_margin(self, name: str) -> float:
         """Smallest quotient of what is measured and what is promised: 1 or more keeps it."""
         margins = []
         for target in compare.measure(self.job, budget=2.0)["targets"]:
@@ -61,14 +57,12 @@ class _Promised(_Suite):
 
 
 SUITES: dict[str, type[_Suite]] = {}
-for _group, _found in groupby(_JOBS.values(), key=lambda job: job.group):
-    _jobs = list(_found)
-    for _base, _cases in (
-        (_Timed, [job.case for job in _jobs if not job.number]),
-        (_Promised, [job.case for job in _jobs if job.targets]),
-    ):
-        if _cases:
-            _name = _group.title().replace(" ", "") + _base.__name__.strip("_")
-            _members = {"__module__": __name__, "group": _group, "params": _cases}
-            SUITES[_name] = type(_name, (_base,), _members)
+for _base, _chosen in (
+    (_Timed, [job for job in _JOBS.values() if not job.number]),
+    (_Promised, [job for job in _JOBS.values() if job.targets]),
+):
+    for _group, _found in groupby(_chosen, key=lambda job: job.name.partition("/")[0]):
+        _name = _group.title().replace(" ", "") + _base.__name__.strip("_")
+        _members = {"__module__": __name__, "params": tuple(job.name for job in _found)}
+        SUITES[_name] = type(_name, (_base,), _members)
 globals().update(SUITES)

@@ -1,6 +1,6 @@
-"""Measure the jobs, judge the targets, print one table, and write the results as JSON.
+"""Measure the jobs, judge the targets, print a table, and write the results as JSON.
 
-    python -m benchmarks.compare [TEXT ...] [--json [PATH]] [--smoke] [--budget SECONDS]
+    python -m benchmarks.compare [TEXT ...] [--json [PATH]] [--budget SECONDS]
 
 Without TEXT all jobs are measured, else those whose name contains one of the texts. ``--json``
 without a path writes ``benchmarks/results/PROCESSOR.json``, from which `benchmarks.page` is made;
@@ -19,6 +19,7 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,6 @@ def measure(job: Job, budget: float = 8.0) -> dict[str, Any]:
     """
     ways = job.build()
     present = {name: way for name, way in ways.items() if not isinstance(way, Absent)}
-    timings: dict[str, Seconds]
     if job.number:
         timings = {name: np.array([value]) for name, value in present.items()}
     else:
@@ -49,18 +49,14 @@ def measure(job: Job, budget: float = 8.0) -> dict[str, Any]:
         if not np.isfinite(values).all():
             raise ArithmeticError(f"{job.name}: {name} gives {values}")
     if job.larger_of:
-        timings[FLOOR] = timing.slowest(timings[name] for name in job.larger_of)
-    timed = OURS in timings and not job.number
+        timings[FLOOR] = reduce(np.maximum, (timings[name] for name in job.larger_of))
+    timed = timings if OURS in timings and not job.number else {}
     return {
         "name": job.name,
         "unit": job.unit,
         "number": job.number,
         "values": {name: timing.spread(seconds) for name, seconds in timings.items()},
-        "ratios": {
-            name: timing.ratio(seconds, timings[OURS])
-            for name, seconds in timings.items()
-            if timed and name != OURS
-        },
+        "ratios": {k: timing.ratio(v, timings[OURS]) for k, v in timed.items() if k != OURS},
         "targets": [_judged(target, timings) for target in job.targets],
         "left_out": {name: way.reason for name, way in ways.items() if isinstance(way, Absent)},
     }
@@ -96,14 +92,14 @@ def run(
         "machine": machine.describe(),
         "jobs": [],
     }
-    earlier = json.loads(path.read_text("utf-8")) if path is not None and path.exists() else None
+    earlier = json.loads(path.read_text("utf-8")) if some and path and path.exists() else None
     for job in jobs:
         found = measure(job, budget)
-        print("  " + " | ".join(filter(None, cells(found))), file=sys.stderr, flush=True)
+        print("|", " | ".join(cells(found)), "|", flush=True)
         results["jobs"].append(found)
         results["ended"], results["load_average"]["after"] = machine.now()
         if path is not None:
-            write(again(earlier, results) if some else results, path)
+            write(again(earlier, results), path)
         gc.collect()  # the data of this job go before those of the next come
     return results
 
@@ -120,24 +116,18 @@ def again(earlier: dict[str, Any] | None, results: dict[str, Any]) -> dict[str, 
 def write(results: dict[str, Any], path: Path) -> None:
     """Store results, numbers to six digits."""
     rounded = json.loads(json.dumps(results), parse_float=lambda text: float(f"{float(text):.6g}"))
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(rounded, indent=1) + "\n", encoding="utf-8")
-
-
-# --- as text --------------------------------------------------------------------------------------
 
 
 def cells(entry: dict[str, Any]) -> list[str]:
     """A row of the table: name, ours, the others, the targets."""
-    ours = entry["values"].get(OURS)
-    if entry["number"]:
-        others = {name: f"{v['median']:.2g}" for name, v in entry["values"].items() if name != OURS}
-    else:
-        others = {name: interval(found) for name, found in entry["ratios"].items()}
+    ours, unit = entry["values"].get(OURS), entry["unit"]
+    kind, unit = ("values", unit) if entry["number"] else ("ratios", f"s/{unit}")
+    others = {name: interval(found) for name, found in entry[kind].items() if name != OURS}
     others |= dict.fromkeys(entry["left_out"], "-")
     return [
         entry["name"],
-        "" if ours is None else quantity(ours["median"], entry),
+        f"{ours['median']:.3g} {unit}" if ours else "-",
         ", ".join(f"{name} {text}" for name, text in others.items()),
         "; ".join(map(verdict, entry["targets"])),
     ]
@@ -161,48 +151,27 @@ def interval(found: dict[str, float]) -> str:
     return median if low == high else f"{median} [{low}, {high}]"
 
 
-def quantity(value: float, entry: dict[str, Any]) -> str:
-    """A number of a job, or a duration in a unit that fits."""
-    if entry["number"]:
-        return f"{value:.2g} {entry['unit']}"
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if value >= 0.9995 * size:  # what three digits round up to
-            return f"{value / size:.3g} {unit}/{entry['unit']}"
-    return f"{value * 1e9:.3g} ns/{entry['unit']}"
-
-
 def table(header: list[str], rows: Iterable[list[str]]) -> str:
     """In Markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main() -> None:
     """Measure, print, write; exits with 1 if no job has such a name."""
     parser = argparse.ArgumentParser(
         "benchmarks.compare", None, __doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("text", nargs="*", help="part of the names to measure")
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes")
-    parser.add_argument("--json", metavar="PATH", nargs="?", const="", help="write the results")
+    default = RESULTS / f"{machine.short_name()}.json"
+    parser.add_argument("--json", nargs="?", type=Path, const=default, help="write the results")
     parser.add_argument("--budget", type=float, default=8.0, help="seconds per job, roughly")
-    given = parser.parse_args(arguments)
-    if given.smoke:
-        timing.use_smoke()
+    given = parser.parse_args()
     os.environ.setdefault("SPLINCE_FAST_BLAS", "scipy")  # before the first product, which decides
-    jobs = [job for job in all_jobs() if wanted(job.name, given.text)]
+    jobs = [job for job in all_jobs() if any(text in job.name for text in given.text or [""])]
     if not jobs:
         sys.exit(f"no job has a name with {' or '.join(given.text)}")
-    path = None
-    if given.json is not None:
-        path = Path(given.json or RESULTS / f"{machine.short_name()}.json")
-    results = run(jobs, given.budget, path, some=bool(given.text))
-    header = ["job", OURS, "others: time over ours", "targets"]
-    print(table(header, map(cells, results["jobs"])))
-
-
-def wanted(name: str, texts: list[str]) -> bool:
-    """Whether a name contains one of the texts, of which there may be none."""
-    return not texts or any(text in name for text in texts)
+    print(table(["job", OURS, "others: time over ours", "targets"], []))
+    run(jobs, given.budget, given.json, some=bool(given.text))
 
 
 if __name__ == "__main__":

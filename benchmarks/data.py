@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from splince_fast import Moments
 
+Array = NDArray[Any]
 _CHUNK_ELEMENTS = 1 << 22
 
 
@@ -19,12 +20,12 @@ _CHUNK_ELEMENTS = 1 << 22
 class Problem:
     """Rows X (n, d), concept z and task y as integer classes (n,)."""
 
-    X: NDArray[Any]
-    z: NDArray[np.int64]
-    y: NDArray[np.int64]
+    X: Array
+    z: Array
+    y: Array
 
     @property
-    def labels(self) -> dict[str, NDArray[np.int64]]:
+    def labels(self) -> dict[str, Array]:
         return {"z": self.z, "y": self.y}
 
     @property
@@ -54,27 +55,14 @@ def problem(
     X = np.empty((n, d), dtype)
     step = max(1, _CHUNK_ELEMENTS // d)
     for start in range(0, n, step):
-        rows = slice(start, min(n, start + step))
-        block = rng.standard_normal((rows.stop - start, d), np.float32).astype(np.float64)
-        block *= scale
-        block += 0.5 * shift_z[z[rows]] + 0.5 * shift_y[y[rows]] + offset * scale
-        X[rows] = block
+        rows = slice(start, start + step)
+        noise = rng.standard_normal((len(z[rows]), d), np.float32) * scale
+        X[rows] = noise + (0.5 * shift_z[z[rows]] + 0.5 * shift_y[y[rows]] + offset * scale)
     return Problem(X, z, y)
 
 
 # The same problem for several jobs, which do not change it.
 cached = lru_cache(maxsize=2)(problem)
-
-
-def rare_concept(n: int, d: int, prevalence: float, gap: float) -> Problem:
-    """Float32 rows of unit variance; a rare class differs by `gap` along one direction."""
-    rng = np.random.default_rng(1)
-    z = (rng.random(n) < prevalence).astype(np.int64)
-    y = rng.integers(0, 2, n)
-    X = rng.standard_normal((n, d), np.float32)
-    X[:, 0] += np.float32(gap) * z
-    X[:, 1] += y
-    return Problem(X, z, y)
 
 
 def cut(size: int, X: Any, **labels: Any) -> list[tuple[Any, dict[str, Any]]]:
@@ -83,13 +71,15 @@ def cut(size: int, X: Any, **labels: Any) -> list[tuple[Any, dict[str, Any]]]:
     return [(X[rows], {name: values[rows] for name, values in labels.items()}) for rows in cuts]
 
 
-def one_hot(codes: NDArray[np.int64], classes: int, dtype: DTypeLike) -> NDArray[Any]:
+def one_hot(codes: Array, classes: int, dtype: DTypeLike) -> Array:
     """(n, classes) indicator matrix."""
     return np.eye(classes, dtype=dtype)[codes]
 
 
 def write_rows(path: Path, n: int, d: int) -> Path:
-    """A .npy file of float32 rows, which stays in the page cache."""
+    """A .npy file of float32 rows, unless it is there; it stays in the page cache."""
+    if path.exists():
+        return path
     rows = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(n, d))
     piece = problem(min(n, 16_384), d).X
     for start in range(0, n, len(piece)):

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, partial
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -32,26 +32,16 @@ Numbers = Mapping[str, float | Absent]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is promised of a job: see the three functions that make one."""
+    """What is promised of a job."""
 
     against: str  # the contender whose time is compared; empty where ours itself is judged
     limit: float
     at_least: bool
 
 
-def faster(peer: str, limit: float) -> Target:
-    """`peer` takes at least `limit` times as long as splince_fast."""
-    return Target(peer, limit, True)
-
-
-def within(floor: str, limit: float) -> Target:
-    """splince_fast takes at most `limit` times as long as `floor`."""
-    return Target(floor, limit, False)
-
-
-def below(limit: float) -> Target:
-    """The time or number of splince_fast itself is at most `limit`."""
-    return Target("", limit, False)
+faster = partial(Target, at_least=True)  # a peer takes at least `limit` times as long as ours
+within = partial(Target, at_least=False)  # ours takes at most `limit` times as long as a floor
+below = partial(within, "")  # the time or number of ours itself is at most `limit`
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +55,9 @@ class Job:
     larger_of: tuple[str, ...] = ()  # contenders of which the slower, in each round, is the floor
     number: bool = False  # `build` measures the numbers itself; smaller is better
 
-    @property
-    def group(self) -> str:
-        return self.name.partition("/")[0]
-
-    @property
-    def case(self) -> str:
-        return self.name.partition("/")[2]
-
 
 _JOBS: dict[str, Job] = {}
-Build = Callable[..., Ways] | Callable[..., Numbers]
+Build = Callable[..., Mapping[str, Any]]
 
 
 def job(
@@ -116,7 +98,7 @@ def all_jobs() -> list[Job]:
     return list(_JOBS.values())
 
 
-@lru_cache(maxsize=1)
+@cache
 def scratch() -> Path:
     """A folder that is removed at the end of the process."""
     folder = tempfile.mkdtemp()

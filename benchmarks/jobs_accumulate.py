@@ -1,24 +1,29 @@
-"""Jobs that reduce rows and labels to moments."""
+"""Jobs that reduce rows and labels to moments, and keep these."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from itertools import cycle
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import scipy.sparse
+from scipy.linalg import blas
 
 import splince_fast as sf
-from benchmarks import peers, reference
-from benchmarks.data import Problem, cached, cut, problem, write_rows
+from benchmarks import peers
+from benchmarks.data import Array, Problem, cached, cut, problem, write_rows
 from benchmarks.jobs import FLOOR, OURS, Target, Ways, below, faster, job, scratch, within
 from benchmarks.peers import CE, CE64, ONEDAL
 from benchmarks.timing import Contender, each, pick
 
 BLOCK = 4096
 DTYPES = ("float32", "float64")
+_WIDTHS = (768, 2048, 4096)
 
 
 def block_rows() -> int:
@@ -30,18 +35,28 @@ def rows_of(d: int, dtype: str = "float32") -> Problem:
     return cached(pick(4 if d < 4096 else 2, 2) * block_rows(), pick(d, 16), dtype)
 
 
-def accumulate(
-    data: Problem, update_rows: int = 0, labels: Any = None, **options: Any
-) -> Contender:
+def accumulate(data: Problem, rows: int = 0, labels: Any = None, **options: Any) -> Contender:
     """`Moments.update` by blocks, or so many rows; by default with classes as concept and task."""
     if labels is None:
         labels = data.labels
         options["kinds"] = dict.fromkeys(labels, "classes")
-    blocks = cut(update_rows or block_rows(), data.X, **labels)
+    blocks = cut(rows or block_rows(), data.X, **labels)
     return each(blocks, sf.Moments(**options).update, sf.Moments.covariance)
 
 
-def by_blocks(X: NDArray[Any], work: Callable[[NDArray[Any]], object]) -> Contender:
+def syrk_into(X: Array, total: Array) -> None:
+    """total += X^T X, lower triangle, by SciPy's BLAS; X C-contiguous, total Fortran-ordered."""
+    (syrk,) = blas.get_blas_funcs(("syrk",), (X,))
+    syrk(1.0, X.T, beta=1.0, c=total, lower=1, overwrite_c=1)
+
+
+def gemm_into(X: Array, Z: Array, total: Array) -> None:
+    """total += X^T Z by SciPy's BLAS; X and Z C-contiguous, total Fortran-ordered."""
+    (gemm,) = blas.get_blas_funcs(("gemm",), (X,))
+    gemm(1.0, X.T, Z.T, beta=1.0, c=total, trans_b=1, overwrite_c=1)
+
+
+def by_blocks(X: Array, work: Callable[[Array], object]) -> Contender:
     """A floor, which takes no labels."""
     return each(cut(block_rows(), X), lambda rows, _: work(rows))
 
@@ -50,10 +65,10 @@ def syrk(data: Problem) -> Contender:
     """The floor: a symmetric product per block in the dtype of the data, nothing else."""
     d = data.X.shape[1]
     total = np.zeros((d, d), data.X.dtype, order="F")
-    return by_blocks(data.X, lambda rows: reference.syrk_into(rows, total))
+    return by_blocks(data.X, lambda rows: syrk_into(rows, total))
 
 
-def copying(X: NDArray[Any]) -> Contender:
+def copying(X: Array) -> Contender:
     """The floor of what reads the rows: a copy into memory that is used again."""
     out = np.empty_like(X[: block_rows()])
     return by_blocks(X, lambda rows: np.copyto(out[: len(rows)], rows))
@@ -65,9 +80,8 @@ def _rate(dtype: str, d: int) -> Target:
 
 
 @job("accumulate/{dtype}/{d}", "row", _rate, faster(ONEDAL, 1.2), faster(CE, 2.0),
-     faster(CE64, 3.5), dtype=["float32"], d=(768, 2048, 4096))  # fmt: skip
-@job("accumulate/{dtype}/{d}", "row", _rate, faster(ONEDAL, 1.2),
-     dtype=["float64"], d=(768, 2048, 4096))  # fmt: skip
+     faster(CE64, 3.5), dtype=["float32"], d=_WIDTHS)  # fmt: skip
+@job("accumulate/{dtype}/{d}", "row", _rate, faster(ONEDAL, 1.2), dtype=["float64"], d=_WIDTHS)
 def _accumulate(dtype: str, d: int) -> Ways:
     data = rows_of(d, dtype)
     ways = {
@@ -82,21 +96,14 @@ def _accumulate(dtype: str, d: int) -> Ways:
 
 
 @job("sampled/1 %/{d}", "row", lambda d, rate: faster("all rows", {768: 10, 2048: 20, 4096: 30}[d]),
-     d=(768, 2048, 4096), rate=[0.01])  # fmt: skip
-@job("sampled/sums alone/{d}", "row", faster(FLOOR, 0.8), d=(768, 2048, 4096), rate=[1e-6])
+     d=_WIDTHS, rate=[0.01])  # fmt: skip
+@job("sampled/sums alone/{d}", "row", faster(FLOOR, 0.8), d=_WIDTHS, rate=[1e-6])
 def _sampled(d: int, rate: float) -> Ways:
     """The covariance from a sample of the rows; and next to none of them, beside a bare copy."""
     data = rows_of(d)
-
-    def sums(moments: sf.Moments) -> NDArray[Any]:
-        return moments.cross_covariance("z")
-
-    n = len(data.X)
-    return {
-        OURS: Contender(accumulate(data, scatter=rate).run, n, answer=sums),
-        "all rows": Contender(accumulate(data).run, n, answer=sums),
-        FLOOR: copying(data.X),
-    }
+    exact = methodcaller("cross_covariance", "z")  # all rows count in either
+    ours, every = (replace(accumulate(data, scatter=p), answer=exact) for p in (rate, 1.0))
+    return {OURS: ours, "all rows": every, FLOOR: copying(data.X)}
 
 
 @job("wide/dense/rank {rank}/100,000", "row", rank=(0, 64))
@@ -112,10 +119,8 @@ def _wide(rank: int) -> Ways:
     return {OURS: ours, FLOOR: product if rank else copying(data.X)}
 
 
-def sparse_rows() -> tuple[Any, NDArray[np.int64]]:
+def sparse_rows() -> tuple[Any, Array]:
     """CSR rows of 31 entries each, as a document has terms, and a binary concept."""
-    import scipy.sparse
-
     n, d = pick((37_000, 40_000), (60, 80))
     rng = np.random.default_rng(0)
     X = scipy.sparse.random_array((n, d), density=min(1.0, 31 / d), rng=rng, format="csr")
@@ -128,14 +133,9 @@ def _sparse(rank: int) -> Ways:
     """Sparse rows; the floor is two products of SciPy."""
     X, z = sparse_rows()
     n, d = X.shape
-    columns, turned = np.ones((d, max(1, rank))), X.T.tocsr()
-    return {
-        OURS: Contender(lambda: sf.Moments(rank=rank).update(X, {"z": z}), n),
-        FLOOR: Contender(lambda: turned @ (X @ columns), n),
-    }
-
-
-# --- the same rows in other portions --------------------------------------------------------------
+    columns, transposed = np.ones((d, max(1, rank))), X.T.tocsr()
+    ours = Contender(lambda: sf.Moments(rank=rank).update(X, {"z": z}), n)
+    return {OURS: ours, FLOOR: Contender(lambda: transposed @ (X @ columns), n)}
 
 
 @job("stream/one row/{d}", "row", within("in blocks", 1.5), faster(CE, 50.0), d=(768, 3072))
@@ -178,9 +178,6 @@ def _declared() -> Ways:
     return {OURS: accumulate(data, 1, {"z": wide}), "one kind": plain}
 
 
-# --- labels --------------------------------------------------------------------------------------
-
-
 @job("labels/1,000 classes/{dtype}/{d}", "row", within("2 classes", 1.25),
      dtype=DTYPES, d=(768, 2048))  # fmt: skip
 def _classes(dtype: str, d: int) -> Ways:
@@ -198,21 +195,18 @@ def _columns(dtype: str) -> Ways:
     """
     data = rows_of(512, dtype)
     n, d = data.X.shape
-    Z: NDArray[Any] = np.random.default_rng(3).standard_normal((n, d)).astype(dtype)
+    Z: Array = np.random.default_rng(3).standard_normal((n, d)).astype(dtype)
     wide, columns = data.X.astype(np.float64), Z.astype(np.float64)
     total = np.zeros((d, d), dtype, order="F")
     cross, squares = np.zeros((2, d, d)).transpose(0, 2, 1)
 
-    def products(rows: NDArray[Any], more: dict[str, NDArray[Any]]) -> None:
-        reference.syrk_into(rows, total)
-        reference.gemm_into(more["x"], more["z"], cross)
-        reference.syrk_into(more["z"], squares)
+    def products(rows: Array, more: dict[str, Array]) -> None:
+        syrk_into(rows, total)
+        gemm_into(more["x"], more["z"], cross)
+        syrk_into(more["z"], squares)
 
     floor = each(cut(block_rows(), data.X, x=wide, z=columns), products)
     return {OURS: accumulate(data, labels={"z": Z}), FLOOR: floor}
-
-
-# --- files ----------------------------------------------------------------------------------------
 
 
 @job("file/mapped/float32/1024", "row", within(FLOOR, 1.3), larger_of=("bare SYRK", "bare read"),
@@ -221,9 +215,7 @@ def _columns(dtype: str) -> Ways:
 def _mapped(sums: bool) -> Ways:
     """Rows on disk, in the page cache; reading and multiplying can go on at the same time."""
     n, d = pick((131_072, 1024), (512, 16))
-    path = scratch() / "mapped.npy"
-    if not path.exists():
-        write_rows(path, n, d)
+    path = write_rows(scratch() / "mapped.npy", n, d)
     z = np.arange(n) % 2
     buffer = memoryview(bytearray(4 * d * block_rows()))
 
@@ -248,11 +240,8 @@ def _save() -> Ways:
     moments = cached(2 * d, d, "float64").moments()
     path, plain = scratch() / "moments", scratch() / "plain"
     moments.save(path)
-    content = path.read_bytes()
-    return {
-        OURS: Contender(lambda: moments.save(path)),
-        FLOOR: Contender(lambda: plain.write_bytes(content)),
-    }
+    bare = partial(plain.write_bytes, path.read_bytes())
+    return {OURS: Contender(partial(moments.save, path)), FLOOR: Contender(bare)}
 
 
 @job("merge/a + b/2048", "call")
@@ -260,8 +249,5 @@ def _merge() -> Ways:
     """A new state from two; the floor adds the triangles of two covariances."""
     d = pick(2048, 16)
     first, second = (problem(2 * d, d, seed=seed).moments() for seed in (0, 1))
-    packed = [np.ones(d * (d + 1) // 2) for _ in range(2)]
-    return {
-        OURS: Contender(lambda: first + second),
-        FLOOR: Contender(lambda: packed[0] + packed[1]),
-    }
+    one, other = (np.ones(d * (d + 1) // 2) for _ in range(2))
+    return {OURS: Contender(lambda: first + second), FLOOR: Contender(lambda: one + other)}

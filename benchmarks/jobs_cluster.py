@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import atexit
 import pickle
-from contextlib import ExitStack
-from functools import lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 
 import splince_fast as sf
-from benchmarks import machine
 from benchmarks.data import write_rows
 from benchmarks.jobs import OURS, SERIAL, Numbers, Ways, below, faster, job, scratch
 from benchmarks.peers import DASK_COV, DASK_PCA, needs
@@ -25,41 +24,34 @@ from benchmarks.timing import Contender, pick
 _NEEDED = ("dask", "distributed")
 
 
-def _shape() -> tuple[int, int, int]:
-    """Rows, features, rows of a block."""
-    return pick((65_536, 2048, 4096), (2000, 16, 250))
+def _file() -> tuple[Path, int, int, int]:
+    """The file, its rows and features, and the rows of a block."""
+    n, d, block = pick((65_536, 2048, 4096), (2000, 16, 250))
+    return write_rows(scratch() / "cluster.npy", n, d), n, d, block
 
 
-@lru_cache(maxsize=1)
+@cache
 def _client() -> Any:
     """Closed at the end of this process."""
     from dask.distributed import Client, LocalCluster
 
-    stack = ExitStack()
-    atexit.register(stack.close)
-    local = stack.enter_context(
-        LocalCluster(n_workers=machine.cores(), threads_per_worker=1, dashboard_address=":0")
-    )
-    client = stack.enter_context(Client(local))
+    local = LocalCluster(n_workers=joblib.cpu_count(), threads_per_worker=1, dashboard_address=":0")
+    atexit.register(local.close)
+    client = Client(local)
+    atexit.register(client.close)
     sf.Moments.from_blocks(_source(1), client=client)  # imports and compilers of the workers
     return client
 
 
-@lru_cache(maxsize=1)
-def _file() -> Path:
-    n, d, _ = _shape()
-    return write_rows(scratch() / "cluster.npy", n, d)
-
-
 def _source(shards: int) -> sf.sources.Source:
-    n, _, block = _shape()
+    path, n, _, block = _file()
     labels = {"z": np.arange(shards * n) % 2}
-    return sf.sources.from_npy([_file()] * shards, labels, block_rows=block)
+    return sf.sources.from_npy([path] * shards, labels, block_rows=block)
 
 
 def _ours(shards: int, **options: Any) -> Contender:
     fit = partial(sf.Moments.from_blocks, _source(shards), **options)
-    return Contender(fit, shards * _shape()[0], answer=sf.Moments.covariance)
+    return Contender(fit, shards * _file()[1], answer=sf.Moments.covariance)
 
 
 def _lazy(blocks: int) -> Any:
@@ -67,13 +59,9 @@ def _lazy(blocks: int) -> Any:
     import dask.array as da
     from dask import delayed
 
-    path, (_, d, block) = _file(), _shape()
-
-    def read(start: int) -> Any:
-        return np.load(path, mmap_mode="r")[start : start + block]
-
-    later = delayed(read)
-    parts = [da.from_delayed(later(i * block), (block, d), np.float32) for i in range(blocks)]
+    path, _, d, block = _file()
+    read = delayed(lambda start: np.load(path, mmap_mode="r")[start : start + block])
+    parts = [da.from_delayed(read(i * block), (block, d), np.float32) for i in range(blocks)]
     return da.concatenate(parts)
 
 
@@ -88,13 +76,12 @@ def _beside_one_process() -> Ways:
 def _beside_peers() -> Ways:
     import dask.array as da
 
-    n, d, block = _shape()
+    _, n, d, block = _file()
     client, X = _client(), _lazy(n // block)
+    cov = Contender(lambda: client.compute(da.cov(X, rowvar=False)).result(), n, answer=np.asarray)
     return {
         OURS: _ours(1, client=client),
-        DASK_COV: Contender(
-            lambda: client.compute(da.cov(X, rowvar=False)).result(), n, answer=np.asarray
-        ),
+        DASK_COV: cov,
         DASK_PCA: _incremental_pca(None),
         f"{DASK_PCA}, 64 components": _incremental_pca(min(64, d)),
     }
@@ -105,7 +92,7 @@ def _incremental_pca(components: int | None) -> Contender:
     """All components tell as much as a covariance does; two blocks, since each takes as long."""
     from dask_ml.decomposition import IncrementalPCA
 
-    block = _shape()[2]
+    *_, block = _file()
     X = _lazy(2)
     return Contender(lambda: IncrementalPCA(components, batch_size=block).fit(X), 2 * block)
 
@@ -124,5 +111,5 @@ def _sent() -> Numbers:
     before = outgoing()
     state = sf.Moments.from_blocks(source, client=client)
     labels = len(client.nthreads()) * len(pickle.dumps(np.arange(state.n_rows)))
-    groups = len(list(groups_of(source, 0, _shape()[1])))
+    groups = len(list(groups_of(source, 0, _file()[2])))
     return {OURS: max(0, outgoing() - before - labels) / (groups * state.copy().nbytes)}

@@ -11,16 +11,13 @@ from typing import Any
 
 import numpy as np
 import scipy.linalg
-from numpy.typing import NDArray
 
 import splince_fast as sf
-from benchmarks import peers, reference
-from benchmarks.data import Problem, cached, one_hot, problem
+from benchmarks import peers
+from benchmarks.data import Array, Problem, cached, one_hot, problem
 from benchmarks.jobs import FLOOR, NUMPY, OURS, Ways, faster, job, within
 from benchmarks.peers import CE
 from benchmarks.timing import Absent, Contender, pick
-
-# --- solving --------------------------------------------------------------------------------------
 
 
 def splince_of(moments: Any) -> Contender:
@@ -32,13 +29,41 @@ def leace_of(moments: Any) -> Contender:
 
 
 def lapack(moments: sf.Moments, *names: str) -> Contender:
-    """The floor: copy the covariance, factor it, and solve for each variable; see reference."""
+    """The floor: a Cholesky factor of the covariance, and a triangular solve for each variable.
+
+    Of the covariance the lower triangle is read. It and the sides stay as they are: like a library
+    that keeps its moments, this copies them first. All arrays are Fortran-ordered.
+    """
     S, *sides = map(np.asfortranarray, parts(moments, *names))
-    work = [np.zeros_like(array) for array in (S, *sides)]
-    return Contender(lambda: reference.factor_and_solve(S, sides, work))
+    factor, *solved = [np.zeros_like(array) for array in (S, *sides)]
+
+    def run() -> list[Array]:
+        for start in range(0, len(S), 256):  # the lower triangle, by block columns
+            factor[start:, start : start + 256] = S[start:, start : start + 256]
+        _, status = scipy.linalg.lapack.dpotrf(factor, lower=1, clean=0, overwrite_a=1)
+        if status:
+            raise ArithmeticError(f"dpotrf returned {status}")
+        for side, target in zip(sides, solved, strict=True):
+            np.copyto(target, side)
+            scipy.linalg.blas.dtrsm(1.0, factor, target, lower=1, overwrite_b=1)
+        return [factor, *solved]
+
+    return Contender(run)
 
 
-def parts(moments: sf.Moments, *names: str) -> list[NDArray[np.float64]]:
+def by_scipy(S: Array, Sz: Array, Sy: Array) -> tuple[Array, Array]:
+    """Factors of I - P by the same algebra as the library, written in scipy.linalg calls."""
+    scale = 1.0 / np.sqrt(np.diagonal(S))
+    L = scipy.linalg.cholesky(S * np.outer(scale, scale), lower=True, check_finite=False)
+    solve = partial(scipy.linalg.solve_triangular, L, lower=True, check_finite=False)
+    Qz, Qy = (scipy.linalg.orth(solve(scale[:, None] * T)) for T in (Sz, Sy))
+    N = Qz - Qy @ (Qy.T @ Qz)
+    N -= Qy @ (Qy.T @ N)
+    left = scipy.linalg.solve((N.T @ Qz).T, (L @ Qz).T).T / scale[:, None]
+    return left, solve(N, trans=1) * scale[:, None]
+
+
+def parts(moments: sf.Moments, *names: str) -> list[Array]:
     """The covariance, and the cross-covariances with these variables."""
     return [moments.covariance(), *map(moments.cross_covariance, names)]
 
@@ -55,7 +80,7 @@ def _splince(d: int) -> Ways:
     moments = problem_of(d).moments()
     ways = {OURS: splince_of(moments), FLOOR: lapack(moments, "z", "y")}
     if d <= 2048:
-        explicit = partial(reference.explicit_splince, *parts(moments, "z", "y"))
+        explicit = partial(peers.explicit_splince, *parts(moments, "z", "y"))
         ways[NUMPY] = Contender(explicit, answer=np.asarray)
     return ways
 
@@ -67,7 +92,7 @@ def _small() -> Ways:
     labels = {name: one_hot(codes, 3, np.float64)[:, :2] for name, codes in data.labels.items()}
     moments = sf.Moments().update(data.X, labels)
     scipy = Contender(
-        partial(reference.scipy_splince, *parts(moments, "z", "y")),
+        partial(by_scipy, *parts(moments, "z", "y")),
         answer=lambda factors: np.eye(32) - factors[0] @ factors[1].T,
     )
     return {OURS: splince_of(moments), "scipy.linalg": scipy}
@@ -92,40 +117,21 @@ def _deficient() -> Ways:
 def _leace(d: int) -> Ways:
     data = problem_of(d)
     moments = data.moments()
-    return {
-        OURS: leace_of(moments),
-        FLOOR: lapack(moments, "z"),
-        CE: peers.solve_concept_erasure(data),
-    }
+    other = peers.solve_concept_erasure(data)
+    return {OURS: leace_of(moments), FLOOR: lapack(moments, "z"), CE: other}
 
 
-_KINDS = ("second eraser", "concept_strength")
-
-
-@job("factor/{kind}/{d}", "call", within("first eraser", 0.15), d=[2048], kind=_KINDS)
-@job("factor/{kind}/{d}", "call", within("first eraser", 0.05), d=[4096], kind=_KINDS)
+@job("factor/{kind}/{d}", "call",
+     lambda kind, d: within("first eraser", {2048: 0.15, 4096: 0.05}[d]),
+     d=(4096, 2048), kind=("second eraser", "concept_strength"))  # fmt: skip
 def _factor(d: int, kind: str) -> Ways:
     """From one kept factor: every further eraser, and how strong the concept is."""
     moments = problem_of(d).moments()
     factored = moments.factored()
     splince_of(factored).run()  # the first eraser, which may finish the factor
     strength = Contender(lambda: sf.concept_strength(factored, "z"))
-    return {
-        OURS: strength if kind == "concept_strength" else splince_of(factored),
-        "first eraser": splince_of(moments),
-    }
-
-
-# --- applying -------------------------------------------------------------------------------------
-
-
-def layout(X: NDArray[Any], form: str) -> NDArray[Any]:
-    """The same rows in another layout or dtype."""
-    if form == "Fortran":
-        return np.asfortranarray(X)
-    if form == "strided":
-        return np.repeat(X, 2, axis=1)[:, ::2]
-    return X.astype(form)
+    ours = strength if kind == "concept_strength" else splince_of(factored)
+    return {OURS: ours, "first eraser": splince_of(moments)}
 
 
 def orthogonal(d: int, rank: int) -> sf.Projection:
@@ -135,57 +141,44 @@ def orthogonal(d: int, rank: int) -> sf.Projection:
     return sf.Projection(basis, basis, np.ones(d))
 
 
-def apply_new(X: NDArray[Any], eraser: sf.Projection) -> Contender:
-    """Into a new array."""
-    return Contender(lambda: eraser(X), len(X), answer=np.asarray)
-
-
-def apply_into(X: NDArray[Any], eraser: sf.Projection) -> Ways:
-    """Into a given array: every contender."""
-    out = X.copy()  # memory that was touched before
+def applied(X: Array, eraser: sf.Projection, out: Array | None = None) -> dict[str, Contender]:
+    """Every way into `out`, memory that was touched before; or, without it, into a new array."""
     return {
         OURS: Contender(lambda: eraser(X, out=out), len(X), answer=np.array),
-        FLOOR: Contender(lambda: np.copyto(out, X), len(X)),
+        FLOOR: Contender(X.copy if out is None else partial(np.copyto, out, X), len(X)),
         NUMPY: peers.apply_numpy(X, eraser, out),
     }
 
 
-@job("apply/given array/{dtype}/768/rank {rank}", "row", within(FLOOR, 1.0), faster(NUMPY, 5.0),
-     dtype=("float32", "float64"), rank=[1])  # fmt: skip
-@job("apply/given array/{dtype}/768/rank {rank}", "row", within(FLOOR, 2.0), faster(NUMPY, 3.0),
-     dtype=["float32"], rank=[16])  # fmt: skip
-def _into(dtype: str, rank: int) -> Ways:
+@job("apply/{where}/{dtype}/768/rank {rank}", "row", faster(NUMPY, 5.0), faster(CE, 10.0),
+     where=["new array"], dtype=["float32"], rank=[1])  # fmt: skip
+@job("apply/{where}/{dtype}/768/rank {rank}", "row", faster(NUMPY, 3.0),
+     where=["new array"], dtype=["float32"], rank=[16])  # fmt: skip
+@job("apply/{where}/{dtype}/768/rank {rank}", "row", within(FLOOR, 1.0), faster(NUMPY, 5.0),
+     where=["given array"], dtype=("float32", "float64"), rank=[1])  # fmt: skip
+@job("apply/{where}/{dtype}/768/rank {rank}", "row", within(FLOOR, 2.0), faster(NUMPY, 3.0),
+     where=["given array"], dtype=["float32"], rank=[16])  # fmt: skip
+def _apply(where: str, dtype: str, rank: int) -> Ways:
     X = cached(*pick((100_000, 768), (300, 16)), dtype).X
-    return apply_into(X, orthogonal(X.shape[1], rank))
-
-
-@job("apply/new array/float32/768/rank {rank}", "row", faster(NUMPY, 5.0), faster(CE, 10.0),
-     rank=[1])  # fmt: skip
-@job("apply/new array/float32/768/rank {rank}", "row", faster(NUMPY, 3.0), rank=[16])
-def _new(rank: int) -> Ways:
-    X = cached(*pick((100_000, 768), (300, 16)), "float32").X
     eraser = orthogonal(X.shape[1], rank)
-    return {
-        OURS: apply_new(X, eraser),
-        FLOOR: Contender(X.copy, len(X)),
-        NUMPY: peers.apply_numpy(X, eraser),
-        CE: peers.apply_concept_erasure(X, eraser),
-    }
+    if where == "given array":
+        return applied(X, eraser, X.copy())
+    return {**applied(X, eraser), CE: peers.apply_concept_erasure(X, eraser)}
 
 
 @job("apply/{form}/512/rank {rank}", "row", within("C order, float32", 2.0),
      form=("float16", "Fortran", "strided"), rank=(1, 16))  # fmt: skip
 def _forms(form: str, rank: int) -> Ways:
-    X = layout(cached(*pick((40_000, 512), (300, 16))).X, form)
-    eraser = orthogonal(X.shape[1], rank)
-    return {
-        OURS: apply_new(X, eraser),
-        "C order, float32": apply_new(np.ascontiguousarray(X, np.float32), eraser),
-        FLOOR: Contender(X.copy, len(X)),
+    """The same rows in another layout or dtype."""
+    rows = cached(*pick((40_000, 512), (300, 16))).X
+    forms: dict[str, Array] = {
+        "float16": rows.astype("float16"),
+        "Fortran": np.asfortranarray(rows),
+        "strided": np.repeat(rows, 2, axis=1)[:, ::2],
     }
-
-
-# --- estimators, import ---------------------------------------------------------------------------
+    X, eraser = forms[form], orthogonal(rows.shape[1], rank)
+    ours, plain = applied(X, eraser), applied(np.ascontiguousarray(X, np.float32), eraser)
+    return {OURS: ours[OURS], "C order, float32": plain[OURS], FLOOR: ours[FLOOR]}
 
 
 def erase_ours(estimator: Callable[[], Any], data: Problem) -> Contender:

@@ -7,36 +7,37 @@ that shape. Both sides run on one thread.
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+from functools import cache
+from itertools import product
 from pathlib import Path
 from time import process_time
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedKFold, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_limits
 
 import splince_fast as sf
-from benchmarks.data import problem
+from benchmarks.data import Array, Problem, problem
 from benchmarks.jobs import OURS, Numbers, Ways, below, job, within
 from benchmarks.timing import Contender, pick
 from splince_fast import evaluation as ev
+from splince_fast.evaluation import _logistic
 
 _STRENGTHS = (1.0, 0.1, 0.01, 0.001, 0.0001)
 _LEVELS = (0.5, 0.9)
-_ERASERS = ("none", "SAL", "LEACE", "SPLINCE")
-_HEADS = ("retrained", "frozen")
 
 
-@lru_cache(maxsize=1)
-def _rows() -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """X, y, z."""
+@cache
+def _rows() -> Problem:
     folder = Path(os.environ.get("SPLINCE_FAST_DATA", "")) / "bug_profession_gender"
     if folder.is_dir() and pick(True, False):
-        X, y, z = (np.load(folder / f"{name}.npy") for name in ("X", "y", "z"))
-        return X, y, z
-    data = problem(*pick((40_000, 384), (1500, 8)))
-    return data.X, data.y, data.z
+        return Problem(*(np.load(folder / f"{name}.npy") for name in ("X", "z", "y")))
+    return problem(*pick((40_000, 384), (1500, 8)))
 
 
 def _sizes() -> tuple[int, int, int]:
@@ -44,27 +45,21 @@ def _sizes() -> tuple[int, int, int]:
 
 
 def _compared() -> Any:
-    X, y, z = _rows()
+    data = _rows()
     return ev.compare(
-        X, task=y, concept=z, sizes=_sizes(), tied=0, association=_LEVELS, n_seeds=1, n_jobs=1,
-        progress=False,
+        data.X, task=data.y, concept=data.z, sizes=_sizes(), tied=0, association=_LEVELS,
+        n_seeds=1, n_jobs=1, progress=False,
     )  # fmt: skip
 
 
-def _script() -> NDArray[np.float64]:
+def _script() -> Array:
     """Worst-group accuracies (level, eraser, head), written by hand."""
-    from threadpoolctl import threadpool_limits
-
     with threadpool_limits(1):
         return np.concatenate([_level(p) for p in _LEVELS])
 
 
 def _level(p: float) -> list[float]:
     """Split, scale, erase by closed forms, fit every strength, choose, freeze, probe."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import StratifiedKFold, cross_val_score
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
 
     def logistic(strength: float, n: int) -> Any:
         return LogisticRegression(C=1 / (strength * n), solver="newton-cholesky", tol=1e-6)
@@ -74,7 +69,8 @@ def _level(p: float) -> list[float]:
         guess = head.predict(rows)
         return ev.worst_group_accuracy(y, guess, groups=(y, z)), float(np.mean(guess == y))
 
-    X, y, z = _rows()
+    data = _rows()
+    X, y, z = data.X, data.y, data.z
     split = ev.associated_split(y, z, p=p, sizes=_sizes(), seed=0, tied=0)
     parts = (split.train, split.validation, split.test)
     rows = [X[part].astype(np.float64) for part in parts]
@@ -101,28 +97,23 @@ def _level(p: float) -> list[float]:
     return results
 
 
-@job("evaluation/compare", "call", within("script", 0.5), modules=("threadpoolctl",))
+@job("evaluation/compare", "call", within("script", 0.5))
 def _compare() -> Ways:
     return {OURS: Contender(_compared), "script": Contender(_script)}
 
 
-@job("evaluation/difference to the script", "worst-group accuracy", below(0.004), number=True,
-     modules=("threadpoolctl",))  # fmt: skip
+@job("evaluation/difference to the script", "worst-group accuracy", below(0.004), number=True)
 def _difference() -> Numbers:
     """Largest difference between the worst groups of compare and of the script."""
     ours = _compared()
-    found = [
-        ours.values("worst_group", eraser=eraser, head=head, p=p)[0]
-        for p in _LEVELS for eraser in _ERASERS for head in _HEADS
-    ]  # fmt: skip
+    cells = product(_LEVELS, ("none", "SAL", "LEACE", "SPLINCE"), ("retrained", "frozen"))
+    found = [ours.values("worst_group", eraser=e, head=h, p=p)[0] for p, e, h in cells]
     return {OURS: float(np.abs(np.array(found) - _script()).max())}
 
 
 @job("evaluation/compare over its fits", "processor time", below(1.3), number=True)
 def _overhead() -> Numbers:
     """Processor time of compare over that of the fits of heads and linear probes in it."""
-    from splince_fast.evaluation import _logistic
-
     fits, original = 0.0, _logistic.fit
 
     def timed(*arguments: Any, **options: Any) -> _logistic.Fits:

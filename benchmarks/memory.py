@@ -16,21 +16,21 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, wait
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
+Prepare = Callable[[], Callable[[], object]]
 _POLL_SECONDS = 0.001
 _tasks: list[Callable[[], object]] = []  # of the child
 
 
-def extra_bytes(prepare: Callable[..., Callable[[], object]], *arguments: Any) -> int:
+def extra_bytes(prepare: Prepare) -> int:
     """Bytes that a task takes at its peak, beyond what its process held when it was ready.
 
-    `prepare` is a function of a module, called in the child with the arguments. It prepares data,
-    runs once on a few rows, so that libraries are loaded and compiled, and returns the task. What
-    the child raises is raised here; BrokenProcessPool, if it ends.
+    `prepare` is a function of a module, or a partial one, and is called in the child. It prepares
+    data, runs once on a few rows, so that libraries are loaded and compiled, and returns the task.
+    What the child raises is raised here; BrokenProcessPool, if it ends.
     """
     with ProcessPoolExecutor(1, get_context("spawn")) as child:
-        pid = child.submit(_prepare, prepare, arguments).result()
+        pid = child.submit(_prepare, prepare).result()
         before = peak = _anonymous(pid)
         growth = child.submit(_work)
         while not wait([growth], _POLL_SECONDS).done:
@@ -39,19 +39,19 @@ def extra_bytes(prepare: Callable[..., Callable[[], object]], *arguments: Any) -
         return peak - before if before else seen
 
 
-def _prepare(prepare: Callable[..., Callable[[], object]], arguments: tuple[Any, ...]) -> int:
-    _tasks.append(prepare(*arguments))
+def _prepare(prepare: Prepare) -> int:
+    _tasks.append(prepare())
     gc.collect()
     return os.getpid()
 
 
 def _work() -> int:
-    """By how much the largest size of this process so far grows."""
-    before = _highest()
+    """By how many bytes the largest size of this process so far grows."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     result = _tasks[0]()
-    growth = _highest() - before
+    growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     del result  # not before the peak was read
-    return growth
+    return growth if sys.platform == "darwin" else 1024 * growth
 
 
 def _anonymous(pid: int) -> int:
@@ -62,9 +62,3 @@ def _anonymous(pid: int) -> int:
         return 0
     found = re.search(r"RssAnon:\s*(\d+)", status)
     return 1024 * int(found[1]) if found else 0
-
-
-def _highest() -> int:
-    """Largest resident size of this process so far, in bytes."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

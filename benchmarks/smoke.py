@@ -8,9 +8,8 @@ results of this run into a folder that is removed.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import io
+import os
 import sys
 import tempfile
 import traceback
@@ -21,30 +20,26 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks import compare, machine, page
+from benchmarks import asv_suite, compare, machine, page
 from benchmarks.jobs import Job, all_jobs
-from benchmarks.timing import use_smoke
 
 
 def tasks(folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     """Names and calls of all that there is to run."""
-    from benchmarks import asv_suite
-
     found: list[dict[str, Any]] = []
 
     def measure(job: Job) -> None:
         found.append(compare.measure(job))
 
+    def write_page() -> None:
+        compare.write({**compare.run([]), "jobs": found}, folder / "smoke.json")
+        page.write(folder, folder / "performance.md")
+
     for job in all_jobs():
         yield job.name, partial(measure, job)
     for name, suite in asv_suite.SUITES.items():
         yield f"asv {name}", partial(_run_suite, suite)
-    yield "discovery by asv", partial(_discover, set(asv_suite.SUITES))
-
-    def write_page() -> None:
-        compare.write({**compare.run([]), "jobs": found}, folder / "smoke.json")
-        page.main(["--results", str(folder), "--out", str(folder / "performance.md")])
-
+    yield "discovery by asv", _discover
     yield "page", write_page
 
 
@@ -58,50 +53,38 @@ def _run_suite(suite: Any) -> None:
                 getattr(instance, name)(case)
 
 
-def _discover(suites: set[str]) -> None:
-    """asv finds every class that is made of the jobs."""
+def _discover() -> None:
+    """asv, where it is installed, finds every class that is made of the jobs."""
     if find_spec("asv_runner"):
         from asv_runner.discovery import disc_benchmarks
 
-        found = {
-            benchmark.name.split(".")[1]
-            for benchmark in disc_benchmarks(str(machine.ROOT / "benchmarks"))
-        }
-        if suites - found:
-            raise LookupError(f"asv finds no {', '.join(suites - found)}")
+        benchmarks = disc_benchmarks(str(machine.ROOT / "benchmarks"))
+        if lost := set(asv_suite.SUITES) - {found.name.split(".")[1] for found in benchmarks}:
+            raise LookupError(f"asv finds no {', '.join(lost)}")
 
 
 def run(wanted: list[str]) -> int:
-    """Run what is wanted, report failures on stderr; returns their number."""
-    use_smoke()
+    """Run what is wanted, report failures on stderr; returns their number, 1 if nothing ran.
+
+    Threads are single: at tiny sizes several would only wait for each other.
+    """
+    os.environ["SPLINCE_FAST_BENCH"] = "smoke"  # of child processes, too
+    os.environ.setdefault("SPLINCE_FAST_NUM_THREADS", "1")
     failed, count, began = [], 0, perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         for name, work in tasks(Path(folder)):
-            if not compare.wanted(name, wanted):
-                continue
-            count += 1
-            said = io.StringIO()
-            try:
-                with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            if any(text in name for text in wanted or [""]):
+                count += 1
+                try:
                     work()
-            except (Exception, SystemExit):
-                failed.append(name)
-                print(f"{name} failed\n{said.getvalue()}", file=sys.stderr)
-                traceback.print_exc()
+                except (Exception, SystemExit):
+                    failed.append(name)
+                    traceback.print_exc()
     for name in failed:
         print(f"FAILED {name}", file=sys.stderr)
     print(f"{count} benchmarks ran in {perf_counter() - began:.0f} s, {len(failed)} failed")
-    if not count:
-        print(f"no benchmark has a name with {' or '.join(wanted)}", file=sys.stderr)
     return len(failed) if count else 1
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run and exit with 1 if anything failed."""
-    parser = argparse.ArgumentParser(prog="benchmarks.smoke", description=__doc__)
-    parser.add_argument("text", nargs="*", help="part of the names to run; everything without")
-    sys.exit(1 if run(parser.parse_args(arguments).text) else 0)
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(1 if run(sys.argv[1:]) else 0)

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from time import perf_counter, process_time, sleep
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-SIZE = "SPLINCE_FAST_BENCH"
 _LEAST_SECONDS = 0.02
 _PAUSE_SECONDS = 0.1  # about as long as the threads of a pool run on
 # A first call touches new memory and is not counted, unless it takes this long and the budget.
@@ -27,25 +26,13 @@ _LONG_SECONDS = 2.0
 _ROUNDS = (3, 9)
 
 T = TypeVar("T")
+Call = Callable[..., Any]
 Seconds = NDArray[np.float64]  # per unit of the job: a number per round, or that of the only call
-Spread = dict[str, float]
 
 
 def smoke() -> bool:
     """Whether sizes are tiny: everything runs, and no number means anything."""
-    chosen = os.environ.get(SIZE, "full")
-    if chosen not in ("smoke", "full"):
-        raise SystemExit(f"{SIZE} is {chosen!r}; it must be 'smoke' or 'full'")
-    return chosen == "smoke"
-
-
-def use_smoke() -> None:
-    """Tiny sizes and single threads from now on, in child processes as well.
-
-    At tiny sizes several threads would only wait for each other, for long on a busy machine.
-    """
-    os.environ[SIZE] = "smoke"
-    os.environ.setdefault("SPLINCE_FAST_NUM_THREADS", "1")
+    return os.environ.get("SPLINCE_FAST_BENCH") == "smoke"
 
 
 def pick(full: T, tiny: T) -> T:
@@ -59,17 +46,12 @@ class Contender:
 
     run: Callable[[], Any]
     units: float = 1.0  # how much of the job a call does (rows, solves)
-    before: Callable[[], object] | None = None  # runs before every call, outside the clock
     # Gives the array, of a result, on which all contenders of the job must agree; None where a
     # contender does less than the whole job, as a floor does.
-    answer: Callable[[Any], Any] | None = None
+    answer: Call | None = None
 
 
-def each(
-    blocks: Sequence[tuple[Any, ...]],
-    work: Callable[..., Any],
-    answer: Callable[[Any], Any] | None = None,
-) -> Contender:
+def each(blocks: Sequence[Any], work: Call, answer: Call | None = None) -> Contender:
     """The same work on every block, whose first item is its rows; gives the last result."""
 
     def run() -> Any:
@@ -88,20 +70,15 @@ class Absent:
     reason: str
 
 
-def spread(values: Iterable[float]) -> Spread:
+def spread(values: Iterable[float]) -> dict[str, float]:
     """Median and quartiles over rounds; a single value is all three."""
     low, middle, high = np.quantile(list(values), (0.25, 0.5, 0.75)).tolist()
     return {"median": middle, "low": low, "high": high}
 
 
-def ratio(numerator: Seconds, denominator: Seconds) -> Spread:
+def ratio(numerator: Seconds, denominator: Seconds) -> dict[str, float]:
     """How many times longer the first takes than the second, round by round."""
     return spread(np.divide(numerator, denominator))
-
-
-def slowest(timings: Iterable[Seconds]) -> Seconds:
-    """The larger of several times, round by round."""
-    return reduce(np.maximum, timings)
 
 
 def interleave(contenders: Mapping[str, Contender], *, budget: float = 8.0) -> dict[str, Seconds]:
@@ -111,8 +88,6 @@ def interleave(contenders: Mapping[str, Contender], *, budget: float = 8.0) -> d
     call that is not counted. A contender whose first call alone takes longer is not called again.
     """
     least, pause, most = (0.0, 0.0, 1) if smoke() else (_LEAST_SECONDS, _PAUSE_SECONDS, _ROUNDS[1])
-    if not smoke():
-        gc.collect()  # now, not in the middle of a sample
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     counts: dict[str, int] = {}
     cost = 0.0
@@ -125,12 +100,12 @@ def interleave(contenders: Mapping[str, Contender], *, budget: float = 8.0) -> d
             first = _sample(contender, 1)
         counts[name] = max(1, min(100_000, round(least / max(first, 1e-7))))
         cost += first * counts[name] + pause
-    repeated = list(counts)
-    for number in range(min(most, max(_ROUNDS[0], int(budget / max(cost, 1e-9))))):
-        shift = number % max(1, len(repeated))
-        for name in repeated[shift:] + repeated[:shift]:
+    order = deque(counts)
+    for _ in range(min(most, max(_ROUNDS[0], int(budget / max(cost, 1e-9))))):
+        for name in order:
             _rest(pause / 5)
             samples[name].append(_sample(contenders[name], counts[name]))
+        order.rotate(-1)
     return {name: np.array(found) / contenders[name].units for name, found in samples.items()}
 
 
@@ -144,18 +119,12 @@ def _rest(step: float) -> None:
 
 
 def _sample(contender: Contender, count: int) -> float:
-    """Mean seconds of so many calls; what runs before them is not counted."""
-    total = 0.0
-    was_enabled = gc.isenabled()
+    """Mean seconds of so many calls."""
     gc.disable()
     try:
+        start = perf_counter()
         for _ in range(count):
-            if contender.before is not None:
-                contender.before()
-            start = perf_counter()
             contender.run()
-            total += perf_counter() - start
+        return (perf_counter() - start) / count
     finally:
-        if was_enabled:
-            gc.enable()
-    return total / count
+        gc.enable()

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +22,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EPS = float(np.finfo(np.float64).eps)
 MODULES = (
-    "compare", "data", "jobs", "jobs_accumulate", "jobs_erase", "jobs_growth", "machine", "memory",
-    "page", "reference", "smoke", "timing",
+    "compare", "data", "jobs", "jobs_accumulate", "jobs_erase", "jobs_growth", "jobs_numbers",
+    "machine", "memory", "page", "smoke", "timing",
 )  # fmt: skip
 
 
@@ -65,11 +66,12 @@ def test_contenders_of_every_job_give_the_same_result(bench: Any) -> None:
         ours = answers.pop("splince_fast", None)
         if ours is None:  # timed against the library itself
             continue
+        summed = job.name.partition("/")[0] in streams
         for name, other in answers.items():
             eps = max(np.finfo(a.dtype).eps for a in (ours, other))
-            if job.group in streams and "float64" not in job.name:
+            if summed and "float64" not in job.name:
                 eps = max(eps, np.finfo(np.float32).eps)
-            bound = (sums if job.group in streams else maps) * eps * np.abs(other).max()
+            bound = (sums if summed else maps) * eps * np.abs(other).max()
             assert np.abs(ours - other).max() <= bound, (job.name, name)
             compared += 1
     assert compared >= 30  # without torch and dask; more with them
@@ -82,14 +84,14 @@ def test_contenders_of_every_job_give_the_same_result(bench: Any) -> None:
 
 def test_accumulating_gives_the_covariance_in_two_passes(bench: Any) -> None:
     data = bench.data.problem(300, 8, offset=100.0)
-    truth = bench.reference.two_pass_covariance(data.X)
+    truth = bench.jobs_numbers.two_pass_covariance(data.X)
     way = bench.jobs_accumulate.accumulate(data, 7)
     found = way.answer(way.run())
     # Products of centred float32 rows: their sums err by n eps at most.
     bound = 300 * np.finfo(np.float32).eps
-    assert bench.reference.covariance_error(found, truth) < bound
+    assert bench.jobs_numbers.covariance_error(truth, found) < bound
     crude = np.cov(data.X, rowvar=False, dtype=np.float32, bias=True) * 1.01
-    assert bench.reference.covariance_error(crude, truth) > bound, "control: 1 % is seen"
+    assert bench.jobs_numbers.covariance_error(truth, crude) > bound, "control: 1 % is seen"
 
 
 def test_floors_do_the_products_they_stand_for(bench: Any) -> None:
@@ -97,18 +99,18 @@ def test_floors_do_the_products_they_stand_for(bench: Any) -> None:
     X, Z = rng.normal(size=(50, 6)), rng.normal(size=(50, 3))
     total, cross = np.zeros((6, 6), order="F"), np.zeros((6, 3), order="F")
     for _ in range(2):
-        bench.reference.syrk_into(X, total)
-        bench.reference.gemm_into(X, Z, cross)
+        bench.jobs_accumulate.syrk_into(X, total)
+        bench.jobs_accumulate.gemm_into(X, Z, cross)
     # 100 products per entry, each rounded once.
     np.testing.assert_allclose(np.tril(total), np.tril(2 * X.T @ X), atol=100 * EPS * 100)
     np.testing.assert_allclose(cross, 2 * X.T @ Z, atol=100 * EPS * 100)
-    S = np.asfortranarray(X.T @ X)
-    side, before = np.asfortranarray(rng.normal(size=(6, 2))), S.copy()
+    moments = bench.data.problem(300, 6, "float64", classes=3).moments()
+    S, side = bench.jobs_erase.parts(moments, "z")
+    floor = bench.jobs_erase.lapack(moments, "z")
     for _ in range(2):  # the second call starts from the same S
-        L, solved = bench.reference.factor_and_solve(S, [side], [np.empty_like(S), side.copy("F")])
+        L, solved = floor.run()
         np.testing.assert_allclose(np.tril(L) @ np.tril(L).T, S, atol=1e3 * EPS * np.abs(S).max())
         np.testing.assert_allclose(np.tril(L) @ solved, side, atol=1e3 * EPS)
-    np.testing.assert_array_equal(S, before)
 
 
 class Clock:
@@ -134,11 +136,11 @@ def test_targets_are_judged_by_the_right_side(bench: Any, monkeypatch: Any) -> N
     wanted = [("slow", 2, True), ("quick", 1, True), ("quick", 4, False), ("slow", 0.1, False),
               ("none", 1, True)]  # fmt: skip
     targets = tuple(bench.jobs.Target(*values) for values in wanted)
-    job = bench.jobs.Job("group/case", "call", lambda: ways, targets, larger_of=("slow",))
+    job = bench.jobs.Job("group/case", "call", lambda: ways, targets, larger_of=("quick", "slow"))
     found = bench.compare.measure(job, budget=0.1)
     assert [target["met"] for target in found["targets"]] == [True, False, True, False, None]
     assert found["left_out"] == {"none": "not installed: it"}
-    assert found["values"]["floor"] == found["values"]["slow"]
+    assert found["values"]["floor"] == found["values"]["slow"] != found["values"]["quick"]
 
 
 # --- timing --------------------------------------------------------------------------------------
@@ -150,7 +152,6 @@ def test_ratio_is_taken_round_by_round(bench: Any) -> None:
     assert set(bench.timing.ratio(slow, fast).values()) == {2.0}
     once = bench.timing.ratio(slow, (4.0,))
     assert (once["low"], once["median"]) == (0.5, 2.75), "one number is compared with every round"
-    assert [*bench.timing.slowest([fast, (9.0,)])] == [9.0, 10.0, 100.0, 9.0]
 
 
 def test_contenders_alternate_and_long_calls_are_not_repeated(
@@ -169,14 +170,13 @@ def test_contenders_alternate_and_long_calls_are_not_repeated(
         name: bench.timing.Contender(
             lambda name=name: calls.append(name) or clock.sleep(pause(name)),
             units=2.0,
-            before=lambda: clock.sleep(0.02),
         )
         for name in ("a", "b", "long")
     }
     timings = bench.timing.interleave(contenders, budget=0.0)
     assert calls == ["a", "b", "long", "a", "b", "b", "a", "a", "b"]
     assert [len(seconds) for seconds in timings.values()] == [3, 3, 1]
-    # Neither the first call (0.1 s) nor what runs before each (0.02 s) is inside the clock.
+    # The first call (0.1 s) is not inside the clock.
     assert bench.timing.spread(timings["a"])["median"] < 0.02 / 2
     assert timings["long"][0] >= 0.25 / 2, "control: the time of a call is"
 
@@ -209,7 +209,7 @@ def ending() -> Any:
 
 
 def test_peak_memory_of_a_task_is_seen(bench: Any) -> None:
-    extra = bench.memory.extra_bytes(allocating, 50_000_000)
+    extra = bench.memory.extra_bytes(partial(allocating, 50_000_000))
     assert extra == pytest.approx(50e6, rel=0.05)
     with pytest.raises(KeyError, match="reason"):
         bench.memory.extra_bytes(failing)
@@ -232,7 +232,7 @@ def test_every_combination_of_axes_is_a_job(bench: Any, monkeypatch: pytest.Monk
 
     assert list(found) == ["group/1 of x", "group/1 of y", "group/2 of x", "group/2 of y"]
     last = found["group/2 of y"]
-    assert (last.group, last.case, last.targets[0].limit) == ("group", "2 of y", 2)
+    assert (last.name, last.targets[0].limit) == ("group/2 of y", 2)
     assert last.build()["splince_fast"].run() == (2, "y")
     job("group/none", "row", modules=("no_such_module",))(build)
     assert found["group/none"].build()["splince_fast"].reason == "not installed: no_such_module"
