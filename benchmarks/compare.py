@@ -121,13 +121,13 @@ def write(results: dict[str, Any], path: Path) -> None:
 
 def cells(entry: dict[str, Any]) -> list[str]:
     """A row of the table: name, ours, the others, the targets."""
-    ours, unit = entry["values"].get(OURS), entry["unit"]
-    kind, unit = ("values", unit) if entry["number"] else ("ratios", f"s/{unit}")
+    number, unit, ours = entry["number"], entry["unit"], entry["values"].get(OURS)
+    kind, factor, prefix = ("values", 1.0, "") if number else ("ratios", 1e6, "us/")
     others = {name: interval(found) for name, found in entry[kind].items() if name != OURS}
     others |= dict.fromkeys(entry["left_out"], "-")
     return [
         entry["name"],
-        f"{ours['median']:.3g} {unit}" if ours else "-",
+        f"{factor * ours['median']:,.4g} {prefix}{unit}" if ours else "-",
         ", ".join(f"{name} {text}" for name, text in others.items()),
         "; ".join(map(verdict, entry["targets"])),
     ]
