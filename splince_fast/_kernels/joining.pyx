@@ -7,6 +7,16 @@ from libc.string cimport memcpy
 
 import numpy as np
 
+cdef extern from *:
+    """
+    #ifdef __GNUC__
+    #define fetch_to_write(place) __builtin_prefetch(place, 1)
+    #else
+    #define fetch_to_write(place) (void)(place)
+    #endif
+    """
+    void fetch_to_write(void*) noexcept nogil
+
 cdef object ndarray = np.ndarray
 cdef object float32 = np.dtype(np.float32)
 # Variables of which the codes are looked up before anything is written.
@@ -88,7 +98,7 @@ cdef class Joining:
         cdef bint fits, widened
         cdef char* target
         cdef Codes codes
-        if type(X) is not ndarray or X.ndim != 2 or len(X) != 1:
+        if type(X) is not ndarray:
             return False
         dtype = X.dtype
         widened = dtype is float32 and not self.single
@@ -119,7 +129,8 @@ cdef class Joining:
         target = self.at + start * self.row_bytes
         row_bytes = self.row_bytes // 2 if widened else self.row_bytes
         PyObject_GetBuffer(X, &view, PyBUF_STRIDES)
-        fits = view.shape[1] == self.width and view.strides[1] * self.width == row_bytes
+        fits = view.ndim == 2 and view.shape[0] == 1 and view.shape[1] == self.width
+        fits = fits and view.strides[1] * self.width == row_bytes
         if widened:  # read as numbers, which lie at multiples of their size
             fits = fits and <size_t>view.buf % sizeof(float) == 0
         if fits and widened:
@@ -133,6 +144,9 @@ cdef class Joining:
         for i in range(n):
             (<Codes>self.variables[i]).at[start] = found[i]
         buffer.filled = start + 1
+        # The next row goes to memory that was read a block ago.
+        for j in range(0, self.row_bytes, 64):
+            fetch_to_write(target + self.row_bytes + j)
         return True
 
 
