@@ -59,7 +59,7 @@ def sort_by_cell(codes: Any, n_codes: int, part_rows: int, order: Any, cell: Any
 
 
 @kernel
-def _size(rows: Any, index: Any) -> Any:
+def size_of(rows: Any, index: Any) -> Any:
     """Rows of a block: those that `index` numbers, or all where it is empty."""
     return index.shape[0] if index.shape[0] > 0 else rows.shape[0]
 
@@ -86,7 +86,7 @@ def sample_columns(
     weight : (n,) float64 > 0, or empty for unit weights
     shift, spread : (d,) float64, overwritten
     """
-    n, d = _size(rows, index), rows.shape[1]
+    n, d = size_of(rows, index), rows.shape[1]
     origin = rows[place(index, 0)]
     shift[:] = 0.0
     spread[:] = 0.0
@@ -352,7 +352,7 @@ def centre_block(
         peak = max_i |y_i|
     work : (d,) float64, overwritten
     """
-    n = _size(rows, index)
+    n = size_of(rows, index)
     width = last - first
     weighted = weight.shape[0] > 0
     # Views of the stripe: indices that start at zero are what the compiler can vectorise.

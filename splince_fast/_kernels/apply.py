@@ -14,7 +14,7 @@ from numba.extending import overload
 from numba.np.numpy_support import as_dtype
 
 from splince_fast._kernels.jit import kernel
-from splince_fast._kernels.registers import prefetch
+from splince_fast._kernels.registers import LINE, prefetch
 from splince_fast._kernels.tiles import (
     COLUMNS,
     LANES,
@@ -35,7 +35,6 @@ from splince_fast._kernels.tiles import (
 _GROUP = 32
 _DEPTH = 128
 _AHEAD = 8  # rows that are asked for before they are needed
-_LINE = 64  # bytes of a cache line
 
 
 @kernel
@@ -58,8 +57,8 @@ def squares_finite(rows: Any, start: int, stop: int) -> bool:
 @kernel
 def _aligned(rows: int, columns: int) -> Any:
     """Zeros (rows, columns) in float64 that begin at a cache line."""
-    memory = np.zeros(rows * columns + _LINE // 8)
-    skip = (-memory.ctypes.data) % _LINE // 8
+    memory = np.zeros(rows * columns + LINE // 8)
+    skip = (-memory.ctypes.data) % LINE // 8
     return memory[skip : skip + rows * columns].reshape(rows, columns)
 
 
@@ -341,7 +340,7 @@ def _apply_by_tiles(
                         centred, i, panel, first, depth, coefficients, i, coefficients, i, j
                     )
     edge = np.zeros((1, COLUMNS), out.dtype)
-    step = _LINE // rows.itemsize
+    step = LINE // rows.itemsize
     for p in range(len(removing)):
         panel, first = removing[p], p * COLUMNS
         left = width - first

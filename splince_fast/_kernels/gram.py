@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from splince_fast._kernels.accumulate import centre_block
+from splince_fast._kernels.accumulate import centre_block, size_of
 from splince_fast._kernels.jit import kernel
 from splince_fast._kernels.registers import FEATURES, REGISTER, broadcast, items
 
@@ -180,8 +180,7 @@ def reduce_chunks(
     counters : (chunks + 1, 16) int64, zeros
         Tasks that were begun, and those that are finished, in cache lines of their own.
     """
-    n = index.shape[0] if index.shape[0] > 0 else rows.shape[0]
-    d = rows.shape[1]
+    n, d = size_of(rows, index), rows.shape[1]
     work = np.empty(d)  # before the first task: one that fails would never be finished
     height, chunk = panels.shape[1:3]
     chunks = (n + chunk - 1) // chunk

@@ -12,6 +12,7 @@ from numba.extending import intrinsic
 
 FEATURES: str = cpu_target.target_context.codegen().magic_tuple()[2]
 REGISTER = 64 if "+avx512f" in FEATURES else 32  # bytes
+LINE = 64  # bytes of a cache line
 
 _NUMBER = ir.IntType(32)
 

@@ -11,6 +11,7 @@ from numba.extending import intrinsic
 
 from splince_fast._kernels.registers import (
     FEATURES,
+    LINE,
     REGISTER,
     ask_for,
     broadcast,
@@ -21,7 +22,6 @@ from splince_fast._kernels.registers import (
 LANES = REGISTER // 8  # numbers of float64 in a register
 # A tile of sums fills 16 of 32 registers, or 8 of 16.
 ROWS, COLUMNS = LANES, 2 * LANES
-_LINE = 64  # bytes of a cache line
 STREAMED = 16  # bytes that are stored past the caches at once
 
 _INDEX, _NUMBER = ir.IntType(64), ir.IntType(32)
@@ -232,11 +232,11 @@ def _stream(typing: Any, source: Any, target: Any) -> Any:
         real = context.get_data_type(signature.args[0].dtype)
         size = context.get_abi_sizeof(real)
         # Ordinary stores up to the first whole line, and from the end of the last one.
-        line = ir.VectorType(real, _LINE // size)
+        line = ir.VectorType(real, LINE // size)
         before = builder.sub(_INDEX(0), builder.ptrtoint(into.data, _INDEX))
-        head = builder.udiv(builder.and_(before, _INDEX(_LINE - 1)), _INDEX(size))
+        head = builder.udiv(builder.and_(before, _INDEX(LINE - 1)), _INDEX(size))
         head = builder.select(builder.icmp_signed("<", head, total), head, total)
-        rest = builder.and_(builder.sub(total, head), _INDEX(_LINE // size - 1))
+        rest = builder.and_(builder.sub(total, head), _INDEX(LINE // size - 1))
         end = builder.sub(total, rest)
         hint = builder.module.add_metadata([_NUMBER(1)])
 
@@ -250,13 +250,13 @@ def _stream(typing: Any, source: Any, target: Any) -> Any:
                 )
                 found = builder.load(source, align=size)
                 if kind == line:
-                    stored = builder.store(found, target, align=_LINE)
+                    stored = builder.store(found, target, align=LINE)
                     stored.set_metadata("nontemporal", hint)
                 else:
                     builder.store(found, target, align=size)
 
         copy(_INDEX(0), head, 1, real)
-        copy(head, end, _LINE // size, line)
+        copy(head, end, LINE // size, line)
         copy(end, total, 1, real)
         return context.get_dummy_value()
 
@@ -329,7 +329,7 @@ def _add_four(
                     builder.store(square, places[3], align=8)
             return [sum_of_lanes(builder, builder.load(v), lanes) for v in leverages]
 
-        fuse, line = ("contract",), _LINE // size
+        fuse, line = ("contract",), LINE // size
         middle = builder.sub(last, builder.and_(builder.sub(last, first), _INDEX(line - 1)))
         parts = add(first, middle, line, LANES), add(middle, last, 1, 1)
         return context.make_tuple(builder, signature.return_type, map(builder.fadd, *parts))
