@@ -125,8 +125,8 @@ class Minimax:
         wanted = np.bincount(self.codes, weight, chances.shape[1])
         found = weight @ chances
         share = float(np.max((found - wanted) / found, initial=0.0))
-        if share > 0:
-            fixed = np.maximum((wanted - (1 - share) * found) / share, 0.0)
+        fixed = np.maximum(wanted - (1 - share) * found, 0.0)
+        if share > 0 and fixed.any():  # else the two differ by a rounding, and nothing is to mix
             chances = (1 - share) * chances + share * (fixed / fixed.sum())
         errors = weight[:, None] * (self.targets[self.codes] - chances)
         errors = errors[:, 1:] if self.width == 1 else errors
