@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -84,6 +85,18 @@ def test_control_the_certificate_of_a_bad_head_is_large() -> None:
     )
     _, gap, _, _ = game.certificate(game.zeros(), 1000.0)
     assert gap > 0.05
+
+
+@pytest.mark.parametrize("ulps", range(1, 9))
+def test_the_gap_is_a_number_where_chances_round_up(ulps: int) -> None:
+    """Every class is predicted a rounding too often: no distribution is left to mix with."""
+    codes = np.arange(40) % 2
+    rows = np.random.default_rng(0).normal(size=(40, 2))
+    game = Minimax(rows, codes, codes, np.ones(40), 2, 0.1, 0.0, lambda: None)
+    above = np.full((40, 2), np.log(0.5 * (1 + ulps * np.finfo(float).eps)))
+    with mock.patch.object(game, "log_chances", return_value=above):
+        _, gap, _, _ = game.certificate(game.zeros(), 4.0)
+    assert gap == pytest.approx(game.certificate(game.zeros(), 4.0)[1], rel=1e-13)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
