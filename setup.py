@@ -10,6 +10,7 @@ Free-threaded builds of Python have no limited API: there the full one is used.
 import os
 import sysconfig
 
+import numpy as np
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
@@ -38,6 +39,7 @@ setup(
                 f"splince_fast._kernels.{name}",
                 [f"splince_fast/_kernels/{name}.pyx"],
                 define_macros=macros,
+                include_dirs=[np.get_include()],
                 py_limited_api=LIMITED_API,
                 extra_compile_args=compile_args,
                 extra_link_args=link_args,

@@ -1,6 +1,5 @@
 """Single rows that join those that wait, in one step that no other thread and no signal divides."""
 
-from cpython.buffer cimport PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
 from cpython.dict cimport PyDict_GetItemWithError
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy
@@ -17,6 +16,16 @@ cdef extern from *:
     """
     void fetch_to_write(void*) noexcept nogil
 
+# What NumPy's stable layout of an array says, without a call.
+cdef extern from "numpy/ndarraytypes.h":
+    ctypedef struct PyArrayObject:
+        pass
+    int PyArray_NDIM(PyArrayObject*) nogil
+    Py_ssize_t* PyArray_DIMS(PyArrayObject*) nogil
+    Py_ssize_t* PyArray_STRIDES(PyArrayObject*) nogil
+    char* PyArray_BYTES(PyArrayObject*) nogil
+    void* PyArray_DESCR(PyArrayObject*) nogil
+
 cdef object ndarray = np.ndarray
 cdef object float32 = np.dtype(np.float32)
 # Variables of which the codes are looked up before anything is written.
@@ -28,28 +37,36 @@ MOST_VARIABLES = _MOST_VARIABLES
 cdef class Codes:
     """The codes of one class-coded variable of rows that wait."""
 
-    cdef object name, variable, memory, naming
-    cdef dict places
+    cdef object name, variable, memory, dtype
+    cdef dict places, known
     cdef Py_ssize_t* at
 
     def __init__(self, name, variable, Py_ssize_t[::1] codes):
         self.name, self.variable, self.memory = name, variable, codes
         self.places, self.at = variable.places, &codes[0]
+        self.known = {}  # codes by labels of the last dtype alone, which tells their type
 
     cdef Py_ssize_t code_of(self, column) except -2:
         """The code of a single label; -1 for anything but a known class."""
+        cdef PyArrayObject* array
         if type(column) is not ndarray:
             return self.variable.declared_code(column, self.name)
-        if column.ndim != 1 or len(column) != 1:
+        array = <PyArrayObject*>column
+        if PyArray_NDIM(array) != 1 or PyArray_DIMS(array)[0] != 1:
             return -1
-        dtype = column.dtype
-        if dtype is not self.naming:
+        if PyArray_DESCR(array) != <void*>self.dtype:
+            dtype = column.dtype
             if dtype.kind not in "biuU":
                 return -1
-            self.naming = dtype
+            self.dtype, self.known = dtype, {}
         label = column.item()
-        found = PyDict_GetItemWithError(self.places, (type(label), label))
-        return -1 if found is NULL else <object>found
+        found = PyDict_GetItemWithError(self.known, label)
+        if found is NULL:
+            found = PyDict_GetItemWithError(self.places, (type(label), label))
+            if found is NULL:
+                return -1
+            self.known[label] = <object>found
+        return <object>found
 
 
 cdef class Joining:
@@ -70,15 +87,12 @@ cdef class Joining:
     cdef bint single
 
     def __init__(self, rows, variables):
-        cdef Py_buffer view
         self.rows, self.dtype = rows, rows.dtype
         self.variables = [Codes(*parts) for parts in variables]
         self.capacity, self.width = rows.shape
         self.single = self.dtype.itemsize == 4
         self.row_bytes = self.width * self.dtype.itemsize
-        PyObject_GetBuffer(rows, &view, PyBUF_STRIDES)
-        self.at = <char*>view.buf
-        PyBuffer_Release(&view)
+        self.at = PyArray_BYTES(<PyArrayObject*>rows)
 
     def takes(self, accumulator, lock, X, labels) -> bool:
         """Append a row; False, and nothing has changed, unless all is as it was for the last one.
@@ -94,15 +108,16 @@ cdef class Joining:
         """
         cdef Py_ssize_t found[_MOST_VARIABLES]
         cdef Py_ssize_t i, j, start, row_bytes, n = len(self.variables)
-        cdef Py_buffer view
-        cdef bint fits, widened
+        cdef PyArrayObject* array
+        cdef bint widened
+        cdef char* source
         cdef char* target
         cdef Codes codes
         if type(X) is not ndarray:
             return False
-        dtype = X.dtype
-        widened = dtype is float32 and not self.single
-        if not widened and dtype is not self.dtype:
+        array = <PyArrayObject*>X
+        widened = PyArray_DESCR(array) == <void*>float32 and not self.single
+        if not widened and PyArray_DESCR(array) != <void*>self.dtype:
             return False
         if labels is None:
             if n:
@@ -128,18 +143,21 @@ cdef class Joining:
             return False
         target = self.at + start * self.row_bytes
         row_bytes = self.row_bytes // 2 if widened else self.row_bytes
-        PyObject_GetBuffer(X, &view, PyBUF_STRIDES)
-        fits = view.ndim == 2 and view.shape[0] == 1 and view.shape[1] == self.width
-        fits = fits and view.strides[1] * self.width == row_bytes
-        if widened:  # read as numbers, which lie at multiples of their size
-            fits = fits and <size_t>view.buf % sizeof(float) == 0
-        if fits and widened:
+        source = PyArray_BYTES(array)
+        if PyArray_NDIM(array) != 2 or PyArray_DIMS(array)[0] != 1:
+            return False
+        if PyArray_DIMS(array)[1] != self.width:
+            return False
+        if PyArray_STRIDES(array)[1] * self.width != row_bytes:
+            return False
+        if not widened:
+            memcpy(target, source, row_bytes)
+        elif <size_t>source % sizeof(float) == 0:  # numbers lie at multiples of their size
             for j in range(self.width):
-                (<double*>target)[j] = (<float*>view.buf)[j]
-        elif fits:
-            memcpy(target, view.buf, row_bytes)
-        PyBuffer_Release(&view)
-        if not fits or not usable(target, self.width, self.single):
+                (<double*>target)[j] = (<float*>source)[j]
+        else:
+            return False
+        if not usable(target, self.width, self.single):
             return False
         for i in range(n):
             (<Codes>self.variables[i]).at[start] = found[i]
