@@ -23,11 +23,11 @@ D, BLOCK = 3, 8
 
 
 def waiting(dtype: Any = np.float64, **parameters: Any) -> Moments:
-    """Three rows that wait, of classes 0 and 1 and of False and True; the last came alone."""
-    X = np.arange(3 * D, dtype=dtype).reshape(3, D)
-    labels = {"z": np.array([0, 1, 0]), "y": np.array([True, False, False])}
+    """Four rows that wait, of classes 0 and 1 and of False and True; the last by the short way."""
+    X = np.arange(4 * D, dtype=dtype).reshape(4, D)
+    labels = {"z": np.array([0, 1, 0, 1]), "y": np.array([True, False, False, True])}
     moments = Moments(block_rows=BLOCK, **parameters)
-    for rows in (slice(2), slice(2, 3)):
+    for rows in (slice(2), slice(2, 3), slice(3, 4)):
         moments.update(X[rows], {name: column[rows] for name, column in labels.items()})
     return moments
 
@@ -121,11 +121,11 @@ def test_only_rows_like_those_that_wait_take_the_short_way(
     moments = waiting()
     monkeypatch.setattr(module, "read_update", lambda *_: pytest.fail("the way of any row"))
     if case in LIKE:
-        assert moments.update(*LIKE[case]).n_rows == 4
+        assert moments.update(*LIKE[case]).n_rows == 5
     else:
         with pytest.raises(pytest.fail.Exception):
             moments.update(*OTHER[case])
-        assert moments.n_rows == 3
+        assert moments.n_rows == 4
 
 
 @pytest.mark.parametrize(
@@ -253,8 +253,8 @@ def test_a_single_row_is_refused_while_another_thread_writes_or_reads() -> None:
         finally:
             ended.set()
             thread.join()
-        assert moments.n_rows == 3
-    assert moments.update(row(), labels()).n_rows == 4
+        assert moments.n_rows == 4
+    assert moments.update(row(), labels()).n_rows == 5
 
 
 @pytest.mark.parametrize("n", [0, 1, 16, 17, 40])
