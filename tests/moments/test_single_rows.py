@@ -7,6 +7,7 @@ import threading
 import warnings
 import weakref
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,24 @@ def test_weights_masks_kinds_and_joint_classes_count_for_a_single_row(
     found = run()
     without_the_short_way(monkeypatch)
     assert found == run()
+
+
+def test_weights_that_a_failed_update_has_written_are_those_of_no_single_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_memory(*_: Any) -> None:
+        raise MemoryError
+
+    moments = waiting()
+    more = {name: column.repeat(2) for name, column in labels().items()} | {"new": np.arange(2)}
+    with monkeypatch.context() as patch:
+        patch.setattr(buffer, "np", SimpleNamespace(**{**vars(np), "full": no_memory}))
+        with pytest.raises(MemoryError):
+            moments.update(np.ones((2, D)), more, sample_weight=[7.0, 7.0])
+    assert list(moments._accumulator.buffer._weight[3:5]) == [7.0, 7.0]  # type: ignore[union-attr]
+    for _ in range(2):
+        moments.update(row(), labels())
+    assert moments.weight == 5.0
 
 
 def test_a_kind_of_a_variable_that_is_not_there_is_told_for_a_single_row() -> None:
