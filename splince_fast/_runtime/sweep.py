@@ -260,8 +260,7 @@ def _erase_rows(
             if mask is not None:
                 np.copyto(target, source, casting="unsafe")
             if not written:
-                with np.errstate(over="ignore"):  # as the kernel does where it writes float32
-                    target[chosen] = piece
+                target[chosen] = piece
             if row >= 0:
                 return first + (row if mask is None else int(chosen[row]))
         return -1

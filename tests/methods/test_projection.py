@@ -11,6 +11,7 @@ import os
 import pickle
 import tracemalloc
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +318,31 @@ def test_leading_axes_and_masks(dtype: str, layout: str) -> None:
     if x.dtype == expected.dtype:
         eraser(x, mask=mask, out=x)
         np.testing.assert_array_equal(x, partly)
+
+
+@pytest.mark.parametrize("layout", ["C", "padded"])
+@pytest.mark.parametrize("dtype", ["<f2", ">f2", "float32"])
+def test_every_sweep_has_its_own_rows(
+    dtype: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the mask, of the progress, and in the error of a row that halves cannot hold."""
+    x = stack_of(dtype, layout)
+    eraser = sf.Projection(3 * np.eye(7)[:, :1], np.eye(7)[:, :1], np.zeros(7))  # x_0 to -2 x_0
+    mask = np.random.default_rng(0).random((3, 5)) < 0.5
+    mask[2, 2:4] = False, True
+    expected = np.where(mask[..., None], eraser(x), x)
+    advanced: list[tuple[int, int]] = []
+    monkeypatch.setattr(sweep.Progress, "advance", lambda _, *more: advanced.append(more))
+    room = 4 * 7 * 2 if layout == "C" else 1  # of a piece: some rows, or less than one
+    monkeypatch.setattr(sweep, "_SWEEP_BYTES", 4 * room)
+    monkeypatch.setattr(sweep, "_PIECE_BYTES", room)
+    np.testing.assert_array_equal(eraser(x, mask=mask, progress=True), expected)
+    assert np.sum(advanced, axis=0).tolist() == [15, x.nbytes]
+    assert len(advanced) > 1
+    x[2, 3] = 60000
+    for rows in (None, mask):
+        with pytest.raises(sf.InputError, match="row 13 ") if x.itemsize == 2 else nullcontext():
+            eraser(x, mask=rows)
 
 
 def test_what_a_mask_hides_may_be_anything() -> None:
@@ -902,3 +928,11 @@ def test_half_precision_that_overflows_is_an_error_and_no_infinity() -> None:
         further(rows.astype(">f2"))
     rows[1, 0] = np.inf  # what was infinite before is no overflow
     assert not np.isfinite(further(rows)[1]).all()
+
+
+def test_bfloat16_overflows_as_float32_does() -> None:
+    """Between the largest numbers of both: without a NumPy warning, which is an error here."""
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    eraser = sf.Projection(np.array([[-0.999], [0.0]]), np.array([[1.0], [0.0]]), np.zeros(2))
+    found = eraser(np.full((2, 2), 2.0**127, ml_dtypes.bfloat16))
+    assert np.isinf(found.astype(np.float32)).tolist() == [[True, False]] * 2

@@ -755,9 +755,10 @@ def test_what_fails_leaves_no_trace(bad: float, step: int) -> None:
     before = pickle.dumps(moments)
     wrong = X.copy()
     wrong[70, 2] = bad
-    with pytest.raises((NonFiniteError, InputError)):
-        moments.update(wrong, labels)
-    assert pickle.dumps(moments) == before
+    for rows in (slice(None), slice(64, 128)):  # the latter are a block, where none wait
+        with pytest.raises((NonFiniteError, InputError)):
+            moments.update(wrong[rows], {k: v[rows] for k, v in labels.items()})
+        assert pickle.dumps(moments) == before
 
 
 @pytest.mark.parametrize(
@@ -786,19 +787,24 @@ def test_damaged_files_are_refused(key: str, value: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("columns", [2, 9])  # swept, or multiplied as a matrix
 # One segment, and several; columns that fill no register, no cache line, no stripe.
 @pytest.mark.parametrize(
     ("n", "d", "segments"), [(3, 5, 1), (203, 209, 1), (203, 1100, 1), (2803, 400, 2)]
 )
 def test_the_sweep_is_its_naive_twin(
-    dtype: Any, weighted: bool, n: int, d: int, segments: int
+    dtype: Any, weighted: bool, columns: int, n: int, d: int, segments: int
 ) -> None:
+    """Also of rows that lie among others."""
     rng = np.random.default_rng(0)
-    rows = rng.normal(size=(n, d)).astype(dtype)
+    lying = rng.normal(size=(2 * n, d)).astype(dtype)
+    index = rng.permutation(2 * n)[:n] if weighted else None
+    rows = lying[:n] if index is None else lying[index]
     weight = rng.random(n) + 0.1 if weighted else None
     codes = np.stack([rng.integers(-1, 3, n), np.where(rng.random(n) < 0.5, 3, 4)]).astype(np.intp)
-    values, inverse, shift = rng.normal(size=(2, n)), rng.random(d), rng.normal(size=d)
-    sweep = swept.Sweep(rows, weight, shift, codes, 5, values)
+    values, inverse, shift = rng.normal(size=(columns, n)), rng.random(d), rng.normal(size=d)
+    given = rows if index is None else lying
+    sweep = swept.Sweep(given, weight, shift, codes, 5, values, index)
     sweep.run(inverse)
     w = np.ones(n) if weight is None else weight
     y = rows.astype(np.float64) - shift
@@ -811,6 +817,7 @@ def test_the_sweep_is_its_naive_twin(
     for column in codes:
         np.add.at(sums, column[column >= 0], (w[:, None] * y)[column >= 0])
     np.testing.assert_allclose(sweep.class_sums, sums, **near)
+    np.testing.assert_allclose(sweep.sums[3], values.sum(axis=1), **near)
     assert sweep.leverage.shape == (-(-d // kernels.STRIPE), n)
     assert len(sweep._sums) == segments
     chosen, of_cells = sweep.cells
@@ -819,6 +826,33 @@ def test_the_sweep_is_its_naive_twin(
         there, all_of_it = ((pair == c.T).all(axis=1) for c in (codes[:, chosen], codes))
         assert there.sum() <= segments
         np.testing.assert_allclose(of_cells[there].sum(), w[all_of_it].sum(), rtol=rounding)
+
+
+def test_no_variance_is_negative() -> None:
+    """That of a constant column far from the point that it is summed about is a rounding."""
+    n, d = 37, 200
+    values, none = np.random.default_rng(0).normal(size=d), np.empty((0, n))
+    rows = np.tile(values, (n, 1))
+    sweep = swept.Sweep(rows, None, np.zeros(d), none.astype(np.intp), 0, none)
+    sweep.run(np.zeros(d))
+    assert (sweep.variances >= 0.0).all()
+    assert (sweep.squares < sweep.total**2 / n).any()  # the control
+
+
+def test_threads_that_share_columns_sort_rows_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, memory = kernels.sweep_block, []
+
+    def seen(*arguments: Any) -> None:
+        memory.extend(arguments[11:13])
+        original(*arguments)
+
+    monkeypatch.setattr(kernels, "sweep_block", seen)
+    monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", "2")
+    n, d = 1024, 4 * kernels.STRIPE
+    codes = np.arange(n)[None]  # so many sums that there is one segment
+    sweep = swept.Sweep(np.ones((n, d)), None, np.zeros(d), codes, n, np.empty((0, n)))
+    sweep.run(np.zeros(d))
+    assert len({array.ctypes.data for array in memory}) == len(memory) == 4
 
 
 def test_infinities_in_two_segments_are_refused() -> None:

@@ -7,6 +7,7 @@ import threading
 import warnings
 import weakref
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -55,9 +56,10 @@ OTHER = {
     "NaN": (row(1.0, np.nan, 2.0), labels()),
     "infinity": (row(1.0, np.inf, 2.0), labels()),
     "minus infinity": (row(1.0, -np.inf, 2.0), labels()),
-    "squares overflow": (row(1.0, 1e200, 2.0), labels()),
+    "squares overflow": (row(1.0, 1.5e149, 2.0), labels()),
     "strided": (np.arange(2.0 * D)[None, ::2], labels()),
     "too wide": (row(*range(D + 1)), labels()),
+    "two rows": (np.ones((2, D)), labels()),
     "one dimension": (row()[0], labels()),
     "three dimensions": (row()[None], labels()),
     "unaligned float32": (np.zeros(4 * D + 1, np.uint8)[1:].view(np.float32)[None], labels()),
@@ -158,6 +160,24 @@ def test_weights_masks_kinds_and_joint_classes_count_for_a_single_row(
     assert found == run()
 
 
+def test_weights_that_a_failed_update_has_written_are_those_of_no_single_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_memory(*_: Any) -> None:
+        raise MemoryError
+
+    moments = waiting()
+    more = {name: column.repeat(2) for name, column in labels().items()} | {"new": np.arange(2)}
+    with monkeypatch.context() as patch:
+        patch.setattr(buffer, "np", SimpleNamespace(**{**vars(np), "full": no_memory}))
+        with pytest.raises(MemoryError):
+            moments.update(np.ones((2, D)), more, sample_weight=[7.0, 7.0])
+    assert list(moments._accumulator.buffer._weight[3:5]) == [7.0, 7.0]  # type: ignore[union-attr]
+    for _ in range(2):
+        moments.update(row(), labels())
+    assert moments.weight == 5.0
+
+
 def test_a_kind_of_a_variable_that_is_not_there_is_told_for_a_single_row() -> None:
     """Also where no row that waits has a label of it, so that the others look alike."""
     moments = Moments(kinds={"z": "classes", "w": "classes"})
@@ -171,7 +191,9 @@ def test_a_kind_of_a_variable_that_is_not_there_is_told_for_a_single_row() -> No
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("place", range(9))
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf, "largest"])
-def test_every_number_of_a_single_row_is_looked_at(dtype: Any, place: int, value: Any) -> None:
+def test_every_number_of_a_single_row_is_looked_at(
+    dtype: Any, place: int, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nine numbers: whole vectors of any processor, and what is left behind them."""
     moments = Moments(block_rows=BLOCK)
     for _ in range(2):
@@ -179,6 +201,7 @@ def test_every_number_of_a_single_row_is_looked_at(dtype: Any, place: int, value
     X = np.ones((1, 9), dtype)
     X[0, place] = np.finfo(dtype).max if value == "largest" else value
     if value == "largest" and dtype is np.float32:
+        monkeypatch.setattr(module, "read_update", lambda *_: pytest.fail("the way of any row"))
         assert moments.update(X).n_rows == 3
         return
     with pytest.raises(SplinceError):
@@ -340,11 +363,13 @@ def test_many_single_rows_have_the_bits_of_those_without_the_short_way(
     X = rng.normal(size=(3 * BLOCK + 2, D)).astype(dtype)
     z, y = rng.integers(0, 3, len(X)), rng.random(len(X)) < 0.5
 
-    def run() -> dict[str, Any]:
-        moments = Moments(block_rows=BLOCK, **parameters)
+    def run() -> list[Any]:
+        moments, states = Moments(block_rows=BLOCK, **parameters), []
         for i in range(len(X)):
             moments.update(X[i : i + 1], {"z": z[i : i + 1], "y": y[i : i + 1]})
-        return state_bytes(moments)
+            if i >= 3 * BLOCK - 1:  # where none wait, and where some do
+                states.append(state_bytes(moments))
+        return states
 
     found = run()
     without_the_short_way(monkeypatch)

@@ -32,7 +32,9 @@ def test_it_is_the_projection_on_the_last_axis(rank: int, shape: tuple[int, ...]
     assert found.dtype == torch.float64
     # A sum of d products, r times over.
     assert np.allclose(found.numpy(), exact(p, x), rtol=0, atol=1e-13)
-    single = snn.Eraser(p)(x.float())
+    rounded = snn.Eraser(p)
+    assert np.allclose(rounded(x).numpy(), exact(rounded.projection, x), rtol=0, atol=1e-13)
+    single = rounded(x.float())
     assert single.dtype == torch.float32
     assert np.allclose(single.numpy(), exact(p, x.float()), rtol=0, atol=2e-5)
 

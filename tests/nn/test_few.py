@@ -87,9 +87,14 @@ def test_16_bits_are_rounded_once(dtype: torch.dtype, taken: list[bool]) -> None
     assert largest <= 1.0
 
 
+@pytest.mark.parametrize("known", [True, False])  # in memory, and by torch
+@pytest.mark.parametrize("rank", [2, 6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_that_are_not_selected_keep_their_bits(dtype: torch.dtype, taken: list[bool]) -> None:
-    p, model = projection(rank=2), site()
+def test_rows_that_are_not_selected_keep_their_bits(
+    dtype: torch.dtype, rank: int, known: bool, taken: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(few, "_KNOWN", known)
+    p, model = projection(rank=rank), site()
     mask = torch.rand(4, 7, generator=torch.Generator().manual_seed(0)) < 0.5
     x = torch.randn(4, 7, 16).to(dtype)
     x[..., 0][~mask] = torch.nan  # also this one, and it reaches no other row
@@ -101,7 +106,7 @@ def test_rows_that_are_not_selected_keep_their_bits(dtype: torch.dtype, taken: l
         assert not torch.equal(found[mask], x[mask])
         whole = snn.Eraser(p)(x)
         assert torch.allclose(found[mask].float(), whole[mask].float(), atol=1e-5, rtol=2.0**-7)
-    assert taken == [True, True]
+    assert taken == [True, True] * known
 
 
 def test_a_torch_without_the_names_that_are_asked_does_it_all(
@@ -113,6 +118,19 @@ def test_a_torch_without_the_names_that_are_asked_does_it_all(
         monkeypatch.setattr(few, "_KNOWN", False)
         assert is_erased(model(x), x, p)
     assert taken == [True]
+
+
+def test_another_axis_and_another_output_go_through_torch(taken: list[bool]) -> None:
+    """Also where what is at the usual place is as wide."""
+    p, x = projection(), torch.randn(3, 16, 16)
+    model, several = site(), site(lambda x: (x, x + 1))
+    with snn.install(model, {"0": p}, feature_dim=1):
+        assert is_erased(model(x).movedim(1, -1), x.movedim(1, -1), p)
+    with snn.install(several, {"0": p}, output=1):
+        first, second = several(x)
+    assert torch.equal(first, x)
+    assert is_erased(second, x + 1, p)
+    assert not taken
 
 
 def test_many_rows_and_other_types_go_through_torch(taken: list[bool]) -> None:

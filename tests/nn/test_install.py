@@ -7,6 +7,7 @@ import copy
 import gc
 import pickle
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from nn.conftest import (  # noqa: E402
     tiny,
 )
 from splince_fast import nn as snn  # noqa: E402
+from splince_fast.nn.positions import Enter, Positions  # noqa: E402
 
 NAMES = list(SITES)
 
@@ -158,6 +160,19 @@ def test_inputs_by_position_and_by_keyword() -> None:
     with snn.install(model, {"inner.linear": p}, side="input"):
         found = model(x)
     assert torch.allclose(found, model.inner.linear(snn.Eraser(p)(x)), atol=1e-5)
+
+    class Pair(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Bilinear(16, 16, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x, x)
+
+    pair = Pair()
+    with snn.install(pair, {"inner": p}, side="input"):
+        found = pair(x)  # of several by position the first is erased
+    assert torch.allclose(found, pair.inner(snn.Eraser(p)(x), x), atol=1e-5)
     llama = tiny("llama")  # calls self_attn by keywords only
     batch = inputs("llama")
     with snn.install(
@@ -297,11 +312,12 @@ def test_a_handle_without_context_and_again() -> None:
     assert torch.equal(model(**x), plain)
 
 
-def test_disabled_is_exact() -> None:
+@pytest.mark.parametrize("rank", [3, 6])  # one by one, and by two products
+def test_disabled_is_exact(rank: int) -> None:
     model = tiny("llama")
     batch = inputs("llama")
     plain = model(**batch).logits
-    with snn.install(model, {"model.layers.*": projection(rank=3)}) as installed:
+    with snn.install(model, {"model.layers.*": projection(rank=rank)}) as installed:
         assert not torch.equal(model(**batch).logits, plain)
         with installed.disabled():
             assert torch.equal(model(**batch).logits, plain)
@@ -424,6 +440,35 @@ def test_skipped_ids_travel_with_the_erasers() -> None:
     assert torch.equal(changed, body)
 
 
+def test_which_tokens_behind_a_cache() -> None:
+    """One more in each row, or several of which some are padding; skipped ids, too."""
+    model, site = tiny("llama"), "model.layers.0"
+    prompt = {"input_ids": torch.randint(3, 50, (2, 3)), "attention_mask": torch.ones(2, 3).long()}
+    prompt["attention_mask"][0, 0] = 0
+
+    def changed(ids: list[list[int]], here: list[list[int]], given: Any, tokens: Any) -> Any:
+        mask = torch.cat([prompt["attention_mask"], torch.tensor(here)], 1)
+        found = []
+        for erased in (False, True):
+            with torch.no_grad():
+                past = model(**prompt, use_cache=True).past_key_values
+            batch = {"input_ids": torch.tensor(ids), "attention_mask": mask}
+            with snn.install(model, given, tokens=tokens) if erased else nullcontext():
+                found.append(state_of(model, site, {**batch, "past_key_values": past}))
+        return (found[0] != found[1]).any(-1).int().tolist()
+
+    one, two, here = [[7], [8]], [[7, 8], [8, 7]], [[1, 1], [1, 0]]
+    given = {site: projection()}
+    for tokens, wanted in {"body": here, "first": [[0, 0]] * 2, "last": [[0, 1], [1, 0]]}.items():
+        assert changed(two, here, given, tokens) == wanted
+    batch = {"input_ids": torch.randint(3, 50, (40, 5)), "z": torch.arange(40) % 2}
+    skipping = snn.collect(model, [batch], site, labels="z", skip_ids=[7]).erasers(
+        sf.leace, erase="z"
+    )
+    assert changed(two, here, skipping, None) == [[0, 1], [1, 0]]
+    assert changed(one, [[1], [1]], skipping, None) == [[0], [1]]
+
+
 def test_a_rule_without_its_call_is_told() -> None:
     model = tiny("sequential")
     with (
@@ -489,6 +534,12 @@ def test_parts_get_their_hooks_when_gradients_are_recorded() -> None:
         copied = copy.deepcopy(model)
         copied(**batch)
         assert hooks_in(copied) == hooks_in(model)
+        known = next(h for h in model._forward_pre_hooks.values() if isinstance(h, Enter)).positions
+        assert known._inputs
+        known._inputs.clear()
+        with torch.no_grad():
+            model(**batch)
+        assert not known._inputs
     assert hooks_in(model) == 0
 
 
@@ -496,7 +547,6 @@ def test_a_first_call_with_gradients_beside_one_that_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A module that gets its hooks while another thread runs it ends nothing that it began."""
-    from splince_fast.nn.positions import Positions
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:

@@ -75,11 +75,12 @@ def test_a_number_of_threads_that_is_none(monkeypatch: pytest.MonkeyPatch, text:
     monkeypatch.setenv(VARIABLE, text)
     with pytest.raises(InputError, match=VARIABLE):
         thread_pool.thread_count()
-    moments = Moments()
-    with pytest.raises(InputError, match=VARIABLE):
-        moments.update(normal(10, 3))
+    moments, sampled = Moments(), Moments(scatter=0.5)
+    for some in (moments, sampled):
+        with pytest.raises(InputError, match=VARIABLE):
+            some.update(normal(10, 3))
     monkeypatch.delenv(VARIABLE)
-    assert moments.n_rows == 0  # and neither counted nor half counted
+    assert moments.n_rows == sampled.n_rows == 0  # and neither counted nor half counted
     check(moments.update(normal(10, 3)), Rows.of(normal(10, 3)))
 
 

@@ -10,6 +10,7 @@ their own size; this part is added.
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -283,6 +284,25 @@ def test_a_trace_left_in_tiny_features_warns(method: Any) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             call()
+
+
+@pytest.mark.parametrize("method", [sf.sal, sf.mean_projection])
+@pytest.mark.parametrize(("strength", "warned"), [(1e-4, False), (1e-3, True)])
+def test_a_share_of_3e_4_in_tiny_features_warns(method: Any, strength: float, warned: bool) -> None:
+    """Rows without a trace in the sample, and class means so large. Constants have no share."""
+    x, z = graded(np.array([7.0] + 7 * [-9.0]), 3)
+    means = np.stack([x[z == c].mean(axis=0) for c in range(3)])[z]
+    within = x - means
+    x = within + np.array([1.0] + 7 * [strength]) * means
+    x[:, 7] = 1e3
+    told = pytest.warns(sf.PrecisionWarning, match="is left, each feature")
+    with told if warned else nullcontext():
+        assert method(sf.Moments().update(x, {"z": z}), erase="z").rank == 1
+    # Where nothing is erased, that is all there is to say; also where no feature varies.
+    for rows in (np.hstack([within[:, :1], means[:, 1:]]), np.ones_like(x)):
+        with pytest.warns(sf.NothingErasedWarning) as seen:
+            method(sf.Moments().update(rows, {"z": z}), erase="z")
+        assert len(seen) == 1
 
 
 @pytest.mark.parametrize("noise", [1e-4, 1e-6, 1e-10])
