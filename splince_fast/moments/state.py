@@ -116,7 +116,7 @@ class State:
         import splince_fast._kernels.accumulate as kernels
 
         far = kernels.reference_is_far(
-            self.reference, self.deviation, self.weight, self.second.diagonal(),
+            self.reference, self.deviation, self.weight, self.second.matrix.diagonal(),
             sample.shift, sample.spread, sample.weight, sample.whole, _FAR, _ROUNDINGS,
         )  # fmt: skip
         if not far:
