@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from splince_fast._kernels.accumulate import place, sort_by_cell
+from splince_fast._kernels.apply import aligned
 from splince_fast._kernels.gram import look, take
 from splince_fast._kernels.jit import kernel
 from splince_fast._kernels.tiles import add_four
@@ -69,11 +70,13 @@ def sweep_block(
     """
     d, segments = rows.shape[1], sums.shape[0]
     stripes = (d + stripe - 1) // stripe
+    near = aligned(4, d)  # it goes with every row, and is read fastest in whole lines of memory
+    near[0], near[1] = shift, inverse
     task = take(counters, 0, 0)
     while task < segments * stripes:
         g, first = task // stripes, task % stripes * stripe
         _sweep_segment(
-            rows, index, weight, shift, inverse, codes, values, bounds[g], bounds[g + 1], first,
+            rows, index, weight, near, codes, values, bounds[g], bounds[g + 1], first,
             min(d, first + stripe), cell_row, cell_weight, sums[g], leverage,
         )  # fmt: skip
         take(counters, g + 1, 0)
@@ -117,13 +120,15 @@ def join_segments(bounds: Any, cell_row: Any, cell_weight: Any, sums: Any, count
 
 @kernel
 def _sweep_segment(
-    rows: Any, index: Any, weight: Any, shift: Any, inverse: Any, codes: Any, values: Any,
-    begin: int, end: int, first: int, last: int, cell_row: Any, cell_weight: Any, sums: Any,
-    leverage: Any,
+    rows: Any, index: Any, weight: Any, near: Any, codes: Any, values: Any, begin: int, end: int,
+    first: int, last: int, cell_row: Any, cell_weight: Any, sums: Any, leverage: Any,
 ) -> None:  # fmt: skip
-    """Do a task of `sweep_block`: the columns first..last of the rows begin..end of a block."""
+    """Do a task of `sweep_block`: the columns first..last of the rows begin..end of a block.
+
+    `near` is (4, d) float64: the shift, the inverse, and two rows that are overwritten.
+    """
+    shift, inverse, held, squares = near[0], near[1], near[2], near[3]
     weighted = weight.shape[0] > 0
-    held = np.zeros(last)
     columns = range(np.uintp(first), np.uintp(last))
     behind = sums.shape[0] - values.shape[0]
     order, cell = np.empty(end - begin, np.intp), np.empty(end - begin, np.intp)
@@ -131,7 +136,7 @@ def _sweep_segment(
     order += begin
     cells = begin
     w_a = w_b = w_c = w_d = 1.0
-    sums[:, first:last] = 0.0
+    sums[:, first:last] = squares[first:last] = 0.0
     start = 0
     while start < len(order):
         stop = start
@@ -142,7 +147,7 @@ def _sweep_segment(
         if first == 0:
             cell_row[cells], cell_weight[cells] = order[start], whole
             cells += 1
-        held[first:] = 0.0
+        held[first:last] = 0.0
         for k in range(start, stop, 4):
             # The last group may repeat its first row with weight 0.
             count = min(4, stop - k)
@@ -164,7 +169,7 @@ def _sweep_segment(
             at = place(index, i_a), place(index, i_b), place(index, i_c), place(index, i_d)
             for left in range(first, last, STRIPE):
                 l_a, l_b, l_c, l_d = add_four(
-                    rows, at, ahead, left, min(last, left + STRIPE), shift, inverse, held, sums[1],
+                    rows, at, ahead, left, min(last, left + STRIPE), shift, inverse, held, squares,
                     (w_a, s_b, s_c, s_d),
                 )  # fmt: skip
                 stripe = left // STRIPE
@@ -180,6 +185,7 @@ def _sweep_segment(
                 for j in columns:
                     sums[2 + code, j] += held[j]
         start = stop
+    sums[1, first:last] = squares[first:last]
     if first == 0 and cells < end:
         cell_weight[cells] = 0.0
     for q in range(values.shape[0]):
