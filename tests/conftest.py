@@ -131,23 +131,25 @@ def _check_reduce_chunks(*arguments: Any) -> None:
 
 def _check_sweep_block(
     rows: Any, index: Any, weight: Any, shift: Any, inverse: Any, codes: Any, values: Any,
-    begin: int, end: int, first: int, last: int, order: Any, cell_weight: Any, sums: Any,
-    leverage: Any,
+    stripe: int, bounds: Any, cell_row: Any, cell_weight: Any, sums: Any, leverage: Any,
+    counters: Any,
 ) -> None:  # fmt: skip
-    n, d = _size_of(rows, index), rows.shape[1]
+    n, d, segments = _size_of(rows, index), rows.shape[1], len(sums)
     assert weight.shape in ((n,), (0,))
     assert shift.shape == inverse.shape == (d,)
-    assert 0 <= begin < end <= n
-    assert 0 <= first < last <= d
-    assert first % sampled.STRIPE == 0
-    assert last == d or last % sampled.STRIPE == 0
-    assert order.shape == cell_weight.shape == (n,)
+    assert stripe % sampled.STRIPE == 0 < stripe
+    assert segments == 1 or stripe >= d
+    assert (bounds[0], bounds[-1], len(bounds)) == (0, n, segments + 1)
+    assert (np.diff(bounds) > 0).all()
+    assert cell_row.shape == cell_weight.shape == (n,)
     assert codes.shape[1:] == values.shape[1:] == (n,)
-    assert sums.shape[1:] == (d,)
-    classes = len(sums) - 2 - len(values)
+    assert sums.shape[2:] == (d,)
+    assert sums.flags.c_contiguous
+    classes = sums.shape[1] - 2 - len(values)
     assert classes >= 0
     assert codes.size == 0 or (codes.min() >= -1 and codes.max() < classes)
     assert leverage.shape == (-(-d // sampled.STRIPE), n)
+    assert counters.shape == (segments + 1, 16)
 
 
 def _check_choose_rows(

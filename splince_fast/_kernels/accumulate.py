@@ -14,12 +14,16 @@ import numpy as np
 from splince_fast._kernels.jit import kernel
 from splince_fast._kernels.registers import REGISTER
 
+# Combinations of codes that are counted at once.
+_MOST_CELLS = 256
+
 
 @kernel
 def sort_by_cell(codes: Any, n_codes: int, part_rows: int, order: Any, cell: Any) -> None:
     """Order the rows of each part so that those with equal codes, a cell, are neighbours.
 
-    One stable counting sort per variable, O(v (n + parts n_codes)).
+    One stable counting sort of the cells where they are few, O(v n + parts cells), else one per
+    variable, O(v (n + parts n_codes)).
 
     Parameters
     ----------
@@ -29,6 +33,13 @@ def sort_by_cell(codes: Any, n_codes: int, part_rows: int, order: Any, cell: Any
     order, cell : (n,) intp, overwritten; cells are numbered from 0 in the new order
     """
     variables, n = codes.shape
+    kinds = n_codes + 1
+    cells = 1
+    for _ in range(variables):
+        cells = min(cells * kinds, _MOST_CELLS + 1)
+    if cells <= _MOST_CELLS:
+        _sort_few_cells(codes, kinds, cells, part_rows, order, cell)
+        return
     place = np.empty(n_codes + 2, np.intp)
     number = 0
     for start in range(0, n, part_rows):
@@ -56,6 +67,39 @@ def sort_by_cell(codes: Any, n_codes: int, part_rows: int, order: Any, cell: Any
                         break
             cell[i] = number
         number += 1
+
+
+@kernel
+def _sort_few_cells(
+    codes: Any, kinds: int, cells: int, part_rows: int, order: Any, cell: Any
+) -> None:
+    """Do as `sort_by_cell`, where cells = kinds^v have room in a table."""
+    variables, n = codes.shape
+    # Where the rows of a cell begin in the order; they end there when all are placed.
+    end = np.empty(cells + 1, np.intp)
+    number = 0
+    for start in range(0, n, part_rows):
+        stop = min(start + part_rows, n)
+        cell[start:stop] = 0
+        for v in range(variables - 1, -1, -1):
+            for i in range(start, stop):
+                cell[i] = cell[i] * kinds + codes[v, i] + 1
+        end[:] = 0
+        for i in range(start, stop):
+            end[np.uintp(cell[i] + 1)] += 1
+        end[0] = start
+        for c in range(cells):
+            end[c + 1] += end[c]
+        for i in range(start, stop):
+            own = np.uintp(cell[i])
+            order[end[own]] = i
+            end[own] += 1
+        begun = start
+        for c in range(cells):
+            if end[c] > begun:
+                cell[begun : end[c]] = number
+                number += 1
+                begun = end[c]
 
 
 @kernel
@@ -159,15 +203,15 @@ def judge_sweep(
 
 @kernel
 def reference_is_far(
-    reference: Any, deviation: Any, weight: float, scatter: Any, shift: Any, spread: Any,
+    reference: Any, deviation: Any, weight: float, squares: Any, shift: Any, spread: Any,
     sampled: float, whole: float, far: float, roundings: float,
 ) -> bool:  # fmt: skip
     """Whether the mean, after a block, would lie `far` deviations from the reference point.
 
     Parameters
     ----------
-    reference, deviation, scatter, weight
-        Of the state: sum w (x - reference), and the scatter about the mean.
+    reference, deviation, squares : (d,) float64; weight : float
+        Of the state: sum w (x - reference), and sum w (x - mean)^2.
     shift, spread : (d,) float64
         Mean of a sample of the block of weight `sampled`, and its squares about that mean.
     whole : float
@@ -182,9 +226,9 @@ def reference_is_far(
         if abs(drift) <= roundings * abs(reference[j]):
             continue
         gap = ahead - deviation[j] / weight
-        squares = scatter[j, j] + spread[j] * (whole / sampled)
-        squares += weight * whole / together * gap * gap
-        if drift * drift * together > far * far * squares:
+        spread_of_all = squares[j] + spread[j] * (whole / sampled)
+        spread_of_all += weight * whole / together * gap * gap
+        if drift * drift * together > far * far * spread_of_all:
             return True
     return False
 
@@ -471,17 +515,19 @@ def add_lower(
 
 
 @kernel
-def count_classes(labels: Any, weight: Any, place: Any, codes: Any, present: Any, rows: Any,
-                  weights: Any) -> int:  # fmt: skip
+def count_classes(
+    labels: Any, weight: Any, known: int, codes: Any, present: Any, rows: Any, weights: Any
+) -> tuple[int, int]:
     """Number the classes that occur by their first row, and count the rows of each.
 
     The numbers depend on the rows alone, and not on the order in which the state met the classes.
 
     Parameters
     ----------
-    labels : (n,) intp, -1 <= labels < k
+    labels : (n,) intp >= -1
     weight : (n,) float64, or empty for unit weights
-    place : (k + 1,) intp, filled with -1, overwritten
+    known : int
+        Classes that the state has.
     codes : (n,) intp, overwritten
         Number of each row's class, -1 for a missing label.
     present, rows, weights : (c,) intp, intp, float64
@@ -491,7 +537,13 @@ def count_classes(labels: Any, weight: Any, place: Any, codes: Any, present: Any
     -------
     int
         Number of classes that occur.
+    int
+        Number of classes that the state will have.
     """
+    k = known
+    for i in range(labels.shape[0]):
+        k = max(k, labels[i] + 1)
+    place = np.full(k, -1, np.intp)
     number = 0
     for i in range(labels.shape[0]):
         c = labels[i]
@@ -506,8 +558,12 @@ def count_classes(labels: Any, weight: Any, place: Any, codes: Any, present: Any
             number += 1
         codes[i] = place[c]
         rows[place[c]] += 1
-        weights[place[c]] += weight[i] if weight.shape[0] > 0 else 1.0
-    return number
+        if weight.shape[0] > 0:
+            weights[place[c]] += weight[i]
+    if weight.shape[0] == 0:
+        for c in range(number):
+            weights[c] = rows[c]
+    return number, k
 
 
 @kernel

@@ -55,7 +55,7 @@ def squares_finite(rows: Any, start: int, stop: int) -> bool:
 
 
 @kernel
-def _aligned(rows: int, columns: int) -> Any:
+def aligned(rows: int, columns: int) -> Any:
     """Zeros (rows, columns) in float64 that begin at a cache line."""
     memory = np.zeros(rows * columns + LINE // 8)
     skip = (-memory.ctypes.data) % LINE // 8
@@ -67,7 +67,7 @@ def _panels(factor: Any, sign: float, columns: int) -> Any:
     """sign * factor (k, m) as panels (m / columns rounded up, k, columns), filled up with zeros."""
     depth, width = factor.shape
     count = (width + columns - 1) // columns
-    panels = _aligned(count * depth, columns).reshape(count, depth, columns)
+    panels = aligned(count * depth, columns).reshape(count, depth, columns)
     for p in range(count):
         for t in range(depth):
             for q in range(min(columns, width - p * columns)):
@@ -257,8 +257,8 @@ def apply_rows(
     copies, results = _memory(0 if given else _GROUP, rows), _memory(_GROUP if apart else 0, out)
     # Rows and coefficients that fill up the last tile are never read.
     tiles = 0 if rank == 1 else min(_GROUP, (stop - start + ROWS - 1) // ROWS * ROWS)
-    centred = _aligned(tiles, _DEPTH)
-    coefficients = _aligned(tiles, measuring.shape[0] * measuring.shape[2])
+    centred = aligned(tiles, _DEPTH)
+    coefficients = aligned(tiles, measuring.shape[0] * measuring.shape[2])
     lost = -1
     for begin in range(start, stop, max(1, size)):
         end = min(begin + size, stop)

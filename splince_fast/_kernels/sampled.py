@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 
 from splince_fast._kernels.accumulate import place, sort_by_cell
+from splince_fast._kernels.apply import aligned
+from splince_fast._kernels.gram import look, take
 from splince_fast._kernels.jit import kernel
 from splince_fast._kernels.tiles import add_four
 
@@ -22,35 +24,27 @@ _AHEAD = 8
 
 @kernel
 def sweep_block(
-    rows: Any,
-    index: Any,
-    weight: Any,
-    shift: Any,
-    inverse: Any,
-    codes: Any,
-    values: Any,
-    begin: int,
-    end: int,
-    first: int,
-    last: int,
-    order: Any,
-    cell_weight: Any,
-    sums: Any,
-    leverage: Any,
-) -> None:
-    """Reduce the columns first..last of a segment, the rows begin..end of a block, in one sweep.
+    rows: Any, index: Any, weight: Any, shift: Any, inverse: Any, codes: Any, values: Any,
+    stripe: int, bounds: Any, cell_row: Any, cell_weight: Any, sums: Any, leverage: Any,
+    counters: Any,
+) -> None:  # fmt: skip
+    """Reduce a block, whose rows are cut into segments with sums of their own, in one sweep.
 
-    Of its rows i, with y_i = x_i - shift and k classes::
+    Of the rows i of segment g, with y_i = x_i - shift and k classes::
 
-        sums[0]         = sum_i w_i y_i
-        sums[1]         = sum_i w_i y_i^2
-        sums[2 + c]     = sum_{i: codes[., i] = c} w_i y_i
-        sums[2 + k + q] = sum_i values[q, i] y_i
-        leverage[s, i]  = sum_{j in stripe s} inverse_j y_ij^2
+        sums[g, 0]         = sum_i w_i y_i
+        sums[g, 1]         = sum_i w_i y_i^2
+        sums[g, 2 + c]     = sum_{i: codes[., i] = c} w_i y_i
+        sums[g, 2 + k + q] = sum_i values[q, i] y_i
+        leverage[s, i]     = sum_{j in stripe s} inverse_j y_ij^2
 
     The rows of a cell, those of equal codes, are summed four at a time, and their sum is added to
-    each of its classes. Threads that read segments of their own read no line of memory twice, as
-    they would where they share rows.
+    each of its classes.
+
+    Any number of threads make this call at once, with the same arguments. Each takes the next task
+    until none is left: some columns of a segment. Where these are all, no two threads read a line
+    of memory, as they would where they share rows. `join_segments` has to follow; beside the last
+    task its work is begun here.
 
     Parameters
     ----------
@@ -61,30 +55,99 @@ def sweep_block(
     shift, inverse : (d,) float64
     codes : (v, n) intp below k, sums to add each row to; -1 for none
     values : (q, n) float64, already multiplied by the weights
-    begin, end, first, last : int
-        `first` is a multiple of STRIPE, and `last` is one or d.
-    order, cell_weight : (n,) intp, (n,) float64, overwritten from begin to end
-        The rows sorted by cell; the weight of a cell where it begins in this order, 0 elsewhere.
-    sums : (2 + k + q, d) float64, overwritten
-    leverage : (d / STRIPE rounded up, n) float64, overwritten from begin to end
+    stripe : int
+        Columns of a task, a multiple of STRIPE; at least d where there are several segments.
+    bounds : (segments + 1,) intp
+        Where they begin, and n.
+    cell_row, cell_weight : (n,) intp, (n,) float64, overwritten
+        A row of each cell of a segment, and the weight of the cell, from the beginning of the
+        segment on; a weight of 0 behind them.
+    sums : (segments, 2 + k + q, d) float64, overwritten
+    leverage : (d / STRIPE rounded up, n) float64, overwritten
+    counters : (segments + 1, 16) int64, zeros
+        Tasks that were begun, those that are finished, and segments whose sums are in those of the
+        first; whether segment g is finished, in row g + 1.
     """
+    d, segments = rows.shape[1], sums.shape[0]
+    stripes = (d + stripe - 1) // stripe
+    near = aligned(4, d)  # it goes with every row, and is read fastest in whole lines of memory
+    near[0], near[1] = shift, inverse
+    task = take(counters, 0, 0)
+    while task < segments * stripes:
+        g, first = task // stripes, task % stripes * stripe
+        _sweep_segment(
+            rows, index, weight, near, codes, values, bounds[g], bounds[g + 1], first,
+            min(d, first + stripe), cell_row, cell_weight, sums[g], leverage,
+        )  # fmt: skip
+        take(counters, g + 1, 0)
+        if take(counters, 0, 1) == segments - 2:  # by one thread alone
+            _add_segments(sums, counters)
+        task = take(counters, 0, 0)
+
+
+@kernel
+def _add_segments(sums: Any, counters: Any) -> None:
+    """Add the sums of finished segments to those of the first, in their order, up to a gap."""
+    first = sums[0].reshape(-1)
+    g = max(1, counters[0, 2])
+    while g < sums.shape[0] and look(counters, 1, 0) and look(counters, g + 1, 0):
+        added = sums[g].reshape(-1)
+        for j in range(first.shape[0]):
+            first[j] += added[j]
+        g += 1
+    counters[0, 2] = g
+
+
+@kernel
+def join_segments(bounds: Any, cell_row: Any, cell_weight: Any, sums: Any, counters: Any) -> int:
+    """Make one of the segments, when every thread has left `sweep_block`; the same arguments.
+
+    Returns
+    -------
+    int
+        Number of cells, of all segments; they come first in `cell_row` and `cell_weight`.
+    """
+    _add_segments(sums, counters)
+    cells = 0
+    for g in range(len(bounds) - 1):
+        k = bounds[g]
+        while k < bounds[g + 1] and cell_weight[k] > 0.0:
+            cell_row[cells], cell_weight[cells] = cell_row[k], cell_weight[k]
+            cells += 1
+            k += 1
+    return cells
+
+
+@kernel
+def _sweep_segment(
+    rows: Any, index: Any, weight: Any, near: Any, codes: Any, values: Any, begin: int, end: int,
+    first: int, last: int, cell_row: Any, cell_weight: Any, sums: Any, leverage: Any,
+) -> None:  # fmt: skip
+    """Do a task of `sweep_block`: the columns first..last of the rows begin..end of a block.
+
+    `near` is (4, d) float64: the shift, the inverse, and two rows that are overwritten.
+    """
+    shift, inverse, held, squares = near[0], near[1], near[2], near[3]
     weighted = weight.shape[0] > 0
-    held = np.zeros(last)
     columns = range(np.uintp(first), np.uintp(last))
     behind = sums.shape[0] - values.shape[0]
-    cell = np.empty(end - begin, np.intp)
-    sort_by_cell(codes[:, begin:end], behind - 2, end - begin, order[begin:end], cell)
-    order[begin:end] += begin
-    cell_weight[begin:end] = 0.0
+    order, cell = np.empty(end - begin, np.intp), np.empty(end - begin, np.intp)
+    sort_by_cell(codes[:, begin:end], behind - 2, end - begin, order, cell)
+    order += begin
+    cells = begin
     w_a = w_b = w_c = w_d = 1.0
-    sums[:, first:last] = 0.0
-    start = begin
-    while start < end:
+    sums[:, first:last] = squares[first:last] = 0.0
+    start = 0
+    while start < len(order):
         stop = start
-        while stop < end and cell[stop - begin] == cell[start - begin]:
-            cell_weight[start] += weight[order[stop]] if weighted else 1.0
+        whole = 0.0
+        while stop < len(order) and cell[stop] == cell[start]:
+            whole += weight[order[stop]] if weighted else 1.0
             stop += 1
-        held[first:] = 0.0
+        if first == 0:
+            cell_row[cells], cell_weight[cells] = order[start], whole
+            cells += 1
+        held[first:last] = 0.0
         for k in range(start, stop, 4):
             # The last group may repeat its first row with weight 0.
             count = min(4, stop - k)
@@ -98,15 +161,15 @@ def sweep_block(
             s_c = w_c if count > 2 else 0.0
             s_d = w_d if count > 3 else 0.0
             ahead = (
-                place(index, order[min(k + _AHEAD, end - 1)]),
-                place(index, order[min(k + _AHEAD + 1, end - 1)]),
-                place(index, order[min(k + _AHEAD + 2, end - 1)]),
-                place(index, order[min(k + _AHEAD + 3, end - 1)]),
+                place(index, order[min(k + _AHEAD, len(order) - 1)]),
+                place(index, order[min(k + _AHEAD + 1, len(order) - 1)]),
+                place(index, order[min(k + _AHEAD + 2, len(order) - 1)]),
+                place(index, order[min(k + _AHEAD + 3, len(order) - 1)]),
             )
             at = place(index, i_a), place(index, i_b), place(index, i_c), place(index, i_d)
             for left in range(first, last, STRIPE):
                 l_a, l_b, l_c, l_d = add_four(
-                    rows, at, ahead, left, min(last, left + STRIPE), shift, inverse, held, sums[1],
+                    rows, at, ahead, left, min(last, left + STRIPE), shift, inverse, held, squares,
                     (w_a, s_b, s_c, s_d),
                 )  # fmt: skip
                 stripe = left // STRIPE
@@ -122,6 +185,9 @@ def sweep_block(
                 for j in columns:
                     sums[2 + code, j] += held[j]
         start = stop
+    sums[1, first:last] = squares[first:last]
+    if first == 0 and cells < end:
+        cell_weight[cells] = 0.0
     for q in range(values.shape[0]):
         for k in range(begin, end):
             share = values[q, k]
@@ -145,6 +211,30 @@ def weigh_classes(codes: Any, weight: Any, weights: Any) -> None:
         for i in range(codes.shape[1]):
             if codes[v, i] >= 0:
                 weights[codes[v, i]] += weight[i] if weight.shape[0] > 0 else 1.0
+
+
+@kernel
+def invert_variances(
+    reference: Any, deviation: Any, squares: Any, weight: float, roundings: float, least: float,
+    inverse: Any,
+) -> None:  # fmt: skip
+    """inverse_j = 1 / max(v_j, (roundings mean_j)^2, least max v), with v = squares / weight.
+
+    All are 0 where max v is 0.
+
+    Parameters
+    ----------
+    reference, deviation, squares : (d,) float64; weight > 0
+        Of a state: sum w (x - reference), and sum w (x - mean)^2.
+    inverse : (d,) float64, overwritten
+    """
+    largest = 0.0
+    for j in range(squares.shape[0]):
+        largest = max(largest, squares[j] / weight)
+    for j in range(squares.shape[0]):
+        rounding = (roundings * (reference[j] + deviation[j] / weight)) ** 2
+        variance = max(max(squares[j] / weight, rounding), least * largest)
+        inverse[j] = 1.0 / variance if largest > 0.0 else 0.0
 
 
 @kernel

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -37,7 +37,7 @@ def thread_count() -> int:
     """
     text = os.environ.get(_VARIABLE, "")
     if not text:
-        return min(_available(), getattr(_limit, "threads", _available()))
+        return min(_available(), getattr(_limit, "threads", sys.maxsize))
     if not (text.isascii() and text.isdecimal() and len(text) < 7) or int(text) < 1:
         raise InputError(f"{_VARIABLE} is {text[:20]!r}; set it to a positive integer or unset it")
     return int(text)
@@ -113,21 +113,3 @@ def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 
         for future in futures:
             future.exception()
     return results + [future.result() for future in futures] + rest
-
-
-def share(work: Callable[[int], object], count: int) -> None:
-    """Call work(k) for each k below `count`: every thread takes the next, until none is left.
-
-    A thread that begins late takes fewer. What a call computes must not depend on its thread.
-    """
-    left = deque(range(count))
-
-    def take(_first: int, _last: int) -> None:
-        while left:
-            try:
-                k = left.popleft()
-            except IndexError:  # another thread took it
-                return
-            work(k)
-
-    split(take, min(count, thread_count()), grain=1)

@@ -284,9 +284,10 @@ def _distinct(values: NDArray[Any]) -> tuple[list[int], NDArray[np.intp]]:
     else:
         offsets = values.astype(np.intp)
         offsets -= low
-    seen = np.zeros(high - low + 1, dtype=np.bool_)
-    seen[offsets] = True
-    if seen.all():
+    if high - low > 1:
+        seen = np.zeros(high - low + 1, dtype=np.bool_)
+        seen[offsets] = True
+    if high - low <= 1 or seen.all():
         return list(range(low, high + 1)), offsets
     table = np.cumsum(seen, dtype=np.intp) - 1
     return [low + offset for offset in np.flatnonzero(seen).tolist()], table[offsets]

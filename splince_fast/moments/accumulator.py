@@ -451,17 +451,18 @@ class Accumulator:
 
 def sweep_of(asked: list[Request], n: int) -> tuple[NDArray[np.intp], int, Float]:
     """The requests of all variables as one: codes (v, n), their number of sums, values (q, n)."""
-    codes: list[NDArray[np.intp]] = []
     values: list[Float] = []
-    n_sums = 0
+    codes = [request.codes for request in asked if request.codes is not None]
+    stacked = np.empty((len(codes), n), np.intp)
+    row = n_sums = 0
     for request in asked:
         if request.codes is not None:
-            own = request.codes
-            codes.append(np.where(own >= 0, own + n_sums, -1) if n_sums else own)
-            n_sums += request.n_sums
+            np.add(request.codes, n_sums, out=stacked[row])
+            if n_sums and request.codes.min() < 0:
+                stacked[row][request.codes < 0] = -1
+            row, n_sums = row + 1, n_sums + request.n_sums
         if request.values is not None:
             values.append(request.values)
-    stacked = np.array(codes, np.intp) if codes else np.empty((0, n), np.intp)
     values = values or [np.empty((0, n))]
     joined = values[0] if len(values) == 1 else np.concatenate(values)
     if len(joined) < MATRIX_PRODUCT_FROM:  # the sweep goes along each

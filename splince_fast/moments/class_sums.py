@@ -120,14 +120,12 @@ class ClassSums(Variable):
         # Sums are kept only for the classes that occur; code -1 is not counted.
         import splince_fast._kernels.accumulate as kernels
 
-        n = len(labels)
-        size = max(int(labels[labels.argmax()]) + 1, len(self.places))
-        place = np.empty(size + 1, np.intp)
-        place.fill(-1)
-        codes, present, rows = np.empty((3, n), np.intp)
-        weights = np.empty(n)
+        codes, present, rows = np.empty((3, len(labels)), np.intp)
+        weights = np.empty(len(labels))
         given = NO_WEIGHT if weight is None else weight
-        n_present = kernels.count_classes(labels, given, place, codes, present, rows, weights)
+        n_present, size = kernels.count_classes(
+            labels, given, len(self.places), codes, present, rows, weights
+        )
         present, rows, weights = present[:n_present], rows[:n_present], weights[:n_present]
         # Room for every class, made before anything is added to any variable.
         room = size - len(self.rows)

@@ -143,7 +143,8 @@ class SampledAccumulator(SweptAccumulator):
         labels = {name: column[chosen] for name, column in block.labels.items()}
         names = {name: _names_of(batch, name) for name in labels}
         # What can fail for want of memory comes before the first change.
-        self._take(rows[chosen if index is None else index[chosen]], shares, labels, names)
+        where = chosen if index is None else index[chosen]
+        self._take(rows, where, shares, labels, names)
         self._add_sums(batch, block, asked, own, sweep.sums, met)
         self.sample.position += n
         self.sample.squares += float(shares @ shares)
@@ -159,12 +160,13 @@ class SampledAccumulator(SweptAccumulator):
     def _take(
         self,
         rows: NDArray[Any],
+        index: NDArray[np.intp],
         weight: Float,
         labels: Mapping[VariableName, NDArray[Any]],
         names: Mapping[VariableName, tuple[Any, ...]],
     ) -> None:
-        """Give rows to the sample."""
-        if not len(rows):
+        """Give those of the rows that `index` numbers to the sample."""
+        if not len(index):
             return
         encoded: dict[VariableName, Encoded] = {}
         for name, column in labels.items():
@@ -174,7 +176,9 @@ class SampledAccumulator(SweptAccumulator):
             present = ~np.isnan(column).any(axis=1)
             filled = np.where(present[:, None], column, 0.0)
             encoded[name] = Columns(names[name], filled, None if present.all() else present)
-        self.sample.rows.update(Rows.known(rows), weight, encoded, in_order=True)
+        self.sample.rows.update(
+            Rows.known(rows), weight, encoded, in_order=True, checked=True, index=index
+        )
 
     # -- algebra ---------------------------------------------------------------------------
 
@@ -224,12 +228,14 @@ class SampledAccumulator(SweptAccumulator):
 
 def _inverse(state: State) -> Float:
     """(d,): 1 / variance, of what rounding leaves at least; 0 where nothing varies at all."""
-    variances = state.second.diagonal() / state.weight
-    largest = float(variances.max())
-    if not largest:
-        return np.zeros(state.width)
-    rounding = (64 * EPS64 * np.abs(state.mean)) ** 2
-    return np.asarray(1.0 / np.maximum(np.maximum(variances, rounding), _CONSTANT * largest))
+    import splince_fast._kernels.sampled as kernels
+
+    inverse = np.empty(state.width)
+    kernels.invert_variances(
+        state.reference, state.deviation, state.second.diagonal(), state.weight, 64 * EPS64,
+        _CONSTANT, inverse,
+    )  # fmt: skip
+    return inverse
 
 
 def _names_of(batch: Batch, name: VariableName) -> tuple[Any, ...]:

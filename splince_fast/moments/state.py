@@ -24,6 +24,8 @@ _HEAD = 256
 _FAR = 16.0
 # ... and by more than rounding can make of a constant feature.
 _ROUNDINGS = 1024 * EPS64
+# Sums of squares of numbers up to it are finite, for every d that fits in memory.
+_LARGEST = 1e140
 # A removal that leaves less than this share of a sum of squares leaves its rounding with it.
 _LITTLE = 0.25
 
@@ -114,7 +116,7 @@ class State:
         import splince_fast._kernels.accumulate as kernels
 
         far = kernels.reference_is_far(
-            self.reference, self.deviation, self.weight, self.second.matrix,
+            self.reference, self.deviation, self.weight, self.second.matrix.diagonal(),
             sample.shift, sample.spread, sample.weight, sample.whole, _FAR, _ROUNDINGS,
         )  # fmt: skip
         if not far:
@@ -136,14 +138,18 @@ class State:
             return self.reference
         if not self.weight:
             return other.reference.copy()
-        together = self.weight + other.weight
+        import splince_fast._kernels.accumulate as kernels
+
+        weight = other.weight
+        far = kernels.reference_is_far(
+            self.reference, self.deviation, self.weight, self.second.diagonal(), other.mean,
+            other.second.diagonal(), weight, weight, _FAR, _ROUNDINGS,
+        )  # fmt: skip
+        if not far:
+            return self.reference
         ahead = other.reference - self.reference
-        drift = (self.deviation + other.deviation + other.weight * ahead) / together
-        gap, coefficient = self._gap(other.weight, other.deviation / other.weight + ahead)
-        squares = self.second.diagonal() + other.second.diagonal() + coefficient * gap * gap
-        beyond = np.abs(drift) > _ROUNDINGS * np.abs(self.reference)
-        far = beyond & (drift * drift * together > _FAR**2 * squares)
-        return np.asarray(self.reference + drift) if far.any() else self.reference
+        drift = self.deviation + other.deviation + weight * ahead
+        return np.asarray(self.reference + drift / (self.weight + weight))
 
     def _deviation_about(self, reference: Float) -> Float:
         """sum w (x - reference)."""
@@ -287,8 +293,9 @@ def head_mean(
 ) -> Float:
     """The weighted mean of the first rows of a block, whose values may be unchecked."""
     head = rows_of(rows, index, 0, _HEAD).astype(np.float64, order="C")
-    if not np.isfinite(head).all():  # infinite less infinite warns before it is refused
-        check_values(rows)
+    # Before infinite less infinite warns, and because deviations do not tell of an offset.
+    if not (head.max() <= _LARGEST and head.min() >= -_LARGEST):
+        check_values(rows if index is None else rows[index])
     # About its first row, so that a constant column has exactly its value.
     first = head[0].copy()
     head -= first

@@ -21,8 +21,9 @@ Float = NDArray[np.float64]
 
 # Elements of a block below which a second thread costs more than it saves.
 _GRAIN = 3 << 17
-# Squares of d features of this size have a finite sum, for every d that fits in memory.
-_LARGEST = 1e298
+# Rows pass `check_values` where the sums of squares of their deviations are not above it, about a
+# point that `head_mean` has looked at.
+_LARGEST = 1e280
 # A few processors use up what memory gives. Of two threads the first, which begins earlier, takes
 # one more.
 _MOST_SEGMENTS = 7
@@ -34,7 +35,9 @@ class SweptAccumulator(Accumulator):
     def _reserve(self, width: int, dtype: np.dtype[Any]) -> int:
         """Rows of a block; it is reduced where it lies, so that no memory is needed."""
         threads.thread_count()  # so that a wrong setting is told at once
-        return self.parameters.capacity(width, dtype.itemsize)
+        capacity = self.parameters.capacity(width, dtype.itemsize)
+        self._work.capacities[width, dtype] = capacity
+        return capacity
 
     def _meet(self, state: State, own: State) -> tuple[Float, dict[VariableName, Variable]]:
         """Where the sums of a state and of a block meet, and the variables that have to move."""
@@ -84,7 +87,7 @@ class Sweep:
         self._rows, self._shift, self._codes = rows, shift, codes
         self._index = ALL_ROWS if index is None else index
         self._weight = NO_WEIGHT if weight is None else weight
-        self._order, self._cell_weight = np.empty(n, np.intp), np.empty(n)
+        self._cell_row, self._cell_weight = np.empty(n, np.intp), np.empty(n)
         self.leverage = np.empty((-(-d // STRIPE), n))
         self.whole = float(n) if weight is None else float(weight.sum())
         self._given, self._values, self._n_codes = values, values, n_codes
@@ -104,40 +107,34 @@ class Sweep:
         """
         import splince_fast._kernels.sampled as kernels
 
-        n, d, bounds = len(self._order), len(self._shift), self._bounds
-        segments = len(self._sums)
+        n, d = len(self._cell_row), len(self._shift)
+        segments, pieces = len(self._sums), 1
+        if segments == 1:
+            pieces = max(1, min(d // max(kernels.STRIPE, _GRAIN // n), threads.thread_count()))
+        stripe = -(-d // (pieces * kernels.STRIPE)) * kernels.STRIPE
+        counters = np.zeros((segments + 1, 16), np.int64)
+        segmented = self._bounds, self._cell_row, self._cell_weight, self._sums
 
-        def work(g: int, first: int, last: int) -> None:
-            order, cell_weight = self._order, self._cell_weight
-            if first:  # another thread sorts the same rows
-                order, cell_weight = np.empty_like(order), np.empty_like(cell_weight)
+        def work(first: int, last: int) -> None:
             kernels.sweep_block(
                 self._rows, self._index, self._weight, self._shift, inverse, self._codes,
-                self._values, bounds[g], bounds[g + 1], first, last, order, cell_weight,
-                self._sums[g], self.leverage,
+                self._values, stripe, *segmented, self.leverage, counters,
             )  # fmt: skip
 
-        if segments > 1:
-            threads.share(lambda g: work(g, 0, d), segments)
-        else:
-            threads.split(
-                lambda first, last: work(0, first, last), d,
-                grain=max(kernels.STRIPE, _GRAIN // n), align=kernels.STRIPE,
-            )  # fmt: skip
-        starts = (self._cell_weight > 0).nonzero()[0]
-        self.cells = self._order[starts], self._cell_weight[starts]
-        with np.errstate(invalid="ignore", over="ignore"):  # for `check` to tell
-            sums = self._sums[0] if segments == 1 else self._sums.sum(axis=0)
+        threads.split(work, max(segments, pieces), grain=1)
+        cells, sums = kernels.join_segments(*segmented, counters), self._sums[0]
+        self.cells = self._cell_row[:cells], self._cell_weight[:cells]
         self.total: Float = sums[0]
         self.squares: Float = sums[1]
         self.class_sums: Float = sums[2 : 2 + self._n_codes]
         self.products = sums[2 + self._n_codes :] if self._products is None else self._products
 
     def check(self) -> None:
-        """Raise what :func:`check_values` says of the rows, where their squares do not sum."""
-        if not self.squares.max() <= _LARGEST:
+        """Raise what :func:`check_values` says of the rows."""
+        least = self._weight.min() if len(self._weight) else 1.0
+        if not self.squares.max() <= _LARGEST * min(1.0, least):
             index = self._index if len(self._index) else None
-            check_values(rows_of(self._rows, index, 0, len(self._order)))
+            check_values(rows_of(self._rows, index, 0, len(self._cell_row)))
 
     @property
     def variances(self) -> Float:
@@ -153,14 +150,14 @@ class Sweep:
 
 
 @lru_cache(maxsize=64)
-def _segments(n: int, d: int, n_sums: int) -> list[int]:
+def _segments(n: int, d: int, n_sums: int) -> NDArray[np.intp]:
     """Where the segments of n rows begin, and n: each has sums of its own.
 
     Their number depends on shapes alone, and sums take a small share of the block. Where it is 1,
     with many classes or very wide rows, threads share columns instead.
     """
     count = max(1, min(_MOST_SEGMENTS, n * d // _GRAIN, n // (16 * n_sums)))
-    return [n * g // count // 4 * 4 for g in range(count)] + [n]
+    return np.array([n * g // count // 4 * 4 for g in range(count)] + [n], np.intp)
 
 
 def class_weights(codes: NDArray[np.intp], n_codes: int, weight: Float) -> Float:

@@ -139,6 +139,7 @@ def test_rows_of_a_part_are_sorted_by_their_combination_of_codes(
     parts = np.arange(n) // part_rows
     np.testing.assert_array_equal(order // part_rows, parts)  # nor leaves its part
     keys = [(part, *codes[:, i]) for part, i in zip(parts, order, strict=True)]
+    assert keys == sorted(keys, key=lambda key: (key[0], *key[:0:-1]))  # by the last code first
     # Cells are numbered without gaps, and are equal where and only where part and codes are.
     assert list(np.unique(cell)) == list(range(len(set(keys))))
     assert len(set(zip(keys, cell, strict=True))) == len(set(keys))

@@ -5,6 +5,7 @@ Every property has its control: the step that secures it is left out, and the fi
 
 from __future__ import annotations
 
+import functools
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 import splince_fast as sf
 from splince_fast._kernels import sampled as kernels
+from splince_fast._runtime import threads
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast.exceptions import (
     FileFormatError,
@@ -839,20 +841,65 @@ def test_no_variance_is_negative() -> None:
     assert (sweep.squares < sweep.total**2 / n).any()  # the control
 
 
-def test_threads_that_share_columns_sort_rows_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    original, memory = kernels.sweep_block, []
+def test_a_thread_that_comes_late_or_never_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    n, d = 4096, 600
+    rng = np.random.default_rng(0)
+    rows, codes = rng.normal(size=(n, d)), rng.integers(-1, 3, (1, n)).astype(np.intp)
 
-    def seen(*arguments: Any) -> None:
-        memory.extend(arguments[11:13])
-        original(*arguments)
+    def swept_by(calls: int) -> swept.Sweep:
+        sweep = swept.Sweep(rows, None, np.zeros(d), codes, 3, np.empty((0, n)))
+        assert len(sweep._sums) > 2
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                threads, "split", lambda work, size, grain: [work(k, k + 1) for k in range(calls)]
+            )
+            sweep.run(np.ones(d))
+        return sweep
 
-    monkeypatch.setattr(kernels, "sweep_block", seen)
-    monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", "2")
-    n, d = 1024, 4 * kernels.STRIPE
-    codes = np.arange(n)[None]  # so many sums that there is one segment
-    sweep = swept.Sweep(np.ones((n, d)), None, np.zeros(d), codes, n, np.empty((0, n)))
-    sweep.run(np.zeros(d))
-    assert len({array.ctypes.data for array in memory}) == len(memory) == 4
+    monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", "3")
+    whole = swept.Sweep(rows, None, np.zeros(d), codes, 3, np.empty((0, n)))
+    whole.run(np.ones(d))
+    for calls in (1, 2):  # one thread does it all; another one comes when nothing is left
+        alone = swept_by(calls)
+        for name in ("total", "squares", "class_sums", "leverage"):
+            np.testing.assert_array_equal(getattr(alone, name), getattr(whole, name))
+        np.testing.assert_array_equal(alone.cells, whole.cells)
+    # Control: what is left to add, when the last thread is done, counts.
+    monkeypatch.setattr(kernels, "join_segments", lambda *_: 0)
+    assert not (swept_by(1).total == whole.total).all()
+
+
+def test_segments_are_added_in_their_order_whichever_is_finished_first() -> None:
+    sums, segments = np.random.default_rng(0).normal(size=(5, 2, 3)), 5
+    expected = functools.reduce(np.add, sums)
+    assert (expected != functools.reduce(np.add, sums[[0, 1, 3, 4, 2]])).any()  # control
+    counters = np.zeros((segments + 1, 16), np.int64)
+    found = sums.copy()
+    counters[[1, 2, 4, 5], 0] = 1
+    kernels._add_segments(found, counters)
+    np.testing.assert_array_equal(found[0], sums[0] + sums[1])
+    counters[3, 0] = 1
+    bounds = np.arange(segments + 1)
+    assert kernels.join_segments(bounds, bounds[1:].copy(), np.ones(5), found, counters) == 5
+    np.testing.assert_array_equal(found[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("first", "offset", "weight"), [(0, 3e152, 1.0), (300, 3e152, 1.0), (300, 3e149, 1e-50)]
+)
+def test_rows_that_are_too_large_are_refused_though_none_is_sampled(
+    first: int, offset: float, weight: float
+) -> None:
+    """An offset that all rows have, which deviations do not show; and deviations of light rows."""
+    X, labels = gaussian(4096, 5, 1.0)
+    moments = sf.Moments(scatter=1e-9)
+    large = X.copy()
+    large[first:] += offset
+    with pytest.raises(InputError, match="rescale"):
+        moments.update(large, labels, sample_weight=np.full(len(X), weight))
+    assert not moments.n_rows
+    assert moments.update(X, labels).n_rows == len(X)  # control
+    assert not sample_of(moments).rows.n_rows
 
 
 def test_infinities_in_two_segments_are_refused() -> None:

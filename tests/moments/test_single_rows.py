@@ -172,10 +172,10 @@ def test_weights_that_a_failed_update_has_written_are_those_of_no_single_row(
         patch.setattr(buffer, "np", SimpleNamespace(**{**vars(np), "full": no_memory}))
         with pytest.raises(MemoryError):
             moments.update(np.ones((2, D)), more, sample_weight=[7.0, 7.0])
-    assert list(moments._accumulator.buffer._weight[3:5]) == [7.0, 7.0]  # type: ignore[union-attr]
+    assert list(moments._accumulator.buffer._weight[4:6]) == [7.0, 7.0]  # type: ignore[union-attr]
     for _ in range(2):
         moments.update(row(), labels())
-    assert moments.weight == 5.0
+    assert moments.weight == 6.0
 
 
 def test_a_kind_of_a_variable_that_is_not_there_is_told_for_a_single_row() -> None:

@@ -128,28 +128,6 @@ def test_an_error_in_one_thread_waits_for_the_others(
     assert sorted(finished) == sorted({0, 1, 2, 3} - {culprit})
 
 
-def test_a_thread_that_is_slow_takes_less_of_what_is_shared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv(VARIABLE, "2")
-    own = threading.get_ident()
-    done: list[tuple[int, bool]] = []
-
-    def work(k: int) -> None:
-        mine = threading.get_ident() == own
-        time.sleep(0.001 if mine else 0.5)
-        done.append((k, mine))
-
-    thread_pool.share(work, 20)
-    assert sorted(k for k, _ in done) == list(range(20))
-    assert sum(mine for _, mine in done) > 15
-    done.clear()  # control: ranges of one size
-    thread_pool.split(lambda first, _: work(first), 2, grain=1)
-    assert sum(mine for _, mine in done) == 1
-    with pytest.raises(ZeroDivisionError):
-        thread_pool.share(lambda k: 1 // (k - 3), 6)
-
-
 @pytest.mark.parametrize("at", [0, 1, 2])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_threads_that_cannot_be_started(
