@@ -71,8 +71,10 @@ def job(
     """
 
     def define(build: Build) -> Build:
+        make = needs(*modules)(build) if modules else build
+
         def built(**values: Any) -> Mapping[str, Any]:
-            ways = needs(*modules)(build)(**values)
+            ways = make(**values)
             return {OURS: ways} if isinstance(ways, Absent) else ways
 
         for chosen in product(*axes.values()):

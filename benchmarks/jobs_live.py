@@ -44,18 +44,14 @@ def _batches(model: Any, n: int, tokens: int, size: int) -> list[dict[str, Any]]
     """Random tokens; the cost does not depend on what they mean."""
     import torch
 
-    rng = np.random.default_rng(0)
     vocabulary = min(40_000, model.config.vocab_size)
-    ids = torch.from_numpy(rng.integers(3, vocabulary, (n, tokens)))
-    label = torch.from_numpy(rng.normal(size=n))
-    return [
-        {"input_ids": part, "attention_mask": torch.ones_like(part), "label": score}
-        for part, score in zip(ids.split(size), label.split(size), strict=True)
-    ]
+    ids = torch.from_numpy(np.random.default_rng(0).integers(3, vocabulary, (n, tokens)))
+    return [{"input_ids": x, "attention_mask": torch.ones_like(x)} for x in ids.split(size)]
 
 
-def _inputs(batch: dict[str, Any]) -> dict[str, Any]:
-    return {key: batch[key] for key in ("input_ids", "attention_mask")}
+def _label(batch: dict[str, Any]) -> dict[str, Any]:
+    """A number for every sequence, from its first token."""
+    return {"label": batch["input_ids"][:, 0].double().sin()}
 
 
 def _forward(model: Any, batches: list[Any]) -> Contender:
@@ -65,19 +61,18 @@ def _forward(model: Any, batches: list[Any]) -> Contender:
     def run() -> None:
         with torch.no_grad():
             for batch in batches:
-                model(**_inputs(batch))
+                model(**batch)
 
     return Contender(run)
 
 
 def _collect(batches: list[Any], tokens: str = "body", at: str = _BLOCKS) -> sf.nn.Collected:
-    return sf.nn.collect(_model()[0], batches, at, labels="label", tokens=tokens)
+    return sf.nn.collect(_model()[0], batches, at, labels=_label, tokens=tokens)
 
 
 def _erasers(batches: list[Any], at: str) -> Any:
-    """LEACE at the blocks or modules; batches this small are warned of."""
-    with warnings.catch_warnings(action="ignore", category=sf.SplinceWarning):
-        return _collect(batches, at=at).erasers(sf.leace, erase="label")
+    """LEACE at the blocks or modules."""
+    return _collect(batches, at=at).erasers(sf.leace, erase="label")
 
 
 @_live("live/collect/30 layers, {what}", "call",
@@ -112,7 +107,7 @@ def _decode() -> Ways:
     model, short, _ = _model()
     n = pick(16, 2)
     options = {"max_new_tokens": n, "min_new_tokens": n, "do_sample": False, "pad_token_id": 0}
-    options |= {key: values[:1] for key, values in _inputs(short[0]).items()}
+    options |= {key: values[:1] for key, values in short[0].items()}
     models = {OURS: _erased()[0], BARE: model}
     return {name: Contender(partial(one.generate, **options)) for name, one in models.items()}
 
@@ -121,8 +116,7 @@ def _decode() -> Ways:
 def _folded() -> Ways:
     model, short, long = _model()
     other = copy.deepcopy(model)
-    erasers = _erasers(short, "model.norm")
-    sf.nn.fold(other, erasers, _inputs(short[0]), tokens="all", bias="drop")
+    sf.nn.fold(other, _erasers(short, "model.norm"), short[0], tokens="all", bias="drop")
     # Both copies run the kernels of the bare model: what the second one differs by is noise.
     models = {OURS: other, BARE: model, "a copy of the bare model": copy.deepcopy(model)}
     return {name: _forward(one, long) for name, one in models.items()}
@@ -133,9 +127,9 @@ def _fit_layers() -> Ways:
     model, short, _ = _model()
     last = [f"model.layers.{i}" for i in range(model.config.num_hidden_layers)][-5:]
 
-    def fit() -> object:
+    def fit() -> object:  # batches this small are warned of
         with warnings.catch_warnings(action="ignore", category=sf.SplinceWarning):
-            return sf.nn.fit_layers(model, short, last, sf.leace, erase="label", labels="label")
+            return sf.nn.fit_layers(model, short, last, sf.leace, erase="label", labels=_label)
 
     return {OURS: Contender(fit), "one collecting pass": Contender(lambda: _collect(short))}
 
@@ -148,7 +142,7 @@ def _state_bytes() -> Numbers:
 
     model, short, _ = _model()
     collector = collector_for(
-        model, _BLOCKS, labels=["label"], tokens="all", placement=Placement(), weight="token",
+        model, _BLOCKS, labels=_label, tokens="all", placement=Placement(), weight="token",
         skip_ids=(), device="model", options={},
     )  # fmt: skip
     handles = collector.attach(model)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial, wraps
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -34,7 +32,7 @@ Make = Callable[..., Any]
 def needs(*modules: str) -> Callable[[Make], Make]:
     """Without one of these modules a contender, or job, is :class:`Absent`.
 
-    Before it is made they are loaded. What a module itself lacks shows where it is used.
+    Warnings are ignored while it is made: packages warn of each other when they are imported.
     """
 
     def decorate(make: Make) -> Make:
@@ -42,11 +40,8 @@ def needs(*modules: str) -> Callable[[Make], Make]:
         def made(*args: Any, **kwargs: Any) -> Any:
             if missing := [name for name in modules if not find_spec(name)]:
                 return Absent(f"not installed: {', '.join(missing)}")
-            with warnings.catch_warnings(action="ignore"):  # they warn of each other at import
-                for name in modules:
-                    with suppress(ModuleNotFoundError):
-                        import_module(name)
-            return make(*args, **kwargs)
+            with warnings.catch_warnings(action="ignore"):
+                return make(*args, **kwargs)
 
         return made
 
