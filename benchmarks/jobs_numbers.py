@@ -19,7 +19,7 @@ import splince_fast as sf
 from benchmarks import peers
 from benchmarks.data import Array, Problem, cut, problem, write_rows
 from benchmarks.jobs import NUMPY, OURS, Numbers, Ways, below, job
-from benchmarks.jobs_accumulate import BLOCK, DTYPES, sparse_rows
+from benchmarks.jobs_accumulate import BLOCK, DTYPES, accumulate, sparse_rows
 from benchmarks.jobs_erase import LEACES, orthogonal
 from benchmarks.peers import CE, CE64, ONEDAL
 from benchmarks.timing import Absent, Contender, each, pick
@@ -164,12 +164,10 @@ def accumulate_file(n: int, d: int) -> Callable[[], object]:
 
 def accumulate_wide() -> Callable[[], object]:
     """Blocks of float32 rows by rank: beside the blocks, which are made before."""
-
-    def work(data: Problem) -> Callable[[], object]:
-        return each(cut(pick(512, 32), data.X, **data.labels), sf.Moments(rank=64).update).run
-
-    work(problem(200, 100))()
-    return work(problem(*pick((1024, 100_000), (64, 80))))
+    sizes = ((200, 100), pick((1024, 100_000), (64, 80)))
+    few, every = (accumulate(problem(*size), pick(512, 32), rank=64) for size in sizes)
+    few.run()
+    return every.run
 
 
 def accumulate_sparse() -> Callable[[], object]:
