@@ -19,7 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 import splince_fast as sf
-from benchmarks.data import Array, Problem
+from benchmarks.data import Array
 from benchmarks.jobs import OURS, Numbers, Ways, below, job, within
 from benchmarks.timing import Contender, pick
 from splince_fast import evaluation as ev
@@ -31,20 +31,18 @@ _LEVELS = (0.5, 0.9)
 
 
 @cache
-def _rows() -> Problem:
+def _data() -> tuple[Array, Array, Array, tuple[int, int, int]]:
+    """Rows, task, concept, and how many rows train, validate and test."""
     found = load("bios")
-    return Problem(found.X[:, : pick(None, 8)], found.labels["concept"], found.labels["task"])
-
-
-def _sizes() -> tuple[int, int, int]:
-    return pick((4000, 600, 1000), (100, 40, 40))
+    X, sizes = pick((found.X, (4000, 600, 1000)), (found.X[:, :8], (100, 40, 40)))
+    return X, found.labels["task"], found.labels["concept"], sizes
 
 
 def _compared() -> Any:
-    data = _rows()
+    X, y, z, sizes = _data()
     return ev.compare(
-        data.X, task=data.y, concept=data.z, sizes=_sizes(), tied=0, association=_LEVELS,
-        n_seeds=1, n_jobs=1, progress=False,
+        X, task=y, concept=z, sizes=sizes, tied=0, association=_LEVELS, n_seeds=1, n_jobs=1,
+        progress=False,
     )  # fmt: skip
 
 
@@ -65,9 +63,8 @@ def _level(p: float) -> list[float]:
         guess = head.predict(rows)
         return ev.worst_group_accuracy(y, guess, groups=(y, z)), float(np.mean(guess == y))
 
-    data = _rows()
-    X, y, z = data.X, data.y, data.z
-    split = ev.associated_split(y, z, p=p, sizes=_sizes(), seed=0, tied=0)
+    X, y, z, sizes = _data()
+    split = ev.associated_split(y, z, p=p, sizes=sizes, seed=0, tied=0)
     parts = (split.train, split.validation, split.test)
     rows = [X[part].astype(np.float64) for part in parts]
     mean, unit = rows[0].mean(axis=0), float(np.sqrt(rows[0].var(axis=0).mean()))
