@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from splince_fast import Moments
 
 Array = NDArray[Any]
+_CHUNK_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,13 @@ def problem(
     z[:classes] = np.arange(classes)  # every class occurs
     y = np.where(rng.random(n) < 0.7, z, rng.integers(0, classes, n))
     scale = np.geomspace(1.0, 0.1, d)
-    X = rng.standard_normal((n, d), np.float32).astype(dtype, copy=False)
-    X *= scale
-    for codes in (z, y):
-        X += (0.5 * scale * rng.normal(size=(classes, d))).astype(dtype)[codes]
-    X += offset * scale
+    shift_z, shift_y = (scale * rng.normal(size=(classes, d)) for _ in range(2))
+    X = np.empty((n, d), dtype)
+    step = max(1, _CHUNK_ELEMENTS // d)
+    for start in range(0, n, step):
+        rows = slice(start, start + step)
+        noise = rng.standard_normal((len(z[rows]), d), np.float32) * scale
+        X[rows] = noise + (0.5 * shift_z[z[rows]] + 0.5 * shift_y[y[rows]] + offset * scale)
     return Problem(X, z, y)
 
 
