@@ -19,7 +19,6 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,15 @@ import numpy as np
 
 from benchmarks import machine, timing
 from benchmarks.jobs import FLOOR, OURS, Job, Target, all_jobs
-from benchmarks.timing import Absent, Seconds
+from benchmarks.timing import Absent, Contender, Seconds
 
 RESULTS = machine.ROOT / "benchmarks" / "results"
+
+
+def chosen(texts: list[str]) -> list[Job]:
+    """The jobs whose name contains one of the texts; all without any. SystemExit if none has."""
+    jobs = [job for job in all_jobs() if any(text in job.name for text in texts or [""])]
+    return jobs or sys.exit(f"no job has a name with {' or '.join(texts)}")
 
 
 def measure(job: Job, budget: float = 8.0) -> dict[str, Any]:
@@ -40,25 +45,24 @@ def measure(job: Job, budget: float = 8.0) -> dict[str, Any]:
     met (None where nothing is decided), ``left_out`` the reasons.
     """
     ways = job.build()
-    present = {name: way for name, way in ways.items() if not isinstance(way, Absent)}
-    if job.number:
-        timings = {name: np.array([value]) for name, value in present.items()}
-    else:
-        timings = timing.interleave(present, budget=budget)
+    left_out = {name: way.reason for name, way in ways.items() if isinstance(way, Absent)}
+    numbers = {name: np.array([way]) for name, way in ways.items() if isinstance(way, float)}
+    contenders = {name: way for name, way in ways.items() if isinstance(way, Contender)}
+    timings = numbers or timing.interleave(contenders, budget=budget)
     for name, values in timings.items():
         if not np.isfinite(values).all():
             raise ArithmeticError(f"{job.name}: {name} gives {values}")
     if job.larger_of:
-        timings[FLOOR] = reduce(np.maximum, (timings[name] for name in job.larger_of))
-    timed = timings if OURS in timings and not job.number else {}
+        timings[FLOOR] = np.maximum(*(timings[name] for name in job.larger_of))
+    others = [] if numbers else [name for name in timings if name != OURS]
     return {
         "name": job.name,
         "unit": job.unit,
-        "number": job.number,
+        "number": bool(numbers),
         "values": {name: timing.spread(seconds) for name, seconds in timings.items()},
-        "ratios": {k: timing.ratio(v, timings[OURS]) for k, v in timed.items() if k != OURS},
+        "ratios": {name: timing.ratio(timings[name], timings[OURS]) for name in others},
         "targets": [_judged(target, timings) for target in job.targets],
-        "left_out": {name: way.reason for name, way in ways.items() if isinstance(way, Absent)},
+        "left_out": left_out,
     }
 
 
@@ -74,49 +78,35 @@ def _judged(target: Target, timings: dict[str, Seconds]) -> dict[str, Any]:
     return {**asdict(target), "measured": found, "met": met}
 
 
-def run(
-    jobs: Iterable[Job], budget: float = 8.0, path: Path | None = None, *, some: bool = False
-) -> dict[str, Any]:
-    """Measure jobs one after the other; what is known is written to `path` after each.
+def run(jobs: list[Job], path: Path | None, budget: float = 8.0, *, some: bool = False) -> None:
+    """Measure jobs one after the other, and print a table; `path` has what is known after each.
 
     If these are `some` of all, results of the others stay there, where they are of this commit.
     """
-    machine.equal_threads()
-    now, load = machine.now()
+    began, load = machine.now()
     results: dict[str, Any] = {
         "command": machine.command(),
         **machine.commit(),
-        "began": now,
+        "began": began,
         "smoke": timing.smoke(),
         "load_average": {"before": load},
         "machine": machine.describe(),
         "jobs": [],
     }
-    earlier = json.loads(path.read_text("utf-8")) if some and path and path.exists() else None
+    if some and path and path.exists():
+        earlier = json.loads(path.read_text("utf-8"))
+        if earlier["commit"] == results["commit"]:
+            results = {**earlier, "command": f"{earlier['command']}; {results['command']}"}
+    entries = {entry["name"]: entry for entry in results["jobs"]}
+    print(table(["job", OURS, "others: time over ours", "targets"]))
     for job in jobs:
-        found = measure(job, budget)
-        print("|", " | ".join(cells(found)), "|", flush=True)
-        results["jobs"].append(found)
+        entries[job.name] = measure(job, budget)
+        print("|", " | ".join(cells(entries[job.name])), "|", flush=True)
+        results["jobs"] = list(entries.values())
         results["ended"], results["load_average"]["after"] = machine.now()
-        if path is not None:
-            write(again(earlier, results), path)
+        if path:
+            path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         gc.collect()  # the data of this job go before those of the next come
-    return results
-
-
-def again(earlier: dict[str, Any] | None, results: dict[str, Any]) -> dict[str, Any]:
-    """Earlier results with those of some jobs in their place; these alone, of another commit."""
-    if earlier is None or earlier["commit"] != results["commit"]:
-        return results
-    jobs = {found["name"]: found for found in (*earlier["jobs"], *results["jobs"])}
-    command = f"{earlier['command']}; {results['command']}"
-    return {**earlier, "command": command, "jobs": list(jobs.values())}
-
-
-def write(results: dict[str, Any], path: Path) -> None:
-    """Store results, numbers to six digits."""
-    rounded = json.loads(json.dumps(results), parse_float=lambda text: float(f"{float(text):.6g}"))
-    path.write_text(json.dumps(rounded, indent=1) + "\n", encoding="utf-8")
 
 
 def cells(entry: dict[str, Any]) -> list[str]:
@@ -151,7 +141,7 @@ def interval(found: dict[str, float]) -> str:
     return median if low == high else f"{median} [{low}, {high}]"
 
 
-def table(header: list[str], rows: Iterable[list[str]]) -> str:
+def table(header: list[str], rows: Iterable[list[str]] = ()) -> str:
     """In Markdown."""
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
 
@@ -167,11 +157,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=8.0, help="seconds per job, roughly")
     given = parser.parse_args()
     os.environ.setdefault("SPLINCE_FAST_BLAS", "scipy")  # before the first product, which decides
-    jobs = [job for job in all_jobs() if any(text in job.name for text in given.text or [""])]
-    if not jobs:
-        sys.exit(f"no job has a name with {' or '.join(given.text)}")
-    print(table(["job", OURS, "others: time over ours", "targets"], []))
-    run(jobs, given.budget, given.json, some=bool(given.text))
+    run(chosen(given.text), given.json, given.budget, some=bool(given.text))
 
 
 if __name__ == "__main__":

@@ -6,15 +6,11 @@ no contender, since it does not do the whole job.
 
 from __future__ import annotations
 
-import atexit
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import needs
@@ -50,10 +46,9 @@ class Job:
 
     name: str  # group/case
     unit: str  # what times are for ("row", "call"), or what a number counts
-    build: Callable[[], Mapping[str, Any]]  # prepares the data, and gives Ways, or Numbers
+    build: Callable[[], Mapping[str, Any]]  # gives Ways to be timed, or Numbers that it measured
     targets: tuple[Target, ...] = ()
     larger_of: tuple[str, ...] = ()  # contenders of which the slower, in each round, is the floor
-    number: bool = False  # `build` measures the numbers itself; smaller is better
 
 
 _JOBS: dict[str, Job] = {}
@@ -65,7 +60,6 @@ def job(
     unit: str,
     *targets: Target | Callable[..., Target],
     larger_of: tuple[str, ...] = (),
-    number: bool = False,
     modules: tuple[str, ...] = (),
     **axes: Iterable[Any],
 ) -> Callable[[Build], Build]:
@@ -77,15 +71,17 @@ def job(
     """
 
     def define(build: Build) -> Build:
+        make = needs(*modules)(build) if modules else build
+
         def built(**values: Any) -> Mapping[str, Any]:
-            ways = needs(*modules)(build)(**values)
+            ways = make(**values)
             return {OURS: ways} if isinstance(ways, Absent) else ways
 
         for chosen in product(*axes.values()):
             values = dict(zip(axes, chosen, strict=True))
             wanted = tuple(t if isinstance(t, Target) else t(**values) for t in targets)
             named = name.format(**values)
-            _JOBS[named] = Job(named, unit, partial(built, **values), wanted, larger_of, number)
+            _JOBS[named] = Job(named, unit, partial(built, **values), wanted, larger_of)
         return build
 
     return define
@@ -96,11 +92,3 @@ def all_jobs() -> list[Job]:
     for part in _PARTS:
         import_module(f"benchmarks.jobs_{part}")
     return list(_JOBS.values())
-
-
-@cache
-def scratch() -> Path:
-    """A folder that is removed at the end of the process."""
-    folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)

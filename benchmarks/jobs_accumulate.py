@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import scipy.sparse
-from scipy.linalg import blas
+from scipy.linalg.blas import get_blas_funcs
 
 import splince_fast as sf
 from benchmarks import peers
-from benchmarks.data import Array, Problem, cached, cut, problem, write_rows
-from benchmarks.jobs import FLOOR, OURS, Target, Ways, below, faster, job, scratch, within
+from benchmarks.data import Array, Problem, cached, cut, problem, scratch, write_rows
+from benchmarks.jobs import FLOOR, OURS, Target, Ways, below, faster, job, within
 from benchmarks.peers import CE, CE64, ONEDAL
 from benchmarks.timing import Contender, each, pick
 
@@ -46,14 +46,12 @@ def accumulate(data: Problem, rows: int = 0, labels: Any = None, **options: Any)
 
 def syrk_into(X: Array, total: Array) -> None:
     """total += X^T X, lower triangle, by SciPy's BLAS; X C-contiguous, total Fortran-ordered."""
-    (syrk,) = blas.get_blas_funcs(("syrk",), (X,))
-    syrk(1.0, X.T, beta=1.0, c=total, lower=1, overwrite_c=1)
+    get_blas_funcs("syrk", (X,))(1.0, X.T, beta=1.0, c=total, lower=1, overwrite_c=1)
 
 
 def gemm_into(X: Array, Z: Array, total: Array) -> None:
     """total += X^T Z by SciPy's BLAS; X and Z C-contiguous, total Fortran-ordered."""
-    (gemm,) = blas.get_blas_funcs(("gemm",), (X,))
-    gemm(1.0, X.T, Z.T, beta=1.0, c=total, trans_b=1, overwrite_c=1)
+    get_blas_funcs("gemm", (X,))(1.0, X.T, Z.T, beta=1.0, c=total, trans_b=1, overwrite_c=1)
 
 
 def by_blocks(X: Array, work: Callable[[Array], object]) -> Contender:
@@ -141,12 +139,13 @@ def _sparse(rank: int) -> Ways:
 @job("stream/one row/{d}", "row", within("in blocks", 1.5), faster(CE, 50.0), d=(768, 3072))
 def _single(d: int) -> Ways:
     data = problem(block_rows(), pick(d, 16))
-    few = pick(256 if d < 1024 else 64, 32)  # rows of the others; all would take minutes
+    n = pick(256 if d < 1024 else 64, 32)  # rows of the others; all would take minutes
+    few = Problem(data.X[:n], data.z[:n], data.y[:n])
     return {
         OURS: accumulate(data, 1),
         "in blocks": accumulate(data),
-        CE: peers.stream_concept_erasure(data, 1, "float32", only=few),
-        ONEDAL: peers.stream_onedal(data, 1, only=few),
+        CE: peers.stream_concept_erasure(few, 1, "float32"),
+        ONEDAL: peers.stream_onedal(few, 1),
     }
 
 
@@ -215,7 +214,7 @@ def _columns(dtype: str) -> Ways:
 def _mapped(sums: bool) -> Ways:
     """Rows on disk, in the page cache; reading and multiplying can go on at the same time."""
     n, d = pick((131_072, 1024), (512, 16))
-    path = write_rows(scratch() / "mapped.npy", n, d)
+    path = write_rows(n, d)
     z = np.arange(n) % 2
     buffer = memoryview(bytearray(4 * d * block_rows()))
 

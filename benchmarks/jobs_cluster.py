@@ -17,27 +17,25 @@ import numpy as np
 
 import splince_fast as sf
 from benchmarks.data import write_rows
-from benchmarks.jobs import OURS, SERIAL, Numbers, Ways, below, faster, job, scratch
+from benchmarks.jobs import OURS, SERIAL, Numbers, Ways, below, faster, job
 from benchmarks.peers import DASK_COV, DASK_PCA, needs
 from benchmarks.timing import Contender, pick
 
-_NEEDED = ("dask", "distributed")
+_cluster = partial(job, modules=("dask", "distributed"))
 
 
 def _file() -> tuple[Path, int, int, int]:
     """The file, its rows and features, and the rows of a block."""
     n, d, block = pick((65_536, 2048, 4096), (2000, 16, 250))
-    return write_rows(scratch() / "cluster.npy", n, d), n, d, block
+    return write_rows(n, d), n, d, block
 
 
 @cache
 def _client() -> Any:
-    """Closed at the end of this process."""
-    from dask.distributed import Client, LocalCluster
+    """Closed at the end of this process, as are its workers."""
+    from dask.distributed import Client
 
-    local = LocalCluster(n_workers=joblib.cpu_count(), threads_per_worker=1, dashboard_address=":0")
-    atexit.register(local.close)
-    client = Client(local)
+    client = Client(n_workers=joblib.cpu_count(), threads_per_worker=1, dashboard_address=":0")
     atexit.register(client.close)
     sf.Moments.from_blocks(_source(1), client=client)  # imports and compilers of the workers
     return client
@@ -65,14 +63,13 @@ def _lazy(blocks: int) -> Any:
     return da.concatenate(parts)
 
 
-@job("cluster/1,048,576 rows/2048", "row", faster(SERIAL, 0.9), modules=_NEEDED)
+@_cluster("cluster/1,048,576 rows/2048", "row", faster(SERIAL, 0.9))
 def _beside_one_process() -> Ways:
     shards = pick(16, 2)
     return {OURS: _ours(shards, client=_client()), SERIAL: _ours(shards)}
 
 
-@job("cluster/65,536 rows/2048", "row", faster(DASK_COV, 3.0), faster(DASK_PCA, 20.0),
-     modules=_NEEDED)  # fmt: skip
+@_cluster("cluster/65,536 rows/2048", "row", faster(DASK_COV, 3.0), faster(DASK_PCA, 20.0))
 def _beside_peers() -> Ways:
     import dask.array as da
 
@@ -97,7 +94,7 @@ def _incremental_pca(components: int | None) -> Contender:
     return Contender(lambda: IncrementalPCA(components, batch_size=block).fit(X), 2 * block)
 
 
-@job("cluster/bytes sent/2048", "states per group", below(1.2), number=True, modules=_NEEDED)
+@_cluster("cluster/bytes sent/2048", "states per group", below(1.2))
 def _sent() -> Numbers:
     """Bytes between workers; the labels, which either gets, are not counted."""
     from splince_fast.moments.cluster import groups_of

@@ -1,15 +1,12 @@
 """compare beside a plain scikit-learn script of the same work, and beside the fits inside it.
 
-Rows are those of bug_profession_gender in the folder named by SPLINCE_FAST_DATA, or random ones of
-that shape. Both sides run on one thread.
+Rows are those of the experiments with biographies. Both sides run on one thread.
 """
 
 from __future__ import annotations
 
-import os
 from functools import cache
 from itertools import product
-from pathlib import Path
 from time import process_time
 from typing import Any
 from unittest.mock import patch
@@ -22,33 +19,30 @@ from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 import splince_fast as sf
-from benchmarks.data import Array, Problem, problem
+from benchmarks.data import Array
 from benchmarks.jobs import OURS, Numbers, Ways, below, job, within
 from benchmarks.timing import Contender, pick
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import _logistic
+from splince_fast.experiments.datasets import load
 
 _STRENGTHS = (1.0, 0.1, 0.01, 0.001, 0.0001)
 _LEVELS = (0.5, 0.9)
 
 
 @cache
-def _rows() -> Problem:
-    folder = Path(os.environ.get("SPLINCE_FAST_DATA", "")) / "bug_profession_gender"
-    if folder.is_dir() and pick(True, False):
-        return Problem(*(np.load(folder / f"{name}.npy") for name in ("X", "z", "y")))
-    return problem(*pick((40_000, 384), (1500, 8)))
-
-
-def _sizes() -> tuple[int, int, int]:
-    return pick((4000, 600, 1000), (100, 40, 40))
+def _data() -> tuple[Array, Array, Array, tuple[int, int, int]]:
+    """Rows, task, concept, and how many rows train, validate and test."""
+    found = load("bios")
+    X, sizes = pick((found.X, (4000, 600, 1000)), (found.X[:, :8], (100, 40, 40)))
+    return X, found.labels["task"], found.labels["concept"], sizes
 
 
 def _compared() -> Any:
-    data = _rows()
+    X, y, z, sizes = _data()
     return ev.compare(
-        data.X, task=data.y, concept=data.z, sizes=_sizes(), tied=0, association=_LEVELS,
-        n_seeds=1, n_jobs=1, progress=False,
+        X, task=y, concept=z, sizes=sizes, tied=0, association=_LEVELS, n_seeds=1, n_jobs=1,
+        progress=False,
     )  # fmt: skip
 
 
@@ -69,9 +63,8 @@ def _level(p: float) -> list[float]:
         guess = head.predict(rows)
         return ev.worst_group_accuracy(y, guess, groups=(y, z)), float(np.mean(guess == y))
 
-    data = _rows()
-    X, y, z = data.X, data.y, data.z
-    split = ev.associated_split(y, z, p=p, sizes=_sizes(), seed=0, tied=0)
+    X, y, z, sizes = _data()
+    split = ev.associated_split(y, z, p=p, sizes=sizes, seed=0, tied=0)
     parts = (split.train, split.validation, split.test)
     rows = [X[part].astype(np.float64) for part in parts]
     mean, unit = rows[0].mean(axis=0), float(np.sqrt(rows[0].var(axis=0).mean()))
@@ -102,7 +95,7 @@ def _compare() -> Ways:
     return {OURS: Contender(_compared), "script": Contender(_script)}
 
 
-@job("evaluation/difference to the script", "worst-group accuracy", below(0.004), number=True)
+@job("evaluation/difference to the script", "worst-group accuracy", below(0.004))
 def _difference() -> Numbers:
     """Largest difference between the worst groups of compare and of the script."""
     ours = _compared()
@@ -111,7 +104,7 @@ def _difference() -> Numbers:
     return {OURS: float(np.abs(np.array(found) - _script()).max())}
 
 
-@job("evaluation/compare over its fits", "processor time", below(1.3), number=True)
+@job("evaluation/compare over its fits", "processor time", below(1.3))
 def _overhead() -> Numbers:
     """Processor time of compare over that of the fits of heads and linear probes in it."""
     fits, original = 0.0, _logistic.fit

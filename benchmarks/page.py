@@ -72,7 +72,7 @@ Time of the other package over that of splince_fast.
 
 {peers}
 
-{figure}
+![The ratios of both tables, by processor](performance.svg)
 
 ## Missed
 
@@ -99,27 +99,23 @@ _item = partial(_fill, initial_indent="- ", subsequent_indent="  ")
 def read(folder: Path) -> list[Results]:
     """All results, newest processor family first, each with a "title" and the "load" before it.
 
-    SystemExit without any, or where one lacks a key, or has tiny sizes and another has not.
+    SystemExit without any, or where one has tiny sizes and another has not.
     """
     found = []
     for path in sorted(folder.glob("*.json")):
         results = json.loads(path.read_text(encoding="utf-8"))
-        lacking = {"commit", "began", "machine", "jobs", "load_average", "smoke"} - set(results)
-        if lacking:
-            raise SystemExit(f"{path.name} has no {', '.join(sorted(lacking))}")
         results["title"] = machine.title(results["machine"])
         results["load"] = (results["load_average"]["before"] or [None])[0]
+        results["jobs"] = {entry["name"]: entry for entry in results["jobs"]}
         found.append(results)
     if len({results["smoke"] for results in found}) != 1:
         raise SystemExit(f"no results in {folder}, or some of smoke sizes: run benchmarks.compare")
     return sorted(found, key=lambda results: -results["machine"]["family"])
 
 
-def stored(results: Results, job: str, kind: str, name: str) -> dict[str, float] | None:
+def stored(results: Results, job: str, kind: str, name: str) -> Any:
     """The value or ratio (`kind`) of a contender of a job; None where it was not measured."""
-    named = {entry["name"]: entry for entry in results["jobs"]}
-    found: dict[str, float] | None = named.get(job, {kind: {}})[kind].get(name)
-    return found
+    return results["jobs"].get(job, {kind: {}})[kind].get(name)
 
 
 def machines(every: list[Results]) -> str:
@@ -166,8 +162,8 @@ def missed(results: Results) -> str:
     """What is missed, and why; cases of a group against the same contender together."""
     cases: dict[tuple[str, str], list[str]] = {}
     decided = []
-    for job in results["jobs"]:
-        group, _, case = job["name"].partition("/")
+    for name, job in results["jobs"].items():
+        group, _, case = name.partition("/")
         for target in job["targets"]:
             decided += [target["met"]] * (target["met"] is not None)
             if target["met"] is False:
@@ -186,12 +182,11 @@ def growth(results: Results) -> Iterator[str]:
         f"{g['what']} in {g['axis']} {g['exponent']:.2f} ({g['expected']:g})"
         for g in results.get("scaling", [])  # as results were written until November 2026
     ]
-    for job in results["jobs"]:
-        group, _, case = job["name"].partition("/")
-        if group == "growth":
-            name, _, expected = case.replace("/", " in ").partition("^")
+    for name, job in results["jobs"].items():
+        if name.startswith("growth/"):
+            _, what, axis, expected = re.split(r"[/^]", name)
             measured = jobs_growth.exponent(job["ratios"]["quarter"]["median"])
-            shown.append(f"{name} {measured:.2f} ({expected})")
+            shown.append(f"{what} in {axis} {measured:.2f} ({expected})")
     if shown:
         yield _item(f"{results['title']}: {'; '.join(shown)}.{_large(results)}")
 
@@ -207,20 +202,17 @@ def _large(results: Results) -> str:
     every_row = rows * 4 * whole["median"]
     share = rate_for("auto", 10**9, 8192, "the rows", folds=1)
     sampled = rows * 2 * sums["median"] + share * every_row
-    text = f' A billion rows: {every_row:.1f} h; scatter="auto" {sampled:.1f} h'
-    if pair:
-        text += f"; on 16 such machines {every_row / 16 / pair['median']:.1f} h"
-    return f"{text}."
+    cluster = f"; on 16 such machines {every_row / 16 / pair['median']:.1f} h" if pair else ""
+    return f' A billion rows: {every_row:.1f} h; scatter="auto" {sampled:.1f} h{cluster}.'
 
 
-def page(every: list[Results], figure: str) -> str:
+def page(every: list[Results]) -> str:
     """The whole text; what there is nothing of leaves no empty lines."""
     text = _PAGE.format(
         machines=machines(every),
         remarks="\n\n".join(text for results in every for text in remarks(results)),
         rates=ratios(every, _RATES, "float32 rows, float64 solves"),
         peers=ratios(every, _PEERS, "job"),
-        figure=f"![The ratios of both tables, by processor]({figure})" if figure else "",
         missed="\n\n".join(map(missed, every)),
         growth="\n".join(text for results in every for text in growth(results)),
     )
@@ -229,13 +221,12 @@ def page(every: list[Results], figure: str) -> str:
 
 def draw(every: list[Results], path: Path) -> None:
     """Every ratio of the two tables on a logarithmic axis, a colour per processor."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    import matplotlib  # here, since asv imports every module, and its environments lack it
+    from matplotlib.figure import Figure
 
     lines = [*_RATES, *_PEERS]
-    figure, axes = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
+    figure = Figure(figsize=(7.5, 3.4), layout="constrained")
+    axes = figure.subplots()
     for index, results in enumerate(every):
         found = [stored(results, job, "ratios", against) for job, against, _ in lines]
         points = {place + 0.2 * index: ratio for place, ratio in enumerate(found) if ratio}
@@ -254,18 +245,14 @@ def draw(every: list[Results], path: Path) -> None:
     # Text as text, and no date: the file is small, and the same results draw the same file.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "splince_fast"}):
         figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
 
 
-def write(folder: Path, out: Path) -> None:
-    """The page from the results in a folder; without the figure where matplotlib is absent."""
-    every, figure = read(folder), out.with_suffix(".svg").name
-    try:
-        draw(every, out.with_name(figure))
-    except ImportError:
-        figure = ""
-    out.write_text(page(every, figure), encoding="utf-8")
+def write(results: Path, out: Path) -> None:
+    """The page and its figure into a folder, from the results in another."""
+    every = read(results)
+    (out / "performance.md").write_text(page(every), encoding="utf-8")
+    draw(every, out / "performance.svg")
 
 
 if __name__ == "__main__":
-    write(compare.RESULTS, machine.ROOT / "docs" / "performance.md")
+    write(compare.RESULTS, machine.ROOT / "docs")

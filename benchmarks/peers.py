@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial, wraps
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 import splince_fast as sf
-from benchmarks import machine
-from benchmarks.data import Array, Problem, cut, one_hot
+from benchmarks.data import Array, Problem, cut
 from benchmarks.timing import Absent, Contender, each
 
 CE = "concept-erasure"
@@ -35,8 +32,7 @@ Make = Callable[..., Any]
 def needs(*modules: str) -> Callable[[Make], Make]:
     """Without one of these modules a contender, or job, is :class:`Absent`.
 
-    Before it is made they are loaded, and threads are equal. What a module itself lacks shows where
-    it is used.
+    Warnings are ignored while it is made: packages warn of each other when they are imported.
     """
 
     def decorate(make: Make) -> Make:
@@ -44,55 +40,44 @@ def needs(*modules: str) -> Callable[[Make], Make]:
         def made(*args: Any, **kwargs: Any) -> Any:
             if missing := [name for name in modules if not find_spec(name)]:
                 return Absent(f"not installed: {', '.join(missing)}")
-            with warnings.catch_warnings(action="ignore"):  # they warn of each other at import
-                for name in modules:
-                    with suppress(ModuleNotFoundError):
-                        import_module(name)
-            machine.equal_threads()
-            return make(*args, **kwargs)
+            with warnings.catch_warnings(action="ignore"):
+                return make(*args, **kwargs)
 
         return made
 
     return decorate
 
 
-def label_columns(data: Problem) -> Array:
-    """The concept as the columns that packages want, a binary one as one column."""
-    if data.classes == 2:
-        return data.z[:, None].astype(data.X.dtype)
-    return one_hot(data.z, data.classes, data.X.dtype)
+def _concept(data: Problem) -> Array:
+    """A binary concept as one column (n, 1) of the dtype of the rows."""
+    return data.z[:, None].astype(data.X.dtype)
 
 
 def _tensors(data: Problem) -> tuple[Any, Any]:
-    """Rows and columns of the concept."""
+    """Rows, and the column of the concept."""
     import torch
 
-    return torch.from_numpy(data.X), torch.from_numpy(label_columns(data))
+    return torch.from_numpy(data.X), torch.from_numpy(_concept(data))
 
 
 @needs("torch", "concept_erasure")
-def stream_concept_erasure(
-    data: Problem, block_rows: int, dtype: str, only: int | None = None
-) -> Contender:
-    """`LeaceFitter.update` with the concept alone; `dtype` is that of its statistics.
-
-    `only` so many of the blocks are used, where all of them would take too long.
-    """
+def stream_concept_erasure(data: Problem, block_rows: int, dtype: str) -> Contender:
+    """`LeaceFitter.update` with the concept alone; `dtype` is that of its statistics."""
     import torch
     from concept_erasure import LeaceFitter
 
     x, z = _tensors(data)
     fitter = LeaceFitter(x.shape[1], z.shape[1], dtype=getattr(torch, dtype), **_PLAIN)
-    blocks = list(zip(x.split(block_rows), z.split(block_rows), strict=True))[:only]
+    blocks = list(zip(x.split(block_rows), z.split(block_rows), strict=True))
     return each(blocks, fitter.update, lambda found: found.sigma_xx.numpy())
 
 
 @needs("sklearnex")
-def stream_onedal(data: Problem, block_rows: int, only: int | None = None) -> Contender:
+def stream_onedal(data: Problem, block_rows: int) -> Contender:
     """`sklearnex.covariance.IncrementalEmpiricalCovariance.partial_fit`; it takes no labels."""
     from sklearnex.covariance import IncrementalEmpiricalCovariance
 
-    blocks = [(X,) for X, _ in cut(block_rows, data.X)[:only]]
+    blocks = [(X,) for X, _ in cut(block_rows, data.X)]
     n = len(data.X)  # its estimate divides by n; the others by n - 1
     fit = IncrementalEmpiricalCovariance().partial_fit
     return each(blocks, fit, lambda found: found.covariance_ * (n / (n - 1)))
@@ -115,26 +100,25 @@ def erase_fairlearn(data: Problem) -> Contender:
     """
     from fairlearn.preprocessing import CorrelationRemover
 
-    table = np.hstack([data.X, label_columns(data)])
-    columns = list(range(data.X.shape[1], table.shape[1]))
-    remover = CorrelationRemover(sensitive_feature_ids=columns)
+    table = np.hstack([data.X, _concept(data)])
+    remover = CorrelationRemover(sensitive_feature_ids=[data.X.shape[1]])
     return Contender(partial(remover.fit_transform, table), len(table))
 
 
-def explicit_splince(S: Array, Sz: Array, Sy: Array, *, rank: int = 1) -> Array:
+def explicit_splince(S: Array, Sz: Array, Sy: Array) -> Array:
     """P of Theorem 1 as it is printed: P = W^+ V (U^T V)^{-1} U^T W, in NumPy.
 
     U spans colsp(W Sz)^perp, V spans colsp(W Sy) + colsp([W Sz, W Sy])^perp; each comes from a
     complete QR decomposition. Of the equivalent whitenings, W = diag(lambda)^{-1/2} Q^T from
     S = Q diag(lambda) Q^T is taken: it needs no product of its own. Holstege, Ravfogel and Wouters
-    (NeurIPS 2025). Either side has the rank that is given.
+    (NeurIPS 2025). Concept and task are binary: either side has rank one.
     """
     eigenvalues, Q = np.linalg.eigh(S)
     roots = np.sqrt(eigenvalues)
     W = Q.T / roots[:, None]
-    A, B = (np.linalg.svd(W @ side, full_matrices=False).U[:, :rank] for side in (Sz, Sy))
-    U = np.linalg.qr(A, mode="complete").Q[:, rank:]
-    beyond = np.linalg.qr(np.hstack([A, B]), mode="complete").Q[:, 2 * rank :]
+    A, B = (np.linalg.svd(W @ side, full_matrices=False).U[:, :1] for side in (Sz, Sy))
+    U = np.linalg.qr(A, mode="complete").Q[:, 1:]
+    beyond = np.linalg.qr(np.hstack([A, B]), mode="complete").Q[:, 2:]
     V = np.hstack([B, beyond])
     return np.asarray(((Q * roots) @ V) @ np.linalg.solve(U.T @ V, U.T @ W))
 
@@ -147,8 +131,8 @@ def erase_numpy(data: Problem) -> Contender:
         mean = X.mean(axis=0)
         X -= mean
         n = len(X)
-        Sz, Sy = (X.T @ one_hot(v, data.classes, np.float64) / n for v in (data.z, data.y))
-        P = explicit_splince(X.T @ X / n, Sz, Sy, rank=data.classes - 1)
+        Sz, Sy = (X.T @ codes[:, None] / n for codes in (data.z, data.y))
+        P = explicit_splince(X.T @ X / n, Sz, Sy)
         offset = mean - P @ mean
         return np.asarray(data.X @ P.T.astype(data.X.dtype) + offset.astype(data.X.dtype))
 

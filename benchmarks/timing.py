@@ -1,29 +1,37 @@
 """Interleaved timing: contenders alternate, so that drift of the machine cancels in ratios.
 
-Every round runs each contender once, in rotating order. A sample repeats a short call until it
-lasts long enough for the clock. Before each sample the thread pool of the previous contender goes
-to sleep: threads of OpenBLAS wait for more work in a loop, a tenth of a second on some machines,
-and where cores are few they would slow the next contender down.
+Every round runs each contender once, in rotating order and with equal threads. A sample repeats a
+short call until it lasts long enough for the clock. Before each sample the thread pool of the
+previous contender goes to sleep: threads of OpenBLAS wait for more work in a loop, a tenth of a
+second on some machines, and where cores are few they would slow the next contender down.
 """
 
 from __future__ import annotations
 
-import gc
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import starmap
 from time import perf_counter, process_time, sleep
+from timeit import timeit
 from typing import Any, TypeVar
 
 import numpy as np
+import threadpoolctl
 from numpy.typing import NDArray
+
+import splince_fast as sf
 
 _LEAST_SECONDS = 0.02
 _PAUSE_SECONDS = 0.1  # about as long as the threads of a pool run on
 # A first call touches new memory and is not counted, unless it takes this long and the budget.
 _LONG_SECONDS = 2.0
 _ROUNDS = (3, 9)
+
+config = cache(sf.show_config)  # what the library says of the machine; measured once
 
 T = TypeVar("T")
 Call = Callable[..., Any]
@@ -53,14 +61,8 @@ class Contender:
 
 def each(blocks: Sequence[Any], work: Call, answer: Call | None = None) -> Contender:
     """The same work on every block, whose first item is its rows; gives the last result."""
-
-    def run() -> Any:
-        result = None
-        for block in blocks:
-            result = work(*block)
-        return result
-
-    return Contender(run, sum(len(block[0]) for block in blocks), answer=answer)
+    rows = sum(len(block[0]) for block in blocks)
+    return Contender(lambda: deque(starmap(work, blocks), maxlen=1).pop(), rows, answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,9 @@ class Absent:
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:
-    """Median and quartiles over rounds; a single value is all three."""
-    low, middle, high = np.quantile(list(values), (0.25, 0.5, 0.75)).tolist()
+    """Median and quartiles over rounds, to six digits; a single value is all three."""
+    quantiles = np.quantile(list(values), (0.25, 0.5, 0.75))
+    low, middle, high = (float(f"{value:.6g}") for value in quantiles)
     return {"median": middle, "low": low, "high": high}
 
 
@@ -87,6 +90,7 @@ def interleave(contenders: Mapping[str, Contender], *, budget: float = 8.0) -> d
     There are as many rounds as fit into `budget` seconds, roughly, between 3 and 9, after a first
     call that is not counted. A contender whose first call alone takes longer is not called again.
     """
+    equal_threads()
     least, pause, most = (0.0, 0.0, 1) if smoke() else (_LEAST_SECONDS, _PAUSE_SECONDS, _ROUNDS[1])
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     counts: dict[str, int] = {}
@@ -109,6 +113,16 @@ def interleave(contenders: Mapping[str, Contender], *, budget: float = 8.0) -> d
     return {name: np.array(found) / contenders[name].units for name, found in samples.items()}
 
 
+def equal_threads() -> None:
+    """Give every thread pool that is loaded by now as many threads as splince_fast uses."""
+    count = config().threads
+    threadpoolctl.threadpool_limits(count)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(count)
+    if "daal4py" in sys.modules:
+        sys.modules["daal4py"].daalinit(count)
+
+
 def _rest(step: float) -> None:
     """Wait until no thread of this process takes a tenth of a core; 25 steps at most."""
     for _ in range(25 if step else 0):
@@ -119,12 +133,5 @@ def _rest(step: float) -> None:
 
 
 def _sample(contender: Contender, count: int) -> float:
-    """Mean seconds of so many calls."""
-    gc.disable()
-    try:
-        start = perf_counter()
-        for _ in range(count):
-            contender.run()
-        return (perf_counter() - start) / count
-    finally:
-        gc.enable()
+    """Mean seconds of so many calls, without the garbage collector."""
+    return timeit(contender.run, timer=perf_counter, number=count) / count

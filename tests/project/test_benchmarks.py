@@ -22,8 +22,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 EPS = float(np.finfo(np.float64).eps)
 MODULES = (
-    "compare", "data", "jobs", "jobs_accumulate", "jobs_erase", "jobs_growth", "jobs_numbers",
-    "machine", "memory", "page", "smoke", "timing",
+    "asv_suite", "compare", "data", "jobs", "jobs_accumulate", "jobs_erase", "jobs_growth",
+    "jobs_numbers", "machine", "page", "smoke", "timing",
 )  # fmt: skip
 
 
@@ -54,8 +54,8 @@ def test_contenders_of_every_job_give_the_same_result(bench: Any) -> None:
     streams = ("accumulate", "sampled", "stream", "labels", "cluster")
     compared = 0
     for job in bench.jobs.all_jobs():
-        if job.number:
-            continue
+        if job.unit not in ("row", "call"):
+            continue  # a number
         ways = job.build()
         assert ways, job.name
         answers = {
@@ -209,12 +209,12 @@ def ending() -> Any:
 
 
 def test_peak_memory_of_a_task_is_seen(bench: Any) -> None:
-    extra = bench.memory.extra_bytes(partial(allocating, 50_000_000))
-    assert extra == pytest.approx(50e6, rel=0.05)
+    extra = bench.jobs_numbers.extra_bytes(partial(allocating, 50_000_000), 1e6)
+    assert extra == pytest.approx(50, rel=0.05)
     with pytest.raises(KeyError, match="reason"):
-        bench.memory.extra_bytes(failing)
+        bench.jobs_numbers.extra_bytes(failing)
     with pytest.raises(BrokenProcessPool):
-        bench.memory.extra_bytes(ending)
+        bench.jobs_numbers.extra_bytes(ending)
 
 
 def test_exponent_is_that_of_a_power_law(bench: Any) -> None:
@@ -241,27 +241,39 @@ def test_every_combination_of_axes_is_a_job(bench: Any, monkeypatch: pytest.Monk
 # --- what is made of the jobs --------------------------------------------------------------------
 
 
-def test_asv_classes_and_page_run() -> None:
+def test_smoke_run_measures_what_is_named() -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "benchmarks.smoke", "growth", "asv St", "asv Cov", "by asv", "page"],
+        [sys.executable, "-m", "benchmarks.smoke", "growth", "merge"],
         capture_output=True, text=True, check=False, cwd=ROOT,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert result.stdout.strip().endswith(", 0 failed")
-    assert int(result.stdout.split()[0]) > 12
+    assert len(result.stdout.splitlines()) == 2 + 9 + 1, "a header, and a line for every job"
 
 
-def test_control_a_failure_of_the_smoke_run_is_counted(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def tasks(_: Path) -> Any:
-        yield "good", lambda: None
-        yield "bad", lambda: 1 / 0
+def test_control_a_failure_ends_the_smoke_run(bench: Any, monkeypatch: Any) -> None:
+    good = bench.jobs.Job("good", "call", lambda: {"splince_fast": 1.0})
+    bad = bench.jobs.Job("bad", "call", lambda: {"splince_fast": 1 / 0})
+    monkeypatch.setattr(bench.compare, "all_jobs", lambda: [good, bad])
+    bench.smoke.run(["good"])
+    with pytest.raises(ZeroDivisionError):
+        bench.smoke.run([])
+    with pytest.raises(SystemExit, match="no such benchmark"):
+        bench.smoke.run(["no such benchmark"])
 
-    monkeypatch.setattr(bench.smoke, "tasks", tasks)
-    assert bench.smoke.run([]) == 1
-    assert bench.smoke.run(["good"]) == 0
-    assert bench.smoke.run(["no such benchmark"]) == 1
+
+def test_asv_classes_track_every_job(bench: Any, monkeypatch: Any) -> None:
+    suites = bench.asv_suite
+    groups = [found for found in vars(suites).values() if hasattr(found, "track_ours")]
+    names = [name for group in groups for name in group.params]
+    assert sorted(names) == sorted(job.name for job in bench.jobs.all_jobs())
+    seconds = suites.Merge().track_ours("merge/a + b/2048")
+    assert np.all(np.array(seconds["samples"]) > 0)
+    seen = {"measured": spread(3.0), "limit": 2.0, "at_least": False}
+    slow = {"measured": spread(0.5), "limit": 2.0, "at_least": True}
+    none = {"measured": None, "limit": 2.0, "at_least": True}
+    for targets, expected in (([seen, none], 1.5), ([seen, slow], 4.0), ([none], np.nan)):
+        monkeypatch.setattr(bench.compare, "measure", lambda job, budget, t=targets: {"targets": t})
+        np.testing.assert_equal(suites.Merge().track_promised("merge/a + b/2048"), expected)
 
 
 def test_configuration_of_asv_names_what_exists() -> None:
@@ -315,7 +327,7 @@ def test_numbers_of_the_page_are_those_of_the_results(bench: Any, tmp_path: Path
         stored("cluster/1,048,576 rows/2048", 1e-6, **{"one process": 0.5}),
     ]
     (tmp_path / "b.json").write_text(json.dumps(newer))
-    text = " ".join(bench.page.page(bench.page.read(tmp_path), None).split())
+    text = " ".join(bench.page.page(bench.page.read(tmp_path)).split())
     for part in (
         "| Some AMD Chip, family 26 (Zen 5) | 5 of 6 | Zen | scipy 1.625, torch 2.375 | not meas",
         "| 0.738 [0.306, 1.23] | 0.613 [0.306, 1.23] |",  # the newest family comes first
@@ -337,17 +349,17 @@ def test_results_that_lack_something_make_no_page(bench: Any, key: str, tmp_path
         bench.page.read(tmp_path)
     found = results(25)
     (tmp_path / "a.json").write_text(json.dumps(found))
-    assert len(bench.page.read(tmp_path)) == 1
+    assert "Some AMD Chip" in bench.page.page(bench.page.read(tmp_path))
     del found[key]
     (tmp_path / "a.json").write_text(json.dumps(found))
-    with pytest.raises(SystemExit, match=key):
-        bench.page.read(tmp_path)
+    with pytest.raises(KeyError, match=key):
+        bench.page.page(bench.page.read(tmp_path))
 
 
 def test_stored_page_is_made_from_stored_results_without_paths(bench: Any) -> None:
     every = bench.page.read(bench.compare.RESULTS)
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    assert page == bench.page.page(every, "performance.svg")
+    assert page == bench.page.page(every)
     for path in bench.compare.RESULTS.glob("*.json"):
         text = path.read_text(encoding="utf-8")
         for private in (str(ROOT), str(Path.home()), f'"{getpass.getuser()}"'):
@@ -360,7 +372,6 @@ def test_some_jobs_measured_again_replace_their_results_of_the_same_commit(
     bench: Any, monkeypatch: Any, tmp_path: Path
 ) -> None:
     path, first, second = tmp_path / "a.json", *bench.jobs.all_jobs()[:2]
-    monkeypatch.setattr(bench.machine, "equal_threads", lambda: None)
     monkeypatch.setattr(bench.machine, "describe", dict)
     monkeypatch.setattr(bench.machine, "commit", lambda: {"commit": "a", "changed": False})
     monkeypatch.setattr(bench.compare, "cells", lambda found: [found["name"]])
@@ -369,7 +380,7 @@ def test_some_jobs_measured_again_replace_their_results_of_the_same_commit(
         monkeypatch.setattr(
             bench.compare, "measure", lambda job, _: {"name": job.name, "value": value}
         )
-        bench.compare.run(jobs, path=path, some=some)
+        bench.compare.run(jobs, path, some=some)
         return [(found["name"], found["value"]) for found in json.loads(path.read_text())["jobs"]]
 
     assert run(1, first, second, some=False) == [(first.name, 1), (second.name, 1)]
