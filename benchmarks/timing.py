@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import threadpoolctl
+from numba.core import event
 from numpy.typing import NDArray
 
 import splince_fast as sf
@@ -88,7 +89,8 @@ def interleave(contenders: Mapping[str, Contender], *, budget: float = 8.0) -> d
     """Time all contenders alternately.
 
     There are as many rounds as fit into `budget` seconds, roughly, between 3 and 9, after a first
-    call that is not counted. A contender whose first call alone takes longer is not called again.
+    call that is not counted. A contender whose first call alone takes longer, and compiles
+    nothing, is not called again.
     """
     equal_threads()
     least, pause, most = (0.0, 0.0, 1) if smoke() else (_LEAST_SECONDS, _PAUSE_SECONDS, _ROUNDS[1])
@@ -96,12 +98,13 @@ def interleave(contenders: Mapping[str, Contender], *, budget: float = 8.0) -> d
     counts: dict[str, int] = {}
     cost = 0.0
     for name, contender in contenders.items():
-        first = _sample(contender, 1)
+        with event.install_recorder("numba:compile") as compiled:
+            first = _sample(contender, 1)
+        if first < least or compiled.buffer:  # a first call may also have loaded something
+            first = _sample(contender, 1)
         if first >= max(budget, _LONG_SECONDS):
             samples[name].append(first)
             continue
-        if first < least:  # the first call may have compiled or loaded something
-            first = _sample(contender, 1)
         counts[name] = max(1, min(100_000, round(least / max(first, 1e-7))))
         cost += first * counts[name] + pause
     order = deque(counts)

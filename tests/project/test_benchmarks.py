@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba.core import event
 
 ROOT = Path(__file__).resolve().parents[2]
 EPS = float(np.finfo(np.float64).eps)
@@ -179,6 +180,27 @@ def test_contenders_alternate_and_long_calls_are_not_repeated(
     # The first call (0.1 s) is not inside the clock.
     assert bench.timing.spread(timings["a"])["median"] < 0.02 / 2
     assert timings["long"][0] >= 0.25 / 2, "control: the time of a call is"
+
+
+def test_a_first_call_that_compiles_is_not_a_result(bench: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("SPLINCE_FAST_BENCH", "full")
+    clock = Clock(bench, monkeypatch)
+    calls: list[str] = []
+
+    def run(name: str, compiles: bool) -> None:
+        calls.append(name)
+        clock.sleep(5.0 if calls.count(name) == 1 else 0.1)
+        if compiles and calls.count(name) == 1:
+            with event.trigger_event("numba:compile"):
+                pass
+
+    contenders = {
+        name: bench.timing.Contender(partial(run, name, compiles))
+        for name, compiles in (("compiles", True), ("long", False))
+    }
+    timings = bench.timing.interleave(contenders, budget=3.0)
+    assert timings["compiles"].max() < 0.2
+    assert list(timings["long"].round(1)) == [5.0], "control"
 
 
 def test_a_sample_waits_until_threads_of_the_last_one_sleep(bench: Any, monkeypatch: Any) -> None:
