@@ -14,15 +14,18 @@ from numba.extending import overload
 from numba.np.numpy_support import as_dtype
 
 from splince_fast._kernels.jit import kernel
-from splince_fast._kernels.registers import LINE, prefetch
+from splince_fast._kernels.registers import LINE
 from splince_fast._kernels.tiles import (
     COLUMNS,
     LANES,
     ROWS,
     STREAMED,
-    add_narrow_product,
+    add_narrow_product_and_stream,
     add_product,
+    add_product_and_stream,
     add_row_product,
+    ask_for_tile,
+    centre_row,
     erase_row,
     move_row,
     move_tile,
@@ -33,7 +36,8 @@ from splince_fast._kernels.tiles import (
 # Rows that are worked on together, and features of a product of theirs: both factors of it stay in
 # the first cache, and a panel of the map is read once for so many rows.
 _GROUP = 32
-_DEPTH = 128
+_DEPTH = 64
+_PANELS = 8  # whose products with a tile of rows follow each other, along its cache lines
 _AHEAD = 8  # rows that are asked for before they are needed
 
 
@@ -169,6 +173,16 @@ def _transpose(source: Any, target: Any) -> None:
             target[i, j] = source[i, j]
 
 
+@kernel
+def _whole_lines(source: Any, target: Any) -> Any:
+    """Both in one dimension, cut to the whole cache lines of target; the rest is copied."""
+    given, into, line = source.reshape(-1), target.reshape(-1), LINE // target.itemsize
+    first = min((-target.ctypes.data) % LINE // target.itemsize, len(into))
+    last = len(into) - (len(into) - first) % line
+    into[:first], into[last:] = given[:first], given[last:]
+    return given[first:last], into[first:last]
+
+
 def _move(source: Any, target: Any) -> Any:
     """target = source, where that is no view of it; one of both is in C order and no halves.
 
@@ -255,6 +269,7 @@ def apply_rows(
     apart = not written or (streamed and not (rank == 1 and whole))
     size = stop - start if rank == 1 and given and not apart else _GROUP
     copies, results = _memory(0 if given else _GROUP, rows), _memory(_GROUP if apart else 0, out)
+    finished = place = results[:0].reshape(-1)
     # Rows and coefficients that fill up the last tile are never read.
     tiles = 0 if rank == 1 else min(_GROUP, (stop - start + ROWS - 1) // ROWS * ROWS)
     centred = aligned(tiles, _DEPTH)
@@ -267,20 +282,23 @@ def apply_rows(
         if apart:
             target = results[: end - begin]
         if rank == 1:
+            stream(finished, 0, len(finished), place)
             _apply_by_rows(
                 block, measuring, removing, mean, shift[0], streamed and not apart, target
             )
         else:
             following = _lines(rows, end, min(end + _GROUP, stop), copies[:0])
             _apply_by_tiles(
-                block, measuring, removing, mean, shift, centred, coefficients, following, target
-            )
+                block, measuring, removing, mean, shift, centred, coefficients, following,
+                finished, place, target,
+            )  # fmt: skip
         row = _move(target, out[begin:end])
         if row >= 0 and lost < 0:
             lost = begin + row
         if streamed and apart:
-            stream(target, out[begin:end])
+            finished, place = _whole_lines(target, _lines(out, begin, end, results))
     if streamed:
+        stream(finished, 0, len(finished), place)
         settle()
     return lost
 
@@ -313,49 +331,61 @@ def _apply_by_rows(
 @kernel
 def _apply_by_tiles(
     rows: Any, measuring: Any, removing: Any, mean: Any, shift: Any, centred: Any,
-    coefficients: Any, following: Any, out: Any,
+    coefficients: Any, following: Any, finished: Any, place: Any, out: Any,
 ) -> None:  # fmt: skip
-    """`apply_rows` to so many rows as have coefficients, or fewer; it asks for those following."""
+    """`apply_rows` to so many rows as have coefficients, or fewer.
+
+    Memory works beside the products: on the `finished` rows before these, which go to `place` in
+    whole lines, and on those following.
+    """
     n, width = rows.shape
     rank, columns = len(shift), measuring.shape[2]
+    done, line = 0, LINE // out.itemsize
     for i in range(n):
         for r in range(rank):
             coefficients[i, r] = -shift[r]
     for first in range(0, width, _DEPTH):
         depth = min(_DEPTH, width - first)
-        middle = mean[first : first + depth]
+        whole = depth // LANES * LANES
         for i in range(n):
-            row, about_mean = rows[i, first : first + depth], centred[i]
-            for j in range(depth):
-                about_mean[j] = row[j] - middle[j]
+            centre_row(rows, i, mean, first, whole, centred)
+            for j in range(whole, depth):
+                centred[i, j] = rows[i, first + j] - mean[first + j]
         for p in range(len(measuring)):
             panel, j = measuring[p], p * columns
             for i in range(0, n, ROWS):
+                until = min(done + ROWS * depth // line * line, len(finished))
                 if columns == COLUMNS:
-                    add_product(
-                        centred, i, panel, first, depth, coefficients, i, coefficients, i, j
-                    )
+                    add_product_and_stream(
+                        centred, i, panel, first, depth, coefficients, i, coefficients, i, j,
+                        finished, done, until, place,
+                    )  # fmt: skip
                 else:
-                    add_narrow_product(
-                        centred, i, panel, first, depth, coefficients, i, coefficients, i, j
-                    )
-    edge = np.zeros((1, COLUMNS), out.dtype)
-    step = LINE // rows.itemsize
-    for p in range(len(removing)):
-        panel, first = removing[p], p * COLUMNS
-        left = width - first
-        tiled = n // ROWS * ROWS if left >= COLUMNS else 0
+                    add_narrow_product_and_stream(
+                        centred, i, panel, first, depth, coefficients, i, coefficients, i, j,
+                        finished, done, until, place,
+                    )  # fmt: skip
+                done = until
+    stream(finished, done, len(finished), place)
+    factor = removing.reshape(-1, COLUMNS)
+    whole, tiled = width // COLUMNS, n // ROWS * ROWS
+    for begin in range(0, whole, _PANELS):
+        end = min(begin + _PANELS, whole)
         for i in range(0, tiled, ROWS):
-            add_product(coefficients, i, panel, 0, rank, rows, i, out, i, first)
+            for p in range(begin, end):
+                j = p * COLUMNS
+                if i < len(following):
+                    ask_for_tile(following, i, j)
+                add_product(coefficients, i, factor, p * rank, rank, rows, i, out, i, j)
         for i in range(tiled, n):
-            if left >= COLUMNS:
-                add_row_product(coefficients, i, panel, 0, rank, rows, i, out, i, first)
-            else:
-                for j in range(left):
-                    edge[0, j] = rows[i, first + j]
-                add_row_product(coefficients, i, panel, 0, rank, edge, 0, edge, 0, 0)
-                for j in range(left):
-                    out[i, first + j] = edge[0, j]
-        for i in range(len(following)):
-            for j in range(first, first + COLUMNS, step):
-                prefetch(following, i, j)
+            for p in range(begin, end):
+                j = p * COLUMNS
+                add_row_product(coefficients, i, factor, p * rank, rank, rows, i, out, i, j)
+    first = whole * COLUMNS
+    edge = np.zeros((1, COLUMNS), out.dtype)
+    for i in range(n if first < width else 0):
+        for j in range(first, width):
+            edge[0, j - first] = rows[i, j]
+        add_row_product(coefficients, i, factor, whole * rank, rank, edge, 0, edge, 0, 0)
+        for j in range(first, width):
+            out[i, j] = edge[0, j - first]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 from llvmlite import ir
 from numba.core import cgutils
 from numba.core.registry import cpu_target
-from numba.extending import intrinsic
 
 FEATURES: str = cpu_target.target_context.codegen().magic_tuple()[2]
 REGISTER = 64 if "+avx512f" in FEATURES else 32  # bytes
@@ -52,19 +50,3 @@ def ask_for(builder: Any, place: Any) -> None:
     function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], types)
     # For reading, into the second-level cache, as data.
     builder.call(function, [builder.bitcast(place, pointer), number(0), number(2), number(1)])
-
-
-def _prefetch(context: Any, rows: Any, i: Any, j: Any) -> Any:
-    """Ask for the cache line of rows[i, j], a C-contiguous array, before it is needed."""
-    item_pointer: Any = cgutils.get_item_pointer
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = signature.args[0]
-        array = context.make_array(kind)(context, builder, args[0])
-        ask_for(builder, item_pointer(context, builder, kind, array, args[1:]))
-        return context.get_dummy_value()
-
-    return numba.types.void(rows, numba.intp, numba.intp), generate
-
-
-prefetch: Any = intrinsic(_prefetch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numba
@@ -28,73 +29,128 @@ _INDEX, _NUMBER = ir.IntType(64), ir.IntType(32)
 _VECTOR = ir.VectorType(ir.DoubleType(), LANES)
 
 
-def _adding_product(height: int, width: int) -> Any:
+def _vector(builder: Any, place: Any, kind: Any, align: int) -> Any:
+    """The numbers from an address on, as many as a register of float64 has, in float64."""
+    found = builder.load(builder.bitcast(place, kind.as_pointer()), align=align)
+    return found if kind == _VECTOR else builder.fpext(found, _VECTOR)
+
+
+def _adding_product(height: int, width: int, *, streaming: bool = False) -> Any:
     """e[m + p, j + q] = c[k + p, j + q] + sum_t a[i + p, t] b[first + t, q], t < depth.
 
     The tile has p < height, q < width. a and b are float64, c and e of one dtype, float32 or
     float64, and may be the same; all are C-contiguous. The sum is float64, and is added before it
     is rounded to the dtype of e; it is the same for a tile of any size.
+
+    Where `streaming`, items start..stop of source are written to target beside the sums, as
+    `stream` writes them: ROWS numbers a step, so stop - start is at most ROWS depth.
     """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        left, right, given, into = (
+            items(context, builder, signature.args[q], args[q]) for q in (0, 2, 5, 7)
+        )
+        _, i, _, first, depth, _, k, _, m, j = args[:10]
+        new_variable: Any = cgutils.alloca_once
+        rows = [builder.add(i, _INDEX(p)) for p in range(height)]
+        halves = range(0, width, LANES)
+        sums = [
+            [new_variable(builder, _VECTOR) for _ in halves] for _ in rows
+        ]  # LLVM keeps them in registers
+        for total in (total for row in sums for total in row):
+            builder.store(ir.Constant(_VECTOR, [0.0] * LANES), total)
+        with cgutils.for_range(builder, depth, intp=_INDEX) as loop:
+            if streaming:
+                done = builder.mul(loop.index, _INDEX(ROWS))
+                _stream_line(context, builder, signature.args[10:], args[10:], done)
+            t = builder.add(first, loop.index)
+            factors = [_vector(builder, right(t, _INDEX(q)), _VECTOR, 8) for q in halves]
+            for row, totals in zip(rows, sums, strict=True):
+                share = broadcast(builder, builder.load(left(row, loop.index)), LANES)
+                for total, factor in zip(totals, factors, strict=True):
+                    product = builder.fmul(share, factor, flags=("contract",))
+                    found = builder.fadd(builder.load(total), product, flags=("contract",))
+                    builder.store(found, total)
+        real = context.get_data_type(signature.args[5].dtype)
+        kind, size = ir.VectorType(real, LANES), context.get_abi_sizeof(real)
+        sources, targets = (
+            [
+                item(builder.add(row, _INDEX(p)), builder.add(j, _INDEX(q)))
+                for p in range(height)
+                for q in halves
+            ]
+            for item, row in ((given, k), (into, m))
+        )
+        found = []
+        # No store before the last load: it would wait for one to an address 4096 k away.
+        for place, total in zip(sources, (total for row in sums for total in row), strict=True):
+            found.append(builder.fadd(_vector(builder, place, kind, size), builder.load(total)))
+        for place, value in zip(targets, found, strict=True):
+            narrow = value if kind == _VECTOR else builder.fptrunc(value, kind)
+            builder.store(narrow, builder.bitcast(place, kind.as_pointer()), align=size)
+        return context.get_dummy_value()
 
     def add(
         typing: Any, a: Any, i: Any, b: Any, first: Any, depth: Any, c: Any, k: Any, e: Any,
         m: Any, j: Any,
     ) -> Any:  # fmt: skip
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            left, right, given, into = (
-                items(context, builder, signature.args[q], args[q]) for q in (0, 2, 5, 7)
-            )
-            _, i, _, first, depth, _, k, _, m, j = args
-            new_variable: Any = cgutils.alloca_once
-            rows = [builder.add(i, _INDEX(p)) for p in range(height)]
-            halves = range(0, width, LANES)
-            sums = [
-                [new_variable(builder, _VECTOR) for _ in halves] for _ in rows
-            ]  # LLVM keeps them in registers
-            for total in (total for row in sums for total in row):
-                builder.store(ir.Constant(_VECTOR, [0.0] * LANES), total)
-            with cgutils.for_range(builder, depth, intp=_INDEX) as loop:
-                t = builder.add(first, loop.index)
-                factors = [
-                    builder.load(
-                        builder.bitcast(right(t, _INDEX(q)), _VECTOR.as_pointer()), align=8
-                    )
-                    for q in halves
-                ]
-                for row, totals in zip(rows, sums, strict=True):
-                    share = broadcast(builder, builder.load(left(row, loop.index)), LANES)
-                    for total, factor in zip(totals, factors, strict=True):
-                        product = builder.fmul(share, factor, flags=("contract",))
-                        found = builder.fadd(builder.load(total), product, flags=("contract",))
-                        builder.store(found, total)
-            real = context.get_data_type(signature.args[5].dtype)
-            kind, size = ir.VectorType(real, LANES), context.get_abi_sizeof(real)
-            sources, targets = (
-                [
-                    builder.bitcast(
-                        item(builder.add(row, _INDEX(p)), builder.add(j, _INDEX(q))),
-                        kind.as_pointer(),
-                    )
-                    for p in range(height)
-                    for q in halves
-                ]
-                for item, row in ((given, k), (into, m))
-            )
-            found = []
-            # No store before the last load: it would wait for one to an address 4096 k away.
-            for place, total in zip(sources, (total for row in sums for total in row), strict=True):
-                before = builder.load(place, align=size)
-                wide = before if kind == _VECTOR else builder.fpext(before, _VECTOR)
-                found.append(builder.fadd(wide, builder.load(total)))
-            for place, value in zip(targets, found, strict=True):
-                narrow = value if kind == _VECTOR else builder.fptrunc(value, kind)
-                builder.store(narrow, place, align=size)
-            return context.get_dummy_value()
+        return void(a, index, b, index, index, c, index, e, index, index), generate
 
-        index = numba.types.intp
-        return numba.types.void(a, index, b, index, index, c, index, e, index, index), generate
+    def add_and_stream(
+        typing: Any, a: Any, i: Any, b: Any, first: Any, depth: Any, c: Any, k: Any, e: Any,
+        m: Any, j: Any, source: Any, start: Any, stop: Any, target: Any,
+    ) -> Any:  # fmt: skip
+        return void(
+            a, index, b, index, index, c, index, e, index, index, source, index, index, target
+        ), generate
 
-    return intrinsic(add)
+    void, index = numba.types.void, numba.types.intp
+    return intrinsic(add_and_stream if streaming else add)
+
+
+def _stream_line(context: Any, builder: Any, kinds: Any, args: Any, done: Any) -> None:
+    """One line of `stream`, whose kinds and args these are, `done` items after its start.
+
+    Nothing is written within a line, or behind the stop.
+    """
+    given, into = (items(context, builder, kinds[k], args[k]) for k in (0, 3))
+    real = context.get_data_type(kinds[0].dtype)
+    size = context.get_abi_sizeof(real)
+    line = ir.VectorType(real, LINE // size)
+    j = builder.add(args[1], done)
+    begins = builder.icmp_signed("==", builder.and_(done, _INDEX(LINE // size - 1)), _INDEX(0))
+    with builder.if_then(builder.and_(begins, builder.icmp_signed("<", j, args[2]))):
+        source, target = (builder.bitcast(f(j), line.as_pointer()) for f in (given, into))
+        stored = builder.store(builder.load(source, align=size), target, align=LINE)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([_NUMBER(1)]))
+
+
+def _centre_row(
+    typing: Any, x: Any, i: Any, mean: Any, first: Any, depth: Any, e: Any
+) -> Any:  # fmt: skip
+    """e[i, q] = x[i, first + q] - mean[first + q], q < depth, a multiple of LANES.
+
+    x is float32 or float64, the rest is float64; all are C-contiguous.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        given, middle, into = (
+            items(context, builder, signature.args[q], args[q]) for q in (0, 2, 5)
+        )
+        _, i, _, first, depth, _ = args
+        real = context.get_data_type(signature.args[0].dtype)
+        kind, size = ir.VectorType(real, LANES), context.get_abi_sizeof(real)
+        with cgutils.for_range_slice(
+            builder, _INDEX(0), depth, _INDEX(LANES), intp=_INDEX, inc=True
+        ) as (q, _):
+            column = builder.add(first, q)
+            x = _vector(builder, given(i, column), kind, size)
+            found = builder.fsub(x, _vector(builder, middle(column), _VECTOR, 8))
+            builder.store(found, builder.bitcast(into(i, q), _VECTOR.as_pointer()), align=8)
+        return context.get_dummy_value()
+
+    index = numba.types.intp
+    return numba.types.void(x, index, mean, index, index, e), generate
 
 
 def _erase_row(
@@ -117,11 +173,7 @@ def _erase_row(
         real = context.get_data_type(signature.args[0].dtype)
         kind, size = ir.VectorType(real, LANES), context.get_abi_sizeof(real)
         hint = builder.module.add_metadata([_NUMBER(1)])
-
-        def vector(place: Any, of: Any, align: int) -> Any:
-            found = builder.load(builder.bitcast(place, of.as_pointer()), align=align)
-            return found if of == _VECTOR else builder.fpext(found, _VECTOR)
-
+        vector = partial(_vector, builder)
         share = broadcast(builder, coefficient, LANES)
         new_variable: Any = cgutils.alloca_once
         sums = [new_variable(builder, _VECTOR) for _ in range(0, COLUMNS, LANES)]
@@ -161,6 +213,24 @@ def _erase_row(
     return real(
         x, index, left, real, e, index, index, index, mean, right, index, numba.types.boolean
     ), generate
+
+
+def _ask_for_tile(typing: Any, rows: Any, i: Any, j: Any) -> Any:
+    """Ask for the cache lines of rows[i + p, j + q], p < ROWS, q < COLUMNS, before they are needed.
+
+    Rows are C-contiguous; some of these may lie behind the last one.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        item = items(context, builder, signature.args[0], args[0])
+        step = LINE // context.get_abi_sizeof(context.get_data_type(signature.args[0].dtype))
+        for p in range(ROWS):
+            for q in range(0, COLUMNS, step):
+                place = (builder.add(args[k], _INDEX(r)) for k, r in ((1, p), (2, q)))
+                ask_for(builder, item(*place))
+        return context.get_dummy_value()
+
+    return numba.types.void(rows, numba.types.intp, numba.types.intp), generate
 
 
 def _move_tile(typing: Any, source: Any, i: Any, j: Any, target: Any) -> Any:
@@ -217,50 +287,23 @@ def _move_row(typing: Any, source: Any, i: Any, target: Any) -> Any:
     return numba.types.void(source, numba.types.intp, target), generate
 
 
-def _stream(typing: Any, source: Any, target: Any) -> Any:
-    """target = source, both 2-D, C-contiguous and of one dtype, written past the caches.
+def _stream(typing: Any, source: Any, start: Any, stop: Any, target: Any) -> Any:
+    """target[start:stop] = source[start:stop], written past the caches.
 
-    An ordinary store first reads the line that it writes to. `settle` has to follow.
+    Both are 1-D, C-contiguous and of one dtype. start and stop of target are at the beginning of
+    cache lines. An ordinary store first reads the line that it writes to. `settle` has to follow.
     """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        given, into = (
-            context.make_array(kind)(context, builder, value)
-            for kind, value in zip(signature.args, args, strict=True)
-        )
-        total = builder.mul(*(builder.extract_value(given.shape, k) for k in (0, 1)))
-        real = context.get_data_type(signature.args[0].dtype)
-        size = context.get_abi_sizeof(real)
-        # Ordinary stores up to the first whole line, and from the end of the last one.
-        line = ir.VectorType(real, LINE // size)
-        before = builder.sub(_INDEX(0), builder.ptrtoint(into.data, _INDEX))
-        head = builder.udiv(builder.and_(before, _INDEX(LINE - 1)), _INDEX(size))
-        head = builder.select(builder.icmp_signed("<", head, total), head, total)
-        rest = builder.and_(builder.sub(total, head), _INDEX(LINE // size - 1))
-        end = builder.sub(total, rest)
-        hint = builder.module.add_metadata([_NUMBER(1)])
-
-        def copy(first: Any, last: Any, step: int, kind: Any) -> Any:
-            with cgutils.for_range_slice(
-                builder, first, last, _INDEX(step), intp=_INDEX, inc=True
-            ) as (j, _):
-                source, target = (
-                    builder.bitcast(builder.gep(array.data, [j]), kind.as_pointer())
-                    for array in (given, into)
-                )
-                found = builder.load(source, align=size)
-                if kind == line:
-                    stored = builder.store(found, target, align=LINE)
-                    stored.set_metadata("nontemporal", hint)
-                else:
-                    builder.store(found, target, align=size)
-
-        copy(_INDEX(0), head, 1, real)
-        copy(head, end, LINE // size, line)
-        copy(end, total, 1, real)
+        step = LINE // context.get_abi_sizeof(context.get_data_type(signature.args[0].dtype))
+        with cgutils.for_range_slice(
+            builder, _INDEX(0), builder.sub(args[2], args[1]), _INDEX(step), intp=_INDEX, inc=True
+        ) as (j, _):
+            _stream_line(context, builder, signature.args, args, j)
         return context.get_dummy_value()
 
-    return numba.types.void(source, target), generate
+    index = numba.types.intp
+    return numba.types.void(source, index, index, target), generate
 
 
 def _settle(typing: Any) -> Any:
@@ -341,9 +384,12 @@ def _add_four(
 
 
 add_product = _adding_product(ROWS, COLUMNS)
-add_narrow_product = _adding_product(ROWS, LANES)
+add_product_and_stream = _adding_product(ROWS, COLUMNS, streaming=True)
+add_narrow_product_and_stream = _adding_product(ROWS, LANES, streaming=True)
 add_row_product = _adding_product(1, COLUMNS)
+ask_for_tile: Any = intrinsic(_ask_for_tile)
 add_four: Any = intrinsic(_add_four)
+centre_row: Any = intrinsic(_centre_row)
 erase_row: Any = intrinsic(_erase_row)
 move_row: Any = intrinsic(_move_row)
 move_tile: Any = intrinsic(_move_tile)
