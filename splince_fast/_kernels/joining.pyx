@@ -9,11 +9,14 @@ import numpy as np
 cdef extern from *:
     """
     #ifdef __GNUC__
+    #define fetch(place) __builtin_prefetch(place)
     #define fetch_to_write(place) __builtin_prefetch(place, 1)
     #else
+    #define fetch(place) (void)(place)
     #define fetch_to_write(place) (void)(place)
     #endif
     """
+    void fetch(void*) noexcept nogil
     void fetch_to_write(void*) noexcept nogil
 
 # What NumPy's stable layout of an array says, without a call.
@@ -162,7 +165,9 @@ cdef class Joining:
         for i in range(n):
             (<Codes>self.variables[i]).at[start] = found[i]
         buffer.filled = start + 1
-        # The next row goes to memory that was read a block ago.
+        # The next row often lies behind this one, and goes to memory that was read a block ago.
+        for j in range(0, row_bytes, 64):
+            fetch(source + row_bytes + j)
         for j in range(0, self.row_bytes, 64):
             fetch_to_write(target + self.row_bytes + j)
         return True
