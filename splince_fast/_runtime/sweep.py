@@ -181,19 +181,16 @@ def erase(
     """
     streamed = out.nbytes >= _STREAMED_BYTES and not fresh
     streamed = streamed and out.shape[-1] * out.itemsize >= _STREAMED_ROW
-    parts = (*factors.arguments, streamed)
     if not progress:
-        _erase_stack(parts, X, out, mask, None, 0)
+        _erase_stack(factors, streamed, X, out, mask, None, 0)
         return
     with Progress(X.size // X.shape[-1], X.nbytes) as bar:
-        _erase_stack(parts, X, out, mask, bar, 0)
-
-
-# `parts` are the arguments of `apply_rows` between the rows and their range.
+        _erase_stack(factors, streamed, X, out, mask, bar, 0)
 
 
 def _erase_stack(
-    parts: tuple[Any, ...],
+    factors: Factors,
+    streamed: bool,
     X: NDArray[Any],
     out: NDArray[Any],
     mask: NDArray[np.bool_] | None,
@@ -208,7 +205,7 @@ def _erase_stack(
             per_slab = X.size // (len(X) * X.shape[-1])
             for i in range(len(X)):
                 inner = None if mask is None else mask[i]
-                _erase_stack(parts, X[i], out[i], inner, bar, origin + i * per_slab)
+                _erase_stack(factors, streamed, X[i], out[i], inner, bar, origin + i * per_slab)
             return
         X, out = pair
         mask = None if mask is None else mask.reshape(-1)
@@ -217,13 +214,14 @@ def _erase_stack(
     for start in range(0, n, sweep):
         stop = min(n, start + sweep)
         chosen = None if mask is None else mask[start:stop]
-        _erase_rows(parts, X[start:stop], out[start:stop], chosen, origin + start)
+        _erase_rows(factors, streamed, X[start:stop], out[start:stop], chosen, origin + start)
         if bar is not None:
             bar.advance(stop - start, (stop - start) * d * X.dtype.itemsize)
 
 
 def _erase_rows(
-    parts: tuple[Any, ...],
+    factors: Factors,
+    streamed: bool,
     rows: NDArray[Any],
     out: NDArray[Any],
     mask: NDArray[np.bool_] | None,
@@ -238,6 +236,7 @@ def _erase_rows(
     halves = rows.dtype.kind == "f" and rows.dtype.itemsize == 2
     work = np.dtype(np.float16) if halves else working_dtype(rows.dtype)
     known = np.dtype(np.uint16) if halves else work  # the kernel knows float16 by its bits
+    parts = (*factors.arguments, streamed)
     step = max(1, _PIECE_BYTES // (d * work.itemsize))
     read, written = (
         mask is None and array.dtype == work and array.flags.aligned for array in (rows, out)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import ALL_ROWS, NO_WEIGHT, check_values
-from splince_fast.moments.passes import Gram, Sweep, buffer_rows, part_rows
+from splince_fast.moments.passes import Centred, Gram, buffer_rows, part_rows
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
@@ -82,7 +82,7 @@ def reduce_block(
     codes: NDArray[np.intp],
     n_codes: int,
     values: Float,
-    memory: Sweep | Gram,
+    memory: Centred | Gram,
     index: Codes | None = None,
 ) -> Reduced:
     """Reduce a block in one sweep over memory, columns split over threads.
@@ -108,7 +108,7 @@ def reduce_block(
     reference : (d,) float64
     codes : (v, n) intp into n_codes rows of class sums, -1 for none
     values : (q, n) float64
-    memory : Sweep or Gram
+    memory : Centred or Gram
         Overwritten. With a :class:`Gram` the product is taken in the same pass.
     index : (n,) intp, optional
         The n >= 1 rows of the block among `rows`, in its order, which are read where they lie; all
@@ -151,7 +151,7 @@ def reduce_block(
         wide = rows_of(rows, index, 0, n).astype(np.float64)
         return reduce_block(
             wide, weight, sample_block(wide, weight), reference, codes, n_codes, values,
-            Sweep(np.empty((buffer_rows(n), d))),
+            Centred(np.empty((buffer_rows(n), d))),
         )  # fmt: skip
     if by_matrix:
         add_products(rows, values, shift, offset, products, index)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from splince_fast._kernels.joining import MOST_VARIABLES, Joining
 from splince_fast.labels import VariableName
 from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.passes import Gram, Sweep, buffer_rows
+from splince_fast.moments.passes import Centred, Gram, buffer_rows
 from splince_fast.moments.variable import Labels, Variable
 
 Float = NDArray[np.float64]
@@ -226,14 +226,14 @@ class Workspace:
             self.product = np.empty((width, width), np.float32, order="F")
         self.capacities[width, dtype] = block_rows
 
-    def for_block(self, n: int, width: int, dtype: np.dtype[Any]) -> Sweep | Gram:
+    def for_block(self, n: int, width: int, dtype: np.dtype[Any]) -> Centred | Gram:
         """The memory as `reduce_block` takes it for n rows."""
         gram = self._grams.get((width, dtype))
         if gram is not None:
             return gram
         rows = buffer_rows(n)
         flat: NDArray[Any] = self._memory.view(dtype)
-        return Sweep(flat[: rows * width].reshape(rows, width))
+        return Centred(flat[: rows * width].reshape(rows, width))
 
     @contextmanager
     def borrowed(self, size: int) -> Iterator[Float]:

@@ -34,7 +34,7 @@ _ROTATIONS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
 _NO_PANELS = {np.dtype(t): np.empty((0, 0, 0), t) for t in (np.float32, np.float64)}
 
 
-class Sweep:
+class Centred:
     """Memory in which the rows of a block are centred, for BLAS to multiply.
 
     Parameters

@@ -375,7 +375,7 @@ def reduce(rows: Array, weight: Array, block: Block | None = None) -> reducing.R
         block.codes,
         block.n_codes,
         block.values,
-        passes.Sweep(buffer),
+        passes.Centred(buffer),
     )
 
 
@@ -643,7 +643,7 @@ def test_rows_by_number_have_the_bits_of_their_copy(
         return reducing.reduce_block(
             rows, given, reducing.sample_block(rows, given, index), block.reference, block.codes,
             block.n_codes, block.values,
-            passes.Sweep(np.empty((passes.buffer_rows(n), d), dtype)), index,
+            passes.Centred(np.empty((passes.buffer_rows(n), d), dtype)), index,
         )  # fmt: skip
 
     ours, copied = reduced(lying, index), reduced(lying[index], None)
@@ -720,7 +720,7 @@ def test_a_buffer_without_room_is_refused() -> None:
     with pytest.raises(RuntimeError, match="room"):
         reducing.reduce_block(
             block.rows, None, reducing.sample_block(block.rows, None), block.reference,
-            block.codes, 0, block.values, passes.Sweep(np.empty((8, 2))),
+            block.codes, 0, block.values, passes.Centred(np.empty((8, 2))),
         )  # fmt: skip
 
 
