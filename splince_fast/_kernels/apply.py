@@ -14,7 +14,7 @@ from numba.extending import overload
 from numba.np.numpy_support import as_dtype
 
 from splince_fast._kernels.jit import kernel
-from splince_fast._kernels.registers import LINE
+from splince_fast._kernels.registers import LINE, aligned
 from splince_fast._kernels.tiles import (
     COLUMNS,
     LANES,
@@ -56,14 +56,6 @@ def squares_finite(rows: Any, start: int, stop: int) -> bool:
         if not total < 1e298:  # NaN included; leaves room for sums over many rows
             return False
     return True
-
-
-@kernel
-def aligned(rows: int, columns: int) -> Any:
-    """Zeros (rows, columns) in float64 that begin at a cache line."""
-    memory = np.zeros(rows * columns + LINE // 8)
-    skip = (-memory.ctypes.data) % LINE // 8
-    return memory[skip : skip + rows * columns].reshape(rows, columns)
 
 
 @kernel

@@ -1,12 +1,15 @@
-"""What intrinsics are made of: the registers of this processor, addresses, reads ahead of time."""
+"""What kernels share about the processor: its registers, addresses, cache lines, reads ahead."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
 from numba.core.registry import cpu_target
+
+from splince_fast._kernels.jit import kernel
 
 FEATURES: str = cpu_target.target_context.codegen().magic_tuple()[2]
 REGISTER = 64 if "+avx512f" in FEATURES else 32  # bytes
@@ -50,3 +53,11 @@ def ask_for(builder: Any, place: Any) -> None:
     function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], types)
     # For reading, into the second-level cache, as data.
     builder.call(function, [builder.bitcast(place, pointer), number(0), number(2), number(1)])
+
+
+@kernel
+def aligned(rows: int, columns: int) -> Any:
+    """Zeros (rows, columns) in float64 that begin at a cache line."""
+    memory = np.zeros(rows * columns + LINE // 8)
+    skip = (-memory.ctypes.data) % LINE // 8
+    return memory[skip : skip + rows * columns].reshape(rows, columns)

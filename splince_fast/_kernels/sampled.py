@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from splince_fast._kernels.accumulate import place, sort_by_cell
-from splince_fast._kernels.apply import aligned
 from splince_fast._kernels.gram import look, take
 from splince_fast._kernels.jit import kernel
+from splince_fast._kernels.registers import aligned
 from splince_fast._kernels.tiles import add_four
 
 # Columns whose share of a row's leverage is one number: threads begin at multiples of it.

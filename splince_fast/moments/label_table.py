@@ -42,8 +42,6 @@ class LabelTable:
         # Rows of the gram, in the order of a variable's classes or columns; empty if left out.
         self._places: dict[VariableName, Places] = {}
         self._origins: dict[VariableName, Float] = {}
-        # The places of classes with -1 behind them, which a missing label, -1, picks.
-        self._lookups: dict[VariableName, Places] = {}
 
     @property
     def nbytes(self) -> int:
@@ -98,10 +96,8 @@ class LabelTable:
             if isinstance(variable, ClassSums):
                 places = self._make_room(name, variable.n_columns)
                 if len(places):
-                    lookup = self._lookups.get(name)
-                    if lookup is None or len(lookup) <= len(places):
-                        lookup = self._lookups[name] = np.append(places, -1)
-                    codes.append(lookup.take(column, mode="wrap"))
+                    # A missing label, -1, picks the last entry.
+                    codes.append(np.append(places, -1).take(column, mode="wrap"))
                 continue
             places = self._make_room(name, variable.n_columns + 1)
             present = np.asarray(~np.isnan(column).any(axis=1))
