@@ -8,6 +8,7 @@ NEEDS = {
     "torch": [
         "splince_fast/nn/*.py",
         "splince_fast/sources/_torch.py",
+        "splince_fast/_runtime/torch_rows.py",
         "docs/live_models.md",
         "tests/nn/tail.py",
     ],

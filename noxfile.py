@@ -33,7 +33,7 @@ def lower_bounds() -> list[str]:
 
 def run_tests(session: nox.Session) -> None:
     """The tests that the command line names, or all that need no other extra."""
-    session.run("pytest", "-q", "-p", "no:cacheprovider", *(session.posargs or TESTS))
+    session.run("pytest", "-q", "-p", "no:cacheprovider", "-m", "", *(session.posargs or TESTS))
 
 
 @nox.session(python=PYTHONS)

@@ -2,15 +2,17 @@
 
 ``SPLINCE_DEBUG=1``     bounds checks, C assertions, -O0 -g
 ``SPLINCE_SANITIZE=address,undefined``  compile and link with those sanitizers
+``SPLINCE_FAST_NO_VECTORS=1``  build the row kernels as with a compiler without vector extensions
 
 All extensions keep to the limited API of Python 3.11, so that one wheel serves every later Python.
 Free-threaded builds of Python have no limited API: there the full one is used.
 """
 
+import glob
 import os
 import sysconfig
+from collections.abc import Sequence
 
-import numpy as np
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
@@ -20,9 +22,12 @@ POSIX = os.name == "posix"
 LIMITED_API = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 # The line "distutils: define_macros" of a .pyx file would replace this list.
-macros: list[tuple[str, str | None]] = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION")]
+macros: list[tuple[str, str | None]] = []
 if LIMITED_API:
     macros.append(("Py_LIMITED_API", "0x030B0000"))
+
+if os.environ.get("SPLINCE_FAST_NO_VECTORS", "") not in ("", "0"):
+    macros.append(("SPLINCE_FAST_NO_VECTORS", "1"))
 
 compile_args: list[str] = []
 link_args: list[str] = []
@@ -32,19 +37,37 @@ if SANITIZE:
     compile_args += [f"-fsanitize={SANITIZE}", "-g", "-fno-omit-frame-pointer"]
     link_args += [f"-fsanitize={SANITIZE}"]
 
+KERNELS = "splince_fast/_kernels"
+# One translation unit per instruction set, each of which includes the same kernels.
+C_SOURCES = [
+    f"{KERNELS}/csrc/{name}.c"
+    for name in ("choose", "plain", "level_baseline", "level_avx2", "level_avx512")
+]
+
+
+def extension(name: str, sources: Sequence[str] = (), arguments: Sequence[str] = ()) -> Extension:
+    """A compiled module of the kernels."""
+    return Extension(
+        f"splince_fast._kernels.{name}",
+        [f"{KERNELS}/{name}.pyx", *sources],
+        depends=glob.glob(f"{KERNELS}/csrc/*") if sources else [],
+        define_macros=macros,
+        include_dirs=[KERNELS],
+        py_limited_api=LIMITED_API,
+        extra_compile_args=[*compile_args, *arguments],
+        extra_link_args=link_args,
+    )
+
+
 setup(
     ext_modules=cythonize(
         [
-            Extension(
-                f"splince_fast._kernels.{name}",
-                [f"splince_fast/_kernels/{name}.pyx"],
-                define_macros=macros,
-                include_dirs=[np.get_include()],
-                py_limited_api=LIMITED_API,
-                extra_compile_args=compile_args,
-                extra_link_args=link_args,
-            )
-            for name in ("blas", "factor", "joining", "oblique", "rows", "spans")
+            *(extension(name) for name in ("blas", "factor", "oblique", "spans")),
+            # Contraction is stated, as -std=c11 would turn it off. Registers are passed to inlined
+            # functions alone, so that their calling convention does not matter.
+            extension(
+                "row_kernels", C_SOURCES, ["-ffp-contract=fast", "-Wno-psabi"] if POSIX else []
+            ),
         ],
         compiler_directives={
             "language_level": 3,

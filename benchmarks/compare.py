@@ -5,9 +5,6 @@
 Without TEXT all jobs are measured, else those whose name contains one of the texts. ``--json``
 without a path writes ``benchmarks/results/PROCESSOR.json``, from which `benchmarks.page` is made;
 with TEXT it replaces these jobs there, if the others are of the same commit.
-SciPy's BLAS is used, as by the floors, unless SPLINCE_FAST_BLAS asks for another. What the extra
-``blas`` brings shows with ``SPLINCE_FAST_BLAS=auto OPENBLAS_CORETYPE=Haswell``, where the processor
-has AVX-512: the floors then run narrower kernels than splince_fast.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -156,7 +152,6 @@ def main() -> None:
     parser.add_argument("--json", nargs="?", type=Path, const=default, help="write the results")
     parser.add_argument("--budget", type=float, default=8.0, help="seconds per job, roughly")
     given = parser.parse_args()
-    os.environ.setdefault("SPLINCE_FAST_BLAS", "scipy")  # before the first product, which decides
     run(chosen(given.text), given.json, given.budget, some=bool(given.text))
 
 

@@ -20,7 +20,7 @@ OURS = "splince_fast"
 FLOOR = "floor"
 NUMPY = "NumPy"
 SERIAL = "one process"
-_PARTS = ("accumulate", "erase", "numbers", "growth", "live", "evaluation", "cluster")
+_PARTS = ("accumulate", "erase", "numbers", "first_use", "growth", "live", "evaluation", "cluster")
 
 Ways = Mapping[str, Contender | Absent]
 Numbers = Mapping[str, float | Absent]

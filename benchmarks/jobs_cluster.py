@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import pickle
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ import numpy as np
 
 import splince_fast as sf
 from benchmarks.data import write_rows
-from benchmarks.jobs import OURS, SERIAL, Numbers, Ways, below, faster, job
+from benchmarks.jobs import OURS, SERIAL, Numbers, Ways, below, faster, job, within
+from benchmarks.jobs_numbers import extra_bytes
 from benchmarks.peers import DASK_COV, DASK_PCA, needs
 from benchmarks.timing import Contender, pick
 
+LAZY = "lazy chunks"
 _cluster = partial(job, modules=("dask", "distributed"))
 
 
@@ -54,13 +57,62 @@ def _ours(shards: int, **options: Any) -> Contender:
 
 def _lazy(blocks: int) -> Any:
     """Blocks of the file as a dask array, which the workers read."""
+    path, _, d, block = _file()
+    return _lazy_rows(path, blocks, block, d)
+
+
+def _lazy_rows(path: Path, blocks: int, block: int, d: int) -> Any:
     import dask.array as da
     from dask import delayed
 
-    path, _, d, block = _file()
     read = delayed(lambda start: np.load(path, mmap_mode="r")[start : start + block])
     parts = [da.from_delayed(read(i * block), (block, d), np.float32) for i in range(blocks)]
     return da.concatenate(parts)
+
+
+def _narrow() -> tuple[Path, int, int, int]:
+    """As `_file`, of 16 groups: each would carry the whole of an array that is not cut."""
+    n, d, block = pick((65_536, 256, 1024), (2048, 16, 128))
+    return write_rows(n, d), n, d, block
+
+
+def _in_memory() -> Any:
+    """A dask array over memory: `from_array` reads a memory map."""
+    import dask.array as da
+
+    path, _, _, block = _narrow()
+    return da.from_array(np.load(path, mmap_mode="r"), chunks=(block, -1))
+
+
+@_cluster("cluster/array in memory/256", "row", within(LAZY, 1.5))
+def _over_memory() -> Ways:
+    """Its rows travel; those of lazy chunks are read by the workers."""
+    path, n, d, block = _narrow()
+
+    def fit(rows: Any) -> Contender:
+        source = sf.sources.from_dask(rows)
+        accumulate = partial(sf.Moments.from_blocks, source, client=_client())
+        return Contender(accumulate, n, answer=sf.Moments.covariance)
+
+    return {OURS: fit(_in_memory()), LAZY: fit(_lazy_rows(path, n // block, block, d))}
+
+
+def accumulate_over_memory() -> Callable[[], object]:
+    """The same in a process of its own, which holds the array."""
+    source, client = sf.sources.from_dask(_in_memory()), _client()
+
+    def fit() -> None:
+        with client:  # ends its workers: this process runs nothing at its exit
+            sf.Moments.from_blocks(source, client=client)
+
+    return fit
+
+
+@_cluster("cluster/memory of the caller/256", "times the array", below(2.0))
+def _memory_of_the_caller() -> Numbers:
+    """Peak of the process that holds the array and the scheduler, beside the array."""
+    _, n, d, _ = _narrow()
+    return {OURS: extra_bytes(accumulate_over_memory, 4 * n * d)}
 
 
 @_cluster("cluster/1,048,576 rows/2048", "row", faster(SERIAL, 0.9))

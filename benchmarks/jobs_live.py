@@ -107,7 +107,7 @@ def _prefill() -> Ways:
     return {OURS: _forward(_erased()[0], long), BARE: _forward(model, long)}
 
 
-@_live("live/erasers/30 layers, decode", "call", within(BARE, 1.05))
+@_live("live/erasers/30 layers, decode", "call", within(BARE, 1.10))
 def _decode() -> Ways:
     model, short, _ = _model()
     n = pick(16, 2)

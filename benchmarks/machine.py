@@ -25,11 +25,11 @@ from benchmarks.timing import Contender, config, interleave, pick, ratio
 ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = (
     "numpy", "scipy", "numba", "scikit-learn", "torch", "concept-erasure", "fairlearn",
-    "scikit-learn-intelex", "scipy-openblas32", "transformers", "dask", "dask-ml",
+    "scikit-learn-intelex", "transformers", "dask", "dask-ml",
 )  # fmt: skip
 # What changes the kernels or the threads of a BLAS, or those of splince_fast.
 _PREFIXES = (
-    "OPENBLAS_", "OMP_", "MKL_", "SPLINCE_FAST_BLAS", "SPLINCE_FAST_BENCH",
+    "OPENBLAS_", "OMP_", "MKL_", "SPLINCE_FAST_BENCH", "SPLINCE_FAST_LEVEL",
     "SPLINCE_FAST_NUM_THREADS",
 )  # fmt: skip
 
@@ -45,8 +45,8 @@ def describe() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "versions": {name: installed[name] for name in _PACKAGES if name in installed},
-        "blas": {"name": found.blas, "kernels": found.blas_core, "reason": found.blas_reason},
-        "scipy_kernels": found.scipy_core,
+        "blas": {"name": found.blas, "kernels": found.blas_core},
+        "row_kernels": found.row_kernels,
         "threads": found.threads,
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIXES)},
         "gflops": {t: round(getattr(found, t), 1) for t in ("syrk_float32", "syrk_float64")},

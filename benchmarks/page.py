@@ -88,9 +88,7 @@ Measured exponents of the time, with those of the algorithm in brackets; and by 
 ## Kernels of the BLAS
 
 OpenBLAS, which SciPy brings, chooses its kernels when it is loaded; `splince-fast doctor` shows
-them and their rate. Where `OPENBLAS_CORETYPE` asks for narrower ones, or the library does not know
-the processor, `pip install "splince-fast[blas]"` brings a private copy with wide kernels. It is
-used only where a short measurement shows a gain; `SPLINCE_FAST_BLAS=scipy` keeps SciPy's.
+them and their rate. `OPENBLAS_CORETYPE` in the environment makes it run others: unset it.
 """
 _fill = partial(textwrap.fill, width=100, break_long_words=False, break_on_hyphens=False)
 _item = partial(_fill, initial_indent="- ", subsequent_indent="  ")

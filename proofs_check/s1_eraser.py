@@ -1,7 +1,4 @@
-"""Section 1: Theorem 1, its closed form, optimality, assumption and price.
-
-More than 400 lines: a section of FINDINGS.md is one file.
-"""
+"""Section 1: Theorem 1, its closed form, optimality, assumption and price."""
 
 from __future__ import annotations
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,17 @@ from hypothesis import strategies as st
 
 import splince_fast as sf
 from proofs_check import _library, _reference, report
-from proofs_check._check import FAR, REGISTRY, Bench, Check, Outcome, Verdict, excess, run_check
+from proofs_check._check import (
+    FAR,
+    REGISTRY,
+    Bench,
+    Check,
+    Outcome,
+    Verdict,
+    excess,
+    run_check,
+    survives,
+)
 from proofs_check._families import Sample, classes, continuous, ordinary
 from proofs_check._linalg import (
     equal,
@@ -205,6 +218,123 @@ def test_every_check_is_documented_and_has_mutants() -> None:
     for item in CHECKS:
         assert len(item.mutants) >= 2
         assert item.run.__doc__
+
+
+# The mutants of every check, counted: one that is taken out is evidence that is gone.
+MUTANTS = {
+    "1.1": 10, "1.2": 5, "1.3": 4, "1.4": 3, "1.5": 3, "1.6": 4, "1.7": 8, "1.8": 4,
+    "2.1": 3, "2.2": 3, "2.3": 2, "2.4": 2, "2.5": 2, "2.6": 3,
+    "3.1": 4, "3.2": 4, "3.3": 3, "3.4": 6, "3.5": 2, "3.6": 2,
+    "4.1": 3, "4.2": 6, "4.3": 6, "4.4": 4, "5.1": 2, "5.2": 3, "5.3": 6, "5.4": 3,
+    "6.1": 4, "6.2": 3, "6.3": 3, "6.4": 4, "6.5": 3, "7.1": 4, "7.2": 3, "7.3": 5,
+}  # fmt: skip
+
+
+def test_no_mutant_is_taken_out() -> None:
+    assert {item.key: len(item.mutants) for item in CHECKS} == MUTANTS
+    assert set(REGISTRY["1.1"].mutants) == {
+        "transpose of P", "I for S", "C_zz for G", "plus for minus in R",
+        "library without whitening", "library output transposed", "library returns LEACE",
+        "library in single precision", "library: SAL for LEACE", "library: LEACE for SAL",
+    }  # fmt: skip
+
+
+def _formulas(item: Check) -> dict[str, Any]:
+    """Erasers of the library that a check examines, by the name of the argument."""
+    parameters = inspect.signature(item.run).parameters.values()
+    found = {p.name: p.default for p in parameters if p.name.startswith("fitted")}
+    return {name: made for name, made in found.items() if callable(made)}
+
+
+# Statements on kernels and retrained heads, which do not change with the scale of P.
+SCALE_FREE = ("2.6", "3.1", "3.2", "3.3", "3.4")
+ERASERS_EXAMINED = [
+    (item, name) for item in CHECKS for name in _formulas(item) if item.key not in SCALE_FREE
+]
+
+
+@pytest.mark.parametrize(
+    ("item", "name"), ERASERS_EXAMINED, ids=[f"{i.key}-{n}" for i, n in ERASERS_EXAMINED]
+)
+def test_an_error_of_a_millionth_is_noticed(item: Check, name: str) -> None:
+    """A check that took squared residuals, or a tolerance of their size, would pass it."""
+    made = _formulas(item)[name]
+
+    def wrong(*args: Any, **options: Any) -> Any:
+        found = made(*args, **options)
+        return found * (Fraction(1000001, 1000000) if found.dtype == object else 1 + 1e-6)
+
+    mutant = replace(item, mutants={"a millionth": {name: wrong}})
+    assert not survives(mutant, "a millionth", seed=0)
+
+
+@pytest.mark.parametrize("item", CHECKS, ids=[item.key for item in CHECKS])
+def test_a_mutant_that_is_the_true_formula_fails_the_check(item: Check) -> None:
+    parameters = inspect.signature(item.run).parameters
+    name, wrong = next(iter(item.mutants.items()))
+    true = {argument: parameters[argument].default for argument in wrong}
+    outcome = run_check(replace(item, mutants={name: true}), quick=True)
+    assert outcome.verdict is item.expected
+    assert outcome.problems == (f"mutant survived: {name}",)
+
+
+# The controls of every check: cases outside a condition, which must refute the statement.
+DEPLOYED = "the deployed reading"
+CONTROLS = {
+    "1.4": {"M singular", "S singular"},
+    "1.5": {"S singular"},
+    "2.5": {"M couples the support to its complement"},
+    "3.4": {
+        "classes separable after erasure",
+        "n > d, or a range that maps supp(x) into itself",
+        "n > d, or an intercept outside the norm",
+    },
+    "3.5": {"a constant b and no intercept"},
+    "3.6": {"kernel equal to colsp(Sz)"},
+    "4.2": {DEPLOYED},
+    "4.3": {"head shrunk below 2 (1 - rho) / (2 - rho)"},
+    "5.2": {"S = I (last line of the proof)", "P_z beta different from 0"},
+    "5.3": {DEPLOYED},
+    "6.1": {"P_A^T P_A different from P_B^T P_B"},
+    "6.2": {"whitened features"},
+}
+
+
+def _with_controls(item: Check, seen: set[str], *, disabled: str = "") -> Check:
+    """The check, with its controls written down; one that is disabled finds no error."""
+
+    def run(bench: Bench, **formulas: Any) -> None:
+        printed = bench.printed
+
+        def watched(
+            residual: object,
+            tolerance: float = 0.0,
+            *,
+            lacking: str | None = None,
+            deployed: bool = False,
+        ) -> None:
+            control = DEPLOYED if deployed else lacking
+            if control is not None:
+                seen.add(control)
+            residual = 0 if control == disabled else residual
+            printed(residual, tolerance, lacking=lacking, deployed=deployed)
+
+        bench.printed = watched  # type: ignore[method-assign]
+        item.run(bench, **formulas)
+
+    return replace(item, run=run, mutants={})
+
+
+@pytest.mark.parametrize("item", CHECKS, ids=[item.key for item in CHECKS])
+def test_a_control_that_is_disabled_is_noticed(item: Check) -> None:
+    seen: set[str] = set()
+    assert run_check(_with_controls(item, seen), quick=True).verdict is item.expected
+    assert seen == CONTROLS.get(item.key, set())  # one of several that is left out
+    assert bool(seen) == (item.expected in (Verdict.CONDITIONAL, Verdict.DEPLOYED))
+    for control in seen:
+        outcome = run_check(_with_controls(item, set(), disabled=control), quick=True)
+        assert outcome.verdict is None
+        assert not outcome.reproduced
 
 
 # Exact arithmetic and quadrature, and the identities that they must satisfy.

@@ -36,7 +36,7 @@ from splince_fast.exceptions import (
 if TYPE_CHECKING:
     from splince_fast import baselines, evaluation, nn, sources
     from splince_fast.config import Config, show_config
-    from splince_fast.estimators import LEACE, SAL, SPLINCE, MeanProjection
+    from splince_fast.estimators import LEACE, SAL, SPLINCE, Identity, MeanProjection
     from splince_fast.methods import leace, mean_projection, sal, splince
     from splince_fast.methods.cross import CrossReport, cross_report
     from splince_fast.methods.quick import erase
@@ -63,6 +63,7 @@ _LAZY = {
     "LEACE": "splince_fast.estimators",
     "SAL": "splince_fast.estimators",
     "MeanProjection": "splince_fast.estimators",
+    "Identity": "splince_fast.estimators",
     "Factored": "splince_fast.moments.factored",
     "concept_strength": "splince_fast.strength",
     "cross_report": "splince_fast.methods.cross",
@@ -91,6 +92,7 @@ __all__ = [
     "Factored",
     "FileFormatError",
     "FoldReport",
+    "Identity",
     "IncompatibleMomentsError",
     "InfeasibleError",
     "InputError",

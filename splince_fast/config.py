@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels import blas, gram, provider, registers
+from splince_fast._kernels import blas, row_kernels
 from splince_fast._runtime import threads
 from splince_fast._runtime.version import library_version
 
@@ -33,12 +33,12 @@ class Config:
         Instruction sets of this processor, as NumPy names them.
     threads : int
         Threads of our own kernels.
+    row_kernels : str
+        Instruction set of the kernels that run per row: "avx512", "avx2" or "baseline".
     products : str
-        What multiplies blocks of rows: our own kernels, or BLAS.
-    blas, blas_core, blas_reason : str
-        The BLAS in use, the kernels that it runs, and why it was chosen.
-    scipy_core : str
-        The kernels that SciPy's own BLAS runs.
+        The routine that multiplies blocks of rows: "row kernels" or "BLAS".
+    blas, blas_core : str
+        SciPy's BLAS, and the kernels that it runs; "unknown" where it does not say.
     syrk_float32, syrk_float64 : float
         Measured rate of the symmetric product, in GFLOP/s (one multiply-add counts as two, and
         only one triangle is computed: n d^2 operations for n rows).
@@ -57,11 +57,10 @@ class Config:
     versions: dict[str, str]
     simd: tuple[str, ...]
     threads: int
+    row_kernels: str
     products: str
     blas: str
     blas_core: str
-    blas_reason: str
-    scipy_core: str
     syrk_float32: float
     syrk_float64: float
     copy: float
@@ -76,8 +75,8 @@ class Config:
             ("versions", ", ".join(f"{name} {text}" for name, text in self.versions.items())),
             ("SIMD", ", ".join(self.simd)),
             ("threads", str(self.threads)),
-            ("blocks of rows", f"multiplied by {self.products}"),
-            ("BLAS", f"{self.blas}, {self.blas_core} kernels: {self.blas_reason}"),
+            ("row kernels", f"{self.row_kernels}; blocks are multiplied by {self.products}"),
+            ("BLAS", f"{self.blas}, {self.blas_core} kernels"),
             (
                 "symmetric product",
                 f"{self.syrk_float32:.0f} GFLOP/s in float32, {self.syrk_float64:.0f} in float64",
@@ -111,17 +110,15 @@ def show_config() -> Config:
     >>> sf.show_config().threads >= 1
     True
     """
-    choice = provider.ensure()
-    core = provider.scipy_core()
-    wide = provider.has_avx512()
+    name, core = _scipy_blas()
+    simd = _simd()
     rates = {dtype: _syrk_rate(dtype) for dtype in (np.float32, np.float64)}
     advice = []
     forced = os.environ.get("OPENBLAS_CORETYPE")
-    if wide and core in ("Haswell", "Zen"):
+    if core in ("Haswell", "Zen") and not {"AVX512_SKX", "X86_V4"}.isdisjoint(simd):
         cause = f"because OPENBLAS_CORETYPE={forced} is set: unset it" if forced else "by itself"
         advice.append(
-            f"SciPy's OpenBLAS runs {core} kernels (AVX2) on a processor with AVX-512, {cause}; "
-            'or pip install "splince-fast[blas]" for wider ones in this package alone'
+            f"SciPy's OpenBLAS runs {core} kernels (AVX2) on a processor with AVX-512, {cause}"
         )
     if rates[np.float32] < 1.3 * rates[np.float64]:
         advice.append(
@@ -131,20 +128,35 @@ def show_config() -> Config:
     return Config(
         versions={"python": platform.python_version(), "splince_fast": library_version()}
         | {name: _version(name) for name in _PACKAGES},
-        simd=provider.simd(),
+        simd=simd,
         threads=threads.thread_count(),
-        products=f"our own kernels, {8 * registers.REGISTER}-bit registers"
-        if gram.WIDE
-        else "BLAS",
-        blas=choice.name,
-        blas_core=choice.core,
-        blas_reason=choice.reason,
-        scipy_core=core,
+        row_kernels=row_kernels.level_name(),
+        products="row kernels" if row_kernels.wide() else "BLAS",
+        blas=name,
+        blas_core=core,
         syrk_float32=rates[np.float32],
         syrk_float64=rates[np.float64],
         copy=_copy_rate(),
         advice=tuple(advice),
     )
+
+
+def _simd() -> tuple[str, ...]:
+    """Instruction sets of this processor, as NumPy names them."""
+    found: Any = np.show_config(mode="dicts")
+    extensions = found["SIMD Extensions"]
+    return (*extensions.get("baseline", ()), *extensions.get("found", ()))
+
+
+def _scipy_blas() -> tuple[str, str]:
+    """Name and version of the BLAS that SciPy brings, and the kernels that it runs."""
+    import threadpoolctl
+
+    for library in threadpoolctl.threadpool_info():
+        if library["user_api"] == "blas" and "scipy" in library["filepath"]:
+            name = f"{library['internal_api']} {library['version'] or ''}".strip()
+            return name, library.get("architecture", "unknown")
+    return "unknown", "unknown"
 
 
 def _version(name: str) -> str:

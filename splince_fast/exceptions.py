@@ -16,7 +16,15 @@ class InputError(SplinceError, ValueError):
 
 
 class NonFiniteError(InputError):
-    """The data hold NaN or infinity; the text names the first rows."""
+    """The data hold NaN or infinity; the text names the first rows, and columns of dense rows.
+
+    Attributes
+    ----------
+    columns : tuple of int
+        Numbers of these columns; empty where the text names them, or none.
+    """
+
+    columns: tuple[int, ...] = ()
 
 
 class LabelError(SplinceError, ValueError):
@@ -117,3 +125,7 @@ class WholeNumbersWarning(SplinceWarning):
 
 class OnePassWarning(SplinceWarning):
     """Erasers of several sites were fitted in one pass: each holds only where it stands alone."""
+
+
+class OtherTokensWarning(SplinceWarning):
+    """Erasers of several sites change other tokens than in the fit: later sites may not hold."""

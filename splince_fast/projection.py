@@ -1,7 +1,4 @@
-"""Projection: the affine map that erases, as two thin factors, and how it is applied.
-
-Above 400 lines because each public method documents shapes, dtypes and errors in place.
-"""
+"""Projection: the affine map that erases, as two thin factors, and how it is applied."""
 
 from __future__ import annotations
 
@@ -343,6 +340,65 @@ class Projection:
                 [self._shift + self._right @ (self._mean - first._mean), first._shift]
             ),
         )
+
+    def scaled(self, alpha: float) -> Projection:
+        """The partial eraser: x - alpha (I - P) (x - mean).
+
+        It lies between the identity (0) and this map (1). The class means, and every covariance
+        with what is erased, shrink by the factor 1 - alpha. For alpha < 1 a linear probe still
+        reads the concept, as well as before: the map is invertible, and a probe that is fitted
+        afterwards undoes it. Only at alpha = 1 is the concept erased.
+
+        Parameters
+        ----------
+        alpha : float in [0, 1]
+            Fraction of the change that is made; that of fairlearn's ``CorrelationRemover``.
+
+        Returns
+        -------
+        Projection
+            It composes, folds, and goes to files as any other. Its report states `alpha`, the
+            association that is left, and alpha^2 times the distortion; figures that hold for
+            complete erasure alone are None.
+
+        Raises
+        ------
+        InputError
+            `alpha` is no number between 0 and 1.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import splince_fast as sf
+        >>> rng = np.random.default_rng(0)
+        >>> z = rng.integers(0, 2, size=500)
+        >>> X = rng.normal(size=(500, 4)) + z[:, None]
+        >>> clean, eraser = sf.erase(X, concept=z)
+        >>> bool(np.allclose(eraser.scaled(0.5)(X), (X + clean) / 2))
+        True
+        >>> eraser.scaled(0.5).report.alpha
+        0.5
+        """
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float | np.number):
+            raise InputError(f"alpha is {alpha!r}; it must be a number between 0 and 1")
+        if not 0 <= alpha <= 1:
+            raise InputError(
+                f"alpha is {alpha!r}; it must lie between 0, which changes nothing, and 1, which "
+                "erases"
+            )
+        fraction = float(alpha)
+        source = self._report
+
+        def report() -> Report:
+            whole = self.report
+            assert whole is not None
+            return whole._scaled(fraction)
+
+        return Projection._make(
+            fraction * self._left, self._right.copy(), self._mean.copy(),
+            method=self._method if fraction == 1 else f"{self._method} (alpha={fraction:g})",
+            report=None if source is None else report, shift=self._shift.copy(),
+        )  # fmt: skip
 
     def astype(self, dtype: DTypeLike) -> Projection:
         """The map with factors rounded to `dtype` (float32 or float64), as a device holds them.

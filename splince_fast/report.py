@@ -1,7 +1,4 @@
-"""Report: what an eraser erased and kept, at what cost, and how exactly.
-
-Above 400 lines because every figure is documented, and put into plain words, beside its field.
-"""
+"""Report: what an eraser erased and kept, at what cost, and how exactly."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.arrays import abbreviated
 from splince_fast._solve.held_out import expected_r2
 from splince_fast.exceptions import FileFormatError
 
@@ -29,7 +27,7 @@ class SpanLike(Protocol):
     names: list[str]
     rows: Float
     counts: list[int]
-    readings: list[Callable[[], tuple[str, Float]]]
+    readings: list[Callable[[], tuple[str, Float, float | None]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,14 @@ class VariableReport:
         Of an erased variable: R^2 that the best linear predictor is expected to find in new rows
         of the same distribution after erasing, about (d - r) / n for rank r in n rows (see
         :func:`splince_fast.evaluation.advice.held_out_trace`). None where nothing is whitened, of
-        a covariance that was shrunk, and for fewer rows than dimensions.
+        a covariance that was shrunk, and for fewer rows than dimensions. It assumes that all
+        classes have the same covariance, or that the deviation of x does not depend on a
+        continuous variable.
+    expected_most : float or None
+        Of classes: an upper bound of `expected` whatever their covariances. The noise of the
+        fitted cross-covariances is tau / n, tau = tr(S^+ sum_c w_c S_c) with w_c = 1 - p_c for
+        classes of fractions p_c, summed over directions; as p_c S_c <= S, no direction has more
+        than (1 - p) / p times that of equal covariances, p the fraction of the rarest class.
 
     Examples
     --------
@@ -87,6 +92,7 @@ class VariableReport:
     bound: float
     kind: str = ""
     expected: float | None = None
+    expected_most: float | None = None
 
     @property
     def label(self) -> str:
@@ -104,7 +110,8 @@ class Report:
     n_rows, weight, n_features : int, float, int
         Of the data it was fitted on.
     rank_covariance : int or None
-        Rank of the covariance of x at its rounding level; None where it was not factored (SAL).
+        Rank of the covariance of x at its rounding level, features that were left out aside; None
+        where it was not factored (SAL).
     rank : int
         Dimensions removed, directions off the support included for ``null_space="drop"``.
     variables : tuple of VariableReport
@@ -126,9 +133,10 @@ class Report:
     head_shrinkage_threshold : float or None
         2 (1 - rho) / (2 - rho): for a frozen head that is the least-squares one times a factor
         below this, SPLINCE has the smaller risk; above it LEACE (proofs_check, theorem 3).
-    distortion, distortion_leace : float
+    distortion, distortion_leace : float or None
         E|r(x) - x|^2 as a share of the total variance, of this eraser and of LEACE for the same
-        moments and variables (equal where nothing is kept). None where it was not computed.
+        moments and variables (equal where nothing is kept). None where it was not computed: of
+        moments made with ``rank`` it is not known before ``refine=`` has measured it.
     solver : {"cholesky", "eigh", "low-rank", "refined", "none"}
     tolerance : float
         Rounding level, in correlation units, below which a direction counts as absent.
@@ -146,10 +154,22 @@ class Report:
         average over samples. None as above, for SAL, and with shrinkage.
     sketch_rank : int or None
         Of the low-rank part of what stands for the covariance in moments made with ``rank``; None
-        elsewhere. `distortion` and singular values are those of that matrix then, estimates.
+        elsewhere. Singular values are those of that matrix then, estimates.
     passes, gain : int or None, float or None
         Passes of ``refine=`` over the rows, after which `distortion` is exact, and the share of
         it that the last pass took away.
+    sensitivity : float or None
+        sqrt(E|(P - I) e|^2) / s, for independent entries of e of deviation eps32 rms(x), with
+        eps32 = 2^-23, rms(x)^2 = E|x|^2 / d and s^2 = tr Cov(x): eps32 rms(x) |P - I|_F / s, the
+        change that rounding x to float32 makes in what is removed, in units of the deviation of
+        x. None in files of versions that did not note it.
+    left_out : tuple of int
+        Features that vary too little to be whitened (``min_scale``). What the others predict of
+        their covariance with the concept is removed from them, exactly.
+    alpha : float
+        Fraction of the change that is made: 1, or that of :meth:`Projection.scaled`. Below 1 no
+        dimension is removed entirely, and a linear probe still reads what `variables` calls
+        erased; `rank` counts the dimensions that are changed.
 
     Examples
     --------
@@ -179,7 +199,7 @@ class Report:
     rho: float | None
     frozen_head_penalty: float | None
     head_shrinkage_threshold: float | None
-    distortion: float
+    distortion: float | None
     distortion_leace: float | None
     solver: str
     tolerance: float
@@ -194,6 +214,9 @@ class Report:
     sketch_rank: int | None = None
     passes: int | None = None
     gain: float | None = None
+    sensitivity: float | None = None
+    left_out: tuple[int, ...] = ()
+    alpha: float = 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain numbers, strings, lists and dictionaries, ready for JSON."""
@@ -224,6 +247,7 @@ class Report:
                     "variables": variables,
                     "cosines": tuple(values["cosines"]),
                     "warnings": tuple(values["warnings"]),
+                    "left_out": tuple(values.get("left_out", ())),
                 }
             )
         except (TypeError, KeyError, IndexError) as error:
@@ -235,6 +259,34 @@ class Report:
         if any(v is None for v in frozen) and any(v is not None for v in frozen):
             raise FileFormatError("a report has some of the figures of a frozen head but not all")
         return new
+
+    def _scaled(self, alpha: float) -> Report:
+        """The report of the eraser with its change times `alpha`."""
+        if alpha == 1:
+            return self
+
+        def variable(v: VariableReport) -> VariableReport:
+            # P_alpha c = (1 - alpha) c + alpha P c, where P c is 0 but for rounding.
+            left = alpha * v.residual + (1 - alpha if v.role == "erased" else 0.0)
+            return dataclasses.replace(v, residual=left, expected=None, expected_most=None)
+
+        def times(value: float | None) -> float | None:
+            return None if value is None else alpha**2 * value
+
+        return dataclasses.replace(
+            self,
+            variables=tuple(variable(v) for v in self.variables),
+            distortion=times(self.distortion),
+            unseen_distortion=times(self.unseen_distortion),
+            unseen_concept=None,
+            unseen_chance=None,
+            unseen_kept=None,
+            rho=None,
+            frozen_head_penalty=None,
+            head_shrinkage_threshold=None,
+            sensitivity=None if self.sensitivity is None else alpha * self.sensitivity,
+            alpha=alpha * self.alpha,
+        )
 
     def _facts(self) -> list[tuple[str, str]]:
         """Label and text of each line of the summary."""
@@ -252,14 +304,20 @@ class Report:
                 "covariance",
                 f"{support}, solver {self.solver}, shrinkage {self.shrinkage:.3g}{sample}",
             ),
-            ("removed", f"{self.rank} of {self.n_features} dimensions"),
+            (
+                "removed",
+                f"{self.rank} of {self.n_features} dimensions"
+                if self.alpha == 1
+                else f"{self.alpha:.3g} of the deviation in {self.rank} of {self.n_features} "
+                "dimensions; a linear probe still reads the concept",
+            ),
         ]
-        distortion = f"{100 * self.distortion:.3g} % of the variance"
+        distortion = "not measured; pass refine="
+        if self.distortion is not None:
+            distortion = f"{100 * self.distortion:.3g} % of the variance"
         if self.passes is not None and self.gain is not None:
             plural = "es" if self.passes > 1 else ""
             distortion += f", after {self.passes} pass{plural} (the last took {self.gain:.1%} off)"
-        elif self.sketch_rank is not None:
-            distortion = f"about {distortion}"
         if self.distortion_leace is not None:
             distortion += f" (LEACE: {100 * self.distortion_leace:.3g} %)"
         facts.append(("distortion", distortion))
@@ -272,7 +330,9 @@ class Report:
                 text += f", task kept {self.unseen_kept:.3g}"
             facts.append(("on rows not seen", text))
         if left := ", ".join(
-            f"{v.name} {v.expected:.2g}" for v in self.variables if v.expected is not None
+            f"{v.name} {v.expected:.2g}{_at_most(v, ' (equal class covariances; at most {})')}"
+            for v in self.variables
+            if v.expected is not None
         ):
             facts.append(("new rows", f"expected trace left R^2 of {left}"))
         if self.cosines:
@@ -289,6 +349,13 @@ class Report:
                     f"shrunk below {self.head_shrinkage_threshold:.3g}",
                 )
             )
+        if self.sensitivity is not None:
+            facts.append(
+                ("sensitivity", f"float32 rounding moves rows by {self.sensitivity:.2g} deviations")
+            )
+        if self.left_out:
+            left_out = abbreviated(self.left_out)
+            facts.append(("not whitened", f"feature(s) {left_out}, of tiny deviation"))
         if self.dropped:
             facts.append(("given up", f"{self.dropped} kept direction(s)"))
         if read := ", ".join(v.label for v in self.variables if v.kind):
@@ -300,14 +367,28 @@ class Report:
         """The report in plain words: what each of its figures means for this eraser."""
         lines = [
             f"{self.method} was fitted to {self.n_rows:,} rows with {self.n_features} features and "
-            f"removes {self.rank} dimension(s) of them.",
-            f"It changes the rows by {100 * self.distortion:.3g} % of their variance (distortion)"
             + (
+                f"removes {self.rank} dimension(s) of them."
+                if self.alpha == 1
+                else f"shrinks the deviation in {self.rank} dimension(s) of them by the fraction "
+                f"{self.alpha:.3g}: a partial erasure."
+            ),
+        ]
+        if self.distortion is None:
+            lines.append(
+                "By how much it changes the rows (distortion) was not measured: the moments keep "
+                "no covariance. Pass refine=, the source of the rows."
+            )
+        else:
+            least = (
                 f"; the least that erasing alone takes is {100 * self.distortion_leace:.3g} %."
                 if self.distortion_leace is not None
                 else "."
-            ),
-        ]
+            )
+            lines.append(
+                f"It changes the rows by {100 * self.distortion:.3g} % of their variance "
+                f"(distortion){least}"
+            )
         if self.unseen_distortion is not None:
             lines.append(
                 f"Rows that it was not fitted on it changes by {100 * self.unseen_distortion:.3g} "
@@ -316,7 +397,13 @@ class Report:
         for v in self.variables:
             read = f", read as {v.kind}," if v.kind else ""
             strength = f"{v.singular_values[0]:.3g}" if v.singular_values else "0"
-            if v.role == "erased":
+            if v.role == "erased" and self.alpha < 1:
+                lines.append(
+                    f"{v.name!r}{read} keeps the fraction {v.residual:.3g} of its covariance with "
+                    "x. A linear probe that is fitted afterwards still reads it, as well as "
+                    "before; only alpha = 1 erases."
+                )
+            elif v.role == "erased":
                 lines.append(
                     f"{v.name!r}{read} had a linear trace of strength {strength} in {v.rank} "
                     f"direction(s); {v.residual:.1e} of its covariance with x is left (rounding "
@@ -328,6 +415,11 @@ class Report:
                         f"In new rows of the same kind one is expected to explain {v.expected:.2g} "
                         f"of the variance of {v.name!r} (R^2): the fit knew {self.n_rows:,} rows "
                         "only."
+                        + _at_most(
+                            v,
+                            " That is for classes of equal covariances; for any covariances it is "
+                            "at most {}.",
+                        )
                     )
             else:
                 lines.append(
@@ -346,10 +438,20 @@ class Report:
                 f"retrained has {self.frozen_head_penalty:.3g} times the excess risk that it has "
                 "with LEACE (frozen head); a retrained one has no such cost."
             )
+        if self.sensitivity is not None:
+            lines.append(
+                f"Rounding the rows to float32 moves what it removes by {self.sensitivity:.2g} of "
+                "the deviation of the rows (sensitivity)."
+            )
+        if self.left_out:
+            lines.append(
+                f"The variance of feature(s) {abbreviated(self.left_out)} is below rounding: the part "
+                "of their covariance with the concept that the others predict is removed."
+            )
         if self.rank_covariance is not None and self.rank_covariance < self.n_features:
             lines.append(
                 f"The features vary in {self.rank_covariance} of {self.n_features} dimensions; the "
-                "others are constant, or copies, or below rounding."
+                "others are constant, or copies, or below rounding, or left out."
             )
         return "\n".join([*lines, *(f"Warning: {text}." for text in self.warnings)])
 
@@ -383,6 +485,12 @@ class Report:
         return f"<table><caption>{html.escape(self.method)}</caption>{rows}</table>"
 
 
+def _at_most(variable: VariableReport, text: str) -> str:
+    """The bound on what new rows are expected to show, in a text; "" where none is known."""
+    most = variable.expected_most
+    return "" if most is None else text.format(f"{most:.2g}")
+
+
 def _check_types(part: VariableReport | Report) -> None:
     """Raise FileFormatError unless every field holds what its annotation says."""
     known: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
@@ -407,8 +515,8 @@ class Facts(NamedTuple):
     weight: float
     shrinkage: float
     whitened: bool
-    distortion: float
-    distortion_unkept: float
+    distortion: float | None  # None where it was not measured
+    distortion_unkept: float | None
     warnings: tuple[str, ...]
     variance: float  # tr Cov(x)
     scatter_rows: int | None
@@ -416,6 +524,7 @@ class Facts(NamedTuple):
     sketch_rank: int | None
     passes: int | None
     gain: float | None
+    sensitivity: float
 
 
 def build_report(
@@ -451,15 +560,15 @@ def build_report(
             if solution.outside is not None and role == "erased":
                 off = np.linalg.norm(solution.outside[part]) / np.linalg.norm(span.rows[part])
                 alone += float(off)
-            kind, metric = span.readings[i]()
-            shown, expected = values, None
+            kind, metric, largest = span.readings[i]()
+            shown, expected, most = values, None, None
             if facts.whitened:
                 shown = _singular_values(metric @ white[part])[: len(values)]
                 shown = np.minimum(shown, 1.0) if not kind.startswith("directions") else shown
                 if role == "erased" and exact and known:
-                    expected = expected_r2(
-                        shown, round(facts.weight), solution.rank_covariance, min(metric.shape)
-                    )
+                    sizes = round(facts.weight), solution.rank_covariance, min(metric.shape)
+                    expected = expected_r2(shown, *sizes)
+                    most = None if largest is None else expected_r2(shown, *sizes, largest)
             variables.append(
                 VariableReport(
                     name,
@@ -470,10 +579,15 @@ def build_report(
                     bound + size * alone,
                     kind,
                     expected,
+                    most,
                 )
             )
             start += count
-    share = 1.0 / facts.variance if facts.variance else 0.0
+    scale = 1.0 / facts.variance if facts.variance else 0.0
+
+    def share(change: float | None) -> float | None:
+        return None if change is None else change * scale
+
     return Report(
         method=facts.method,
         n_rows=facts.n_rows,
@@ -488,8 +602,8 @@ def build_report(
         rho=rho,
         frozen_head_penalty=None if rho is None else amplification**2,
         head_shrinkage_threshold=None if rho is None else 2 * (1 - rho) / (2 - rho),
-        distortion=facts.distortion * share,
-        distortion_leace=facts.distortion_unkept * share if exact else None,
+        distortion=share(facts.distortion),
+        distortion_leace=share(facts.distortion_unkept) if exact else None,
         solver=solution.solver,
         tolerance=solution.noise,
         shrinkage=facts.shrinkage,
@@ -499,6 +613,8 @@ def build_report(
         sketch_rank=facts.sketch_rank,
         passes=facts.passes,
         gain=facts.gain,
+        sensitivity=facts.sensitivity,
+        left_out=tuple(map(int, solution.left_out)),
     )
 
 

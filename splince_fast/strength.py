@@ -1,7 +1,4 @@
-"""Is there a linear trace of a concept at all? Canonical correlations and their chance level.
-
-Above 400 lines because half of it is the statement of what each figure guarantees.
-"""
+"""Is there a linear trace of a concept at all? Canonical correlations and their chance level."""
 
 from __future__ import annotations
 
@@ -167,7 +164,8 @@ def concept_strength(
     Parameters
     ----------
     moments : Moments or Factored
-        Of the data; a snapshot must be factored without shrinkage.
+        Of the data; a snapshot must be factored without shrinkage, and lacks the features
+        that its ``min_scale`` leaves out.
     name : str or tuple of str
         The concept.
     X, labels : array-like of shape (n, d), labels, optional
@@ -344,7 +342,8 @@ def _whitened_both(
         # The vectors 1[z = c] / sqrt(n_c) are orthonormal: dividing by sqrt(n_c / n) whitens.
         present = variable.weights > 0
         cross = cross[:, present] / np.sqrt(variable.weights[present] / variable.weight)
-    options = Options()
+    # A measurement reads all features, however little they vary.
+    options = Options() if isinstance(known, Factored) else Options(min_scale=0.0)
     with known.memory(True) as memory:
         factor = known.factored(options, known.share(options), memory)
         x = _whitened(factor, cross.T, known.n_rows - 1)

@@ -15,14 +15,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from splince_fast import Moments
-from splince_fast._kernels import accumulate, gram
+from splince_fast._kernels import row_kernels
 
 # Multiplies the examples of every property test.
 FUZZ = int(os.environ.get("SPLINCE_FAST_FUZZ", "0"))
 
 # Module and name of the kernel that reduces small blocks on this processor; its first arguments
 # are the rows and the index.
-SWEEP: tuple[Any, str] = (gram, "reduce_chunks") if gram.WIDE else (accumulate, "centre_block")
+SWEEP: tuple[Any, str] = (
+    row_kernels,
+    "reduce_chunks" if row_kernels.wide() else "centre_columns",
+)
 
 
 # --- the naive model: a list of rows, and two passes over it in extended precision ---------------

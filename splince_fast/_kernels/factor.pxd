@@ -33,7 +33,8 @@ cdef class Factor:
     cdef readonly double tolerance  # eigenvalues up to it are noise
     cdef readonly double variance   # trace of S
     cdef object arrays              # keeps the memory behind the pointers
-    cdef readonly object inverse_scale  # (d,): 1 / scale; 0 where the feature is constant
+    cdef readonly object inverse_scale  # (d,): 1 / scale; 0 where constant or left out
+    cdef readonly object left_out   # (n,) intp: features that vary and are not whitened
     cdef object kernel              # the null basis, once it was asked for,
     cdef double* kernel_data        # and its numbers
     cdef double* own                # (d,): diagonal of c before factoring, where S is remembered

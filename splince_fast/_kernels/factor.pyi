@@ -1,6 +1,6 @@
 from typing import Literal
 
-from numpy import float64
+from numpy import float64, intp
 from numpy.typing import NDArray
 
 STATUS_OK: int
@@ -8,6 +8,7 @@ STATUS_INFEASIBLE: int
 STATUS_NO_CONVERGENCE: int
 STATUS_SINGULAR: int
 STATUS_RANK_DEFICIENT: int
+NONE_LEFT_OUT: NDArray[intp]
 
 class Factor:
     width: int
@@ -19,6 +20,7 @@ class Factor:
     tolerance: float
     variance: float
     inverse_scale: NDArray[float64]
+    left_out: NDArray[intp]
     @property
     def solver(self) -> Literal["none", "cholesky", "eigh", "low-rank", "refined"]: ...
     @property
@@ -33,6 +35,7 @@ class Factor:
     def remember(self, scatter: NDArray[float64], per_weight: float) -> None: ...
     def gram(self, columns: NDArray[float64]) -> NDArray[float64]: ...
     def admit(self, spans: NDArray[float64]) -> Factor: ...
+    def reading_left_out(self) -> Factor: ...
 
 def identity(diagonal: NDArray[float64], per_weight: float) -> Factor: ...
 def low_rank(
@@ -44,6 +47,7 @@ def low_rank(
     *,
     smallest: float,
     constant: float,
+    left_out: NDArray[intp] = ...,
 ) -> Factor: ...
 def spanned(
     columns: NDArray[float64],
@@ -52,6 +56,7 @@ def spanned(
     *,
     smallest: float,
     constant: float,
+    left_out: NDArray[intp] = ...,
 ) -> Factor: ...
 def dense(
     scatter: NDArray[float64],
@@ -65,4 +70,11 @@ def dense(
     constant: float,
     force_eigh: bool,
     allow_eigh: bool,
+    left_out: NDArray[intp] = ...,
 ) -> Factor: ...
+def count_weak(
+    variances: NDArray[float64], mean: NDArray[float64], min_scale: float, own: float
+) -> int: ...
+def amplified(
+    left: NDArray[float64], right: NDArray[float64], mean: NDArray[float64], variance: float
+) -> tuple[float, float]: ...

@@ -10,8 +10,11 @@ Two more kinds need no d x d matrix. A diagonal and a matrix of low rank have
 is known on the span of B alone, with B^T S B = I, the factor has ``L^+ = B^T``: what is solved with it
 is the best in this span (Rayleigh and Ritz).
 
+Features may be left out: S is taken as block diagonal, their block as 0, so that nothing is read
+from them. A second factor, made by `reading_left_out`, takes that block as their variances.
+
 Everything runs without the GIL; failures are status codes. A factor never changes, so threads share
-it. Above 400 lines: the kinds of factor share the helpers.
+it.
 """
 
 import numpy as np
@@ -21,7 +24,7 @@ from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memcpy, memset
 from scipy.linalg cimport cython_blas, cython_lapack
 
-from splince_fast._kernels cimport blas
+from splince_fast._kernels.shapes cimport check_length
 
 STATUS_OK = OK
 STATUS_INFEASIBLE = INFEASIBLE
@@ -36,6 +39,10 @@ cdef enum:
 # Multiplications up to which a product takes less time than calling BLAS for it.
 cdef enum:
     FEW = 128
+
+# Features that a factor leaves out, unless it is told any.
+NONE_LEFT_OUT = np.empty(0, np.intp)
+NONE_LEFT_OUT.flags.writeable = False
 
 cdef double ONE = 1.0
 cdef double ZERO = 0.0
@@ -81,7 +88,7 @@ cdef void gemm(char* ta, char* tb, int m, int n, int k, double alpha, double* a,
                     factor = alpha * dot(a + i * lda, b + j * ldb, k)
                     c[j * ldc + i] = factor if beta == 0.0 else factor + beta * c[j * ldc + i]
         elif k > 0:
-            blas.active.dgemm(ta, tb, &m, &n, &k, &alpha, a, &lda, b, &ldb, &beta, c, &ldc)
+            cython_blas.dgemm(ta, tb, &m, &n, &k, &alpha, a, &lda, b, &ldb, &beta, c, &ldc)
         elif beta == 0.0:
             memset(c, 0, sizeof(double) * <size_t>ldc * n)
 
@@ -104,10 +111,12 @@ cdef int larger_first(const void* a, const void* b) noexcept nogil:
 
 
 cdef int equilibrate(const double* scatter, const double* mean, double per_weight, double ridge,
-                     double constant, Factor f) noexcept nogil:
+                     double constant, const Py_ssize_t* left_out, Py_ssize_t n_left_out,
+                     Factor f) noexcept nogil:
     """c := unit-diagonal (per_weight * scatter + ridge I), lower triangle; number of constants.
 
     A feature whose deviation is below `constant` times its mean is constant but for rounding.
+    Features that are left out count as constants, too.
     """
     cdef Py_ssize_t d = f.width, i, j
     cdef double variance, least, w, total = 0.0
@@ -128,6 +137,10 @@ cdef int equilibrate(const double* scatter, const double* mean, double per_weigh
             inverse[j] = 0.0
             constants += 1
     f.variance = total
+    for i in range(n_left_out):
+        if inverse[left_out[i]] > 0.0:
+            inverse[left_out[i]] = 0.0
+            constants += 1
     for j in range(d):
         w = per_weight * inverse[j]
         s = scatter + j * d
@@ -214,7 +227,9 @@ cdef class Factor:
     variance : float
         Trace of S.
     inverse_scale : (d,) float64
-        1 / deviation of each feature; 0 where it is constant.
+        1 / deviation of each feature; 0 where it is constant or left out.
+    left_out : (n,) intp
+        Features that vary and are not whitened.
     """
 
     @property
@@ -236,8 +251,9 @@ cdef class Factor:
         self.prepare_kernel()
         return self.kernel
 
-    def whiten(self, const double[:, ::1] columns):
+    def whiten(self, const double[:, ::1] columns not None):
         """L^+ b for each row b of `columns`, (k, d); what lies off the support is left out."""
+        check_length(columns.shape[1], self.width, "columns")
         out = np.array(columns)
         cdef double[:, ::1] b = out
         cdef int k = <int>b.shape[0]
@@ -247,8 +263,9 @@ cdef class Factor:
                 self.whiten_columns(&b[0, 0], k, &scratch[0])
         return out
 
-    def solve(self, const double[:, ::1] columns):
+    def solve(self, const double[:, ::1] columns not None):
         """(L^+)^T L^+ b, that is S^-1 b on the support, for each row b of `columns`, (k, d)."""
+        check_length(columns.shape[1], self.width, "columns")
         out = np.array(columns)
         cdef double[:, ::1] b = out
         cdef int k = <int>b.shape[0]
@@ -260,8 +277,9 @@ cdef class Factor:
                 self.whiten_transposed(&b[0, 0], k, &scratch[0])
         return out
 
-    def unwhiten(self, const double[:, ::1] columns):
+    def unwhiten(self, const double[:, ::1] columns not None):
         """L b for each row b of `columns`, (k, d): the inverse of `whiten` on the support."""
+        check_length(columns.shape[1], self.width, "columns")
         out = np.array(columns)
         cdef double[:, ::1] b = out
         cdef int d = self.width, k = <int>b.shape[0], n
@@ -289,13 +307,16 @@ cdef class Factor:
                     b[j, i] = b[j, i] * self.scale[i] if self.inverse[i] > 0.0 else 0.0
         return out
 
-    def remember(self, const double[::1, :] scatter, double per_weight):
+    def remember(self, const double[::1, :] scatter not None, double per_weight):
         """Keep S = per_weight * scatter, unshrunk, for `gram`; before anybody else has the factor.
 
         Beside a Cholesky factor S goes into the triangle that is free, else into d^2 numbers more.
         """
         cdef Py_ssize_t d = self.width, i, j
         cdef double[::1] own, memory
+        cdef const double[::1] unit = self.reading_left_out().inverse_scale
+        check_length(scatter.shape[0], d, "scatter")
+        check_length(scatter.shape[1], d, "scatter")
         own_a = np.empty(d)
         own = own_a
         self.own, self.full = &own[0], self.c
@@ -306,16 +327,17 @@ cdef class Factor:
             self.arrays = (self.arrays, np.asarray(memory))
         with nogil:
             for j in range(d):
-                own[j] = per_weight * scatter[j, j] * self.inverse[j] * self.inverse[j]
+                own[j] = per_weight * scatter[j, j] * unit[j] * unit[j]
                 for i in range(j + 1, d):
-                    self.full[i * d + j] = per_weight * scatter[i, j] * self.inverse[i] * self.inverse[j]
+                    self.full[i * d + j] = per_weight * scatter[i, j] * unit[i] * unit[j]
                 if self.kind != CHOLESKY:
                     self.full[j * d + j] = 0.0
 
-    def gram(self, const double[:, ::1] columns):
+    def gram(self, const double[:, ::1] columns not None):
         """b S b^T of the rows of b = `columns`, (k, d), with the S that was remembered."""
         cdef int d = self.width, k = <int>columns.shape[0]
         cdef Py_ssize_t i, j
+        check_length(columns.shape[1], d, "columns")
         scaled = np.array(columns)
         product = np.empty((k, d))
         result = np.empty((k, k))
@@ -333,6 +355,33 @@ cdef class Factor:
                     sb[j, i] += (self.own[i] - self.full[i * d + i]) * b[j, i]
             gemm(b"T", b"N", k, k, d, 1.0, &b[0, 0], d, &sb[0, 0], d, 0.0, &g[0, 0], k)
         return result
+
+    def reading_left_out(self):
+        """This factor with the features that were left out, S as block diagonal.
+
+        The block of these features is the diagonal of their variances.
+        """
+        if self.kind == SPANNED:
+            raise RuntimeError("a factor of a span does not know other features")
+        cdef Factor new = Factor.__new__(Factor)
+        cdef double[::1] inverse
+        cdef const Py_ssize_t[::1] left_out = self.left_out
+        cdef Py_ssize_t i
+        inverse_a = np.array(self.inverse_scale)
+        inverse = inverse_a
+        for i in range(left_out.shape[0]):
+            inverse[left_out[i]] = 1.0 / self.scale[left_out[i]]
+        new.kind, new.width, new.status = self.kind, self.width, self.status
+        new.constants = self.constants - <int>left_out.shape[0]
+        new.n_noise, new.admitted, new.columns = self.n_noise, self.admitted, self.columns
+        new.smallest, new.tolerance, new.variance = self.smallest, self.tolerance, self.variance
+        new.inverse_scale, new.left_out = inverse_a, self.left_out[:0]
+        new.arrays = (self.arrays, inverse_a)
+        new.c, new.scale, new.inverse = self.c, self.scale, &inverse[0]
+        new.root, new.extra, new.noise = self.root, self.extra, self.noise
+        new.half, new.shrink = self.half, self.shrink
+        new.own, new.full = self.own, self.full
+        return new
 
     cdef int scratch(self, int k) noexcept nogil:
         """Numbers of scratch for whitening k columns."""
@@ -363,7 +412,7 @@ cdef class Factor:
             self.through(b, k, scratch)
             return
         if self.kind == CHOLESKY:
-            blas.active.dtrsm(b"L", b"L", b"N", b"N", &d, &k, &ONE, self.c, &d, b, &d)
+            cython_blas.dtrsm(b"L", b"L", b"N", b"N", &d, &k, &ONE, self.c, &d, b, &d)
             return
         memcpy(scratch, b, sizeof(double) * <size_t>d * k)
         gemm(b"T", b"N", d - n, k, d, 1.0, self.c + <Py_ssize_t>n * d, d, scratch, d, 0.0, b + n, d)
@@ -400,7 +449,7 @@ cdef class Factor:
             scale_rows(self.inverse, b, d, k)
             return
         if self.kind == CHOLESKY:
-            blas.active.dtrsm(b"L", b"L", b"T", b"N", &d, &k, &ONE, self.c, &d, b, &d)
+            cython_blas.dtrsm(b"L", b"L", b"T", b"N", &d, &k, &ONE, self.c, &d, b, &d)
             scale_rows(self.inverse, b, d, k)
             return
         self.on_support(b, k)
@@ -447,7 +496,7 @@ cdef class Factor:
         self.kernel = basis_a
         return 0
 
-    def admit(self, const double[:, ::1] spans):
+    def admit(self, const double[:, ::1] spans not None):
         """This factor with the noise directions as support in which `spans`, (k, d), stand out.
 
         Eigenvalues up to `tolerance` are noise, but what varies so little can still carry a trace:
@@ -463,6 +512,7 @@ cdef class Factor:
         cdef double[::1] traces, scaled, work, rotated, root
         cdef int[::1] pivots
         cdef double* tau
+        check_length(spans.shape[1], d, "spans")
         if n == 0 or k == 0:
             return self
         traces, scaled = np.empty(n * k), np.array(spans).reshape(-1)
@@ -499,12 +549,69 @@ cdef class Factor:
         new.kind, new.width, new.constants = self.kind, d, self.constants
         new.n_noise, new.admitted = n, admitted
         new.smallest, new.tolerance, new.variance = self.tolerance, self.tolerance, self.variance
-        new.inverse_scale = self.inverse_scale
+        new.inverse_scale, new.left_out = self.inverse_scale, self.left_out
         new.arrays = (self.arrays, np.asarray(rotated), root_a)
         new.c, new.scale, new.inverse = self.c, self.scale, self.inverse
         new.root, new.extra, new.noise = &root[0], &rotated[0], &rotated[0]
         new.own, new.full = self.own, self.full
         return new
+
+
+def count_weak(const double[::1] variances not None, const double[::1] mean not None,
+               double min_scale, double own):
+    """How many features have a deviation below `min_scale` root mean square deviations or `own` means.
+
+    Parameters
+    ----------
+    variances, mean : (d,) float64
+    min_scale, own : float, non-negative
+    """
+    cdef Py_ssize_t d = variances.shape[0], j, count = 0
+    cdef double total = 0.0, least, size
+    check_length(mean.shape[0], d, "mean")
+    for j in range(d):
+        total += variances[j] / d
+    least = min_scale * (min_scale * total)
+    for j in range(d):
+        size = own * mean[j]
+        count += variances[j] < least or variances[j] < size * size
+    return count
+
+
+def amplified(const double[:, ::1] left not None, const double[:, ::1] right not None,
+              const double[::1] mean not None, double variance):
+    """|left^T right|_F, and |mean|^2 / variance; O(d r^2).
+
+    Parameters
+    ----------
+    left, right : (r, d) float64
+    mean : (d,) float64
+    variance : float, positive
+    """
+    cdef Py_ssize_t d = left.shape[1], r = left.shape[0], i, j, k
+    cdef double total = 0.0, offset = 0.0, size, unit = sqrt(variance), both
+    cdef double[:, ::1] scaled
+    check_length(right.shape[0], r, "right")
+    check_length(right.shape[1], d, "right")
+    check_length(mean.shape[0], d, "mean")
+    scaled_a = np.empty((2 * r, d))
+    scaled = scaled_a
+    with nogil:
+        for j in range(d):
+            offset += (mean[j] / unit) * (mean[j] / unit)
+        for i in range(r):  # rows of left of size 1, so that no square overflows
+            size = 0.0
+            for j in range(d):
+                size = max(size, fabs(left[i, j]))
+            for j in range(d):
+                scaled[i, j] = left[i, j] / size if size > 0.0 else 0.0
+                scaled[r + i, j] = right[i, j] * size
+        for i in range(r):
+            for k in range(i + 1):
+                both = dot(&scaled[i, 0], &scaled[k, 0], d)
+                both *= dot(&scaled[r + i, 0], &scaled[r + k, 0], d)
+                total += both if i == k else 2.0 * both
+    return sqrt(max(total, 0.0)), offset
 
 
 cdef void multiply_triangle(int d, int k, double* c, double* b) noexcept nogil:
@@ -523,14 +630,14 @@ cdef Factor blank(int kind, int d, double[::1] memory):
     f.smallest, f.tolerance = 1.0, 0.0
     f.c, f.scale, f.inverse = &memory[0], &v[0, 0], &v[1, 0]
     f.root = f.extra = f.noise = NULL
-    f.inverse_scale = vectors[1]
+    f.inverse_scale, f.left_out = vectors[1], NONE_LEFT_OUT
     f.arrays = (vectors, memory)
     f.kernel = None
     f.kernel_data = f.own = f.full = NULL
     return f
 
 
-def identity(const double[::1] diagonal, double per_weight):
+def identity(const double[::1] diagonal not None, double per_weight):
     """The factor I, for what is not whitened; `diagonal` of the scatter gives the variance."""
     cdef int d = <int>diagonal.shape[0], j
     cdef Factor f = blank(IDENTITY, d, np.empty(1))
@@ -541,11 +648,28 @@ def identity(const double[::1] diagonal, double per_weight):
     return f
 
 
+cdef int leave_out(Factor f, object left_out) except -1:
+    """Note features to be left out, (n,) intp in ascending order."""
+    if left_out is None:
+        raise TypeError("left_out is None")
+    cdef const Py_ssize_t[::1] features = left_out
+    cdef Py_ssize_t i, before = -1
+    for i in range(features.shape[0]):
+        if features[i] <= before or features[i] >= f.width:
+            raise ValueError(f"left_out holds {features[i]}; features are 0 to {f.width - 1}, "
+                             "in ascending order")
+        before = features[i]
+    f.left_out = np.array(features)
+    return 0
+
+
 cdef Factor of_columns(int kind, double[:, ::1] columns, const double[::1] variances,
-                       const double[::1] mean, double constant):
+                       const double[::1] mean, double constant, object left_out):
     """A factor of one of the kinds whose c has few columns; `columns` are their transposes."""
     cdef int d = <int>variances.shape[0], j
     cdef double least
+    check_length(columns.shape[1], d, "columns")
+    check_length(mean.shape[0], d, "mean")
     flat = np.asarray(columns).reshape(-1)
     cdef Factor f = blank(kind, d, flat if flat.size else np.empty(1))
     f.columns = <int>columns.shape[0]
@@ -560,12 +684,18 @@ cdef Factor of_columns(int kind, double[:, ::1] columns, const double[::1] varia
             f.scale[j] = 1.0
             f.inverse[j] = 0.0
             f.constants += 1
+    if left_out is not NONE_LEFT_OUT:
+        leave_out(f, left_out)
+        for j in f.left_out:
+            f.constants += f.inverse[j] > 0.0
+            f.inverse[j] = 0.0
     return f
 
 
-def low_rank(double[:, ::1] columns, double[::1] half, double[::1] shrink,
-             const double[::1] variances, const double[::1] mean, *, double smallest,
-             double constant):
+def low_rank(double[:, ::1] columns not None, double[::1] half not None,
+             double[::1] shrink not None, const double[::1] variances not None,
+             const double[::1] mean not None, *, double smallest, double constant,
+             left_out=NONE_LEFT_OUT):
     """S = D diag(sqrt(e)) (I + Q diag(s^2) Q^T) diag(sqrt(e)) D.
 
     Parameters
@@ -577,8 +707,12 @@ def low_rank(double[:, ::1] columns, double[::1] half, double[::1] shrink,
     variances : (d,) D^2
     mean, constant : as for `dense`
     smallest : the smallest of e
+    left_out : (n,) intp
+        Features that vary and are not to be whitened, in ascending order; rows of Q that are 0.
     """
-    cdef Factor f = of_columns(LOW_RANK, columns, variances, mean, constant)
+    check_length(half.shape[0], variances.shape[0], "half")
+    check_length(shrink.shape[0], columns.shape[0], "shrink")
+    cdef Factor f = of_columns(LOW_RANK, columns, variances, mean, constant, left_out)
     f.smallest = smallest
     f.half = &half[0]
     f.shrink = &shrink[0] if shrink.shape[0] else NULL
@@ -586,26 +720,29 @@ def low_rank(double[:, ::1] columns, double[::1] half, double[::1] shrink,
     return f
 
 
-def spanned(double[:, ::1] columns, const double[::1] variances, const double[::1] mean, *,
-            double smallest, double constant):
+def spanned(double[:, ::1] columns not None, const double[::1] variances not None,
+            const double[::1] mean not None, *, double smallest, double constant,
+            left_out=NONE_LEFT_OUT):
     """S on the span of B alone, where B^T S B = I.
 
     Parameters
     ----------
     columns : (m, d) float64, m <= d
         B^T; taken over.
-    variances, mean, constant : as for `low_rank`
+    variances, mean, constant, left_out : as for `low_rank`
     smallest : about the smallest eigenvalue of the unit-diagonal S, which says what is noise
     """
-    cdef Factor f = of_columns(SPANNED, columns, variances, mean, constant)
+    if columns.shape[0] > variances.shape[0]:
+        raise ValueError(f"{columns.shape[0]} columns span no {variances.shape[0]} dimensions")
+    cdef Factor f = of_columns(SPANNED, columns, variances, mean, constant, left_out)
     f.smallest = smallest
     return f
 
 
 def dense(
-    const double[::1, :] scatter,
-    const double[::1] mean,
-    double[::1] memory,
+    const double[::1, :] scatter not None,
+    const double[::1] mean not None,
+    double[::1] memory not None,
     *,
     double per_weight,
     double ridge,
@@ -614,6 +751,7 @@ def dense(
     double constant,
     bint force_eigh,
     bint allow_eigh,
+    left_out=NONE_LEFT_OUT,
 ):
     """Factor S = per_weight * scatter + ridge * I.
 
@@ -627,6 +765,8 @@ def dense(
     max_rank : what the rank of S cannot exceed, for the number of rows it is made of
     tolerance : smallest eigenvalue of the unit-diagonal S that counts as support
     force_eigh, allow_eigh : use the eigendecomposition whatever the pivots; where they ask for it
+    left_out : (n,) intp
+        Features that vary and are not to be whitened, in ascending order.
 
     Returns
     -------
@@ -637,17 +777,32 @@ def dense(
     cdef bint short, deficient
     cdef double[::1] work, root
     cdef int[::1] iwork
+    if d == 0:
+        raise ValueError("scatter is of no feature")
+    check_length(scatter.shape[1], d, "scatter")
+    check_length(mean.shape[0], d, "mean")
+    if memory.shape[0] < <Py_ssize_t>d * d:
+        raise ValueError(f"memory holds {memory.shape[0]} numbers, and {d} * {d} are needed")
     cdef Factor f = blank(CHOLESKY, d, memory)
     f.tolerance = tolerance
+    cdef const Py_ssize_t[::1] weak
+    cdef Py_ssize_t n_weak = 0
+    cdef const Py_ssize_t* features = NULL
+    if left_out is not NONE_LEFT_OUT:
+        leave_out(f, left_out)
+        weak = f.left_out
+        n_weak = weak.shape[0]
+        features = &weak[0] if n_weak else NULL
     # The last d are for the integers of LAPACK.
     cdef double* scratch = <double*>malloc(sizeof(double) * (d * d if d <= SMALL else 4 * d))
     if scratch == NULL:
         raise MemoryError("no memory for the condition of a covariance")
     with nogil:
-        f.constants = equilibrate(&scatter[0, 0], &mean[0], per_weight, ridge, constant, f)
+        f.constants = equilibrate(&scatter[0, 0], &mean[0], per_weight, ridge, constant, features,
+                                  n_weak, f)
         short = max_rank < d - f.constants
         if not (force_eigh or short):
-            blas.active.dpotrf(b"L", &d, f.c, &d, &info)
+            cython_lapack.dpotrf(b"L", &d, f.c, &d, &info)
             f.smallest = inverse_size(f, scratch) if info == 0 else 0.0
     free(scratch)
     deficient = short or f.smallest <= tolerance
@@ -663,7 +818,7 @@ def dense(
     iwork = np.empty(3 + 5 * d, dtype=np.intc)
     lwork, liwork = <int>min(work.shape[0], 2147483647), <int>iwork.shape[0]
     with nogil:
-        equilibrate(&scatter[0, 0], &mean[0], per_weight, ridge, constant, f)
+        equilibrate(&scatter[0, 0], &mean[0], per_weight, ridge, constant, features, n_weak, f)
         cython_lapack.dsyevd(b"V", b"L", &d, f.c, &d, &root[0], &work[0], &lwork, &iwork[0],
                              &liwork, &info)
         if info == 0:

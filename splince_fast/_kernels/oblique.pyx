@@ -19,7 +19,7 @@ see of them because it varies below the rounding level of S. Hence |P Sz| and |P
 roundings of |P| |S.|, for any factor. The first correction of R, in whitened coordinates, squares
 what rounding in the triangular solves left, and costs no optimality.
 
-Runs without the GIL; failures are status codes. Above 400 lines: the steps share their buffers.
+Runs without the GIL; failures are status codes.
 """
 
 import numpy as np
@@ -29,10 +29,10 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 from scipy.linalg cimport cython_blas, cython_lapack
 
-from splince_fast._kernels cimport blas
 from splince_fast._kernels.factor cimport (
     INFEASIBLE, NO_CONVERGENCE, OK, SINGULAR, Factor, dot, gemm, scale_rows, sum_of_squares
 )
+from splince_fast._kernels.shapes cimport check_length
 
 cdef double ONE = 1.0
 cdef double EPS = 2.220446049250313e-16
@@ -223,8 +223,9 @@ cdef double spectral_norm(int d, int r, const double* right, const double* scale
     return sqrt(max(0.0, work[r - 1]))
 
 
-def oblique(Factor factor, const double[:, ::1] erased, const double[:, ::1] kept, *, double noise,
-            double relative, double drop_below, bint may_drop):
+def oblique(Factor factor not None, const double[:, ::1] erased not None,
+            const double[:, ::1] kept not None, *, double noise, double relative,
+            double drop_below, bint may_drop):
     """The oblique projection that erases the rows of one span and keeps those of another.
 
     Parameters
@@ -251,6 +252,8 @@ def oblique(Factor factor, const double[:, ::1] erased, const double[:, ::1] kep
     cdef double tol_sine = 0.0, distortion = 0.0, distortion_unkept = 0.0, size = 0.0
     cdef double cut_z = noise, cut_y = noise, residual_z = 0.0, residual_y = 0.0
     cdef size_t bytes_z
+    check_length(erased.shape[1], d, "erased")
+    check_length(kept.shape[1], d, "kept")
 
     # Scratch of the decompositions, of all shapes that occur below.
     cdef int widest = max(mz, my, 1), tall = max(d, k, 1), squared = widest * widest

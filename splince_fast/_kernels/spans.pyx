@@ -5,6 +5,8 @@ import numpy as np
 from libc.math cimport fabs, sqrt
 from libc.stdlib cimport calloc, free
 
+from splince_fast._kernels.shapes cimport check_length
+
 cdef double EPS = 2.220446049250313e-16
 # A column whose deviation is within so many roundings of its mean is constant but for rounding;
 # `splince_fast._solve.tolerances` has the reason.
@@ -12,7 +14,7 @@ CONSTANT_ROUNDINGS = 64.0
 cdef double CONSTANT = CONSTANT_ROUNDINGS * EPS
 
 
-def class_span(double[:, ::1] sums, double[::1] weights):
+def class_span(const double[:, ::1] sums not None, const double[::1] weights not None):
     """Cross-covariances with all class indicators but the most frequent one's, as (k', d) rows.
 
     In units of the indicators' standard deviations sqrt(p (1 - p)). The indicators sum to one, so
@@ -25,6 +27,7 @@ def class_span(double[:, ::1] sums, double[::1] weights):
     """
     cdef Py_ssize_t k = sums.shape[0], d = sums.shape[1], c, j, present = 0, largest = 0, row = 0
     cdef double weight = 0.0, share, factor
+    check_length(weights.shape[0], k, "weights")
     for c in range(k):
         weight += weights[c]
         if weights[c] > 0.0:
@@ -54,6 +57,14 @@ def class_span(double[:, ::1] sums, double[::1] weights):
     return span_a
 
 
+cdef int check_columns(Py_ssize_t k, const double[:, ::1] squares,
+                       const double[::1] reference) except -1:
+    """Raise ValueError unless these are of k columns."""
+    check_length(squares.shape[0], k, "squares")
+    check_length(squares.shape[1], k, "squares")
+    return check_length(reference.shape[0], k, "reference")
+
+
 cdef double deviation(double total, double square, double reference,
                       double weight) noexcept nogil:
     """Of a column; 0 where it varies by no more than a few roundings of its size."""
@@ -63,13 +74,14 @@ cdef double deviation(double total, double square, double reference,
     return sqrt(variance) if variance > floor * floor else 0.0
 
 
-def column_deviations(double[::1] z_sum, double[:, ::1] squares, double[::1] reference,
-                      double weight):
+def column_deviations(const double[::1] z_sum not None, const double[:, ::1] squares not None,
+                      const double[::1] reference not None, double weight):
     """(k,) standard deviations of the columns of a continuous variable, 0 where constant.
 
     Parameters are those of `column_span`.
     """
     cdef Py_ssize_t k = z_sum.shape[0], c
+    check_columns(k, squares, reference)
     deviations_a = np.empty(k)
     cdef double[::1] deviations = deviations_a
     for c in range(k):
@@ -77,8 +89,9 @@ def column_deviations(double[::1] z_sum, double[:, ::1] squares, double[::1] ref
     return deviations_a
 
 
-def column_span(double[:, ::1] products, double[::1] z_sum, double[::1] x_sum,
-                double[:, ::1] squares, double[::1] reference, double weight):
+def column_span(const double[:, ::1] products not None, const double[::1] z_sum not None,
+                const double[::1] x_sum not None, const double[:, ::1] squares not None,
+                const double[::1] reference not None, double weight):
     """Cross-covariances with the columns of a continuous variable, as (k', d) rows.
 
     In units of the columns' standard deviations; constant columns are left out.
@@ -93,6 +106,9 @@ def column_span(double[:, ::1] products, double[::1] z_sum, double[::1] x_sum,
     """
     cdef Py_ssize_t k = products.shape[0], d = products.shape[1], c, j, row = 0
     cdef double share, factor, unit
+    check_length(z_sum.shape[0], k, "z_sum")
+    check_length(x_sum.shape[0], d, "x_sum")
+    check_columns(k, squares, reference)
     for c in range(k):
         row += deviation(z_sum[c], squares[c, c], reference[c], weight) > 0.0
     span_a = np.empty((row, d))

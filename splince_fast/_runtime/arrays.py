@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
 from splince_fast.exceptions import InputError, NonFiniteError
 
@@ -79,19 +81,17 @@ class Rows:
         X = self.array
         if X.dtype.kind in "iub" or not len(X):
             return
-        import splince_fast._kernels.apply as kernels
-
         step = max(1, _GRAIN // X.shape[1])
         if self.direct:
             if len(X) <= step:
-                if kernels.squares_finite(X, 0, len(X)):
+                if row_kernels.squares_finite(X, 0, len(X)):
                     return
-            elif all(threads.split(partial(kernels.squares_finite, X), len(X), grain=step)):
+            elif all(threads.split(partial(row_kernels.squares_finite, X), len(X), grain=step)):
                 return
         else:
             pieces = (X[start : start + step] for start in range(0, len(X), step))
             wide = (piece.astype(self.dtype, order="C") for piece in pieces)
-            if all(kernels.squares_finite(piece, 0, len(piece)) for piece in wide):
+            if all(row_kernels.squares_finite(piece, 0, len(piece)) for piece in wide):
                 return
         _raise_non_finite(X, name)
         raise InputError(
@@ -149,13 +149,30 @@ def as_numbers(X: Any, name: str = "X") -> NDArray[Any]:
                 f"{name}.filled(value), or np.ma.compress_rows({name})"
             )
         X = X.data
+    columns = None
     if not isinstance(X, np.ndarray):
+        columns = column_names(X)
         X = _foreign_rows(X, name)
-    if X.ndim == 1 and X.dtype == object and len(X) and hasattr(X[0], "__len__"):
-        X = _stacked(X, name)
+    if holds_vectors(X):
+        X = _stacked(X.reshape(-1), name)
     if X.dtype.kind not in "fiub" and X.dtype.name != "bfloat16":
-        X = _cast_rows(X, name)
+        X = _cast_rows(X, name, columns)
     return X  # type: ignore[no-any-return]
+
+
+def column_names(X: Any) -> list[Any] | None:
+    """Names of the columns of a data frame; None of anything else."""
+    if hasattr(X, "columns") and hasattr(X, "to_numpy"):
+        return list(X.columns)
+    return None
+
+
+def holds_vectors(X: NDArray[Any]) -> bool:
+    """Whether X is a column of vectors, as data frames hold embeddings."""
+    if X.dtype != object or not X.size or X.shape[:1] != (X.size,) or X.ndim > 2:
+        return False
+    first = X.reshape(-1)[0]
+    return hasattr(first, "__len__") and (X.ndim == 1 or not isinstance(first, str | bytes))
 
 
 def _foreign_rows(X: Any, name: str) -> NDArray[Any]:
@@ -200,8 +217,9 @@ def refuse_lazy(X: Any, name: str) -> None:
     if verb is not None:
         raise InputError(
             f"{name} is a lazy {type(X).__name__}, which would be pulled into memory as a whole; "
-            f"accumulate a dask array by Moments.from_blocks(sources.from_dask(X, labels)), pass "
-            f"others block by block to Moments.update, or {verb}() it first where it fits"
+            f"accumulate a dask array by Moments.from_blocks(sources.from_dask(X, labels)), which "
+            f"from_moments turns into an estimator, pass others block by block to Moments.update, "
+            f"or {verb}() it first where it fits"
         )
 
 
@@ -218,13 +236,18 @@ def _stacked(column: NDArray[Any], name: str) -> NDArray[Any]:
         ) from error
 
 
-def _cast_rows(X: NDArray[Any], name: str) -> NDArray[Any]:
+def _cast_rows(X: NDArray[Any], name: str, columns: list[Any] | None = None) -> NDArray[Any]:
     """Object arrays of numbers become float64; anything else is refused."""
     if X.dtype == object:
         if any(isinstance(value, str | bytes) for value in X.flat):
+            where = ""
+            if X.ndim == 2:
+                text = [j for j in range(X.shape[1]) if _has_text(X[:, j])]
+                where = f" in {listed_columns(text, columns)}"
             raise InputError(
-                f"{name} holds text; real numbers are needed. Where digits stand for numbers, "
-                f"{name}.astype(float) says so; an id or a postal code is a label, not a feature"
+                f"{name} holds text{where}; real numbers are needed. Where digits stand for "
+                f"numbers, {name}.astype(float) says so; an id or a postal code is a label, not "
+                "a feature"
             )
         try:
             return X.astype(np.float64)
@@ -236,6 +259,21 @@ def _cast_rows(X: NDArray[Any], name: str) -> NDArray[Any]:
             "as columns"
         )
     raise InputError(f"{name} has dtype {X.dtype}; real numbers are needed")
+
+
+def _has_text(column: NDArray[Any]) -> bool:
+    return any(isinstance(value, str | bytes) for value in column)
+
+
+def listed_columns(numbers: Sequence[int], names: Sequence[Any] | None = None) -> str:
+    """Columns of an error message, by name where there are names."""
+    return f"column{'s' * (len(numbers) > 1)} {abbreviated(numbers, names)}"
+
+
+def abbreviated(numbers: Iterable[int], names: Sequence[Any] | None = None) -> str:
+    """The first five numbers, or the names that they index, and an ellipsis for the rest."""
+    every = [str(i) if names is None else repr(names[i]) for i in numbers]
+    return ", ".join(every[:5]) + ", ..." * (len(every) > 5)
 
 
 def torch_to_numpy(tensor: Any) -> NDArray[Any]:
@@ -275,20 +313,34 @@ def check_values(X: NDArray[Any], name: str = "X") -> None:
 def _raise_non_finite(X: NDArray[Any], name: str) -> None:
     """Raise NonFiniteError that names the first rows of X that hold NaN or infinity, if any."""
     wide = X if X.dtype.kind == "f" else X.astype(np.float32)
-    bad = np.flatnonzero(~np.isfinite(wide).all(axis=1))
+    finite = np.isfinite(wide)
+    bad = np.flatnonzero(~finite.all(axis=1))
     if bad.size:
         example = f", e.g. {name} = {name}[np.isfinite({name}).all(axis=1)]"
-        raise non_finite(bad, len(X), name, example)
+        raise non_finite(bad, len(X), name, example, np.flatnonzero(~finite.all(axis=0)).tolist())
 
 
-def non_finite(bad: NDArray[np.intp], n: int, name: str, example: str = "") -> NonFiniteError:
+def non_finite(
+    bad: NDArray[np.intp], n: int, name: str, example: str = "", columns: Sequence[int] = ()
+) -> NonFiniteError:
     """The error of n rows of which those that `bad` numbers hold NaN or infinity."""
     listed = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
-    return NonFiniteError(
-        f"{name} contains NaN or infinity in {len(bad)} of {n} rows (rows {listed}); drop or "
-        f"repair them first{example}, and their labels alike. Half precision overflows to infinity "
-        "above 65504"
+    where = f", {listed_columns(columns)}" if columns else ""
+    error = NonFiniteError(
+        f"{name} contains NaN or infinity in {len(bad)} of {n} rows (rows {listed}){where}; drop "
+        f"or repair them first{example}, and their labels alike. Half precision overflows to "
+        "infinity above 65504"
     )
+    error.columns = tuple(columns)
+    return error
+
+
+def name_columns(error: NonFiniteError, names: Sequence[Any] | None) -> None:
+    """Replace the numbers of columns in the text by the names that a data frame has for them."""
+    if names is not None and error.columns:
+        numbers, named = listed_columns(error.columns), listed_columns(error.columns, names)
+        error.args = (str(error).replace(f"), {numbers};", f"), {named};", 1),)
+        error.columns = ()
 
 
 def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:

@@ -7,7 +7,8 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -51,25 +52,52 @@ def write(
         "metadata": text,
         "sha256": _digest(tensors, text),
     }
+    arrays = {k: np.ascontiguousarray(v) for k, v in tensors.items()}
+    with _replacing(target) as partial:
+        try:
+            save_file(arrays, partial, header)
+        except Exception as error:
+            if type(error).__name__ == "SafetensorError":
+                raise OSError(f"could not write {target}: {error}") from error
+            raise
+        with open(partial, "rb+") as file:
+            _sort_metadata(file)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> Path:
+    """Write text in UTF-8 so that `path` holds either the old or the whole new file.
+
+    Raises
+    ------
+    InputError
+        `path` names no file: it is empty or a folder.
+    OSError
+        There is no folder for it, no room or no right; the old file is as it was.
+    """
+    target = writable_path(path)
+    with _replacing(target) as partial:
+        partial.write_text(text, encoding="utf-8")
+    return target
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """A temporary file beside `target`, which replaces it at the end; removed after an error."""
     own = f"{os.getpid()}.{threading.get_ident()}"
     # Some file systems allow 255 bytes, of which the mark of a partial file needs a few.
     short = os.fsencode(target.name)[:200].decode(errors="ignore")
     partial = target.with_name(f".{short}.{own}.partial")
     try:
-        # An empty file has the permissions that the user's umask gives; the writer's are narrower.
+        # An empty file has the permissions that the user's umask gives; a writer's may be narrower.
         partial.touch()
         mode = (target if target.exists() else partial).stat().st_mode
-        save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, partial, header)
+        yield partial
         partial.chmod(mode)
         with open(partial, "rb+") as file:
-            _sort_metadata(file)
-            file.flush()
             os.fsync(file.fileno())
         os.replace(partial, target)
-    except BaseException as error:
+    except BaseException:
         partial.unlink(missing_ok=True)
-        if type(error).__name__ == "SafetensorError":
-            raise OSError(f"could not write {target}: {error}") from error
         raise
 
 

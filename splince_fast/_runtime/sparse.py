@@ -89,3 +89,29 @@ def _check_indices(array: Any, name: str) -> None:
 def parts(array: Any) -> tuple[NDArray[np.float64], NDArray[Any], NDArray[Any]]:
     """data in float64, indices and indptr of a CSR matrix, as the kernels take them."""
     return array.data.astype(np.float64, copy=False), array.indices, array.indptr
+
+
+def subtracted(array: Any, shift: NDArray[np.float64]) -> Any:
+    """array - shift of a CSR matrix, sparse, float64; columns of a shift are stored throughout.
+
+    Parameters
+    ----------
+    shift : (d,) float64
+        0 but for columns that have few implicit zeros, which become stored numbers.
+    """
+    import scipy.sparse
+
+    columns, n = np.flatnonzero(shift), array.shape[0]
+    stored = array.indptr[-1]
+    indices, data = array.indices[:stored], array.data[:stored]
+    position = np.full(len(shift), -1, np.intp)
+    position[columns] = np.arange(len(columns))
+    row = np.repeat(np.arange(n), np.diff(array.indptr))
+    there = position[indices] >= 0
+    absent = np.ones((n, len(columns)), bool)
+    absent[row[there], position[indices[there]]] = False
+    rows, missing = np.nonzero(absent)
+    column = np.concatenate([indices, columns[missing]])
+    numbers = np.concatenate([data.astype(np.float64), np.zeros(len(rows))]) - shift[column]
+    where = np.concatenate([row, rows]), column
+    return scipy.sparse.coo_array((numbers, where), shape=array.shape).tocsr()

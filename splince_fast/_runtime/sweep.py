@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
 from splince_fast._runtime.arrays import as_rows, is_sparse, working_dtype
 from splince_fast._runtime.progress import Progress
@@ -44,11 +45,9 @@ class Factors:
     shift: Float
 
     @cached_property
-    def arguments(self) -> tuple[Float, Float, Float, Float]:
-        """What `apply_rows` takes for them."""
-        import splince_fast._kernels.apply as kernels
-
-        return (*kernels.panels(self.left, self.right), self.mean, self.shift)
+    def packed(self) -> row_kernels.PackedFactors:
+        """The same as `apply_rows` takes them."""
+        return row_kernels.PackedFactors(self.left, self.right, self.mean, self.shift)
 
 
 def as_stack(X: Any, width: int) -> NDArray[Any]:
@@ -228,15 +227,12 @@ def _erase_rows(
     origin: int,
 ) -> None:
     """One sweep, split over threads; its first row is row `origin` of all."""
-    import splince_fast._kernels.apply as kernels
-
     if not len(rows):
         return
     n, d = rows.shape
     halves = rows.dtype.kind == "f" and rows.dtype.itemsize == 2
     work = np.dtype(np.float16) if halves else working_dtype(rows.dtype)
-    known = np.dtype(np.uint16) if halves else work  # the kernel knows float16 by its bits
-    parts = (*factors.arguments, streamed)
+    packed = factors.packed
     step = max(1, _PIECE_BYTES // (d * work.itemsize))
     read, written = (
         mask is None and array.dtype == work and array.flags.aligned for array in (rows, out)
@@ -244,7 +240,7 @@ def _erase_rows(
 
     def erase(start: int, stop: int) -> int:
         """The first row with a finite number that float16 cannot hold, or -1."""
-        return int(kernels.apply_rows(rows.view(known), *parts, start, stop, out.view(known)))
+        return row_kernels.apply_rows(packed, rows, out, start, stop, streamed)
 
     def erase_pieces(start: int, stop: int) -> int:
         """The same by way of copies, where the kernel cannot read or write the rows."""
@@ -253,9 +249,8 @@ def _erase_rows(
             source, target = rows[first:last], out[first:last]
             chosen: Any = slice(None) if mask is None else np.flatnonzero(mask[first:last])
             piece = np.array(source[chosen], work, order="C")
-            bits = piece.view(known)
-            into = target.view(known) if written else bits
-            row = int(kernels.apply_rows(bits, *parts, 0, len(bits), into))
+            into = target if written else piece
+            row = row_kernels.apply_rows(packed, piece, into, 0, len(piece), streamed)
             if mask is not None:
                 np.copyto(target, source, casting="unsafe")
             if not written:

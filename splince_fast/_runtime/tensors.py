@@ -32,22 +32,24 @@ def erase_tensor(factors: Factors, X: Any, *, out: Any, mask: Any, progress: boo
     """
     import torch
 
+    from splince_fast._runtime.torch_rows import is_plain
+
     _check_rows(X, factors.left.shape[1])
     target_dtype = X.dtype if X.dtype.is_floating_point else torch.float64
     if out is not None:
         _check_out(out, X, target_dtype)
     chosen = sweep.as_mask(mask, tuple(X.shape[:-1]))
-    records = X.requires_grad and torch.is_grad_enabled()
-    numpy_can = X.device.type == "cpu" and X.dtype != torch.bfloat16
-    if numpy_can and not records:
+    X = X.resolve_neg()
+    plain = is_plain(X)
+    if plain and X.device.type == "cpu" and X.dtype != torch.bfloat16:
         result = torch.empty(X.shape, dtype=target_dtype) if out is None else out
-        rows = X.detach().resolve_neg().numpy()
+        rows = X.detach().numpy()
         sweep.erase(factors, rows, result.detach().numpy(), chosen, progress, out is None)
         return result
     wide = torch.float64 if X.device.type == "cpu" or X.dtype == torch.float64 else torch.float32
     tensors = _factors_as(factors, X.device, wide)
     where = None if chosen is None else torch.from_numpy(chosen.copy()).to(X.device)
-    if records:
+    if out is None and not plain:
         return _mapped(tensors, X, wide, where).to(target_dtype)
     result = torch.empty(X.shape, dtype=target_dtype, device=X.device) if out is None else out
     _write(tensors, X, result, wide, where)
@@ -92,24 +94,27 @@ def _check_out(out: Any, X: Any, dtype: Any) -> None:
 
 
 def _factors_as(factors: Factors, device: Any, dtype: Any) -> tuple[Any, Any, Any, Any]:
-    """Transposed factors, mean and shift as tensors; the shift makes up for the mean's rounding."""
+    """left, right, minus the shift, and mean; the shift makes up for the mean's rounding."""
     import torch
 
     mean = torch.from_numpy(factors.mean.copy()).to(dtype)
     rest = factors.mean - mean.to(torch.float64).numpy()
     shift = factors.shift + factors.right @ rest
-    arrays = (torch.from_numpy(a.copy()) for a in (factors.left, factors.right.T, shift))
-    left, right, bias = (a.to(device, dtype) for a in arrays)
-    return left, right, mean.to(device), bias
+    arrays = (torch.from_numpy(a.copy()) for a in (factors.left, factors.right, -shift))
+    left, right, neg_bias = (a.to(device, dtype) for a in arrays)
+    return left, right, neg_bias, mean.to(device)
 
 
 def _mapped(tensors: tuple[Any, Any, Any, Any], X: Any, dtype: Any, mask: Any) -> Any:
     """r(X) as one expression of torch."""
     import torch
 
-    left, right, mean, shift = tensors
+    from splince_fast._runtime.torch_rows import erased_by_torch
+
+    *linear, mean = tensors
     rows = X.to(dtype)
-    erased = rows - ((rows - mean) @ right - shift) @ left
+    erased = erased_by_torch(rows.reshape(-1, rows.shape[-1]), *linear, mean=mean)
+    erased = erased.reshape(rows.shape)
     return erased if mask is None else torch.where(mask[..., None], erased, rows)
 
 

@@ -38,6 +38,7 @@ def dense(
     share: float = 0.0,
     solver: str = "auto",
     memory: Float | None = None,
+    left_out: NDArray[np.intp] = kernels.NONE_LEFT_OUT,
 ) -> Factor:
     """L with L L^T = (1 - a) S + a (tr S / d) I, S = scatter / weight.
 
@@ -56,6 +57,8 @@ def dense(
     solver : {"auto", "cholesky", "eigh"}
     memory : (at least d * d) float64, optional
         Work memory that the factor lives in; else it owns new memory.
+    left_out : (n,) intp
+        Features that vary and are not whitened, in ascending order.
 
     Raises
     ------
@@ -75,6 +78,7 @@ def dense(
         constant=tolerances.CONSTANT,
         force_eigh=solver == "eigh",
         allow_eigh=solver != "cholesky",
+        left_out=left_out,
     )
     if made.status != kernels.STATUS_OK:
         raise_numerical(made.status, solver)

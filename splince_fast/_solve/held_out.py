@@ -36,7 +36,9 @@ def trace_left(squares: Sequence[float], m: float) -> float:
     return float(sum(c * m / (c + m) for c in squares if c + m > 0))
 
 
-def expected_r2(correlations: Float, n: int, rank_x: int, rank_z: int) -> float | None:
+def expected_r2(
+    correlations: Float, n: int, rank_x: int, rank_z: int, noise: float = 1.0
+) -> float | None:
     """The expected trace per direction of the concept; None where n rows say nothing.
 
     Parameters
@@ -44,8 +46,11 @@ def expected_r2(correlations: Float, n: int, rank_x: int, rank_z: int) -> float 
     correlations : (k,) float64
         Canonical correlations in the sample.
     n, rank_x, rank_z : int
+    noise : float
+        Of the fitted cross-covariances, in units of that where all classes have the same
+        covariance.
     """
     if not rank_z or n <= rank_x + 1:
         return None
     squares = adjusted(correlations**2, n, rank_x)
-    return trace_left(squares, max(0, rank_x - rank_z) / n) / rank_z
+    return trace_left(squares, noise * max(0, rank_x - rank_z) / n) / rank_z

@@ -56,21 +56,24 @@ class LowRank:
         inside = rows @ self.vectors
         return np.asarray((rows * self.own) @ rows.T + inside @ inside.T)
 
-    def factor(self, share: float = 0.0) -> Factor:
-        """L with L L^T = (1 - a) M + a (tr M / d) I, a = `share`."""
+    def factor(
+        self, share: float = 0.0, left_out: NDArray[np.intp] = kernels.NONE_LEFT_OUT
+    ) -> Factor:
+        """L with L L^T = (1 - a) M + a (tr M / d) I, a = `share`; features may be left out."""
         own, variances, vectors = self.own, self.variances, self.vectors
         if share:
             ridge = share * float(variances.mean())
             own, variances = (1 - share) * own + ridge, (1 - share) * variances + ridge
             vectors = vectors * (1 - share) ** 0.5
         varies = _varies(variances, self.mean)
+        varies[left_out] = False
         e = np.divide(own, variances, out=np.ones_like(own), where=varies)
         scale = np.where(varies, np.sqrt(np.maximum(own, 0.0)), np.inf)
         scaled = vectors / scale[:, None]
         q, sizes = _orthonormal(scaled)
         return kernels.low_rank(
             q, 1.0 / np.sqrt(e), 1.0 / np.sqrt(1.0 + sizes**2) - 1.0, variances, self.mean,
-            smallest=float(e.min()), constant=tolerances.CONSTANT,
+            smallest=float(e.min()), constant=tolerances.CONSTANT, left_out=left_out,
         )  # fmt: skip
 
 

@@ -53,6 +53,11 @@ class Solution(NamedTuple):
         Of the factor, with what the spans made support of its noise space.
     null_basis : (n, d) float64 or None
         Orthonormal rows off the support, constant features first, where they are asked for.
+    left_out : (n,) intp
+        Features that vary and were left out of the whitening.
+    reads_left_out : bool
+        Whether they are read all the same, with S as block diagonal: the others do not tell all
+        of what is erased from what is kept.
     outside : (n_erased, d) float64 or None
         What of the erased spans lies off the support, and is left alone; None where none can.
     """
@@ -83,6 +88,8 @@ class Solution(NamedTuple):
     variance: float
     inverse_scale: Float
     null_basis: Float | None
+    left_out: NDArray[np.intp]
+    reads_left_out: bool
     outside: Float | None
 
     @property
@@ -96,6 +103,11 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
 
     The equations stand in the header of the kernel. Directions of the factor's noise space in
     which the spans have a trace are admitted to the support first.
+
+    Features that the factor leaves out lose what the others predict of them, and nothing is read
+    from them: with right = 0 there, both constraints hold for all features if they hold for the
+    others. Where directions of the erased span are in these features alone, or the others do not
+    tell them from what is kept, S is taken as block diagonal instead.
     """
     if factor.n_noise:
         factor = factor.admit(np.concatenate([span_z, span_y]))
@@ -110,7 +122,8 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
         none, flat = np.empty((0, d)), np.empty(0)
         return Solution(
             factor.status, none, none, none, 0, 0, noise, noise, 0, flat, flat,
-            0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, noise, *facts, None, None,
+            0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, noise, *facts, None, factor.left_out, False,
+            None,
         )  # fmt: skip
     found = kernels.oblique(
         factor,
@@ -123,14 +136,25 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
     )
     null = None
     if whitened and options.null_space == "drop":
-        still = np.flatnonzero(factor.inverse_scale == 0.0)
+        still = np.setdiff1d(np.flatnonzero(factor.inverse_scale == 0.0), factor.left_out)
         constants = np.zeros((len(still), d))
         constants[np.arange(len(still)), still] = 1.0
         null = np.concatenate([constants, factor.null_basis.T])
     outside = None
     if factor.n_null:
         outside = span_z - factor.unwhiten(found[3][: len(span_z)])
-    return Solution._make((*found, noise, *facts, null, outside))
+        outside[:, factor.left_out] = 0.0
+    solution = Solution._make((*found, noise, *facts, null, factor.left_out, False, outside))
+    if not len(factor.left_out) or solver == "refined":
+        return solution
+    infeasible = solution.status != status.STATUS_OK
+    if infeasible or solution.dropped or solution.rank_z < len(span_z):
+        full = oblique(factor.reading_left_out(), span_z, span_y, options)
+        if full.status == status.STATUS_OK and (
+            infeasible or full.dropped < solution.dropped or full.rank_z > solution.rank_z
+        ):
+            return full._replace(left_out=factor.left_out, reads_left_out=True)
+    return solution
 
 
 def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:

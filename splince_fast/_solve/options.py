@@ -150,6 +150,17 @@ OPTIONS = {
             _WHITENED,
             "how the covariance is factored",
         ),
+        Option(
+            "min_scale",
+            "auto",
+            lambda t: t == "auto" if isinstance(t, str) else _in_unit_interval(t) and t < 1,
+            "'auto' or a number in [0, 1)",
+            _WHITENED,
+            "leave features out of the whitening whose deviation is below this times the root mean "
+            "square deviation; 0 leaves out none",
+            ("auto",),
+            number=float,
+        ),
     )
 }
 
@@ -257,6 +268,7 @@ class Options:
     shrinkage: float | str | None = None
     rank_tol: float | str = "auto"
     solver: str = "auto"
+    min_scale: float | str = "auto"
 
     def __post_init__(self) -> None:
         values = _values(self)

@@ -48,9 +48,10 @@ class Span:
         """C - S R for the solution R = B B^T C of S R = C in the span; C^T = `spans`, (k, d)."""
         return np.asarray(spans - (spans @ self.basis.T) @ self.basis_images)
 
-    def factor(self, metric: LowRank, smallest: float) -> Factor:
-        """The factor whose whitening is B^T."""
+    def factor(self, metric: LowRank, like: Factor) -> Factor:
+        """The factor whose whitening is B^T; `like` is that of the metric."""
         basis = np.ascontiguousarray(self.basis)
         return kernels.spanned(
-            basis, metric.variances, metric.mean, smallest=smallest, constant=tolerances.CONSTANT
-        )
+            basis, metric.variances, metric.mean, smallest=like.smallest,
+            constant=tolerances.CONSTANT, left_out=like.left_out,
+        )  # fmt: skip

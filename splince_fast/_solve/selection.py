@@ -45,8 +45,9 @@ class Span:
     names: list[str]
     rows: Float  # (k, d)
     counts: list[int]
-    # Of each: how it was read, in words, and M: svd(M L^+ span) are canonical correlations.
-    readings: list[Callable[[], tuple[str, Float]]]
+    # Of each: how it was read, in words; M: svd(M L^+ span) are canonical correlations; and the
+    # largest square of the variable in units of its deviation, in any direction, where known.
+    readings: list[Callable[[], tuple[str, Float, float | None]]]
 
 
 def names_of(selection: object, role: str) -> list[VariableName]:
@@ -75,7 +76,7 @@ def span_of(statistics: Statistics, selection: object, role: str, whitened: bool
     if role == "keep" and not is_names and not (isinstance(selection, list) and not selection):
         return _directions(statistics.variances, selection, whitened)
     names, blocks, counts = names_of(selection, role), [], []
-    readings: list[Callable[[], tuple[str, Float]]] = []
+    readings: list[Callable[[], tuple[str, Float, float | None]]] = []
     for name in names:
         variable = statistics.variable(name)
         columns = variable.span()
@@ -95,7 +96,7 @@ def span_of(statistics: Statistics, selection: object, role: str, whitened: bool
     return Span(list(map(str, names)), rows, counts, readings)
 
 
-def _of_classes(weights: Float, total: float) -> tuple[str, Float]:
+def _of_classes(weights: Float, total: float) -> tuple[str, Float, float]:
     """How classes were read, and M for the indicators of all but the most frequent.
 
     These are in units of their deviations. The indicators over sqrt(p) are orthonormal, and their
@@ -108,10 +109,11 @@ def _of_classes(weights: Float, total: float) -> tuple[str, Float]:
     others = np.delete(p, largest)
     last = -np.sqrt(others * (1 - others) / p[largest])
     metric = share**0.5 * np.concatenate([np.diag(np.sqrt(1 - others)), last[None]])
-    return f"classes ({len(p)})", metric
+    rarest = float(p.min())
+    return f"classes ({len(p)})", metric, (1 - rarest) / (rarest * share)
 
 
-def _of_columns(variable: Any, total: float) -> tuple[str, Float]:
+def _of_columns(variable: Any, total: float) -> tuple[str, Float, None]:
     """The same for columns in units of deviations: the inverse root of their correlations."""
     share = min(1.0, variable.weight / total)
     deviations = variable.deviations()
@@ -125,11 +127,11 @@ def _of_columns(variable: Any, total: float) -> tuple[str, Float]:
     kept = values > least
     count = variable.n_columns
     kind = "continuous (1 column)" if count == 1 else f"continuous ({count} columns)"
-    return kind, (vectors[:, kept] * (share / values[kept]) ** 0.5).T
+    return kind, (vectors[:, kept] * (share / values[kept]) ** 0.5).T, None
 
 
-def _of_directions(count: int) -> tuple[str, Float]:
-    return f"directions ({count})", np.eye(count)
+def _of_directions(count: int) -> tuple[str, Float, None]:
+    return f"directions ({count})", np.eye(count), None
 
 
 def _directions(variances: Float, selection: Any, whitened: bool) -> Span:

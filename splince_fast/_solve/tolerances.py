@@ -7,6 +7,8 @@
 `relative`      smaller singular values than this times the largest are rounding of the SVD
 `residual`      what rounding can leave of a constraint
 `AMPLIFICATION` an amplification above it leaves less than half the digits of float32 rows
+`SENSITIVITY`   float32 rounding that is moved by more of the deviation of x is told
+`MIN_SCALE`     deviations below so many root mean square deviations are noise, by default
 `NOISE_SHARE`   of whitened spans that lies below rounding: a smaller one moves no figure
 `OWN`           share of a variance that a low-rank metric leaves to the feature, at least
 `LABELS`        eigenvalues of the unit-diagonal covariance of labels up to it, times their
@@ -24,6 +26,7 @@ import numpy as np
 from splince_fast._kernels import spans
 
 EPS = float(np.finfo(np.float64).eps)
+EPS32 = float(np.finfo(np.float32).eps)
 
 # A mean of n terms carries some roundings of its size; 64 leaves a margin for any n in use, and is
 # far below the deviation of a feature of float32 data that varies by one unit in the last place.
@@ -31,6 +34,13 @@ CONSTANT = spans.CONSTANT_ROUNDINGS * EPS
 
 # Distances of rows are amplified as much: above it float32 rows keep less than half their digits.
 AMPLIFICATION = 1e4
+
+# A sensitivity below it leaves three digits of the deviation of x to rows in float32.
+SENSITIVITY = 1e-3
+
+# Two features in units of 1e-12 and 1e12 differ by 1e24, and by two digits more where they vary
+# unlike; no choice of such units explains a larger ratio.
+MIN_SCALE = 1e-26
 
 # Of the squares of whitened spans. Rows after a layer norm lie in a hyperplane but for rounding:
 # the trace across it is of the size of that rounding, and costs nothing.

@@ -23,7 +23,7 @@ from splince_fast.baselines._rows import (
 )
 from splince_fast.estimators.base import ErasingTransformer
 from splince_fast.exceptions import LabelError, NotEnoughDataError, NothingErasedWarning
-from splince_fast.labels.names import ClassName
+from splince_fast.labels.names import ClassName, names_array
 from splince_fast.projection import Projection
 
 _EPS = float(np.finfo(np.float64).eps)
@@ -223,7 +223,7 @@ class IterativeEraser(ErasingTransformer):
         if len(train) < 2 or len(np.unique(train.codes)) < len(classes):
             raise NotEnoughDataError("a class of the concept has no training row; mark others")
         selection = Part(wide[chosen], codes[chosen], weight[chosen]) if chosen.any() else train
-        self.classes_ = np.array(classes)
+        self.classes_ = names_array(classes)
         return Problem(
             train,
             selection,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from splince_fast.exceptions import InputError, LabelError
+from splince_fast.cli.paths import check_outputs
+from splince_fast.exceptions import InputError
 
 
 def add(commands: Any) -> None:
@@ -57,18 +59,20 @@ def add(commands: Any) -> None:
         help="keep finished cells there, and go on from them",
     )
     add("--strict", action="store_true", help="an eraser or head that fails is an error")
-    add("--save", metavar="FILE", type=Path, help="write all figures there as JSON")
-    add("-o", "--output", metavar="FILE", type=Path, help="the report, an .html file")
+    add("--save", metavar="FILE", help="write all figures there as JSON")
+    add("-o", "--output", metavar="FILE", help="the report, an .html file")
+    add("--force", action="store_true", help="overwrite files")
     compare.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
     """Check everything, read, compare, write."""
     from splince_fast._runtime.extras import require
+    from splince_fast.cli import label_files
 
-    for path in (args.output, args.save):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise InputError(f"there is no folder for {str(path)!r}; make it first")
+    inputs = [args.embeddings, *label_files.paths_of(args.labels)]
+    check_outputs({"--output": args.output, "--save": args.save}, inputs, force=args.force)
+    sizes = _sizes(args.sizes)
     if args.output is not None:  # told before the work, not after it
         require("matplotlib.figure", "evaluate")
         require("jinja2", "evaluate")
@@ -91,7 +95,7 @@ def run(args: argparse.Namespace) -> None:
         heads=tuple(args.head or ("retrained", "frozen")),
         association=args.association,
         tied=_class(args.tied, concept) if args.tied is not None else None,
-        sizes=_sizes(args.sizes),
+        sizes=sizes,
         by=args.by,
         unlabelled=args.unlabelled,
         n_seeds=seeds,
@@ -156,18 +160,12 @@ def _listed(column: Any) -> list[Any]:
 
 
 def _of_kind(column: Any, name: str, kinds: Mapping[str, str]) -> Any:
-    """A column read as the user says: quantities as floats, classes as text."""
-    import numpy as np
+    """A column, encoded where the user says how it is read."""
+    from splince_fast.labels import encode_one
 
-    kind = kinds.get(name)
-    if kind == "continuous":
-        try:
-            return np.array([np.nan if v is None else float(v) for v in column])
-        except ValueError as error:
-            raise LabelError(f"column {name!r} cannot be read as numbers: {error}") from error
-    if kind == "classes":
-        return [None if v is None or v != v else str(v) for v in _listed(column)]
-    return column
+    if name not in kinds:
+        return column
+    return encode_one(column, len(column), name=name, kind=kinds[name])
 
 
 def _class(text: str, concept: Mapping[str, Any]) -> Any:
@@ -194,6 +192,6 @@ def _sizes(sizes: tuple[float, ...] | None) -> Any:
     """Whole numbers of rows."""
     if sizes is None:
         return None
-    if not all(size == int(size) for size in sizes):
+    if not all(math.isfinite(size) and size == int(size) for size in sizes):
         raise InputError("--sizes needs whole numbers: training, validation and test rows")
     return tuple(int(size) for size in sizes)

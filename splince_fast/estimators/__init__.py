@@ -1,5 +1,6 @@
-"""scikit-learn estimators: SPLINCE, LEACE, SAL and mean projection."""
+"""scikit-learn estimators: SPLINCE, LEACE, SAL, mean projection, and the identity."""
 
 from splince_fast.estimators.erasers import LEACE, SAL, SPLINCE, MeanProjection
+from splince_fast.estimators.identity import Identity
 
-__all__ = ["LEACE", "SAL", "SPLINCE", "MeanProjection"]
+__all__ = ["LEACE", "SAL", "SPLINCE", "Identity", "MeanProjection"]

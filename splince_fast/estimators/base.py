@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any, ClassVar, NoReturn
 
 import narwhals.stable.v2 as nw
@@ -14,11 +16,21 @@ from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from splince_fast._runtime.arrays import check_values, is_sparse
+from splince_fast._runtime.arrays import (
+    as_numbers,
+    check_values,
+    column_names,
+    holds_vectors,
+    is_sparse,
+    name_columns,
+    refuse_lazy,
+)
 from splince_fast._runtime.memory import total_memory
 from splince_fast._runtime.sweep import result_dtype
-from splince_fast.exceptions import InputError, LabelError
+from splince_fast.exceptions import InputError, LabelError, NonFiniteError
 from splince_fast.projection import Projection
+
+_PACKAGE = __name__.partition(".")[0] + "."
 
 
 class _InputTypeError(InputError, TypeError):
@@ -33,13 +45,35 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
 
     _sparse_advice: ClassVar[str] = ""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Give inherited methods the name of this class, which Python puts into a TypeError."""
+        super().__init_subclass__(**kwargs)
+        for name in dir(cls):
+            found = inspect.getattr_static(cls, name)
+            function = found.__func__ if isinstance(found, classmethod) else found
+            if name.startswith("_") or name in cls.__dict__:
+                continue
+            if isinstance(function, FunctionType) and function.__module__.startswith(_PACKAGE):
+                copy: Any = _renamed(function, f"{cls.__qualname__}.{name}")
+                setattr(cls, name, classmethod(copy) if found is not function else copy)
+
     @property
     def _takes_sparse(self) -> bool:
         """Whether rows may be a sparse matrix."""
         return False
 
     def _rows(self, X: Any, *, reset: bool, least: int) -> Any:
-        """X as an array, or as CSR; not copied where it is one. Its width is noted or compared."""
+        """X as an array, or as CSR; not copied where it is one. Its width is noted or compared.
+
+        Raises
+        ------
+        InputError
+            scikit-learn refuses X, or X is lazy.
+        """
+        refuse_lazy(X, "X")
+        names = column_names(X)
+        if isinstance(X, np.ndarray) or hasattr(X, "to_numpy"):
+            X = _unpacked(X)
         try:
             # Finiteness is left to those who read the values anyway.
             rows = validate_data(
@@ -50,7 +84,11 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
             advice = self._sparse_advice if is_sparse(X) else ""
             raise _InputTypeError(f"{error}{advice}") from error
         except ValueError as error:
+            if names is not None:
+                as_numbers(X)  # where text is the cause, this names its columns
             raise InputError(str(error)) from error
+        if names is not None and rows.dtype == object:
+            as_numbers(X)
         return rows
 
     @contextmanager
@@ -59,7 +97,9 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         before = self.__dict__.copy()
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, NonFiniteError):
+                name_columns(error, getattr(self, "feature_names_in_", None))
             self.__dict__ = before
             raise
 
@@ -138,7 +178,7 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
         Parameters
         ----------
         X : array-like, frame or, with a `rank`, sparse matrix of shape (n_samples, n_features)
-            May have no rows.
+            May have no rows. A dask array is erased lazily, as :class:`Projection` does.
 
         Returns
         -------
@@ -155,6 +195,8 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
             are too many for the memory of the machine once they are erased.
         """
         check_is_fitted(self)
+        if hasattr(X, "map_blocks"):  # a dask array
+            return self.projection_(X)
         rows = self._rows(X, reset=False, least=0)
         projection = self.projection_
         if is_sparse(rows):
@@ -164,7 +206,11 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
             clean = projection(rows)
         # A number that is not finite makes its whole row so, if anything is subtracted from it.
         if not projection.rank or not np.isfinite(clean[:, 0]).all():
-            check_values(rows)
+            try:
+                check_values(rows)
+            except NonFiniteError as error:
+                name_columns(error, getattr(self, "feature_names_in_", None))
+                raise
         return clean
 
     def __sklearn_tags__(self) -> Tags:
@@ -192,6 +238,28 @@ def _as_dense(rows: Any) -> NDArray[Any]:
             "one for the sparse rows as they are"
         )
     return np.asarray(rows.astype(dtype, copy=False).toarray())
+
+
+def _renamed(function: FunctionType, qualname: str) -> FunctionType:
+    """The same function under another qualified name."""
+    copy = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__,
+        function.__closure__,
+    )  # fmt: skip
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__annotations__, copy.__doc__ = function.__annotations__, function.__doc__
+    copy.__module__, copy.__qualname__ = function.__module__, qualname
+    copy.__dict__.update(function.__dict__)
+    return copy
+
+
+def _unpacked(X: Any) -> Any:
+    """A column or one-column frame of vectors as a matrix; anything else as it is."""
+    shape = getattr(X, "shape", ())
+    if len(shape) != 1 and shape[1:] != (1,):
+        return X
+    values = X if isinstance(X, np.ndarray) else X.to_numpy()
+    return as_numbers(values) if holds_vectors(values) else X
 
 
 def variables_of(labels: Any, role: str) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 No mathematics here: :class:`~splince_fast.moments.Moments` reads the data and
 :mod:`splince_fast.methods` solves. ``concept``, what is erased, is a keyword of its own, because
 the ``y`` of a pipeline is the task and must not silently become the concept.
-
-Above 400 lines because the docstrings of four public classes are half of it.
 """
 
 from __future__ import annotations
@@ -509,9 +507,9 @@ class _Eraser(ErasingTransformer):
         if "solver" not in options_of(self._method):
             return moments
         options = self._options()
-        key = options["shrinkage"], options["solver"]
+        key = options["shrinkage"], options["solver"], options["min_scale"]
         if key not in factored:
-            factored[key] = moments.factored(key[0], solver=key[1])
+            factored[key] = moments.factored(key[0], solver=key[1], min_scale=key[2])
         return factored[key]
 
     def _solved(
@@ -564,6 +562,9 @@ class SPLINCE(_Eraser):
         Directions of the concept weaker than this times the strongest are left alone.
     solver : {"auto", "cholesky", "eigh"}
         How the covariance is factored.
+    min_scale : "auto" or float in [0, 1)
+        Features of a deviation below this times the root mean square deviation are left out of
+        the whitening; they are erased by what the others predict of them.
     scatter : float in (0, 1] or "auto"
         Share of the rows that the covariance is taken from, so that a fit costs little more than
         reading; "auto" takes as few as change the rows by 5 percent more than the least. See
@@ -639,6 +640,7 @@ class SPLINCE(_Eraser):
         shrinkage: float | str | None = None,
         rank_tol: float | str = "auto",
         solver: str = "auto",
+        min_scale: float | str = "auto",
         scatter: float | str = 1.0,
         rank: int | None = None,
         passes: int = 0,
@@ -651,6 +653,7 @@ class SPLINCE(_Eraser):
         self.shrinkage = shrinkage
         self.rank_tol = rank_tol
         self.solver = solver
+        self.min_scale = min_scale
         self.scatter = scatter
         self.rank = rank
         self.passes = passes
@@ -673,7 +676,7 @@ class LEACE(_Eraser):
 
     Parameters
     ----------
-    null_space, shrinkage, rank_tol, solver, scatter, rank, passes, kinds, concept_from
+    null_space, shrinkage, rank_tol, solver, min_scale, scatter, rank, passes, kinds, concept_from
         As for :class:`SPLINCE`.
 
     Attributes
@@ -713,6 +716,7 @@ class LEACE(_Eraser):
         shrinkage: float | str | None = None,
         rank_tol: float | str = "auto",
         solver: str = "auto",
+        min_scale: float | str = "auto",
         scatter: float | str = 1.0,
         rank: int | None = None,
         passes: int = 0,
@@ -723,6 +727,7 @@ class LEACE(_Eraser):
         self.shrinkage = shrinkage
         self.rank_tol = rank_tol
         self.solver = solver
+        self.min_scale = min_scale
         self.scatter = scatter
         self.rank = rank
         self.passes = passes

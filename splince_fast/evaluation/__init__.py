@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from splince_fast.evaluation.regression import log_odds_regression
     from splince_fast.evaluation.result import Comparison
     from splince_fast.evaluation.run import compare
+    from splince_fast.evaluation.scoring import Metric
     from splince_fast.evaluation.splits import associated_split
 
 _LAZY = {
@@ -36,10 +37,12 @@ _LAZY = {
     "select_head": "heads",
     "compare": "run",
     "Comparison": "result",
+    "Metric": "scoring",
 }
 
 __all__ = [
     "Comparison",
+    "Metric",
     "associated_split",
     "class_accuracy",
     "compare",

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.evaluation import statistics
-from splince_fast.evaluation.metrics import average_gap, gap_per_class
+from splince_fast.evaluation.scoring import OF_CLASSES, Decisions, scores
 from splince_fast.evaluation.statistics import Difference
 
 Codes = NDArray[np.intp]
@@ -44,20 +44,21 @@ class Resampled:
 
     def figure(self, metric: str, decided: Codes, rows: Codes) -> float:
         """A figure on some rows, with repetitions; NaN where it is not one of decisions."""
-        truth, guess = self.task[rows], decided[rows]
-        correct = truth == guess
-        if metric == "accuracy":
-            return float(correct.mean())
-        size = int(self.task.max()) + 1
-        if metric == "class_accuracy":
-            return _smallest(truth, correct, np.mean)
-        if metric == "worst_group" and self.cells is not None:
-            return _smallest(self.cells[rows], correct, np.min)
-        if metric == "tpr_gap" and self.concept is not None:
-            z = self.concept[rows]
-            gaps = gap_per_class(truth, guess, z, size, int(self.concept.max()) + 1)
-            return average_gap(gaps, "rms")
-        return math.nan
+        if metric not in OF_CLASSES:
+            return math.nan
+        value = scores({metric: OF_CLASSES[metric]}, self._judged(decided, rows))
+        return value.get(metric, math.nan)
+
+    def _judged(self, decided: Codes, rows: Codes) -> Decisions:
+        n_concepts = 0 if self.concept is None else int(self.concept.max()) + 1
+        return Decisions(
+            self.task[rows],
+            decided[rows],
+            int(self.task.max()) + 1,
+            None if self.cells is None else self.cells[rows],
+            None if self.concept is None else self.concept[rows],
+            n_concepts,
+        )
 
     def values(self, metric: str, eraser: str, head: str) -> Float:
         """A figure of every draw, computed once."""
@@ -85,7 +86,7 @@ class Resampled:
         )  # fmt: skip
 
     def difference(self, metric: str, head: str, plain: Difference) -> Difference:
-        """The difference with a paired bootstrap interval; p is twice the smaller tail."""
+        """The difference with a paired bootstrap interval and the p value that belongs to it."""
         names = (plain.method, plain.reference)
         if not all(self.can(metric, name, head) for name in names):
             return plain
@@ -96,19 +97,8 @@ class Resampled:
             return self.figure(metric, ours, rows) - self.figure(metric, theirs, rows)
 
         smooth = metric != "worst_group"
-        low, high = statistics.bootstrap_interval(
+        low, high, p = statistics.bootstrap_test(
             statistic, len(ours), self.draws, clusters=self.groups, bca=smooth, values=values
         )
-        tail = min(float(np.mean(values <= 0)), float(np.mean(values >= 0)))
-        p = min(1.0, 2 * (tail * len(values) + 1) / (len(values) + 1))
         how = "bootstrap (BCa)" if smooth else "bootstrap (percentile)"
         return dataclasses.replace(plain, low=low, high=high, p=p, how=how)
-
-
-def _smallest(cells: Codes, correct: NDArray[np.bool_], reduce: Any) -> float:
-    """Mean or minimum of the accuracies of the cells present."""
-    inside = cells >= 0
-    counts = np.bincount(cells[inside])
-    right = np.bincount(cells[inside], correct[inside], len(counts))
-    present = counts > 0
-    return float(reduce(right[present] / counts[present])) if present.any() else math.nan

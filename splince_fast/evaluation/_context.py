@@ -8,8 +8,9 @@ from typing import Any
 
 from splince_fast.evaluation.statistics import Difference
 
-ERASER_ROW, ADVICE, PATH = "", "advice", "strengths"
-LOWER_IS_BETTER = ("tpr_gap", "mse", "distortion", "residual")
+# Names that no eraser or head has: of the eraser of a record of advice, of the head of a record of
+# an eraser itself; and of the points of a path in the long form.
+ADVISER, ERASER_ROW, PATH = "", "", "strengths"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,13 @@ class Context:
         What was warned of.
     truth : dict
         Codes of the test rows where the split was the caller's own, for the bootstrap.
+    eraser_roles, head_roles : tuple of str
+        "LEACE", "frozen" and so on for those of the library, whatever their names; "" for the
+        caller's own.
+    own_metrics : dict of str to list
+        [label, lower_is_better] of the caller's own metrics.
+    same_test : bool
+        Whether a seed has the same test rows at every level.
     """
 
     n: int
@@ -58,6 +66,18 @@ class Context:
     version: str
     notes: tuple[str, ...]
     truth: dict[str, Any]
+    eraser_roles: tuple[str, ...]
+    head_roles: tuple[str, ...]
+    own_metrics: dict[str, Any]
+    same_test: bool
+
+    def eraser_as(self, role: str) -> str | None:
+        """Name of the first eraser of the library that is `role`, such as "LEACE"."""
+        return dict(zip(self.eraser_roles[::-1], self.erasers[::-1], strict=True)).get(role)
+
+    def head_as(self, role: str) -> str | None:
+        """Name of the first head of the library that is `role`, such as "frozen"."""
+        return dict(zip(self.head_roles[::-1], self.heads[::-1], strict=True)).get(role)
 
 
 class Differences(list[Difference]):
@@ -65,20 +85,16 @@ class Differences(list[Difference]):
 
     Attributes
     ----------
-    metric : str
+    metric, label : str
     """
 
-    def __init__(self, items: Sequence[Difference], metric: str, head: str, p: float | None):
+    def __init__(
+        self, items: Sequence[Difference], metric: str, label: str, head: str, p: float | None
+    ):
         super().__init__(items)
-        self.metric, self.head, self.p = metric, head, p
+        self.metric, self.label, self.head, self.p = metric, label, head, p
 
     def __str__(self) -> str:
         from splince_fast.evaluation import _tables
 
         return str(_tables.difference_table(self))
-
-
-def is_lower_better(metric: str) -> bool:
-    """Whether a smaller figure is the better one."""
-    probe = metric.split("[")[0].endswith(("_auc", "_accuracy")) and metric != "class_accuracy"
-    return metric in LOWER_IS_BETTER or probe

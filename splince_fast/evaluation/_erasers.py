@@ -53,6 +53,7 @@ class Context:
     validation: tuple[Float, Any, Any]
     seed: int
     unit: float
+    task_name: str  # of the task among the variables of the moments
 
 
 def make(what: Any, context: Context) -> Projection:
@@ -69,7 +70,7 @@ def make(what: Any, context: Context) -> Projection:
     if what == "LEACE":
         return leace(moments, erase=erase)
     if what == "SPLINCE":
-        return splince(moments, erase=erase, keep="task")
+        return splince(moments, erase=erase, keep=context.task_name)
     if what == "mean":
         return mean_projection(moments, erase=erase)
     mean = context.moments.mean

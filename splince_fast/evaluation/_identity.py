@@ -1,41 +1,278 @@
-"""Texts that tell whether a cell of a comparison has to be computed again."""
+"""Digests that tell whether a cell of a comparison has to be computed again."""
 
 from __future__ import annotations
 
+import builtins
+import dis
 import functools
 import hashlib
-import inspect
+import importlib
 import json
+import sys
+import types
+from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 
-def source_of(function: Any) -> str:
-    """A text that changes when a function does, or what it closes over, or its defaults."""
-    if isinstance(function, functools.partial):
-        bound = [_digest(value) for value in (function.args, sorted(function.keywords.items()))]
-        return f"partial{bound}{source_of(function.func)}"
+_BY_NAME = (globals, eval, exec, __import__, import_module)  # read what no code names
+_NOT_OF_CLASSES = frozenset(
+    {"__dict__", "__weakref__", "__doc__", "__module__", "__abstractmethods__", "_abc_impl",
+     "__firstlineno__", "__static_attributes__", "__annotations__", "__annotate__",
+     "__orig_bases__", "__parameters__"}
+)  # fmt: skip
+_FUNCTIONS_OF_C = (
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType,
+    types.MemberDescriptorType, np.ufunc,
+)  # fmt: skip
+
+
+Seen = dict[int, tuple[int, Any]]  # by id, number and the object itself, which is kept alive
+
+
+class UnreadableError(Exception):
+    """A value whose content cannot be read, so that nobody knows whether it changed."""
+
+
+def identity_of(thing: Any) -> str:
+    """A digest that changes with a function, estimator or value, and with all that it refers to.
+
+    Code, defaults, closures, and globals of functions and methods, followed into the caller's
+    modules; all entries of arrays; the state of objects. Libraries count by their version.
+
+    Parameters
+    ----------
+    thing : object
+        An eraser, a head, a metric or a value.
+
+    Returns
+    -------
+    str
+        Equal for equal things, in this process or another one.
+
+    Raises
+    ------
+    UnreadableError
+        Something that it refers to cannot be read.
+    """
+    digest = hashlib.sha256()
     try:
-        text = inspect.getsource(function)
-    except (OSError, TypeError):
-        code = getattr(function, "__code__", None)
-        text = repr(function) if code is None else repr((code.co_code, code.co_consts))
-    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    values = [*cells, *(getattr(function, "__defaults__", None) or ())]
-    values += sorted((getattr(function, "__kwdefaults__", None) or {}).items())
-    return text + "".join(_digest(value) for value in values)
-
-
-def _digest(value: Any) -> str:
-    """A hash of a value, of all entries of an array; its repr where it cannot be pickled."""
-    joblib: Any = import_module("joblib")
-    try:
-        return str(joblib.hash(value))
-    except Exception:  # whatever a foreign object raises while it is pickled
-        return repr(value)
+        for piece in _pieces(thing, {}):
+            digest.update(len(piece).to_bytes(8, "little") + piece)
+    except UnreadableError:
+        raise
+    except Exception as error:  # whatever foreign objects raise while they are read
+        raise UnreadableError(f"{type(error).__name__}: {error}") from error
+    return digest.hexdigest()
 
 
 def key(**settings: Any) -> str:
     """Hash of everything that a cell of the comparison depends on."""
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def _pieces(value: Any, seen: Seen) -> Iterator[bytes]:
+    """Bytes that stand for a value."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float, complex, str, bytes, type(...)):
+        yield f"{kind.__name__}:{value!r}".encode(errors="surrogatepass")
+        return
+    if kind not in (tuple, frozenset, types.CodeType):  # whose identity is the compiler's choice
+        if id(value) in seen:
+            yield f"again:{seen[id(value)][0]}".encode()
+            return
+        seen[id(value)] = len(seen), value
+    yield f"{kind.__module__}.{kind.__qualname__}".encode()
+    if kind in (np.ndarray, np.memmap) or isinstance(value, np.generic):
+        yield f"{value.dtype.descr}{value.shape}".encode()
+        if value.dtype.hasobject:
+            yield from _listed(value.ravel().tolist(), seen)
+        else:
+            yield np.ascontiguousarray(value).tobytes()
+    elif kind in (list, tuple):
+        yield from _listed(value, seen)
+    elif kind in (set, frozenset):
+        yield from sorted(identity_of(item).encode() for item in value)
+    elif kind in (dict, types.MappingProxyType):
+        yield from _listed([part for item in value.items() for part in item], seen)
+    elif isinstance(value, types.ModuleType):
+        yield _version(value.__name__).encode()
+    elif isinstance(value, types.CodeType):
+        yield from _code(value, seen)
+    elif isinstance(value, types.FunctionType):
+        yield from _function(value, seen)
+    elif isinstance(value, types.MethodType):
+        yield from _listed([value.__self__, value.__func__], seen)
+    elif isinstance(value, staticmethod | classmethod):
+        yield from _pieces(value.__func__, seen)
+    elif isinstance(value, property):
+        yield from _listed([value.fget, value.fset, value.fdel], seen)
+    elif isinstance(value, functools.cached_property):
+        yield from _pieces(value.func, seen)
+    elif isinstance(value, type):
+        yield from _class(value, seen)
+    elif isinstance(value, _FUNCTIONS_OF_C) or kind.__name__ == "cython_function_or_method":
+        yield _c_function(value)
+    elif callable(getattr(value, "py_func", None)):  # compiled by Numba
+        yield from _pieces(value.py_func, seen)
+    elif hasattr(value, "__wrapped__"):  # of functools.lru_cache
+        yield from _pieces(value.__wrapped__, seen)
+    else:
+        yield from _object(value, seen)
+
+
+def _listed(values: Any, seen: Seen) -> Iterator[bytes]:
+    yield str(len(values)).encode()
+    for value in values:
+        yield from _pieces(value, seen)
+
+
+def _function(function: types.FunctionType, seen: Seen) -> Iterator[bytes]:
+    """Its code, and all that the code reads from outside."""
+    home = function.__globals__.get("__name__")
+    if _is_library(home):
+        yield _version(str(home)).encode()
+    yield from _code(function.__code__, seen)
+    yield from _pieces(function.__defaults__, seen)
+    yield from _pieces(function.__kwdefaults__, seen)
+    for cell in function.__closure__ or ():
+        try:
+            content = cell.cell_contents
+        except ValueError:  # not yet assigned
+            yield b"empty"
+            continue
+        yield from _pieces(content, seen)
+    if _is_library(home):
+        return
+    names = sorted(_names(function.__code__))
+    for name in names:
+        value = function.__globals__.get(name, getattr(builtins, name, None))
+        if any(value is reader for reader in _BY_NAME):
+            raise UnreadableError(f"{function.__qualname__} reads variables by {name}()")
+        if name in function.__globals__:
+            yield name.encode()
+            yield from _pieces(value, seen)
+            yield from _attributes(value, names, seen)
+    for name in sorted(_imports(function)):
+        try:
+            module = import_module(name)
+        except ImportError:
+            yield f"absent:{name}".encode()
+            continue
+        yield from _pieces(module, seen)
+        yield from _attributes(module, names, seen)
+
+
+def _attributes(value: Any, names: list[str], seen: Seen) -> Iterator[bytes]:
+    """What code with these names may read from a module of the caller."""
+    if not isinstance(value, types.ModuleType):
+        return
+    if value is importlib and "import_module" in names:
+        raise UnreadableError("it reads variables by importlib.import_module()")
+    if _is_library(value.__name__):
+        return
+    for name in names:
+        if name in vars(value):
+            yield f"{value.__name__}.{name}".encode()
+            yield from _pieces(vars(value)[name], seen)
+            yield from _attributes(vars(value)[name], names, seen)
+
+
+def _code(code: types.CodeType, seen: Seen) -> Iterator[bytes]:
+    yield code.co_code
+    yield repr((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)).encode()
+    yield repr((code.co_flags, code.co_argcount, code.co_kwonlyargcount)).encode()
+    yield getattr(code, "co_exceptiontable", b"")
+    yield from _listed(code.co_consts, seen)
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A code object and those of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _nested(constant)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Names of globals and attributes that a function may read, inner functions included."""
+    parts = list(_nested(code))
+    texts = {text for part in parts for text in part.co_consts if isinstance(text, str)}
+    return texts.union(*(part.co_names for part in parts))  # getattr(module, "name"), too
+
+
+def _imports(function: types.FunctionType) -> set[str]:
+    """Modules that a function imports when it runs."""
+    found = set()
+    for part in _nested(function.__code__):
+        for step in dis.get_instructions(part):
+            if step.opname == "IMPORT_NAME" and step.argval:
+                found.add(str(step.argval))
+    return found
+
+
+def _class(value: type, seen: Seen) -> Iterator[bytes]:
+    """A class by what it defines; one of a library by its name and version."""
+    yield f"{value.__module__}.{value.__qualname__}".encode()
+    if _is_library(value.__module__):
+        yield _version(value.__module__).encode()
+        return
+    yield from _listed(value.__bases__, seen)
+    for name in sorted(set(vars(value)) - _NOT_OF_CLASSES):
+        yield name.encode()
+        yield from _pieces(vars(value)[name], seen)
+
+
+def _c_function(value: Any) -> bytes:
+    """A compiled function by its name and version; it has no variables but those of its object."""
+    owner = getattr(value, "__self__", None) or getattr(value, "__objclass__", None)
+    module = getattr(value, "__module__", None) or getattr(type(owner), "__module__", "builtins")
+    name = getattr(value, "__qualname__", getattr(value, "__name__", ""))
+    if isinstance(owner, types.ModuleType):
+        module = owner.__name__
+    elif owner is not None and not isinstance(owner, type):
+        return f"{name}:{identity_of(owner)}".encode()
+    if not _is_library(module):
+        if isinstance(value, types.GetSetDescriptorType | types.MemberDescriptorType):
+            return f"slot:{name}".encode()
+        raise UnreadableError(f"{name} is compiled, and {module} is no installed library")
+    return f"{name}:{_version(str(module))}".encode()
+
+
+def _object(value: Any, seen: Seen) -> Iterator[bytes]:
+    """An object by its class and the state that it would be pickled with."""
+    yield from _pieces(type(value), seen)
+    try:
+        state = value.__reduce_ex__(4)
+    except Exception as error:  # whatever a foreign object raises
+        raise UnreadableError(f"the content of a {type(value).__name__} cannot be read") from error
+    if isinstance(state, str):  # pickled as the name of a variable
+        if not _is_library(getattr(value, "__module__", None)):
+            raise UnreadableError(f"the content of {state} cannot be read")
+        yield state.encode()
+        return
+    made, args, *rest = state
+    parts = [made, list(args), *rest[:1]]
+    parts += [None if part is None else list(part) for part in rest[1:3]]
+    seen[id(parts)] = len(seen), parts  # alive, so that no other object gets the id of a part
+    yield from _listed(parts, seen)
+
+
+def _is_library(module: Any) -> bool:
+    """Whether a module is this package, of Python itself, or installed."""
+    top = module.partition(".")[0] if isinstance(module, str) else ""
+    if top in sys.stdlib_module_names or top == "splince_fast":
+        return True
+    found = sys.modules.get(top)
+    file = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), "")
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file or "").parts)
+
+
+def _version(module: str) -> str:
+    """A module with the version of the library that it belongs to."""
+    top = sys.modules.get(module.partition(".")[0])
+    return f"{module} {getattr(top, '__version__', '')}"

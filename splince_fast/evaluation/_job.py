@@ -1,7 +1,4 @@
-"""One job of a comparison: a seed at a level, all its erasers and heads.
-
-Above 400 lines because every kind of head reads the same rows, labels and moments of the job.
-"""
+"""One job of a comparison: a seed at a level, all its erasers and heads."""
 
 from __future__ import annotations
 
@@ -15,21 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.evaluation import _erasers, _linear, _logistic, advice, probes
-from splince_fast.evaluation._context import ADVICE, ERASER_ROW, PATH
+from splince_fast.evaluation._context import ADVISER, ERASER_ROW, PATH
 from splince_fast.evaluation._erasers import weight_of
 from splince_fast.evaluation._judge import (
     FOLDS,
-    Truth,
     decided_by,
     few_validation_rows,
     judged_by_folds,
+    reason_of,
     with_values,
 )
 from splince_fast.evaluation._pages import gathered
 from splince_fast.evaluation._protocol import Split
-from splince_fast.evaluation.metrics import covariance_ratio
 from splince_fast.evaluation.plan import Named, Plan
-from splince_fast.exceptions import InputError, SplinceError, SplinceWarning
+from splince_fast.evaluation.scoring import OF_ERASERS, Decisions, Erasure, scores
+from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import ClassCodes, Columns
 from splince_fast.moments import Moments
 from splince_fast.moments.factored import Factored
@@ -73,7 +70,7 @@ class Job:
     unit: float
     base: dict[str, Any] = field(default_factory=dict)  # heads of the unerased rows
     probed: dict[str, Any] = field(default_factory=dict)  # concept: rows, codes, folds of probes
-    truth: Truth | None = None  # of the test rows, once a head was judged
+    truth: tuple[Decisions, str] | None = None  # of the test rows, once a head was judged
 
     @classmethod
     def of(
@@ -107,6 +104,10 @@ class Job:
         cells = self.plan.cells
         return np.full(len(rows), -1) if cells is None else cells.codes[rows]
 
+    def strata(self, rows: Codes) -> Codes:
+        """Cells of a task of classes; its classes where a concept is a quantity."""
+        return self.cells(rows) if self.plan.cells is not None else np.asarray(self.task(rows))
+
     def run(self, erasers: list[Named]) -> list[Record]:
         """All records of some erasers; those of the others are known already."""
         moments = self.moments
@@ -115,37 +116,51 @@ class Job:
             self.task(self.split.train), self.concept(self.split.train), self.split.weights,
             (self.validation, self.task(self.split.validation),
              self.concept(self.split.validation)),
-            self.seed, self.unit,
+            self.seed, self.unit, self.plan.task_name,
         )  # fmt: skip
         records = []
         for eraser in erasers:
             try:
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always", SplinceWarning)
-                    if eraser.name == ADVICE:
+                    if eraser.name == ADVISER:
                         records.append(self._advice(context.factored))
                         continue
                     found = self._eraser(eraser, context)
                 told = [str(w.message) for w in caught if issubclass(w.category, SplinceWarning)]
                 found[0]["notes"] += list(dict.fromkeys(told))
                 records += found
-            except (SplinceError, ValueError, ImportError, np.linalg.LinAlgError) as error:
-                if eraser.name == ADVICE:
-                    records.append(self._record(ADVICE, ADVICE, reason=str(error)))
+            except Exception as error:  # of foreign code too: the other erasers go on
+                reason = reason_of(error)
+                if eraser.name == ADVISER:
+                    records.append(self._record(ADVISER, ERASER_ROW, reason=reason))
                     continue
-                reason = _reason(error)
                 names = (ERASER_ROW, *(head.name for head in self.plan.heads))
                 records += [self._record(eraser.name, name, reason=reason) for name in names]
         return records
 
     def concept(self, rows: Codes) -> Any:
+        """What estimators erase: joint codes of classes, the columns of quantities, or a mapping
+        where there are both."""
         joint = self.plan.concept_codes
         if joint is not None:
             return joint.codes[rows]
-        return np.concatenate(
-            [c.values[rows] if isinstance(c, Columns) else c.codes[rows, None]
-             for c in self.plan.concepts.values()], axis=1,
-        )  # fmt: skip
+        columns = {
+            name: c.values[rows] if isinstance(c, Columns) else c.codes[rows]
+            for name, c in self.plan.concepts.items()
+        }
+        if all(isinstance(c, Columns) for c in self.plan.concepts.values()):
+            return np.concatenate(list(columns.values()), axis=1)
+        return columns
+
+    def single_concept(self, rows: Codes) -> Float | None:
+        """The concept as (n,) numbers; None unless it is one column or two classes."""
+        concept = next(iter(self.plan.concepts.values()))
+        if len(self.plan.concepts) > 1:
+            return None
+        if isinstance(concept, Columns):
+            return concept.values[rows, 0] if concept.values.shape[1] == 1 else None
+        return concept.codes[rows].astype(np.float64) if len(concept.classes) == 2 else None
 
     def _record(self, eraser: str, head: str, *, reason: str = "", **more: Any) -> Record:
         start = blank(self.seed, self.p, self.split.sizes, eraser, head, reason=reason)
@@ -162,25 +177,19 @@ class Job:
         how = _erasers.to_map(projection, self.moments.mean, self.unit)
         fresh = how(self.test)
         values, notes = self._leakage(fresh)
-        moved = projection.right.T @ self.S @ projection.right
-        distortion = float(np.sum((projection.left.T @ projection.left) * moved.T))
-        distortion += float(np.sum((how.offset * self.unit) ** 2))
-        values |= {
-            "kept_covariance": covariance_ratio(projection, self.moments, "task"),
-            "distortion": distortion / float(np.trace(self.S)),
-            "residual": max(
-                math.sqrt(covariance_ratio(projection, self.moments, name))
-                for name in self.plan.concepts
+        values |= scores(
+            OF_ERASERS,
+            Erasure(
+                projection, self.moments, self.S, self.plan.task_name, tuple(self.plan.concepts)
             ),
-            "rank": float(projection.rank),
-        }
+        )
         first = self._record(eraser.name, ERASER_ROW, values=values, notes=notes)
         records = [first]
         for head in self.plan.heads:
             try:
                 records += self._head(eraser.name, head, how)
-            except (SplinceError, ValueError, ImportError, np.linalg.LinAlgError) as error:
-                records.append(self._record(eraser.name, head.name, reason=_reason(error)))
+            except Exception as error:
+                records.append(self._record(eraser.name, head.name, reason=reason_of(error)))
         return records
 
     def _leakage(self, fresh: Float) -> tuple[dict[str, float], list[str]]:
@@ -210,6 +219,8 @@ class Job:
                 if found.n_classes and isinstance(concept, ClassCodes):
                     counts = np.bincount(concept.codes[rows])
                     values[f"probe_chance{suffix}"] = float(counts.max() / counts.sum())
+            if found.hint and self.plan.groups is None:
+                notes.append(f"{name!r}: {found.hint}")
             for probe in found.probes:
                 start = "probe" if probe.name == "linear" else probe.name
                 figures = {"accuracy": probe.accuracy, "auc": probe.auc, "r2": probe.r2,
@@ -234,7 +245,7 @@ class Job:
             self.probed[name] = known, local.astype(np.intp), len(present), *folds
         known, local, count, folds, reason = self.probed[name]
         fresh = fresh if len(known) == len(rows) else fresh[known]
-        found = probes.probe_codes(fresh, local, count, names, 0, folds, reason, 0)
+        found = probes.probe_codes(fresh, local, count, names, (), folds, reason, 0)
         return found, len(rows) - len(known)
 
     # -- heads -----------------------------------------------------------------------------
@@ -245,7 +256,7 @@ class Job:
             if "path" not in self.base:
                 self.base["path"] = self._path(_erasers.identity(self.train.shape[1]))
             path = self.base["path"]
-            return [self._judged(eraser, head.name, path.best(), how)]
+            return [self._judged(eraser, head.name, path.best(), how, frozen=True)]
         if head.what == "retrained":
             path = self._path(how)
             if not len(how.left) and "path" not in self.base:
@@ -256,6 +267,7 @@ class Job:
             for j in range(len(path.strengths)):
                 point = self._judged(eraser, PATH, path.at(j), how)
                 points.append([path.strengths[j], point["values"]])
+                record["reason"] = record["reason"] or point["reason"]
             record["path"] = points
             return [record]
         if head.what == "unregularised":
@@ -311,8 +323,8 @@ class Job:
             weights = self.split.validation_weights
             judged = []
             for j in range(len(strengths)):
-                scores = self.scores(self.validation, fits.weights[j], fits.intercepts[j], how)
-                judged.append(_linear.score(truth, decided_by(scores, present), cells, weights))
+                found = self.scores(self.validation, fits.weights[j], fits.intercepts[j], how)
+                judged.append(_linear.score(truth, decided_by(found, present), cells, weights))
             chosen = _linear.choose(judged, strengths, self.plan.select)
         return _Path(
             strengths, fits.weights, fits.intercepts, fits.converged, present, chosen, notes
@@ -344,9 +356,9 @@ class Job:
         passed: dict[str, Any] = {}
         accepted = inspect.signature(model.fit).parameters
         passed |= weight_of(model, self.split.weights)
-        if "groups" in accepted:
+        if "groups" in accepted and self.plan.cells is not None:
             passed["groups"] = self.cells(self.split.train)
-        if "groups" in accepted and "validation" in accepted and len(self.validation):
+        if "groups" in passed and "validation" in accepted and len(self.validation):
             v = self.split.validation
             passed["validation"] = (how(self.validation), self.task(v), self.cells(v))
         target = self.task(self.split.train)
@@ -364,21 +376,23 @@ class Job:
         through = w - (w @ how.left.T) @ how.right
         return np.asarray(rows @ through.T + b)
 
-    def _judged(self, eraser: str, name: str, fitted: _Fitted, how: _erasers.Map) -> Record:
-        """Metrics on the test rows."""
+    def _judged(
+        self, eraser: str, name: str, fitted: _Fitted, how: _erasers.Map, *, frozen: bool = False
+    ) -> Record:
+        """Metrics on the test rows; a frozen head was not fitted to rows that are erased."""
         record = self._record(eraser, name, strength=fitted.strength)
         record["converged"] = fitted.converged
-        shift = fitted.weights @ how.offset if name == "frozen" else 0.0
-        scores = self.scores(self.test, fitted.weights, fitted.intercepts + shift, how)
-        decided = scores if fitted.present is None else decided_by(scores, fitted.present)
+        shift = fitted.weights @ how.offset if frozen else 0.0
+        found = self.scores(self.test, fitted.weights, fitted.intercepts + shift, how)
+        decided = found if fitted.present is None else decided_by(found, fitted.present)
         return with_values(self, record, decided)
 
     def _advice(self, moments: Factored) -> Record:
         """What the moments say before anything is measured."""
-        record = self._record(ADVICE, ADVICE)
+        record = self._record(ADVISER, ERASER_ROW)
         erase = list(self.plan.concepts)
-        frozen = advice.frozen_head_advice(moments, erase, "task")
-        values = {"rho": frozen.rho, "threshold": frozen.threshold}
+        frozen = advice.frozen_head_advice(moments, erase, self.plan.task_name)
+        values = {"rho": frozen.rho, "threshold": frozen.threshold, **self._frozen(moments)}
         for name in erase:
             trace = advice.held_out_trace(moments, name)
             suffix = f"[{name}]" if len(erase) > 1 else ""
@@ -390,6 +404,32 @@ class Job:
             }
         record["values"] = values
         return record
+
+    def _frozen(self, moments: Factored) -> dict[str, float]:
+        """Squared error that SPLINCE has above LEACE, frozen ridge heads of extreme strengths."""
+        place = {name: k for k, name in enumerate(self.moments.classes(self.plan.task_name))}
+        classes = self.plan.task.classes  # type: ignore[union-attr]
+        columns = np.array([place.get(name, len(place)) for name in classes])
+        ones = np.eye(len(place) + 1)[:, :-1]  # a class that training lacks has no column
+        train, test = (
+            ones[columns[self.task(rows)]] for rows in (self.split.train, self.split.test)
+        )
+        mean = np.average(train, axis=0, weights=self.split.weights)
+        cross = self.moments.cross_covariance(self.plan.task_name, ddof=0) / self.unit
+        values = {"task_classes": float(len(place))}
+        for name, strength in (
+            ("strong", self.plan.strengths[0]),
+            ("weak", self.plan.strengths[-1]),
+        ):
+            head: Float = np.asarray(
+                np.linalg.solve(self.gram() + strength * np.eye(len(cross)), cross).T,
+                dtype=np.float64,
+            )
+            errors = advice.frozen_squared_errors(
+                moments, list(self.plan.concepts), self.plan.task_name, head, self.test, test, mean
+            )
+            values[f"squared_error_{name}"] = errors["SPLINCE"] - errors["LEACE"]
+        return values
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -423,8 +463,3 @@ class _Path:
 
     def best(self) -> _Fitted:
         return self.at(self.chosen)
-
-
-def _reason(error: Exception) -> str:
-    """Why something failed; the type's name where the text is not ours."""
-    return str(error) if isinstance(error, SplinceError) else f"{type(error).__name__}: {error}"

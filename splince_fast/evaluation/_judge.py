@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import base64
-import math
-from dataclasses import dataclass
+import dataclasses
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.evaluation import _linear, _logistic
-from splince_fast.evaluation.metrics import average_gap, gap_per_class
-from splince_fast.exceptions import LabelError
-from splince_fast.labels import Columns
+from splince_fast.evaluation.scoring import (
+    OF_CLASSES,
+    OF_QUANTITIES,
+    Decisions,
+    Predictions,
+    scores,
+)
+from splince_fast.exceptions import LabelError, NotEnoughDataError, SplinceError
+from splince_fast.labels import ClassCodes, Columns, names_array
 
 if TYPE_CHECKING:
     from splince_fast.evaluation import _erasers
@@ -34,8 +40,8 @@ def decided_by(scores: Float, present: Codes) -> Codes:
 
 def few_validation_rows(job: Job) -> bool:
     """Whether a cell that occurs in training has fewer than five validation rows."""
-    train = job.cells(job.split.train)
-    counts = np.bincount(job.cells(job.split.validation), minlength=int(train.max(initial=-1)) + 1)
+    train = job.strata(job.split.train)
+    counts = np.bincount(job.strata(job.split.validation), minlength=int(train.max(initial=-1)) + 1)
     return bool((counts[np.unique(train)] < _linear.MIN_CELL).any())
 
 
@@ -44,11 +50,8 @@ def judged_by_folds(job: Job, how: _erasers.Map, notes: list[str]) -> list[tuple
     truth, cells = job.task(job.split.train), job.cells(job.split.train)
     present, local = job.classes()
     n, strengths = len(local), job.plan.strengths
-    fold = np.empty(n, dtype=np.intp)
-    rng = np.random.default_rng(job.seed)
-    order = rng.permutation(n)
-    order = order[np.argsort(cells[order], kind="stable")]
-    fold[order] = np.arange(n) % FOLDS
+    members = None if job.plan.groups is None else job.plan.groups[job.split.train]
+    fold = dealt(job.strata(job.split.train), members, job.seed)
     whole = [f for f in range(FOLDS) if len(np.unique(local[fold != f])) == len(present)]
     if not whole:
         counts = np.bincount(local).tolist()
@@ -72,95 +75,114 @@ def judged_by_folds(job: Job, how: _erasers.Map, notes: list[str]) -> list[tuple
         for i, f in enumerate(whole):
             of = fold == f
             k = i * J + j
-            scores = job.scores(job.train[of], fits.weights[k], fits.intercepts[k], how)
-            decided[of] = decided_by(scores, present)
+            found = job.scores(job.train[of], fits.weights[k], fits.intercepts[k], how)
+            decided[of] = decided_by(found, present)
         judged.append(_linear.score(truth[held], decided[held], cells[held], mass[held]))
     return judged
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Truth:
-    """What every head of a job is judged by: the task of the test rows, and their cells."""
+def dealt(cells: Codes, groups: Codes | None, seed: int) -> Codes:
+    """The fold of each row: those of a cell are dealt evenly, and groups stay whole.
 
-    codes: Codes
-    class_counts: Codes
-    inside: NDArray[np.bool_]  # rows in a cell
-    cells: Codes  # of those rows
-    cell_counts: Codes
-    concept: Codes | None
-    n_concepts: int
-    unseen: int
+    A row without a group, of code -1, is a group of its own.
 
-    @classmethod
-    def of(cls, job: Job, n_classes: int) -> Truth:
-        """Read it once for all erasers and heads."""
-        rows, plan = job.split.test, job.plan
-        codes, cells = job.task(rows), job.cells(rows)
-        inside = cells >= 0
-        concept, names = plan.concept_codes, plan.cells
-        judged = names is not None and concept is not None
-        seen = np.zeros(max(codes.max(initial=0), job.task(job.split.train).max()) + 1, bool)
-        seen[job.task(job.split.train)] = True
-        return cls(
-            codes,
-            np.bincount(codes, minlength=n_classes),
-            inside,
-            cells[inside],
-            np.bincount(cells[inside], minlength=len(names.names) if names is not None else 0),
-            concept.codes[rows] if judged and concept is not None else None,
-            len(concept.names) if concept is not None else 0,
-            int((~seen[codes]).sum()),
+    Raises
+    ------
+    NotEnoughDataError
+        There are fewer groups than folds.
+    """
+    n = len(cells)
+    fold = np.empty(n, dtype=np.intp)
+    if groups is None:
+        order = np.random.default_rng(seed).permutation(n)
+        order = order[np.argsort(cells[order], kind="stable")]
+        fold[order] = np.arange(n) % FOLDS
+        return fold
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    alone = groups < 0
+    members = np.where(alone, groups.max(initial=-1) + 1 + np.cumsum(alone), groups)
+    found = len(np.unique(members))
+    if found < FOLDS:
+        raise NotEnoughDataError(
+            f"the training rows have {found} groups, and {FOLDS} folds of whole groups are to "
+            "choose the strength; pass one strength, or validation rows of at least "
+            f"{_linear.MIN_CELL} per cell"
         )
+    splitter = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of cells smaller than the folds
+        for f, (_, held) in enumerate(splitter.split(cells[:, None], cells, members)):
+            fold[held] = f
+    return fold
+
+
+def truth_of(job: Job) -> tuple[Decisions, str]:
+    """The task, cells and concept of the test rows, nothing decided yet; and a note, or ""."""
+    rows, plan = job.split.test, job.plan
+    codes, concept = job.task(rows), plan.concept_codes
+    known = np.unique(job.task(job.split.train))
+    unseen = int((~np.isin(codes, known)).sum())
+    note = (
+        f"{unseen} test rows have classes of the task unseen in training: they count as errors"
+        if unseen else ""
+    )  # fmt: skip
+    judged = plan.cells is not None and concept is not None
+    return Decisions(
+        codes,
+        np.full(len(codes), -1),
+        len(plan.task.classes) if isinstance(plan.task, ClassCodes) else 0,
+        job.cells(rows) if judged else None,
+        concept.codes[rows] if judged and concept is not None else None,
+        len(concept.names) if concept is not None else 0,
+    ), note
 
 
 def with_values(job: Job, record: Record, decided: Any) -> Record:
-    """A record with the figures of decisions on the test rows."""
+    """A record with the metrics of decisions on the test rows."""
     if isinstance(job.plan.task, Columns):
         rows = job.split.test
-        return _quantity(job, record, job.task(rows), decided.reshape(len(rows), -1))
-    classes = job.plan.task.classes
+        predicted = np.asarray(decided, dtype=np.float64).reshape(len(rows), -1)
+        found = Predictions(job.task(rows), predicted, job.single_concept(rows))
+        record["values"] = scores(OF_QUANTITIES, found)
+        _add_own(job, record, _column(found.truth), _column(predicted))
+        return record
     if job.truth is None:
-        job.truth = Truth.of(job, len(classes))
-    truth = job.truth
-    correct = decided == truth.codes
-    values = {"accuracy": float(correct.mean())}
-    counts, size = truth.class_counts, len(classes)
-    right = np.bincount(truth.codes, correct, size)
-    values["class_accuracy"] = float(np.mean(right[counts > 0] / counts[counts > 0]))
-    if truth.concept is not None:
-        there = truth.cell_counts
-        hits = np.bincount(truth.cells, correct[truth.inside], len(there))
-        present = np.flatnonzero(there)
-        values["worst_group"] = float(np.min(hits[present] / there[present]))
-        record["cells"] = [[int(c), int(there[c]), int(hits[c])] for c in present]
-        gaps = gap_per_class(truth.codes, decided, truth.concept, size, truth.n_concepts)
-        values["tpr_gap"] = average_gap(gaps, "rms")
+        job.truth = truth_of(job)
+    truth, note = job.truth
+    judged = dataclasses.replace(truth, decided=decided)
+    record["values"] = scores(OF_CLASSES, judged)
+    if judged.cells is not None:
+        found_cells = judged.counted(judged.cells)
+        record["cells"] = [list(map(int, cell)) for cell in zip(*found_cells, strict=True)]
     if job.plan.metrics:
-        names = np.array(classes)
-        for name, metric in job.plan.metrics.items():
-            values[name] = float(metric(names[truth.codes], names[decided]))
-    if truth.unseen:
-        record["notes"].append(
-            f"{truth.unseen} test rows have classes of the task unseen in training: they "
-            "count as errors"
-        )
+        names = names_array(job.plan.task.classes)
+        _add_own(job, record, names[truth.truth], names[decided])
+    if note:
+        record["notes"].append(note)
     if (decided == decided[0]).all():
         record["notes"].append(
             "the head decides the same class everywhere, so its worst group has accuracy 0"
         )
-    record["values"] = values
     if job.plan.test is not None:
         record["decided"] = base64.b64encode(decided.astype("<u2").tobytes()).decode()
     return record
 
 
-def _quantity(job: Job, record: Record, truth: Float, predicted: Float) -> Record:
-    """Figures of a head that predicts a quantity."""
-    error = float(np.mean((truth - predicted) ** 2))
-    spread = float(np.mean((truth - truth.mean(axis=0)) ** 2))
-    record["values"] = {"mse": error, "r2": 1 - error / spread if spread else math.nan}
-    concept = job.concept(job.split.test)
-    z = np.asarray(concept, dtype=np.float64).reshape(len(truth), -1)[:, 0]
-    if np.ptp(z) > 0 and np.ptp(predicted[:, 0]) > 0:
-        record["values"]["concept_correlation"] = float(np.corrcoef(predicted[:, 0], z)[0, 1])
-    return record
+def _add_own(job: Job, record: Record, truth: Any, decided: Any) -> None:
+    """The caller's own metrics; one that fails is a reason beside the other values."""
+    for named in job.plan.metrics:
+        try:
+            record["values"][named.name] = float(named.what.score(truth, decided))
+        except Exception as error:
+            record["reason"] = f"metric {named.name!r}: {reason_of(error)}"
+
+
+def _column(values: Float) -> Float:
+    """(n,) where there is one column."""
+    return values[:, 0] if values.shape[1] == 1 else values
+
+
+def reason_of(error: Exception) -> str:
+    """Why something failed; the type's name where the text is not ours."""
+    return str(error) if isinstance(error, SplinceError) else f"{type(error).__name__}: {error}"

@@ -52,8 +52,12 @@ def score(
 
 
 def choose(judged: Sequence[tuple[float, float]], strengths: Sequence[float], rule: str) -> int:
-    """Position of the best (worst group, accuracy, strength), or accuracy first."""
+    """Position of the best (worst group, accuracy, strength), or accuracy first.
+
+    Accuracy alone decides where no row is in a cell, so that the worst group is NaN.
+    """
     flip = rule == "accuracy"
+    judged = [(a if math.isnan(w) else w, a) for w, a in judged]
     keys = [((a, w) if flip else (w, a), s) for (w, a), s in zip(judged, strengths, strict=True)]
     return max(range(len(keys)), key=lambda j: keys[j])
 

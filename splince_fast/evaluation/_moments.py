@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.evaluation._pages import BLOCK, gathered
+from splince_fast.labels import ClassCodes, Columns, Encoded
 from splince_fast.moments import Moments
 
 Part = tuple[NDArray[np.intp], NDArray[np.float64] | None]  # row numbers, and weights if not 1
 
 
 def level_moments(
-    X: NDArray[Any], labels: Mapping[str, Any], parts: Sequence[Part]
+    X: NDArray[Any], labels: Mapping[str, Encoded], parts: Sequence[Part]
 ) -> list[Moments]:
     """Moments of several overlapping sets of rows, every row read at most once.
 
@@ -25,7 +26,7 @@ def level_moments(
     Parameters
     ----------
     X : (n, d)
-    labels : mapping of name to a column of n entries
+    labels : mapping of name to ClassCodes or Columns of n entries
     parts : sequence of (row numbers, positive weights)
     """
     pieces = _pieces(len(X), parts)
@@ -34,13 +35,24 @@ def level_moments(
         piece = Moments()
         for start in range(0, len(rows), BLOCK):
             block = rows[start : start + BLOCK]
-            chosen = {name: column[block] for name, column in labels.items()}
+            chosen = {name: _of_rows(column, block) for name, column in labels.items()}
             piece.update(gathered(X, block), chosen)
         for i in np.flatnonzero(weights).tolist():
             weighted = piece.copy() if weights[i] == 1.0 else piece.scaled(float(weights[i]))
             known = merged[i]
             merged[i] = weighted if known is None else known + weighted
     return [Moments() if moments is None else moments for moments in merged]
+
+
+def _of_rows(column: Encoded, rows: NDArray[np.intp]) -> Encoded:
+    """Some rows of a column; of its classes only those that occur among them."""
+    if isinstance(column, Columns):
+        present = None if column.present is None else column.present[rows]
+        return Columns(column.columns, column.values[rows], present)
+    codes = column.codes[rows]
+    seen, local = np.unique(codes, return_inverse=True)
+    absent = int(len(seen) > 0 and seen[0] < 0)  # the first code is -1, a missing label
+    return ClassCodes(tuple(column.classes[code] for code in seen[absent:]), local - absent)
 
 
 def _pieces(n: int, parts: Sequence[Part]) -> list[tuple[NDArray[np.intp], NDArray[np.float64]]]:

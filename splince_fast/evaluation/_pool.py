@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import _job
-from splince_fast.evaluation._context import ADVICE, ERASER_ROW
-from splince_fast.evaluation._data import present
+from splince_fast.evaluation._context import ADVISER as _ADVISER
+from splince_fast.evaluation._context import ERASER_ROW
 from splince_fast.evaluation._moments import level_moments
 from splince_fast.evaluation._protocol import Split
 from splince_fast.evaluation.plan import Named, Plan
@@ -24,14 +24,14 @@ from splince_fast.labels import ClassCodes
 from splince_fast.moments import Moments
 
 Where = tuple[int, float | None]  # seed and level
-ADVISER = Named(ADVICE, ADVICE, ADVICE)
+ADVISER = Named(_ADVISER, None, "advice")
 
 
 def cells_of(plan: Plan) -> list[tuple[Named, str]]:
     """(eraser, head) of every record, the eraser's own first."""
     cells = [(e, h) for e in plan.erasers for h in (ERASER_ROW, *(h.name for h in plan.heads))]
     advised = isinstance(plan.task, ClassCodes)
-    return [*cells, *([(ADVISER, ADVICE)] if advised else [])]
+    return [*cells, *([(ADVISER, ERASER_ROW)] if advised else [])]
 
 
 def results(
@@ -138,25 +138,11 @@ def _make_moments(
 ) -> None:
     """Accumulate the rows of a seed once, and write the moments of its levels."""
     with _alone(child):
-        labels: dict[str, Any] = {"task": _column(plan.task)}
-        labels |= {name: _column(concept) for name, concept in plan.concepts.items()}
+        labels = {plan.task_name: plan.task, **plan.concepts}
         parts = [plan.moment_rows(split) for split in splits]
         made = level_moments(_opened(rows), labels, parts)
         for p, moments in zip(plan.levels, made, strict=True):
             moments.save(_path(scratch, seed, p))
-
-
-def _column(encoded: Any) -> Any:
-    """Labels as moments take them, None and NaN where one is missing."""
-    there = present(encoded)
-    if not isinstance(encoded, ClassCodes):
-        return encoded.values if there.all() else np.where(there[:, None], encoded.values, np.nan)
-    names = np.array(encoded.classes)[encoded.codes]
-    if there.all():
-        return names
-    column = names.astype(object)
-    column[~there] = None
-    return column
 
 
 def _run_job(

@@ -9,6 +9,8 @@ from typing import Any
 
 from splince_fast.exceptions import InputError
 
+FEW_ROWS = 20  # a cell of fewer rows says little of its accuracy
+
 
 @dataclass(frozen=True, slots=True)
 class CellAccuracy:
@@ -105,7 +107,7 @@ class GroupAccuracy:
         if len(self.rows) > len(shown):
             lines[0] += f" (the {len(shown)} worst)"
         for row in shown:
-            few = "  (fewer than 10 rows)" if row.n < 10 else ""
+            few = f"  (fewer than {FEW_ROWS} rows)" if row.n < FEW_ROWS else ""
             lines.append(
                 f"  {row.accuracy:.3f} [{row.low:.3f}, {row.high:.3f}]  n = {row.n:<6,} "
                 f"{row.cell!r}{few}"

@@ -5,31 +5,18 @@ from __future__ import annotations
 import html
 import math
 import textwrap
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from splince_fast.evaluation._records import FEW_ROWS
+from splince_fast.evaluation.scoring import SUMMARY, headline
 from splince_fast.evaluation.statistics import MIN_SEEDS, Interval
 
 if TYPE_CHECKING:
     from splince_fast.evaluation._context import Context, Differences
     from splince_fast.evaluation.result import Comparison
-
-LABELS = {
-    "accuracy": "accuracy",
-    "worst_group": "worst group",
-    "tpr_gap": "TPR gap",
-    "class_accuracy": "acc/class",
-    "probe_accuracy": "probe acc",
-    "probe_auc": "probe AUC",
-    "probe_r2": "probe R2",
-    "kept_covariance": "kept cov",
-    "distortion": "distortion",
-    "r2": "R2",
-    "mse": "MSE",
-    "concept_correlation": "corr concept",
-}
-_OF_HEADS = ("accuracy", "worst_group", "tpr_gap", "r2", "mse", "concept_correlation")
-_OF_ERASERS = ("probe_accuracy", "probe_auc", "probe_r2", "kept_covariance", "distortion")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +46,7 @@ class Table:
             cells = [line[0].ljust(widths[0])]
             cells += [cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True)]
             text.append("  ".join(cells).rstrip())
-        return "\n".join([*text, *self.notes])
+        return "\n".join([*text, *map(wrapped, self.notes)])
 
     def to_html(self) -> str:
         """The same as an HTML table.
@@ -98,6 +85,11 @@ def _html_cell(cell: str) -> str:
     return f"<td{' class=best' if best else ''}>{html.escape(cell)}</td>"
 
 
+def wrapped(line: str) -> str:
+    """A line in at most 100 columns, continued with an indent."""
+    return textwrap.fill(line, 100, subsequent_indent="  ", break_on_hyphens=False)
+
+
 def figure_text(interval: Interval) -> str:
     """Mean, and half the 95 % interval where there is one: ``.748 ±.013``."""
     if math.isnan(interval.mean):
@@ -116,23 +108,21 @@ def number(value: float) -> str:
     return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
 
 
-def head_title(head: str) -> str:
+def head_title(result: Comparison, head: str) -> str:
     """What a head means, in a line."""
+    role = dict(zip(result.context.heads, result.context.head_roles, strict=True))[head]
     meaning = {
         "retrained": "head refitted after erasing",
         "frozen": "head of the unerased rows",
         "unregularised": "head refitted without penalty",
     }
-    return f"{head}: {meaning[head]}" if head in meaning else head
+    return f"{head}: {meaning[role]}" if role in meaning else head
 
 
 def overview(result: Comparison) -> str:
     """What print shows, in at most 100 columns."""
     parts = [heading(result), *map(str, summaries(result))]
-    remarks = [
-        textwrap.fill(line, 100, subsequent_indent="  ", break_on_hyphens=False)
-        for line in remarks_of(result)
-    ]
+    remarks = [wrapped(line) for line in remarks_of(result)]
     return "\n\n".join([*parts, "\n".join(remarks)] if remarks else parts)
 
 
@@ -158,16 +148,48 @@ def notebook(result: Comparison) -> str:
 def heading(result: Comparison) -> str:
     """What was compared, and what a figure is."""
     c = result.context
-    train, validation, test = c.sizes
+    sizes = list(result.sizes.values())
+    train, validation, test = (_range([size[k] for size in sizes]) for k in range(3))
     lines = [
-        f"{c.n:,} rows, {c.d} features; {train:,} train, {validation:,} validation, {test:,} test",
+        f"{c.n:,} rows, {c.d} features; {train} train, {validation} validation, {test} test",
         f"mean ± half a 95 % interval over {len(c.seeds)} resamplings of this data set"
         if not c.truth
         else "± half a 95 % bootstrap interval over test rows (conservative for the worst group)",
     ]
     if len(c.seeds) < MIN_SEEDS and not c.truth:
         lines[1] = f"{len(c.seeds)} seed(s): fewer than {MIN_SEEDS}, so nothing is tested"
+    if len(set(sizes)) > 1:
+        lines += map(wrapped, sizes_told(result))
     return "\n".join(lines)
+
+
+def sizes_told(result: Comparison) -> list[str]:
+    """The sizes of the splits of every level, with the fraction of all rows that they use."""
+    lines = []
+    for p in result.context.levels:
+        seeds: dict[tuple[int, int, int], list[str]] = {}
+        for (seed, q), size in result.sizes.items():
+            if q == p:
+                seeds.setdefault(size, []).append(str(seed))
+        told = "; ".join(
+            f"{train:,} + {validation:,} + {test:,}, "
+            f"{(train + validation + test) / result.context.n:.0%} of the rows"
+            + (f" (seed{'s' * (len(of) > 1)} {', '.join(of)})" if len(seeds) > 1 else "")
+            for (train, validation, test), of in seeds.items()
+        )
+        level = "natural split" if p is None else f"p = {p:g}"
+        lines.append(f"{level}: training + validation + test = {told}")
+    return lines
+
+
+def _range(numbers: Sequence[int]) -> str:
+    """A number, or the smallest and the largest of several."""
+    low, high = min(numbers), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+# Accuracy first, beside which the worst group is read.
+_COLUMNS = ("accuracy", *(m for m in SUMMARY if m != "accuracy"))
 
 
 def summaries(result: Comparison) -> list[Table]:
@@ -175,36 +197,90 @@ def summaries(result: Comparison) -> list[Table]:
     c = result.context
     p = result.level()
     tables = []
+    present = result.metrics
+    own = [m for m in c.own_metrics if m in present]
     for head in c.heads:
-        tables.append(summary(result, head, p))
-    if len(c.levels) > 1:
-        metric = "worst_group" if "worst_group" in result.metrics else "accuracy"
+        tables.append(summary(result, head, p, [m for m in _COLUMNS if m in present]))
+        if own:
+            tables.append(summary(result, head, p, own))
+    if len(c.levels) > 1 and present:
+        metric = headline(present)
         tables += [by_level(result, metric, head) for head in c.heads]
     return tables
 
 
-def summary(result: Comparison, head: str, p: float | None) -> Table:
-    """Erasers by figures for a head at a level; * where the test says so."""
-    present = result.metrics
-    metrics = [m for m in (*_OF_HEADS, *_OF_ERASERS) if m in present]
-    starred = {m: _starred(result, m, head, p) for m in metrics if m in _OF_HEADS}
+def summary(result: Comparison, head: str, p: float | None, metrics: Sequence[str]) -> Table:
+    """Erasers by metrics for a head at a level; * where the test says so."""
+    of_heads = [m for m in metrics if result.metric(m).of == "head"]
+    starred = {
+        m: result.verdict(m, head=head, p=p).confirmed
+        for m in of_heads if result.metric(m).lower_is_better is not None
+    }  # fmt: skip
+    unreliable = {e for e in result.context.erasers if _few_rows(result, e, head, p)}
     rows = []
     for eraser in result.context.erasers:
-        slow = any(
-            not r["converged"] for r in result.records if (r["eraser"], r["head"]) == (eraser, head)
-        )
-        cells = [eraser + (" ~" if slow else "")]
+        cells = [eraser + _marks(result, eraser, head, p)]
         for metric in metrics:
             text = figure_text(result.interval(metric, eraser=eraser, head=head, p=p))
-            if metric in _OF_ERASERS:
+            if metric not in of_heads:
                 text = text.split(" ")[0]
+            if metric == "worst_group" and eraser in unreliable:
+                text += "?"
             cells.append(text + ("*" if starred.get(metric) == eraser else ""))
         rows.append(tuple(cells))
     level = "natural split" if p is None else association(result.context, p)
     if result.context.truth:
         level = "your test rows"
-    columns = ("eraser", *(LABELS.get(m, m) for m in metrics))
-    return Table(f"{head_title(head)}; {level}", columns, tuple(rows))
+    columns = ("eraser", *(result.metric(m).label for m in metrics))
+    notes = worst_cell_lines(result, head, p) if "worst_group" in metrics else []
+    if unreliable and notes:
+        notes.append(f"? worst group of fewer than {FEW_ROWS} test rows: not reliable")
+    names = [row[0] for row in rows]
+    if any("/" in n.removeprefix(e) for n, e in zip(names, result.context.erasers, strict=True)):
+        notes.append(
+            f"k/{len(result.context.seeds)}: k seeds have values, the others failed; erasers are "
+            "compared over common seeds"
+        )
+    return Table(f"{head_title(result, head)}; {level}", columns, tuple(rows), tuple(notes))
+
+
+def _marks(result: Comparison, eraser: str, head: str, p: float | None) -> str:
+    """~ for a solver that did not converge, and the seeds that have values where some failed."""
+    of = [r for r in result.records if (r["eraser"], r["head"]) == (eraser, head)]
+    there = sum(bool(r["values"]) for r in of if r["p"] == p)
+    text = " ~" if any(not r["converged"] for r in of) else ""
+    return text + (f" {there}/{len(result.context.seeds)}" if 0 < there < _seeds(result) else "")
+
+
+def _seeds(result: Comparison) -> int:
+    return len(result.context.seeds)
+
+
+def _few_rows(result: Comparison, eraser: str, head: str, p: float | None) -> bool:
+    """Whether the worst group of a seed has too few rows."""
+    cells = result.worst_cells(eraser=eraser, head=head, p=p).values()
+    return any(cell.n < FEW_ROWS for cell in cells)
+
+
+def worst_cell_text(result: Comparison, eraser: str, head: str, p: float | None) -> str:
+    """The cell that is the worst one at most seeds, with its rows; "" where there is none."""
+    cells = list(result.worst_cells(eraser=eraser, head=head, p=p).values())
+    if not cells:
+        return ""
+    name, count = Counter(cell.cell for cell in cells).most_common(1)[0]
+    text = f"{name} (n = {_range([cell.n for cell in cells if cell.cell == name])})"
+    return text if count == len(cells) else f"{text} at {count} of {len(cells)} seeds"
+
+
+def worst_cell_lines(result: Comparison, head: str, p: float | None) -> list[str]:
+    """The worst cell of every eraser, those with the same one together."""
+    found: dict[str, list[str]] = {}
+    for eraser in result.context.erasers:
+        text = worst_cell_text(result, eraser, head, p)
+        if text:
+            found.setdefault(text, []).append(eraser)
+    told = "; ".join(f"{text}: {', '.join(erasers)}" for text, erasers in found.items())
+    return [f"worst group: {told}"] if told else []
 
 
 def association(context: Context, p: float) -> str:
@@ -213,24 +289,21 @@ def association(context: Context, p: float) -> str:
     return text + (f" (tied: {context.tied})" if context.tied else "")
 
 
-def _starred(result: Comparison, metric: str, head: str, p: float | None) -> str | None:
-    """The eraser that beats every other one in the corrected test, if there is one."""
-    best = result.best(metric, head=head, p=p)
-    return best[0] if len(best) == 1 and len(result.context.erasers) > 1 else None
-
-
 def by_level(result: Comparison, metric: str, head: str | None) -> Table:
     """A figure by eraser and level."""
     chosen = result.head_of(metric, head)
     rows = []
     for eraser in result.context.erasers:
+        found = [
+            result.interval(metric, eraser=eraser, head=head, p=p) for p in result.context.levels
+        ]
         cells = [
-            figure_text(result.interval(metric, eraser=eraser, head=head, p=p))
-            for p in result.context.levels
+            figure_text(f) + (f" {f.n}/{_seeds(result)}" if 0 < f.n < _seeds(result) else "")
+            for f in found
         ]
         rows.append((eraser, *cells))
     levels = tuple("natural" if p is None else f"p = {p:g}" for p in result.context.levels)
-    title = LABELS.get(metric, metric) + (f", {chosen} head" if chosen else "")
+    title = result.metric(metric).label + (f", {chosen} head" if chosen else "")
     return Table(title, ("eraser", *levels), tuple(rows))
 
 
@@ -250,12 +323,11 @@ def difference_table(found: Differences) -> Table:
             )
         )
     reference = found[0].reference if found else ""
-    label = LABELS.get(found.metric, found.metric)
     head = f", {found.head} head" if found.head else ""
     level = "" if found.p is None else f", p = {found.p:g}"
     how = found[0].how if found else "no test"
     columns = ("eraser", "difference", "95 % interval", "t", "p", "p (Holm)", "higher in")
-    title = f"{label} minus that of {reference}{head}{level}; {how}"
+    title = f"{found.label} minus that of {reference}{head}{level}; {how}"
     return Table(title, columns, tuple(rows))
 
 
@@ -272,13 +344,18 @@ def advice_lines(result: Comparison) -> list[str]:
     rho, threshold = found["rho"], found["threshold"]
     lines = [
         f"advice: overlap of concept and task rho = {rho:.3f}; a frozen head shrunk below "
-        f"{threshold:.2f} of the least-squares head is served better by SPLINCE, above by LEACE"
+        f"{threshold:.2f} of the least-squares head has the smaller squared error after SPLINCE, "
+        "above after LEACE"
     ]
-    both = {"LEACE", "SPLINCE"} <= set(result.context.erasers)
-    if both and "frozen" in result.context.heads and "accuracy" in result.metrics:
-        gap = [result.mean("accuracy", eraser=e, head="frozen") for e in ("SPLINCE", "LEACE")]
-        if not any(map(math.isnan, gap)):
-            lines[0] += f" (measured: SPLINCE minus LEACE {signed(gap[0] - gap[1])} accuracy)"
+    ends = found["squared_error_strong"], found["squared_error_weak"]
+    if not any(map(math.isnan, ends)):
+        strong, weak = max(result.context.strengths), min(result.context.strengths)
+        lines[0] += (
+            f" (measured, frozen ridge heads: SPLINCE minus LEACE {ends[0]:+.2g} at strength "
+            f"{strong:g}, {ends[1]:+.2g} at {weak:g})"
+        )
+    if found["task_classes"] == 2:
+        lines[0] += "; for two classes of like size both decide alike"
     for name in result.context.concepts:
         suffix = f"[{name}]" if len(result.context.concepts) > 1 else ""
         if f"expected_r2{suffix}" in found:

@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from splince_fast._solve.held_out import adjusted, trace_left
 from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import InfeasibleError, InputError
-from splince_fast.methods import splince
+from splince_fast.methods import leace, splince
 from splince_fast.moments import Moments
 from splince_fast.moments.factored import Factored
 from splince_fast.strength import concept_strength
+
+Float = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,10 @@ class FrozenHeadAdvice:
         squared correlation of the best linear predictions of concept and task.
     threshold : float
         g* = 2 (1 - rho) / (2 - rho). For a frozen head g times the least-squares one SPLINCE has
-        the smaller squared error iff g < g*, LEACE iff g > g*.
+        the smaller squared error iff g < g*, LEACE iff g > g*. It is no rule of accuracy: with
+        two classes of the task the scores of such a head about their mean are proportional, those
+        after SPLINCE 1 / (1 - rho) times those after LEACE, so that both decide alike where the
+        classes have like sizes.
     """
 
     rho: float
@@ -39,8 +45,9 @@ class FrozenHeadAdvice:
         if self.rho < 1e-6:
             return "concept and task do not overlap: LEACE and SPLINCE are the same map"
         return (
-            f"rho = {self.rho:.3f}: a frozen head serves SPLINCE better where regularisation has "
-            f"shrunk it below {self.threshold:.2f} of the least-squares head, LEACE above"
+            f"rho = {self.rho:.3f}: a frozen head has the smaller squared error after SPLINCE "
+            f"where regularisation has shrunk it below {self.threshold:.2f} of the least-squares "
+            "head, after LEACE above; for two classes of like size both decide alike"
         )
 
 
@@ -66,6 +73,50 @@ def frozen_head_advice(moments: Moments | Factored, erase: Any, keep: Any) -> Fr
         return FrozenHeadAdvice(rho, 2 * (1 - rho) / (2 - rho))
     rho = 0.0 if report is None or report.rho is None else report.rho
     return FrozenHeadAdvice(rho, 2 * (1 - rho) / (2 - rho))
+
+
+def frozen_squared_errors(
+    moments: Moments | Factored, erase: Any, keep: str, head: Float, test: Float, target: Float,
+    mean: Float,
+) -> dict[str, float]:  # fmt: skip
+    """Squared error of a frozen least-squares head on test rows after LEACE and SPLINCE.
+
+    Parameters
+    ----------
+    moments : Moments or Factored
+        Of the training rows.
+    erase, keep : list of str, str
+        Variables: the concepts, and the task.
+    head : ndarray of shape (k, d)
+        Weights, which were fitted on unerased rows.
+    test : ndarray of shape (n, d)
+        Rows less the mean of the training rows.
+    target : ndarray of shape (n, k)
+        What the head predicts.
+    mean : ndarray of shape (k,)
+        Of the target in the training rows, the prediction for a row at the mean.
+
+    Returns
+    -------
+    dict
+        "LEACE" and "SPLINCE": mean over the rows of the squared error, summed over columns; NaN
+        for SPLINCE where it is infeasible.
+    """
+    errors = {}
+    for name in ("LEACE", "SPLINCE"):
+        try:
+            projection = (
+                leace(moments, erase=erase)
+                if name == "LEACE"
+                else splince(moments, erase=erase, keep=keep)
+            )
+        except InfeasibleError:
+            errors[name] = math.nan
+            continue
+        erased = test - (test @ projection.right) @ projection.left.T
+        rest = target - mean - erased @ head.T
+        errors[name] = float(np.mean(np.sum(rest**2, axis=1)))
+    return errors
 
 
 @dataclass(frozen=True, slots=True)

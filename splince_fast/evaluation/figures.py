@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 from splince_fast._runtime.extras import require
-from splince_fast.evaluation._tables import LABELS
+from splince_fast._runtime.keywords import check_keywords
 from splince_fast.evaluation.result import Comparison
-from splince_fast.evaluation.statistics import wilson_interval
+from splince_fast.evaluation.scoring import OF_PROBES
+from splince_fast.evaluation.statistics import cell_interval
 from splince_fast.exceptions import InputError
 
 # Okabe and Ito's colours, told apart under every common colour vision; markers differ, too.
 _COLOURS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8C8C00")
 _MARKERS = "osD^vPX*"
+_UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 def draw(result: Comparison, kind: str, **options: Any) -> Any:
@@ -43,12 +46,31 @@ def draw(result: Comparison, kind: str, **options: Any) -> Any:
     """
     if kind not in KINDS:
         raise InputError(f"there is no figure {kind!r}; choose from {', '.join(KINDS)}")
-    module = require("matplotlib.figure", "evaluate")
-    figure = module.Figure(figsize=(6.4, 4.0), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    KINDS[kind](result, axes, **options)
+    check_keywords(options, KINDS[kind], without=("result", "axes"), where=f"the figure {kind!r}")
+    module, matplotlib = require("matplotlib.figure", "evaluate"), require("matplotlib", "evaluate")
+    with matplotlib.rc_context({"text.parse_math": False}):  # a "$" in a label is a "$"
+        figure = module.Figure(figsize=(6.4, 4.0), layout="constrained")
+        axes = figure.add_subplot()
+        axes.spines[["top", "right"]].set_visible(False)
+        KINDS[kind](result, axes, **options)
+        for text in figure.findobj(require("matplotlib.text", "evaluate").Text):
+            text.set_text(visible(text.get_text()))
     return figure
+
+
+def visible(text: str) -> str:
+    """Text with escapes such as ``\\x01`` for control characters and lone surrogates.
+
+    XML and HTML have no way to write them, UTF-8 none for surrogates, and fonts no glyphs.
+    """
+    return _UNWRITABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _plain_ticks(axis: Any) -> None:
+    """Numbers such as 0.01 on a logarithmic axis, where powers would be formulas."""
+    ticker = require("matplotlib.ticker", "evaluate")
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(ticker.LogFormatter())
 
 
 def available(result: Comparison) -> list[str]:
@@ -57,7 +79,7 @@ def available(result: Comparison) -> list[str]:
     sweep = len(c.levels) > 1
     wanted = {
         "association": sweep,
-        "strengths": len(c.strengths) > 1 and "retrained" in c.heads and len(c.erasers) > 1,
+        "strengths": len(c.strengths) > 1 and bool(c.head_as("retrained")) and len(c.erasers) > 1,
         "covariance": "kept_covariance" in metrics,
         "leakage": "probe_accuracy" in metrics,
         "groups": "worst_group" in metrics,
@@ -102,8 +124,9 @@ def _association(
     """A metric over the association, one line per eraser, with bands."""
     _over(result, axes, metric, head)
     head = result.head_of(metric, head)
-    axes.set_ylabel(LABELS.get(metric, metric))
-    axes.set_title(f"{LABELS.get(metric, metric)}{f', {head} head' if head else ''}", loc="left")
+    label = result.metric(metric).label
+    axes.set_ylabel(label)
+    axes.set_title(f"{label}{f', {head} head' if head else ''}", loc="left")
     axes.legend(
         title=_seeds(result),
         frameon=False,
@@ -123,33 +146,36 @@ def _strengths(
 ) -> None:
     """The difference to a reference over the strength of the penalty."""
     erasers = result.context.erasers
-    if reference is None:
-        reference = "LEACE" if "LEACE" in erasers else erasers[0]
+    reference = reference or result.context.eraser_as("LEACE") or erasers[0]
+    head = result.context.head_as("retrained")
     strengths = sorted(result.context.strengths)
-    if "retrained" not in result.context.heads or len(strengths) < 2:
+    if head is None or len(strengths) < 2:
         raise InputError("this figure needs the head 'retrained' and several strengths")
+    tested = False
     for i, eraser in enumerate(e for e in erasers if e != reference):
         x, middle, low, high = [], [], [], []
         for strength in strengths:
             found = result.differences(
-                metric, reference=reference, head="retrained", p=p, strength=strength
+                metric, reference=reference, head=head, p=p, strength=strength
             )
             row = next(d for d in found if d.method == eraser)
             x.append(strength * 1.08 ** (i - len(erasers) / 2))
             middle.append(row.difference)
             low.append(0.0 if math.isnan(row.low) else row.difference - row.low)
             high.append(0.0 if math.isnan(row.high) else row.high - row.difference)
+            tested |= not math.isnan(row.low)
         style = _style(result, eraser)
         axes.errorbar(x, middle, yerr=[low, high], label=eraser, linewidth=1, capsize=2, **style)
     axes.axhline(0, color="#888888", linewidth=0.8)
     axes.set_xscale("log")
+    _plain_ticks(axes.xaxis)
     axes.set_xlabel("strength λ of the penalty (mean log-loss + λ/2 |w|²)")
-    label = LABELS.get(metric, metric)
+    label = result.metric(metric).label
     axes.set_ylabel(f"{label} minus that of {reference}")
     axes.set_title(f"{label} by strength, head refitted after erasing", loc="left")
     axes.legend(
-        title="bars: 95 % interval, corrected t", frameon=False, fontsize="small",
-        title_fontsize="small", alignment="left",
+        title="bars: 95 % interval, corrected t" if tested else "no test", frameon=False,
+        fontsize="small", title_fontsize="small", alignment="left",
     )  # fmt: skip
 
 
@@ -162,9 +188,10 @@ def _covariance(result: Comparison, axes: Any) -> None:
         for i, eraser in enumerate(result.context.erasers):
             value = result.mean(metric, eraser=eraser)
             axes.plot([i], [value], linestyle="none", label=eraser, **_style(result, eraser))
-        axes.set_xticks(range(len(result.context.erasers)), result.context.erasers)
+        axes.set_xticks(range(len(result.context.erasers)), [*map(visible, result.context.erasers)])
         axes.margins(x=0.2)
     axes.set_yscale("log")
+    _plain_ticks(axes.yaxis)
     axes.set_ylabel("|P Cov(x, y)|² / |Cov(x, y)|²")
     axes.set_title("covariance with the task that is kept", loc="left")
     axes.legend(
@@ -178,7 +205,7 @@ def _covariance(result: Comparison, axes: Any) -> None:
 
 def _leakage(result: Comparison, axes: Any, *, p: float | None = None) -> None:
     """Accuracy of the probes on rows that the eraser has not seen, beside chance."""
-    names = [m for m in result.metrics if m.endswith("_accuracy") and m != "class_accuracy"]
+    names = [m for m in result.metrics if _is_probe_accuracy(result, m)]
     if not names:
         raise InputError("the run has no probes; pass leakage=('linear',)")
     erasers = result.context.erasers
@@ -195,7 +222,7 @@ def _leakage(result: Comparison, axes: Any, *, p: float | None = None) -> None:
     if chance:
         level = result.mean(chance[0], eraser=erasers[0], p=p)
         axes.axhline(level, color="#888888", linewidth=1, linestyle="--", label="majority class")
-    axes.set_xticks(range(len(erasers)), erasers)
+    axes.set_xticks(range(len(erasers)), [*map(visible, erasers)])
     axes.set_ylabel("probe accuracy")
     axes.set_title("concept found by probes in rows not used for erasing", loc="left")
     axes.legend(
@@ -207,47 +234,63 @@ def _leakage(result: Comparison, axes: Any, *, p: float | None = None) -> None:
     )
 
 
+def _is_probe_accuracy(result: Comparison, key: str) -> bool:
+    base = key.partition("[")[0]
+    return key not in result.context.own_metrics and base in OF_PROBES and base.endswith("accuracy")
+
+
 def _groups(
     result: Comparison, axes: Any, *, head: str | None = None, p: float | None = None
 ) -> None:
-    """Accuracy per cell, pooled over the seeds, with Wilson intervals and numbers of rows."""
+    """Accuracy per cell, its mean over the seeds, with intervals and numbers of rows."""
     head, p = head or result.context.heads[0], result.level(p)
-    pooled: dict[int, dict[str, list[int]]] = {}
+    found: dict[int, dict[str, list[tuple[int, int]]]] = {}
     for r in result.records:
         if (r["head"], r["p"]) == (head, p):
             for cell, n, right in r["cells"]:
-                sums = pooled.setdefault(cell, {}).setdefault(r["eraser"], [0, 0])
-                sums[0] += n
-                sums[1] += right
-    if not pooled:
+                found.setdefault(cell, {}).setdefault(r["eraser"], []).append((n, right))
+    if not found:
         raise InputError(f"the head {head!r} has no cells: task or concept is a quantity")
 
-    def worst(cell: int) -> float:
-        return min(right / n for n, right in pooled[cell].values())
+    def rates(cell: int, eraser: str) -> list[float]:
+        return [right / n for n, right in found[cell][eraser]]
 
-    cells = sorted(sorted(pooled, key=worst)[:10])
+    def rows_of(cell: int, eraser: str) -> float:
+        counts = [n for n, _ in found[cell][eraser]]
+        return sum(counts) / len(counts)
+
+    def worst(cell: int) -> float:
+        return min(sum(rates(cell, e)) / len(rates(cell, e)) for e in found[cell])
+
+    cells = sorted(sorted(found, key=worst)[:10])
+    axes.figure.set_figheight(max(4.0, 1.6 + 0.5 * len(cells)))  # two lines of text for a cell
+    train, _, test = result.context.sizes
     erasers = result.context.erasers
     for i, eraser in enumerate(erasers):
         style = _style(result, eraser)
         for row, cell in enumerate(cells):
-            if eraser not in pooled[cell]:
+            if eraser not in found[cell]:
                 continue
-            n, right = pooled[cell][eraser]
-            low, high = wilson_interval(right, n)
+            values = rates(cell, eraser)
+            low, high = cell_interval(values, rows_of(cell, eraser), test / train)
             y = row + (i - (len(erasers) - 1) / 2) * 0.16
             axes.plot([low, high], [y, y], color=style["color"], linewidth=1)
             axes.plot(
-                [right / n], [y], linestyle="none", label=eraser if row == 0 else None, **style
+                [sum(values) / len(values)],
+                [y],
+                linestyle="none",
+                label=eraser if row == 0 else None,
+                **style,
             )
     names = result.context.cells
-    labels = [f"{names[c]}\nn = {max(n for n, _ in pooled[c].values()):,}" for c in cells]
-    axes.set_yticks(range(len(cells)), labels)
+    labels = [f"{names[c]}\nn = {max(rows_of(c, e) for e in found[c]):,.0f}" for c in cells]
+    axes.set_yticks(range(len(cells)), [*map(visible, labels)])
     axes.invert_yaxis()
     axes.set_xlabel("accuracy on test rows")
-    more = f" (the 10 worst of {len(pooled)})" if len(pooled) > 10 else ""
+    more = f" (the 10 worst of {len(found)})" if len(found) > 10 else ""
     axes.set_title(f"accuracy per cell{more}, {head} head", loc="left")
     axes.legend(
-        title="bars: 95 % Wilson, rows pooled over seeds", frameon=False, fontsize="small",
+        title="bars: 95 %, corrected for rows that seeds share", frameon=False, fontsize="small",
         title_fontsize="small", alignment="left", loc="upper center", bbox_to_anchor=(0.5, -0.16),
         ncols=min(4, len(erasers)),
     )  # fmt: skip

@@ -33,7 +33,7 @@ from splince_fast.evaluation._linear import (
     score,
 )
 from splince_fast.exceptions import InputError, LabelError
-from splince_fast.labels import Columns, encode_one
+from splince_fast.labels import Columns, encode_one, names_array
 
 Float = NDArray[np.float64]
 
@@ -97,7 +97,7 @@ class Head:
         scores = self.decision_function(X)
         if not self.classes_:
             return scores
-        return np.array(self.classes_)[decide(scores)]
+        return names_array(self.classes_)[decide(scores)]
 
     def predict_proba(self, X: Any) -> Float:
         """Probability of every class.

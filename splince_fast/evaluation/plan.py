@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +13,13 @@ from numpy.typing import NDArray
 
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import _cells, _checks, _linear, _protocol
+from splince_fast.evaluation._context import PATH
 from splince_fast.evaluation._data import check_rows, fingerprint, present, read_rows
-from splince_fast.evaluation._identity import source_of
+from splince_fast.evaluation._identity import UnreadableError, identity_of
 from splince_fast.evaluation.probes import PROBES
+from splince_fast.evaluation.scoring import own_metrics
 from splince_fast.evaluation.splits import natural_split
-from splince_fast.exceptions import InputError, LabelError
+from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
 
 Float = NDArray[np.float64]
@@ -28,11 +31,20 @@ _JOB_BYTES = 1 << 29  # of the rows of a job, in float64, unless the caller name
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """An eraser or head: its name, what it is, and a text that changes when it does."""
+    """An eraser, head or metric: its name, what it is, and a text that changes when it does.
+
+    `unread` says why that text is another one in every run; it is empty otherwise.
+    """
 
     name: str
     what: Any
     identity: str
+    unread: str = ""
+
+    @property
+    def role(self) -> str:
+        """Which one of the library it is, or "" for one of the caller's own."""
+        return self.what if isinstance(self.what, str) else ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,10 +68,18 @@ class Plan:
     strengths: tuple[float, ...]
     select: str
     probes: tuple[str, ...]
-    metrics: dict[str, Callable[[Any, Any], float]]
+    metrics: tuple[Named, ...]
     test: NDArray[np.int8] | None  # part of each row: 0 training, 1 validation, 2 test, -1 none
     fingerprint: str
     notes: tuple[str, ...]
+
+    @property
+    def task_name(self) -> str:
+        """The variable of the task in the moments."""
+        name = "task"
+        while name in self.concepts:
+            name = f"kept {name}"
+        return name
 
     @property
     def usable(self) -> NDArray[np.bool_]:
@@ -117,12 +137,26 @@ class Plan:
         part = np.where(self.usable, self.test, -1)  # type: ignore[arg-type]
         train, validation, test = (np.flatnonzero(part == k) for k in range(3))
         if not len(validation):
-            order = np.random.default_rng(seed).permutation(train)
-            validation, train = order[: len(order) // 10], order[len(order) // 10 :]
+            train, validation = self._validation_of(train, np.random.default_rng(seed))
         missing = len(part) - int(self.usable.sum())
         return self._bounded(
             _protocol.Split(train, validation, test, None, None, missing, ()), seed
         )
+
+    def _validation_of(
+        self, train: NDArray[np.intp], rng: np.random.Generator
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Training and validation rows of the user's training rows: a tenth, whole groups."""
+        if self.groups is None:
+            order = rng.permutation(train)
+            return order[len(order) // 10 :], order[: len(order) // 10]
+        pool, _ = _protocol.pools_of(self.groups, train, rng, (0.0, 0.1))
+        if not (pool[train] == 2).any():
+            raise NotEnoughDataError(
+                "the training rows are one group, and validation rows are to be another; mark "
+                "them yourself in test=, with 'train', 'validation' and 'test'"
+            )
+        return train[pool[train] == 2], train[pool[train] == 1]
 
     def _bounded(self, split: _protocol.Split, seed: int) -> _protocol.Split:
         """A random share of every part where the whole is more than a job may keep."""
@@ -210,14 +244,18 @@ def make_plan(
     elif n > most:
         notes += (_told(most, n),)
     check_rows(rows)
-    codes = None if groups is None else _cells.coded(groups, "groups", n).codes
+    members = None if groups is None else _cells.coded(groups, "groups", n)
+    codes = None if members is None else members.codes
+    if members is not None and parts is not None:
+        _check_whole(members, parts)
     plan = Plan(
         X=rows, most=None if named else most, task=y, concepts=concepts, cells=cells, groups=codes,
         erasers=_named(erasers, ERASERS, "eraser"), heads=_named(chosen_heads, HEADS, "head"),
         levels=levels, seeds=tuple(int(random_state) + i for i in range(int(n_seeds))),
         protocol=protocol, sizes=sizes, by=by, unlabelled=bool(unlabelled), select=select,
         strengths=_linear.check_strengths(strengths), probes=tuple(probes),
-        metrics=_metrics(metrics), test=parts, notes=notes,
+        metrics=tuple(_read(n, m, m.score) for n, m in own_metrics(metrics).items()),
+        test=parts, notes=notes,
         fingerprint=fingerprint(rows, [y, *concepts.values()], codes, parts),
     )  # fmt: skip
     if parts is not None and len(plan.seeds) > 1:
@@ -295,6 +333,25 @@ def _parts(test: Any, n: int) -> NDArray[np.int8]:
     return np.asarray(parts)
 
 
+def _check_whole(groups: _cells.Coded, parts: NDArray[np.int8]) -> None:
+    """Refuse parts that cut a group: its rows would be on both sides.
+
+    Raises
+    ------
+    InputError
+        With the number of such groups and one of them.
+    """
+    inside = groups.codes >= 0
+    size = len(groups.names)
+    there = [np.bincount(groups.codes[inside & (parts == k)], minlength=size) > 0 for k in range(3)]
+    cut = np.flatnonzero(np.sum(there, axis=0) > 1)
+    if len(cut):
+        raise InputError(
+            f"test= cuts {len(cut):,} of {size:,} groups, such as {groups.names[cut[0]]!r}: their "
+            "rows lie in more than one part. Keep each group in one part, or leave groups= out"
+        )
+
+
 def _named(chosen: Any, known: tuple[str, ...], what: str) -> tuple[Named, ...]:
     """Erasers or heads with names and identities."""
     if isinstance(chosen, str) or not isinstance(chosen, Sequence | Mapping):
@@ -305,13 +362,11 @@ def _named(chosen: Any, known: tuple[str, ...], what: str) -> tuple[Named, ...]:
         if isinstance(thing, str):
             if thing not in known:
                 raise InputError(f"there is no {what} {thing!r}; choose from {', '.join(known)}")
-            name, identity = thing, thing
+            name = thing
         elif hasattr(thing, "get_params") and hasattr(thing, "fit"):
             name = type(thing).__name__
-            identity = f"{type(thing).__module__}.{name}{sorted(thing.get_params().items())!r}"
         elif what == "eraser" and callable(thing):
             name = getattr(thing, "__name__", type(thing).__name__)
-            identity = source_of(thing)
         else:
             raise InputError(
                 f"{thing!r} is no {what}: pass one of {', '.join(known)}, an estimator"
@@ -320,16 +375,17 @@ def _named(chosen: Any, known: tuple[str, ...], what: str) -> tuple[Named, ...]:
         name = name if given is None else str(given)
         if name in found:
             raise InputError(f"two {what}s are named {name!r}; pass a dict to name them apart")
-        found[name] = Named(name, thing, identity)
+        if name in ("", PATH):
+            raise InputError(f"{name!r} is no name for a {what}; pass a dict with another one")
+        found[name] = Named(name, thing, thing) if isinstance(thing, str) else _read(name, thing)
     if not found:
         raise InputError(f"no {what} is given; choose from {', '.join(known)}")
     return tuple(found.values())
 
 
-def _metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The caller's own metrics."""
-    if metrics is None:
-        return {}
-    if not isinstance(metrics, Mapping) or not all(callable(m) for m in metrics.values()):
-        raise InputError("metrics must map names to functions of (y_true, y_pred)")
-    return dict(metrics)
+def _read(name: str, what: Any, content: Any = None) -> Named:
+    """A named eraser, head or metric with its identity: that of `content` where it is given."""
+    try:
+        return Named(name, what, identity_of(what if content is None else content))
+    except UnreadableError as error:
+        return Named(name, what, uuid.uuid4().hex, str(error))

@@ -1,4 +1,4 @@
-"""Leakage: how well probes find the concept in erased rows that the eraser has not seen.
+"""Leakage: how well probes find the concept in erased rows held out from the eraser's fit.
 
 A linear probe trained on the eraser's own training rows is at chance by construction, so that
 figure says nothing. Probes here are trained and scored, by cross-validation, within fresh rows.
@@ -21,15 +21,18 @@ from splince_fast.evaluation import _logistic
 from splince_fast.evaluation._cells import coded
 from splince_fast.evaluation._scores import Fold, against
 from splince_fast.evaluation._scores import figures as figures_of
-from splince_fast.exceptions import InputError
+from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import Columns, encode_one
 
 Float = NDArray[np.float64]
+Target = tuple[NDArray[np.intp], Sequence[Fold]]  # codes of the rows, and the folds for them
 
 PROBES = ("linear", "mlp", "boosting")
 STRENGTH = 0.01  # of the linear probe, on features of unit variance
 _FLOOR = 1e-6  # of the largest deviation or singular value: below it is rounding residue
 _BOOSTED_COMPONENTS = 64
+_TRIES = 20  # draws per permutation, where some allow no folds
+_FAR_BELOW = 4.0  # standard errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +81,15 @@ class Leakage:
         0 for a quantity.
     reason : str
         Why it could not be measured; empty otherwise.
+    hint : str
+        Advice where an AUC is further below .5 than independent rows make likely; empty otherwise.
     """
 
     probes: tuple[Probe, ...]
     n: int
     n_classes: int
     reason: str
+    hint: str = ""
 
     def __getitem__(self, name: str) -> Probe:
         for probe in self.probes:
@@ -94,7 +100,7 @@ class Leakage:
     def __str__(self) -> str:
         if self.reason:
             return f"leakage not measurable: {self.reason}"
-        lines = [f"leakage on {self.n:,} rows that the eraser has not seen"]
+        lines = [f"leakage on {self.n:,} rows (a fair figure needs rows held out from the eraser)"]
         for probe in self.probes:
             if self.n_classes:
                 text = f"accuracy {probe.accuracy:.3f}, AUC {probe.auc:.3f}"
@@ -104,6 +110,8 @@ class Leakage:
             if not math.isnan(probe.permuted):
                 text += f", permuted {probe.permuted:.3f} (p = {probe.p_value:.3g})"
             lines.append(f"  {probe.name:<9} {text}")
+        if self.hint:
+            lines.append(f"  {self.hint}")
         return "\n".join(lines)
 
 
@@ -117,7 +125,7 @@ def leakage(
     groups: Any = None,
     random_state: int = 0,
 ) -> Leakage:
-    """Probe erased rows, which the eraser has not seen, for the concept.
+    """Probe erased rows for the concept; they should be held out from the fit of the eraser.
 
     The linear probe is logistic with mean log-loss + .01 / 2 |w|^2 on features of unit variance
     (ridge for a quantity); "mlp" is scikit-learn's ``MLPClassifier((128,), early_stopping=True)``
@@ -135,10 +143,12 @@ def leakage(
     cv : int
         Folds, stratified and shuffled.
     n_permutations : int
-        Repetitions of each probe on permuted labels.
+        Repetitions of each probe on permuted labels, each with folds stratified on them.
     groups : column of shape (n,), optional
         Rows of one group stay in one fold: twins of a sentence in different folds give an AUC
-        far below .5 even where nothing was erased.
+        far below .5 even where nothing was erased. Groups in which the concept is constant
+        exchange their labels as wholes in a permutation; in the others rows do so within the
+        group. Rows without a group are one group.
     random_state : int
         Of folds, permutations and probes.
 
@@ -151,6 +161,11 @@ def leakage(
     ------
     InputError
         A parameter out of range.
+
+    Warns
+    -----
+    SplinceWarning
+        Without `groups` an AUC is so far below .5 that rows must depend on each other.
 
     Examples
     --------
@@ -178,15 +193,80 @@ def leakage(
             random_state,
         )  # fmt: skip
     inside = encoded.codes >= 0
-    codes = encoded.codes[inside]
-    names, codes = np.unique(codes, return_inverse=True)
-    folds, reason = folds_of(
-        codes, len(names), cv, None if members is None else members[inside], random_state
+    names, codes = np.unique(encoded.codes[inside], return_inverse=True)
+    codes = codes.astype(np.intp)
+    members = None if members is None else members[inside]
+    folds, reason = folds_of(codes, len(names), cv, members, random_state)
+    permuted: list[Target] = []
+    if not reason:
+        permuted = _permuted_targets(codes, len(names), cv, members, n_permutations, random_state)
+    found = probe_codes(
+        rows[inside], codes, len(names), list(probes), permuted, folds, reason, random_state
     )
-    return probe_codes(
-        rows[inside], codes.astype(np.intp), len(names), list(probes), n_permutations, folds,
-        reason, random_state,
-    )  # fmt: skip
+    if found.hint and members is None:
+        warnings.warn(found.hint, SplinceWarning, stacklevel=2)
+    return found
+
+
+def _permuted_targets(
+    codes: NDArray[np.intp],
+    n_classes: int,
+    cv: int,
+    groups: NDArray[np.intp] | None,
+    count: int,
+    random_state: int,
+) -> list[Target]:
+    """Permuted codes, and folds by the rule for the true ones: the same function of the labels.
+
+    A permutation that allows no folds is drawn again, which keeps the others exchangeable with
+    the true labels: these allow folds, too.
+    """
+    rng = np.random.default_rng(random_state)
+    targets: list[Target] = []
+    for _ in range(_TRIES * count):
+        if len(targets) == count:
+            break
+        target = codes[permutation_within(codes, groups, rng)]
+        folds, reason = folds_of(target, n_classes, cv, groups, random_state)
+        if not reason:
+            targets.append((target, folds))
+    if len(targets) < count:
+        raise InputError(
+            f"only {len(targets)} of {_TRIES * count} permutations of the labels allow folds with "
+            "all classes: the groups are too few for a permutation test; pass n_permutations=0"
+        )
+    return targets
+
+
+def permutation_within(
+    values: NDArray[Any], groups: NDArray[np.intp] | None, rng: np.random.Generator
+) -> NDArray[np.intp]:
+    """Rows whose labels the rows take in a permutation that is exchangeable given the groups.
+
+    Parameters
+    ----------
+    values : (n,) or (n, k)
+        Labels: they tell in which groups the concept is constant.
+    groups : (n,), optional
+        Without it all rows are permuted.
+    rng : Generator
+        Drawn from.
+    """
+    n = len(values)
+    if groups is None:
+        return rng.permutation(n)
+    _, member, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+    order = np.argsort(member, kind="stable")
+    taken = np.empty(n, dtype=np.intp)
+    taken[order] = np.lexsort((rng.random(n), member))
+    first = order[np.cumsum(sizes) - sizes]
+    differs = (values != values[first[member]]).reshape(n, -1).any(axis=1)
+    whole = np.flatnonzero(np.bincount(member, differs, len(sizes)) == 0)
+    source = np.arange(len(sizes))
+    source[whole] = rng.permutation(whole)
+    constant = np.isin(member, whole)
+    taken[constant] = first[source[member[constant]]]
+    return taken
 
 
 def probe_codes(
@@ -194,7 +274,7 @@ def probe_codes(
     codes: NDArray[np.intp],
     n_classes: int,
     probes: Sequence[str],
-    n_permutations: int,
+    permuted: Sequence[Target],
     folds: Sequence[Fold],
     reason: str,
     random_state: int,
@@ -203,23 +283,43 @@ def probe_codes(
     if reason:
         return Leakage((), len(rows), n_classes, reason)
     counts = np.bincount(codes, minlength=n_classes)
-    rng = np.random.default_rng(random_state)
-    targets = [codes, *(rng.permutation(codes) for _ in range(n_permutations))]
+    targets = [(codes, folds), *permuted]
     prepared = _scaled(rows)
     found = []
     for name in probes:
         if name == "linear":
-            scores = _linear_scores(prepared, targets, n_classes, folds)
+            scores = _linear_scores(prepared, targets, n_classes)
         else:
-            scores = [_sklearn_scores(name, prepared, t, folds, random_state) for t in targets]
-        figures = [figures_of(s, t, folds, n_classes) for s, t in zip(scores, targets, strict=True)]
+            scores = [_sklearn_scores(name, prepared, t, f, random_state) for t, f in targets]
+        figures = [
+            figures_of(s, t, f, n_classes) for s, (t, f) in zip(scores, targets, strict=True)
+        ]
         accuracy, auc = figures[0]
         others = [figure[0] for figure in figures[1:]]
         chance = float(counts.max() / counts.sum())
-        permuted, p = against(accuracy, others)
-        excess = accuracy - max(chance, -math.inf if math.isnan(permuted) else permuted)
-        found.append(Probe(name, accuracy, auc, math.nan, chance, permuted, p, excess))
-    return Leakage(tuple(found), len(rows), n_classes, "")
+        mean, p = against(accuracy, others)
+        excess = accuracy - max(chance, -math.inf if math.isnan(mean) else mean)
+        found.append(Probe(name, accuracy, auc, math.nan, chance, mean, p, excess))
+    hint = _hint([probe.auc for probe in found], counts)
+    return Leakage(tuple(found), len(rows), n_classes, "", hint)
+
+
+def _hint(areas: Sequence[float], counts: NDArray[np.intp]) -> str:
+    """Advice where the lowest AUC is far below .5, by the standard error of independent rows.
+
+    That of the Mann-Whitney statistic under no difference is sqrt((n + 1) / (12 n_1 n_0)); the
+    smallest class has the largest.
+    """
+    n, fewest = int(counts.sum()), int(counts.min())
+    error = math.sqrt((n + 1) / (12 * fewest * (n - fewest)))
+    lowest = min(areas, default=math.nan)
+    if not lowest < 0.5 - _FAR_BELOW * error:
+        return ""
+    return (
+        f"an AUC of {lowest:.2f} is too far below .5 for independent rows: rows that belong "
+        "together, such as twins of a sentence, lie in different folds; keep them together with "
+        "groups="
+    )
 
 
 def folds_of(
@@ -266,37 +366,33 @@ def _scaled(rows: Float) -> Float:
     return np.asarray(centred / unit if unit > 0 else centred)
 
 
-def _linear_scores(
-    rows: Float, targets: Sequence[NDArray[np.intp]], n_classes: int, folds: Sequence[Fold]
-) -> list[Float]:
+def _linear_scores(rows: Float, targets: Sequence[Target], n_classes: int) -> list[Float]:
     """Scores (n, C) of every row by the probe of the folds that did not see it, per target.
 
     Standardising by the deviations s of a fold and penalising |w|^2 is penalising s_k^2 u_k^2 for
-    weights u = w / s of the features as they are; so all folds and targets are one batch.
+    weights u = w / s of the features as they are; so all folds and targets are one batch. A
+    feature that is rounding residue in a fold has the penalty of the largest one there, under
+    which it has no weight.
     """
-    n, F = len(rows), len(folds)
-    weights = np.zeros((n, F))
-    for f, (train, _) in enumerate(folds):
-        weights[train, f] = 1.0 / len(train)
+    n = len(rows)
+    parts = [(t, fold) for t, (_, folds) in enumerate(targets) for fold in folds]
+    weights = np.zeros((n, len(parts)))
+    for j, (_, (train, _)) in enumerate(parts):
+        weights[train, j] = 1.0 / len(train)
     # The rows are centred: the difference of squares loses no more than a few bits, and a feature
     # that is constant in a fold comes out at sqrt(eps) of its size, far below _FLOOR.
     variances = (rows**2).T @ weights - (rows.T @ weights) ** 2
     deviations = np.sqrt(np.maximum(variances, 0.0))
-    varied = (deviations > _FLOOR * deviations.max(axis=0)).all(axis=1)
-    kept = np.ascontiguousarray(rows[:, varied])
-    penalties = STRENGTH * deviations[varied] ** 2
-    codes = np.stack([t for t in targets for _ in folds], axis=1)
-    fits = _logistic.fit(
-        kept, codes, n_classes, np.tile(penalties, len(targets)),
-        sample_weights=np.tile(weights, len(targets)),
-    )  # fmt: skip
-    results = []
-    for t in range(len(targets)):
-        scores = np.full((n, fits.weights.shape[1]), np.nan)
-        for f, (_, held) in enumerate(folds):
-            j = t * F + f
-            scores[held] = kept[held] @ fits.weights[j].T + fits.intercepts[j]
-        results.append(scores)
+    largest = deviations.max(axis=0)
+    varied = deviations > _FLOOR * largest
+    some = varied.any(axis=1)
+    kept = np.ascontiguousarray(rows[:, some])
+    penalties = STRENGTH * np.where(varied, deviations, largest)[some] ** 2
+    codes = np.stack([targets[t][0] for t, _ in parts], axis=1)
+    fits = _logistic.fit(kept, codes, n_classes, penalties, sample_weights=weights)
+    results = [np.full((n, fits.weights.shape[1]), np.nan) for _ in targets]
+    for j, (t, (_, held)) in enumerate(parts):
+        results[t][held] = kept[held] @ fits.weights[j].T + fits.intercepts[j]
     return results
 
 
@@ -360,7 +456,10 @@ def probe_quantity(
     )
     folds = list(splitter.split(rows, groups=groups))
     rng = np.random.default_rng(random_state)
-    targets = [values, *(rng.permutation(values) for _ in range(n_permutations))]
+    targets = [
+        values,
+        *(values[permutation_within(values, groups, rng)] for _ in range(n_permutations)),
+    ]
     scores = []
     for target in targets:
         shares = []

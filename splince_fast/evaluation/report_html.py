@@ -14,6 +14,8 @@ import sklearn
 
 from splince_fast._runtime.extras import require
 from splince_fast.evaluation import _tables, figures
+from splince_fast.evaluation._records import FEW_ROWS
+from splince_fast.evaluation.scoring import headline
 from splince_fast.evaluation.statistics import MIN_SEEDS
 
 if TYPE_CHECKING:
@@ -22,11 +24,11 @@ if TYPE_CHECKING:
 _TEMPLATE = "report.html.jinja"
 _FIRST = ("association", "trade-off", "groups", "leakage")  # the first two open the report
 _CAPTIONS = {
-    "association": "Test rows are the same at every p and decorrelated; only training changes.",
+    "association": "Test rows are decorrelated and the same at every p; only training changes.",
     "strengths": "With a weak penalty every guarded eraser gives the same head (Theorem 2).",
     "covariance": "1 is untouched. SPLINCE keeps it by construction.",
     "leakage": "Probes are trained and scored within test rows. Chance is the dashed line.",
-    "groups": "The cells of task and concept; a small n makes a wide bar.",
+    "groups": "The cells of task and concept; n is their number of test rows per seed.",
     "trade-off": "The lower right corner has neither leakage nor loss.",
 }
 
@@ -57,9 +59,9 @@ def render(result: Comparison) -> str:
     safe = require("markupsafe", "evaluate").Markup
     drawn = {}
     for kind in figures.available(result):
-        drawn[kind] = kind, safe(_svg(figures.draw(result, kind), kind)), _CAPTIONS[kind]
+        drawn[kind] = kind, safe(_svg(figures.draw(result, kind), kind)), _caption(result, kind)
     first = [drawn.pop(kind) for kind in [k for k in _FIRST if k in drawn][:2]]
-    text: str = environment.from_string(source).render(
+    page: str = environment.from_string(source).render(
         title=_title(result),
         summary=_summary(result),
         findings=findings(result),
@@ -73,7 +75,17 @@ def render(result: Comparison) -> str:
         settings=settings(result),
         versions=versions(),
     )
-    return text
+    return figures.visible(page)
+
+
+def _caption(result: Comparison, kind: str) -> str:
+    """What a figure shows, true of this run."""
+    if kind == "association" and not result.context.same_test:
+        return (
+            "Test rows are decorrelated, but differ between levels, as groups stay whole: compare "
+            "erasers at one p. The settings list the rows of every split."
+        )
+    return _CAPTIONS[kind]
 
 
 def _title(result: Comparison) -> str:
@@ -104,60 +116,87 @@ def findings(result: Comparison) -> list[tuple[str, str]]:
     """
     found = []
     c = result.context
+    none = c.eraser_as("none")
     for head in c.heads:
-        metric = "worst_group" if "worst_group" in result.metrics else result.metrics[0]
-        best = result.best(metric, head=head)
-        if not best:
-            continue
-        value = _tables.figure_text(result.interval(metric, eraser=best[0], head=head))
-        label = _tables.LABELS.get(metric, metric) + " accuracy" * (metric == "worst_group")
-        text = f"{label}, {head} head: {best[0]} leads"
-        if "none" in c.erasers and best[0] != "none":
-            text += f" ({_tables.number(result.mean(metric, eraser='none', head=head))} unerased)"
-        if len(c.seeds) < MIN_SEEDS and not c.truth:
-            text += "; too few seeds to test."
-        elif len(best) == 1:
-            text += "; the corrected test confirms it."
-        else:
-            text += f"; the corrected test cannot tell {', '.join(best[1:])} from it."
-        found.append((value, text))
-    erased = [e for e in c.erasers if e != "none"]
-    values = _means(result, "probe_accuracy", erased)
-    if values:
-        lowest = min(values, key=lambda e: values[e])
+        leading = _leading(result, head, none)
+        if leading is not None:
+            found.append(leading)
+    probed = _ordered(result, "probe_accuracy", none)
+    if probed:
+        lowest = probed[0]
         before = (
-            f"{_tables.number(result.mean('probe_accuracy', eraser='none'))} unerased, "
-            if "none" in c.erasers else ""
+            f"{_tables.number(result.mean('probe_accuracy', eraser=none))} unerased, "
+            if none else ""
         )  # fmt: skip
         chance = result.mean("probe_chance", eraser=lowest)
         found.append((
-            _tables.number(values[lowest]),
-            f"accuracy of a linear probe for {', '.join(c.concepts)} on new rows after {lowest}, "
-            f"the lowest ({before}majority class {_tables.number(chance)}).",
+            _tables.number(result.mean("probe_accuracy", eraser=lowest)),
+            f"accuracy of a linear probe for {', '.join(c.concepts)} on new rows after {lowest}"
+            f"{', the lowest' * (len(probed) > 1)} ({before}majority class "
+            f"{_tables.number(chance)}).",
         ))  # fmt: skip
-    kept = _means(result, "kept_covariance", erased)
+    kept = _ordered(result, "kept_covariance", none)
     if len(kept) > 1:
-        most, least = (pick(kept, key=lambda e: kept[e]) for pick in (max, min))
+        most, least = (
+            _tables.number(result.mean("kept_covariance", eraser=e)) for e in (kept[0], kept[-1])
+        )
         found.append((
-            _tables.number(kept[most]),
-            f"of the squared covariance with the task is kept by {most}, "
-            f"{_tables.number(kept[least])} by {least}.",
+            most,
+            f"of the squared covariance with the task is kept by {kept[0]}, {least} by {kept[-1]}.",
         ))  # fmt: skip
     return found
 
 
-def _means(result: Comparison, metric: str, erasers: list[str]) -> dict[str, float]:
-    """Means by eraser; empty where there is no such figure."""
+def _leading(result: Comparison, head: str, none: str | None) -> tuple[str, str] | None:
+    """The leading eraser of a head by the headline metric, and what the test says of it."""
+    if not result.metrics:
+        return None
+    metric = headline(result.metrics)
+    found = result.verdict(metric, head=head)
+    if not found.order:
+        return None
+    best, p = found.order[0], result.level()
+    value = _tables.figure_text(result.interval(metric, eraser=best, head=head))
+    text = f"{result.metric(metric).label}, {head} head: "
+    if len(found.level) > 1:
+        text += f"{', '.join(found.level)} are level"
+    else:
+        text += "unerased rows lead" if best == none else f"{best} leads"
+    if none in found.order and none not in found.level:
+        text += f" ({_tables.number(result.mean(metric, eraser=none, head=head))} unerased)"
+    if len(found.order) == 1:
+        text += "; no other eraser has a value."
+    elif not found.tested:
+        text += "; no test was made" + (
+            f", which takes {MIN_SEEDS} seeds." if found.n_seeds < MIN_SEEDS else "."
+        )
+    elif found.confirmed:
+        text += "; the corrected test confirms it."
+    else:
+        rest = [e for e in found.leaders if e not in found.level]
+        text += f"; the corrected test cannot tell {', '.join(rest)} from it." if rest else "."
+    if 0 < found.n_seeds < len(result.context.seeds):
+        text += f" Ordered over the {found.n_seeds} seeds that all have."
+    cell = _tables.worst_cell_text(result, best, head, p) if metric == "worst_group" else ""
+    few = any(c.n < FEW_ROWS for c in result.worst_cells(eraser=best, head=head).values())
+    if cell:
+        text += f" Worst group: {cell}" + (
+            f"; fewer than {FEW_ROWS} rows, not reliable." if few else "."
+        )
+    return value, text
+
+
+def _ordered(result: Comparison, metric: str, none: str | None) -> list[str]:
+    """Erasers but "none", the best first; empty where there is no such metric."""
     if metric not in result.metrics:
-        return {}
-    values = {e: result.mean(metric, eraser=e) for e in erasers}
-    return {e: v for e, v in values.items() if v == v}
+        return []
+    return [e for e in result.verdict(metric).order if e != none]
 
 
 def _difference_tables(result: Comparison) -> list[_tables.Table]:
     """Against LEACE, or the first eraser, per head."""
     c = result.context
-    reference = "LEACE" if "LEACE" in c.erasers else c.erasers[0]
+    reference = c.eraser_as("LEACE") or c.erasers[0]
     metrics = [m for m in ("worst_group", "accuracy", "r2") if m in result.metrics][:2]
     if len(c.erasers) < 2:
         return []
@@ -182,10 +221,9 @@ def settings(result: Comparison) -> list[tuple[str, str]]:
     """
     c = result.context
     levels = ", ".join("natural split" if p is None else f"{p:g}" for p in c.levels)
-    train, validation, test = c.sizes
     return [
         ("rows, features", f"{c.n:,}, {c.d:,}"),
-        ("training, validation, test rows", f"{train:,}, {validation:,}, {test:,}"),
+        *(("rows of the splits", line) for line in _tables.sizes_told(result)),
         ("association", levels + (f", tied: {c.tied}" if c.tied else "")),
         ("reached by", "weights of cells" if c.by == "weights" else "choice of rows"),
         ("seeds", ", ".join(map(str, c.seeds))),
@@ -216,8 +254,8 @@ def _svg(figure: Any, kind: str) -> str:
     """A figure as an SVG element that scales, is named, and refers to nothing outside."""
     buffer = io.StringIO()
     matplotlib = require("matplotlib", "evaluate")
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": kind,
-                                "font.family": "sans-serif"}):  # fmt: skip
+    style = {"svg.fonttype": "none", "svg.hashsalt": kind, "font.family": "sans-serif"}
+    with matplotlib.rc_context({**style, "text.parse_math": False}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]

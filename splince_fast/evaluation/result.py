@@ -1,7 +1,4 @@
-"""What compare found: tables, differences with tests, advice, files.
-
-Above 400 lines because it is the whole public face of a result, with its documentation.
-"""
+"""What compare found: tables, differences with tests, advice, files."""
 
 from __future__ import annotations
 
@@ -13,20 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from splince_fast.evaluation import _tables, statistics
+from splince_fast._runtime.files import write_text
+from splince_fast.evaluation import _tables, _verdict, statistics
 from splince_fast.evaluation._bootstrap import Resampled
-from splince_fast.evaluation._context import (
-    ADVICE,
-    ERASER_ROW,
-    PATH,
-    Context,
-    Differences,
-    is_lower_better,
-)
+from splince_fast.evaluation._context import ADVISER, ERASER_ROW, PATH, Context, Differences
+from splince_fast.evaluation._records import CellAccuracy
+from splince_fast.evaluation.scoring import Metric, metric_of
 from splince_fast.evaluation.statistics import Interval
 from splince_fast.exceptions import FileFormatError, InputError
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Comparison:
@@ -60,20 +53,22 @@ class Comparison:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of all figures, in the order of their first appearance."""
-        found = (m for r in self.records if r["head"] != ADVICE for m in r["values"])
+        found = (m for r in self.records if r["eraser"] != ADVISER for m in r["values"])
         return tuple(dict.fromkeys(found))
 
     @property
     def failures(self) -> list[tuple[str, str, str]]:
         """(eraser, head, reason) of what could not be run, each once."""
-        failed = ((r["eraser"], r["head"], r["reason"]) for r in self.records if r["reason"])
+        failed = (
+            (r["eraser"] or "advice", r["head"], r["reason"]) for r in self.records if r["reason"]
+        )
         return list(dict.fromkeys(failed))
 
     @property
     def notes(self) -> list[str]:
         """Warnings of the data and of single cells, each once."""
         of_cells = (
-            f"{r['eraser']}{', ' + r['head'] if r['head'] else ''}: {note}"
+            f"{r['eraser'] or 'advice'}{', ' + r['head'] if r['head'] else ''}: {note}"
             for r in self.records for note in r["notes"]
         )  # fmt: skip
         slow = (
@@ -81,6 +76,34 @@ class Comparison:
             for r in self.records if not r["converged"]
         )  # fmt: skip
         return [*self.context.notes, *dict.fromkeys(of_cells), *dict.fromkeys(slow)]
+
+    @property
+    def sizes(self) -> dict[tuple[int, float | None], tuple[int, int, int]]:
+        """Rows for training, validation and test by (seed, level)."""
+        return {(r["seed"], r["p"]): tuple(r["sizes"]) for r in self.records}
+
+    def metric(self, key: str) -> Metric:
+        """Label and direction of a metric.
+
+        Parameters
+        ----------
+        key : str
+            One of :attr:`metrics`.
+
+        Returns
+        -------
+        Metric
+            Without its function, for one of the caller's own.
+
+        Raises
+        ------
+        InputError
+            No such metric.
+        """
+        if key not in self.metrics:
+            raise InputError(f"there is no metric {key!r}; there are {', '.join(self.metrics)}")
+        own = self.context.own_metrics
+        return metric_of(key, {k: Metric(None, lower, label) for k, (label, lower) in own.items()})
 
     def head_of(self, metric: str, head: str | None = None) -> str:
         """The head whose records hold a figure: none for those of the eraser itself.
@@ -102,9 +125,7 @@ class Comparison:
         InputError
             No such figure or head.
         """
-        if metric not in self.metrics:
-            raise InputError(f"there is no metric {metric!r}; there are {', '.join(self.metrics)}")
-        if any(metric in r["values"] for r in self.records if r["head"] == ERASER_ROW):
+        if self.metric(metric).of == "eraser":
             return ERASER_ROW
         head = self.context.heads[0] if head is None else head
         if head not in self.context.heads:
@@ -220,6 +241,37 @@ class Comparison:
         """
         return self.interval(metric, **where).mean
 
+    def worst_cells(
+        self, *, eraser: str, head: str | None = None, p: float | None = None
+    ) -> dict[int, CellAccuracy]:
+        """The cell of task and concept with the lowest accuracy, by seed.
+
+        Parameters
+        ----------
+        eraser : str
+            Its name.
+        head, p
+            As for :meth:`values`.
+
+        Returns
+        -------
+        dict of int to CellAccuracy
+            With its name, test rows and Wilson interval; of equal accuracies the cell with most
+            rows. Empty where a concept or the task is a quantity.
+        """
+        if "worst_group" not in self.metrics:
+            return {}
+        seeds = self.values("worst_group", eraser=eraser, head=head, p=p)
+        head, p = self.head_of("worst_group", head), self.level(p)
+        found = {}
+        for r in self.records:
+            if (r["eraser"], r["head"], r["p"]) == (eraser, head, p) and r["seed"] in seeds:
+                code, n, right = min(r["cells"], key=lambda cell: (cell[2] / cell[1], -cell[1]))
+                low, high = statistics.wilson_interval(right, n)
+                name = self.context.cells[code]
+                found[r["seed"]] = CellAccuracy(name, n, right / n, low, high)
+        return found
+
     def advice(self, p: float | None = None) -> dict[str, float]:
         """What the moments alone say, means over seeds.
 
@@ -238,7 +290,7 @@ class Comparison:
             Empty where task or concept is a quantity or the advice failed.
         """
         p = self.level(p)
-        found = [r["values"] for r in self.records if r["head"] == ADVICE and r["p"] == p]
+        found = [r["values"] for r in self.records if r["eraser"] == ADVISER and r["p"] == p]
         found = [values for values in found if values]
         return {
             name: math.fsum(values[name] for values in found) / len(found)
@@ -277,46 +329,86 @@ class Comparison:
             A list of :class:`~splince_fast.evaluation.statistics.Difference`.
         """
         theirs = self.values(metric, eraser=reference, head=head, p=p, strength=strength)
-        train, _, test = self.context.sizes
+        level = self.level(p)
+        sizes = [size for (_, q), size in self.sizes.items() if q == level]
+        ratio = math.fsum(test / train for train, _, test in sizes) / len(sizes)
         rows = []
         for eraser in self.context.erasers:
             if eraser == reference:
                 continue
             ours = self.values(metric, eraser=eraser, head=head, p=p, strength=strength)
-            found = statistics.paired_difference(eraser, reference, ours, theirs, test / train)
+            found = statistics.paired_difference(
+                eraser, reference, ours, theirs, ratio, self._resolution(metric, head, p)
+            )
             if self._resampled is not None and strength is None:
                 found = self._resampled.difference(metric, self.head_of(metric, head), found)
             rows.append(found)
         adjusted = statistics.holm([row.p for row in rows])
         rows = [dataclasses.replace(r, p_holm=q) for r, q in zip(rows, adjusted, strict=True)]
-        return Differences(rows, metric, self.head_of(metric, head), self.level(p))
+        label, head = self.metric(metric).label, self.head_of(metric, head)
+        return Differences(rows, metric, label, head, level)
+
+    def _resolution(self, metric: str, head: str | None, p: float | None) -> int | None:
+        """Test rows of which a figure is a fraction or a mean of fractions; None for others."""
+        if metric == "worst_group":
+            where = self.head_of(metric, head), self.level(p)
+            cells = (r["cells"] for r in self.records if (r["head"], r["p"]) == where)
+            return min((n for of in cells for _, n, _ in of), default=None)
+        fraction = metric.split("[")[0].endswith("accuracy") or metric == "tpr_gap"
+        return self.context.sizes[2] if fraction else None
 
     def best(
         self, metric: str = "worst_group", *, head: str | None = None, p: float | None = None
     ) -> list[str]:
         """The best eraser and those that the test cannot tell from it.
 
+        Erasers are ordered by their means over the seeds at which all of them have a value; an
+        eraser that failed at every seed is left out.
+
         Parameters
         ----------
         metric : str
-            A figure; for gaps, probes, distortion and residual the smallest is the best.
+            A figure; :meth:`metric` tells whether the largest or the smallest is the best.
         head, p
             As for :meth:`values`.
 
         Returns
         -------
         list of str
-            The best first; one name alone where it beats all others at 5 %.
+            The best first; one name alone where it beats all others at 5 %, or where no other
+            eraser has a value. Empty where no seed has values of all.
+
+        Raises
+        ------
+        InputError
+            No such metric, or one without a direction.
         """
-        means = {e: self.mean(metric, eraser=e, head=head, p=p) for e in self.context.erasers}
-        known = {e: m for e, m in means.items() if not math.isnan(m)}
-        if not known:
-            return []
-        sign = -1.0 if is_lower_better(metric) else 1.0
-        order = sorted(known, key=lambda e: -sign * known[e])
-        found = self.differences(metric, reference=order[0], head=head, p=p)
-        worse = {row.method for row in found if row.significant and sign * row.difference < 0}
-        return [e for e in order if e not in worse]
+        return list(self.verdict(metric, head=head, p=p).leaders)
+
+    def verdict(
+        self, metric: str = "worst_group", *, head: str | None = None, p: float | None = None
+    ) -> _verdict.Verdict:
+        """Order of the erasers by a metric, and whether a test was made.
+
+        Parameters
+        ----------
+        metric : str
+            A figure.
+        head, p
+            As for :meth:`values`.
+
+        Returns
+        -------
+        Verdict
+            ``order``, ``leaders``, ``level`` (equal to the best), ``tested``, ``n_seeds`` and
+            ``confirmed``.
+
+        Raises
+        ------
+        InputError
+            No such metric, or one without a direction.
+        """
+        return _verdict.verdict(self, metric, head, p)
 
     def table(self, metric: str, *, head: str | None = None) -> _tables.Table:
         """A figure by eraser and level.
@@ -382,7 +474,7 @@ class Comparison:
         Parameters
         ----------
         path : path
-            The file; its folder must exist.
+            The file; its folder must exist. It is complete or, after an error, as it was.
 
         Returns
         -------
@@ -396,14 +488,13 @@ class Comparison:
         """
         from splince_fast.evaluation import report_html
 
-        target = Path(path)
-        target.write_text(report_html.render(self), encoding="utf-8")
-        return target
+        write_text(path, report_html.render(self))
+        return Path(path)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The long form: one dictionary per seed, p, eraser, head, strength and metric."""
         for r in self.records:
-            if r["head"] == ADVICE:
+            if r["eraser"] == ADVISER:
                 continue
             start = {"seed": r["seed"], "p": r["p"], "eraser": r["eraser"], "head": r["head"]}
             n = r["sizes"][2]
@@ -465,7 +556,6 @@ class Comparison:
         path : path
             The file; it is complete or absent.
         """
-        target = Path(path)
         text = json.dumps(
             {
                 "kind": "comparison",
@@ -474,13 +564,7 @@ class Comparison:
                 "records": self.records,
             }
         )
-        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-        try:
-            partial.write_text(text, encoding="utf-8")
-            os.replace(partial, target)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+        write_text(path, text)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Comparison:
@@ -499,11 +583,11 @@ class Comparison:
         Raises
         ------
         FileFormatError
-            Truncated, foreign, or written by a newer version.
+            Truncated, foreign, or written by a version with another format.
         """
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
-            if found["kind"] != "comparison" or found["format"] > _FORMAT:
+            if found["kind"] != "comparison" or found["format"] != _FORMAT:
                 raise ValueError(f"kind {found['kind']!r}, format {found['format']!r}")
             values = found["context"]
             fields: dict[str, Any] = {

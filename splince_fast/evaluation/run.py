@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.version import library_version
-from splince_fast.evaluation._context import ADVICE, ERASER_ROW, Context
-from splince_fast.evaluation._identity import key, source_of
+from splince_fast.evaluation._context import ERASER_ROW, Context
+from splince_fast.evaluation._identity import key
 from splince_fast.evaluation._journal import Journal
 from splince_fast.evaluation._linear import STRENGTHS
 from splince_fast.evaluation._pages import slices
@@ -26,6 +26,8 @@ from splince_fast.evaluation.plan import Named, Plan, make_plan
 from splince_fast.evaluation.result import Comparison
 from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import ClassCodes
+
+_LAYOUT = 2  # of the records; those of another one are computed again
 
 
 def compare(
@@ -70,12 +72,15 @@ def compare(
         Labels of any kind. Several concepts as a mapping or tuple of columns are erased jointly.
         Floats are a quantity; the association protocol needs classes.
     groups : column of shape (n,), optional
-        Rows of one group (a person, a document) stay in one part and in one fold.
+        Rows of one group (a person, a document) stay in one part and in one fold, those that
+        choose a strength included; with `test` a group in several parts is an error.
     erasers : sequence or mapping
         Of "none", "SAL", "LEACE", "SPLINCE", "mean", "random", "INLP", "RLACE"; estimators with a
         ``projection_``, fitted on centred and scaled training rows with the validation rows; or
-        functions from :class:`Moments` of the training rows, with the variables "task" and
-        "concept" (or the names of several), to a :class:`Projection`. A mapping names them.
+        functions from :class:`Moments` of the training rows, with the variables "task" ("kept
+        task" where a concept is named "task") and "concept" (or the names of several), to a
+        :class:`Projection`. A mapping names them. Estimators get a mapping of columns where
+        there are both classes and quantities among several concepts.
     heads : sequence or mapping
         Of "retrained" (refitted after erasing, its strength selected), "frozen" (that of the
         unerased rows), "unregularised"; or classifiers, fitted on erased rows.
@@ -99,8 +104,9 @@ def compare(
         What the validation rows choose the strength by, the same for every eraser.
     leakage : sequence of {"linear", "mlp", "boosting"}
         Probes for the concept on erased test rows.
-    metrics : mapping of str to function, optional
-        Further metrics of (y_true, y_pred).
+    metrics : mapping of str to function or Metric, optional
+        Further metrics of (y_true, y_pred). A :class:`Metric` says in which direction it is
+        better; a function alone is shown without a best eraser and without a star.
     test : column of shape (n,), optional
         A split of your own, instead of resampling: a mask of test rows, or the names "train",
         "validation", "test". Pass ``n_seeds=1``; intervals are then of a bootstrap.
@@ -108,10 +114,13 @@ def compare(
         Processes, each with one BLAS thread; -1 is one per processor.
     run : path, optional
         A folder in which every finished cell is kept: a run that was stopped goes on from there.
+        A cell counts as finished while the data, settings, code and values that it depends on
+        are the same, globals and closures of functions included; functions of which these cannot
+        be read are named in a warning and computed again.
     progress : bool
         Show finished jobs and the time left on stderr.
     strict : bool
-        Raise where an eraser or head fails, instead of keeping the reason as a row.
+        Raise where an eraser, head or metric fails, instead of keeping the reason as a row.
 
     Returns
     -------
@@ -126,7 +135,8 @@ def compare(
     Warns
     -----
     SplinceWarning
-        Test rows also occur among training rows; rows lack labels, or are more than a job holds.
+        Test rows also occur among training rows; rows lack labels, or are more than a job holds;
+        cells cannot be reused.
 
     Examples
     --------
@@ -153,13 +163,18 @@ def compare(
     workers = workers_of(n_jobs)
     journal = Journal(run, plan.fingerprint)
     splits = {(seed, p): plan.split(seed, p) for seed in plan.seeds for p in plan.levels}
-    notes = _looked_over(plan, splits)
+    notes = _looked_over(plan, splits, resumable=run is not None)
     pending = _pending(plan, splits, journal)
     with tempfile.TemporaryDirectory(prefix="splince-fast-") as scratch, ExitStack() as stack:
         bar = stack.enter_context(Bar(len(pending), enabled=progress))
         for job, records in results(plan, splits, pending, workers, Path(scratch)):
-            journal.add({_key(plan, r, splits[job]): r for r in records})
-            failed = [r for r in records if r["reason"]]
+            kept: dict[str, Any] = {}
+            once: dict[str, Any] = {}
+            for r in records:
+                (once if _unread(plan, r) else kept)[_key(plan, r, splits[job])] = r
+            journal.add(kept)
+            journal.cells |= once
+            failed = [r for r in records if r["reason"] and r["eraser"] != ADVISER.name]
             if strict and failed:
                 raise InputError(
                     f"{failed[0]['eraser']} {failed[0]['head']}: {failed[0]['reason']}"
@@ -177,8 +192,9 @@ def _cell_key(
 ) -> str:
     """Hash of what a cell depends on, and of nothing else."""
     identities = {h.name: h.identity for h in plan.heads}
-    tuned = head not in (ERASER_ROW, ADVICE)
+    tuned = head != ERASER_ROW
     return key(
+        layout=_LAYOUT,
         data=plan.fingerprint,
         version=library_version(),
         seed=seed,
@@ -192,7 +208,7 @@ def _cell_key(
         strengths=plan.strengths if tuned else (),
         select=plan.select if tuned else "",
         probes=() if tuned else plan.probes,
-        metrics={n: source_of(m) for n, m in plan.metrics.items()} if tuned else {},
+        metrics={m.name: m.identity for m in plan.metrics} if tuned else {},
     )
 
 
@@ -201,6 +217,13 @@ def _key(plan: Plan, record: dict[str, Any], split: Split) -> str:
     return _cell_key(
         plan, record["seed"], record["p"], erasers[record["eraser"]], record["head"], split
     )
+
+
+def _unread(plan: Plan, record: dict[str, Any]) -> bool:
+    """Whether a record depends on something whose changes cannot be seen."""
+    names = {record["eraser"], record["head"]} - {ERASER_ROW}
+    parts = [n for n in (*plan.erasers, *plan.heads) if n.name in names]
+    return any(n.unread for n in (*parts, *(plan.metrics if record["head"] else ())))
 
 
 def _pending(
@@ -218,9 +241,15 @@ def _pending(
     return pending
 
 
-def _looked_over(plan: Plan, splits: Mapping[Where, Split]) -> list[str]:
+def _looked_over(plan: Plan, splits: Mapping[Where, Split], *, resumable: bool) -> list[str]:
     """What the user has to know of the data, warned of once, and what the splits adjusted."""
     notes = list(plan.notes)
+    if resumable:
+        notes += [
+            f"{named.name} is computed again in every run, because its changes cannot be seen: "
+            f"{named.unread}"
+            for named in (*plan.erasers, *plan.heads, *plan.metrics) if named.unread
+        ]  # fmt: skip
     n = len(plan.usable)
     missing = n - int(plan.usable.sum())
     if missing:
@@ -266,6 +295,14 @@ def _row_codes(X: NDArray[Any]) -> NDArray[np.int64]:
     return np.fromiter(codes, dtype=np.int64, count=len(X))
 
 
+def _same_test(plan: Plan, splits: Mapping[Where, Split]) -> bool:
+    """Whether a seed has the same test rows at every level."""
+    return all(
+        np.array_equal(np.sort(splits[seed, p].test), np.sort(splits[seed, plan.levels[0]].test))
+        for seed in plan.seeds for p in plan.levels
+    )  # fmt: skip
+
+
 def _tied(tied: Any) -> str:
     """Who is tied to whom, in words."""
     if isinstance(tied, dict):
@@ -285,7 +322,10 @@ def _context(plan: Plan, splits: Mapping[Where, Split], notes: list[str]) -> Con
             "groups": None if plan.groups is None else plan.groups[first.test].tolist(),
         }
     tied = plan.protocol.tied if plan.protocol is not None else None
-    names = [] if plan.cells is None else [" · ".join(map(str, name)) for name in plan.cells.names]
+    cells = [] if plan.cells is None else plan.cells.names
+    names = [" · ".join(map(str, name)) for name in cells]
+    if len(set(names)) < len(names):  # a class name may hold the sign between two
+        names = [" · ".join(map(repr, name)) for name in cells]
     return Context(
         n=len(plan.usable), d=int(plan.X.shape[1]), erasers=tuple(e.name for e in plan.erasers),
         heads=tuple(h.name for h in plan.heads), levels=plan.levels, seeds=plan.seeds,
@@ -293,4 +333,8 @@ def _context(plan: Plan, splits: Mapping[Where, Split], notes: list[str]) -> Con
         select=plan.select, probes=plan.probes, concepts=tuple(plan.concepts),
         cells=tuple(names), fingerprint=plan.fingerprint, version=library_version(),
         notes=tuple(notes), truth=truth,
+        eraser_roles=tuple(e.role for e in plan.erasers),
+        head_roles=tuple(h.role for h in plan.heads),
+        own_metrics={m.name: [m.what.label, m.what.lower_is_better] for m in plan.metrics},
+        same_test=_same_test(plan, splits),
     )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,8 @@ from splince_fast.exceptions import InputError
 
 Float = NDArray[np.float64]
 
-MIN_SEEDS = 3  # below it no test is made
+MIN_SEEDS = 3  # below it no test is made and no interval given
+EQUAL = 2.0**-40  # relative: differences that vary by less are equal to rounding
 N_DRAWS = 2000
 
 
@@ -32,7 +34,8 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     """Mean and t interval of the mean; NaN entries are left out.
 
     The interval is over J resamplings of one data set: they share rows, so it says how the
-    figure varies with the split, not with a new data set.
+    figure varies with the split, not with a new data set. Below three values there is none: with
+    one degree of freedom it is 12.7 standard errors wide on each side.
 
     Parameters
     ----------
@@ -56,11 +59,13 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     if n == 1:
         return Interval(mean, math.nan, math.nan, math.nan, 1)
     error = float(known.std(ddof=1)) / n**0.5
+    if n < MIN_SEEDS:
+        return Interval(mean, error, math.nan, math.nan, n)
     half = float(t.ppf((1 + level) / 2, n - 1)) * error
     return Interval(mean, error, mean - half, mean + half, n)
 
 
-def wilson_interval(successes: float, n: int, *, level: float = 0.95) -> tuple[float, float]:
+def wilson_interval(successes: float, n: float, *, level: float = 0.95) -> tuple[float, float]:
     """Wilson's score interval of a proportion (E. B. Wilson, JASA 22, 1927).
 
     (p + q^2/2n -+ q sqrt(p(1-p)/n + q^2/4n^2)) / (1 + q^2/n), q the normal quantile.
@@ -69,7 +74,7 @@ def wilson_interval(successes: float, n: int, *, level: float = 0.95) -> tuple[f
     ----------
     successes : float
         Number of successes, at most n.
-    n : int
+    n : float
         Number of trials.
     level : float
         Of the interval.
@@ -90,8 +95,6 @@ def wilson_interval(successes: float, n: int, *, level: float = 0.95) -> tuple[f
 
 
 def _normal_quantile(p: float) -> float:
-    from statistics import NormalDist
-
     return NormalDist().inv_cdf(p)
 
 
@@ -140,12 +143,15 @@ class Difference:
 
 
 def corrected_t(
-    differences: Sequence[float], ratio: float, level: float = 0.95
+    differences: Sequence[float], ratio: float, level: float = 0.95, *, least: float = 0.0
 ) -> tuple[float, float, float, float]:
     """Nadeau and Bengio's corrected resampled t test (Machine Learning 52, 2003).
 
     t = mean / sqrt((1/J + n_test/n_train) var), J - 1 degrees of freedom: resamplings of one
-    data set overlap, and the plain t test takes them for independent.
+    data set overlap, and the plain t test takes them for independent. Few seeds and few test
+    rows may give equal differences by chance: with `least`, a known lower bound of var, the
+    normal test with that variance has to reject, too; p is the larger of both, and the interval
+    the wider one.
 
     Parameters
     ----------
@@ -155,11 +161,20 @@ def corrected_t(
         n_test / n_train.
     level : float
         Of the interval.
+    least : float
+        Lower bound of the variance of one difference.
 
     Returns
     -------
     tuple of float
-        t, two-sided p, and the limits of the interval of the mean difference.
+        t, two-sided p, and the limits of the interval of the mean difference. NaN where the
+        differences are equal to rounding, their mean is not 0, and `least` is 0: without a
+        variance there is no test.
+
+    Raises
+    ------
+    InputError
+        Fewer than two differences.
     """
     from scipy.stats import t as student
 
@@ -169,14 +184,16 @@ def corrected_t(
         raise InputError(f"a test needs at least two differences, and there are {n}")
     mean = float(values.mean())
     error = math.sqrt((1 / n + ratio) * float(values.var(ddof=1)))
-    if error == 0.0:
-        if mean == 0.0:
-            return 0.0, 1.0, mean, mean
-        return math.copysign(math.inf, mean), 0.0, mean, mean
-    statistic = mean / error
-    p = 2 * float(student.sf(abs(statistic), n - 1))
+    bound = math.sqrt((1 / n + ratio) * least)
+    if max(error, bound) <= EQUAL * abs(mean):
+        return (0.0, 1.0, mean, mean) if mean == 0.0 else (math.nan,) * 4
+    p = 2 * float(student.sf(abs(mean) / error, n - 1)) if error > 0.0 else 0.0
     half = float(student.ppf((1 + level) / 2, n - 1)) * error
-    return statistic, p, mean - half, mean + half
+    if bound > 0.0:
+        normal = NormalDist()
+        p = max(p, 2 * normal.cdf(-abs(mean) / bound))
+        half = max(half, normal.inv_cdf((1 + level) / 2) * bound)
+    return mean / max(error, bound), p, mean - half, mean + half
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -209,8 +226,14 @@ def paired_difference(
     ours: dict[Any, float],
     theirs: dict[Any, float],
     ratio: float,
+    resolution: int | None = None,
 ) -> Difference:
     """The difference of two methods over the seeds that both have.
+
+    Two methods whose fractions of correct decisions on the same m test rows differ by D disagree
+    on |D| m of them or more, each of which contributes +-1 / m. Over draws of the rows the
+    variance of D is then at least |D| (1 - |D|) / m, and is not taken for smaller: few seeds may
+    give equal differences by chance.
 
     Parameters
     ----------
@@ -220,6 +243,9 @@ def paired_difference(
         Their values.
     ratio : float
         n_test / n_train.
+    resolution : int, optional
+        m where the values are fractions of test rows: those of the smallest cell for a figure
+        that a cell decides. Without it differences that are equal to rounding are not tested.
 
     Returns
     -------
@@ -236,11 +262,45 @@ def paired_difference(
             method, reference, plain.mean, plain.error, nan, nan, nan, nan, nan, len(values),
             *wins, "no test",
         )  # fmt: skip
-    t, p, low, high = corrected_t(values, ratio)
+    size = min(1.0, abs(plain.mean))
+    least = 0.0 if resolution is None else size * (1 - size) / resolution
+    t, p, low, high = corrected_t(values, ratio, least=least)
+    how = "no test" if math.isnan(p) else "corrected t"
     return Difference(
-        method, reference, plain.mean, plain.error, low, high, t, p, p, len(values), *wins,
-        "corrected t",
-    )  # fmt: skip
+        method, reference, plain.mean, plain.error, low, high, t, p, p, len(values), *wins, how
+    )
+
+
+def cell_interval(rates: Sequence[float], n: float, ratio: float) -> tuple[float, float]:
+    """95 % interval of the accuracy in a cell over J resamplings that share rows.
+
+    The corrected resampled t interval of :func:`corrected_t`, or Wilson's with n / (1/J + ratio)
+    rows where that is wider, as where all resamplings give the same figure. Pooled rows would
+    count a test row once per seed.
+
+    Parameters
+    ----------
+    rates : sequence of float
+        Accuracy in the cell, one per seed.
+    n : float
+        Test rows of the cell per seed.
+    ratio : float
+        n_test / n_train.
+
+    Returns
+    -------
+    tuple of float
+        Limits in [0, 1]; below three seeds those of Wilson's interval for n rows.
+    """
+    mean = math.fsum(rates) / len(rates)
+    if len(rates) < MIN_SEEDS:
+        return wilson_interval(mean * n, n)
+    effective = min(len(rates) * n, n / (1 / len(rates) + ratio))
+    low, high = wilson_interval(mean * effective, effective)
+    _, _, least, most = corrected_t(rates, ratio)
+    if not math.isnan(least):
+        low, high = min(low, max(0.0, least)), max(high, min(1.0, most))
+    return low, high
 
 
 def bootstrap_indices(
@@ -299,23 +359,78 @@ def bootstrap_interval(
     tuple of float
         The limits.
     """
-    from scipy.stats import norm
+    low, high, _ = bootstrap_test(
+        statistic, n, draws, clusters=clusters, bca=bca, level=level, values=values
+    )
+    return low, high
+
+
+def bootstrap_test(
+    statistic: Callable[[NDArray[np.intp]], float],
+    n: int,
+    draws: Sequence[NDArray[np.intp]],
+    *,
+    clusters: NDArray[Any] | None = None,
+    bca: bool,
+    level: float = 0.95,
+    values: Float | None = None,
+) -> tuple[float, float, float]:
+    """The interval of :func:`bootstrap_interval` and the p value of 0 that belongs to it.
+
+    p is the smallest alpha at which the interval of level 1 - alpha leaves 0 out, so that p and
+    interval agree at every level; at least 1 / (B + 1) for B draws.
+
+    Parameters
+    ----------
+    statistic, n, draws, clusters, bca, level, values
+        As for :func:`bootstrap_interval`.
+
+    Returns
+    -------
+    tuple of float
+        The limits, and the two-sided p value.
+    """
+    from scipy.special import ndtr, ndtri
 
     if values is None:
         values = np.array([statistic(draw) for draw in draws])
-    values = values[~np.isnan(values)]
+    values = np.sort(values[~np.isnan(values)])
     if len(values) < 2:
-        return math.nan, math.nan
-    tails = np.array([(1 - level) / 2, (1 + level) / 2])
+        return math.nan, math.nan, math.nan
+    z0 = a = 0.0
     if bca:
         full = statistic(np.arange(n))
         share = (np.sum(values < full) + np.sum(values <= full)) / (2 * len(values))
         if 0 < share < 1:
-            z0, a = float(norm.ppf(share)), _acceleration(statistic, n, clusters)
-            shifted = z0 + norm.ppf(tails)
-            tails = norm.cdf(z0 + shifted / (1 - a * shifted))
-    low, high = np.quantile(values, tails)
-    return float(low), float(high)
+            z0, a = float(ndtri(share)), _acceleration(statistic, n, clusters)
+
+    def limits(alpha: float) -> tuple[float, float]:
+        tails = np.array([alpha / 2, 1 - alpha / 2])
+        if z0 or a:
+            shifted = z0 + ndtri(tails)
+            tails = ndtr(z0 + shifted / (1 - a * shifted))
+        low, high = np.quantile(values, tails)
+        return float(low), float(high)
+
+    # 0 is inside at alpha = inside, and outside at alpha = outside.
+    inside, outside = 1 / (len(values) + 1), 1.0
+    if not _holds_zero(limits(inside)):
+        p = inside
+    elif _holds_zero(limits(outside)):
+        p = outside
+    else:
+        for _ in range(40):
+            middle = (inside + outside) / 2
+            if _holds_zero(limits(middle)):
+                inside = middle
+            else:
+                outside = middle
+        p = outside
+    return *limits(1 - level), p
+
+
+def _holds_zero(limits: tuple[float, float]) -> bool:
+    return limits[0] <= 0.0 <= limits[1]
 
 
 def _acceleration(

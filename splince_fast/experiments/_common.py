@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from splince_fast.evaluation._tables import Table, figure_text, number
 from splince_fast.evaluation.result import Comparison
-from splince_fast.evaluation.statistics import Interval, t_interval
+from splince_fast.evaluation.statistics import MIN_SEEDS, Interval, corrected_t, t_interval
 from splince_fast.experiments.datasets import Dataset
 
 ERASERS = ("none", "SAL", "LEACE", "SPLINCE")
@@ -45,11 +47,61 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Something that the paper says, and what came out here."""
+    """Something that the paper says, and what came out here.
+
+    Attributes
+    ----------
+    text : str
+    agrees : bool or None
+        None where the test decides neither way.
+    ours : str
+        The figures, and the test.
+    """
 
     text: str
-    agrees: bool
+    agrees: bool | None
     ours: str
+
+
+def decided(low: float, high: float, bound: float = 0.0) -> bool | None:
+    """Whether a figure is above a bound, by its 95 % interval; None where that holds the bound."""
+    return True if low > bound else False if high < bound else None
+
+
+def all_of(verdicts: Sequence[bool | None]) -> bool | None:
+    """Whether a claim of several parts holds: it differs where one of them does."""
+    if any(verdict is False for verdict in verdicts):
+        return False
+    return True if all(verdict is True for verdict in verdicts) else None
+
+
+def reverse(verdict: bool | None) -> bool | None:
+    """Whether the opposite holds."""
+    return None if verdict is None else not verdict
+
+
+def limits(
+    values: Mapping[int, float] | Sequence[float] | NDArray[Any], ratio: float
+) -> tuple[float, float]:
+    """95 % interval of a mean over seeds by the corrected resampled t test.
+
+    NaN below three seeds, and where all values are equal and not 0.
+
+    Parameters
+    ----------
+    values : mapping of seed to float, sequence of float, or ndarray of shape (J,)
+    ratio : float
+        n_test / n_train.
+    """
+    known = [float(v) for v in (values.values() if isinstance(values, Mapping) else values)]
+    if len(known) < MIN_SEEDS:
+        return math.nan, math.nan
+    return corrected_t(known, ratio)[2:]
+
+
+def in_words(low: float, high: float) -> str:
+    """An interval beside a figure."""
+    return "no test" if math.isnan(low) else f"95 % interval {low:+.3f} to {high:+.3f}"
 
 
 @dataclass(slots=True)
@@ -81,10 +133,13 @@ class Findings:
     values: dict[str, Any] = field(default_factory=dict)
 
     def reading(self) -> str:
-        """Two lines: where we agree with the paper, and where not."""
+        """Three lines: where we agree with the paper, where not, and where no test decides."""
         lines = []
-        for start, wanted in (("agrees", True), ("differs", False)):
-            found = [f"{c.text} ({c.ours})" for c in self.claims if bool(c.agrees) is wanted]
+        for start, wanted in (("agrees", True), ("differs", False), ("not decided", None)):
+            found = [
+                f"{c.text} ({c.ours})" for c in self.claims
+                if (None if c.agrees is None else bool(c.agrees)) is wanted
+            ]  # fmt: skip
             lines.append(f"{start:<8}: {'; '.join(found) or 'nothing'}")
         return "\n".join(lines)
 
@@ -157,17 +212,30 @@ def summary(result: Comparison) -> dict[str, float]:
 def ahead(
     result: Comparison, metric: str, head: str, p: float | None, text: str, *, best: str = "SPLINCE"
 ) -> Claim:
-    """The claim that `best` is ahead of every other eraser, with the largest rival and the test."""
+    """The claim that `best` is ahead of every other eraser, by the corrected test against each."""
     means = {e: result.mean(metric, eraser=e, head=head, p=p) for e in result.context.erasers}
     rival = max((e for e in means if e != best), key=lambda e: means[e])
-    (row,) = (
-        d for d in result.differences(metric, reference=rival, head=head, p=p) if d.method == best
-    )
-    tested = "significant" if row.significant else "not significant"
-    if len(result.context.seeds) < 3:
-        tested = "too few seeds to test"
+    rows = result.differences(metric, reference=best, head=head, p=p)
+    largest = max(row.p_holm for row in rows)
+    tested = "no test" if math.isnan(largest) else f"p = {largest:.2g} against the least certain"
     ours = f"{best} {number(means[best])}, {rival} {number(means[rival])}, {tested}"
-    return Claim(text, bool(means[best] > means[rival]), ours)
+    verdicts = [row.difference < 0 if row.significant else None for row in rows]
+    return Claim(text, all_of(verdicts), ours)
+
+
+def by_seed(
+    result: Comparison, metric: str, eraser: str, reference: str, **where: Any
+) -> dict[int, float]:
+    """Differences of two erasers at the seeds that both have."""
+    ours = result.values(metric, eraser=eraser, **where)
+    theirs = result.values(metric, eraser=reference, **where)
+    return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
+
+
+def ratio_of(result: Comparison) -> float:
+    """n_test / n_train, which the corrected test needs."""
+    train, _, test = result.context.sizes
+    return test / train
 
 
 def paper_table(label: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:

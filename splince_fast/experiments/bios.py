@@ -6,6 +6,8 @@ figure has no printed numbers; its statements are checked.
 
 from __future__ import annotations
 
+import numpy as np
+
 from splince_fast.evaluation import compare
 from splince_fast.evaluation.result import Comparison
 from splince_fast.experiments._common import (
@@ -15,8 +17,13 @@ from splince_fast.experiments._common import (
     Findings,
     Options,
     ahead,
+    by_seed,
+    decided,
     eraser_table,
     head_table,
+    in_words,
+    limits,
+    ratio_of,
     summary,
 )
 from splince_fast.experiments.datasets import Dataset, load
@@ -37,18 +44,16 @@ def report(title: str, data: Dataset, result: Comparison) -> Findings:
     p = max(q for q in result.context.levels if q is not None)
     low = min(q for q in result.context.levels if q is not None)
     text = f"SPLINCE has the best {{}} with a retrained head at p = {p}"
-    lead = {
-        q: result.mean("worst_group", eraser="SPLINCE", p=q)
-        - result.mean("worst_group", eraser="LEACE", p=q)
-        for q in (low, p)
-    }
+    lead = {q: by_seed(result, "worst_group", "SPLINCE", "LEACE", p=q) for q in (low, p)}
+    growth = [lead[p][s] - lead[low][s] for s in lead[p] if s in lead[low]]
+    interval = limits(growth, ratio_of(result))
     claims = [
         ahead(result, "accuracy", "retrained", p, text.format("accuracy")),
         ahead(result, "worst_group", "retrained", p, text.format("worst group")),
         Claim(
             f"its lead over LEACE in the worst group is larger at p = {p} than at {low}",
-            lead[p] > lead[low],
-            f"{lead[p]:+.3f} against {lead[low]:+.3f}",
+            decided(*interval),
+            f"{np.mean(growth):+.3f}, {in_words(*interval)}",
         ),
     ]
     tables = [head_table(result, head, p, f"p = {p}, {head} head") for head in result.context.heads]

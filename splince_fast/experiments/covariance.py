@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from splince_fast.evaluation import compare
 from splince_fast.experiments._common import (
     ERASERS,
@@ -9,8 +11,14 @@ from splince_fast.experiments._common import (
     Claim,
     Findings,
     Options,
+    all_of,
+    decided,
+    in_words,
+    limits,
     over,
     paper_table,
+    ratio_of,
+    reverse,
     summary,
 )
 from splince_fast.experiments.datasets import load
@@ -28,17 +36,23 @@ def run(options: Options) -> Findings:
     kept = {e: [result.mean("kept_covariance", eraser=e, p=p) for p in result.context.levels]
             for e in ERASERS}  # fmt: skip
     last = {e: values[-1] for e, values in kept.items()}
+    p, ratio = result.context.levels[-1], ratio_of(result)
+    by = {e: result.values("kept_covariance", eraser=e, p=p) for e in ERASERS}
+    ends = {e: limits(by[e], ratio) for e in ("SAL", "LEACE")}
+    share = {seed: by["SAL"][seed] / by["LEACE"][seed] for seed in by["SAL"]}
+    of_shares = limits(share, ratio)
     claims = [
         Claim("SPLINCE keeps all of it", abs(last["SPLINCE"] - 1) < 1e-6, f"{last['SPLINCE']:.6f}"),
         Claim(
             "LEACE and SAL lose it as p grows, nearly all at .9",
-            max(last["SAL"], last["LEACE"]) < 0.1,
-            f"LEACE {last['LEACE']:.3f}, SAL {last['SAL']:.3f}",
+            all_of([reverse(decided(*ends[e], 0.1)) for e in ends]),
+            f"LEACE {last['LEACE']:.3f} ({in_words(*ends['LEACE'])}), SAL {last['SAL']:.3f} "
+            f"({in_words(*ends['SAL'])})",
         ),
         Claim(
             "SAL leaves far less than LEACE at .9 (a seventieth)",
-            last["SAL"] < 0.5 * last["LEACE"],
-            f"a share of {last['SAL'] / last['LEACE']:.2f}",
+            reverse(decided(*of_shares, 0.5)),
+            f"a fraction of {np.mean(list(share.values())):.2f}, {in_words(*of_shares)}",
         ),
     ]
     paper = paper_table(

@@ -19,7 +19,7 @@ from splince_fast.evaluation import (
     worst_group_accuracy,
 )
 from splince_fast.evaluation._tables import Table
-from splince_fast.experiments import _pictures
+from splince_fast.experiments import _common, _pictures
 from splince_fast.experiments._common import Claim, Findings, Options, over_seeds, texts
 from splince_fast.experiments.datasets import Dataset, load
 from splince_fast.projection import Projection
@@ -118,20 +118,27 @@ def run(options: Options) -> Findings:
     order = sorted(names, key=lambda cell: runs[0][1][3][cell])
     rare, common = order[:2], order[2:]
     ratio = min(size[c] for c in rare) / max(size[c] for c in common)
+    overlap = data.sizes[2] / data.sizes[0] if data.sizes is not None else 0.0
+    by_run = [{c: float(np.linalg.norm(made[2]["SPLINCE"][c])) for c in names} for _, made in runs]
+    ratios = _common.limits(
+        [min(s[c] for c in rare) / max(s[c] for c in common) for s in by_run], overlap
+    )
     even = max(norms["LEACE"]) / min(norms["LEACE"])
     best = max(("SAL", "LEACE"), key=lambda e: values[f"accuracy/{e}/retrained/{p}"])
     lead = values[f"accuracy/SPLINCE/retrained/{p}"] - values[f"accuracy/{best}/retrained/{p}"]
+    gains = [found["SPLINCE", "retrained"][0] - found[best, "retrained"][0] for found, _ in runs]
+    gained = _common.limits(gains, overlap)
     claims = [
         Claim(
             f"at p = {p} SPLINCE accentuates the task in images of the rare cells",
-            ratio > 2,
-            f"it moves them {ratio:.1f} times as far as the common ones; LEACE's range is "
-            f"{even:.2f}",
+            _common.decided(*ratios, 2.0),
+            f"it moves them {ratio:.1f} times as far as the common ones, "
+            f"{_common.in_words(*ratios)}; LEACE's range is {even:.2f}",
         ),
         Claim(
             "on images SPLINCE is no better for a retrained head",
-            lead <= 0,
-            f"accuracy {lead:+.3f} against {best}",
+            _common.reverse(_common.decided(*gained)),
+            f"accuracy {lead:+.3f} against {best}, {_common.in_words(*gained)}",
         ),
     ]
     notes = [f"± is half a 95 % interval over {len(seeds)} resamplings" if len(seeds) > 1 else

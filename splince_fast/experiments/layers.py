@@ -15,8 +15,17 @@ import numpy as np
 from splince_fast import leace, sal, splince
 from splince_fast.evaluation import log_odds_regression
 from splince_fast.evaluation._tables import Table
+from splince_fast.evaluation.regression import LogOddsRegression
+from splince_fast.evaluation.statistics import holm
 from splince_fast.experiments import _language
-from splince_fast.experiments._common import Claim, Findings, Options, paper_table, texts
+from splince_fast.experiments._common import (
+    Claim,
+    Findings,
+    Options,
+    all_of,
+    paper_table,
+    texts,
+)
 from splince_fast.experiments.datasets import load
 
 METHODS = {"SAL": sal, "LEACE": leace, "SPLINCE": splince}
@@ -59,9 +68,12 @@ def run(options: Options) -> Findings:
     }
     n_tokens = sum(batch["ids"].numel() for batch in known["prose"])
 
-    def judged(last: Any) -> tuple[float, float, float]:
+    regressions: dict[str, LogOddsRegression] = {}
+
+    def judged(last: Any, name: str) -> tuple[float, float, float]:
         odds = _language.states(last, known["test"]) @ (head[0] - head[1])
         by = log_odds_regression(odds, stereotype=z[test], factual=y[test], clusters=nouns[test])
+        regressions[name] = by
         left = _language.perplexity(last, model.lm_head, known["prose"])
         return by["stereotype"], by["factual"], left
 
@@ -74,12 +86,12 @@ def run(options: Options) -> Findings:
         known = {name: _language.advanced(between, parts) for name, parts in known.items()}
         last, reached = _language.blocks(body, start), start
         if not values:
-            values["none"] = judged(last)
+            values["none"] = judged(last, "none")
         sites = [*(f"layers.{block - start}" for block in depths[depth]), "norm"]
         for name, method in METHODS.items():
             erasers = _language.fit(last, known["train"], sites, method)
             with snn.install(last, erasers, tokens="all"):
-                values[f"{depth}/{name}"] = judged(last)
+                values[f"{depth}/{name}"] = judged(last, f"{depth}/{name}")
     tables = []
     for depth in depths:
         rows = []
@@ -91,16 +103,27 @@ def run(options: Options) -> Findings:
     before = values["none"]
     pairs = {d: (values[f"{d}/SPLINCE"], values[f"{d}/LEACE"]) for d in depths}
     worst = max(v[2] / before[2] for v in values.values())
+
+    def above(first: str, second: str) -> tuple[bool | None, float]:
+        value, _, p = regressions[first].difference(regressions[second], "factual")
+        return (value > 0 if p < 0.05 else None), p
+
+    over_leace = [above(f"{d}/SPLINCE", f"{d}/LEACE") for d in depths]
+    highest = max(depths, key=lambda d: values[f"{d}/SPLINCE"][1])
+    over_none = above(f"{highest}/SPLINCE", "none")
+    p_none = holm([above(f"{d}/SPLINCE", "none")[1] for d in depths])[list(depths).index(highest)]
     claims = [
         Claim(
             "SPLINCE's factual coefficient is above LEACE's at every depth",
-            all(s[1] > t[1] for s, t in pairs.values()),
-            ", ".join(f"{d} {s[1]:.2f} / {t[1]:.2f}" for d, (s, t) in pairs.items()),
+            all_of([verdict for verdict, _ in over_leace]),
+            ", ".join(f"{d} {s[1]:.2f} / {t[1]:.2f}" for d, (s, t) in pairs.items())
+            + f", p = {max(p for _, p in over_leace):.2g} at the least certain depth",
         ),
         Claim(
             "it rises far above that of the unerased model (2.4 times exp at last 3)",
-            max(s[1] for s, _ in pairs.values()) > before[1],
-            f"at most {max(s[1] for s, _ in pairs.values()):.2f}, before {before[1]:.2f}",
+            over_none[0] if p_none < 0.05 else None,
+            f"at most {max(s[1] for s, _ in pairs.values()):.2f}, before {before[1]:.2f}, "
+            f"p = {p_none:.2g} (Holm)",
         ),
     ]
     notes = [

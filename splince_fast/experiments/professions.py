@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from splince_fast.evaluation._tables import Table
-from splince_fast.experiments._common import Claim, Findings, Options, paper_table
+from splince_fast.experiments._common import (
+    Claim,
+    Findings,
+    Options,
+    all_of,
+    decided,
+    in_words,
+    limits,
+    paper_table,
+    reverse,
+)
 from splince_fast.experiments.datasets import Dataset
 from splince_fast.experiments.demo import experiment, professions, table
 
@@ -27,24 +39,36 @@ def run(options: Options) -> Findings:
              for m in experiment.METHODS}  # fmt: skip
     rows = [(m, *map(str, found[m])) for m in found]
     test = table.factual_test(results)
-    before, erasers = found["Original"][0].mean, list(experiment.ERASERS)
+    erasers = list(experiment.ERASERS)
+    stereo = {m: results.column(m, "stereotype") for m in found}
+    factual = {m: results.column(m, "factual") for m in found}
+    nearer = {
+        m: limits(np.abs(stereo["Original"]) - np.abs(stereo[m]), results.test_ratio)
+        for m in erasers
+    }
+    order = [
+        limits(factual[a] - factual[b], results.test_ratio)
+        for a, b in (("SPLINCE", "LEACE"), ("LEACE", "SAL"))
+    ]
     claims = [
         Claim(
             "every eraser brings the stereotype's coefficient nearer to 1",
-            all(abs(found[m][0].mean - 1) < abs(before - 1) for m in erasers),
-            ", ".join(f"{m} {found[m][0].mean:.2f}" for m in found),
+            all_of([decided(*nearer[m]) for m in erasers]),
+            ", ".join(f"{m} {found[m][0].mean:.2f}" for m in found)
+            + "; |log odds| less by: "
+            + ", ".join(f"{m} {in_words(*nearer[m])}" for m in erasers),
         ),
         Claim(
             "and to less than 1",
-            all(found[m][0].mean < 1 for m in erasers),
-            "the intervals "
-            + ("hold 1" if all(found[m][0].low < 1 for m in erasers) else "do not all hold 1"),
+            all_of([reverse(decided(found[m][0].low, found[m][0].high, 1.0)) for m in erasers]),
+            "95 % intervals "
+            + ", ".join(f"{m} {found[m][0].low:.2f} to {found[m][0].high:.2f}" for m in erasers),
         ),
         Claim(
             "SPLINCE keeps more of the factual one than LEACE, and LEACE more than SAL",
-            found["SPLINCE"][1].mean > found["LEACE"][1].mean > found["SAL"][1].mean,
+            all_of([decided(*pair) for pair in order]),
             f"{', '.join(f'{m} {found[m][1].mean:.2f}' for m in found)}; SPLINCE against LEACE "
-            f"p = {test.p:.2g}",
+            f"p = {test.p:.2g} (one-tailed), LEACE against SAL {in_words(*order[1])} of log odds",
         ),
     ]
     data = Dataset(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+from scipy.stats import binomtest
 
 from splince_fast import Moments, NothingErasedWarning, leace, sal, splince
 from splince_fast.baselines import INLP
@@ -50,16 +51,21 @@ def run(options: Options) -> Findings:
     cosine = max(report.cosines, default=0.0) if report is not None else 0.0
     apart = float(np.abs(maps["SPLINCE"](X) - maps["LEACE"](X)).max() / np.abs(X).max())
     gain = values["SPLINCE"][0] - values["LEACE"][0]
+    right = {name: hits(data, maps[name](X) if name in maps else X) for name in ("none", *maps)}
+    anti = data.labels["concept"][data.labels["split"] == "test"] == 1
+    more, first_test = sign_test(right["SPLINCE"], right["LEACE"])
+    raised, second_test = sign_test(right["SPLINCE"][anti], right["none"][anti])
     claims = [
         Claim(
             "SPLINCE improves accuracy more than LEACE",
-            gain > 0,
-            f"acc40 {gain:+.4f}: the maps differ by {apart:.1e} of the largest state",
+            more,
+            f"acc40 {gain:+.4f}, {first_test}: the maps differ by {apart:.1e} of the largest state",
         ),
         Claim(
             "erasing raises accuracy on anti-stereotypical sentences",
-            values["SPLINCE"][1] > values["none"][1],
-            f"acc40 {values['SPLINCE'][1]:.4f} after SPLINCE, {values['none'][1]:.4f} before",
+            raised,
+            f"acc40 {values['SPLINCE'][1]:.4f} after SPLINCE, {values['none'][1]:.4f} before, "
+            f"{second_test}",
         ),
     ]
     first = Table(
@@ -96,6 +102,21 @@ def scores(data: Dataset, states: np.ndarray) -> list[float]:
     y, other = data.labels["task"][test], data.labels["other"][test]
     anti = data.labels["concept"][test] == 1
     rows = np.arange(len(test))
-    hit = logits.argmax(axis=1) == y
+    hit = hits(data, states)
     pair = logits[rows, y] > logits[rows, other]
     return [float(v[part].mean()) for v in (hit, pair) for part in (anti | ~anti, anti, ~anti)]
+
+
+def hits(data: Dataset, states: np.ndarray) -> np.ndarray:
+    """Whether the referent leads among the 40 professions, by test sentence."""
+    test = np.flatnonzero(data.labels["split"] == "test")
+    logits = states[test] @ np.asarray(data.arrays["head"], dtype=np.float64).T
+    return np.asarray(logits.argmax(axis=1) == data.labels["task"][test])
+
+
+def sign_test(ours: np.ndarray, theirs: np.ndarray) -> tuple[bool | None, str]:
+    """Exact sign test of two lists of hits (McNemar): whether ours is ahead, and in words."""
+    won, lost = int(np.sum(ours & ~theirs)), int(np.sum(theirs & ~ours))
+    p = float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
+    verdict = won > lost if p < 0.05 else None
+    return verdict, f"{won} won and {lost} lost of {len(ours)}, p = {p:.3g}"

@@ -21,6 +21,7 @@ from splince_fast.labels.names import (
     ClassName,
     VariableName,
     class_key,
+    names_array,
     names_from_json,
     names_to_json,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "encode",
     "encode_one",
     "kind_of",
+    "names_array",
     "names_from_json",
     "names_to_json",
 ]

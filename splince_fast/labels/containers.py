@@ -1,8 +1,7 @@
 """From any container to one raw column: lists, arrays, series, frames, Arrow data, tensors.
 
 Containers are told apart by what they offer, so that none of their libraries is imported here;
-pandas, polars and Arrow are read through narwhals. Above 400 lines because each container, and
-each refusal with its advice, has its line here and nowhere else.
+pandas, polars and Arrow are read through narwhals.
 """
 
 from __future__ import annotations
@@ -251,7 +250,10 @@ def _declared(index: Any, name: str) -> tuple[ClassName, ...]:
     key = id(index)
     found = _names_of_index.get(key)
     if found is None or found[0]() is not index:
-        names = _category_names(index.tolist(), name)
+        if isinstance(index.dtype, np.dtype) and index.dtype.kind in "biu":
+            names: tuple[ClassName, ...] = tuple(index.tolist())
+        else:
+            names = _category_names(index.tolist(), name)
         forget = weakref.ref(index, lambda _: _names_of_index.pop(key, None))
         found = _names_of_index[key] = forget, names
     return found[1]

@@ -124,7 +124,7 @@ def encode_one(values: Any, n_rows: int, *, name: str, kind: str | None = None) 
         List or other sequence; NumPy array (also masked or of objects); pandas or polars
         Series, index or categorical; Arrow array; torch tensor on any device; SciPy sparse
         matrix; anything with ``__array__``; a frame, for several columns; or the ClassCodes
-        that an earlier call returned, or rows of it.
+        or Columns that an earlier call returned, or rows of such ClassCodes.
     n_rows : int
         Number of labels that the block needs.
     name : str
@@ -168,6 +168,12 @@ def encode_one(values: Any, n_rows: int, *, name: str, kind: str | None = None) 
             refuse_length(values.codes, n_rows, name)
         if kind == "continuous":
             refuse(name, "cannot be continuous: it is encoded as classes")
+        return values
+    if isinstance(values, Columns):
+        if len(values.values) != n_rows:
+            refuse_length(values.values, n_rows, name)
+        if kind == "classes":
+            refuse(name, "cannot be classes: it is encoded as numbers")
         return values
     data, missing, names, categories, unknown = read_column(values, name, kind)
     if len(data) != n_rows:

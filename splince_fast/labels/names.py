@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from splince_fast.exceptions import FileFormatError, LabelError, SplinceError
 
 ClassName: TypeAlias = str | bool | int | tuple[str | bool | int, ...]
@@ -23,6 +26,29 @@ def class_key(name: ClassName) -> tuple[Any, ...]:
     if isinstance(name, tuple):
         return tuple((type(part), part) for part in name)
     return type(name), name
+
+
+def names_array(classes: Iterable[ClassName]) -> NDArray[Any]:
+    """Return class names as an array of shape (n,) whose entries are the names themselves.
+
+    The array has dtype object where NumPy's own dtypes merge or change names: integers on both
+    sides of 2^63 would become floats, and strings lose trailing NULs.
+
+    Examples
+    --------
+    >>> from splince_fast import labels
+    >>> labels.names_array(["f", "m"]).dtype.kind, labels.names_array(["f", "f\\0"]).dtype.kind
+    ('U', 'O')
+    """
+    names = list(classes)
+    if len(kinds := set(map(type, names))) == 1 and kinds <= {str, bool, int}:
+        plain = np.array(names)
+        if plain.tolist() == names:
+            return plain
+    array = np.empty(len(names), dtype=object)
+    for place, name in enumerate(names):  # a slice would take tuples for rows
+        array[place] = name
+    return array
 
 
 def names_to_json(classes: Iterable[ClassName]) -> list[Any]:

@@ -36,6 +36,7 @@ def splince(
     shrinkage: float | str | None = None,
     rank_tol: float | str = "auto",
     solver: str = "auto",
+    min_scale: float | str = "auto",
     refine: Any = None,
     passes: int = 1,
 ) -> Projection:
@@ -77,6 +78,13 @@ def splince(
         those at the rounding level, which "auto" leaves alone.
     solver : {"auto", "cholesky", "eigh"}
         "auto" takes Cholesky unless Cov(x) is rank deficient at its rounding level.
+    min_scale : "auto" or float in [0, 1)
+        Features whose deviation is below this times the root mean square deviation are left out
+        of the whitening: nothing is read from them, and what the others predict of their
+        covariance with the concept is removed from them, so that both constraints stay exact. Where
+        directions of the concept are in such features alone they are read, with Cov(x) as block
+        diagonal. "auto" leaves out deviations below 1e-26, and in rows of at most 32 bits those
+        below eps32 times the mean of the feature, unless the covariance is shrunk.
     refine : Source or iterable of blocks, optional
         For moments made with ``rank``, which keep no covariance: the rows that they have seen, to
         be read again. Each pass takes products of Cov(x) with a few columns, O(n d k), and the
@@ -112,8 +120,12 @@ def splince(
         Of folds: rows not seen fare much worse (:func:`splince_fast.cross_report`).
     PrecisionWarning
         The result stands on few digits: an amplification above 1e4, a residual above its bound, a
-        bound of 1 or more, or a trace in what x varies by less than rounding (for SAL: in features
-        that are tiny beside others).
+        bound of 1 or more, a trace in what x varies by less than rounding (for SAL: in features
+        that are tiny beside others), or a sensitivity above 1e-3 (:class:`Report`) and
+        10 times that of an orthogonal projection.
+    ManyClassesWarning
+        An integer variable of more than 24 classes has at least half the rank of x, or takes more
+        than half of its variance: it may be a quantity.
 
     Examples
     --------
@@ -131,7 +143,9 @@ def splince(
     >>> bool(np.allclose(after.cross_covariance("y"), moments.cross_covariance("y")))
     True
     """
-    options = Options(max_amplification, on_infeasible, null_space, shrinkage, rank_tol, solver)
+    options = Options(
+        max_amplification, on_infeasible, null_space, shrinkage, rank_tol, solver, min_scale
+    )
     if keep is None:
         raise InputError(
             "keep is None; name what SPLINCE is to keep, or use leace, which keeps none"
@@ -148,6 +162,7 @@ def leace(
     shrinkage: float | str | None = None,
     rank_tol: float | str = "auto",
     solver: str = "auto",
+    min_scale: float | str = "auto",
     refine: Any = None,
     passes: int = 1,
 ) -> Projection:
@@ -165,7 +180,7 @@ def leace(
         not seen.
     erase : str, tuple or list of them
         Variables to erase, jointly; a tuple names joint cells (see :class:`Moments`).
-    null_space, shrinkage, rank_tol, solver, refine, passes
+    null_space, shrinkage, rank_tol, solver, min_scale, refine, passes
         As for :func:`splince`.
 
     Examples
@@ -178,7 +193,7 @@ def leace(
     >>> sf.leace(moments, erase="z").rank
     2
     """
-    options = Options(null_space=null_space, shrinkage=shrinkage, rank_tol=rank_tol, solver=solver)
+    options = Options(None, "raise", null_space, shrinkage, rank_tol, solver, min_scale)
     again = Refinement.of(refine, passes)
     return eraser_of(moments, Recipe("LEACE", erase, None, options, again))
 

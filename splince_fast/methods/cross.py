@@ -9,6 +9,7 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
+from splince_fast._runtime.keywords import check_names
 from splince_fast._solve.options import Options, options_of
 from splince_fast._solve.selection import Selection, names_of
 from splince_fast.exceptions import InputError
@@ -145,7 +146,7 @@ def cross_report(
     Raises
     ------
     InputError
-        Fewer than two folds, or a parameter out of range.
+        Fewer than two folds, folds of unlike widths, or a parameter out of range.
     SplinceError
         As :func:`splince_fast.splince`, of the rows of any fit.
 
@@ -174,6 +175,12 @@ def cross_report(
             "folds must be a sequence of two or more Moments, of disjoint rows; "
             "Moments.from_blocks(source, folds=2) makes them"
         )
+    widths = sorted({part.n_features for part in parts if part.n_features is not None})
+    if len(widths) > 1:
+        raise InputError(
+            f"the folds have rows of {widths[0]} and of {widths[-1]} features; accumulate all of "
+            "them from the same features"
+        )
     if method not in _NAMES:
         raise InputError(
             f"method is {method!r}; it must be 'splince', 'leace', 'sal' or 'mean_projection'"
@@ -182,9 +189,7 @@ def cross_report(
         raise InputError(f"{method} keeps nothing; leave out keep=, or use 'splince'")
     names_of(erase, "erase")
     taken = "leace" if method == "splince" and keep is None else method
-    unknown = options.keys() - options_of(taken)
-    if unknown:
-        raise InputError(f"{taken} takes no {min(unknown)}=; it takes {list(options_of(taken))}")
+    check_names(options, options_of(taken), taken)
     recipe = Recipe(_NAMES[taken], erase, keep, Options(**options))
     unseen = recipe.judge(folds if isinstance(folds, Folds) else parts)
     warn(unseen.warnings, 2)

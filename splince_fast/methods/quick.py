@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from splince_fast import methods
+from splince_fast._runtime.keywords import check_keywords
 from splince_fast.exceptions import InputError
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
 
-_METHODS = ("splince", "leace", "sal", "mean")
+_METHODS: dict[str, Callable[..., Projection]] = {
+    "splince": methods.splince,
+    "leace": methods.leace,
+    "sal": methods.sal,
+    "mean": methods.mean_projection,
+}
 
 
 def erase(
@@ -52,7 +59,7 @@ def erase(
     Raises
     ------
     InputError
-        An unknown method, `keep` for a method that keeps nothing, or none for SPLINCE.
+        An unknown method or option, `keep` for a method that keeps nothing, or none for SPLINCE.
     SplinceError
         As :meth:`Moments.update` and the methods raise.
 
@@ -77,6 +84,7 @@ def erase(
         raise InputError(f"method={chosen!r} keeps nothing; leave keep= out, or take 'splince'")
     if keep is None and chosen == "splince":
         raise InputError("method='splince' needs keep=; method='leace' keeps nothing")
+    check_keywords(options, _METHODS[chosen], without=("moments", "erase", "keep"))
     erased, kept = _named(concept, "concept"), {} if keep is None else _named(keep, "keep")
     both = sorted(set(erased) & set(kept))
     if both:
@@ -86,14 +94,9 @@ def erase(
         kinds = {name: "classes" for name in erased}
     moments = Moments(kinds=kinds).update(X, {**erased, **kept}, sample_weight=sample_weight)
     names, keeping = list(erased), list(kept)
-    if chosen == "splince":
-        eraser = methods.splince(moments, erase=names, keep=keeping, **options)
-    elif chosen == "leace":
-        eraser = methods.leace(moments, erase=names, **options)
-    elif chosen == "sal":
-        eraser = methods.sal(moments, erase=names, keep=keeping or None, **options)
-    else:
-        eraser = methods.mean_projection(moments, erase=names, **options)
+    if keeping or chosen == "splince":
+        options["keep"] = keeping
+    eraser = _METHODS[chosen](moments, erase=names, **options)
     return eraser(X), eraser
 
 

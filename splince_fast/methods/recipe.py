@@ -6,20 +6,24 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels.factor import STATUS_INFEASIBLE, STATUS_OK
+from splince_fast._runtime.arrays import abbreviated
 from splince_fast._solve.messages import raise_infeasible, raise_numerical
 from splince_fast._solve.oblique import Solution, oblique, with_null_space
 from splince_fast._solve.options import Options
-from splince_fast._solve.selection import names_of, span_of
-from splince_fast._solve.tolerances import AMPLIFICATION, CONSTANT, NOISE_SHARE
+from splince_fast._solve.selection import Span, names_of, span_of
+from splince_fast._solve.tolerances import AMPLIFICATION, CONSTANT, NOISE_SHARE, SENSITIVITY
+from splince_fast._solve.weak_features import column_norms, sensitivity
 from splince_fast.exceptions import (
     DroppedDirectionsWarning,
+    InputError,
     LabelError,
+    ManyClassesWarning,
     NothingErasedWarning,
     PrecisionWarning,
     SplinceError,
@@ -37,6 +41,16 @@ from splince_fast.report import Facts, build_report
 
 Float = NDArray[np.float64]
 
+# Columns of P - I of at least this fraction of the largest are named; features below this fraction
+# of the root mean square deviation can be left out; from so many deviations on the mean counts.
+_BLAMED, _SMALL, _OFFSET = 0.1, 0.1, 100.0
+# |P - I| over that of an orthogonal projection of the same rank, above which it is told.
+_OBLIQUE = 10.0
+# Digits, months, hours of a day and most classes have no more values.
+_FEW_CLASSES = 24
+# Deviations whose squares underflow are below 1e-161; a constant covaries by its rounding alone.
+_UNDERFLOW, _ROUNDING = 1e-150, 1e-10
+
 
 class Recipe(NamedTuple):
     """A method with all that it is told: what it makes of moments, and folds of them.
@@ -48,6 +62,8 @@ class Recipe(NamedTuple):
         As the methods take them.
     options : Options
     refinement : Refinement or None
+    names : sequence of str, optional
+        Of the features.
     """
 
     method: str
@@ -55,6 +71,7 @@ class Recipe(NamedTuple):
     keep: object
     options: Options
     refinement: Refinement | None = None
+    names: Sequence[str] | None = None
 
     @property
     def whitened(self) -> bool:
@@ -101,15 +118,23 @@ class Recipe(NamedTuple):
                 passes = self.refinement.passes
                 factor, gain = self.refinement.factor(known, span_z.rows, span_y.rows, options)
             solution = oblique(factor, span_z.rows, span_y.rows, options)
+            if whitened and solution.rank_covariance < len(span_z.rows.T):
+                _refuse_underflow(known, span_z)
             if solution.status != STATUS_OK:
                 _refuse(solution, span_z.names, span_y.names, method, options)
-            distortion, unkept = solution.distortion, solution.distortion_unkept
+            distortion: float | None = solution.distortion
+            unkept: float | None = solution.distortion_unkept
             sampled, excess = known.sample if whitened else None, None
             sketch = None if known.metric is None else known.metric.rank
             # The matrix that was factored is Cov(x) itself: then the solve knows what it changes.
-            if solution.solver not in ("cholesky", "refined") or share or sampled is not None:
+            approximate = sampled is not None or solution.reads_left_out
+            if sketch is not None and passes is None:
+                # What stands for Cov(x) may understate it: an eraser may seem better than the best.
+                unmeasured = solution.rank_z > 0
+                distortion = unkept = None if unmeasured else 0.0
+            elif solution.solver not in ("cholesky", "refined") or share or approximate:
                 distortion, excess = _change(known, solution, bool(share))
-                if (solution.admitted or sampled is not None) and span_y.names:
+                if (solution.admitted or approximate) and span_y.names:
                     # Nor is LEACE's then what the factor says.
                     plain = oblique(factor, span_z.rows, span_y.rows[:0], options)
                     unkept = _change(known, plain, bool(share))[0]
@@ -135,13 +160,94 @@ class Recipe(NamedTuple):
             mean = known.mean
             # All rows know the variance of x, whatever its covariance rests on.
             variance = solution.variance if sampled is None else float(known.variances.sum())
+            moved, norm = sensitivity(left, right, mean, variance)
+            # An orthogonal projection has norm sqrt(rank): only above it features are to blame.
+            if moved > SENSITIVITY and norm > _OBLIQUE * len(left) ** 0.5:
+                norms = column_norms(left, right)
+                notes += (self._sensitive(known, memory, span_z, span_y, norms, moved),)
+                warnings.warn(notes[-1], PrecisionWarning, stacklevel=4)
+            rank = solution.rank_covariance
+            changed = None if distortion is None else distortion / variance if variance else 0.0
+            large = 2 * solution.rank_z >= rank or (changed is not None and 2.0 * changed > 1.0)
+            if solution.rank_z and variance > 0.0 and large:
+                notes += self._quantities(known, solution.rank_z, rank, changed)
             facts = Facts(
                 method, known.n_rows, known.weight, share, whitened, distortion, unkept, notes,
                 variance, None if sampled is None else sampled.n_rows, excess, sketch,
-                passes, gain,
+                passes, gain, moved,
             )  # fmt: skip
         report = partial(build_report, facts, solution, span_z, span_y, left, right)
         return Projection._make(left, right, mean, method=method, report=report)
+
+    def _sensitive(
+        self, known: Live | Factored, memory: Float | None, span_z: Span, span_y: Span,
+        norms: Float, moved: float,
+    ) -> str:  # fmt: skip
+        """Which features make rounding grow, and what the remedies make of it."""
+        variances = known.variances
+        unit = float(variances.mean()) ** 0.5
+        order = np.argsort(-norms)
+        blamed = order[norms[order] >= _BLAMED * norms[order[0]]]
+        ratio = float(np.sqrt(variances[blamed].max())) / unit
+        offset = float(known.mean @ known.mean / variances.sum()) ** 0.5
+        remedies: list[str] = []
+        if self.whitened and self.refinement is None:
+            tries: list[tuple[str, float]] = []
+            if 0.0 < ratio < _SMALL:
+                tries.append(("min_scale", 10.0 ** (np.floor(np.log10(ratio)) + 1.0)))
+            if not self.options.shrinkage:
+                tries.append(("shrinkage", 1e-6))
+            for name, value in tries:
+                changed: dict[str, Any] = {name: value}
+                options = replace(self.options, **changed)
+                if isinstance(known, Factored):
+                    remedies.append(f"moments.factored({name}={value:.0e})")
+                    continue
+                share = known.share(options)
+                other = known.factored(options, share, memory)
+                solution = oblique(other, span_z.rows, span_y.rows, options)
+                if solution.status != STATUS_OK:
+                    continue
+                lower, _ = sensitivity(
+                    solution.left, solution.right, known.mean, float(variances.sum())
+                )
+                if lower < moved / 2:
+                    remedies.append(f"{name}={value:.0e} (sensitivity {lower:.1e})")
+        if offset > _OFFSET:
+            remedies.append(f"rows less their mean, which is {offset:.0e} deviations from 0")
+        advice = " or ".join(remedies) or "rows in float64"
+        return (
+            f"the eraser is sensitive to rounding: rows rounded to float32 move by {moved:.1e} of "
+            f"their deviation, most of it from feature(s) {abbreviated(blamed, self.names)}, "
+            f"of deviations up to {ratio:.1e} times the root mean square. Drop them, or use "
+            f"{advice}"
+        )
+
+    def _quantities(
+        self, known: Live | Factored, rank_z: int, rank: int, changed: float | None
+    ) -> tuple[str, ...]:
+        """Warn of erased integers that were read as classes and take much of x."""
+        if self.method == "MeanProjection":  # it knows nothing but classes
+            return ()
+        kinds = known.reading[0] or {}
+        counts = {}
+        for name in names_of(self.erase, "erase"):
+            variable = known.variable(name)
+            if isinstance(variable, ClassSums) and name not in kinds:
+                count = int(np.count_nonzero(variable.weights))
+                if count > _FEW_CLASSES and type(variable.names[0]) is int:
+                    counts[name] = count
+        variance = "" if changed is None else f" and {changed:.0%} of its variance"
+        notes = tuple(
+            f"{name!r} was read as {count} classes, and erasing takes {rank_z} of {rank} "
+            f"dimensions of x{variance}. If this is a quantity, pass "
+            f"kinds={{{name!r}: 'continuous'}} or cast it to float; if these are classes, "
+            f"kinds={{{name!r}: 'classes'}} is silent"
+            for name, count in counts.items()
+        )
+        for note in notes:
+            warnings.warn(note, ManyClassesWarning, stacklevel=5)
+        return notes
 
 
 def eraser_of(moments: Moments | Factored | Folds, recipe: Recipe) -> Projection:
@@ -149,6 +255,7 @@ def eraser_of(moments: Moments | Factored | Folds, recipe: Recipe) -> Projection
     # `Folds` is a Sequence, and so slow to ask for.
     if isinstance(moments, Moments) or not isinstance(moments, Folds):
         return recipe.fit(moments)
+    recipe = recipe._replace(names=moments.feature_names)
     unseen = None
     try:
         unseen = recipe.judge(moments)
@@ -195,6 +302,24 @@ def _check_classes(known: Live | Factored, erase: object) -> None:
                 f"the variable {name!r} is continuous and has no class means; use sal, or "
                 f"accumulate it with kinds={{{name!r}: 'classes'}}"
             )
+
+
+def _refuse_underflow(known: Live | Factored, span: Span) -> None:
+    """Raise InputError for features that vary with a concept, but not by their own variance.
+
+    |Cov(x, z)|^2 <= Var(x) Var(z), so that their squares have left the range of float64. A
+    constant has no covariance but its rounding.
+    """
+    covariance = np.abs(span.rows).max(axis=0, initial=0.0)
+    lost = (known.variances == 0.0) & (covariance > _ROUNDING * np.abs(known.mean))
+    lost &= covariance < _UNDERFLOW
+    found = np.flatnonzero(lost)
+    if len(found):
+        raise InputError(
+            f"the squares of {len(found)} feature(s) ({abbreviated(found)}) underflow: they vary "
+            f"with {listed(span.names)}, by less than 1e-161, and float64 holds no variance of theirs. "
+            "Multiply them by a power of 10 before they are accumulated, such as X * 1e150"
+        )
 
 
 def _refuse(

@@ -92,7 +92,7 @@ class Refinement:
         images = rereader.images(columns)
 
         def change(span: Span) -> tuple[Factor, float]:
-            factor = span.factor(metric, first.smallest)
+            factor = span.factor(metric, first)
             solution = oblique(factor, spans[:n_erased], spans[n_erased:], options)
             return factor, solution.distortion if solution.status == STATUS_OK else np.inf
 

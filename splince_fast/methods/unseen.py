@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.arrays import abbreviated
 from splince_fast._solve.options import INTENSITIES, Options
 from splince_fast._solve.selection import Span, span_of
 from splince_fast.exceptions import InputError, SplinceWarning, UnseenRowsWarning
@@ -33,7 +34,6 @@ _WORSE, _EXCESS = 2.0, 0.02
 _FEW_ROWS = 2.0
 # A feature is nearly dead where it varies this many times less than where it was not seen.
 _DEAD = 1e-2
-_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def judge(
     own: list[Factored] | None = None
     known: list[Source] = list(rest)
     if count == 2:  # what one eraser is fitted to is what the other is evaluated on
-        own = [part.factored(solver=options.solver) for part in parts]
+        own = [part.factored(solver=options.solver, min_scale=options.min_scale) for part in parts]
         known = list(reversed(own))
 
     def erasers(make: Fit, shrinkage: Shrinkage) -> list[Projection]:
@@ -316,7 +316,7 @@ def _pillai(white: Float, span: Span, basis: Float) -> tuple[float, int]:
     left_over = white - (white @ basis.T) @ basis
     total, rank, start = 0.0, 0, 0
     for count, reading in zip(span.counts, span.readings, strict=True):
-        _, matrix = reading()
+        _, matrix, _ = reading()
         total += float(np.sum((matrix @ left_over[start : start + count]) ** 2))
         rank += min(matrix.shape)
         start += count
@@ -355,8 +355,7 @@ def _text(
     """Cause and remedy, each with its figure."""
     causes = []
     if weak:
-        called = [str(i) if names is None else repr(names[i]) for i in weak[:_SHOWN]]
-        shown = ", ".join(called) + (", ..." if len(weak) > _SHOWN else "")
+        shown = abbreviated(weak, names)
         causes.append(f"{len(weak)} feature(s) hardly vary in the fitted rows ({shown})")
     if rows_per_rank < _FEW_ROWS:
         causes.append(f"there are only {rows_per_rank:.2g} fitted rows per dimension of x")

@@ -2,9 +2,6 @@
 
 The accumulator holds the state of x, the sums of every variable, and the rows that wait. It takes
 valid input only; :class:`splince_fast.Moments` checks.
-
-Above 400 lines because the steps of an update, and the sum and difference of two accumulators, keep
-the same parts in step.
 """
 
 from __future__ import annotations
@@ -27,6 +24,7 @@ from splince_fast.exceptions import (
 from splince_fast.labels import Encoded, VariableName
 from splince_fast.moments.block import MATRIX_PRODUCT_FROM, reduce_block, sample_block
 from splince_fast.moments.buffer import Buffer, LabelledRows, Workspace
+from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.state import State
 from splince_fast.moments.variable import Request, Variable, contradiction
@@ -192,6 +190,28 @@ class Accumulator:
                     raise
             start = stop
 
+    def append_row(self, X: NDArray[Any], labels: Any) -> bool:
+        """Append a single row (1, d) like the waiting ones, by a fast path.
+
+        Returns
+        -------
+        bool
+            False, with nothing changed, for every input that `update` has to check or learn from.
+        """
+        columns = {} if labels is None else labels
+        if self.buffer is None or type(columns) is not dict:
+            return False
+        codes = {}
+        for name, column in columns.items():
+            variable = self.variables.get(name)
+            codes[name] = variable.code_of(column, name) if type(variable) is ClassSums else -1
+            if codes[name] < 0:
+                return False
+        parameters, buffer = self.parameters, self.buffer  # a label may have run other code
+        if buffer is None or parameters.joint or not parameters.kinds.keys() <= codes.keys():
+            return False
+        return buffer.append_row(X, codes)
+
     def room(self, rows: Rows) -> int:
         """How many such rows complete a block: those that wait have come before."""
         if self.buffer is not None and self.buffer.filled:
@@ -232,11 +252,8 @@ class Accumulator:
         """Work memory for blocks of this width and dtype; returns the rows of a block."""
         capacity = self._work.capacities.get((width, dtype))
         if capacity is None:
-            from splince_fast._kernels import provider
-
             capacity = self.parameters.capacity(width, dtype.itemsize)
             threads.thread_count()  # so that a wrong setting is told at once
-            provider.ensure_for(width)
             self._work.reserve(capacity, width, dtype)
         return capacity
 
@@ -282,8 +299,6 @@ class Accumulator:
         if not batch.learned:
             self._learn(batch)
         self.buffer = buffer
-        if len(block) == 1 and buffer.joining is None and not self.parameters.joint:
-            buffer.let_join(self.variables, self.parameters.kinds)
 
     def flush(self) -> None:
         """Merge the rows that wait."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels import row_kernels
 from splince_fast._runtime.arrays import ALL_ROWS, NO_WEIGHT, check_values
 from splince_fast.moments.passes import Centred, Gram, buffer_rows, part_rows
 
@@ -62,13 +63,12 @@ def sample_block(rows: NDArray[Any], weight: Float | None, index: Codes | None =
     index : (n,) intp, optional
         The n >= 1 rows of the block among them, in its order; all without it.
     """
-    import splince_fast._kernels.accumulate as kernels
-
     n, d = len(rows) if index is None else len(index), rows.shape[1]
     stride = math.ceil(n**0.5 / 4)
     shift, spread = np.empty(d), np.empty(d)
     given = NO_WEIGHT if weight is None else weight
-    kernels.sample_columns(rows, ALL_ROWS if index is None else index, given, stride, shift, spread)
+    where = ALL_ROWS if index is None else index
+    row_kernels.sample_columns(rows, where, given, stride, shift, spread)
     if weight is None:
         return Sample(shift, spread, float(-(-n // stride)), float(n))
     return Sample(shift, spread, float(weight[::stride].sum()), float(weight.sum()))
@@ -119,11 +119,9 @@ def reduce_block(
     NonFiniteError, InputError
         As `check_values`.
     """
-    import splince_fast._kernels.accumulate as kernels
-
     n, d = len(rows) if index is None else len(index), rows.shape[1]
     order, cell = np.empty(n, np.intp), np.empty(n, np.intp)
-    kernels.sort_by_cell(codes, n_codes, part_rows(d, rows.itemsize), order, cell)
+    row_kernels.sort_by_cell(codes, n_codes, part_rows(d, rows.itemsize), order, cell)
     shift, whole = sample.shift, sample.whole
     peak, total = np.empty(d), np.empty(d)
     class_sums, products = np.empty((n_codes, d)), np.empty((len(values), d))
@@ -135,19 +133,19 @@ def reduce_block(
     lightest, heaviest = (1.0, 1.0) if weight is None else (weight.min(), weight.max())
     offset = shift - reference
     memory.reduce(rows, where, given, shift, offset, *labels, *sums)
-    verdict = kernels.judge_sweep(
+    verdict = row_kernels.judge_sweep(
         shift, sample.spread, peak, total, whole, lightest, heaviest, n, _EXCESS
     )
-    if verdict & kernels.SUSPECT:
+    if verdict & row_kernels.SUSPECT:
         check_values(rows_of(rows, index, 0, n))
-    if verdict & kernels.FAR:
+    if verdict & row_kernels.FAR:
         shift += total / whole
         offset = shift - reference
         memory.reduce(rows, where, given, shift, offset, *labels, *sums)
-        verdict = kernels.judge_sweep(
+        verdict = row_kernels.judge_sweep(
             shift, sample.spread, peak, total, whole, lightest, heaviest, n, np.inf
         )
-    if rows.dtype == np.float32 and verdict & kernels.NEEDS_FLOAT64:
+    if rows.dtype == np.float32 and verdict & row_kernels.NEEDS_FLOAT64:
         wide = rows_of(rows, index, 0, n).astype(np.float64)
         return reduce_block(
             wide, weight, sample_block(wide, weight), reference, codes, n_codes, values,

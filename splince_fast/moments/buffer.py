@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,17 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels.joining import MOST_VARIABLES, Joining
 from splince_fast.labels import VariableName
-from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.passes import Centred, Gram, buffer_rows
-from splince_fast.moments.variable import Labels, Variable
+from splince_fast.moments.variable import Labels
 
 Float = NDArray[np.float64]
 
 _PART_BYTES = 1 << 20
-# Without it nothing keeps other threads away while a single row joins those that wait.
-_HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
+_FLOAT32 = np.dtype(np.float32)
+# The largest sum of squares of a row for which the check of values is known to pass.
+_LARGEST_SQUARES = 1e38
 
 
 @dataclass(slots=True)
@@ -74,9 +72,6 @@ class Buffer:
         What is written from `filled` on is nothing yet.
     filled : int
         Rows that wait.
-    joining : Joining or None
-        The short way of a single row that is like those that wait, of which one came alone. Rows
-        one at a time are the price of a call each: it asks nothing that is known.
     """
 
     def __init__(self, capacity: int, width: int, dtype: np.dtype[Any]) -> None:
@@ -86,7 +81,6 @@ class Buffer:
         self._weight: Float | None = None
         self._labels: dict[VariableName, Labels] = {}
         self.rows: NDArray[Any] = self._view(capacity, dtype)
-        self.joining: Joining | None = None
 
     def _view(self, capacity: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         flat: NDArray[Any] = self._memory.view(dtype)
@@ -96,7 +90,7 @@ class Buffer:
         """Whether, empty, it can be a buffer of this size and dtype, and become one if so."""
         if self.filled or self._memory.nbytes < capacity * self._width * dtype.itemsize:
             return False
-        self.rows, self.joining = self._view(capacity, dtype), None
+        self.rows = self._view(capacity, dtype)
         return True
 
     @property
@@ -130,7 +124,7 @@ class Buffer:
         if block.weight is not None and self._weight is None:
             weight = np.ones(capacity)
             weight[start:stop] = block.weight
-            self._weight, self.joining = weight, None
+            self._weight = weight
         elif self._weight is not None:
             self._weight[start:stop] = 1.0 if block.weight is None else block.weight
         for name, labels in block.labels.items():
@@ -138,7 +132,7 @@ class Buffer:
             if known is None:
                 shape = (capacity, *labels.shape[1:])
                 known = np.full(shape, blanks[name], labels.dtype)
-                self._labels[name], self.joining = known, None
+                self._labels[name] = known
             known[start:stop] = labels
         if len(self._labels) > len(block.labels):
             for name in self._labels.keys() - block.labels.keys():
@@ -146,23 +140,33 @@ class Buffer:
                 known[start:stop] = _blank(known)
         self.filled = stop
 
-    def let_join(
-        self, variables: Mapping[VariableName, Variable], kinds: Mapping[str, str]
-    ) -> None:
-        """Let single rows like these join them by the short way, unless they have weights.
+    def append_row(self, X: NDArray[Any], codes: Mapping[VariableName, int]) -> bool:
+        """Append a row (1, d) whose class codes are those of every variable that waiting rows have.
 
-        All labels must be of classes, and of every variable in `kinds`: the short way does not
-        tell that one is not there.
+        Returns
+        -------
+        bool
+            False, with nothing changed, unless the row is usable as it is: of a dtype that the
+            waiting rows hold, finite, and not the one that completes a block.
         """
-        known = [(name, variables[name], codes) for name, codes in self._labels.items()]
+        start, rows = self.filled, self.rows
         if (
-            _HAS_GIL
-            and self._weight is None
-            and len(known) <= MOST_VARIABLES
-            and all(isinstance(variable, ClassSums) for _, variable, _ in known)
-            and kinds.keys() <= self._labels.keys()
+            not 0 < start < len(rows) - 1
+            or self._weight is not None
+            or X.shape != (1, self._width)
+            or X.dtype not in (rows.dtype, _FLOAT32)
+            or codes.keys() != self._labels.keys()
         ):
-            self.joining = Joining(self.rows, known)
+            return False
+        row = rows[start]
+        row[:] = X[0]
+        with np.errstate(over="ignore", invalid="ignore"):
+            if not np.dot(row, row) <= _LARGEST_SQUARES:  # NaN included
+                return False
+        for name, code in codes.items():
+            self._labels[name][start] = code
+        self.filled = start + 1
+        return True
 
     def contents(self) -> LabelledRows:
         """What waits, as views."""
@@ -174,7 +178,7 @@ class Buffer:
 
     def clear(self) -> None:
         self.filled = 0
-        self._weight = self.joining = None
+        self._weight = None
         self._labels.clear()
 
     def forget(self, known: Any) -> None:

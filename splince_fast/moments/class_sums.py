@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels import spans
+from splince_fast._kernels import row_kernels, spans
 from splince_fast._runtime.arrays import NO_WEIGHT
 from splince_fast._runtime.files import check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
@@ -24,7 +24,7 @@ Int = NDArray[np.int64]
 class ClassSums(Variable):
     """Sums per class. Arrays grow along their first axis when rows of new classes are added."""
 
-    __slots__ = ("_begun", "_looked_up", "places", "rows", "sums", "weights", "width")
+    __slots__ = ("_begun", "_looked_up", "_names", "_places", "rows", "sums", "weights", "width")
 
     kind = "classes"
     blank = -1
@@ -33,8 +33,8 @@ class ClassSums(Variable):
         self, width: int, names: list[ClassName], rows: Int, weights: Float, sums: Float
     ) -> None:
         self.width = width
-        # Positions by class key, in their order.
-        self.places: dict[Any, int] = {}
+        self._names: list[ClassName] = []
+        self._places: dict[Any, int] = {}
         self.rows = rows
         self.weights = weights
         self.sums = sums
@@ -52,7 +52,20 @@ class ClassSums(Variable):
     @property
     def names(self) -> list[ClassName]:
         """Names of the classes, in the order of the sums."""
-        return [_name_of(key) for key in self.places]
+        return self._names.copy()
+
+    @property
+    def places(self) -> dict[Any, int]:
+        """Positions by class key, in their order.
+
+        Made when a name is looked up for the first time: declared classes may be many.
+        """
+        places, names = self._places, self._names
+        if len(places) < len(names):
+            # Whole before it is kept: several threads may read.
+            places = dict(zip(_keys(names), range(len(names)), strict=True))
+            self._places = places
+        return places
 
     # -- filling ---------------------------------------------------------------------------
 
@@ -67,18 +80,16 @@ class ClassSums(Variable):
     def begin(
         self, column: ClassCodes, name: object
     ) -> tuple[Codes | None, list[ClassName] | None]:
-        classes, places = column.classes, self.places
+        classes, known = column.classes, len(self._names)
         if not classes:
             return None, None
-        for key in places:
-            if (key[0] if type(key[0]) is type else tuple) is not type(classes[0]):
-                first = _name_of(key)
-                raise LabelError(
-                    f"the classes of {name!r} were of type {type(first).__name__} in earlier "
-                    f"blocks (such as {first!r}) and are of type {type(classes[0]).__name__} in "
-                    f"this one (such as {classes[0]!r}); use one type throughout"
-                )
-            break
+        if known and type(self._names[0]) is not type(classes[0]):
+            first = self._names[0]
+            raise LabelError(
+                f"the classes of {name!r} were of type {type(first).__name__} in earlier "
+                f"blocks (such as {first!r}) and are of type {type(classes[0]).__name__} in "
+                f"this one (such as {classes[0]!r}); use one type throughout"
+            )
         if self._looked_up is not None:
             before, lookup = self._looked_up
             # Equal tuples of joint classes may hold True in place of 1.
@@ -86,12 +97,12 @@ class ClassSums(Variable):
                 return lookup.take(column.codes, mode="wrap"), None
         # -1, a missing label, picks the last entry.
         lookup = np.full(len(classes) + 1, -1, np.intp)
-        if places:
-            known = map(places.get, _keys(classes), repeat(-1))
-            lookup[:-1] = np.fromiter(known, np.intp, len(classes))
+        if known:
+            found = map(self.places.get, _keys(classes), repeat(-1))
+            lookup[:-1] = np.fromiter(found, np.intp, len(classes))
         unknown = np.flatnonzero(lookup[:-1] < 0)
-        lookup[unknown] = np.arange(len(places), len(places) + len(unknown))
-        fresh = [classes[i] for i in unknown.tolist()]
+        lookup[unknown] = np.arange(known, known + len(unknown))
+        fresh = [classes[i] for i in unknown.tolist()] if known else list(classes)
         if fresh:
             self._begun = classes, lookup, fresh
         else:
@@ -99,17 +110,23 @@ class ClassSums(Variable):
         return lookup.take(column.codes, mode="wrap"), fresh or None
 
     def learn(self, fresh: list[ClassName]) -> None:
-        start = len(self.places)
-        self.places.update(zip(_keys(fresh), range(start, start + len(fresh)), strict=True))
+        places, start = self._places, self.n_columns
+        self._names += fresh
+        if start and len(places) == start:
+            places.update(zip(_keys(fresh), range(start, start + len(fresh)), strict=True))
         if self._begun is not None and self._begun[2] is fresh:
             self._looked_up = self._begun[:2]
         self._begun = None
 
-    def declared_code(self, column: Any, name: str) -> int:
-        """Code of the only label of a column that declares the classes of the last block, or -1.
+    def code_of(self, column: Any, name: str) -> int:
+        """Code of the only label of a column: of a known class, or declared as the last block's.
 
-        A column of any other kind, or length, has none; nor has a missing label.
+        -1 for a column of any other kind or length, and for a missing label.
         """
+        if type(column) is np.ndarray:
+            if column.shape != (1,) or column.dtype.kind not in "biuU":
+                return -1
+            return self.places.get(class_key(column.item()), -1)
         declared = read_declared(column, name)
         if declared is None or self._looked_up is None or len(declared.data) != 1:
             return -1
@@ -118,13 +135,11 @@ class ClassSums(Variable):
 
     def ask(self, labels: Codes, weight: Float | None) -> Request:
         # Sums are kept only for the classes that occur; code -1 is not counted.
-        import splince_fast._kernels.accumulate as kernels
-
         codes, present, rows = np.empty((3, len(labels)), np.intp)
         weights = np.empty(len(labels))
         given = NO_WEIGHT if weight is None else weight
-        n_present, size = kernels.count_classes(
-            labels, given, len(self.places), codes, present, rows, weights
+        n_present, size = row_kernels.count_classes(
+            labels, given, len(self._names), codes, present, rows, weights
         )
         present, rows, weights = present[:n_present], rows[:n_present], weights[:n_present]
         # Room for every class, made before anything is added to any variable.
@@ -135,12 +150,12 @@ class ClassSums(Variable):
         return Request(codes, n_present, None, (present, rows, weights, grown))
 
     def commit(self, request: Request, class_sums: Float, products: Float) -> None:
-        import splince_fast._kernels.accumulate as kernels
-
         present, rows, weights, grown = request.kept
         if grown is not None:
             self.rows, self.weights, self.sums = grown
-        kernels.add_classes(self.rows, self.weights, self.sums, present, rows, weights, class_sums)
+        row_kernels.add_classes(
+            self.rows, self.weights, self.sums, present, rows, weights, class_sums
+        )
 
     def moved(self, step: Float) -> ClassSums:
         other = self.copy()
@@ -165,8 +180,8 @@ class ClassSums(Variable):
         refuse_other_kind(name, self, other)
         other = cast(ClassSums, other)
         theirs = other.names
-        if self.places and theirs:
-            known = _name_of(next(iter(self.places)))
+        if self._names and theirs:
+            known = self._names[0]
             if type(known) is not type(theirs[0]):
                 raise IncompatibleMomentsError(
                     f"the classes of {name!r} are of type {type(known).__name__} on one side and "
@@ -244,7 +259,7 @@ class ClassSums(Variable):
 
     @property
     def n_columns(self) -> int:
-        return len(self.places)
+        return len(self._names)
 
     @property
     def described(self) -> str:
@@ -272,7 +287,7 @@ class ClassSums(Variable):
 
         Memory that nobody writes to is none: most of many declared classes may never occur.
         """
-        size = len(self.places) if size is None else size
+        size = self.n_columns if size is None else size
         if size == len(self.rows):
             return self.rows, self.weights, self.sums
         padded = np.zeros(size, np.int64), np.zeros(size), np.zeros((size, self.width))
@@ -309,8 +324,3 @@ def _keys(names: Sequence[ClassName]) -> Iterable[Hashable]:
     if len(names) and type(names[0]) is tuple:
         return map(class_key, names)
     return zip(map(type, names), names, strict=True)
-
-
-def _name_of(key: Any) -> ClassName:
-    """The inverse of `class_key`."""
-    return tuple(part for _, part in key) if type(key[0]) is tuple else key[1]

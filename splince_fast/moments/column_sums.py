@@ -16,6 +16,8 @@ from splince_fast._kernels import spans
 from splince_fast._runtime.files import check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
 from splince_fast.labels import Columns
+from splince_fast.moments.block import MATRIX_PRODUCT_FROM
+from splince_fast.moments.indicators import Indicators, indicator_codes
 from splince_fast.moments.scatter import EPS64
 from splince_fast.moments.variable import Request, Variable, denominator, refuse_other_kind
 
@@ -112,6 +114,14 @@ class ColumnSums(Variable):
             shown = labels[~missing]
             # About the first of them, so that a constant column has exactly its value.
             reference = shown[0] + (w[~missing] @ (shown - shown[0])) / w.sum()
+        codes = indicator_codes(labels) if k >= MATRIX_PRODUCT_FROM else None
+        if codes is not None:
+            codes[missing] = -1
+            indicators = Indicators(codes, weight, reference, self.width)
+            sums = (*indicators.label_sums(), reference, indicators)
+            return Request(
+                indicators.codes, indicators.n_classes, None, (n_present, float(w.sum()), *sums)
+            )
         # z - t and a column of ones, times sqrt(w) for their squares, and times w.
         columns = np.empty((n, k + 1))
         np.subtract(labels, reference, out=columns[:, :k])
@@ -125,11 +135,13 @@ class ColumnSums(Variable):
         if root is not None:
             columns *= root
             columns[:, k] = w
-        kept = (n_present, float(w.sum()), squares[:k, k], squares[:k, :k], reference)
+        kept = (n_present, float(w.sum()), squares[:k, k], squares[:k, :k], reference, None)
         return Request(None, 0, columns.T, kept)
 
     def commit(self, request: Request, class_sums: Float, products: Float) -> None:
-        n_rows, weight, z_sum, squares, self.reference = request.kept
+        n_rows, weight, z_sum, squares, self.reference, indicators = request.kept
+        if indicators is not None:
+            products = indicators.products(class_sums)
         self._n_rows += n_rows
         self._weight += weight
         self.z_sum += z_sum

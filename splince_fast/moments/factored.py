@@ -31,7 +31,7 @@ class Factored:
     live : Live
         The statistics that are copied.
     options : Options
-        Shrinkage and solver.
+        Shrinkage, solver and least deviation.
     parameters : mapping
         `kinds` and `joint` of the moments, which say how labels are read.
     variables : mapping of VariableName to variable
@@ -76,6 +76,7 @@ class Factored:
         self.n_features = len(self.mean)
         self.shrinkage = live.share(options)
         self._requested, self._solver = options.shrinkage, options.solver
+        self._min_scale = options.min_scale
         self.factor = live.factored(options, self.shrinkage, None)
         live.remember(self.factor)
         self.sample, self.metric = live.sample, live.metric
@@ -138,7 +139,7 @@ class Factored:
         Raises
         ------
         InputError
-            They ask for other shrinkage, or for another solver.
+            They ask for other shrinkage, another solver, or another least deviation.
         """
         if options.shrinkage is not None and options.shrinkage != self._requested:
             raise InputError(
@@ -149,6 +150,11 @@ class Factored:
             raise InputError(
                 f"solver is {options.solver!r}, and these moments were factored by "
                 f"{self.factor.solver!r}; pass it to moments.factored(), or pass the moments"
+            )
+        if options.min_scale not in ("auto", self._min_scale):
+            raise InputError(
+                f"min_scale is {options.min_scale!r}, and these moments were factored with "
+                f"{self._min_scale!r}; pass it to moments.factored(), or pass the moments"
             )
         return self.factor
 
@@ -193,9 +199,11 @@ class Factored:
         )
 
 
-def snapshot(moments: Moments, shrinkage: float | str | None, solver: str) -> Factored:
+def snapshot(
+    moments: Moments, shrinkage: float | str | None, solver: str, min_scale: float | str
+) -> Factored:
     """The snapshot behind :meth:`Moments.factored`."""
-    options = Options(shrinkage=shrinkage, solver=solver)
+    options = Options(shrinkage=shrinkage, solver=solver, min_scale=min_scale)
     with moments.held() as held:
         for name in held.variables:
             held.variable(name)  # makes room for every class that was named

@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime import files
+from splince_fast._runtime.arrays import column_names, name_columns
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast._runtime.interrupts import Deferred
+from splince_fast._runtime.keywords import check_keywords
 from splince_fast._runtime.memory import total_memory
 from splince_fast._solve.options import is_integer
-from splince_fast.exceptions import FileFormatError, InputError, LabelError
+from splince_fast.exceptions import FileFormatError, InputError, LabelError, NonFiniteError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.entry import Given, read_update
@@ -122,6 +124,7 @@ class Folds(Sequence[Moments]):
             raise InputError(f"folds is {n_folds!r}; it must be an integer from 2 to {_MOST}")
         if groups is not None and not isinstance(groups, str):
             raise InputError(f"groups is {groups!r}; it must be the name of a variable")
+        check_keywords(parameters, Moments, where="Moments")
         self._folds = tuple(Moments(**parameters) for _ in range(int(n_folds)))
         self._groups = groups
         self._position = 0
@@ -195,7 +198,11 @@ class Folds(Sequence[Moments]):
         if not self._position and hasattr(X, "columns"):
             self.feature_names = tuple(map(str, X.columns))
         n = given.n
-        given.rows.check()
+        try:
+            given.rows.check()
+        except NonFiniteError as error:
+            name_columns(error, column_names(X))
+            raise
         fold_of = self._deal(given, n)
         encoded = {name: v for name, v in given.encoded.items() if name != self._groups}
         for fold in self._folds:

@@ -8,13 +8,13 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels import provider
 from splince_fast._solve import factor as factors
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
 from splince_fast._solve.low_rank import LowRank, nystroem
 from splince_fast._solve.options import Options
 from splince_fast._solve.shrinkage import share
+from splince_fast._solve.weak_features import weak_features
 from splince_fast.exceptions import InputError
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.metric import Sampled, refuse_few, sampled_covariance
@@ -34,11 +34,14 @@ class Live:
         Of x.
     variable : callable
         The sums of one variable, by name.
+    reading : tuple
+        `kinds` and `joint` of the moments.
     """
 
     def __init__(self, held: Accumulator) -> None:
         self._held = held
         self.variable = held.variable
+        self.reading = held.parameters.kinds, held.parameters.joint
         self._state = state = held.seen()
         self.n_rows, self.weight, self.mean = state.n_rows, state.weight, state.mean
 
@@ -54,14 +57,13 @@ class Live:
     def identity(self) -> Factor:
         """The factor of the identity, for what is not whitened."""
         state = self._state
-        provider.ensure_for(state.width)
         return factors.identity(state.second.diagonal(), state.weight)
 
     def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
         """The factor of Cov(x), of which `share` is isotropic."""
         d = len(self.mean)
-        provider.ensure_for(d)
         scatter, weight, n_rows, roundoff = self._scatter(options)
+        left_out = weak_features(self.variances, self.mean, options.min_scale, roundoff, share)
         return factors.dense(
             scatter,
             weight,
@@ -71,6 +73,7 @@ class Live:
             share=share,
             solver=options.solver,
             memory=memory,
+            left_out=left_out,
         )
 
     def _scatter(self, options: Options) -> tuple[Float, float, int, float]:
@@ -138,8 +141,11 @@ class LiveSketch(Live):
                 f"solver={options.solver!r} factors a d x d matrix, which moments made with rank= "
                 "do not keep; leave it at 'auto'"
             )
-        provider.ensure_for(self._state.width)
-        return self.metric.factor(share)
+        sketch = self.sketch
+        left_out = weak_features(
+            self.variances, self.mean, options.min_scale, sketch.unit_roundoff, share
+        )
+        return self.metric.factor(share, left_out)
 
     def remember(self, factor: Factor) -> None:
         """Nothing: the metric is at hand."""

@@ -25,6 +25,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.arrays import abbreviated
 from splince_fast._solve import tolerances
 from splince_fast.exceptions import NotEnoughDataError, SampledScatterWarning
 from splince_fast.labels import VariableName
@@ -40,7 +41,6 @@ _SHARE_OF_LABELS = 0.1
 # A variance of all rows this many times that of the sample, or less by it, beyond so many
 # standard errors of a Gaussian one, is told.
 _FACTOR, _ERRORS = 2.0, 6.0
-_SHOWN = 5
 # Standard errors of a Gaussian variance from which on a feature counts as missed by the sample.
 _BEYOND_CHANCE = 4.0
 # Of correlations with labels, whose sums are of rows that are rounded themselves.
@@ -283,7 +283,7 @@ def _warn_of(variances: Float, sampled: Float, effective: float) -> None:
     high = (_FACTOR * variances < sampled) & (sampled - variances > error)
     found = np.flatnonzero(low | high)
     if len(found):
-        shown = ", ".join(map(str, found[:_SHOWN])) + (", ..." if len(found) > _SHOWN else "")
+        shown = abbreviated(found)
         warnings.warn(
             f"the sampled rows misstate the variance of {len(found)} feature(s) ({shown}) by more "
             f"than a factor of {_FACTOR:g}: rare rows carry them. What is erased and kept is "

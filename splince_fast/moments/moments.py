@@ -1,8 +1,4 @@
-"""Moments: everything that erasers need to know of the data, in one mergeable state.
-
-Above 400 lines because it is the whole public face of the state, with its documentation; the work
-is done in the modules beside it.
-"""
+"""Moments: everything that erasers need to know of the data, in one mergeable state."""
 
 from __future__ import annotations
 
@@ -15,10 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime import files
+from splince_fast._runtime.arrays import column_names, name_columns
 from splince_fast._runtime.interrupts import Deferred
+from splince_fast._runtime.keywords import check_keywords
 from splince_fast._runtime.lock import ReadersWriterLock
 from splince_fast._solve.options import check_reading
-from splince_fast.exceptions import FileFormatError, InputError, NotEnoughDataError
+from splince_fast.exceptions import (
+    FileFormatError,
+    InputError,
+    NonFiniteError,
+    NotEnoughDataError,
+)
 from splince_fast.labels import ClassName, VariableName
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.accumulators import accumulator_of
@@ -83,8 +86,8 @@ class Moments:
 
     (a Nystroem approximation with the exact variances). Constraints are exact, as they are for any
     positive definite matrix. How much more than the least is changed depends on the data, and is
-    not known before ``refine=`` of a method has read the rows once more; the distortion of the
-    report is an estimate until then. Both sides of ``+`` and ``-`` need the same rank and seed.
+    not known before ``refine=`` of a method has read the rows once more; the report states no
+    distortion until then. Both sides of ``+`` and ``-`` need the same rank and seed.
 
     *A sampled scatter.* A covariance costs O(n d^2), all other sums O(n d). Any positive definite
     matrix in its place gives an eraser that erases and keeps as much, and alone decides how much
@@ -188,15 +191,17 @@ class Moments:
         {'a': 5, 'b': 2}
         """
         accumulator = self._accumulator
-        waiting = accumulator.buffer
-        if waiting is not None and sample_weight is None and mask is None:
-            joining = waiting.joining
-            if joining is not None and joining.takes(accumulator, self._lock, X, labels):
-                return self
         with Deferred(), self._lock:
+            plain = sample_weight is None and mask is None and type(X) is np.ndarray
+            if plain and X.shape[:1] == (1,) and accumulator.append_row(X, labels):
+                return self
             given = read_update(X, labels, sample_weight, mask, accumulator)
             if given.n:
-                accumulator.update(given.rows, given.weight, given.encoded)
+                try:
+                    accumulator.update(given.rows, given.weight, given.encoded)
+                except NonFiniteError as error:
+                    name_columns(error, column_names(X))
+                    raise
         return self
 
     @overload
@@ -297,6 +302,7 @@ class Moments:
                 "on the cluster and pass the list of moments to cross_report"
             )
         source = sources.as_source(blocks)
+        check_keywords(parameters, cls, where="Moments")
         if "scatter" in parameters:
             check_reading(parameters["scatter"], parameters.get("rank"))
             parameters["scatter"] = rate_for(
@@ -613,7 +619,10 @@ class Moments:
         with self.held() as held:
             return held.variable(name)
 
-    def factored(self, shrinkage: float | str | None = None, *, solver: str = "auto") -> Factored:
+    def factored(
+        self, shrinkage: float | str | None = None, *, solver: str = "auto",
+        min_scale: float | str = "auto",
+    ) -> Factored:  # fmt: skip
         """An immutable snapshot with Cov(x) factored, for several erasers from the same moments.
 
         Every method and :func:`splince_fast.concept_strength` take it in place of the moments.
@@ -621,7 +630,7 @@ class Moments:
 
         Parameters
         ----------
-        shrinkage, solver
+        shrinkage, solver, min_scale
             As for :func:`splince_fast.splince`.
 
         Returns
@@ -650,7 +659,7 @@ class Moments:
         """
         from splince_fast.moments.factored import snapshot
 
-        return snapshot(self, shrinkage, solver)
+        return snapshot(self, shrinkage, solver, min_scale)
 
     def __repr__(self) -> str:
         if self.n_features is None:

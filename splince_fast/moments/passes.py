@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
 
 Float = NDArray[np.float64]
@@ -31,7 +32,8 @@ _PART_BYTES = 1 << 20
 # Angles by which pairs of rows are rotated: multiples of the golden one never come close together.
 _ANGLES = np.arange(256) * (np.pi * (3.0 - 5.0**0.5))
 _ROTATIONS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
-_NO_PANELS = {np.dtype(t): np.empty((0, 0, 0), t) for t in (np.float32, np.float64)}
+# Rows between two panels: without them, those of a chunk would meet in few places of a cache.
+_GAP_ROWS = 4
 
 
 class Centred:
@@ -52,20 +54,17 @@ class Centred:
         codes: Codes, order: Codes, cell: Codes, values: Float, peak: Float, total: Float,
         class_sums: Float, products: Float,
     ) -> None:  # fmt: skip
-        """Call `centre_block` in stripes of columns, over threads."""
-        import splince_fast._kernels.accumulate as kernels
-
+        """Call `centre_columns` in stripes, over threads."""
         n, d = len(order), rows.shape[1]
         out = self.shifted = self.shifted[: buffer_rows(n)]
         if len(out) < n:
             raise RuntimeError("the work buffer has no room for the block")
         part = part_rows(d, rows.itemsize)
-        panels, held = _NO_PANELS[rows.dtype], np.empty(d)
 
         def work(first: int, last: int) -> None:
-            kernels.centre_block(
+            row_kernels.centre_columns(
                 rows, where, weight, shift, offset, codes, order, cell, values, _ROTATIONS, part,
-                0, n, first, last, out, panels, peak, total, class_sums, products, held,
+                peak, total, class_sums, products, out, first, last,
             )  # fmt: skip
 
         grain = max(16, _GRAIN // n)
@@ -91,22 +90,19 @@ class Gram:
 
     def __init__(self, block_rows: int, width: int, dtype: np.dtype[Any], memory: Float) -> None:
         self._width, self._itemsize = width, dtype.itemsize
-        chunk, whole, self._lanes = self._shape(block_rows, width, dtype)
+        self._chunk, whole, self._lanes = self._shape(block_rows, width, dtype)
         padded = whole * self._lanes
-        self._four = np.zeros((4, padded), dtype)
         start = -memory.ctypes.data % _LINE // 8
         flat: NDArray[Any] = memory[start:].view(dtype)
-        n_panels = 2 * chunk * padded
-        self._panels = flat[:n_panels].reshape(2, whole, chunk, self._lanes)
+        n_panels = 2 * (self._chunk + _GAP_ROWS) * padded
+        self._panels = flat[:n_panels].reshape(2 * whole, -1)
         self._product = flat[n_panels : n_panels + padded**2].reshape(padded, padded)
         self.product = self._product.T
 
     @staticmethod
     def _shape(block_rows: int, width: int, dtype: np.dtype[Any]) -> tuple[int, int, int]:
         """Rows of a chunk, panels, and numbers of a register."""
-        from splince_fast._kernels.registers import REGISTER
-
-        lanes = REGISTER // dtype.itemsize
+        lanes = row_kernels.register_width(dtype.itemsize)
         return min(_CHUNK_ROWS, buffer_rows(block_rows)), -(-width // lanes), lanes
 
     @classmethod
@@ -114,7 +110,7 @@ class Gram:
         """Numbers of float64 that the memory has."""
         chunk, whole, lanes = cls._shape(block_rows, width, dtype)
         padded = whole * lanes
-        return -(-(2 * chunk + padded) * padded * dtype.itemsize // 8) + _LINE // 8
+        return -(-(2 * (chunk + _GAP_ROWS) + padded) * padded * dtype.itemsize // 8) + _LINE // 8
 
     @staticmethod
     def serves(block_rows: int, width: int, dtype: np.dtype[Any]) -> bool:
@@ -123,9 +119,7 @@ class Gram:
         The processor has to have wide registers. The product of rows of float64, which BLAS adds
         to the state where it is, must not take more memory than a block.
         """
-        import splince_fast._kernels.gram as kernels
-
-        return kernels.WIDE and (dtype == np.float32 or width <= block_rows)
+        return row_kernels.wide() and (dtype == np.float32 or width <= block_rows)
 
     def reduce(
         self, rows: NDArray[Any], where: Codes, weight: Float, shift: Float, offset: Float,
@@ -133,19 +127,17 @@ class Gram:
         class_sums: Float, products: Float,
     ) -> None:  # fmt: skip
         """Call `reduce_chunks` in every thread."""
-        import splince_fast._kernels.gram as kernels
-
         n, d = len(order), self._width
         count = threads.thread_count() if n * d * d >= _GRAIN_PRODUCTS else 1
         stripe = max(_PAGE // self._itemsize, -(-d // max(1, count // _THREADS_PER_STRIPE)))
         stripe = -(-stripe // self._lanes) * self._lanes
         part = part_rows(d, self._itemsize)
-        counters = np.zeros((-(-n // self._panels.shape[2]) + 1, 16), np.int64)
+        counters = np.zeros((-(-n // self._chunk) + 1, 16), np.int64)
 
         def work(first: int, last: int) -> None:
-            kernels.reduce_chunks(
+            row_kernels.reduce_chunks(
                 rows, where, weight, shift, offset, codes, order, cell, values, _ROTATIONS, part,
-                stripe, self._four, self._panels, peak, total, class_sums, products,
+                peak, total, class_sums, products, self._chunk, stripe, self._panels,
                 self._product, counters,
             )  # fmt: skip
 

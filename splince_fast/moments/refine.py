@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import NO_WEIGHT
-from splince_fast._runtime.sparse import SparseRows, parts
+from splince_fast._runtime.sparse import SparseRows, parts, subtracted
 from splince_fast.exceptions import InputError
 from splince_fast.moments.entry import read_update
 from splince_fast.moments.live import LiveSketch
 from splince_fast.moments.scatter import EPS64
 from splince_fast.moments.sketch import add_images, add_outer
+from splince_fast.moments.sketched import far_from_zero
 from splince_fast.moments.swept import Sweep
 from splince_fast.sources import prefetched
 from splince_fast.sources.base import Source, StreamSource
@@ -57,11 +58,13 @@ class Rereader:
         Raises
         ------
         InputError
-            The rows are not those of the moments: their number, weight, sums or squares differ.
+            The rows are not those of the moments: their number, weight, sums, squares or, where
+            the moments have a sketch, products of two features differ.
         """
-        known, d = self._known, len(self._known.mean)
-        vectors = np.ascontiguousarray(columns.T)
-        out, total, squares = np.zeros((d, len(columns))), np.zeros(d), np.zeros(d)
+        known, d, m = self._known, len(self._known.mean), len(columns)
+        # The moments know the image of their first signs: it tells how features go together.
+        vectors = np.hstack([columns.T, known.sketch.signs[:, :1]])
+        out, total, squares = np.zeros((d, vectors.shape[1])), np.zeros(d), np.zeros(d)
         n_rows, weight = 0, 0.0
         with prefetched(self._source) as blocks:
             for block in blocks:
@@ -74,9 +77,9 @@ class Rereader:
                 squares += sums[1]
                 n_rows += given.n
                 weight += sums[2]
-        self._compare(n_rows, weight, total, squares)
+        self._compare(n_rows, weight, total, squares, out[:, m:])
         out /= known.weight
-        return np.ascontiguousarray(out.T)
+        return np.ascontiguousarray(out[:, :m].T)
 
     def _sums(
         self, rows: Any, weight: Float | None, vectors: Float, out: Float
@@ -86,14 +89,19 @@ class Rereader:
         if isinstance(rows, SparseRows):
             import splince_fast._kernels.sparse as kernels
 
-            csr, given = parts(rows.array), NO_WEIGHT if weight is None else weight
+            shift = np.zeros(len(mean))
+            far = far_from_zero(mean, self._known.variances)
+            shift[far] = mean[far]
+            array = subtracted(rows.array, shift) if len(far) else rows.array
+            mean = mean - shift
+            csr, given = parts(array), NO_WEIGHT if weight is None else weight
             whole = float(len(rows)) if weight is None else float(weight.sum())
             total, squares = np.zeros(len(mean)), np.empty(len(mean))
             none = np.empty((0, len(rows)), np.intp), np.empty((0, len(rows)))
             nothing = np.empty((0, len(mean)))
             kernels.sum_rows(*csr, given, *none, total, nothing, nothing)
             kernels.sum_squares(*csr, given, mean, whole, squares)
-            left = add_images(rows.array, weight, mean, vectors, out)
+            left = add_images(array, weight, mean, vectors, out)
             add_outer(out, -1.0, mean, left)
             return total - whole * mean, squares, whole
         array = np.ascontiguousarray(rows.array, rows.dtype)
@@ -103,7 +111,9 @@ class Rereader:
         add_images(array, weight, mean, vectors, out)
         return sweep.total, sweep.squares, sweep.whole
 
-    def _compare(self, n_rows: int, weight: float, total: Float, squares: Float) -> None:
+    def _compare(
+        self, n_rows: int, weight: float, total: Float, squares: Float, image: Float
+    ) -> None:
         """Raise InputError unless these are the sums that the moments have, to rounding."""
         known, name = self._known, self._source
         if n_rows != known.n_rows:
@@ -120,6 +130,19 @@ class Rereader:
         if len(found):
             what = "mean" if shifted[found[0]] else "variance"
             raise _other(name, f"the {what} of feature {found[0]} differs")
+        # Products with a sum of all features, each of which brings its own rounding.
+        all_deviations, all_offsets = deviation.sum(), offset.sum()
+        allowed = (roundings * deviation + offset) * all_deviations
+        allowed += (deviation + offset) * all_offsets
+        gap = np.abs(image - known.sketch.images[:, : image.shape[1]]) / weight
+        if (gap > allowed[:, None]).any():
+            units = deviation[:, None]
+            gaps = np.divide(gap, units, out=np.zeros_like(gap), where=units > 0)
+            raise _other(
+                name,
+                f"its values of feature {gaps.max(axis=1).argmax()} stand beside other values of "
+                "other features; was a column of it shuffled?",
+            )
 
 
 def _other(source: Source, why: str) -> InputError:

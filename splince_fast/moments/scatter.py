@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
 
 Float = NDArray[np.float64]
@@ -104,18 +106,16 @@ class Scatter:
         `product` is (at least d, d), float32 or float64 and Fortran-ordered; its lower triangle
         counts.
         """
-        import splince_fast._kernels.accumulate as kernels
-
         if product.dtype == np.float32:
             self.unit_roundoff = EPS32
 
         matrix, d = self.matrix, len(self.matrix)
         if d * d < 2 * _GRAIN:  # a single thread
-            kernels.add_lower(matrix, product, sign, vectors, coefficients, 0, (d + 1) // 2)
+            row_kernels.add_lower(matrix, product, sign, vectors, coefficients, 0, (d + 1) // 2)
             return
 
         def work(first: int, last: int) -> None:
-            kernels.add_lower(matrix, product, sign, vectors, coefficients, first, last)
+            row_kernels.add_lower(matrix, product, sign, vectors, coefficients, first, last)
 
         threads.split(work, (d + 1) // 2, grain=max(1, _GRAIN // d))
 
@@ -138,21 +138,28 @@ class Scatter:
 
     def packed(self) -> Float:
         """(d (d + 1) / 2,) the lower triangle, column by column: half the bytes."""
-        import splince_fast._kernels.accumulate as kernels
-
         out = np.empty(self.width * (self.width + 1) // 2)
-        kernels.pack_lower(self.matrix, out)
+        for part, column in _columns(out, self.matrix):
+            part[...] = column
         return out
 
     @classmethod
     def unpacked(cls, packed: Float, width: int, unit_roundoff: float) -> Scatter:
         """The inverse of `packed`."""
-        import splince_fast._kernels.accumulate as kernels
-
         scatter = cls.empty(width)
         scatter.unit_roundoff = unit_roundoff
-        kernels.unpack_lower(np.ascontiguousarray(packed), scatter.matrix)
+        for part, column in _columns(packed, scatter.matrix):
+            column[...] = part
         return scatter
+
+
+def _columns(packed: Float, matrix: Float) -> Iterator[tuple[Float, Float]]:
+    """Each column of the lower triangle, where it is packed and in the matrix."""
+    start = 0
+    for j in range(len(matrix)):
+        column = matrix[j:, j]
+        yield packed[start : start + len(column)], column
+        start += len(column)
 
 
 class Diagonal(Scatter):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels import row_kernels
 from splince_fast._runtime.arrays import check_values
 from splince_fast.exceptions import IncompatibleMomentsError
 from splince_fast.moments.block import Reduced, Sample, rows_of
@@ -113,10 +114,8 @@ class State:
         """
         if self.weight == 0.0:
             return head_mean(rows, weight, index)
-        import splince_fast._kernels.accumulate as kernels
-
-        far = kernels.reference_is_far(
-            self.reference, self.deviation, self.weight, self.second.matrix.diagonal(),
+        far = row_kernels.reference_is_far(
+            self.reference, self.deviation, self.weight, self.second.matrix.diagonal().copy(),
             sample.shift, sample.spread, sample.weight, sample.whole, _FAR, _ROUNDINGS,
         )  # fmt: skip
         if not far:
@@ -138,12 +137,10 @@ class State:
             return self.reference
         if not self.weight:
             return other.reference.copy()
-        import splince_fast._kernels.accumulate as kernels
-
         weight = other.weight
-        far = kernels.reference_is_far(
-            self.reference, self.deviation, self.weight, self.second.diagonal(), other.mean,
-            other.second.diagonal(), weight, weight, _FAR, _ROUNDINGS,
+        far = row_kernels.reference_is_far(
+            self.reference, self.deviation, self.weight, self.second.diagonal().copy(),
+            other.mean, other.second.diagonal().copy(), weight, weight, _FAR, _ROUNDINGS,
         )  # fmt: skip
         if not far:
             return self.reference

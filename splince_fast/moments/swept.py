@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
 from splince_fast._runtime.arrays import ALL_ROWS, NO_WEIGHT, check_values
+from splince_fast._runtime.memory import aligned
 from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator, Batch
 from splince_fast.moments.block import MATRIX_PRODUCT_FROM, add_products, rows_of
@@ -27,6 +30,8 @@ _LARGEST = 1e280
 # A few processors use up what memory gives. Of two threads the first, which begins earlier, takes
 # one more.
 _MOST_SEGMENTS = 7
+# Columns whose part of a row's leverage is one number.
+STRIPE = 192
 
 
 class SweptAccumulator(Accumulator):
@@ -69,7 +74,13 @@ class SweptAccumulator(Accumulator):
 
 
 class Sweep:
-    """The sums of one block about `shift`, see `sweep_block`; `run` may be called again."""
+    """The sums of one block about `shift`, see `sweep_block`; `run` may be called again.
+
+    Attributes
+    ----------
+    cells : tuple of (c,) intp and (c,) float64
+        A row of each cell, the rows of equal codes in a segment, and the weight of the cell.
+    """
 
     def __init__(
         self,
@@ -81,49 +92,46 @@ class Sweep:
         values: Float,
         index: NDArray[np.intp] | None = None,
     ) -> None:
-        from splince_fast._kernels.sampled import STRIPE
-
         n, d = len(rows) if index is None else len(index), rows.shape[1]
-        self._rows, self._shift, self._codes = rows, shift, codes
+        self._rows, self._shift, self._codes, self._n_codes = rows, shift, codes, n_codes
         self._index = ALL_ROWS if index is None else index
         self._weight = NO_WEIGHT if weight is None else weight
-        self._cell_row, self._cell_weight = np.empty(n, np.intp), np.empty(n)
         self.leverage = np.empty((-(-d // STRIPE), n))
         self.whole = float(n) if weight is None else float(weight.sum())
-        self._given, self._values, self._n_codes = values, values, n_codes
+        self._given, self._values = values, values
         self._products: Float | None = None
         if len(values) >= MATRIX_PRODUCT_FROM:
             self._products = np.empty((len(values), d))
             add_products(rows, values, shift, np.zeros(d), self._products, index)
             self._values = values[:0]
         n_sums = 2 + n_codes + len(self._values)
-        self._bounds = _segments(n, d, n_sums)
-        self._sums = np.empty((len(self._bounds) - 1, n_sums, d))
+        self._segment = _segment_rows(n, d, n_sums)
+        self._sums = np.empty((-(-n // self._segment), n_sums, d))
+        self._order, self._cell = np.empty(n, np.intp), np.empty(n, np.intp)
+        row_kernels.sort_by_cell(codes, n_codes, self._segment, self._order, self._cell)
+        starts = np.append(0, np.flatnonzero(self._cell[1:] != self._cell[:-1]) + 1)
+        ordered = np.ones(n) if weight is None else weight[self._order]
+        self.cells = self._order[starts], np.add.reduceat(ordered, starts)
 
     def run(self, inverse: Float) -> None:
-        """Fill total, squares, class_sums, products and leverage, and `cells`.
-
-        These are a row of each cell of a segment, rows of equal codes, and the weight of them all.
-        """
-        import splince_fast._kernels.sampled as kernels
-
-        n, d = len(self._cell_row), len(self._shift)
+        """Compute total, squares, class_sums, products and leverage."""
+        n, d = len(self._order), len(self._shift)
         segments, pieces = len(self._sums), 1
         if segments == 1:
-            pieces = max(1, min(d // max(kernels.STRIPE, _GRAIN // n), threads.thread_count()))
-        stripe = -(-d // (pieces * kernels.STRIPE)) * kernels.STRIPE
-        counters = np.zeros((segments + 1, 16), np.int64)
-        segmented = self._bounds, self._cell_row, self._cell_weight, self._sums
+            pieces = max(1, min(d // max(STRIPE, _GRAIN // n), threads.thread_count()))
+        width = -(-d // (pieces * STRIPE)) * STRIPE
+        near, counter = aligned((segments, 4, -(-d // 8) * 8)), np.zeros(1, np.int64)
 
         def work(first: int, last: int) -> None:
-            kernels.sweep_block(
+            row_kernels.sweep_block(
                 self._rows, self._index, self._weight, self._shift, inverse, self._codes,
-                self._values, stripe, *segmented, self.leverage, counters,
+                self._order, self._cell, self._values, self._segment, width, STRIPE, self._sums,
+                near, self.leverage, counter,
             )  # fmt: skip
 
         threads.split(work, max(segments, pieces), grain=1)
-        cells, sums = kernels.join_segments(*segmented, counters), self._sums[0]
-        self.cells = self._cell_row[:cells], self._cell_weight[:cells]
+        with np.errstate(over="ignore", invalid="ignore"):  # `check` refuses such rows
+            sums = functools.reduce(np.add, self._sums)  # segment by segment
         self.total: Float = sums[0]
         self.squares: Float = sums[1]
         self.class_sums: Float = sums[2 : 2 + self._n_codes]
@@ -134,7 +142,7 @@ class Sweep:
         least = self._weight.min() if len(self._weight) else 1.0
         if not self.squares.max() <= _LARGEST * min(1.0, least):
             index = self._index if len(self._index) else None
-            check_values(rows_of(self._rows, index, 0, len(self._cell_row)))
+            check_values(rows_of(self._rows, index, 0, len(self._order)))
 
     @property
     def variances(self) -> Float:
@@ -150,14 +158,14 @@ class Sweep:
 
 
 @lru_cache(maxsize=64)
-def _segments(n: int, d: int, n_sums: int) -> NDArray[np.intp]:
-    """Where the segments of n rows begin, and n: each has sums of its own.
+def _segment_rows(n: int, d: int, n_sums: int) -> int:
+    """Rows of a segment, a multiple of 4: each segment has sums of its own.
 
-    Their number depends on shapes alone, and sums take a small share of the block. Where it is 1,
-    with many classes or very wide rows, threads share columns instead.
+    Their number depends on shapes alone, and sums take a small fraction of the block. Where it is
+    1, with many classes or very wide rows, threads share columns instead.
     """
     count = max(1, min(_MOST_SEGMENTS, n * d // _GRAIN, n // (16 * n_sums)))
-    return np.array([n * g // count // 4 * 4 for g in range(count)] + [n], np.intp)
+    return -(-n // (4 * count)) * 4
 
 
 def class_weights(codes: NDArray[np.intp], n_codes: int, weight: Float) -> Float:

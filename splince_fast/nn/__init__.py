@@ -18,6 +18,7 @@ from splince_fast.exceptions import (
     NeverCalledError,
     NotEnoughMemoryError,
     OnePassWarning,
+    OtherTokensWarning,
     SiteError,
 )
 
@@ -57,6 +58,7 @@ __all__ = [
     "NeverCalledError",
     "NotEnoughMemoryError",
     "OnePassWarning",
+    "OtherTokensWarning",
     "Site",
     "SiteError",
     "TextBatches",

@@ -24,6 +24,7 @@ from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.record import from_sums
+from splince_fast.nn.eraser import no_autocast
 from splince_fast.nn.labelled import Design, LabelledRows, Part, Registry
 from splince_fast.nn.memory import Arena
 from splince_fast.nn.panels import Panels
@@ -50,7 +51,7 @@ class Workspace:
         self.arena = Arena(device)
         self._arrays: dict[tuple[str, Any], Tensor] = {}
         self._design: tuple[list[Part], Design] | None = None
-        self._checked = False
+        self._checked: set[int] = set()
 
     def array(self, what: str, dtype: Any, rows: int, width: int) -> Tensor:
         """A matrix (rows, width); what it held is lost."""
@@ -72,18 +73,24 @@ class Workspace:
         """Bytes held."""
         return sum(a.numel() * a.element_size() for a in self._arrays.values())
 
-    def check_products(self) -> None:
-        """Raise InputError unless float32 products are float32: TF32 and bf16 modes are refused."""
-        if self._checked:
+    def check_products(self, rows: int, width: int, panel: int) -> None:
+        """Raise InputError unless float32 products are float32: TF32 and bf16 modes are refused.
+
+        Once per width, of the shapes (panel, rows) and (rows, width), since libraries choose by
+        shape how they multiply.
+        """
+        if width in self._checked:
             return
-        probe = torch.full((64, 64), 1.0 + 2.0**-12, device=self.device)
-        if not torch.equal(probe @ torch.eye(64, device=self.device), probe):
+        probe = self.array("block", torch.float32, rows, width).zero_()
+        probe[0] = 1.0 + 2.0**-12
+        product = torch.mm(probe[:, :panel].T, probe).to(torch.float64)
+        if not bool(((product - (1.0 + 2.0**-11)).abs() < 2.0**-13).all()):
             raise InputError(
                 f"matrix products of float32 on {self.device} are rounded to fewer bits (TF32 or "
                 "bfloat16), which would spoil covariances; call "
                 "torch.set_float32_matmul_precision('highest') before collecting"
             )
-        self._checked = True
+        self._checked.add(width)
 
 
 def home_of(device: Any) -> Any:
@@ -138,7 +145,8 @@ class SiteSums:
         start, n = 0, labels.n
         while start < n:
             if not self._filled and n - start >= self._capacity:
-                stop = min(n, start + _BLOCK_ROWS)
+                blocks = (n - start - self._capacity) // _BLOCK_ROWS + 1
+                stop = min(n, start + blocks * _BLOCK_ROWS)
                 self._reduce(rows[start:stop], [(labels, start, stop)])
             else:
                 stop = min(n, start + self._capacity - self._filled)
@@ -153,26 +161,35 @@ class SiteSums:
     def flush(self) -> None:
         """Reduce the rows that wait."""
         if self._filled:
-            for start in range(0, self._filled, _BLOCK_ROWS):
-                stop = min(self._filled, start + _BLOCK_ROWS)
-                self._reduce(self._stage[start:stop], _between(self._waiting, start, stop))
+            self._reduce(self._stage[: self._filled], self._waiting)
             self._filled = 0
             self._waiting = []
 
     def _reduce(self, rows: Tensor, parts: list[Part]) -> None:
-        """Add the sums of one block."""
-        n, d = len(rows), self.width
+        """Add the sums of rows, block by block; the device is asked once if they are finite."""
         wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
-        mean = rows.to(wide).mean(0)
-        if not bool(torch.isfinite(mean).all()):
+        blocks = rows.split(_BLOCK_ROWS)
+        means = [block.to(wide).mean(0) for block in blocks]
+        if not bool(torch.isfinite(torch.stack(means)).all()):
             self._refuse(rows, parts)
+        start = 0
+        with no_autocast(rows):
+            for block, mean in zip(blocks, means, strict=True):
+                stop = start + len(block)
+                self._reduce_block(block, mean, _between(parts, start, stop))
+                start = stop
+
+    def _reduce_block(self, rows: Tensor, mean: Tensor, parts: list[Part]) -> None:
+        """Add the sums of one block with its mean."""
+        n, d = len(rows), self.width
+        wide = mean.dtype
         centre = mean.to(torch.float64)
         if self._reference is None:
             self._reference = centre
         shift = centre - self._reference
         exact = wide == torch.float64 or _fast_float64(self.work.device)
         if not exact:
-            self.work.check_products()
+            self.work.check_products(n, d, self._scatter.panel)
         design = self.work.design(parts, self.registry)
         y = self.work.array("block", torch.float64 if exact else torch.float32, n, d)
         sums = centre.new_zeros(len(design.rows), d)

@@ -26,9 +26,9 @@ _FSDP = ("FSDPModule", "FullyShardedDataParallel")
 
 
 def moved(batch: Any, device: Any) -> Any:
-    """A batch with its tensors on a device."""
+    """A batch with its tensors on a device; the host does not wait for copies to a GPU."""
     if isinstance(batch, torch.Tensor):
-        return batch.to(device)
+        return batch.to(device, non_blocking=device.type == "cuda")
     if isinstance(batch, Mapping):
         return {key: moved(value, device) for key, value in batch.items()}
     if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
@@ -162,12 +162,14 @@ def collect(
     model : torch.nn.Module
         Run as it is, erasers that are installed included; compiled models run eagerly.
     batches : iterable
-        Mappings of arguments (keys that the model's forward does not take are left out), tuples
-        of positional arguments, or single arguments. Tensors are moved to the model's device.
+        Mappings of arguments (keys that the model's forward does not take are left out), pairs
+        (inputs, labels), tuples of positional arguments, or single arguments. Tensors are moved
+        to the model's device.
     at : str, Module, or a list of them
         Sites: dotted names, patterns (see :func:`install`), or modules.
     labels : str, list of str, or function
-        Keys of a batch, or a function from a batch to a mapping of names to labels. Labels have
+        Keys of a batch, or a function from a batch to a mapping of names to labels. In a pair
+        (inputs, labels) the second entry has these keys, or is the one that is named. Labels have
         shape (B,), one per sequence, or (B, T), one per token. Integers equal to -100 are
         missing labels. Strings, integers and bools are classes, floats are continuous.
     tokens : {"body", "all", "first", "last", "mean"} or function

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from splince_fast.exceptions import LabelError, NeverCalledError
+from splince_fast.exceptions import LabelError, NeverCalledError, SiteError
 from splince_fast.nn import sites
 from splince_fast.nn.accumulate import SiteSums, Workspace, home_of
 from splince_fast.nn.collected import Collected
 from splince_fast.nn.labelled import LabelledRows, Registry
-from splince_fast.nn.memory import check_memory
+from splince_fast.nn.memory import check_memory, on_device
 from splince_fast.nn.positions import Positions
 from splince_fast.nn.recipe import Placement, Recipe, Site
 from splince_fast.nn.tokens import Selection, Tokens
@@ -38,8 +38,18 @@ class Plan:
     """Which rows of a tensor are taken in one call, and what is known of them."""
 
     rows: LabelledRows
-    index: Tensor | None  # positions in the flattened tensor; None for all
+    index: Tensor | None  # positions in the flattened tensor, on the host; None for all
     n_sequences: int
+    _copies: dict[Any, Tensor] = field(default_factory=dict)
+
+    def taken(self, flat: Tensor) -> Tensor:
+        """The rows of a flattened tensor (n, d); the index is copied once per device."""
+        if self.index is None:
+            return flat
+        index = self._copies.get(flat.device)
+        if index is None:
+            index = self._copies[flat.device] = on_device(self.index, flat.device)
+        return flat.index_select(0, index)
 
 
 class Collector:
@@ -112,15 +122,22 @@ class Collector:
         """A site ran: add its rows."""
         if self._over or sites.in_backward():
             return
-        x, _ = sites.pick(name, value, self.placement.output)
         axis = self.placement.feature_dim
+        x, _ = sites.pick(name, value, self.placement.output, axis)
         if not -x.ndim <= axis < x.ndim:
             sites.check_width(name, x, axis, -1)
         rows = x.detach()
         rows = rows if axis in (-1, x.ndim - 1) else rows.movedim(axis, -1)
         self.calls[name] += 1
         selection = self.positions.selection(name)
-        self.rule = self.rule or selection.rule
+        if self.rule is None:
+            self.rule = selection.rule
+        elif self.rule != selection.rule:
+            raise SiteError(
+                f"the site {name!r} runs in a call whose tokens are {selection.rule!r}, and they "
+                f"were {self.rule!r} before: only some calls have tokens. Collect at sites of "
+                "such calls one by one, or pass tokens='all'"
+            )
         flat, plan = self._select(name, rows, selection)
         if plan.rows.n:
             sums = self._sums_of(name, flat)
@@ -143,7 +160,7 @@ class Collector:
             self._plans[key] = plan
         plan = self._plans[key]
         flat = _means(rows, mask) if mean else rows.reshape(-1, rows.shape[-1])
-        return (flat if plan.index is None else flat.index_select(0, plan.index)), plan
+        return plan.taken(flat), plan
 
     def _plan(self, rows: Tensor, mask: Tensor | None) -> Plan:
         shape = tuple(rows.shape[:-1]) if mask is None else tuple(mask.shape)
@@ -151,8 +168,8 @@ class Collector:
             index = None
             where: NDArray[np.intp] = np.arange(int(np.prod(shape)), dtype=np.intp)
         else:
-            index = mask.reshape(-1).nonzero().squeeze(1)
-            where = index.cpu().numpy()
+            index = mask.cpu().reshape(-1).nonzero().squeeze(1)
+            where = index.numpy()
         if len(shape) == 1 and mask is not None:  # tokens of all sequences in one axis
             shape = tuple(self.positions.selection("").mask.shape)  # type: ignore[union-attr]
         if not shape:
@@ -163,8 +180,8 @@ class Collector:
         if mask is None:
             n = rows.shape[0]
             return self._labelled((n,), np.arange(n), None)
-        index = mask.any(1).nonzero().squeeze(1)
-        return self._labelled((mask.shape[0],), index.cpu().numpy(), index)
+        index = mask.cpu().any(1).nonzero().squeeze(1)
+        return self._labelled((mask.shape[0],), index.numpy(), index)
 
     def _labelled(self, shape: tuple[int, ...], where: NDArray[Any], index: Any) -> Plan:
         """Labels and weights of the rows `where` of a tensor of shape (*shape, d)."""
@@ -271,10 +288,16 @@ def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:
             )
         return dict(found)
     keys = label_keys(labels)
+    if keys and isinstance(batch, tuple | list) and len(batch) == 2:  # (inputs, labels)
+        if len(keys) == 1 and not isinstance(batch[1], Mapping):
+            return {keys[0]: batch[1]}
+        batch = batch[1]
     if keys and not isinstance(batch, Mapping):
         raise LabelError(
-            f"labels= names keys, and a batch is {type(batch).__name__}; pass a function of the "
-            "batch that returns a mapping of names to labels"
+            f"labels= names {list(keys)}, and labels come as {type(batch).__name__}; batches are "
+            "mappings, or pairs (inputs, labels) whose second entry is a mapping of names to "
+            "labels, or the labels themselves where there is one name; or pass a function of "
+            "the batch that returns such a mapping"
         )
     missing = [key for key in keys if key not in batch]
     if missing:

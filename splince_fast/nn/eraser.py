@@ -8,16 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from splince_fast._runtime.torch_rows import erased_by_torch
 from splince_fast.exceptions import InputError
 from splince_fast.projection import Projection
 
 Tensor = Any
-Directions = tuple[tuple[Tensor, Tensor, Tensor], ...]
-
-# Directions that are taken one by one, with matrix-vector products, which no mode rounds.
-MOST_ONE_BY_ONE = 4
-# 2^13 + 1 splits a float32 into two numbers of at most 12 bits (Dekker 1971); TF32 keeps 11.
-_SPLITTER = 8193.0
 
 
 class Eraser(torch.nn.Module):  # type: ignore[misc]
@@ -138,33 +133,15 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
                 f"x has shape {tuple(x.shape)} and dtype {x.dtype}; this eraser takes floating "
                 f"tensors of shape (..., {self.n_features})"
             )
-        with _no_autocast(x):
+        with no_autocast(x):
             rows = x.reshape(-1, x.shape[-1])
             left, right, neg_bias = self.left, self.right, self.neg_bias
             wide = left.dtype
             if x.dtype == torch.float64 and wide != torch.float64:
                 wide = torch.float64
                 left, right, neg_bias = left.to(wide), right.to(wide), neg_bias.to(wide)
-            rows = rows.to(wide)
-            if len(left) <= MOST_ONE_BY_ONE:
-                result = without(rows, directions(left, right, neg_bias), self.gate)
-            else:
-                result = self._many(rows, left, right, neg_bias)
+            result = erased_by_torch(rows.to(wide), left, right, neg_bias, gate=self.gate)
             return result.reshape(x.shape).to(x.dtype)
-
-    def _many(self, rows: Tensor, left: Tensor, right: Tensor, neg_bias: Tensor) -> Tensor:
-        """Two matrix products; on a GPU of split operands, which TF32 does not round."""
-        if not rows.is_cuda or rows.dtype == torch.float64:
-            coefficients = torch.addmm(neg_bias, rows, right.T) * self.gate
-            return torch.addmm(rows, coefficients, left, alpha=-1)
-        coefficients = neg_bias
-        for a, b in _products(rows, right.T):
-            coefficients = torch.addmm(coefficients, a, b)
-        coefficients = coefficients * self.gate
-        result = rows
-        for a, b in _products(coefficients, left):
-            result = torch.addmm(result, a, b, alpha=-1)
-        return result
 
     def _distributed(self, x: Tensor) -> Tensor:
         """On the local part of a DTensor."""
@@ -203,47 +180,10 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
         super()._load_from_state_dict(state_dict, prefix, *rest, **options)
 
 
-def directions(left: Tensor, right: Tensor, neg_bias: Tensor) -> Directions:
-    """Per direction, minus the bias, the row of `right` and that of `left`."""
-    return tuple(zip(neg_bias.unbind(), right.unbind(), left.unbind(), strict=True))
-
-
-def without(
-    rows: Tensor, taken: Directions, gate: Tensor | None, chosen: Tensor | None = None
-) -> Tensor:
-    """One matrix-vector product and one rank-one update per direction.
-
-    `gate` None is 1. Of rows that are not `chosen`, a bool tensor (n,), nothing is subtracted.
-    """
-    if not taken:
-        return rows.clone()
-    result = rows
-    for neg_bias, right, left in taken:
-        coefficient = torch.addmv(neg_bias.expand(rows.shape[0]), rows, right)
-        if gate is not None:
-            coefficient = coefficient * gate
-        if chosen is not None:
-            coefficient = torch.where(chosen, coefficient, 0.0)
-        result = torch.addr(result, coefficient, left, alpha=-1)
-    return result
-
-
-def _no_autocast(x: Tensor) -> AbstractContextManager[Any]:
+def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
     """Autocast off, where it is on: it would take the products in 16 bits."""
     kind = x.device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return nullcontext()
     off: AbstractContextManager[Any] = torch.autocast(kind, enabled=False)
     return off
-
-
-def _products(a: Tensor, b: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Pairs whose products add up to a b, exactly but for 2^-22, of parts of at most 12 bits."""
-    a_high, b_high = _high(a), _high(b)
-    return (a_high, b_high), (a - a_high, b_high), (a_high, b - b_high)
-
-
-def _high(x: Tensor) -> Tensor:
-    """The leading bits of a float32 tensor."""
-    scaled = x * _SPLITTER
-    return scaled - (scaled - x)

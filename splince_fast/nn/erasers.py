@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from splince_fast.exceptions import SplinceError
+import numpy as np
+
+from splince_fast._runtime.keywords import check_keywords
+from splince_fast.exceptions import OtherTokensWarning, SplinceError
 from splince_fast.moments import Moments
 from splince_fast.nn.by_site import BySite, table
 from splince_fast.nn.recipe import Recipe, Site
@@ -65,6 +69,22 @@ class Erasers(BySite):
         """The rule by which :func:`install` selects the tokens to change."""
         return self.tokens if self._recipe.apply_to is None else self._recipe.apply_to
 
+    def _check_tokens(self, tokens: Any) -> None:
+        """Warn if `tokens` are others than those that the fit changed.
+
+        A rule that was a function is not known any more once it comes from a file.
+        """
+        fitted = self.apply_to
+        if self.sequential and len(self) > 1 and tokens != fitted and fitted != "a function":
+            warnings.warn(
+                f"these erasers of {len(self)} sites were fitted behind one another with tokens "
+                f"{fitted!r} erased, and tokens {tokens!r} are erased now: later sites read "
+                "other states than in the fit and keep part of the concept. Fit them with "
+                f"fit_layers(..., apply_to={tokens!r})",
+                OtherTokensWarning,
+                stacklevel=3,
+            )
+
     def __str__(self) -> str:
         rows = []
         for name, projection in self.items():
@@ -75,7 +95,7 @@ class Erasers(BySite):
                 worst = max(erased, key=lambda v: v.residual, default=None)
                 cells = [
                     f"{report.n_rows:,}",
-                    f"{100 * report.distortion:.3g} %",
+                    "-" if report.distortion is None else f"{100 * report.distortion:.3g} %",
                     f"{report.amplification:.3g}",
                     "-" if worst is None else f"{worst.residual:.1e}",
                     "-" if worst is None else f"{worst.bound:.1e}",
@@ -86,10 +106,20 @@ class Erasers(BySite):
         heading = f"fitted {how}, tokens {rules['tokens']}"
         if rules["apply_to"] is not None:
             heading += f", applied to {rules['apply_to']}"
+        if rules["bias"] == "drop":
+            heading += ", means dropped"
         columns = ("site", "rank", "rows", "distortion", "amplification", "residual", "bound")
         return table(heading, columns, rows)
 
     __repr__ = __str__
+
+
+def linear_part(projection: Projection) -> Projection:
+    """The same without its offset: x - left right^T x, which leaves the mean out."""
+    return Projection(
+        projection.left, projection.right, np.zeros(projection.n_features),
+        method=projection.method, report=projection.report,
+    )  # fmt: skip
 
 
 def fit_site(
@@ -102,6 +132,7 @@ def fit_site(
 ) -> Projection:
     """The eraser of one site; what the method raises names the site."""
     kept = {} if keep is None else {"keep": keep}
+    check_keywords(options, method, without=("moments", "erase", "keep"))
     try:
         return method(moments, erase=erase, **kept, **options)
     except SplinceError as error:

@@ -10,8 +10,7 @@ differs is taken back.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +20,17 @@ import torch
 from splince_fast.exceptions import FoldError, InputError, SplinceWarning
 from splince_fast.nn import sites
 from splince_fast.nn.collection import moved, quiet, unwrapped
-from splince_fast.nn.eraser import Eraser
-from splince_fast.nn.erasers import Erasers
+from splince_fast.nn.erasers import Erasers, linear_part
 from splince_fast.nn.surgery import Layer, Surgery, layer_of, numbers
+from splince_fast.nn.verification import (
+    LOW_PRECISION,
+    attended,
+    check_states,
+    difference,
+    hooked,
+    installed_outputs,
+    outputs_of,
+)
 from splince_fast.projection import Projection
 
 Tensor = Any
@@ -31,7 +38,6 @@ Module = Any
 
 # Largest difference from the hooked model, in units of the range of an output.
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
-_LOW_PRECISION = 2e-2
 # What returns its input in evaluation.
 _PASSING = (torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d)
 
@@ -45,7 +51,12 @@ class Folded:
     layers : dict of str to tuple of str
         By site, the layers whose weights changed.
     difference : float
-        Largest difference from the hooked model on the example, in units of an output's range.
+        Largest difference on the example from hooks that do what the weights do: erase every
+        token, without the mean where it was dropped. In units of an output's range.
+    from_installed : float or None
+        The same from ``install(model, erasers)``, which may leave tokens alone and keeps the
+        mean; where the example has an attention mask, at attended tokens. None where `install`
+        needs `tokens`, or other arguments of the model than the example has.
     shift : dict of str to float
         By site, the length of the vector that ``bias="drop"`` leaves out of the outputs of its
         layers (the largest), in their units; 0 where nothing was left out.
@@ -55,11 +66,18 @@ class Folded:
 
     layers: dict[str, tuple[str, ...]]
     difference: float
+    from_installed: float | None
     shift: dict[str, float]
     untied: tuple[str, ...]
 
     def __str__(self) -> str:
-        lines = [f"folded; differs from hooks by {self.difference:.1e} of the range"]
+        installed = "not compared with install(model, erasers), which cannot select tokens here"
+        if self.from_installed is not None:
+            installed = f"{self.from_installed:.1e} from install(model, erasers)"
+        lines = [
+            f"folded; differs by {self.difference:.1e} of the range from hooks at every token, "
+            f"{installed}"
+        ]
         lines += [f"  {site} -> {', '.join(layers)}" for site, layers in self.layers.items()]
         lines += [f"  untied: {name}" for name in self.untied]
         lines += [
@@ -70,38 +88,10 @@ class Folded:
         return "\n".join(lines)
 
 
-def _outputs(value: Any) -> Iterator[Tensor]:
-    """Floating tensors in what a model returns."""
-    if sites.is_row_tensor(value):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from _outputs(one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _outputs(one)
-
-
-def _run(model: Module, example: Any) -> list[Tensor]:
-    """Outputs of a model on the example, in float64 on the CPU."""
-    result = sites.call(model, example, (), None)
-    return [t.detach().to("cpu", torch.float64) for t in _outputs(result)]
-
-
-def _difference(first: list[Tensor], second: list[Tensor]) -> float:
-    """Largest difference, in units of each tensor's range."""
-    worst = 0.0
-    for a, b in zip(first, second, strict=True):
-        if a.numel():
-            scale = float(a.max() - a.min()) or 1.0
-            worst = max(worst, float((a - b).abs().max()) / scale)
-    return worst
-
-
 def _readers(model: Module, example: Any, chosen: Mapping[str, Module]) -> dict[str, list[str]]:
-    """Per site, names of the modules without children whose input is the site's output."""
+    """Per site, names of the modules that read its output and call no module for it."""
     modules = sites.named(model)
-    leaves = {n: m for n, m in modules.items() if n and not any(True for _ in m.children())}
+    ran: set[str] = set()
     produced: dict[str, Tensor] = {}
     found: dict[str, list[str]] = {name: [] for name in chosen}
 
@@ -113,6 +103,7 @@ def _readers(model: Module, example: Any, chosen: Mapping[str, Module]) -> dict[
 
     def read(name: str) -> Any:
         def hook(module: Module, args: Any, kwargs: Any) -> None:
+            ran.add(name)
             inputs = [v for v in (*args, *kwargs.values()) if sites.is_row_tensor(v)]
             for site, tensor in produced.items():
                 if any(_same(tensor, v) for v in inputs) and name != site:
@@ -121,13 +112,19 @@ def _readers(model: Module, example: Any, chosen: Mapping[str, Module]) -> dict[
         return hook
 
     handles = [m.register_forward_hook(produce(n), prepend=True) for n, m in chosen.items()]
-    handles += [m.register_forward_pre_hook(read(n), with_kwargs=True) for n, m in leaves.items()]
+    handles += [
+        m.register_forward_pre_hook(read(n), with_kwargs=True)
+        for n, m in modules.items()
+        if n and not isinstance(m, torch.jit.ScriptModule)  # takes no hooks
+    ]
     try:
-        _run(model, example)
+        outputs_of(model, example)
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    # By what ran, not by who has children: quantised layers keep their weights in a module.
+    calling = {name[:i] for name in ran for i, letter in enumerate(name) if letter == "."}
+    return {site: [n for n in names if n not in calling] for site, names in found.items()}
 
 
 def _same(first: Tensor, second: Tensor) -> bool:
@@ -155,7 +152,8 @@ def fold(
     bias : {"error", "add", "drop"}
         Where a layer has no bias to hold the mean: raise; add one, which ``from_pretrained``
         drops for models whose configuration has none; or leave the mean out, which erases as
-        exactly and shifts the mean.
+        exactly at this site and shifts the mean. Later sites then read other states: with
+        several sites, fit them by ``fit_layers(..., bias="drop")``, whose erasers need no bias.
 
     Returns
     -------
@@ -166,8 +164,8 @@ def fold(
     ------
     FoldError
         A site is read by something else than linear layers (the residual stream is), weights are
-        quantised, elsewhere, or shared by modules, or the outputs differ. Every parameter is
-        what it was, bit for bit.
+        quantised, elsewhere, or shared by modules, the outputs differ, or a mean that is dropped
+        changes the states at a later site. Every parameter is what it was, bit for bit.
     InputError
         `tokens` or `bias` is wrong.
 
@@ -175,6 +173,8 @@ def fold(
     -----
     SplinceWarning
         A tied weight was untied, or a bias was added that a configuration does not know.
+    OtherTokensWarning
+        :func:`fit_layers` changed other tokens than all of them, at several sites.
 
     Examples
     --------
@@ -200,6 +200,8 @@ def fold(
                 f"these erasers are for tokens={erasers.apply_to!r}, and weights cannot know "
                 "positions; pass tokens='all' to erase at every token"
             )
+        if tokens == "all":
+            erasers._check_tokens(tokens)
         if erasers.placement.side == "input" or erasers.placement.output is not None:
             raise FoldError("only whole outputs of modules are folded; use install for this site")
     elif tokens not in (None, "all"):
@@ -217,26 +219,34 @@ def fold(
     with quiet(model):
         plans = _plans(model, example, chosen)
         drops = {
-            name: bias == "drop" and any(_lacks_bias(layer) for layer, _ in plan)
+            name: bias == "drop" and bool(_short_of_bias(plan, projections[name]))
             for name, plan in plans.items()
         }
+        dropped = {n: linear_part(p) if drops[n] else p for n, p in projections.items()}
         axis = erasers.placement.feature_dim if isinstance(erasers, Erasers) else None
-        with _hooked(model, chosen, projections, drops, axis):
-            expected = _run(model, example)
+        with hooked(model, chosen, dropped, axis) as states:
+            expected = outputs_of(model, example)
+        if any(drops.values()) and len(chosen) > 1:
+            with hooked(model, chosen, projections, axis) as kept:
+                outputs_of(model, example)
+            for name in chosen:
+                check_states(name, kept[name], states[name], example)
+        installed = installed_outputs(model, erasers, example)
         try:
             shift = {
                 name: _fold_site(name, projections[name], plans[name], surgery, drops[name])
                 for name in chosen
             }
-            difference = _difference(expected, _run(model, example))
+            found = outputs_of(model, example)
+            gap = difference(expected, found)
             limit = max(
-                _TOLERANCE.get(layer.module.weight.dtype, _LOW_PRECISION)
+                _TOLERANCE.get(layer.module.weight.dtype, LOW_PRECISION)
                 for plan in plans.values()
                 for layer, _ in plan
             )
-            if not difference <= limit:
+            if not gap <= limit:
                 raise FoldError(
-                    f"the folded model differs from the hooked one by {difference:.1e} of the "
+                    f"the folded model differs from the hooked one by {gap:.1e} of the "
                     f"range of its output (at most {limit:.0e} is rounding): something else than "
                     f"the linear layers reads {list(chosen)}, such as a residual connection. "
                     "Erase the outputs of norms that feed linear layers only, or use install"
@@ -245,46 +255,12 @@ def fold(
             surgery.undo()
             raise
     layers = {name: tuple(layer.name for layer, _ in plan) for name, plan in plans.items()}
+    from_installed = None
+    if installed is not None:
+        pairs = [[attended(example, t) for t in outputs] for outputs in (installed, found)]
+        from_installed = difference(*pairs)
     _tell(surgery)
-    return Folded(layers, difference, shift, tuple(surgery.untied))
-
-
-@contextmanager
-def _hooked(
-    model: Module,
-    chosen: Mapping[str, Module],
-    projections: Mapping[str, Projection],
-    drops: Mapping[str, bool],
-    feature_dim: int | None,
-) -> Iterator[None]:
-    """The model with hooks that do what the fold will do: at every position, pads included."""
-    handles = []
-    try:
-        for name, module in chosen.items():
-            projection = projections[name]
-            if drops[name]:
-                projection = Projection(
-                    projection.left, projection.right, np.zeros(projection.n_features)
-                )
-            channels = isinstance(module, torch.nn.Conv2d | torch.nn.BatchNorm2d)
-            axis = feature_dim if feature_dim is not None else 1 if channels else -1
-            hook = _everywhere(name, Eraser(projection).to(sites.device_of(model)), axis)
-            handles.append(module.register_forward_hook(hook))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _everywhere(name: str, eraser: Eraser, axis: int) -> Any:
-    """A forward hook that erases at every position."""
-
-    def hook(module: Module, args: Any, output: Any) -> Any:
-        x, where = sites.pick(name, output, None)
-        sites.check_width(name, x, axis, eraser.n_features)
-        return sites.put(output, where, eraser(x.movedim(axis, -1)).movedim(-1, axis))
-
-    return hook
+    return Folded(layers, gap, from_installed, shift, tuple(surgery.untied))
 
 
 def _plans(
@@ -336,6 +312,13 @@ def _plans(
     return plans
 
 
+def _short_of_bias(plan: list[tuple[Layer, str]], projection: Projection) -> list[str]:
+    """Names of the layers that have no bias for the mean; none are needed where it is 0."""
+    if not projection.offset.any():
+        return []
+    return [layer.name for layer, _ in plan if _lacks_bias(layer)]
+
+
 def _lacks_bias(layer: Layer) -> bool:
     return layer.kind != "embedding" and getattr(layer.module, "bias", None) is None
 
@@ -348,11 +331,12 @@ def _fold_site(
     drop: bool,
 ) -> float:
     """Fold one site; returns the size of the mean that is left out."""
-    missing = [layer.name for layer, _ in plan if _lacks_bias(layer)]
+    missing = _short_of_bias(plan, projection)
     if missing and surgery.bias == "error":
         raise FoldError(
             f"the layers {missing} have no bias, which would hold the mean of {name!r}; pass "
-            "bias='drop' to shift the mean (the erasing is as exact), or bias='add'"
+            "bias='drop' to shift the mean (at one site the erasing is as exact; fit several by "
+            "fit_layers(..., bias='drop')), or bias='add'"
         )
     left, right = projection.left, projection.right
     offset = np.zeros(len(left)) if drop else np.asarray(projection.offset)
@@ -377,7 +361,7 @@ def _fold_site(
         if drop:
             lost = np.asarray(projection.offset)
             worst = max(worst, float(np.linalg.norm(matrix @ lost if role == "in" else lost)))
-        surgery.replace(layer, folded, shift, drop=drop and _lacks_bias(layer))
+        surgery.replace(layer, folded, None if _lacks_bias(layer) and not shift.any() else shift)
     return worst
 
 

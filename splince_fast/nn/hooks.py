@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from splince_fast._kernels.row_kernels import PackedFactors
+from splince_fast._runtime.torch_rows import erased_in_memory
 from splince_fast.nn import sites
-from splince_fast.nn.eraser import MOST_ONE_BY_ONE, Directions, Eraser, directions, without
-from splince_fast.nn.few import Short, is_plain
+from splince_fast.nn.eraser import Eraser
 from splince_fast.nn.positions import Positions
 from splince_fast.nn.recipe import Placement
 
@@ -30,11 +32,10 @@ class Entry:
         self._copies = {torch.device("cpu"): eraser}
         self._open = True  # what the gates say
         self._usual = place.output is None and place.feature_dim == -1
-        self._taken: dict[Any, Directions] = {}  # by device, where there are few
-        self._short: Short | None = None
+        self._packed: PackedFactors | None = None  # for the CPU, made on use
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_taken": {}, "_short": None}
+        return {**self.__dict__, "_packed": None}
 
     def on(self, device: Any) -> Eraser:
         """The eraser on a device."""
@@ -44,6 +45,11 @@ class Entry:
             if not torch.compiler.is_compiling():
                 self._copies[device] = found
         return found
+
+    def prepare(self, devices: Iterable[Any]) -> None:
+        """Copy the eraser to devices now, not in the first call, which may be compiled."""
+        for device in devices:
+            self.on(device)
 
     def set_gate(self, value: float) -> float:
         """Open (1) or close (0) the gate of every copy; returns what it was."""
@@ -62,51 +68,42 @@ class Entry:
             erased = self._at_once(value)
             if erased is not None:
                 return erased
-        x, where = sites.pick(self.name, value, self.place.output)
         axis = self.place.feature_dim
+        x, where = sites.pick(self.name, value, self.place.output, axis)
         sites.check_width(self.name, x, axis, self.width)
         last = axis in (-1, x.ndim - 1)
         rows = x if last else x.movedim(axis, -1)
         selection = self.positions.selection(self.name)
         mask = None if selection.everything else selection.over(self.name, rows)
-        erased = self._erased(rows, mask)
+        erased = self.on(rows.device).forward(rows)
+        if mask is not None:
+            erased = torch.where(mask.unsqueeze(-1), erased, rows)
         return sites.put(value, where, erased if last else erased.movedim(-1, axis))
 
     def _at_once(self, value: Any) -> Any:
-        """The same by the short way; None where that cannot be."""
-        if not self._open or not self._usual:
-            return None
+        """The same for memory of the CPU, by the kernel; None where that cannot be."""
         x = value[0] if type(value) is tuple and value else value
-        if not is_plain(x):
-            return None
         selection = self.positions.eager()
-        if selection is None:
+        if not (self._open and self._usual) or selection is None or selection.lacks:
             return None
-        if self._short is None:
-            self._short = Short(self.name, self.on(x.device))
-        erased = self._short(x, selection)
-        return erased if erased is None or x is value else (erased, *value[1:])
+        if not isinstance(x, torch.Tensor) or x.dim() == 0 or x.size(-1) != self.width:
+            return None
+        if self._packed is None:
+            self._packed = self._pack()
+        erased = erased_in_memory(self._packed, x)
+        if erased is None:
+            return None
+        mask = None if selection.everything else selection.over(self.name, x)
+        if mask is not None:
+            erased = torch.where(mask.unsqueeze(-1), erased, x)
+        return erased if x is value else (erased, *value[1:])
 
-    def _erased(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """The selected rows erased: by the module, or in the usual case by its products at once."""
-        compiling = torch.compiler.is_compiling()  # what is read below would be guards
-        if not compiling and type(x) is torch.Tensor and x.dtype == torch.float32 and self._open:
-            device = x.device
-            taken = self._taken.get(device)
-            if taken is None:
-                taken = self._taken[device] = self._one_by_one(self.on(device))
-            if taken and not torch.is_autocast_enabled(device.type):
-                chosen = None if mask is None else mask.reshape(-1)
-                return without(x.reshape(-1, self.width), taken, None, chosen).view_as(x)
-        erased = self.on(x.device).forward(x)
-        return erased if mask is None else torch.where(mask.unsqueeze(-1), erased, x)
-
-    @staticmethod
-    def _one_by_one(eraser: Eraser) -> Directions:
-        """The directions of an eraser, if they are few enough to be taken one by one."""
-        if eraser.rank > MOST_ONE_BY_ONE:
-            return ()
-        return directions(eraser.left, eraser.right, eraser.neg_bias)
+    def _pack(self) -> PackedFactors:
+        eraser = self.on(torch.device("cpu"))
+        left, right, neg_bias = (
+            t.double().numpy() for t in (eraser.left, eraser.right, eraser.neg_bias)
+        )
+        return PackedFactors(left, right, np.zeros(self.width), -neg_bias)
 
 
 class OutputHook:

@@ -236,6 +236,8 @@ def install(
     -----
     NothingErasedWarning
         An eraser of rank 0, which does nothing.
+    OtherTokensWarning
+        `tokens` are others than those that :func:`fit_layers` changed at several sites.
 
     Notes
     -----
@@ -280,6 +282,7 @@ def install(
     if isinstance(erasers, Erasers):
         place, applied, skip_ids = erasers.placement, erasers.apply_to, erasers.skip_ids
         tokens = applied if tokens is None else tokens
+        erasers._check_tokens(tokens)
         if tokens == "mean":
             raise InputError(
                 "these erasers were fitted on the mean over tokens, which is no token; say by "
@@ -295,7 +298,9 @@ def install(
         for name, module in sites.find(model, wanted_site).items():
             eraser = Eraser(projection)
             _check_weights(name, module, eraser.n_features)
-            sited.append((module, Entry(name, eraser, positions, place)))
+            entry = Entry(name, eraser, positions, place)
+            entry.prepare(sites.devices_of(module) or sites.devices_of(model))
+            sited.append((module, entry))
             idle += [] if eraser.rank else [name]
     if idle:
         warnings.warn(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from splince_fast.exceptions import LabelError
 from splince_fast.labels import ClassCodes, ClassName, VariableName, class_key, encode
+from splince_fast.nn.memory import on_device
 
 Tensor = Any
 Float = NDArray[np.float64]
@@ -176,11 +177,11 @@ class Registry:
                 )  # fmt: skip
                 rows += [own[None], weighted.T]
                 slots += self.slots(name, range(-1, len(labels)))
-        made = torch.from_numpy(np.concatenate(rows)).to(device)
+        made = on_device(torch.from_numpy(np.concatenate(rows)), device)
         equal = all(part.weight is None for part, _, _ in parts)
         roots = None if equal else made[0].sqrt().unsqueeze(1)
         return Design(
-            made, torch.tensor(slots).to(device), made.sum(1), roots, float(weight.sum()),
+            made, on_device(torch.tensor(slots), device), made.sum(1), roots, float(weight.sum()),
             classes, columns,
         )  # fmt: skip
 

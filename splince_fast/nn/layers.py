@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from splince_fast.exceptions import InputError, NonFiniteError
+from splince_fast.exceptions import InputError, NonFiniteError, SiteError
 from splince_fast.nn import sites
 from splince_fast.nn.collected import Collected
 from splince_fast.nn.collection import (
@@ -23,7 +23,7 @@ from splince_fast.nn.collection import (
     unwrapped,
 )
 from splince_fast.nn.collector import Collector, Labels, label_keys, read_labels
-from splince_fast.nn.erasers import Erasers, fit_site
+from splince_fast.nn.erasers import Erasers, fit_site, linear_part
 from splince_fast.nn.installed import Installed, install
 from splince_fast.nn.recipe import Placement, Recipe, Site
 from splince_fast.nn.resume import Cut, Resumption, Trace, choose, limit_of
@@ -102,6 +102,7 @@ def fit_layers(
     progress: bool = False,
     on_infeasible: str | None = None,
     memory: int | None = None,
+    bias: str = "keep",
     **moments: Any,
 ) -> Erasers:
     """Fit erasers at several sites that hold when all are installed.
@@ -134,6 +135,10 @@ def fit_layers(
         not run what lies before it; by default a quarter of what is free on the device. Batches
         beyond it run from the beginning, with 0 all of them. It changes the time, not the result,
         but hooks of others on modules that are skipped see NaN, or do not run: pass 0 for those.
+    bias : {"keep", "drop"}
+        "drop" leaves the mean out of every eraser, ``x - left right^T x``, so that :func:`fold`
+        needs no bias to hold it: for models whose linear layers have none. Each site is then
+        fitted behind sites that drop their mean.
     **moments
         kinds and joint, as for :class:`Moments`.
 
@@ -146,7 +151,7 @@ def fit_layers(
     ------
     InputError
         `batches` can be read only once, or gives other rows the second time; `apply_to` is no
-        rule, or is missing for ``tokens="mean"``.
+        rule, or is missing for ``tokens="mean"``; `bias` is something else.
     InfeasibleError
         As the method raises it; the text names the site.
     SiteError, NeverCalledError, NotEnoughMemoryError, NonFiniteError, LabelError
@@ -167,6 +172,8 @@ def fit_layers(
     """
     from splince_fast.methods import splince
 
+    if bias not in ("keep", "drop"):
+        raise InputError(f"bias is {bias!r}; it is 'keep' or 'drop'")
     inner = unwrapped(model)
     method = splince if method is None else method
     placement = Placement.of(side, feature_dim, output)
@@ -185,7 +192,7 @@ def fit_layers(
     if apply_to is not None:
         Tokens.of(apply_to, whole.spec.skip_ids)
     order, once, cuts, limit = _plan(inner, batches, whole, forward, memory)
-    recipe = Recipe(placement, tokens, whole.spec.skip_ids, weight, apply_to)
+    recipe = Recipe(placement, tokens, whole.spec.skip_ids, weight, apply_to, bias)
     if tokens == "mean" and apply_to is None:
         raise InputError(
             "tokens='mean' selects no token that an eraser could change; say by apply_to= which "
@@ -196,6 +203,7 @@ def fit_layers(
     earlier: Installed | None = None
     kept = Resumption(limit)
     begin: Cut | None = None
+    rule: Any = None
 
     def collected(name: str, begin: Cut | None, behind: Cut | None) -> Collected:
         at_site = collector(whole.chosen[name])
@@ -215,7 +223,15 @@ def fit_layers(
                 found = collected(name, None, None)
             begin = behind
             (site,) = found.sites
-            fitted[site.name] = fit_site(site.name, found[site.name], method, erase, keep, options)
+            rule = found.tokens if rule is None else rule
+            if apply_to is None and found.tokens != rule:
+                raise SiteError(
+                    f"the site {site.name!r} runs in a call whose tokens are {found.tokens!r}, "
+                    f"and at earlier sites they were {rule!r}: only some calls have "
+                    "tokens. Fit such sites apart, or pass tokens='all'"
+                )
+            one = fit_site(site.name, found[site.name], method, erase, keep, options)
+            fitted[site.name] = linear_part(one) if bias == "drop" else one
             made.append(site)
             erasers = Erasers(fitted, made, found.recipe, sequential=True)
             if earlier is not None:

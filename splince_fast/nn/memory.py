@@ -20,7 +20,9 @@ _ALIGNED = 64
 def free_memory(device: Any) -> int | None:
     """Bytes that are free on a device; None where it does not say."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        # Blocks that torch holds and does not use are taken by the next tensors.
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + cached)
     if device.type != "cpu":
         return None
     try:
@@ -42,6 +44,13 @@ def check_memory(device: Any, n_sites: int, width: int) -> None:
             f"{device} has {free:,} free; collect at fewer sites at a time, or on a device with "
             "more memory (device='cpu')"
         )
+
+
+def on_device(values: Tensor, device: Any) -> Tensor:
+    """A tensor of the host on a device; the host does not wait for the copy to a GPU."""
+    if device.type != "cuda" or values.device.type != "cpu":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 class Arena:

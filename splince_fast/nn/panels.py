@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from splince_fast.nn.memory import Arena
+from splince_fast.nn.memory import Arena, on_device
 
 Tensor = Any
 Float = NDArray[np.float64]
@@ -28,6 +28,11 @@ class Panels:
     ----------
     width : int
     arena : Arena
+
+    Attributes
+    ----------
+    panel : int
+        Width of the first column panel, the widest one.
     """
 
     def __init__(self, width: int, arena: Arena) -> None:
@@ -35,6 +40,7 @@ class Panels:
         self.width = width
         self._bounds = [(i, min(width, i + step)) for i in range(0, width, step)]
         self._parts = [arena.empty(torch.float64, j - i, width - i) for i, j in self._bounds]
+        self.panel = min(step, width)
         self._fresh = True  # nothing was written yet
         self._vectors = arena.empty(torch.float64, _PENDING, width)
         self._signs: list[float] = []
@@ -68,7 +74,8 @@ class Panels:
     def _add_pending(self) -> None:
         """Add the products that wait."""
         vectors = self._vectors[: len(self._signs)]
-        signed = vectors * torch.tensor(self._signs, dtype=torch.float64).unsqueeze(1).to(vectors)
+        signs = torch.tensor(self._signs, dtype=torch.float64).unsqueeze(1)
+        signed = vectors * on_device(signs, vectors.device)
         for (i, j), part in zip(self._bounds, self._parts, strict=True):
             part.addmm_(signed[:, i:j].T, vectors[:, i:])
         self._signs = []

@@ -161,7 +161,7 @@ class Positions:
         self._local.stack.append((module, found))
         if hook.is_root:
             self._local.recording = False
-        if torch.is_grad_enabled() and found.mask is not None:
+        if torch.is_grad_enabled() and (found.mask is not None or found.lacks):
             # Of the whole call: reentrant checkpoints run their part without gradients.
             self._masked = self._local.recording = True
             self._inputs = {k: v for k, v in self._inputs.items() if not v[0].expired()}

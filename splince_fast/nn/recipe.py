@@ -61,9 +61,10 @@ class Site:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How activations were collected, and which tokens erasers fitted on them change.
+    """How activations were collected, and what erasers fitted on them change.
 
-    `apply_to` is None where these are the same tokens.
+    `apply_to` is None where they change the tokens of the fit. `bias` is "drop" where they leave
+    the mean out.
     """
 
     placement: Placement = Placement()
@@ -71,6 +72,7 @@ class Recipe:
     skip_ids: tuple[int, ...] = ()
     weight: str = "token"
     apply_to: Any = None
+    bias: str = "keep"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON; a function has no better name than that."""
@@ -87,4 +89,5 @@ class Recipe:
             tuple(map(int, values["skip_ids"])),
             str(values["weight"]),
             values.get("apply_to"),
+            str(values.get("bias", "keep")),
         )

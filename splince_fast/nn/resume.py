@@ -151,7 +151,7 @@ def _watched(
         seen(name, args[key] if isinstance(key, int) else kwargs[key])
 
     def at_output(module: Module, args: Any, output: Any) -> None:
-        seen(name, sites.pick(name, output, placement.output)[0])
+        seen(name, sites.pick(name, output, placement.output, placement.feature_dim)[0])
 
     if placement.side == "input":
         handle = module.register_forward_pre_hook(at_input, with_kwargs=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import difflib
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from splince_fast.exceptions import SiteError
+from splince_fast.exceptions import InputError, SiteError
 
 Tensor = Any
 Module = Any
@@ -160,7 +161,7 @@ def is_row_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def pick(name: str, output: Any, key: Key) -> tuple[Tensor, Key]:
+def pick(name: str, output: Any, key: Key, feature_dim: int = -1) -> tuple[Tensor, Key]:
     """The tensor of an output that a site means, and where it stands in it.
 
     A tensor itself; element 0 of a tuple or list; ``last_hidden_state`` or else the first
@@ -169,11 +170,19 @@ def pick(name: str, output: Any, key: Key) -> tuple[Tensor, Key]:
     Raises
     ------
     SiteError
-        There is none; the text names the elements that would do.
+        There is none, or several fields of a mapping have its width along `feature_dim`; the
+        text names the elements that would do.
     """
     if key is None and isinstance(output, torch.Tensor) and output.is_floating_point():
         return output, None
     found, where = _element(output, key)
+    if key is None and where != "last_hidden_state" and isinstance(output, Mapping):
+        alike = [k for k, v in output.items() if _same_width(v, found, feature_dim)]
+        if len(alike) > 1:
+            raise SiteError(
+                f"the site {name!r} returns several tensors of the same width, {alike}: say by "
+                "output= which one is meant"
+            )
     if not is_row_tensor(found):
         fitting = [label for label, value in _elements(output) if is_row_tensor(value)]
         hint = f"; pass output= one of {fitting}" if fitting else ""
@@ -211,6 +220,13 @@ def _elements(output: Any) -> list[tuple[int | str, Any]]:
     if isinstance(output, Sequence) and not isinstance(output, str):
         return list(enumerate(output))
     return []
+
+
+def _same_width(value: Any, found: Any, axis: int) -> bool:
+    """Whether a value is a tensor of floating numbers as wide as another one along an axis."""
+    return all(is_row_tensor(v) and -v.ndim <= axis < v.ndim for v in (value, found)) and bool(
+        value.shape[axis] == found.shape[axis]
+    )
 
 
 def put(output: Any, key: Key, tensor: Tensor) -> Any:
@@ -283,12 +299,15 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+def devices_of(model: Module) -> list[Any]:
+    """Devices of the parameters and buffers that hold numbers, in the order of the model."""
+    tensors = (*model.parameters(), *model.buffers())
+    return list(dict.fromkeys(t.device for t in tensors if t.device.type != "meta"))
+
+
 def device_of(model: Module) -> Any:
     """Device of the first parameter or buffer that holds numbers; the CPU without any."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.device.type != "meta":
-            return tensor.device
-    return torch.device("cpu")
+    return next(iter(devices_of(model)), torch.device("cpu"))
 
 
 def call(
@@ -309,5 +328,33 @@ def call(
             }
         )
     if isinstance(batch, tuple | list):
-        return model(*batch)
+        if without:  # named labels are in the second of (inputs, labels)
+            return call(model, batch[0], without, None)
+        return model(*_accepted(model, batch))
     return model(batch)
+
+
+def _accepted(model: Module, batch: Sequence[Any]) -> Sequence[Any]:
+    """The inputs alone of (inputs, labels), where the model takes a single argument.
+
+    Raises
+    ------
+    InputError
+        More entries than the model takes.
+    """
+    try:
+        parameters = inspect.signature(type(model).forward).parameters.values()
+    except (TypeError, ValueError):
+        return batch
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return batch
+    taken = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) - 1
+    if len(batch) <= taken:
+        return batch
+    if (len(batch), taken) == (2, 1):
+        return batch[:1]
+    raise InputError(
+        f"a batch has {len(batch)} entries and {type(model).__name__}.forward takes {taken} "
+        "argument(s); pass mappings, pairs (inputs, labels) with the names of the labels, or "
+        "forward=lambda model, batch: ..."
+    )

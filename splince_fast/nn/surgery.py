@@ -16,6 +16,14 @@ Module = Any
 Float = NDArray[np.float64]
 
 
+# Bytes of the narrowest floats that are weights as they are; narrower ones go with scales.
+_NARROWEST = 2
+_QUANTISED = (
+    "the weights of {name!r}, a {kind}, are quantised or packed; dequantise them first, or use "
+    "install, which needs no weights"
+)
+
+
 @dataclass(frozen=True)
 class Layer:
     """A layer with weights that can be folded: how its matrix (outputs, inputs) is stored."""
@@ -46,7 +54,7 @@ def layer_of(name: str, module: Module) -> Layer | None:
         It is linear, but its weights are not plain numbers here.
     """
     kind = type(module)
-    weight = getattr(module, "weight", None)
+    weight: Any = getattr(module, "weight", None)
     if isinstance(module, torch.nn.Linear):
         found = "linear"
     elif kind.__name__ == "Conv1D" and hasattr(module, "nf"):
@@ -58,6 +66,8 @@ def layer_of(name: str, module: Module) -> Layer | None:
         found = "conv2d"
     elif isinstance(module, torch.nn.Embedding):
         found = "embedding"
+    elif callable(weight) or hasattr(module, "qweight"):
+        raise FoldError(_QUANTISED.format(name=name, kind=kind.__name__))
     else:
         return None
     # Convolutions are often subclassed to pad; how the fold acts on them is verified anyway.
@@ -68,13 +78,15 @@ def layer_of(name: str, module: Module) -> Layer | None:
             f"{name!r} is a {kind.__name__}, which changes what its weights mean (quantised, or "
             "with an adapter); merge or dequantise it first, or use install"
         )
-    if not isinstance(weight, torch.Tensor) or not weight.is_floating_point():
-        raise FoldError(f"the weights of {name!r} are quantised or packed; dequantise them first")
-    if weight.device.type == "meta" or hasattr(weight, "device_mesh"):
+    if hasattr(weight, "device_mesh") or getattr(weight, "is_meta", False):
         raise FoldError(
             f"the weights of {name!r} are not here (offloaded, on the meta device, or "
             "distributed); load the whole model on one device first"
         )
+    # Quantisers replace the tensor by one of a class of their own.
+    plain = type(weight) in (torch.Tensor, torch.nn.Parameter) and weight.is_floating_point()
+    if not plain or weight.dtype.itemsize < _NARROWEST:
+        raise FoldError(_QUANTISED.format(name=name, kind=kind.__name__))
     return Layer(name, module, found)
 
 
@@ -92,8 +104,8 @@ class Surgery:
             for parameter in module.parameters(recurse=False):
                 self._owners[id(parameter)] = self._owners.get(id(parameter), 0) + 1
 
-    def replace(self, layer: Layer, matrix: Float, shift: Float, *, drop: bool) -> None:
-        """Give a layer the matrix (outputs, inputs), and add `shift` to its bias."""
+    def replace(self, layer: Layer, matrix: Float, shift: Float | None) -> None:
+        """Give a layer the matrix (outputs, inputs), and add `shift` to its bias, if any."""
         module = layer.module
         before = getattr(module, "bias", None)
         self._before.append((module, module.weight, before))
@@ -106,7 +118,7 @@ class Surgery:
         new = torch.nn.Parameter(layer.stored(matrix), module.weight.requires_grad)
         module.weight = new
         self._owners[id(new)] = 1
-        if layer.kind == "embedding" or drop:
+        if layer.kind == "embedding" or shift is None:
             return
         if before is None:
             self.added.append(layer.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ Tensor = Any
 Module = Any
 
 RULES = ("body", "all", "first", "last", "mean")
+# Arguments that carry states of recurrent models; before the first token there are none.
+_STATES = ("state", "mems")
 Rule = str | Callable[[Mapping[str, Any]], Tensor] | None
 
 
@@ -54,6 +57,7 @@ class Selection:
     mask: Tensor | None
     rule: str
     everything: bool = False  # the mask is known to select every token
+    lacks: str = ""  # what the rule needs, and the call has not
 
     def over(self, name: str, x: Tensor) -> Tensor | None:
         """The mask in the shape of `x` (..., d) less its last axis; None for all rows.
@@ -61,9 +65,15 @@ class Selection:
         Raises
         ------
         SiteError
-            The rows of `x` are not the tokens of the call.
+            The rows of `x` are not the tokens of the call, or the call lacks what the rule needs.
         """
         mask = self.mask
+        if self.lacks:
+            if self.rule != "first" or x.ndim < 3:
+                raise SiteError(f"the site {name!r} runs in a call that lacks tokens: {self.lacks}")
+            mask = torch.zeros(x.shape[:-1], dtype=torch.bool, device=x.device)
+            mask[:, 0] = True
+            return mask
         if mask is None or (self.everything and tuple(mask.shape) == tuple(x.shape[:-1])):
             return None
         if tuple(mask.shape) != tuple(x.shape[:-1]):
@@ -77,7 +87,8 @@ class Selection:
                     f"shape {tuple(mask.shape)}; pass tokens='all', or a function that returns a "
                     "mask of the site's own shape"
                 )
-        return mask if mask.device == x.device else mask.to(x.device, non_blocking=True)
+        # To the host a copy that does not block would be read before it is there.
+        return mask if mask.device == x.device else mask.to(x.device, non_blocking=x.is_cuda)
 
 
 EVERYTHING = Selection(None, "all")
@@ -102,16 +113,49 @@ def parameters_of(module: Module) -> tuple[tuple[str, ...], bool]:
 
 
 def _past(bound: Mapping[str, Any]) -> Any:
-    """Number of tokens in the cache: an int, or a tensor where the cache says no more."""
-    cache = bound.get("past_key_values")
-    if cache is None:
-        return 0
+    """Number of tokens in the cache: an int, or a tensor where the cache says no more.
+
+    1 stands for "some" where a state shows only that there were tokens; None where a cache does
+    not tell.
+    """
+    caches = {key: value for key, value in bound.items() if _is_cache(key, value)}
+    found = [int(bool(len(c))) if key in _STATES else _length_of(c) for key, c in caches.items()]
+    known = next((n for n in found if n is not None), None)
+    if known is not None:
+        return known
+    place = bound.get("cache_position")
+    if isinstance(place, torch.Tensor) and place.numel():
+        first = place.reshape(-1)[0]
+        on_host = first.device.type == "cpu" and not torch.compiler.is_compiling()
+        return int(first) if on_host else first
+    return None if caches else 0
+
+
+def _is_cache(key: str, value: Any) -> bool:
+    """Whether an argument carries what a model keeps of earlier tokens."""
+    if value is None or isinstance(value, bool | int | str):
+        return False
+    if key in _STATES:
+        return True
+    return ("cache" in key or "past" in key) and not isinstance(value, torch.Tensor)
+
+
+def _length_of(cache: Any) -> Any:
+    """Number of tokens that a cache has seen; 1 for some, None if it does not tell."""
     if hasattr(cache, "get_seq_length"):
-        return cache.get_seq_length()
-    try:
-        return int(cache[0][0].shape[-2])
-    except (TypeError, IndexError, AttributeError):
-        return 0
+        with suppress(ValueError):  # a cache of states only counts nothing
+            return cache.get_seq_length()
+    if hasattr(cache, "has_previous_state"):
+        before = cache.has_previous_state
+        return int(bool(before() if callable(before) else before))
+    if hasattr(cache, "seqlen_offset"):
+        return cache.seqlen_offset
+    if isinstance(cache, tuple | list):
+        if not cache:
+            return 0
+        keys = cache[0][0] if isinstance(cache[0], tuple | list) and cache[0] else None
+        return int(keys.shape[-2]) if isinstance(keys, torch.Tensor) else None
+    return None
 
 
 def select(spec: Tokens, bound: Mapping[str, Any]) -> Selection:
@@ -143,15 +187,27 @@ def select(spec: Tokens, bound: Mapping[str, Any]) -> Selection:
     if tokens is None or tokens.ndim < 2:
         if rule in (None, "all"):
             return EVERYTHING
-        raise SiteError(
+        # A call inside this one may have them: an encoder takes sounds, and its decoder ids.
+        lacks = (
             f"tokens={rule!r} needs a call with input_ids (B, T), inputs_embeds or "
             "attention_mask; pass tokens='all', or a function of the call's inputs"
         )
+        return Selection(None, str(rule), lacks=lacks)
     rule = "body" if rule is None else rule
     if spec.skip_ids and rule == "body" and ids is None:
         raise SiteError("skip_ids needs a call with input_ids, and it has only embeddings")
     past = _past(bound)
     length = tokens.shape[1]
+    if past is None:
+        whole = isinstance(mask, torch.Tensor) and mask.ndim == 2 and mask.shape[1] > length
+        if rule in ("body", "first") and not whole:
+            names = [key for key, value in bound.items() if _is_cache(key, value)]
+            raise SiteError(
+                f"the call carries earlier tokens in {names}, which does not tell how many, so "
+                f"tokens={rule!r} cannot know which token is the first; pass an attention_mask "
+                "over all tokens so far, tokens='all', or a function of the call's inputs"
+            )
+        past = 0
     if length == 1 and isinstance(past, int) and past > 0:
         if rule == "first":
             return Selection(_constant(tokens, False), rule)
@@ -212,6 +268,8 @@ def _attended(tokens: Tensor, mask: Tensor | None, past: Any) -> tuple[Tensor, T
         )
     count = full.cumsum(1)
     if mask.ndim == 2:
+        if full.shape[1] == length:  # it has no entries for the tokens in the cache
+            count = count + past
         return full[:, -length:], count[:, -length:], count[:, -1:]
     place = torch.arange(length, device=tokens.device) + past  # a static cache has room behind
     return full[:, place], count[:, place], count[:, -1:]

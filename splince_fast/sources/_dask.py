@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from splince_fast._runtime.extras import require
 from splince_fast.exceptions import InputError
 from splince_fast.sources._arrays import check_column, map_labels, take_rows
@@ -158,7 +160,7 @@ class DaskPart(Source):
 
     def culled(self) -> DaskPart:
         """The part itself, with no more of the graph than its chunks need, for a task."""
-        self.lazy = require("dask", "dask").optimize(*self.lazy)
+        self.lazy = require("dask", "dask").optimize(*map(_with_own_rows, self.lazy))
         self._scheduler = "synchronous"  # a worker has given the task one slot
         return self
 
@@ -173,6 +175,34 @@ class DaskPart(Source):
     def filled(self, values: list[Any]) -> list[Block]:
         """The chunks with `values` in place of what was lazy."""
         return [_filled(chunk, dict(enumerate(values))) for chunk in self._chunks]
+
+
+def _with_own_rows(chunk: Any) -> Any:
+    """A chunk of an array in memory with its own rows in its graph, in place of the whole array.
+
+    ``da.from_array`` slices plain arrays itself. Of a memory map, a locked array or another
+    subclass the graph holds all rows, and each task would carry them.
+    """
+    core, nodes = require("dask.array.core", "dask"), require("dask._task_spec", "dask")
+    getters = (core.getter, core.getter_inline, core.getter_nofancy)
+    culled = chunk.__dask_graph__().cull(chunk.__dask_keys__())
+    graph = nodes.convert_legacy_graph(dict(culled))
+    changed = False
+    for key, node in graph.items():
+        if getattr(node, "func", None) not in getters:
+            continue
+        source = node.args[0]
+        if isinstance(source, nodes.TaskRef):
+            source = graph.get(source.key)
+        whole = getattr(source, "value", source)  # of a DataNode, or the array itself
+        if isinstance(whole, np.ndarray):
+            rows = node(dict.fromkeys(node.dependencies, whole))
+            plain = rows.view(np.ndarray) if isinstance(rows, np.memmap) else rows
+            graph[key], changed = nodes.DataNode(key, plain), True
+    if not changed:
+        return chunk
+    rebuild, arguments = chunk.__dask_postpersist__()
+    return rebuild(graph, *arguments)
 
 
 class _Hole(int):

@@ -12,16 +12,19 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from splince_fast.baselines import DFR, INLP, RLACE, GroupDRO
 
 # The suite knows neither `concept` nor `groups`, so y takes their part.
-ESTIMATORS = [
+QUICK = [
     INLP(concept_from="y"),
-    INLP(concept_from="y", validation_share=0),
     RLACE(concept_from="y", max_steps=40, check_every=20),
-    DFR(groups_from="y"),
     DFR(groups_from="y", C=1.0, penalty="l2", n_subsets=1),
-    GroupDRO(groups_from="y"),
     GroupDRO(groups_from="y", strength=0.01),
+]
+FURTHER = [
+    INLP(concept_from="y", validation_share=0),
+    DFR(groups_from="y"),
+    GroupDRO(groups_from="y"),
     GroupDRO(groups_from="y", strength=0.01, solver="sgd"),
 ]
+ESTIMATORS = QUICK + FURTHER
 
 _DRAWN = "rows are drawn at random, so a weight of 2 is not the same draw as two rows"
 _WEIGHTS = "check_sample_weight_equivalence_on_dense_data"
@@ -39,8 +42,15 @@ def expected_failures(estimator: Any) -> dict[str, str]:
 
 # The suite has labels at random, too, in which validation rows show nothing to erase.
 @pytest.mark.filterwarnings("ignore::splince_fast.NothingErasedWarning")
-@parametrize_with_checks(ESTIMATORS, expected_failed_checks=expected_failures)  # type: ignore[untyped-decorator]
+@parametrize_with_checks(QUICK, expected_failed_checks=expected_failures)  # type: ignore[untyped-decorator]
 def test_scikit_learn_conformance(estimator: BaseEstimator, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::splince_fast.NothingErasedWarning")
+@parametrize_with_checks(FURTHER, expected_failed_checks=expected_failures)  # type: ignore[untyped-decorator]
+def test_scikit_learn_conformance_with_other_options(estimator: BaseEstimator, check: Any) -> None:
     check(estimator)
 
 

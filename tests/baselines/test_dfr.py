@@ -158,3 +158,32 @@ def test_table_a(real_data: Callable[[str], Path]) -> None:
     assert head.C_ == 0.7
     found = figures(bug, head.predict(bug.X[bug.test]))
     np.testing.assert_allclose(found, (0.769, 0.720, 0.035), atol=0.004)
+
+
+def test_c_is_chosen_on_the_validation_rows_and_not_on_the_training_rows() -> None:
+    """Training rows with a rare noisy feature favour a weak penalty, validation rows a strong."""
+    rng = np.random.default_rng(3)
+    n, d = 120, 60
+    y, z = np.tile([0, 1], n // 2), np.repeat([0, 1], n // 2)
+    X = rng.normal(size=(n, d))
+    X[:, 0] += 0.8 * (2 * y - 1)
+    held_y, held_z = np.tile([0, 1], 1000), np.repeat([0, 1], 1000)
+    held = rng.normal(size=(2000, d))
+    held[:, 0] += 0.8 * (2 * held_y - 1)
+    tried = (100.0, 0.1)
+    head = DFR(C=tried, n_subsets=1, random_state=0).fit(
+        X, y, groups=z, validation=(held, held_y, held_z)
+    )
+    worst = {}
+    for value in tried:
+        fixed = DFR(C=value, n_subsets=1, random_state=0).fit(X, y, groups=z)
+        worst[value] = [
+            min(np.mean(fixed.predict(rows)[cell] == truth[cell]) for cell in cells)
+            for rows, truth, cells in (
+                (X, y, [(y == a) & (z == b) for a in (0, 1) for b in (0, 1)]),
+                (held, held_y, [(held_y == a) & (held_z == b) for a in (0, 1) for b in (0, 1)]),
+            )
+        ]
+    assert worst[100.0][0] > worst[0.1][0]  # the training rows would choose the weak penalty
+    assert worst[0.1][1] > worst[100.0][1]
+    assert head.C_ == 0.1

@@ -90,6 +90,20 @@ def test_fit_prints_the_report_and_writes_the_eraser(
     assert "'gender' was read as classes (2)" in out
 
 
+def test_integers_that_may_be_quantities_warn(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save("years.npy", np.random.default_rng(0).integers(18, 80, N))
+    start = ["fit", "X.npy", "--labels", "years.npy", "--erase", "years", "--method", "leace"]
+    assert main([*start, "-o", "e"]) == 0
+    out, err = capsys.readouterr()
+    for text in (out, err):
+        assert "'years' was read as 62 classes, and erasing takes 6 of 6 dimensions" in text
+    assert "--kind NAME=continuous" in err
+    told(capsys, *start, "--kind", "years=continuous", "-o", "one")
+    assert sf.Projection.load("one").rank == 1
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -122,6 +136,13 @@ def test_every_option_reaches_its_method(here: Path, capsys: pytest.CaptureFixtu
     report = sf.Projection.load("oas").report
     assert report is not None
     assert 0 < report.shrinkage < 1
+    np.save("uneven.npy", np.load("X.npy") * np.array([1, 1, 1, 1, 1, 1e-3]))
+    out = told(capsys, "fit", "uneven.npy", *start[2:], "--keep", "job", "--min-scale", "0.01",
+               "-o", "uneven")  # fmt: skip
+    report = sf.Projection.load("uneven").report
+    assert report is not None
+    assert report.left_out == (5,)
+    assert "feature(s) 5, of tiny deviation" in out
     told(capsys, *start, "--method", "mean", "-o", "mean")
     told(capsys, *start, "--method", "sal", "-o", "sal")
     assert sf.Projection.load("mean").method == "MeanProjection"
@@ -270,6 +291,8 @@ FIT = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender"]
         ([*FIT, "--method", "mean", "--shrinkage", ".1", "-o", "e"], "it is for splince, leace"),
         ([*FIT, "--keep", "job", "--shrinkage", "some", "-o", "e"], "invalid"),
         ([*FIT, "--keep", "job", "--shrinkage", "2", "-o", "e"], "a number in [0, 1]"),
+        ([*FIT, "--keep", "job", "--min-scale", "1", "-o", "e"], "a number in [0, 1)"),
+        ([*FIT, "--method", "sal", "--min-scale", ".1", "-o", "e"], "it is for splince, leace"),
         ([*FIT, "--keep", "job", "-o", "e", "--checkpoint", "./e"], "also what --output writes"),
         ([*FIT, "--keep", "job", "-o", "e", "--save-moments", "./e"], "also what --output writes"),
         ([*FIT, "--keep", "job", "-o", "e", "--checkpoint", "labels.csv"], "which is read"),

@@ -396,6 +396,7 @@ def test_the_shipped_states_give_what_the_guarantees_say(written: dict[str, Any]
             assert run["methods"]["Original"][field]["mean"] > 1
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_figures_and_another_does_not(
     written: dict[str, Any],
     tmp_path: Path,

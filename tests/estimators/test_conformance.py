@@ -12,7 +12,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils import get_tags
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from splince_fast import LEACE, SAL, SPLINCE, MeanProjection
+from splince_fast import LEACE, SAL, SPLINCE, Identity, MeanProjection
 
 # The suite knows no keyword `concept`, so y is made the concept. It passes classes as the floats
 # 0.0 and 1.0, too, which MeanProjection refuses unless told that they are classes.
@@ -25,6 +25,7 @@ ESTIMATORS = [
     SPLINCE(concept_from="y", rank=0),
     LEACE(concept_from="y", rank=1),
     SAL(concept_from="y", rank=0),
+    Identity(),
 ]
 
 # Checks that may fail, by estimator, each with its reason: none.
@@ -42,7 +43,7 @@ def test_scikit_learn_conformance(estimator: BaseEstimator, check: Any) -> None:
 def test_green_suite_that_ran_one_check(estimator: BaseEstimator) -> None:
     """A tag that skips checks must not pass for conformance."""
     names = check_names(estimator)
-    takes_sparse = estimator.get_params()["rank"] is not None
+    takes_sparse = estimator.get_params().get("rank", 0) is not None
     assert get_tags(estimator).input_tags.sparse == takes_sparse
     # What scikit-learn's own dense transformer with weights is asked, sparse and array API aside.
     reference = {
@@ -53,11 +54,14 @@ def test_green_suite_that_ran_one_check(estimator: BaseEstimator) -> None:
     }
     assert reference <= set(names)
     assert {"check_estimators_nan_inf", "check_transformer_preserve_dtypes"} <= set(names)
-    assert {"check_sample_weight_equivalence_on_dense_data", "check_requires_y_none"} <= set(names)
+    assert "check_sample_weight_equivalence_on_dense_data" in names
+    takes_y = get_tags(estimator).target_tags.required
+    assert takes_y == (not isinstance(estimator, Identity))
+    assert ("check_requires_y_none" in names) == takes_y
     assert get_tags(estimator).transformer_tags.preserves_dtype == ["float64", "float32", "float16"]
     assert names.total() >= 50
     if sklearn.__version__.startswith("1.9."):
-        assert names.total() == 55 + takes_sparse
+        assert names.total() == 54 + takes_y + takes_sparse
 
 
 def test_the_parametrized_test_runs_all_of_them() -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
+from comparisons import data, run
 
 import splince_fast as sf
-from splince_fast.evaluation.advice import frozen_head_advice, held_out_trace
+from splince_fast.evaluation import _tables
+from splince_fast.evaluation.advice import (
+    frozen_head_advice,
+    frozen_squared_errors,
+    held_out_trace,
+)
 from splince_fast.exceptions import InputError
 
 
@@ -20,6 +27,7 @@ def draw(rng: np.random.Generator, n: int, d: int, c: float) -> tuple[Any, Any]:
     return X, z
 
 
+@pytest.mark.slow
 def test_what_new_rows_show_depends_on_the_kernel_alone() -> None:
     rng = np.random.default_rng(0)
     X, z = draw(rng, 200, 20, 0.6)
@@ -71,6 +79,7 @@ def test_rows_that_are_needed_give_the_trace_that_was_asked_for() -> None:
             held_out_trace(moments, "z", n=n)
 
 
+@pytest.mark.slow
 def test_the_threshold_tells_which_eraser_serves_a_shrunk_head() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(4000, 6))
@@ -97,3 +106,51 @@ def test_an_infeasible_task_has_rho_one() -> None:
     advice = frozen_head_advice(sf.Moments().update(X, {"z": z, "y": -2 * z}), "z", "y")
     assert advice.rho == pytest.approx(1.0)
     assert advice.threshold == pytest.approx(0.0, abs=1e-6)
+
+
+def test_two_balanced_classes_are_decided_alike_whatever_the_squared_error() -> None:
+    rng = np.random.default_rng(0)
+    y = np.repeat([0, 1], 1000)
+    z = np.where(rng.random(2000) < 0.85, y, 1 - y)
+    X = rng.normal(size=(2000, 6)) + np.outer(y, np.eye(6)[0]) + np.outer(z, np.eye(6)[1] * 2)
+    moments = sf.Moments().update(X, {"z": z, "task": y})
+    mean = X.mean(axis=0)
+    target = np.eye(2)[y]
+    head = np.linalg.lstsq(X - mean, target - 0.5, rcond=None)[0].T
+    leace, splince = sf.leace(moments, erase="z"), sf.splince(moments, erase="z", keep="task")
+    scores = {p.method: (p(X) - mean) @ head[1] for p in (leace, splince)}
+    first, second = scores.values()
+    rho = frozen_head_advice(moments, "z", "task").rho
+    assert rho > 0.2
+    assert second == pytest.approx(first / (1 - rho), abs=1e-9)
+    assert np.array_equal(first > 0, second > 0)
+    for g, wins in ((0.2, True), (1.0, False)):  # of 2 (1 - rho) / (2 - rho)
+        found = frozen_squared_errors(
+            moments, "z", "task", g * head, X - mean, target, np.full(2, 0.5)
+        )
+        for name, eraser in (("LEACE", leace), ("SPLINCE", splince)):
+            rest = target - 0.5 - g * (eraser(X) - mean) @ head.T
+            assert found[name] == pytest.approx(np.mean(np.sum(rest**2, axis=1)), rel=1e-9)
+        assert (found["SPLINCE"] < found["LEACE"]) is wins
+
+
+def test_advice_on_frozen_heads_speaks_of_squared_error_and_shows_it() -> None:
+    X, y, z = data(900)
+    X[:, 2] += y + z
+    z = np.where(np.random.default_rng(1).random(900) < 0.7, y, z)
+    result = run(X, y, z, n_seeds=1)
+    found = result.advice()
+    (line,) = (x for x in _tables.advice_lines(result) if "frozen" in x)
+    assert "smaller squared error after SPLINCE" in line
+    assert "accuracy" not in line
+    assert f"{found['squared_error_strong']:+.2g} at strength 0.1" in line
+    assert "for two classes of like size both decide alike" in line
+    assert found["squared_error_strong"] != found["squared_error_weak"]
+    shrunk = run(X, y, z, n_seeds=1, strengths=(30.0, 1e-3)).advice()
+    assert shrunk["squared_error_strong"] < 0 < shrunk["squared_error_weak"]
+    three = run(X, y + (X[:, 3] > 0.5), z, n_seeds=1)
+    assert not any("two classes" in x for x in _tables.advice_lines(three))
+    weighted = run(
+        X, y, z, n_seeds=1, association=(0.8,), by="weights", tied=1, sizes=(300, 60, 120)
+    )
+    assert math.isfinite(weighted.advice()["squared_error_weak"])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from splince_fast.cli import main
+from splince_fast.evaluation import Comparison, compare
 
 
 @pytest.fixture
@@ -111,3 +112,87 @@ def test_a_failing_eraser_keeps_the_status_and_strict_does_not(
     assert "! SPLINCE" in capsys.readouterr().out
     assert main([*BASE, *more, "--strict"]) == 2
     assert "SPLINCE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        (["-o", "people.csv"], "which is read"),
+        (["--save", "embeddings.npy"], "which is read"),
+        (["--save", "./embeddings.npy", "--force"], "which is read"),
+        (["-o", "a.html", "--save", "a.html"], "what --output writes"),
+        (["-o", "folder"], "is a folder"),
+        (["--save", "folder", "--force"], "is a folder"),
+        (["-o", ""], "--output is empty"),
+        (["--save", ""], "--save is empty"),
+        (["-o", "old.html"], "--force"),
+        (["--association", ".8", "--sizes", "inf,10,10"], "whole numbers"),
+        (["--association", ".8", "--sizes", "nan,10,10"], "whole numbers"),
+        (["--association", ".8", "--sizes", "100.5,10,10"], "whole numbers"),
+    ],
+)
+def test_nothing_is_overwritten_and_nothing_runs(
+    files: Path, more: list[str], match: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    (files / "folder").mkdir()
+    (files / "old.html").write_text("old")
+    before = {path.name: path.read_bytes() for path in files.iterdir() if path.is_file()}
+
+    def never(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("the comparison has begun")
+
+    monkeypatch.setattr("splince_fast.evaluation.compare", never)
+    assert main([*BASE, "--keep", "profession", *more]) == 2
+    assert match in capsys.readouterr().err
+    assert before == {path.name: path.read_bytes() for path in files.iterdir() if path.is_file()}
+
+
+def test_force_overwrites(files: Path) -> None:
+    (files / "all.json").write_text("old")
+    more = ["--keep", "profession", "--seeds", "1", "--strengths", ".1", "--save", "all.json"]
+    assert main([*BASE, *more]) == 2
+    assert (files / "all.json").read_text() == "old"
+    assert main([*BASE, *more, "--force"]) == 0
+    assert (files / "all.json").read_text() != "old"
+
+
+def test_kinds_are_those_of_fit(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ["job,shade"] + [f"{i % 2},{'' if i % 5 == 0 else i % 3}" for i in range(800)]
+    Path("jobs.csv").write_text("\n".join(lines) + "\n")
+    base = ["compare", "embeddings.npy", "--labels", "jobs.csv", "--erase", "shade", "--keep",
+            "job", "--seeds", "1", "--strengths", ".1", "--eraser", "LEACE"]  # fmt: skip
+    assert main([*base, "--kind", "shade=classes"]) == 0
+    shown = capsys.readouterr()
+    assert "160 of 800 rows lack a label" in shown.err  # a missing label is no class
+    assert "probe acc" in shown.out
+    assert main([*base, "--kind", "shade=continuous"]) == 0
+    shown = capsys.readouterr()
+    assert "probe R2" in shown.out
+    assert "--kind" not in shown.err  # it was said
+
+
+def test_groups_of_the_command_are_those_of_the_function(files: Path) -> None:
+    lines = ["task,concept,person"]
+    lines += [f"{i % 2},{i // 2 % 2},p{i // 8}" for i in range(800)]
+    Path("groups.csv").write_text("\n".join(lines) + "\n")
+    base = ["compare", "embeddings.npy", "--labels", "groups.csv", "--erase", "concept", "--keep",
+            "task", "--seeds", "1", "--strengths", ".1", "--eraser", "LEACE", "--head", "frozen",
+            "--save", "all.json", "--force"]  # fmt: skip
+    rows = np.arange(800)
+    options: dict[str, Any] = {
+        "task": rows % 2, "concept": {"concept": rows // 2 % 2}, "n_seeds": 1, "strengths": (0.1,),
+        "erasers": ("LEACE",), "heads": ("frozen",), "progress": False,
+    }  # fmt: skip
+    persons = [f"p{i // 8}" for i in rows]
+    found = []
+    for more, groups in ((["--groups", "person"], persons), ([], None)):
+        assert main([*base, *more]) == 0
+        direct = compare(np.load("embeddings.npy"), groups=groups, **options)
+        found.append(Comparison.load("all.json"))
+        for metric in direct.metrics:
+            assert found[-1].mean(metric, eraser="LEACE") == pytest.approx(
+                direct.mean(metric, eraser="LEACE"), rel=1e-9, abs=1e-12
+            )
+    apart = [f.mean("distortion", eraser="LEACE") for f in found]
+    assert apart[0] != pytest.approx(apart[1], rel=1e-3)  # control: the split is another one

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from comparisons import data, rows_read, run
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.linear_model import LogisticRegression
 
 import splince_fast as sf
@@ -27,6 +28,7 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
     SplinceWarning,
 )
+from splince_fast.labels import encode
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,7 +54,7 @@ def test_every_row_is_accumulated_at_most_once_per_seed(monkeypatch: pytest.Monk
     levels = (0.5, 0.6, 0.7, 0.8, 0.9)
     result = run(X, y, z, association=levels, tied=1, n_seeds=2)
     assert sum(seen) <= 2 * len(X)
-    per_level = sum(r["sizes"][0] for r in result.records if r["head"] == "advice")
+    per_level = sum(train for train, _, _ in result.sizes.values())
     assert per_level > 2 * len(X)  # control: one reading per level would have taken more
 
 
@@ -64,7 +66,7 @@ def test_merged_moments_equal_those_of_each_level() -> None:
         ev.associated_split(y, z, p=p, sizes=(300, 30, 100), tied=1).train for p in (0.5, 0.7, 0.9)
     ]
     labels = {"task": y, "concept": z}
-    read = level_moments(X, labels, [(rows, None) for rows in parts])
+    read = level_moments(X, encode(labels, len(X)), [(rows, None) for rows in parts])
     for rows, merged in zip(parts, read, strict=True):
         direct = sf.Moments().update(X[rows], {"task": y[rows], "concept": z[rows]})
         assert merged.covariance() == pytest.approx(direct.covariance(), abs=1e-12)
@@ -139,8 +141,6 @@ def test_unregularised_heads_agree_as_theorem_2_says() -> None:
 
 
 def test_a_classifier_gets_the_cells_as_groups() -> None:
-    from sklearn.base import BaseEstimator, ClassifierMixin
-
     class Grouped(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         def fit(self, X: Any, y: Any, *, groups: Any) -> Grouped:
             assert len(np.unique(groups)) == 4
@@ -161,6 +161,7 @@ def test_a_classifier_gets_the_cells_as_groups() -> None:
 # -- however it runs --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_same_numbers_for_any_number_of_jobs_and_order() -> None:
     X, y, z = data()
     options: dict[str, Any] = {"association": (0.5, 0.9), "tied": 1}
@@ -217,6 +218,7 @@ def test_other_data_in_the_same_folder_is_refused(tmp_path: Path) -> None:
         run(X, y, z, n_seeds=1, run=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on_to_the_same_table(tmp_path: Path) -> None:  # case 18
     X, y, z = data()
     folders = [str(ROOT), str(Path(__file__).parent)]
@@ -301,6 +303,58 @@ def test_separable_rows_refuse_the_unregularised_head_in_a_row() -> None:  # cas
 def test_an_eraser_that_returns_something_else_is_a_row() -> None:
     result = run(*data(), n_seeds=1, erasers={"none": "none", "wrong": wrong})
     assert "NoneType" in result.failures[0][2]
+
+
+class Failing(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A classifier whose prediction raises."""
+
+    def __init__(self, error: Any = None) -> None:
+        self.error = error
+
+    def fit(self, X: Any, y: Any) -> Failing:
+        return self
+
+    def predict(self, X: Any) -> Any:
+        raise self.error
+
+
+ERRORS = [RuntimeError("r"), KeyError("k"), TypeError("t"), ZeroDivisionError("z"), OSError("o")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
+def test_any_exception_of_an_eraser_a_head_or_a_metric_is_a_row(error: Exception) -> None:
+    def failing(*_: Any) -> Any:
+        raise error
+
+    X, y, z = data(300)
+    options: dict[str, Any] = {
+        "n_seeds": 1,
+        "erasers": {"LEACE": "LEACE", "bad": failing},
+        "heads": {"retrained": "retrained", "worse": Failing(error)},
+        "metrics": {"own": failing, "good": lambda a, b: np.mean(a == b)},
+    }
+    result = run(X, y, z, **options)
+    reasons = {(e, h): reason for e, h, reason in result.failures}
+    assert set(reasons) == {
+        ("bad", ""), ("bad", "retrained"), ("bad", "worse"), ("LEACE", "worse"),
+        ("LEACE", "retrained"),
+    }  # fmt: skip
+    name = type(error).__name__
+    assert all(name in reason for reason in reasons.values())
+    assert reasons["LEACE", "retrained"].startswith("metric 'own'")
+    accuracy = result.mean("accuracy", eraser="LEACE")  # what did not fail is there
+    assert result.mean("good", eraser="LEACE") == pytest.approx(accuracy)
+    assert "own" not in result.metrics
+    with pytest.raises(InputError, match=name):
+        run(X, y, z, strict=True, **options)
+
+
+def test_ctrl_c_is_no_row() -> None:
+    def stopped(moments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(*data(300), n_seeds=1, erasers={"stopped": stopped})
 
 
 @pytest.mark.parametrize(
@@ -456,6 +510,136 @@ def test_quantities_get_ridge_heads_and_r2() -> None:  # case 15
     with pytest.raises(InputError, match="quantity"):
         run(X, task, concept, association=0.9)
     assert "R2" in str(result)
+
+
+@pytest.mark.parametrize("n", [900, 40])  # 40: folds of the training rows choose the strength
+def test_classes_as_a_task_go_with_a_quantity_as_concept(n: int) -> None:
+    X, y, _ = data(n)
+    concept = X[:, 0] + 0.1 * np.random.default_rng(1).normal(size=n)
+    heads = {"retrained": "retrained", "frozen": "frozen", "plain": LogisticRegression()}
+    result = run(X, y, concept, n_seeds=3, heads=heads, strengths=(100.0, 0.01))
+    assert not result.failures
+    assert any("5 folds" in note for note in result.notes) == (n == 40)
+    assert result.mean("residual", eraser="LEACE") < 1e-9
+    assert "worst_group" not in result.metrics
+    assert set(result.advice()) >= {"rho", "expected_r2"}
+    if n == 900:
+        for head in heads:
+            assert result.mean("accuracy", eraser="LEACE", head=head) > 0.6
+        # The strength is chosen by accuracy, which 100 would leave at chance
+        chosen = {r["strength"] for r in result.records if r["head"] == "retrained"}
+        assert chosen == {0.01}
+
+
+def test_without_cells_accuracy_chooses_the_strength() -> None:
+    from splince_fast.evaluation._linear import choose
+
+    judged = [(float("nan"), accuracy) for accuracy in (0.6, 0.8, 0.7)]
+    for rule in ("worst_group", "accuracy"):
+        assert choose(judged, (1.0, 0.1, 0.01), rule) == 1
+
+
+def test_estimators_get_classes_beside_a_quantity_as_columns_of_a_mapping() -> None:
+    X, y, _ = data(900)
+    rng = np.random.default_rng(4)
+    kind, amount = rng.integers(0, 3, 900), rng.normal(size=900)
+    X[:, 2] += kind == 1  # the codes 0, 1, 2 as numbers do not show it
+    X[:, 3] += amount
+    erasers = {"estimator": sf.LEACE(), "LEACE": "LEACE", "SPLINCE": sf.SPLINCE()}
+    result = run(X, y, {"kind": kind, "amount": amount}, n_seeds=1, erasers=erasers)
+    assert not result.failures
+    for eraser in erasers:
+        assert result.mean("residual", eraser=eraser) < 1e-9
+        assert result.mean("rank", eraser=eraser) == 3
+    assert result.mean("distortion", eraser="estimator") == pytest.approx(
+        result.mean("distortion", eraser="LEACE"), rel=1e-9
+    )
+
+
+def test_an_eraser_with_a_mean_of_its_own_is_judged_as_a_plain_script_does() -> None:
+    X, y, z = data()
+    shift = np.array([3.0, -2.0, 0, 0, 0, 0])
+
+    def shifted(moments: sf.Moments) -> sf.Projection:
+        found = sf.leace(moments, erase="concept")
+        return sf.Projection(found.left, found.right, moments.mean + shift)
+
+    sizes = (240, 80, 200)
+    options: dict[str, Any] = {"association": 0.8, "tied": 1, "sizes": sizes, "n_seeds": 1}
+    heads = {"f": "frozen", "retrained": "retrained", "plain": LogisticRegression()}
+    erasers = {"none": "none", "shifted": shifted, "LEACE": "LEACE"}
+    result = run(X, y, z, erasers=erasers, heads=heads, strengths=(0.01,), **options)
+    split = ev.associated_split(y, z, p=0.8, sizes=sizes, tied=1)
+    train, test = split.train, split.test
+    moments = sf.Moments().update(X[train], {"concept": z[train]})
+    eraser = shifted(moments)
+    mean, unit = X[train].mean(0), np.sqrt(X[train].var(0).mean())
+    model = LogisticRegression(C=1 / (0.01 * len(train)), tol=1e-9, max_iter=5000)
+    model.fit((X[train] - mean) / unit, y[train])
+    guess = model.predict((eraser(X[test]) - mean) / unit)
+    found = result.mean("accuracy", eraser="shifted", head="f")
+    assert found == pytest.approx(np.mean(guess == y[test]))
+    # Control: the mean matters to a head that was fitted before it, and to it alone.
+    assert abs(found - result.mean("accuracy", eraser="LEACE", head="f")) > 0.05
+    for head in ("retrained", "plain"):
+        assert result.mean("accuracy", eraser="shifted", head=head) == pytest.approx(
+            result.mean("accuracy", eraser="LEACE", head=head)
+        )
+    moved = eraser(X[train]) - X[train]
+    spread = np.sum((X[train] - mean) ** 2)
+    assert result.mean("distortion", eraser="shifted") == pytest.approx(np.sum(moved**2) / spread)
+    probed = ev.leakage((eraser(X[test]) - mean) / unit, z[test], probes=("linear",))["linear"]
+    assert result.mean("probe_auc", eraser="shifted") == pytest.approx(probed.auc)
+
+
+# -- roles are not names ----------------------------------------------------------------------
+
+
+def test_names_of_erasers_heads_concepts_and_metrics_change_no_figure() -> None:
+    X, y, z = data()
+    options: dict[str, Any] = {"association": 0.9, "tied": 1, "strengths": (0.1, 0.001)}
+    plain = run(X, y, z, **options)
+    erasers = {"advice": "LEACE", "SPLINCE": "SAL", "LEACE": "SPLINCE", "task": "none"}
+    heads = {"advice": "retrained", "retrained": "frozen"}
+    found = run(X, y, {"task": z}, erasers=erasers, heads=heads, **options)
+    assert not found.failures
+    for name, role in erasers.items():
+        for head, head_role in heads.items():
+            for metric in plain.metrics:
+                assert found.mean(metric, eraser=name, head=head) == pytest.approx(
+                    plain.mean(metric, eraser=role, head=head_role), abs=1e-12
+                ), (name, head, metric)
+    assert found.advice() == plain.advice()
+    assert len(list(found.rows())) == len(list(plain.rows()))
+    text = str(found)
+    assert "advice: head refitted after erasing" in text
+    assert "retrained: head of the unerased rows" in text
+    assert found.context.eraser_as("SPLINCE") == "LEACE"
+    assert found.context.head_as("unregularised") is None
+
+
+def test_moments_hold_the_task_beside_a_concept_of_that_name() -> None:
+    X, y, z = data(300)
+    seen = []
+
+    def mine(moments: sf.Moments) -> sf.Projection:
+        seen.append(list(moments.variables))
+        return sf.splince(moments, erase="task", keep="kept task")
+
+    result = run(X, y, {"task": z}, n_seeds=1, erasers={"mine": mine, "SPLINCE": "SPLINCE"})
+    assert [set(names) for names in seen] == [{"task", "kept task"}]
+    for metric in ("kept_covariance", "residual", "distortion"):
+        assert result.mean(metric, eraser="mine") == pytest.approx(
+            result.mean(metric, eraser="SPLINCE"), abs=1e-12
+        )
+
+
+@pytest.mark.parametrize("name", ["", "strengths"])
+@pytest.mark.parametrize("what", ["erasers", "heads"])
+def test_names_that_records_need_are_refused(name: str, what: str) -> None:
+    thing = "LEACE" if what == "erasers" else "frozen"
+    with pytest.raises(InputError, match="is no name for"):
+        run(*data(100), **{what: {name: thing}})
 
 
 def test_two_concepts_are_erased_jointly_and_probed_apart() -> None:  # case 16

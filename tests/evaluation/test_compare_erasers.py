@@ -16,7 +16,7 @@ import splince_fast as sf
 from splince_fast import evaluation as ev
 from splince_fast.baselines import INLP, RLACE
 from splince_fast.evaluation import Comparison
-from splince_fast.evaluation._identity import source_of
+from splince_fast.evaluation._identity import identity_of
 
 
 def run(X: Any, y: Any, z: Any, **options: Any) -> Comparison:
@@ -125,12 +125,12 @@ def test_a_function_that_closes_over_something_is_run_again_when_that_changes(
         assert resumed.mean("distortion", eraser="cut") == pytest.approx(known[name])
     assert known["first"] != pytest.approx(known["second"], rel=1e-3)
     large = np.zeros(5000)
-    assert source_of(removing(large)) == source_of(removing(large.copy()))
+    assert identity_of(removing(large)) == identity_of(removing(large.copy()))
     large_too = large.copy()
     large_too[2500] = 1.0  # repr() leaves the middle of long arrays out
-    assert source_of(removing(large)) != source_of(removing(large_too))
+    assert identity_of(removing(large)) != identity_of(removing(large_too))
     partials = [functools.partial(sf.leace, erase=name) for name in ("a", "b")]
-    assert source_of(partials[0]) != source_of(partials[1])
+    assert identity_of(partials[0]) != identity_of(partials[1])
 
 
 def test_an_estimator_without_a_projection_is_a_row() -> None:

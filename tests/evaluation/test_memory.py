@@ -91,6 +91,7 @@ def rows_on_disk(path: Path, n: int, d: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_ten_gigabytes_and_two_jobs_stay_below_four_scaled(tmp_path: Path) -> None:  # case 13
     if not Path("/proc/self/smaps_rollup").exists():
         pytest.skip("resident memory is read from /proc/self/smaps_rollup, which is not here")

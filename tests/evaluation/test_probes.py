@@ -14,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 
 import splince_fast as sf
 from splince_fast import evaluation as ev
-from splince_fast.exceptions import InputError
+from splince_fast.exceptions import InputError, SplinceWarning
 
 
 def rows(seed: int, classes: int, n: int = 300, d: int = 8) -> tuple[Any, Any]:
@@ -59,10 +59,32 @@ def test_twins_in_different_folds_are_what_groups_prevent() -> None:
     pairs = np.repeat(np.arange(150), 2)
     z = np.tile([0, 1], 150)
     X = rng.normal(size=(150, 60))[pairs] + 0.01 * rng.normal(size=(300, 60))
-    apart = ev.leakage(X, z, probes=("linear",))["linear"].auc
+    with pytest.warns(SplinceWarning, match="groups="):
+        apart = ev.leakage(X, z, probes=("linear",))["linear"].auc
     together = ev.leakage(X, z, probes=("linear",), groups=pairs)["linear"].auc
     assert apart < 0.4  # far below one half, and not folded to its mirror image
     assert abs(together - 0.5) < 0.15
+
+
+@pytest.mark.parametrize("probe", ["linear", "mlp"])  # boosting is fitted by the lines of "mlp"
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_probe_is_at_chance_on_noise_that_it_could_learn_by_heart(
+    probe: str, classes: int
+) -> None:
+    rng = np.random.default_rng(0)
+    n, d = 210, 300  # more features than rows: its own rows a probe separates
+    X, z = rng.normal(size=(n, d)), np.arange(n) % classes
+    found = ev.leakage(X, z, probes=(probe,), cv=3)[probe]
+    error = math.sqrt((classes - 1) / n) / classes
+    assert abs(found.accuracy - 1 / classes) < 4 * error
+    model = LogisticRegression(C=1 / (0.01 * n), max_iter=2000).fit(X, z)
+    assert model.score(X, z) > 1 / classes + 8 * error  # control: on rows that it has seen
+
+
+def test_a_ridge_probe_explains_nothing_of_noise_that_it_could_learn_by_heart() -> None:
+    rng = np.random.default_rng(0)
+    X, z = rng.normal(size=(100, 300)), rng.normal(size=100)
+    assert ev.leakage(X, z, probes=("linear",))["linear"].r2 < 0
 
 
 @pytest.mark.parametrize("probe", ["mlp", "boosting"])

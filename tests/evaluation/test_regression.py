@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from splince_fast import evaluation as ev
 from splince_fast.exceptions import InputError, NonFiniteError, NotEnoughDataError
@@ -28,7 +29,11 @@ def test_coefficients_are_least_squares_and_errors_those_of_the_sandwich() -> No
     assert found.covariance == pytest.approx(bread @ meat @ bread * 40 / 39)
     assert found.odds_ratios["factual"] == pytest.approx(math.exp(found["factual"]))
     low, high = found.interval("factual")
-    assert low < found["factual"] < high
+    half = scipy.stats.t.ppf(0.975, 39) * found.covariance[2, 2] ** 0.5  # 40 clusters less one
+    assert (low, high) == pytest.approx((beta[2] - half, beta[2] + half), rel=1e-12)
+    narrow = found.interval("factual", 0.5)
+    quarter = scipy.stats.t.ppf(0.75, 39) * found.covariance[2, 2] ** 0.5
+    assert narrow == pytest.approx((beta[2] - quarter, beta[2] + quarter), rel=1e-12)
     assert "factual" in str(found)
 
 
@@ -46,6 +51,9 @@ def test_a_paired_test_cancels_what_two_regressions_share() -> None:
     assert value == pytest.approx(0.05, abs=0.005)
     assert p < 1e-6
     assert error < 0.1 * first.covariance[1, 1] ** 0.5  # a constant reference would use this
+    influence = first.residual_scores[:, 1] - second.residual_scores[:, 1]
+    assert error == pytest.approx(math.sqrt(np.sum(influence**2) * 40 / 39), rel=1e-12)
+    assert p == pytest.approx(2 * scipy.stats.t.sf(value / error, 39), rel=1e-9)
     assert first.difference(first, "factual")[2] == 1.0
 
 

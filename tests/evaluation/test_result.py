@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -12,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from comparisons import data, run
 
 from splince_fast import evaluation as ev
-from splince_fast.evaluation import Comparison
+from splince_fast.evaluation import Comparison, report_html, statistics
 from splince_fast.exceptions import FileFormatError, InputError
 
 
@@ -198,3 +201,184 @@ def test_notebooks_get_tables(result: Comparison) -> None:
     assert page.count("<table") == page.count("<caption style=") > 1
     assert "text-align:right" in result.table("accuracy")._repr_html_()
     assert "style=" not in result.table("accuracy").to_html()  # the report has its own sheet
+
+
+# -- verdicts ---------------------------------------------------------------------------------
+
+
+def changed(result: Comparison, values: dict[str, dict[int, float]]) -> Comparison:
+    """The result with worst groups by eraser and seed at every level; absent ones failed."""
+    records = copy.deepcopy(result.records)
+    for r in records:
+        if r["eraser"] not in values or r["head"] != "retrained":
+            continue
+        known = values[r["eraser"]]
+        if r["seed"] in known:
+            r["values"]["worst_group"] = known[r["seed"]]
+        else:
+            r["values"], r["cells"], r["path"], r["reason"] = {}, [], [], "it failed"
+    return Comparison(records, result.context)
+
+
+def retrained(result: Comparison) -> tuple[str, str]:
+    return report_html.findings(result)[0]
+
+
+def test_an_eraser_that_failed_at_some_seeds_is_compared_over_those_of_all() -> None:
+    X, y, z = data(600)
+    plain = run(X, y, z, n_seeds=6, heads=("retrained",), erasers=("none", "SAL", "LEACE"))
+    good, bad = {s: 0.9 for s in range(3)}, {s: 0.1 for s in range(3, 6)}
+    part = changed(plain, {"SAL": good | bad, "LEACE": {s: 0.8 for s in range(3)},
+                           "none": {s: 0.2 for s in range(6)}})  # fmt: skip
+    assert part.mean("worst_group", eraser="LEACE") > part.mean("worst_group", eraser="SAL")
+    found = part.verdict("worst_group")
+    assert found.order == ("SAL", "LEACE", "none")  # over seeds 0, 1, 2
+    assert found.n_seeds == 3
+    assert "LEACE 3/6" in str(part)
+    assert "k/6: k seeds have values" in str(part)
+    assert "3/6" in str(part.table("worst_group"))
+    assert "3/6" not in str(plain)  # control
+    assert "SAL leads" in retrained(part)[1]
+    assert "Ordered over the 3 seeds that all have" in retrained(part)[1]
+    apart = changed(plain, {"SAL": good, "LEACE": bad})
+    assert apart.best("worst_group") == []
+
+
+def test_a_verdict_needs_a_test(result: Comparison) -> None:
+    X, y, z = data(600)
+    alone = run(X, y, z, n_seeds=4, heads=("retrained",), erasers=("LEACE",))
+    text = retrained(alone)[1]
+    assert "LEACE leads; no other eraser has a value" in text
+    assert "confirms" not in text
+    assert "*" not in str(alone)
+    two = run(X, y, z, n_seeds=2, heads=("retrained",), erasers=("LEACE", "random"))
+    assert "no test was made, which takes 3 seeds" in retrained(two)[1]
+    assert two.verdict("worst_group").confirmed is None
+    ahead = changed(result, {e: {s: (0.9 if e == "SAL" else 0.1) + s / 1000 * (e == "none")
+                                 for s in range(3)} for e in result.context.erasers})  # fmt: skip
+    assert ahead.verdict("worst_group").tested
+
+
+def test_a_confirmed_leader_is_starred_and_a_tie_is_a_tie(result: Comparison) -> None:
+    rng = np.random.default_rng(0)
+    noise = {e: 0.01 * rng.normal(size=3) for e in result.context.erasers}
+    level = {"SAL": 0.9, "none": 0.1, "LEACE": 0.1, "SPLINCE": 0.1}
+    ahead = changed(result, {e: {s: level[e] + noise[e][s] for s in range(3)} for e in level})
+    assert ahead.best("worst_group") == ["SAL"]
+    assert ahead.verdict("worst_group").confirmed == "SAL"
+    assert "SAL leads" in retrained(ahead)[1]
+    assert "the corrected test confirms it" in retrained(ahead)[1]
+    zeros = changed(result, {e: dict.fromkeys(range(3), 0.0) for e in level})
+    text = retrained(zeros)[1]
+    assert "none, SAL, LEACE, SPLINCE are level" in text
+    assert "leads" not in text
+    assert "cannot tell" not in text
+    first = str(zeros).split("\n\n")[1]
+    assert first.startswith("retrained")
+    assert "*" not in first
+
+
+# -- worst groups -----------------------------------------------------------------------------
+
+
+def test_the_worst_group_has_its_cell_and_its_rows(result: Comparison) -> None:
+    for head in result.context.heads:
+        cells = result.worst_cells(eraser="SAL", head=head)
+        assert set(cells) == {0, 1, 2}
+        for seed, value in result.values("worst_group", eraser="SAL", head=head).items():
+            cell = cells[seed]
+            assert cell.accuracy == value
+            assert cell.low <= value <= cell.high
+            assert cell.cell in result.context.cells
+            assert cell.n == result.sizes[seed, 0.9][2] // 4
+    n = cells[0].n
+    assert n >= 20
+    assert f"(n = {n})" in str(result)
+    assert f"(n = {n})" in retrained(result)[1]
+    assert "not reliable" not in str(result)
+    assert "not reliable" not in retrained(result)[1]
+
+
+def test_of_equally_bad_cells_the_one_with_most_rows_is_named(result: Comparison) -> None:
+    records = copy.deepcopy(result.records)
+    for r in records:
+        if r["cells"]:
+            r["cells"], r["values"]["worst_group"] = [[0, 5, 0], [1, 40, 0], [2, 50, 30]], 0.0
+    found = Comparison(records, result.context).worst_cells(eraser="SAL")
+    assert {(c.cell, c.n) for c in found.values()} == {(result.context.cells[1], 40)}
+
+
+def test_a_worst_group_of_few_rows_is_marked() -> None:
+    X, y, z = data(200)
+    result = run(X, y, z, n_seeds=3, heads=("retrained",), erasers=("none", "SAL"))
+    few = [c.n for e in ("none", "SAL") for c in result.worst_cells(eraser=e).values()]
+    assert min(few) < 20
+    text = str(result)
+    assert "? worst group of fewer than 20 test rows: not reliable" in text
+    assert re.search(r"±\.\d+\?", text)
+    assert "fewer than 20 rows, not reliable" in retrained(result)[1]
+    assert "not reliable" in result._repr_html_()
+
+
+# -- sizes ------------------------------------------------------------------------------------
+
+
+def test_sizes_of_all_splits_are_told_and_the_caption_is_true() -> None:
+    X, y, z = data(400)
+    options: dict[str, Any] = {"association": (0.5, 0.9), "tied": 1, "n_seeds": 3}
+    whole = run(X, y, z, groups=np.arange(400) // 3, heads=("retrained",), **options)
+    rows = run(X, y, z, heads=("retrained",), **options)
+    assert rows.context.same_test
+    assert not whole.context.same_test
+    assert "same at every p" in report_html._caption(rows, "association")
+    assert "differ between levels" in report_html._caption(whole, "association")
+    assert len(set(whole.sizes.values())) > 2
+    assert len(set(rows.sizes.values())) == 1
+    settings = " ".join(value for _, value in report_html.settings(whole))
+    printed = " ".join(str(whole).split())
+    for train, validation, test in whole.sizes.values():
+        used = (
+            f"{train} + {validation} + {test}, {(train + validation + test) / 400:.0%} of the rows"
+        )
+        assert used in settings
+        assert used in printed
+    assert " to " in str(whole).splitlines()[0]
+    assert " to " not in str(rows).splitlines()[0]
+
+
+def test_the_test_takes_the_sizes_of_its_level() -> None:
+    X, y, z = data(400)
+    result = run(X, y, z, groups=np.arange(400) // 3, heads=("retrained",), association=(0.5, 0.9),
+                 tied=1, n_seeds=3)  # fmt: skip
+    row = result.differences("accuracy", reference="none", p=0.9)[0]
+    pairs = [result.values("accuracy", eraser=e, p=0.9) for e in (row.method, "none")]
+    values = [pairs[0][s] - pairs[1][s] for s in pairs[0]]
+    sizes = [size for (_, p), size in result.sizes.items() if p == 0.9]
+    ratio = np.mean([test / train for train, _, test in sizes])
+    expected = statistics.corrected_t(values, float(ratio))
+    assert (row.t, row.p) == pytest.approx(expected[:2])
+    first = result.context.sizes
+    assert first[2] / first[0] != pytest.approx(ratio, rel=1e-3)  # control
+
+
+def test_differences_are_resolved_by_the_rows_that_decide_them(result: Comparison) -> None:
+    """Equal differences of .05 at three seeds: the variance is that of the rows behind them."""
+    metrics = ("accuracy", "class_accuracy", "tpr_gap", "worst_group", "probe_accuracy")
+    records = copy.deepcopy(result.records)
+    for r in records:
+        for metric in (*metrics, "probe_auc"):
+            if metric in r["values"]:
+                r["values"][metric] = 0.7 if r["eraser"] == "SAL" else 0.75
+        if r["cells"]:
+            last = (r["eraser"], r["seed"], r["p"]) == ("LEACE", 1, 0.9)
+            r["cells"] = [[0, 60, 45], [1, 12 if last else 40, 9 if last else 30]]
+    found = Comparison(records, result.context)
+    train, _, test = result.sizes[0, 0.9]
+    for metric in metrics:
+        row = found.differences(metric, reference="none")[0]
+        rows = 12 if metric == "worst_group" else test
+        error = math.sqrt((1 / 3 + test / train) * 0.05 * 0.95 / rows)
+        assert (row.method, row.how) == ("SAL", "corrected t")
+        assert row.t == pytest.approx(-0.05 / error), metric
+    no_fraction = found.differences("probe_auc", reference="none")[0]
+    assert no_fraction.how == "no test"

@@ -6,15 +6,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+from comparisons import data, run
 from hypothesis import given
 from hypothesis import strategies as st
 
 from splince_fast import evaluation as ev
+from splince_fast.evaluation._judge import FOLDS, dealt
+from splince_fast.evaluation._linear import STRENGTHS
+from splince_fast.evaluation.plan import Plan, make_plan
 from splince_fast.evaluation.splits import natural_split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 
 rng = np.random.default_rng(0)
 Y, Z = rng.integers(0, 2, 4000), rng.integers(0, 3, 4000)
+
+
+def planned(X: Any, y: Any, z: Any, *, groups: Any, test: Any) -> Plan:
+    """The plan of a comparison on a split of one's own."""
+    return make_plan(
+        X, task=y, concept=z, groups=groups, erasers=("none",), chosen_heads=("frozen",),
+        association=None, tied=None, sizes=None, by="rows", unlabelled=False, n_seeds=1,
+        random_state=0, strengths=STRENGTHS, select="accuracy", probes=(), metrics=None,
+        test=test,
+    )  # fmt: skip
 
 
 def by_the_rule(y: Any, z: Any, p: float, sizes: Any, seed: int, tied: int) -> list[Any]:
@@ -137,3 +151,70 @@ def test_the_natural_split_is_its_rule() -> None:
     assert np.array_equal(split.test, order[:250])
     assert np.array_equal(split.validation, order[250:350])
     assert np.array_equal(split.train, order[350:])
+
+
+# -- whole groups in compare ----------------------------------------------------------------------
+
+
+def test_validation_rows_of_your_own_split_are_whole_groups() -> None:
+    X, y, z = data(800)
+    groups = np.arange(800) // 8
+    test = groups % 4 == 0
+    made = planned(X, y, z, groups=groups, test=test)
+    split = made.split(0, None)
+    parts = [set(groups[rows]) for rows in (split.train, split.validation, split.test)]
+    assert not parts[0] & parts[1]
+    assert not (parts[0] | parts[1]) & parts[2]
+    assert len(split.validation) == pytest.approx(60, abs=8)
+    assert sum(split.sizes) == 800
+    with pytest.raises(NotEnoughDataError, match="one group"):
+        planned(X, y, z, groups=test, test=test).split(0, None)
+    free = planned(X, y, z, groups=None, test=test).split(0, None)
+    assert set(groups[free.train]) & set(groups[free.validation])  # control
+
+
+def test_a_split_of_your_own_that_cuts_groups_is_refused() -> None:
+    X, y, z = data(800)
+    groups = np.array([f"g{i // 8}" for i in range(800)])
+    test = np.arange(800) % 4 == 0
+    with pytest.raises(InputError, match=r"cuts 100 of 100 groups, such as 'g0'"):
+        planned(X, y, z, groups=groups, test=test)
+    parts = np.where(np.arange(800) // 8 % 2 == 0, None, "train")
+    parts[test & (np.arange(800) // 8 % 2 == 0)] = "test"  # rows of no part cut nothing
+    planned(X, y, z, groups=groups, test=parts)
+    whole = np.where(np.arange(800) < 400, "train", "test").astype(object)
+    planned(X, y, z, groups=groups, test=whole)  # control
+    whole[4] = "validation"
+    with pytest.raises(InputError, match=r"cuts 1 of 100 groups, such as 'g0'"):
+        planned(X, y, z, groups=groups, test=whole)
+
+
+def test_folds_that_choose_a_strength_keep_groups_whole() -> None:
+    rng = np.random.default_rng(0)
+    groups, cells = rng.permutation(np.arange(300) // 10), rng.integers(0, 4, 300)
+    groups[:20] = -1
+    fold = dealt(cells, groups, 0)
+    assert sorted(set(fold.tolist())) == list(range(FOLDS))
+    for group in range(30):
+        assert len(set(fold[groups == group].tolist())) <= 1
+    assert len(set(fold[groups == -1].tolist())) > 1  # rows without a group are free
+    free = dealt(cells, None, 0)  # control
+    assert any(len(set(free[groups == g].tolist())) > 1 for g in range(30))
+    assert np.ptp(np.bincount(free[cells == 0], minlength=FOLDS)) <= 1
+    with pytest.raises(NotEnoughDataError, match="4 groups"):
+        dealt(cells, np.arange(300) // 75, 0)
+
+
+def test_strengths_are_judged_in_folds_of_whole_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y, _ = data(400)
+    groups = np.arange(400) // 5
+    seen: list[Any] = []
+
+    def watched(cells: Any, members: Any, seed: int) -> Any:
+        seen.append(members)
+        return dealt(cells, members, seed)
+
+    monkeypatch.setattr("splince_fast.evaluation._judge.dealt", watched)
+    run(X, y, np.where(np.arange(400) < 330, 0, 1), groups=groups, n_seeds=1, erasers=("none",))
+    assert seen
+    assert all(members is not None and len(np.unique(members)) > 20 for members in seen)

@@ -15,9 +15,10 @@ from sklearn.linear_model import LogisticRegression
 
 import splince_fast as sf
 from splince_fast import evaluation as ev
-from splince_fast.evaluation import _job, plan
+from splince_fast.evaluation import _job, _linear, plan
 from splince_fast.evaluation._moments import level_moments
 from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceWarning
+from splince_fast.labels import encode
 
 SIZES = (240, 80, 200)
 rng = np.random.default_rng(0)
@@ -134,7 +135,7 @@ def test_moments_of_weighted_levels_come_from_one_reading(monkeypatch: pytest.Mo
         for s in splits
     ]  # fmt: skip
     read = rows_read(monkeypatch)
-    found = level_moments(X, labels, [(s.train, s.weights) for s in splits])
+    found = level_moments(X, encode(labels, len(X)), [(s.train, s.weights) for s in splits])
     assert sum(read) == len(splits[0].train)
     for ours, theirs in zip(found, direct, strict=True):
         assert ours.weight == pytest.approx(theirs.weight)
@@ -347,3 +348,53 @@ def test_quantities_without_a_value_count_for_the_moments() -> None:
         result = run(X, task, concept, unlabelled=True, n_seeds=1)
     assert not result.failures
     assert result.mean("r2", eraser="none") > 0.2
+
+
+def test_weights_of_validation_rows_choose_the_strength(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a rare cell carry most weight: weighed and counted, another strength is the best."""
+    X, y, z = data(1500)
+    rng = np.random.default_rng(5)
+    X[:, 0] += 1.5 * z
+    keep = np.flatnonzero((y == z) | (rng.random(1500) < 0.12))  # p is about .9
+    X, y, z = X[keep], y[keep], z[keep]
+    strengths = (3.0, 0.3, 0.001)
+    chosen, score = {}, _linear.score
+    for p in (0.1, 0.2, 0.3, 0.5):
+        options: dict[str, Any] = {
+            "association": p, "tied": 1, "sizes": (400, 200, 80), "by": "weights", "n_seeds": 4,
+            "select": "accuracy", "strengths": strengths, "erasers": ("none",),
+            "heads": ("retrained",),
+        }  # fmt: skip
+        for weighed in (True, False):
+            with monkeypatch.context() as patch:
+                if not weighed:
+                    patch.setattr(_linear, "score", lambda t, g, c, w=None: score(t, g, c))
+                result = run(X, y, z, **options)
+            for r in result.records:
+                if r["head"] == "retrained":
+                    chosen[p, r["seed"], weighed] = r["strength"]
+        for seed in range(4):
+            expected = by_hand(X, y, z, p, seed, strengths)
+            assert chosen[p, seed, True] == expected, (p, seed)
+    # Control: without the weights of the validation rows it is another one in places.
+    assert any(chosen[p, s, True] != chosen[p, s, False] for p, s, _ in chosen)
+
+
+def by_hand(X: Any, y: Any, z: Any, p: float, seed: int, strengths: Any) -> float:
+    """The strength with the best weighted validation accuracy, then the worst group."""
+    split = ev.associated_split(
+        y, z, p=p, sizes=(400, 200, 80), seed=seed, tied=1, by="weights"
+    )  # fmt: skip
+    train, held, w, v = split.train, split.validation, split.weights, split.validation_weights
+    assert w is not None
+    mean = np.average(X[train], axis=0, weights=w)
+    unit = np.sqrt(np.average((X[train] - mean) ** 2, axis=0, weights=w).mean())
+    ranks = []
+    for strength in strengths:
+        model = LogisticRegression(C=1 / (strength * w.sum()), tol=1e-9, max_iter=5000)
+        guess = model.fit((X[train] - mean) / unit, y[train], sample_weight=w).predict(
+            (X[held] - mean) / unit
+        )
+        worst = ev.worst_group_accuracy(y[held], guess, groups=(y[held], z[held]))
+        ranks.append((float(np.average(guess == y[held], weights=v)), worst, strength))
+    return float(max(ranks)[2])

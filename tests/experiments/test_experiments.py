@@ -11,17 +11,35 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from splince_fast import evaluation as ev
 from splince_fast import experiments
+from splince_fast.evaluation.statistics import corrected_t
 from splince_fast.experiments import __main__ as command
-from splince_fast.experiments import _pictures, images
-from splince_fast.experiments._common import Claim, Findings, Options, texts
+from splince_fast.experiments import _pictures, images, winobias
+from splince_fast.experiments._common import (
+    Claim,
+    Findings,
+    Options,
+    ahead,
+    all_of,
+    decided,
+    limits,
+    reverse,
+    texts,
+)
 from splince_fast.experiments.datasets import VARIABLE, load
 
 PACKAGE = Path(experiments.__file__).resolve().parent
 
 
 @pytest.mark.filterwarnings("ignore:up to .* test rows of a split occur")
-@pytest.mark.parametrize("name", ["covariance", "images", "vision_ood", "professions"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "covariance",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("images", "vision_ood", "professions")),
+    ],
+)
 def test_a_fresh_machine_runs_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -29,7 +47,15 @@ def test_a_fresh_machine_runs_it(
     monkeypatch.delenv(VARIABLE, raising=False)
     assert command.main([name, "--quick", "--seeds", "1", "-o", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    for line in ("data    :", "licence :", "agrees  :", "differs :", "time    :", "GB resident"):
+    for line in (
+        "data    :",
+        "licence :",
+        "agrees  :",
+        "differs :",
+        "not decided:",
+        "time    :",
+        "GB resident",
+    ):
         assert line in printed
     written = json.loads((tmp_path / f"{name}.json").read_text())
     assert written["values"]
@@ -38,6 +64,7 @@ def test_a_fresh_machine_runs_it(
         assert list(tmp_path.glob("*.png"))
 
 
+@pytest.mark.slow
 def test_the_same_command_gives_the_same_numbers_for_any_number_of_jobs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -78,9 +105,60 @@ def test_every_experiment_is_a_short_module(name: str) -> None:
 def test_the_reading_tells_agreement_from_difference() -> None:
     claims = [Claim("a", bool(np.True_), "1"), Claim("b", False, "2")]
     found = Findings("T", load("images"), [], claims)
-    assert found.reading() == "agrees  : a (1)\ndiffers : b (2)"
+    assert found.reading() == "agrees  : a (1)\ndiffers : b (2)\nnot decided: nothing"
     claims[1] = Claim("b", np.bool_(True), "3")  # type: ignore[arg-type]
-    assert found.reading() == "agrees  : a (1); b (3)\ndiffers : nothing"
+    claims.append(Claim("c", None, "p = .375"))
+    assert found.reading() == (
+        "agrees  : a (1); b (3)\ndiffers : nothing\nnot decided: c (p = .375)"
+    )
+
+
+def test_a_claim_is_decided_by_its_interval() -> None:
+    nan = float("nan")
+    assert [decided(*pair) for pair in ((0.1, 0.3), (-0.3, -0.1), (-0.1, 0.1), (nan, nan))] == [
+        True, False, None, None,
+    ]  # fmt: skip
+    assert decided(0.1, 0.3, 0.2) is None
+    assert decided(-0.1, 0.5) is None  # whatever the sign of its middle
+    assert decided(-0.5, 0.1) is None
+    assert [reverse(v) for v in (True, False, None)] == [False, True, None]
+    assert all_of([True, True]) is True
+    assert all_of([True, None]) is None
+    assert all_of([None, False]) is False
+    values = {0: 0.2, 1: 0.3, 2: 0.4}
+    assert limits(values, 0.25) == corrected_t([0.2, 0.3, 0.4], 0.25)[2:]
+    assert np.isnan(limits([0.2, 0.3], 0.25)).all()
+
+
+def test_a_sign_test_decides_winobias() -> None:
+    theirs = np.zeros(396, dtype=bool)
+    ours = theirs.copy()
+    ours[:4], theirs[4] = True, True
+    verdict, text = winobias.sign_test(ours, theirs)
+    assert verdict is None
+    assert text == "4 won and 1 lost of 396, p = 0.375"
+    ours[:20] = True
+    theirs[:] = False
+    theirs[21] = True
+    assert winobias.sign_test(ours, theirs)[0] is True
+    assert winobias.sign_test(theirs, ours)[0] is False
+    assert winobias.sign_test(ours, ours) == (None, "0 won and 0 lost of 396, p = 1")
+
+
+def test_a_lead_within_the_noise_is_not_decided() -> None:
+    rng = np.random.default_rng(0)
+    y, z = rng.integers(0, 2, 600), rng.integers(0, 2, 600)
+    X = rng.normal(size=(600, 5)) + np.outer(y, np.eye(5)[0]) + 3 * np.outer(z, np.eye(5)[1])
+    result = ev.compare(
+        X, task=y, concept=z, erasers=("none", "LEACE", "SPLINCE"), heads=("retrained",),
+        n_seeds=5, strengths=(0.1,), progress=False,
+    )  # fmt: skip
+    close = ahead(result, "accuracy", "retrained", None, "SPLINCE leads")
+    assert close.agrees is None
+    clear = ahead(result, "probe_accuracy", "", None, "none leads the probe", best="none")
+    assert clear.agrees is True
+    assert "p = " in clear.ours
+    assert ahead(result, "probe_accuracy", "", None, "x", best="LEACE").agrees is False
 
 
 def test_figures_of_one_seed_have_no_interval() -> None:

@@ -24,7 +24,7 @@ from naive_model import FUZZ, Rows, check, state_bytes
 
 import splince_fast as sf
 from splince_fast import Moments, Projection, SplinceError, labels, sources
-from splince_fast._kernels import apply as kernels
+from splince_fast._kernels import row_kernels
 from splince_fast._runtime import sweep
 from splince_fast.report import Report
 
@@ -205,7 +205,7 @@ def test_control_c_while_rows_are_erased(monkeypatch: pytest.MonkeyPatch, dtype:
     X = wide.astype(dtype)
     before, expected = X.copy(), P(X)
     calls: list[int] = []
-    original = kernels.apply_rows
+    original = row_kernels.apply_rows
 
     def interrupted(*arguments: Any) -> Any:
         row = original(*arguments)
@@ -215,7 +215,7 @@ def test_control_c_while_rows_are_erased(monkeypatch: pytest.MonkeyPatch, dtype:
         return row
 
     with monkeypatch.context() as patch:
-        patch.setattr(kernels, "apply_rows", interrupted)
+        patch.setattr(row_kernels, "apply_rows", interrupted)
         patch.setattr(sweep, "_SWEEP_BYTES", 10 * 8 * 4)
         patch.setattr(sweep, "_PIECE_BYTES", 10 * 8 * 4)
         with pytest.raises(KeyboardInterrupt):
@@ -284,7 +284,7 @@ print(moments.n_rows, moments.n_features)
 @linux
 def test_no_memory_for_the_covariance_says_how_much_and_what_to_do() -> None:
     """A true limit of the address space; the object stays usable."""
-    told, after = script(NO_MEMORY, SPLINCE_FAST_BLAS="scipy").splitlines()
+    told, after = script(NO_MEMORY).splitlines()
     assert "20000 features" in told
     assert "3.0 GiB" in told
     assert "fewer features" in told

@@ -38,6 +38,7 @@ from splince_fast.labels import (
     encode,
     encode_one,
     kind_of,
+    names_array,
     names_from_json,
     names_to_json,
 )
@@ -639,6 +640,18 @@ def test_declared_categories_are_read_once_however_many_blocks_share_them(
     assert len(reading._names_of_index) < known
 
 
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "int8", "bool", "Int64", "boolean", object])
+def test_categories_that_are_numbers_have_names_of_python(dtype: Any) -> None:
+    pd = pytest.importorskip("pandas")
+    names = [True, False] if dtype in ("bool", "boolean") else [7, 3, 120]
+    if dtype == "uint64":
+        names[1] = 2**64 - 1
+    column = pd.Categorical(names[1:], categories=pd.Index(names, dtype=dtype))
+    encoded = encode_one(column, len(names) - 1, name="z")
+    assert typed(encoded.classes) == typed(names)
+    assert decoded(encoded) == names[1:]
+
+
 def test_categories_of_another_column_do_not_leak() -> None:
     pl = pytest.importorskip("polars")
     first = pl.Series(["a", "b"], dtype=pl.Categorical)
@@ -1162,3 +1175,27 @@ def test_enums_alike_in_number_and_last_category_keep_their_own_names() -> None:
             assert encoded.codes.tolist() == [0, -1, 1]
             assert read.setdefault(first, encoded.classes) is encoded.classes
     assert encode_one(pl.Series([], dtype=pl.Enum([])), 0, name="v").classes == ()
+
+
+def test_what_is_encoded_is_passed_on() -> None:
+    age = encode_one([41.5, float("nan")], 2, name="age")
+    assert encode_one(age, 2, name="age") is age
+    assert encode_one(age, 2, name="age", kind="continuous") is age
+    with pytest.raises(LabelError, match="cannot be classes"):
+        encode_one(age, 2, name="age", kind="classes")
+    with pytest.raises(InputError, match="2 labels"):
+        encode_one(age, 3, name="age")
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (("f", "m"), "U"), ((0, 1), "i"), ((False, True), "b"), (("a", "a\0"), "O"),
+        ((2**63 - 1, 2**63), "O"), ((("f", 0), ("f", 1)), "O"), ((True, 1), "O"), ((), "O"),
+    ],
+)  # fmt: skip
+def test_an_array_of_names_holds_the_names(names: Any, kind: str) -> None:
+    array = names_array(names)
+    assert array.dtype.kind == kind
+    assert tuple(array.tolist()) == names
+    assert list(map(type, array.tolist())) == list(map(type, names))

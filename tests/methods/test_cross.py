@@ -116,6 +116,20 @@ def rare(n: int = 600, d: int = 30) -> tuple[Float, NDArray[Any]]:
     return x, z
 
 
+@pytest.mark.filterwarnings("ignore::splince_fast.UnseenRowsWarning")
+@pytest.mark.parametrize("n_folds", [2, 3, 5])
+def test_weak_features_of_every_fold_are_named(n_folds: int) -> None:
+    """Feature i fires in one row of fold i alone, and hardly varies in the other folds."""
+    rng = np.random.default_rng(1)
+    z = rng.integers(0, 2, 900)
+    x = rng.normal(size=(900, 10)) + 0.3 * z[:, None]
+    x[:, :6] = 1e-4 * rng.normal(size=(900, 6)) + 3e-5 * z[:, None]
+    for i in range(n_folds):
+        x[i, i] = 20.0
+    folds = [sf.Moments().update(x[i::n_folds], {"z": z[i::n_folds]}) for i in range(n_folds)]
+    assert sf.cross_report(folds, erase="z").weak_features == tuple(range(n_folds))
+
+
 def test_dead_features_warn_with_cause_and_remedy() -> None:
     x, z = rare()
     folds = dealt(x, 2, z=z)
@@ -317,6 +331,7 @@ def test_only_features_that_rarely_fire_warn(kind: str, warns: bool) -> None:
             sf.cross_report(folds, erase="z", keep="y", shrinkage="oas")
 
 
+@pytest.mark.filterwarnings("ignore:the eraser is sensitive:splince_fast.PrecisionWarning")
 @pytest.mark.parametrize(
     ("name", "z", "y", "shrinkage"),
     [
@@ -364,3 +379,31 @@ def test_splince_that_keeps_nothing_takes_the_options_of_leace() -> None:
     assert sf.cross_report(folds, erase="z", keep="y", max_amplification=1e3).method == "splince"
     with pytest.raises(sf.InputError, match="leace takes no max_amplification="):
         sf.cross_report(folds, erase="z", max_amplification=1e3)
+
+
+@pytest.mark.parametrize("widths", [(6, 3), (20, 60), (4, 4, 5)])
+def test_folds_of_unlike_widths_are_an_error_that_names_both(widths: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 2, 200)
+    folds = [sf.Moments().update(rng.normal(size=(200, d)) + z[:, None], {"z": z}) for d in widths]
+    for _ in range(3):
+        with pytest.raises(sf.InputError, match=f"of {min(widths)} and of {max(widths)} features"):
+            sf.cross_report(folds, erase="z")
+
+
+@pytest.mark.parametrize("shift", [0.0, 40.0])
+def test_folds_of_another_mean_are_moved_by_it(shift: float) -> None:
+    """r moves the mean of a fold: |left right^T (m_f - m)|^2 is part of its distortion."""
+    x, z, y = data(600)
+    folds = []
+    rows = [x[::2], x[1::2] + shift]
+    for i, part in enumerate(rows):
+        folds.append(sf.Moments().update(part, {"z": z[i::2], "y": y[i::2]}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sf.UnseenRowsWarning)
+        found = sf.cross_report(folds, erase="z", keep="y").distortion
+    for i, part in enumerate(rows):
+        eraser = sf.splince(folds[1 - i], erase="z", keep="y")
+        moved = ((eraser(part) - part) ** 2).sum(axis=1).mean() / part.var(axis=0).sum()
+        assert found[i] == pytest.approx(moved, rel=1e-9)
+        assert (moved > 5) == (shift > 0)

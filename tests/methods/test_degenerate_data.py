@@ -26,6 +26,11 @@ from problems import (
 
 import splince_fast as sf
 
+# Conditions and units far beyond the digits of float32 are the subject.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:the eraser is sensitive:splince_fast.PrecisionWarning"
+)
+
 # --- rank-deficient covariances ------------------------------------------------------------------
 
 
@@ -407,3 +412,26 @@ def test_nearly_the_same_variable_is_feasible_and_costly() -> None:
         eraser = sf.splince(moments, erase="z", keep="y")
     assert report(eraser).amplification == pytest.approx(1e5, rel=0.2)
     assert all(v.residual <= v.bound for v in report(eraser).variables)
+
+
+@pytest.mark.parametrize("method", ["leace", "splince"])
+@pytest.mark.parametrize("some", [False, True])
+def test_features_whose_squares_underflow_are_refused(method: str, some: bool) -> None:
+    rng = np.random.default_rng(0)
+    z, y = rng.integers(0, 2, (2, 200))
+    X = rng.normal(size=(200, 4)) + z[:, None] + np.outer(y, np.eye(4)[1])
+    units = np.where(np.arange(4) < 2, 1e-163, 1.0) if some else np.full(4, 1e-163)
+    options = {"erase": "z"} | ({"keep": "y"} if method == "splince" else {})
+
+    def fit(scale: Any) -> sf.Projection:
+        made: sf.Projection = getattr(sf, method)(
+            sf.Moments().update(X * scale, {"z": z, "y": y}), **options
+        )
+        return made
+
+    with pytest.raises(sf.InputError, match=r"\(0, 1.*underflow.*Multiply"):
+        fit(units)
+    assert fit(np.where(units < 1.0, units * 1e150, 1.0)).rank == 1
+    constants = X * (units == 1.0) + 1e-170 if some else X
+    eraser = getattr(sf, method)(sf.Moments().update(constants, {"z": z, "y": y}), **options)
+    assert eraser.rank == 1  # controls: constants, however small, and other units

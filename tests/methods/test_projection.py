@@ -30,7 +30,7 @@ from problems import (
 )
 
 import splince_fast as sf
-from splince_fast._kernels import apply as kernels
+from splince_fast._kernels import row_kernels
 from splince_fast._runtime import files, sweep
 
 # --- what it is ----------------------------------------------------------------------------------
@@ -53,6 +53,18 @@ def test_the_rank_does_not_depend_on_units(scale: float) -> None:
     shift[0][0] = 1 / scale
     assert sf.Projection(*shift, np.zeros(3)).rank == 1  # nilpotent: no feature is in both factors
     assert sf.Projection(np.zeros((3, 2)), np.ones((3, 2)), np.zeros(3)).rank == 0
+
+
+@pytest.mark.parametrize(("gap", "rank"), [(1e-6, 2), (1e-10, 2), (1e-13, 2), (1e-17, 1)])
+def test_directions_count_down_to_rounding(gap: float, rank: int) -> None:
+    """I - P = u u^T + (u + gap v) v^T has the singular values 2^(1/2) and gap / 2^(1/2)."""
+    u, v = np.linalg.qr(np.random.default_rng(0).normal(size=(6, 2)))[0].T
+    assert sf.Projection(np.stack([u, u + gap * v], 1), np.stack([u, v], 1), u).rank == rank
+    units = np.geomspace(1e-9, 1e9, 6)
+    left, right = np.stack([u, u + gap * v], 1), np.stack([u, v], 1)
+    if gap != 1e-13:  # what is near the rounding level depends on the balancing
+        scaled = sf.Projection(left * units[:, None], right / units[:, None], u)
+        assert scaled.rank == rank
 
 
 def test_nothing_of_it_can_be_changed() -> None:
@@ -460,12 +472,106 @@ def test_rounded_factors() -> None:
             eraser.astype(wrong)
 
 
+def test_a_composition_of_other_means_keeps_its_shift_as_float32() -> None:
+    """Factors are rounded; the means, a hundred deviations apart, stay in place."""
+    first, second = draw_eraser(seed=1), draw_eraser(rank=2, seed=2)
+    far = sf.Projection(second.left, second.right, second.mean + 100.0)
+    both = far @ first
+    x = np.random.default_rng(3).normal(size=(50, 7))
+    expected = far(first(x))
+    np.testing.assert_allclose(both(x), expected, atol=1e-10)
+    narrow = both.astype(np.float32)
+    # Each factor is rounded by 2^-24 of its entries; coefficients are of the size of the shift.
+    size = np.abs(both.left) @ np.abs(both.bias)
+    assert np.abs(narrow(x) - expected).max() <= 2.0**-20 * size.max()
+    without = sf.Projection(narrow.left, narrow.right, both.mean)
+    assert np.abs(without(x) - expected).max() > 1.0  # control
+
+
 def test_rounded_factors_leave_the_mean_in_place() -> None:
     eraser = draw_eraser(2, mean=1e4)
     mean = eraser.mean[None, :]
     size = np.abs(eraser.left) @ (np.abs(eraser.right).T @ np.abs(eraser.mean))
     for candidate in (eraser, eraser.astype(np.float32)):
         assert (np.abs(candidate(mean) - mean) <= 20 * EPS * (size + np.abs(mean))).all()
+
+
+# --- partial erasers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", [0, 0.3, np.float32(0.5), 1])
+def test_a_partial_eraser_makes_a_fraction_of_the_change(alpha: float) -> None:
+    whole = draw_eraser(2, mean=3.0) @ draw_eraser(1, seed=1)  # with a shift
+    part, x = whole.scaled(alpha), rows_like("float64", 50, whole.n_features)
+    a = float(alpha)
+    size = 1 + np.linalg.norm(whole.left, 2) * np.linalg.norm(whole.right, 2)
+    close = 64 * EPS * size * (np.abs(x).max() + np.abs(whole.mean).max())
+    np.testing.assert_allclose(part(x), x + a * (whole(x) - x), rtol=0, atol=close)
+    expected = (1 - a) * np.eye(whole.n_features) + a * whole.matrix()
+    np.testing.assert_allclose(part.matrix(), expected, atol=64 * EPS * size)
+    weight = rows_like("float64", 2, whole.n_features)
+    merged, bias = part.fold_into(weight, np.ones(2))
+    np.testing.assert_allclose(
+        x @ merged.T + bias, part(x) @ weight.T + 1, rtol=0, atol=8 * close * np.abs(weight).sum()
+    )
+    after = part @ draw_eraser(1, seed=2)
+    first = draw_eraser(1, seed=2)(x)
+    np.testing.assert_allclose(after(x), part(first), rtol=0, atol=8 * close)
+    assert part.rank == (whole.rank if a else 0)
+    assert not part.left.flags.writeable
+
+
+def test_a_probe_reads_the_concept_behind_a_partial_eraser() -> None:
+    """The class means approach each other, and R^2 of the best linear predictor does not move."""
+    data = draw_data(0, n=500, d=6, kz=2)
+    eraser = sf.leace(data.moments(), erase="z")
+
+    def gap(x: Float) -> float:
+        return float(np.linalg.norm(x[data.z == 1].mean(axis=0) - x[data.z == 0].mean(axis=0)))
+
+    def r2(x: Float) -> float:
+        design = np.column_stack([np.ones(len(x)), x])
+        fitted = design @ np.linalg.lstsq(design, data.z, rcond=None)[0]
+        return float(1 - np.var(data.z - fitted) / np.var(data.z))
+
+    part = eraser.scaled(0.9)(data.x)
+    assert gap(part) == pytest.approx(0.1 * gap(data.x), rel=1e-9)
+    assert r2(part) == pytest.approx(r2(data.x), rel=1e-6)
+    assert r2(data.x) > 0.01 > r2(eraser(data.x))
+
+
+def test_the_report_of_a_partial_eraser() -> None:
+    data = draw_data(0)
+    eraser = sf.splince(data.moments(), erase="z", keep="y")
+    whole, part = eraser.report, eraser.scaled(0.4).report
+    assert whole is not None
+    assert part is not None
+    change = eraser.scaled(0.4)(data.x) - data.x
+    variance = np.sum((data.x - data.x.mean(axis=0)) ** 2)
+    assert part.distortion == pytest.approx(np.sum(change**2) / variance, rel=1e-9)
+    assert (whole.alpha, part.alpha) == (1.0, 0.4)
+    erased, kept = part.variables
+    assert erased.residual == pytest.approx(0.6, abs=1e-9)
+    assert kept.residual <= kept.bound
+    assert erased.expected is None
+    assert part.rho is part.frozen_head_penalty is part.head_shrinkage_threshold is None
+    for text in (str(part), part.explain()):
+        assert "linear probe" in text
+    assert "no linear predictor" in whole.explain()
+    assert "no linear predictor" not in part.explain()
+    assert eraser.scaled(1).report == whole
+    again = eraser.scaled(0.5).scaled(0.5)
+    assert again.report is not None
+    assert again.report.alpha == 0.25
+    assert again.report.variables[0].residual == pytest.approx(0.75, abs=1e-9)
+    assert "LEACE" not in again.method
+    assert draw_eraser().scaled(0.5).report is None
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.5, np.nan, np.inf, True, "0.5", None, 1j])
+def test_fractions_that_are_none(alpha: Any) -> None:
+    with pytest.raises(sf.InputError, match="alpha is"):
+        draw_eraser().scaled(alpha)
 
 
 # --- files and copies ----------------------------------------------------------------------------
@@ -495,10 +601,12 @@ def projections() -> list[sf.Projection]:
         draw_eraser(3) @ draw_eraser(2, seed=1),
         draw_eraser().astype(np.float32),
         nothing,
+        fitted().scaled(0.3),
+        draw_eraser(2).scaled(0),
     ]
 
 
-@pytest.mark.parametrize("i", range(6))
+@pytest.mark.parametrize("i", range(8))
 def test_files_give_back_every_bit(i: int, tmp_path: Path) -> None:
     eraser = projections()[i]
     path = tmp_path / "e.safetensors"
@@ -511,7 +619,7 @@ def test_files_give_back_every_bit(i: int, tmp_path: Path) -> None:
         assert not array.flags.writeable
 
 
-@pytest.mark.parametrize("i", range(6))
+@pytest.mark.parametrize("i", range(8))
 def test_pickles_and_copies_give_back_every_bit(i: int) -> None:
     eraser = projections()[i]
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
@@ -735,13 +843,13 @@ def test_tensors_share_their_memory_with_the_kernel(
     eraser = draw_eraser(2)
     X, _, _ = tensor_and_bound(torch, dtype, eraser)
     seen: list[tuple[int, int]] = []
-    inner = kernels.apply_rows
+    inner = row_kernels.apply_rows
 
-    def spy(rows: Any, *arguments: Any) -> Any:
-        seen.append((rows.ctypes.data, arguments[-1].ctypes.data))
-        return inner(rows, *arguments)
+    def spy(factors: Any, rows: Any, out: Any, *arguments: Any) -> Any:
+        seen.append((rows.ctypes.data, out.ctypes.data))
+        return inner(factors, rows, out, *arguments)
 
-    monkeypatch.setattr(kernels, "apply_rows", spy)
+    monkeypatch.setattr(row_kernels, "apply_rows", spy)
     out = eraser(X)
     assert seen == [(X.data_ptr(), out.data_ptr())]
 

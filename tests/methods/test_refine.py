@@ -70,6 +70,47 @@ def test_passes_measure_what_they_never_increase(
     assert found[-1] - least < 0.3 * (found[0] - least)
 
 
+@pytest.mark.parametrize("method", [sf.leace, sf.splince, sf.sal])
+@pytest.mark.parametrize("rank", [0, 12])
+def test_a_sketch_states_no_distortion_before_it_is_measured(method: Any, rank: int) -> None:
+    """That of its stand-in for the covariance may be below the least possible."""
+    X, labels = rows()
+    what = {"erase": "z"} if method is sf.leace else {"erase": "z", "keep": "y"}
+    report = method(sf.Moments(rank=rank).update(X, labels), **what).report
+    assert report.distortion is report.distortion_leace is None
+    assert "not measured; pass refine=" in str(report)
+    assert "not measured" in report.explain()
+    assert type(report).from_dict(report.to_dict()) == report
+    measured = method(sf.Moments().update(X, labels), **what).report  # control
+    assert measured.distortion is not None
+    assert "not measured" not in str(measured) + measured.explain()
+
+
+def test_a_sketch_that_erases_nothing_changes_nothing() -> None:
+    X, labels = rows()
+    with pytest.warns(sf.exceptions.NothingErasedWarning):
+        report = sf.leace(sf.Moments(rank=3).update(X * 0.0 + 1.0, labels), erase="z").report
+    assert report is not None
+    assert report.distortion == 0.0
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_one_pass_is_no_worse_than_the_variances_alone(rank: int) -> None:
+    """The sketch of a few strong factors is far from a covariance that is diagonal but for them."""
+    rng = np.random.default_rng(0)
+    n, d = 2000, 30
+    scale = np.geomspace(1.0, 1e3, d)
+    z = rng.integers(0, 2, n)
+    X = (rng.normal(size=(n, d)) + 0.3 * z[:, None]) * scale
+    labels = {"z": z}
+    X = X + 5.0 * rng.normal(size=(n, 1)) * rng.normal(size=d) * scale**0.5
+    S = np.cov(X.T, ddof=0)
+    diagonal = distortion(sf.leace(sf.Moments(rank=0).update(X, labels), erase="z"), S)
+    moments = sf.Moments(rank=rank).update(X, labels)
+    found = distortion(sf.leace(moments, erase="z", refine=[(X, labels)]), S)
+    assert found <= diagonal * (1 + 1e-6)
+
+
 @pytest.mark.parametrize(("method", "what"), METHODS)
 def test_many_passes_give_the_eraser_of_the_covariance(method: Any, what: Any) -> None:
     X, labels = rows(d=12)
@@ -140,6 +181,25 @@ def test_another_source_is_refused(change: Callable[[Float], Float], text: str) 
     assert sf.leace(moments, erase="z", refine=[(X[order[:100]],), (X[order[100:]],)]).rank == 2
 
 
+@pytest.mark.parametrize("convert", [np.asarray, scipy.sparse.csr_array])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_shuffled_column_is_refused(convert: Any, dtype: Any) -> None:
+    """Its mean and variance are the same: products with other features are not."""
+    X, labels = rows()
+    X = X.astype(dtype)
+    X[:, 7] += 1e4
+    moments = sf.Moments(rank=2).update(convert(X), labels)
+    order = np.random.default_rng(0).permutation(len(X))
+    for feature in (0, 7, 39):  # deviations from .02 to 2
+        shuffled = X.copy()
+        shuffled[:, feature] = X[order, feature]
+        with pytest.raises(InputError, match=f"feature {feature} stand.*shuffled"):
+            sf.leace(moments, erase="z", refine=[convert(shuffled)])
+    # Control: the same rows in another order, in other blocks.
+    blocks = [convert(X[order[:100]]), convert(X[order[100:]])]
+    assert sf.leace(moments, erase="z", refine=blocks).rank == 2
+
+
 def test_other_weights_are_refused() -> None:
     X, labels = rows()
     moments = sf.Moments(rank=4).update(X, labels)
@@ -168,6 +228,7 @@ def test_what_cannot_be_refined_is_refused_before_a_row_is_read() -> None:
             sf.leace(known, **{"erase": "z", "refine": unread(), **options})
 
 
+@pytest.mark.filterwarnings("ignore:the eraser is sensitive:splince_fast.PrecisionWarning")
 def test_sentence_embeddings_at_rank_32(real_data: Callable[[str], Path]) -> None:
     """MiniLM: the sketch alone changes half as much again as the least; one pass ends that."""
     where = real_data("bug_profession_gender")

@@ -82,6 +82,25 @@ def test_figures_of_splince(seed: int, d: int, kz: int) -> None:
     assert [v.kind for v in found.variables] == [f"classes ({kz})", "continuous (2 columns)"]
 
 
+@pytest.mark.parametrize("kind", ["column", "columns", "classes"])
+def test_missing_labels_count_as_rows_at_the_mean(kind: str) -> None:
+    """Of a half-missing variable a perfect linear relation has a correlation of about 1/sqrt(2)."""
+    rng = np.random.default_rng(0)
+    x, missing = rng.normal(size=(2000, 6)), np.arange(2000) % 2 == 0
+    label = x[:, :2] if kind == "columns" else x[:, :1]
+    coded = np.eye(2)[(x[:, 0] > 0).astype(int)][:, :1] if kind == "classes" else label
+    filled = np.where(missing[:, None], coded[~missing].mean(axis=0), coded)
+    bases = [np.linalg.qr(v - v.mean(axis=0))[0] for v in (x, filled)]
+    # The mean of the rows that carry a label is not that of all: O(1 / sqrt(n)) of a correlation.
+    expected = np.linalg.svd(bases[0].T @ bases[1], compute_uv=False)
+    labels: Any = np.where(missing[:, None], np.nan, label)
+    if kind == "classes":
+        labels = [None if m else str(v) for m, v in zip(missing, coded[:, 0], strict=True)]
+    found = report(sf.leace(sf.Moments().update(x, {"z": labels}), erase="z"))
+    assert found.variables[0].singular_values == pytest.approx(tuple(expected), rel=0.01)
+    assert expected.max() < 0.75  # the control: of all labels it would be 1, or .8 of classes
+
+
 @given(seed=st.integers(0, 2**20), kappa=st.sampled_from([1.0, 1e4, 1e8]))
 @pytest.mark.parametrize("solver", ["cholesky", "eigh"])
 def test_residuals_and_their_bound(solver: str, seed: int, kappa: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -226,3 +227,21 @@ def test_directions_off_the_support_stay_and_cost_nothing() -> None:
     eraser = erase("splince", moments, y=null[:, :3])
     assert_same(change(eraser), change(erase("leace", moments)), 1e-10)
     np.testing.assert_allclose(eraser.matrix() @ null, null, atol=1e-10)
+
+
+@pytest.mark.parametrize(("gap", "rank"), [(1e-6, 2), (1e-10, 2), (1e-17, 1)])
+def test_directions_to_be_kept_count_down_to_rounding(gap: float, rank: int) -> None:
+    """Two directions so far apart span a plane, and both of its axes stay."""
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 2, 500)
+    moments = sf.Moments().update(rng.normal(size=(500, 6)) + z[:, None], {"z": z})
+    u, v = np.linalg.qr(rng.normal(size=(6, 2)))[0].T
+    with warnings.catch_warnings():  # of the bound, which knows what they are worth
+        warnings.simplefilter("ignore", sf.PrecisionWarning)
+        eraser = sf.splince(moments, erase="z", keep=np.stack([u, u + gap * v], axis=1))
+    assert eraser.report is not None
+    assert eraser.report.variables[1].rank == rank
+    kept = [np.linalg.norm(eraser.matrix() @ axis - axis) for axis in (u, v)]
+    assert kept[0] < 1e-12
+    # The axis is known to the rounding of the directions over their gap.
+    assert (kept[1] < 1e-14 / gap) if rank == 2 else (kept[1] > 1e-3)

@@ -282,6 +282,53 @@ def test_the_expected_trace_is_that_of_the_advice(name: str) -> None:
         assert other.report.variables[0].expected is None
 
 
+@pytest.mark.parametrize("width", [1.0, 3.0])
+def test_the_expected_trace_of_a_rare_class_is_below_its_bound(width: float) -> None:
+    """The best predictor of z from P x has R^2 (1 - cos^2(B', B)) |B|^2, B = S^-1/2 Cov(x, z)."""
+    rng, n, d, rare = np.random.default_rng(0), 1500, 20, 0.06
+    gap = np.eye(d)[0] * 2.0
+    covariance = (1 - rare + rare * width**2) * np.eye(d) + rare * (1 - rare) * np.outer(gap, gap)
+    inverse_root = np.linalg.inv(np.linalg.cholesky(covariance))
+    whole = inverse_root @ gap * (rare * (1 - rare)) ** 0.5
+    left, stated, most = [], [], []
+    for _ in range(60):
+        z = (np.arange(n) < rare * n).astype(int)
+        x = rng.normal(size=(n, d)) * np.where(z, width, 1.0)[:, None] + np.outer(z, gap)
+        moments = sf.Moments().update(x, {"z": z})
+        report = sf.leace(moments, erase="z").report
+        assert report is not None
+        (erased,) = report.variables
+        found = inverse_root @ moments.cross_covariance("z")[:, 1]
+        cosine = found @ whole / np.linalg.norm(found) / np.linalg.norm(whole)
+        left.append((1 - cosine**2) * (whole @ whole))
+        stated.append(erased.expected)
+        most.append(erased.expected_most)
+        assert f"at most {erased.expected_most:.2g}" in str(report)
+        assert "equal covariances" in report.explain()
+    true, error = np.mean(left), np.std(left) / 60**0.5
+    assert true + 3 * error < np.mean(most)
+    if width == 1.0:
+        assert np.mean(stated) == pytest.approx(true, abs=4 * error, rel=0.1)
+    else:  # control: the assumption is what the figure needs
+        assert np.mean(stated) < 0.6 * (true - 3 * error)
+
+
+def test_of_balanced_classes_the_bound_is_the_figure() -> None:
+    rng = np.random.default_rng(0)
+    z, quantity = np.arange(400) % 2, rng.normal(size=400)
+    x = rng.normal(size=(400, 6)) + z[:, None] + quantity[:, None]
+    moments = sf.Moments().update(
+        x, {"z": z, "quantity": quantity, "some": [*z[:200], *[None] * 200]}
+    )
+    (balanced,) = sf.leace(moments, erase="z").report.variables  # type: ignore[union-attr]
+    assert balanced.expected_most == pytest.approx(balanced.expected, rel=1e-12)
+    (number,) = sf.leace(moments, erase="quantity").report.variables  # type: ignore[union-attr]
+    assert number.expected is not None
+    assert number.expected_most is None
+    (half,) = sf.leace(moments, erase="some").report.variables  # type: ignore[union-attr]
+    assert half.expected_most > half.expected * 1.5  # half of the labels: twice the noise
+
+
 def test_correlations_are_adjusted_as_r2_is() -> None:
     assert adjusted(np.array([0.5]), 11, 4) == pytest.approx((1 - 0.5 * 10 / 6,))
     assert adjusted(np.array([0.3]), 11, 4) == (0.0,)
@@ -328,7 +375,13 @@ def test_the_command_line_deals_to_folds(files: None, capsys: pytest.CaptureFixt
         assert getattr(report, name) == pytest.approx(getattr(expected, name), rel=1e-9)
     assert "on rows not seen" in capsys.readouterr().out
     grouped = fitted("--labels", "g.npy", "--groups", "g")
-    assert grouped.unseen_distortion != report.unseen_distortion
+    whole = Folds(2, groups="g").update(x, {"z": z, "y": y, "g": np.arange(len(x)) // 3})
+    kept = sf.splince(whole, erase="z", keep="y").report
+    assert kept is not None
+    for name in FIGURES:
+        assert getattr(grouped, name) == pytest.approx(getattr(kept, name), rel=1e-9)
+    # far apart in units of that tolerance: rows dealt one by one would not pass
+    assert abs(grouped.unseen_distortion / report.unseen_distortion - 1) > 1e-4
     best = sf.splince(dealt(x, z=z, y=y), erase="z", keep="y", shrinkage="cv").report
     assert best is not None
     assert fitted("--shrinkage", "cv").shrinkage == best.shrinkage

@@ -95,11 +95,16 @@ def test_equals_one_process_and_itself_on_any_number_of_workers(
     assert bits(again) == bits(found)
 
 
-@pytest.mark.parametrize("kind", ["lazy", "persisted", "labels in memory", "unknown sizes"])
-def test_dask_arrays(client: Any, table: Any, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["lazy", "persisted", "labels in memory", "unknown sizes", "memory map"]
+)
+def test_dask_arrays(client: Any, table: Any, tmp_path: Path, kind: str) -> None:
     X, z = lazy(table)
     labels: Any = z
-    if kind == "persisted":
+    if kind == "memory map":
+        np.save(tmp_path / "x.npy", table[0])
+        X = da.from_array(np.load(tmp_path / "x.npy", mmap_mode="r"), chunks=(400, -1))
+    elif kind == "persisted":
         X, labels = X.persist(), z.persist()
     elif kind == "labels in memory":
         labels = table[1]
@@ -126,13 +131,45 @@ def test_weights_and_chunks_without_rows(client: Any, table: Any) -> None:
     assert Moments.from_blocks(source, client=client).weight == expected.weight
 
 
-def test_tasks_do_not_carry_more_than_their_chunks(table: Any) -> None:
-    X, z = lazy(table)
-    source = sources.from_dask(X, {"z": z})
+@pytest.mark.parametrize("kind", ["plain", "map", "inline map", "locked", "transformed map"])
+def test_tasks_do_not_carry_more_than_their_chunks(table: Any, tmp_path: Path, kind: str) -> None:
+    np.save(tmp_path / "x.npy", table[0])
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    X = da.from_array(
+        mapped if "map" in kind else table[0],
+        chunks=(400, -1),
+        inline_array=kind == "inline map",
+        lock=kind == "locked",
+    )
+    X = X * 2.0 if kind == "transformed map" else X
+    source: Any = sources.from_dask(X, {"z": lazy(table)[1]})
     whole = table[0].nbytes
-    assert len(pickle.dumps(source.part(0, 1).culled())) < whole / 5  # type: ignore[attr-defined]
+    part = source.part(3, 4).culled()
+    assert len(pickle.dumps(part)) < whole / 5
+    expected = table[0][1200:1600] * (2.0 if kind == "transformed map" else 1.0)
+    np.testing.assert_array_equal(next(iter(part)).X, expected)
     # The control: the graph as it is holds all rows.
-    assert len(pickle.dumps(source.part(0, 1))) > whole  # type: ignore[attr-defined]
+    assert len(pickle.dumps(source.part(3, 4))) > whole
+
+
+def test_an_array_that_is_read_where_it_is_wanted_is_not_read_here() -> None:
+    """Rows of a file format's own array type are read by the task, not by the caller."""
+
+    class Stored:
+        shape, ndim, dtype = (N, D), 2, np.dtype(np.float64)
+        read = 0
+
+        def __getitem__(self, where: Any) -> NDArray[np.float64]:
+            self.read += 1
+            return np.zeros(self.shape)[where]
+
+    stored = Stored()
+    source: Any = sources.from_dask(da.from_array(stored, chunks=(400, -1)))
+    before = stored.read  # dask looks at the kind of what it will hold
+    part = source.part(0, 1).culled()
+    assert stored.read == before
+    assert next(iter(part)).X.shape == (400, D)
+    assert stored.read > before
 
 
 def test_groups_follow_from_the_data(paths: list[str], table: Any) -> None:
@@ -156,6 +193,7 @@ def sent(client: Any) -> int:
     return sum(client.run(outgoing).values())
 
 
+@pytest.mark.slow
 def test_only_states_travel(client: Any, tmp_path: Path) -> None:
     """At most 1.2 states per group: 8 d^2 bytes and the sums of the classes, half that packed."""
     d, groups = 256, 12

@@ -54,7 +54,7 @@ def test_blas_threads_agree_to_rounding(tmp_path: Path) -> None:
     for threads in ("1", "2"):
         path = tmp_path / f"{threads}.npz"
         environment = {
-            **os.environ, "OPENBLAS_NUM_THREADS": threads, "SPLINCE_FAST_BLAS": "scipy",
+            **os.environ, "OPENBLAS_NUM_THREADS": threads,
             "PYTHONPATH": str(Path(sf.__file__).parent.parent),
         }  # fmt: skip
         subprocess.run([sys.executable, "-c", THREADS, str(path)], env=environment, check=True)

@@ -312,6 +312,7 @@ def spots_of(value: Any, spot: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
             yield from spots_of(part, (*spot, key))
 
 
+@pytest.mark.slow
 def test_metadata_with_junk_in_any_place(content: bytes, path: Path) -> None:
     """Refused, or harmless: never another error, never a state that chokes later."""
     plain = parts_of(content)[0]["__metadata__"]["metadata"]

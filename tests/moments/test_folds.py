@@ -262,3 +262,50 @@ def test_what_removals_lose_is_stored_and_checked() -> None:
 def test_a_number_of_folds_that_is_none_is_refused(folds: Any) -> None:
     with pytest.raises(sf.InputError, match="folds is"):
         sf.Moments.from_blocks([np.eye(3)], folds=folds)
+
+
+def test_rows_without_a_group_are_spread_over_the_folds() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(4000, 2))
+    group = np.array([f"g{i % 50}" if i % 2 else None for i in range(4000)], object)
+    folds = Folds(4, groups="group").update(X, {"group": group})
+    of_group = Folds(4, groups="group").update(X[1::2], {"group": group[1::2]})
+    alone = [a.n_rows - b.n_rows for a, b in zip(folds, of_group, strict=True)]
+    # Binomial counts of 2,000 rows: a mean of 500, within five deviations of 19.
+    assert sum(alone) == 2000
+    assert all(abs(count - 500) < 100 for count in alone)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_rows_of_weight_zero_keep_their_place_between_folds(grouped: bool) -> None:
+    """A row goes to its fold by its position, whatever precedes it weighs."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(600, 3))
+    weight = (rng.random(600) < 0.6) * 1.0
+    groups = {"groups": "group"} if grouped else {}
+    labels = {"group": np.array([None] * 600, object)}
+    found = Folds(3, **groups)
+    for start in range(0, 600, 70):
+        part = slice(start, start + 70)
+        given = {"group": labels["group"][part]} if grouped else None
+        found.update(X[part], given, sample_weight=weight[part])
+    fold = fold_of(600, 3)
+    for i, moments in enumerate(found):
+        kept = (fold == i) & (weight > 0)
+        assert moments.n_rows == kept.sum()
+        np.testing.assert_allclose(moments.mean, X[kept].mean(axis=0), atol=1e-13)
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_what_a_removal_lost_counts_in_either_place_of_a_sum(right: bool) -> None:
+    """A part from which one far away was taken has its rounding, also as the right-hand side."""
+    rng = np.random.default_rng(0)
+    near, other = (Moments().update(rng.normal(size=(40, 3))) for _ in range(2))
+    far = Moments().update(1e10 + rng.normal(size=(40, 3)))
+    spoilt = (near + far) - far
+    lost = spoilt.__getstate__()["tensors"]["lost"]
+    assert (lost > 0).all()
+    total = other + spoilt if right else spoilt + other
+    np.testing.assert_array_equal(total.__getstate__()["tensors"]["lost"], lost)
+    both = spoilt + spoilt
+    np.testing.assert_array_equal(both.__getstate__()["tensors"]["lost"], 2 * lost)

@@ -54,8 +54,7 @@ from splince_fast import (
     SplinceError,
     UnknownVariableError,
 )
-from splince_fast._kernels import accumulate, blas, gram
-from splince_fast._kernels import apply as row_kernels
+from splince_fast._kernels import blas, row_kernels
 from splince_fast._runtime import blocks as blocking
 from splince_fast._runtime.arrays import check_values
 from splince_fast.moments import accumulator, buffer, class_sums, column_sums, passes, scatter
@@ -248,7 +247,7 @@ def hard_rows(dtype: Any, offset: float, order: str, n: int = 6000, d: int = 6) 
 @pytest.mark.parametrize("order", ["sorted", "shuffled"])
 @pytest.mark.parametrize("offset", [0.0, 1e4])
 @pytest.mark.parametrize(("dtype", "bound"), [(np.float32, 1e-6), (np.float64, 1e-12)])
-@pytest.mark.parametrize("size", [1, 7, 100, 4096])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 7, 100, 4096])
 def test_covariance_is_exact_whatever_offset_order_and_block(
     dtype: Any, bound: float, offset: float, order: str, size: int
 ) -> None:
@@ -309,7 +308,7 @@ def two_valued(n: int, layout: str) -> Float:
     return (levels * np.linspace(0.5, 1.0, 41)[:-1]).astype(np.float32)
 
 
-@pytest.mark.parametrize("size", [1, 64, 500, 4096])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 64, 500, 4096])
 @pytest.mark.parametrize("layout", ["alternating", "one in ten", "random", "unlike"])
 def test_columns_of_two_values_are_as_exact_as_others(layout: str, size: int) -> None:
     """Equal products round alike: turning pairs of rows keeps their roundings from adding up."""
@@ -322,7 +321,7 @@ def test_columns_of_two_values_are_as_exact_as_others(layout: str, size: int) ->
     assert error_of(Moments(block_rows=size).update(by_value), by_value) <= 1e-6
 
 
-@pytest.mark.parametrize("classes", [2, 28, 1000])
+@pytest.mark.parametrize("classes", [2, pytest.param(28, marks=pytest.mark.slow), 1000])
 @pytest.mark.parametrize("layout", ["alternating", "one in ten", "random", "unlike"])
 def test_labels_do_not_change_how_exact_columns_of_two_values_are(
     layout: str, classes: int
@@ -338,7 +337,7 @@ def test_labels_do_not_change_how_exact_columns_of_two_values_are(
         assert error_of(weighted, X, weight) <= 1e-6
 
 
-@pytest.mark.parametrize("size", [1, 64, 500, 4096])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 64, 500, 4096])
 def test_sparse_and_rounded_columns_are_as_exact_as_others(size: int) -> None:
     rng = np.random.default_rng(2)
     columns = [
@@ -1071,7 +1070,7 @@ def labelled(n: int, seed: int, dtype: Any = np.float32) -> tuple[Float, dict[st
 
 @pytest.mark.parametrize("waiting", [0, 5])
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
-@pytest.mark.parametrize("kernel", ["reduce_chunks", "centre_block", "syrk_f32_out"])
+@pytest.mark.parametrize("kernel", ["reduce_chunks", "centre_columns", "syrk_f32_out"])
 @pytest.mark.parametrize("ledoit_wolf", [False, True])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=repr)
 def test_a_kernel_that_raises_leaves_whole_blocks_or_nothing(
@@ -1081,8 +1080,8 @@ def test_a_kernel_that_raises_leaves_whole_blocks_or_nothing(
     """What was added is a prefix of the rows with all their labels; the rest can follow."""
     first, second = labelled(waiting, 1), labelled(60, 2)
     moments = Moments(block_rows=8, ledoit_wolf=ledoit_wolf)
-    module = {"reduce_chunks": gram, "centre_block": accumulate, "syrk_f32_out": blas}[kernel]
-    monkeypatch.setattr(gram, "WIDE", module is gram)
+    module = blas if kernel == "syrk_f32_out" else row_kernels
+    monkeypatch.setattr(row_kernels, "wide", lambda: kernel == "reduce_chunks")
     moments.update(*first)
     with monkeypatch.context() as patch:
         patch.setattr(module, kernel, failing(getattr(module, kernel), at, error))
@@ -1296,7 +1295,7 @@ class Counter:
     def __init__(self, patch: pytest.MonkeyPatch, *names: str) -> None:
         self.calls = 0
         for name in names:
-            module = next(m for m in (blas, accumulate, gram, row_kernels) if hasattr(m, name))
+            module = next(m for m in (blas, row_kernels) if hasattr(m, name))
             patch.setattr(module, name, self._counted(getattr(module, name)))
 
     def _counted(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -1331,6 +1330,28 @@ def test_one_row_at_a_time_costs_no_quadratic_work(
     mean = X.astype(np.float64).mean(axis=0)
     np.testing.assert_allclose(moments.mean, mean, atol=1e-12)  # a read: the rest is merged
     assert products.calls == 2
+
+
+@pytest.mark.parametrize("first", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("second", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("rank", [None, 3])
+def test_rows_of_two_dtypes_keep_the_digits_of_each(first: Any, second: Any, rank: Any) -> None:
+    """Rows wait together in the wider dtype: the digits of neither are cut."""
+    parts = [normal(30, 4, seed=i).astype(t) for i, t in enumerate((first, second))]
+    rows = np.concatenate([part.astype(np.float64) for part in parts])
+    z = np.arange(60) % 3
+    moments = Moments(rank=rank)
+    for i, part in enumerate(parts):
+        moments.update(part, {"z": z[30 * i : 30 * i + 30]})
+    one_by_one = Moments(rank=rank)
+    for i in range(60):
+        one_by_one.update(parts[i // 30][i % 30 : i % 30 + 1], {"z": z[i : i + 1]})
+    centred = rows - rows.mean(axis=0)
+    cross = centred.T @ (np.eye(3)[z] - np.eye(3)[z].mean(axis=0)) / 60
+    for found in (moments, one_by_one):
+        # Sums of 60 rows in float64, whatever they came in; float32 would cost 1e-8.
+        np.testing.assert_allclose(found.mean, rows.mean(axis=0), atol=1e-14)
+        np.testing.assert_allclose(found.cross_covariance("z", ddof=0), cross, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

@@ -151,6 +151,69 @@ def test_duplicates_of_a_sparse_matrix_are_summed_and_the_caller_keeps_his() -> 
     np.testing.assert_allclose(state(moments)[0], [8.0, 4.5, 0.0])
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("stored", [0, 1, 38, 39, 40])
+def test_the_variance_of_a_sparse_column_counts_its_implicit_zeros(
+    stored: int, weighted: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    column = np.zeros(40)
+    column[:stored] = rng.uniform(0.5, 2.0, stored)
+    column = rng.permutation(column)
+    X = np.column_stack([column, rng.normal(size=40)])
+    weight = rng.uniform(0.5, 2.0, 40) if weighted else np.ones(40)
+    moments = sf.Moments(rank=0).update(
+        scipy.sparse.csr_array(X), sample_weight=weight if weighted else None
+    )
+    expected = weight @ (X - weight @ X / weight.sum()) ** 2
+    np.testing.assert_allclose(state(moments)[0], expected, rtol=1e-13, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:the eraser is sensitive")  # which the offset makes it
+@pytest.mark.parametrize("zeros", [0, 1, 3])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("offset", [2000.0, 1.7e9, 1e12])
+def test_a_stored_column_of_sparse_rows_far_from_zero_loses_no_digits(
+    offset: float, weighted: bool, zeros: int
+) -> None:
+    """A year or a time stamp beside words; a few rows may lack it, which is an implicit 0."""
+    X, labels = rows()
+    rng = np.random.default_rng(2)
+    X[:, 5] = offset + np.round(rng.normal(size=len(X)) * 10 + 5 * labels["z"])
+    X[[1, 300, 600][:zeros], 5] = 0.0
+    X[:, 6] = offset  # a constant
+    weight = rng.integers(1, 4, len(X)).astype(float) if weighted else None
+    source = sf.sources.from_arrays(
+        scipy.sparse.csr_array(X), labels, sample_weight=weight, block_rows=256
+    )
+    moments = sf.Moments.from_blocks(source, rank=7)
+    w = np.ones(len(X)) if weight is None else weight
+    exact = X.astype(np.longdouble)
+    exact -= w @ exact / w.sum()
+    wanted = np.asarray((w * exact.T**2).sum(axis=1) / w.sum(), float)
+    squares, images = state(moments)
+    scale = np.sqrt(wanted)
+    assert squares[6] == 0.0
+    # n eps of the sums of n terms of the size of deviations; offsets are rounded to eps of theirs.
+    np.testing.assert_allclose(squares / w.sum(), wanted, rtol=1e-12, atol=1e-24 * offset**2)
+    scatter = np.asarray((exact.T * w) @ exact, float)
+    expected = scatter @ sketch.signs(X.shape[1], 7, 0)
+    assert np.abs(images - expected).max() <= 1e-12 * np.abs(expected).max()
+    z = np.eye(3)[labels["z"]]
+    cross = np.asarray(exact.T @ (w[:, None] * (z - w @ z / w.sum())) / w.sum(), float)
+    gap = np.abs(moments.cross_covariance("z", ddof=0) - cross)[scale > 0]
+    assert (gap / scale[scale > 0, None]).max() < 1e-12
+    for eraser in (
+        sf.leace(moments, erase="z"),
+        sf.leace(moments, erase="z", refine=source, passes=2),
+    ):
+        left = cross - eraser.left @ (eraser.right.T @ cross)
+        (report,) = eraser.report.variables  # type: ignore[union-attr]
+        units = np.where(scale > 0, scale, np.inf)[:, None]
+        residual = np.linalg.norm(left / units) / np.linalg.norm(cross / units)
+        assert residual <= report.bound < 1e-9
+
+
 @pytest.mark.parametrize("sparse", [False, True])
 def test_files_pickles_checkpoints_and_folds(tmp_path: Path, sparse: bool) -> None:
     X, labels = rows()
@@ -454,6 +517,7 @@ _TEXT = """
 """
 
 
+@pytest.mark.slow
 @proc
 def test_dense_rows_of_100_000_features_fit_in_500_megabytes() -> None:
     """One block of 64 MiB beside it; the covariance would take 75 GiB."""

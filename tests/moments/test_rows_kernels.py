@@ -13,18 +13,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from naive_model import U32, U64, scatter_of
 
 from splince_fast import Moments
-from splince_fast._kernels import accumulate, blas, gram, jit, reference
-from splince_fast._kernels import apply as kernels
+from splince_fast._kernels import blas, jit, reference, row_kernels, sampled, sparse
 from splince_fast.moments import block as reducing
 from splince_fast.moments import passes
 
 Array = np.ndarray[Any, Any]
 ALL = np.empty(0, np.intp)  # every row of a block, in its order
-NO_PANELS = passes._NO_PANELS
 
 
 # Any number of either precision that can be squared.
@@ -37,7 +34,7 @@ constants = st.one_of(
 def sorted_by_cell(codes: Array, n_codes: int, part_rows: int) -> tuple[Array, Array]:
     n = codes.shape[1]
     order, cell = np.full(n, -7, np.intp), np.full(n, -7, np.intp)
-    accumulate.sort_by_cell(codes, n_codes, part_rows, order, cell)
+    row_kernels.sort_by_cell(codes, n_codes, part_rows, order, cell)
     return order, cell
 
 
@@ -60,24 +57,27 @@ class Block:
         self.values = rng.normal(size=(columns, n)) * (rng.random((columns, n)) < 0.8)
         self.turns, self.part_rows = turns, part_rows
 
-    def reduced(self, bounds: list[int] | None = None) -> dict[str, Array]:
-        """Call the kernel on stripes of columns; outputs begin as NaN."""
+    def reduced(
+        self, bounds: list[int] | None = None, out: Array | None = None
+    ) -> dict[str, Array]:
+        """Call the kernel on stripes of columns; outputs begin as NaN, but for a given `out`."""
         n, d = self.rows.shape
         order, cell = sorted_by_cell(self.codes, self.n_codes, self.part_rows)
-        out = {
-            "out": np.full((passes.buffer_rows(n), d), np.nan, self.rows.dtype),
+        room = np.full((passes.buffer_rows(n), d), np.nan, self.rows.dtype)
+        found = {
+            "out": room if out is None else out,
             "peak": np.full(d, np.nan),
             "total": np.full(d, np.nan),
             "class_sums": np.full((self.n_codes, d), np.nan),
             "products": np.full((len(self.values), d), np.nan),
         }
         for first, last in pairwise(bounds or [0, d]):
-            accumulate.centre_block(
+            row_kernels.centre_columns(
                 self.rows, ALL, self.weight, self.shift, self.shift - self.reference, self.codes,
-                order, cell, self.values, self.turns, self.part_rows, 0, n, first, last,
-                out["out"], NO_PANELS[self.rows.dtype], *list(out.values())[1:], np.empty(d),
+                order, cell, self.values, self.turns, self.part_rows, *list(found.values())[1:],
+                found["out"], first, last,
             )  # fmt: skip
-        return out
+        return found
 
     def turned(self) -> Array:
         """What `out` is in exact arithmetic: rows padded with zeros, turned in pairs."""
@@ -157,6 +157,7 @@ def test_no_variables_leave_rows_in_their_order() -> None:
 # --- the shift -----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("level")
 @given(
     n=st.integers(1, 90),
     d=st.integers(1, 40),
@@ -171,7 +172,7 @@ def test_a_sample_has_the_mean_and_the_squares_of_its_rows(
 ) -> None:
     block = Block(n, d, dtype, weighted=weighted, offset=offset, seed=seed)
     shift, spread = np.full(d, np.nan), np.full(d, np.nan)
-    accumulate.sample_columns(block.rows, ALL, block.weight, stride, shift, spread)
+    row_kernels.sample_columns(block.rows, ALL, block.weight, stride, shift, spread)
     x = block.rows[::stride].astype(np.longdouble)
     w = block.weight[::stride] if weighted else np.ones(len(x))
     y = x - x[0]
@@ -185,6 +186,7 @@ def test_a_sample_has_the_mean_and_the_squares_of_its_rows(
     assert (spread >= 0).all()
 
 
+@pytest.mark.usefixtures("level")
 @given(
     value=constants,
     n=st.integers(1, 50),
@@ -197,7 +199,7 @@ def test_a_sample_of_a_constant_column_is_exactly_that(
     rows = np.full((n, 3), value)
     weight = np.linspace(0.1, 3, n) if weighted else np.empty(0)
     shift, spread = np.full(3, np.nan), np.full(3, np.nan)
-    accumulate.sample_columns(rows, ALL, weight, stride, shift, spread)
+    row_kernels.sample_columns(rows, ALL, weight, stride, shift, spread)
     assert (shift == value).all()
     assert (spread == 0.0).all()
 
@@ -205,6 +207,7 @@ def test_a_sample_of_a_constant_column_is_exactly_that(
 # --- reducing rows -------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("level")
 @given(
     n=st.integers(1, 70),
     d=st.integers(1, 40),
@@ -229,6 +232,7 @@ def test_reducing_equals_its_twin(
     ).check()  # fmt: skip
 
 
+@pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("n", "d"), [(4096, 33), (1025, 130), (514, 1), (3, 700)])
@@ -247,6 +251,7 @@ def test_parts_are_whole_groups_of_four_rows(width: int, dtype: Any) -> None:
     assert part_rows % 4 == 0
 
 
+@pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_labels_have_no_influence_on_the_state_of_x(dtype: Any) -> None:
     """Not by a rounding: the covariance is the same whatever is accumulated beside it."""
@@ -262,6 +267,7 @@ def test_labels_have_no_influence_on_the_state_of_x(dtype: Any) -> None:
         assert labelled.mean.tobytes() == plain.mean.tobytes()
 
 
+@pytest.mark.usefixtures("level")
 @given(
     n=st.integers(1, 90),
     cuts=st.lists(st.integers(0, 97), max_size=6),
@@ -277,6 +283,23 @@ def test_stripes_of_columns_give_the_same_bytes(
     striped = block.reduced(sorted({0, 97, *cuts}))
     for name, array in whole.items():
         assert array.tobytes() == striped[name].tobytes(), name
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_centred_block_may_lie_anywhere_in_a_cache_line(dtype: Any) -> None:
+    """Nothing beside it is written."""
+    n, d = 30, 37
+    block = Block(n, d, dtype, weighted=True, variables=1, columns=1, offset=3.0)
+    expected = block.reduced()
+    size = expected["out"].size
+    for offset in range(17):
+        memory = np.full(offset + size + 20, 7, dtype)
+        found = block.reduced(out=memory[offset : offset + size].reshape(-1, d))
+        for name, array in expected.items():
+            assert found[name].tobytes() == array.tobytes(), name
+        assert (memory[:offset] == 7).all()
+        assert (memory[offset + size :] == 7).all()
 
 
 def test_rows_that_may_not_be_written() -> None:
@@ -302,7 +325,7 @@ def test_the_twin_is_not_the_kernel(spoil: str) -> None:
         block.turns = block.turns[:7]
     else:
         block.weight[3] *= 1.5
-    block.reduced = lambda bounds=None: found  # type: ignore[method-assign]
+    block.reduced = lambda bounds=None, out=None: found  # type: ignore[method-assign]
     with pytest.raises(AssertionError):
         block.check()
 
@@ -312,6 +335,7 @@ def test_the_twin_is_not_the_kernel(spoil: str) -> None:
 UNTURNED = np.array([[1.0, 0.0]])
 
 
+@pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("n", [3, 62, 800])
 def test_turning_changes_no_product(n: int, weighted: bool) -> None:
@@ -411,6 +435,7 @@ def multiplied(block: Block, threads: int) -> reducing.Reduced:
     return found
 
 
+@pytest.mark.usefixtures("level")
 @given(
     n=st.one_of(st.integers(1, 70), st.integers(1, 400)),
     d=st.one_of(st.integers(1, 20), st.integers(1, 140)),
@@ -446,12 +471,13 @@ def test_a_pass_that_multiplies_equals_a_sweep_and_a_product(
     if n > 8 and d > 1:  # the control: a row that is missing shows
         less = wide[: n // 2]
         assert (np.abs(found.product - np.tril(less.T @ less)) > bound).any()
-    for threads in (2, 5):
+    for threads in (2, 3, 5):
         other = multiplied(block, threads)
         for name in ("residual", "deviation", "class_sums", "products", "product"):
             np.testing.assert_array_equal(getattr(other, name), getattr(found, name), strict=True)
 
 
+@pytest.mark.usefixtures("level")
 @pytest.mark.parametrize(("d", "dtype"), [(270, np.float64), (530, np.float32)])
 def test_a_product_of_several_blocks_of_panels(d: int, dtype: Any) -> None:
     """Rows of two chunks, and panels beyond those that a cache keeps at once, of any processor."""
@@ -473,11 +499,12 @@ def test_a_product_of_several_blocks_of_panels(d: int, dtype: Any) -> None:
     assert (np.abs(np.tril(found[:d, :d] - exact)) <= bound).all()
 
 
+@pytest.mark.usefixtures("level")
 def test_no_product_is_taken_before_every_stripe_is_centred(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A thread waits for a task that another one has begun, and goes on when that is finished."""
-    original = gram.reduce_chunks
+    original = row_kernels.reduce_chunks
     seen: list[tuple[bool, int]] = []
 
     def beside_another(*arguments: Any) -> None:
@@ -490,7 +517,7 @@ def test_no_product_is_taken_before_every_stripe_is_centred(
         counters[0, 8] += 1
         thread.join()
 
-    monkeypatch.setattr(gram, "reduce_chunks", beside_another)
+    monkeypatch.setattr(row_kernels, "reduce_chunks", beside_another)
     n, d = 16, 9
     memory = np.zeros(passes.Gram.size(n, d, np.dtype(np.float64)))
     order, none = np.arange(n), np.empty((0, n))
@@ -505,11 +532,11 @@ def test_wide_blocks_of_float64_are_added_where_the_state_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A product of their own would take more memory than a block; float32 needs one anyway."""
-    monkeypatch.setattr(gram, "WIDE", True)
+    monkeypatch.setattr(row_kernels, "wide", lambda: True)
     kinds = np.dtype(np.float32), np.dtype(np.float64)
     assert [passes.Gram.serves(99, 99, dtype) for dtype in kinds] == [True, True]
     assert [passes.Gram.serves(99, 100, dtype) for dtype in kinds] == [True, False]
-    monkeypatch.setattr(gram, "WIDE", False)
+    monkeypatch.setattr(row_kernels, "wide", lambda: False)
     assert [passes.Gram.serves(99, 99, dtype) for dtype in kinds] == [False, False]
 
 
@@ -598,13 +625,13 @@ def test_a_second_sweep_is_what_bounds_the_cost_of_a_shift(
 def test_rows_in_random_order_are_swept_once(
     monkeypatch: pytest.MonkeyPatch, n: int, weighted: bool
 ) -> None:
-    original, shifts = accumulate.centre_block, []
+    original, shifts = row_kernels.centre_columns, []
 
     def counted(*arguments: Any) -> None:
         shifts.append(arguments[3].copy())
         original(*arguments)
 
-    monkeypatch.setattr(accumulate, "centre_block", counted)
+    monkeypatch.setattr(row_kernels, "centre_columns", counted)
     monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", "1")
     for seed in range(10):
         shifts.clear()
@@ -617,6 +644,7 @@ def test_rows_in_random_order_are_swept_once(
         assert len(shifts) == 3
 
 
+@pytest.mark.usefixtures("level")
 @given(
     n=st.integers(1, 200),
     d=st.integers(1, 20),
@@ -654,6 +682,7 @@ def test_rows_by_number_have_the_bits_of_their_copy(
     assert not np.array_equal(others.shifted, copied.shifted) or n < 3
 
 
+@pytest.mark.usefixtures("level")
 @given(
     value=constants,
     n=st.integers(1, 300),
@@ -724,37 +753,164 @@ def test_a_buffer_without_room_is_refused() -> None:
         )  # fmt: skip
 
 
-# --- finding what cannot be used -----------------------------------------------------------------
+# --- arguments that do not fit -------------------------------------------------------------------
+
+N, D, CLASSES = 11, 9, 3
 
 
-@given(
-    hnp.arrays(
-        st.sampled_from([np.float32, np.float64]),
-        hnp.array_shapes(min_dims=2, max_dims=2, max_side=20),
-        elements=st.one_of(st.floats(width=32), st.sampled_from([0.0, -0.0, 1e-45, 1.0])),
-    )
-)
-def test_finite_squares_are_recognised(X: Array) -> None:
-    with np.errstate(all="ignore"):
-        sums = (X.astype(np.float64) ** 2).sum(axis=1)
-    for i in range(len(X)):
-        assert kernels.squares_finite(X, i, i + 1) == np.isfinite(sums[i])
-    assert kernels.squares_finite(X, 0, len(X)) == np.isfinite(sums).all()
+def codes_of(*shape: int) -> Array:
+    return np.zeros(shape, np.intp)
 
 
-@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf, 1.5e149, -1e300])
-@pytest.mark.parametrize("d", [1, 2, 15, 16, 17, 64, 1000])
-def test_one_bad_number_is_found_wherever_it_is(d: int, value: float) -> None:
-    X = np.ones((3, d))
-    for j in {0, d // 2, d - 1}:
-        X[1, j] = value
-        assert not kernels.squares_finite(X, 0, 3)
-        assert kernels.squares_finite(X, 0, 1)
-        assert kernels.squares_finite(X, 2, 3)
-        X[1, j] = 1
-    assert kernels.squares_finite(X, 0, 3)
-    assert kernels.squares_finite(np.full((2, 3), 3e38, np.float32), 0, 2)
-    assert kernels.squares_finite(np.full((2, 3), 5e148), 0, 2)
+def arguments_of(entry: str, dtype: Any) -> dict[str, Any]:
+    """Arguments with which an entry works."""
+    lanes = row_kernels.register_width(np.dtype(dtype).itemsize)
+    whole = -(-D // lanes)
+    block = {
+        "rows": np.ones((N, D), dtype), "index": ALL, "weight": np.ones(N), "shift": np.zeros(D),
+        "offset": np.zeros(D), "codes": codes_of(2, N), "order": np.arange(N),
+        "cell": codes_of(N), "values": np.ones((2, N)), "rotations": np.ones((5, 2)),
+        "part_rows": 8, "peak": np.ones(D), "total": np.ones(D),
+        "class_sums": np.ones((CLASSES, D)), "products": np.ones((2, D)),
+    }  # fmt: skip
+    square = np.ones((D, D), order="F")
+    return {
+        "sort_by_cell": {
+            "codes": codes_of(2, N), "n_codes": 4, "part_rows": 4, "order": codes_of(N),
+            "cell": codes_of(N),
+        },
+        "sample_columns": {
+            "rows": block["rows"], "index": ALL, "weight": np.ones(N), "stride": 2,
+            "shift": np.zeros(D), "spread": np.zeros(D),
+        },
+        "centre_columns": block | {"out": np.ones((12, D), dtype), "first": 0, "last": D},
+        "reduce_chunks": block | {
+            "chunk": 8, "stripe": 2 * lanes, "panels": np.ones((2 * whole, 8 * lanes), dtype),
+            "product": np.ones((whole * lanes, whole * lanes), dtype),
+            "counters": np.zeros((3, 16), np.int64),
+        },
+        "add_lower": {
+            "scatter": square, "product": np.ones((D, D), dtype, order="F"), "sign": 1.0,
+            "vectors": np.ones((2, D)), "coefficients": np.ones(2), "first": 0, "last": 5,
+        },
+        "judge_sweep": {
+            "shift": np.zeros(D), "spread": np.ones(D), "peak": np.ones(D), "total": np.ones(D),
+            "whole": 1.0, "lightest": 1.0, "heaviest": 1.0, "n": N, "excess": 4.0,
+        },
+        "reference_is_far": {
+            "reference": np.zeros(D), "deviation": np.zeros(D), "weight": 1.0,
+            "squares": np.ones(D), "shift": np.zeros(D), "spread": np.ones(D), "sampled": 1.0,
+            "whole": 1.0, "far": 16.0, "roundings": 1e-13,
+        },
+        "count_classes": {
+            "labels": codes_of(N), "weight": np.ones(N), "known": 1, "codes": codes_of(N),
+            "present": codes_of(N), "rows": codes_of(N), "weights": np.zeros(N),
+        },
+        "add_classes": {
+            "rows": np.zeros(CLASSES, np.int64), "weights": np.zeros(CLASSES),
+            "sums": np.zeros((CLASSES, D)), "where": np.array([2, 0]), "more_rows": codes_of(2),
+            "more_weights": np.ones(2), "added": np.ones((2, D)),
+        },
+    }[entry]  # fmt: skip
+
+
+ENTRIES = (
+    "sort_by_cell", "sample_columns", "centre_columns", "reduce_chunks", "add_lower", "judge_sweep",
+    "reference_is_far", "count_classes", "add_classes",
+)  # fmt: skip
+WRITTEN = {
+    "sort_by_cell": {"order", "cell"},
+    "sample_columns": {"shift", "spread"},
+    "centre_columns": {"peak", "total", "class_sums", "products", "out"},
+    "reduce_chunks": {
+        "peak", "total", "class_sums", "products", "panels", "product", "counters",
+    },
+    "add_lower": {"scatter"},
+    "judge_sweep": set(),
+    "reference_is_far": set(),
+    "count_classes": {"codes", "present", "rows", "weights"},
+    "add_classes": {"rows", "weights", "sums"},
+}  # fmt: skip
+# Sizes that are an argument's own.
+FREE = {
+    ("sort_by_cell", "codes", 0), ("centre_columns", "codes", 0), ("reduce_chunks", "codes", 0),
+    ("centre_columns", "rotations", 0), ("reduce_chunks", "rotations", 0),
+    ("centre_columns", "class_sums", 0), ("reduce_chunks", "class_sums", 0),
+    ("sample_columns", "index", 0),
+}  # fmt: skip
+
+
+def misfits(entry: str, name: str, array: Array) -> Iterator[Array]:
+    """The same argument too short, too long, of other numbers, or laid out in another way."""
+    order: Any = "F" if entry == "add_lower" and array.ndim == 2 and name != "vectors" else "C"
+    for axis in range(array.ndim):
+        if (entry, name, axis) in FREE:
+            continue
+        if array.shape[axis]:
+            yield np.array(np.delete(array, -1, axis), order=order)
+        if (entry, name, axis) != ("reduce_chunks", "panels", 1):  # where room to spare is right
+            more = [(0, int(k == axis)) for k in range(array.ndim)]
+            yield np.array(np.pad(array, more), order=order)
+    for kind in (np.float16, np.int8, np.int32, np.complex128, array.dtype.newbyteorder()):
+        yield np.array(array.astype(kind), order=order)
+    yield array[None]
+    yield np.stack([array, array], axis=-1)[..., 0] if array.size > 1 else array[None]
+    if name in WRITTEN[entry]:
+        locked = array.copy(order="K")
+        locked.flags.writeable = False
+        yield locked
+
+
+@pytest.mark.usefixtures("level")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_an_argument_that_does_not_fit_is_refused(entry: str, dtype: Any) -> None:
+    """Before anything is read or written: too short, too long, of another dtype or layout."""
+    call = getattr(row_kernels, entry)
+    call(*arguments_of(entry, dtype).values())  # the control
+    given = arguments_of(entry, dtype)
+    before = {k: v.copy() for k, v in given.items() if isinstance(v, np.ndarray)}
+    refused = 0
+    for name in before:
+        for misfit in misfits(entry, name, given[name]):
+            with pytest.raises((ValueError, TypeError)):
+                call(*(given | {name: misfit}).values())
+            refused += 1
+        with pytest.raises((ValueError, TypeError)):
+            call(*(given | {name: None}).values())
+        for other in before:
+            assert given[other].tobytes() == before[other].tobytes(), (name, other)
+    assert refused >= 7 * len(before) - 2
+
+
+@pytest.mark.parametrize(
+    ("entry", "change"),
+    [
+        ("sort_by_cell", {"n_codes": -1}), ("sort_by_cell", {"part_rows": 0}),
+        ("sample_columns", {"stride": 0}), ("centre_columns", {"part_rows": 0}),
+        ("centre_columns", {"part_rows": 6}), ("centre_columns", {"first": -1}),
+        ("centre_columns", {"last": D + 1}), ("centre_columns", {"first": 3, "last": 2}),
+        ("reduce_chunks", {"chunk": 0}), ("reduce_chunks", {"chunk": 6}),
+        ("reduce_chunks", {"chunk": 12}), ("reduce_chunks", {"stripe": 0}),
+        ("add_lower", {"first": -1}), ("add_lower", {"last": 6}),
+        ("count_classes", {"labels": np.full(N, -2)}), ("add_classes", {"where": np.array([0, 3])}),
+        ("add_classes", {"where": np.array([-1, 0])}),
+    ],
+)  # fmt: skip
+def test_a_number_out_of_range_is_refused(entry: str, change: dict[str, Any]) -> None:
+    given = arguments_of(entry, np.float64)
+    before = {k: v.copy() for k, v in given.items() if isinstance(v, np.ndarray)}
+    with pytest.raises(ValueError, match=r"has to|is no|are no|needs|too small|below|not among"):
+        getattr(row_kernels, entry)(*(given | change).values())
+    assert all(given[name].tobytes() == array.tobytes() for name, array in before.items())
+
+
+def test_an_instruction_set_that_is_not_there_is_refused() -> None:
+    used = row_kernels.level_name()
+    with pytest.raises(ValueError, match="baseline"):
+        row_kernels.use_level("avx1024")
+    assert row_kernels.level_name() == used
+    assert row_kernels.levels()[-1] == "baseline"
 
 
 # --- adding what was multiplied ------------------------------------------------------------------
@@ -767,6 +923,7 @@ def symmetric(d: int, seed: int = 0) -> Array:
     return np.asfortranarray(square + square.T)
 
 
+@pytest.mark.usefixtures("level")
 @pytest.mark.parametrize("product_of", [np.float32, np.float64, None])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("d", WIDTHS)
@@ -783,158 +940,12 @@ def test_a_product_and_two_vectors_are_added(d: int, sign: float, product_of: An
     slack = 8 * U64 * (np.abs(scatter) + np.abs(added) + sum(map(np.abs, squares)))
     whole, pieces = scatter.copy(order="F"), scatter.copy(order="F")
     half = (d + 1) // 2
-    accumulate.add_lower(whole, product, sign, vectors, coefficients, 0, half)
+    row_kernels.add_lower(whole, product, sign, vectors, coefficients, 0, half)
     assert (np.abs(np.tril(whole - expected)) <= slack).all()
     np.testing.assert_array_equal(np.triu(whole, 1), np.triu(scatter, 1))
     for first, last in pairwise([0, half // 3, half // 2, half]):
-        accumulate.add_lower(pieces, product, sign, vectors, coefficients, first, last)
+        row_kernels.add_lower(pieces, product, sign, vectors, coefficients, first, last)
     assert pieces.tobytes() == whole.tobytes()
-
-
-# --- applying ------------------------------------------------------------------------------------
-
-
-@given(
-    n=st.integers(0, 70),
-    d=st.one_of(st.integers(1, 40), st.integers(120, 300)),
-    rank=st.integers(0, 20),
-    dtype=st.sampled_from([np.float32, np.float64]),
-    in_place=st.booleans(),
-    streamed=st.booleans(),
-    cut=st.floats(0, 1),
-    seed=st.integers(0, 999),
-)
-def test_applying_equals_its_twin(
-    n: int, d: int, rank: int, dtype: Any, in_place: bool, streamed: bool, cut: float, seed: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    rows = (rng.normal(size=(n, d)) + 5).astype(dtype)
-    left, right = rng.normal(size=(rank, d)), rng.normal(size=(rank, d))
-    mean, shift = rng.normal(size=d), rng.normal(size=rank)
-    twin = reference.apply_rows(rows, left, right, mean, shift)
-    size = np.abs(rows.astype(np.float64) - mean) @ np.abs(right.T) + np.abs(shift)
-    slack = 8 * (d + rank + 4) * U64 * (np.abs(rows) + size @ np.abs(left))
-    if dtype == np.float32:
-        slack += 2 * U32 * np.abs(twin)
-    out = rows if in_place else np.full_like(rows, np.nan)
-    stop, panels = round(cut * n), kernels.panels(left, right)
-    for first, last in ((0, stop), (stop, n)):
-        kernels.apply_rows(rows, *panels, mean, shift, streamed, first, last, out)
-    assert (np.abs(out - twin) <= slack).all()
-
-
-@pytest.mark.parametrize("rank", [1, 3, 17])
-@pytest.mark.parametrize("d", [1, 37, 128])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_row_has_the_same_bits_whatever_its_neighbours_and_however_it_is_written(
-    dtype: Any, d: int, rank: int
-) -> None:
-    """Also where the result begins anywhere in a cache line; nothing beside it is written."""
-    rng = np.random.default_rng(0)
-    n = 75
-    rows = rng.normal(size=(n, d)).astype(dtype)
-    left, right = rng.normal(size=(2, rank, d))
-    parts = (*kernels.panels(left, right), rng.normal(size=d), rng.normal(size=rank))
-    alone = np.empty_like(rows)
-    for i in range(n):
-        kernels.apply_rows(rows, *parts, False, i, i + 1, alone)
-    spoilt = np.where(np.arange(n)[:, None] % 7 == 3, np.nan, rows).astype(dtype)
-    for offset in range(17):
-        memory = np.full(offset + rows.size + 20, 7, dtype)
-        out = memory[offset : offset + rows.size].reshape(n, d)
-        kernels.apply_rows(spoilt, *parts, True, 0, n, out)
-        kept = np.arange(n) % 7 != 3
-        assert out[kept].tobytes() == alone[kept].tobytes()
-        assert (memory[:offset] == 7).all()
-        assert (memory[offset + rows.size :] == 7).all()
-        assert np.isnan(out[~kept]).all()
-
-
-def in_table(rows: Array, layout: str) -> tuple[Array, Array]:
-    """The same rows in memory of another layout, and that memory, 7 wherever no row lies."""
-    n, d = rows.shape
-    if layout == "columns":
-        table = np.full((n, d), 7, rows.dtype, order="F")
-    elif layout == "part of columns":
-        table = np.full((n + 5, d + 2), 7, rows.dtype, order="F")
-    elif layout == "part of rows":
-        table = np.full((n + 5, d + 2), 7, rows.dtype)
-    else:
-        table = np.full((2 * n + 3, 3 * d), 7, rows.dtype)[::-1, ::-1]
-    step = (2, 3) if layout == "every other, backwards" else (1, 1)
-    start = 0 if layout == "columns" else 1
-    places = table[start : start + n * step[0] : step[0], -d * step[1] :: step[1]]
-    places[...] = rows
-    return places, table
-
-
-@pytest.mark.parametrize("rank", [1, 3, 17])
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-@pytest.mark.parametrize(
-    "layout", ["columns", "part of columns", "part of rows", "every other, backwards"]
-)
-def test_a_row_has_the_same_bits_in_every_layout(layout: str, dtype: Any, rank: int) -> None:
-    """Read, or read and written; nothing beside it is written."""
-    rng = np.random.default_rng(rank)
-    known = np.uint16 if dtype == np.float16 else dtype
-    for n, d in ((75, 1), (1, 37), (33, 37), (75, 130)):  # tiles and groups, and their rests
-        rows = rng.normal(size=(n, d)).astype(dtype)
-        left, right = rng.normal(size=(2, rank, d)) / d
-        parts = (*kernels.panels(left, right), rng.normal(size=d), rng.normal(size=rank), False)
-        plain, found = np.empty_like(rows), np.empty_like(rows)
-        assert kernels.apply_rows(rows.view(known), *parts, 0, n, plain.view(known)) == -1
-        places, table = in_table(rows, layout)
-        _, expected = in_table(plain, layout)
-        for streamed in (False, True):
-            found[:] = np.nan
-            kernels.apply_rows(places.view(known), *parts[:-1], streamed, 0, n, found.view(known))
-            assert found.tobytes() == plain.tobytes()
-        kernels.apply_rows(places.view(known), *parts, 0, n, places.view(known))
-        assert table.tobytes() == expected.tobytes()
-    if dtype == np.float64:  # the control: sums over the features in another order have other bits
-        turned = kernels.panels(left[:, ::-1].copy(), right[:, ::-1].copy())
-        parts = (*turned, parts[2][::-1].copy(), *parts[3:])
-        kernels.apply_rows(rows[:, ::-1].copy(), *parts, 0, n, found)
-        assert found[:, ::-1].tobytes() != plain.tobytes()
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_the_first_row_that_halves_cannot_hold(order: Any) -> None:
-    """Of all groups; rows whose infinity was given are no such rows."""
-    rows = np.ones((75, 20), np.float16, order=order)
-    rows[3, 4], rows[[40, 60, 70]] = np.inf, 60000
-    double = (-np.ones((1, 20)) / 20, np.ones((1, 20)))
-    parts = (*kernels.panels(*double), np.zeros(20), np.zeros(1), False)
-    bits = rows.view(np.uint16)
-    assert kernels.apply_rows(bits, *parts, 0, 75, np.empty_like(bits)) == 40
-    assert kernels.apply_rows(bits, *parts, 41, 75, np.empty_like(bits)) == 60
-    assert kernels.apply_rows(bits, *parts, 0, 40, np.empty_like(bits)) == -1
-
-
-def test_halves_are_widened_and_rounded_as_numpy_does() -> None:
-    """All halves, all midpoints between two of them and their neighbours, and random bits."""
-    halves = np.arange(1 << 16, dtype=np.uint16)
-    wide = np.empty(1 << 16, np.float32)
-    kernels.widen_halves(halves, wide)
-    np.testing.assert_array_equal(wide, halves.view(np.float16).astype(np.float32))
-    finite = np.sort(wide[np.isfinite(wide)])
-    middle = finite[:-1] + (finite[1:] - finite[:-1]) / 2
-    near = np.concatenate([finite, middle, np.float32([65519.996, 65520, 65536, 3e38])])
-    bits = np.random.default_rng(0).integers(0, 2**32, 500_000, dtype=np.uint32).view(np.float32)
-    infinite = np.float32(np.inf)
-    values = np.concatenate(
-        [near, -near, np.nextafter(near, infinite), np.nextafter(near, -infinite), bits]
-    )
-    found = np.empty(values.size, np.uint16)
-    assert kernels.narrow_halves(values, found)
-    with np.errstate(all="ignore"):
-        expected = values.astype(np.float16)
-    lost = np.isfinite(values) & np.isinf(expected)
-    assert not kernels.narrow_halves(values[~lost], np.empty_like(found[~lost]))
-    for value in (values[lost].min(), values[lost].max(), np.abs(values[lost]).min()):
-        assert kernels.narrow_halves(np.full(1, value), np.empty(1, np.uint16))
-    np.testing.assert_array_equal(found.view(np.float16), expected)
-    np.testing.assert_array_equal(np.signbit(found.view(np.float16)), np.signbit(expected))
 
 
 # --- BLAS verbs ----------------------------------------------------------------------------------
@@ -986,22 +997,11 @@ def test_verbs_refuse_another_dtype_or_order(rows: Array, square: Array) -> None
         blas.syrk_f64_into(rows, square)
 
 
-def test_a_provider_must_bring_every_routine() -> None:
-    """No call may ever mix two libraries: an incomplete table changes nothing."""
-    rows = np.random.default_rng(0).normal(size=(20, 6))
-    before, after = np.zeros((6, 6), order="F"), np.zeros((6, 6), order="F")
-    blas.syrk_f64_into(rows, before)
-    with pytest.raises(KeyError):
-        blas.use_routines({"dsyrk": 1, "ssyrk": 1, "dgemm": 1})
-    blas.syrk_f64_into(rows, after)
-    assert before.tobytes() == after.tobytes()
-
-
 # --- one decorator owns the options --------------------------------------------------------------
 
 
 def test_every_kernel_is_compiled_and_releases_the_interpreter() -> None:
-    held = [v for module in (accumulate, kernels) for v in vars(module).values()]
+    held = [v for module in (sampled, sparse) for v in vars(module).values()]
     found = [
         v for v in [*held, *(c for v in held for c in _closed_over(v))] if hasattr(v, "py_func")
     ]

@@ -5,7 +5,6 @@ Every property has its control: the step that secures it is left out, and the fi
 
 from __future__ import annotations
 
-import functools
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 import splince_fast as sf
-from splince_fast._kernels import sampled as kernels
+from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast.exceptions import (
@@ -178,7 +177,7 @@ def test_naive_distortion_is_low() -> None:
     assert abs(np.mean(corrected) - 1) < 0.05
 
 
-@pytest.mark.filterwarnings("ignore:x varies by less:splince_fast.PrecisionWarning")
+@pytest.mark.filterwarnings("ignore:the eraser is sensitive:splince_fast.PrecisionWarning")
 @pytest.mark.filterwarnings("ignore::splince_fast.exceptions.WholeNumbersWarning")
 @pytest.mark.filterwarnings("ignore::splince_fast.exceptions.SampledScatterWarning")
 @pytest.mark.parametrize("fit", [leace, splince])
@@ -398,8 +397,8 @@ def test_any_size_of_update_gives_the_same_bits(dtype: Any) -> None:
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, classes: int) -> None:
     X, labels = gaussian(4096, 600, 1.0)
     labels["z"] = np.arange(len(X)) % classes
-    bounds = swept._segments(len(X), 600, 2 + classes)
-    assert (len(bounds) > 2) == (classes == 2)
+    segment = swept._segment_rows(len(X), 600, 2 + classes)
+    assert (segment < len(X)) == (classes == 2)
     found = []
     for count in ("1", "2", "3"):
         monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", count)
@@ -795,7 +794,7 @@ def test_damaged_files_are_refused(key: str, value: Any) -> None:
     ("n", "d", "segments"), [(3, 5, 1), (203, 209, 1), (203, 1100, 1), (2803, 400, 2)]
 )
 def test_the_sweep_is_its_naive_twin(
-    dtype: Any, weighted: bool, columns: int, n: int, d: int, segments: int
+    dtype: Any, weighted: bool, columns: int, n: int, d: int, segments: int, level: None
 ) -> None:
     """Also of rows that lie among others."""
     rng = np.random.default_rng(0)
@@ -820,7 +819,7 @@ def test_the_sweep_is_its_naive_twin(
         np.add.at(sums, column[column >= 0], (w[:, None] * y)[column >= 0])
     np.testing.assert_allclose(sweep.class_sums, sums, **near)
     np.testing.assert_allclose(sweep.sums[3], values.sum(axis=1), **near)
-    assert sweep.leverage.shape == (-(-d // kernels.STRIPE), n)
+    assert sweep.leverage.shape == (-(-d // swept.STRIPE), n)
     assert len(sweep._sums) == segments
     chosen, of_cells = sweep.cells
     rounding = 2 * n * 2.0**-53
@@ -828,6 +827,84 @@ def test_the_sweep_is_its_naive_twin(
         there, all_of_it = ((pair == c.T).all(axis=1) for c in (codes[:, chosen], codes))
         assert there.sum() <= segments
         np.testing.assert_allclose(of_cells[there].sum(), w[all_of_it].sum(), rtol=rounding)
+
+
+@pytest.fixture(params=row_kernels.levels())
+def level(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each instruction set that this processor has."""
+    before = row_kernels.level_name()
+    row_kernels.use_level(request.param)
+    yield
+    row_kernels.use_level(before)
+
+
+def sweep_arguments(dtype: Any) -> dict[str, Any]:
+    """Valid arguments of `sweep_block`: two segments, stripes and variables."""
+    rng, (n, d, segment) = np.random.default_rng(0), (20, 40, 12)
+    return {
+        "rows": rng.normal(size=(n, d)).astype(dtype),
+        "index": np.arange(n),
+        "weight": rng.random(n) + 0.1,
+        "shift": rng.normal(size=d),
+        "inverse": rng.random(d),
+        "codes": rng.integers(-1, 3, (2, n)),
+        "order": np.arange(n),
+        "cell": np.arange(n),
+        "values": rng.normal(size=(1, n)),
+        "segment": segment,
+        "width": 48,
+        "stripe": 16,
+        "sums": np.full((2, 6, d), np.nan),
+        "near": np.zeros((2, 4, d)),
+        "leverage": np.full((3, n), np.nan),
+        "counter": np.zeros(1, np.int64),
+    }
+
+
+def wrong(array: NDArray[Any]) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Arrays that a kernel must not take for this one, each with its name."""
+    for axis in range(array.ndim):
+        yield f"longer {axis}", np.repeat(array, 3, axis=axis)
+        yield f"shorter {axis}", np.delete(array, 0, axis=axis)
+    yield "dtype", array.astype(np.int32)
+    yield "byte order", array.astype(">f8")
+    yield "dimensions", array[None]
+    yield "strided", np.repeat(array, 2, axis=-1)[..., ::2]
+    if array.dtype == np.intp:
+        yield "negative", array - 2
+        yield "too large", array + 100
+
+
+# Variants that are valid: rows that `index` does not name, other numbers of variables, columns and
+# sums, wider work memory. Equal cells are found by comparison alone.
+VALID = {
+    ("rows", "longer 0"), ("codes", "longer 0"), ("codes", "shorter 0"), ("values", "shorter 0"),
+    ("sums", "longer 1"), ("near", "longer 2"), ("cell", "negative"), ("cell", "too large"),
+    ("counter", "negative"), ("counter", "too large"), ("counter", "strided"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_sweep_refuses_what_would_leave_its_arrays(dtype: Any) -> None:
+    arrays = sweep_arguments(dtype)
+    row_kernels.sweep_block(*arrays.values())
+    assert np.isfinite(arrays["sums"]).all()  # the control: these are valid
+    assert np.isfinite(arrays["leverage"]).all()
+    for name, array in arrays.items():
+        if isinstance(array, int):
+            bad = [("zero", 0), ("negative", -1), ("no multiple", array + 1)]
+        else:
+            bad = list(wrong(array))
+        for how, other in bad:
+            if (name, how) in VALID or (name, how) == ("segment", "no multiple"):
+                continue
+            with pytest.raises((ValueError, TypeError)):
+                row_kernels.sweep_block(*{**arrays, name: other}.values())
+    for name in ("sums", "near", "leverage", "counter"):
+        arrays[name].flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            row_kernels.sweep_block(*arrays.values())
+        arrays[name].flags.writeable = True
 
 
 def test_no_variance_is_negative() -> None:
@@ -864,24 +941,7 @@ def test_a_thread_that_comes_late_or_never_changes_no_bit(monkeypatch: pytest.Mo
         for name in ("total", "squares", "class_sums", "leverage"):
             np.testing.assert_array_equal(getattr(alone, name), getattr(whole, name))
         np.testing.assert_array_equal(alone.cells, whole.cells)
-    # Control: what is left to add, when the last thread is done, counts.
-    monkeypatch.setattr(kernels, "join_segments", lambda *_: 0)
-    assert not (swept_by(1).total == whole.total).all()
-
-
-def test_segments_are_added_in_their_order_whichever_is_finished_first() -> None:
-    sums, segments = np.random.default_rng(0).normal(size=(5, 2, 3)), 5
-    expected = functools.reduce(np.add, sums)
-    assert (expected != functools.reduce(np.add, sums[[0, 1, 3, 4, 2]])).any()  # control
-    counters = np.zeros((segments + 1, 16), np.int64)
-    found = sums.copy()
-    counters[[1, 2, 4, 5], 0] = 1
-    kernels._add_segments(found, counters)
-    np.testing.assert_array_equal(found[0], sums[0] + sums[1])
-    counters[3, 0] = 1
-    bounds = np.arange(segments + 1)
-    assert kernels.join_segments(bounds, bounds[1:].copy(), np.ones(5), found, counters) == 5
-    np.testing.assert_array_equal(found[0], expected)
+    assert not (swept_by(0).total == whole.total).all()  # control: nobody did any
 
 
 @pytest.mark.parametrize(
@@ -905,7 +965,7 @@ def test_rows_that_are_too_large_are_refused_though_none_is_sampled(
 def test_infinities_in_two_segments_are_refused() -> None:
     """Their sum has no value; an error says so, and no warning (the tests make it an error)."""
     X, labels = gaussian(4096, 300, 1.0)
-    assert len(swept._segments(len(X), 300, 6)) > 2
+    assert len(X) > 2 * swept._segment_rows(len(X), 300, 6)
     moments = sf.Moments(scatter=0.5).update(X, labels)
     before = moments.copy()
     X[[100, 4000], 5] = np.inf, -np.inf

@@ -1,4 +1,4 @@
-"""Rows one at a time: the short way of a row like those that wait, against the way of any other."""
+"""Rows one at a time: the fast path of a row like those that wait, against the general path."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import warnings
 import weakref
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from naive_model import state_bytes
 
 from splince_fast import LabelError, Moments, SplinceError
-from splince_fast.moments import buffer
+from splince_fast.moments import buffer, class_sums
 from splince_fast.moments import moments as module
-from splince_fast.moments.buffer import Buffer
+from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.class_sums import ClassSums
 
 D, BLOCK = 3, 8
 
 
 def waiting(dtype: Any = np.float64, **parameters: Any) -> Moments:
-    """Four rows that wait, of classes 0 and 1 and of False and True; the last by the short way."""
+    """Four rows that wait, of classes 0 and 1 and of False and True; the last by the fast path."""
     X = np.arange(4 * D, dtype=dtype).reshape(4, D)
     labels = {"z": np.array([0, 1, 0, 1]), "y": np.array([True, False, False, True])}
     moments = Moments(block_rows=BLOCK, **parameters)
@@ -41,15 +41,15 @@ def labels(z: Any = 1, y: Any = True) -> dict[str, Any]:
     return {"z": np.array([z]), "y": np.array([y])}
 
 
-def without_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Buffer, "let_join", lambda *_: None)
+def without_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Accumulator, "append_row", lambda *_: False)
 
 
 LIKE = {
     "plain": (row(), labels()),
     "int8": (row(), labels(np.int8(1))),
     "uint64": (row(), labels(np.uint64(1))),
-    "float32": (row(1.0, -3e38, 1e-40, dtype=np.float32), labels()),
+    "float32": (row(1.0, -3e18, 1e-40, dtype=np.float32), labels()),
     "labels in another order": (row(), {"y": np.array([False]), "z": np.array([0])}),
 }
 OTHER = {
@@ -107,27 +107,24 @@ def outcome(moments: Moments, *given: Any, **options: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("case", [*LIKE, *OTHER])
-def test_a_single_row_does_what_it_does_without_the_short_way(
+def test_a_single_row_does_what_it_does_without_the_fast_path(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = (LIKE | OTHER)[case]
     found = outcome(waiting(), *given)
-    without_the_short_way(monkeypatch)
+    without_the_fast_path(monkeypatch)
     assert found == outcome(waiting(), *given)
 
 
-@pytest.mark.parametrize("case", [*LIKE, *OTHER])
-def test_only_rows_like_those_that_wait_take_the_short_way(
+@pytest.mark.parametrize("case", LIKE)
+def test_rows_like_the_waiting_ones_take_the_fast_path(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moments = waiting()
-    monkeypatch.setattr(module, "read_update", lambda *_: pytest.fail("the way of any row"))
-    if case in LIKE:
-        assert moments.update(*LIKE[case]).n_rows == 5
-    else:
-        with pytest.raises(pytest.fail.Exception):
-            moments.update(*OTHER[case])
-        assert moments.n_rows == 4
+    monkeypatch.setattr(module, "read_update", lambda *_: pytest.fail("the general path"))
+    assert moments.update(*LIKE[case]).n_rows == 5
+    with pytest.raises(pytest.fail.Exception):  # control
+        moments.update(*OTHER["new class"])
 
 
 @pytest.mark.parametrize(
@@ -156,7 +153,7 @@ def test_weights_masks_kinds_and_joint_classes_count_for_a_single_row(
         return outcome(moments, row(), labels(), **options)
 
     found = run()
-    without_the_short_way(monkeypatch)
+    without_the_fast_path(monkeypatch)
     assert found == run()
 
 
@@ -191,9 +188,7 @@ def test_a_kind_of_a_variable_that_is_not_there_is_told_for_a_single_row() -> No
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("place", range(9))
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf, "largest"])
-def test_every_number_of_a_single_row_is_looked_at(
-    dtype: Any, place: int, value: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_number_of_a_single_row_is_looked_at(dtype: Any, place: int, value: Any) -> None:
     """Nine numbers: whole vectors of any processor, and what is left behind them."""
     moments = Moments(block_rows=BLOCK)
     for _ in range(2):
@@ -201,7 +196,6 @@ def test_every_number_of_a_single_row_is_looked_at(
     X = np.ones((1, 9), dtype)
     X[0, place] = np.finfo(dtype).max if value == "largest" else value
     if value == "largest" and dtype is np.float32:
-        monkeypatch.setattr(module, "read_update", lambda *_: pytest.fail("the way of any row"))
         assert moments.update(X).n_rows == 3
         return
     with pytest.raises(SplinceError):
@@ -235,7 +229,7 @@ def declared(library: str, names: str, values: list[Any]) -> Any:
         ("abc", [], False),
     ],
 )
-def test_a_single_label_of_declared_classes_takes_the_short_way(
+def test_a_single_label_of_declared_classes_takes_the_fast_path(
     library: str, names: str, values: list[Any], short: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     column = declared(library, "abc", ["a", "b", "a"])
@@ -246,15 +240,66 @@ def test_a_single_label_of_declared_classes_takes_the_short_way(
 
     given, moments = (row(), {"z": declared(library, names, values)}), waiting()
     with monkeypatch.context() as patch:
-        patch.setattr(module, "read_update", lambda *_: pytest.fail("the way of any row"))
+        patch.setattr(module, "read_update", lambda *_: pytest.fail("the general path"))
         if short:
             moments.update(*given)
         else:
             with pytest.raises(pytest.fail.Exception):
                 moments.update(*given)
     found = outcome(waiting(), *given)
-    without_the_short_way(monkeypatch)
+    without_the_fast_path(monkeypatch)
     assert found == outcome(waiting(), *given)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_declared_classes_are_looked_up_by_name_only_where_they_have_to_be(
+    library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = "".join(map(chr, range(0x4E00, 0x4E00 + 300)))
+    values = [names[7], names[3], names[7], names[299], names[0], names[3]]
+    looked_up: list[int] = []
+    keys = class_sums._keys
+
+    def counted(some: Any) -> Any:
+        looked_up.append(len(some))
+        return keys(some)
+
+    def rows(moments: Moments, first: int, last: int) -> Moments:
+        for i in range(first, last):
+            moments.update(
+                row(*range(i, i + D)), {"z": declared(library, names, values[i : i + 1])}
+            )
+        return moments
+
+    monkeypatch.setattr(class_sums, "_keys", counted)
+    moments = rows(Moments(block_rows=4), 0, 6)
+    assert moments.n_rows == 6
+    assert looked_up == []
+    assert moments.classes("z") == tuple(names)
+    counts = moments.class_counts("z")
+    assert list(counts) == list(names)
+    assert {name: n for name, n in counts.items() if n} == {
+        names[0]: 1, names[3]: 2, names[7]: 2, names[299]: 1
+    }  # fmt: skip
+    # A name of another container is looked up, once among all; a new one is the last class.
+    plain = {"z": np.array([names[5]])}
+    moments.update(row(), plain).update(row(), plain).update(row(), {"z": np.array(["new"])})
+    assert looked_up.count(300) == 1
+    assert moments.classes("z") == (*names, "new")
+    assert moments.class_counts("z")[names[5]] == 2
+
+    # The same state as where every name has its place from the start.
+    eager = Moments(block_rows=4)
+    variable = cast(ClassSums, rows(eager, 0, 1)._accumulator.variables["z"])
+    assert len(variable.places) == 300
+    assert rows(eager, 1, 6).classes("z") == tuple(names)  # merges the rows that wait, as above
+    eager.update(row(), plain).update(row(), plain).update(row(), {"z": np.array(["new"])})
+    assert eager.classes("z") == moments.classes("z")
+    assert state_bytes(moments) == state_bytes(eager)
+    with pytest.raises(LabelError, match="of type str in earlier blocks"):
+        rows(Moments(block_rows=4), 0, 2).update(row(), {"z": np.array([1])})
+    whole = rows(Moments(block_rows=4), 0, 3) + rows(Moments(block_rows=4), 3, 6)
+    assert whole.class_counts("z") == counts
 
 
 def test_a_single_row_is_refused_while_another_thread_writes_or_reads() -> None:
@@ -289,18 +334,8 @@ def test_single_rows_have_any_number_of_variables(n: int, monkeypatch: pytest.Mo
         return outcome(moments, row())
 
     found = run()
-    without_the_short_way(monkeypatch)
+    without_the_fast_path(monkeypatch)
     assert found == run()
-
-
-def test_there_is_no_short_way_without_the_lock_of_the_interpreter(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(buffer, "_HAS_GIL", False)
-    moments = waiting()
-    monkeypatch.setattr(module, "read_update", lambda *_: pytest.fail("the way of any row"))
-    with pytest.raises(pytest.fail.Exception):
-        moments.update(*LIKE["plain"])
 
 
 def test_moments_that_single_rows_wait_in_are_freed_at_once() -> None:
@@ -342,10 +377,11 @@ def test_rows_that_change_while_a_label_is_looked_up_lose_no_row(
 
     def code(*given: Any) -> int:
         looked.append(given)
-        interfere(moments)
+        if len(looked) == 1:
+            interfere(moments)
         return 0
 
-    monkeypatch.setattr(ClassSums, "declared_code", code)
+    monkeypatch.setattr(ClassSums, "code_of", code)
     moments.update(single()[0], {"z": ["a"]})
     assert looked
     counts = {name: moments.class_counts(name) for name in moments.variables}
@@ -356,7 +392,7 @@ def test_rows_that_change_while_a_label_is_looked_up_lose_no_row(
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("parameters", [{}, {"rank": 2}, {"scatter": 0.5}], ids=str)
-def test_many_single_rows_have_the_bits_of_those_without_the_short_way(
+def test_many_single_rows_have_the_bits_of_those_without_the_fast_path(
     dtype: Any, parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(0)
@@ -372,5 +408,5 @@ def test_many_single_rows_have_the_bits_of_those_without_the_short_way(
         return states
 
     found = run()
-    without_the_short_way(monkeypatch)
+    without_the_fast_path(monkeypatch)
     assert found == run()

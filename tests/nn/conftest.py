@@ -147,6 +147,26 @@ def tiny(name: str) -> Any:
             decoder_start_token_id=0,
         )  # fmt: skip
         return t.T5ForConditionalGeneration(config).eval()
+    if name == "mamba":
+        config = t.MambaConfig(
+            vocab_size=50, hidden_size=WIDTH, num_hidden_layers=2, state_size=4, pad_token_id=0,
+            bos_token_id=1, eos_token_id=2,
+        )  # fmt: skip
+        return t.MambaForCausalLM(config).eval()
+    if name == "rwkv":
+        config = t.RwkvConfig(
+            vocab_size=50, hidden_size=WIDTH, num_hidden_layers=2, attention_hidden_size=WIDTH,
+            intermediate_size=32, bos_token_id=1, eos_token_id=2,
+        )  # fmt: skip
+        return t.RwkvForCausalLM(config).eval()
+    if name == "whisper":
+        config = t.WhisperConfig(
+            vocab_size=50, d_model=WIDTH, encoder_layers=2, decoder_layers=2,
+            encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=32,
+            decoder_ffn_dim=32, num_mel_bins=8, max_source_positions=10, max_target_positions=16,
+            pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+        )  # fmt: skip
+        return t.WhisperForConditionalGeneration(config).eval()
     if name == "vit":
         config = t.ViTConfig(**common, intermediate_size=32, image_size=8, patch_size=4)
         return t.ViTModel(config).eval()
@@ -167,6 +187,8 @@ SITES = {
     "neox": "gpt_neox.layers.1",
     "bloom": "transformer.h.1",
     "t5": "decoder.block.1",
+    "mamba": "backbone.layers.1",
+    "whisper": "model.decoder.layers.1",
     "vit": None,
     "transformer": "layers.1",
     "sequential": "2",
@@ -185,6 +207,9 @@ def inputs(name: str, n: int = 6, length: int = 5, seed: int = 0) -> dict[str, A
     if name == "sequential":
         return {"input": torch.randn(n, 5, generator=g)}
     ids = torch.randint(3, 50, (n, length), generator=g)
+    if name == "whisper":
+        sound = torch.randn(n, 8, 20, generator=g)
+        return {"input_features": sound, "decoder_input_ids": ids}
     mask = torch.ones_like(ids)
     mask[: n // 2, :2] = 0
     found = {"input_ids": ids, "attention_mask": mask}

@@ -409,11 +409,45 @@ def test_states_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_products_that_are_rounded_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    work = accumulate.Workspace(torch.device("cpu"))
-    work.check_products()
-    monkeypatch.setattr(torch, "equal", lambda a, b: False)
+    """The products of the shapes of a block, per width; small ones may be taken otherwise."""
+    exact, seen = torch.mm, []
+
+    def rounded(a: Any, b: Any, **options: Any) -> Any:
+        seen.append((tuple(a.shape), tuple(b.shape)))
+        if a.numel() < 64 * 600:
+            return exact(a, b, **options)
+        return exact(a.bfloat16().float(), b.bfloat16().float(), **options)
+
+    monkeypatch.setattr(torch, "mm", rounded)
+    model = torch.nn.Sequential(torch.nn.Identity())
+
+    def collect(n: int) -> Any:
+        return snn.collect(model, [{"input": torch.randn(n, 64), "z": np.arange(n) % 2}], "0",
+                           labels="z")  # fmt: skip
+
+    collect(300)
+    assert seen[:2] == [((16, 300), (300, 64))] * 2  # the probe and the first panel
+    monkeypatch.setattr(accumulate, "_BLOCK_ROWS", 4096)
     with pytest.raises(sf.InputError, match="TF32"):
-        accumulate.Workspace(torch.device("cpu")).check_products()
+        collect(4000)
+    # Doubles are not concerned.
+    double = {"input": torch.randn(4000, 64).double(), "z": np.arange(4000) % 2}
+    assert snn.collect(model, [double], "0", labels="z")["0"].n_rows == 4000
+
+
+@pytest.mark.parametrize("weight", ["token", "sequence"])
+def test_rows_are_taken_without_autocast(weight: str) -> None:
+    """The model runs under it as its caller wants, and products are float32."""
+    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Identity())
+    g = torch.Generator().manual_seed(0)
+    batch = {"input": torch.randn(400, 6, generator=g), "z": np.arange(400) % 2}
+    batch["input"].requires_grad_(False)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        states = model(batch["input"])
+        assert states.dtype == torch.bfloat16  # control: autocast is on
+        found = snn.collect(model, [batch], "1", labels="z", weight=weight)["1"]
+    exact = np.cov(states.double().numpy().T, ddof=0)
+    assert np.allclose(found.covariance(ddof=0), exact, atol=1e-6 * np.abs(exact).max())
 
 
 def test_other_refusals() -> None:
@@ -482,6 +516,11 @@ def test_one_pass_over_several_sites_warns() -> None:
         pytest.warns(snn.OnePassWarning),
     ):
         found.erasers(sf.leace, erase="age")
+    with (
+        pytest.raises(sf.InputError, match="leace takes no shrinkge=; did you mean shrinkage="),
+        pytest.warns(snn.OnePassWarning),
+    ):
+        found.erasers(sf.leace, erase="gender", shrinkge=0.1)
 
 
 def test_memory_of_the_states() -> None:
@@ -522,3 +561,56 @@ def test_cuda_states_equal_those_of_the_cpu() -> None:
     for name in plain:
         scale = np.abs(plain[name].covariance()).max()
         assert np.allclose(found[name].covariance(), plain[name].covariance(), atol=1e-5 * scale)
+
+
+# --- pairs (inputs, labels) -----------------------------------------------------------------------
+
+
+def test_pairs_of_inputs_and_labels() -> None:
+    """As data loaders give them: the same moments and erasers as from mappings."""
+    x, z = torch.randn(60, 3, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 2
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))
+    expected = snn.collect(model, [{"input": x, "z": z}], ["0", "2"], labels="z")
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, z), batch_size=60)
+    alternatives: list[tuple[Any, Any]] = [
+        (loader, "z"),
+        ([(x, z)], ["z"]),
+        ([(x, {"z": z, "other": z})], "z"),
+        ([({"input": x}, {"z": z})], "z"),
+        ([(x, z)], lambda batch: {"z": batch[1]}),
+        ([x], lambda batch: {"z": z}),
+    ]
+    for batches, labels in alternatives:
+        found = snn.collect(model, batches, ["0", "2"], labels=labels)
+        for site in ("0", "2"):
+            np.testing.assert_array_equal(found[site].covariance(), expected[site].covariance())
+            assert found[site].class_counts("z") == {0: 30, 1: 30}
+    erasers = snn.fit_layers(model, [(x, z)], ["0", "2"], sf.leace, erase="z")
+    mapped = snn.fit_layers(model, [{"input": x, "z": z}], ["0", "2"], sf.leace, erase="z")
+    for site in ("0", "2"):
+        np.testing.assert_array_equal(erasers[site].matrix(), mapped[site].matrix())
+
+
+def test_pairs_that_cannot_be_read() -> None:
+    x, z = torch.randn(60, 3), torch.arange(60) % 2
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4))
+    for batch, labels in (((x, z), ["z", "y"]), ((x, z, z), "z"), (x, "z"), ((x, x, z), "z")):
+        with pytest.raises(sf.LabelError, match=r"pairs \(inputs, labels\)"):
+            snn.collect(model, [batch], "0", labels=labels)
+    with pytest.raises(sf.InputError, match=r"3 entries and Sequential\.forward takes 1"):
+        snn.collect(model, [(x, z, z)], "0", labels=lambda batch: {"z": batch[1]})
+
+
+def test_tuples_are_positional_arguments_of_a_model_that_takes_them() -> None:
+    class Sum(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 4)
+
+        def forward(self, a: Any, b: Any) -> Any:
+            return self.linear(a + b)
+
+    x, z, model = torch.randn(60, 3), torch.arange(60) % 2, Sum()
+    found = snn.collect(model, [(x, x)], "linear", labels=lambda batch: {"z": z})
+    expected = np.cov(model.linear(2 * x).detach().double().numpy().T)
+    np.testing.assert_allclose(found["linear"].covariance(), expected, rtol=1e-5, atol=1e-6)

@@ -169,7 +169,7 @@ def test_rank_zero_returns_a_new_tensor() -> None:
 
 def test_split_products_lose_nothing() -> None:
     """What a GPU computes for larger ranks: parts of at most 12 bits."""
-    from splince_fast.nn.eraser import _high, _products
+    from splince_fast._runtime.torch_rows import _high, _products
 
     a, b = torch.randn(64, 32), torch.randn(32, 8)
     high = _high(a)

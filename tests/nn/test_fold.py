@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,149 @@ def test_a_missing_bias(bias: str) -> None:
     assert torch.allclose(model(**batch).logits, wanted, atol=1e-5)
 
 
+# --- several sites without biases ----------------------------------------------------------------
+
+NORMS = ["model.layers.*.*_layernorm", "model.norm"]
+
+
+def llama_and_batches() -> tuple[Any, list[dict[str, Any]]]:
+    model = tiny("llama")
+    batches = [inputs("llama", n=40, length=6, seed=i) for i in range(6)]
+    for batch in batches:
+        batch["z"] = batch["input_ids"].double().sin().sum(1)
+    return model, batches
+
+
+def read(model: Any, erasers: snn.Erasers, batches: Any) -> dict[str, np.ndarray]:
+    """By site, Cov(P h, z) of the states in a model whose weights hold P."""
+    found = snn.collect(model, batches, list(erasers), labels="z")
+    return {s: p.matrix() @ found[s].cross_covariance("z") for s, p in erasers.items()}
+
+
+def test_several_sites_without_biases_are_exact_or_refused(tmp_path: Path) -> None:
+    model, batches = llama_and_batches()
+    options: dict[str, Any] = {"erase": "z", "apply_to": "all"}
+    before = snn.collect(model, batches, NORMS, labels="z")
+    example = {k: v for k, v in batches[0].items() if k != "z"}
+
+    def left(model: Any, erasers: snn.Erasers) -> list[float]:
+        found = read(model, erasers, batches)
+        norm = np.linalg.norm
+        return [float(norm(c) / norm(before[s].cross_covariance("z"))) for s, c in found.items()]
+
+    dropped = snn.fit_layers(model, batches, NORMS, sf.leace, bias="drop", **options)
+    assert "means dropped" in str(dropped)
+    assert not any(p.offset.any() or p.mean.any() for p in dropped.values())
+    assert all(p.method == "LEACE" and p.report is not None for p in dropped.values())
+    dropped.save(tmp_path / "dropped.safetensors")
+    assert str(snn.Erasers.load(tmp_path / "dropped.safetensors")) == str(dropped)
+    folded, names = copy.deepcopy(model), list(model.state_dict())
+    found = snn.fold(folded, dropped, example)
+    assert list(folded.state_dict()) == names  # no bias was added
+    assert max(found.difference, found.from_installed) < 1e-5
+    assert set(found.shift.values()) == {0.0}
+    assert max(left(folded, dropped)) < 1e-6
+    # The hooks do the same.
+    with snn.install(model, dropped):
+        after = snn.collect(model, batches, NORMS, labels="z")
+    assert all(after.trace("z")[s] < 1e-6 * before.trace("z")[s] for s in dropped)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        folded.save_pretrained(tmp_path)
+        loaded = type(model).from_pretrained(tmp_path).eval()
+    assert max(left(loaded, dropped)) < 1e-6
+    assert torch.equal(loaded(**example).logits, folded(**example).logits)
+
+    # Fitted behind sites with their means: refused, and rightly.
+    kept = snn.fit_layers(model, batches, NORMS, sf.leace, **options)
+    before_bits, owners = bits(model), {k: id(p) for k, p in model.named_parameters()}
+    with pytest.raises(snn.FoldError, match=r"post_attention_layernorm.*change by .*bias='drop'"):
+        snn.fold(model, kept, example, bias="drop")
+    assert same(model, before_bits, owners)
+    assert hooks_in(model) == 0
+    linear = {s: sf.Projection(p.left, p.right, np.zeros(16)) for s, p in kept.items()}
+    forced = copy.deepcopy(model)
+    snn.fold(forced, linear, example)
+    assert max(left(forced, kept)) > 1e-3
+    # One of them alone has nothing behind it.
+    assert snn.fold(model, {"model.norm": kept["model.norm"]}, example, bias="drop").shift
+
+
+def test_a_shift_of_all_rows_alike_is_no_reason_to_refuse() -> None:
+    """Affine layers carry a dropped mean on as another mean."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 16, bias=False),
+        torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 3, bias=False),
+    ).eval()  # fmt: skip
+    sites = {"0": projection(seed=1), "2": projection(seed=2)}
+    x = torch.randn(50, 16)
+    folded = snn.fold(copy.deepcopy(model), sites, x, bias="drop")
+    assert min(folded.shift.values()) > 0.1
+    # Control: the same sites with a nonlinear layer between them; and a single row tells nothing
+    # of what all rows have in common, so its shift counts.
+    curved = copy.deepcopy(model)
+    curved[1] = torch.nn.Sequential(torch.nn.Linear(16, 16, bias=False), torch.nn.Tanh())
+    for other, rows in ((curved, x), (model, x[:1])):
+        with pytest.raises(snn.FoldError, match="states at '2' change by"):
+            snn.fold(other, sites, rows, bias="drop")
+
+
+def test_the_installed_erasers_are_compared_too() -> None:
+    """Weights erase the first token and drop the mean; installed by default, both stay."""
+    model, batches = llama_and_batches()
+    example = {k: v for k, v in batches[0].items() if k != "z"}
+    erasers = snn.collect(model, batches, "model.norm", labels="z").erasers(sf.leace, erase="z")
+    with torch.no_grad(), snn.install(model, erasers):
+        wanted = model(**example).logits
+    folded = snn.fold(model, erasers, example, tokens="all", bias="drop")
+    assert folded.difference < 1e-5
+    attended = example["attention_mask"].bool()
+    with torch.no_grad():
+        rows = (model(**example).logits - wanted).abs()[attended]
+    size = wanted[attended]
+    assert np.isclose(folded.from_installed, rows.max() / (size.max() - size.min()), rtol=1e-3)
+    assert folded.from_installed > 0.01
+    assert f"{folded.from_installed:.1e} from install(model, erasers)" in str(folded)
+    # Where install cannot select tokens, nothing is compared, and it is said.
+    model, batches = llama_and_batches()
+    means = snn.collect(model, batches, "model.norm", labels="z", tokens="mean")
+    options: dict[str, Any] = {"tokens": "all", "bias": "drop"}
+    folded = snn.fold(model, means.erasers(sf.leace, erase="z"), example, **options)
+    assert folded.from_installed is None
+    assert "not compared with install" in str(folded)
+
+
+def test_a_fold_of_other_tokens_than_in_the_fit_is_told() -> None:
+    model, batches = llama_and_batches()
+    example = {k: v for k, v in batches[0].items() if k != "z"}
+    erasers = snn.fit_layers(model, batches, NORMS, sf.leace, erase="z", bias="drop")
+    with pytest.warns(snn.OtherTokensWarning, match="'body' erased"):
+        snn.fold(model, erasers, example, tokens="all")
+
+
+def test_biases_that_are_not_zero() -> None:
+    """Layers that read a site, and the site itself, add the mean to the bias that they have."""
+    for name in ("gpt2", "bert"):  # both begin with biases of zero
+        model, p, q = tiny(name), projection(rank=2, seed=1), projection(seed=2)
+        g = torch.Generator().manual_seed(5)
+        for key, parameter in model.named_parameters():
+            if key.endswith("bias"):
+                parameter.data = torch.randn(parameter.shape, generator=g)
+        sites = {
+            "gpt2": {"transformer.h.0.ln_1": p, "transformer.h.1.mlp.c_proj": q},
+            "bert": {"encoder.layer.0.attention.output.dense": p},
+        }[name]
+        batch = inputs(name)
+        with torch.no_grad(), snn.install(model, sites, tokens=everywhere):
+            wanted = model(**batch)[0]
+        folded = snn.fold(model, sites, batch)
+        with torch.no_grad():
+            found = model(**batch)[0]
+        assert torch.allclose(found, wanted, atol=1e-4 * float(wanted.max() - wanted.min()))
+        assert folded.difference < 1e-5
+
+
 def test_a_tied_head_is_untied_and_survives_a_file(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -176,6 +320,73 @@ def test_weights_that_are_no_numbers_are_refused() -> None:
     twice = torch.nn.Sequential(torch.nn.LayerNorm(16), shared, torch.nn.Tanh(), shared)
     with pytest.raises(snn.FoldError, match="2 places"):
         snn.fold(twice, {"0": projection()}, torch.randn(20, 16))
+
+
+class Packed8(torch.Tensor):
+    """Integers with a scale that pass for floats, as torchao's weights do."""
+
+    @staticmethod
+    def __new__(cls, values: torch.Tensor, scale: float) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=torch.float32)
+
+    def __init__(self, values: torch.Tensor, scale: float) -> None:
+        self.values, self.scale = values, scale
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].values, args[0].scale)
+        plain = [a.values.float() * a.scale if isinstance(a, cls) else a for a in args]
+        if func is torch.ops.aten._to_copy.default:
+            raise RuntimeError("not implemented for packed weights")
+        return func(*plain, **(kwargs or {}))
+
+
+def test_quantised_weights_are_refused_and_hooks_work() -> None:
+    p, x = projection(), torch.randn(20, 16)
+
+    def of(linear: Any) -> Any:
+        return torch.nn.Sequential(torch.nn.LayerNorm(16), linear)
+
+    subclass = torch.nn.Linear(16, 3)
+    values = torch.randint(-100, 100, (3, 16), dtype=torch.int8)
+    subclass.weight = torch.nn.Parameter(Packed8(values, 0.01), requires_grad=False)
+    narrow = torch.nn.Linear(16, 3)
+    narrow.weight = torch.nn.Parameter(narrow.weight.to(torch.float8_e4m3fn), False)
+    narrow.forward = lambda x: torch.nn.functional.linear(x, narrow.weight.to(x.dtype))
+
+    class Int8(torch.nn.Module):
+        """As torch's own and AutoGPTQ's: a module inside holds the weights and never runs."""
+
+        def __init__(self, kind: str) -> None:
+            super().__init__()
+            self.packed = torch.nn.Module()
+            if kind == "qweight":
+                self.register_buffer("qweight", values)
+            else:
+                self.weight = lambda: values
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear(x, 0.01 * values.float())
+
+    for linear in (subclass, narrow, Int8("qweight"), Int8("method")):
+        model = of(linear)
+        with pytest.raises(snn.FoldError, match=r"'1', a \w+, are quantised or packed"):
+            snn.fold(model, {"0": p}, x)
+        with torch.no_grad(), snn.install(model, {"0": p}):
+            assert model(x).shape == (20, 3)
+        assert hooks_in(model) == 0
+
+
+@pytest.mark.filterwarnings("ignore")  # torch announces the end of its int8 layers
+def test_torch_s_own_int8_layers_are_refused() -> None:
+    quantize = getattr(torch.ao.quantization, "quantize_dynamic", None)
+    if quantize is None:
+        pytest.skip("this torch has no int8 layers")
+    model = torch.nn.Sequential(torch.nn.LayerNorm(16), torch.nn.Linear(16, 3))
+    model = quantize(model, {torch.nn.Linear})
+    with pytest.raises(snn.FoldError, match="quantised"):
+        snn.fold(model, {"0": projection()}, torch.randn(20, 16))
 
 
 def test_offloaded_weights_are_refused() -> None:

@@ -7,6 +7,7 @@ import copy
 import gc
 import pickle
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -151,6 +152,59 @@ def test_outputs_without_a_tensor_are_named(form: str) -> None:
         assert "output= one of [1]" in str(caught.value)
         with snn.install(model, {"inner": projection()}, output=1):
             assert torch.is_tensor(model(torch.randn(2, 16))[1])
+
+
+class Fields(torch.nn.Module):
+    """Returns a mapping that a function makes of the input."""
+
+    def __init__(self, form: Callable[[torch.Tensor], dict[str, torch.Tensor]]) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self.form(x)
+
+
+def test_several_fields_of_the_width_are_asked_for() -> None:
+    """As sentence-transformers returns them."""
+    model = torch.nn.Sequential(
+        Fields(lambda x: {"tokens": x, "sentence": x.mean(1), "logits": x[..., :3]})
+    )
+    p, x = projection(), torch.randn(4, 7, 16)
+    plain, batch = model(x), {"input": x, "z": torch.arange(4) % 2}
+    told = r"same width, \['tokens', 'sentence'\].*output="
+    with snn.install(model, {"0": p}), pytest.raises(snn.SiteError, match=told):
+        model(x)
+    for run in (
+        lambda: snn.collect(model, [batch], "0", labels="z"),
+        lambda: snn.fit_layers(model, [batch], "0", sf.leace, erase="z"),
+        lambda: snn.fold(model, {"0": p}, x),
+    ):
+        with pytest.raises(snn.SiteError, match=told):
+            run()
+    for field in ("tokens", "sentence"):
+        with snn.install(model, {"0": p}, output=field):
+            found = model(x)
+        assert is_erased(found[field], plain[field], p)
+        assert all(torch.equal(found[k], plain[k]) for k in plain if k != field)
+    assert snn.collect(model, [batch], "0", labels="z", output="sentence")["0"].n_rows == 4
+
+
+def test_fields_that_are_clearly_meant() -> None:
+    p, x = projection(), torch.randn(4, 7, 16)
+    for form, field in (
+        (lambda x: {"pooler_output": x.mean(1), "last_hidden_state": x}, "last_hidden_state"),
+        (lambda x: {"ids": x[..., 0].long(), "states": x, "logits": x[..., :3]}, "states"),
+    ):
+        with snn.install(torch.nn.Sequential(Fields(form)), {"0": p}) as installed:
+            assert is_erased(installed._model(x)[field], x, p)
+    # Along another axis other fields are alike.
+    model = torch.nn.Sequential(Fields(lambda x: {"a": x, "b": x[:, :, :3], "c": x[:, :2]}))
+    with (
+        snn.install(model, {"0": projection(7)}, feature_dim=1),
+        pytest.raises(snn.SiteError, match=r"\['a', 'b'\]"),
+    ):
+        model(x)
 
 
 def test_inputs_by_position_and_by_keyword() -> None:

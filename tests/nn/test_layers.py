@@ -84,7 +84,10 @@ def test_fitted_on_last_tokens_and_applied_to_all(tmp_path: Path) -> None:
     # Control: fitted behind erasers of last tokens only, the second does not hold at all tokens.
     narrow = snn.fit_layers(model, batches, at, sf.leace, erase="z", **options)
     assert rest(narrow) < 1e-5
-    with snn.install(model, narrow, tokens="all"):
+    with (
+        pytest.warns(snn.OtherTokensWarning, match=r"'last' erased.*apply_to='all'"),
+        snn.install(model, narrow, tokens="all"),
+    ):
         after = snn.collect(model, batches, at, **options)[at[1]].cross_covariance("z")
     before = snn.collect(model, batches, at, **options)[at[1]].cross_covariance("z")
     assert np.linalg.norm(after) > 1e-3 * np.linalg.norm(before)
@@ -93,6 +96,31 @@ def test_fitted_on_last_tokens_and_applied_to_all(tmp_path: Path) -> None:
             snn.fit_layers(
                 model, batches, at, sf.leace, erase="z", **{**options, **change}, apply_to=wrong
             )
+
+
+def test_other_tokens_than_in_the_fit_are_told(tmp_path: Path) -> None:
+    model = tiny("llama")
+    batch = {**inputs("llama", 100), "z": torch.arange(100) % 2}
+    at = ["model.layers.0", "model.layers.1"]
+
+    def rule(call: Any) -> torch.Tensor:
+        return torch.ones_like(call["input_ids"], dtype=torch.bool)
+
+    def fit(sites: Any, **options: Any) -> snn.Erasers:
+        return snn.fit_layers(model, [batch], sites, sf.leace, erase="z", **options)
+
+    both, own = fit(at), fit(at, apply_to=rule)
+    # None of these differ, or can be told to: any other warning would be an error.
+    for erasers, tokens in [
+        (both, None), (both, "body"), (fit(at[0]), "all"), (fit(at, apply_to="all"), "all"),
+        (own, None), (own, rule),
+    ]:  # fmt: skip
+        snn.install(model, erasers, tokens=tokens).remove()
+    own.save(tmp_path / "own.safetensors")  # the function itself is not filed
+    snn.install(model, tmp_path / "own.safetensors", tokens=rule).remove()
+    for erasers, tokens in [(both, "all"), (both, rule), (own, "body")]:
+        with pytest.warns(snn.OtherTokensWarning, match="fitted behind one another"):
+            snn.install(model, erasers, tokens=tokens).remove()
 
 
 def test_control_one_pass_does_not_hold() -> None:
@@ -271,6 +299,44 @@ def test_a_site_behind_a_norm_begins_before_its_block() -> None:
         counts = calls_of(model, lambda: fit(None))
         assert counts["model.layers.0"] == 3 + 2
         assert same(found[0], found[None])
+
+
+class InPlace(torch.nn.Module):
+    """A block that adds to its input in place where a batch is short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(16) for _ in range(2))
+        self.a, self.b = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.a(self.norms[0](x)))
+        x = x.add_(y) if len(x) < 100 else x + y
+        return x + self.b(self.norms[1](x))
+
+
+def test_an_operation_in_place_behind_a_cut() -> None:
+    """It writes into the output that is kept, which then must not serve as it is.
+
+    It happens behind the first batch, on which the cuts are tried.
+    """
+    torch.manual_seed(0)
+    first = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16))
+    model = torch.nn.Sequential(first, InPlace(), InPlace()).eval()
+    (whole, *others), z = model_and_batches()[1], "z"
+    batches = [whole] + [{k: v[:50] for k, v in b.items()} for b in others]
+    at = ["1.norms.0", "1.norms.1", "2.norms.0"]
+    found: dict[Any, snn.Erasers] = {}
+
+    def fit(memory: int | None) -> None:
+        found[memory] = snn.fit_layers(model, batches, at, sf.leace, erase=z, memory=memory)
+
+    fit(0)
+    counts = calls_of(model, lambda: fit(None))
+    assert same(found[0], found[None])
+    # The trace and the trials aside, six batches ran it once, and five of them again.
+    again = calls_of(model, lambda: snn.fit_layers(model, batches, at[:2], sf.leace, erase=z))
+    assert counts["0"] == again["0"] + 5
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")

@@ -47,6 +47,7 @@ def condition(S: np.ndarray) -> float:
     return float(np.linalg.cond(S / np.outer(scale, scale)))
 
 
+@pytest.mark.slow
 def test_contenders_of_every_job_give_the_same_result(bench: Any) -> None:
     moments = bench.data.problem(300, 16, "float64", classes=4).moments()
     # Sums of at most 300 terms; or maps by d = 16 products of a factor, whose error grows with the
@@ -230,6 +231,7 @@ def ending() -> Any:
     return lambda: os._exit(1)
 
 
+@pytest.mark.slow
 def test_peak_memory_of_a_task_is_seen(bench: Any) -> None:
     extra = bench.jobs_numbers.extra_bytes(partial(allocating, 50_000_000), 1e6)
     assert extra == pytest.approx(50, rel=0.05)
@@ -263,6 +265,7 @@ def test_every_combination_of_axes_is_a_job(bench: Any, monkeypatch: pytest.Monk
 # --- what is made of the jobs --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_smoke_run_measures_what_is_named() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "benchmarks.smoke", "growth", "merge"],

@@ -129,7 +129,10 @@ def test_the_source_distribution_is_complete(sdist: Path) -> None:
         "tests/project/test_packaging.py",
         "proofs_check/__main__.py",
         "splince_fast/_kernels/oblique.pyx",
-        "splince_fast/_kernels/blas.pxd",
+        "splince_fast/_kernels/shapes.pxd",
+        "splince_fast/_kernels/csrc/simd.h",
+        "splince_fast/_kernels/csrc/erase.inc.c",
+        "splince_fast/_kernels/csrc/level_avx512.c",
     ):
         assert needed in names
 
@@ -141,7 +144,7 @@ def test_the_wheel_has_types_and_data_and_no_sources_of_c(wheel: Path) -> None:
     data = "splince_fast/experiments/demo/data/professions.safetensors"
     for needed in ("splince_fast/py.typed", data, "splince_fast/experiments/data/bios.npz"):
         assert needed in names
-    assert not [name for name in names if name.endswith(".c") or name.startswith("tests/")]
+    assert not [name for name in names if name.endswith((".c", ".h")) or name.startswith("tests/")]
 
 
 @packaging

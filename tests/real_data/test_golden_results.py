@@ -31,10 +31,11 @@ SETS = {
     "professions_word2vec": ("z_stereotype.npy", "y_fact.npy", "continuous"),
     "toxicity_en_de_fr": ("z.npy", "y.npy", "classes"),
 }
+# That version whitened every feature, however little it varies.
 METHODS: dict[str, Callable[[sf.Moments], sf.Projection]] = {
-    "splince": lambda m: sf.splince(m, erase="z", keep="y"),
+    "splince": lambda m: sf.splince(m, erase="z", keep="y", min_scale=0.0),
     "splince-oas": lambda m: sf.splince(m, erase="z", keep="y", shrinkage="oas"),
-    "leace": lambda m: sf.leace(m, erase="z"),
+    "leace": lambda m: sf.leace(m, erase="z", min_scale=0.0),
     "sal": lambda m: sf.sal(m, erase="z"),
     "sal-keep": lambda m: sf.sal(m, erase="z", keep="y"),
 }
@@ -84,6 +85,7 @@ def compare(found: Any, golden: Any, where: str) -> None:
         assert np.abs(np.subtract(found, golden)).max() <= TOLERANCE * size, where
 
 
+@pytest.mark.filterwarnings("ignore:the eraser is sensitive:splince_fast.PrecisionWarning")
 @pytest.mark.parametrize("name", SETS)
 def test_numbers_are_those_of_version_0_1_0(name: str, real_data: Callable[[str], Path]) -> None:
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))[name]

@@ -32,7 +32,7 @@ from problems import (
 import splince_fast
 import splince_fast as sf
 from splince_fast import InputError, Moments, Projection, SplinceError, leace
-from splince_fast._kernels import accumulate
+from splince_fast._kernels import row_kernels
 from splince_fast._runtime import arrays
 from splince_fast._runtime import threads as thread_pool
 from splince_fast.methods import recipe
@@ -244,13 +244,13 @@ def test_the_number_of_threads_changes_no_byte(
 def test_two_threads_share_only_rows_of_two_pages(
     monkeypatch: pytest.MonkeyPatch, eager: None, narrow_registers: None, dtype: Any
 ) -> None:
-    original, ranges = accumulate.centre_block, []
+    original, ranges = row_kernels.centre_columns, []
 
     def seen(*arguments: Any) -> None:
-        ranges.append(arguments[13:15])
+        ranges.append(arguments[-2:])
         original(*arguments)
 
-    monkeypatch.setattr(accumulate, "centre_block", seen)
+    monkeypatch.setattr(row_kernels, "centre_columns", seen)
     page = 4096 // np.dtype(dtype).itemsize
     for count, d, calls in ((2, 2 * page - 1, 1), (2, 2 * page, 2), (3, 2 * page - 1, 3)):
         monkeypatch.setenv(VARIABLE, str(count))

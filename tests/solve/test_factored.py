@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,39 @@ def test_later_updates_do_not_change_a_snapshot() -> None:
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0.0
     assert "Factored(400 rows, 12 features" in repr(kept)
+
+
+@pytest.mark.parametrize("options", [{}, {"rank": 4}, {"scatter": 0.5}])
+def test_updates_that_are_merged_do_not_change_a_snapshot(options: dict[str, Any]) -> None:
+    """Rows that wait change no sums: blocks of 16 rows are merged at once."""
+    whole = moments(block_rows=16, **options)
+    kept = whole.factored()
+    sums = {name: whole.cross_covariance(name) for name in ("z", "y")}
+    before = [sf.sal(kept, erase=name).matrix() for name in sums]
+    rng = np.random.default_rng(9)
+    whole.update(
+        rng.normal(size=(800, 12)) + 3.0, {"z": np.arange(800) % 3, "y": rng.normal(size=(800, 2))}
+    )
+    for name, old in sums.items():  # the control: the moments did change
+        assert np.abs(whole.cross_covariance(name) - old).max() > 0.01
+    for name, matrix in zip(sums, before, strict=True):
+        np.testing.assert_array_equal(sf.sal(kept, erase=name).matrix(), matrix)
+
+
+def test_a_view_that_fails_keeps_no_lock() -> None:
+    """Another thread may write after a read whose view raised."""
+    whole = moments()
+
+    def fail(_: Any) -> None:
+        raise RuntimeError("no view")
+
+    with pytest.raises(RuntimeError, match="no view"), whole.held_as(fail):
+        pass
+    with ThreadPoolExecutor(1) as other:
+        other.submit(whole.update, np.zeros((5, 12))).result(timeout=60)
+        with whole.held(), pytest.raises(sf.SplinceError):  # the control: a reader keeps it
+            other.submit(whole.update, np.zeros((5, 12))).result(timeout=60)
+    assert whole.n_rows == 405
 
 
 def test_a_snapshot_costs_one_square_matrix() -> None:

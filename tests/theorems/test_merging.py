@@ -155,8 +155,8 @@ def test_removal_of_what_is_no_part_is_refused() -> None:
         Moments() - whole
 
 
-@pytest.mark.parametrize("size", [1, 7, 64, 4096])
-@pytest.mark.parametrize("part_size", [1, 7, 64, 4096])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 7, 64, 4096])
+@pytest.mark.parametrize("part_size", [pytest.param(1, marks=pytest.mark.slow), 7, 64, 4096])
 def test_what_is_left_may_have_constant_columns(size: int, part_size: int) -> None:
     """The whole's roundings grow with its rows: they must not pass for "no part of the whole"."""
     steps = np.array([0.1, 0.2, 0.25, 0.5, 1.55])

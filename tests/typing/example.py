@@ -18,7 +18,7 @@ def fitted(X: NDArray[np.float32], z: NDArray[np.int64], y: NDArray[np.int64]) -
     eraser: sf.Projection = sf.splince(moments + sf.Moments(), erase="z", keep="y")
     report: sf.Report | None = eraser.report
     if report is not None:
-        distortion: float = report.distortion
+        distortion: float | None = report.distortion
         print(distortion, [variable.residual for variable in report.variables])
     return eraser
 

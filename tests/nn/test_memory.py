@@ -1,9 +1,10 @@
-"""Few rows, erased in memory: their numbers, and every tensor that must go through torch."""
+"""Rows erased in memory of the CPU: their numbers, and every tensor that must go through torch."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import importlib.util
 import pickle
 import warnings
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch.autograd import forward_ad  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
@@ -22,8 +24,9 @@ import splince_fast as sf  # noqa: E402
 from nn.conftest import is_erased, projection  # noqa: E402
 from nn.test_eraser import exact, spacing_differs  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
-from splince_fast._kernels.rows import MOST_DIRECTIONS  # noqa: E402
-from splince_fast.nn import few, hooks  # noqa: E402
+from splince_fast._kernels.row_kernels import PackedFactors  # noqa: E402
+from splince_fast._runtime import torch_rows  # noqa: E402
+from splince_fast.nn import hooks  # noqa: E402
 
 
 def site(form: Callable[[Any], Any] = lambda x: x) -> Any:
@@ -40,21 +43,21 @@ def site(form: Callable[[Any], Any] = lambda x: x) -> Any:
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each call at a site was taken in memory."""
     seen: list[bool] = []
-    short = few.Short.__call__
+    inner = hooks.erased_in_memory
 
-    def look(self: few.Short, *args: Any) -> Any:
-        found = short(self, *args)
+    def look(*args: Any) -> Any:
+        found = inner(*args)
         seen.append(found is not None)
         return found
 
-    monkeypatch.setattr(few.Short, "__call__", look)
+    monkeypatch.setattr(hooks, "erased_in_memory", look)
     return seen
 
 
 @pytest.mark.parametrize(
     ("width", "rank"),
     [(2, 0), (2, 1), (16, 0), (16, 1), (16, 2), (16, 5)]
-    + [(100, rank) for rank in (0, 1, 2, 5, MOST_DIRECTIONS, MOST_DIRECTIONS + 1)],
+    + [(100, rank) for rank in (0, 1, 2, 5, 17)],
 )
 def test_numbers(width: int, rank: int, taken: list[bool]) -> None:
     p = projection(width, rank)
@@ -71,7 +74,7 @@ def test_numbers(width: int, rank: int, taken: list[bool]) -> None:
         assert torch.equal(x, kept)
         if rank:
             assert not is_erased(found, x, projection(width, rank, seed=1))
-    assert taken == [rank <= MOST_DIRECTIONS] * 4
+    assert taken == [True] * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -93,7 +96,7 @@ def test_16_bits_are_rounded_once(dtype: torch.dtype, taken: list[bool]) -> None
 def test_rows_that_are_not_selected_keep_their_bits(
     dtype: torch.dtype, rank: int, known: bool, taken: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(few, "_KNOWN", known)
+    monkeypatch.setattr(torch_rows, "is_in_torch_dispatch_mode", lambda: not known)
     p, model = projection(rank=rank), site()
     mask = torch.rand(4, 7, generator=torch.Generator().manual_seed(0)) < 0.5
     x = torch.randn(4, 7, 16).to(dtype)
@@ -106,18 +109,19 @@ def test_rows_that_are_not_selected_keep_their_bits(
         assert not torch.equal(found[mask], x[mask])
         whole = snn.Eraser(p)(x)
         assert torch.allclose(found[mask].float(), whole[mask].float(), atol=1e-5, rtol=2.0**-7)
-    assert taken == [True, True] * known
+    assert taken == [known, known]
 
 
-def test_a_torch_without_the_names_that_are_asked_does_it_all(
-    taken: list[bool], monkeypatch: pytest.MonkeyPatch
+def test_a_torch_that_does_not_tell_who_watches_does_it_all(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    p, model, x = projection(16, 2), site(), torch.randn(3, 16)
-    with snn.install(model, {"0": p}):
-        assert is_erased(model(x), x, p)
-        monkeypatch.setattr(few, "_KNOWN", False)
-        assert is_erased(model(x), x, p)
-    assert taken == [True]
+    """In a fresh copy of the module; the control is the module itself."""
+    factors = PackedFactors(*np.ones((2, 1, 4)), np.zeros(4), np.zeros(1))
+    monkeypatch.delattr("torch.utils._python_dispatch.is_in_torch_dispatch_mode")
+    copied = importlib.util.module_from_spec(torch_rows.__spec__)
+    torch_rows.__spec__.loader.exec_module(copied)
+    assert copied.erased_in_memory(factors, torch.ones(2, 4)) is None
+    assert torch_rows.erased_in_memory(factors, torch.ones(2, 4)) is not None
 
 
 def test_another_axis_and_another_output_go_through_torch(taken: list[bool]) -> None:
@@ -133,18 +137,44 @@ def test_another_axis_and_another_output_go_through_torch(taken: list[bool]) -> 
     assert not taken
 
 
-def test_many_rows_and_other_types_go_through_torch(taken: list[bool]) -> None:
+def test_every_float_of_any_number_of_rows(taken: list[bool]) -> None:
     p, model = projection(64, 2), site()
     with snn.install(model, {"0": p}):
-        n = few._MOST_PRODUCTS // (2 * 64)
-        for x in (torch.randn(n, 64), torch.randn(n + 1, 64), torch.randn(3, 64).double()):
+        for x in (torch.randn(5000, 64), torch.randn(3, 64).double()):
             assert is_erased(model(x).float(), x.float(), p)
+        assert taken == [True] * 2
         assert model(torch.randn(0, 64)).shape == (0, 64)
         with pytest.raises(snn.SiteError, match="width 64"):
             model(torch.randn(3, 63))
         with pytest.raises(snn.SiteError, match="no floating tensor"):
             model(torch.ones(3, 64, dtype=torch.long))
-    assert taken == [True, False, False, False, False, False]
+    assert taken[2:] == [False, False]
+
+
+def test_what_float16_cannot_hold_is_infinite_as_in_torch(taken: list[bool]) -> None:
+    axis = np.eye(4)[:, :1]
+    model, x = site(), torch.full((2, 4), 60000.0).half()
+    with snn.install(model, {"0": sf.Projection(-axis, axis, np.zeros(4))}):
+        found = model(x)
+    assert torch.equal(found[:, 0], torch.full((2,), torch.inf).half())
+    assert torch.equal(found[:, 1:], x[:, 1:])
+    assert taken == [True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_strides_are_read_as_they_are(dtype: torch.dtype, taken: list[bool]) -> None:
+    """The same bits as those of a copy in C order."""
+    p, model = projection(), site()
+    with snn.install(model, {"0": p}):
+        for x in (torch.randn(16, 5).T, torch.randn(4, 16, 5).mT, torch.randn(6, 32)[::2, ::2]):
+            x = x.to(dtype)
+            kept = x.clone()
+            found = model(x)
+            assert torch.equal(found, model(x.contiguous()))
+            assert is_erased(found.float(), x.float(), p) or dtype == torch.bfloat16
+            assert not torch.equal(found, x)
+            assert torch.equal(x, kept)
+    assert taken == [True] * 6
 
 
 def test_tuples_copies_and_pickles(taken: list[bool]) -> None:
@@ -166,11 +196,6 @@ def test_tuples_copies_and_pickles(taken: list[bool]) -> None:
 
 
 # --- what memory alone does not show -------------------------------------------------------------
-
-
-def strided(model: Any) -> bool:
-    x = torch.randn(16, 5).T
-    return is_erased(model(x), x.contiguous(), projection())
 
 
 def negative(model: Any) -> bool:
@@ -208,6 +233,17 @@ def tangents(model: Any) -> bool:
 def transforms(model: Any) -> bool:
     x = torch.randn(3, 16)
     return is_erased(torch.func.vmap(model)(x), x, projection())
+
+
+def functionalised(model: Any) -> bool:
+    x = torch.randn(3, 16)
+    return is_erased(torch.func.functionalize(model)(x), x, projection())
+
+
+def graphs(model: Any) -> bool:
+    """A tracer that passes real tensors records the products, and no constant."""
+    traced, x = make_fx(model)(torch.randn(3, 16)), torch.randn(3, 16)
+    return is_erased(traced(x), x, projection())
 
 
 def traces(model: Any) -> bool:
@@ -249,7 +285,8 @@ def functions(model: Any) -> bool:
 @pytest.mark.filterwarnings("ignore:.*torch.jit")  # of torch's tangents themselves
 @pytest.mark.parametrize(
     "case",
-    [strided, negative, subclasses, gradients, tangents, transforms, traces, operations, functions],
+    [negative, functionalised, subclasses, gradients, tangents, transforms, traces, graphs,
+     operations, functions],
 )  # fmt: skip
 def test_other_tensors_go_through_torch(
     case: Callable[[Any], bool], monkeypatch: pytest.MonkeyPatch
@@ -259,7 +296,7 @@ def test_other_tensors_go_through_torch(
         model(torch.randn(3, 16))
         assert case(model)
         # Control: taken from memory, the result is wrong, missing or an error.
-        monkeypatch.setattr(hooks, "is_plain", lambda x: True)
+        monkeypatch.setattr(torch_rows, "is_plain", lambda x: True)
         with contextlib.suppress(RuntimeError):
             assert not case(model)
 

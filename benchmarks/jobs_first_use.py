@@ -1,0 +1,97 @@
+"""First use: processor seconds of a fresh process, from the interpreter's start, imports included.
+
+Caches of compiled kernels are empty, as in a new container or cluster worker.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+
+import numpy as np
+
+from benchmarks.jobs import OURS, Numbers, below, job
+from benchmarks.peers import CE
+from benchmarks.timing import Absent, pick
+
+_ROUNDS = 5
+_DATA = """
+import numpy as np
+rng = np.random.default_rng(0)
+z = rng.integers(0, {classes}, 2000)
+X = (rng.normal(size=(2000, 64)) + z[:, None]).astype("{dtype}")
+"""
+_ERASER = """
+import splince_fast as sf
+sf.leace(sf.Moments().update(X, {"z": z}), erase="z")(X)
+"""
+_ESTIMATOR = """
+import splince_fast as sf
+sf.LEACE().fit(X, concept=z).transform(X)
+"""
+_CONCEPT_ERASURE = """
+import torch
+from concept_erasure import LeaceFitter
+x, y = torch.from_numpy(X), torch.from_numpy(z[:, None].astype(X.dtype))
+LeaceFitter.fit(x, y).eraser(x)
+"""
+_FAIRLEARN = """
+from fairlearn.preprocessing import CorrelationRemover
+CorrelationRemover(sensitive_feature_ids=[0]).fit_transform(np.hstack([z[:, None], X]))
+"""
+FAIRLEARN = "fairlearn"
+
+# Code, and the processor seconds that it may take.
+_CASES = {
+    "import": ("import splince_fast", 0.5),
+    "first eraser": (_DATA.format(classes=2, dtype="float64") + _ERASER, 0.75),
+    "float32, ten classes": (_DATA.format(classes=10, dtype="float32") + _ERASER, 0.75),
+    "estimator": (_DATA.format(classes=2, dtype="float64") + _ESTIMATOR, 2.0),
+}
+_PEERS: dict[str, dict[str, tuple[tuple[str, ...], str]]] = {
+    "import": {
+        CE: (("torch", "concept_erasure"), "import concept_erasure"),
+        FAIRLEARN: (("fairlearn",), "import fairlearn.preprocessing"),
+    },
+    "first eraser": {
+        CE: (
+            ("torch", "concept_erasure"),
+            _DATA.format(classes=2, dtype="float64") + _CONCEPT_ERASURE,
+        )
+    },
+    "estimator": {
+        FAIRLEARN: (("fairlearn",), _DATA.format(classes=2, dtype="float64") + _FAIRLEARN)
+    },
+}
+
+
+def processor_seconds(code: str) -> float:
+    """User and system seconds of a process that runs `code`, the median of several."""
+    found = []
+    with tempfile.TemporaryDirectory() as cache:
+        for k in range(pick(_ROUNDS, 1)):
+            environment = os.environ | {"NUMBA_CACHE_DIR": os.path.join(cache, str(k))}
+            before = os.times()
+            subprocess.run(
+                [sys.executable, "-W", "ignore", "-c", code], env=environment, check=True
+            )
+            after = os.times()
+            found.append(
+                after.children_user - before.children_user
+                + after.children_system - before.children_system
+            )  # fmt: skip
+    return float(np.median(found))
+
+
+@job("first use/{case}", "processor seconds", lambda case: below(_CASES[case][1]), case=_CASES)
+def _first_use(case: str) -> Numbers:
+    found: dict[str, float | Absent] = {OURS: processor_seconds(_CASES[case][0])}
+    for name, (modules, code) in _PEERS.get(case, {}).items():
+        missing = [module for module in modules if not find_spec(module)]
+        found[name] = (
+            Absent(f"not installed: {', '.join(missing)}") if missing else processor_seconds(code)
+        )
+    return found

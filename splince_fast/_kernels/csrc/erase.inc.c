@@ -1,0 +1,467 @@
+/* Erasing rows: out = x - left^T (right (x - mean) - shift), in float64, rounded once to T.
+
+   The mean goes off first, so that a feature of large mean costs the others no digit. A row goes
+   the same way whatever its neighbours, its layout and its place in memory: all that is not in C
+   order passes through memory that is, group by group.
+
+   Rank 1 goes row by row: row i + 1 is measured while row i is written. Above, the products with
+   the factors are taken in tiles of ROWS x COLUMNS sums, which stay in registers. */
+
+#ifndef SPLINCE_ERASE
+#define SPLINCE_ERASE
+
+#define ROWS LANES
+#define COLUMNS (2 * LANES)
+/* Rows that are worked on together, and features of a product of theirs: both factors of it stay
+   in the first cache, and a panel of the map is read once for so many rows. */
+#define BATCH 32
+#define DEPTH 64
+#define PANELS 8 /* whose products with a tile of rows follow each other, along its cache lines */
+
+INLINE Index smaller(Index a, Index b) { return a < b ? a : b; }
+INLINE Index pieces(Index whole, Index piece) { return (whole + piece - 1) / piece; }
+INLINE double *aligned(void *memory) {
+    return (double *)(((uintptr_t)memory + LINE - 1) / LINE * LINE);
+}
+
+/* Directions of a panel of right: as wide as a tile of sums; at rank 1 there are no tiles. */
+static Index directions(Index rank) { return rank == 1 ? 1 : rank <= LANES ? LANES : COLUMNS; }
+
+static Index factors_size(Index rank, Index width) {
+    Index panel = rank == 1 ? 1 : COLUMNS, columns = directions(rank);
+    return pieces(rank, columns) * columns * width + pieces(width, panel) * panel * rank + width +
+           rank;
+}
+
+/* sign * factor, whose number (t, q) lies at factor[t * down + q * across], as panels of `columns`
+   columns, filled up with zeros. Returns the end of them. */
+static double *pack_panels(const double *factor, Index depth, Index width, Index down, Index across,
+                           double sign, Index columns, double *panels) {
+    for (Index first = 0; first < width; first += columns)
+        for (Index t = 0; t < depth; t++)
+            for (Index q = first; q < first + columns; q++)
+                *panels++ = q < width ? sign * factor[t * down + q * across] : 0.0;
+    return panels;
+}
+
+static void pack_factors(Factors *map, const double *left, const double *right, const double *mean,
+                         const double *shift, double *memory) {
+    Index rank = map->rank, width = map->width;
+    map->columns = directions(rank);
+    map->panel = rank == 1 ? 1 : COLUMNS;
+    map->measuring = memory;
+    memory = pack_panels(right, width, rank, 1, width, 1.0, map->columns, memory);
+    map->removing = memory;
+    memory = pack_panels(left, rank, width, width, 1, -1.0, map->panel, memory);
+    for (Index j = 0; j < width; j++) memory[j] = mean[j];
+    for (Index r = 0; r < rank; r++) memory[width + r] = shift[r];
+    map->mean = memory;
+    map->shift = memory + width;
+}
+
+/* Cache lines of finished rows that wait to be written past the caches. */
+typedef struct {
+    const char *from;
+    char *line;
+    Index lines;
+} Waiting;
+
+INLINE void write_line(Waiting *waiting) {
+    stream_line(waiting->line, waiting->from);
+    waiting->line += LINE, waiting->from += LINE, waiting->lines--;
+}
+
+static void write_lines(Waiting *waiting) {
+    while (waiting->lines > 0) write_line(waiting);
+}
+
+/* The whole cache lines of `size` bytes from `place` on wait; the rest is written. */
+static Waiting lines_of(const char *from, Index size, char *place) {
+    Index head = smaller((Index)(-(uintptr_t)place % LINE), size), tail = (size - head) % LINE;
+    memcpy(place, from, (size_t)head);
+    memcpy(place + size - tail, from + size - tail, (size_t)tail);
+    return (Waiting){from + head, place + head, (size - head) / LINE};
+}
+
+/* The first of n rows with a finite number that rounds to an infinite float16, or NO_ROW. */
+static Index lost_row(const float *rows, Index n, Index width) {
+    Index whole = width - width % FLOATS;
+    for (Index i = 0; i < n; i++, rows += width) {
+        FBits lost = bits_of(all_f32(0.0f));
+        for (Index j = 0; j < whole; j += FLOATS) lost |= lost_in_halves(get_f32(rows + j));
+        for (Index j = whole; j < width; j++) lost |= lost_in_halves(all_f32(rows[j]));
+        if (any_bit(lost)) return i;
+    }
+    return NO_ROW;
+}
+
+#endif
+
+/* --- rank 1 ---------------------------------------------------------------------------------- */
+
+/* Measures row x, sum_j (x[j] - mean[j]) right[j], beside writing out[j] = y[j] + c (-left[j]).
+
+   Memory works on the stores, and on row `ahead`, while the sum is computed. All registers are
+   loaded before one is stored: a load waits for a store to an address 4096 k away. */
+INLINE double NAME(measure_and_write)(const Factors *map, const T *x, const T *ahead, const T *y,
+                                      double c, T *out, int measures, int writes, int streamed) {
+    const double *mean = map->mean, *right = map->measuring, *left = map->removing;
+    Index width = map->width, whole = width - width % COLUMNS;
+    D factor = all_f64(c), sums[2] = {all_f64(0.0), all_f64(0.0)}, found[2];
+    for (Index j = 0; j < whole; j += COLUMNS) {
+        if (measures) PREFETCH(ahead + j);
+        UNROLL(2)
+        for (int q = 0; q < 2; q++) {
+            Index k = j + q * LANES;
+            if (measures) sums[q] += (LOAD(x + k) - get_f64(mean + k)) * get_f64(right + k);
+            if (writes) found[q] = LOAD(y + k) + factor * get_f64(left + k);
+        }
+        UNROLL(2)
+        for (int q = 0; q < 2; q++) {
+            if (!writes) continue;
+            if (streamed)
+                STREAM(out + j + q * LANES, found[q]);
+            else
+                STORE(out + j + q * LANES, found[q]);
+        }
+    }
+    double sum = sum_of_lanes(sums[0] + sums[1]);
+    for (Index j = whole; j < width; j++) {
+        if (measures) sum += (x[j] - mean[j]) * right[j];
+        if (writes) out[j] = (T)(y[j] + c * left[j]);
+    }
+    return sum;
+}
+
+/* n rows, `down` numbers apart; those of `out` are `below` apart. */
+INLINE void NAME(by_rows)(const Factors *map, const T *rows, Index down, Index n, T *out,
+                          Index below, int streamed) {
+    double shift = map->shift[0];
+    double c = NAME(measure_and_write)(map, rows, rows, rows, 0.0, out, 1, 0, 0) - shift;
+    for (Index i = 0; i + 1 < n; i++) {
+        const T *y = rows + i * down, *ahead = rows + smaller(i + AHEAD, n - 1) * down;
+        c = NAME(measure_and_write)(map, y + down, ahead, y, c, out + i * below, 1, 1, streamed) -
+            shift;
+    }
+    rows += (n - 1) * down, out += (n - 1) * below;
+    NAME(measure_and_write)(map, rows, rows, rows, c, out, 0, 1, streamed);
+}
+
+static void NAME(erase_by_rows)(const Factors *map, const T *rows, Index down, Index n, T *out,
+                                Index below, int streamed) {
+    if (streamed)
+        NAME(by_rows)(map, rows, down, n, out, below, 1);
+    else
+        NAME(by_rows)(map, rows, down, n, out, below, 0);
+}
+
+/* --- other ranks ----------------------------------------------------------------------------- */
+
+/* sums[p][q] = sum_t a[p][t] b[t][q], t < depth: `height` rows of a, `registers` of columns of b.
+
+   Where `writes`, lines that wait are written beside the sums: sizeof(T) ROWS bytes a step. */
+INLINE void NAME(sum_products)(D (*sums)[2], const double *a, Index down, const double *b, Index depth,
+                           int height, int registers, int writes, Waiting *waiting) {
+    UNROLL(8)
+    for (int p = 0; p < height; p++) {
+        UNROLL(2)
+        for (int q = 0; q < registers; q++) sums[p][q] = all_f64(0.0);
+    }
+    for (Index t = 0; t < depth; t++, b += registers * LANES) {
+        if (writes && t % (LINE / (Index)(sizeof(T) * ROWS)) == 0 && waiting->lines > 0)
+            write_line(waiting);
+        D factors[2];
+        UNROLL(2)
+        for (int q = 0; q < registers; q++) factors[q] = get_f64(b + q * LANES);
+        UNROLL(8)
+        for (int p = 0; p < height; p++) {
+            D number = all_f64(a[p * down + t]);
+            UNROLL(2)
+            for (int q = 0; q < registers; q++) sums[p][q] += number * factors[q];
+        }
+    }
+}
+
+/* coefficients[p][q] += sum_t centred[p][t] panel[t][q] */
+INLINE void NAME(add_to_coefficients)(const double *centred, const double *panel, Index depth,
+                                      double *coefficients, Index room, int height, int registers,
+                                      Waiting *waiting) {
+    D sums[ROWS][2];
+    if (waiting->lines > 0)
+        NAME(sum_products)(sums, centred, DEPTH, panel, depth, height, registers, 1, waiting);
+    else
+        NAME(sum_products)(sums, centred, DEPTH, panel, depth, height, registers, 0, NULL);
+    UNROLL(8)
+    for (int p = 0; p < height; p++) {
+        UNROLL(2)
+        for (int q = 0; q < registers; q++) {
+            double *place = coefficients + p * room + q * LANES;
+            put_f64(place, get_f64(place) + sums[p][q]);
+        }
+    }
+}
+
+/* out[p][q] = x[p][q] + sum_r coefficients[p][r] panel[r][q] */
+INLINE void NAME(write_tile)(const double *coefficients, Index room, const double *panel,
+                             Index rank, const T *x, Index down, T *out, Index below, int height) {
+    D sums[ROWS][2];
+    NAME(sum_products)(sums, coefficients, room, panel, rank, height, 2, 0, NULL);
+    UNROLL(8)
+    for (int p = 0; p < height; p++) {
+        UNROLL(2)
+        for (int q = 0; q < 2; q++) sums[p][q] += LOAD(x + p * down + q * LANES);
+    }
+    UNROLL(8)
+    for (int p = 0; p < height; p++) {
+        UNROLL(2)
+        for (int q = 0; q < 2; q++) STORE(out + p * below + q * LANES, sums[p][q]);
+    }
+}
+
+/* centred[i][j] = rows[i][first + j] - mean[first + j], j < depth */
+static void NAME(centre_part)(const T *rows, Index down, Index n, const double *mean, Index first,
+                         Index depth, double *centred) {
+    Index whole = depth - depth % LANES;
+    rows += first, mean += first;
+    for (Index i = 0; i < n; i++, rows += down, centred += DEPTH) {
+        for (Index j = 0; j < whole; j += LANES)
+            put_f64(centred + j, LOAD(rows + j) - get_f64(mean + j));
+        for (Index j = whole; j < depth; j++) centred[j] = rows[j] - mean[j];
+    }
+}
+
+/* coefficients = (rows - mean) right^T - shift, `room` numbers a row. */
+INLINE void NAME(measure)(const Factors *map, const T *rows, Index down, Index n, double *centred,
+                          double *coefficients, Index room, int registers, Waiting *waiting) {
+    for (Index i = 0; i < n; i++)
+        for (Index r = 0; r < room; r++)
+            coefficients[i * room + r] = r < map->rank ? -map->shift[r] : 0.0;
+    Index columns = registers * LANES;
+    for (Index first = 0; first < map->width; first += DEPTH) {
+        Index depth = smaller(DEPTH, map->width - first);
+        NAME(centre_part)(rows, down, n, map->mean, first, depth, centred);
+        for (Index r = 0; r < room; r += columns) {
+            const double *panel = map->measuring + r * map->width + first * columns;
+            Index i = 0;
+            for (; i + ROWS <= n; i += ROWS)
+                NAME(add_to_coefficients)(centred + i * DEPTH, panel, depth,
+                                          coefficients + i * room + r, room, ROWS, registers,
+                                          waiting);
+            for (; i < n; i++)
+                NAME(add_to_coefficients)(centred + i * DEPTH, panel, depth,
+                                          coefficients + i * room + r, room, 1, registers,
+                                          waiting);
+        }
+    }
+}
+
+/* out = rows - coefficients left, for the features that fill no tile. */
+static void NAME(remove_rest)(const Factors *map, const T *rows, Index down, Index n,
+                              const double *coefficients, Index room, T *out, Index below) {
+    Index first = map->width - map->width % COLUMNS, rest = map->width - first;
+    for (Index i = 0; i < n && rest > 0; i++) {
+        T edge[COLUMNS] = {0};
+        for (Index j = 0; j < rest; j++) edge[j] = rows[i * down + first + j];
+        NAME(write_tile)(coefficients + i * room, room, map->removing + first * map->rank,
+                         map->rank, edge, 0, edge, 0, 1);
+        for (Index j = 0; j < rest; j++) out[i * below + first + j] = edge[j];
+    }
+}
+
+/* out = rows - coefficients left; the first of the `following` rows are asked for meanwhile. */
+static void NAME(remove)(const Factors *map, const T *rows, Index down, Index n, Index following,
+                         const double *coefficients, Index room, T *out, Index below) {
+    Index rank = map->rank, whole = map->width - map->width % COLUMNS;
+    for (Index first = 0; first < whole; first += PANELS * COLUMNS) {
+        Index last = smaller(first + PANELS * COLUMNS, whole), i = 0;
+        for (; i + ROWS <= n; i += ROWS)
+            for (Index j = first; j < last; j += COLUMNS) {
+                const T *x = rows + i * down + j;
+                for (Index p = 0; p < ROWS && i + p < following; p++)
+                    for (Index q = 0; q < COLUMNS; q += LINE / (Index)sizeof(T))
+                        PREFETCH(x + (n + p) * down + q);
+                NAME(write_tile)(coefficients + i * room, room, map->removing + j * rank, rank, x,
+                                 down, out + i * below + j, below, ROWS);
+            }
+        for (; i < n; i++)
+            for (Index j = first; j < last; j += COLUMNS)
+                NAME(write_tile)(coefficients + i * room, room, map->removing + j * rank, rank,
+                                 rows + i * down + j, 0, out + i * below + j, 0, 1);
+    }
+    NAME(remove_rest)(map, rows, down, n, coefficients, room, out, below);
+}
+
+/* --- rows that are in C order for a while ---------------------------------------------------- */
+
+/* A register of number (i, j) and those right of it in C order. */
+INLINE char *NAME(place)(Matrix matrix, Index i, Index j) {
+    return matrix.data + i * matrix.down + j * matrix.across;
+}
+
+/* copy[i][j] = number (i, j) of a matrix whose columns lie in one piece, by tiles. */
+INLINE void NAME(copy_columns)(Matrix matrix, Index n, Index width, int halves, T *copy) {
+    Index tall = n - n % WIDTH, wide = width - width % WIDTH;
+    for (Index j = 0; j < wide; j += WIDTH)
+        for (Index i = 0; i < tall; i += WIDTH) {
+            V tile[WIDTH];
+            UNROLL(16)
+            for (int q = 0; q < WIDTH; q++)
+                tile[q] = NAME(read)(NAME(place)(matrix, i, j + q), halves);
+            NAME(transpose)(tile);
+            UNROLL(16)
+            for (int p = 0; p < WIDTH; p++) PUT(copy + (i + p) * width + j, tile[p]);
+        }
+    for (Index i = 0; i < n; i++)
+        for (Index j = i < tall ? wide : 0; j < width; j++)
+            copy[i * width + j] = NAME(read_one)(NAME(place)(matrix, i, j), halves);
+}
+
+/* The way back. */
+INLINE void NAME(write_columns)(const T *copy, Matrix matrix, Index n, Index width, int halves) {
+    Index tall = n - n % WIDTH, wide = width - width % WIDTH;
+    for (Index j = 0; j < wide; j += WIDTH)
+        for (Index i = 0; i < tall; i += WIDTH) {
+            V tile[WIDTH];
+            UNROLL(16)
+            for (int p = 0; p < WIDTH; p++) tile[p] = GET(copy + (i + p) * width + j);
+            NAME(transpose)(tile);
+            UNROLL(16)
+            for (int q = 0; q < WIDTH; q++)
+                NAME(write)(NAME(place)(matrix, i, j + q), tile[q], halves);
+        }
+    for (Index i = 0; i < n; i++)
+        for (Index j = i < tall ? wide : 0; j < width; j++)
+            NAME(write_one)(NAME(place)(matrix, i, j), copy[i * width + j], halves);
+}
+
+/* copy[i][j] = number (i, j) of a matrix of any layout. */
+INLINE void NAME(copy_any)(Matrix matrix, Index n, Index width, int halves, T *copy) {
+    Index size = halves ? 2 : (Index)sizeof(T);
+    if (matrix.down == size && matrix.across != size) {
+        NAME(copy_columns)(matrix, n, width, halves, copy);
+        return;
+    }
+    Index whole = matrix.across == size ? width - width % WIDTH : 0;
+    for (Index i = 0; i < n; i++, copy += width) {
+        for (Index j = 0; j < whole; j += WIDTH)
+            PUT(copy + j, NAME(read)(NAME(place)(matrix, i, j), halves));
+        for (Index j = whole; j < width; j++)
+            copy[j] = NAME(read_one)(NAME(place)(matrix, i, j), halves);
+    }
+}
+
+INLINE void NAME(write_any)(const T *copy, Matrix matrix, Index n, Index width, int halves) {
+    Index size = halves ? 2 : (Index)sizeof(T);
+    if (matrix.down == size && matrix.across != size) {
+        NAME(write_columns)(copy, matrix, n, width, halves);
+        return;
+    }
+    Index whole = matrix.across == size ? width - width % WIDTH : 0;
+    for (Index i = 0; i < n; i++, copy += width) {
+        for (Index j = 0; j < whole; j += WIDTH)
+            NAME(write)(NAME(place)(matrix, i, j), GET(copy + j), halves);
+        for (Index j = whole; j < width; j++)
+            NAME(write_one)(NAME(place)(matrix, i, j), copy[j], halves);
+    }
+}
+
+static void NAME(copy_rows)(Matrix matrix, Index n, Index width, int halves, T *copy) {
+    if (halves)
+        NAME(copy_any)(matrix, n, width, 1, copy);
+    else
+        NAME(copy_any)(matrix, n, width, 0, copy);
+}
+
+static void NAME(write_rows)(const T *copy, Matrix matrix, Index n, Index width, int halves) {
+    if (halves)
+        NAME(write_any)(copy, matrix, n, width, 1);
+    else
+        NAME(write_any)(copy, matrix, n, width, 0);
+}
+
+/* --- the whole ------------------------------------------------------------------------------- */
+
+static Index NAME(erase)(const Erasing *task) {
+    const Factors *map = task->map;
+    const Index rank = map->rank, width = map->width, n = task->n, size = sizeof(T);
+    const int halves = task->halves, by_rows = rank == 1;
+    Matrix rows = task->rows, out = task->out;
+    /* Rows in one piece are read, and written, where they lie. */
+    const int given = !halves && (rows.across == size || width == 1) && rows.down % size == 0;
+    const int written = !halves && (out.across == size || width == 1) && out.down % size == 0;
+    const int solid = written && (out.down == width * size || n == 1);
+    const int streamed = task->streamed && solid && rows.data != out.data;
+    const int apart = !written || (streamed && !(by_rows && ((uintptr_t)out.data |
+                                                             (size_t)(width * size)) % STREAMED == 0));
+    const Index group = by_rows && given && !apart ? n : smaller(n, BATCH);
+    const Index room = by_rows ? 0 : pieces(rank, map->columns) * map->columns;
+    if (n == 0) return NO_ROW;
+
+    /* All memory is taken before the first row is written. */
+    const Index tiles = by_rows ? 0 : group, copied = group * pieces(width * size, LINE) * LINE;
+    const Index bytes = tiles * (DEPTH + room) * (Index)sizeof(double) + (!given + apart) * copied;
+    char *memory = bytes ? malloc((size_t)(bytes + 2 * LINE)) : NULL;
+    if (bytes && !memory) return NO_MEMORY;
+    double *centred = aligned(memory), *coefficients = centred + tiles * DEPTH;
+    T *copies = (T *)aligned(coefficients + tiles * room);
+    T *results = (T *)((char *)copies + (given ? 0 : copied));
+
+    Waiting waiting = {0};
+    Index lost = NO_ROW;
+    for (Index first = 0; first < n; first += group) {
+        const Index count = smaller(group, n - first);
+        const Index following = given ? smaller(group, n - first - count) : 0;
+        const Index down = given ? rows.down / size : width;
+        const Index below = apart ? width : out.down / size;
+        const T *block = given ? (const T *)rows.data : copies;
+        T *target = apart ? results : (T *)out.data;
+        if (!given) NAME(copy_rows)(rows, count, width, halves, copies);
+        if (by_rows) {
+            write_lines(&waiting);
+            NAME(erase_by_rows)(map, block, down, count, target, below, streamed && !apart);
+        } else {
+            if (map->columns == LANES)
+                NAME(measure)(map, block, down, count, centred, coefficients, room, 1, &waiting);
+            else
+                NAME(measure)(map, block, down, count, centred, coefficients, room, 2, &waiting);
+            write_lines(&waiting);
+            NAME(remove)(map, block, down, count, following, coefficients, room, target, below);
+        }
+        if (halves && lost == NO_ROW) {
+            lost = lost_row((const float *)target, count, width);
+            if (lost != NO_ROW) lost += first;
+        }
+        if (!written)
+            NAME(write_rows)(target, out, count, width, halves);
+        else if (apart)
+            waiting = lines_of((const char *)target, count * width * size, out.data);
+        rows.data += count * rows.down, out.data += count * out.down;
+    }
+    if (streamed) {
+        write_lines(&waiting);
+        settle();
+    }
+    free(memory);
+    return lost;
+}
+
+/* Rows in one piece. If so, a row holds neither NaN nor infinity nor numbers whose squares
+   overflow; the bound leaves room for sums over many rows. */
+static int NAME(squares_finite)(Matrix rows, Index n, Index width) {
+    const Index whole = width - width % (4 * LANES);
+    for (Index i = 0; i < n; i++, rows.data += rows.down) {
+        const T *x = (const T *)rows.data;
+        D sums[4] = {all_f64(0.0), all_f64(0.0), all_f64(0.0), all_f64(0.0)};
+        for (Index j = 0; j < whole; j += 4 * LANES) {
+            UNROLL(4)
+            for (int q = 0; q < 4; q++) {
+                D number = LOAD(x + j + q * LANES);
+                sums[q] += number * number;
+            }
+        }
+        double total = sum_of_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
+        for (Index j = whole; j < width; j++) total += (double)x[j] * x[j];
+        if (!(total < 1e298)) return 0; /* NaN included */
+    }
+    return 1;
+}

@@ -1,0 +1,211 @@
+"""The eraser that erases nothing: the baseline of a search over erasers."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from splince_fast._runtime.arrays import as_weights, check_values, is_sparse
+from splince_fast._runtime.sparse import SparseRows
+from splince_fast.estimators.base import ErasingTransformer
+from splince_fast.exceptions import IncompatibleMomentsError, NotEnoughDataError
+from splince_fast.projection import Projection
+from splince_fast.report import Report
+
+__all__ = ["Identity"]
+
+
+class Identity(ErasingTransformer):
+    """Erase nothing: the rows as they are, under the interface of the erasers.
+
+    The baseline of a search over erasers. scikit-learn's ``"passthrough"`` cannot take that place
+    beside :class:`LEACE`, because it accepts no `concept`.
+
+    Attributes
+    ----------
+    projection_ : Projection
+        The identity, of rank 0.
+    report_ : Report
+        States that nothing is erased and that the distortion is 0.
+    n_samples_seen_, n_features_in_ : int
+        Rows (of positive weight) and features seen.
+    feature_names_in_ : ndarray of str, shape (n_features_in_,)
+        Names of the features, if X was a frame.
+
+    See Also
+    --------
+    LEACE : Erase a concept.
+    SPLINCE : Erase a concept and keep a task.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from splince_fast import Identity
+    >>> rng = np.random.default_rng(0)
+    >>> z, X = rng.integers(0, 2, size=60), rng.normal(size=(60, 3))
+    >>> eraser = Identity().fit(X, concept=z)
+    >>> bool((eraser.transform(X) == X).all()), eraser.report_.distortion
+    (True, 0.0)
+    """
+
+    concept_from = None
+    n_samples_seen_: int
+    _weight: float
+
+    # As the erasers: in a search over all of them, routers pass the concept on.
+    __metadata_request__fit: ClassVar = {"concept": True}
+    __metadata_request__partial_fit: ClassVar = {"concept": True}
+
+    @property
+    def _takes_sparse(self) -> bool:
+        return True
+
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        *,
+        concept: Any = None,
+        sample_weight: Any = None,
+        groups: Any = None,
+    ) -> Self:
+        """Note the features, forgetting what was seen before.
+
+        Parameters
+        ----------
+        X : array-like, frame or sparse matrix of shape (n_samples, n_features)
+            Checked for NaN and infinity.
+        y, concept : object, optional
+            Ignored; present so that all erasers are called alike.
+        sample_weight : array-like of shape (n_samples,), optional
+            Non-negative frequencies.
+        groups : object, optional
+            Ignored, as `y`.
+
+        Returns
+        -------
+        object
+            The estimator itself; as it was if this raises.
+
+        Raises
+        ------
+        InputError, NonFiniteError
+            The data cannot be used.
+        NotEnoughDataError
+            Every weight is zero.
+        """
+        with self._restored_on_error():
+            self.__dict__.pop("_projection", None)
+            self._add(X, sample_weight, least=1)
+            if not self.n_samples_seen_:
+                raise NotEnoughDataError(
+                    "every sample_weight is zero, so no row is left to fit to; give some rows a "
+                    "positive weight"
+                )
+        return self
+
+    def partial_fit(
+        self, X: Any, y: Any = None, *, concept: Any = None, sample_weight: Any = None
+    ) -> Self:
+        """Count a block of rows, of any size.
+
+        Parameters
+        ----------
+        X : array-like, frame or sparse matrix of shape (n_samples, n_features)
+            May have no rows.
+        y, concept : object, optional
+            Ignored.
+        sample_weight : array-like of shape (n_samples,), optional
+            Non-negative frequencies.
+
+        Returns
+        -------
+        object
+            The estimator itself; as it was if this raises.
+
+        Raises
+        ------
+        InputError, NonFiniteError
+            The data cannot be used, or have other features than earlier blocks.
+        """
+        with self._restored_on_error():
+            self._add(X, sample_weight, least=0)
+        return self
+
+    def merge(self, other: Self) -> Self:
+        """Add the row count of another estimator.
+
+        Parameters
+        ----------
+        other : Identity
+            Left as it is.
+
+        Returns
+        -------
+        object
+            The estimator itself.
+
+        Raises
+        ------
+        IncompatibleMomentsError
+            Another class of estimator, or another number of features.
+        NotFittedError
+            One of them has seen nothing.
+        """
+        if type(other) is not type(self):
+            raise IncompatibleMomentsError(
+                f"{type(self).__name__} cannot merge {type(other).__name__}"
+            )
+        widths = [part.projection_.n_features for part in (self, other)]
+        if widths[0] != widths[1]:
+            raise IncompatibleMomentsError(
+                f"the estimators saw {widths[0]} and {widths[1]} features; merge estimators of "
+                "the same rows"
+            )
+        self.n_samples_seen_ += other.n_samples_seen_
+        self._weight += other._weight
+        return self
+
+    def _add(self, X: Any, sample_weight: Any, *, least: int) -> None:
+        """Check a block and count its rows."""
+        first = not self.__sklearn_is_fitted__()
+        rows = self._rows(X, reset=first, least=least)
+        n, d = rows.shape
+        if is_sparse(rows):
+            SparseRows.of(rows).check()
+        else:
+            check_values(rows)
+        weight = as_weights(sample_weight, n)
+        if first:
+            self.n_samples_seen_, self._weight = 0, 0.0
+            none = np.zeros((d, 0))
+            self._projection = Projection(none, none, np.zeros(d), method="Identity")
+        self.n_samples_seen_ += n if weight is None else int(np.count_nonzero(weight))
+        self._weight += n if weight is None else float(weight.sum())
+
+    @property
+    def report_(self) -> Report:
+        """The report of an eraser that changes nothing."""
+        d = self.projection_.n_features
+        return Report(
+            method="Identity",
+            n_rows=self.n_samples_seen_,
+            weight=self._weight,
+            n_features=d,
+            rank_covariance=None,
+            rank=0,
+            variables=(),
+            dropped=0,
+            cosines=(),
+            amplification=1.0,
+            rho=None,
+            frozen_head_penalty=None,
+            head_shrinkage_threshold=None,
+            distortion=0.0,
+            distortion_leace=None,
+            solver="none",
+            tolerance=0.0,
+            shrinkage=0.0,
+            warnings=(),
+        )

@@ -1,0 +1,120 @@
+"""Rows as estimators read them: frames, columns of vectors, lazy rows, and the errors' words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import splince_fast as sf
+
+pd = pytest.importorskip("pandas")
+pl = pytest.importorskip("polars")
+
+ERASERS = [sf.SPLINCE, sf.LEACE, sf.SAL, sf.MeanProjection, sf.Identity, sf.baselines.INLP]
+
+
+def problem() -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(0)
+    z, y = rng.integers(0, 2, (2, 60))
+    return rng.normal(size=(60, 3)) + z[:, None], y, z
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_text_columns_are_named(library: str) -> None:
+    X, _, z = problem()
+    frame = pd.DataFrame(X, columns=["a", "b", "c"])
+    text = frame.assign(job="clerk", town="Ghent")
+    make = pl.from_pandas if library == "polars" else (lambda f: f)
+    words = r"holds text in columns 'job', 'town'"
+    with pytest.raises(sf.InputError, match=words):
+        sf.LEACE().fit(make(text), concept=z)
+    with pytest.raises(sf.InputError, match=words):
+        sf.Moments().update(make(text), z)
+    with pytest.raises(sf.InputError, match=words):
+        sf.baselines.INLP().fit(make(text), concept=z)
+    eraser = sf.LEACE().fit(make(frame), concept=z)
+    with pytest.raises(sf.InputError, match="column 'c'"):
+        eraser.transform(make(frame.assign(c="x")))
+    with pytest.raises(sf.InputError, match="holds text in column 1"):
+        sf.Moments().update(text[["a", "job"]].to_numpy(), z)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_nan_is_located_by_row_and_column(library: str) -> None:
+    X, _, z = problem()
+    X[7, 1] = np.nan
+    frame = pd.DataFrame(X, columns=["a", "b", "c"])
+    frame = pl.from_pandas(frame) if library == "polars" else frame
+    words = r"\(rows 7\), column 'b'"
+    for attempt in (
+        lambda: sf.LEACE().fit(frame, concept=z),
+        lambda: sf.LEACE().partial_fit(frame, concept=z),
+        lambda: sf.Identity().fit(frame),
+        lambda: sf.Moments().update(frame, z),
+        lambda: sf.Moments.from_blocks([sf.sources.Block(X, {"z": z})], folds=2),
+    ):
+        with pytest.raises(sf.NonFiniteError, match=r"\(rows 7\), column"):
+            attempt()
+    for named in (
+        lambda: sf.LEACE().fit(frame, concept=z),
+        lambda: sf.Identity().fit(frame),
+        lambda: sf.Moments().update(frame, z),
+    ):
+        with pytest.raises(sf.NonFiniteError, match=words):
+            named()
+    clean = frame.with_columns(b=pl.lit(0.0)) if library == "polars" else frame.assign(b=0.0)
+    eraser = sf.LEACE().fit(clean, concept=z)
+    with pytest.raises(sf.NonFiniteError, match=words):
+        eraser.transform(frame)
+
+
+def test_columns_of_vectors() -> None:
+    X, _, z = problem()
+    expected = sf.LEACE().fit(X, concept=z).transform(X)
+    column = pd.Series(list(X), name="embedding")
+    for rows in (
+        column,
+        column.to_frame(),
+        column.to_numpy(),
+        pl.Series("embedding", X.tolist()),
+        pl.DataFrame({"embedding": X.tolist()}),
+        pl.DataFrame({"embedding": list(X)}),
+    ):
+        eraser = sf.LEACE().fit(rows, concept=z)
+        assert not hasattr(eraser, "feature_names_in_")
+        np.testing.assert_array_equal(eraser.transform(rows), expected)
+        np.testing.assert_array_equal(eraser.projection_(rows), expected)
+        assert sf.Moments().update(rows, z).n_features == 3
+    ragged = pd.Series([np.zeros(3), np.zeros(2)])
+    with pytest.raises(sf.InputError, match="same length"):
+        sf.LEACE().fit(ragged, concept=[0, 1])
+    with pytest.raises(sf.InputError, match="holds text in column 'embedding'"):
+        sf.LEACE().fit(pd.DataFrame({"embedding": ["[1, 2]", "[3, 4]"]}), concept=[0, 1])
+    with pytest.raises(sf.InputError, match=r"1D array|2-dimensional"):
+        sf.LEACE().fit(pd.Series([1.0, 2.0]), concept=[0, 1])
+
+
+@pytest.mark.parametrize("eraser", ERASERS)
+def test_a_type_error_names_the_public_class(eraser: Any) -> None:
+    X, y, z = problem()
+    with pytest.raises(TypeError, match=rf"^{eraser.__name__}\.fit\(\)"):
+        eraser().fit(X, y, labels=z)
+    with pytest.raises(TypeError, match=rf"^{eraser.__name__}\.transform\(\)"):
+        eraser().transform()
+    if hasattr(eraser, "from_moments"):
+        with pytest.raises(TypeError, match=rf"^{eraser.__name__}\.from_moments\(\)"):
+            eraser.from_moments()
+
+
+def test_control_a_subclass_keeps_its_own_methods() -> None:
+    class Mine(sf.LEACE):
+        def fit(self, X: Any, y: Any = None, **keywords: Any) -> Any:  # type: ignore[override]
+            self.called_ = True
+            return super().fit(X, y, **keywords)
+
+    X, _, z = problem()
+    assert Mine().fit(X, concept=z).called_
+    assert sf.LEACE.fit is not sf.SAL.fit
+    assert sf.LEACE.fit.__doc__ == sf.SAL.fit.__doc__

@@ -1,0 +1,102 @@
+"""Reports and figures: files are whole, text is text, bars say what they are."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import warnings
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from comparisons import data, run
+
+from splince_fast.evaluation import Comparison, figures, statistics
+
+
+@pytest.fixture(scope="module")
+def small() -> Comparison:
+    return run(*data(400), erasers=("none", "LEACE"), leakage=())
+
+
+@pytest.mark.parametrize("method", ["to_html", "save"])
+def test_an_old_file_survives_a_full_disk(
+    small: Comparison, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    target = tmp_path / "report.html"
+    target.write_text("old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            getattr(small, method)(target)
+    assert target.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    getattr(small, method)(target)  # control
+    assert len(target.read_text()) > 1000
+
+
+def test_labels_are_text_in_reports_and_figures(tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    X, y, z = data(400)
+    task = np.array(["$\\frac", "b$"], dtype=object)[y].tolist()
+    concept = ["\udc80lone" if k else "bell\x07" for k in z]
+    result = run(
+        X, task, {"$c\x01$ <b>": concept}, n_seeds=3,
+        erasers={"$\\sqrt$": "LEACE", "plain": "none"}, association=(0.5, 0.8),
+        tied="bell\x07",
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # glyphs that the font lacks
+        text = result.to_html(tmp_path / "report.html").read_text(encoding="utf-8")
+        for kind in figures.available(result):
+            result.plot(kind).savefig(tmp_path / f"{kind}.png")  # ticks are made here
+    for shown in ("$\\frac", "b$", "$\\sqrt$", "\\udc80lone", "bell\\x07", "$c\\x01$"):
+        assert html.escape(shown) in text
+    for drawing in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
+        ElementTree.fromstring(drawing)  # well-formed
+    svg = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
+    assert "mathdefault" not in svg
+    assert "$\\sqrt$" in svg
+
+
+def test_cells_whose_names_would_collide_are_told_apart() -> None:
+    X, y, z = data(400)
+    result = run(
+        X, [("a", "a · b")[k] for k in y], [("b · c", "c")[k] for k in z], n_seeds=1,
+        erasers=("none",),
+    )  # fmt: skip
+    assert len(set(result.context.cells)) == 4
+    assert "'a · b' · 'c'" in result.context.cells
+
+
+def test_the_figure_of_strengths_says_where_nothing_was_tested(small: Comparison) -> None:
+    pytest.importorskip("matplotlib")
+    assert len(small.context.seeds) == 2
+    legend = small.plot("strengths").axes[0].get_legend()
+    assert legend.get_title().get_text() == "no test"
+
+
+def test_bars_of_groups_are_corrected_for_shared_rows() -> None:
+    pytest.importorskip("matplotlib")
+    X, y, z = data(600)
+    result = run(X, y, z, n_seeds=4, erasers=("none",), heads=("frozen",), leakage=())
+    axes = result.plot("groups", head="frozen").axes[0]
+    train, _, test = result.context.sizes
+    for row, cell in enumerate(range(4)):
+        seen = [c for r in result.records if r["head"] == "frozen" for c in r["cells"]]
+        rates = [right / n for c, n, right in seen if c == cell]
+        rows = np.mean([n for c, n, _ in seen if c == cell])
+        expected = statistics.cell_interval(rates, float(rows), test / train)
+        bar, mark = axes.lines[2 * row : 2 * row + 2]
+        assert tuple(bar.get_xdata()) == pytest.approx(expected)
+        assert mark.get_xdata()[0] == pytest.approx(np.mean(rates))
+        assert f"n = {rows:,.0f}" in axes.get_yticklabels()[row].get_text()

@@ -1,0 +1,143 @@
+"""The table of metrics: every direction and label, for the library's metrics and the caller's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from comparisons import data, run
+from sklearn.metrics import accuracy_score, balanced_accuracy_score
+
+from splince_fast import evaluation as ev
+from splince_fast.evaluation import Comparison
+from splince_fast.evaluation.scoring import METRICS, SUMMARY
+from splince_fast.exceptions import InputError
+
+
+def error_rate(truth: Any, guess: Any) -> float:
+    return float(np.mean(truth != guess))
+
+
+@pytest.fixture(scope="module")
+def result() -> Comparison:
+    X, y, z = data()
+    metrics = {
+        "balanced_accuracy": ev.Metric(balanced_accuracy_score, lower_is_better=False),
+        "error": ev.Metric(error_rate, lower_is_better=True, label="error rate"),
+        "plain_accuracy": accuracy_score,
+    }
+    return run(X, y, z, n_seeds=3, metrics=metrics, erasers=("none", "SAL", "random"))
+
+
+# Written out by hand: whether the smaller value is the better one.
+LOWER = {
+    "accuracy": False, "class_accuracy": False, "worst_group": False, "r2": False,
+    "kept_covariance": False, "tpr_gap": True, "mse": True, "concept_correlation": True,
+    "distortion": True, "residual": True, "rank": None,
+    **{f"{probe}_{figure}": lower for probe in ("probe", "mlp", "boosting")
+       for figure, lower in (("accuracy", True), ("auc", True), ("r2", True), ("chance", None))},
+}  # fmt: skip
+
+
+def test_every_metric_has_its_direction_and_a_label_of_its_own() -> None:
+    assert {key: metric.lower_is_better for key, metric in METRICS.items()} == LOWER
+    assert len({metric.label for metric in METRICS.values()}) == len(METRICS)
+    assert set(SUMMARY) <= set(METRICS)
+
+
+def test_the_best_is_the_one_in_the_direction_of_the_metric(result: Comparison) -> None:
+    for key in result.metrics:
+        lower = result.metric(key).lower_is_better
+        if lower is None:
+            continue
+        means = {e: result.mean(key, eraser=e) for e in result.context.erasers}
+        pick = min if lower else max
+        assert means[result.best(key)[0]] == pick(means.values()), key
+
+
+def test_a_metric_of_the_caller_has_its_direction_or_no_best(result: Comparison) -> None:
+    for eraser in result.context.erasers:
+        accuracy = result.mean("accuracy", eraser=eraser)
+        assert result.mean("plain_accuracy", eraser=eraser) == pytest.approx(accuracy)
+        assert result.mean("error", eraser=eraser) == pytest.approx(1 - accuracy)
+    assert result.best("error")[0] == result.best("accuracy")[0]
+    with pytest.raises(InputError, match="'plain_accuracy' has no direction"):
+        result.best("plain_accuracy")
+    with pytest.raises(InputError, match="'rank' has no direction"):
+        result.best("rank")
+    text = str(result)
+    assert "error rate" in text
+    assert "plain_accuracy" in text
+
+
+def test_a_star_follows_the_direction_and_needs_one() -> None:
+    X, y, z = data(1500)
+    X[:, 1] += 2 * y
+    wrong = {"mistakes": ev.Metric(error_rate, lower_is_better=True), "undirected": error_rate}
+    result = run(X, y, z, n_seeds=8, metrics=wrong, erasers={"none": "none", "all": removing_task})
+    assert result.best("mistakes") == ["none"]
+    own = next(t for t in str(result).split("\n\n") if "mistakes" in t.splitlines()[1])
+    none, other = own.splitlines()[2:4]
+    assert none.split()[0] == "none"
+    assert none.count("*") == 1  # that of "mistakes"; "undirected" has none
+    assert other.count("*") == 0
+
+
+def removing_task(moments: Any) -> Any:
+    import splince_fast as sf
+
+    return sf.leace(moments, erase="task")
+
+
+def test_quantities_go_in_their_directions() -> None:
+    X = data()[0]
+    rng = np.random.default_rng(1)
+    task = X[:, 1] - X[:, 0] + rng.normal(size=900)
+    result = run(X, task, X[:, 0].copy(), n_seeds=3, erasers=("none", "LEACE"),
+                 metrics={"mae": lambda a, b: np.mean(np.abs(a - b))})  # fmt: skip
+    assert not result.failures
+    for key in ("probe_r2", "concept_correlation"):
+        assert result.best(key)[0] == "LEACE", key
+        assert 0 <= result.mean(key, eraser="none") <= 1
+    assert result.best("r2")[0] == result.best("mse")[0] == "none"
+    assert 0 < result.mean("mae", eraser="none") < result.mean("mae", eraser="LEACE")
+    assert "R2, retrained head" in str(result.table("r2"))
+
+
+def test_names_and_kinds_of_own_metrics_are_checked() -> None:
+    X, y, z = data(100)
+    for name in ("rank", "accuracy", "probe_accuracy[z]", 3):
+        with pytest.raises(InputError, match="metric of your own"):
+            run(X, y, z, metrics={name: error_rate})
+    with pytest.raises(InputError, match="pass a function"):
+        run(X, y, z, metrics={"mine": ev.Metric(None)})
+    with pytest.raises(InputError, match="is one of heads"):
+        run(X, y, z, metrics={"mine": ev.Metric(error_rate, of="eraser")})
+    with pytest.raises(InputError, match="lower_is_better="):
+        run(X, y, z, metrics={"mine": ev.Metric(error_rate, lower_is_better="yes")})  # type: ignore[arg-type]
+
+
+def test_a_saved_result_keeps_directions(result: Comparison, tmp_path: Any) -> None:
+    result.save(tmp_path / "r.json")
+    loaded = Comparison.load(tmp_path / "r.json")
+    assert loaded.context == result.context
+    assert loaded.metric("error").lower_is_better is True
+    assert loaded.metric("error").label == "error rate"
+    assert loaded.best("error") == result.best("error")
+
+
+def test_probes_of_several_concepts_are_of_erasers_with_the_concept_in_the_label() -> None:
+    X, y, z = data()
+    w = np.random.default_rng(2).integers(0, 2, 900)
+    result = run(X, y, {"a": z, "b": w}, n_seeds=1, erasers=("none", "LEACE"))
+    assert result.metric("probe_auc[b]").label == "probe AUC [b]"
+    assert result.metric("probe_auc[b]").lower_is_better is True
+    assert result.head_of("probe_auc[b]") == ""
+
+
+def test_the_figure_of_probes_leaves_the_caller_s_accuracies_out(result: Comparison) -> None:
+    pytest.importorskip("matplotlib")
+    legend = result.plot("leakage").axes[0].get_legend()
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert sorted(labels) == ["linear", "majority class"]

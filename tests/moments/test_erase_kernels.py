@@ -1,0 +1,407 @@
+"""Erasing rows in C against the twin in plain NumPy, on every instruction set of this processor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from naive_model import U32, U64
+
+from splince_fast._kernels import reference
+from splince_fast._kernels import row_kernels as kernels
+
+Array = np.ndarray[Any, Any]
+
+# The level is that of a test, for all of its examples.
+one_level = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(params=kernels.levels(), autouse=True)
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each instruction set in turn; the one in use comes back."""
+    before = kernels.level_name()
+    kernels.use_level(request.param)
+    yield request.param
+    kernels.use_level(before)
+
+
+# --- finding what cannot be used -----------------------------------------------------------------
+
+
+@one_level
+@given(
+    hnp.arrays(
+        st.sampled_from([np.float32, np.float64]),
+        hnp.array_shapes(min_dims=2, max_dims=2, max_side=20),
+        elements=st.one_of(st.floats(width=32), st.sampled_from([0.0, -0.0, 1e-45, 1.0])),
+    )
+)
+def test_finite_squares_are_recognised(X: Array) -> None:
+    with np.errstate(all="ignore"):
+        sums = (X.astype(np.float64) ** 2).sum(axis=1)
+    for i in range(len(X)):
+        assert kernels.squares_finite(X, i, i + 1) == np.isfinite(sums[i])
+    assert kernels.squares_finite(X, 0, len(X)) == np.isfinite(sums).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf, 1.5e149, -1e300])
+@pytest.mark.parametrize("d", [1, 2, 15, 16, 17, 64, 1000])
+def test_one_bad_number_is_found_wherever_it_is(d: int, value: float) -> None:
+    X = np.ones((3, d))
+    for j in {0, d // 2, d - 1}:
+        X[1, j] = value
+        assert not kernels.squares_finite(X, 0, 3)
+        assert kernels.squares_finite(X, 0, 1)
+        assert kernels.squares_finite(X, 2, 3)
+        X[1, j] = 1
+    assert kernels.squares_finite(X, 0, 3)
+    assert kernels.squares_finite(np.full((2, 3), 3e38, np.float32), 0, 2)
+    assert kernels.squares_finite(np.full((2, 3), 5e148), 0, 2)
+
+
+# --- applying ------------------------------------------------------------------------------------
+
+
+@one_level
+@given(
+    n=st.integers(0, 70),
+    d=st.one_of(st.integers(1, 40), st.integers(120, 300)),
+    rank=st.integers(0, 20),
+    dtype=st.sampled_from([np.float32, np.float64]),
+    in_place=st.booleans(),
+    streamed=st.booleans(),
+    cut=st.floats(0, 1),
+    seed=st.integers(0, 999),
+)
+def test_applying_equals_its_twin(
+    n: int, d: int, rank: int, dtype: Any, in_place: bool, streamed: bool, cut: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    rows = (rng.normal(size=(n, d)) + 5).astype(dtype)
+    left, right = rng.normal(size=(rank, d)), rng.normal(size=(rank, d))
+    mean, shift = rng.normal(size=d), rng.normal(size=rank)
+    factors = kernels.PackedFactors(left, right, mean, shift)
+    twin = reference.apply_rows(rows, left, right, mean, shift)
+    size = np.abs(rows.astype(np.float64) - mean) @ np.abs(right.T) + np.abs(shift)
+    slack = 8 * (d + rank + 4) * U64 * (np.abs(rows) + size @ np.abs(left))
+    if dtype == np.float32:
+        slack += 2 * U32 * np.abs(twin)
+    out = rows if in_place else np.full_like(rows, np.nan)
+    stop = round(cut * n)
+    for first, last in ((0, stop), (stop, n)):
+        assert kernels.apply_rows(factors, rows, out, first, last, streamed) == -1
+    assert (np.abs(out - twin) <= slack).all()
+
+
+@pytest.mark.parametrize("rank", [1, 3, 17])
+@pytest.mark.parametrize("d", [1, 37, 128])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_row_has_the_same_bits_whatever_its_neighbours_and_however_it_is_written(
+    dtype: Any, d: int, rank: int
+) -> None:
+    """Also where the result begins anywhere in a cache line; nothing beside it is written."""
+    rng = np.random.default_rng(0)
+    n = 75
+    rows = rng.normal(size=(n, d)).astype(dtype)
+    left, right = rng.normal(size=(2, rank, d))
+    factors = kernels.PackedFactors(left, right, rng.normal(size=d), rng.normal(size=rank))
+    alone = np.empty_like(rows)
+    for i in range(n):
+        kernels.apply_rows(factors, rows, alone, i, i + 1)
+    spoilt = np.where(np.arange(n)[:, None] % 7 == 3, np.nan, rows).astype(dtype)
+    for offset in range(17):
+        memory = np.full(offset + rows.size + 20, 7, dtype)
+        out = memory[offset : offset + rows.size].reshape(n, d)
+        kernels.apply_rows(factors, spoilt, out, 0, n, True)
+        kept = np.arange(n) % 7 != 3
+        assert out[kept].tobytes() == alone[kept].tobytes()
+        assert (memory[:offset] == 7).all()
+        assert (memory[offset + rows.size :] == 7).all()
+        assert np.isnan(out[~kept]).all()
+
+
+def in_table(rows: Array, layout: str) -> tuple[Array, Array]:
+    """The same rows in memory of another layout, and that memory, 7 wherever no row lies."""
+    n, d = rows.shape
+    if layout == "columns":
+        table = np.full((n, d), 7, rows.dtype, order="F")
+    elif layout == "part of columns":
+        table = np.full((n + 5, d + 2), 7, rows.dtype, order="F")
+    elif layout == "part of rows":
+        table = np.full((n + 5, d + 2), 7, rows.dtype)
+    else:
+        table = np.full((2 * n + 3, 3 * d), 7, rows.dtype)[::-1, ::-1]
+    step = (2, 3) if layout == "every other, backwards" else (1, 1)
+    start = 0 if layout == "columns" else 1
+    places = table[start : start + n * step[0] : step[0], -d * step[1] :: step[1]]
+    places[...] = rows
+    return places, table
+
+
+@pytest.mark.parametrize("rank", [1, 3, 17])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize(
+    "layout", ["columns", "part of columns", "part of rows", "every other, backwards"]
+)
+def test_a_row_has_the_same_bits_in_every_layout(layout: str, dtype: Any, rank: int) -> None:
+    """Read, or read and written; nothing beside it is written."""
+    rng = np.random.default_rng(rank)
+    for n, d in ((75, 1), (1, 37), (33, 37), (75, 130)):  # tiles and groups, and their rests
+        rows = rng.normal(size=(n, d)).astype(dtype)
+        left, right = rng.normal(size=(2, rank, d)) / d
+        mean, shift = rng.normal(size=d), rng.normal(size=rank)
+        factors = kernels.PackedFactors(left, right, mean, shift)
+        plain, found = np.empty_like(rows), np.empty_like(rows)
+        assert kernels.apply_rows(factors, rows, plain, 0, n) == -1
+        places, table = in_table(rows, layout)
+        _, expected = in_table(plain, layout)
+        for streamed in (False, True):
+            found[:] = np.nan
+            kernels.apply_rows(factors, places, found, 0, n, streamed)
+            assert found.tobytes() == plain.tobytes()
+        kernels.apply_rows(factors, places, places, 0, n)
+        assert table.tobytes() == expected.tobytes()
+    if dtype == np.float64:  # the control: sums over the features in another order have other bits
+        turned = (np.ascontiguousarray(a[..., ::-1]) for a in (left, right, mean))
+        backwards = kernels.PackedFactors(*turned, shift)
+        kernels.apply_rows(backwards, rows[:, ::-1].copy(), found, 0, n)
+        assert found[:, ::-1].tobytes() != plain.tobytes()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_the_first_row_that_halves_cannot_hold(order: Any) -> None:
+    """Of all groups; rows whose infinity was given are no such rows."""
+    rows = np.ones((75, 20), np.float16, order=order)
+    rows[3, 4], rows[[40, 60, 70]] = np.inf, 60000
+    axes = np.ones((1, 20))
+    factors = kernels.PackedFactors(-axes / 20, axes, np.zeros(20), np.zeros(1))  # x -> 2 x
+    found = np.empty_like(rows)
+    assert kernels.apply_rows(factors, rows, found, 0, 75) == 40
+    assert np.isposinf(found[[40, 60, 70]]).all()
+    assert kernels.apply_rows(factors, rows, found, 41, 75) == 60
+    assert kernels.apply_rows(factors, rows, found, 0, 40) == -1
+
+
+def test_halves_are_widened_as_numpy_does() -> None:
+    """x - mean is exactly 0 where the mean is what NumPy makes of the halves."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    finite = halves[np.isfinite(halves)][None, :-1]  # an odd number of them
+    mean = finite[0].astype(np.float64)
+    right = 2.0**60 * (1 + np.arange(mean.size)[None] % 7)
+    for place, step in ((0, 0.0), (77, 2.0**-24), (mean.size - 1, 2.0**-24)):
+        mean[place] += step  # the controls: one of them is half an ulp of the least half away
+        factors = kernels.PackedFactors(-np.ones_like(right), right, mean, np.zeros(1))
+        found = np.empty_like(finite)
+        row = kernels.apply_rows(factors, finite, found, 0, 1)
+        if step:
+            assert row == 0
+            assert np.isinf(found).all()
+        else:
+            assert row == -1
+            assert found.tobytes() == (finite + np.float16(0.0)).tobytes()
+        mean[place] -= step
+
+
+def rounded(values: Array) -> tuple[Array, bool]:
+    """float32 values as float16: -0 - (-values) (0 - -1); whether one of them is lost."""
+    nothing = np.zeros(values.size)
+    with np.errstate(invalid="ignore"):  # NaN that signal
+        left = -values.astype(np.float64)[None]
+    factors = kernels.PackedFactors(left, nothing[None], nothing, -np.ones(1))
+    found = np.empty((1, values.size), np.float16)
+    given = np.full_like(found, -0.0)
+    return found[0], kernels.apply_rows(factors, given, found, 0, 1) == 0
+
+
+def test_halves_are_rounded_as_numpy_does() -> None:
+    """All halves, all midpoints between two of them and their neighbours, and random bits."""
+    wide = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    finite = np.sort(wide[np.isfinite(wide)])
+    middle = finite[:-1] + (finite[1:] - finite[:-1]) / 2
+    near = np.concatenate([finite, middle, np.float32([65519.996, 65520, 65536, 3e38])])
+    bits = np.random.default_rng(0).integers(0, 2**32, 100_000, dtype=np.uint32).view(np.float32)
+    infinite = np.float32(np.inf)
+    values = np.concatenate(
+        [wide, near, -near, np.nextafter(near, infinite), np.nextafter(near, -infinite), bits]
+    )
+    found, any_lost = rounded(values)
+    assert any_lost
+    with np.errstate(all="ignore"):
+        expected = values.astype(np.float16)
+    np.testing.assert_array_equal(found, expected)
+    number = ~np.isnan(values)
+    np.testing.assert_array_equal(np.signbit(found)[number], np.signbit(expected)[number])
+    lost = np.isfinite(values) & np.isinf(expected)
+    assert not rounded(values[~lost])[1]
+    for value in (values[lost].min(), values[lost].max(), np.abs(values[lost]).min()):
+        for size in (1, 40):
+            assert rounded(np.full(size, value))[1]
+
+
+# --- what the functions refuse -------------------------------------------------------------------
+
+D, N = 6, 5
+
+
+def factors_of(rank: int = 2) -> tuple[Array, Array, Array, Array]:
+    return np.ones((rank, D)), np.ones((rank, D)), np.zeros(D), np.zeros(rank)
+
+
+@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: a[..., :-1].copy(),
+        lambda a: np.concatenate([a, a[..., :1]], axis=-1),
+        lambda a: np.concatenate([a, a[:1]]),
+        lambda a: a[:-1].copy(),
+        lambda a: a[None],
+        lambda a: a.astype(np.float32),
+        lambda a: a.astype(np.int64),
+        lambda a: np.repeat(a, 2, axis=-1)[..., ::2],
+        list,
+        lambda a: None,
+    ],
+)
+def test_factors_that_do_not_fit_are_refused(which: int, change: Callable[[Array], Any]) -> None:
+    arguments: list[Any] = list(factors_of())
+    kernels.PackedFactors(*arguments)
+    arguments[which] = change(arguments[which])
+    with pytest.raises((ValueError, TypeError)):
+        kernels.PackedFactors(*arguments)
+
+
+def unaligned(a: Array) -> Array:
+    memory = np.zeros(a.nbytes + 1, np.uint8)
+    return memory[1:].view(a.dtype).reshape(a.shape)
+
+
+REFUSED = {
+    "short": lambda a: a[:-1].copy(),
+    "long": lambda a: np.concatenate([a, a[:1]]),
+    "narrow": lambda a: a[:, :-1].copy(),
+    "wide": lambda a: np.concatenate([a, a[:, :1]], axis=1),
+    "1-D": lambda a: a[0],
+    "3-D": lambda a: a[None],
+    "another float": lambda a: a.astype(np.float32 if a.dtype == np.float64 else np.float64),
+    "integers": lambda a: a.astype(np.int64),
+    "halves as bits": lambda a: a.astype(np.uint16),
+    "long double": lambda a: a.astype(np.longdouble),
+    "complex": lambda a: a.astype(np.complex64),
+    "swapped": lambda a: a.astype(a.dtype.newbyteorder()),
+    "objects": lambda a: a.astype(object),
+    "unaligned": unaligned,
+    "list": lambda a: a.tolist(),
+    "none": lambda a: None,
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("change", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("written", [False, True])
+def test_rows_that_do_not_fit_are_refused(
+    written: bool, change: Callable[[Array], Any], dtype: Any
+) -> None:
+    factors = kernels.PackedFactors(*factors_of())
+    rows, out = np.ones((2, N, D), dtype)
+    assert kernels.apply_rows(factors, rows, out, 0, N) == -1
+    rows, out = np.ones((2, N, D), dtype)
+    changed = change(out if written else rows)
+    arguments = (rows, changed) if written else (changed, out)
+    with pytest.raises((ValueError, TypeError)):
+        kernels.apply_rows(factors, *arguments, 0, N)
+    assert (out == 1).all()
+
+
+@pytest.mark.parametrize("factors", [None, 3, factors_of()])
+def test_factors_that_are_not_packed_are_refused(factors: Any) -> None:
+    rows = np.ones((N, D))
+    with pytest.raises(TypeError):
+        kernels.apply_rows(factors, rows, rows, 0, N)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (0, N + 1), (3, 2), (N + 1, N + 1)])
+def test_rows_that_are_not_there_are_refused(start: int, stop: int) -> None:
+    rows = np.ones((N, D))
+    factors = kernels.PackedFactors(*factors_of())
+    with pytest.raises(ValueError, match="rows"):
+        kernels.apply_rows(factors, rows, rows, start, stop)
+    assert (rows == 1).all()
+    with pytest.raises(ValueError, match="rows"):
+        kernels.squares_finite(rows, start, stop)
+
+
+def test_a_result_that_is_read_only_is_refused() -> None:
+    rows = np.ones((N, D))
+    rows.flags.writeable = False
+    factors = kernels.PackedFactors(*factors_of())
+    with pytest.raises(ValueError, match="read-only"):
+        kernels.apply_rows(factors, rows, rows, 0, N)
+    found = np.empty((N, D))
+    assert kernels.apply_rows(factors, rows, found, 0, N) == -1
+    assert (found == 1 - 2 * D).all()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [REFUSED[k] for k in ("1-D", "3-D", "integers", "swapped", "unaligned", "list", "none")]
+    + [np.asfortranarray, lambda a: a.astype(np.float16), lambda a: np.repeat(a, 2, 1)[:, ::2]],
+)
+def test_squares_of_other_arrays_are_refused(change: Callable[[Array], Any]) -> None:
+    rows = np.ones((N, D))
+    assert kernels.squares_finite(rows, 0, N)
+    with pytest.raises((ValueError, TypeError)):
+        kernels.squares_finite(change(rows), 0, N)
+
+
+def test_nothing_is_held_after_a_refusal() -> None:
+    """An array whose memory somebody holds cannot be resized."""
+    factors = kernels.PackedFactors(*factors_of())
+    rows, out = np.ones((N, D)), np.ones((N, D))
+    for arguments in ((rows, out, 0, N), (rows, out[1:], 0, N), (rows, out, 0, N + 1)):
+        try:
+            kernels.apply_rows(factors, *arguments)
+        except ValueError:
+            del arguments
+    before = sys.getrefcount(rows), sys.getrefcount(out)
+    for bad in (None, out[1:], out.astype(np.float32)):
+        with pytest.raises((ValueError, TypeError)):
+            kernels.apply_rows(factors, rows, bad, 0, N)
+    assert (sys.getrefcount(rows), sys.getrefcount(out)) == before
+
+
+def test_factors_outlive_their_arrays_and_their_level(level: str) -> None:
+    arrays = factors_of()
+    factors = kernels.PackedFactors(*arrays)
+    for array in arrays:
+        array[:] = np.nan
+    rows, found = np.ones((2, N, D))
+    for other in kernels.levels():
+        kernels.use_level(other)
+        kernels.apply_rows(factors, rows, found, 0, N)
+        assert (found == 1 - 2 * D).all()
+    kernels.use_level(level)
+
+
+# --- instruction sets ----------------------------------------------------------------------------
+
+
+def test_the_level_is_chosen_by_the_environment(level: str) -> None:
+    code = "from splince_fast._kernels import row_kernels as k; print(k.level_name())"
+    for name in (level, "", "none"):
+        found = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+            env=os.environ | {"SPLINCE_FAST_LEVEL": name},
+        )  # fmt: skip
+        if name == "none":
+            assert "available" in found.stderr
+        else:
+            assert found.stdout.strip() == (name or kernels.levels()[0])

@@ -1,0 +1,275 @@
+"""Label columns that are indicators: class sums in place of matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from entangled import normal
+from naive_model import U64, Rows, check, state_bytes
+from numpy.typing import NDArray
+
+import splince_fast as sf
+from splince_fast import Moments
+from splince_fast._kernels import blas
+from splince_fast._runtime import threads
+from splince_fast.moments import block, column_sums, swept
+from splince_fast.moments.column_sums import ColumnSums
+from splince_fast.moments.indicators import indicator_codes
+
+Float = NDArray[Any]
+N, D, K = 1300, 40, 12
+
+STATES: dict[str, dict[str, Any]] = {
+    "all rows": {"block_rows": 500},
+    "sampled": {"block_rows": 500, "scatter": 0.3},
+    "sketched": {"block_rows": 500, "rank": 5},
+}
+CASES = ("every row", "rows of zeros", "missing rows")
+
+
+def indicators(case: str, n: int = N, k: int = K) -> Float:
+    """Indicators of classes, of which the last has no rows and the first has many."""
+    rng = np.random.default_rng(5)
+    codes = rng.integers(0, k - 1, n) * rng.integers(0, 2, n)
+    Z: Float = np.eye(k)[codes]
+    if case == "rows of zeros":  # a first dummy that was dropped
+        Z[:, 0] = 0.0
+    if case == "missing rows":
+        Z[::7] = np.nan
+    return Z
+
+
+@contextmanager
+def no_products() -> Iterator[None]:
+    """No matrix product with label columns is taken."""
+
+    def refused(*_: Any) -> None:
+        pytest.fail("a matrix product")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (block, swept):
+            patch.setattr(module, "add_products", refused)
+        yield
+
+
+@contextmanager
+def general_path() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(column_sums, "indicator_codes", lambda _: None)
+        yield
+
+
+def fed(Z: Float, weight: Float | None = None, dtype: Any = np.float32, **given: Any) -> Moments:
+    """Moments of updates of unlike sizes, some of which wait."""
+    X = normal(len(Z), D, seed=1).astype(dtype) + 3 * normal(1, D, seed=2).astype(dtype)
+    moments = Moments(**given)
+    for rows in (slice(700), slice(700, 703), slice(703, None)):
+        part = None if weight is None else weight[rows]
+        moments.update(X[rows], {"z": Z[rows]}, sample_weight=part)
+    return moments
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("state", list(STATES))
+def test_the_sums_are_those_of_matrix_products(
+    state: str, case: str, dtype: Any, weighted: bool
+) -> None:
+    Z = indicators(case)
+    weight = np.random.default_rng(3).random(N) + 0.2 if weighted else None
+    with no_products():
+        found = fed(Z, weight, dtype, **STATES[state])
+        assert found.mean.shape == (D,)  # merges the rows that wait
+    with general_path():
+        general = fed(Z, weight, dtype, **STATES[state])
+        # Control: the other path takes the products that this one does without.
+        with no_products(), pytest.raises(pytest.fail.Exception, match="a matrix product"):
+            fed(Z, weight, dtype, **STATES[state])
+        assert general.mean.shape == (D,)
+    one, other = (cast(ColumnSums, m._accumulator.variables["z"]) for m in (found, general))
+    assert one.n_rows == other.n_rows == np.count_nonzero(~np.isnan(Z[:, 0]))
+    assert one.names == other.names
+    w = np.ones(N) if weight is None else weight
+    total = w.sum()
+    # Sums of N terms with |z - t| <= 1 and |x - r| <= A round N times, about any reference point.
+    A = 16.0
+    for name, size in (("z_sum", 1.0), ("squares", 1.0), ("x_sum", A), ("products", A)):
+        gap = getattr(one, name) - getattr(other, name)
+        assert np.abs(gap).max() <= 8 * N * U64 * total * size, name
+    assert np.abs(other.products).max() > 1.0  # the products are no rounding
+    np.testing.assert_array_equal(one.squares, one.squares.T)
+    assert abs(one.weight - other.weight) <= N * U64 * total
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_indicators_equal_two_passes_over_the_rows(case: str, weighted: bool) -> None:
+    Z, X = indicators(case), normal(N, D, seed=1)
+    weight = np.random.default_rng(3).random(N) + 0.2 if weighted else None
+    given = [tuple(map(float, row)) if not np.isnan(row[0]) else None for row in Z]
+    rows = Rows(X, np.ones(N) if weight is None else weight, {"z": given})
+    with no_products():
+        moments = Moments(block_rows=300).update(X, {"z": Z}, sample_weight=weight)
+        check(moments, rows)
+    first, second = (
+        Moments(block_rows=300).update(
+            X[cut], {"z": Z[cut]}, sample_weight=None if weight is None else weight[cut]
+        )
+        for cut in (slice(801), slice(801, None))
+    )
+    check(first + second, rows)
+    check(moments - second, rows.take(slice(801)), rows)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_covariances_with_the_classes_themselves_agree(dtype: Any) -> None:
+    """Columns of indicators, of float32 rows too, keep the digits that class codes keep."""
+    Z = indicators("every row")
+    moments = fed(Z, dtype=dtype)
+    X = normal(N, D, seed=1).astype(dtype) + 3 * normal(1, D, seed=2).astype(dtype)
+    x, z = X.astype(np.longdouble), Z.astype(np.longdouble)
+    truth = (x - x.mean(axis=0)).T @ (z - z.mean(axis=0)) / N
+    slack = 8 * N * U64 * np.abs(X - X.mean(axis=0)).max()
+    assert np.abs(moments.cross_covariance("z", ddof=0) - truth).max() <= slack
+    # Control: products of float32 numbers would be further off.
+    rough = (X - X.mean(axis=0)).astype(np.float32).T @ Z.astype(np.float32) / N
+    if dtype is np.float32:
+        assert np.abs(rough - truth).max() > slack
+
+
+def changed(value: float, row: int = 900) -> Float:
+    Z = indicators("every row")
+    Z[row, K - 1] = value
+    return Z
+
+
+OTHER = {
+    "two ones": changed(1.0),
+    "a negative number": changed(-1.0),
+    "nearly nothing": changed(1e-200),
+    "nearly one": np.where(indicators("every row") == 1.0, 1.0 + 2**-52, 0.0),
+    "twice": 2.0 * indicators("every row"),
+    "the last row": changed(1.0, N - 1),
+}
+
+
+@pytest.mark.parametrize("case", list(OTHER))
+def test_other_columns_take_the_general_path(case: str) -> None:
+    Z, X = OTHER[case], normal(N, D, seed=1)
+    moments = Moments(block_rows=N).update(X, {"z": Z})
+    check(moments, Rows.of(X, {"z": Z}))
+    assert indicator_codes(Z) is None
+    with general_path():
+        assert state_bytes(Moments(block_rows=N).update(X, {"z": Z})) == state_bytes(moments)
+
+
+def test_a_block_of_other_columns_among_indicators() -> None:
+    Z, X = changed(0.25), normal(N, D, seed=1)
+    moments = Moments(block_rows=200).update(X, {"z": Z})
+    check(moments, Rows.of(X, {"z": Z}))
+
+
+def test_codes_of_indicators() -> None:
+    Z = np.eye(3)[[2, 0, 1, 1]]
+    Z[2] = [0.0, -0.0, 0.0]
+    codes = indicator_codes(Z)
+    assert codes is not None
+    np.testing.assert_array_equal(codes, [2, 0, 3, 1])
+    Z[1, 1] = np.nan
+    assert indicator_codes(Z) is None
+    long = np.eye(3)[np.arange(1000) % 3]
+    np.testing.assert_array_equal(indicator_codes(long), np.arange(1000) % 3)
+    long[-1, -1] = 0.5
+    assert indicator_codes(long) is None
+
+
+def test_constant_columns_have_no_deviation() -> None:
+    Z = np.zeros((N, K))
+    Z[:, 4] = 1.0
+    weight = np.random.default_rng(0).random(N) + 1e-3
+    moments = fed(Z, weight)
+    assert moments.mean.shape == (D,)  # merges the rows that wait
+    sums = cast(ColumnSums, moments._accumulator.variables["z"])
+    for name in ("z_sum", "squares", "products"):
+        assert (getattr(sums, name) == 0.0).all(), name
+    assert (sums.deviations() == 0.0).all()
+
+
+def test_a_stretch_of_missing_labels_fills_a_block(tmp_path: Path) -> None:
+    X, Z = normal(90, 5), np.eye(9)[np.arange(90) % 9]
+    Z[30:60] = np.nan
+    moments = Moments(block_rows=30).update(X, {"z": Z})
+    given = [None if np.isnan(row[0]) else tuple(map(float, row)) for row in Z]
+    check(moments, Rows(X, np.ones(90), {"z": given}))
+    moments.save(tmp_path / "m.safetensors")
+    assert state_bytes(Moments.load(tmp_path / "m.safetensors")) == state_bytes(moments)
+
+
+def test_threads_do_not_change_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, Z = normal(4000, 600).astype(np.float32), indicators("rows of zeros", 4000)
+    found: list[bytes] = []
+    pieces: list[int] = []
+    split = threads.split
+
+    def counted(*given: Any, **more: Any) -> Any:
+        results = split(*given, **more)
+        pieces[-1] = max(pieces[-1], len(results))
+        return results
+
+    monkeypatch.setattr(threads, "split", counted)
+    for count in (1, 2, 3):
+        pieces.append(0)
+        monkeypatch.setattr(threads, "thread_count", lambda count=count: count)
+        with no_products():
+            found.append(state_bytes(Moments(block_rows=1500).update(X, {"z": Z})))
+    assert found[0] == found[1] == found[2]
+    assert pieces == [1, 2, 3]  # the control
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_table_of_a_sample_counts_every_row(case: str) -> None:
+    """Rows of equal codes have equal labels: one of each stands for all."""
+    Z, tables = indicators(case), []
+    for path in (no_products, general_path):
+        with path():
+            moments: Any = fed(Z, scatter=0.3)
+            assert moments.mean.shape == (D,)  # merges the rows that wait
+            tables.append(moments._accumulator.sample.all_labels.gram)
+    # Sums of ones and zeros, exact in any order.
+    np.testing.assert_array_equal(*tables)
+    assert tables[0][-1, -1] == np.count_nonzero(~np.isnan(Z[:, 0]))
+
+
+def test_erasers_are_those_of_class_codes() -> None:
+    Z, X = indicators("every row"), normal(N, D, seed=1)
+    codes = Z.argmax(axis=1)
+    X[:, 0] += codes
+    by_columns = sf.leace(Moments().update(X, {"z": Z}), erase="z").matrix()
+    by_codes = sf.leace(Moments().update(X, {"z": codes}), erase="z").matrix()
+    # Both solve the same problem of condition below 1e3.
+    assert np.abs(by_columns - by_codes).max() <= 1e3 * 8 * N * U64
+    assert np.abs(by_codes - np.eye(D)).max() > 0.1
+
+
+def test_blocks_of_many_indicator_columns_take_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    Z, X = np.eye(512)[np.arange(2000) % 512], normal(2000, 8).astype(np.float32)
+    calls: list[int] = []
+    original = blas.syrk_f64_into
+
+    def counted(rows: Float, out: Float) -> None:
+        calls.append(rows.shape[1])
+        original(rows, out)
+
+    monkeypatch.setattr(blas, "syrk_f64_into", counted)
+    with no_products():
+        Moments(block_rows=1000).update(X, {"z": Z})
+    assert 513 not in calls
+    with general_path():
+        Moments(block_rows=1000).update(X, {"z": Z})
+    assert calls.count(513) == 2  # the control

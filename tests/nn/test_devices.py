@@ -1,0 +1,194 @@
+"""Several devices, copies and waiting, by tensors that have a device and no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from nn.conftest import projection  # noqa: E402
+from splince_fast import nn as snn  # noqa: E402
+from splince_fast.exceptions import NonFiniteError  # noqa: E402
+from splince_fast.nn import memory  # noqa: E402
+from splince_fast.nn.accumulate import SiteSums, Workspace  # noqa: E402
+from splince_fast.nn.collection import moved  # noqa: E402
+from splince_fast.nn.collector import Collector, Plan  # noqa: E402
+from splince_fast.nn.hooks import Entry  # noqa: E402
+from splince_fast.nn.labelled import LabelledRows, Registry  # noqa: E402
+from splince_fast.nn.recipe import Placement  # noqa: E402
+from splince_fast.nn.tokens import Selection, Tokens  # noqa: E402
+
+CPU = torch.device("cpu")
+GPUS = [torch.device("cuda:0"), torch.device("cuda:1")]
+
+
+class Operations(TorchDispatchMode):  # type: ignore[misc]
+    """Names and options of the operations that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, dict[str, Any]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append((str(func.overloadpacket), kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def options(self, name: str) -> list[dict[str, Any]]:
+        return [options for seen, options in self.seen if seen == f"aten.{name}"]
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tensors of any device, which pinning leaves as they are."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
+# --- rows that are taken -------------------------------------------------------------------------
+
+
+def test_an_index_is_copied_to_each_device_once(fake: None) -> None:
+    plan = Plan(LabelledRows(2, 0, None), torch.tensor([0, 2]), 2)
+    for _ in range(2):
+        for device in (*GPUS, CPU):
+            # An index on another device would be an error here as it is there.
+            assert plan.taken(torch.empty(3, 4, device=device)).device == device
+    assert list(plan._copies) == [*GPUS, CPU]
+    with pytest.raises(RuntimeError, match="same device"):  # control
+        torch.empty(3, 4, device=GPUS[0]).index_select(0, torch.tensor([0, 2]))
+
+
+def test_sites_on_two_devices_share_labels_and_no_index() -> None:
+    modules = {name: torch.nn.Identity() for name in "ab"}
+    collector = Collector(
+        modules, Tokens("body"), Placement(), "z", "token", None, Registry({}, ())
+    )
+    selection = Selection(torch.tensor([[False, True, True]] * 2), "body")
+    rows = torch.randn(2, 3, 4)
+    with collector.one_batch({"z": np.arange(2)}):
+        first, plan = collector._select("a", rows, selection)
+        second, other = collector._select("b", rows.to("meta"), selection)
+    assert other is plan  # labels are read once
+    assert torch.equal(first, rows[:, 1:].reshape(4, 4))
+    assert (second.device.type, second.shape) == ("meta", first.shape)
+    assert {d.type: i.device.type for d, i in plan._copies.items()} == {
+        "cpu": "cpu",
+        "meta": "meta",
+    }
+
+
+def sums(rows: int, width: int = 8) -> SiteSums:
+    work = Workspace(CPU)
+    found = SiteSums("a", width, torch.float32, work, Registry({}, ()))
+    found._capacity = rows
+    found._stage = torch.empty(rows, width)
+    return found
+
+
+def test_the_host_waits_once_per_flush() -> None:
+    def waits(found: SiteSums, n: int) -> int:
+        with Operations() as operations:
+            found.feed(torch.randn(n, 8), LabelledRows(n, 0, None))
+        return len(operations.options("_local_scalar_dense"))
+
+    found = sums(4096)
+    assert [waits(found, 1000) for _ in range(5)] == [0, 0, 0, 0, 2]  # with the probe of products
+    assert [waits(found, 1024) for _ in range(4)] == [0, 0, 0, 1]
+    found = sums(4096)
+    assert waits(found, 9000) == 2  # five blocks that came at once, and the probe
+    found.flush()
+    assert waits(found, 9000) == 1
+    with Operations() as operations:  # control: what is counted is seen
+        bool(torch.ones(()))
+    assert len(operations.options("_local_scalar_dense")) == 1
+
+
+@pytest.mark.parametrize("bad", [0, 1023, 1024, 4000])
+@pytest.mark.parametrize("waiting", [False, True])
+def test_any_block_of_a_flush_that_is_not_finite_is_named(bad: int, waiting: bool) -> None:
+    found, rows = sums(4096), torch.randn(8192, 8)
+    rows[bad, 3] = torch.nan
+    step = 512 if waiting else 8192
+
+    def feed() -> None:
+        for i in range(4096 // step or 1):
+            found.feed(rows[i * step : (i + 1) * step], LabelledRows(step, i, None))
+
+    with pytest.raises(NonFiniteError) as told:
+        feed()
+    assert f"row {bad % step} of batch {bad // step} " in str(told.value)
+    assert found.n_rows == 0  # nothing was added
+
+
+# --- copies --------------------------------------------------------------------------------------
+
+
+def test_erasers_are_copied_when_they_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, list[Any]] = {}
+
+    def on(self: Entry, device: Any) -> None:
+        asked.setdefault(self.name, []).append(device)
+
+    monkeypatch.setattr(Entry, "on", on)
+    parts = [torch.nn.Linear(16, 16, device="meta") for device in GPUS]
+    with FakeTensorMode():
+        for part, device in zip(parts, GPUS, strict=True):
+            part.weight = torch.nn.Parameter(torch.empty(16, 16, device=device))
+    snn.install(torch.nn.Sequential(*parts, torch.nn.ReLU()), {"?": projection()})
+    # A module without weights may get its input from any of them.
+    assert asked == {"0": GPUS[:1], "1": GPUS[1:], "2": GPUS}
+
+
+def test_a_copy_that_was_made_serves_every_call() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(16, 16).double())
+    installed = snn.install(model, {"0": projection(rank=6)})
+    ((_, entry),) = installed._sited
+    assert entry.on(torch.device("meta")) is entry.on(torch.device("meta"))
+    assert {b.device.type for b in entry.on(torch.device("meta")).buffers()} == {"meta"}
+    assert {b.device.type for b in entry.on(CPU).buffers()} == {"cpu"}
+
+
+def test_copies_to_a_gpu_do_not_block_and_those_to_the_host_do(fake: None) -> None:
+    def blocks(run: Any) -> list[bool]:
+        with Operations() as operations:
+            run()
+        copies = operations.options("_to_copy")
+        return [not options.get("non_blocking", False) for options in copies]
+
+    here, there = torch.zeros(2, 3), torch.zeros(2, 3, device=GPUS[0])
+    mask = torch.zeros(2, 3, dtype=torch.bool)
+    assert blocks(lambda: memory.on_device(here, GPUS[0])) == [False]
+    assert blocks(lambda: moved({"a": [here]}, GPUS[0])) == [False]
+    rows = torch.zeros(2, 3, 4)
+    assert blocks(lambda: Selection(mask, "body").over("a", rows.to(GPUS[0])))[1:] == [False]
+    # What the host reads has to be there.
+    assert blocks(lambda: memory.on_device(there, CPU)) == [True]
+    assert blocks(lambda: moved(there, CPU)) == [True]
+    far = torch.zeros(2, 3, dtype=torch.bool, device=GPUS[0])
+    assert blocks(lambda: Selection(far, "body").over("a", rows)) == [True]
+
+
+def test_a_copy_to_a_gpu_comes_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[Any] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        values = torch.zeros(2)
+        memory.on_device(values, CPU)
+        assert not pinned
+        memory.on_device(values, GPUS[0])
+    assert pinned == [values]
+
+
+def test_what_torch_holds_and_does_not_use_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = {"mem_get_info": (100, 1000), "memory_reserved": 70, "memory_allocated": 20}
+    for name, value in figures.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert memory.free_memory(GPUS[0]) == 150

@@ -1,0 +1,223 @@
+"""Which tokens a call has: caches and states, calls inside calls, models without tokens."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import splince_fast as sf  # noqa: E402
+from nn.conftest import inputs, is_erased, projection, site_of, tiny  # noqa: E402
+from splince_fast import nn as snn  # noqa: E402
+from splince_fast.nn.tokens import Tokens, select  # noqa: E402
+
+
+def states(model: Any, name: str, run: Any) -> list[Any]:
+    """The tensors that a site returns while a function runs, after whatever is installed."""
+    seen: list[Any] = []
+
+    def look(module: Any, args: Any, output: Any) -> None:
+        seen.append((output if isinstance(output, torch.Tensor) else output[0]).detach().clone())
+
+    handle = model.get_submodule(name).register_forward_hook(look)
+    with torch.no_grad():
+        run()
+    handle.remove()
+    return seen
+
+
+# --- states of earlier tokens --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "site", "state", "n", "padded"),
+    [
+        ("mamba", "backbone.layers.1", "cache_params", 2, False),
+        ("mamba", "backbone.layers.1", "cache_params", 2, True),
+        ("rwkv", "rwkv.blocks.1", "state", 1, False),  # its own decoding mixes sequences
+    ],
+)
+def test_decoding_with_a_state_erases_as_without(
+    name: str, site: str, state: str, n: int, padded: bool
+) -> None:
+    model, p = tiny(name), projection()
+    ids = torch.randint(3, 50, (n, 6), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, : 2 * padded] = 0
+
+    def whole() -> None:
+        model(input_ids=ids, attention_mask=mask)
+
+    def by_steps() -> None:
+        found = model(input_ids=ids[:, :4], attention_mask=mask[:, :4], use_cache=True)
+        for i in (4, 5):  # without a mask, as `generate` calls it
+            found = model(input_ids=ids[:, i : i + 1], use_cache=True, **{state: found[state]})
+
+    (plain,) = states(model, site, whole)
+    with snn.install(model, {site: p}, tokens="body"):
+        (erased,) = states(model, site, whole)
+        steps = torch.cat(states(model, site, by_steps), 1)
+    body = mask.bool() & (mask.cumsum(1) > 1)
+    assert is_erased(erased, plain, p, body)
+    assert torch.allclose(steps[mask.bool()], erased[mask.bool()], atol=1e-5)
+    # Control: the difference between erased and plain rows is far above that.
+    assert (erased - plain).abs()[body].max() > 0.1
+
+
+def test_generation_of_a_state_model_with_fitted_erasers() -> None:
+    model = tiny("mamba")
+    batch = {**inputs("mamba", n=100), "z": torch.arange(100) % 2}
+    site = "backbone.norm_f"
+    erasers = snn.collect(model, [batch], site, labels="z").erasers(sf.leace, erase="z")
+    ids = batch["input_ids"][3:5]
+
+    def generate() -> None:
+        model.generate(ids, max_new_tokens=4, min_new_tokens=4, do_sample=False)
+
+    with snn.install(model, erasers):
+        found = states(model, site, generate)
+    p = erasers[site]
+    first, later = found[0][:, 0].double().numpy(), torch.cat(found[1:]).double().numpy()
+    assert len(found) == 4
+    assert np.abs(later @ p.right - p.bias).max() < 1e-5  # every step after the first is erased
+    assert np.abs(first @ p.right - p.bias).max() > 1e-3  # control: the first token is not
+
+
+IDS = torch.tensor([[7], [8]])
+
+
+def of(**call: Any) -> list[Any]:
+    """What tokens="body" selects in a call of one token."""
+    selection = select(Tokens("body"), {"input_ids": IDS, **call})
+    return [[True], [True]] if selection.mask is None else selection.mask.tolist()
+
+
+def test_where_the_length_of_a_cache_comes_from() -> None:
+    keys = torch.zeros(2, 1, 3, 4)
+    yes, no = [[True], [True]], [[False], [False]]
+    assert of() == no
+    assert of(past_key_values=[(keys, keys)]) == yes
+    assert of(past_key_values=[(keys[:, :, :0], keys)]) == no
+    assert of(past_key_values=()) == no
+    assert of(cache_params=types.SimpleNamespace(seqlen_offset=3)) == yes
+    assert of(cache_params=types.SimpleNamespace(seqlen_offset=0)) == no
+    assert of(cache_params=types.SimpleNamespace(has_previous_state=True)) == yes
+    assert of(cache_params=types.SimpleNamespace(has_previous_state=lambda: False)) == no
+    assert of(state=[keys]) == yes
+    assert of(state=[]) == no
+    unknown = types.SimpleNamespace(conv_states=keys)
+    # With its convolution's width in the first call, as Mamba of transformers 4 has it.
+    assert of(cache_params=unknown, cache_position=torch.arange(4)) == no
+    assert of(cache_params=unknown, cache_position=torch.tensor([4])) == yes
+    assert of(use_cache=True, cache_implementation="static") == no
+
+
+def test_a_mask_of_the_new_tokens_only() -> None:
+    keys, ones = torch.zeros(2, 1, 3, 4), torch.ones(2, 1, dtype=torch.long)
+    two = torch.tensor([[7, 9], [8, 9]])
+    call = {"input_ids": two, "attention_mask": torch.ones_like(two)}
+    assert select(Tokens("body"), call).mask.tolist() == [[False, True]] * 2
+    call["past_key_values"] = [(keys, keys)]
+    assert select(Tokens("body"), call).mask.all()
+    seen = types.SimpleNamespace(seqlen_offset=3)
+    assert of(cache_params=seen, attention_mask=ones) == [[True], [True]]
+    assert of(attention_mask=ones) == [[False], [False]]
+
+
+@pytest.mark.parametrize("rule", ["body", "first", None])
+def test_an_unknown_cache_is_told(rule: Any) -> None:
+    call = {"input_ids": IDS, "my_cache": types.SimpleNamespace(states=1)}
+    with pytest.raises(
+        snn.SiteError, match=r"\['my_cache'\].*pass an attention_mask.*tokens='all'"
+    ):
+        select(Tokens(rule), call)
+    # A mask over all tokens tells the position, and these rules need none.
+    long = torch.ones(2, 4, dtype=torch.long)
+    found = select(Tokens(rule), {**call, "attention_mask": long}).mask
+    assert bool(found.all()) is (rule != "first")
+    for other in ("all", lambda call: call["input_ids"] > 7):
+        select(Tokens(other), call)
+
+
+# --- calls inside calls, and none ----------------------------------------------------------------
+
+
+def test_a_decoder_inside_a_call_without_ids() -> None:
+    model, site = tiny("whisper"), "model.decoder.layers.1"
+    batches = [{**inputs("whisper", n=100, seed=i), "z": torch.arange(100) % 2} for i in range(3)]
+    found = snn.collect(model, batches, site, labels="z")
+    assert found.tokens == "body"
+    assert found[site].n_rows == 3 * 100 * 4  # five tokens, less the first
+    erasers = found.erasers(sf.leace, erase="z")
+    batch = inputs("whisper")
+    (plain,) = states(model, site, lambda: model(**batch))
+    with snn.install(model, erasers):
+        (erased,) = states(model, site, lambda: model(**batch))
+        after = snn.collect(model, batches, site, labels="z")
+    body = torch.ones(6, 5, dtype=torch.bool)
+    body[:, 0] = False
+    assert is_erased(erased, plain, erasers[site], body)
+    assert after.trace("z")[site] < 1e-6 * found.trace("z")[site]
+    # The encoder has no tokens: all its rows are taken, and a rule that needs ids is told.
+    encoder = "model.encoder.layers.1"
+    rows = snn.collect(model, batches, encoder, labels="z")
+    assert rows.tokens == "all"
+    assert rows[encoder].n_rows == 300 * 10
+    with (
+        snn.install(model, {encoder: projection()}, tokens="body"),
+        pytest.raises(snn.SiteError, match=rf"'{encoder}'.*needs a call with input_ids"),
+    ):
+        model(**batch)
+
+
+def test_sites_with_tokens_and_without_are_not_mixed() -> None:
+    model = tiny("whisper")
+    batches = [{**inputs("whisper", n=100), "z": torch.arange(100) % 2}]
+    both = ["model.encoder.layers.1", "model.decoder.layers.1"]
+    with pytest.raises(snn.SiteError, match="only some calls have tokens"):
+        snn.collect(model, batches, both, labels="z")
+    with pytest.raises(snn.SiteError, match="only some calls have tokens"):
+        snn.fit_layers(model, batches, both, sf.leace, erase="z")
+    assert list(snn.fit_layers(model, batches, both, sf.leace, erase="z", tokens="all")) == both
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_the_first_token_needs_no_ids(checkpointed: bool) -> None:
+    model, p = tiny("vit"), projection()
+    site = site_of("vit", model)
+    if checkpointed:  # a module that is run again, with its hooks
+        inside = (n for n, m in model.named_modules() if isinstance(m, torch.nn.LayerNorm))
+        site = next(n for n in inside if n.startswith(f"{site}."))
+    batch = {**inputs("vit", n=60), "z": torch.arange(60) % 2}
+    images = {"pixel_values": batch["pixel_values"]}
+    found = snn.collect(model, [batch], site, labels="z", tokens="first")
+    assert (found.tokens, found[site].n_rows) == ("first", 60)
+    (plain,) = states(model, site, lambda: model(**images))
+    mean = plain[:, 0].double().mean(0)
+    assert np.allclose(found[site].mean, mean, atol=1e-6)
+    first = torch.zeros(plain.shape[:2], dtype=torch.bool)
+    first[:, 0] = True
+    if checkpointed:
+        older = model.gradient_checkpointing_enable
+        getattr(model, "activation_checkpointing_enable", older)({"use_reentrant": False})
+        model.train()
+    for erasers in ({site: p}, found.erasers(sf.leace, erase="z")):
+        with snn.install(model, erasers, tokens="first"):
+            (erased,) = states(model, site, lambda: model(**images))
+            assert is_erased(erased, plain, erasers[site], first)
+            if checkpointed:
+                model(**images).last_hidden_state.sum().backward()
+    with (
+        snn.install(model, {site: p}, tokens="last"),
+        pytest.raises(snn.SiteError, match="tokens='last' needs a call with input_ids"),
+    ):
+        model(**images)
+    with (
+        snn.install(torch.nn.Sequential(torch.nn.Identity()), {"0": p}, tokens="first") as flat,
+        pytest.raises(snn.SiteError, match="tokens='first' needs"),
+    ):
+        flat._model(torch.randn(3, 16))

@@ -1,0 +1,50 @@
+"""First use: a fresh process compiles nothing, imports no compiler and writes no cache."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CORE = """
+import sys
+import numpy as np
+import splince_fast as sf
+
+rng = np.random.default_rng(0)
+z, y = rng.integers(0, 10, 5000), rng.normal(size=5000)
+for dtype in (np.float16, np.float32, np.float64):
+    X = (rng.normal(size=(5000, 20)) + z[:, None] / 9).astype(dtype)
+    moments = sf.Moments().update(X, {"z": z, "y": y}, sample_weight=rng.random(5000))
+    for i in range(3):
+        moments.update(X[i : i + 1], {"z": z[i : i + 1], "y": y[i : i + 1]})
+    for eraser in (
+        sf.splince(moments, erase="z", keep="y", shrinkage=0.1),
+        sf.leace(moments, erase="y"),
+        sf.sal(moments, erase="y"),
+    ):
+        for rows in (X, np.asfortranarray(X), X[::2], X[:1]):
+            eraser(rows)
+"""
+# The control: work that Numba does.
+SAMPLED = CORE + "\nsf.Moments(scatter=0.5).update(X, {'z': z}).mean\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "numba"), [(CORE, False), (SAMPLED, True)], ids=["core", "sampled"]
+)
+def test_first_use_compiles_nothing(code: str, numba: bool, tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "NUMBA_CACHE_DIR": str(tmp_path),
+    }
+    run = subprocess.run(
+        [sys.executable, "-c", code + "\nprint('numba' in sys.modules)"],
+        capture_output=True, text=True, timeout=300, env=environment, check=False,
+    )  # fmt: skip
+    assert run.stdout.split() == [str(numba)], run.stderr
+    assert bool(list(tmp_path.iterdir())) is numba
