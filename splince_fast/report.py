@@ -445,7 +445,7 @@ class Report:
             )
         if self.left_out:
             lines.append(
-                f"The variance of feature(s) {abbreviated(self.left_out)} is below rounding: the part "
+                f"Feature(s) {abbreviated(self.left_out)} vary too little to be whitened: the part "
                 "of their covariance with the concept that the others predict is removed."
             )
         if self.rank_covariance is not None and self.rank_covariance < self.n_features:

@@ -317,8 +317,8 @@ def _refuse_underflow(known: Live | Factored, span: Span) -> None:
     if len(found):
         raise InputError(
             f"the squares of {len(found)} feature(s) ({abbreviated(found)}) underflow: they vary "
-            f"with {listed(span.names)}, by less than 1e-161, and float64 holds no variance of theirs. "
-            "Multiply them by a power of 10 before they are accumulated, such as X * 1e150"
+            f"with {listed(span.names)}, by less than 1e-161, and float64 holds no variance of "
+            "theirs. Multiply them by a power of 10 before they are accumulated, such as X * 1e150"
         )
 
 
