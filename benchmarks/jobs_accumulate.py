@@ -100,7 +100,7 @@ def _sampled(d: int, rate: float) -> Ways:
     """The covariance from a sample of the rows; and next to none of them, beside a bare copy."""
     data = rows_of(d)
     exact = methodcaller("cross_covariance", "z")  # all rows count in either
-    ours, every = (replace(accumulate(data, scatter=p), answer=exact) for p in (rate, 1.0))
+    ours, every = (replace(accumulate(data, subsample=p), answer=exact) for p in (rate, 1.0))
     return {OURS: ours, "all rows": every, FLOOR: copying(data.X)}
 
 
@@ -112,7 +112,7 @@ def _wide(rank: int) -> Ways:
     """
     data = cached(*pick((1024, 100_000), (64, 80)))
     signs = np.ones((data.X.shape[1], rank), np.float32)
-    ours = Contender(accumulate(data, pick(512, 32), rank=rank).run, len(data.X))
+    ours = Contender(accumulate(data, pick(512, 32), sketch_size=rank).run, len(data.X))
     product = by_blocks(data.X, lambda rows: rows.T @ (rows @ signs))
     return {OURS: ours, FLOOR: product if rank else copying(data.X)}
 
@@ -132,7 +132,7 @@ def _sparse(rank: int) -> Ways:
     X, z = sparse_rows()
     n, d = X.shape
     columns, transposed = np.ones((d, max(1, rank))), X.T.tocsr()
-    ours = Contender(lambda: sf.Moments(rank=rank).update(X, {"z": z}), n)
+    ours = Contender(lambda: sf.Moments(sketch_size=rank).update(X, {"z": z}), n)
     return {OURS: ours, FLOOR: Contender(lambda: transposed @ (X @ columns), n)}
 
 
@@ -227,7 +227,7 @@ def _mapped(sums: bool) -> Ways:
     bare = Contender(read, n)
     if sums:
         rows = Problem(np.load(path, mmap_mode="r"), z, z)
-        return {OURS: Contender(accumulate(rows, scatter=1e-6).run, n), "bare read": bare}
+        return {OURS: Contender(accumulate(rows, subsample=1e-6).run, n), "bare read": bare}
     source = sf.sources.from_npy(path, {"z": z, "y": z})
     ours = Contender(lambda: sf.Moments.from_blocks(source), n)
     return {OURS: ours, "bare SYRK": syrk(rows_of(d)), "bare read": bare}

@@ -129,8 +129,8 @@ def _factor(d: int, kind: str) -> Ways:
     moments = problem_of(d).moments()
     factored = moments.factored()
     splince_of(factored).run()  # the first eraser, which may finish the factor
-    strength = Contender(lambda: sf.concept_strength(factored, "z"))
-    ours = strength if kind == "concept_strength" else splince_of(factored)
+    alpha = Contender(lambda: sf.concept_strength(factored, "z"))
+    ours = alpha if kind == "concept_strength" else splince_of(factored)
     return {OURS: ours, "first eraser": splince_of(moments)}
 
 

@@ -41,7 +41,8 @@ def _data() -> tuple[Array, Array, Array, tuple[int, int, int]]:
 def _compared() -> Any:
     X, y, z, sizes = _data()
     return ev.compare(
-        X, task=y, concept=z, sizes=sizes, tied=0, association=_LEVELS, n_seeds=1, n_jobs=1,
+        X, task=y, concept=z, sizes=sizes, aligned_class=0, association=_LEVELS, n_seeds=1,
+        n_jobs=1,
         progress=False,
     )  # fmt: skip
 
@@ -53,10 +54,10 @@ def _script() -> Array:
 
 
 def _level(p: float) -> list[float]:
-    """Split, scale, erase by closed forms, fit every strength, choose, freeze, probe."""
+    """Split, scale, erase by closed forms, fit every alpha, choose, freeze, probe."""
 
-    def logistic(strength: float, n: int) -> Any:
-        return LogisticRegression(C=1 / (strength * n), solver="newton-cholesky", tol=1e-6)
+    def logistic(alpha: float, n: int) -> Any:
+        return LogisticRegression(C=1 / (alpha * n), solver="newton-cholesky", tol=1e-6)
 
     def scores(head: Any, rows: Any, y: Any, z: Any) -> tuple[float, float]:
         """Accuracy in the worst group, and in all rows."""
@@ -64,7 +65,7 @@ def _level(p: float) -> list[float]:
         return ev.worst_group_accuracy(y, guess, groups=(y, z)), float(np.mean(guess == y))
 
     X, y, z, sizes = _data()
-    split = ev.associated_split(y, z, p=p, sizes=sizes, seed=0, tied=0)
+    split = ev.spurious_split(y, z, p=p, sizes=sizes, random_state=0, aligned_class=0)
     parts = (split.train, split.validation, split.test)
     rows = [X[part].astype(np.float64) for part in parts]
     mean, unit = rows[0].mean(axis=0), float(np.sqrt(rows[0].var(axis=0).mean()))
@@ -80,7 +81,7 @@ def _level(p: float) -> list[float]:
     frozen: Any = None
     for eraser in ways:
         train, valid, test = (eraser(part) for part in rows)
-        heads = [logistic(strength, len(train)).fit(train, y_train) for strength in _STRENGTHS]
+        heads = [logistic(alpha, len(train)).fit(train, y_train) for alpha in _STRENGTHS]
         found = [scores(head, valid, *validated) for head in heads]
         best = heads[found.index(max(found))]  # of equals the strongest regularisation
         frozen = frozen or best

@@ -28,7 +28,7 @@ def _accumulate(rows: int = 0, features: int = 0, classes: int = 2) -> dict[str,
 
 def _sampled(features: int) -> dict[str, Contender]:
     data = problem(pick(8192, 128), features)
-    return {OURS: accumulate(data, scatter=0.01), FLOOR: copying(data.X)}
+    return {OURS: accumulate(data, subsample=0.01), FLOOR: copying(data.X)}
 
 
 def _solve(features: int = 0, classes: int = 2) -> dict[str, Contender]:

@@ -165,7 +165,7 @@ def accumulate_file(n: int, d: int) -> Callable[[], object]:
 def accumulate_wide() -> Callable[[], object]:
     """Blocks of float32 rows by rank: beside the blocks, which are made before."""
     sizes = ((200, 100), pick((1024, 100_000), (64, 80)))
-    few, every = (accumulate(problem(*size), pick(512, 32), rank=64) for size in sizes)
+    few, every = (accumulate(problem(*size), pick(512, 32), sketch_size=64) for size in sizes)
     few.run()
     return every.run
 
@@ -173,8 +173,8 @@ def accumulate_wide() -> Callable[[], object]:
 def accumulate_sparse() -> Callable[[], object]:
     """CSR rows by rank; one dense copy of them would be 5.5 GiB."""
     X, z = sparse_rows()
-    sf.Moments(rank=64).update(X[:50], {"z": z[:50]})
-    return lambda: sf.Moments(rank=64).update(X, {"z": z})
+    sf.Moments(sketch_size=64).update(X[:50], {"z": z[:50]})
+    return lambda: sf.Moments(sketch_size=64).update(X, {"z": z})
 
 
 def apply_in_place(dtype: str) -> Callable[[], object]:

@@ -201,7 +201,7 @@ def _large(results: Results) -> str:
     share = rate_for("auto", 10**9, 8192, "the rows", folds=1)
     sampled = rows * 2 * sums["median"] + share * every_row
     cluster = f"; on 16 such machines {every_row / 16 / pair['median']:.1f} h" if pair else ""
-    return f' A billion rows: {every_row:.1f} h; scatter="auto" {sampled:.1f} h{cluster}.'
+    return f' A billion rows: {every_row:.1f} h; subsample="auto" {sampled:.1f} h{cluster}.'
 
 
 def page(every: list[Results]) -> str:

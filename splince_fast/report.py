@@ -126,7 +126,7 @@ class Report:
     rho : float or None
         Largest squared cosine among what is kept, the squared correlation of the best linear
         predictions of concept and task. None where nothing is kept or nothing is whitened, and
-        without a covariance (``rank=``).
+        without a covariance (``sketch_size=``).
     frozen_head_penalty : float or None
         1 / (1 - rho): the excess risk of SPLINCE over that of LEACE for a frozen, unregularised
         least-squares head on one task variable (proofs_check, theorem 3). Never below 1.

@@ -153,7 +153,7 @@ def concept_strength(
     X: Any = None,
     labels: Any = None,
     n_permutations: int = 999,
-    seed: int = 0,
+    random_state: int = 0,
 ) -> ConceptStrength:
     """Canonical correlations of x with a concept, and what chance gives at this sample size.
 
@@ -174,7 +174,7 @@ def concept_strength(
         time, and O(n rank_x rank_z) time for each permutation.
     n_permutations : int
         Random permutations m of that test; its p-value is at least 1 / (m + 1).
-    seed : int
+    random_state : int
         Of these permutations.
 
     Returns
@@ -192,7 +192,7 @@ def concept_strength(
         No rows.
     InputError
         A parameter out of range; only one of X and labels; not the rows of `moments`; moments
-        with ``scatter`` below 1, or with ``rank``.
+        with ``subsample`` below 1, or with ``sketch_size``.
 
     Notes
     -----
@@ -257,26 +257,26 @@ def concept_strength(
             f"these moments were factored with shrinkage {moments.shrinkage:.3g}, which changes "
             "correlations; pass moments.factored() without it, or the moments"
         )
-    if (isinstance(moments, Moments) and moments.parameters.scatter < 1) or (
+    if (isinstance(moments, Moments) and moments.parameters.subsample < 1) or (
         isinstance(moments, Factored) and moments.sample is not None
     ):
         raise InputError(
             "these moments have the covariance of a sample of the rows, and the figures of chance "
-            "are those of a covariance of all; accumulate with scatter=1 to test for a trace"
+            "are those of a covariance of all; accumulate with subsample=1 to test for a trace"
         )
-    if (isinstance(moments, Moments) and moments.parameters.rank is not None) or (
+    if (isinstance(moments, Moments) and moments.parameters.sketch_size is not None) or (
         isinstance(moments, Factored) and moments.metric is not None
     ):
         raise InputError(
-            "these moments keep no covariance (rank=), and correlations with all of x need it; "
-            "accumulate without rank=, or test a part of the features"
+            "these moments keep no covariance (sketch_size=), and correlations with all of x need "
+            "it; accumulate without sketch_size=, or test a part of the features"
         )
     if (X is None) != (labels is None):
         raise InputError("the permutation test needs both X and labels; pass both or neither")
     if not isinstance(n_permutations, int) or n_permutations < 1:
         raise InputError(f"n_permutations is {n_permutations!r}; it must be a positive integer")
-    if not isinstance(seed, int) or seed < 0:
-        raise InputError(f"seed is {seed!r}; it must be a non-negative integer")
+    if not isinstance(random_state, int) or random_state < 0:
+        raise InputError(f"random_state is {random_state!r}; it must be a non-negative integer")
     with statistics(moments) as known:
         variable = known.variable(name)
         if not len(variable.span()):
@@ -293,7 +293,7 @@ def concept_strength(
     exact = None
     if X is not None:
         bases = _bases(moments, name, X, labels, x, z)
-        exact = _permutation_test(*bases, pillai, n_permutations, seed)
+        exact = _permutation_test(*bases, pillai, n_permutations, random_state)
     return ConceptStrength(
         name=str(name),
         correlations=tuple(map(float, roots)),
@@ -497,7 +497,9 @@ def _basis(columns: Float, rank: int) -> Float:
     return np.asarray(np.linalg.svd(columns, full_matrices=False)[0][:, :rank])
 
 
-def _permutation_test(x: Float, z: Float, pillai: float, n_permutations: int, seed: int) -> float:
+def _permutation_test(
+    x: Float, z: Float, pillai: float, n_permutations: int, random_state: int
+) -> float:
     """(1 + hits) / (1 + m): V of random permutations against V of the rows as they are."""
     rows_of_x = np.ascontiguousarray(x.T)
     observed = float(np.sum((rows_of_x @ z) ** 2))
@@ -506,7 +508,7 @@ def _permutation_test(x: Float, z: Float, pillai: float, n_permutations: int, se
             f"X and labels are not those of the moments: their Pillai trace is {observed:.6g}, "
             f"that of the moments {pillai:.6g}; pass the same rows and labels in the same order"
         )
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(random_state)
     # Ties but for rounding count as hits, which keeps the test valid.
     least = observed * (1.0 - 1e-9)
     hits = sum(

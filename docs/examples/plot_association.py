@@ -25,7 +25,7 @@ result = ev.compare(
     erasers=("none", "SAL", "LEACE", "SPLINCE"),
     association=(0.5, 0.7, 0.9),
     n_seeds=3,
-    strengths=(1e-4, 1e-2, 1.0),
+    alphas=(1e-4, 1e-2, 1.0),
     progress=False,
 )
 

@@ -182,7 +182,7 @@ def _foreign_rows(X: Any, name: str) -> NDArray[Any]:
     if is_sparse(X):
         raise InputError(
             f"{name} is a sparse matrix, whose covariance is dense; accumulate it as it is with "
-            "Moments(rank=0), which keeps no d x d matrix, reduce it first, as "
+            "Moments(sketch_size=0), which keeps no d x d matrix, reduce it first, as "
             f"sklearn.decomposition.TruncatedSVD does, or pass {name}[i:j].toarray() block by block"
         )
     refuse_lazy(X, name)

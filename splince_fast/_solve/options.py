@@ -171,7 +171,7 @@ READING = {
     option.name: option
     for option in (
         Option(
-            "scatter",
+            "subsample",
             1.0,
             lambda p: (
                 p == "auto"
@@ -187,7 +187,7 @@ READING = {
             number=float,
         ),
         Option(
-            "rank",
+            "sketch_size",
             None,
             lambda r: r is None or (is_integer(r) and 0 <= r < 1 << 31),
             "an integer from 0 to the number of features, the columns of the sketch that stands "
@@ -203,7 +203,7 @@ READING = {
             lambda n: is_integer(n) and 0 <= n <= MOST_PASSES,
             f"an integer from 0 to {MOST_PASSES}",
             _WHITENED,
-            "with a rank: read the rows so often again, each time for a smaller change of them",
+            "with a sketch: read the rows so often again, each time for a smaller change of them",
             number=int,
         ),
     )
@@ -211,23 +211,24 @@ READING = {
 
 
 def check_reading(
-    scatter: Any, rank: Any, passes: Any = 0, shrinkage: Any = None, solver: str = "auto",
+    subsample: Any, sketch_size: Any, passes: Any = 0, shrinkage: Any = None, solver: str = "auto",
     groups: Any = None,
 ) -> None:  # fmt: skip
     """Raise InputError for options of reading that are no such, or that do not go together."""
-    for option, value in zip(READING.values(), (scatter, rank, passes), strict=True):
+    for option, value in zip(READING.values(), (subsample, sketch_size, passes), strict=True):
         option.check(value)
-    whole = f"needs the whole covariance, and rank {rank} keeps none; "
-    if rank is None:
+    whole = f"needs the whole covariance, and sketch_size={sketch_size} keeps none; "
+    if sketch_size is None:
         if passes:
             raise InputError(
-                f"passes is {passes}, and only what has a rank is refined by reading again; pass "
-                "rank, too, or leave passes out"
+                f"passes is {passes}, and only a sketch is refined by reading again; pass "
+                "sketch_size, too, or leave passes out"
             )
-    elif scatter != 1:
+    elif subsample != 1:
         raise InputError(
-            f"rank {rank} and scatter {scatter} are two stand-ins for one covariance; pass rank "
-            "where d x d numbers do not fit in memory, and scatter where they do"
+            f"sketch_size={sketch_size} and subsample={subsample} are two stand-ins for one "
+            "covariance; pass sketch_size where d x d numbers do not fit in memory, and subsample "
+            "where they do"
         )
     elif isinstance(shrinkage, str):
         raise InputError(f"shrinkage {shrinkage!r} {whole}pass a number in [0, 1], or none")
@@ -238,10 +239,10 @@ def check_reading(
             f"passes is {passes} and shrinkage {shrinkage}: refining takes the covariance as it "
             "is; leave one of them out"
         )
-    if groups is not None and shrinkage != "cv" and (rank is not None or scatter != 1):
+    if groups is not None and shrinkage != "cv" and (sketch_size is not None or subsample != 1):
         raise InputError(
-            "groups says how rows are dealt to folds, and a fit with scatter or rank makes none; "
-            "leave it out, or choose shrinkage 'cv' with scatter"
+            "groups says how rows are dealt to folds, and a fit with subsample or sketch_size "
+            "makes none; leave it out, or choose shrinkage 'cv' with subsample"
         )
 
 

@@ -310,8 +310,8 @@ def orthonormal(columns: Float, against: Float | None = None) -> Float:
     return np.asarray(found)
 
 
-def probe(part: Part, strength: float) -> Any:
-    """Logistic probe: mean log-loss + strength / 2 |w|^2, at its minimum.
+def probe(part: Part, alpha: float) -> Any:
+    """Logistic probe: mean log-loss + alpha / 2 |w|^2, at its minimum.
 
     Newton steps reach it in a few sweeps where their d x d (times K^2) systems are small; L-BFGS
     is used elsewhere.
@@ -319,7 +319,7 @@ def probe(part: Part, strength: float) -> Any:
     d, k = part.rows.shape[1], len(np.unique(part.codes))
     newton = d * (k if k > 2 else 1) <= 2000
     model = LogisticRegression(
-        C=1.0 / (strength * part.weight.sum()),
+        C=1.0 / (alpha * part.weight.sum()),
         solver="newton-cholesky" if newton else "lbfgs",
         tol=1e-6 if newton else 1e-5,
         max_iter=1000,

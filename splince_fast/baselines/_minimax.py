@@ -15,7 +15,7 @@ _DENSE = 2048  # features above which the coordinates are scaled, not rotated: a
 
 
 class Minimax:
-    """max_g L_g(w, b) + strength / 2 |w|^2 with L_g the weighted mean log-loss of cell g.
+    """max_g L_g(w, b) + alpha / 2 |w|^2 with L_g the weighted mean log-loss of cell g.
 
     Parameters are one vector: the (K', d) weights, then the K' intercepts, K' = 1 for two
     classes, the number of classes otherwise (softmax).
@@ -28,11 +28,11 @@ class Minimax:
         cells: Index,
         weight: Float,
         n_classes: int,
-        strength: float,
+        alpha: float,
         margin: float,
         tick: Callable[[], None],
     ) -> None:
-        self.rows, self.codes, self.cells, self.strength = rows, codes, cells, strength
+        self.rows, self.codes, self.cells, self.alpha = rows, codes, cells, alpha
         self.width = 1 if n_classes == 2 else n_classes
         totals = np.bincount(cells, weight)
         self.in_cell: Float = weight / totals[cells]  # sums to 1 within a cell
@@ -59,9 +59,9 @@ class Minimax:
         return np.asarray(log_softmax(scores, axis=1))
 
     def penalty_slope(self, packed: Float) -> Float:
-        """Gradient of strength / 2 |w|^2, zero for the intercepts."""
+        """Gradient of alpha / 2 |w|^2, zero for the intercepts."""
         split = self.width * self.rows.shape[1]
-        return self.strength * np.concatenate([packed[:split], np.zeros(self.width)])
+        return self.alpha * np.concatenate([packed[:split], np.zeros(self.width)])
 
     def slope(self, log_chances: Float, codes: Index, rows: Float, weight: Float) -> Float:
         """Gradient of the weighted sum of log-losses."""
@@ -81,7 +81,7 @@ class Minimax:
         losses = self.losses(log_chances)
         q = np.exp(log_softmax(sharpness * losses))
         coef, _ = self.unpack(packed)
-        value = logsumexp(sharpness * losses) / sharpness + 0.5 * self.strength * np.sum(coef**2)
+        value = logsumexp(sharpness * losses) / sharpness + 0.5 * self.alpha * np.sum(coef**2)
         slope = self.slope(log_chances, self.codes, self.rows, self.in_cell * q[self.cells])
         return float(value), slope + self.penalty_slope(packed)
 
@@ -109,7 +109,7 @@ class Minimax:
         With q in the simplex, c_i = q_g in_cell_i, and distributions p_i over the classes with
         sum_i c_i (e_{y_i} - p_i) = 0 (the intercepts are free), weak duality gives
 
-            min >= sum_g q_g margin_g + sum_i c_i H(p_i) - |V|^2 / (2 strength),
+            min >= sum_g q_g margin_g + sum_i c_i H(p_i) - |V|^2 / (2 alpha),
             V = sum_i c_i (e_{y_i} - p_i) x_i^T,
 
         from lse(s) >= p . s + H(p). The p_i of the head meet the constraint to the solver's
@@ -118,7 +118,7 @@ class Minimax:
         log_chances = self.log_chances(packed, self.rows)
         losses = self.losses(log_chances)
         coef, _ = self.unpack(packed)
-        value = losses.max() + 0.5 * self.strength * float(np.sum(coef**2))
+        value = losses.max() + 0.5 * self.alpha * float(np.sum(coef**2))
         q = np.exp(log_softmax(sharpness * losses))
         weight = self.in_cell * q[self.cells]
         chances = np.exp(log_chances)
@@ -132,7 +132,7 @@ class Minimax:
         errors = errors[:, 1:] if self.width == 1 else errors
         slope = errors.T @ self.rows
         bound = q @ self.margins + weight @ entr(chances).sum(axis=1)
-        bound -= float(np.sum(slope**2)) / (2 * self.strength)
+        bound -= float(np.sum(slope**2)) / (2 * self.alpha)
         gap = max(0.0, float(value - bound))
         return float(value), gap, tuple(losses.tolist()), tuple(q.tolist())
 
@@ -141,7 +141,7 @@ class Coordinates:
     """Coordinates v of the parameters in which the Hessian is near the identity.
 
     With S the second moment of the rows, every cell weighing alike, and c a typical p (1 - p), the
-    Hessian of a weighted mean loss with its penalty is about c S + strength I = L L^T: v = L^T w
+    Hessian of a weighted mean loss with its penalty is about c S + alpha I = L L^T: v = L^T w
     for the weights of a class, sqrt(c) b for its intercept. L-BFGS takes a fifth of the steps.
     """
 
@@ -151,10 +151,10 @@ class Coordinates:
         self.root, self.factor = np.sqrt(_CURVATURE), None
         if d > _DENSE:
             squares = np.sum(weight * game.rows**2, axis=0)
-            self.scale: Float = np.sqrt(_CURVATURE * squares + game.strength)
+            self.scale: Float = np.sqrt(_CURVATURE * squares + game.alpha)
         else:
             S = _CURVATURE * ((game.rows * weight).T @ game.rows)
-            S[np.diag_indices(d)] += game.strength
+            S[np.diag_indices(d)] += game.alpha
             self.factor = np.linalg.cholesky(S)
 
     def _split(self, packed: Float) -> tuple[Float, Float]:

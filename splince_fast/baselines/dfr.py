@@ -35,7 +35,8 @@ class DFR(BalancedClassifier):
     Parameters
     ----------
     C : float or sequence of float
-        Inverse strength of the penalty, as in scikit-learn; of several one is chosen.
+        Inverse of the penalty, as in scikit-learn (the published grid is in C); of several one is
+        chosen.
     penalty : {"l1", "l2"}
         Of the coefficients.
     n_subsets : int
@@ -163,11 +164,11 @@ class DFR(BalancedClassifier):
         n_fits = self.n_subsets + len(tried) - (len(tried) == 1)
         with Progress(n_fits * len(subsets[0]), label="DFR", enabled=self.progress) as bar:
 
-            def head(index: NDArray[np.intp], strength: float) -> tuple[Float, Float]:
+            def head(index: NDArray[np.intp], C: float) -> tuple[Float, Float]:
                 part = _at(train, index)
                 part.rows -= mean
                 part.rows /= scale
-                coef, intercept = self._head(part, len(self.classes_), strength)
+                coef, intercept = self._head(part, len(self.classes_), C)
                 bar.advance(len(index), part.rows.nbytes)
                 coef = coef / scale
                 return coef, intercept - coef @ mean
@@ -183,15 +184,15 @@ class DFR(BalancedClassifier):
         self.coef_ = np.mean([coef for coef, _ in found], axis=0)
         self.intercept_ = np.mean([intercept for _, intercept in found], axis=0)
 
-    def _head(self, part: Cells, k: int, strength: float) -> tuple[Float, Float]:
+    def _head(self, part: Cells, k: int, C: float) -> tuple[Float, Float]:
         """Coefficients of one head on scaled rows."""
         if self.penalty == "l2":
-            model = LogisticRegression(C=strength, max_iter=1000).fit(part.rows, part.codes)
+            model = LogisticRegression(C=C, max_iter=1000).fit(part.rows, part.codes)
             return model.coef_, model.intercept_
         codes = [part.codes] if k == 2 else [(part.codes == c).astype(np.intp) for c in range(k)]
         models = [
             LogisticRegression(
-                C=strength, solver="liblinear", random_state=0, max_iter=200, **_SPARSE
+                C=C, solver="liblinear", random_state=0, max_iter=200, **_SPARSE
             ).fit(part.rows, code)
             for code in codes
         ]

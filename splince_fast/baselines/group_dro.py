@@ -30,10 +30,10 @@ class MinimaxReport:
 
     Attributes
     ----------
-    strength : float
+    alpha : float
         The one that was used.
     loss : float
-        Objective: worst mean loss of a cell (margins included) + strength / 2 |w|^2.
+        Objective: worst mean loss of a cell (margins included) + alpha / 2 |w|^2.
     gap : float
         Objective minus a value of the dual problem at a feasible point, so that the optimum is
         between `loss - gap` and `loss`, whatever the solver did.
@@ -41,7 +41,7 @@ class MinimaxReport:
         Mean loss of each cell of ``cells_``, and its weight in the dual problem.
     """
 
-    strength: float
+    alpha: float
     loss: float
     gap: float
     cell_losses: tuple[float, ...]
@@ -49,18 +49,18 @@ class MinimaxReport:
 
 
 class GroupDRO(BalancedClassifier):
-    """Group distributionally robust logistic head: min_w max_g L_g(w) + strength / 2 |w|^2.
+    """Group distributionally robust logistic head: min_w max_g L_g(w) + alpha / 2 |w|^2.
 
     L_g is the mean log-loss of cell g = (class, group), plus ``margin / sqrt(n_g)``. The
     intercept is free. The problem is convex. ``solver="exact"`` minimises
-    (1 / t) log sum_g exp(t L_g) + strength / 2 |w|^2 by L-BFGS for t = 10, 100, 1000 and on until
+    (1 / t) log sum_g exp(t L_g) + alpha / 2 |w|^2 by L-BFGS for t = 10, 100, 1000 and on until
     the duality gap is at most `tol`. ``solver="sgd"`` is the original's online algorithm: rows are
     drawn from all cells alike, cell weights q grow by exp(eta L_g(batch)), the gradient is that
     of sum_g q_g L_g(batch); the epoch with the best worst cell on the validation rows is kept.
 
     Parameters
     ----------
-    strength : float or sequence of float
+    alpha : float or sequence of float
         Of the penalty; of several the one is chosen with the best (worst cell, accuracy) on the
         validation rows, the largest of equals.
     solver : {"exact", "sgd"}
@@ -74,7 +74,7 @@ class GroupDRO(BalancedClassifier):
         Of the "sgd" solver; it stops after `patience` epochs without a better one.
     validation_share : float in [0, 1)
         Share of each cell to set aside where ``fit`` is given no validation rows and they are
-        needed (several strengths, or "sgd"); 0 selects on the training rows.
+        needed (several alphas, or "sgd"); 0 selects on the training rows.
     groups_from : {None, "y"}
         "y": there are no groups; the cells are the classes.
     random_state : int, Generator, RandomState or None
@@ -106,7 +106,7 @@ class GroupDRO(BalancedClassifier):
     >>> y = rng.integers(0, 2, size=600)
     >>> z = np.where(rng.random(600) < 0.9, y, 1 - y)
     >>> X = rng.normal(size=(600, 3)) + np.outer(z, [2, 0, 0]) + np.outer(y, [0, 1, 0])
-    >>> head = GroupDRO(strength=0.01, random_state=0).fit(X, y, groups=z)
+    >>> head = GroupDRO(alpha=0.01, random_state=0).fit(X, y, groups=z)
     >>> head.report_.gap < 1e-3
     True
     """
@@ -116,7 +116,7 @@ class GroupDRO(BalancedClassifier):
     def __init__(
         self,
         *,
-        strength: float | Sequence[float] = (0.1, 0.01, 0.001),
+        alpha: float | Sequence[float] = (0.1, 0.01, 0.001),
         solver: str = "exact",
         margin: float = 0.0,
         tol: float = 1e-3,
@@ -130,7 +130,7 @@ class GroupDRO(BalancedClassifier):
         random_state: Any = None,
         progress: bool = False,
     ) -> None:
-        self.strength = strength
+        self.alpha = alpha
         self.solver = solver
         self.margin = margin
         self.tol = tol
@@ -198,7 +198,7 @@ class GroupDRO(BalancedClassifier):
 
     def _strengths(self) -> list[Any]:
         """Strengths to choose from, the largest first."""
-        return sorted(candidates(self.strength, "strength"), reverse=True)
+        return sorted(candidates(self.alpha, "alpha"), reverse=True)
 
     def _selects(self) -> bool:
         return len(self._strengths()) > 1 or self.solver == "sgd"
@@ -213,16 +213,16 @@ class GroupDRO(BalancedClassifier):
         best: tuple[float, float] | None = None
         with Progress(label="GroupDRO", enabled=self.progress) as bar:
             start: Float | None = None
-            for strength in self._strengths():
+            for alpha in self._strengths():
                 game = Minimax(
                     train.rows, train.codes, train.cells, train.weight, len(self.classes_),
-                    strength, self.margin,
+                    alpha, self.margin,
                     lambda: bar.advance(len(train), train.rows.nbytes),
                 )  # fmt: skip
                 if self.solver == "exact":
-                    start, report = self._exact(game, strength, start)
+                    start, report = self._exact(game, alpha, start)
                 else:
-                    start, report = self._online(game, strength, task)
+                    start, report = self._online(game, alpha, task)
                 coef, intercept = game.unpack(start)
                 score = self._worst_and_mean(task.selection, coef, intercept)
                 if best is None or score > best:
@@ -231,13 +231,13 @@ class GroupDRO(BalancedClassifier):
         if self.solver == "exact" and self.report_.gap > self.tol:
             warnings.warn(
                 f"the duality gap is {self.report_.gap:.1e}, above tol = {self.tol:g}: the head is "
-                "that far from the optimum at most; a larger strength makes the problem easier",
+                "that far from the optimum at most; a larger alpha makes the problem easier",
                 ConvergenceWarning,
                 stacklevel=4,
             )
 
     def _exact(
-        self, game: Minimax, strength: float, start: Float | None
+        self, game: Minimax, alpha: float, start: Float | None
     ) -> tuple[Float, MinimaxReport]:
         """Smoothed problems of growing sharpness, each started at the last."""
         sharpness, found, report = 1.0, game.zeros() if start is None else start, None
@@ -255,12 +255,12 @@ class GroupDRO(BalancedClassifier):
             ).x  # fmt: skip
             found = coordinates.parameters(v)
             if sharpness >= 1000.0:
-                report = MinimaxReport(strength, *game.certificate(found, sharpness))
+                report = MinimaxReport(alpha, *game.certificate(found, sharpness))
         found = coordinates.parameters(_root(lambda v: smoothed(v, sharpness)[1], v))
-        report = MinimaxReport(strength, *game.certificate(found, sharpness))
+        report = MinimaxReport(alpha, *game.certificate(found, sharpness))
         return found, report
 
-    def _online(self, game: Minimax, strength: float, task: Task) -> tuple[Float, MinimaxReport]:
+    def _online(self, game: Minimax, alpha: float, task: Task) -> tuple[Float, MinimaxReport]:
         """Stochastic steps; the epoch of the best worst cell is restored."""
         rng, n_cells = task.rng, len(self.cells_)
         found, q = game.zeros(), np.full(n_cells, 1.0 / n_cells)
@@ -286,7 +286,7 @@ class GroupDRO(BalancedClassifier):
                 best, kept, idle = score, found, 0
             if idle == self.patience:
                 break
-        return kept, MinimaxReport(strength, *game.certificate(kept, 1000.0))
+        return kept, MinimaxReport(alpha, *game.certificate(kept, 1000.0))
 
 
 def _root(slope: Callable[[Float], Float], v: Float) -> Float:

@@ -35,8 +35,8 @@ class INLP(IterativeEraser):
 
     Parameters
     ----------
-    strength : float
-        Of the default probe, logistic: mean log-loss + strength / 2 |w|^2.
+    alpha : float
+        Of the default probe, logistic: mean log-loss + alpha / 2 |w|^2.
     max_rank : int, optional
         Most dimensions to remove; min(d, 300) if left out.
     tol : float
@@ -88,7 +88,7 @@ class INLP(IterativeEraser):
     def __init__(
         self,
         *,
-        strength: float = 1e-4,
+        alpha: float = 1e-4,
         max_rank: int | None = None,
         tol: float = 0.01,
         by_task: bool = False,
@@ -98,7 +98,7 @@ class INLP(IterativeEraser):
         random_state: Any = None,
         progress: bool = False,
     ) -> None:
-        self.strength = strength
+        self.alpha = alpha
         self.max_rank = max_rank
         self.tol = tol
         self.by_task = by_task
@@ -110,7 +110,7 @@ class INLP(IterativeEraser):
 
     def _check_parameters(self) -> None:
         self._check_common()
-        check_number(self.strength, "strength", 0.0)
+        check_number(self.alpha, "alpha", 0.0)
         check_number(self.tol, "tol", 0.0, strict=False)
         if self.max_rank is not None:
             check_count(self.max_rank, "max_rank")
@@ -163,7 +163,7 @@ class INLP(IterativeEraser):
         """New orthonormal directions of one probe, or None where it reads nothing."""
         if len(np.unique(train.codes)) < 2 or not len(selection):
             return None
-        model = probe(train, self.strength) if self.probe is None else self._own_probe(train)
+        model = probe(train, self.alpha) if self.probe is None else self._own_probe(train)
         hit = model.predict(selection.rows) == selection.codes
         accuracies.append(selection.share(hit))
         if accuracies[-1] <= selection.majority() + self.tol:

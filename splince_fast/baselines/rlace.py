@@ -51,8 +51,8 @@ class RLACE(IterativeEraser):
         Stop when a probe's accuracy is within this of the majority share.
     patience : int, optional
         Stop after as many probes in a row that did not raise the largest log-loss; None never.
-    strength : float
-        Of the probes: mean log-loss + strength / 2 |w|^2.
+    alpha : float
+        Of the probes: mean log-loss + alpha / 2 |w|^2.
     validation_share : float in [0, 1)
         Share of each class to set aside where ``fit`` is given no validation rows; 0 selects on
         the training rows.
@@ -103,7 +103,7 @@ class RLACE(IterativeEraser):
         check_every: int = 1000,
         tol: float = 0.0015,
         patience: int | None = 10,
-        strength: float = 1e-4,
+        alpha: float = 1e-4,
         validation_share: float = 0.2,
         concept_from: str | None = None,
         random_state: Any = None,
@@ -118,7 +118,7 @@ class RLACE(IterativeEraser):
         self.check_every = check_every
         self.tol = tol
         self.patience = patience
-        self.strength = strength
+        self.alpha = alpha
         self.validation_share = validation_share
         self.concept_from = concept_from
         self.random_state = random_state
@@ -127,7 +127,7 @@ class RLACE(IterativeEraser):
     def _check_parameters(self) -> None:
         self._check_common()
         check_number(self.step_size, "step_size", 0.0)
-        check_number(self.strength, "strength", 0.0)
+        check_number(self.alpha, "alpha", 0.0)
         check_number(self.tol, "tol", 0.0, strict=False)
         check_number(self.weight_decay, "weight_decay", 0.0, strict=False)
         check_number(self.momentum, "momentum", 0.0, strict=False)
@@ -184,7 +184,7 @@ class RLACE(IterativeEraser):
             Part(part.rows - (part.rows @ removed) @ removed.T, part.codes, part.weight)
             for part in (problem.train, problem.selection)
         )
-        chances = probe(train, self.strength).predict_proba(part.rows)
+        chances = probe(train, self.alpha).predict_proba(part.rows)
         loss = log_loss(
             part.codes, chances, sample_weight=part.weight, labels=np.arange(chances.shape[1])
         )

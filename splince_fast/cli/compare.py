@@ -39,15 +39,19 @@ def add(commands: Any) -> None:
         help="retrained, frozen or unregularised; repeatable (default: the first two)")  # fmt: skip
     add("--association", type=_numbers, metavar="P,P,...",
         help="levels of association in training, such as .5,.7,.9 (default: as it is)")  # fmt: skip
-    add("--tied", metavar="CLASS", help="class of the concept tied to the task's second class")
+    add(
+        "--aligned-class",
+        metavar="CLASS",
+        help="class of the concept aligned with the task's second class",
+    )
     add("--sizes", type=_numbers, metavar="N,N,N", help="training, validation and test rows")
-    add("--by", choices=("rows", "weights"), default="rows",
+    add("--association-method", choices=("subsample", "weights"), default="subsample",
         help="cells reach an association by losing rows or by weights (default: rows)")  # fmt: skip
     add("--unlabelled", action="store_true",
         help="rows without the task count for the covariance")  # fmt: skip
     add("--seeds", type=int, metavar="N", help="resamplings (default: 5; 1 with --test)")
-    add("--seed", type=int, default=0, help="the first seed (default: 0)")
-    add("--strengths", type=_numbers, metavar="L,L,...",
+    add("--random-state", type=int, default=0, help="the first seed (default: 0)")
+    add("--alphas", type=_numbers, metavar="L,L,...",
         help="penalties of the heads to choose from")  # fmt: skip
     add("--probe", action="append", metavar="NAME",
         help="linear, mlp or boosting; may be repeated (default: linear)")  # fmt: skip
@@ -94,13 +98,15 @@ def run(args: argparse.Namespace) -> None:
         erasers=tuple(args.eraser or ("none", "SAL", "LEACE", "SPLINCE")),
         heads=tuple(args.head or ("retrained", "frozen")),
         association=args.association,
-        tied=_class(args.tied, concept) if args.tied is not None else None,
+        aligned_class=_class(args.aligned_class, concept)
+        if args.aligned_class is not None
+        else None,
         sizes=sizes,
-        by=args.by,
+        association_method=args.association_method,
         unlabelled=args.unlabelled,
         n_seeds=seeds,
-        random_state=args.seed,
-        **({} if args.strengths is None else {"strengths": args.strengths}),
+        random_state=args.random_state,
+        **({} if args.alphas is None else {"alphas": args.alphas}),
         leakage=tuple(args.probe or ("linear",)),
         n_jobs=args.jobs,
         run=args.folder,
@@ -173,7 +179,7 @@ def _class(text: str, concept: Mapping[str, Any]) -> Any:
     from splince_fast.evaluation._cells import coded
 
     if len(concept) > 1:
-        raise InputError("--tied is for one concept; with several use compare() in Python")
+        raise InputError("--aligned-class is for one concept; with several use compare() in Python")
     names = coded(next(iter(concept.values())), "concept").names
     return next((name for name in names if str(name) == text), text)
 

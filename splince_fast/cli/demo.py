@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
         "factual gender, and see by which of them it still says he or she.",
     )
     demo.add_argument("--splits", type=int, default=20, help="random splits (default: 20)")
-    demo.add_argument("--seed", type=int, default=0, help="of the splits (default: 0)")
+    demo.add_argument("--random-state", type=int, default=0, help="of the splits (default: 0)")
     figure = demo.add_mutually_exclusive_group()
     figure.add_argument(
         "--figure", metavar="PATH", help=f"where to draw it (default: {_DEFAULT_FIGURE})"
@@ -45,7 +45,11 @@ def run(args: argparse.Namespace) -> None:
     runs: list[experiment.Results] = []
     for correlation in (None, experiment.PAPER_CORRELATION):
         results = experiment.run(
-            data, n_splits=args.splits, seed=args.seed, train_correlation=correlation, progress=True
+            data,
+            n_splits=args.splits,
+            random_state=args.random_state,
+            train_correlation=correlation,
+            progress=True,
         )
         if not runs:
             print(table.heading(data, results))

@@ -48,7 +48,7 @@ def add(commands: Any) -> None:
     add("--groups", metavar="NAME",
         help="variable whose classes are not parted where the rows are dealt to two folds, from "
         "which the report says what happens to rows not seen; without it the hash of its position "
-        "decides for each row. With --scatter and --rank there are no such folds, but for "
+        "decides for each row. With --subsample and --sketch-size there are no such folds, but for "
         "--shrinkage cv")  # fmt: skip
     add("--checkpoint", metavar="FILE", help="save there while reading, and resume from it")
     add("--save-moments", metavar="FILE", help="keep the statistics, for other erasers")
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> None:
     parameters = {"kinds": kinds, "ledoit_wolf": args.shrinkage == "ledoit-wolf", **reading}
     stream = {"progress": True, "checkpoint": args.checkpoint}
     folds = None
-    plain = reading.get("scatter", 1) == 1 and "rank" not in reading
+    plain = reading.get("subsample", 1) == 1 and "sketch_size" not in reading
     if args.shrinkage == "cv" or (plain and _folded(args, source.n_rows, source.n_features)):
         folds = Moments.from_blocks(source, folds=2, groups=args.groups, **stream, **parameters)
         moments = folds.total

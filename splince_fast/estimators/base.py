@@ -177,7 +177,7 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
 
         Parameters
         ----------
-        X : array-like, frame or, with a `rank`, sparse matrix of shape (n_samples, n_features)
+        X : array-like or frame of shape (n_samples, n_features); sparse with `sketch_size`
             May have no rows. A dask array is erased lazily, as :class:`Projection` does.
 
         Returns

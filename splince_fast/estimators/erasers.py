@@ -44,8 +44,8 @@ class _Eraser(ErasingTransformer):
     """What the estimators share; each adds its parameters and the method that it calls."""
 
     kinds: Mapping[str, str] | None
-    scatter: float | str
-    rank: int | None
+    subsample: float | str
+    sketch_size: int | None
     passes: int = 0
     moments_: Moments
     erased_: Any
@@ -54,7 +54,7 @@ class _Eraser(ErasingTransformer):
 
     _method: ClassVar[str]
     _concept_kind: ClassVar[str | None] = None
-    _sparse_advice = " Or pass rank=0, or another rank, which take it as it is."
+    _sparse_advice = " Or pass sketch_size=0, or a larger one, which takes it as it is."
 
     # Every fit needs the concept, so routers pass it on without being told to.
     __metadata_request__fit: ClassVar = {"concept": True}
@@ -75,7 +75,9 @@ class _Eraser(ErasingTransformer):
     @property
     def _takes_sparse(self) -> bool:
         seen = getattr(self, "moments_", None)
-        return self.rank is not None or (seen is not None and seen.parameters.rank is not None)
+        if self.sketch_size is not None:
+            return True
+        return seen is not None and seen.parameters.sketch_size is not None
 
     # -- filling ---------------------------------------------------------------------------
 
@@ -92,12 +94,12 @@ class _Eraser(ErasingTransformer):
 
         From 200 rows on they are dealt to two folds where memory allows
         (:func:`splince_fast.moments.folds.worthwhile`): the eraser is that of all rows, and its
-        report says what it does to rows not seen. With `scatter` or `rank` that would cost more
-        than the fit, and is left out.
+        report says what it does to rows not seen. With `subsample` or `sketch_size` that
+        would cost more than the fit, and is left out.
 
         Parameters
         ----------
-        X : array-like, frame or, with a `rank`, sparse matrix of shape (n_samples, n_features)
+        X : array-like or frame of shape (n_samples, n_features); sparse with `sketch_size`
             At least two rows; read once, and `passes` times more; not copied, not modified.
         y : array-like of shape (n_samples,) or (n_samples, k), mapping or frame, optional
             The task. SPLINCE keeps its covariance with X; the other estimators ignore it. With
@@ -109,7 +111,7 @@ class _Eraser(ErasingTransformer):
             Non-negative frequencies.
         groups : array-like of shape (n_samples,), optional
             Strings or integers; rows of one group stay in one fold. Without it the hash of its
-            position decides where a row goes. With `scatter` or `rank`: only to choose "cv".
+            position decides where a row goes. With `subsample` or `sketch_size`: only for "cv".
 
         Returns
         -------
@@ -129,9 +131,9 @@ class _Eraser(ErasingTransformer):
             rows, erased, kept = self._read(X, y, concept, least=2)
             parameters = self._begun(erased, kept)
             n, d = rows.shape
-            all_of_it = self.scatter == 1 and self.rank is None
+            all_of_it = self.subsample == 1 and self.sketch_size is None
             folded = self._needs_folds or (all_of_it and worthwhile(n, d))
-            parameters["scatter"] = rate_for(self.scatter, n, d, "X", 2 if folded else 1)
+            parameters["subsample"] = rate_for(self.subsample, n, d, "X", 2 if folded else 1)
             seen: Moments | Folds
             if folded:
                 seen = _dealt(rows, erased | kept, sample_weight, groups, parameters)
@@ -168,7 +170,7 @@ class _Eraser(ErasingTransformer):
 
         Parameters
         ----------
-        X : array-like, frame or, with a `rank`, sparse matrix of shape (n_samples, n_features)
+        X : array-like or frame of shape (n_samples, n_features); sparse with `sketch_size`
             May have no rows.
         y : array-like, mapping or frame, optional
             The task, as in :meth:`fit`; every block names the same variables.
@@ -260,7 +262,8 @@ class _Eraser(ErasingTransformer):
         self._extendable = True
         needs_fourth = getattr(self, "shrinkage", None) == "ledoit-wolf"
         return {
-            "kinds": kinds, "ledoit_wolf": needs_fourth, "scatter": self.scatter, "rank": self.rank
+            "kinds": kinds, "ledoit_wolf": needs_fourth, "subsample": self.subsample, "sketch_size":
+            self.sketch_size,
         }  # fmt: skip
 
     @property
@@ -280,9 +283,9 @@ class _Eraser(ErasingTransformer):
                 f"passes={self.passes} reads the rows again, which only fit has; leave it out, "
                 "or fit moments and pass refine= to the method"
             )
-        if isinstance(self.scatter, str):
+        if isinstance(self.subsample, str):
             raise InputError(
-                "scatter='auto' needs the number of rows, which only fit knows; pass a number, "
+                "subsample='auto' needs the number of rows, which only fit knows; pass a number, "
                 "such as 22 * d / n for d features and about n rows"
             )
 
@@ -308,7 +311,7 @@ class _Eraser(ErasingTransformer):
         options = self._options()
         Options(**options)
         check_reading(
-            self.scatter, self.rank, self.passes, options.get("shrinkage"),
+            self.subsample, self.sketch_size, self.passes, options.get("shrinkage"),
             options.get("solver", "auto"), groups,
         )  # fmt: skip
         self._check_concept_from()
@@ -489,10 +492,10 @@ class _Eraser(ErasingTransformer):
         estimator = cls(**params)
         estimator._check_parameters()
         estimator._refuse_whole()
-        if estimator.scatter != 1 or estimator.rank is not None:
+        if estimator.subsample != 1 or estimator.sketch_size is not None:
             raise InputError(
-                "scatter and rank say how moments are accumulated, and these are; pass them to "
-                "Moments"
+                "subsample and sketch_size say how moments are accumulated, and these are; pass "
+                "them to Moments"
             )
         if keep is None and cls._keeps_task:
             raise InputError("keep is missing: SPLINCE keeps a task; LEACE erases without one")
@@ -565,15 +568,15 @@ class SPLINCE(_Eraser):
     min_scale : "auto" or float in [0, 1)
         Features of a deviation below this times the root mean square deviation are left out of
         the whitening; they are erased by what the others predict of them.
-    scatter : float in (0, 1] or "auto"
+    subsample : float in (0, 1] or "auto"
         Share of the rows that the covariance is taken from, so that a fit costs little more than
         reading; "auto" takes as few as change the rows by 5 percent more than the least. See
         :class:`Moments`.
-    rank : int, optional
+    sketch_size : int, optional
         Keep no d x d covariance, but variances and a sketch of so many columns, for rows of very
         many features; 0 keeps variances alone. X may be sparse then. See :class:`Moments`.
     passes : int
-        With a `rank`: how often `fit` reads X again, each time for a smaller change of the rows.
+        With `sketch_size`: how often `fit` reads X again; each pass changes the rows less.
     kinds : mapping of str to {"classes", "continuous"}, optional
         How a variable is read where its dtype does not say it: strings, bools and integers are
         classes, floats continuous. A single column, named or not, is the variable "concept" or
@@ -641,8 +644,8 @@ class SPLINCE(_Eraser):
         rank_tol: float | str = "auto",
         solver: str = "auto",
         min_scale: float | str = "auto",
-        scatter: float | str = 1.0,
-        rank: int | None = None,
+        subsample: float | str = 1.0,
+        sketch_size: int | None = None,
         passes: int = 0,
         kinds: Mapping[str, str] | None = None,
         concept_from: str | None = None,
@@ -654,8 +657,8 @@ class SPLINCE(_Eraser):
         self.rank_tol = rank_tol
         self.solver = solver
         self.min_scale = min_scale
-        self.scatter = scatter
-        self.rank = rank
+        self.subsample = subsample
+        self.sketch_size = sketch_size
         self.passes = passes
         self.kinds = kinds
         self.concept_from = concept_from
@@ -676,7 +679,9 @@ class LEACE(_Eraser):
 
     Parameters
     ----------
-    null_space, shrinkage, rank_tol, solver, min_scale, scatter, rank, passes, kinds, concept_from
+    null_space, shrinkage, rank_tol, solver, min_scale
+        As for :class:`SPLINCE`.
+    subsample, sketch_size, passes, kinds, concept_from
         As for :class:`SPLINCE`.
 
     Attributes
@@ -717,8 +722,8 @@ class LEACE(_Eraser):
         rank_tol: float | str = "auto",
         solver: str = "auto",
         min_scale: float | str = "auto",
-        scatter: float | str = 1.0,
-        rank: int | None = None,
+        subsample: float | str = 1.0,
+        sketch_size: int | None = None,
         passes: int = 0,
         kinds: Mapping[str, str] | None = None,
         concept_from: str | None = None,
@@ -728,8 +733,8 @@ class LEACE(_Eraser):
         self.rank_tol = rank_tol
         self.solver = solver
         self.min_scale = min_scale
-        self.scatter = scatter
-        self.rank = rank
+        self.subsample = subsample
+        self.sketch_size = sketch_size
         self.passes = passes
         self.kinds = kinds
         self.concept_from = concept_from
@@ -746,7 +751,7 @@ class SAL(_Eraser):
 
     Parameters
     ----------
-    rank_tol, scatter, rank, kinds, concept_from
+    rank_tol, subsample, sketch_size, kinds, concept_from
         As for :class:`SPLINCE`.
 
     Attributes
@@ -777,14 +782,14 @@ class SAL(_Eraser):
         self,
         *,
         rank_tol: float | str = "auto",
-        scatter: float | str = 1.0,
-        rank: int | None = None,
+        subsample: float | str = 1.0,
+        sketch_size: int | None = None,
         kinds: Mapping[str, str] | None = None,
         concept_from: str | None = None,
     ) -> None:
         self.rank_tol = rank_tol
-        self.scatter = scatter
-        self.rank = rank
+        self.subsample = subsample
+        self.sketch_size = sketch_size
         self.kinds = kinds
         self.concept_from = concept_from
 
@@ -800,7 +805,7 @@ class MeanProjection(SAL):
 
     Parameters
     ----------
-    rank_tol, scatter, rank, kinds, concept_from
+    rank_tol, subsample, sketch_size, kinds, concept_from
         As for :class:`SPLINCE`.
 
     Attributes

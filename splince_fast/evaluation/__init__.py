@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from splince_fast.evaluation.result import Comparison
     from splince_fast.evaluation.run import compare
     from splince_fast.evaluation.scoring import Metric
-    from splince_fast.evaluation.splits import associated_split
+    from splince_fast.evaluation.splits import spurious_split
 
 _LAZY = {
     "group_accuracy": "metrics",
@@ -32,7 +32,7 @@ _LAZY = {
     "covariance_ratio": "metrics",
     "leakage": "probes",
     "log_odds_regression": "regression",
-    "associated_split": "splits",
+    "spurious_split": "splits",
     "fit_head": "heads",
     "select_head": "heads",
     "compare": "run",
@@ -43,7 +43,6 @@ _LAZY = {
 __all__ = [
     "Comparison",
     "Metric",
-    "associated_split",
     "class_accuracy",
     "compare",
     "covariance_ratio",
@@ -52,6 +51,7 @@ __all__ = [
     "leakage",
     "log_odds_regression",
     "select_head",
+    "spurious_split",
     "tpr_gap",
     "worst_group_accuracy",
 ]

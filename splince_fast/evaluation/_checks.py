@@ -10,15 +10,15 @@ import numpy as np
 from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import InputError
 
-MODES = ("rows", "weights")
+MODES = ("subsample", "weights")
 
 
 def check_p(p: Any) -> None:
     """Refuse an association that is no number in [0, 1]."""
     if isinstance(p, bool) or not isinstance(p, int | float | np.floating) or not 0 <= p <= 1:
         raise InputError(
-            f"the association p is {p!r}; it is a probability P(z = tied | y = 1) in [0, 1]: .5 "
-            "is none, 1 complete"
+            f"the association p is {p!r}; it is a probability P(z = aligned_class | y = 1) in [0, "
+            "1]: .5 is none, 1 complete"
         )
 
 
@@ -38,9 +38,10 @@ def check_shortage(on_shortage: Any) -> None:
         raise InputError(f"on_shortage is {on_shortage!r}; choose 'raise' or 'shrink'")
 
 
-def check_mode(by: Any) -> None:
+def check_method(method: Any, name: str = "method") -> None:
     """Refuse an unknown way to reach an association."""
-    if by not in MODES:
+    if method not in MODES:
         raise InputError(
-            f"by is {by!r}; choose 'rows' (cells lose rows) or 'weights' (cells are weighted)"
+            f"{name} is {method!r}; choose 'subsample' (cells lose rows) or 'weights' "
+            "(cells are weighted)"
         )

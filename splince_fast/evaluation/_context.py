@@ -10,7 +10,7 @@ from splince_fast.evaluation.statistics import Difference
 
 # Names that no eraser or head has: of the eraser of a record of advice, of the head of a record of
 # an eraser itself; and of the points of a path in the long form.
-ADVISER, ERASER_ROW, PATH = "", "", "strengths"
+ADVISER, ERASER_ROW, PATH = "", "", "alphas"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class Context:
     seeds : tuple of int
     sizes : tuple of int
         Rows for training, validation and test of the first split.
-    tied : str
-    by : str
-        How rows reach a level: "rows" or "weights".
-    strengths : tuple of float
+    aligned_class : str
+    association_method : str
+        How rows reach a level: "subsample" or "weights".
+    alphas : tuple of float
     select : str
     probes, concepts, cells : tuple of str
     fingerprint, version : str
@@ -55,9 +55,9 @@ class Context:
     levels: tuple[float | None, ...]
     seeds: tuple[int, ...]
     sizes: tuple[int, int, int]
-    tied: str
-    by: str
-    strengths: tuple[float, ...]
+    aligned_class: str
+    association_method: str
+    alphas: tuple[float, ...]
     select: str
     probes: tuple[str, ...]
     concepts: tuple[str, ...]

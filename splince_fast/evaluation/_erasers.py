@@ -141,8 +141,9 @@ def weight_of(model: Any, weights: Float | None) -> dict[str, Float]:
         return {}
     if "sample_weight" not in inspect.signature(model.fit).parameters:
         raise InputError(
-            f"{type(model).__name__}.fit takes no sample_weight, so that by='weights' cannot give "
-            "it the association; compare it with by='rows'"
+            f"{type(model).__name__}.fit takes no sample_weight, so that "
+            "association_method='weights' cannot give it the association; compare it with "
+            "association_method='subsample'"
         )
     return {"sample_weight": weights}
 

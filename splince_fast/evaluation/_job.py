@@ -48,7 +48,7 @@ def blank(
 ) -> Record:
     """A record without figures."""
     return {
-        "seed": seed, "p": p, "eraser": eraser, "head": head, "strength": None, "values": {},
+        "seed": seed, "p": p, "eraser": eraser, "head": head, "alpha": None, "values": {},
         "path": [], "cells": [], "reason": reason, "notes": [], "converged": True,
         "sizes": list(sizes),
     }  # fmt: skip
@@ -251,7 +251,7 @@ class Job:
     # -- heads -----------------------------------------------------------------------------
 
     def _head(self, eraser: str, head: Named, how: _erasers.Map) -> list[Record]:
-        """One head on the erased rows; a path over strengths comes with "retrained"."""
+        """One head on the erased rows; a path over alphas comes with "retrained"."""
         if head.what == "frozen":
             if "path" not in self.base:
                 self.base["path"] = self._path(_erasers.identity(self.train.shape[1]))
@@ -264,9 +264,9 @@ class Job:
             record = self._judged(eraser, head.name, path.best(), how)
             record["notes"] += path.notes
             points = []
-            for j in range(len(path.strengths)):
+            for j in range(len(path.alphas)):
                 point = self._judged(eraser, PATH, path.at(j), how)
-                points.append([path.strengths[j], point["values"]])
+                points.append([path.alphas[j], point["values"]])
                 record["reason"] = record["reason"] or point["reason"]
             record["path"] = points
             return [record]
@@ -291,47 +291,43 @@ class Job:
         return np.asarray(self.S / self.unit**2)
 
     def _path(self, how: _erasers.Map) -> _Path:
-        """Heads at every strength, and the choice among them."""
-        strengths = self.plan.strengths
+        """Heads at every alpha, and the choice among them."""
+        alphas = self.plan.alphas
         rows_v = self.split.validation
         if isinstance(self.plan.task, Columns):
-            w, b = _linear.ridge_path(
-                self.train, self.task(self.split.train), strengths, how.factors
-            )
+            w, b = _linear.ridge_path(self.train, self.task(self.split.train), alphas, how.factors)
             errors = []
-            for j in range(len(strengths)):
+            for j in range(len(alphas)):
                 rest = self.task(rows_v) - self.scores(self.validation, w[j], b[j], how)
                 errors.append((-float(np.mean(rest**2)), 0.0))
-            chosen = _linear.choose(errors, strengths, "worst_group") if len(rows_v) else 0
-            return _Path(strengths, w, b, np.ones(len(w), bool), None, chosen, [])
+            chosen = _linear.choose(errors, alphas, "worst_group") if len(rows_v) else 0
+            return _Path(alphas, w, b, np.ones(len(w), bool), None, chosen, [])
         present, local = self.classes()
         fits = _logistic.fit(
-            self.train, local, len(present), np.array(strengths), factors=how.factors,
-            gram=self.gram(), sample_weights=self.sample_weights(len(strengths)),
+            self.train, local, len(present), np.array(alphas), factors=how.factors,
+            gram=self.gram(), sample_weights=self.sample_weights(len(alphas)),
         )  # fmt: skip
         notes: list[str] = []
-        if len(strengths) == 1:
+        if len(alphas) == 1:
             chosen = 0
         elif few_validation_rows(self):
             notes.append(
                 f"validation cells have fewer than {_linear.MIN_CELL} rows: {FOLDS} folds of the "
-                "training rows chose the strength"
+                "training rows chose alpha"
             )
-            chosen = _linear.choose(judged_by_folds(self, how, notes), strengths, self.plan.select)
+            chosen = _linear.choose(judged_by_folds(self, how, notes), alphas, self.plan.select)
         else:
             truth, cells = self.task(rows_v), self.cells(rows_v)
             weights = self.split.validation_weights
             judged = []
-            for j in range(len(strengths)):
+            for j in range(len(alphas)):
                 found = self.scores(self.validation, fits.weights[j], fits.intercepts[j], how)
                 judged.append(_linear.score(truth, decided_by(found, present), cells, weights))
-            chosen = _linear.choose(judged, strengths, self.plan.select)
-        return _Path(
-            strengths, fits.weights, fits.intercepts, fits.converged, present, chosen, notes
-        )
+            chosen = _linear.choose(judged, alphas, self.plan.select)
+        return _Path(alphas, fits.weights, fits.intercepts, fits.converged, present, chosen, notes)
 
     def _unregularised(self, how: _erasers.Map) -> _Fitted:
-        """The head of strength 0."""
+        """The head of alpha 0."""
         if isinstance(self.plan.task, Columns):
             w, b = _linear.ridge_path(self.train, self.task(self.split.train), (0.0,), how.factors)
             return _Fitted(w[0], b[0], None, 0.0, True)
@@ -380,7 +376,7 @@ class Job:
         self, eraser: str, name: str, fitted: _Fitted, how: _erasers.Map, *, frozen: bool = False
     ) -> Record:
         """Metrics on the test rows; a frozen head was not fitted to rows that are erased."""
-        record = self._record(eraser, name, strength=fitted.strength)
+        record = self._record(eraser, name, alpha=fitted.alpha)
         record["converged"] = fitted.converged
         shift = fitted.weights @ how.offset if frozen else 0.0
         found = self.scores(self.test, fitted.weights, fitted.intercepts + shift, how)
@@ -406,7 +402,7 @@ class Job:
         return record
 
     def _frozen(self, moments: Factored) -> dict[str, float]:
-        """Squared error that SPLINCE has above LEACE, frozen ridge heads of extreme strengths."""
+        """Squared error that SPLINCE has above LEACE, frozen ridge heads of extreme alphas."""
         place = {name: k for k, name in enumerate(self.moments.classes(self.plan.task_name))}
         classes = self.plan.task.classes  # type: ignore[union-attr]
         columns = np.array([place.get(name, len(place)) for name in classes])
@@ -417,12 +413,12 @@ class Job:
         mean = np.average(train, axis=0, weights=self.split.weights)
         cross = self.moments.cross_covariance(self.plan.task_name, ddof=0) / self.unit
         values = {"task_classes": float(len(place))}
-        for name, strength in (
-            ("strong", self.plan.strengths[0]),
-            ("weak", self.plan.strengths[-1]),
+        for name, alpha in (
+            ("strong", self.plan.alphas[0]),
+            ("weak", self.plan.alphas[-1]),
         ):
             head: Float = np.asarray(
-                np.linalg.solve(self.gram() + strength * np.eye(len(cross)), cross).T,
+                np.linalg.solve(self.gram() + alpha * np.eye(len(cross)), cross).T,
                 dtype=np.float64,
             )
             errors = advice.frozen_squared_errors(
@@ -439,15 +435,15 @@ class _Fitted:
     weights: Float
     intercepts: Float
     present: Codes | None
-    strength: float
+    alpha: float
     converged: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Path:
-    """Heads over strengths and the position of the chosen one."""
+    """Heads over alphas and the position of the chosen one."""
 
-    strengths: tuple[float, ...]
+    alphas: tuple[float, ...]
     weights: Float
     intercepts: Float
     converged: NDArray[np.bool_]
@@ -457,7 +453,7 @@ class _Path:
 
     def at(self, j: int) -> _Fitted:
         return _Fitted(
-            self.weights[j], self.intercepts[j], self.present, self.strengths[j],
+            self.weights[j], self.intercepts[j], self.present, self.alphas[j],
             bool(self.converged[j]),
         )  # fmt: skip
 

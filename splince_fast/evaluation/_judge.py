@@ -1,4 +1,4 @@
-"""Judging heads: figures on test rows, and the choice of a strength without validation rows."""
+"""Judging heads: figures on test rows, and the choice of a alpha without validation rows."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def few_validation_rows(job: Job) -> bool:
 
 
 def judged_by_folds(job: Job, how: _erasers.Map, notes: list[str]) -> list[tuple[float, float]]:
-    """(worst group, accuracy) of every strength over leave-out folds of the training rows."""
+    """(worst group, accuracy) of every alpha over leave-out folds of the training rows."""
     truth, cells = job.task(job.split.train), job.cells(job.split.train)
     present, local = job.classes()
-    n, strengths = len(local), job.plan.strengths
+    n, alphas = len(local), job.plan.alphas
     members = None if job.plan.groups is None else job.plan.groups[job.split.train]
     fold = dealt(job.strata(job.split.train), members, job.seed)
     whole = [f for f in range(FOLDS) if len(np.unique(local[fold != f])) == len(present)]
@@ -60,12 +60,12 @@ def judged_by_folds(job: Job, how: _erasers.Map, notes: list[str]) -> list[tuple
         )
     if len(whole) < FOLDS:
         notes.append(f"{FOLDS - len(whole)} folds lack a class and were left out")
-    J = len(strengths)
+    J = len(alphas)
     mass = np.ones(n) if job.split.weights is None else job.split.weights
-    inside = np.stack([(fold != f) * mass for f in whole for _ in strengths], 1)
+    inside = np.stack([(fold != f) * mass for f in whole for _ in alphas], 1)
     weights = inside / inside.sum(axis=0)
     fits = _logistic.fit(
-        job.train, local, len(present), np.tile(np.array(strengths), len(whole)),
+        job.train, local, len(present), np.tile(np.array(alphas), len(whole)),
         sample_weights=weights, factors=how.factors, gram=job.gram(),
     )  # fmt: skip
     held = np.isin(fold, whole)
@@ -106,7 +106,7 @@ def dealt(cells: Codes, groups: Codes | None, seed: int) -> Codes:
     if found < FOLDS:
         raise NotEnoughDataError(
             f"the training rows have {found} groups, and {FOLDS} folds of whole groups are to "
-            "choose the strength; pass one strength, or validation rows of at least "
+            "choose alpha; pass one, or validation rows of at least "
             f"{_linear.MIN_CELL} per cell"
         )
     splitter = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=seed)

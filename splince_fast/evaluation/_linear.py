@@ -15,11 +15,11 @@ from splince_fast.exceptions import InputError, NotEnoughDataError
 Float = NDArray[np.float64]
 Factors = tuple[Float, Float]
 
-STRENGTHS = (1.0, 0.1, 0.01, 0.001, 0.0001)
+ALPHAS = (1.0, 0.1, 0.01, 0.001, 0.0001)
 MIN_CELL = 5  # validation cells below it decide nothing: training folds do
 SEPARABLE = (
     "the classes are separable on the training rows, so an unregularised head has no minimiser; "
-    "use a strength above 0, or more rows than features"
+    "use a alpha above 0, or more rows than features"
 )
 
 
@@ -51,23 +51,23 @@ def score(
     return float((right[present] / counts[present]).min()), accuracy
 
 
-def choose(judged: Sequence[tuple[float, float]], strengths: Sequence[float], rule: str) -> int:
-    """Position of the best (worst group, accuracy, strength), or accuracy first.
+def choose(judged: Sequence[tuple[float, float]], alphas: Sequence[float], rule: str) -> int:
+    """Position of the best (worst group, accuracy, alpha), or accuracy first.
 
     Accuracy alone decides where no row is in a cell, so that the worst group is NaN.
     """
     flip = rule == "accuracy"
     judged = [(a if math.isnan(w) else w, a) for w, a in judged]
-    keys = [((a, w) if flip else (w, a), s) for (w, a), s in zip(judged, strengths, strict=True)]
+    keys = [((a, w) if flip else (w, a), s) for (w, a), s in zip(judged, alphas, strict=True)]
     return max(range(len(keys)), key=lambda j: keys[j])
 
 
 def ridge_path(
-    rows: Float, target: Float, strengths: Sequence[float], factors: Factors | None
+    rows: Float, target: Float, alphas: Sequence[float], factors: Factors | None
 ) -> tuple[Float, Float]:
-    """Minimisers of mean |target - A(x)|^2 / 2 + strength / 2 |w|^2: (J, k, d) and (J, k).
+    """Minimisers of mean |target - A(x)|^2 / 2 + alpha / 2 |w|^2: (J, k, d) and (J, k).
 
-    w = (P S P^T + strength I)^{-1} P Cov(x, target), from one eigendecomposition of P S P^T.
+    w = (P S P^T + alpha I)^{-1} P Cov(x, target), from one eigendecomposition of P S P^T.
     """
     n = len(rows)
     centre, mean = rows.mean(axis=0), target.mean(axis=0)
@@ -82,9 +82,9 @@ def ridge_path(
     usable = values > 1e-12 * max(float(values[-1]), 1e-300)
     coordinates = vectors.T @ cross
     weights = []
-    for strength in strengths:
-        inverse = np.where(usable | (strength > 0), 1 / np.maximum(values + strength, 1e-300), 0)
-        inverse = np.where(usable, inverse, 0.0 if strength == 0 else inverse)
+    for alpha in alphas:
+        inverse = np.where(usable | (alpha > 0), 1 / np.maximum(values + alpha, 1e-300), 0)
+        inverse = np.where(usable, inverse, 0.0 if alpha == 0 else inverse)
         weights.append((vectors @ (inverse[:, None] * coordinates)).T)
     w = np.array(weights)
     through = w if factors is None else w - (w @ factors[0].T) @ factors[1]
@@ -103,26 +103,26 @@ def scaling(rows: Float, scale: bool) -> tuple[Float, Float, float]:
     return centred / unit, centre, unit
 
 
-def check_strength(strength: Any) -> None:
+def check_alpha(alpha: Any) -> None:
     """Refuse a penalty that is no finite number of at least 0."""
-    number = isinstance(strength, int | float | np.floating) and not isinstance(strength, bool)
-    if not number or not 0 <= strength < math.inf:
-        raise InputError(f"the strength is {strength!r}; it must be a finite number of at least 0")
+    number = isinstance(alpha, int | float | np.floating) and not isinstance(alpha, bool)
+    if not number or not 0 <= alpha < math.inf:
+        raise InputError(f"alpha is {alpha!r}; it must be a finite number of at least 0")
 
 
-def check_strengths(strengths: Any) -> tuple[float, ...]:
-    """A descending tuple of distinct positive strengths."""
-    if isinstance(strengths, int | float):
-        strengths = (strengths,)
-    for strength in strengths:
-        check_strength(strength)
-        if strength == 0:
+def check_alphas(alphas: Any) -> tuple[float, ...]:
+    """A descending tuple of distinct positive alphas."""
+    if isinstance(alphas, int | float):
+        alphas = (alphas,)
+    for alpha in alphas:
+        check_alpha(alpha)
+        if alpha == 0:
             raise InputError(
-                "strength 0 is not tuned over; the head 'unregularised' is the fit without penalty"
+                "alpha 0 is not tuned over; the head 'unregularised' is the fit without penalty"
             )
-    if not len(strengths):
-        raise InputError("strengths is empty; pass at least one penalty, such as (.01,)")
-    return tuple(sorted({float(s) for s in strengths}, reverse=True))
+    if not len(alphas):
+        raise InputError("alphas is empty; pass at least one penalty, such as (.01,)")
+    return tuple(sorted({float(s) for s in alphas}, reverse=True))
 
 
 def check_rule(rule: Any) -> None:

@@ -28,11 +28,11 @@ class Split:
     Attributes
     ----------
     train, validation, test : ndarray of intp
-        Cell after cell in lexicographic order for :func:`associated_split`.
+        Cell after cell in lexicographic order for :func:`spurious_split`.
     p : float or None
         Association of the training and validation rows; None for the natural split.
-    tied : object
-        The class of the concept that is tied to the second class of the task, or a mapping.
+    aligned_class : object
+        The class of the concept aligned with the second class of the task, or a mapping.
     missing : int
         Rows left out because a label is missing.
     notes : tuple of str
@@ -47,7 +47,7 @@ class Split:
     validation: Rows
     test: Rows
     p: float | None
-    tied: Any
+    aligned_class: Any
     missing: int
     notes: tuple[str, ...]
     weights: Float | None = None
@@ -61,15 +61,15 @@ class Split:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Protocol:
-    """Cells of task and concept, and who is tied to whom."""
+    """Cells of task and concept, and who is aligned with whom."""
 
     y: Coded
     z: Coded
-    tied: Any
+    aligned_class: Any
     groups: Rows | None
 
     @classmethod
-    def of(cls, y: Coded, z: Coded, tied: Any, groups: Any) -> Protocol:
+    def of(cls, y: Coded, z: Coded, aligned_class: Any, groups: Any) -> Protocol:
         """Check the labels.
 
         Raises
@@ -80,41 +80,43 @@ class Protocol:
         for name, column in (("task", y), ("concept", z)):
             check_classes(name, column)
         codes = None if groups is None else coded(groups, "groups", len(y.codes)).codes
-        if isinstance(tied, Mapping):
-            for a, b in tied.items():
+        if isinstance(aligned_class, Mapping):
+            for a, b in aligned_class.items():
                 if a not in y.names or b not in z.names:
                     raise LabelError(
-                        f"tied maps {a!r} to {b!r}; the task has {y.names[:20]}, the concept "
-                        f"{z.names[:20]}"
+                        f"aligned_class maps {a!r} to {b!r}; the task has {y.names[:20]}, the "
+                        f"concept {z.names[:20]}"
                     )
-            if len(tied) < 2:
-                raise LabelError("tied must map at least two classes of the task")
-            return cls(y, z, dict(tied), codes)
+            if len(aligned_class) < 2:
+                raise LabelError("aligned_class must map at least two classes of the task")
+            return cls(y, z, dict(aligned_class), codes)
         if len(y.names) > 2:
             raise LabelError(
                 f"the task has {len(y.names)} classes; say which class of the concept each is "
-                "tied to: tied={'nurse': 'female', ...}, or leave association=None"
+                "aligned with: aligned_class={'nurse': 'female', ...}, or leave association=None"
             )
-        if tied is None:
-            tied = _most_associated(y, z)
-        elif tied not in z.names:
-            raise LabelError(f"tied is {tied!r}; the concept has the classes {z.names[:20]}")
-        return cls(y, z, tied, codes)
+        if aligned_class is None:
+            aligned_class = _most_associated(y, z)
+        elif aligned_class not in z.names:
+            raise LabelError(
+                f"aligned_class is {aligned_class!r}; the concept has the classes {z.names[:20]}"
+            )
+        return cls(y, z, aligned_class, codes)
 
     def shares(self, p: float) -> dict[Cell, float]:
         """Share of each cell (codes of y, z) in training and validation rows."""
         K = len(self.z.names)
         shares = {}
-        if isinstance(self.tied, dict):
-            C = len(self.tied)
+        if isinstance(self.aligned_class, dict):
+            C = len(self.aligned_class)
             for a, name in enumerate(self.y.names):
-                if name not in self.tied:
+                if name not in self.aligned_class:
                     continue
-                own = self.z.names.index(self.tied[name])
+                own = self.z.names.index(self.aligned_class[name])
                 for b in range(K):
                     shares[a, b] = p / C if b == own else (1 - p) / C / (K - 1)
             return shares
-        own = self.z.names.index(self.tied)
+        own = self.z.names.index(self.aligned_class)
         for a in (0, 1):
             for b in range(K):
                 together = p / 2 if a == 1 else (1 - p) / 2
@@ -162,7 +164,7 @@ class Protocol:
     def split(
         self, p: float, sizes: tuple[int, int, int], seed: int, on_shortage: str = "raise"
     ) -> Split:
-        """The rule of :func:`associated_split`."""
+        """The rule of :func:`spurious_split`."""
         check_shortage(on_shortage)
         shares = self.shares(p)
         cells = self.cells()
@@ -198,7 +200,7 @@ class Protocol:
     def weighted_split(
         self, p: float, sizes: tuple[int, int, int], seed: int, on_shortage: str = "raise"
     ) -> Split:
-        """The rule of :func:`associated_split` with ``by="weights"``."""
+        """The rule of :func:`spurious_split` with ``method="weights"``."""
         check_shortage(on_shortage)
         shares, cells = self.shares(p), self.cells()
         pools = self._orders(cells, sizes, np.random.default_rng(seed))
@@ -244,7 +246,7 @@ class Protocol:
                 f"of the {len(self.cells())} cells needs at least a row of each"
             )
         missing = len(self.usable) - int(self.usable.sum())
-        return Split(train, validation, test, float(p), self.tied, missing, notes)
+        return Split(train, validation, test, float(p), self.aligned_class, missing, notes)
 
     def weighted(self, split: Split) -> Split:
         """A split with weights that give the cells of both parts their shares at its p."""

@@ -284,9 +284,11 @@ def worst_cell_lines(result: Comparison, head: str, p: float | None) -> list[str
 
 
 def association(context: Context, p: float) -> str:
-    """A level, how it was reached, and who is tied to whom."""
-    text = f"association p = {p:g}" + (" by weights" if context.by == "weights" else "")
-    return text + (f" (tied: {context.tied})" if context.tied else "")
+    """A level, how it was reached, and who is aligned with whom."""
+    text = f"association p = {p:g}" + (
+        " by weights" if context.association_method == "weights" else ""
+    )
+    return text + (f" (aligned: {context.aligned_class})" if context.aligned_class else "")
 
 
 def by_level(result: Comparison, metric: str, head: str | None) -> Table:
@@ -349,9 +351,9 @@ def advice_lines(result: Comparison) -> list[str]:
     ]
     ends = found["squared_error_strong"], found["squared_error_weak"]
     if not any(map(math.isnan, ends)):
-        strong, weak = max(result.context.strengths), min(result.context.strengths)
+        strong, weak = max(result.context.alphas), min(result.context.alphas)
         lines[0] += (
-            f" (measured, frozen ridge heads: SPLINCE minus LEACE {ends[0]:+.2g} at strength "
+            f" (measured, frozen ridge heads: SPLINCE minus LEACE {ends[0]:+.2g} at alpha "
             f"{strong:g}, {ends[1]:+.2g} at {weak:g})"
         )
     if found["task_classes"] == 2:

@@ -79,7 +79,7 @@ def available(result: Comparison) -> list[str]:
     sweep = len(c.levels) > 1
     wanted = {
         "association": sweep,
-        "strengths": len(c.strengths) > 1 and bool(c.head_as("retrained")) and len(c.erasers) > 1,
+        "alphas": len(c.alphas) > 1 and bool(c.head_as("retrained")) and len(c.erasers) > 1,
         "covariance": "kept_covariance" in metrics,
         "leakage": "probe_accuracy" in metrics,
         "groups": "worst_group" in metrics,
@@ -144,22 +144,20 @@ def _strengths(
     reference: str | None = None,
     p: float | None = None,
 ) -> None:
-    """The difference to a reference over the strength of the penalty."""
+    """The difference to a reference over alpha, the penalty of the head."""
     erasers = result.context.erasers
     reference = reference or result.context.eraser_as("LEACE") or erasers[0]
     head = result.context.head_as("retrained")
-    strengths = sorted(result.context.strengths)
-    if head is None or len(strengths) < 2:
-        raise InputError("this figure needs the head 'retrained' and several strengths")
+    alphas = sorted(result.context.alphas)
+    if head is None or len(alphas) < 2:
+        raise InputError("this figure needs the head 'retrained' and several alphas")
     tested = False
     for i, eraser in enumerate(e for e in erasers if e != reference):
         x, middle, low, high = [], [], [], []
-        for strength in strengths:
-            found = result.differences(
-                metric, reference=reference, head=head, p=p, strength=strength
-            )
+        for alpha in alphas:
+            found = result.differences(metric, reference=reference, head=head, p=p, alpha=alpha)
             row = next(d for d in found if d.method == eraser)
-            x.append(strength * 1.08 ** (i - len(erasers) / 2))
+            x.append(alpha * 1.08 ** (i - len(erasers) / 2))
             middle.append(row.difference)
             low.append(0.0 if math.isnan(row.low) else row.difference - row.low)
             high.append(0.0 if math.isnan(row.high) else row.high - row.difference)
@@ -169,10 +167,10 @@ def _strengths(
     axes.axhline(0, color="#888888", linewidth=0.8)
     axes.set_xscale("log")
     _plain_ticks(axes.xaxis)
-    axes.set_xlabel("strength λ of the penalty (mean log-loss + λ/2 |w|²)")
+    axes.set_xlabel("alpha λ of the penalty (mean log-loss + λ/2 |w|²)")
     label = result.metric(metric).label
     axes.set_ylabel(f"{label} minus that of {reference}")
-    axes.set_title(f"{label} by strength, head refitted after erasing", loc="left")
+    axes.set_title(f"{label} by alpha, head refitted after erasing", loc="left")
     axes.legend(
         title="bars: 95 % interval, corrected t" if tested else "no test", frameon=False,
         fontsize="small", title_fontsize="small", alignment="left",
@@ -321,7 +319,7 @@ def _trade_off(
 
 KINDS: dict[str, Callable[..., None]] = {
     "association": _association,
-    "strengths": _strengths,
+    "alphas": _strengths,
     "covariance": _covariance,
     "leakage": _leakage,
     "groups": _groups,

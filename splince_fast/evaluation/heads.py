@@ -1,9 +1,9 @@
 """Heads: L2-logistic classifiers (ridge for quantities) on frozen embeddings, and their choice.
 
-The objective is the same everywhere: the mean log-loss plus ``strength / 2 |w|^2``, the intercept
-free; that of ``LogisticRegression(C=1 / (strength n))`` and of ``SGDClassifier(alpha=strength)``.
+The objective is the same everywhere: the mean log-loss plus ``alpha / 2 |w|^2``, the intercept
+free; that of ``LogisticRegression(C=1 / (alpha n))`` and of ``SGDClassifier(alpha=alpha)``.
 Features are centred and divided by ONE number, the root of their mean variance over the training
-rows: a strength then means the same for every eraser and data set, and no eraser's geometry
+rows: a alpha then means the same for every eraser and data set, and no eraser's geometry
 changes, as that of SAL would if each feature had a scale of its own.
 """
 
@@ -21,11 +21,11 @@ from splince_fast._runtime.arrays import as_rows
 from splince_fast.evaluation import _logistic
 from splince_fast.evaluation._cells import Coded, check_classes, coded, group_cells
 from splince_fast.evaluation._linear import (
+    ALPHAS,
     SEPARABLE,
-    STRENGTHS,
+    check_alpha,
+    check_alphas,
     check_rule,
-    check_strength,
-    check_strengths,
     choose,
     decide,
     ridge_path,
@@ -49,18 +49,18 @@ class Head:
     intercept_ : ndarray of shape (C,)
     classes_ : tuple
         Names of the classes; empty for a quantity.
-    strength : float
+    alpha : float
         Of the penalty, in units of the scaled features.
     converged : bool
         Whether the gradient reached the tolerance.
     validation : tuple of tuple
-        (strength, worst group, accuracy) of every candidate, for a selected head.
+        (alpha, worst group, accuracy) of every candidate, for a selected head.
     """
 
     coef_: Float
     intercept_: Float
     classes_: tuple[Any, ...]
-    strength: float
+    alpha: float
     converged: bool
     validation: tuple[tuple[float, float, float], ...] = field(default=())
 
@@ -130,13 +130,13 @@ def fit_head(
     X: Any,
     y: Any,
     *,
-    strength: float = 0.01,
+    alpha: float = 0.01,
     solver: str = "newton",
     scale: bool = True,
     start: Head | None = None,
     random_state: int = 0,
 ) -> Head:
-    """Fit one head: mean log-loss + strength / 2 |w|^2, the intercept free.
+    """Fit one head: mean log-loss + alpha / 2 |w|^2, the intercept free.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def fit_head(
         Rows, erased or not.
     y : column of shape (n,)
         Classes; floats are a quantity, fitted by least squares / 2 + the same penalty.
-    strength : float
+    alpha : float
         At least 0. With 0 separable classes have no minimiser and are refused.
     solver : {"newton", "sgd"}
         "newton" reaches the minimum; "sgd" is scikit-learn's ``SGDClassifier`` with tol 1e-4
@@ -165,7 +165,7 @@ def fit_head(
     Raises
     ------
     InputError
-        A parameter out of range, or separable classes at strength 0.
+        A parameter out of range, or separable classes at alpha 0.
     LabelError
         Fewer than two classes.
 
@@ -176,11 +176,11 @@ def fit_head(
     >>> rng = np.random.default_rng(0)
     >>> y = rng.integers(0, 2, 200)
     >>> X = rng.normal(size=(200, 3)) + y[:, None]
-    >>> head = fit_head(X, y, strength=0.01)
+    >>> head = fit_head(X, y, alpha=0.01)
     >>> bool(np.mean(head.predict(X) == y) > 0.7)
     True
     """
-    check_strength(strength)
+    check_alpha(alpha)
     if solver not in ("newton", "sgd"):
         raise InputError(f"solver is {solver!r}; choose 'newton' or 'sgd'")
     rows = np.asarray(as_rows(X), dtype=np.float64)
@@ -188,8 +188,8 @@ def fit_head(
     if isinstance(encoded, Columns):
         present = slice(None) if encoded.present is None else encoded.present
         scaled, centre, unit = scaling(rows[present], scale)
-        w, b = ridge_path(scaled, encoded.values[present], (strength,), None)
-        return _unscaled(w[0], b[0], (), strength, True, centre, unit)
+        w, b = ridge_path(scaled, encoded.values[present], (alpha,), None)
+        return _unscaled(w[0], b[0], (), alpha, True, centre, unit)
     inside = encoded.codes >= 0
     seen = np.unique(encoded.codes[inside])
     check_classes("task y", Coded(encoded.classes, encoded.codes))
@@ -197,13 +197,13 @@ def fit_head(
     names = tuple(encoded.classes[i] for i in seen)
     scaled, centre, unit = scaling(rows[inside], scale)
     if solver == "sgd":
-        w, b, converged = _sgd(scaled, codes, strength, start, centre, unit, random_state)
-        return _unscaled(w, b, names, strength, converged, centre, unit)
-    fits = _logistic.fit(scaled, codes, len(names), np.array([strength]))
+        w, b, converged = _sgd(scaled, codes, alpha, start, centre, unit, random_state)
+        return _unscaled(w, b, names, alpha, converged, centre, unit)
+    fits = _logistic.fit(scaled, codes, len(names), np.array([alpha]))
     if fits.separable[0]:
         raise InputError(SEPARABLE)
     converged = bool(fits.converged[0])
-    return _unscaled(fits.weights[0], fits.intercepts[0], names, strength, converged, centre, unit)
+    return _unscaled(fits.weights[0], fits.intercepts[0], names, alpha, converged, centre, unit)
 
 
 def select_head(
@@ -213,12 +213,12 @@ def select_head(
     y_validation: Any,
     *,
     groups: Any,
-    strengths: Sequence[float] = STRENGTHS,
+    alphas: Sequence[float] = ALPHAS,
     rule: str = "worst_group",
 ) -> Head:
-    """Fit a head at every strength and return the one with the best validation worst group.
+    """Fit a head at every alpha and return the one with the best validation worst group.
 
-    Ties go to the higher accuracy, then to the larger strength. The same rule for every method,
+    Ties go to the higher accuracy, then to the larger alpha. The same rule for every method,
     none included, is what makes figures of worst groups comparable.
 
     Parameters
@@ -229,7 +229,7 @@ def select_head(
         Rows that decide.
     groups : column, or tuple, mapping or frame of columns, of m entries
         Groups of the validation rows; several columns give the cells of their product.
-    strengths : sequence of float
+    alphas : sequence of float
         Candidates.
     rule : {"worst_group", "accuracy"}
         What decides first.
@@ -237,7 +237,7 @@ def select_head(
     Returns
     -------
     Head
-        Its ``validation`` holds (strength, worst group, accuracy) of all candidates.
+        Its ``validation`` holds (alpha, worst group, accuracy) of all candidates.
 
     Raises
     ------
@@ -257,7 +257,7 @@ def select_head(
     >>> len(head.validation)
     5
     """
-    strengths = check_strengths(strengths)
+    alphas = check_alphas(alphas)
     check_rule(rule)
     rows = np.asarray(as_rows(X), dtype=np.float64)
     held = np.asarray(as_rows(X_validation, width=rows.shape[1]), dtype=np.float64)
@@ -270,23 +270,23 @@ def select_head(
     check_classes("task y", target)
     inside = target.codes >= 0
     scaled, centre, unit = scaling(rows[inside], True)
-    fits = _logistic.fit(scaled, target.codes[inside], len(names), np.array(strengths))
+    fits = _logistic.fit(scaled, target.codes[inside], len(names), np.array(alphas))
     scores = ((held - centre) / unit) @ _columns(fits.weights)
     decisions = _decisions(scores.reshape(len(held), *fits.intercepts.shape) + fits.intercepts)
-    judged = [score(codes, decisions[:, j], cells) for j in range(len(strengths))]
-    j = choose(judged, strengths, rule)
+    judged = [score(codes, decisions[:, j], cells) for j in range(len(alphas))]
+    j = choose(judged, alphas, rule)
     head = _unscaled(
-        fits.weights[j], fits.intercepts[j], names, strengths[j], bool(fits.converged[j]), centre,
+        fits.weights[j], fits.intercepts[j], names, alphas[j], bool(fits.converged[j]), centre,
         unit,
     )  # fmt: skip
-    table = tuple((s, worst, mean) for s, (worst, mean) in zip(strengths, judged, strict=True))
-    return Head(head.coef_, head.intercept_, names, head.strength, head.converged, table)
+    table = tuple((s, worst, mean) for s, (worst, mean) in zip(alphas, judged, strict=True))
+    return Head(head.coef_, head.intercept_, names, head.alpha, head.converged, table)
 
 
 def _sgd(
     rows: Float,
     codes: NDArray[np.intp],
-    strength: float,
+    alpha: float,
     start: Head | None,
     centre: Float,
     unit: float,
@@ -298,10 +298,10 @@ def _sgd(
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import SGDClassifier
 
-    if strength == 0:
-        raise InputError("solver='sgd' needs a strength above 0: its learning rate is 1 / strength")
+    if alpha == 0:
+        raise InputError("solver='sgd' needs a alpha above 0: its learning rate is 1 / alpha")
     model = SGDClassifier(
-        loss="log_loss", alpha=strength, tol=1e-4, max_iter=1000, random_state=random_state
+        loss="log_loss", alpha=alpha, tol=1e-4, max_iter=1000, random_state=random_state
     )
     first = {}
     if start is not None:
@@ -320,14 +320,14 @@ def _unscaled(
     w: Float,
     b: Float,
     names: tuple[Any, ...],
-    strength: float,
+    alpha: float,
     converged: bool,
     centre: Float,
     unit: float,
 ) -> Head:
     """A head of the scaled features as one of the features as they came."""
     coef = w / unit
-    return Head(coef, b - coef @ centre, names, strength, converged)
+    return Head(coef, b - coef @ centre, names, alpha, converged)
 
 
 def _columns(weights: Float) -> Float:

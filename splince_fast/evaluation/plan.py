@@ -63,9 +63,9 @@ class Plan:
     seeds: tuple[int, ...]
     protocol: _protocol.Protocol | None
     sizes: tuple[int, int, int] | None
-    by: str
+    association_method: str
     unlabelled: bool
-    strengths: tuple[float, ...]
+    alphas: tuple[float, ...]
     select: str
     probes: tuple[str, ...]
     metrics: tuple[Named, ...]
@@ -104,10 +104,10 @@ class Plan:
             return self._own_split(seed)
         if p is None or self.protocol is None or self.sizes is None:
             n = len(self.usable)
-            split = natural_split(n, seed=seed, usable=self.usable, groups=self.groups)
+            split = natural_split(n, random_state=seed, usable=self.usable, groups=self.groups)
             return self._bounded(split, seed)
         shortage = "raise" if self.groups is None else "shrink"
-        if self.by == "weights":
+        if self.association_method == "weights":
             split = self.protocol.weighted_split(p, self.sizes, seed, shortage)
             return self.protocol.weighted(self._bounded(split, seed))
         return self.protocol.split(p, self.sizes, seed, shortage)
@@ -182,13 +182,13 @@ def make_plan(
     erasers: Any,
     chosen_heads: Any,
     association: Any,
-    tied: Any,
+    aligned_class: Any,
     sizes: Any,
-    by: str,
+    association_method: str,
     unlabelled: bool,
     n_seeds: int,
     random_state: int,
-    strengths: Any,
+    alphas: Any,
     select: str,
     probes: Sequence[str],
     metrics: Mapping[str, Any] | None,
@@ -202,7 +202,7 @@ def make_plan(
     for name, encoded in [("task", y), *((f"concept {name!r}", c) for name, c in concepts.items())]:
         if isinstance(encoded, ClassCodes):
             _cells.check_classes(name, _cells.Coded(encoded.classes, encoded.codes))
-    levels, protocol = _levels(association, y, concepts, tied, groups)
+    levels, protocol = _levels(association, y, concepts, aligned_class, groups)
     for name, value in (("n_seeds", n_seeds), ("random_state", random_state)):
         if not is_integer(value) or value < (name == "n_seeds"):
             raise InputError(f"{name} is {value!r}; it must be an integer of at least 0 (1 seed)")
@@ -210,9 +210,11 @@ def make_plan(
     most = _most_rows(rows.shape[1])
     named = sizes is not None
     notes: tuple[str, ...] = ()
-    _checks.check_mode(by)
-    if by == "weights" and protocol is None:
-        raise InputError("by='weights' is for association=; the natural split weighs no cells")
+    _checks.check_method(association_method, "association_method")
+    if association_method == "weights" and protocol is None:
+        raise InputError(
+            "association_method='weights' is for association=; the natural split weighs no cells"
+        )
     if parts is not None and association is not None:
         raise InputError("test= names your own split; it does not go with association=")
     _linear.check_rule(select)
@@ -230,13 +232,13 @@ def make_plan(
         protocol_sizes = [p for p in levels if p is not None]
         if sizes is None:
             sizes = protocol.largest_sizes(protocol_sizes)
-            there = n if by == "weights" else sum(sizes)
+            there = n if association_method == "weights" else sum(sizes)
             if there > most:
                 notes += (_told(most, there),)
             if sum(sizes) > most:
                 sizes = tuple(size * most // sum(sizes) for size in sizes)
         sizes = _checks.check_sizes(sizes)
-        draw = protocol.weighted_split if by == "weights" else protocol.split
+        draw = protocol.weighted_split if association_method == "weights" else protocol.split
         for p in protocol_sizes:  # a shortage is told before anything runs
             draw(p, sizes, int(random_state), "raise" if groups is None else "shrink")
     elif sizes is not None:
@@ -252,8 +254,9 @@ def make_plan(
         X=rows, most=None if named else most, task=y, concepts=concepts, cells=cells, groups=codes,
         erasers=_named(erasers, ERASERS, "eraser"), heads=_named(chosen_heads, HEADS, "head"),
         levels=levels, seeds=tuple(int(random_state) + i for i in range(int(n_seeds))),
-        protocol=protocol, sizes=sizes, by=by, unlabelled=bool(unlabelled), select=select,
-        strengths=_linear.check_strengths(strengths), probes=tuple(probes),
+        protocol=protocol, sizes=sizes, association_method=association_method,
+        unlabelled=bool(unlabelled), select=select,
+        alphas=_linear.check_alphas(alphas), probes=tuple(probes),
         metrics=tuple(_read(n, m, m.score) for n, m in own_metrics(metrics).items()),
         test=parts, notes=notes,
         fingerprint=fingerprint(rows, [y, *concepts.values()], codes, parts),
@@ -288,12 +291,12 @@ def _concepts(concept: Any) -> dict[str, Any]:
 
 
 def _levels(
-    association: Any, y: Encoded, concepts: Mapping[str, Encoded], tied: Any, groups: Any
+    association: Any, y: Encoded, concepts: Mapping[str, Encoded], aligned_class: Any, groups: Any
 ) -> tuple[tuple[float | None, ...], _protocol.Protocol | None]:
     """Levels of the sweep and its cells, or the natural split."""
     if association is None:
-        if tied is not None:
-            raise InputError("tied= is for association=; the natural split ties nothing")
+        if aligned_class is not None:
+            raise InputError("aligned_class= is for association=; the natural split aligns nothing")
         return (None,), None
     values = association if isinstance(association, Sequence | np.ndarray) else (association,)
     for p in values:
@@ -308,7 +311,7 @@ def _levels(
             "pass association=None, or thin the rows to the correlation you want"
         )
     joint = _cells.joint([_cells.Coded(c.classes, c.codes) for c in concepts.values()])  # type: ignore[union-attr]
-    protocol = _protocol.Protocol.of(_cells.Coded(y.classes, y.codes), joint, tied, groups)
+    protocol = _protocol.Protocol.of(_cells.Coded(y.classes, y.codes), joint, aligned_class, groups)
     return tuple(sorted({float(p) for p in values})), protocol
 
 

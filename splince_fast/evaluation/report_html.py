@@ -25,7 +25,7 @@ _TEMPLATE = "report.html.jinja"
 _FIRST = ("association", "trade-off", "groups", "leakage")  # the first two open the report
 _CAPTIONS = {
     "association": "Test rows are decorrelated and the same at every p; only training changes.",
-    "strengths": "With a weak penalty every guarded eraser gives the same head (Theorem 2).",
+    "alphas": "With a weak penalty every guarded eraser gives the same head (Theorem 2).",
     "covariance": "1 is untouched. SPLINCE keeps it by construction.",
     "leakage": "Probes are trained and scored within test rows. Chance is the dashed line.",
     "groups": "The cells of task and concept; n is their number of test rows per seed.",
@@ -224,12 +224,15 @@ def settings(result: Comparison) -> list[tuple[str, str]]:
     return [
         ("rows, features", f"{c.n:,}, {c.d:,}"),
         *(("rows of the splits", line) for line in _tables.sizes_told(result)),
-        ("association", levels + (f", tied: {c.tied}" if c.tied else "")),
-        ("reached by", "weights of cells" if c.by == "weights" else "choice of rows"),
+        ("association", levels + (f", aligned: {c.aligned_class}" if c.aligned_class else "")),
+        (
+            "reached by",
+            "weights of cells" if c.association_method == "weights" else "choice of rows",
+        ),
         ("seeds", ", ".join(map(str, c.seeds))),
         ("erasers", ", ".join(c.erasers)),
         ("heads", ", ".join(c.heads)),
-        ("strengths", ", ".join(f"{s:g}" for s in c.strengths) + f"; chosen by {c.select}"),
+        ("alphas", ", ".join(f"{s:g}" for s in c.alphas) + f"; chosen by {c.select}"),
         ("probes", ", ".join(c.probes) or "none"),
         ("data fingerprint", c.fingerprint),
     ]

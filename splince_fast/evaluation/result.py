@@ -39,7 +39,7 @@ class Comparison:
     >>> rng = np.random.default_rng(0)
     >>> y, z = rng.integers(0, 2, 600), rng.integers(0, 2, 600)
     >>> X = rng.normal(size=(600, 4)) + y[:, None] + z[:, None] * np.eye(4)[0]
-    >>> result = ev.compare(X, task=y, concept=z, n_seeds=3, strengths=(0.01,), progress=False)
+    >>> result = ev.compare(X, task=y, concept=z, n_seeds=3, alphas=(0.01,), progress=False)
     >>> [row.method for row in result.differences("accuracy", reference="none")]
     ['SAL', 'LEACE', 'SPLINCE']
     """
@@ -164,7 +164,7 @@ class Comparison:
         eraser: str,
         head: str | None = None,
         p: float | None = None,
-        strength: float | None = None,
+        alpha: float | None = None,
     ) -> dict[int, float]:
         """A figure by seed; seeds at which the cell failed are absent.
 
@@ -178,7 +178,7 @@ class Comparison:
             Of figures that depend on it; the default is the first.
         p : float, optional
             Level; the default is the one furthest from .5.
-        strength : float, optional
+        alpha : float, optional
             A point of the path of the head "retrained", instead of the selected one.
 
         Returns
@@ -194,8 +194,8 @@ class Comparison:
             if (r["eraser"], r["head"], r["p"]) != (eraser, head, p):
                 continue
             values = r["values"]
-            if strength is not None:
-                values = dict((s, v) for s, v in r["path"]).get(strength, {})
+            if alpha is not None:
+                values = dict((s, v) for s, v in r["path"]).get(alpha, {})
             if metric in values:
                 found[r["seed"]] = values[metric]
         return found
@@ -217,7 +217,7 @@ class Comparison:
         """
         values = list(self.values(metric, **where).values())
         found = statistics.t_interval(values)
-        if self._resampled is not None and found.n == 1 and where.get("strength") is None:
+        if self._resampled is not None and found.n == 1 and where.get("alpha") is None:
             head = self.head_of(metric, where.get("head"))
             limits = self._resampled.interval(metric, where["eraser"], head)
             if limits is not None:
@@ -306,7 +306,7 @@ class Comparison:
         reference: str = "LEACE",
         head: str | None = None,
         p: float | None = None,
-        strength: float | None = None,
+        alpha: float | None = None,
     ) -> Differences:
         """Every eraser against a reference, paired by seed.
 
@@ -320,7 +320,7 @@ class Comparison:
             A figure.
         reference : str
             An eraser.
-        head, p, strength
+        head, p, alpha
             As for :meth:`values`.
 
         Returns
@@ -328,7 +328,7 @@ class Comparison:
         Differences
             A list of :class:`~splince_fast.evaluation.statistics.Difference`.
         """
-        theirs = self.values(metric, eraser=reference, head=head, p=p, strength=strength)
+        theirs = self.values(metric, eraser=reference, head=head, p=p, alpha=alpha)
         level = self.level(p)
         sizes = [size for (_, q), size in self.sizes.items() if q == level]
         ratio = math.fsum(test / train for train, _, test in sizes) / len(sizes)
@@ -336,11 +336,11 @@ class Comparison:
         for eraser in self.context.erasers:
             if eraser == reference:
                 continue
-            ours = self.values(metric, eraser=eraser, head=head, p=p, strength=strength)
+            ours = self.values(metric, eraser=eraser, head=head, p=p, alpha=alpha)
             found = statistics.paired_difference(
                 eraser, reference, ours, theirs, ratio, self._resolution(metric, head, p)
             )
-            if self._resampled is not None and strength is None:
+            if self._resampled is not None and alpha is None:
                 found = self._resampled.difference(metric, self.head_of(metric, head), found)
             rows.append(found)
         adjusted = statistics.holm([row.p for row in rows])
@@ -447,7 +447,7 @@ class Comparison:
 
         Parameters
         ----------
-        kind : {"association", "strengths", "covariance", "leakage", "groups", "trade-off"}
+        kind : {"association", "alphas", "covariance", "leakage", "groups", "trade-off"}
             What to show.
         **options
             ``metric``, ``head``, ``p``, ``reference``, where the figure has them.
@@ -492,7 +492,7 @@ class Comparison:
         return Path(path)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The long form: one dictionary per seed, p, eraser, head, strength and metric."""
+        """The long form: one dictionary per seed, p, eraser, head, alpha and metric."""
         for r in self.records:
             if r["eraser"] == ADVISER:
                 continue
@@ -502,11 +502,11 @@ class Comparison:
                 yield {**start, "lambda": None, "metric": None, "value": None, "n": n,
                        "reason": r["reason"]}  # fmt: skip
             for metric, value in r["values"].items():
-                yield {**start, "lambda": r["strength"], "metric": metric, "value": value, "n": n,
+                yield {**start, "lambda": r["alpha"], "metric": metric, "value": value, "n": n,
                        "reason": None}  # fmt: skip
-            for strength, values in r["path"]:
+            for alpha, values in r["path"]:
                 for metric, value in values.items():
-                    yield {**start, "head": PATH, "lambda": strength, "metric": metric,
+                    yield {**start, "head": PATH, "lambda": alpha, "metric": metric,
                            "value": value, "n": n, "reason": None}  # fmt: skip
 
     def to_frame(self, backend: str = "pandas") -> Any:
@@ -521,7 +521,7 @@ class Comparison:
         -------
         frame
             One row per figure. The head is empty for figures of the eraser itself, and
-            "strengths" for the points of the path.
+            "alphas" for the points of the path.
 
         Raises
         ------

@@ -17,7 +17,7 @@ from splince_fast._runtime.version import library_version
 from splince_fast.evaluation._context import ERASER_ROW, Context
 from splince_fast.evaluation._identity import key
 from splince_fast.evaluation._journal import Journal
-from splince_fast.evaluation._linear import STRENGTHS
+from splince_fast.evaluation._linear import ALPHAS
 from splince_fast.evaluation._pages import slices
 from splince_fast.evaluation._pool import ADVISER, Where, cells_of, results, workers_of
 from splince_fast.evaluation._progress import Bar
@@ -39,13 +39,13 @@ def compare(
     erasers: Any = ("none", "SAL", "LEACE", "SPLINCE"),
     heads: Any = ("retrained", "frozen"),
     association: Any = None,
-    tied: Any = None,
+    aligned_class: Any = None,
     sizes: tuple[int, int, int] | None = None,
-    by: str = "rows",
+    association_method: str = "subsample",
     unlabelled: bool = False,
     n_seeds: int = 5,
     random_state: int = 0,
-    strengths: Sequence[float] = STRENGTHS,
+    alphas: Sequence[float] = ALPHAS,
     select: str = "worst_group",
     leakage: Sequence[str] = ("linear",),
     metrics: Mapping[str, Any] | None = None,
@@ -73,7 +73,7 @@ def compare(
         Floats are a quantity; the association protocol needs classes.
     groups : column of shape (n,), optional
         Rows of one group (a person, a document) stay in one part and in one fold, those that
-        choose a strength included; with `test` a group in several parts is an error.
+        choose a alpha included; with `test` a group in several parts is an error.
     erasers : sequence or mapping
         Of "none", "SAL", "LEACE", "SPLINCE", "mean", "random", "INLP", "RLACE"; estimators with a
         ``projection_``, fitted on centred and scaled training rows with the validation rows; or
@@ -82,26 +82,26 @@ def compare(
         :class:`Projection`. A mapping names them. Estimators get a mapping of columns where
         there are both classes and quantities among several concepts.
     heads : sequence or mapping
-        Of "retrained" (refitted after erasing, its strength selected), "frozen" (that of the
+        Of "retrained" (refitted after erasing, its alpha selected), "frozen" (that of the
         unerased rows), "unregularised"; or classifiers, fitted on erased rows.
     association : float or sequence of float, optional
-        Levels p of :func:`associated_split`; None is the natural split.
-    tied, sizes
-        As for :func:`associated_split`; the default sizes are the largest feasible at all levels.
+        Levels p of :func:`spurious_split`; None is the natural split.
+    aligned_class, sizes
+        As for :func:`spurious_split`; the default sizes are the largest feasible at all levels.
         Without `sizes` a job holds at most 512 MiB of rows, drawn at random where there are more.
-    by : {"rows", "weights"}
-        How training and validation rows reach an association, as for :func:`associated_split`:
-        cells lose rows, or all rows stay and moments, heads and the choice of a strength weigh
+    association_method : {"subsample", "weights"}
+        How training and validation rows reach an association, as for :func:`spurious_split`:
+        cells lose rows, or all rows stay and moments, heads and the choice of a alpha weigh
         them. Test rows are the same for both. Estimators and classifiers get ``sample_weight``.
     unlabelled : bool
         Let training rows that have the concept and lack the task count for the moments, thus for
         Cov(x) and for the covariance with the concept; heads and probes never see them.
     n_seeds, random_state : int
         The seeds are random_state, random_state + 1, ...
-    strengths : sequence of float
+    alphas : sequence of float
         Penalties to choose from; every point is kept.
     select : {"worst_group", "accuracy"}
-        What the validation rows choose the strength by, the same for every eraser.
+        What the validation rows choose alpha by, the same for every eraser.
     leakage : sequence of {"linear", "mlp", "boosting"}
         Probes for the concept on erased test rows.
     metrics : mapping of str to function or Metric, optional
@@ -147,7 +147,7 @@ def compare(
     >>> X = rng.normal(size=(900, 6))
     >>> X[:, 0] += 2 * z
     >>> X[:, 1] += 2 * y
-    >>> result = ev.compare(X, task=y, concept=z, n_seeds=2, strengths=(0.01,), progress=False)
+    >>> result = ev.compare(X, task=y, concept=z, n_seeds=2, alphas=(0.01,), progress=False)
     >>> result.mean("probe_accuracy", eraser="none") > 0.8
     True
     >>> result.mean("probe_accuracy", eraser="LEACE") < 0.6
@@ -155,9 +155,10 @@ def compare(
     """
     plan = make_plan(
         X, task=task, concept=concept, groups=groups, erasers=erasers, chosen_heads=heads,
-        association=association, tied=tied, sizes=sizes, by=by, unlabelled=unlabelled,
+        association=association, aligned_class=aligned_class, sizes=sizes,
+        association_method=association_method, unlabelled=unlabelled,
         n_seeds=n_seeds,
-        random_state=random_state, strengths=strengths, select=select, probes=leakage,
+        random_state=random_state, alphas=alphas, select=select, probes=leakage,
         metrics=metrics, test=test,
     )  # fmt: skip
     workers = workers_of(n_jobs)
@@ -200,12 +201,12 @@ def _cell_key(
         seed=seed,
         p=p,
         sizes=split.sizes,
-        tied=repr(split.tied),
-        by=plan.by,
+        aligned_class=repr(split.aligned_class),
+        association_method=plan.association_method,
         unlabelled=plan.unlabelled,
         eraser=(eraser.name, eraser.identity),
         head=(head, identities.get(head, "")),
-        strengths=plan.strengths if tuned else (),
+        alphas=plan.alphas if tuned else (),
         select=plan.select if tuned else "",
         probes=() if tuned else plan.probes,
         metrics={m.name: m.identity for m in plan.metrics} if tuned else {},
@@ -303,11 +304,11 @@ def _same_test(plan: Plan, splits: Mapping[Where, Split]) -> bool:
     )  # fmt: skip
 
 
-def _tied(tied: Any) -> str:
-    """Who is tied to whom, in words."""
-    if isinstance(tied, dict):
-        return ", ".join(f"{a} to {b}" for a, b in tied.items())
-    return "" if tied is None else str(tied)
+def _alignment(aligned_class: Any) -> str:
+    """Who is aligned with whom, in words."""
+    if isinstance(aligned_class, dict):
+        return ", ".join(f"{a} to {b}" for a, b in aligned_class.items())
+    return "" if aligned_class is None else str(aligned_class)
 
 
 def _context(plan: Plan, splits: Mapping[Where, Split], notes: list[str]) -> Context:
@@ -321,7 +322,7 @@ def _context(plan: Plan, splits: Mapping[Where, Split], notes: list[str]) -> Con
             "cells": None if plan.cells is None else plan.cells.codes[first.test].tolist(),
             "groups": None if plan.groups is None else plan.groups[first.test].tolist(),
         }
-    tied = plan.protocol.tied if plan.protocol is not None else None
+    aligned_class = plan.protocol.aligned_class if plan.protocol is not None else None
     cells = [] if plan.cells is None else plan.cells.names
     names = [" · ".join(map(str, name)) for name in cells]
     if len(set(names)) < len(names):  # a class name may hold the sign between two
@@ -329,7 +330,8 @@ def _context(plan: Plan, splits: Mapping[Where, Split], notes: list[str]) -> Con
     return Context(
         n=len(plan.usable), d=int(plan.X.shape[1]), erasers=tuple(e.name for e in plan.erasers),
         heads=tuple(h.name for h in plan.heads), levels=plan.levels, seeds=plan.seeds,
-        sizes=first.sizes, tied=_tied(tied), by=plan.by, strengths=plan.strengths,
+        sizes=first.sizes, aligned_class=_alignment(aligned_class),
+        association_method=plan.association_method, alphas=plan.alphas,
         select=plan.select, probes=plan.probes, concepts=tuple(plan.concepts),
         cells=tuple(names), fingerprint=plan.fingerprint, version=library_version(),
         notes=tuple(notes), truth=truth,

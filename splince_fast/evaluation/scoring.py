@@ -48,7 +48,7 @@ class Metric:
     >>> y, z = rng.integers(0, 2, 600), rng.integers(0, 2, 600)
     >>> X = rng.normal(size=(600, 4)) + y[:, None] * np.eye(4)[1] + z[:, None] * np.eye(4)[0]
     >>> result = ev.compare(
-    ...     X, task=y, concept=z, n_seeds=3, strengths=(0.01,), progress=False,
+    ...     X, task=y, concept=z, n_seeds=3, alphas=(0.01,), progress=False,
     ...     metrics={"error": ev.Metric(error_rate, lower_is_better=True, label="error rate")},
     ... )
     >>> means = [result.mean("error", eraser=eraser) for eraser in result.best("error")]

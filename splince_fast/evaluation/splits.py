@@ -8,37 +8,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.evaluation._cells import coded
-from splince_fast.evaluation._checks import check_mode, check_p, check_sizes
+from splince_fast.evaluation._checks import check_method, check_p, check_sizes
 from splince_fast.evaluation._protocol import Protocol, Split, pools_of
 
 
-def associated_split(
+def spurious_split(
     task: Any,
     concept: Any,
     *,
     p: float,
     sizes: tuple[int, int, int] | None = None,
-    seed: int = 0,
-    tied: Any = None,
+    random_state: int = 0,
+    aligned_class: Any = None,
     groups: Any = None,
     on_shortage: str = "raise",
-    by: str = "rows",
+    method: str = "subsample",
 ) -> Split:
     """Draw training and validation rows with a given association, and decorrelated test rows.
 
-    With two classes of the task, p = P(z = tied | y = 1) = P(z != tied | y = 0) and the task
-    balanced: the cells (1, tied), (0, tied) have shares p / 2 and (1 - p) / 2, the other K - 1
-    classes share (1 - p) / 2 of y = 1 and p / 2 of y = 0 equally. With a mapping ``tied`` of C
-    classes of the task to classes of the concept, (y, tied[y]) has share p / C and the others
-    share (1 - p) / C equally.
+    With two classes of the task and a the aligned class, p = P(z = a | y = 1) = P(z != a | y = 0)
+    and the task balanced: the cells (1, a), (0, a) have fractions p / 2 and (1 - p) / 2, the other
+    K - 1 classes divide (1 - p) / 2 of y = 1 and p / 2 of y = 0 equally. With a mapping a of C
+    classes of the task to classes of the concept, (y, a[y]) has the fraction p / C and the others
+    divide (1 - p) / C equally.
 
-    *The rule, by which figures are reproducible to the row*: ``rng = default_rng(seed)``; for
-    the cells in lexicographic order (y, z), ``m = rng.permutation(rows of the cell)``; the first
-    ``n_test // n_cells`` of m are test rows, the next ``round(n_validation * share)`` validation
-    rows, the next ``round(n_train * share)`` training rows. The test rows are the same at every p.
+    *The rule, by which figures are reproducible to the row*: ``rng = default_rng(random_state)``;
+    for the cells in lexicographic order (y, z), ``m = rng.permutation(rows of the cell)``; the
+    first ``n_test // n_cells`` of m are test rows, the next ``round(n_validation * share)``
+    validation rows, the next ``round(n_train * share)`` training rows. The test rows are the same
+    at every p.
 
-    *With* ``by="weights"`` *no training row is thrown away*: the test rows are those of the rule;
-    of the r rows that are left in a cell, the first ``round(r n_validation / (n_validation +
+    *With* ``method="weights"`` *no training row is thrown away*: the test rows are those of the
+    rule; of the r rows that are left in a cell, the first ``round(r n_validation / (n_validation +
     n_train))`` are validation rows and all others training rows, and in either part the n_g rows
     of cell g weigh w_g = N share_g / n_g each, with N = 1 / sum_g share_g^2 / n_g. So the weights
     have the shares of the cells, and add up to N = (sum w)^2 / sum w^2, the number of rows of
@@ -54,9 +55,9 @@ def associated_split(
     sizes : tuple of three int, optional
         Rows for training, validation and test; the default is the largest that the cells allow
         at 70, 10 and 20 %.
-    seed : int
+    random_state : int
         Of the permutations.
-    tied : class, or mapping of task class to concept class, optional
+    aligned_class : class, or mapping of task class to concept class, optional
         The default is the class of the concept that is most frequent, relative to the other
         class of the task, among rows of the second one.
     groups : column of shape (n,), optional
@@ -64,14 +65,14 @@ def associated_split(
         first, and they are dealt to test, validation and training by the shares of the sizes.
     on_shortage : {"raise", "shrink"}
         Where a cell has too few rows: an error, or all cells alike are made smaller.
-    by : {"rows", "weights"}
+    method : {"subsample", "weights"}
         How training and validation rows reach p: cells lose rows, or all rows stay and cells are
         weighted. Of `sizes`, "weights" takes the test rows and the ratio of the others.
 
     Returns
     -------
     Split
-        Row numbers, and what was adjusted; with ``by="weights"`` the weights of training and
+        Row numbers, and what was adjusted; with ``method="weights"`` the weights of training and
         validation rows.
 
     Raises
@@ -86,15 +87,15 @@ def associated_split(
     Examples
     --------
     >>> import numpy as np
-    >>> from splince_fast.evaluation import associated_split
+    >>> from splince_fast.evaluation import spurious_split
     >>> rng = np.random.default_rng(0)
     >>> y, z = rng.integers(0, 2, 1000), rng.integers(0, 2, 1000)
-    >>> split = associated_split(y, z, p=0.9, sizes=(200, 40, 100), seed=0, tied=1)
+    >>> split = spurious_split(y, z, p=0.9, sizes=(200, 40, 100), random_state=0, aligned_class=1)
     >>> split.sizes
     (200, 40, 100)
     >>> float(np.mean(z[split.train][y[split.train] == 1] == 1))
     0.9
-    >>> whole = associated_split(y, z, p=0.9, sizes=(200, 40, 100), tied=1, by="weights")
+    >>> whole = spurious_split(y, z, p=0.9, sizes=(200, 40, 100), aligned_class=1, method="weights")
     >>> whole.sizes, round(whole.weights.sum())
     ((750, 150, 100), 437)
     >>> same = whole.weights * (z[whole.train] == y[whole.train])
@@ -102,28 +103,28 @@ def associated_split(
     0.9
     """
     check_p(p)
-    check_mode(by)
+    check_method(method)
     y = coded(task, "task")
-    protocol = Protocol.of(y, coded(concept, "concept", len(y.codes)), tied, groups)
+    protocol = Protocol.of(y, coded(concept, "concept", len(y.codes)), aligned_class, groups)
     if sizes is None:
         sizes = protocol.largest_sizes([p])
-    draw = protocol.weighted_split if by == "weights" else protocol.split
-    return draw(p, check_sizes(sizes), seed, on_shortage)
+    draw = protocol.weighted_split if method == "weights" else protocol.split
+    return draw(p, check_sizes(sizes), random_state, on_shortage)
 
 
 def natural_split(
-    n: int, *, seed: int, usable: NDArray[np.bool_] | None = None, groups: Any = None
+    n: int, *, random_state: int, usable: NDArray[np.bool_] | None = None, groups: Any = None
 ) -> Split:
     """The split without a protocol: the first quarter of a permutation tests, a tenth validates.
 
-    ``r = default_rng(seed).permutation(usable rows)``; test = the first n // 4, validation the
-    next n // 10, training the rest. With groups the permutation is over groups.
+    ``r = default_rng(random_state).permutation(usable rows)``; test = the first n // 4, validation
+    the next n // 10, training the rest. With groups the permutation is over groups.
 
     Parameters
     ----------
     n : int
         Number of rows.
-    seed : int
+    random_state : int
         Of the permutation.
     usable : (n,) bool, optional
         Rows that take part.
@@ -136,7 +137,7 @@ def natural_split(
         Row numbers in the order of the permutation.
     """
     rows = np.arange(n) if usable is None else np.flatnonzero(usable)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(random_state)
     if groups is None:
         order = rng.permutation(rows)
         test, rest = order[: len(rows) // 4], order[len(rows) // 4 :]

@@ -12,7 +12,7 @@ NAMES = {
     "bios": "Bias in Bios, association sweep (fig. classification)",
     "bios_full": "all professions, frozen and retrained heads (tab. bios_all)",
     "multilingual": "a concept of three classes (fig. classification)",
-    "strengths": "differences by the strength of the penalty (fig. SPLINCE_LEACE_per_lambda)",
+    "alphas": "differences by the penalty alpha (fig. SPLINCE_LEACE_per_lambda)",
     "covariance": "covariance with the task that is left (fig. removal_cov)",
     "professions": "log-odds of he and she (tab. profession_main)",
     "winobias": "coreference, pro and anti stereotype (fig. winobias_main)",

@@ -33,7 +33,8 @@ def sweep(data: Dataset, options: Options, usual: int, *, levels: tuple[float, .
     """The association protocol on a data set."""
     return compare(
         data.X, task=data.labels["task"], concept=data.labels["concept"], erasers=ERASERS,
-        association=(levels[0], levels[-1]) if options.quick else levels, tied=data.tied,
+        association=(levels[0], levels[-1]) if options.quick else levels,
+        aligned_class=data.aligned_class,
         sizes=data.sizes, n_seeds=options.n_seeds(usual), n_jobs=options.n_jobs,
         progress=options.progress,
     )  # fmt: skip

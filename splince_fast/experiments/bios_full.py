@@ -40,7 +40,7 @@ def run(options: Options) -> Findings:
     data = load("bios_full", options.data)
     result = compare(
         data.X, task=data.labels["task"], concept=data.labels["concept"], erasers=ERASERS,
-        strengths=(1e-3,), n_seeds=options.n_seeds(2), n_jobs=options.n_jobs,
+        alphas=(1e-3,), n_seeds=options.n_seeds(2), n_jobs=options.n_jobs,
         progress=options.progress,
     )  # fmt: skip
 

@@ -29,7 +29,8 @@ def run(options: Options) -> Findings:
     data = load("bios", options.data)
     result = compare(
         data.X, task=data.labels["task"], concept=data.labels["concept"], erasers=ERASERS,
-        heads=("frozen",), strengths=(0.01,), leakage=(), tied=data.tied, sizes=data.sizes,
+        heads=("frozen",), alphas=(0.01,), leakage=(), aligned_class=data.aligned_class,
+        sizes=data.sizes,
         association=LEVELS[::4] if options.quick else LEVELS,
         n_seeds=options.n_seeds(5), n_jobs=options.n_jobs, progress=options.progress,
     )  # fmt: skip

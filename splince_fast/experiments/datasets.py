@@ -43,7 +43,7 @@ class Dataset:
     groups : ndarray of shape (n,) or None
         Rows that belong together (a person, a noun).
     provenance, licence : str
-    tied : object
+    aligned_class : object
         Class of the concept that goes with the second class of the task; None without a protocol.
     sizes : tuple of three int or None
         Rows for training, validation and test of the association protocol.
@@ -69,7 +69,7 @@ class Dataset:
     groups: NDArray[Any] | None
     provenance: str
     licence: str
-    tied: Any = None
+    aligned_class: Any = None
     sizes: tuple[int, int, int] | None = None
     arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     words: Mapping[str, tuple[str, str]] = field(default_factory=dict)

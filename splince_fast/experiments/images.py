@@ -1,6 +1,6 @@
 """Raw pixels: what each eraser changes in an image (paper, figs. CelebA_individual, CelebA_mean).
 
-Features are pixels, only centred, so that a map can be looked at; one strength of the head.
+Features are pixels, only centred, so that a map can be looked at; a single alpha.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from splince_fast import Moments, leace, sal, splince
 from splince_fast.evaluation import (
-    associated_split,
     covariance_ratio,
     fit_head,
+    spurious_split,
     tpr_gap,
     worst_group_accuracy,
 )
@@ -25,7 +25,7 @@ from splince_fast.experiments.datasets import Dataset, load
 from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]
-LEVELS, STRENGTH = (0.5, 0.9), 1e-3
+LEVELS, ALPHA = (0.5, 0.9), 1e-3
 _FIGURES = ("accuracy", "worst group", "TPR gap", "kept cov", "distortion", "clipped")
 
 
@@ -42,11 +42,13 @@ def _erasers(moments: Moments) -> dict[str, Projection | None]:
 def _one(data: Dataset, p: float, seed: int) -> tuple[dict[tuple[str, str], list[float]], Any]:
     """Figures by (eraser, head) of one split, and what the pictures need."""
     y, z = data.labels["task"], data.labels["concept"]
-    split = associated_split(y, z, p=p, sizes=data.sizes, seed=seed, tied=data.tied)
+    split = spurious_split(
+        y, z, p=p, sizes=data.sizes, random_state=seed, aligned_class=data.aligned_class
+    )
     X = np.asarray(data.X, dtype=np.float64)
     train, test = split.train, split.test
     moments = Moments().update(X[train], {"task": y[train], "concept": z[train]})
-    frozen = fit_head(X[train], y[train], strength=STRENGTH, scale=False)
+    frozen = fit_head(X[train], y[train], alpha=ALPHA, scale=False)
     total = np.sum((X[train] - X[train].mean(axis=0)) ** 2)
     cells = {data.cell(a, b): (y[train] == a) & (z[train] == b) for a in (0, 1) for b in (0, 1)}
     found, shifts, maps = {}, {}, _erasers(moments)
@@ -56,7 +58,7 @@ def _one(data: Dataset, p: float, seed: int) -> tuple[dict[tuple[str, str], list
         shifts[name] = {cell: moved[rows].mean(axis=0) for cell, rows in cells.items()}
         kept = 1.0 if eraser is None else covariance_ratio(eraser, moments, "task")
         of_map = [kept, float(np.sum(moved**2) / total), _pictures.clipped(clean[train])]
-        retrained = fit_head(clean[train], y[train], strength=STRENGTH, scale=False)
+        retrained = fit_head(clean[train], y[train], alpha=ALPHA, scale=False)
         for head, model in (("retrained", retrained), ("frozen", frozen)):
             decided = model.predict(clean[test])
             found[name, head] = [

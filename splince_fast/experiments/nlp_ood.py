@@ -31,7 +31,7 @@ def against_balanced_heads(
     """Erasers with a retrained head, and DFR and GroupDRO on unerased rows, on the same splits."""
     settings: dict[str, Any] = {
         "task": data.labels["task"], "concept": data.labels["concept"], "association": levels,
-        "tied": data.tied, "sizes": data.sizes, "n_seeds": options.n_seeds(usual),
+        "aligned_class": data.aligned_class, "sizes": data.sizes, "n_seeds": options.n_seeds(usual),
         "n_jobs": options.n_jobs, "progress": options.progress, "leakage": (),
     }  # fmt: skip
     erased = compare(data.X, erasers=("none", "LEACE", "SPLINCE"), heads=("retrained",), **settings)

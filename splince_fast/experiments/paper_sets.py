@@ -162,14 +162,17 @@ def _bios_columns(name: str) -> tuple[list[str], NDArray[np.intp], NDArray[np.in
     return found["hard_text"], np.array(found["profession"]), np.array(found["gender"])
 
 
-def _bios_set(name: str, task: Callable[[NDArray[Any]], NDArray[Any]], tied: Any) -> Dataset:
+def _bios_set(
+    name: str, task: Callable[[NDArray[Any]], NDArray[Any]], aligned_class: Any
+) -> Dataset:
     texts, profession, gender = _bios_columns(name)
     y = task(profession)
-    rows = balanced(y, gender, most=PER_CELL if tied is not None else PER_CELL // 10)
+    rows = balanced(y, gender, most=PER_CELL if aligned_class is not None else PER_CELL // 10)
     X = embed_texts([texts[i] for i in rows], "bert-base-uncased", "cls", name)
     return Dataset(
         "LabHC/bias_in_bios", X, {"task": y[rows], "concept": gender[rows]}, None,
-        "Bias in Bios (De-Arteaga et al. 2019), bert-base-uncased as published, [CLS]", "MIT", tied,
+        "Bias in Bios (De-Arteaga et al. 2019), bert-base-uncased as published, [CLS]", "MIT",
+        aligned_class,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ def run(options: Options) -> Findings:
     data = load("images", options.data)
     assert data.sizes is not None
     train, _, test = data.sizes
-    # The heads choose their strength on validation rows, taken from the training rows.
+    # The heads choose their alpha on validation rows, taken from the training rows.
     data = replace(data, sizes=(train - train // 5, train // 5, test))
     levels = (0.9,) if options.quick else (0.5, 0.7, 0.9)
     tables, values, note, lead = against_balanced_heads(data, options, levels, 5)

@@ -86,9 +86,9 @@ def splince(
         diagonal. "auto" leaves out deviations below 1e-26, and in rows of at most 32 bits those
         below eps32 times the mean of the feature, unless the covariance is shrunk.
     refine : Source or iterable of blocks, optional
-        For moments made with ``rank``, which keep no covariance: the rows that they have seen, to
-        be read again. Each pass takes products of Cov(x) with a few columns, O(n d k), and the
-        best eraser that they allow; it measures the distortion and never increases it.
+        For moments made with ``sketch_size``, which keep no covariance: the rows that they have
+        seen, to be read again. Each pass takes products of Cov(x) with a few columns, O(n d k), and
+        the best eraser that they allow; it measures the distortion and never increases it.
     passes : int
         How often `refine` is read; with more passes the distortion tends to the least possible.
 

@@ -69,7 +69,8 @@ class Refinement:
         """
         if not isinstance(known, LiveSketch):
             raise InputError(
-                "refine= improves erasers of moments made with rank=, which keep no covariance; "
+                "refine= improves erasers of moments made with sketch_size=, which keep no "
+                "covariance; "
                 + (
                     "pass these moments, not a snapshot of them"
                     if isinstance(known, Factored) and known.metric is not None

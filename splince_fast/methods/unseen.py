@@ -145,10 +145,10 @@ def judge(
     names : sequence of str, optional
         Of the features.
     """
-    if parts[0].parameters.rank is not None:
+    if parts[0].parameters.sketch_size is not None:
         raise InputError(
             "what an eraser does to rows not seen is told by their covariance, which moments made "
-            "with rank= do not keep; accumulate the folds without it"
+            "with sketch_size= do not keep; accumulate the folds without it"
         )
     count = len(parts)
     # Sums of the others, not total - part: nothing cancels.

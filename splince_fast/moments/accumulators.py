@@ -10,6 +10,6 @@ from splince_fast.moments.sketched import SketchAccumulator
 
 def accumulator_of(parameters: Parameters) -> Accumulator:
     """An empty accumulator of the kind that the parameters ask for."""
-    if parameters.rank is not None:
+    if parameters.sketch_size is not None:
         return SketchAccumulator(parameters)
-    return SampledAccumulator(parameters) if parameters.scatter < 1 else Accumulator(parameters)
+    return SampledAccumulator(parameters) if parameters.subsample < 1 else Accumulator(parameters)

@@ -89,7 +89,7 @@ class Folds(Sequence[Moments]):
         A variable of the labels. It serves the grouping alone and is not accumulated; a row
         without its label is dealt by its number.
     **parameters
-        block_rows, kinds, joint, ledoit_wolf, scatter, seed and rank, as for :class:`Moments`.
+        As for :class:`Moments`.
 
     Attributes
     ----------

@@ -38,7 +38,7 @@ labels.origin.<i>        float64 (c,)           what its columns are taken about
 all_labels.<tensor>                             the same three, of all rows
 =======================  =====================  ===================================================
 
-and in the metadata ``scatter``, ``seed`` and ``position``, the rows that were offered.
+and in the metadata ``subsample``, ``seed`` and ``position``, the rows that were offered.
 
 Format 3 is that of a state with a sketch in place of the scatter:
 
@@ -84,9 +84,9 @@ _MOST_BYTES = 1 << 35
 
 def format_of(parameters: Parameters) -> int:
     """The oldest format that holds a state of these parameters."""
-    if parameters.rank is not None:
+    if parameters.sketch_size is not None:
         return 3
-    return 2 if parameters.scatter < 1 else 1
+    return 2 if parameters.subsample < 1 else 1
 
 
 def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tensors, dict[str, Any]]:
@@ -106,8 +106,8 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tenso
     tensors: Tensors = {}
     state = accumulator.state
     sampled = accumulator if isinstance(accumulator, SampledAccumulator) else None
-    if parameters.rank is not None:
-        metadata |= {"rank": parameters.rank, "seed": parameters.seed}
+    if parameters.sketch_size is not None:
+        metadata |= {"rank": parameters.sketch_size, "seed": parameters.random_state}
     if sampled is not None:
         tensors |= _sample_to_tensors(sampled, metadata, packed)
     if state is not None:
@@ -146,8 +146,8 @@ def _sample_to_tensors(
     parameters = accumulator.parameters
     inner, described = to_tensors(sample.rows, packed=packed)
     metadata |= {
-        "scatter": parameters.scatter,
-        "seed": parameters.seed,
+        "scatter": parameters.subsample,
+        "seed": parameters.random_state,
         "position": sample.position,
         "sample": described,
     }
@@ -225,8 +225,8 @@ def from_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any
             "the file was edited or damaged"
         )
     sampled = accumulator if isinstance(accumulator, SampledAccumulator) else None
-    if parameters.rank is not None and parameters.rank > width:
-        raise FileFormatError(f"a sketch of rank {parameters.rank} for {width} features")
+    if parameters.sketch_size is not None and parameters.sketch_size > width:
+        raise FileFormatError(f"a sketch of {parameters.sketch_size} for {width} features")
     accumulator.state = _read_state(tensors, metadata, width, parameters)
     for i, entry in enumerate(metadata["variables"]):
         own = part_of(tensors, f"variable.{i}.")
@@ -253,7 +253,7 @@ def _read_state(
     width: int,
     parameters: Parameters,
 ) -> State:
-    rank, sampled = parameters.rank, parameters.scatter < 1
+    rank, sampled = parameters.sketch_size, parameters.subsample < 1
     ledoit_wolf = parameters.ledoit_wolf and not sampled
     real, packed = np.float64, width * (width + 1) // 2
     expected: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -284,7 +284,7 @@ def _read_state(
     roundoff = EPS32 if metadata["float32_products"] else EPS64
     second: Scatter
     if rank is not None:
-        own = signs(width, rank, parameters.seed)
+        own = signs(width, rank, parameters.random_state)
         second = Sketch(tensors["variances"], roundoff, images=tensors["images"], signs=own)
     elif sampled:
         second = Diagonal(tensors["variances"], roundoff)

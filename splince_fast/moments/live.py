@@ -138,8 +138,8 @@ class LiveSketch(Live):
     def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
         if options.solver != "auto":
             raise InputError(
-                f"solver={options.solver!r} factors a d x d matrix, which moments made with rank= "
-                "do not keep; leave it at 'auto'"
+                f"solver={options.solver!r} factors a d x d matrix, which moments made with "
+                "sketch_size= do not keep; leave it at 'auto'"
             )
         sketch = self.sketch
         left_out = weak_features(
@@ -154,7 +154,7 @@ class LiveSketch(Live):
         if isinstance(options.shrinkage, str):
             raise InputError(
                 f"shrinkage={options.shrinkage!r} needs the whole covariance, which moments made "
-                "with rank= do not keep; pass a number in [0, 1]"
+                "with sketch_size= do not keep; pass a number in [0, 1]"
             )
         return float(options.shrinkage or 0.0)
 

@@ -126,9 +126,9 @@ def _refuse_below(held: SampledAccumulator, needed: int) -> None:
     if rows < needed:
         raise NotEnoughDataError(
             f"the covariance of {state.width} features rests on {rows:,} sampled rows of "
-            f"{state.n_rows:,} (scatter={held.parameters.scatter:g}), and {needed:,} are needed: "
-            f"{LEAST_ROWS} for each feature that varies. Accumulate with a larger scatter= (1 "
-            "takes all rows), add rows, or pass shrinkage='oas'"
+            f"{state.n_rows:,} (subsample={held.parameters.subsample:g}), and {needed:,} are "
+            f"needed: {LEAST_ROWS} for each feature that varies. Accumulate with a larger "
+            "subsample= (1 takes all rows), add rows, or pass shrinkage='oas'"
         )
 
 
@@ -287,7 +287,7 @@ def _warn_of(variances: Float, sampled: Float, effective: float) -> None:
         warnings.warn(
             f"the sampled rows misstate the variance of {len(found)} feature(s) ({shown}) by more "
             f"than a factor of {_FACTOR:g}: rare rows carry them. What is erased and kept is "
-            "exact, but x may be changed more than the report expects; take a larger scatter=",
+            "exact, but x may be changed more than the report expects; take a larger subsample=",
             SampledScatterWarning,
             stacklevel=6,
         )

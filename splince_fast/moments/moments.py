@@ -67,31 +67,31 @@ class Moments:
     ledoit_wolf : bool
         Accumulate, too, what ``shrinkage="ledoit-wolf"`` needs of the fourth moments: O(d) more
         state and another pass over each block.
-    scatter : float in (0, 1]
-        Share of the rows that the covariance of x is taken from. Sums per class, means and
+    subsample : float in (0, 1]
+        Fraction of the rows that the covariance of x is estimated from. Sums per class, means and
         variances are of all rows, so that constraints stay exact; see the notes.
-    seed : int
-        Of the choice of these rows, and of the signs of a sketch.
-    rank : int, optional
+    sketch_size : int, optional
         Keep no d x d matrix, but the variances and the products of the scatter with so many
-        columns of random signs: O(d (rank + k)) numbers for k classes and columns of labels. 0
-        keeps variances alone. Rows may be sparse then. See the notes.
+        columns of random signs: O(d (sketch_size + k)) numbers for k classes and columns of labels.
+        0 keeps variances alone. Rows may be sparse then. See the notes.
+    random_state : int
+        Of the choice of the sampled rows, and of the signs of a sketch.
 
     Notes
     -----
-    *A sketch of the covariance.* With ``rank=r`` the state is diag(S) and Y = S O of the scatter S,
-    O a (d, r) matrix of random signs. In the place of S stands
+    *A sketch of the covariance.* With ``sketch_size=r`` the state is diag(S) and Y = S O of the
+    scatter S, O a (d, r) matrix of random signs. In the place of S stands
 
         D + Y (O^T Y)^+ Y^T,    D = diag(S) - diag(Y (O^T Y)^+ Y^T) >= 0
 
     (a Nystroem approximation with the exact variances). Constraints are exact, as they are for any
     positive definite matrix. How much more than the least is changed depends on the data, and is
     not known before ``refine=`` of a method has read the rows once more; the report states no
-    distortion until then. Both sides of ``+`` and ``-`` need the same rank and seed.
+    distortion until then. Both sides of ``+`` and ``-`` need the same sketch_size and random_state.
 
     *A sampled scatter.* A covariance costs O(n d^2), all other sums O(n d). Any positive definite
     matrix in its place gives an eraser that erases and keeps as much, and alone decides how much
-    more than the least possible it changes. With ``scatter=p`` row i of the stream is taken with
+    more than the least possible it changes. With ``subsample=p`` row i of the stream is taken with
     probability pi_i = min(1, p max(1, q_i / mean q)), decided by a hash of i, and counts w_i / pi_i
     times; q_i is the sum of its squared deviations in units of the variances so far. Erasers rest
     on the residuals of these rows about the labels, to which is added what all rows say. For
@@ -138,11 +138,13 @@ class Moments:
         kinds: Mapping[str, str] | None = None,
         joint: Sequence[tuple[str, ...]] = (),
         ledoit_wolf: bool = False,
-        scatter: float = 1.0,
-        seed: int = 0,
-        rank: int | None = None,
+        subsample: float = 1.0,
+        sketch_size: int | None = None,
+        random_state: int = 0,
     ) -> None:
-        parameters = Parameters.of(block_rows, kinds, joint, ledoit_wolf, scatter, seed, rank)
+        parameters = Parameters.of(
+            block_rows, kinds, joint, ledoit_wolf, subsample, random_state, sketch_size
+        )  # fmt: skip
         self._accumulator = accumulator_of(parameters)
         self._lock = _new_lock()
 
@@ -158,7 +160,7 @@ class Moments:
         X : array-like of shape (n, d), or (batch, token, d)
             float16, bfloat16, float32, float64, integers or bools; any memory layout; NumPy,
             torch, pandas or polars. n may be 0. Any number of leading dimensions become one. With
-            `rank`, a matrix or array of scipy.sparse, too, which is never made dense.
+            `sketch_size`, a matrix or array of scipy.sparse, too, which is never made dense.
         labels : mapping of str to column(s), frame, or a single column, optional
             See :mod:`splince_fast.labels`; a bare column is the variable "concept". With leading
             dimensions, a column has one entry per sequence, (batch,), or per position,
@@ -273,9 +275,9 @@ class Moments:
         checkpoint_seconds : float
             How often; 0 is after every block.
         **parameters
-            block_rows, kinds, joint, ledoit_wolf, scatter, seed and rank, as for the class.
-            ``scatter="auto"`` takes the smallest power of 1/2 that leaves 22 sampled rows per
-            feature, so that the distortion is expected to exceed the least by at most 5 percent.
+            The arguments of the class. ``subsample="auto"`` takes the smallest power of 1/2 that
+            leaves 22 sampled rows per feature, so that the distortion is expected to exceed the
+            least by at most 5 percent.
 
         Returns
         -------
@@ -287,7 +289,7 @@ class Moments:
         FileFormatError
             The checkpoint belongs to another source, other data or other parameters.
         InputError
-            A parameter out of range; ``scatter="auto"`` for a source of unknown length, or a
+            A parameter out of range; ``subsample="auto"`` for a source of unknown length, or a
             rate that leaves fewer than 4 rows per feature.
         """
         from splince_fast import sources
@@ -303,10 +305,10 @@ class Moments:
             )
         source = sources.as_source(blocks)
         check_keywords(parameters, cls, where="Moments")
-        if "scatter" in parameters:
-            check_reading(parameters["scatter"], parameters.get("rank"))
-            parameters["scatter"] = rate_for(
-                parameters["scatter"], source.n_rows, source.n_features, source.name, folds or 1
+        if "subsample" in parameters:
+            check_reading(parameters["subsample"], parameters.get("sketch_size"))
+            parameters["subsample"] = rate_for(
+                parameters["subsample"], source.n_rows, source.n_features, source.name, folds or 1
             )
         empty: Any = cls(**parameters)
         if folds is not None:
@@ -465,7 +467,7 @@ class Moments:
     def covariance(self, *, ddof: float = 1) -> Float:
         """(d, d) float64: sum w (x - mean)(x - mean)^T / (weight - ddof), in units of x squared.
 
-        With ``scatter`` below 1 it is that of the sampled rows alone, weighted by 1 / pi.
+        With ``subsample`` below 1 it is that of the sampled rows alone, weighted by 1 / pi.
 
         Parameters
         ----------
@@ -482,16 +484,16 @@ class Moments:
         NotEnoughDataError
             The total weight is not above `ddof`.
         InputError
-            The moments were made with ``rank``.
+            The moments were made with ``sketch_size``.
         """
         from splince_fast._kernels import blas
 
         check_ddof(ddof)
-        if self.parameters.rank is not None:
+        if self.parameters.sketch_size is not None:
             raise InputError(
-                f"moments made with rank={self.parameters.rank} keep no covariance, which would be "
-                "a d x d matrix; accumulate without rank=, if that fits in memory. The variances "
-                "are in moments.factored().variances"
+                f"moments made with sketch_size={self.parameters.sketch_size} keep no covariance, "
+                "which would be a d x d matrix; accumulate without sketch_size=, if that fits in "
+                "memory. The variances are in moments.factored().variances"
             )
         with self.held() as held:
             # Of the sampled rows, where there is a sample.

@@ -21,20 +21,20 @@ class Parameters:
     kinds : dict of str to str
     joint : tuple of tuples of str
     ledoit_wolf : bool
-    scatter : float
-        Rate at which rows are sampled for the scatter; 1 for all.
-    seed : int
-    rank : int or None
-        Columns of the sketch that stands for the scatter; None for a d x d matrix.
+    subsample : float
+        Fraction of the rows that Cov(x) is estimated from.
+    random_state : int
+    sketch_size : int or None
+        Columns of the sketch of the scatter; None for the d x d matrix.
     """
 
     block_rows: int | None
     kinds: dict[str, str]
     joint: tuple[tuple[str, ...], ...]
     ledoit_wolf: bool
-    scatter: float = 1.0
-    seed: int = 0
-    rank: int | None = None
+    subsample: float = 1.0
+    random_state: int = 0
+    sketch_size: int | None = None
 
     @classmethod
     def of(
@@ -43,9 +43,9 @@ class Parameters:
         kinds: Any,
         joint: Any,
         ledoit_wolf: Any,
-        scatter: Any = 1.0,
-        seed: Any = 0,
-        rank: Any = None,
+        subsample: Any = 1.0,
+        random_state: Any = 0,
+        sketch_size: Any = None,
     ) -> Parameters:
         """Check what was passed; InputError where it is out of range."""
         if block_rows is not None:
@@ -62,20 +62,21 @@ class Parameters:
                 f"joint is {joint!r}; it must be a list of tuples of names, such as "
                 "[('gender', 'race')]"
             )
-        check_reading(scatter, rank)
-        if isinstance(scatter, str):
+        check_reading(subsample, sketch_size)
+        if isinstance(subsample, str):
             raise InputError(
-                "scatter is 'auto'; it must be a number above 0 and at most 1 here: the number of "
-                "rows is known to Moments.from_blocks of a source, and to fit"
+                "subsample is 'auto'; it must be a number above 0 and at most 1 here: the number "
+                "of rows is known to Moments.from_blocks of a source, and to fit"
             )
-        if rank is not None and ledoit_wolf:
+        if sketch_size is not None and ledoit_wolf:
             raise InputError(
-                f"ledoit_wolf=True needs the whole covariance, and rank={rank} keeps none; leave "
-                "it out, and pass a number as shrinkage= if it is needed"
+                f"ledoit_wolf=True needs the whole covariance, and sketch_size={sketch_size} keeps "
+                "none; leave it out, and pass a number as shrinkage= if it is needed"
             )
         return cls(
             block_rows, dict(kinds or {}), tuple(map(tuple, joint)), bool(ledoit_wolf),
-            float(scatter), _check_seed(seed), None if rank is None else int(rank),
+            float(subsample), check_random_state(random_state),
+            None if sketch_size is None else int(sketch_size),
         )  # fmt: skip
 
     def as_arguments(self) -> dict[str, Any]:
@@ -85,9 +86,9 @@ class Parameters:
             "kinds": dict(self.kinds),
             "joint": self.joint,
             "ledoit_wolf": self.ledoit_wolf,
-            "scatter": self.scatter,
-            "seed": self.seed,
-            "rank": self.rank,
+            "subsample": self.subsample,
+            "random_state": self.random_state,
+            "sketch_size": self.sketch_size,
         }
 
     def capacity(self, width: int, itemsize: int) -> int:
@@ -101,24 +102,26 @@ class Parameters:
             raise IncompatibleMomentsError(
                 f"the two sides read {sorted(clash)} by different kinds=; accumulate both alike"
             )
-        if (self.scatter < 1) != (other.scatter < 1):
+        if (self.subsample < 1) != (other.subsample < 1):
             raise IncompatibleMomentsError(
-                "one side has the scatter of all rows (scatter=1) and the other that of a sample; "
-                "accumulate both with scatter=1, or both with a rate below 1"
+                "one side has the scatter of all rows (subsample=1) and the other that of a "
+                "sample; accumulate both with subsample=1, or both with a fraction below 1"
             )
-        if self.rank != other.rank:
+        if self.sketch_size != other.sketch_size:
             raise IncompatibleMomentsError(
-                f"one side was made with rank={self.rank} and the other with rank={other.rank}; "
-                "accumulate both alike"
+                f"one side was made with sketch_size={self.sketch_size} and the other with "
+                f"{other.sketch_size}; accumulate both alike"
             )
-        if self.rank and self.seed != other.seed:
+        if self.sketch_size and self.random_state != other.random_state:
             raise IncompatibleMomentsError(
-                f"the two sides have products with other random signs (seed {self.seed} and "
-                f"{other.seed}); accumulate both with the same seed"
+                "the two sides have products with other random signs (random_state "
+                f"{self.random_state} and {other.random_state}); accumulate both with the same one"
             )
 
 
-def _check_seed(seed: Any) -> int:
-    if not is_integer(seed) or not 0 <= seed < 1 << 63:
-        raise InputError(f"seed is {seed!r}; it must be an integer from 0 to 2**63 - 1")
-    return int(seed)
+def check_random_state(random_state: Any) -> int:
+    if not is_integer(random_state) or not 0 <= random_state < 1 << 63:
+        raise InputError(
+            f"random_state is {random_state!r}; it must be an integer from 0 to 2**63 - 1"
+        )
+    return int(random_state)

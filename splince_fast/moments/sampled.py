@@ -93,7 +93,7 @@ class SampledAccumulator(SweptAccumulator):
         super().__init__(parameters)
         inner = Parameters(parameters.block_rows, parameters.kinds, (), parameters.ledoit_wolf)
         self.sample = Sample(Accumulator(inner))
-        self._key = splitmix64(np.array([parameters.seed], np.uint64))[0]
+        self._key = splitmix64(np.array([parameters.random_state], np.uint64))[0]
 
     @property
     def unsettled(self) -> bool:
@@ -135,7 +135,7 @@ class SampledAccumulator(SweptAccumulator):
         chosen, inclusion = np.empty(n, np.intp), np.empty(n)
         given = NO_WEIGHT if weight is None else weight
         taken = kernels.choose_rows(
-            sweep.leverage, given, self.parameters.scatter, self._key, self.sample.position,
+            sweep.leverage, given, self.parameters.subsample, self._key, self.sample.position,
             chosen, inclusion,
         )  # fmt: skip
         chosen = chosen[:taken]
@@ -258,26 +258,27 @@ def _part(column: Encoded, rows: slice) -> Encoded:
 def part_of_sample(like: Mapping[str, Any], first: int) -> dict[str, Any]:
     """Arguments of moments for the part of a source that begins with block number `first`.
 
-    Each part counts its rows from 0: seeds of their own keep their samples from being alike.
+    Each part counts its rows from 0: a random_state of its own keeps their samples from being
+    alike.
     """
-    if not first or like["scatter"] == 1:
+    if not first or like["subsample"] == 1:
         return dict(like)
-    mixed = splitmix64(splitmix64(np.array([like["seed"]], np.uint64)) + np.uint64(first))
-    return {**like, "seed": int(mixed[0] >> np.uint64(1))}
+    mixed = splitmix64(splitmix64(np.array([like["random_state"]], np.uint64)) + np.uint64(first))
+    return {**like, "random_state": int(mixed[0] >> np.uint64(1))}
 
 
 def rate_for(
-    scatter: float | str, n_rows: int | None, n_features: int | None, name: str, folds: int
+    subsample: float | str, n_rows: int | None, n_features: int | None, name: str, folds: int
 ) -> float:
     """The rate for a source: "auto" resolved, and one refused that cannot serve any eraser.
 
     Rows are dealt to `folds` moments, of which all but one make an eraser together.
     """
     known = n_rows is not None and n_features is not None
-    if isinstance(scatter, str):
+    if isinstance(subsample, str):
         if not known:
             raise InputError(
-                f"scatter='auto' needs the number of rows and features beforehand, which {name} "
+                f"subsample='auto' needs the number of rows and features beforehand, which {name} "
                 "does not tell; pass a number, such as 22 * d / n for d features and about n rows"
             )
         fitted = cast(int, n_rows) * max(1, folds - 1) / folds
@@ -285,12 +286,12 @@ def rate_for(
         while rate / 2 * fitted >= enough:
             rate /= 2
         return rate
-    if known and scatter < 1:
-        expected, needed = scatter * cast(int, n_rows), LEAST_ROWS * cast(int, n_features)
+    if known and subsample < 1:
+        expected, needed = subsample * cast(int, n_rows), LEAST_ROWS * cast(int, n_features)
         if expected < needed:
             raise InputError(
-                f"scatter={scatter:g} leaves about {expected:,.0f} of the {n_rows:,} rows for the "
-                f"covariance of {n_features:,} features, and {needed:,} are needed; pass at least "
-                f"{min(1.0, needed / cast(int, n_rows)):.2g}, or 'auto'"
+                f"subsample={subsample:g} leaves about {expected:,.0f} of the {n_rows:,} rows for "
+                f"the covariance of {n_features:,} features, and {needed:,} are needed; pass at "
+                f"least {min(1.0, needed / cast(int, n_rows)):.2g}, or 'auto'"
             )
-    return scatter
+    return subsample

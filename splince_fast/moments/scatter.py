@@ -46,9 +46,9 @@ class Scatter:
         except MemoryError as error:
             raise MemoryError(
                 f"the covariance of {width} features takes {8 * width * width / 2**30:.1f} GiB, "
-                "which could not be allocated; pass rank=64 to the moments, which keep 64 numbers "
-                "per feature in its place, and refine= to the method, or use fewer features (a "
-                "random projection or the first principal components)"
+                "which could not be allocated; pass sketch_size=64 to the moments, which keep 64 "
+                "numbers per feature in its place, and refine= to the method, or use fewer "
+                "features (a random projection or the first principal components)"
             ) from error
 
     @property

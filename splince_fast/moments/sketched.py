@@ -33,16 +33,17 @@ class SketchAccumulator(SweptAccumulator):
     """An accumulator whose state is variances and a sketch, O(d (r + k)) numbers."""
 
     @property
-    def rank(self) -> int:
+    def sketch_size(self) -> int:
         """Columns r of the sketch."""
-        return cast(int, self.parameters.rank)
+        return cast(int, self.parameters.sketch_size)
 
     def check_width(self, width: int) -> None:
         """Raise InputError where the sketch has more columns than the rows."""
-        if self.rank > width:
+        if self.sketch_size > width:
             raise InputError(
-                f"rank is {self.rank}, and the rows have {width} features; pass rank=0 to "
-                f"rank={width}, or leave it out: {width} x {width} numbers are fewer"
+                f"sketch_size is {self.sketch_size}, and the rows have {width} features; pass "
+                f"sketch_size=0 to sketch_size={width}, or leave it out: {width} x {width} "
+                "numbers are fewer"
             )
 
     def update(
@@ -80,7 +81,7 @@ class SketchAccumulator(SweptAccumulator):
         return max(1, len(rows)) if isinstance(rows, SparseRows) else super().room(rows)
 
     def _empty_state(self, width: int) -> State:
-        sketch = Sketch.of(width, self.rank, self.parameters.seed)
+        sketch = Sketch.of(width, self.sketch_size, self.parameters.random_state)
         return State(np.zeros(width), 0, 0.0, np.zeros(width), sketch, None)
 
     def _merge(self, batch: Batch, block: LabelledRows) -> None:

@@ -99,7 +99,7 @@ def text_batches(
     batch_size: int = 32,
     max_length: int | None = None,
     words: bool = False,
-    seed: int | None = None,
+    random_state: int | None = None,
 ) -> TextBatches:
     """Tokenise a data set once and cut it into padded batches of texts of similar length.
 
@@ -121,7 +121,7 @@ def text_batches(
     words : bool
         Align labels of words with tokens: the first token of a word carries its label, the
         others none (-100 for integers, NaN for floats).
-    seed : int, optional
+    random_state : int, optional
         Shuffle the batches, the same way at each reading; by default from short to long.
 
     Returns
@@ -180,8 +180,8 @@ def text_batches(
         }
     order = np.argsort([len(one["input_ids"]) for one in encoded], kind="stable")
     batches = [order[i : i + batch_size].tolist() for i in range(0, len(order), batch_size)]
-    if seed is not None:
-        shuffled = np.random.default_rng(seed).permutation(len(batches))
+    if random_state is not None:
+        shuffled = np.random.default_rng(random_state).permutation(len(batches))
         batches = [batches[i] for i in shuffled]
     return TextBatches(encoded, columns, tokenizer, batches)
 

@@ -16,13 +16,13 @@ QUICK = [
     INLP(concept_from="y"),
     RLACE(concept_from="y", max_steps=40, check_every=20),
     DFR(groups_from="y", C=1.0, penalty="l2", n_subsets=1),
-    GroupDRO(groups_from="y", strength=0.01),
+    GroupDRO(groups_from="y", alpha=0.01),
 ]
 FURTHER = [
     INLP(concept_from="y", validation_share=0),
     DFR(groups_from="y"),
     GroupDRO(groups_from="y"),
-    GroupDRO(groups_from="y", strength=0.01, solver="sgd"),
+    GroupDRO(groups_from="y", alpha=0.01, solver="sgd"),
 ]
 ESTIMATORS = QUICK + FURTHER
 

@@ -33,7 +33,7 @@ def cell_losses(head: Any, X: Any, y: Any, z: Any, margin: float = 0.0) -> np.nd
 @pytest.mark.parametrize("margin", [0.0, 2.0])
 def test_the_gap_is_small_and_true(k: int, classes: int, margin: float) -> None:
     data = made(n=500, d=7, k=k, classes=classes, tied=0.7)
-    head = GroupDRO(strength=0.02, margin=margin).fit(data.X, data.y, groups=data.z)
+    head = GroupDRO(alpha=0.02, margin=margin).fit(data.X, data.y, groups=data.z)
     report = head.report_
     losses = cell_losses(head, data.X, data.y, data.z, margin)
     np.testing.assert_allclose(report.cell_losses, losses, rtol=1e-9)
@@ -57,7 +57,7 @@ def test_the_gap_is_small_and_true(k: int, classes: int, margin: float) -> None:
 def test_the_optimum_is_that_of_a_general_solver() -> None:
     """The epigraph form, min s + penalty subject to L_g <= s, by SLSQP."""
     data = made(n=300, d=4)
-    head = GroupDRO(strength=0.05).fit(data.X, data.y, groups=data.z)
+    head = GroupDRO(alpha=0.05).fit(data.X, data.y, groups=data.z)
     probe = GroupDRO()
     probe.n_features_in_, probe.classes_ = 4, np.array([0, 1])
 
@@ -155,7 +155,7 @@ def test_weights_are_repetitions_and_offsets_do_not_matter() -> None:
     data = made(n=300, d=4)
     weight = 1 + np.random.default_rng(1).integers(0, 3, size=300)
     rows = np.repeat(np.arange(300), weight)
-    head = GroupDRO(strength=0.05, tol=1e-6)
+    head = GroupDRO(alpha=0.05, tol=1e-6)
     weighted = head.fit(data.X, data.y, groups=data.z, sample_weight=weight).decision_function(
         data.X
     )
@@ -167,7 +167,7 @@ def test_weights_are_repetitions_and_offsets_do_not_matter() -> None:
 
 def test_it_lowers_the_worst_loss_and_beats_the_online_solver() -> None:
     data = made(n=2000, d=6, tied=0.95)
-    options: dict[str, Any] = {"strength": 0.01, "random_state": 0, "validation_share": 0}
+    options: dict[str, Any] = {"alpha": 0.01, "random_state": 0, "validation_share": 0}
     exact = GroupDRO(**options).fit(data.X, data.y, groups=data.z)
     online = GroupDRO(solver="sgd", **options).fit(data.X, data.y, groups=data.z)
     plain = LogisticRegression(C=1 / (0.01 * 2000)).fit(data.X, data.y)
@@ -188,7 +188,7 @@ def test_the_online_solver_restores_its_best_epoch(monkeypatch: pytest.MonkeyPat
         return scores[-1]
 
     monkeypatch.setattr(GroupDRO, "_worst_and_mean", noted)
-    head = GroupDRO(strength=0.01, solver="sgd", step_size=2.0, patience=5, random_state=0)
+    head = GroupDRO(alpha=0.01, solver="sgd", step_size=2.0, patience=5, random_state=0)
     head.fit(data.X, data.y, groups=data.z)
     epochs, chosen = scores[:-1], scores[-1]
     assert chosen == max(epochs)
@@ -199,33 +199,31 @@ def test_the_online_solver_restores_its_best_epoch(monkeypatch: pytest.MonkeyPat
 def test_a_gap_that_cannot_be_closed_is_told() -> None:
     data = made(n=300, d=4)
     with pytest.warns(ConvergenceWarning, match="duality gap"):
-        GroupDRO(strength=0.05, tol=1e-15).fit(data.X, data.y, groups=data.z)
+        GroupDRO(alpha=0.05, tol=1e-15).fit(data.X, data.y, groups=data.z)
 
 
 def test_validation_chooses_the_strength() -> None:
     data = made(n=900)
     mask = np.arange(900) % 3 == 0
-    tuned = GroupDRO(strength=(1e-3, 10.0, 1e-1)).fit(
-        data.X, data.y, groups=data.z, validation=mask
-    )
+    tuned = GroupDRO(alpha=(1e-3, 10.0, 1e-1)).fit(data.X, data.y, groups=data.z, validation=mask)
     singles = {
-        s: GroupDRO(strength=s).fit(data.X[~mask], data.y[~mask], groups=data.z[~mask])
+        s: GroupDRO(alpha=s).fit(data.X[~mask], data.y[~mask], groups=data.z[~mask])
         for s in (1e-3, 10.0, 1e-1)
     }
 
-    def score(strength: float) -> tuple[float, float, float]:
-        hit = singles[strength].predict(data.X[mask]) == data.y[mask]
+    def score(alpha: float) -> tuple[float, float, float]:
+        hit = singles[alpha].predict(data.X[mask]) == data.y[mask]
         cells = (2 * data.y + data.z)[mask]
-        return min(hit[cells == c].mean() for c in range(4)), hit.mean(), strength
+        return min(hit[cells == c].mean() for c in range(4)), hit.mean(), alpha
 
-    assert tuned.report_.strength == max(singles, key=score)
+    assert tuned.report_.alpha == max(singles, key=score)
 
 
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"strength": 0.0}, "strength is 0.0"),
-        ({"strength": ()}, "strength is"),
+        ({"alpha": 0.0}, "alpha is 0.0"),
+        ({"alpha": ()}, "alpha is"),
         ({"solver": "admm"}, "solver is 'admm'"),
         ({"margin": -1.0}, "margin is -1.0"),
         ({"eta": 0.0}, "eta is 0.0"),
@@ -257,20 +255,20 @@ def test_table_a(real_data: Callable[[str], Path], monkeypatch: pytest.MonkeyPat
     rows, found = bug.fitted, {}
     exact = GroupDRO._exact
 
-    def noted(self: GroupDRO, game: Minimax, strength: float, start: Any) -> Any:
-        packed, report = exact(self, game, strength, start)
-        found[strength] = (*game.unpack(packed), report)
+    def noted(self: GroupDRO, game: Minimax, alpha: float, start: Any) -> Any:
+        packed, report = exact(self, game, alpha, start)
+        found[alpha] = (*game.unpack(packed), report)
         return packed, report
 
     monkeypatch.setattr(GroupDRO, "_exact", noted)
-    tuned = GroupDRO(strength=(0.1, 0.01, 0.001)).fit(
+    tuned = GroupDRO(alpha=(0.1, 0.01, 0.001)).fit(
         bug.X[rows], bug.y[rows], groups=bug.z[rows], validation=bug.mask
     )
-    assert tuned.report_.strength == 0.1
+    assert tuned.report_.alpha == 0.1
     mean = bug.X[bug.train].mean(axis=0)
-    for strength, wanted in {0.1: (0.798, 0.780, 0.037), 0.01: (0.770, 0.708),
+    for alpha, wanted in {0.1: (0.798, 0.780, 0.037), 0.01: (0.770, 0.708),
                              0.001: (0.733, 0.640)}.items():  # fmt: skip
-        coef, intercept, report = found[strength]
+        coef, intercept, report = found[alpha]
         assert report.gap < 5e-4
         decided = ((bug.X[bug.test] - mean) @ coef[0] + intercept[0] > 0).astype(int)
         np.testing.assert_allclose(figures(bug, decided)[: len(wanted)], wanted, atol=0.004)
@@ -283,7 +281,7 @@ def test_table_a(real_data: Callable[[str], Path], monkeypatch: pytest.MonkeyPat
 def test_validation_rows_may_come_apart() -> None:
     data = made(n=600)
     mask = np.arange(600) >= 450
-    head = GroupDRO(strength=(1.0, 0.1))
+    head = GroupDRO(alpha=(1.0, 0.1))
     whole = head.fit(data.X, data.y, groups=(data.z, data.y), validation=mask).coef_
     extra = (data.X[mask], data.y[mask], np.stack([data.z, data.y], axis=1)[mask])
     parts = head.fit(

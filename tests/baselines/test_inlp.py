@@ -206,7 +206,7 @@ def test_metadata_is_routed_without_a_request() -> None:
 @pytest.mark.parametrize(
     ("options", "given", "error", "match"),
     [
-        ({"strength": 0}, {}, InputError, "strength is 0"),
+        ({"alpha": 0}, {}, InputError, "alpha is 0"),
         ({"tol": -1}, {}, InputError, "tol is -1"),
         ({"max_rank": 0}, {}, InputError, "max_rank is 0"),
         ({"validation_share": 1.0}, {}, InputError, "validation_share is 1.0"),
@@ -282,14 +282,14 @@ def test_table_a(real_data: Callable[[str], Path]) -> None:
     heads = {}
     for name, X in (("none", bug.X), ("INLP", clean)):
         scored = []
-        for strength in (1.0, 0.1, 0.01, 0.001, 0.0001):
+        for alpha in (1.0, 0.1, 0.01, 0.001, 0.0001):
             head = LogisticRegression(
-                C=1 / (strength * len(bug.train)), solver="newton-cholesky", tol=1e-6
+                C=1 / (alpha * len(bug.train)), solver="newton-cholesky", tol=1e-6
             ).fit(X[bug.train], bug.y[bug.train])
             hit = head.predict(X[bug.validation]) == bug.y[bug.validation]
             cells = 2 * bug.y[bug.validation] + bug.z[bug.validation]
             worst = min(hit[cells == c].mean() for c in range(4))
-            scored.append((worst, hit.mean(), strength, head))
+            scored.append((worst, hit.mean(), alpha, head))
         heads[name] = max(scored, key=lambda s: s[:3])[3]
     tuned = figures(bug, heads["INLP"].predict(clean[bug.test]))
     np.testing.assert_allclose(tuned, (0.705, 0.560, 0.250), atol=0.004)

@@ -160,10 +160,14 @@ def test_rows_sampled_sketched_and_read_again(
     gender = np.genfromtxt("labels.csv", delimiter=",", names=True, dtype=None, encoding="utf-8")
     source = sf.sources.from_npy(["a.npy", "b.npy"], {"gender": gender["gender"]})
     for flags, parameters, again in (
-        (["--scatter", "0.5"], {"scatter": 0.5}, {}),
-        (["--scatter", "auto"], {"scatter": "auto"}, {}),
-        (["--rank", "2"], {"rank": 2}, {}),
-        (["--rank", "0", "--passes", "2"], {"rank": 0}, {"refine": source, "passes": 2}),
+        (["--subsample", "0.5"], {"subsample": 0.5}, {}),
+        (["--subsample", "auto"], {"subsample": "auto"}, {}),
+        (["--sketch-size", "2"], {"sketch_size": 2}, {}),
+        (
+            ["--sketch-size", "0", "--passes", "2"],
+            {"sketch_size": 0},
+            {"refine": source, "passes": 2},
+        ),
     ):
         Path("c").unlink(missing_ok=True)
         moments = sf.Moments.from_blocks(source, **parameters)
@@ -176,7 +180,7 @@ def test_rows_sampled_sketched_and_read_again(
     assert expected.passes == 2
     # Control: all rows, dealt to folds, as without the flag.
     Path("c").unlink(missing_ok=True)
-    told(capsys, *start, "--scatter", "1", "-o", "e")
+    told(capsys, *start, "--subsample", "1", "-o", "e")
     report = sf.Projection.load("e").report
     assert report is not None
     assert (report.scatter_rows, report.unseen_distortion is None) == (None, False)
@@ -297,15 +301,27 @@ FIT = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender"]
         ([*FIT, "--keep", "job", "-o", "e", "--save-moments", "./e"], "also what --output writes"),
         ([*FIT, "--keep", "job", "-o", "e", "--checkpoint", "labels.csv"], "which is read"),
         ([*FIT, "--keep", "job", "--max-amplification", "0.5", "-o", "e"], "of at least 1"),
-        ([*FIT, "--keep", "job", "--scatter", "2", "-o", "e"], "above 0 and at most 1"),
-        ([*FIT, "--keep", "job", "--scatter", "0.01", "-o", "e"], "24 are needed; pass at least"),
-        ([*FIT, "--keep", "job", "--rank", "1.5", "-o", "e"], "an integer from 0"),
-        ([*FIT, "--keep", "job", "--rank", "2", "--scatter", "auto", "-o", "e"], "two stand-ins"),
-        ([*FIT, "--keep", "job", "--rank", "2", "--shrinkage", "cv", "-o", "e"], "pass a number"),
-        ([*FIT, "--keep", "job", "--rank", "2", "--solver", "eigh", "-o", "e"], "at 'auto'"),
-        ([*FIT, "--keep", "job", "--rank", "2", "--groups", "age", "-o", "e"], "leave it out"),
-        ([*FIT, "--keep", "job", "--passes", "2", "-o", "e"], "pass rank, too"),
-        ([*FIT, "--method", "sal", "--rank", "2", "--passes", "2", "-o", "e"], "splince, leace"),
+        ([*FIT, "--keep", "job", "--subsample", "2", "-o", "e"], "above 0 and at most 1"),
+        ([*FIT, "--keep", "job", "--subsample", "0.01", "-o", "e"], "24 are needed; pass at least"),
+        ([*FIT, "--keep", "job", "--sketch-size", "1.5", "-o", "e"], "an integer from 0"),
+        (
+            [*FIT, "--keep", "job", "--sketch-size", "2", "--subsample", "auto", "-o", "e"],
+            "two stand-ins",
+        ),
+        (
+            [*FIT, "--keep", "job", "--sketch-size", "2", "--shrinkage", "cv", "-o", "e"],
+            "pass a number",
+        ),
+        ([*FIT, "--keep", "job", "--sketch-size", "2", "--solver", "eigh", "-o", "e"], "at 'auto'"),
+        (
+            [*FIT, "--keep", "job", "--sketch-size", "2", "--groups", "age", "-o", "e"],
+            "leave it out",
+        ),
+        ([*FIT, "--keep", "job", "--passes", "2", "-o", "e"], "pass sketch_size, too"),
+        (
+            [*FIT, "--method", "sal", "--sketch-size", "2", "--passes", "2", "-o", "e"],
+            "splince, leace",
+        ),
         ([*FIT, "--keep", "job", "--kind", "job", "-o", "e"], "must be NAME=classes or"),
         ([*FIT, "--keep", "job", "--kind", "age=classes", "-o", "e"], "neither erased nor kept"),
         ([*FIT, "--keep", "jobs", "-o", "e"], "'jobs'; there is 'gender', 'job', 'age'"),

@@ -97,9 +97,9 @@ def test_few_prompts_are_given_up_and_none_without_need(data: ProfessionData) ->
 
 
 def test_a_split_depends_on_its_seed_alone(data: ProfessionData) -> None:
-    first = experiment.run(data, n_splits=2, seed=5)
-    again = experiment.run(data, n_splits=3, seed=5)
-    other = experiment.run(data, n_splits=2, seed=6)
+    first = experiment.run(data, n_splits=2, random_state=5)
+    again = experiment.run(data, n_splits=3, random_state=5)
+    other = experiment.run(data, n_splits=2, random_state=6)
     for a, b in zip(first.splits, again.splits[:2], strict=True):
         np.testing.assert_array_equal(a.train, b.train)
         np.testing.assert_array_equal(a.test, b.test)
@@ -122,7 +122,7 @@ def test_scores_that_cannot_be_made_uncorrelated_are_refused(data: ProfessionDat
 @pytest.mark.parametrize(("n_splits", "seed", "text"), [(1, 0, "at least 2"), (2, -1, "negative")])
 def test_parameters_out_of_range(data: ProfessionData, n_splits: int, seed: int, text: str) -> None:
     with pytest.raises(InputError, match=text):
-        experiment.run(data, n_splits=n_splits, seed=seed)
+        experiment.run(data, n_splits=n_splits, random_state=seed)
 
 
 # -- one split, computed again by the formulas of the papers ---------------------------------------
@@ -150,7 +150,7 @@ def explicit_projection(method: str, X: Float, z: Float, y: Float) -> Float:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_one_split_against_the_printed_formulas(data: ProfessionData, method: str) -> None:
-    results = experiment.run(data, n_splits=2, seed=1, train_correlation=0.3)
+    results = experiment.run(data, n_splits=2, random_state=1, train_correlation=0.3)
     split, outcome = results.splits[1], results.outcomes[method][1]
     X = data.activations[split.train]
     z, y = scores(data, split.train)
@@ -414,7 +414,7 @@ def test_the_same_seed_gives_the_same_figures_and_another_does_not(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again.json"]
     again = json.loads(Path("again.json").read_text())
     agree(again, written["all"])
-    assert main(["demo", "--splits", "2", "--seed", "1", "--json", "other.json"]) == 0
+    assert main(["demo", "--splits", "2", "--random-state", "1", "--json", "other.json"]) == 0
     assert "figure: splince-fast-demo.png\n" in capsys.readouterr().out
     assert Path("splince-fast-demo.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(AssertionError, match="/runs/0/"):
@@ -447,7 +447,7 @@ def test_a_figure_that_was_asked_for_names_the_extra(
     ("arguments", "text"),
     [
         (["--splits", "1"], "at least 2"),
-        (["--seed", "-3"], "must not be negative"),
+        (["--random-state", "-3"], "must not be negative"),
         (["--json", "absent/all.json"], "there is no folder"),
         (["--figure", "absent/figure.png"], "there is no folder"),
         (["--splits", "many"], "invalid int value"),

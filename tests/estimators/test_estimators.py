@@ -150,7 +150,7 @@ def test_the_parameters_are_those_of_the_methods() -> None:
         own = {k: v for k, v in estimator().get_params().items() if k in known and k != "passes"}
         assert own == {k: known[k].default for k in own}
         others = set(estimator().get_params()) - set(own) - {"passes"}
-        assert others == {"kinds", "concept_from", "scatter", "rank"}
+        assert others == {"kinds", "concept_from", "subsample", "sketch_size"}
         assert ("passes" in estimator().get_params()) == ("passes" in known)
         if estimator is not SAL:  # which keeps nothing here, so it needs no policy for that
             assert set(own) == set(known) - {"moments", "erase", "keep", "refine", "passes"}

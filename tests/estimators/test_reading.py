@@ -51,7 +51,9 @@ def same_bits(a: sf.Projection, b: sf.Projection) -> bool:
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize("given", [{"scatter": 0.2}, {"rank": 3}, {"rank": 0}], ids=str)
+@pytest.mark.parametrize(
+    "given", [{"subsample": 0.2}, {"sketch_size": 3}, {"sketch_size": 0}], ids=str
+)
 def test_each_is_its_method_of_such_moments(kind: Any, given: dict[str, Any], data: Data) -> None:
     X, y, z = data
     fitted = kind(**given).fit(X, y, concept=z)
@@ -73,13 +75,13 @@ def test_each_is_its_method_of_such_moments(kind: Any, given: dict[str, Any], da
 
 def test_auto_takes_what_the_rows_call_for(data: Data) -> None:
     X, _, z = data
-    fitted = LEACE(scatter="auto").fit(X, concept=z)
-    assert fitted.moments_.parameters.scatter == 0.25  # 2000 / 4 rows, and 22 * 12 are needed
+    fitted = LEACE(subsample="auto").fit(X, concept=z)
+    assert fitted.moments_.parameters.subsample == 0.25  # 2000 / 4 rows, and 22 * 12 are needed
     assert 400 < fitted.report_.scatter_rows < 700
-    assert LEACE(scatter="auto").fit(X[:300], concept=z[:300]).moments_.parameters.scatter == 1
+    assert LEACE(subsample="auto").fit(X[:300], concept=z[:300]).moments_.parameters.subsample == 1
     # Of two folds each has to be enough.
-    chosen = LEACE(scatter="auto", shrinkage="cv").fit(X, concept=z)
-    assert chosen.moments_.parameters.scatter == 0.5
+    chosen = LEACE(subsample="auto", shrinkage="cv").fit(X, concept=z)
+    assert chosen.moments_.parameters.subsample == 0.5
     assert chosen.report_.unseen_distortion is not None
 
 
@@ -89,12 +91,12 @@ def test_passes_read_the_same_rows_again(kind: Any, sparse: bool, data: Data) ->
     X, y, z = data
     weight = np.random.default_rng(1).integers(0, 3, N).astype(float)
     rows = scipy.sparse.csr_array(X) if sparse else X
-    fitted = kind(rank=2, passes=2).fit(rows, y, concept=z, sample_weight=weight)
+    fitted = kind(sketch_size=2, passes=2).fit(rows, y, concept=z, sample_weight=weight)
     report = fitted.report_
     assert report.passes == 2
     assert report.gain >= 0
     exact = kind().fit(X, y, concept=z, sample_weight=weight)
-    once = kind(rank=2).fit(rows, y, concept=z, sample_weight=weight)
+    once = kind(sketch_size=2).fit(rows, y, concept=z, sample_weight=weight)
     covariance = exact.moments_.covariance(ddof=0)
 
     def changed(estimator: Any) -> float:
@@ -112,11 +114,11 @@ def test_sparse_rows_are_their_dense_twins(kind: Any, dtype: Any, data: Data) ->
     X, y, z = data
     X = np.round(X).astype(dtype) if dtype is np.int64 else X.astype(dtype)
     eps = float(np.finfo(np.float32 if dtype is np.float32 else np.float64).eps)
-    dense = kind(rank=4).fit(X, y, concept=z)
+    dense = kind(sketch_size=4).fit(X, y, concept=z)
     for make in (scipy.sparse.csr_array, scipy.sparse.csr_matrix, scipy.sparse.coo_array):
         rows = make(X)
         before = rows.toarray()
-        sparse = kind(rank=4).fit(rows, y, concept=z)
+        sparse = kind(sketch_size=4).fit(rows, y, concept=z)
         clean = sparse.transform(rows)
         assert type(clean) is np.ndarray
         assert clean.dtype == (np.float64 if dtype is np.int64 else dtype)
@@ -125,7 +127,7 @@ def test_sparse_rows_are_their_dense_twins(kind: Any, dtype: Any, data: Data) ->
         np.testing.assert_allclose(
             sparse.projection_.matrix(), dense.projection_.matrix(), atol=1e5 * eps
         )
-    parts = kind(rank=4)
+    parts = kind(sketch_size=4)
     for chosen in np.array_split(np.arange(N), 3):
         parts.partial_fit(scipy.sparse.csr_array(X[chosen]), y[chosen], concept=z[chosen])
     np.testing.assert_allclose(
@@ -145,7 +147,7 @@ def test_text_in_a_pipeline() -> None:
         for a, b in zip(z, y, strict=True)
     ]
     texts = [" ".join(row) for row in words]
-    pipe = make_pipeline(TfidfVectorizer(), SPLINCE(rank=0), LogisticRegression())
+    pipe = make_pipeline(TfidfVectorizer(), SPLINCE(sketch_size=0), LogisticRegression())
     pipe.fit(texts, y, splince__concept=z)
     assert pipe.score(texts, y) == 1.0
     clean = pipe[:-1].transform(texts)
@@ -162,16 +164,16 @@ def test_sparse_rows_that_cannot_be_used(data: Data, monkeypatch: pytest.MonkeyP
     X, _, z = data
     rows = scipy.sparse.csr_array(X)
     for verb in ("fit", "partial_fit"):
-        with pytest.raises(InputError, match=r"[Ss]parse.*rank=0"):
+        with pytest.raises(InputError, match=r"[Ss]parse.*sketch_size=0"):
             getattr(LEACE(), verb)(rows, concept=z)
     with pytest.raises(InputError, match=r"[Ss]parse"):
         LEACE().fit(X, concept=z).transform(rows)
-    fitted = LEACE(rank=0).fit(rows, concept=z)
+    fitted = LEACE(sketch_size=0).fit(rows, concept=z)
     with pytest.raises(InputError, match="11 features"):
         fitted.transform(rows[:, :-1])
     bad = rows.copy()
     bad.data[5] = np.nan
-    for use in (lambda: fitted.transform(bad), lambda: LEACE(rank=0).fit(bad, concept=z)):
+    for use in (lambda: fitted.transform(bad), lambda: LEACE(sketch_size=0).fit(bad, concept=z)):
         with pytest.raises(sf.NonFiniteError):
             use()
     assert fitted.transform(rows[:0]).shape == (0, D)
@@ -184,22 +186,22 @@ def test_sparse_rows_that_cannot_be_used(data: Data, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"scatter": 0}, "at most 1"),
-        ({"scatter": 1.5}, "at most 1"),
-        ({"scatter": "half"}, "'auto'"),
-        ({"scatter": None}, "'auto'"),
-        ({"rank": -1}, "rank is -1"),
-        ({"rank": 1.5}, "rank is 1.5"),
+        ({"subsample": 0}, "at most 1"),
+        ({"subsample": 1.5}, "at most 1"),
+        ({"subsample": "half"}, "'auto'"),
+        ({"subsample": None}, "'auto'"),
+        ({"sketch_size": -1}, "sketch_size is -1"),
+        ({"sketch_size": 1.5}, "sketch_size is 1.5"),
         ({"passes": -1}, "passes is -1"),
         ({"passes": True}, "passes is True"),
-        ({"passes": 1}, "pass rank, too"),
-        ({"rank": 3, "scatter": 0.5}, "two stand-ins"),
-        ({"rank": 3, "scatter": "auto"}, "two stand-ins"),
-        ({"rank": 3, "shrinkage": "cv"}, r"pass a number in \[0, 1\]"),
-        ({"rank": 3, "shrinkage": "oas"}, r"pass a number in \[0, 1\]"),
-        ({"rank": 3, "shrinkage": "ledoit-wolf"}, r"pass a number in \[0, 1\]"),
-        ({"rank": 3, "solver": "eigh"}, "leave it at 'auto'"),
-        ({"rank": 3, "shrinkage": 0.1, "passes": 1}, "leave one of them out"),
+        ({"passes": 1}, "pass sketch_size, too"),
+        ({"sketch_size": 3, "subsample": 0.5}, "two stand-ins"),
+        ({"sketch_size": 3, "subsample": "auto"}, "two stand-ins"),
+        ({"sketch_size": 3, "shrinkage": "cv"}, r"pass a number in \[0, 1\]"),
+        ({"sketch_size": 3, "shrinkage": "oas"}, r"pass a number in \[0, 1\]"),
+        ({"sketch_size": 3, "shrinkage": "ledoit-wolf"}, r"pass a number in \[0, 1\]"),
+        ({"sketch_size": 3, "solver": "eigh"}, "leave it at 'auto'"),
+        ({"sketch_size": 3, "shrinkage": 0.1, "passes": 1}, "leave one of them out"),
     ],
     ids=str,
 )
@@ -216,7 +218,8 @@ def test_what_does_not_go_together_is_refused_before_a_row_is_read(
 def test_what_only_a_whole_fit_knows(data: Data) -> None:
     X, _, z = data
     for given, text in (
-        ({"scatter": "auto"}, "pass a number, such as 22"), ({"rank": 0, "passes": 1}, "refine="),
+        ({"subsample": "auto"},
+            "pass a number, such as 22"), ({"sketch_size": 0, "passes": 1}, "refine="),
     ):  # fmt: skip
         with pytest.raises(InputError, match=text):
             LEACE(**given).partial_fit("no data", concept=z)
@@ -225,14 +228,14 @@ def test_what_only_a_whole_fit_knows(data: Data) -> None:
             fitted.merge(LEACE(**given).fit(X, concept=z))
         with pytest.raises(InputError, match=text):
             LEACE.from_moments(fitted.moments_, erase="concept", **given)
-    for given in ({"scatter": 0.5}, {"rank": 2}):
+    for given in ({"subsample": 0.5}, {"sketch_size": 2}):
         with pytest.raises(InputError, match="pass them to Moments"):
             LEACE.from_moments(sf.Moments().update(X, {"z": z}), erase="z", **given)
-    for given in ({"scatter": 0.5}, {"rank": 2}):
+    for given in ({"subsample": 0.5}, {"sketch_size": 2}):
         with pytest.raises(InputError, match="leave it out"):
             LEACE(**given).fit("no data", concept=z, groups=z)
     groups = np.arange(N) % 7
-    chosen = LEACE(scatter=0.5, shrinkage="cv").fit(X, concept=z, groups=groups)
+    chosen = LEACE(subsample=0.5, shrinkage="cv").fit(X, concept=z, groups=groups)
     assert chosen.report_.unseen_distortion is not None
     with pytest.raises(InputError, match=r"48 are needed; pass at least 0\.024, or 'auto'"):
-        LEACE(scatter=0.01).fit(X, concept=z)
+        LEACE(subsample=0.01).fit(X, concept=z)

@@ -36,6 +36,6 @@ def rows_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def run(X: Any, y: Any, z: Any, **options: Any) -> Comparison:
-    """Two seeds and two strengths unless `options` say otherwise."""
-    settings: dict[str, Any] = {"n_seeds": 2, "strengths": (0.1, 0.001), "progress": False}
+    """Two seeds and two alphas unless `options` say otherwise."""
+    settings: dict[str, Any] = {"n_seeds": 2, "alphas": (0.1, 0.001), "progress": False}
     return ev.compare(X, task=y, concept=z, **(settings | options))

@@ -143,14 +143,21 @@ def test_advice_on_frozen_heads_speaks_of_squared_error_and_shows_it() -> None:
     (line,) = (x for x in _tables.advice_lines(result) if "frozen" in x)
     assert "smaller squared error after SPLINCE" in line
     assert "accuracy" not in line
-    assert f"{found['squared_error_strong']:+.2g} at strength 0.1" in line
+    assert f"{found['squared_error_strong']:+.2g} at alpha 0.1" in line
     assert "for two classes of like size both decide alike" in line
     assert found["squared_error_strong"] != found["squared_error_weak"]
-    shrunk = run(X, y, z, n_seeds=1, strengths=(30.0, 1e-3)).advice()
+    shrunk = run(X, y, z, n_seeds=1, alphas=(30.0, 1e-3)).advice()
     assert shrunk["squared_error_strong"] < 0 < shrunk["squared_error_weak"]
     three = run(X, y + (X[:, 3] > 0.5), z, n_seeds=1)
     assert not any("two classes" in x for x in _tables.advice_lines(three))
     weighted = run(
-        X, y, z, n_seeds=1, association=(0.8,), by="weights", tied=1, sizes=(300, 60, 120)
+        X,
+        y,
+        z,
+        n_seeds=1,
+        association=(0.8,),
+        association_method="weights",
+        aligned_class=1,
+        sizes=(300, 60, 120),
     )
     assert math.isfinite(weighted.advice()["squared_error_weak"])

@@ -35,7 +35,7 @@ def test_a_table_and_a_report(files: Path, capsys: pytest.CaptureFixture[str]) -
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
     status = main([*BASE, "--keep", "profession", "-o", "report.html", "--seeds", "3",
-                   "--strengths", ".1,.01", "--association", ".5,.8", "--tied", "f",
+                   "--alphas", ".1,.01", "--association", ".5,.8", "--aligned-class", "f",
                    "--save", "all.json", "--run", "cells"])  # fmt: skip
     out = capsys.readouterr().out
     assert status == 0
@@ -47,7 +47,7 @@ def test_a_table_and_a_report(files: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_split_of_your_own(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*BASE, "--keep", "profession", "--test", "part", "--strengths", ".1"]) == 0
+    assert main([*BASE, "--keep", "profession", "--test", "part", "--alphas", ".1"]) == 0
     assert "bootstrap" in capsys.readouterr().out
 
 
@@ -55,11 +55,11 @@ def test_weights_and_rows_without_the_task(files: Path, capsys: pytest.CaptureFi
     text = Path("people.csv").read_text().splitlines()
     rows = [row if i % 10 else row[row.index(",") :] for i, row in enumerate(text[1:])]
     Path("people.csv").write_text("\n".join([text[0], *rows]) + "\n")
-    more = ["--keep", "profession", "--seeds", "1", "--strengths", ".1", "--association", ".8",
-            "--tied", "f", "--by", "weights", "--unlabelled"]  # fmt: skip
+    more = ["--keep", "profession", "--seeds", "1", "--alphas", ".1", "--association", ".8",
+            "--aligned-class", "f", "--association-method", "weights", "--unlabelled"]  # fmt: skip
     assert main([*BASE, *more]) == 0
     shown = capsys.readouterr()
-    assert "association p = 0.8 by weights (tied: f)" in shown.out
+    assert "association p = 0.8 by weights (aligned: f)" in shown.out
     assert "in which 80 of them count" in shown.err
     assert main([*BASE, *more[:-3]]) == 0  # control
     shown = capsys.readouterr()
@@ -76,7 +76,7 @@ def test_parquet(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
     parquet.write_table(table, "people.parquet")
     assert main(["compare", "people.parquet", "--embedding", "vector", "--erase", "gender",
-                 "--keep", "job", "--seeds", "1", "--strengths", ".1"]) == 0  # fmt: skip
+                 "--keep", "job", "--seeds", "1", "--alphas", ".1"]) == 0  # fmt: skip
     assert "LEACE" in capsys.readouterr().out
 
 
@@ -88,9 +88,9 @@ def test_parquet(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--keep", "profession", "-o", "nowhere/report.html"], "no folder"),
         (["--keep", "profession", "--association", "1.5"], "probability"),
         (["--keep", "profession", "--kind", "gender=number"], "NAME=classes"),
-        (["--keep", "profession", "--association", ".8", "--tied", "x"], "'f', 'm'"),
+        (["--keep", "profession", "--association", ".8", "--aligned-class", "x"], "'f', 'm'"),
         (["--keep", "profession", "--association", ".5;.8"], "no list of numbers"),
-        (["--keep", "profession", "--by", "weights"], "natural split"),
+        (["--keep", "profession", "--association-method", "weights"], "natural split"),
         (["--keep", "profession", "--labels", "jobs.csv"], "no file 'jobs.csv'"),
     ],
 )
@@ -107,7 +107,7 @@ def test_a_failing_eraser_keeps_the_status_and_strict_does_not(
     text = Path("people.csv").read_text().splitlines()
     head, rows = text[0] + ",same", [f"{row},{row.split(',')[1]}" for row in text[1:]]
     Path("people.csv").write_text("\n".join([head, *rows]) + "\n")
-    more: list[Any] = ["--keep", "same", "--seeds", "1", "--strengths", ".1"]
+    more: list[Any] = ["--keep", "same", "--seeds", "1", "--alphas", ".1"]
     assert main([*BASE, *more]) == 0
     assert "! SPLINCE" in capsys.readouterr().out
     assert main([*BASE, *more, "--strict"]) == 2
@@ -150,7 +150,7 @@ def test_nothing_is_overwritten_and_nothing_runs(
 
 def test_force_overwrites(files: Path) -> None:
     (files / "all.json").write_text("old")
-    more = ["--keep", "profession", "--seeds", "1", "--strengths", ".1", "--save", "all.json"]
+    more = ["--keep", "profession", "--seeds", "1", "--alphas", ".1", "--save", "all.json"]
     assert main([*BASE, *more]) == 2
     assert (files / "all.json").read_text() == "old"
     assert main([*BASE, *more, "--force"]) == 0
@@ -161,7 +161,7 @@ def test_kinds_are_those_of_fit(files: Path, capsys: pytest.CaptureFixture[str])
     lines = ["job,shade"] + [f"{i % 2},{'' if i % 5 == 0 else i % 3}" for i in range(800)]
     Path("jobs.csv").write_text("\n".join(lines) + "\n")
     base = ["compare", "embeddings.npy", "--labels", "jobs.csv", "--erase", "shade", "--keep",
-            "job", "--seeds", "1", "--strengths", ".1", "--eraser", "LEACE"]  # fmt: skip
+            "job", "--seeds", "1", "--alphas", ".1", "--eraser", "LEACE"]  # fmt: skip
     assert main([*base, "--kind", "shade=classes"]) == 0
     shown = capsys.readouterr()
     assert "160 of 800 rows lack a label" in shown.err  # a missing label is no class
@@ -177,11 +177,11 @@ def test_groups_of_the_command_are_those_of_the_function(files: Path) -> None:
     lines += [f"{i % 2},{i // 2 % 2},p{i // 8}" for i in range(800)]
     Path("groups.csv").write_text("\n".join(lines) + "\n")
     base = ["compare", "embeddings.npy", "--labels", "groups.csv", "--erase", "concept", "--keep",
-            "task", "--seeds", "1", "--strengths", ".1", "--eraser", "LEACE", "--head", "frozen",
+            "task", "--seeds", "1", "--alphas", ".1", "--eraser", "LEACE", "--head", "frozen",
             "--save", "all.json", "--force"]  # fmt: skip
     rows = np.arange(800)
     options: dict[str, Any] = {
-        "task": rows % 2, "concept": {"concept": rows // 2 % 2}, "n_seeds": 1, "strengths": (0.1,),
+        "task": rows % 2, "concept": {"concept": rows // 2 % 2}, "n_seeds": 1, "alphas": (0.1,),
         "erasers": ("LEACE",), "heads": ("frozen",), "progress": False,
     }  # fmt: skip
     persons = [f"p{i // 8}" for i in rows]

@@ -52,7 +52,7 @@ def test_every_row_is_accumulated_at_most_once_per_seed(monkeypatch: pytest.Monk
     X, y, z = data()
     seen = rows_read(monkeypatch)
     levels = (0.5, 0.6, 0.7, 0.8, 0.9)
-    result = run(X, y, z, association=levels, tied=1, n_seeds=2)
+    result = run(X, y, z, association=levels, aligned_class=1, n_seeds=2)
     assert sum(seen) <= 2 * len(X)
     per_level = sum(train for train, _, _ in result.sizes.values())
     assert per_level > 2 * len(X)  # control: one reading per level would have taken more
@@ -63,7 +63,8 @@ def test_merged_moments_equal_those_of_each_level() -> None:
 
     X, y, z = data()
     parts = [
-        ev.associated_split(y, z, p=p, sizes=(300, 30, 100), tied=1).train for p in (0.5, 0.7, 0.9)
+        ev.spurious_split(y, z, p=p, sizes=(300, 30, 100), aligned_class=1).train
+        for p in (0.5, 0.7, 0.9)
     ]
     labels = {"task": y, "concept": z}
     read = level_moments(X, encode(labels, len(X)), [(rows, None) for rows in parts])
@@ -78,8 +79,8 @@ def test_merged_moments_equal_those_of_each_level() -> None:
 
 def test_heads_and_frozen_heads_are_those_of_a_plain_script() -> None:
     X, y, z = data()
-    result = run(X, y, z, association=(0.8,), tied=1, sizes=(240, 80, 200), n_seeds=1)
-    split = ev.associated_split(y, z, p=0.8, sizes=(240, 80, 200), tied=1)
+    result = run(X, y, z, association=(0.8,), aligned_class=1, sizes=(240, 80, 200), n_seeds=1)
+    split = ev.spurious_split(y, z, p=0.8, sizes=(240, 80, 200), aligned_class=1)
     train, validation, test = split.train, split.validation, split.test
     mean, unit = X[train].mean(0), np.sqrt(X[train].var(0).mean())
     moments = sf.Moments().update(X[train], {"y": y[train], "z": z[train]})
@@ -92,14 +93,14 @@ def test_heads_and_frozen_heads_are_those_of_a_plain_script() -> None:
         parts = [((X if eraser is None else eraser(X))[rows] - mean) / unit
                  for rows in (train, validation, test)]  # fmt: skip
         best: Any = None
-        for strength in (0.1, 0.001):
-            model = LogisticRegression(C=1 / (strength * len(train)), tol=1e-9, max_iter=5000)
+        for alpha in (0.1, 0.001):
+            model = LogisticRegression(C=1 / (alpha * len(train)), tol=1e-9, max_iter=5000)
             model.fit(parts[0], y[train])
             guess = model.predict(parts[1])
             worst = ev.worst_group_accuracy(
                 y[validation], guess, groups=(y[validation], z[validation])
             )
-            rank = (worst, np.mean(guess == y[validation]), strength)
+            rank = (worst, np.mean(guess == y[validation]), alpha)
             best = max(best, (rank, id(model), model)) if best else (rank, id(model), model)
         frozen = best[2] if name == "none" else frozen
         for head, model in (("retrained", best[2]), ("frozen", frozen)):
@@ -134,7 +135,7 @@ def test_a_function_an_estimator_and_names_are_erasers() -> None:
 
 def test_unregularised_heads_agree_as_theorem_2_says() -> None:
     X, y, z = data()
-    result = run(X, y, z, heads=("unregularised",), association=(0.8,), tied=1)
+    result = run(X, y, z, heads=("unregularised",), association=(0.8,), aligned_class=1)
     values = [result.values("accuracy", eraser=e) for e in ("SAL", "LEACE", "SPLINCE")]
     assert values[0] == values[1] == values[2]
     assert values[0] != result.values("accuracy", eraser="none")
@@ -164,10 +165,10 @@ def test_a_classifier_gets_the_cells_as_groups() -> None:
 @pytest.mark.slow
 def test_the_same_numbers_for_any_number_of_jobs_and_order() -> None:
     X, y, z = data()
-    options: dict[str, Any] = {"association": (0.5, 0.9), "tied": 1}
+    options: dict[str, Any] = {"association": (0.5, 0.9), "aligned_class": 1}
     one = run(X, y, z, n_jobs=1, **options)
     assert same(one, run(X, y, z, n_jobs=2, **options))
-    assert same(one, run(X, y, z, n_jobs=1, association=(0.9, 0.5), tied=1))
+    assert same(one, run(X, y, z, n_jobs=1, association=(0.9, 0.5), aligned_class=1))
     assert not same(one, run(X, y, z, random_state=1, **options))  # control
 
 
@@ -200,7 +201,7 @@ def test_a_folder_resumes_exactly_and_recomputes_only_what_a_setting_touches(
     run(X, y, z, run=tmp_path, erasers=("none", "SAL", "LEACE", "SPLINCE", "mean"))
     assert made == [["mean"], ["mean"]]
     made.clear()
-    run(X, y, z, run=tmp_path, strengths=(0.1,))
+    run(X, y, z, run=tmp_path, alphas=(0.1,))
     assert len(made) == 2
 
 
@@ -367,11 +368,11 @@ def test_ctrl_c_is_no_row() -> None:
         ({"erasers": (eraser_of, eraser_of)}, InputError, "two erasers"),
         ({"leakage": ("svm",)}, InputError, "no probe"),
         ({"select": "gap"}, InputError, "rule"),
-        ({"strengths": (0.0,)}, InputError, "strength 0"),
+        ({"alphas": (0.0,)}, InputError, "alpha 0"),
         ({"n_seeds": 0}, InputError, "n_seeds"),
         ({"n_jobs": 0}, InputError, "n_jobs"),
         ({"sizes": (1, 1, 1)}, InputError, "association"),
-        ({"tied": 1}, InputError, "tied"),
+        ({"aligned_class": 1}, InputError, "aligned_class"),
         ({"metrics": ["f1"]}, InputError, "metrics"),
         ({"test": ["sometimes"] * 900}, LabelError, "sometimes"),
         ({"association": 0.9, "sizes": (5000, 1, 100)}, NotEnoughDataError, "cell"),
@@ -414,7 +415,7 @@ def test_classes_unseen_in_training_count_as_errors() -> None:  # case 8
     part = np.array(["train"] * 200 + ["test"] * 100)
     y, z = y.copy(), z.copy()
     y[295:], z[290:] = 7, 3
-    result = run(X, y, z, n_seeds=1, test=part, strengths=(0.1,))
+    result = run(X, y, z, n_seeds=1, test=part, alphas=(0.1,))
     assert any("5 test rows have classes of the task unseen" in note for note in result.notes)
     assert any("10 test rows have classes of 'concept' unseen" in note for note in result.notes)
     assert not result.failures
@@ -474,7 +475,7 @@ def test_a_large_map_is_not_copied_whole(tmp_path: Path) -> None:  # case 13
     tracemalloc.start()
     ev.compare(
         tmp_path / "X.npy", task=y, concept=z, association=(0.8,), sizes=sizes, n_seeds=1,
-        strengths=(0.1,), progress=False,
+        alphas=(0.1,), progress=False,
     )  # fmt: skip
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -512,12 +513,12 @@ def test_quantities_get_ridge_heads_and_r2() -> None:  # case 15
     assert "R2" in str(result)
 
 
-@pytest.mark.parametrize("n", [900, 40])  # 40: folds of the training rows choose the strength
+@pytest.mark.parametrize("n", [900, 40])  # 40: folds of the training rows choose the alpha
 def test_classes_as_a_task_go_with_a_quantity_as_concept(n: int) -> None:
     X, y, _ = data(n)
     concept = X[:, 0] + 0.1 * np.random.default_rng(1).normal(size=n)
     heads = {"retrained": "retrained", "frozen": "frozen", "plain": LogisticRegression()}
-    result = run(X, y, concept, n_seeds=3, heads=heads, strengths=(100.0, 0.01))
+    result = run(X, y, concept, n_seeds=3, heads=heads, alphas=(100.0, 0.01))
     assert not result.failures
     assert any("5 folds" in note for note in result.notes) == (n == 40)
     assert result.mean("residual", eraser="LEACE") < 1e-9
@@ -526,8 +527,8 @@ def test_classes_as_a_task_go_with_a_quantity_as_concept(n: int) -> None:
     if n == 900:
         for head in heads:
             assert result.mean("accuracy", eraser="LEACE", head=head) > 0.6
-        # The strength is chosen by accuracy, which 100 would leave at chance
-        chosen = {r["strength"] for r in result.records if r["head"] == "retrained"}
+        # The alpha is chosen by accuracy, which 100 would leave at chance
+        chosen = {r["alpha"] for r in result.records if r["head"] == "retrained"}
         assert chosen == {0.01}
 
 
@@ -565,11 +566,11 @@ def test_an_eraser_with_a_mean_of_its_own_is_judged_as_a_plain_script_does() -> 
         return sf.Projection(found.left, found.right, moments.mean + shift)
 
     sizes = (240, 80, 200)
-    options: dict[str, Any] = {"association": 0.8, "tied": 1, "sizes": sizes, "n_seeds": 1}
+    options: dict[str, Any] = {"association": 0.8, "aligned_class": 1, "sizes": sizes, "n_seeds": 1}
     heads = {"f": "frozen", "retrained": "retrained", "plain": LogisticRegression()}
     erasers = {"none": "none", "shifted": shifted, "LEACE": "LEACE"}
-    result = run(X, y, z, erasers=erasers, heads=heads, strengths=(0.01,), **options)
-    split = ev.associated_split(y, z, p=0.8, sizes=sizes, tied=1)
+    result = run(X, y, z, erasers=erasers, heads=heads, alphas=(0.01,), **options)
+    split = ev.spurious_split(y, z, p=0.8, sizes=sizes, aligned_class=1)
     train, test = split.train, split.test
     moments = sf.Moments().update(X[train], {"concept": z[train]})
     eraser = shifted(moments)
@@ -597,7 +598,7 @@ def test_an_eraser_with_a_mean_of_its_own_is_judged_as_a_plain_script_does() -> 
 
 def test_names_of_erasers_heads_concepts_and_metrics_change_no_figure() -> None:
     X, y, z = data()
-    options: dict[str, Any] = {"association": 0.9, "tied": 1, "strengths": (0.1, 0.001)}
+    options: dict[str, Any] = {"association": 0.9, "aligned_class": 1, "alphas": (0.1, 0.001)}
     plain = run(X, y, z, **options)
     erasers = {"advice": "LEACE", "SPLINCE": "SAL", "LEACE": "SPLINCE", "task": "none"}
     heads = {"advice": "retrained", "retrained": "frozen"}
@@ -634,7 +635,7 @@ def test_moments_hold_the_task_beside_a_concept_of_that_name() -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["", "strengths"])
+@pytest.mark.parametrize("name", ["", "alphas"])
 @pytest.mark.parametrize("what", ["erasers", "heads"])
 def test_names_that_records_need_are_refused(name: str, what: str) -> None:
     thing = "LEACE" if what == "erasers" else "frozen"

@@ -30,8 +30,8 @@ def test_inlp_is_fitted_on_the_scaled_training_rows_and_stops_by_the_validation_
     X, y, z = data(900)
     X = 7 * X + 3
     sizes = (240, 80, 200)
-    result = run(X, y, z, erasers=("none", "INLP"), association=0.8, tied=1, sizes=sizes)
-    split = ev.associated_split(y, z, p=0.8, sizes=sizes, tied=1)
+    result = run(X, y, z, erasers=("none", "INLP"), association=0.8, aligned_class=1, sizes=sizes)
+    split = ev.spurious_split(y, z, p=0.8, sizes=sizes, aligned_class=1)
     rows = X[split.train]
     mean, unit = rows.mean(axis=0), np.sqrt(rows.var(axis=0).mean())
     held = ((X[split.validation] - mean) / unit, z[split.validation])
@@ -101,7 +101,9 @@ def test_a_function_of_moments_finds_the_variables_by_name_and_owns_what_it_gets
         moments.update(100 * X[:50], {"task": y[:50], "concept": z[:50]})
         return found
 
-    result = run(X, y, z, erasers={"mine": mine, "LEACE": "LEACE"}, association=(0.5, 0.8), tied=1)
+    result = run(
+        X, y, z, erasers={"mine": mine, "LEACE": "LEACE"}, association=(0.5, 0.8), aligned_class=1
+    )
     assert seen == [{"task": "classes", "concept": "classes"}] * 2
     for metric in ("accuracy", "probe_auc", "distortion", "kept_covariance", "residual"):
         a, b = (result.mean(metric, eraser=e) for e in ("mine", "LEACE"))
@@ -149,9 +151,9 @@ def test_an_estimator_without_a_projection_is_a_row() -> None:
 def test_tensors_are_rows_and_labels() -> None:
     torch = pytest.importorskip("torch")
     X, y, z = data()
-    expected = run(X.astype(np.float32), y, z, association=0.8, tied=1)
+    expected = run(X.astype(np.float32), y, z, association=0.8, aligned_class=1)
     given = torch.tensor(X, dtype=torch.float32, requires_grad=True)
-    found = run(given, torch.tensor(y), torch.tensor(z), association=0.8, tied=1)
+    found = run(given, torch.tensor(y), torch.tensor(z), association=0.8, aligned_class=1)
     assert [r["values"] for r in found.records] == [r["values"] for r in expected.records]
     half = torch.tensor(X).to(torch.bfloat16)
     assert not run(half, y, z, n_jobs=2).failures
@@ -164,9 +166,11 @@ def test_at_p_0_task_and_concept_go_against_their_tie() -> None:  # case 7
     X, y, z = data()
     sizes = (100, 40, 100)
     for p, same in ((0.0, False), (1.0, True)):
-        split = ev.associated_split(y, z, p=p, sizes=sizes, tied=1)
+        split = ev.spurious_split(y, z, p=p, sizes=sizes, aligned_class=1)
         assert ((y[split.train] == z[split.train]) == same).all()
-        result = run(X, y, z, association=p, tied=1, sizes=sizes, erasers=("none", "LEACE"))
+        result = run(
+            X, y, z, association=p, aligned_class=1, sizes=sizes, erasers=("none", "LEACE")
+        )
         assert not result.failures
         # Concept and task are one variable, so that LEACE takes all of the task.
         assert result.mean("kept_covariance", eraser="LEACE") < 1e-12

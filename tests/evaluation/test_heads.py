@@ -28,8 +28,8 @@ def data(seed: int, n: int = 400, d: int = 12, classes: int = 2) -> tuple[Any, A
     return X / X.std(), y, z
 
 
-def reference(X: Any, y: Any, strength: float) -> LogisticRegression:
-    return LogisticRegression(C=1 / (strength * len(X)), tol=1e-10, max_iter=10_000).fit(X, y)
+def reference(X: Any, y: Any, alpha: float) -> LogisticRegression:
+    return LogisticRegression(C=1 / (alpha * len(X)), tol=1e-10, max_iter=10_000).fit(X, y)
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])
@@ -44,13 +44,13 @@ def test_all_strengths_at_once_equal_scikit_learn(classes: int, eraser: str) -> 
         P, factors = made.matrix(), (made.left.T, made.right.T)
     fits = _logistic.fit(X, y, classes, np.array(LADDER), factors=factors, tol=1e-9)
     assert fits.converged.all()
-    for j, strength in enumerate(LADDER):
-        # |g| <= tol bounds the error by tol / strength in the least curved direction.
-        twin = reference(X @ P.T, y, strength)
+    for j, alpha in enumerate(LADDER):
+        # |g| <= tol bounds the error by tol / alpha in the least curved direction.
+        twin = reference(X @ P.T, y, alpha)
         ours = X @ P.T @ fits.weights[j].T + fits.intercepts[j]
         theirs = X @ P.T @ twin.coef_.T + twin.intercept_
         centre = (lambda s: s - s.mean(1, keepdims=True)) if classes > 2 else (lambda s: s)
-        assert np.abs(centre(ours) - centre(theirs)).max() < 2e-5 / strength**0.5
+        assert np.abs(centre(ours) - centre(theirs)).max() < 2e-5 / alpha**0.5
 
 
 def test_control_another_strength_is_seen() -> None:
@@ -86,17 +86,17 @@ def test_separable_classes_are_refused_without_a_penalty_alone() -> None:  # cas
     X = np.r_[np.linspace(-2, -1, 20), np.linspace(1, 2, 20)][:, None]
     y = np.repeat([0, 1], 20)
     with pytest.raises(InputError, match="separable"):
-        ev.fit_head(X, y, strength=0)
-    assert ev.fit_head(X, y, strength=1e-4).converged
+        ev.fit_head(X, y, alpha=0)
+    assert ev.fit_head(X, y, alpha=1e-4).converged
     X, y, _ = data(3)
     y[:80] = 1 - y[:80]
-    assert ev.fit_head(X, y, strength=0).converged  # control: these are not separable
+    assert ev.fit_head(X, y, alpha=0).converged  # control: these are not separable
 
 
 def test_a_head_of_raw_features_predicts_as_one_of_scaled_features() -> None:
     X, y, _ = data(4)
     raw = 7 * X + 3
-    head = ev.fit_head(raw, y, strength=0.01)
+    head = ev.fit_head(raw, y, alpha=0.01)
     unit = np.sqrt(raw.var(axis=0).mean())
     twin = reference((raw - raw.mean(axis=0)) / unit, y, 0.01)
     assert head.predict_proba(raw)[:, 1] == pytest.approx(
@@ -118,8 +118,8 @@ def test_selection_takes_worst_group_then_accuracy_then_the_larger_strength() ->
     assert _linear.choose(judged, (1.0, 0.1, 0.01, 0.001), "accuracy") == 2
     X, y, z = data(6)
     head = ev.select_head(X[:200], y[:200], X[200:], y[200:], groups=(y[200:], z[200:]))
-    best = max((worst, mean, strength) for strength, worst, mean in head.validation)
-    assert head.strength == best[2]
+    best = max((worst, mean, alpha) for alpha, worst, mean in head.validation)
+    assert head.alpha == best[2]
     decided = head.predict(X[200:])
     assert ev.worst_group_accuracy(y[200:], decided, groups=(y[200:], z[200:])) == best[0]
 
@@ -127,7 +127,7 @@ def test_selection_takes_worst_group_then_accuracy_then_the_larger_strength() ->
 def test_a_quantity_gets_a_ridge_head() -> None:  # case 15
     X, _, _ = data(7)
     target = X[:, 0] + 0.1 * np.random.default_rng(0).normal(size=len(X))
-    head = ev.fit_head(X, target, strength=0.1, scale=False)
+    head = ev.fit_head(X, target, alpha=0.1, scale=False)
     twin = Ridge(alpha=0.1 * len(X)).fit(X, target)
     assert head.predict(X) == pytest.approx(twin.predict(X), abs=1e-8)
     with pytest.raises(LabelError, match="quantity"):
@@ -154,15 +154,15 @@ def test_both_solvers_agree_on_real_data(real_data: Callable[[str], Path]) -> No
     train, test = slice(0, 4000), slice(4000, 7000)
     scores = []
     for solver in ("newton", "sgd"):
-        head = ev.fit_head(X[train], y[train], strength=0.01, solver=solver)
+        head = ev.fit_head(X[train], y[train], alpha=0.01, solver=solver)
         scores.append(np.mean(head.predict(X[test]) == y[test]))
     assert abs(scores[0] - scores[1]) < 0.01
 
 
-@pytest.mark.parametrize("strength", [-1, np.nan, "a", True])
-def test_a_strength_out_of_range(strength: Any) -> None:
-    with pytest.raises(InputError, match="strength"):
-        ev.fit_head(np.eye(3), [0, 1, 0], strength=strength)
+@pytest.mark.parametrize("alpha", [-1, np.nan, "a", True])
+def test_a_strength_out_of_range(alpha: Any) -> None:
+    with pytest.raises(InputError, match="alpha"):
+        ev.fit_head(np.eye(3), [0, 1, 0], alpha=alpha)
 
 
 def test_one_class_is_refused() -> None:

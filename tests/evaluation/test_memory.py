@@ -61,7 +61,7 @@ def compare(path, n):
     y, z = rng.integers(0, 2, n), rng.integers(0, 2, n)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        result = ev.compare(path, task=y, concept=z, n_seeds=2, strengths=(0.1,), n_jobs=2,
+        result = ev.compare(path, task=y, concept=z, n_seeds=2, alphas=(0.1,), n_jobs=2,
                             progress=False)
     assert not result.failures
     return result, [str(w.message) for w in caught]
@@ -121,7 +121,7 @@ def test_sizes_that_are_asked_for_are_taken_whole(monkeypatch: pytest.MonkeyPatc
     y, z = rng.integers(0, 2, 900), rng.integers(0, 2, 900)
     X = rng.normal(size=(900, 4)) + y[:, None]
     monkeypatch.setattr(plan, "_JOB_BYTES", 8 * 4 * 300)
-    settings: dict[str, Any] = {"n_seeds": 1, "strengths": (0.1,), "progress": False}
+    settings: dict[str, Any] = {"n_seeds": 1, "alphas": (0.1,), "progress": False}
     with pytest.warns(SplinceWarning, match="300 of 900"):
         natural = ev.compare(X, task=y, concept=z, **settings)
     assert 297 <= sum(natural.context.sizes) <= 300

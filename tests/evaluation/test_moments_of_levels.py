@@ -27,7 +27,7 @@ def test_classes_keep_their_identity(names: Any) -> None:
         seen.append(set(y_true.tolist()))
         return 0.0
 
-    settings: dict[str, Any] = {"n_seeds": 1, "strengths": (0.1,), "erasers": ("none", "LEACE")}
+    settings: dict[str, Any] = {"n_seeds": 1, "alphas": (0.1,), "erasers": ("none", "LEACE")}
     named = run(X, y, [names[k] for k in z], **settings)
     coded = run(X, y, z, **settings)
     assert named.mean("rank", eraser="LEACE") == 2

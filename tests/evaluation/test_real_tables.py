@@ -28,7 +28,7 @@ def load(folder: Path) -> tuple[Any, Any, Any]:
 def professions(real_data: Find) -> Comparison:
     X, y, z = load(real_data("bug_profession_gender"))
     return ev.compare(
-        X, task=y, concept=z, association=0.9, tied=0, sizes=(4000, 600, 1000), n_seeds=3,
+        X, task=y, concept=z, association=0.9, aligned_class=0, sizes=(4000, 600, 1000), n_seeds=3,
         progress=False,
     )  # fmt: skip
 
@@ -74,19 +74,19 @@ def test_table_a_strengths(professions: Comparison) -> None:
         1.0: (0.750, 0.753, 0.739), 0.1: (0.745, 0.746, 0.734), 0.01: (0.741, 0.740, 0.732),
         0.0001: (0.733, 0.733, 0.733),
     }  # fmt: skip
-    for strength, row in expected.items():
+    for alpha, row in expected.items():
         for eraser, value in zip(("SAL", "LEACE", "SPLINCE"), row, strict=True):
-            found = professions.mean("accuracy", eraser=eraser, strength=strength)
-            assert abs(found - value) < 0.0045, (strength, eraser)
-    plain = professions.mean("accuracy", eraser="none", strength=0.0001)
+            found = professions.mean("accuracy", eraser=eraser, alpha=alpha)
+            assert abs(found - value) < 0.0045, (alpha, eraser)
+    plain = professions.mean("accuracy", eraser="none", alpha=0.0001)
     assert abs(plain - 0.704) < 0.001
 
 
 def test_table_a_control_another_class_is_tied(real_data: Find) -> None:
     X, y, z = load(real_data("bug_profession_gender"))
     result = ev.compare(
-        X, task=y, concept=z, association=0.9, tied=1, sizes=(2000, 300, 1000), n_seeds=1,
-        erasers=("none",), strengths=(0.01,), leakage=(), progress=False,
+        X, task=y, concept=z, association=0.9, aligned_class=1, sizes=(2000, 300, 1000), n_seeds=1,
+        erasers=("none",), alphas=(0.01,), leakage=(), progress=False,
     )  # fmt: skip
     assert abs(result.mean("worst_group", eraser="none") - 0.439) > 0.01
 
@@ -94,7 +94,8 @@ def test_table_a_control_another_class_is_tied(real_data: Find) -> None:
 def test_table_b(real_data: Find) -> None:
     X, y, z = load(real_data("toxicity_en_de_fr"))
     result = ev.compare(
-        X, task=y, concept=z, association=(0.5, 0.9), tied=0, sizes=(1600, 400, 600), n_seeds=1,
+        X, task=y, concept=z, association=(0.5, 0.9), aligned_class=0, sizes=(1600, 400, 600),
+        n_seeds=1,
         progress=False,
     )  # fmt: skip
     # accuracy, worst group, kept covariance, distortion, probe; retrained, p = .9
@@ -120,7 +121,7 @@ def test_table_c(real_data: Find) -> None:
     X, y, z = load(real_data("bug_28_professions"))
     with pytest.warns(UserWarning, match="test rows of a split occur"):
         result = ev.compare(
-            X, task=y, concept=z, strengths=(1e-3,), n_seeds=2, progress=False,
+            X, task=y, concept=z, alphas=(1e-3,), n_seeds=2, progress=False,
             erasers=("none", "LEACE", "SPLINCE"), random_state=0,
         )  # fmt: skip
     # accuracy, per class, gap, each within .01; probe; kept covariance; distortion

@@ -52,7 +52,7 @@ def test_labels_are_text_in_reports_and_figures(tmp_path: Path) -> None:
     result = run(
         X, task, {"$c\x01$ <b>": concept}, n_seeds=3,
         erasers={"$\\sqrt$": "LEACE", "plain": "none"}, association=(0.5, 0.8),
-        tied="bell\x07",
+        aligned_class="bell\x07",
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # glyphs that the font lacks
@@ -81,7 +81,7 @@ def test_cells_whose_names_would_collide_are_told_apart() -> None:
 def test_the_figure_of_strengths_says_where_nothing_was_tested(small: Comparison) -> None:
     pytest.importorskip("matplotlib")
     assert len(small.context.seeds) == 2
-    legend = small.plot("strengths").axes[0].get_legend()
+    legend = small.plot("alphas").axes[0].get_legend()
     assert legend.get_title().get_text() == "no test"
 
 

@@ -31,7 +31,8 @@ def result() -> Comparison:
     X[:, 1] += y
     return ev.compare(
         X, task=np.array(["no", "<yes>"])[y], concept={"gender": z}, association=(0.5, 0.9),
-        tied=1, n_seeds=3, strengths=(0.1, 0.001), leakage=("linear", "boosting"), progress=False,
+        aligned_class=1, n_seeds=3, alphas=(0.1, 0.001), leakage=("linear", "boosting"),
+        progress=False,
     )  # fmt: skip
 
 
@@ -48,7 +49,7 @@ def test_intervals_are_those_of_the_seeds(result: Comparison) -> None:
     found = result.interval("accuracy", eraser="SAL")
     assert found.mean == pytest.approx(np.mean(values))
     assert found.error == pytest.approx(np.std(values, ddof=1) / 3**0.5)
-    point = result.values("accuracy", eraser="SAL", strength=0.001)
+    point = result.values("accuracy", eraser="SAL", alpha=0.001)
     assert len(point) == 3
 
 
@@ -74,7 +75,7 @@ def test_the_long_form_is_complete(result: Comparison) -> None:
     assert chosen.value.mean() == pytest.approx(
         result.mean("worst_group", eraser="LEACE", head="frozen")
     )
-    path = frame[(frame["head"] == "strengths") & (frame.metric == "accuracy")]
+    path = frame[(frame["head"] == "alphas") & (frame.metric == "accuracy")]
     assert len(path) == 3 * 2 * 4 * 2
     with pytest.raises(InputError, match="backend"):
         result.to_frame("excel")
@@ -95,7 +96,7 @@ def test_saved_and_loaded_it_is_the_same(result: Comparison, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "kind", ["association", "strengths", "covariance", "leakage", "groups", "trade-off"]
+    "kind", ["association", "alphas", "covariance", "leakage", "groups", "trade-off"]
 )
 def test_every_figure_is_drawn_from_the_result(result: Comparison, kind: str) -> None:
     pytest.importorskip("matplotlib")
@@ -112,7 +113,7 @@ def test_every_figure_is_drawn_from_the_result(result: Comparison, kind: str) ->
 
 
 def test_unknown_names_list_what_there_is(result: Comparison) -> None:
-    with pytest.raises(InputError, match="association, strengths"):
+    with pytest.raises(InputError, match="association, alphas"):
         result.plot("pie")
     with pytest.raises(InputError, match="accuracy"):
         result.mean("precision", eraser="SAL")
@@ -325,7 +326,7 @@ def test_a_worst_group_of_few_rows_is_marked() -> None:
 
 def test_sizes_of_all_splits_are_told_and_the_caption_is_true() -> None:
     X, y, z = data(400)
-    options: dict[str, Any] = {"association": (0.5, 0.9), "tied": 1, "n_seeds": 3}
+    options: dict[str, Any] = {"association": (0.5, 0.9), "aligned_class": 1, "n_seeds": 3}
     whole = run(X, y, z, groups=np.arange(400) // 3, heads=("retrained",), **options)
     rows = run(X, y, z, heads=("retrained",), **options)
     assert rows.context.same_test
@@ -349,7 +350,7 @@ def test_sizes_of_all_splits_are_told_and_the_caption_is_true() -> None:
 def test_the_test_takes_the_sizes_of_its_level() -> None:
     X, y, z = data(400)
     result = run(X, y, z, groups=np.arange(400) // 3, heads=("retrained",), association=(0.5, 0.9),
-                 tied=1, n_seeds=3)  # fmt: skip
+                 aligned_class=1, n_seeds=3)  # fmt: skip
     row = result.differences("accuracy", reference="none", p=0.9)[0]
     pairs = [result.values("accuracy", eraser=e, p=0.9) for e in (row.method, "none")]
     values = [pairs[0][s] - pairs[1][s] for s in pairs[0]]

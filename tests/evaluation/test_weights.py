@@ -25,8 +25,8 @@ rng = np.random.default_rng(0)
 Y, Z = rng.integers(0, 2, 2000), (rng.random(2000) < 0.35).astype(int) + rng.integers(0, 2, 2000)
 
 
-def by_the_rule(y: Any, z: Any, p: float, sizes: Any, seed: int, tied: int) -> list[Any]:
-    """The published rule of by="weights", written out a second time: rows and weights."""
+def by_the_rule(y: Any, z: Any, p: float, sizes: Any, seed: int, aligned_class: int) -> list[Any]:
+    """The published rule of method="weights", written out a second time: rows and weights."""
     draw = np.random.default_rng(seed)
     K = len(np.unique(z))
     parts: list[list[Any]] = [[], [], []]
@@ -35,7 +35,7 @@ def by_the_rule(y: Any, z: Any, p: float, sizes: Any, seed: int, tied: int) -> l
         for b in range(K):
             m = draw.permutation(np.flatnonzero((y == a) & (z == b)))
             own = p / 2 if a == 1 else (1 - p) / 2
-            share = own if b == tied else (0.5 - own) / (K - 1)
+            share = own if b == aligned_class else (0.5 - own) / (K - 1)
             t = sizes[2] // (2 * K)
             parts[2].append(m[:t])
             if share == 0:
@@ -54,7 +54,9 @@ def by_the_rule(y: Any, z: Any, p: float, sizes: Any, seed: int, tied: int) -> l
 @pytest.mark.parametrize("p", [0.0, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("seed", [0, 7])
 def test_the_split_is_the_published_rule_to_the_row(p: float, seed: int) -> None:
-    split = ev.associated_split(Y, Z, p=p, sizes=SIZES, seed=seed, tied=1, by="weights")
+    split = ev.spurious_split(
+        Y, Z, p=p, sizes=SIZES, random_state=seed, aligned_class=1, method="weights"
+    )
     expected = by_the_rule(Y, Z, p, SIZES, seed, 1)
     for rows, known in zip((split.train, split.validation, split.test), expected, strict=False):
         assert np.array_equal(rows, known)
@@ -65,8 +67,8 @@ def test_the_split_is_the_published_rule_to_the_row(p: float, seed: int) -> None
 
 @given(st.floats(0.001, 0.999), st.integers(0, 1000))
 def test_no_row_is_lost_and_cells_have_their_shares(p: float, seed: int) -> None:
-    options: dict[str, Any] = {"p": p, "sizes": SIZES, "seed": seed, "tied": 1}
-    split = ev.associated_split(Y, Z, by="weights", **options)
+    options: dict[str, Any] = {"p": p, "sizes": SIZES, "random_state": seed, "aligned_class": 1}
+    split = ev.spurious_split(Y, Z, method="weights", **options)
     rows = np.concatenate([split.train, split.validation, split.test])
     assert np.array_equal(np.sort(rows), np.arange(len(Y)))
     for part, weights in (
@@ -78,7 +80,7 @@ def test_no_row_is_lost_and_cells_have_their_shares(p: float, seed: int) -> None
         for a, own in ((1, p / 2), (0, (1 - p) / 2)):
             inside = (Y[part] == a) & (Z[part] == 1)
             assert weights[inside].sum() / weights.sum() == pytest.approx(own)
-    plain = ev.associated_split(Y, Z, p=0.5, sizes=SIZES, seed=seed, tied=1)
+    plain = ev.spurious_split(Y, Z, p=0.5, sizes=SIZES, random_state=seed, aligned_class=1)
     assert np.array_equal(split.test, plain.test)  # the same at every p and by rows
     assert len(plain.train) < len(split.train)  # control: by rows most of them are lost
     assert plain.weights is None
@@ -86,8 +88,8 @@ def test_no_row_is_lost_and_cells_have_their_shares(p: float, seed: int) -> None
 
 def test_groups_stay_on_one_side_and_every_training_group_is_used() -> None:
     groups = np.arange(2000) // 8
-    split = ev.associated_split(
-        Y, Z, p=0.8, sizes=(600, 100, 100), groups=groups, tied=1, by="weights"
+    split = ev.spurious_split(
+        Y, Z, p=0.8, sizes=(600, 100, 100), groups=groups, aligned_class=1, method="weights"
     )
     parts = [set(groups[rows]) for rows in (split.train, split.validation, split.test)]
     for a, b in ((0, 1), (0, 2), (1, 2)):
@@ -100,24 +102,24 @@ def test_what_weights_cannot_make_up_for_is_told() -> None:
     y, z = np.repeat([0, 1], 500), np.r_[np.zeros(480), np.ones(20), np.ones(500)].astype(int)
     y, z = np.r_[y, [1] * 40], np.r_[z, [0] * 40]
     with pytest.raises(NotEnoughDataError, match=r"cell \(0, 1\) has no training row"):
-        ev.associated_split(y, z, p=0.6, sizes=(400, 0, 80), tied=1, by="weights")
+        ev.spurious_split(y, z, p=0.6, sizes=(400, 0, 80), aligned_class=1, method="weights")
     with pytest.raises(NotEnoughDataError, match=r"cell \(0, 1\) has 20 and needs 30"):
-        ev.associated_split(y, z, p=0.6, sizes=(400, 0, 120), tied=1, by="weights")
-    split = ev.associated_split(  # cell (0, 1) has no share at p = 1, and needs no row
-        y, z, p=1.0, sizes=(400, 0, 120), tied=1, by="weights", on_shortage="shrink"
+        ev.spurious_split(y, z, p=0.6, sizes=(400, 0, 120), aligned_class=1, method="weights")
+    split = ev.spurious_split(  # cell (0, 1) has no share at p = 1, and needs no row
+        y, z, p=1.0, sizes=(400, 0, 120), aligned_class=1, method="weights", on_shortage="shrink"
     )
     assert "made smaller" in split.notes[0]
     assert len(split.test) == 80
     assert len(split.train) == 460 + 480
     with pytest.raises(NotEnoughDataError, match="0 test rows"):
-        ev.associated_split(y, z, p=0.6, sizes=(40, 0, 3), tied=1)
-    with pytest.raises(InputError, match="'rows'"):
-        ev.associated_split(y, z, p=0.6, by="columns")
+        ev.spurious_split(y, z, p=0.6, sizes=(40, 0, 3), aligned_class=1)
+    with pytest.raises(InputError, match="'subsample'"):
+        ev.spurious_split(y, z, p=0.6, method="columns")
     X, y, z = data(100)
     with pytest.raises(InputError, match="natural split"):
-        run(X, y, z, by="weights")
-    with pytest.raises(InputError, match="by is 'row'"):
-        run(X, y, z, association=0.8, by="row")
+        run(X, y, z, association_method="weights")
+    with pytest.raises(InputError, match="association_method is 'row'"):
+        run(X, y, z, association=0.8, association_method="row")
 
 
 # -- moments ----------------------------------------------------------------------------------
@@ -127,7 +129,8 @@ def test_moments_of_weighted_levels_come_from_one_reading(monkeypatch: pytest.Mo
     X = np.random.default_rng(1).normal(size=(2000, 4)) + Y[:, None]
     labels = {"task": Y, "concept": Z}
     splits = [
-        ev.associated_split(Y, Z, p=p, sizes=SIZES, tied=1, by="weights") for p in (0.5, 0.8, 1.0)
+        ev.spurious_split(Y, Z, p=p, sizes=SIZES, aligned_class=1, method="weights")
+        for p in (0.5, 0.8, 1.0)
     ]
     direct = [
         sf.Moments().update(X[s.train], {k: v[s.train] for k, v in labels.items()},
@@ -153,7 +156,7 @@ def test_moments_of_weighted_levels_come_from_one_reading(monkeypatch: pytest.Mo
 
 def scripted(X: Any, y: Any, z: Any, select: str, folds: int = 0) -> dict[str, dict[str, float]]:
     """Retrained heads at p = .8 by weights, from scikit-learn with sample_weight."""
-    split = ev.associated_split(y, z, p=0.8, sizes=SIZES, tied=1, by="weights")
+    split = ev.spurious_split(y, z, p=0.8, sizes=SIZES, aligned_class=1, method="weights")
     train, validation, test = split.train, split.validation, split.test
     w, v = split.weights, split.validation_weights
     assert w is not None
@@ -169,8 +172,8 @@ def scripted(X: Any, y: Any, z: Any, select: str, folds: int = 0) -> dict[str, d
     for name, eraser in erasers:
         rows = [(eraser(X)[part] - mean) / unit for part in (train, validation, test)]
         best: Any = None
-        for strength in (0.1, 0.001):
-            model = LogisticRegression(C=1 / (strength * w.sum()), tol=1e-9, max_iter=5000)
+        for alpha in (0.1, 0.001):
+            model = LogisticRegression(C=1 / (alpha * w.sum()), tol=1e-9, max_iter=5000)
             model.fit(rows[0], y[train], sample_weight=w)
             guess = model.predict(rows[1])
             worst = ev.worst_group_accuracy(
@@ -178,7 +181,7 @@ def scripted(X: Any, y: Any, z: Any, select: str, folds: int = 0) -> dict[str, d
             )
             mass = float(np.average(guess == y[validation], weights=v))
             first = (worst, mass) if select == "worst_group" else (mass, worst)
-            rank = (*first, strength)
+            rank = (*first, alpha)
             best = max(best, (rank, id(model), model)) if best else (rank, id(model), model)
         guess = best[2].predict(rows[2])
         found[name] = {
@@ -193,8 +196,8 @@ def test_heads_are_those_of_a_plain_script_with_sample_weights(select: str) -> N
     X, y, z = data(1200)
     keep = np.r_[np.flatnonzero(y == z), np.flatnonzero(y != z)[:400]]
     X, y, z = X[keep], y[keep], z[keep]
-    options: dict[str, Any] = {"association": 0.8, "tied": 1, "sizes": SIZES, "n_seeds": 1}
-    result = run(X, y, z, by="weights", select=select, **options)
+    options: dict[str, Any] = {"association": 0.8, "aligned_class": 1, "sizes": SIZES, "n_seeds": 1}
+    result = run(X, y, z, association_method="weights", select=select, **options)
     for name, figures in scripted(X, y, z, select).items():
         for metric, value in figures.items():
             assert result.mean(metric, eraser=name) == pytest.approx(value), (name, metric)
@@ -203,7 +206,7 @@ def test_heads_are_those_of_a_plain_script_with_sample_weights(select: str) -> N
     assert by_rows.values("distortion", eraser="SPLINCE") != pytest.approx(
         result.values("distortion", eraser="SPLINCE"), rel=1e-6
     )  # control
-    assert "association p = 0.8 by weights (tied: 1)" in str(result)
+    assert "association p = 0.8 by weights (aligned: 1)" in str(result)
     assert "by weights" not in str(by_rows)
     assert any("are worth" in note for note in result.notes)
 
@@ -217,7 +220,8 @@ def test_weights_reach_estimators_classifiers_folds_and_unregularised_heads(
 
     X, y, z = data()
     options: dict[str, Any] = {
-        "association": 0.9, "tied": 1, "sizes": (240, 12, 200), "n_seeds": 1, "by": "weights",
+        "association": 0.9, "aligned_class": 1, "sizes": (240, 12, 200), "n_seeds": 1,
+        "association_method": "weights",
         "erasers": {"A": sf.LEACE(), "B": "LEACE", "INLP": "INLP"},
         "heads": {"retrained": "retrained", "free": "unregularised", "plain": Unweighted(),
                   "sklearn": LogisticRegression(C=np.inf, tol=1e-9, max_iter=5000)},
@@ -243,7 +247,8 @@ def test_weights_reach_estimators_classifiers_folds_and_unregularised_heads(
 def test_folds_are_weighted_where_they_replace_small_validation_cells() -> None:
     X, y, z = data(300)
     weighted = run(
-        X, y, z, association=0.9, tied=1, sizes=(240, 12, 40), by="weights", n_seeds=1,
+        X, y, z, association=0.9, aligned_class=1, sizes=(240, 12, 40), n_seeds=1,
+        association_method="weights",
         select="accuracy",
     )  # fmt: skip
     assert any("5 folds" in note for note in weighted.notes)
@@ -254,30 +259,62 @@ def test_however_it_runs_the_numbers_are_the_same_and_a_folder_tells_modes_apart
     tmp_path: Path,
 ) -> None:
     X, y, z = data()
-    options: dict[str, Any] = {"association": (0.5, 0.9), "tied": 1, "sizes": SIZES}
-    one = run(X, y, z, by="weights", **options)
-    assert one.records == run(X, y, z, by="weights", n_jobs=2, run=tmp_path, **options).records
-    assert one.records == run(X, y, z, by="weights", run=tmp_path, **options).records
+    options: dict[str, Any] = {"association": (0.5, 0.9), "aligned_class": 1, "sizes": SIZES}
+    one = run(X, y, z, association_method="weights", **options)
+    assert (
+        one.records
+        == run(X, y, z, association_method="weights", n_jobs=2, run=tmp_path, **options).records
+    )
+    assert (
+        one.records == run(X, y, z, association_method="weights", run=tmp_path, **options).records
+    )
     by_rows = run(X, y, z, run=tmp_path, **options)
     assert by_rows.records == run(X, y, z, **options).records
     assert by_rows.records != one.records
     one.save(tmp_path / "all.json")
-    assert ev.Comparison.load(tmp_path / "all.json").context.by == "weights"
+    assert ev.Comparison.load(tmp_path / "all.json").context.association_method == "weights"
 
 
 def test_rows_beyond_the_memory_of_a_job_are_drawn_and_test_rows_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     X, y, z = data()
-    whole = run(X, y, z, association=0.6, tied=1, by="weights", n_seeds=1, strengths=(0.1,))
+    whole = run(
+        X,
+        y,
+        z,
+        association=0.6,
+        aligned_class=1,
+        association_method="weights",
+        n_seeds=1,
+        alphas=(0.1,),
+    )
     monkeypatch.setattr(plan, "_JOB_BYTES", 8 * 6 * 500)
     with pytest.warns(SplinceWarning, match="500 of 900 are used"):
-        part = run(X, y, z, association=0.6, tied=1, by="weights", n_seeds=1, strengths=(0.1,))
+        part = run(
+            X,
+            y,
+            z,
+            association=0.6,
+            aligned_class=1,
+            association_method="weights",
+            n_seeds=1,
+            alphas=(0.1,),
+        )
     assert 497 <= sum(part.context.sizes) <= 500
     assert part.context.sizes[2] < whole.context.sizes[2]
     monkeypatch.setattr(plan, "_JOB_BYTES", 8 * 6 * 850)
     with pytest.warns(SplinceWarning, match="850 of 900 are used"):
-        part = run(X, y, z, association=0.6, tied=1, by="weights", n_seeds=1, strengths=(0.1,))
+        part = run(
+            X,
+            y,
+            z,
+            association=0.6,
+            aligned_class=1,
+            association_method="weights",
+            n_seeds=1,
+            alphas=(0.1,),
+        )
     assert part.context.sizes[2] == whole.context.sizes[2]
 
 
@@ -290,21 +327,22 @@ def unlabelled(n: int = 300) -> tuple[Any, Any, Any]:
     return X, [None if i < n else int(v) for i, v in enumerate(y)], z
 
 
-@pytest.mark.parametrize("by", ["rows", "weights"])
+@pytest.mark.parametrize("by", ["subsample", "weights"])
 def test_rows_without_the_task_count_for_the_moments_alone(by: str) -> None:  # case 9
     X, y, z = unlabelled()
     options: dict[str, Any] = {
-        "association": 0.8, "tied": 1, "sizes": SIZES, "n_seeds": 1, "by": by,
-        "strengths": (0.01,),
+        "association": 0.8, "aligned_class": 1, "sizes": SIZES, "n_seeds": 1,
+        "association_method": by,
+        "alphas": (0.01,),
     }  # fmt: skip
     with pytest.warns(SplinceWarning, match="but for the moments, in which 300 of them count"):
         result = run(X, y, z, unlabelled=True, **options)
     with pytest.warns(SplinceWarning, match="300 of 1,200 rows lack a label and were left out$"):
         plain = run(X, y, z, **options)
     assert result.context.sizes == plain.context.sizes
-    split = ev.associated_split(y, z, p=0.8, sizes=SIZES, tied=1, by=by)
+    split = ev.spurious_split(y, z, p=0.8, sizes=SIZES, aligned_class=1, method=by)
     rows = np.r_[split.train, np.arange(300)]
-    weight = np.r_[np.ones(len(split.train)) if by == "rows" else split.weights, np.ones(300)]
+    weight = np.r_[np.ones(len(split.train)) if by == "subsample" else split.weights, np.ones(300)]
     names = np.array([None if v is None else f"class {v}" for v in y], dtype=object)
     moments = sf.Moments().update(X[rows], {"y": names[rows], "z": z[rows]}, sample_weight=weight)
     mean = np.average(X[rows], axis=0, weights=weight)
@@ -330,13 +368,13 @@ def test_rows_without_the_task_stay_out_of_the_moments_where_their_group_or_part
     X, y, z = unlabelled()
     groups = np.arange(1200) % 400  # a row without the task shares its group with three others
     with pytest.warns(SplinceWarning) as told:
-        run(X, y, z, groups=groups, unlabelled=True, n_seeds=1, strengths=(0.1,))
+        run(X, y, z, groups=groups, unlabelled=True, n_seeds=1, alphas=(0.1,))
     (text,) = [str(w.message) for w in told if "in which" in str(w.message)]
     count = int(text.split("in which ")[1].split()[0])
     assert 150 < count < 240  # 65 % of the groups train
     part = np.where(np.arange(1200) % 4 == 0, "test", "train")
     with pytest.warns(SplinceWarning, match="in which 225 of them count"):
-        run(X, y, z, test=part, unlabelled=True, n_seeds=1, strengths=(0.1,))
+        run(X, y, z, test=part, unlabelled=True, n_seeds=1, alphas=(0.1,))
 
 
 def test_quantities_without_a_value_count_for_the_moments() -> None:
@@ -351,18 +389,19 @@ def test_quantities_without_a_value_count_for_the_moments() -> None:
 
 
 def test_weights_of_validation_rows_choose_the_strength(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of a rare cell carry most weight: weighed and counted, another strength is the best."""
+    """Rows of a rare cell carry most weight: weighed and counted, another alpha is the best."""
     X, y, z = data(1500)
     rng = np.random.default_rng(5)
     X[:, 0] += 1.5 * z
     keep = np.flatnonzero((y == z) | (rng.random(1500) < 0.12))  # p is about .9
     X, y, z = X[keep], y[keep], z[keep]
-    strengths = (3.0, 0.3, 0.001)
+    alphas = (3.0, 0.3, 0.001)
     chosen, score = {}, _linear.score
     for p in (0.1, 0.2, 0.3, 0.5):
         options: dict[str, Any] = {
-            "association": p, "tied": 1, "sizes": (400, 200, 80), "by": "weights", "n_seeds": 4,
-            "select": "accuracy", "strengths": strengths, "erasers": ("none",),
+            "association": p, "aligned_class": 1, "sizes": (400, 200, 80),
+            "association_method": "weights", "n_seeds": 4,
+            "select": "accuracy", "alphas": alphas, "erasers": ("none",),
             "heads": ("retrained",),
         }  # fmt: skip
         for weighed in (True, False):
@@ -372,29 +411,29 @@ def test_weights_of_validation_rows_choose_the_strength(monkeypatch: pytest.Monk
                 result = run(X, y, z, **options)
             for r in result.records:
                 if r["head"] == "retrained":
-                    chosen[p, r["seed"], weighed] = r["strength"]
+                    chosen[p, r["seed"], weighed] = r["alpha"]
         for seed in range(4):
-            expected = by_hand(X, y, z, p, seed, strengths)
+            expected = by_hand(X, y, z, p, seed, alphas)
             assert chosen[p, seed, True] == expected, (p, seed)
     # Control: without the weights of the validation rows it is another one in places.
     assert any(chosen[p, s, True] != chosen[p, s, False] for p, s, _ in chosen)
 
 
-def by_hand(X: Any, y: Any, z: Any, p: float, seed: int, strengths: Any) -> float:
-    """The strength with the best weighted validation accuracy, then the worst group."""
-    split = ev.associated_split(
-        y, z, p=p, sizes=(400, 200, 80), seed=seed, tied=1, by="weights"
+def by_hand(X: Any, y: Any, z: Any, p: float, seed: int, alphas: Any) -> float:
+    """The alpha with the best weighted validation accuracy, then the worst group."""
+    split = ev.spurious_split(
+        y, z, p=p, sizes=(400, 200, 80), random_state=seed, aligned_class=1, method="weights"
     )  # fmt: skip
     train, held, w, v = split.train, split.validation, split.weights, split.validation_weights
     assert w is not None
     mean = np.average(X[train], axis=0, weights=w)
     unit = np.sqrt(np.average((X[train] - mean) ** 2, axis=0, weights=w).mean())
     ranks = []
-    for strength in strengths:
-        model = LogisticRegression(C=1 / (strength * w.sum()), tol=1e-9, max_iter=5000)
+    for alpha in alphas:
+        model = LogisticRegression(C=1 / (alpha * w.sum()), tol=1e-9, max_iter=5000)
         guess = model.fit((X[train] - mean) / unit, y[train], sample_weight=w).predict(
             (X[held] - mean) / unit
         )
         worst = ev.worst_group_accuracy(y[held], guess, groups=(y[held], z[held]))
-        ranks.append((float(np.average(guess == y[held], weights=v)), worst, strength))
+        ranks.append((float(np.average(guess == y[held], weights=v)), worst, alpha))
     return float(max(ranks)[2])

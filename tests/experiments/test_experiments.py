@@ -151,7 +151,7 @@ def test_a_lead_within_the_noise_is_not_decided() -> None:
     X = rng.normal(size=(600, 5)) + np.outer(y, np.eye(5)[0]) + 3 * np.outer(z, np.eye(5)[1])
     result = ev.compare(
         X, task=y, concept=z, erasers=("none", "LEACE", "SPLINCE"), heads=("retrained",),
-        n_seeds=5, strengths=(0.1,), progress=False,
+        n_seeds=5, alphas=(0.1,), progress=False,
     )  # fmt: skip
     close = ahead(result, "accuracy", "retrained", None, "SPLINCE leads")
     assert close.agrees is None

@@ -56,10 +56,10 @@ def test_bias_in_bios(root: Path, embedder: list[Any]) -> None:
     texts, model, pooling = embedder[0]
     assert (texts[0], texts[-1]) == ("train 0", "test 7")
     assert (model, pooling) == ("bert-base-uncased", "cls")
-    assert found.tied == 0
+    assert found.aligned_class == 0
     whole = load("bios_full", "paper")
     assert set(whole.labels["task"]) == {2, 5, 11, 21, 27}
-    assert whole.tied is None
+    assert whole.aligned_class is None
 
 
 def test_multilingual(root: Path, embedder: list[Any]) -> None:

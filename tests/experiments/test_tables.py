@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from splince_fast.experiments import (
+    alphas,
     bios,
     bios_full,
     covariance,
     images,
     multilingual,
-    strengths,
     winobias,
 )
 from splince_fast.experiments._common import Findings, Options
@@ -26,7 +26,7 @@ from splince_fast.experiments.datasets import VARIABLE, load, shipped_bios
 pytestmark = pytest.mark.filterwarnings("ignore:up to .* test rows of a split occur")
 
 Find = Callable[[str], Path]
-# A strength is chosen on validation cells of 30 rows, where one decision of another solver may
+# A alpha is chosen on validation cells of 30 rows, where one decision of another solver may
 # choose a neighbouring one; covariance ratios and distortions are rounded to three digits.
 ACCURACY, RATIO = 0.01, 1.5e-3
 
@@ -80,15 +80,15 @@ def test_table_a(
 
 def test_table_a_by_strength(offline: Callable[[str], None]) -> None:
     offline("bug_profession_gender")
-    values = run(strengths, 3).values
+    values = run(alphas, 3).values
     expected = {
         "1": (0.750, 0.753, 0.739, 0.563, 0.571, 0.571),
         "0.1": (0.745, 0.746, 0.734, 0.575, 0.567, 0.571),
         "0.0001": (0.733, 0.733, 0.733, 0.565, 0.565, 0.565),
     }
-    for strength, wanted in expected.items():
+    for alpha, wanted in expected.items():
         found = [
-            values[f"{metric}/mean/{eraser}/{strength}"]
+            values[f"{metric}/mean/{eraser}/{alpha}"]
             for metric in ("accuracy", "worst_group")
             for eraser in ("SAL", "LEACE", "SPLINCE")
         ]

@@ -49,10 +49,10 @@ def test_passes_measure_what_they_never_increase(
     S = np.cov(X.T, ddof=0)
     given = scipy.sparse.csr_array(X) if sparse else X
     source = sf.sources.from_arrays(given, labels, block_rows=200)
-    moments = sf.Moments.from_blocks(source, rank=rank)
+    moments = sf.Moments.from_blocks(source, sketch_size=rank)
     exact = method(sf.Moments().update(X, labels), **what)
     least, found = distortion(exact, S), [distortion(method(moments, **what), S)]
-    diagonal = distortion(method(sf.Moments(rank=0).update(X, labels), **what), S)
+    diagonal = distortion(method(sf.Moments(sketch_size=0).update(X, labels), **what), S)
     for passes in (1, 2, 4):
         eraser = method(moments, **what, refine=source, passes=passes)
         report = eraser.report
@@ -76,7 +76,7 @@ def test_a_sketch_states_no_distortion_before_it_is_measured(method: Any, rank: 
     """That of its stand-in for the covariance may be below the least possible."""
     X, labels = rows()
     what = {"erase": "z"} if method is sf.leace else {"erase": "z", "keep": "y"}
-    report = method(sf.Moments(rank=rank).update(X, labels), **what).report
+    report = method(sf.Moments(sketch_size=rank).update(X, labels), **what).report
     assert report.distortion is report.distortion_leace is None
     assert "not measured; pass refine=" in str(report)
     assert "not measured" in report.explain()
@@ -89,7 +89,7 @@ def test_a_sketch_states_no_distortion_before_it_is_measured(method: Any, rank: 
 def test_a_sketch_that_erases_nothing_changes_nothing() -> None:
     X, labels = rows()
     with pytest.warns(sf.exceptions.NothingErasedWarning):
-        report = sf.leace(sf.Moments(rank=3).update(X * 0.0 + 1.0, labels), erase="z").report
+        report = sf.leace(sf.Moments(sketch_size=3).update(X * 0.0 + 1.0, labels), erase="z").report
     assert report is not None
     assert report.distortion == 0.0
 
@@ -105,8 +105,8 @@ def test_one_pass_is_no_worse_than_the_variances_alone(rank: int) -> None:
     labels = {"z": z}
     X = X + 5.0 * rng.normal(size=(n, 1)) * rng.normal(size=d) * scale**0.5
     S = np.cov(X.T, ddof=0)
-    diagonal = distortion(sf.leace(sf.Moments(rank=0).update(X, labels), erase="z"), S)
-    moments = sf.Moments(rank=rank).update(X, labels)
+    diagonal = distortion(sf.leace(sf.Moments(sketch_size=0).update(X, labels), erase="z"), S)
+    moments = sf.Moments(sketch_size=rank).update(X, labels)
     found = distortion(sf.leace(moments, erase="z", refine=[(X, labels)]), S)
     assert found <= diagonal * (1 + 1e-6)
 
@@ -114,7 +114,7 @@ def test_one_pass_is_no_worse_than_the_variances_alone(rank: int) -> None:
 @pytest.mark.parametrize(("method", "what"), METHODS)
 def test_many_passes_give_the_eraser_of_the_covariance(method: Any, what: Any) -> None:
     X, labels = rows(d=12)
-    moments = sf.Moments(rank=2).update(X, labels)
+    moments = sf.Moments(sketch_size=2).update(X, labels)
     exact = method(sf.Moments().update(X, labels), **what).matrix()
     found = method(moments, **what, refine=[(X, labels)], passes=8).matrix()
     np.testing.assert_allclose(found, exact, atol=1e-6 * np.abs(exact).max())
@@ -127,7 +127,7 @@ def test_weights_constants_and_dropped_rows() -> None:
     X[:, 4] = 7.0
     weight = np.random.default_rng(0).integers(0, 3, len(X)).astype(float)
     source = sf.sources.from_arrays(X.astype(np.float32), labels, sample_weight=weight)
-    moments = sf.Moments.from_blocks(source, rank=3)
+    moments = sf.Moments.from_blocks(source, sketch_size=3)
     eraser = sf.leace(moments, erase="z", refine=source, passes=6)
     exact = sf.leace(sf.Moments.from_blocks(source), erase="z")
     # Products of float32 rows in the covariance: 1e-7 of deviations, times its condition number.
@@ -141,7 +141,7 @@ def test_sparse_rows_far_from_zero_measure_as_dense_ones() -> None:
     X, labels = rows(d=12)
     X += 1e6 * (np.arange(12) < 3)
     source = sf.sources.from_arrays(scipy.sparse.csr_array(X), labels, block_rows=200)
-    eraser = sf.leace(sf.Moments.from_blocks(source, rank=0), erase="z", refine=source)
+    eraser = sf.leace(sf.Moments.from_blocks(source, sketch_size=0), erase="z", refine=source)
     assert eraser.report is not None
     # eps |mean| / deviation is 1e-8 for the smallest one, and its square times n 1e-4.
     assert eraser.report.distortion == pytest.approx(distortion(eraser, np.cov(X.T)), rel=1e-6)
@@ -150,7 +150,7 @@ def test_sparse_rows_far_from_zero_measure_as_dense_ones() -> None:
 def test_folds_refine_as_their_total() -> None:
     X, labels = rows()
     source = sf.sources.from_arrays(X, labels)
-    folds = sf.Moments.from_blocks(source, rank=4, folds=2)
+    folds = sf.Moments.from_blocks(source, sketch_size=4, folds=2)
     eraser = sf.leace(folds, erase="z", refine=source)
     assert eraser.report is not None
     assert eraser.report.passes == 1
@@ -174,7 +174,7 @@ def _change_a_feature(X: Float) -> Float:
 )
 def test_another_source_is_refused(change: Callable[[Float], Float], text: str) -> None:
     X, labels = rows()
-    moments = sf.Moments(rank=4).update(X, labels)
+    moments = sf.Moments(sketch_size=4).update(X, labels)
     with pytest.raises(InputError, match=f"not what the moments have seen: .*{text}"):
         sf.leace(moments, erase="z", refine=sf.sources.from_arrays(change(X)))
     order = np.random.default_rng(0).permutation(len(X))  # control: the same rows in another order
@@ -188,7 +188,7 @@ def test_a_shuffled_column_is_refused(convert: Any, dtype: Any) -> None:
     X, labels = rows()
     X = X.astype(dtype)
     X[:, 7] += 1e4
-    moments = sf.Moments(rank=2).update(convert(X), labels)
+    moments = sf.Moments(sketch_size=2).update(convert(X), labels)
     order = np.random.default_rng(0).permutation(len(X))
     for feature in (0, 7, 39):  # deviations from .02 to 2
         shuffled = X.copy()
@@ -202,7 +202,7 @@ def test_a_shuffled_column_is_refused(convert: Any, dtype: Any) -> None:
 
 def test_other_weights_are_refused() -> None:
     X, labels = rows()
-    moments = sf.Moments(rank=4).update(X, labels)
+    moments = sf.Moments(sketch_size=4).update(X, labels)
     with pytest.raises(InputError, match="weigh"):
         sf.leace(moments, erase="z", refine=[(X, None, np.full(len(X), 2.0))])
 
@@ -214,7 +214,7 @@ def test_what_cannot_be_refined_is_refused_before_a_row_is_read() -> None:
         raise AssertionError("a row was read")
         yield
 
-    moments = sf.Moments(rank=4).update(X, labels)
+    moments = sf.Moments(sketch_size=4).update(X, labels)
     full = sf.Moments().update(X, labels)
     short = sf.sources.from_arrays(X[:10])
     for known, options, text in (
@@ -237,7 +237,7 @@ def test_sentence_embeddings_at_rank_32(real_data: Callable[[str], Path]) -> Non
     S = full.covariance(ddof=0)
     least = distortion(sf.leace(full, erase="z"), S)
     source = sf.sources.from_arrays(X, labels)
-    moments = sf.Moments.from_blocks(source, rank=32)
+    moments = sf.Moments.from_blocks(source, sketch_size=32)
     before = distortion(sf.leace(moments, erase="z"), S) / least - 1
     after = distortion(sf.leace(moments, erase="z", refine=source), S) / least - 1
     print(f"excess {before:.3f}, after a pass {after:.3f}")

@@ -518,7 +518,9 @@ def test_permutation_test_agrees_with_the_analytic_one_on_gaussian_rows() -> Non
         # Gaussian rows at hand are not their mean: leverages move the variance by some percent.
         assert found.p_value_permutation == pytest.approx(found.p_value, abs=0.06)
         again = concept_strength(moments, name, X=X, labels=labels, n_permutations=2000)
-        other = concept_strength(moments, name, X=X, labels=labels, n_permutations=2000, seed=1)
+        other = concept_strength(
+            moments, name, X=X, labels=labels, n_permutations=2000, random_state=1
+        )
         assert again == found
         assert other.p_value_permutation != found.p_value_permutation
         assert "permutation test" in str(found)
@@ -595,8 +597,8 @@ def test_errors_are_typed_and_say_what_to_do() -> None:
         with pytest.raises(sf.InputError, match="n_permutations"):
             concept_strength(moments, "z", n_permutations=bad)  # type: ignore[arg-type]
     for bad in (-1, 0.5, None):
-        with pytest.raises(sf.InputError, match="seed"):
-            concept_strength(moments, "z", seed=bad)  # type: ignore[arg-type]
+        with pytest.raises(sf.InputError, match="random_state"):
+            concept_strength(moments, "z", random_state=bad)  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore::splince_fast.WholeNumbersWarning")

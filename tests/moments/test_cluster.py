@@ -441,9 +441,9 @@ def test_a_sampled_scatter_has_the_same_bits_whatever_the_workers(
     X, z = table
     source = sources.from_npy(paths, {"z": z}, block_rows=256)
     whole = Moments().update(X, {"z": z})
-    found = Moments.from_blocks(source, client=client, scatter=0.2, seed=1)
+    found = Moments.from_blocks(source, client=client, subsample=0.2, random_state=1)
     with started(1) as local, distributed.Client(local) as other:
-        again = Moments.from_blocks(source, client=other, scatter=0.2, seed=1)
+        again = Moments.from_blocks(source, client=other, subsample=0.2, random_state=1)
     assert np.array_equal(found.covariance(), again.covariance())
     assert np.allclose(found.cross_covariance("z"), whole.cross_covariance("z"), atol=1e-12)
     eraser = sf.leace(found, erase="z")
@@ -451,6 +451,6 @@ def test_a_sampled_scatter_has_the_same_bits_whatever_the_workers(
     assert 4 * D < (eraser.report.scatter_rows or 0) < N / 3
     assert max(v.residual for v in eraser.report.variables) < 1e-12
     # Control: samples that are alike in every group are others.
-    like = {"scatter": 0.2, "seed": 1}
+    like = {"subsample": 0.2, "random_state": 1}
     assert cluster.part_of_sample(like, 0) == like
     assert cluster.part_of_sample(like, 3) != cluster.part_of_sample(like, 4)

@@ -54,13 +54,13 @@ def fold_of(n: int, count: int) -> NDArray[np.intp]:
     count=st.integers(2, 3),
     block_rows=st.sampled_from([16, 64, 250]),
     weighted=st.booleans(),
-    kind=st.sampled_from([{}, {"ledoit_wolf": True}, {"scatter": 0.3}]),
+    kind=st.sampled_from([{}, {"ledoit_wolf": True}, {"subsample": 0.3}]),
 )
 def test_a_fold_has_the_bits_of_its_rows_in_their_order(
     layout: str, cuts: list[int], count: int, block_rows: int, weighted: bool, kind: dict[str, Any]
 ) -> None:
     """Against moments of a copy of these rows, a block at a time; in updates of any size."""
-    if "scatter" in kind:  # sums in the order in which classes came: all of them come at first
+    if "subsample" in kind:  # sums in the order in which classes came: all of them come at first
         cuts = [cut for cut in cuts if cut > 50]
     X, labels = table()
     X = LAYOUTS[layout](X)

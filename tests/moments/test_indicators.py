@@ -26,8 +26,8 @@ N, D, K = 1300, 40, 12
 
 STATES: dict[str, dict[str, Any]] = {
     "all rows": {"block_rows": 500},
-    "sampled": {"block_rows": 500, "scatter": 0.3},
-    "sketched": {"block_rows": 500, "rank": 5},
+    "sampled": {"block_rows": 500, "subsample": 0.3},
+    "sketched": {"block_rows": 500, "sketch_size": 5},
 }
 CASES = ("every row", "rows of zeros", "missing rows")
 
@@ -238,7 +238,7 @@ def test_the_table_of_a_sample_counts_every_row(case: str) -> None:
     Z, tables = indicators(case), []
     for path in (no_products, general_path):
         with path():
-            moments: Any = fed(Z, scatter=0.3)
+            moments: Any = fed(Z, subsample=0.3)
             assert moments.mean.shape == (D,)  # merges the rows that wait
             tables.append(moments._accumulator.sample.all_labels.gram)
     # Sums of ones and zeros, exact in any order.

@@ -1340,10 +1340,10 @@ def test_rows_of_two_dtypes_keep_the_digits_of_each(first: Any, second: Any, ran
     parts = [normal(30, 4, seed=i).astype(t) for i, t in enumerate((first, second))]
     rows = np.concatenate([part.astype(np.float64) for part in parts])
     z = np.arange(60) % 3
-    moments = Moments(rank=rank)
+    moments = Moments(sketch_size=rank)
     for i, part in enumerate(parts):
         moments.update(part, {"z": z[30 * i : 30 * i + 30]})
-    one_by_one = Moments(rank=rank)
+    one_by_one = Moments(sketch_size=rank)
     for i in range(60):
         one_by_one.update(parts[i // 30][i % 30 : i % 30 + 1], {"z": z[i : i + 1]})
     centred = rows - rows.mean(axis=0)

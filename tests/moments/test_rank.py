@@ -71,7 +71,9 @@ def test_the_state_is_its_definition(rank: int, sparse: bool) -> None:
     X, labels = rows()
     weight = np.random.default_rng(1).integers(0, 4, len(X)).astype(float)
     given = scipy.sparse.csr_array(X) if sparse else X
-    moments = sf.Moments(rank=rank, seed=3).update(given, labels, sample_weight=weight)
+    moments = sf.Moments(sketch_size=rank, random_state=3).update(
+        given, labels, sample_weight=weight
+    )
     signs = sketch.signs(X.shape[1], rank, 3).astype(float)
     assert set(np.unique(signs)) <= {-1.0, 1.0}
     centred = X - weight @ X / weight.sum()
@@ -95,7 +97,7 @@ def test_linear_in_the_data(sparse: bool) -> None:
 
     def of(part: slice | NDArray[Any], weight: Any = None) -> sf.Moments:
         named = {name: column[part] for name, column in labels.items()}
-        return sf.Moments(rank=7).update(convert(X[part]), named, sample_weight=weight)
+        return sf.Moments(sketch_size=7).update(convert(X[part]), named, sample_weight=weight)
 
     whole, a, b = of(slice(None)), of(slice(0, 300)), of(slice(300, None))
     near(a + b, whole)
@@ -103,7 +105,7 @@ def test_linear_in_the_data(sparse: bool) -> None:
     near(sum([a, b]), whole)  # type: ignore[arg-type]
     near(whole - b, a)
     near(of(np.r_[0:700, 0:100]), of(slice(None), np.where(np.arange(700) < 100, 2.0, 1.0)))
-    blocks = sf.Moments(rank=7, block_rows=64)
+    blocks = sf.Moments(sketch_size=7, block_rows=64)
     for start in range(0, len(X), 33):
         part = slice(start, start + 33)
         blocks.update(convert(X[part]), {name: column[part] for name, column in labels.items()})
@@ -118,9 +120,9 @@ def test_sparse_and_dense_rows_mix_with_late_classes_and_constants() -> None:
     X[:, 5] = 3.0
     order = np.argsort(labels["z"], kind="stable")
     X, z = X[order], labels["z"][order]
-    mixed = sf.Moments(rank=7).update(X[:250], {"z": z[:250]})
+    mixed = sf.Moments(sketch_size=7).update(X[:250], {"z": z[:250]})
     mixed.update(scipy.sparse.coo_array(X[250:]), {"z": z[250:]})
-    whole = sf.Moments(rank=7).update(X, {"z": z})
+    whole = sf.Moments(sketch_size=7).update(X, {"z": z})
     near(mixed, whole)
     assert mixed.classes("z") == (0, 1, 2)
     eraser = sf.leace(mixed, erase="z")
@@ -135,7 +137,7 @@ def test_a_stored_column_far_from_zero_keeps_its_variance_under_weights() -> Non
     for _ in range(4):
         weight = rng.random(500)
         of = [
-            sf.Moments(rank=0).update(given, sample_weight=weight)
+            sf.Moments(sketch_size=0).update(given, sample_weight=weight)
             for given in (scipy.sparse.csr_array(X), X)
         ]
         np.testing.assert_allclose(state(of[0])[0], state(of[1])[0], rtol=1e-6)
@@ -145,7 +147,7 @@ def test_duplicates_of_a_sparse_matrix_are_summed_and_the_caller_keeps_his() -> 
     X = scipy.sparse.csr_array(
         (np.array([1.0, 2.0, 4.0]), np.array([1, 1, 0]), np.array([0, 2, 3])), shape=(2, 3)
     )
-    moments = sf.Moments(rank=1).update(X)
+    moments = sf.Moments(sketch_size=1).update(X)
     assert X.nnz == 3
     np.testing.assert_allclose(moments.mean, [2.0, 1.5, 0.0])
     np.testing.assert_allclose(state(moments)[0], [8.0, 4.5, 0.0])
@@ -162,7 +164,7 @@ def test_the_variance_of_a_sparse_column_counts_its_implicit_zeros(
     column = rng.permutation(column)
     X = np.column_stack([column, rng.normal(size=40)])
     weight = rng.uniform(0.5, 2.0, 40) if weighted else np.ones(40)
-    moments = sf.Moments(rank=0).update(
+    moments = sf.Moments(sketch_size=0).update(
         scipy.sparse.csr_array(X), sample_weight=weight if weighted else None
     )
     expected = weight @ (X - weight @ X / weight.sum()) ** 2
@@ -186,7 +188,7 @@ def test_a_stored_column_of_sparse_rows_far_from_zero_loses_no_digits(
     source = sf.sources.from_arrays(
         scipy.sparse.csr_array(X), labels, sample_weight=weight, block_rows=256
     )
-    moments = sf.Moments.from_blocks(source, rank=7)
+    moments = sf.Moments.from_blocks(source, sketch_size=7)
     w = np.ones(len(X)) if weight is None else weight
     exact = X.astype(np.longdouble)
     exact -= w @ exact / w.sum()
@@ -218,7 +220,7 @@ def test_a_stored_column_of_sparse_rows_far_from_zero_loses_no_digits(
 def test_files_pickles_checkpoints_and_folds(tmp_path: Path, sparse: bool) -> None:
     X, labels = rows()
     given = scipy.sparse.csr_array(X) if sparse else X
-    moments = sf.Moments(rank=7, seed=2).update(given, labels)
+    moments = sf.Moments(sketch_size=7, random_state=2).update(given, labels)
     moments.save(tmp_path / "m.moments")
     for found in (
         sf.Moments.load(tmp_path / "m.moments"), pickle.loads(pickle.dumps(moments)),
@@ -229,7 +231,7 @@ def test_files_pickles_checkpoints_and_folds(tmp_path: Path, sparse: bool) -> No
             assert ours.tobytes() == theirs.tobytes()
         near(found.update(given, labels), moments + moments)
     source = sf.sources.from_arrays(given, labels, block_rows=100)
-    whole = sf.Moments.from_blocks(source, rank=7)
+    whole = sf.Moments.from_blocks(source, sketch_size=7)
     path = tmp_path / "run.moments"
 
     class Broken(sf.sources.Source):
@@ -241,18 +243,18 @@ def test_files_pickles_checkpoints_and_folds(tmp_path: Path, sparse: bool) -> No
 
     broken = Broken(source.name, n_rows=source.n_rows, n_features=source.n_features)
     with pytest.raises(OSError, match="gone"):
-        sf.Moments.from_blocks(broken, rank=7, checkpoint=path)
-    resumed = sf.Moments.from_blocks(source, rank=7, checkpoint=path)
+        sf.Moments.from_blocks(broken, sketch_size=7, checkpoint=path)
+    resumed = sf.Moments.from_blocks(source, sketch_size=7, checkpoint=path)
     for ours, theirs in zip(state(resumed), state(whole), strict=True):
         assert ours.tobytes() == theirs.tobytes()
-    folds = sf.Moments.from_blocks(source, rank=7, folds=3)
+    folds = sf.Moments.from_blocks(source, sketch_size=7, folds=3)
     near(folds.total, whole)
     assert sf.leace(folds, erase="z").rank == 2
 
 
 @pytest.mark.parametrize("key", ["images", "variances"])
 def test_damaged_files_are_refused(key: str) -> None:
-    moments = sf.Moments(rank=7).update(*rows())
+    moments = sf.Moments(sketch_size=7).update(*rows())
     record = moments.__getstate__()
     record["tensors"][key] = record["tensors"][key][:-1]
     with pytest.raises(FileFormatError):
@@ -268,7 +270,7 @@ def test_constraints_of_a_sketch_hold_to_rounding(rank: int, method: str) -> Non
     X, labels = rows()
     full = sf.Moments().update(X, labels)
     keeps: dict[str, Any] = {"keep": ["y", "t"]} if method == "splince" else {}
-    for moments in (m := sf.Moments(rank=rank).update(X, labels), m.factored()):
+    for moments in (m := sf.Moments(sketch_size=rank).update(X, labels), m.factored()):
         eraser = getattr(sf, method)(moments, erase="z", **keeps)
         after = sf.Moments().update(eraser(X), labels)
         bound = eraser.report.variables[0].bound
@@ -288,7 +290,7 @@ def test_the_metric_is_between_variances_and_covariance() -> None:
     S = np.cov(X.T, ddof=0)
     gaps = []
     for rank in RANKS:
-        kept = sf.Moments(rank=rank).update(X, labels).factored()
+        kept = sf.Moments(sketch_size=rank).update(X, labels).factored()
         metric = kept.metric
         assert metric is not None
         explained = metric.vectors @ metric.vectors.T
@@ -312,19 +314,19 @@ def test_full_rank_gives_the_eraser_of_the_covariance() -> None:
     for keeps in ({}, {"keep": "y"}):
         method = sf.splince if keeps else sf.leace
         exact = method(sf.Moments().update(X, labels), erase="z", **keeps)  # type: ignore[operator]
-        found = method(sf.Moments(rank=24).update(X, labels), erase="z", **keeps)  # type: ignore[operator]
+        found = method(sf.Moments(sketch_size=24).update(X, labels), erase="z", **keeps)  # type: ignore[operator]
         np.testing.assert_allclose(found.matrix(), exact.matrix(), atol=1e-8)
-        other = method(sf.Moments(rank=0).update(X, labels), erase="z", **keeps)  # type: ignore[operator]
+        other = method(sf.Moments(sketch_size=0).update(X, labels), erase="z", **keeps)  # type: ignore[operator]
         assert np.abs(other.matrix() - exact.matrix()).max() > 1e-3  # control
 
 
 def test_shrinkage_by_a_number() -> None:
     X, labels = rows()
-    moments = sf.Moments(rank=24).update(X, labels)
+    moments = sf.Moments(sketch_size=24).update(X, labels)
     exact = sf.leace(sf.Moments().update(X, labels), erase="z", shrinkage=0.3)
     found = sf.leace(moments, erase="z", shrinkage=0.3)
     np.testing.assert_allclose(found.matrix(), exact.matrix(), atol=1e-8)
-    few = sf.Moments(rank=3).update(X, labels)
+    few = sf.Moments(sketch_size=3).update(X, labels)
     metric = few.factored().metric
     assert metric is not None
     target = 0.7 * metric.gram(np.eye(24)) + 0.3 * metric.variances.mean() * np.eye(24)
@@ -366,8 +368,8 @@ def test_what_varies_by_rounding_alone_explains_nothing() -> None:
 
 @pytest.mark.parametrize("rank", [-1, 1.5, True, "64", np.nan])
 def test_a_rank_out_of_range_is_refused(rank: Any) -> None:
-    with pytest.raises(InputError, match="rank is"):
-        sf.Moments(rank=rank)
+    with pytest.raises(InputError, match="sketch_size is"):
+        sf.Moments(sketch_size=rank)
 
 
 def test_what_does_not_go_together_is_refused_before_a_row_is_read() -> None:
@@ -376,12 +378,13 @@ def test_what_does_not_go_together_is_refused_before_a_row_is_read() -> None:
         yield
 
     for parameters, text in (
-        ({"rank": 3, "scatter": 0.5}, "two stand-ins"), ({"rank": 3, "ledoit_wolf": True}, "whole"),
-        ({"rank": 3, "scatter": "auto"}, "two stand-ins"),
+        ({"sketch_size": 3, "subsample": 0.5}, "two stand-ins"),
+        ({"sketch_size": 3, "ledoit_wolf": True}, "whole"),
+        ({"sketch_size": 3, "subsample": "auto"}, "two stand-ins"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=text):
             sf.Moments.from_blocks(unread(), **parameters)
-    moments = sf.Moments(rank=30)
+    moments = sf.Moments(sketch_size=30)
     with pytest.raises(InputError, match="24 features"):
         moments.update(*rows())
     assert moments.n_rows == 0
@@ -389,34 +392,41 @@ def test_what_does_not_go_together_is_refused_before_a_row_is_read() -> None:
 
 def test_states_that_do_not_go_together() -> None:
     X, labels = rows()
-    made = [sf.Moments(rank=3), sf.Moments(rank=4), sf.Moments(rank=3, seed=1), sf.Moments()]
+    made = [
+        sf.Moments(sketch_size=3),
+        sf.Moments(sketch_size=4),
+        sf.Moments(sketch_size=3, random_state=1),
+        sf.Moments(),
+    ]
     first, *others = (m.update(X, labels) for m in made)
     for other in others:
         with pytest.raises(IncompatibleMomentsError):
             first + other
         with pytest.raises(IncompatibleMomentsError):
             other - first
-    sf.Moments(rank=0).update(X) + sf.Moments(rank=0, seed=1).update(X)  # no signs, no clash
+    sf.Moments(sketch_size=0).update(X) + sf.Moments(sketch_size=0, random_state=1).update(
+        X
+    )  # no signs, no clash
 
 
 def test_what_needs_a_covariance_says_so() -> None:
     X, labels = rows()
-    moments = sf.Moments(rank=3).update(X, labels)
+    moments = sf.Moments(sketch_size=3).update(X, labels)
     for use in (
         moments.covariance, lambda: sf.concept_strength(moments, "z"),
         lambda: sf.concept_strength(moments.factored(), "z"),
         lambda: sf.leace(moments, erase="z", solver="eigh"),
     ):  # fmt: skip
-        with pytest.raises(InputError, match="rank="):
+        with pytest.raises(InputError, match="sketch_size="):
             use()
 
 
 def test_sparse_rows_without_rank_are_refused_with_the_ways_out() -> None:
     X, labels = rows()
     csr = scipy.sparse.csr_array(X)
-    with pytest.raises(InputError, match=r"rank=0.*TruncatedSVD.*toarray"):
+    with pytest.raises(InputError, match=r"sketch_size=0.*TruncatedSVD.*toarray"):
         sf.Moments().update(csr, labels)
-    eraser = sf.leace(sf.Moments(rank=0).update(csr, labels), erase="z")
+    eraser = sf.leace(sf.Moments(sketch_size=0).update(csr, labels), erase="z")
     with pytest.raises(InputError, match=r"fold_into.*eraser\.right"):
         eraser(csr)
     # And the ways out are ways: a linear head on the rows as they are.
@@ -429,21 +439,21 @@ def test_a_damaged_sparse_matrix_is_refused() -> None:
     X = scipy.sparse.csr_array(np.eye(4))
     X.indices[2] = 1_000_000
     with pytest.raises(InputError, match="damaged"):
-        sf.Moments(rank=1).update(X)
+        sf.Moments(sketch_size=1).update(X)
     X = scipy.sparse.csr_array(np.eye(4))
     X.indptr[2] = 400
     with pytest.raises(InputError, match="damaged"):
-        sf.Moments(rank=1).update(X)
+        sf.Moments(sketch_size=1).update(X)
     for bad in (scipy.sparse.csr_array(np.eye(4) * 1j), scipy.sparse.csr_array((4, 0))):
         with pytest.raises(InputError):
-            sf.Moments(rank=0).update(bad)
-    assert sf.Moments(rank=0).update(scipy.sparse.csr_array((0, 4))).n_rows == 0
+            sf.Moments(sketch_size=0).update(bad)
+    assert sf.Moments(sketch_size=0).update(scipy.sparse.csr_array((0, 4))).n_rows == 0
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e200, 1.5e149])
 def test_what_fails_leaves_no_trace(bad: float) -> None:
     X, labels = rows()
-    moments = sf.Moments(rank=3, block_rows=len(X)).update(scipy.sparse.csr_array(X), labels)
+    moments = sf.Moments(sketch_size=3, block_rows=len(X)).update(scipy.sparse.csr_array(X), labels)
     before = [a.copy() for a in state(moments)]
     X[7, 3] = bad
     for form in (scipy.sparse.csr_array, np.array):  # the latter is checked by its sums
@@ -465,7 +475,7 @@ def test_the_allocation_error_names_the_way_out(monkeypatch: pytest.MonkeyPatch)
     from splince_fast.moments import scatter
 
     monkeypatch.setattr(scatter.np, "zeros", fail)
-    with pytest.raises(MemoryError, match=r"74\.5 GiB.*rank=64.*refine="):
+    with pytest.raises(MemoryError, match=r"74\.5 GiB.*sketch_size=64.*refine="):
         scatter.Scatter.empty(100_000)
 
 
@@ -504,9 +514,9 @@ proc = pytest.mark.skipif(
 _WARM = """
         z = rng.integers(0, 2, 200)
         warm = rng.normal(size=(200, 64)).astype(np.float32)
-        sf.leace(sf.Moments(rank=4).update(warm, {"z": z}), erase="z")
+        sf.leace(sf.Moments(sketch_size=4).update(warm, {"z": z}), erase="z")
         warm = scipy.sparse.csr_array(warm * (warm > 1))
-        sf.leace(sf.Moments(rank=4).update(warm, {"z": z}), erase="z")
+        sf.leace(sf.Moments(sketch_size=4).update(warm, {"z": z}), erase="z")
 """
 
 
@@ -527,7 +537,7 @@ def test_dense_rows_of_100_000_features_fit_in_500_megabytes() -> None:
         block = rng.standard_normal((160, 100_000), dtype=np.float32)
         block[:80] += 1.0
         before = peak()
-        moments = sf.Moments(rank=64)
+        moments = sf.Moments(sketch_size=64)
         for _ in range(2):
             moments.update(block, {"z": np.arange(160) < 80})
         eraser = sf.leace(moments, erase="z")
@@ -546,7 +556,7 @@ def test_sparse_text_is_never_made_dense() -> None:
         + _TEXT
         + """
         before = peak()
-        moments = sf.Moments(rank=0).update(X, {"z": rng.integers(0, 2, n)})
+        moments = sf.Moments(sketch_size=0).update(X, {"z": rng.integers(0, 2, n)})
         eraser = sf.leace(moments, erase="z", refine=[(X,)])
         assert eraser.report.variables[0].residual < 1e-9
         """

@@ -70,7 +70,7 @@ def draws(
     least, total = distortion(fit(full), covariance), float(np.trace(covariance))
     rows = []
     for seed in range(count):
-        eraser = fit(sf.Moments(scatter=rate, seed=seed).update(X, labels))
+        eraser = fit(sf.Moments(subsample=rate, random_state=seed).update(X, labels))
         report = eraser.report
         assert report is not None
         found = distortion(eraser, covariance)
@@ -110,7 +110,7 @@ def residuals(eraser: sf.Projection, full: sf.Moments) -> tuple[float, float]:
 def test_constraints_hold_to_rounding_at_a_hundredth(seed: int) -> None:
     X, labels = gaussian(40_000, 8, 1.0)
     full = sf.Moments().update(X, labels)
-    moments = sf.Moments(scatter=0.01, seed=seed).update(X, labels)
+    moments = sf.Moments(subsample=0.01, random_state=seed).update(X, labels)
     eraser = splince(moments)
     report = eraser.report
     assert report is not None
@@ -167,7 +167,7 @@ def test_naive_distortion_is_low() -> None:
     covariance = sf.Moments().update(X, labels).covariance(ddof=0)
     naive, corrected = [], []
     for seed in range(20):
-        moments = sf.Moments(scatter=5 * d / n, seed=seed).update(X, labels)
+        moments = sf.Moments(subsample=5 * d / n, random_state=seed).update(X, labels)
         eraser = leace(moments)
         true = distortion(eraser, covariance)
         naive.append(distortion(eraser, moments.covariance(ddof=0)) / true)
@@ -259,11 +259,11 @@ def test_features_that_only_the_sample_cannot_tell_apart(
     assert draws(given, labels, rate, 4, splince)[0].max() < 0.5
     # What all rows say is the same feature twice stays one dimension, far from zero, too.
     for far in (0.0, 3e3):
-        report = leace(sf.Moments(scatter=rate).update((X + far).astype(dtype), labels)).report
+        report = leace(sf.Moments(subsample=rate).update((X + far).astype(dtype), labels)).report
         assert report is not None
         assert report.rank_covariance == d - 1
     # A sample of fewer than 4 d rows does not say so; it serves with shrinkage alone.
-    few = sf.Moments(scatter=rate / 2).update(given, labels)
+    few = sf.Moments(subsample=rate / 2).update(given, labels)
     solved = few.factored(shrinkage=0.5).factor.solve(np.eye(d))
     monkeypatch.setattr(metric, "_undetermined", lambda *args: np.empty(0, np.intp))
     again = few.factored(shrinkage=0.5).factor.solve(np.eye(d))
@@ -324,7 +324,7 @@ def test_weights_make_the_sample_unbiased() -> None:
     whole = float(np.trace(sf.Moments().update(X).covariance(ddof=0)))
     weighted, plain = [], []
     for seed in range(30):
-        moments = sf.Moments(scatter=0.05, seed=seed).update(X)
+        moments = sf.Moments(subsample=0.05, random_state=seed).update(X)
         weighted.append(np.trace(moments.covariance(ddof=0)))
         chosen = chosen_rows(X, 0.05, seed)
         plain.append(float(X[chosen].var(axis=0).sum()))
@@ -352,10 +352,10 @@ def chosen_rows(X: Float, rate: float, seed: int, block: int = 4096) -> NDArray[
 
 def test_the_rows_are_those_of_the_definition() -> None:
     X, _ = gaussian(9000, 5, 0.0)
-    moments = sf.Moments(scatter=0.1, seed=4).update(X)
+    moments = sf.Moments(subsample=0.1, random_state=4).update(X)
     chosen = chosen_rows(X, 0.1, 4)
     assert sample_of(moments).rows.n_rows == len(chosen)
-    assert len(chosen) != sample_of(sf.Moments(scatter=0.1, seed=5).update(X)).rows.n_rows
+    assert len(chosen) != sample_of(sf.Moments(subsample=0.1, random_state=5).update(X)).rows.n_rows
 
 
 def same_bits(a: sf.Moments, b: sf.Moments) -> bool:
@@ -382,7 +382,7 @@ def test_any_size_of_update_gives_the_same_bits(dtype: Any) -> None:
     # Classes are numbered as they come: here in their order, whatever the size of the updates.
     for name in labels:
         labels[name][:2] = 0, 1
-    given: dict[str, Any] = {"scatter": 0.2, "block_rows": 256}
+    given: dict[str, Any] = {"subsample": 0.2, "block_rows": 256}
     whole = fed(X, labels, len(X), **given)
     assert all(same_bits(whole, fed(X, labels, step, **given)) for step in (1, 77, 256, 777))
     half = fed(X[:700], {k: v[:700] for k, v in labels.items()}, 700, **given)
@@ -402,7 +402,7 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, classes: int) ->
     found = []
     for count in ("1", "2", "3"):
         monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", count)
-        found.append(sf.Moments(scatter=0.5).update(X, labels))
+        found.append(sf.Moments(subsample=0.5).update(X, labels))
     assert same_bits(found[0], found[1])
     assert same_bits(found[0], found[2])
 
@@ -417,13 +417,13 @@ def test_an_interrupted_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
             yield X[i : i + 150], {k: v[i : i + 150] for k, v in labels.items()}
 
     path = tmp_path / "run.moments"
-    given: dict[str, Any] = {"scatter": 0.3, "seed": 2, "block_rows": 256}
+    given: dict[str, Any] = {"subsample": 0.3, "random_state": 2, "block_rows": 256}
     with pytest.raises(OSError, match="disk"):
         sf.Moments.from_blocks(blocks(900), checkpoint=path, **given)
     resumed = sf.Moments.from_blocks(blocks(), checkpoint=path, **given)
     assert same_bits(resumed, sf.Moments.from_blocks(blocks(), **given))
     with pytest.raises(FileFormatError, match="other parameters"):
-        sf.Moments.from_blocks(blocks(), checkpoint=path, **{**given, "seed": 3})
+        sf.Moments.from_blocks(blocks(), checkpoint=path, **{**given, "random_state": 3})
 
 
 # --- contracts of moments ------------------------------------------------------------------------
@@ -460,7 +460,7 @@ def test_sums_and_differences() -> None:
         z = np.array([f"{i if c else 'all'}" for c in labels["z"][cut]], object)
         z[::50] = None
         given = {"z": z, "t": np.where(np.arange(2000) % 9 == 0, np.nan, value[cut])}
-        parts.append(sf.Moments(scatter=0.3, seed=i).update(X[cut] + 5.0 * i, given))
+        parts.append(sf.Moments(subsample=0.3, random_state=i).update(X[cut] + 5.0 * i, given))
     a, b, c = parts
     together = a + b + c
     close(together, c + (a + b))
@@ -481,7 +481,7 @@ def test_sums_and_differences() -> None:
 
 def test_files_keep_every_bit(tmp_path: Path) -> None:
     X, labels = gaussian(3000, 6, 1.0)
-    moments = sf.Moments(scatter=0.3, block_rows=512, ledoit_wolf=True).update(X, labels)
+    moments = sf.Moments(subsample=0.3, block_rows=512, ledoit_wolf=True).update(X, labels)
     moments.save(tmp_path / "a.moments")
     loaded = sf.Moments.load(tmp_path / "a.moments")
     loaded.save(tmp_path / "b.moments")
@@ -496,7 +496,7 @@ def test_files_keep_every_bit(tmp_path: Path) -> None:
 
 def test_scaled_weights_scale_every_sum() -> None:
     X, labels = gaussian(5000, 6, 1.0)
-    moments = sf.Moments(scatter=0.3).update(X, labels)
+    moments = sf.Moments(subsample=0.3).update(X, labels)
     scaled = moments.scaled(0.25)
     assert scaled.weight == 0.25 * moments.weight
     assert scaled.n_rows == moments.n_rows
@@ -515,14 +515,16 @@ def test_weights() -> None:
     X, labels = gaussian(5000, 6, 1.0)
     rng = np.random.default_rng(3)
     weight = rng.integers(0, 3, 5000).astype(np.float64)
-    given = sf.Moments(scatter=0.3).update(X, labels, sample_weight=weight)
+    given = sf.Moments(subsample=0.3).update(X, labels, sample_weight=weight)
     present = weight > 0
-    absent = sf.Moments(scatter=0.3).update(
+    absent = sf.Moments(subsample=0.3).update(
         X[present], {k: v[present] for k, v in labels.items()}, sample_weight=weight[present]
     )
     assert same_bits(given, absent), "a weight of 0 is absence"
     repeated = np.repeat(np.arange(5000), weight.astype(int))
-    twice = sf.Moments(scatter=0.3).update(X[repeated], {k: v[repeated] for k, v in labels.items()})
+    twice = sf.Moments(subsample=0.3).update(
+        X[repeated], {k: v[repeated] for k, v in labels.items()}
+    )
     np.testing.assert_allclose(given.mean, twice.mean, atol=1e-12)
     np.testing.assert_allclose(given.cross_covariance("z"), twice.cross_covariance("z"), atol=1e-12)
     # The scatter in expectation: a variance of m rows has the relative error sqrt(2 / m).
@@ -540,7 +542,7 @@ def test_variances_and_tables_are_of_all_rows() -> None:
     t[rng.random(n) < 0.2] = np.nan
     names = np.array(["a", "b", "c", None], object)[z]
     weight = rng.random(n) + 0.5
-    moments = sf.Moments(scatter=0.3).update(X, {"z": names, "t": t}, sample_weight=weight)
+    moments = sf.Moments(subsample=0.3).update(X, {"z": names, "t": t}, sample_weight=weight)
     known = sample_of(moments)
     with moments.held() as held:
         variables = dict(held.variables)
@@ -573,7 +575,9 @@ def test_the_table_of_classes_is_that_of_all_rows(weighted: bool) -> None:
     z, y = rng.integers(-1, 3, n), rng.integers(-1, 2, n)
     weight = rng.random(n) + 0.5 if weighted else None
     labels = {"z": np.array(["a", "b", "c", None], object)[z], "y": np.ma.array(y, mask=y < 0)}
-    moments = sf.Moments(scatter=0.3).update(rng.normal(size=(n, d)), labels, sample_weight=weight)
+    moments = sf.Moments(subsample=0.3).update(
+        rng.normal(size=(n, d)), labels, sample_weight=weight
+    )
     w = np.ones(n) if weight is None else weight
     columns = [(z == c) * 1.0 for c in range(3)] + [(y == c) * 1.0 for c in range(2)]
     features = np.stack(columns)
@@ -596,7 +600,7 @@ def test_a_variable_of_many_classes_is_left_out_of_the_table() -> None:
     X, labels = gaussian(6000, 6, 1.0)
     labels["id"] = np.arange(6000) % 900
     first, second = (
-        sf.Moments(scatter=0.2, kinds={"id": "classes"}).update(
+        sf.Moments(subsample=0.2, kinds={"id": "classes"}).update(
             X[cut], {k: v[cut] for k, v in labels.items()}
         )
         for cut in (slice(0, 200), slice(200, 6000))
@@ -614,7 +618,7 @@ def test_a_class_without_a_sampled_row_is_erased() -> None:
     z[1:2000] = 1
     chosen = set(chosen_rows(X, 0.1, 0).tolist())
     z[next(i for i in range(2000, 4000) if i not in chosen)] = 2
-    moments = sf.Moments(scatter=0.1).update(X, {"z": z})
+    moments = sf.Moments(subsample=0.1).update(X, {"z": z})
     counts = sample_of(moments).rows.variable("z").tensors()["rows"]
     assert dict(zip(moments.classes("z"), counts, strict=True))[2] == 0
     eraser = leace(moments)
@@ -625,7 +629,9 @@ def test_a_class_without_a_sampled_row_is_erased() -> None:
 
 def test_all_rows_are_the_code_of_before() -> None:
     X, labels = gaussian(5000, 6, 1.0)
-    plain, given = (sf.Moments(**p).update(X, labels) for p in ({}, {"scatter": 1, "seed": 5}))
+    plain, given = (
+        sf.Moments(**p).update(X, labels) for p in ({}, {"subsample": 1, "random_state": 5})
+    )
     assert np.array_equal(plain.covariance(), given.covariance())
     assert np.array_equal(splince(plain).left, splince(given).left)
     assert splince(given).report == splince(plain).report
@@ -634,7 +640,7 @@ def test_all_rows_are_the_code_of_before() -> None:
 
 def test_snapshots_folds_and_other_methods() -> None:
     X, labels = gaussian(8000, 6, 1.0)
-    moments = sf.Moments(scatter=0.1, ledoit_wolf=True).update(X, labels)
+    moments = sf.Moments(subsample=0.1, ledoit_wolf=True).update(X, labels)
     kept = moments.factored()
     for fit in (leace, splince):
         one, other = fit(moments), fit(kept)  # type: ignore[arg-type]
@@ -652,7 +658,7 @@ def test_snapshots_folds_and_other_methods() -> None:
         assert shrunk is not None
         assert 0 < shrunk.shrinkage <= 0.2
         assert shrunk.expected_excess is None
-    folds = sf.Moments.from_blocks([(X, labels)], folds=2, scatter=0.2)
+    folds = sf.Moments.from_blocks([(X, labels)], folds=2, subsample=0.2)
     assert folds.total.n_rows == 8000
     report = sf.cross_report(list(folds), erase="z", method="leace")
     assert max(report.distortion) < 1.0
@@ -668,7 +674,7 @@ def test_too_few_rows_for_the_formula_state_no_excess() -> None:
 
 def test_what_is_given_up_costs_no_rows() -> None:
     """Kept directions that are all dropped are regressors again, as LEACE has them."""
-    moments = sf.Moments(scatter=0.1).update(*gaussian(4000, 16, 1.0))
+    moments = sf.Moments(subsample=0.1).update(*gaussian(4000, 16, 1.0))
     with pytest.warns(sf.DroppedDirectionsWarning):
         dropped = sf.splince(moments, erase="z", keep="y", max_amplification=1.0).report
     plain = leace(moments).report
@@ -679,7 +685,7 @@ def test_what_is_given_up_costs_no_rows() -> None:
 
 def test_report_states_rows_and_excess() -> None:
     X, labels = gaussian(8000, 6, 1.0)
-    report = splince(sf.Moments(scatter=0.05).update(X, labels)).report
+    report = splince(sf.Moments(subsample=0.05).update(X, labels)).report
     assert report is not None
     assert f"of {report.scatter_rows:,} sampled rows (expected excess" in str(report)
     assert type(report).from_dict(report.to_dict()) == report
@@ -691,59 +697,59 @@ def test_report_states_rows_and_excess() -> None:
 @pytest.mark.parametrize("scatter", [0, -0.5, 1.5, np.nan, True, "auto", "half", None])
 def test_a_rate_out_of_range_is_refused(scatter: Any) -> None:
     with pytest.raises(InputError, match="above 0 and at most 1"):
-        sf.Moments(scatter=scatter)
+        sf.Moments(subsample=scatter)
 
 
 def test_parts_of_a_source_have_seeds_of_their_own() -> None:
-    given = [{"scatter": scatter, "seed": 3} for scatter in (0.5, 1.0)]
+    given = [{"subsample": scatter, "random_state": 3} for scatter in (0.5, 1.0)]
     assert [sampled.part_of_sample(like, 0) for like in given] == given
-    seeds = [[sampled.part_of_sample(like, i)["seed"] for i in (1, 2)] for like in given]
+    seeds = [[sampled.part_of_sample(like, i)["random_state"] for i in (1, 2)] for like in given]
     assert len({3, *seeds[0]}) == 3
     assert seeds[1] == [3, 3]
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, True, "a", 1 << 63])
 def test_a_seed_out_of_range_is_refused(seed: Any) -> None:
-    with pytest.raises(InputError, match="seed"):
-        sf.Moments(scatter=0.5, seed=seed)
+    with pytest.raises(InputError, match="random_state"):
+        sf.Moments(subsample=0.5, random_state=seed)
 
 
 def test_auto_takes_what_five_percent_need() -> None:
     X, labels = gaussian(4096, 8, 1.0)
     source = sf.sources.from_arrays(X, labels)
-    moments = sf.Moments.from_blocks(source, scatter="auto")
-    assert moments.parameters.scatter == 1 / 16  # 4096 / 16 = 256 rows, and 22 * 8 = 176
-    small = sf.Moments.from_blocks(sf.sources.from_arrays(X[:200], None), scatter="auto")
-    assert small.parameters.scatter == 1.0
+    moments = sf.Moments.from_blocks(source, subsample="auto")
+    assert moments.parameters.subsample == 1 / 16  # 4096 / 16 = 256 rows, and 22 * 8 = 176
+    small = sf.Moments.from_blocks(sf.sources.from_arrays(X[:200], None), subsample="auto")
+    assert small.parameters.subsample == 1.0
     with pytest.raises(InputError, match="needs the number of rows"):
-        sf.Moments.from_blocks(iter([(X, labels)]), scatter="auto")
+        sf.Moments.from_blocks(iter([(X, labels)]), subsample="auto")
     for n, d in ((6000, None), (None, 24)):
         with pytest.raises(InputError, match="beforehand"):
             sampled.rate_for("auto", n, d, "blocks", 2)
         assert sampled.rate_for(1e-3, n, d, "blocks", 2) == 1e-3
     with pytest.raises(InputError, match=r"pass at least 0\.0078"):
-        sf.Moments.from_blocks(source, scatter=0.001)
+        sf.Moments.from_blocks(source, subsample=0.001)
 
 
 def test_too_few_rows_for_a_solve() -> None:
     X, labels = gaussian(2000, 20, 1.0)
-    moments = sf.Moments(scatter=0.02).update(X, labels)
+    moments = sf.Moments(subsample=0.02).update(X, labels)
     with pytest.raises(NotEnoughDataError, match="80 are needed"):
         leace(moments)
     assert sf.leace(moments, erase="z", shrinkage="oas").rank == 1
-    nothing = sf.Moments(scatter=1e-9).update(X, labels)
+    nothing = sf.Moments(subsample=1e-9).update(X, labels)
     with pytest.raises(NotEnoughDataError, match="0 sampled rows"):
         sf.leace(nothing, erase="z", shrinkage="oas")
 
 
 def test_states_that_do_not_go_together() -> None:
     X, labels = gaussian(500, 5, 1.0)
-    plain, some = sf.Moments().update(X, labels), sf.Moments(scatter=0.5).update(X, labels)
-    with pytest.raises(IncompatibleMomentsError, match="scatter=1"):
+    plain, some = sf.Moments().update(X, labels), sf.Moments(subsample=0.5).update(X, labels)
+    with pytest.raises(IncompatibleMomentsError, match="subsample=1"):
         plain + some
-    with pytest.raises(InputError, match="scatter=1 to test"):
+    with pytest.raises(InputError, match="subsample=1 to test"):
         sf.concept_strength(some, "z")
-    with pytest.raises(InputError, match="scatter=1 to test"):
+    with pytest.raises(InputError, match="subsample=1 to test"):
         sf.concept_strength(some.factored(), "z")
 
 
@@ -751,7 +757,7 @@ def test_states_that_do_not_go_together() -> None:
 @pytest.mark.parametrize("step", [100, 64, 300])
 def test_what_fails_leaves_no_trace(bad: float, step: int) -> None:
     X, labels = gaussian(300, 5, 1.0)
-    moments = fed(X[:step], {k: v[:step] for k, v in labels.items()}, step, scatter=0.5,
+    moments = fed(X[:step], {k: v[:step] for k, v in labels.items()}, step, subsample=0.5,
                   block_rows=64)  # fmt: skip
     before = pickle.dumps(moments)
     wrong = X.copy()
@@ -776,7 +782,7 @@ def test_damaged_files_are_refused(key: str, value: Any) -> None:
     from splince_fast.moments.format import from_tensors, to_tensors
 
     X, labels = gaussian(500, 5, 1.0)
-    with sf.Moments(scatter=0.5).update(X, labels).held() as held:
+    with sf.Moments(subsample=0.5).update(X, labels).held() as held:
         tensors, metadata = to_tensors(held)
     from_tensors(tensors, metadata)  # control: nothing is wrong with them
     with pytest.raises(FileFormatError):
@@ -952,7 +958,7 @@ def test_rows_that_are_too_large_are_refused_though_none_is_sampled(
 ) -> None:
     """An offset that all rows have, which deviations do not show; and deviations of light rows."""
     X, labels = gaussian(4096, 5, 1.0)
-    moments = sf.Moments(scatter=1e-9)
+    moments = sf.Moments(subsample=1e-9)
     large = X.copy()
     large[first:] += offset
     with pytest.raises(InputError, match="rescale"):
@@ -966,7 +972,7 @@ def test_infinities_in_two_segments_are_refused() -> None:
     """Their sum has no value; an error says so, and no warning (the tests make it an error)."""
     X, labels = gaussian(4096, 300, 1.0)
     assert len(X) > 2 * swept._segment_rows(len(X), 300, 6)
-    moments = sf.Moments(scatter=0.5).update(X, labels)
+    moments = sf.Moments(subsample=0.5).update(X, labels)
     before = moments.copy()
     X[[100, 4000], 5] = np.inf, -np.inf
     with pytest.raises(NonFiniteError, match="100"):

@@ -68,7 +68,9 @@ def test_seed_shuffles_batches_the_same_way(tokenizer: Any) -> None:
     data = {"text": [" ".join(["the"] * n) for n in range(1, 30)], "n": list(range(1, 30))}
     make = lambda seed: [  # noqa: E731
         b["n"].tolist()
-        for b in snn.text_batches(data, tokenizer, text="text", labels="n", batch_size=3, seed=seed)
+        for b in snn.text_batches(
+            data, tokenizer, text="text", labels="n", batch_size=3, random_state=seed
+        )
     ]
     assert make(1) == make(1) != make(None)
     assert sorted(make(1)) == make(None)

@@ -362,7 +362,9 @@ def test_numbers_of_the_page_are_those_of_the_results(bench: Any, tmp_path: Path
     ):
         assert part in text
     # 10^9 rows of twice the features: 9 us x 4 each; of 2^-12 of them, and sums of all, 0.9 us x 2.
-    assert 'solve in features 3.00 (3). A billion rows: 10.0 h; scatter="auto" 0.5 h; on 16' in text
+    assert (
+        'solve in features 3.00 (3). A billion rows: 10.0 h; subsample="auto" 0.5 h; on 16' in text
+    )
     assert "such machines 1.2 h. " in text, "10 h / 16 / 0.5"
     assert text.count("provisional") == 1, "only the run on a busy machine"
     assert "0123456789ab |" in text

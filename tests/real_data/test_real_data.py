@@ -251,7 +251,8 @@ def test_heads_that_are_refitted_without_a_penalty_agree(real_data: Find) -> Non
     assert np.abs(predictions[0] - predictions[1]).max() < 1e-6
     assert predictions[0].std() > 0.1
     result = ev.compare(
-        x.astype(np.float32), task=y, concept=z, association=0.9, tied=0, sizes=(4000, 600, 1000),
+        x.astype(np.float32), task=y, concept=z, association=0.9, aligned_class=0, sizes=(4000,
+        600, 1000),
         n_seeds=2, heads=("unregularised",), erasers=("LEACE", "SPLINCE"), leakage=(),
         progress=False,
     )  # fmt: skip

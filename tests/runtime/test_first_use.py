@@ -30,7 +30,7 @@ for dtype in (np.float16, np.float32, np.float64):
             eraser(rows)
 """
 # The control: work that Numba does.
-SAMPLED = CORE + "\nsf.Moments(scatter=0.5).update(X, {'z': z}).mean\n"
+SAMPLED = CORE + "\nsf.Moments(subsample=0.5).update(X, {'z': z}).mean\n"
 
 
 @pytest.mark.parametrize(

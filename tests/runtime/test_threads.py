@@ -75,7 +75,7 @@ def test_a_number_of_threads_that_is_none(monkeypatch: pytest.MonkeyPatch, text:
     monkeypatch.setenv(VARIABLE, text)
     with pytest.raises(InputError, match=VARIABLE):
         thread_pool.thread_count()
-    moments, sampled = Moments(), Moments(scatter=0.5)
+    moments, sampled = Moments(), Moments(subsample=0.5)
     for some in (moments, sampled):
         with pytest.raises(InputError, match=VARIABLE):
             some.update(normal(10, 3))

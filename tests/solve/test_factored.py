@@ -154,7 +154,7 @@ def test_a_snapshot_costs_one_square_matrix() -> None:
     assert 8 * 300**2 <= kept.nbytes < 1.1 * 8 * 300**2
     few = sf.Moments().update(rng.normal(size=(100, 300)), {"z": np.arange(100) % 2}).factored()
     assert 2 * 8 * 300**2 <= few.nbytes < 2.1 * 8 * 300**2
-    sketch = sf.Moments(rank=50).update(rng.normal(size=(99, 300)), {"z": np.arange(99) % 2})
+    sketch = sf.Moments(sketch_size=50).update(rng.normal(size=(99, 300)), {"z": np.arange(99) % 2})
     assert 2 * 8 * 300 * 50 <= sketch.factored().nbytes < 2.2 * 8 * 300 * 50
 
 

@@ -199,7 +199,7 @@ def test_moments_without_a_covariance_leave_them_out_as_well(rank: int) -> None:
     x, z, y = rows()
     x[:, [2, 5]] *= 1e-33
     blocks = [(x, {"z": z, "y": y})]
-    moments = sf.Moments(rank=rank).update(*blocks[0])
+    moments = sf.Moments(sketch_size=rank).update(*blocks[0])
     for again in ({}, {"refine": blocks}):
         eraser = sf.splince(moments, erase="z", keep="y", **again)
         assert report(eraser).left_out == (2, 5)

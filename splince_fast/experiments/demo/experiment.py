@@ -106,7 +106,7 @@ class Results:
         That was asked for.
     n_train, n_test : int
         Families on each side of a split.
-    seed : int
+    random_state : int
     moments_seconds : float
         To accumulate the moments of a split, on average.
     """
@@ -116,7 +116,7 @@ class Results:
     train_correlation: float | None
     n_train: int
     n_test: int
-    seed: int
+    random_state: int
     moments_seconds: float
 
     @property
@@ -133,7 +133,7 @@ def run(
     data: ProfessionData,
     *,
     n_splits: int = 20,
-    seed: int = 0,
+    random_state: int = 0,
     train_correlation: float | None = None,
     progress: bool = False,
 ) -> Results:
@@ -144,7 +144,7 @@ def run(
     data : ProfessionData
     n_splits : int
         Random splits by family; at least 2. Split i is the same however many there are.
-    seed : int
+    random_state : int
         Not negative.
     train_correlation : float, optional
         Give up training prompts until the two scores have this correlation. The default uses all.
@@ -160,9 +160,9 @@ def run(
     """
     if n_splits < 2:
         raise InputError(f"the number of splits is {n_splits}; intervals need at least 2")
-    if seed < 0:
-        raise InputError(f"the seed is {seed}; it must not be negative")
-    splits = [make_split(data, (seed, i), train_correlation) for i in range(n_splits)]
+    if random_state < 0:
+        raise InputError(f"random_state is {random_state}; it must not be negative")
+    splits = [make_split(data, (random_state, i), train_correlation) for i in range(n_splits)]
     outcomes: dict[str, list[Outcome]] = {method: [] for method in METHODS}
     n_rows = sum(len(split.train) for split in splits)
     row_bytes = data.activations[:1].nbytes
@@ -190,7 +190,7 @@ def run(
         train_correlation,
         n_train,
         n_families - n_train,
-        seed,
+        random_state,
         moments_seconds,
     )
 

@@ -114,7 +114,7 @@ def heading(data: ProfessionData, results: Results) -> str:
         f"{data.model}: {len(data.nouns)} nouns x {len(data.templates)} templates = "
         f"{len(data.activations):,} prompts, {data.activations.shape[1]} dimensions\n"
         f"{len(results.splits)} random splits by family of nouns ({results.n_train} train, "
-        f"{results.n_test} held out), seed {results.seed}"
+        f"{results.n_test} held out), random_state {results.random_state}"
     )
 
 
@@ -211,7 +211,7 @@ def to_dict(data: ProfessionData, runs: list[Results]) -> dict[str, Any]:
 def _run_to_dict(results: Results) -> dict[str, Any]:
     """One run."""
     return {
-        "seed": results.seed,
+        "random_state": results.random_state,
         "train_correlation": results.train_correlation,
         "n_train_families": results.n_train,
         "n_test_families": results.n_test,

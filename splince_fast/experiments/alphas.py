@@ -1,4 +1,4 @@
-"""Differences between erasers by the strength of the head's penalty.
+"""Differences between erasers by the penalty of the head.
 
 Paper, appendix "Comparing the projections for different levels of regularization" (figs.
 SPLINCE_LEACE_per_lambda and SPLINCE_SAL_per_lambda). Theorem 2: without a penalty all erasers of
@@ -31,32 +31,30 @@ def run(options: Options) -> Findings:
     """Run the experiment."""
     data = load("bios", options.data)
     result = sweep(data, options, 3, levels=LEVELS[-2:])
-    p, strengths = result.level(), result.context.strengths
+    p, alphas = result.level(), result.context.alphas
     tables, claims = [], []
     values: dict[str, float] = {}
     for metric in ("accuracy", "worst_group"):
         rows = []
-        for strength in strengths:
-            where = {"p": p, "head": "retrained", "strength": strength}
+        for alpha in alphas:
+            where = {"p": p, "head": "retrained", "alpha": alpha}
             means = {e: result.interval(metric, eraser=e, **where) for e in ("SAL", "LEACE")}
             ours = result.interval(metric, eraser="SPLINCE", **where)
             gaps = {e: ours.mean - means[e].mean for e in means}
-            rows.append((f"{strength:g}", *texts(*means.values(), ours, *gaps.values())))
-            values |= {f"{metric}/{e}/{strength:g}": gaps[e] for e in gaps}
-            values |= {f"{metric}/mean/{e}/{strength:g}": means[e].mean for e in means}
-            values[f"{metric}/mean/SPLINCE/{strength:g}"] = ours.mean
+            rows.append((f"{alpha:g}", *texts(*means.values(), ours, *gaps.values())))
+            values |= {f"{metric}/{e}/{alpha:g}": gaps[e] for e in gaps}
+            values |= {f"{metric}/mean/{e}/{alpha:g}": means[e].mean for e in means}
+            values[f"{metric}/mean/SPLINCE/{alpha:g}"] = ours.mean
         columns = ("lambda", "SAL", "LEACE", "SPLINCE", "SPLINCE - LEACE", "SPLINCE - SAL")
         rows = [(*row[:4], row[5], row[4]) for row in rows]
-        tables.append(Table(f"{metric}, p = {p}, one strength for all", columns, tuple(rows)))
-        least, most = (values[f"{metric}/LEACE/{s:g}"] for s in (min(strengths), max(strengths)))
+        tables.append(Table(f"{metric}, p = {p}, one alpha for all", columns, tuple(rows)))
+        least, most = (values[f"{metric}/LEACE/{s:g}"] for s in (min(alphas), max(alphas)))
         low, high = (
             limits(
-                by_seed(
-                    result, metric, "SPLINCE", "LEACE", p=p, head="retrained", strength=strength
-                ),
+                by_seed(result, metric, "SPLINCE", "LEACE", p=p, head="retrained", alpha=alpha),
                 ratio_of(result),
             )
-            for strength in (min(strengths), max(strengths))
+            for alpha in (min(alphas), max(alphas))
         )
         same = all_of([decided(*low, -0.005), reverse(decided(*low, 0.005))])
         claims += [
@@ -73,5 +71,5 @@ def run(options: Options) -> Findings:
         ]
     return Findings(
         "Strength of the penalty", data, tables, claims, notes=[over(result)], values=values,
-        figures={f"strengths_{e}": result.plot("strengths", reference=e) for e in ("LEACE", "SAL")},
+        figures={f"strengths_{e}": result.plot("alphas", reference=e) for e in ("LEACE", "SAL")},
     )  # fmt: skip
