@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> None:
         labels=lambda: label_files.read_labels(args.labels, read, kinds),
     )
     parameters = {"kinds": kinds, "ledoit_wolf": args.shrinkage == "ledoit-wolf", **reading}
-    stream = {"progress": True, "checkpoint": args.checkpoint}
+    stream = {"checkpoint": args.checkpoint}
     folds = None
     plain = reading.get("subsample", 1) == 1 and "sketch_size" not in reading
     if args.shrinkage == "cv" or (plain and _folded(args, source.n_rows, source.n_features)):

@@ -31,14 +31,14 @@ class Options:
     quick : bool
         The smallest setting that still runs every step.
     n_jobs : int
-    progress : bool
+    progress : bool, optional
     """
 
     data: str = "offline"
     seeds: int | None = None
     quick: bool = False
     n_jobs: int = 1
-    progress: bool = False
+    progress: bool | None = None
 
     def n_seeds(self, usual: int) -> int:
         """Seeds to run."""

@@ -90,7 +90,7 @@ def state_of(part: Any, like: dict[str, Any], what: str, values: Any = None) -> 
         with threads.limited(worker.state.nthreads):
             for block in part if values is None else part.filled(values):
                 moments.update(block.X, block.labels, sample_weight=block.sample_weight)
-            with moments.held():
+            with moments._locked():
                 pass  # merges the rows that wait
     except Exception as error:
         error.add_note(f"while {what} were accumulated")
@@ -192,7 +192,7 @@ def _packed(source: Source) -> bytes:
 
 def fold(run: Run, source: Source, client: Any, bar: Any, write_if_due: Any) -> None:
     """Add every block that `run` lacks, wave by wave, in order."""
-    engine = _Engine(client, source, run.target.make_like())
+    engine = _Engine(client, source, run.target._arguments())
     width = source.n_features
     if width is None:
         block = next(iter(source), None)

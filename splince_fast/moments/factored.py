@@ -204,7 +204,7 @@ def snapshot(
 ) -> Factored:
     """The snapshot behind :meth:`Moments.factored`."""
     options = Options(shrinkage=shrinkage, solver=solver, min_scale=min_scale)
-    with moments.held() as held:
+    with moments._locked() as held:
         for name in held.variables:
             held.variable(name)  # makes room for every class that was named
         return Factored(
@@ -224,7 +224,7 @@ def statistics(source: Moments | Factored) -> AbstractContextManager[Live | Fact
         Neither moments nor a snapshot of them.
     """
     if isinstance(source, Moments):
-        return source.held_as(live)
+        return source._locked_view(live)
     if isinstance(source, Factored):
         return nullcontext(source)
     raise InputError(f"moments is {type(source).__name__}; pass sf.Moments().update(X, labels)")

@@ -180,8 +180,67 @@ class Folds(Sequence[Moments]):
 
     # -- filling ---------------------------------------------------------------------------
 
+    @classmethod
+    def from_blocks(
+        cls,
+        blocks: Any,
+        *,
+        folds: int = 2,
+        groups: str | None = None,
+        progress: bool | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_seconds: float = 60.0,
+        **parameters: Any,
+    ) -> Folds:
+        """Accumulate a whole source, its rows split into folds.
+
+        Parameters
+        ----------
+        blocks : Source or iterable of (X, labels) or (X, labels, sample_weight)
+            See :mod:`splince_fast.sources`.
+        folds : int
+            Number of folds, at least 2.
+        groups : str, optional
+            Name of a class-coded variable of the labels whose classes stay together.
+        progress, checkpoint, checkpoint_seconds
+            As for :meth:`Moments.from_blocks`.
+        **parameters
+            The arguments of :class:`Moments`.
+
+        Returns
+        -------
+        Folds
+            With the classes of every variable in sorted order.
+
+        Raises
+        ------
+        FileFormatError, InputError
+            As :meth:`Moments.from_blocks`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import splince_fast as sf
+        >>> rng = np.random.default_rng(0)
+        >>> X, z = rng.normal(size=(1000, 3)), rng.integers(0, 2, size=1000)
+        >>> folds = sf.Folds.from_blocks([(X, {"z": z})], folds=2)
+        >>> sf.cross_report(folds, erase="z", method="leace").method
+        'leace'
+        """
+        from splince_fast import sources
+        from splince_fast.moments.sampled import with_rate
+        from splince_fast.moments.stream import accumulate
+
+        source = sources.as_source(blocks)
+        check_keywords(parameters, Moments, where="Moments")
+        empty = cls(folds, groups=groups, **with_rate(parameters, source, folds))
+        return accumulate(
+            source, empty, progress=progress, checkpoint=checkpoint,
+            checkpoint_seconds=checkpoint_seconds,
+        )._sort_classes()  # fmt: skip
+
     def update(self, X: Any, labels: Any = None, *, sample_weight: Any = None) -> Folds:
-        """Deal rows to the folds.
+        """Split rows into the folds.
 
         Parameters
         ----------
@@ -251,8 +310,8 @@ class Folds(Sequence[Moments]):
             hashed = np.where(column.codes >= 0, of_class[column.codes], hashed)
         return (hashed % np.uint64(len(self))).astype(np.intp)
 
-    def settle(self) -> Folds:
-        """Give every fold the same classes, in sorted order: the blocks leave no trace."""
+    def _sort_classes(self) -> Folds:
+        """Give every fold the same classes in sorted order, whatever the size of the blocks."""
         for name, kind in self.variables.items():
             if kind != "classes":
                 continue
@@ -260,7 +319,7 @@ class Folds(Sequence[Moments]):
             names = {class_key(c): c for v in known if v for c in v.class_names(name)}
             order = [names[key] for key in sorted(names, key=repr)]
             for fold in self._folds:
-                with fold.held() as held, Deferred():
+                with fold._locked() as held, Deferred():
                     if held.state is not None:
                         width = held.state.width
                         sums = held.variables.get(name, ClassSums.without_rows(width))
@@ -269,12 +328,12 @@ class Folds(Sequence[Moments]):
 
     # -- storing ---------------------------------------------------------------------------
 
-    def make_like(self) -> dict[str, Any]:
-        """What makes empty folds alike, as JSON."""
+    def _arguments(self) -> dict[str, Any]:
+        """The arguments of empty folds of the same parameters, as JSON."""
         return {"folds": len(self), "groups": self._groups, **self.parameters.as_arguments()}
 
-    def write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, Any]) -> None:
-        """Write the folds and where their source stands."""
+    def _write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, Any]) -> None:
+        """Write the folds and the position in their source."""
         tensors: dict[str, NDArray[Any]] = {}
         metadata: list[dict[str, Any]] = []
         for i, fold in enumerate(self._folds):
@@ -286,8 +345,8 @@ class Folds(Sequence[Moments]):
         version = format_of(self.parameters)
         files.write(path, _KIND, version, tensors, {"folds": metadata, **described})
 
-    def read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Folds, Any]:
-        """Folds and where their source stands."""
+    def _read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Folds, Any]:
+        """The folds and the position in their source that a checkpoint holds."""
         tensors, metadata = files.read(path, _KIND, NEWEST)
         with consistent(path):
             described, groups, position = (

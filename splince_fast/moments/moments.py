@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from splince_fast._runtime.arrays import column_names, name_columns
 from splince_fast._runtime.interrupts import Deferred
 from splince_fast._runtime.keywords import check_keywords
 from splince_fast._runtime.lock import ReadersWriterLock
-from splince_fast._solve.options import check_reading
 from splince_fast.exceptions import (
     FileFormatError,
     InputError,
@@ -215,7 +214,7 @@ class Moments:
         folds: None = None,
         groups: None = None,
         client: Any = None,
-        progress: bool = False,
+        progress: bool | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = 60.0,
         **parameters: Any,
@@ -229,7 +228,7 @@ class Moments:
         *,
         folds: int,
         groups: str | None = None,
-        progress: bool = False,
+        progress: bool | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = 60.0,
         **parameters: Any,
@@ -243,7 +242,7 @@ class Moments:
         folds: int | None = None,
         groups: str | None = None,
         client: Any = None,
-        progress: bool = False,
+        progress: bool | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = 60.0,
         **parameters: Any,
@@ -255,8 +254,7 @@ class Moments:
         blocks : Source or iterable of (X, labels) or (X, labels, sample_weight)
             See :mod:`splince_fast.sources`.
         folds : int, optional
-            At least 2: deal the rows to so many moments, by a hash of their position in the
-            stream, so that an eraser fitted on some is judged on the others.
+            At least 2: split the rows into this many moments, as :class:`splince_fast.Folds`.
         groups : str, optional
             With `folds`: name of a variable of the labels whose classes stay together, each in
             one fold. It serves the grouping alone and is not accumulated.
@@ -264,8 +262,9 @@ class Moments:
             Accumulate on its workers, which read their blocks themselves: the source must be of
             files that they see, or of a dask array. Only states travel. The result has the same
             bits whatever the number of workers, and whichever of them are lost.
-        progress : bool
-            Show rows/s, bytes/s and the time left on stderr.
+        progress : bool, optional
+            Show a progress bar on stderr; by default only in a terminal or notebook, after two
+            seconds.
         checkpoint : path, optional
             The state is written there atomically now and then, when the source fails or Ctrl-C
             comes, and at the end. If the file exists, accumulation resumes behind the last block
@@ -282,7 +281,8 @@ class Moments:
         Returns
         -------
         Moments or Folds
-            :class:`splince_fast.moments.Folds` where `folds` is given.
+            :class:`splince_fast.Folds` where `folds` is given: ``Folds.from_blocks`` is the long
+            form.
 
         Raises
         ------
@@ -293,45 +293,36 @@ class Moments:
             rate that leaves fewer than 4 rows per feature.
         """
         from splince_fast import sources
-        from splince_fast.moments.sampled import rate_for
+        from splince_fast.moments.sampled import with_rate
         from splince_fast.moments.stream import accumulate
 
         if folds is None and groups is not None:
-            raise InputError("groups says how rows are dealt to folds; pass folds=2, too")
+            raise InputError("groups says how rows are split into folds; pass folds=2, too")
         if folds is not None and client is not None:
             raise InputError(
-                "folds are dealt by one process; pass folds or client, or fit a source per fold "
+                "folds are split by one process; pass folds or client, or fit a source per fold "
                 "on the cluster and pass the list of moments to cross_report"
             )
-        source = sources.as_source(blocks)
-        check_keywords(parameters, cls, where="Moments")
-        if "subsample" in parameters:
-            check_reading(parameters["subsample"], parameters.get("sketch_size"))
-            parameters["subsample"] = rate_for(
-                parameters["subsample"], source.n_rows, source.n_features, source.name, folds or 1
-            )
-        empty: Any = cls(**parameters)
+        run: dict[str, Any] = {
+            "progress": progress, "checkpoint": checkpoint,
+            "checkpoint_seconds": checkpoint_seconds,
+        }  # fmt: skip
         if folds is not None:
             from splince_fast.moments.folds import Folds
 
-            empty = Folds(folds, groups=groups, **parameters)
-        filled = accumulate(
-            source,
-            empty,
-            progress=progress,
-            checkpoint=checkpoint,
-            checkpoint_seconds=checkpoint_seconds,
-            client=client,
-        )
-        return cast("Moments | Folds", filled if folds is None else filled.settle())
+            return Folds.from_blocks(blocks, folds=folds, groups=groups, **run, **parameters)
+        source = sources.as_source(blocks)
+        check_keywords(parameters, cls, where="Moments")
+        parameters = with_rate(parameters, source, 1)
+        return accumulate(source, cls(**parameters), client=client, **run)
 
     @property
     def parameters(self) -> Parameters:
         """The arguments that the object was made with."""
         return self._accumulator.parameters
 
-    def make_like(self) -> dict[str, Any]:
-        """The keyword arguments that make an empty object alike."""
+    def _arguments(self) -> dict[str, Any]:
+        """The keyword arguments of an empty object of the same parameters."""
         return self.parameters.as_arguments()
 
     # -- algebra ---------------------------------------------------------------------------
@@ -347,7 +338,7 @@ class Moments:
         """Merge the other moments into this object, in place."""
         self._check_like(other)
         part = other.copy() if other is self else other
-        with Deferred(), self._lock, part.held() as theirs:
+        with Deferred(), self._lock, part._locked() as theirs:
             self._accumulator.settle()
             self._accumulator.add(theirs)
         return self
@@ -355,7 +346,7 @@ class Moments:
     def __sub__(self, part: Moments) -> Moments:
         """Moments of the rows that are not in `part`, which must have been added before."""
         self._check_like(part)
-        with self.held() as ours, part.held() as theirs:
+        with self._locked() as ours, part._locked() as theirs:
             return self._around(ours.without(theirs))
 
     def __radd__(self, other: object) -> Moments:
@@ -380,7 +371,7 @@ class Moments:
 
     def _settled_copy(self) -> Moments:
         """A copy with every row merged."""
-        with self.held() as held:
+        with self._locked() as held:
             return self._around(held.copy())
 
     def scaled(self, factor: float) -> Moments:
@@ -425,11 +416,6 @@ class Moments:
         result._accumulator.scale(float(factor))
         return result
 
-    @property
-    def reading(self) -> tuple[dict[str, str], tuple[tuple[str, ...], ...]]:
-        """The arguments `kinds` and `joint`, which say how labels are read."""
-        return self.parameters.kinds, self.parameters.joint
-
     def copy(self) -> Moments:
         """An independent copy, rows that wait for a full block included."""
         with self._lock.reading():
@@ -450,7 +436,7 @@ class Moments:
     @property
     def weight(self) -> float:
         """Total weight of the rows seen."""
-        with self.held() as held:
+        with self._locked() as held:
             return 0.0 if held.state is None else held.state.weight
 
     @property
@@ -462,7 +448,7 @@ class Moments:
         NotEnoughDataError
             Nothing was seen yet.
         """
-        return self.flushed().mean
+        return self._state().mean
 
     def covariance(self, *, ddof: float = 1) -> Float:
         """(d, d) float64: sum w (x - mean)(x - mean)^T / (weight - ddof), in units of x squared.
@@ -495,7 +481,7 @@ class Moments:
                 "which would be a d x d matrix; accumulate without sketch_size=, if that fits in "
                 "memory. The variances are in moments.factored().variances"
             )
-        with self.held() as held:
+        with self._locked() as held:
             # Of the sampled rows, where there is a sample.
             state = (held.sample.rows if isinstance(held, SampledAccumulator) else held).seen()
             if state.weight - ddof <= 0:
@@ -532,7 +518,7 @@ class Moments:
         NotEnoughDataError
             The weight of the labelled rows is not above `ddof`.
         """
-        with self.held() as held:
+        with self._locked() as held:
             return held.variable(name).cross_covariance(ddof, name)
 
     def classes(self, name: VariableName) -> tuple[ClassName, ...]:
@@ -548,7 +534,7 @@ class Moments:
         UnknownVariableError, LabelError
             No such variable, or a continuous one.
         """
-        with self.held() as held:
+        with self._locked() as held:
             return tuple(held.variable(name).class_names(name))
 
     def class_counts(self, name: VariableName) -> dict[ClassName, int]:
@@ -564,7 +550,7 @@ class Moments:
         dict
             Number of rows by class.
         """
-        with self.held() as held:
+        with self._locked() as held:
             known = held.variable(name)
             names = known.class_names(name)
             return dict(zip(names, map(int, known.tensors()["rows"]), strict=True))
@@ -582,43 +568,26 @@ class Moments:
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + self.nbytes
 
-    def held(self) -> AbstractContextManager[Accumulator]:
-        """What the methods compute from: every row merged, and no other thread can change it.
+    def _locked(self) -> AbstractContextManager[Accumulator]:
+        """The accumulator, every row merged; no other thread can change it meanwhile.
 
-        Any number of threads may be in it at a time: they solve in parallel. Ctrl-C is delivered
-        at its end.
+        Any number of threads may hold it at a time: they solve in parallel. Ctrl-C is delivered at
+        the end.
         """
         return self._lock.reading(self._accumulator)
 
-    def held_as(self, view: Callable[[Any], T]) -> AbstractContextManager[T]:
-        """What `view` makes of the accumulator, which is `held` meanwhile.
-
-        Parameters
-        ----------
-        view : callable
-            Of the accumulator.
-        """
+    def _locked_view(self, view: Callable[[Any], T]) -> AbstractContextManager[T]:
+        """The value of `view(accumulator)`; the accumulator is locked as by :meth:`_locked`."""
         return self._lock.reading(self._accumulator, view)
 
-    def flushed(self) -> State:
+    def _state(self) -> State:
         """The state of x with every row merged."""
-        with self.held() as held:
+        with self._locked() as held:
             return held.seen()
 
-    def variable(self, name: VariableName) -> Variable:
-        """The sums of one variable with every row merged.
-
-        Parameters
-        ----------
-        name : str or tuple of str
-            The variable.
-
-        Raises
-        ------
-        UnknownVariableError
-            No such variable was seen.
-        """
-        with self.held() as held:
+    def _variable(self, name: VariableName) -> Variable:
+        """The sums of one variable with every row merged; UnknownVariableError without any."""
+        with self._locked() as held:
             return held.variable(name)
 
     def factored(
@@ -705,7 +674,7 @@ class Moments:
         if files.kind_of(path) == "folds":
             from splince_fast.moments.folds import Folds
 
-            return Folds(2).read_checkpoint(path)[0].total
+            return Folds(2)._read_checkpoint(path)[0].total
         return cls._read(path)[0]
 
     def _write(self, path: str | os.PathLike[str], stream: dict[str, Any] | None) -> None:
@@ -720,31 +689,12 @@ class Moments:
         with consistent(path):
             return cls._around(from_tensors(tensors, metadata)), metadata["stream"]
 
-    def write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, Any]) -> None:
-        """Write the state and where its source stands.
-
-        Parameters
-        ----------
-        path : path
-            The file.
-        stream : dict
-            Where the source stands, as JSON.
-        """
+    def _write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, Any]) -> None:
+        """Write the state and the position in its source, a JSON object."""
         self._write(path, stream)
 
-    def read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Moments, Any]:
-        """A state and where its source stands.
-
-        Parameters
-        ----------
-        path : path
-            A file that :meth:`write_checkpoint` wrote.
-
-        Returns
-        -------
-        tuple
-            The moments, and what was written beside them.
-        """
+    def _read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Moments, Any]:
+        """The state and the position in its source that a checkpoint holds."""
         return self._read(path)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def test_an_application_to_few_rows_takes_at_most_25_python_calls() -> None:
 
 def test_a_view_that_fails_leaves_the_lock_free() -> None:
     moments = Moments().update(normal(10, 3), {"z": np.arange(10) % 2})
-    with pytest.raises(ZeroDivisionError), moments.held_as(lambda held: held.n_rows // 0):
+    with pytest.raises(ZeroDivisionError), moments._locked_view(lambda held: held.n_rows // 0):
         pass
     assert moments.update(normal(5, 3)).n_rows == 15
 
@@ -139,10 +139,10 @@ def test_full_blocks_pass_the_buffer_while_rows_wait() -> None:
 
 def test_a_merge_in_place_makes_no_third_state() -> None:
     a, b = Moments().update(normal(50, 6)), Moments().update(normal(60, 6, 1))
-    with a.held() as held:
+    with a._locked() as held:
         matrix = held.seen().scatter
     a += b
-    with a.held() as held:
+    with a._locked() as held:
         assert held.seen().scatter is matrix
     check(a, Rows.of(normal(50, 6)) + Rows.of(normal(60, 6, 1)))
 
@@ -256,13 +256,13 @@ def test_a_part_of_more_rows_is_no_part_however_light() -> None:
 def test_a_checkpoint_is_written_once_for_each_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, positions = Moments.write_checkpoint, []
+    write, positions = Moments._write_checkpoint, []
 
     def counted(self: Moments, path: Any, stream: dict[str, Any]) -> None:
         positions.append(stream["position"])
         write(self, path, stream)
 
-    monkeypatch.setattr(Moments, "write_checkpoint", counted)
+    monkeypatch.setattr(Moments, "_write_checkpoint", counted)
     blocks = [np.eye(3)] * 3
     Moments.from_blocks(blocks, checkpoint=tmp_path / "run", checkpoint_seconds=0)
     assert positions == [1, 2, 3]
@@ -499,7 +499,7 @@ from splince_fast import Moments
 m = Moments().update(np.random.default_rng(0).normal(size=(200, 50)))
 inside, leave = threading.Event(), threading.Event()
 def read():
-    with m.held():
+    with m._locked():
         inside.set()
         leave.wait()
 thread = threading.Thread(target=read); thread.start(); inside.wait()
