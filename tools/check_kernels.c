@@ -15,7 +15,7 @@
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof(*(array))))
 #define EPS DBL_EPSILON
-#define MOST_ARRAYS 128
+#define MOST_ARRAYS 256
 #define MOST_SECONDS 600 /* of the whole program: a deadlock fails too */
 
 enum { F32, F64, F16 };
@@ -76,7 +76,10 @@ static uint64_t splitmix(void) {
     return z ^ z >> 31;
 }
 
-static Index pick(Index low, Index high) { return low + (Index)(splitmix() % (uint64_t)(high - low + 1)); }
+static Index pick(Index low, Index high) {
+    return low + (Index)(splitmix() % (uint64_t)(high - low + 1));
+}
+
 static double uniform(double low, double high) {
     return low + (high - low) * (double)(splitmix() >> 11) * 0x1p-53;
 }
@@ -214,11 +217,14 @@ static void check_sort(Index n, Index variables, Index n_codes, Index part) {
     Index *expected = NEW(Index, n), number = -1;
     begin("sort_by_cell", F64, "n %td, variables %td, n_codes %td, part_rows %td", n, variables,
           n_codes, part);
-    for (Index k = 0; k < variables * n; k++) codes[k] = pick(-1, pick(0, 1) ? n_codes - 1 : n_codes / 9 - 1);
+    for (Index k = 0; k < variables * n; k++)
+        codes[k] = pick(-1, (pick(0, 1) ? n_codes : n_codes / 9) - 1);
     sort_by_cell(codes, variables, n, n_codes, part, order, cell, place);
     for (Index i = 0, k; i < n; i++) { /* insertion into the rows of the part so far */
-        for (k = i; k > i / part * part && comes_before(codes, variables, n, i, expected[k - 1]); k--)
+        for (k = i; k > i / part * part; k--) {
+            if (!comes_before(codes, variables, n, i, expected[k - 1])) break;
             expected[k] = expected[k - 1];
+        }
         expected[k] = i;
     }
     for (Index i = 0; i < n; i++) {
@@ -238,11 +244,14 @@ typedef struct {
     Index n, width, variables, classes, columns, part;
     char *rows;
     Index *index, *codes, *order, *cell;
-    double *weight, *shift, *offset, *values, *y;
+    double *weight, *shift, *offset, *values, *y, *rotations;
+    Index turns;
+    char sizes[128];
 } Data;
 
 static double number_of(const Data *d, Index i, Index j) {
-    return get(d->rows + ((d->index ? d->index[i] : i) * d->width + j) * size_of[d->dtype], d->dtype);
+    const Index row = d->index ? d->index[i] : i;
+    return get(d->rows + (row * d->width + j) * size_of[d->dtype], d->dtype);
 }
 
 static Data random_data(int dtype, Index n, Index width, Index part) {
@@ -269,12 +278,21 @@ static Data random_data(int dtype, Index n, Index width, Index part) {
     d.y = NEW(double, n * width);
     for (Index i = 0; i < n; i++)
         for (Index j = 0; j < width; j++) d.y[i * width + j] = number_of(&d, i, j) - d.shift[j];
+    d.turns = pick(1, 5);
+    d.rotations = NEW(double, 2 * d.turns);
+    for (Index t = 0; t < d.turns; t++) {
+        const double angle = uniform(-4, 4);
+        d.rotations[2 * t] = cos(angle), d.rotations[2 * t + 1] = sin(angle);
+    }
+    snprintf(d.sizes, sizeof(d.sizes), "n %td, width %td, part %td, variables %td, classes %td, "
+             "columns %td, index %d, weight %d", n, width, part, d.variables, d.classes, d.columns,
+             !!d.index, !!d.weight);
     return d;
 }
 
 /* found_j = sum_i factor_i (y_ij + offset_j), or factor_i y_ij^2, over rows first..last. */
-static void check_sums(const char *name, const double *found, const Data *d, Index first, Index last,
-                       const double *factor, const double *offset, int squared) {
+static void check_sums(const char *name, const double *found, const Data *d, Index first,
+                       Index last, const double *factor, const double *offset, int squared) {
     for (Index j = 0; j < d->width; j++) {
         double sum = 0, size = 0;
         for (Index i = first; i < last; i++) {
@@ -300,15 +318,17 @@ static void check_labelled(const Data *d, Index first, Index last, const double 
         check_sums("class_sums", class_sums + c * d->width, d, first, last, factor, offset, 0);
     }
     for (Index q = 0; q < d->columns; q++)
-        check_sums("products", products + q * d->width, d, first, last, d->values + q * d->n, offset, 0);
+        check_sums("products", products + q * d->width, d, first, last, d->values + q * d->n,
+                   offset, 0);
 }
 
 /* --- moments --------------------------------------------------------------------------------- */
 
-static Block block_of(const Data *d, const double *rotations, Index turns) {
+/* Its peaks would exceed those of its rows, were they not overwritten. */
+static Block block_of(const Data *d) {
     return (Block){d->rows, d->width, d->n, d->index, d->weight, d->shift, d->offset, d->codes,
                    d->order, d->cell, d->variables, d->classes, d->part, d->values, d->columns,
-                   rotations, turns, NEW(double, d->width), NEW(double, d->width),
+                   d->rotations, d->turns, random_array(d->width, 1e3, 1e4), NEW(double, d->width),
                    NEW(double, d->classes * d->width), NEW(double, d->columns * d->width)};
 }
 
@@ -320,65 +340,64 @@ static void check_same_sums(const Block *a, const Block *b) {
     check_bits("products", a->products, b->products, a->columns * bytes);
 }
 
-static void check_blocks(const Level *level, int dtype, Index n, Index width) {
-    const Data d = random_data(dtype, n, width, GROUP * (pick(0, 1) ? pick(1, 4) : 32));
-    const Index lanes = level->width[dtype], turns = pick(1, 5), size = size_of[dtype];
-    const Index padded = (n + GROUP - 1) / GROUP * GROUP, height = (width + lanes - 1) / lanes;
-    double *rotations = NEW(double, 2 * turns);
-    double *turned = NEW(double, padded * width), *terms = NEW(double, padded * width);
-    for (Index t = 0; t < turns; t++) {
-        const double angle = uniform(-4, 4);
-        rotations[2 * t] = cos(angle), rotations[2 * t + 1] = sin(angle);
-    }
+/* Rows times the roots of their weights, rotated in pairs, and the sums of |terms|. */
+static void turn_rows(const Data *d, Index padded, double *turned, double *terms) {
     for (Index i = 0; i < padded; i++)
-        for (Index j = 0; j < width; j++) {
+        for (Index j = 0; j < d->width; j++) {
             const Index h = i ^ 1;
-            const double *angle = rotations + i / 2 % turns * 2;
-            double own = i < n ? angle[0] * d.y[i * width + j] : 0;
-            double other = h < n ? angle[1] * d.y[h * width + j] : 0;
-            if (d.weight && i < n) own *= sqrt(d.weight[i]);
-            if (d.weight && h < n) other *= sqrt(d.weight[h]);
-            turned[i * width + j] = i % 2 ? own - other : own + other;
-            terms[i * width + j] = fabs(own) + fabs(other);
+            const double *angle = d->rotations + i / 2 % d->turns * 2;
+            double own = i < d->n ? angle[0] * d->y[i * d->width + j] : 0;
+            double other = h < d->n ? angle[1] * d->y[h * d->width + j] : 0;
+            if (d->weight && i < d->n) own *= sqrt(d->weight[i]);
+            if (d->weight && h < d->n) other *= sqrt(d->weight[h]);
+            turned[i * d->width + j] = i % 2 ? own - other : own + other;
+            terms[i * d->width + j] = fabs(own) + fabs(other);
         }
+}
 
-    begin("centre_columns", dtype, "n %td, width %td, part_rows %td, variables %td, classes %td, "
-          "columns %td, turns %td, index %d, weight %d", n, width, d.part, d.variables, d.classes,
-          d.columns, turns, !!d.index, !!d.weight);
-    const Block whole = block_of(&d, rotations, turns), striped = block_of(&d, rotations, turns);
+static void check_centred(const Level *level, const Data *d, const Block *whole, Index padded,
+                          const double *turned, const double *terms) {
+    const Index n = d->n, width = d->width, size = size_of[d->dtype], cut = pick(0, width);
+    const Block striped = block_of(d);
     char *out = array_of(padded * width, size), *same = array_of(padded * width, size);
     double *held = NEW(double, width);
-    level->moments.centre_columns[dtype](&whole, out, 0, width, held);
+    begin("centre_columns", d->dtype, "%s, turns %td, stripes 0 %td", d->sizes, d->turns, cut);
+    level->moments.centre_columns[d->dtype](whole, out, 0, width, held);
     for (Index j = 0; j < width; j++) {
         double peak = 0;
-        for (Index i = 0; i < n; i++) peak = fmax(peak, fabs(d.y[i * width + j]));
-        check_near("peak", j, whole.peak[j], peak, 0);
+        for (Index i = 0; i < n; i++) peak = fmax(peak, fabs(d->y[i * width + j]));
+        check_near("peak", j, whole->peak[j], peak, 0);
     }
     for (Index k = 0; k < padded * width; k++)
-        check_near("out", k, get(out + k * size, dtype), turned[k], 8 * (EPS + epsilon[dtype]) * terms[k]);
-    check_labelled(&d, 0, n, d.offset, whole.total, whole.class_sums, whole.products);
-    const Index cut = pick(0, width);
-    level->moments.centre_columns[dtype](&striped, same, 0, cut, held);
-    level->moments.centre_columns[dtype](&striped, same, cut, width, held);
-    check_same_sums(&striped, &whole);
+        check_near("out", k, get(out + k * size, d->dtype), turned[k],
+                   8 * (EPS + epsilon[d->dtype]) * terms[k]);
+    check_labelled(d, 0, n, d->offset, whole->total, whole->class_sums, whole->products);
+    level->moments.centre_columns[d->dtype](&striped, same, 0, cut, held);
+    level->moments.centre_columns[d->dtype](&striped, same, cut, width, held);
+    check_same_sums(&striped, whole);
     check_bits("out", same, out, padded * width * size);
+}
 
+static void check_reduced(const Level *level, const Data *d, const Block *whole, Index padded,
+                          const double *turned, const double *terms) {
+    const Index n = d->n, width = d->width, size = size_of[d->dtype];
+    const Index lanes = level->width[d->dtype], height = (width + lanes - 1) / lanes;
     const Index chunk = GROUP * pick(1, 10), chunks = (n + chunk - 1) / chunk;
     const Index stripe = lanes * pick(1, 3), step = chunk * lanes + pick(0, 1) * 5;
-    const Index numbers = height * lanes * height * lanes;
+    const Index apart = height * lanes, bytes = apart * apart * size;
     char *products[4];
-    begin("reduce_chunks", dtype, "n %td, width %td, part_rows %td, chunk %td, stripe %td, step %td, "
-          "variables %td, classes %td, columns %td, index %d, weight %d", n, width, d.part, chunk,
-          stripe, step, d.variables, d.classes, d.columns, !!d.index, !!d.weight);
     for (int threads = 1; threads <= 3; threads++) {
-        const Block block = block_of(&d, rotations, turns);
+        const Block block = block_of(d);
         Gram gram = {{array_of(height * step, size), array_of(height * step, size)}, height, step,
-                     chunk, stripe, products[threads] = array_of(numbers, size), NEW(Phase, chunks + 1)};
+                     chunk, stripe, array_of(apart * apart, size), NEW(Phase, chunks + 1)};
+        Shared shared = {.level = level, .dtype = d->dtype, .block = &block, .gram = &gram};
+        begin("reduce_chunks", d->dtype, "%s, chunk %td, stripe %td, step %td, threads %d",
+              d->sizes, chunk, stripe, step, threads);
+        products[threads] = gram.product;
         memset(gram.phases, 0, (size_t)(chunks + 1) * sizeof(Phase));
-        Shared shared = {.level = level, .dtype = dtype, .block = &block, .gram = &gram};
         call_at_once(&shared, threads);
-        check_same_sums(&block, &whole);
-        check_bits("product", products[threads], products[1], numbers * size);
+        check_same_sums(&block, whole);
+        check_bits("product", products[threads], products[1], bytes);
     }
     for (Index j = 0; j < width; j++)
         for (Index i = j; i < width; i++) {
@@ -387,10 +406,20 @@ static void check_blocks(const Level *level, int dtype, Index n, Index width) {
                 sum += turned[k + i] * turned[k + j];
                 most += terms[k + i] * terms[k + j];
             }
-            const Index at = j * height * lanes + i;
-            check_near("product", at, get(products[1] + at * size, dtype), sum,
-                       (double)(2 * n + 32) * (EPS + epsilon[dtype]) * most);
+            const Index at = j * apart + i;
+            check_near("product", at, get(products[1] + at * size, d->dtype), sum,
+                       (double)(2 * n + 32) * (EPS + epsilon[d->dtype]) * most);
         }
+}
+
+static void check_blocks(const Level *level, int dtype, Index n, Index width) {
+    const Data d = random_data(dtype, n, width, GROUP * (pick(0, 1) ? pick(1, 4) : 32));
+    const Index padded = (n + GROUP - 1) / GROUP * GROUP;
+    double *turned = NEW(double, padded * width), *terms = NEW(double, padded * width);
+    const Block whole = block_of(&d);
+    turn_rows(&d, padded, turned, terms);
+    check_centred(level, &d, &whole, padded, turned, terms);
+    check_reduced(level, &d, &whole, padded, turned, terms);
     release();
 }
 
@@ -400,10 +429,9 @@ static void check_sample(const Level *level, int dtype, Index n, Index width) {
     const Index stride = pick(1, n + 1);
     for (Index i = 0; i < n; i++)
         set(d.rows + (d.index ? d.index[i] : i) * width * size_of[dtype], dtype, 0.1);
-    const Block block = block_of(&d, NULL, 0);
+    const Block block = block_of(&d);
     double *shift = NEW(double, width), *spread = NEW(double, width);
-    begin("sample_columns", dtype, "n %td, width %td, stride %td, index %d, weight %d", n, width,
-          stride, !!d.index, !!d.weight);
+    begin("sample_columns", dtype, "%s, stride %td", d.sizes, stride);
     level->moments.sample_columns[dtype](&block, stride, shift, spread);
     for (Index j = 0; j < width; j++) {
         const double origin = number_of(&d, 0, j);
@@ -434,15 +462,16 @@ static void check_add_lower(const Level *level, int dtype, Index width, Index ap
     begin("add_lower", dtype, "width %td, apart %td, product %d, ranges 0 %td %td", width, apart,
           given, cut, half);
     for (int part = 0; part < 2; part++)
-        level->moments.add_lower[dtype](scatter, width, given ? product : NULL, apart, sign, vectors,
-                                        by, part ? cut : 0, part ? half : cut);
+        level->moments.add_lower[dtype](scatter, width, given ? product : NULL, apart, sign,
+                                        vectors, by, part ? cut : 0, part ? half : cut);
     for (Index j = 0; j < width; j++)
         for (Index i = 0; i < width; i++) {
             const double x = given ? sign * get(product + (j * apart + i) * size, dtype) : 0;
-            const double a = by[0] * vectors[i] * vectors[j];
-            const double b = by[1] * vectors[width + i] * vectors[width + j], old = before[j * width + i];
-            check_near("scatter", j * width + i, scatter[j * width + i], i < j ? old : old + x + a + b,
-                       i < j ? 0 : 8 * EPS * (fabs(old) + fabs(x) + fabs(a) + fabs(b)));
+            const double a = by[0] * vectors[i] * vectors[j], old = before[j * width + i];
+            const double b = by[1] * vectors[width + i] * vectors[width + j];
+            const double slack = 8 * EPS * (fabs(old) + fabs(x) + fabs(a) + fabs(b));
+            check_near("scatter", j * width + i, scatter[j * width + i],
+                       i < j ? old : old + x + a + b, i < j ? 0 : slack);
         }
     release();
 }
@@ -463,7 +492,8 @@ static Table table_of(int dtype, Index n, Index width, int layout) {
     const Index across[] = {1, n, 1, n + 5, -3}, down[] = {width, 1, width + 3, 1, -6 * width - 1};
     const Index size = size_of[dtype], before = layout == BY_ROWS ? pick(0, 16) : 0;
     const Index spread = (n - 1) * labs(down[layout]) + (width - 1) * labs(across[layout]);
-    Table t = {{NULL, down[layout] * size, across[layout] * size}, NULL, n, width, before + spread + 1, dtype};
+    Table t = {{NULL, down[layout] * size, across[layout] * size}, NULL, n, width,
+               before + spread + 1, dtype};
     t.begin = array_of(t.count, size);
     t.matrix.data = t.begin + (before + (layout == BACKWARDS ? spread : 0)) * size;
     return t;
@@ -480,7 +510,8 @@ static void check_table(const Table *found, const Table *expected) {
     memset(copy, 0xFF, (size_t)(found->count * size));
     for (Index i = 0; i < found->n; i++)
         for (Index j = 0; j < found->width; j++)
-            memcpy(copy + (place_in(found, i, j) - found->begin), place_in(expected, i, j), (size_t)size);
+            memcpy(copy + (place_in(found, i, j) - found->begin), place_in(expected, i, j),
+                   (size_t)size);
     check_bits("out, or numbers beside it,", found->begin, copy, found->count * size);
 }
 
@@ -551,8 +582,8 @@ static void check_erase(const Level *level, int dtype, Index rank, Index n, Inde
         const int into = trial ? (int)pick(0, LAYOUTS - 1) : BY_ROWS, in_place = trial > 3;
         const Table given = copy_of(&rows, from), kept = given;
         const Table to = in_place ? given : table_of(dtype, n, width, into);
-        begin("erase", dtype, "rank %td, n %td, width %td, layouts %d to %d, in place %d, streamed %d",
-              rank, n, width, from, into, in_place, streamed);
+        begin("erase", dtype, "rank %td, n %td, width %td, layouts %d to %d, in place %d, "
+              "streamed %d", rank, n, width, from, into, in_place, streamed);
         erase(level, &map, &given, &to, n, streamed, NO_ROW);
         check_table(&to, &out);
         if (!in_place) check_table(&kept, &rows);
@@ -560,7 +591,8 @@ static void check_erase(const Level *level, int dtype, Index rank, Index n, Inde
     release();
 }
 
-/* All halves, which rank 0 leaves as they are, and numbers that are rounded to halves. */
+/* All halves, which rank 0 leaves as they are; ties between halves and numbers near them, which
+   rank 1 or 2 makes of zeros; and the limit of float16, in few columns. */
 static void check_halves(const Level *level, Index rank, Index width) {
     double *mean = random_array(width, 0, 0), *right = random_array(rank * width, 0, 0);
     double *left = random_array(rank * width, 0, 0), *shift = random_array(rank, -1, -1);
@@ -575,17 +607,20 @@ static void check_halves(const Level *level, Index rank, Index width) {
         const double tie = (value_of_half(half) + upper) / 2 * (pick(0, 1) ? 1 : -1);
         left[j] = pick(0, 1) ? tie : (double)(float)(tie * uniform(0.9, 1.1));
         if (j % 5 == 4) left[j] = j % 2 ? nextafterf((float)tie, 0) : nextafterf((float)tie, 1e9f);
+        if (width < 40) left[j] = width % 2 ? 65520 : nextafterf(65520, 0);
         lost |= fabs(left[j]) >= 65520;
     }
     const Factors map = packed(level, rank, width, left, right, mean, shift);
     erase(level, &map, &rows, &out, 1, 0, lost ? 0 : NO_ROW);
     for (Index j = 0; j < width; j++) {
         const double found = get(place_in(&out, 0, j), F16);
-        const double expected = value_of_half(half_of(rank ? -left[j] : value_of_half((uint16_t)j)));
+        const double given = rank ? -left[j] : value_of_half((uint16_t)j);
+        const double expected = value_of_half(half_of(given));
         if (isfinite(expected))
             check_near("half", j, found, expected, 0);
         else
-            check_equal("NaN or infinity", j, isnan(expected) ? isnan(found) : found == expected, 1);
+            check_equal("NaN or infinity", j,
+                        isnan(expected) ? !!isnan(found) : found == expected, 1);
     }
     release();
 }
@@ -614,22 +649,25 @@ static void check_lost_row(const Level *level, Index rank, Index width, int layo
 
 /* Numbers spread over a row, and their sum of squares against 1e298; NaN lies between rows. */
 static void check_squares(const Level *level, int dtype, Index n, Index width) {
-    const double numbers[] = {1, 0.99e149, 1.01e149, -1.01e149, 0.8e149, NAN, INFINITY, -INFINITY, -1e300};
-    const int finite[] = {1, 1, 0, 0, width == 1, 0, 0, 0, 0};
+    static const double numbers[] = {1,    0.99e149, 1.01e149,  -1.01e149, 0.8e149,
+                                     NAN,  INFINITY, -INFINITY, -1e300};
+    const int finite[] = {1, 1, 0, 0, width == 1, 0, 0, 0, 0}; /* 0.8e149 occurs twice */
     const Table t = table_of(dtype, n, width, pick(0, 1) ? PART_OF_ROWS : BY_ROWS);
     for (int k = 0; k < COUNT(numbers); k++)
         for (int place = 0; place < 3; place++) {
+            const double x = numbers[k];
             const Index row = pick(0, n - 1), at = place ? place == 1 ? width / 2 : width - 1 : 0;
-            const int large = isfinite(numbers[k]) && fabs(numbers[k]) > 1;
-            if (dtype == F32 && large) continue;
-            begin("squares_finite", dtype, "n %td, width %td, %g at (%td, %td)", n, width, numbers[k],
-                  row, at);
+            if (dtype == F32 && isfinite(x) && fabs(x) > FLT_MAX) continue;
+            begin("squares_finite", dtype, "n %td, width %td, %g at (%td, %td)", n, width, x, row,
+                  at);
             for (Index i = 0; i < n; i++)
-                for (Index j = 0; j < width; j++) set(place_in(&t, i, j), dtype, dtype == F32 ? FLT_MAX : 1);
-            set(place_in(&t, row, at), dtype, numbers[k]);
-            if (k == 4) set(place_in(&t, row, at ? 0 : width - 1), dtype, numbers[k]);
-            check_equal("finite", 0, level->erase.squares_finite[dtype](t.matrix, n, width), finite[k]);
-            check_equal("finite above", 0, level->erase.squares_finite[dtype](t.matrix, row, width), 1);
+                for (Index j = 0; j < width; j++)
+                    set(place_in(&t, i, j), dtype, dtype == F32 ? FLT_MAX : 1);
+            set(place_in(&t, row, at), dtype, x);
+            if (x == 0.8e149) set(place_in(&t, row, at ? 0 : width - 1), dtype, x);
+            int (*const squares_finite)(Matrix, Index, Index) = level->erase.squares_finite[dtype];
+            check_equal("finite", 0, squares_finite(t.matrix, n, width), finite[k]);
+            check_equal("finite above", 0, squares_finite(t.matrix, row, width), 1);
         }
     release();
 }
@@ -644,9 +682,8 @@ static void check_sweep(const Level *level, int dtype, Index n, Index width) {
     const double *inverse = random_array(width, -1, 3);
     double *factor = NEW(double, n);
     Sweep runs[2];
-    begin("run_sweep", dtype, "n %td, d %td, segment %td, width %td, stripe %td, variables %td, "
-          "classes %td, columns %td, index %d, weight %d", n, width, d.part, task, stripe,
-          d.variables, d.classes, d.columns, !!d.index, !!d.weight);
+    begin("run_sweep", dtype, "%s, columns of a task %td, stripe %td, pitch %td", d.sizes, task,
+          stripe, pitch);
     for (int k = 0; k < 2; k++) {
         _Atomic(int64_t) next = 0;
         runs[k] = (Sweep){d.rows, d.index, d.weight, d.shift, inverse, d.codes, d.order, d.cell,
@@ -663,8 +700,8 @@ static void check_sweep(const Level *level, int dtype, Index n, Index width) {
         const Index first = g * d.part, last = n - first < d.part ? n : first + d.part;
         const double *sums = runs[0].sums + g * n_sums * width;
         check_sums("squares", sums + width, &d, first, last, factor, NULL, 1);
-        check_labelled(&d, first, last, NULL, sums, sums + 2 * width, sums + (2 + d.classes) * width);
-        arrays--, free(bases[arrays]); /* of `check_labelled` */
+        check_labelled(&d, first, last, NULL, sums, sums + 2 * width,
+                       sums + (2 + d.classes) * width);
     }
     for (Index s = 0; s < stripes; s++)
         for (Index i = 0; i < n; i++) {
@@ -703,7 +740,8 @@ static void check_level(const Level *level) {
         for (int a = 0; a < COUNT(ns); a++)
             for (int b = 0; b < COUNT(widths); b++) {
                 const Index n = ns[a], width = widths[b];
-                for (int r = 0; r < COUNT(ranks); r++) check_erase(level, dtype, ranks[r], n, width);
+                for (int r = 0; r < COUNT(ranks); r++)
+                    check_erase(level, dtype, ranks[r], n, width);
                 if (dtype == F16) continue;
                 check_blocks(level, dtype, n, width);
                 check_sample(level, dtype, n, width);
@@ -719,6 +757,8 @@ static void check_level(const Level *level) {
     for (int dtype = F32; dtype <= F16; dtype++) check_erase(level, dtype, 3, 41, 300);
     check_halves(level, 0, 1 << 16);
     for (Index rank = 1; rank <= 2; rank++) {
+        for (Index width = 1; width < 40; width += width % 2 ? 1 : 15)
+            check_halves(level, rank, width);
         check_halves(level, rank, 4003);
         for (int layout = 0; layout < LAYOUTS; layout++) check_lost_row(level, rank, 20, layout);
     }

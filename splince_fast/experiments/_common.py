@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from splince_fast.evaluation._tables import Table, figure_text, number
 from splince_fast.evaluation.result import Comparison
 from splince_fast.evaluation.statistics import MIN_SEEDS, Interval, corrected_t, t_interval
-from splince_fast.experiments.datasets import Dataset
+from splince_fast.experiments.dataset import Dataset
 
 ERASERS = ("none", "SAL", "LEACE", "SPLINCE")
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)
