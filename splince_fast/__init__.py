@@ -65,7 +65,7 @@ _LAZY = {
     "MeanProjection": "splince_fast.estimators",
     "Identity": "splince_fast.estimators",
     "Factored": "splince_fast.moments.factored",
-    "Folds": "splince_fast.moments.folds",
+    "Folds": "splince_fast.moments",
     "concept_strength": "splince_fast.strength",
     "cross_report": "splince_fast.methods.cross",
     "CrossReport": "splince_fast.methods.cross",

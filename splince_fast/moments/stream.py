@@ -15,6 +15,7 @@ from splince_fast.labels import encode
 from splince_fast.moments.digest import block_digest, file_stamps
 from splince_fast.moments.parameters import Parameters
 from splince_fast.sources._prefetch import prefetched
+from splince_fast.sources.base import StreamSource, as_source
 
 Path = str | os.PathLike[str]
 
@@ -55,8 +56,6 @@ def accumulate(
     client: Any = None,
 ) -> T:
     """Fill a target from a source; see :meth:`splince_fast.Moments.from_blocks`."""
-    from splince_fast import sources
-
     if (
         not isinstance(checkpoint_seconds, int | float)
         or isinstance(checkpoint_seconds, bool)
@@ -65,7 +64,7 @@ def accumulate(
         raise InputError(
             f"checkpoint_seconds is {checkpoint_seconds!r}; it must be a number of at least 0"
         )
-    source = sources.as_source(blocks)
+    source = as_source(blocks)
     if client is not None:
         from splince_fast.moments import cluster
 
@@ -167,8 +166,6 @@ class Run:
     def __init__(
         self, source: Any, target: Any, stream: dict[str, Any] | None, checkpoint: str | None
     ) -> None:
-        from splince_fast.sources.base import StreamSource
-
         self.target = target
         self._source = source
         self._checkpoint = checkpoint

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from naive_model import SWEEP, Rows, check, state_bytes
+from naive_model import Rows, check, state_bytes
 
 import splince_fast as sf
 from splince_fast import FileFormatError, InputError, Moments, sources
@@ -36,88 +36,6 @@ def script(text: str, *arguments: str) -> str:
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     return run.stdout
-
-
-# --- the way of a row ----------------------------------------------------------------------------
-
-
-CALLS = """
-import sys
-import numpy as np
-from splince_fast import Moments
-X, z = np.random.default_rng(0).normal(size=(4096, 16)).astype(np.float32), np.arange(4096) % 2
-moments = Moments()
-for _ in range(3):
-    moments.update(X, {"z": z})
-calls = []
-
-def note(frame, event, function):
-    if event == "call":
-        calls.append(frame.f_code.co_name)
-    elif event == "c_call" and function.__module__ == "splince_fast._kernels.row_kernels":
-        calls.append(function.__name__)
-
-sys.setprofile(note)
-moments.update(X, {"z": z})
-sys.setprofile(None)
-print(len(calls), *calls)
-"""
-
-
-def test_a_full_block_takes_at_most_fifty_python_calls() -> None:
-    """Compiled kernels among them; in a process of its own, without the guards of the tests."""
-    count, *names = script(CALLS).split()
-    assert SWEEP[1] in names
-    assert int(count) <= 50, names
-
-
-CALLS_OF_A_SOLVE = """
-import sys
-import numpy as np
-from splince_fast import Moments, leace, sal, splince
-z, y = np.arange(200) % 2, np.arange(200) // 2 % 2
-moments = Moments().update(np.random.default_rng(0).normal(size=(200, 16)), {"z": z, "y": y})
-solves = lambda: splince(moments, erase="z", keep="y"), lambda: leace(moments, erase="z"), \\
-    lambda: sal(moments, erase="z")
-for solve in solves:
-    solve()
-    calls = []
-    sys.setprofile(lambda frame, event, _: event == "call" and calls.append(frame.f_code.co_name))
-    solve()
-    sys.setprofile(None)
-    print(*calls)
-"""
-
-
-def test_a_small_solve_takes_at_most_65_python_calls() -> None:
-    """Compiled kernels are not among them: they are no frames of Python."""
-    for line in script(CALLS_OF_A_SOLVE).splitlines():
-        names = line.split()
-        assert "span_of" in names
-        assert len(names) <= 65, names
-
-
-CALLS_OF_AN_APPLICATION = """
-import sys
-import numpy as np
-from splince_fast import Projection
-eraser = Projection(np.eye(16)[:, :1], np.eye(16)[:, :1], np.zeros(16))
-X, out = np.ones((4, 16), np.float32), np.ones((4, 16), np.float32)
-for given in ({}, {"out": out}):
-    eraser(X, **given)
-    calls = []
-    sys.setprofile(lambda frame, event, _: event == "call" and calls.append(frame.f_code.co_name))
-    eraser(X, **given)
-    sys.setprofile(None)
-    print(*calls)
-"""
-
-
-def test_an_application_to_few_rows_takes_at_most_25_python_calls() -> None:
-    for line in script(CALLS_OF_AN_APPLICATION).splitlines():
-        names = line.split()
-        assert "_erase_rows" in names
-        assert len(names) <= 25, names
 
 
 def test_a_view_that_fails_leaves_the_lock_free() -> None:

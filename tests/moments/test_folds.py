@@ -19,7 +19,7 @@ import splince_fast as sf
 from splince_fast import Moments, NonFiniteError, sources
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError
-from splince_fast.moments.folds import Folds
+from splince_fast.moments import Folds
 
 N, D = 400, 5
 LAYOUTS: dict[str, Any] = {
