@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import abbreviated
-from splince_fast._solve.held_out import expected_r2
-from splince_fast.exceptions import FileFormatError
+from splince_fast._solve.held_out import Noise, certificate, expected_r2
+from splince_fast.exceptions import FileFormatError, InputError
 
 if TYPE_CHECKING:
     from splince_fast._solve.oblique import Solution
@@ -68,6 +68,9 @@ class VariableReport:
         fitted cross-covariances is tau / n, tau = tr(S^+ sum_c w_c S_c) with w_c = 1 - p_c for
         classes of fractions p_c, summed over directions; as p_c S_c <= S, no direction has more
         than (1 - p) / p times that of equal covariances, p the fraction of the rarest class.
+    noise : Noise or None
+        Of an erased variable: sampling noise of its fitted covariance with x, for
+        :meth:`Report.certificate`. None where some of the association stays.
 
     Examples
     --------
@@ -93,6 +96,7 @@ class VariableReport:
     kind: str = ""
     expected: float | None = None
     expected_most: float | None = None
+    noise: Noise | None = None
 
     @property
     def label(self) -> str:
@@ -238,7 +242,13 @@ class Report:
         """
         try:
             variables = tuple(
-                VariableReport(**{**v, "singular_values": tuple(v["singular_values"])})
+                VariableReport(
+                    **{
+                        **v,
+                        "singular_values": tuple(v["singular_values"]),
+                        "noise": _noise_of(v.get("noise")),
+                    }
+                )
                 for v in values["variables"]
             )
             new = cls(
@@ -260,6 +270,57 @@ class Report:
             raise FileFormatError("a report has some of the figures of a frozen head but not all")
         return new
 
+    def certificate(self, delta: float = 0.05) -> dict[str, float]:
+        """Bound of the R^2 with which a linear predictor finds an erased variable in new rows.
+
+        For maps whose kernel is spanned by the fitted Cov(x, z), whatever Cov(x), task or method:
+        the population R^2 of a column of z is at most t / (1 + t), and n t is distributed as
+        chi-squared of p - 1 degrees of freedom, p the rank of Cov(x), times tau / (p - 1), where
+        tau is that of the classes' covariances in moments made with ``by=``, and p - 1 otherwise.
+        So it assumes, without ``by=``, that all classes have the same covariance, and of a
+        continuous variable that the deviation of x does not depend on it.
+
+        Parameters
+        ----------
+        delta : float in (0, 1)
+            Fraction of fits for which the bound may fail; divided among the columns of a variable.
+
+        Returns
+        -------
+        dict of str to float
+            The bound by variable, of every column of it. It holds for rows of the same
+            distribution, for linear predictors, and asymptotically in the number of rows.
+
+        Raises
+        ------
+        InputError
+            `delta` is out of range, or the eraser leaves some of the association: ``rank_tol=``,
+            or a fraction of the change.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import splince_fast as sf
+        >>> rng = np.random.default_rng(0)
+        >>> z = rng.integers(0, 2, size=4000)
+        >>> X = rng.normal(size=(4000, 9)) + z[:, None]
+        >>> eraser = sf.leace(sf.Moments(by="z").update(X, {"z": z}), erase="z")
+        >>> round(eraser.report.certificate(delta=0.05)["z"], 4)
+        0.004
+        """
+        number = isinstance(delta, float | int) and not isinstance(delta, bool)
+        if not number or not 0 < delta < 1:
+            raise InputError(f"delta is {delta!r}; it must be a number between 0 and 1")
+        erased = [v for v in self.variables if v.role == "erased"]
+        if self.alpha < 1 or any(v.noise is None for v in erased):
+            raise InputError(
+                "some of the association with the concept stays (rank_tol=, or a fraction of the "
+                "change), or the file is of an older version: there is no certificate; fit the "
+                "eraser again, without these options"
+            )
+        rank = self.rank_covariance or self.n_features
+        return {v.name: certificate(v.noise, rank, delta) for v in erased if v.noise}
+
     def _scaled(self, alpha: float) -> Report:
         """The report of the eraser with its change times `alpha`."""
         if alpha == 1:
@@ -268,7 +329,9 @@ class Report:
         def variable(v: VariableReport) -> VariableReport:
             # P_alpha c = (1 - alpha) c + alpha P c, where P c is 0 but for rounding.
             left = alpha * v.residual + (1 - alpha if v.role == "erased" else 0.0)
-            return dataclasses.replace(v, residual=left, expected=None, expected_most=None)
+            return dataclasses.replace(
+                v, residual=left, expected=None, expected_most=None, noise=None
+            )
 
         def times(value: float | None) -> float | None:
             return None if value is None else alpha**2 * value
@@ -493,7 +556,9 @@ def _at_most(variable: VariableReport, text: str) -> str:
 
 def _check_types(part: VariableReport | Report) -> None:
     """Raise FileFormatError unless every field holds what its annotation says."""
-    known: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
+    known: dict[str, tuple[type, ...]] = {
+        "str": (str,), "int": (int,), "float": (int, float), "Noise": (Noise,)
+    }  # fmt: skip
     for field in dataclasses.fields(part):
         value, kind = getattr(part, field.name), str(field.type)
         if value is None and kind.endswith("| None"):
@@ -505,6 +570,17 @@ def _check_types(part: VariableReport | Report) -> None:
             raise FileFormatError(f"the field {field.name!r} of a report is {value!r}, not {kind}")
         if item == "float" and any(isinstance(v, int) and abs(v) > 1 << 1023 for v in items):
             raise FileFormatError(f"the field {field.name!r} of a report leaves the range of float")
+
+
+def _noise_of(values: Any) -> Noise | None:
+    """The noise of a variable as a file has it."""
+    if values is None:
+        return None
+    n, columns, ratios = values
+    numbers = (n, columns, *ratios)
+    if not all(isinstance(v, float | int) and 0 < v < float("inf") for v in numbers):
+        raise TypeError("the noise of a variable holds no positive numbers")
+    return Noise(float(n), int(columns), tuple(map(float, ratios)))
 
 
 class Facts(NamedTuple):
@@ -525,6 +601,7 @@ class Facts(NamedTuple):
     passes: int | None
     gain: float | None
     sensitivity: float
+    noises: tuple[Noise, ...]  # of the erased variables; none where they are not erased entirely
 
 
 def build_report(
@@ -567,7 +644,8 @@ def build_report(
                 shown = np.minimum(shown, 1.0) if not kind.startswith("directions") else shown
                 if role == "erased" and exact and known:
                     sizes = round(facts.weight), solution.rank_covariance, min(metric.shape)
-                    expected = expected_r2(shown, *sizes)
+                    ratio = float(np.mean(facts.noises[i].ratios)) if facts.noises else 1.0
+                    expected = expected_r2(shown, *sizes, ratio, ratio)
                     most = None if largest is None else expected_r2(shown, *sizes, largest)
             variables.append(
                 VariableReport(
@@ -580,6 +658,7 @@ def build_report(
                     kind,
                     expected,
                     most,
+                    facts.noises[i] if role == "erased" and facts.noises else None,
                 )
             )
             start += count

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels.factor import STATUS_INFEASIBLE, STATUS_OK
 from splince_fast._runtime.arrays import abbreviated
+from splince_fast._solve.held_out import Noise
 from splince_fast._solve.messages import raise_infeasible, raise_numerical
 from splince_fast._solve.oblique import Solution, oblique, with_null_space
 from splince_fast._solve.options import Options
@@ -167,6 +168,10 @@ class Recipe(NamedTuple):
                 norms = column_norms(left, right)
                 notes += (self._sensitive(known, memory, span_z, span_y, norms, moved),)
                 warnings.warn(notes[-1], PrecisionWarning, stacklevel=4)
+            noises: tuple[Noise, ...] = ()
+            if options.rank_tol == "auto":  # else some of the association stays
+                own = factor if whitened and not share else None
+                noises = tuple(known.noise(n, own) for n in names_of(self.erase, "erase"))
             rank = solution.rank_covariance
             changed = None if distortion is None else distortion / variance if variance else 0.0
             large = 2 * solution.rank_z >= rank or (changed is not None and 2.0 * changed > 1.0)
@@ -175,7 +180,7 @@ class Recipe(NamedTuple):
             facts = Facts(
                 method, known.n_rows, known.weight, share, whitened, distortion, unkept, notes,
                 variance, None if sampled is None else sampled.n_rows, excess, sketch,
-                passes, gain, moved,
+                passes, gain, moved, noises,
             )  # fmt: skip
         report = partial(build_report, facts, solution, span_z, span_y, left, right)
         return Projection._make(left, right, mean, method=method, report=report)

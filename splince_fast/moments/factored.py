@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._solve.factor import Factor
+from splince_fast._solve.held_out import Noise
 from splince_fast._solve.options import Options
 from splince_fast.exceptions import InputError, UnknownVariableError
 from splince_fast.labels import VariableName
@@ -85,6 +86,8 @@ class Factored:
         self._identity = live.identity()
         self.reading = parameters["kinds"], parameters["joint"]
         self._variables = {name: variable.copy() for name, variable in variables.items()}
+        own = None if self.shrinkage else self.factor
+        self._noise = {name: live.noise(name, own) for name in self._variables}
         self.mean.flags.writeable = self.variances.flags.writeable = False
 
     @property
@@ -111,6 +114,18 @@ class Factored:
                 f"no variable {name!r} was accumulated; the variables are: {known}"
             )
         return self._variables[name]
+
+    def noise(self, name: VariableName, factor: Factor | None) -> Noise:
+        """The sampling noise of the covariance of x with a variable.
+
+        Parameters
+        ----------
+        name : str or tuple of str
+            The variable.
+        factor : Factor or None
+            Not read: the factor of the snapshot is.
+        """
+        return self._noise[name]
 
     def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
         """Work memory for `factored`: none is needed, the factor is there.

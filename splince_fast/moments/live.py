@@ -8,15 +8,20 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels import blas
 from splince_fast._solve import factor as factors
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
+from splince_fast._solve.held_out import Noise, class_ratios
 from splince_fast._solve.low_rank import LowRank, nystroem
 from splince_fast._solve.options import Options
 from splince_fast._solve.shrinkage import share
 from splince_fast._solve.weak_features import weak_features
 from splince_fast.exceptions import InputError
+from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator
+from splince_fast.moments.by_class import ClassAccumulator
+from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.metric import Sampled, refuse_few, sampled_covariance
 from splince_fast.moments.sampled import SampledAccumulator
 from splince_fast.moments.sketch import Sketch
@@ -53,6 +58,38 @@ class Live:
     def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
         """Where a factor may live while it is used."""
         return self._held.workspace(len(self.mean) ** 2) if whitened else nullcontext()
+
+    def noise(self, name: VariableName, factor: Factor | None) -> Noise:
+        """The sampling noise of Cov(x, variable), with the scatters of its classes where known."""
+        variable = self.variable(name)
+        if not isinstance(variable, ClassSums):
+            columns = variable.n_columns
+            return Noise(variable.weight, columns, (1.0,) * columns)
+        weights = variable.weights[variable.weights > 0]
+        traces = None if factor is None or len(weights) < 2 else self._class_traces(name, factor)
+        if traces is None:
+            ratios: tuple[float, ...] = (1.0,) * len(weights)
+        else:
+            ratios = class_ratios(weights / weights.sum(), traces, factor.rank)  # type: ignore[union-attr]
+        columns = 1 if len(weights) == 2 else len(weights)
+        return Noise(float(weights.sum()), columns, ratios[:columns])
+
+    def _class_traces(self, name: VariableName, factor: Factor) -> Float | None:
+        """tr(S^+ S_c) of the classes of the variable that the moments were made `by`."""
+        held = self._held
+        if not isinstance(held, ClassAccumulator) or held.parameters.by != name:
+            return None
+        names = cast(ClassSums, self.variable(name)).names
+        found = []
+        for own in names:
+            part = held.parts.get(own)
+            if part is None or part.state is None or not part.state.weight:
+                continue
+            scatter = part.state.scatter / part.state.weight
+            blas.mirror_lower(scatter)
+            half = factor.whiten(np.ascontiguousarray(scatter))
+            found.append(float(np.trace(factor.whiten(np.ascontiguousarray(half.T)))))
+        return np.array(found)
 
     def identity(self) -> Factor:
         """The factor of the identity, for what is not whitened."""
