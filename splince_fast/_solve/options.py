@@ -161,6 +161,16 @@ OPTIONS = {
             ("auto",),
             number=float,
         ),
+        Option(
+            "strength",
+            1.0,
+            lambda b: _in_unit_interval(b) and not isinstance(b, bool),
+            "a number in [0, 1]",
+            ("splince",),
+            "fraction of the covariance that LEACE destroys of what is kept, and that is given "
+            "back; 0 is LEACE",
+            number=float,
+        ),
     )
 }
 
@@ -270,6 +280,7 @@ class Options:
     rank_tol: float | str = "auto"
     solver: str = "auto"
     min_scale: float | str = "auto"
+    strength: float = 1.0
 
     def __post_init__(self) -> None:
         values = _values(self)

@@ -61,15 +61,29 @@ class Live:
 
     def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
         """The factor of Cov(x), of which `share` is isotropic."""
-        d = len(self.mean)
+        return self._factored(options, share, memory, self.mean)
+
+    def factored_above(self, deviations: Float, memory: Float | None) -> Factor:
+        """The factor of Cov(x) of erased rows; features that are rounding count as constant.
+
+        `deviations`, (d,), are those of the rows before erasing (`tolerances.computed`).
+        """
+        least = tolerances.computed(deviations, self._state.second.unit_roundoff)
+        mean = np.maximum(np.abs(self.mean), least / tolerances.CONSTANT)
+        return self._factored(Options(), 0.0, memory, mean)
+
+    def _factored(
+        self, options: Options, share: float, memory: Float | None, mean: Float
+    ) -> Factor:
+        """The factor of Cov(x); a feature is constant if it varies by the rounding of `mean`."""
         scatter, weight, n_rows, roundoff = self._scatter(options)
-        left_out = weak_features(self.variances, self.mean, options.min_scale, roundoff, share)
+        left_out = weak_features(self.variances, mean, options.min_scale, roundoff, share)
         return factors.dense(
             scatter,
             weight,
-            self.mean,
+            mean,
             max_rank=n_rows - 1,
-            tolerance=tolerances.eigenvalue(d, roundoff),
+            tolerance=tolerances.eigenvalue(len(mean), roundoff),
             share=share,
             solver=options.solver,
             memory=memory,
