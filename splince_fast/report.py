@@ -127,7 +127,8 @@ class Report:
         1 / sin of the smallest principal angle: how much longer than LEACE's the longest
         correction is (Theorem 1: the spectral norm of the whitened projection). For
         :func:`splince_fast.repair` the spectral norm of its map, each feature in units of its
-        deviation before erasing; its decimal logarithm is the number of digits lost.
+        deviation before or after erasing, whichever is larger; its decimal logarithm is the number
+        of digits lost.
     rho : float or None
         Largest squared cosine among what is kept, the squared correlation of the best linear
         predictions of concept and task. None where nothing is kept or nothing is whitened, and
@@ -276,8 +277,8 @@ class Report:
         The squared error of the score theta^T P_b x of y is quadratic in the strength b of
         :func:`splince_fast.splince`. With v = theta^T Cov(x, y), q = theta^T X, X the covariance
         that LEACE destroys, and H the variance of the prediction of y that LEACE leaves, it is
-        least at b = (H - v + q) / q (proofs_check 8.2): 0 for the least-squares head, and
-        (1 - rho) (1 - g) / (g rho) for g times it. The intercept is free.
+        least at b = (H - v + q) / q (b = 1 is the case of proofs_check 4.3): 0 for the
+        least-squares head, and (1 - rho) (1 - g) / (g rho) for g times it. The intercept is free.
 
         Parameters
         ----------

@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 
 from splince_fast.exceptions import InputError
 from splince_fast.methods import leace, mean_projection, sal, splince
+from splince_fast.methods.repair import repair
 from splince_fast.moments import Moments
 from splince_fast.moments.factored import Factored
 from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]
+
+REPAIRED = "+repair"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +68,8 @@ def make(what: Any, context: Context) -> Projection:
         Whatever the method says, such as InfeasibleError.
     """
     moments, erase = context.factored, context.erase
+    if isinstance(what, str) and what.endswith(REPAIRED):
+        return _repaired(make(what.removesuffix(REPAIRED), context), context)
     if what == "SAL":
         return sal(moments, erase=erase)
     if what == "LEACE":
@@ -86,6 +91,18 @@ def make(what: Any, context: Context) -> Projection:
             f"the eraser returned {type(projection).__name__}; it must map moments to a Projection"
         )
     return projection
+
+
+def _repaired(eraser: Projection, context: Context) -> Projection:
+    """The eraser, and the least change of its rows that keeps Cov(x, task)."""
+    mean, unit, name = context.moments.mean, context.unit, context.task_name
+    before, after = (
+        Moments(kinds={name: context.moments.variables[name]}).update(
+            rows, {name: context.task}, sample_weight=context.weights
+        )
+        for rows in (context.rows, to_map(eraser, mean, unit)(context.rows))
+    )
+    return _in_units(repair(after, before=before, keep=name), mean, unit) @ eraser
 
 
 def _random(context: Context, mean: Float) -> Projection:

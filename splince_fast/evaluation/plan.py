@@ -24,7 +24,10 @@ from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
 
 Float = NDArray[np.float64]
 
-ERASERS = ("none", "SAL", "LEACE", "SPLINCE", "mean", "random", "INLP", "RLACE")
+ERASERS = (
+    "none", "SAL", "LEACE", "SPLINCE", "mean", "random", "INLP", "RLACE", "SAL+repair",
+    "mean+repair", "INLP+repair", "RLACE+repair",
+)  # fmt: skip
 HEADS = ("retrained", "frozen", "unregularised")
 _JOB_BYTES = 1 << 29  # of the rows of a job, in float64, unless the caller names the sizes
 

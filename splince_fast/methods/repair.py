@@ -257,7 +257,10 @@ def _refuse(found: Restoration, names: list[VariableName], variables: list[Varia
     coefficients /= coefficients[np.argmax(np.abs(coefficients))]
     order = np.argsort(-np.abs(coefficients), kind="stable")
     shown = [i for i in order[:_TERMS] if abs(coefficients[i]) > _SAME_LABELS]
-    text = " ".join(f"{coefficients[i]:+.3g} {terms[i][0]}" for i in shown).removeprefix("+")
+    text = " ".join(
+        f"{'-' if coefficients[i] < 0 else '+'} {abs(coefficients[i]):.3g} {terms[i][0]}"
+        for i in shown
+    ).removeprefix("+ ")
     more = " + ..." if np.count_nonzero(np.abs(coefficients) > _SAME_LABELS) > len(shown) else ""
     raise InfeasibleError(
         f"repair cannot restore the covariance with {listed(list(map(str, names)))}: the rows "

@@ -77,7 +77,10 @@ class Live:
     ) -> Factor:
         """The factor of Cov(x); a feature is constant if it varies by the rounding of `mean`."""
         scatter, weight, n_rows, roundoff = self._scatter(options)
-        left_out = weak_features(self.variances, mean, options.min_scale, roundoff, share)
+        variances = self.variances
+        left_out = weak_features(variances, self.mean, options.min_scale, roundoff, share)
+        if mean is not self.mean:  # constant features are not left out
+            left_out = left_out[variances[left_out] > (tolerances.CONSTANT * mean[left_out]) ** 2]
         return factors.dense(
             scatter,
             weight,
