@@ -163,7 +163,7 @@ OPTIONS = {
         ),
         Option(
             "strength",
-            1.0,
+            1,
             lambda b: _in_unit_interval(b) and not isinstance(b, bool),
             "a number in [0, 1]",
             ("splince",),
@@ -280,7 +280,7 @@ class Options:
     rank_tol: float | str = "auto"
     solver: str = "auto"
     min_scale: float | str = "auto"
-    strength: float = 1.0
+    strength: float = 1
 
     def __post_init__(self) -> None:
         values = _values(self)

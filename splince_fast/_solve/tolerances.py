@@ -77,8 +77,8 @@ def computed(deviations: NDArray[np.float64], roundoff: float) -> NDArray[np.flo
 
     Relative to the deviation of the feature before, the root of `eigenvalue`: below it a feature is
     noise of a covariance that has the original one's unit diagonal. Rows in float32 round by EPS32
-    at least; 4 is a margin. A map that mixes features rounds all of them by EPS times the largest:
-    a feature so small that this is above that root of it cannot be read either.
+    at least, and erasers that mix features in float32 round all of them by EPS32 times the largest:
+    smaller ones hold that rounding, and what erasers in these units do not see. 4 is a margin.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def computed(deviations: NDArray[np.float64], roundoff: float) -> NDArray[np.flo
         As for `eigenvalue`.
     """
     own = max(eigenvalue(len(deviations), roundoff) ** 0.5, 4.0 * EPS32)
-    mixed = 4.0 * EPS / own * float(np.mean(deviations**2)) ** 0.5
+    mixed = 4.0 * EPS32 * float(np.mean(deviations**2)) ** 0.5
     return np.asarray(np.maximum(own * deviations, mixed))
 
 

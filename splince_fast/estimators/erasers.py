@@ -646,7 +646,7 @@ class SPLINCE(_Eraser):
         rank_tol: float | str = "auto",
         solver: str = "auto",
         min_scale: float | str = "auto",
-        strength: float = 1.0,
+        strength: float = 1,
         subsample: float | str = 1.0,
         sketch_size: int | None = None,
         passes: int = 0,

@@ -37,7 +37,7 @@ def splince(
     rank_tol: float | str = "auto",
     solver: str = "auto",
     min_scale: float | str = "auto",
-    strength: float = 1.0,
+    strength: float = 1,
     refine: Any = None,
     passes: int = 1,
 ) -> Projection:

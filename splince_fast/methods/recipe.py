@@ -122,7 +122,7 @@ class Recipe(NamedTuple):
                 _refuse_underflow(known, span_z)
             if solution.status != STATUS_OK:
                 _refuse(solution, span_z.names, span_y.names, method, options)
-            if options.strength != 1.0:
+            if options.strength != 1:
                 solution = with_strength(factor, solution, span_z.rows, span_y.rows, options)
             distortion: float | None = solution.distortion
             unkept: float | None = solution.distortion_unkept
@@ -176,7 +176,7 @@ class Recipe(NamedTuple):
             facts = Facts(
                 method, known.n_rows, known.weight, share, whitened, distortion, unkept, notes,
                 variance, None if sampled is None else sampled.n_rows, excess, sketch,
-                passes, gain, moved, options.strength,
+                passes, gain, moved, float(options.strength),
             )  # fmt: skip
         report = partial(build_report, facts, solution, span_z, span_y, left, right)
         return Projection._make(left, right, mean, method=method, report=report)

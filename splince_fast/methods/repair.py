@@ -41,7 +41,7 @@ def repair(
     *,
     before: Moments | Factored,
     keep: Selection,
-    strength: float = 1.0,
+    strength: float = 1,
 ) -> Projection:
     """Restore the covariance of erased rows with variables, at the least change of the rows.
 

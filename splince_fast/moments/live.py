@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from typing import cast
 
 import numpy as np
@@ -61,37 +62,32 @@ class Live:
 
     def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
         """The factor of Cov(x), of which `share` is isotropic."""
-        return self._factored(options, share, memory, self.mean)
+        d = len(self.mean)
+        scatter, weight, n_rows, roundoff = self._scatter(options)
+        left_out = weak_features(self.variances, self.mean, options.min_scale, roundoff, share)
+        return factors.dense(
+            scatter,
+            weight,
+            self.mean,
+            max_rank=n_rows - 1,
+            tolerance=tolerances.eigenvalue(d, roundoff),
+            share=share,
+            solver=options.solver,
+            memory=memory,
+            left_out=left_out,
+        )
 
     def factored_above(self, deviations: Float, memory: Float | None) -> Factor:
         """The factor of Cov(x) of erased rows; features that are rounding count as constant.
 
         `deviations`, (d,), are those of the rows before erasing (`tolerances.computed`).
         """
-        least = tolerances.computed(deviations, self._state.second.unit_roundoff)
-        mean = np.maximum(np.abs(self.mean), least / tolerances.CONSTANT)
-        return self._factored(Options(), 0.0, memory, mean)
-
-    def _factored(
-        self, options: Options, share: float, memory: Float | None, mean: Float
-    ) -> Factor:
-        """The factor of Cov(x); a feature is constant if it varies by the rounding of `mean`."""
-        scatter, weight, n_rows, roundoff = self._scatter(options)
-        variances = self.variances
-        left_out = weak_features(variances, self.mean, options.min_scale, roundoff, share)
-        if mean is not self.mean:  # constant features are not left out
-            left_out = left_out[variances[left_out] > (tolerances.CONSTANT * mean[left_out]) ** 2]
-        return factors.dense(
-            scatter,
-            weight,
-            mean,
-            max_rank=n_rows - 1,
-            tolerance=tolerances.eigenvalue(len(mean), roundoff),
-            share=share,
-            solver=options.solver,
-            memory=memory,
-            left_out=left_out,
-        )
+        roundoff = self._state.second.unit_roundoff
+        own = max(tolerances.CONSTANT, roundoff) * np.abs(self.mean)
+        other = copy(self)
+        other.mean = np.maximum(tolerances.computed(deviations, roundoff), own)
+        other.mean /= tolerances.CONSTANT
+        return other.factored(Options(min_scale=tolerances.MIN_SCALE), 0.0, memory)
 
     def _scatter(self, options: Options) -> tuple[Float, float, int, float]:
         """The matrix to factor, what it is divided by, its rows, and its unit roundoff."""
