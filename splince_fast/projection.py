@@ -204,7 +204,9 @@ class Projection:
 
     # -- what it does ----------------------------------------------------------------------
 
-    def __call__(self, X: Any, *, mask: Any = None, out: Any = None, progress: bool = False) -> Any:
+    def __call__(
+        self, X: Any, *, mask: Any = None, out: Any = None, progress: bool | None = None
+    ) -> Any:
         """Apply to rows.
 
         Parameters
@@ -217,8 +219,9 @@ class Projection:
             Rows where it is False, such as padding, come back as they are.
         out : array of the shape and dtype of the result, optional
             Where to write; may be X itself, a memmap included. Extra memory is O(block).
-        progress : bool
-            Show rows/s and the time left on stderr.
+        progress : bool, optional
+            Show a progress bar on stderr; by default only in a terminal or notebook, after two
+            seconds.
 
         Returns
         -------

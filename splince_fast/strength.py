@@ -466,13 +466,15 @@ def _bases(
             f"{moments.weight:g}"
         )
     check_values(rows)
-    kinds, joint = moments.reading
+    with statistics(moments) as known:
+        kinds, joint = known.reading
+        variable = known.variable(name)
     encoded = encode(labels, len(rows), kinds=kinds or None, joint=joint)
     if name not in encoded:
         raise UnknownVariableError(
             f"labels has no variable {name!r}; pass them as they were passed to the moments"
         )
-    check_column(moments.variable(name), encoded[name], name)
+    check_column(variable, encoded[name], name)
     centred = rows.astype(np.float64)
     centred -= centred.mean(axis=0)
     columns = _centred_columns(encoded[name], z.inverse_scale)

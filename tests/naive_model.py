@@ -137,7 +137,7 @@ def check(moments: Moments, rows: Rows, history: Rows | None = None) -> None:
     excess = np.abs(found - scatter_of(rows.x, rows.w)) - 8 * slack
     assert (excess <= 0).all(), f"the scatter is off by {excess.max()} beyond rounding"
 
-    state = moments.flushed()
+    state = moments._state()
     if state.fourth is not None:
         # Streamed about a fixed point of the data, at most a few times max |x| away.
         truth = w @ (((x - (w @ x) / w.sum()) ** 2).sum(axis=1) ** 2)
@@ -148,7 +148,7 @@ def check(moments: Moments, rows: Rows, history: Rows | None = None) -> None:
         column = rows.labels.get(name, [None] * len(rows))
         labelled = np.array([value is not None for value in column])
         if not labelled.any():
-            assert moments.variable(name).n_rows == 0
+            assert moments._variable(name).n_rows == 0
         elif _is_continuous(column):
             _check_continuous(moments, name, column, labelled, rows, past, size)
         else:
@@ -196,7 +196,7 @@ def _check_continuous(
     truth = (w[:, None] * centred_x).T @ centred_z / weight
     slack = 32 * n * U64 * np.outer(size, seen) * total / float(weight)
     assert (np.abs(moments.cross_covariance(name, ddof=0) - truth) <= slack).all(), name
-    assert moments.variable(name).n_rows == labelled.sum()
+    assert moments._variable(name).n_rows == labelled.sum()
 
 
 def summed(states: Iterable[Moments]) -> Moments:

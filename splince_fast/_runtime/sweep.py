@@ -24,6 +24,8 @@ _SWEEP_BYTES = 1 << 28
 # A result of so many bytes, in rows of so many, is written past the caches: a store to a line that
 # is not there would first read it. New memory is there: the system has just filled it with zeros.
 _STREAMED_BYTES, _STREAMED_ROW = 1 << 25, 512
+# Fewer bytes are erased in less than two seconds, before a progress bar would appear.
+_LONG_BYTES = 1 << 30
 # Rows that must be converted are so in pieces that stay in a core's cache.
 _PIECE_BYTES = 1 << 18
 
@@ -166,7 +168,7 @@ def erase(
     X: NDArray[Any],
     out: NDArray[Any],
     mask: NDArray[np.bool_] | None = None,
-    progress: bool = False,
+    progress: bool | None = False,
     fresh: bool = False,
 ) -> None:
     """Write the result for X (..., d) into `out`; rows that the mask leaves out are copied.
@@ -180,10 +182,10 @@ def erase(
     """
     streamed = out.nbytes >= _STREAMED_BYTES and not fresh
     streamed = streamed and out.shape[-1] * out.itemsize >= _STREAMED_ROW
-    if not progress:
+    if progress is False or (progress is None and X.nbytes < _LONG_BYTES):
         _erase_stack(factors, streamed, X, out, mask, None, 0)
         return
-    with Progress(X.size // X.shape[-1], X.nbytes) as bar:
+    with Progress(X.size // X.shape[-1], show=progress) as bar:
         _erase_stack(factors, streamed, X, out, mask, bar, 0)
 
 

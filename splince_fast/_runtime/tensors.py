@@ -20,7 +20,7 @@ def is_tensor(X: Any) -> bool:
     return hasattr(X, "detach") and hasattr(X, "device")
 
 
-def erase_tensor(factors: Factors, X: Any, *, out: Any, mask: Any, progress: bool) -> Any:
+def erase_tensor(factors: Factors, X: Any, *, out: Any, mask: Any, progress: bool | None) -> Any:
     """r(X) for a tensor (..., d), on its device and in its dtype.
 
     A tensor that records gradients is mapped by torch operations, so that they flow through.

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
+from splince_fast._runtime.progress import Progress
 from splince_fast.baselines._linear import BalancedClassifier, Cells, Task
 from splince_fast.baselines._options import candidates, check_count
 from splince_fast.baselines._rows import Float
 from splince_fast.exceptions import InputError
-from splince_fast.sources import Progress
 
 # scikit-learn 1.8 renamed the L1 penalty.
 _OLD = inspect.signature(LogisticRegression).parameters["penalty"].default == "l2"
@@ -48,8 +48,9 @@ class DFR(BalancedClassifier):
         "y": there are no groups; the cells are the classes.
     random_state : int, Generator, RandomState or None
         For the subsets and the validation rows.
-    progress : bool
-        Show the rows that heads were fitted to, on stderr.
+    progress : bool, optional
+        Show a progress bar on stderr; by default only in a terminal or notebook, after two
+        seconds.
 
     Attributes
     ----------
@@ -96,7 +97,7 @@ class DFR(BalancedClassifier):
         validation_share: float = 0.2,
         groups_from: str | None = None,
         random_state: Any = None,
-        progress: bool = False,
+        progress: bool | None = None,
     ) -> None:
         self.C = C
         self.penalty = penalty
@@ -162,7 +163,7 @@ class DFR(BalancedClassifier):
         ]
         tried = candidates(self.C, "C")
         n_fits = self.n_subsets + len(tried) - (len(tried) == 1)
-        with Progress(n_fits * len(subsets[0]), label="DFR", enabled=self.progress) as bar:
+        with Progress(n_fits * len(subsets[0]), label="DFR", show=self.progress) as bar:
 
             def head(index: NDArray[np.intp], C: float) -> tuple[Float, Float]:
                 part = _at(train, index)

@@ -12,12 +12,12 @@ from scipy.optimize import minimize
 from scipy.sparse.linalg import LinearOperator, cg
 from sklearn.exceptions import ConvergenceWarning
 
+from splince_fast._runtime.progress import Progress
 from splince_fast.baselines._linear import BalancedClassifier, Task
 from splince_fast.baselines._minimax import Coordinates, Minimax
 from splince_fast.baselines._options import candidates, check_count, check_number
 from splince_fast.baselines._rows import Float
 from splince_fast.exceptions import InputError
-from splince_fast.sources import Progress
 
 _SHARPEST = 1e6
 # Newton steps at most, a gradient that needs none, and the step of a difference of gradients.
@@ -79,8 +79,9 @@ class GroupDRO(BalancedClassifier):
         "y": there are no groups; the cells are the classes.
     random_state : int, Generator, RandomState or None
         For the batches and the validation rows.
-    progress : bool
-        Show the rows that were read, on stderr.
+    progress : bool, optional
+        Show a progress bar on stderr; by default only in a terminal or notebook, after two
+        seconds.
 
     Attributes
     ----------
@@ -128,7 +129,7 @@ class GroupDRO(BalancedClassifier):
         validation_share: float = 0.2,
         groups_from: str | None = None,
         random_state: Any = None,
-        progress: bool = False,
+        progress: bool | None = None,
     ) -> None:
         self.alpha = alpha
         self.solver = solver
@@ -211,7 +212,7 @@ class GroupDRO(BalancedClassifier):
         if task.n_validation:
             task.selection.rows -= mean
         best: tuple[float, float] | None = None
-        with Progress(label="GroupDRO", enabled=self.progress) as bar:
+        with Progress(label="GroupDRO", show=self.progress) as bar:
             start: Float | None = None
             for alpha in self._strengths():
                 game = Minimax(

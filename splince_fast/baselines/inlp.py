@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
 
+from splince_fast._runtime.progress import Progress
 from splince_fast.baselines._erasing import (
     IterativeEraser,
     Outcome,
@@ -19,7 +20,6 @@ from splince_fast.baselines._erasing import (
 from splince_fast.baselines._options import check_count, check_number
 from splince_fast.baselines._rows import Float, Part, class_codes, seen_classes
 from splince_fast.exceptions import InputError
-from splince_fast.sources import Progress
 
 _MOST = 300
 
@@ -54,8 +54,9 @@ class INLP(IterativeEraser):
         "y": what is passed as y is the concept.
     random_state : int, Generator, RandomState or None
         For the validation rows and the order of task classes.
-    progress : bool
-        Show the rows that probes have read, on stderr.
+    progress : bool, optional
+        Show a progress bar on stderr; by default only in a terminal or notebook, after two
+        seconds.
 
     Attributes
     ----------
@@ -96,7 +97,7 @@ class INLP(IterativeEraser):
         validation_share: float = 0.2,
         concept_from: str | None = None,
         random_state: Any = None,
-        progress: bool = False,
+        progress: bool | None = None,
     ) -> None:
         self.alpha = alpha
         self.max_rank = max_rank
@@ -138,7 +139,7 @@ class INLP(IterativeEraser):
         tasks = [-1] if problem.task is None else np.unique(problem.task[problem.task >= 0])
         tasks = list(tasks)
         stop = "no probe beats the majority on the rows of selection"
-        with Progress(label="INLP", enabled=self.progress) as bar:
+        with Progress(label="INLP", show=self.progress) as bar:
             while tasks:
                 at = 0 if problem.task is None else int(problem.rng.integers(len(tasks)))
                 train, selection = _parts(problem, tasks[at])

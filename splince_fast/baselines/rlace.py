@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, softmax
 from sklearn.metrics import log_loss
 
+from splince_fast._runtime.progress import Progress
 from splince_fast.baselines._erasing import (
     IterativeEraser,
     Outcome,
@@ -22,7 +23,6 @@ from splince_fast.baselines._fantope import LowRankFantope
 from splince_fast.baselines._options import check_count, check_number
 from splince_fast.baselines._rows import Float, Part
 from splince_fast.exceptions import InputError
-from splince_fast.sources import Progress
 
 
 class RLACE(IterativeEraser):
@@ -60,8 +60,9 @@ class RLACE(IterativeEraser):
         "y": what is passed as y is the concept.
     random_state : int, Generator, RandomState or None
         For the start, the batches and the validation rows.
-    progress : bool
-        Show the rows that were read, on stderr.
+    progress : bool, optional
+        Show a progress bar on stderr; by default only in a terminal or notebook, after two
+        seconds.
 
     Attributes
     ----------
@@ -107,7 +108,7 @@ class RLACE(IterativeEraser):
         validation_share: float = 0.2,
         concept_from: str | None = None,
         random_state: Any = None,
-        progress: bool = False,
+        progress: bool | None = None,
     ) -> None:
         self.rank = rank
         self.step_size = step_size
@@ -148,9 +149,7 @@ class RLACE(IterativeEraser):
         best: Float = player.truncated()
         accuracies: list[float] = []
         largest, idle, step, stop = -np.inf, 0, 0, "the largest number of steps is reached"
-        with Progress(
-            self.max_steps * self.batch_size, label="R-LACE", enabled=self.progress
-        ) as bar:
+        with Progress(self.max_steps * self.batch_size, "R-LACE", show=self.progress) as bar:
             for rows, codes in _batches(problem, self.batch_size, rng):
                 # The derivative by P is -W^T G, with G the errors times the rows, made symmetric.
                 slope = predictor.errors(player.complement(rows), codes).T @ rows

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
     quiet = args.jobs > 1
 
     def work(pair: tuple[str, str]) -> str:
-        return _erase_file(eraser, *pair, args, progress=not quiet)
+        return _erase_file(eraser, *pair, args, progress=False if quiet else None)
 
     if not quiet:
         for pair in pairs:
@@ -149,7 +149,7 @@ def _check_formats(path: str, target: str, kind: str) -> None:
 
 
 def _erase_file(
-    eraser: Projection, path: str, target: str, args: argparse.Namespace, progress: bool
+    eraser: Projection, path: str, target: str, args: argparse.Namespace, progress: bool | None
 ) -> str:
     """Erase one file, and say how many rows it has."""
     from splince_fast.cli import rows
@@ -165,7 +165,7 @@ def _erase_file(
 
 
 def _erase_arrays(
-    eraser: Projection, path: str, target: str, args: argparse.Namespace, progress: bool
+    eraser: Projection, path: str, target: str, args: argparse.Namespace, progress: bool | None
 ) -> int:
     """One file of arrays."""
     import numpy as np

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
     from splince_fast.cli import label_files, rows
     from splince_fast.methods.unseen import few_rows
     from splince_fast.moments import Moments
-    from splince_fast.moments.folds import LEAST_ROWS
+    from splince_fast.moments.fold_rule import LEAST_ROWS
 
     embeddings = rows.expand(args.embeddings)
     inputs = [*embeddings, *label_files.paths_of(args.labels)]
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> None:
         labels=lambda: label_files.read_labels(args.labels, read, kinds),
     )
     parameters = {"kinds": kinds, "ledoit_wolf": args.shrinkage == "ledoit-wolf", **reading}
-    stream = {"progress": True, "checkpoint": args.checkpoint}
+    stream = {"checkpoint": args.checkpoint}
     folds = None
     plain = reading.get("subsample", 1) == 1 and "sketch_size" not in reading
     if args.shrinkage == "cv" or (plain and _folded(args, source.n_rows, source.n_features)):
@@ -143,10 +143,10 @@ def _how_read(moments: Any, name: str) -> str:
 def _folded(args: argparse.Namespace, n_rows: int | None, n_features: int | None) -> bool:
     """Whether the rows are dealt to folds; a checkpoint goes on as it has begun."""
     from splince_fast._runtime.files import kind_of
-    from splince_fast.moments.folds import worthwhile
+    from splince_fast.moments.fold_rule import use_folds
 
     begun = None if args.checkpoint is None else kind_of(args.checkpoint)
-    return worthwhile(n_rows, n_features) if begun is None else begun == "folds"
+    return use_folds(n_rows, n_features) if begun is None else begun == "folds"
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:

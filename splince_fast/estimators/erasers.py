@@ -27,9 +27,9 @@ from splince_fast.exceptions import (
 )
 from splince_fast.methods import leace, mean_projection, sal, splince
 from splince_fast.methods.unseen import few_rows
-from splince_fast.moments import Moments
+from splince_fast.moments import Folds, Moments
 from splince_fast.moments.factored import Factored
-from splince_fast.moments.folds import LEAST_ROWS, Folds, worthwhile
+from splince_fast.moments.fold_rule import LEAST_ROWS, use_folds
 from splince_fast.moments.sampled import rate_for
 from splince_fast.projection import Projection
 from splince_fast.report import Report
@@ -93,7 +93,7 @@ class _Eraser(ErasingTransformer):
         """Fit to all the data at once, forgetting what was seen before.
 
         From 200 rows on they are dealt to two folds where memory allows
-        (:func:`splince_fast.moments.folds.worthwhile`): the eraser is that of all rows, and its
+        (:func:`splince_fast.moments.fold_rule.use_folds`): the eraser is that of all rows, and its
         report says what it does to rows not seen. With `subsample` or `sketch_size` that
         would cost more than the fit, and is left out.
 
@@ -132,7 +132,7 @@ class _Eraser(ErasingTransformer):
             parameters = self._begun(erased, kept)
             n, d = rows.shape
             all_of_it = self.subsample == 1 and self.sketch_size is None
-            folded = self._needs_folds or (all_of_it and worthwhile(n, d))
+            folded = self._needs_folds or (all_of_it and use_folds(n, d))
             parameters["subsample"] = rate_for(self.subsample, n, d, "X", 2 if folded else 1)
             seen: Moments | Folds
             if folded:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.progress import Progress
 from splince_fast._runtime.version import library_version
 from splince_fast.evaluation._context import ERASER_ROW, Context
 from splince_fast.evaluation._identity import key
@@ -20,7 +21,6 @@ from splince_fast.evaluation._journal import Journal
 from splince_fast.evaluation._linear import ALPHAS
 from splince_fast.evaluation._pages import slices
 from splince_fast.evaluation._pool import ADVISER, Where, cells_of, results, workers_of
-from splince_fast.evaluation._progress import Bar
 from splince_fast.evaluation._protocol import Split
 from splince_fast.evaluation.plan import Named, Plan, make_plan
 from splince_fast.evaluation.result import Comparison
@@ -52,7 +52,7 @@ def compare(
     test: Any = None,
     n_jobs: int | None = None,
     run: str | os.PathLike[str] | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
     strict: bool = False,
 ) -> Comparison:
     """Compare erasers on one data set: what each removes, keeps and costs, and how sure that is.
@@ -119,8 +119,9 @@ def compare(
         A cell counts as finished while the data, settings, code and values that it depends on
         are the same, globals and closures of functions included; functions of which these cannot
         be read are named in a warning and computed again.
-    progress : bool
-        Show finished jobs and the time left on stderr.
+    progress : bool, optional
+        Show a progress bar on stderr; by default only in a terminal or notebook, after two
+        seconds.
     strict : bool
         Raise where an eraser, head or metric fails, instead of keeping the reason as a row.
 
@@ -169,7 +170,7 @@ def compare(
     notes = _looked_over(plan, splits, resumable=run is not None)
     pending = _pending(plan, splits, journal)
     with tempfile.TemporaryDirectory(prefix="splince-fast-") as scratch, ExitStack() as stack:
-        bar = stack.enter_context(Bar(len(pending), enabled=progress))
+        bar = stack.enter_context(Progress(len(pending), show=progress, unit="jobs"))
         for job, records in results(plan, splits, pending, workers, Path(scratch)):
             kept: dict[str, Any] = {}
             once: dict[str, Any] = {}
@@ -182,7 +183,7 @@ def compare(
                 raise InputError(
                     f"{failed[0]['eraser']} {failed[0]['head']}: {failed[0]['reason']}"
                 )
-            bar.advance()
+            bar.advance(1)
     wanted = [
         journal.cells[_cell_key(plan, seed, p, e, h, splits[seed, p])]
         for seed in plan.seeds for p in plan.levels for e, h in cells_of(plan)

@@ -62,9 +62,7 @@ def run(name: str, options: Options, output: Path | None) -> Findings:
 def main(arguments: list[str] | None = None) -> int:
     """Run and return the exit status."""
     given = parser().parse_args(arguments)
-    options = Options(
-        given.data, given.seeds, given.quick, given.jobs, progress=sys.stderr.isatty()
-    )
+    options = Options(given.data, given.seeds, given.quick, given.jobs)
     status = 0
     for name in NAMES if given.name == "all" else [given.name]:
         try:

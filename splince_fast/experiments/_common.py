@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from splince_fast.evaluation._tables import Table, figure_text, number
 from splince_fast.evaluation.result import Comparison
 from splince_fast.evaluation.statistics import MIN_SEEDS, Interval, corrected_t, t_interval
-from splince_fast.experiments.datasets import Dataset
+from splince_fast.experiments.dataset import Dataset
 
 ERASERS = ("none", "SAL", "LEACE", "SPLINCE")
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -31,14 +31,14 @@ class Options:
     quick : bool
         The smallest setting that still runs every step.
     n_jobs : int
-    progress : bool
+    progress : bool, optional
     """
 
     data: str = "offline"
     seeds: int | None = None
     quick: bool = False
     n_jobs: int = 1
-    progress: bool = False
+    progress: bool | None = None
 
     def n_seeds(self, usual: int) -> int:
         """Seeds to run."""

@@ -26,7 +26,8 @@ from splince_fast.experiments._common import (
     ratio_of,
     summary,
 )
-from splince_fast.experiments.datasets import Dataset, load
+from splince_fast.experiments.dataset import Dataset
+from splince_fast.experiments.datasets import load
 
 
 def sweep(data: Dataset, options: Options, usual: int, *, levels: tuple[float, ...]) -> Comparison:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -18,66 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast.exceptions import InputError, SplinceError
+from splince_fast.exceptions import InputError
+from splince_fast.experiments import paper_sets
+from splince_fast.experiments.dataset import VARIABLE, Dataset, MissingDataError
 
-__all__ = ["Dataset", "MissingDataError", "load"]
-
-VARIABLE = "SPLINCE_FAST_DATA"
-
-
-class MissingDataError(SplinceError, FileNotFoundError):
-    """A data set is neither here nor to be had; the text says what to do."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Dataset:
-    """Rows with their labels.
-
-    Attributes
-    ----------
-    name : str
-        Of the set that was read.
-    X : ndarray of shape (n, d)
-    labels : dict of str to ndarray of shape (n,)
-        "task", "concept" and whatever else a row is known by.
-    groups : ndarray of shape (n,) or None
-        Rows that belong together (a person, a noun).
-    provenance, licence : str
-    aligned_class : object
-        Class of the concept that goes with the second class of the task; None without a protocol.
-    sizes : tuple of three int or None
-        Rows for training, validation and test of the association protocol.
-    arrays : dict of str to ndarray
-        What belongs to no row, such as rows of a language-model head.
-    words : dict of str to pair of str
-        What 0 and 1 of the task and the concept mean.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from splince_fast.experiments.datasets import Dataset
-    >>> words = {"task": ("nurse", "surgeon"), "concept": ("woman", "man")}
-    >>> labels = {"task": np.array([0, 1]), "concept": np.array([0, 0])}
-    >>> rows = Dataset("two people", np.eye(2), labels, None, "made up", "CC0-1.0", words=words)
-    >>> rows.cell(1, 0)
-    'surgeon, woman'
-    """
-
-    name: str
-    X: NDArray[Any]
-    labels: Mapping[str, NDArray[Any]]
-    groups: NDArray[Any] | None
-    provenance: str
-    licence: str
-    aligned_class: Any = None
-    sizes: tuple[int, int, int] | None = None
-    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    words: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-
-    def cell(self, y: int, z: int) -> str:
-        """A cell of task and concept in words."""
-        task, concept = (self.words.get(k, ()) for k in ("task", "concept"))
-        return f"{task[y]}, {concept[z]}" if task and concept else f"y = {y}, z = {z}"
+__all__ = ["load"]
 
 
 def load(name: str, data: str = "offline") -> Dataset:
@@ -115,8 +59,6 @@ def load(name: str, data: str = "offline") -> Dataset:
     if name not in _OFFLINE:
         raise InputError(f"there is no data set {name!r}; there are {', '.join(_OFFLINE)}")
     if data == "paper":
-        from splince_fast.experiments import paper_sets
-
         return paper_sets.load(name)
     return _OFFLINE[name]()
 

@@ -21,7 +21,8 @@ from splince_fast.evaluation import (
 from splince_fast.evaluation._tables import Table
 from splince_fast.experiments import _common, _pictures
 from splince_fast.experiments._common import Claim, Findings, Options, over_seeds, texts
-from splince_fast.experiments.datasets import Dataset, load
+from splince_fast.experiments.dataset import Dataset
+from splince_fast.experiments.datasets import load
 from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]

@@ -20,7 +20,8 @@ from splince_fast.experiments._common import (
     ratio_of,
     texts,
 )
-from splince_fast.experiments.datasets import Dataset, load
+from splince_fast.experiments.dataset import Dataset
+from splince_fast.experiments.datasets import load
 
 _METRICS = ("accuracy", "worst_group", "tpr_gap")
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.extras import require
-from splince_fast.experiments.datasets import VARIABLE, Dataset, MissingDataError
+from splince_fast.experiments.dataset import VARIABLE, Dataset, MissingDataError
 
 Columns = dict[str, list[Any]]
 PER_CELL = 5000

@@ -16,7 +16,7 @@ from splince_fast.experiments._common import (
     paper_table,
     reverse,
 )
-from splince_fast.experiments.datasets import Dataset
+from splince_fast.experiments.dataset import Dataset
 from splince_fast.experiments.demo import experiment, professions, table
 
 PAPER = {

@@ -16,7 +16,8 @@ from splince_fast import Moments, NothingErasedWarning, leace, sal, splince
 from splince_fast.baselines import INLP
 from splince_fast.evaluation._tables import Table
 from splince_fast.experiments._common import Claim, Findings, Options, texts
-from splince_fast.experiments.datasets import Dataset, load
+from splince_fast.experiments.dataset import Dataset
+from splince_fast.experiments.datasets import load
 
 _COLUMNS = ("acc40", "anti", "pro", "pair", "anti", "pro", "distortion")
 

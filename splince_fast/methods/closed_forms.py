@@ -19,9 +19,8 @@ from splince_fast._solve.selection import Selection
 from splince_fast.exceptions import InputError
 from splince_fast.methods.recipe import Recipe, eraser_of
 from splince_fast.methods.refine import Refinement
-from splince_fast.moments import Moments
+from splince_fast.moments import Folds, Moments
 from splince_fast.moments.factored import Factored
-from splince_fast.moments.folds import Folds
 from splince_fast.projection import Projection
 
 

@@ -15,8 +15,7 @@ from splince_fast._solve.selection import Selection, names_of
 from splince_fast.exceptions import InputError
 from splince_fast.methods.recipe import Recipe
 from splince_fast.methods.unseen import FoldReport, merged, warn
-from splince_fast.moments import Moments
-from splince_fast.moments.folds import Folds
+from splince_fast.moments import Folds, Moments
 from splince_fast.projection import Projection
 
 _NAMES = {

@@ -31,10 +31,9 @@ from splince_fast.exceptions import (
 from splince_fast.labels.names import listed
 from splince_fast.methods.refine import Refinement
 from splince_fast.methods.unseen import Shrinkage, Unseen, judge, warn
-from splince_fast.moments import Moments
+from splince_fast.moments import Folds, Moments
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.factored import Factored, statistics
-from splince_fast.moments.folds import Folds
 from splince_fast.moments.live import Live
 from splince_fast.projection import Projection
 from splince_fast.report import Facts, build_report

@@ -1,6 +1,5 @@
 """The mergeable state: everything that erasers need to know of the data."""
 
-from splince_fast.moments.folds import Folds
-from splince_fast.moments.moments import Moments
+from splince_fast.moments.moments import Folds, Moments
 
 __all__ = ["Folds", "Moments"]

@@ -17,12 +17,12 @@ from splince_fast._runtime import threads
 from splince_fast._runtime.extras import require
 from splince_fast.exceptions import InputError
 from splince_fast.moments.digest import block_digest
-from splince_fast.moments.moments import Moments
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.sampled import part_of_sample
 from splince_fast.sources.base import PieceSource, Source
 
 if TYPE_CHECKING:
+    from splince_fast.moments.moments import Moments
     from splince_fast.moments.stream import Run
 
 # A state has 8 d^2 bytes; groups of 16 d rows read at least 64 d^2 in float32.
@@ -82,15 +82,17 @@ def groups_of(source: Source, position: int, width: int) -> Iterator[Group]:
 # -- tasks: pure functions -----------------------------------------------------------------
 
 
-def state_of(part: Any, like: dict[str, Any], what: str, values: Any = None) -> Moments:
+def state_of(
+    kind: type[Moments], part: Any, like: dict[str, Any], what: str, values: Any = None
+) -> Moments:
     """Moments of the blocks of a part of a source; `values` are those of its lazy columns."""
     worker = require("distributed", "dask").get_worker()
-    moments = Moments(**like)
+    moments = kind(**like)
     try:
         with threads.limited(worker.state.nthreads):
             for block in part if values is None else part.filled(values):
                 moments.update(block.X, block.labels, sample_weight=block.sample_weight)
-            with moments.held():
+            with moments._locked():
                 pass  # merges the rows that wait
     except Exception as error:
         error.add_note(f"while {what} were accumulated")
@@ -99,10 +101,10 @@ def state_of(part: Any, like: dict[str, Any], what: str, values: Any = None) -> 
 
 
 def state_of_file_blocks(
-    source: Source, first: int, stop: int, like: dict[str, Any], what: str
+    kind: type[Moments], source: Source, first: int, stop: int, like: dict[str, Any], what: str
 ) -> Moments:
     """As `state_of`, for a source that came as a whole."""
-    return state_of(islice(source.iter_from(first), stop - first), like, what)
+    return state_of(kind, islice(source.iter_from(first), stop - first), like, what)
 
 
 def merged(states: list[Moments]) -> Moments:
@@ -130,8 +132,9 @@ def digest_of_file_block(source: Source, number: int, parameters: Parameters) ->
 class _Engine:
     """Submits the groups of one source."""
 
-    def __init__(self, client: Any, source: Source, like: dict[str, Any]) -> None:
-        self._client, self._source, self._like = client, source, like
+    def __init__(self, client: Any, source: Source, target: Moments) -> None:
+        self._client, self._source = client, source
+        self._kind, self._like = type(target), target._arguments()
         self._handle: Any = None
         if not hasattr(source, "part"):
             # Loaded by a task, not scattered: what a lost worker had is made again.
@@ -157,10 +160,10 @@ class _Engine:
         what = f"blocks {group.first} to {group.stop - 1} of {self._source.name}"
         if self._handle is not None:
             return self._submit(
-                state_of_file_blocks, self._handle, group.first, group.stop, like, what
+                state_of_file_blocks, self._kind, self._handle, group.first, group.stop, like, what
             )
         part, values = self._part(group.first, group.stop)
-        return self._submit(state_of, part, like, what, values)
+        return self._submit(state_of, self._kind, part, like, what, values)
 
     def digest(self, number: int, parameters: Parameters) -> Any:
         """Future of the digest of a block."""
@@ -192,7 +195,7 @@ def _packed(source: Source) -> bytes:
 
 def fold(run: Run, source: Source, client: Any, bar: Any, write_if_due: Any) -> None:
     """Add every block that `run` lacks, wave by wave, in order."""
-    engine = _Engine(client, source, run.target.make_like())
+    engine = _Engine(client, source, run.target)
     width = source.n_features
     if width is None:
         block = next(iter(source), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,11 @@ from splince_fast._solve.factor import Factor
 from splince_fast._solve.options import Options
 from splince_fast.exceptions import InputError, UnknownVariableError
 from splince_fast.labels import VariableName
-from splince_fast.moments.live import Live, live
-from splince_fast.moments.moments import Moments
+from splince_fast.moments.live import Live
 from splince_fast.moments.variable import Variable
+
+if TYPE_CHECKING:
+    from splince_fast.moments.moments import Moments
 
 Float = NDArray[np.float64]
 
@@ -183,6 +185,9 @@ class Factored:
             return product
         return np.asarray(product - (rows * self.sample.repaired) @ rows.T)
 
+    def _statistics(self) -> AbstractContextManager[Factored]:
+        return nullcontext(self)
+
     @property
     def nbytes(self) -> int:
         """Bytes that keeping it costs: the factor and the sums of the variables."""
@@ -199,32 +204,14 @@ class Factored:
         )
 
 
-def snapshot(
-    moments: Moments, shrinkage: float | str | None, solver: str, min_scale: float | str
-) -> Factored:
-    """The snapshot behind :meth:`Moments.factored`."""
-    options = Options(shrinkage=shrinkage, solver=solver, min_scale=min_scale)
-    with moments.held() as held:
-        for name in held.variables:
-            held.variable(name)  # makes room for every class that was named
-        return Factored(
-            live(held),
-            options,
-            {"kinds": moments.parameters.kinds, "joint": moments.parameters.joint},
-            held.variables,
-        )
-
-
 def statistics(source: Moments | Factored) -> AbstractContextManager[Live | Factored]:
-    """What a solve reads of `source`, which nobody changes meanwhile.
+    """The statistics of moments, locked, or of a snapshot of them.
 
     Raises
     ------
     InputError
         Neither moments nor a snapshot of them.
     """
-    if isinstance(source, Moments):
-        return source.held_as(live)
-    if isinstance(source, Factored):
-        return nullcontext(source)
-    raise InputError(f"moments is {type(source).__name__}; pass sf.Moments().update(X, labels)")
+    if not hasattr(source, "_statistics"):
+        raise InputError(f"moments is {type(source).__name__}; pass sf.Moments().update(X, labels)")
+    return source._statistics()

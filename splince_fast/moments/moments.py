@@ -1,45 +1,52 @@
-"""Moments: everything that erasers need to know of the data, in one mergeable state."""
+"""The mergeable state: Moments of all rows, and Folds, moments of disjoint parts of the rows."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, TypeVar, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast import sources
+from splince_fast._kernels import blas
 from splince_fast._runtime import files
 from splince_fast._runtime.arrays import column_names, name_columns
+from splince_fast._runtime.hashing import splitmix64
 from splince_fast._runtime.interrupts import Deferred
 from splince_fast._runtime.keywords import check_keywords
 from splince_fast._runtime.lock import ReadersWriterLock
-from splince_fast._solve.options import check_reading
+from splince_fast._solve.options import Options, is_integer
 from splince_fast.exceptions import (
     FileFormatError,
     InputError,
+    LabelError,
     NonFiniteError,
     NotEnoughDataError,
 )
-from splince_fast.labels import ClassName, VariableName
+from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.accumulators import accumulator_of
-from splince_fast.moments.entry import read_update
-from splince_fast.moments.format import NEWEST, format_of, from_tensors, to_tensors
+from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.entry import Given, read_update
+from splince_fast.moments.factored import Factored
+from splince_fast.moments.format import NEWEST, format_of, from_tensors, part_of, to_tensors
+from splince_fast.moments.live import Live, live
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.sampled import SampledAccumulator
+from splince_fast.moments.sampled import SampledAccumulator, with_rate
 from splince_fast.moments.state import State
+from splince_fast.moments.stream import accumulate
 from splince_fast.moments.variable import Variable, check_ddof
-
-if TYPE_CHECKING:
-    from splince_fast.moments.factored import Factored
-    from splince_fast.moments.folds import Folds
+from splince_fast.moments.variables import check_column
 
 T = TypeVar("T")
 Float = NDArray[np.float64]
 
-_KIND = "moments"
+_KIND, _KIND_OF_FOLDS = "moments", "folds"
+_MOST_FOLDS = 1024
 
 
 class Moments:
@@ -215,7 +222,7 @@ class Moments:
         folds: None = None,
         groups: None = None,
         client: Any = None,
-        progress: bool = False,
+        progress: bool | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = 60.0,
         **parameters: Any,
@@ -229,7 +236,7 @@ class Moments:
         *,
         folds: int,
         groups: str | None = None,
-        progress: bool = False,
+        progress: bool | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = 60.0,
         **parameters: Any,
@@ -243,7 +250,7 @@ class Moments:
         folds: int | None = None,
         groups: str | None = None,
         client: Any = None,
-        progress: bool = False,
+        progress: bool | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_seconds: float = 60.0,
         **parameters: Any,
@@ -255,8 +262,7 @@ class Moments:
         blocks : Source or iterable of (X, labels) or (X, labels, sample_weight)
             See :mod:`splince_fast.sources`.
         folds : int, optional
-            At least 2: deal the rows to so many moments, by a hash of their position in the
-            stream, so that an eraser fitted on some is judged on the others.
+            At least 2: split the rows into this many moments, as :class:`splince_fast.Folds`.
         groups : str, optional
             With `folds`: name of a variable of the labels whose classes stay together, each in
             one fold. It serves the grouping alone and is not accumulated.
@@ -264,8 +270,9 @@ class Moments:
             Accumulate on its workers, which read their blocks themselves: the source must be of
             files that they see, or of a dask array. Only states travel. The result has the same
             bits whatever the number of workers, and whichever of them are lost.
-        progress : bool
-            Show rows/s, bytes/s and the time left on stderr.
+        progress : bool, optional
+            Show a progress bar on stderr; by default only in a terminal or notebook, after two
+            seconds.
         checkpoint : path, optional
             The state is written there atomically now and then, when the source fails or Ctrl-C
             comes, and at the end. If the file exists, accumulation resumes behind the last block
@@ -282,7 +289,8 @@ class Moments:
         Returns
         -------
         Moments or Folds
-            :class:`splince_fast.moments.Folds` where `folds` is given.
+            :class:`splince_fast.Folds` where `folds` is given: ``Folds.from_blocks`` is the long
+            form.
 
         Raises
         ------
@@ -292,46 +300,32 @@ class Moments:
             A parameter out of range; ``subsample="auto"`` for a source of unknown length, or a
             rate that leaves fewer than 4 rows per feature.
         """
-        from splince_fast import sources
-        from splince_fast.moments.sampled import rate_for
-        from splince_fast.moments.stream import accumulate
 
         if folds is None and groups is not None:
-            raise InputError("groups says how rows are dealt to folds; pass folds=2, too")
+            raise InputError("groups says how rows are split into folds; pass folds=2, too")
         if folds is not None and client is not None:
             raise InputError(
-                "folds are dealt by one process; pass folds or client, or fit a source per fold "
+                "folds are split by one process; pass folds or client, or fit a source per fold "
                 "on the cluster and pass the list of moments to cross_report"
             )
+        run: dict[str, Any] = {
+            "progress": progress, "checkpoint": checkpoint,
+            "checkpoint_seconds": checkpoint_seconds,
+        }  # fmt: skip
+        if folds is not None:
+            return Folds.from_blocks(blocks, folds=folds, groups=groups, **run, **parameters)
         source = sources.as_source(blocks)
         check_keywords(parameters, cls, where="Moments")
-        if "subsample" in parameters:
-            check_reading(parameters["subsample"], parameters.get("sketch_size"))
-            parameters["subsample"] = rate_for(
-                parameters["subsample"], source.n_rows, source.n_features, source.name, folds or 1
-            )
-        empty: Any = cls(**parameters)
-        if folds is not None:
-            from splince_fast.moments.folds import Folds
-
-            empty = Folds(folds, groups=groups, **parameters)
-        filled = accumulate(
-            source,
-            empty,
-            progress=progress,
-            checkpoint=checkpoint,
-            checkpoint_seconds=checkpoint_seconds,
-            client=client,
-        )
-        return cast("Moments | Folds", filled if folds is None else filled.settle())
+        parameters = with_rate(parameters, source, 1)
+        return accumulate(source, cls(**parameters), client=client, **run)
 
     @property
     def parameters(self) -> Parameters:
         """The arguments that the object was made with."""
         return self._accumulator.parameters
 
-    def make_like(self) -> dict[str, Any]:
-        """The keyword arguments that make an empty object alike."""
+    def _arguments(self) -> dict[str, Any]:
+        """The keyword arguments of an empty object of the same parameters."""
         return self.parameters.as_arguments()
 
     # -- algebra ---------------------------------------------------------------------------
@@ -347,7 +341,7 @@ class Moments:
         """Merge the other moments into this object, in place."""
         self._check_like(other)
         part = other.copy() if other is self else other
-        with Deferred(), self._lock, part.held() as theirs:
+        with Deferred(), self._lock, part._locked() as theirs:
             self._accumulator.settle()
             self._accumulator.add(theirs)
         return self
@@ -355,7 +349,7 @@ class Moments:
     def __sub__(self, part: Moments) -> Moments:
         """Moments of the rows that are not in `part`, which must have been added before."""
         self._check_like(part)
-        with self.held() as ours, part.held() as theirs:
+        with self._locked() as ours, part._locked() as theirs:
             return self._around(ours.without(theirs))
 
     def __radd__(self, other: object) -> Moments:
@@ -380,7 +374,7 @@ class Moments:
 
     def _settled_copy(self) -> Moments:
         """A copy with every row merged."""
-        with self.held() as held:
+        with self._locked() as held:
             return self._around(held.copy())
 
     def scaled(self, factor: float) -> Moments:
@@ -425,11 +419,6 @@ class Moments:
         result._accumulator.scale(float(factor))
         return result
 
-    @property
-    def reading(self) -> tuple[dict[str, str], tuple[tuple[str, ...], ...]]:
-        """The arguments `kinds` and `joint`, which say how labels are read."""
-        return self.parameters.kinds, self.parameters.joint
-
     def copy(self) -> Moments:
         """An independent copy, rows that wait for a full block included."""
         with self._lock.reading():
@@ -450,7 +439,7 @@ class Moments:
     @property
     def weight(self) -> float:
         """Total weight of the rows seen."""
-        with self.held() as held:
+        with self._locked() as held:
             return 0.0 if held.state is None else held.state.weight
 
     @property
@@ -462,7 +451,7 @@ class Moments:
         NotEnoughDataError
             Nothing was seen yet.
         """
-        return self.flushed().mean
+        return self._state().mean
 
     def covariance(self, *, ddof: float = 1) -> Float:
         """(d, d) float64: sum w (x - mean)(x - mean)^T / (weight - ddof), in units of x squared.
@@ -486,8 +475,6 @@ class Moments:
         InputError
             The moments were made with ``sketch_size``.
         """
-        from splince_fast._kernels import blas
-
         check_ddof(ddof)
         if self.parameters.sketch_size is not None:
             raise InputError(
@@ -495,7 +482,7 @@ class Moments:
                 "which would be a d x d matrix; accumulate without sketch_size=, if that fits in "
                 "memory. The variances are in moments.factored().variances"
             )
-        with self.held() as held:
+        with self._locked() as held:
             # Of the sampled rows, where there is a sample.
             state = (held.sample.rows if isinstance(held, SampledAccumulator) else held).seen()
             if state.weight - ddof <= 0:
@@ -532,7 +519,7 @@ class Moments:
         NotEnoughDataError
             The weight of the labelled rows is not above `ddof`.
         """
-        with self.held() as held:
+        with self._locked() as held:
             return held.variable(name).cross_covariance(ddof, name)
 
     def classes(self, name: VariableName) -> tuple[ClassName, ...]:
@@ -548,7 +535,7 @@ class Moments:
         UnknownVariableError, LabelError
             No such variable, or a continuous one.
         """
-        with self.held() as held:
+        with self._locked() as held:
             return tuple(held.variable(name).class_names(name))
 
     def class_counts(self, name: VariableName) -> dict[ClassName, int]:
@@ -564,7 +551,7 @@ class Moments:
         dict
             Number of rows by class.
         """
-        with self.held() as held:
+        with self._locked() as held:
             known = held.variable(name)
             names = known.class_names(name)
             return dict(zip(names, map(int, known.tensors()["rows"]), strict=True))
@@ -582,43 +569,26 @@ class Moments:
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + self.nbytes
 
-    def held(self) -> AbstractContextManager[Accumulator]:
-        """What the methods compute from: every row merged, and no other thread can change it.
+    def _locked(self) -> AbstractContextManager[Accumulator]:
+        """The accumulator, every row merged; no other thread can change it meanwhile.
 
-        Any number of threads may be in it at a time: they solve in parallel. Ctrl-C is delivered
-        at its end.
+        Any number of threads may hold it at a time: they solve in parallel. Ctrl-C is delivered at
+        the end.
         """
         return self._lock.reading(self._accumulator)
 
-    def held_as(self, view: Callable[[Any], T]) -> AbstractContextManager[T]:
-        """What `view` makes of the accumulator, which is `held` meanwhile.
-
-        Parameters
-        ----------
-        view : callable
-            Of the accumulator.
-        """
+    def _locked_view(self, view: Callable[[Any], T]) -> AbstractContextManager[T]:
+        """The value of `view(accumulator)`; the accumulator is locked as by :meth:`_locked`."""
         return self._lock.reading(self._accumulator, view)
 
-    def flushed(self) -> State:
+    def _state(self) -> State:
         """The state of x with every row merged."""
-        with self.held() as held:
+        with self._locked() as held:
             return held.seen()
 
-    def variable(self, name: VariableName) -> Variable:
-        """The sums of one variable with every row merged.
-
-        Parameters
-        ----------
-        name : str or tuple of str
-            The variable.
-
-        Raises
-        ------
-        UnknownVariableError
-            No such variable was seen.
-        """
-        with self.held() as held:
+    def _variable(self, name: VariableName) -> Variable:
+        """The sums of one variable with every row merged; UnknownVariableError without any."""
+        with self._locked() as held:
             return held.variable(name)
 
     def factored(
@@ -659,9 +629,16 @@ class Moments:
         >>> [sf.leace(kept, erase=name).rank for name in ("z", "y")]
         [1, 1]
         """
-        from splince_fast.moments.factored import snapshot
+        options = Options(shrinkage=shrinkage, solver=solver, min_scale=min_scale)
+        with self._locked() as held:
+            for name in held.variables:
+                held.variable(name)  # makes room for every class that was named
+            parameters = {"kinds": self.parameters.kinds, "joint": self.parameters.joint}
+            return Factored(live(held), options, parameters, held.variables)
 
-        return snapshot(self, shrinkage, solver, min_scale)
+    def _statistics(self) -> AbstractContextManager[Live]:
+        """The statistics that a solve reads, locked against updates."""
+        return self._locked_view(live)
 
     def __repr__(self) -> str:
         if self.n_features is None:
@@ -703,9 +680,7 @@ class Moments:
             There is no such file.
         """
         if files.kind_of(path) == "folds":
-            from splince_fast.moments.folds import Folds
-
-            return Folds(2).read_checkpoint(path)[0].total
+            return Folds(2)._read_checkpoint(path)[0].total
         return cls._read(path)[0]
 
     def _write(self, path: str | os.PathLike[str], stream: dict[str, Any] | None) -> None:
@@ -720,31 +695,12 @@ class Moments:
         with consistent(path):
             return cls._around(from_tensors(tensors, metadata)), metadata["stream"]
 
-    def write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, Any]) -> None:
-        """Write the state and where its source stands.
-
-        Parameters
-        ----------
-        path : path
-            The file.
-        stream : dict
-            Where the source stands, as JSON.
-        """
+    def _write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, Any]) -> None:
+        """Write the state and the position in its source, a JSON object."""
         self._write(path, stream)
 
-    def read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Moments, Any]:
-        """A state and where its source stands.
-
-        Parameters
-        ----------
-        path : path
-            A file that :meth:`write_checkpoint` wrote.
-
-        Returns
-        -------
-        tuple
-            The moments, and what was written beside them.
-        """
+    def _read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Moments, Any]:
+        """The state and the position in its source that a checkpoint holds."""
         return self._read(path)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -782,3 +738,303 @@ def _new_lock() -> ReadersWriterLock:
 
 def _no_moments(other: object) -> InputError:
     return InputError(f"moments combine with moments, not with {type(other).__name__}")
+
+
+class Folds(Sequence[Moments]):
+    """A sequence of moments, to which the rows of a stream are dealt.
+
+    Row number i of the stream goes to fold ``splitmix64(i) mod n``; with `groups`, every row of a
+    class of that variable goes where the digest of the class says. The choice depends on nothing
+    else, so that the same stream gives the same bits whatever the size of its blocks.
+
+    Parameters
+    ----------
+    n_folds : int
+        At least 2.
+    groups : str, optional
+        A variable of the labels. It serves the grouping alone and is not accumulated; a row
+        without its label is dealt by its number.
+    **parameters
+        As for :class:`Moments`.
+
+    Attributes
+    ----------
+    feature_names : tuple of str or None
+        Names of the columns of X, where the first rows came as a frame; for messages.
+
+    Raises
+    ------
+    InputError
+        `n_folds` or `groups` out of range.
+
+    Notes
+    -----
+    Every method takes them in place of moments: the eraser is that of all rows, its report says
+    what it does to rows not seen (:func:`splince_fast.cross_report`), and ``shrinkage="cv"`` can
+    be chosen.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> rng = np.random.default_rng(0)
+    >>> X, z = rng.normal(size=(1000, 3)), rng.integers(0, 2, size=1000)
+    >>> folds = sf.Moments.from_blocks([(X, {"z": z})], folds=2)
+    >>> len(folds), folds.total.n_rows
+    (2, 1000)
+    >>> eraser = sf.leace(folds[0], erase="z")  # to be judged on folds[1]
+    """
+
+    def __init__(self, n_folds: int, *, groups: str | None = None, **parameters: Any) -> None:
+        if not is_integer(n_folds) or not 2 <= n_folds <= _MOST_FOLDS:
+            raise InputError(f"folds is {n_folds!r}; it must be an integer from 2 to {_MOST_FOLDS}")
+        if groups is not None and not isinstance(groups, str):
+            raise InputError(f"groups is {groups!r}; it must be the name of a variable")
+        check_keywords(parameters, Moments, where="Moments")
+        self._folds = tuple(Moments(**parameters) for _ in range(int(n_folds)))
+        self._groups = groups
+        self._position = 0
+        self.feature_names: tuple[str, ...] | None = None
+
+    # -- a sequence ------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._folds)
+
+    @overload
+    def __getitem__(self, index: int) -> Moments: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Moments, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Moments | tuple[Moments, ...]:
+        return self._folds[index]
+
+    def __iter__(self) -> Iterator[Moments]:
+        return iter(self._folds)
+
+    def __repr__(self) -> str:
+        return f"Folds({len(self)} of {self.n_rows:,} rows: {self._folds[0]!r}, ...)"
+
+    @property
+    def total(self) -> Moments:
+        """(new) moments of all rows: the folds merged."""
+        result = self._folds[0].copy()
+        for fold in self._folds[1:]:
+            result += fold
+        return result
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of all folds."""
+        return sum(fold.n_rows for fold in self._folds)
+
+    @property
+    def n_features(self) -> int | None:
+        """Width d of the rows; None before the first of them."""
+        return next((fold.n_features for fold in self._folds if fold.n_features), None)
+
+    @property
+    def parameters(self) -> Parameters:
+        """The arguments that each of the moments was made with."""
+        return self._folds[0].parameters
+
+    @property
+    def variables(self) -> dict[VariableName, str]:
+        """Variables seen in any fold, each with its kind."""
+        return {name: kind for fold in self._folds for name, kind in fold.variables.items()}
+
+    # -- filling ---------------------------------------------------------------------------
+
+    @classmethod
+    def from_blocks(
+        cls,
+        blocks: Any,
+        *,
+        folds: int = 2,
+        groups: str | None = None,
+        progress: bool | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_seconds: float = 60.0,
+        **parameters: Any,
+    ) -> Folds:
+        """Accumulate a whole source, its rows split into folds.
+
+        Parameters
+        ----------
+        blocks : Source or iterable of (X, labels) or (X, labels, sample_weight)
+            See :mod:`splince_fast.sources`.
+        folds : int
+            Number of folds, at least 2.
+        groups : str, optional
+            Name of a class-coded variable of the labels whose classes stay together.
+        progress, checkpoint, checkpoint_seconds
+            As for :meth:`Moments.from_blocks`.
+        **parameters
+            The arguments of :class:`Moments`.
+
+        Returns
+        -------
+        Folds
+            With the classes of every variable in sorted order.
+
+        Raises
+        ------
+        FileFormatError, InputError
+            As :meth:`Moments.from_blocks`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import splince_fast as sf
+        >>> rng = np.random.default_rng(0)
+        >>> X, z = rng.normal(size=(1000, 3)), rng.integers(0, 2, size=1000)
+        >>> folds = sf.Folds.from_blocks([(X, {"z": z})], folds=2)
+        >>> sf.cross_report(folds, erase="z", method="leace").method
+        'leace'
+        """
+
+        source = sources.as_source(blocks)
+        check_keywords(parameters, Moments, where="Moments")
+        empty = cls(folds, groups=groups, **with_rate(parameters, source, folds))
+        return accumulate(
+            source, empty, progress=progress, checkpoint=checkpoint,
+            checkpoint_seconds=checkpoint_seconds,
+        )._sort_classes()  # fmt: skip
+
+    def update(self, X: Any, labels: Any = None, *, sample_weight: Any = None) -> Folds:
+        """Split rows into the folds.
+
+        Parameters
+        ----------
+        X, labels, sample_weight
+            As for :meth:`Moments.update`.
+
+        Raises
+        ------
+        InputError, NonFiniteError, LabelError
+            Before anything changes.
+        """
+        # Read once, and checked as a whole before it is added to any fold.
+        given = read_update(X, labels, sample_weight, None, self._wide()._accumulator)
+        if not self._position and hasattr(X, "columns"):
+            self.feature_names = tuple(map(str, X.columns))
+        n = given.n
+        try:
+            given.rows.check()
+        except NonFiniteError as error:
+            name_columns(error, column_names(X))
+            raise
+        fold_of = self._deal(given, n)
+        encoded = {name: v for name, v in given.encoded.items() if name != self._groups}
+        for fold in self._folds:
+            known = fold._accumulator.variables
+            for name in encoded.keys() & known.keys():
+                check_column(known[name], encoded[name], name)
+        with Deferred(), ExitStack() as locks:
+            for fold in self._folds:
+                locks.enter_context(fold._lock)
+            chosen = [np.flatnonzero(fold_of == i) for i in range(len(self))]
+            # A block of each fold in turn: rows that one of them has read are near for the others.
+            begun = [0] * len(self)
+            while any(first < len(index) for first, index in zip(begun, chosen, strict=True)):
+                for i, fold in enumerate(self._folds):
+                    room = fold._accumulator.room(given.rows)
+                    index = chosen[i][begun[i] : begun[i] + room]
+                    if len(index):
+                        fold._accumulator.update(
+                            given.rows,
+                            None if given.weight is None else given.weight[index],
+                            {name: _rows_of(column, index) for name, column in encoded.items()},
+                            in_order=True,
+                            checked=True,
+                            index=index,
+                        )
+                    begun[i] += len(index)
+            self._position += given.n_given
+        return self
+
+    def _wide(self) -> Moments:
+        """A fold that knows the width, if any does."""
+        return next((fold for fold in self._folds if fold.n_features), self._folds[0])
+
+    def _deal(self, given: Given, n: int) -> NDArray[np.intp]:
+        """The fold of each row."""
+        index = np.arange(n) if given.kept is None else given.kept
+        hashed = splitmix64(index.astype(np.uint64) + np.uint64(self._position))
+        if self._groups is not None:
+            column = given.encoded.get(self._groups)
+            if not isinstance(column, ClassCodes):
+                raise LabelError(
+                    f"groups names {self._groups!r}, which is not a class-coded variable of the "
+                    "labels; pass the ids of the groups as strings or integers"
+                )
+            of_class = np.array([*map(_digest, column.classes), 0], np.uint64)
+            hashed = np.where(column.codes >= 0, of_class[column.codes], hashed)
+        return (hashed % np.uint64(len(self))).astype(np.intp)
+
+    def _sort_classes(self) -> Folds:
+        """Give every fold the same classes in sorted order, whatever the size of the blocks."""
+        for name, kind in self.variables.items():
+            if kind != "classes":
+                continue
+            known = [fold._accumulator.variables.get(name) for fold in self._folds]
+            names = {class_key(c): c for v in known if v for c in v.class_names(name)}
+            order = [names[key] for key in sorted(names, key=repr)]
+            for fold in self._folds:
+                with fold._locked() as held, Deferred():
+                    if held.state is not None:
+                        width = held.state.width
+                        sums = held.variables.get(name, ClassSums.without_rows(width))
+                        held.variables[name] = cast(ClassSums, sums).in_order(order)
+        return self
+
+    # -- storing ---------------------------------------------------------------------------
+
+    def _arguments(self) -> dict[str, Any]:
+        """The arguments of empty folds of the same parameters, as JSON."""
+        return {"folds": len(self), "groups": self._groups, **self.parameters.as_arguments()}
+
+    def _write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, Any]) -> None:
+        """Write the folds and the position in their source."""
+        tensors: dict[str, NDArray[Any]] = {}
+        metadata: list[dict[str, Any]] = []
+        for i, fold in enumerate(self._folds):
+            with fold._lock.reading():
+                own, described = to_tensors(fold._accumulator)
+                tensors |= {f"fold.{i}.{key}": tensor.copy() for key, tensor in own.items()}
+                metadata.append(described)
+        described = {"groups": self._groups, "position": self._position, "stream": stream}
+        version = format_of(self.parameters)
+        files.write(path, _KIND_OF_FOLDS, version, tensors, {"folds": metadata, **described})
+
+    def _read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Folds, Any]:
+        """The folds and the position in their source that a checkpoint holds."""
+        tensors, metadata = files.read(path, _KIND_OF_FOLDS, NEWEST)
+        with consistent(path):
+            described, groups, position = (
+                metadata["folds"], metadata["groups"], metadata["position"]
+            )  # fmt: skip
+            found = Folds(len(described), groups=groups)
+            if not isinstance(position, int) or not 0 <= position < 1 << 63:
+                raise FileFormatError("the number of rows seen is negative or no number")
+            found._position = position
+            found._folds = tuple(
+                Moments._around(from_tensors(part_of(tensors, f"fold.{i}."), own))
+                for i, own in enumerate(described)
+            )
+            return found, metadata["stream"]
+
+
+def _digest(name: ClassName) -> int:
+    """64 bits that depend on the name of a class alone."""
+    digest = hashlib.blake2b(repr(class_key(name)).encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _rows_of(column: Encoded, chosen: NDArray[np.intp]) -> Encoded:
+    """Some rows of an encoded column, with all its classes."""
+    if isinstance(column, ClassCodes):
+        return ClassCodes(column.classes, column.codes[chosen])
+    present = None if column.present is None else column.present[chosen]
+    return Columns(column.columns, column.values[chosen], present)

@@ -16,7 +16,7 @@ from splince_fast.moments.scatter import EPS64
 from splince_fast.moments.sketch import add_images, add_outer
 from splince_fast.moments.sketched import far_from_zero
 from splince_fast.moments.swept import Sweep
-from splince_fast.sources import prefetched
+from splince_fast.sources._prefetch import prefetched
 from splince_fast.sources.base import Source, StreamSource
 
 Float = NDArray[np.float64]

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import NO_WEIGHT, Rows
 from splince_fast._runtime.hashing import splitmix64
+from splince_fast._solve.options import check_reading
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassCodes, Columns, Encoded, VariableName
 from splince_fast.moments.accumulator import Accumulator, Batch, sweep_of
@@ -33,6 +34,7 @@ from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.scatter import EPS64, Diagonal
 from splince_fast.moments.state import State, head_mean
 from splince_fast.moments.swept import Sweep, SweptAccumulator
+from splince_fast.sources.base import Source
 
 Float = NDArray[np.float64]
 
@@ -265,6 +267,17 @@ def part_of_sample(like: Mapping[str, Any], first: int) -> dict[str, Any]:
         return dict(like)
     mixed = splitmix64(splitmix64(np.array([like["random_state"]], np.uint64)) + np.uint64(first))
     return {**like, "random_state": int(mixed[0] >> np.uint64(1))}
+
+
+def with_rate(parameters: Mapping[str, Any], source: Source, folds: int) -> dict[str, Any]:
+    """The arguments of moments with `subsample` checked for a source, "auto" replaced."""
+    found = dict(parameters)
+    if "subsample" in found:
+        check_reading(found["subsample"], found.get("sketch_size"))
+        found["subsample"] = rate_for(
+            found["subsample"], source.n_rows, source.n_features, source.name, folds
+        )
+    return found
 
 
 def rate_for(

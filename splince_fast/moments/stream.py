@@ -9,10 +9,13 @@ from itertools import islice
 from typing import Any, Protocol, TypeVar, cast
 
 from splince_fast._runtime.interrupts import Deferred
+from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.labels import encode
 from splince_fast.moments.digest import block_digest, file_stamps
 from splince_fast.moments.parameters import Parameters
+from splince_fast.sources._prefetch import prefetched
+from splince_fast.sources.base import StreamSource, as_source
 
 Path = str | os.PathLike[str]
 
@@ -31,12 +34,12 @@ class Target(Protocol):
 
     def update(self, X: Any, labels: Any = None, *, sample_weight: Any = None) -> Any: ...
 
-    def make_like(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, Any]:
         """What makes an empty target alike, as JSON."""
 
-    def write_checkpoint(self, path: Path, stream: dict[str, Any]) -> None: ...
+    def _write_checkpoint(self, path: Path, stream: dict[str, Any]) -> None: ...
 
-    def read_checkpoint(self, path: Path) -> tuple[Any, Any]:
+    def _read_checkpoint(self, path: Path) -> tuple[Any, Any]:
         """A target and the stream of a file, or FileFormatError."""
 
 
@@ -47,14 +50,12 @@ def accumulate(
     blocks: Any,
     empty: T,
     *,
-    progress: bool,
+    progress: bool | None,
     checkpoint: Path | None,
     checkpoint_seconds: float,
     client: Any = None,
 ) -> T:
     """Fill a target from a source; see :meth:`splince_fast.Moments.from_blocks`."""
-    from splince_fast import sources
-
     if (
         not isinstance(checkpoint_seconds, int | float)
         or isinstance(checkpoint_seconds, bool)
@@ -63,7 +64,7 @@ def accumulate(
         raise InputError(
             f"checkpoint_seconds is {checkpoint_seconds!r}; it must be a number of at least 0"
         )
-    source = sources.as_source(blocks)
+    source = as_source(blocks)
     if client is not None:
         from splince_fast.moments import cluster
 
@@ -80,14 +81,14 @@ def accumulate(
             run.write()
             written = time.monotonic()
 
-    with sources.Progress(source.n_rows, source.nbytes, enabled=progress) as bar:
+    with Progress(source.n_rows, show=progress, total_bytes=source.nbytes) as bar:
         bar.skip(run.target.n_rows)
         try:
             if client is not None:
                 run.check_position()
                 cluster.fold(run, source, client, bar, write_if_due)
             else:
-                with sources.prefetched(source, run.first_block) as reader:
+                with prefetched(source, run.first_block) as reader:
                     for block in run.unseen(reader):
                         run.add(block)
                         bar.advance(int(block.X.shape[0]), getattr(block.X, "nbytes", 0))
@@ -114,8 +115,8 @@ def _resumed(source: Any, empty: T, checkpoint: Path) -> tuple[T, dict[str, Any]
     path = os.fspath(checkpoint)
     if not os.path.exists(path):
         return empty, None
-    found, stream = empty.read_checkpoint(path)
-    if stream is None or found.make_like() != empty.make_like():
+    found, stream = empty._read_checkpoint(path)
+    if stream is None or found._arguments() != empty._arguments():
         raise _foreign(path, "it holds a state of other parameters, or of no source")
     _check_stream(path, stream)
     if stream["source"] != _identity(source):
@@ -165,8 +166,6 @@ class Run:
     def __init__(
         self, source: Any, target: Any, stream: dict[str, Any] | None, checkpoint: str | None
     ) -> None:
-        from splince_fast.sources.base import StreamSource
-
         self.target = target
         self._source = source
         self._checkpoint = checkpoint
@@ -180,7 +179,7 @@ class Run:
         self._last_block: Any = None
         self._variables = set(target.variables)
         # Labels that are read and not accumulated.
-        self._unread = {target.make_like().get("groups")}
+        self._unread = {target._arguments().get("groups")}
         in_order = isinstance(source, StreamSource)
         self.first_block = 0 if in_order else max(0, self.position - 1)
         if self.position > 1 and not in_order and self._first:
@@ -244,7 +243,7 @@ class Run:
         if self._last_block is not None:
             self._last = self._digest(self._last_block)
         self._written = self.position
-        self.target.write_checkpoint(
+        self.target._write_checkpoint(
             self._checkpoint,
             {
                 "source": _identity(self._source),

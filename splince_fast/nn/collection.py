@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import InputError
 from splince_fast.nn import sites
 from splince_fast.nn.collected import Collected
@@ -18,7 +19,6 @@ from splince_fast.nn.collector import Collector, Labels, label_keys
 from splince_fast.nn.labelled import Registry
 from splince_fast.nn.recipe import Placement, Recipe
 from splince_fast.nn.tokens import Tokens
-from splince_fast.sources import Progress
 
 Module = Any
 
@@ -73,7 +73,7 @@ def run(
     batches: Iterable[Any],
     collector: Collector,
     forward: Any,
-    progress: bool,
+    progress: bool | None,
     recipe: Recipe,
 ) -> Collected:
     """One pass with the hooks of a collector; they are gone afterwards."""
@@ -82,7 +82,7 @@ def run(
     collector.may_stop = may_stop(model, forward)
     handles = collector.attach(model)
     try:
-        with quiet(model), Progress(None, None, enabled=progress) as bar:
+        with quiet(model), Progress(unit="sequences", show=progress) as bar:
             for batch in batches:
                 seen = collector.n_sequences
                 with collector.one_batch(batch):
@@ -149,7 +149,7 @@ def collect(
     weight: str = "token",
     skip_ids: Iterable[int] = (),
     device: Any = "model",
-    progress: bool = False,
+    progress: bool | None = None,
     **moments: Any,
 ) -> Collected:
     """Run a model over data once and accumulate the moments of activations at all sites.
@@ -192,8 +192,9 @@ def collect(
         Ids of tokens that "body" leaves out, such as special tokens.
     device : "model" or torch.device
         Where states live.
-    progress : bool
-        Show how far it is on stderr.
+    progress : bool, optional
+        Show a progress bar on stderr; by default only in a terminal or notebook, after two
+        seconds.
     **moments
         kinds and joint, as for :class:`Moments`.
 

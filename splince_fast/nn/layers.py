@@ -99,7 +99,7 @@ def fit_layers(
     weight: str = "token",
     skip_ids: Iterable[int] = (),
     device: Any = "model",
-    progress: bool = False,
+    progress: bool | None = None,
     on_infeasible: str | None = None,
     memory: int | None = None,
     bias: str = "keep",

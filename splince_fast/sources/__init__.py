@@ -7,19 +7,16 @@ are: :mod:`splince_fast.labels` knows what they mean.
 
 from __future__ import annotations
 
-from splince_fast._runtime.progress import Progress
 from splince_fast.sources._arrays import from_arrays
 from splince_fast.sources._dask import from_dask
 from splince_fast.sources._huggingface import from_dataset
 from splince_fast.sources._npy import from_npy
 from splince_fast.sources._parquet import from_parquet
-from splince_fast.sources._prefetch import prefetched
 from splince_fast.sources._torch import from_torch
 from splince_fast.sources.base import Block, Source, as_source
 
 __all__ = [
     "Block",
-    "Progress",
     "Source",
     "as_source",
     "from_arrays",
@@ -28,5 +25,4 @@ __all__ = [
     "from_npy",
     "from_parquet",
     "from_torch",
-    "prefetched",
 ]

@@ -52,7 +52,7 @@ def prefetched(source: Source, first_block: int = 0, depth: int = 1) -> Iterator
     --------
     >>> import numpy as np
     >>> from splince_fast import sources
-    >>> with sources.prefetched(sources.from_arrays(np.ones((5, 2)), block_rows=2)) as blocks:
+    >>> with prefetched(sources.from_arrays(np.ones((5, 2)), block_rows=2)) as blocks:
     ...     [len(block.X) for block in blocks]
     [2, 2, 1]
     """

@@ -46,7 +46,8 @@ from splince_fast.exceptions import (
     NothingErasedWarning,
     SplinceError,
 )
-from splince_fast.moments.folds import LEAST_ROWS, Folds
+from splince_fast.moments import Folds
+from splince_fast.moments.fold_rule import LEAST_ROWS
 
 pytestmark = pytest.mark.filterwarnings("error")
 fast = settings(max_examples=25, deadline=None)

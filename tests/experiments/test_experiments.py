@@ -27,7 +27,8 @@ from splince_fast.experiments._common import (
     reverse,
     texts,
 )
-from splince_fast.experiments.datasets import VARIABLE, load
+from splince_fast.experiments.dataset import VARIABLE
+from splince_fast.experiments.datasets import load
 
 PACKAGE = Path(experiments.__file__).resolve().parent
 

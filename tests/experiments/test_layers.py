@@ -12,7 +12,8 @@ import pytest
 
 from splince_fast import leace, splince
 from splince_fast.experiments import _language, layers
-from splince_fast.experiments.datasets import VARIABLE, load
+from splince_fast.experiments.dataset import VARIABLE
+from splince_fast.experiments.datasets import load
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -10,7 +10,8 @@ import pytest
 
 from splince_fast.exceptions import InputError, MissingExtraError
 from splince_fast.experiments import paper_sets
-from splince_fast.experiments.datasets import VARIABLE, MissingDataError, load
+from splince_fast.experiments.dataset import VARIABLE, MissingDataError
+from splince_fast.experiments.datasets import load
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow writes the small files")
 

@@ -20,7 +20,8 @@ from splince_fast.experiments import (
     winobias,
 )
 from splince_fast.experiments._common import Findings, Options
-from splince_fast.experiments.datasets import VARIABLE, load, shipped_bios
+from splince_fast.experiments.dataset import VARIABLE
+from splince_fast.experiments.datasets import load, shipped_bios
 
 # A few sentences of the corpus occur twice, and compare says so.
 pytestmark = pytest.mark.filterwarnings("ignore:up to .* test rows of a split occur")

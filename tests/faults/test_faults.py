@@ -27,6 +27,7 @@ from splince_fast import Moments, Projection, SplinceError, labels, sources
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime import sweep
 from splince_fast.report import Report
+from splince_fast.sources._prefetch import prefetched
 
 PACKAGE = Path(sf.__file__).parent
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals, rights or limits")
@@ -463,7 +464,7 @@ def _projection() -> Projection:
 
 
 def _prefetched(depth: Any) -> None:
-    with sources.prefetched(sources.from_arrays(np.ones((N, D))), 0, depth) as blocks:
+    with prefetched(sources.from_arrays(np.ones((N, D))), 0, depth) as blocks:
         list(blocks)
 
 
@@ -494,7 +495,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "cross_covariance(name)": lambda v: _moments().cross_covariance(v),
     "classes(name)": lambda v: _moments().classes(v),
     "class_counts(name)": lambda v: _moments().class_counts(v),
-    "variable(name)": lambda v: _moments().variable(v),
     "Moments.load(path)": Moments.load,
     "Projection.load(path)": Projection.load,
     "leace(moments)": lambda v: sf.leace(v, erase="z"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from naive_model import SWEEP, Rows, check, state_bytes
+from naive_model import Rows, check, state_bytes
 
 import splince_fast as sf
 from splince_fast import FileFormatError, InputError, Moments, sources
@@ -38,91 +38,9 @@ def script(text: str, *arguments: str) -> str:
     return run.stdout
 
 
-# --- the way of a row ----------------------------------------------------------------------------
-
-
-CALLS = """
-import sys
-import numpy as np
-from splince_fast import Moments
-X, z = np.random.default_rng(0).normal(size=(4096, 16)).astype(np.float32), np.arange(4096) % 2
-moments = Moments()
-for _ in range(3):
-    moments.update(X, {"z": z})
-calls = []
-
-def note(frame, event, function):
-    if event == "call":
-        calls.append(frame.f_code.co_name)
-    elif event == "c_call" and function.__module__ == "splince_fast._kernels.row_kernels":
-        calls.append(function.__name__)
-
-sys.setprofile(note)
-moments.update(X, {"z": z})
-sys.setprofile(None)
-print(len(calls), *calls)
-"""
-
-
-def test_a_full_block_takes_at_most_fifty_python_calls() -> None:
-    """Compiled kernels among them; in a process of its own, without the guards of the tests."""
-    count, *names = script(CALLS).split()
-    assert SWEEP[1] in names
-    assert int(count) <= 50, names
-
-
-CALLS_OF_A_SOLVE = """
-import sys
-import numpy as np
-from splince_fast import Moments, leace, sal, splince
-z, y = np.arange(200) % 2, np.arange(200) // 2 % 2
-moments = Moments().update(np.random.default_rng(0).normal(size=(200, 16)), {"z": z, "y": y})
-solves = lambda: splince(moments, erase="z", keep="y"), lambda: leace(moments, erase="z"), \\
-    lambda: sal(moments, erase="z")
-for solve in solves:
-    solve()
-    calls = []
-    sys.setprofile(lambda frame, event, _: event == "call" and calls.append(frame.f_code.co_name))
-    solve()
-    sys.setprofile(None)
-    print(*calls)
-"""
-
-
-def test_a_small_solve_takes_at_most_65_python_calls() -> None:
-    """Compiled kernels are not among them: they are no frames of Python."""
-    for line in script(CALLS_OF_A_SOLVE).splitlines():
-        names = line.split()
-        assert "span_of" in names
-        assert len(names) <= 65, names
-
-
-CALLS_OF_AN_APPLICATION = """
-import sys
-import numpy as np
-from splince_fast import Projection
-eraser = Projection(np.eye(16)[:, :1], np.eye(16)[:, :1], np.zeros(16))
-X, out = np.ones((4, 16), np.float32), np.ones((4, 16), np.float32)
-for given in ({}, {"out": out}):
-    eraser(X, **given)
-    calls = []
-    sys.setprofile(lambda frame, event, _: event == "call" and calls.append(frame.f_code.co_name))
-    eraser(X, **given)
-    sys.setprofile(None)
-    print(*calls)
-"""
-
-
-def test_an_application_to_few_rows_takes_at_most_25_python_calls() -> None:
-    for line in script(CALLS_OF_AN_APPLICATION).splitlines():
-        names = line.split()
-        assert "_erase_rows" in names
-        assert len(names) <= 25, names
-
-
 def test_a_view_that_fails_leaves_the_lock_free() -> None:
     moments = Moments().update(normal(10, 3), {"z": np.arange(10) % 2})
-    with pytest.raises(ZeroDivisionError), moments.held_as(lambda held: held.n_rows // 0):
+    with pytest.raises(ZeroDivisionError), moments._locked_view(lambda held: held.n_rows // 0):
         pass
     assert moments.update(normal(5, 3)).n_rows == 15
 
@@ -139,10 +57,10 @@ def test_full_blocks_pass_the_buffer_while_rows_wait() -> None:
 
 def test_a_merge_in_place_makes_no_third_state() -> None:
     a, b = Moments().update(normal(50, 6)), Moments().update(normal(60, 6, 1))
-    with a.held() as held:
+    with a._locked() as held:
         matrix = held.seen().scatter
     a += b
-    with a.held() as held:
+    with a._locked() as held:
         assert held.seen().scatter is matrix
     check(a, Rows.of(normal(50, 6)) + Rows.of(normal(60, 6, 1)))
 
@@ -256,13 +174,13 @@ def test_a_part_of_more_rows_is_no_part_however_light() -> None:
 def test_a_checkpoint_is_written_once_for_each_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, positions = Moments.write_checkpoint, []
+    write, positions = Moments._write_checkpoint, []
 
     def counted(self: Moments, path: Any, stream: dict[str, Any]) -> None:
         positions.append(stream["position"])
         write(self, path, stream)
 
-    monkeypatch.setattr(Moments, "write_checkpoint", counted)
+    monkeypatch.setattr(Moments, "_write_checkpoint", counted)
     blocks = [np.eye(3)] * 3
     Moments.from_blocks(blocks, checkpoint=tmp_path / "run", checkpoint_seconds=0)
     assert positions == [1, 2, 3]
@@ -499,7 +417,7 @@ from splince_fast import Moments
 m = Moments().update(np.random.default_rng(0).normal(size=(200, 50)))
 inside, leave = threading.Event(), threading.Event()
 def read():
-    with m.held():
+    with m._locked():
         inside.set()
         leave.wait()
 thread = threading.Thread(target=read); thread.start(); inside.wait()

@@ -16,12 +16,13 @@ import pytest
 from numpy.typing import NDArray
 
 import splince_fast as sf
+from splince_fast._runtime.hashing import splitmix64
 from splince_fast._solve import factor as factors
 from splince_fast._solve.held_out import adjusted
 from splince_fast._solve.options import INTENSITIES
 from splince_fast.evaluation.advice import held_out_trace
-from splince_fast.moments import folds as folds_module
-from splince_fast.moments.folds import LEAST_ROWS, Folds, worthwhile
+from splince_fast.moments import Folds, fold_rule
+from splince_fast.moments.fold_rule import LEAST_ROWS, use_folds
 
 Float = NDArray[np.float64]
 CLASSES = (sf.SPLINCE, sf.LEACE, sf.SAL, sf.MeanProjection)
@@ -86,14 +87,14 @@ def test_figures_predict_rows_that_were_never_passed() -> None:
     ],
 )
 def test_the_rule(n: int | None, d: int | None, expected: bool) -> None:
-    assert worthwhile(n, d) == expected
+    assert use_folds(n, d) == expected
 
 
 def test_no_memory_for_two_states_means_no_folds(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, z = data()
     need = 8 * 6 * x.shape[1] ** 2
     for memory, there in ((4 * need, True), (4 * need - 1, False), (None, True)):
-        monkeypatch.setattr(folds_module, "total_memory", lambda size=memory: size)
+        monkeypatch.setattr(fold_rule, "total_memory", lambda size=memory: size)
         report = sf.SPLINCE().fit(x, y, concept=z).report_
         assert (report.unseen_distortion is not None) == there
 
@@ -179,7 +180,7 @@ def weak(n: int = 600, d: int = 30) -> tuple[Float, NDArray[Any]]:
     z = rng.integers(0, 2, n)
     x = rng.normal(size=(n, d)) + 0.3 * z[:, None]
     x[:, :3] = 1e-4 * rng.normal(size=(n, 3)) + 3e-5 * z[:, None]
-    fold = folds_module.splitmix64(np.arange(n, dtype=np.uint64)) % np.uint64(2)
+    fold = splitmix64(np.arange(n, dtype=np.uint64)) % np.uint64(2)
     x[np.flatnonzero(fold == 0)[0], 0] = x[np.flatnonzero(fold == 1)[0], 1] = 20.0
     return x, z
 

@@ -19,7 +19,7 @@ import splince_fast as sf
 from splince_fast import Moments, NonFiniteError, sources
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError
-from splince_fast.moments.folds import Folds
+from splince_fast.moments import Folds
 
 N, D = 400, 5
 LAYOUTS: dict[str, Any] = {
@@ -70,7 +70,7 @@ def test_a_fold_has_the_bits_of_its_rows_in_their_order(
         rows = slice(first, last)
         given = None if weight is None else weight[rows]
         folds.update(X[rows], part(labels, rows), sample_weight=given)
-    folds.settle()
+    folds._sort_classes()
     dealt = fold_of(N, count)
     for i, fold in enumerate(folds):
         chosen = np.flatnonzero(dealt == i)
@@ -80,7 +80,7 @@ def test_a_fold_has_the_bits_of_its_rows_in_their_order(
             rows = chosen[start : start + block_rows]
             given = None if weight is None else weight[rows]
             twin.update(np.array(X[rows]), part(labels, rows), sample_weight=given)
-        assert state_bytes(fold) == state_bytes(twin.settle()[0])
+        assert state_bytes(fold) == state_bytes(twin._sort_classes()[0])
     assert state_bytes(folds[0]) != state_bytes(folds[1]), "the control"
 
 
@@ -144,7 +144,7 @@ def test_bad_rows_change_no_fold() -> None:
 def test_an_update_while_another_thread_reads_a_fold_is_refused() -> None:
     X, labels = table()
     folds = Folds(2).update(X, labels)
-    with list(folds)[1].held(), ThreadPoolExecutor(1) as pool:
+    with list(folds)[1]._locked(), ThreadPoolExecutor(1) as pool:
         update = pool.submit(folds.update, X, labels)
         with pytest.raises(sf.SplinceError, match="in use by another thread"):
             update.result()

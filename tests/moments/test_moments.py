@@ -172,8 +172,8 @@ def test_rows_without_a_label_count_for_everything_else() -> None:
     moments = Moments().update(X, labels)
     check(moments, Rows.of(X, labels))
     assert moments.n_rows == 9
-    assert moments.variable("z").n_rows == 5
-    assert moments.variable("y").n_rows == 7
+    assert moments._variable("z").n_rows == 5
+    assert moments._variable("y").n_rows == 7
 
 
 @pytest.mark.parametrize(
@@ -902,8 +902,8 @@ def test_a_blank_column_says_nothing_of_names() -> None:
 
 def test_what_is_left_of_float32_rows_is_forgotten_with_them() -> None:
     moments = Moments().update(normal(9, 3).astype(np.float32))
-    assert moments.flushed().unit_roundoff > scatter.EPS64
-    assert (moments - moments).update(normal(9, 3)).flushed().unit_roundoff == scatter.EPS64
+    assert moments._state().unit_roundoff > scatter.EPS64
+    assert (moments - moments).update(normal(9, 3))._state().unit_roundoff == scatter.EPS64
 
 
 @pytest.mark.parametrize("weight", [None, np.array([0.0, 1.0, 1.0, 1.0])])

@@ -45,7 +45,7 @@ def rows(n: int = 700, d: int = 24, seed: int = 0) -> tuple[Float, dict[str, NDA
 
 def state(moments: sf.Moments) -> tuple[Float, Float]:
     """Variances and images, not normalised."""
-    second = moments.flushed().second
+    second = moments._state().second
     assert isinstance(second, Sketch)
     return second.matrix, second.images
 
@@ -226,7 +226,7 @@ def test_files_pickles_checkpoints_and_folds(tmp_path: Path, sparse: bool) -> No
         sf.Moments.load(tmp_path / "m.moments"), pickle.loads(pickle.dumps(moments)),
         moments.copy(),
     ):  # fmt: skip
-        assert found.make_like() == moments.make_like()
+        assert found._arguments() == moments._arguments()
         for ours, theirs in zip(state(found), state(moments), strict=True):
             assert ours.tobytes() == theirs.tobytes()
         near(found.update(given, labels), moments + moments)

@@ -50,7 +50,7 @@ def gaussian(
 
 
 def sample_of(moments: sf.Moments) -> sampled.Sample:
-    with moments.held() as held:
+    with moments._locked() as held:
         assert isinstance(held, SampledAccumulator)
         return held.sample
 
@@ -544,7 +544,7 @@ def test_variances_and_tables_are_of_all_rows() -> None:
     weight = rng.random(n) + 0.5
     moments = sf.Moments(subsample=0.3).update(X, {"z": names, "t": t}, sample_weight=weight)
     known = sample_of(moments)
-    with moments.held() as held:
+    with moments._locked() as held:
         variables = dict(held.variables)
         assert held.state is not None
         squares = held.state.second.diagonal().copy()
@@ -607,8 +607,8 @@ def test_a_variable_of_many_classes_is_left_out_of_the_table() -> None:
     )
     both = first + second
     assert sample_of(first).all_labels.gram.shape == (204, 204)
-    assert not sample_of(both).all_labels.columns_of("id", both.variable("id"))
-    assert sample_of(both).all_labels.columns_of("z", both.variable("z")) == 2
+    assert not sample_of(both).all_labels.columns_of("id", both._variable("id"))
+    assert sample_of(both).all_labels.columns_of("z", both._variable("z")) == 2
     assert max(residuals(splince(both), sf.Moments().update(X, labels))) < 1e-10
 
 
@@ -782,7 +782,7 @@ def test_damaged_files_are_refused(key: str, value: Any) -> None:
     from splince_fast.moments.format import from_tensors, to_tensors
 
     X, labels = gaussian(500, 5, 1.0)
-    with sf.Moments(subsample=0.5).update(X, labels).held() as held:
+    with sf.Moments(subsample=0.5).update(X, labels)._locked() as held:
         tensors, metadata = to_tensors(held)
     from_tensors(tensors, metadata)  # control: nothing is wrong with them
     with pytest.raises(FileFormatError):

@@ -103,7 +103,7 @@ def outcome(moments: Moments, *given: Any, **options: Any) -> tuple[Any, ...]:
             moments.update(*given, **options)
     except Exception as raised:
         error = type(raised), str(raised)
-    return error, state_bytes(moments), moments.n_rows, moments.flushed().mean.tobytes()
+    return error, state_bytes(moments), moments.n_rows, moments._state().mean.tobytes()
 
 
 @pytest.mark.parametrize("case", [*LIKE, *OTHER])

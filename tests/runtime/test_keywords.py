@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import splince_fast as sf
-from splince_fast.moments.folds import Folds
+from splince_fast.moments import Folds
 
 Z = np.arange(40) % 2
 X = np.random.default_rng(0).normal(size=(40, 3)) + Z[:, None]

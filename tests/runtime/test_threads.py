@@ -371,7 +371,7 @@ class Watched(np.ndarray[Any, Any]):
 def test_a_covariance_is_of_one_moment_in_time() -> None:
     """An update while the scatter is being read would mix two states into one wrong number."""
     moments = Moments(block_rows=4).update(normal(8, 4))
-    state = moments.flushed()
+    state = moments._state()
     watched = state.second.matrix.view(Watched)
     watched.act, watched.seen = lambda: moments.update(normal(8, 4, seed=1)), []
     state.second.matrix = watched
@@ -460,12 +460,16 @@ def test_solves_in_parallel_do_not_share_the_memory_they_work_in() -> None:
     X, z = rng.normal(size=(2000, 300)), rng.integers(0, 3, 2000)
     moments = Moments().update(X, {"z": z})
     expected = leace(moments, erase="z")
-    with moments.held() as held, held.workspace(300**2) as first, held.workspace(300**2) as second:
+    with (
+        moments._locked() as held,
+        held.workspace(300**2) as first,
+        held.workspace(300**2) as second,
+    ):
         assert first.size == second.size == 300**2
         assert not np.shares_memory(first, second)
         first[:], second[:] = 1.0, 2.0
         assert (first == 1.0).all()
-    with moments.held() as held, held.workspace(300**2) as again:
+    with moments._locked() as held, held.workspace(300**2) as again:
         assert np.shares_memory(again, first)  # given back
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: leace(moments, erase="z"), range(12)))

@@ -115,7 +115,7 @@ def test_later_updates_do_not_change_a_snapshot() -> None:
     assert "Factored(400 rows, 12 features" in repr(kept)
 
 
-@pytest.mark.parametrize("options", [{}, {"rank": 4}, {"scatter": 0.5}])
+@pytest.mark.parametrize("options", [{}, {"sketch_size": 4}, {"subsample": 0.5}])
 def test_updates_that_are_merged_do_not_change_a_snapshot(options: dict[str, Any]) -> None:
     """Rows that wait change no sums: blocks of 16 rows are merged at once."""
     whole = moments(block_rows=16, **options)
@@ -139,11 +139,11 @@ def test_a_view_that_fails_keeps_no_lock() -> None:
     def fail(_: Any) -> None:
         raise RuntimeError("no view")
 
-    with pytest.raises(RuntimeError, match="no view"), whole.held_as(fail):
+    with pytest.raises(RuntimeError, match="no view"), whole._locked_view(fail):
         pass
     with ThreadPoolExecutor(1) as other:
         other.submit(whole.update, np.zeros((5, 12))).result(timeout=60)
-        with whole.held(), pytest.raises(sf.SplinceError):  # the control: a reader keeps it
+        with whole._locked(), pytest.raises(sf.SplinceError):  # the control: a reader keeps it
             other.submit(whole.update, np.zeros((5, 12))).result(timeout=60)
     assert whole.n_rows == 405
 
@@ -282,7 +282,7 @@ def flags() -> dict[str, Any]:
 
 def test_arguments_of_moments_are_those_of_the_table() -> None:
     parameters = inspect.signature(sf.Moments).parameters
-    for name in ("scatter", "rank"):
+    for name in ("subsample", "sketch_size"):
         assert parameters[name].default == READING[name].default
 
 

@@ -58,7 +58,7 @@ def test_intensity_equals_scikit_learn(
     parts = [
         sf.Moments(ledoit_wolf=True, block_rows=block_rows).update(rows) for rows in (X[:k], X[k:])
     ]
-    found = _shrinkage((parts[0] + parts[1]).flushed(), name)
+    found = _shrinkage((parts[0] + parts[1])._state(), name)
     assert found == pytest.approx(ESTIMATORS[name](X)[1], abs=tolerance(n, d))
 
 
@@ -66,7 +66,7 @@ def test_removing_a_part_undoes_its_merge() -> None:
     X = problem(400, 12)[0]
     part = sf.Moments(ledoit_wolf=True).update(X[300:])
     rest = sf.Moments(ledoit_wolf=True).update(X) - part
-    assert _shrinkage(rest.flushed(), "ledoit-wolf") == pytest.approx(
+    assert _shrinkage(rest._state(), "ledoit-wolf") == pytest.approx(
         ledoit_wolf(X[:300])[1], abs=tolerance(400, 12)
     )
 
@@ -76,7 +76,7 @@ def test_a_weight_of_two_is_the_row_twice() -> None:
     weight = np.where(np.arange(60) < 20, 2.0, 1.0)
     weighted = sf.Moments(ledoit_wolf=True).update(X, sample_weight=weight)
     twice = np.concatenate([X, X[:20]])
-    assert _shrinkage(weighted.flushed(), "ledoit-wolf") == pytest.approx(
+    assert _shrinkage(weighted._state(), "ledoit-wolf") == pytest.approx(
         ledoit_wolf(twice)[1], abs=tolerance(80, 5)
     )
 
@@ -85,7 +85,7 @@ def test_control_a_dropped_cross_term_is_caught() -> None:
     """Without the cubic sums, moving the reference point gives another intensity."""
     X = np.sort(problem(600, 6)[0], axis=0)  # sorted: the first rows are far from the mean
     moments = sf.Moments(ledoit_wolf=True).update(X)
-    state = moments.flushed()
+    state = moments._state()
     right = _shrinkage(state, "ledoit-wolf")
     assert state.fourth is not None
     state.fourth.cubic[:] = 0.0
@@ -110,7 +110,7 @@ def test_whitened_data_are_shrunk_within_bounds() -> None:
     X -= X.mean(axis=0)
     moments = sf.Moments(ledoit_wolf=True).update(X)
     for name in ESTIMATORS:
-        assert 0.0 <= _shrinkage(moments.flushed(), name) <= 1.0
+        assert 0.0 <= _shrinkage(moments._state(), name) <= 1.0
 
 
 def test_ledoit_wolf_without_fourth_moments_says_what_to_do() -> None:
@@ -131,7 +131,7 @@ def test_fourth_moments_survive_a_file(tmp_path: Path) -> None:
     moments = sf.Moments(ledoit_wolf=True).update(X)
     moments.save(tmp_path / "m.moments")
     loaded = sf.Moments.load(tmp_path / "m.moments")
-    found, expected = (_shrinkage(m.flushed(), "ledoit-wolf") for m in (loaded, moments))
+    found, expected = (_shrinkage(m._state(), "ledoit-wolf") for m in (loaded, moments))
     assert found == expected
 
 
@@ -146,4 +146,4 @@ def test_no_shrinkage_is_shrinkage_by_nothing() -> None:
 @pytest.mark.parametrize("policy", ESTIMATORS)
 def test_what_is_isotropic_is_its_own_target(policy: str) -> None:
     moments = sf.Moments(ledoit_wolf=True).update(np.array([[1.0], [-1.0], [1.0], [-1.0]]))
-    assert _shrinkage(moments.flushed(), policy) == 1.0
+    assert _shrinkage(moments._state(), policy) == 1.0

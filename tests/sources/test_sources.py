@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import mmap
 import signal
 import subprocess
@@ -23,12 +22,9 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splince_fast import Moments
-from splince_fast._runtime import progress
 from splince_fast.exceptions import InputError, MissingExtraError
 from splince_fast.sources import (
     Block,
-    Progress,
     Source,
     as_source,
     from_arrays,
@@ -36,8 +32,8 @@ from splince_fast.sources import (
     from_npy,
     from_parquet,
     from_torch,
-    prefetched,
 )
+from splince_fast.sources._prefetch import prefetched
 from splince_fast.sources.base import PieceSource, choose_block_rows
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -1225,155 +1221,6 @@ def test_every_file_is_closed_in_the_end(tmp_path: Path) -> None:
         next(blocks)
     assert len(list(source)) == 10
     assert len(list(descriptors.iterdir())) == before
-
-
-# --- progress ------------------------------------------------------------------------------------
-
-
-class Clock:
-    """A clock that tests turn."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(progress, "monotonic", clock)
-    return clock
-
-
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def lines(stream: io.StringIO) -> list[str]:
-    return [line.strip() for line in stream.getvalue().split("\r") if line.strip()]
-
-
-def test_progress_shows_share_rates_and_time_left(clock: Clock) -> None:
-    stream = Terminal()
-    with Progress(4000, 4000 * 1000, "moments", stream=stream) as bar:
-        for _ in range(4):
-            clock.now += 2.0
-            bar.advance(1000, 1000 * 1000)
-    assert lines(stream)[:3] == [
-        "moments: 1,000 / 4,000 rows (25%), 500 rows/s, 500 kB/s, 0:06 left",
-        "moments: 2,000 / 4,000 rows (50%), 500 rows/s, 500 kB/s, 0:04 left",
-        "moments: 3,000 / 4,000 rows (75%), 500 rows/s, 500 kB/s, 0:02 left",
-    ]
-    assert lines(stream)[-1] == "moments: 4,000 / 4,000 rows (100%), 500 rows/s, 500 kB/s, 0:08"
-    assert stream.getvalue().endswith("\n")
-
-
-def test_progress_of_a_resumed_run_counts_its_own_speed_only(clock: Clock) -> None:
-    stream = Terminal()
-    with Progress(4000, stream=stream) as bar:
-        bar.skip(2000)
-        clock.now += 1.0
-        bar.advance(1000, 4)
-    assert lines(stream)[0] == "3,000 / 4,000 rows (75%), 1,000 rows/s, 4 B/s, 0:01 left"
-
-
-def test_a_run_that_resumes_shows_the_rows_of_its_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = []
-    for _ in range(2):
-        monkeypatch.setattr(sys, "stderr", Terminal())
-        source = from_arrays(np.ones((8, 2)), block_rows=2)
-        Moments.from_blocks(source, checkpoint=tmp_path / "state", progress=True)
-        shown.append(lines(sys.stderr)[-1])
-    assert all(line.startswith("8 / 8 rows (100%)") for line in shown)
-    assert ", 0 rows/s" not in shown[0]
-    assert ", 0 rows/s" in shown[1]
-
-
-def test_progress_without_totals_or_with_bytes_only(clock: Clock) -> None:
-    for total_bytes, text in ((None, "10 rows, 5 rows/s, 2 GB/s"), (16 * 10**9, "10 rows (25%)")):
-        stream = Terminal()
-        with Progress(None, total_bytes, stream=stream) as bar:
-            clock.now += 2.0
-            bar.advance(10, 4 * 10**9)
-        assert lines(stream)[0].startswith(text)
-        assert ("0:06 left" in lines(stream)[0]) == (total_bytes is not None)
-
-
-def test_progress_rewrites_the_whole_line_and_not_too_often(clock: Clock) -> None:
-    stream = Terminal()
-    with Progress(10, stream=stream) as bar:
-        for _ in range(1000):
-            clock.now += 0.001
-            bar.advance(0)
-        clock.now += 1e5
-        bar.advance(1)
-        clock.now += 0.2
-        bar.advance(9)
-    written = stream.getvalue().rstrip("\n").split("\r")[1:]
-    assert 4 <= len(written) <= 8
-    for before, after in pairwise(written):
-        assert len(after) >= len(before.rstrip())
-    assert written[-2].endswith(" left") != written[-1].endswith(" left")
-
-
-def test_progress_fits_into_the_terminal(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "20")
-    stream = Terminal()
-    with Progress(10**9, stream=stream) as bar:
-        clock.now += 1
-        bar.advance(5)
-    assert max(map(len, lines(stream))) == 19
-
-
-def test_progress_is_silent_where_nobody_looks(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for stream, arguments, shown in (
-        (io.StringIO(), {}, False),
-        (io.StringIO(), {"force": True}, True),
-        (io.StringIO(), {"force": True, "enabled": False}, False),
-        (Terminal(), {"enabled": False}, False),
-        (Terminal(), {}, True),
-    ):
-        with Progress(10, stream=stream, **arguments) as bar:  # type: ignore[arg-type]
-            clock.now += 1
-            bar.advance(5)
-        assert (stream.getvalue() != "") == shown
-    monkeypatch.setattr(sys, "stderr", None)
-    with Progress(10, force=True) as bar:
-        bar.advance(5)
-
-
-def test_progress_ends_its_line_before_an_error(clock: Clock) -> None:
-    stream = Terminal()
-
-    def fail() -> None:
-        with Progress(10, stream=stream) as bar:
-            clock.now += 1
-            bar.advance(5)
-            raise ValueError
-
-    with pytest.raises(ValueError):  # noqa: PT011
-        fail()
-    assert stream.getvalue().endswith("\n")
-
-
-def test_progress_units(clock: Clock) -> None:
-    scaled, clocked = progress._scaled, progress._clock
-    assert [scaled(10.0**k) for k in (0, 2, 3, 5, 6, 9, 12, 15)] == [
-        "1 B", "100 B", "1 kB", "100 kB", "1 MB", "1 GB", "1 TB", "1e+03 TB",
-    ]  # fmt: skip
-    assert scaled(999.7) == "1 kB"
-    assert [clocked(s) for s in (0, 59.6, 61, 3600, 90061)] == [
-        "0:00", "1:00", "1:01", "1:00:00", "25:01:01",
-    ]  # fmt: skip
 
 
 # --- together ------------------------------------------------------------------------------------

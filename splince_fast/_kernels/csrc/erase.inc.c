@@ -125,12 +125,19 @@ INLINE double NAME(measure_and_write)(const Factors *map, const T *x, const T *a
                 STORE(out + j + q * LANES, found[q]);
         }
     }
-    double sum = sum_of_lanes(sums[0] + sums[1]);
-    for (Index j = whole; j < width; j++) {
-        if (measures) sum += (x[j] - mean[j]) * right[j];
-        if (writes) out[j] = (T)(y[j] + c * left[j]);
+    if (measures && whole < width) { /* in registers too: products are rounded as those above */
+        T rest[COLUMNS] = {0};
+        double about[COLUMNS] = {0}, by[COLUMNS] = {0};
+        for (Index j = whole; j < width; j++)
+            rest[j - whole] = x[j], about[j - whole] = mean[j], by[j - whole] = right[j];
+        UNROLL(2)
+        for (int q = 0; q < 2; q++) {
+            Index k = q * LANES;
+            sums[q] += (LOAD(rest + k) - get_f64(about + k)) * get_f64(by + k);
+        }
     }
-    return sum;
+    for (Index j = whole; j < width && writes; j++) out[j] = (T)(y[j] + c * left[j]);
+    return sum_of_lanes(sums[0] + sums[1]);
 }
 
 /* n rows, `down` numbers apart; those of `out` are `below` apart. */

@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import InputError, NotEnoughDataError
 from splince_fast.experiments.demo.professions import ProfessionData
 from splince_fast.methods import leace, sal, splince
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
-from splince_fast.sources import Progress
 
 Float = NDArray[np.float64]
 
@@ -135,7 +135,7 @@ def run(
     n_splits: int = 20,
     random_state: int = 0,
     train_correlation: float | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Results:
     """Run the experiment.
 
@@ -148,8 +148,9 @@ def run(
         Not negative.
     train_correlation : float, optional
         Give up training prompts until the two scores have this correlation. The default uses all.
-    progress : bool
-        Show rows/s and the time left on stderr.
+    progress : bool, optional
+        Show a progress bar on stderr; by default only in a terminal or notebook, after two
+        seconds.
 
     Raises
     ------
@@ -173,7 +174,7 @@ def run(
     # other longer than they compute.
     with (
         threadpool_limits(1, user_api="blas"),
-        Progress(n_rows, n_rows * row_bytes, "training prompts", enabled=progress) as bar,
+        Progress(n_rows, "training prompts", show=progress) as bar,
     ):
         for split in splits:
             started = time.perf_counter()

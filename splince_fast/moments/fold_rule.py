@@ -1,0 +1,49 @@
+"""Whether a fit splits its rows into folds."""
+
+from __future__ import annotations
+
+import math
+
+from splince_fast._runtime.memory import total_memory
+
+# With fewer rows a half estimates little of held-out rows.
+LEAST_ROWS = 200
+# Up to this width factoring costs less than reading; above it, rows per feature are needed.
+_FEW_FEATURES, _ROWS_PER_FEATURE = 512, 4
+# Two states and their factors, which take 2 d^2 numbers each where x is rank deficient, may take
+# this share of the memory of the machine.
+_MATRICES, _SHARE = 6, 0.25
+
+
+def use_folds(n_rows: int | None, n_features: int | None) -> bool:
+    """Whether a fit splits its rows into two folds, for a report on held-out rows.
+
+    At least 200 rows; at least 4 per feature where there are more than 512, since factoring two
+    halves would cost more than reading the rows; and 6 d^2 doubles in a quarter of the memory of
+    the machine. An unknown number counts as large enough.
+
+    Parameters
+    ----------
+    n_rows, n_features : int or None
+        Shape of the rows, where it is known.
+
+    Returns
+    -------
+    bool
+        The same for the same shape on the same machine: the eraser depends on it by rounding.
+
+    Examples
+    --------
+    >>> from splince_fast.moments.fold_rule import use_folds
+    >>> use_folds(10_000, 384), use_folds(100, 3), use_folds(3000, 1024)
+    (True, False, False)
+    """
+    if n_rows is not None and n_rows < LEAST_ROWS:
+        return False
+    if n_features is None:
+        return True
+    rows = math.inf if n_rows is None else n_rows
+    if n_features > _FEW_FEATURES and rows < _ROWS_PER_FEATURE * n_features:
+        return False
+    memory = total_memory()
+    return memory is None or 8 * _MATRICES * n_features**2 <= _SHARE * memory

@@ -1,0 +1,115 @@
+"""Progress bars: where they appear, their figures, and what a hidden one costs."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from splince_fast import Moments
+from splince_fast._runtime import progress
+from splince_fast._runtime.progress import Progress
+from splince_fast.sources import from_arrays
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None, show: bool | None) -> str:
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Progress(10, "reading", show=show) as bar:
+        bar.advance(10, 40)
+    return "" if stream is None else stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("stream", "show", "visible"),
+    [
+        (io.StringIO, True, True),
+        (io.StringIO, None, False),
+        (Terminal, None, True),
+        (Terminal, False, False),
+        (lambda: None, True, False),
+    ],
+)
+def test_bar_appears_where_it_is_asked_for_or_seen(
+    monkeypatch: pytest.MonkeyPatch, stream: type[io.StringIO], show: bool | None, visible: bool
+) -> None:
+    monkeypatch.setattr(progress, "_DELAY_SECONDS", 0.0)
+    text = shown(monkeypatch, stream(), show)
+    assert bool(text) == visible
+    assert not visible or re.search(r"reading: 100%.*10.*/10", text)
+
+
+def test_short_work_shows_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not shown(monkeypatch, Terminal(), None)
+
+
+def test_notebook_counts_as_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    assert not progress.is_interactive()
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    assert progress.is_interactive()
+
+
+def test_total_in_bytes_where_the_rows_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    with Progress(show=True, total_bytes=16 * 10**9) as bar:
+        bar.advance(10, 4 * 10**9)
+    assert "25%" in stream.getvalue()
+    assert "4.00G/16.0G" in stream.getvalue()
+
+
+def test_resumed_rows_are_part_of_the_fraction_but_not_of_the_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = []
+    for _ in range(2):
+        monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+        source = from_arrays(np.ones((8, 2)), block_rows=2)
+        Moments.from_blocks(source, checkpoint=tmp_path / "state", progress=True)
+        texts.append(stream.getvalue().strip().split("\r")[-1])
+    assert all("8.00/8.00" in text for text in texts)
+    assert "?" not in texts[0].split(",")[-2]  # the rate of the first run
+    assert "? rows/s" in texts[1]  # the second run read none
+
+
+def test_bar_is_closed_before_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+
+    def fail() -> None:
+        with Progress(10, show=True) as bar:
+            bar.advance(5)
+            raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011
+        fail()
+    assert stream.getvalue().endswith("\n")
+
+
+def test_no_thread_watches_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    before = threading.active_count()
+    with Progress(10, show=True) as bar:
+        bar.advance(1)
+        assert threading.active_count() == before
+
+
+def test_hidden_bar_does_not_import_tqdm() -> None:
+    code = (
+        "import sys; from splince_fast._runtime.progress import Progress\n"
+        "with Progress(10) as bar: bar.advance(1)\n"
+        "assert 'tqdm' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stderr=subprocess.PIPE)
