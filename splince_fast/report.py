@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from splince_fast._runtime.arrays import abbreviated
+from splince_fast._solve.frozen import best_strength
 from splince_fast._solve.held_out import expected_r2
-from splince_fast.exceptions import FileFormatError
+from splince_fast.exceptions import FileFormatError, InputError
 
 if TYPE_CHECKING:
     from splince_fast._solve.oblique import Solution
@@ -316,9 +317,43 @@ class Report:
         >>> 0 < report.strength_for(0.7 * beta, moments) < 1
         True
         """
-        from splince_fast.methods.frozen import strength_for
-
-        return strength_for(self, head, moments)
+        names = {str(name): name for name in moments.variables}
+        erase, keep = (
+            [names[v.name] for v in self.variables if v.role == role and v.name in names]
+            for role in ("erased", "kept")
+        )
+        if (
+            self.method != "SPLINCE"
+            or len(keep) != 1
+            or len(erase) + 1 < len(self.variables)
+            or self.n_features != moments.n_features
+        ):
+            raise InputError(
+                "strength_for needs a report of splince on one kept variable, and the moments that "
+                f"the eraser was fitted to; this one is of {self.method} on {self.n_features} "
+                f"features, and the variables are {[v.name for v in self.variables]}"
+            )
+        known: Any = moments  # a snapshot has a factor, and its own shrinkage
+        if not hasattr(known, "factor"):
+            known = known.factored(shrinkage=self.shrinkage or None)
+        task = known.variable(keep[0])
+        cross = task.cross_covariance(0.0, keep[0])
+        if cross.shape[1] != (2 if task.kind == "classes" else 1):
+            raise InputError(
+                f"strength_for is for one task column or two classes, and {keep[0]!r} is "
+                f"{task.described}; a head with several outputs has no single strength"
+            )
+        theta = np.asarray(head, dtype=np.float64)
+        if theta.shape != (self.n_features,) or not np.isfinite(theta).all():
+            raise InputError(
+                f"head has shape {theta.shape}; it must be {self.n_features} finite coefficients, "
+                "one per feature, of one score"
+            )
+        if self.dropped:  # what was kept: LEACE is the only map
+            return 0.0
+        span = np.concatenate([known.variable(name).span() for name in erase])
+        column = np.ascontiguousarray(cross[:, -1])
+        return best_strength(known.factor, known.gram, span, column, theta)
 
     def _scaled(self, alpha: float) -> Report:
         """The report of the eraser with its change times `alpha`."""
