@@ -317,6 +317,11 @@ class Report:
         >>> 0 < report.strength_for(0.7 * beta, moments) < 1
         True
         """
+        if not hasattr(moments, "factored"):
+            raise InputError(
+                f"moments is {type(moments).__name__}; pass the moments that the eraser was "
+                "fitted to"
+            )
         names = {str(name): name for name in moments.variables}
         erase, keep = (
             [names[v.name] for v in self.variables if v.role == role and v.name in names]
@@ -343,11 +348,16 @@ class Report:
                 f"strength_for is for one task column or two classes, and {keep[0]!r} is "
                 f"{task.described}; a head with several outputs has no single strength"
             )
-        theta = np.asarray(head, dtype=np.float64)
-        if theta.shape != (self.n_features,) or not np.isfinite(theta).all():
+        try:
+            theta = np.asarray(head)
+            theta = theta.astype(np.float64) if theta.dtype.kind in "fiubO" else theta
+        except (TypeError, ValueError) as error:
+            raise InputError(f"head cannot be read as an array of real numbers: {error}") from error
+        real = theta.shape == (self.n_features,) and theta.dtype == np.float64
+        if not real or not np.isfinite(theta).all():
             raise InputError(
-                f"head has shape {theta.shape}; it must be {self.n_features} finite coefficients, "
-                "one per feature, of one score"
+                f"head has shape {theta.shape}, dtype {theta.dtype}; it must be {self.n_features} "
+                "finite coefficients, one per feature, of one score"
             )
         if self.dropped:  # what was kept: LEACE is the only map
             return 0.0

@@ -399,6 +399,25 @@ def test_a_sampled_covariance_restores_exactly_at_a_price() -> None:
     assert changes[0] < changes[1] < 1.2 * changes[0]
 
 
+def test_any_factor_of_the_erased_rows_restores_exactly() -> None:
+    """Shrinkage changes the price alone."""
+    data = draw_data(17, n=300, d=8, kz=2, ky=1, kappa=20.0)
+    x = data.x * np.geomspace(1e-3, 1, 8)
+    before = moments_of(x, data)
+    t = sf.sal(before, erase="z")(x)
+    after = moments_of(t, data)
+    least = report(sf.repair(after, before=before, keep="y")).distortion
+    assert least is not None
+    for shrinkage in (0.3, "oas"):
+        repaired = sf.repair(after.factored(shrinkage=shrinkage), before=before, keep="y")
+        found, wanted = covariance(repaired(t), data.y), covariance(x, data.y)
+        scale = x.std(axis=0)[:, None]
+        np.testing.assert_allclose(found / scale, wanted / scale, atol=1e-11)
+        cost = report(repaired).distortion
+        assert cost is not None
+        assert cost > least
+
+
 # --- the map -------------------------------------------------------------------------------------
 
 
