@@ -36,13 +36,14 @@ from splince_fast.exceptions import (
 if TYPE_CHECKING:
     from splince_fast import baselines, evaluation, nn, sources
     from splince_fast.config import Config, show_config
+    from splince_fast.eraser import Eraser, load_eraser
     from splince_fast.estimators import LEACE, SAL, SPLINCE, Identity, MeanProjection
     from splince_fast.methods import leace, mean_projection, sal, splince
     from splince_fast.methods.cross import CrossReport, cross_report
     from splince_fast.methods.quick import erase
     from splince_fast.methods.repair import repair
     from splince_fast.methods.unseen import FoldReport
-    from splince_fast.moments import Moments
+    from splince_fast.moments import Folds, Moments
     from splince_fast.moments.factored import Factored
     from splince_fast.projection import Projection
     from splince_fast.report import Report, VariableReport
@@ -55,6 +56,8 @@ _LAZY = {
     "Projection": "splince_fast.projection",
     "Report": "splince_fast.report",
     "VariableReport": "splince_fast.report",
+    "Eraser": "splince_fast.eraser",
+    "load_eraser": "splince_fast.eraser",
     "erase": "splince_fast.methods.quick",
     "splince": "splince_fast.methods",
     "leace": "splince_fast.methods",
@@ -92,6 +95,7 @@ __all__ = [
     "ConstantVariableError",
     "CrossReport",
     "DroppedDirectionsWarning",
+    "Eraser",
     "Factored",
     "FileFormatError",
     "FoldReport",
@@ -123,6 +127,7 @@ __all__ = [
     "erase",
     "evaluation",
     "leace",
+    "load_eraser",
     "mean_projection",
     "nn",
     "repair",

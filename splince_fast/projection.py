@@ -177,6 +177,8 @@ class Projection:
         values = np.linalg.svd(inner[0] @ inner[1].T, compute_uv=False)
         return int(np.count_nonzero(values > self.n_features * _EPS * size))
 
+    needs_labels = False
+
     @property
     def n_features(self) -> int:
         """Width d of the rows."""
@@ -205,7 +207,13 @@ class Projection:
     # -- what it does ----------------------------------------------------------------------
 
     def __call__(
-        self, X: Any, *, mask: Any = None, out: Any = None, progress: bool | None = None
+        self,
+        X: Any,
+        labels: Any = None,
+        *,
+        mask: Any = None,
+        out: Any = None,
+        progress: bool | None = None,
     ) -> Any:
         """Apply to rows.
 
@@ -215,6 +223,8 @@ class Projection:
             Any layout. float16, bfloat16 and float32 are computed with float64 coefficients and
             returned in their own dtype; integers give float64. Axes before the last one, such as
             (batch, token, d), stay.
+        labels : object, optional
+            Ignored; erasers that need the labels of the concept take them here.
         mask : array or tensor of bool, of shape X.shape[:-1], optional
             Rows where it is False, such as padding, come back as they are.
         out : array of the shape and dtype of the result, optional

@@ -395,8 +395,8 @@ class Report:
 
     @property
     def _erases(self) -> bool:
-        """Whether anything is erased: :func:`splince_fast.repair` does not."""
-        return any(v.role == "erased" for v in self.variables)
+        """False of a repair, which keeps variables and erases none."""
+        return {v.role for v in self.variables} != {"kept"}
 
     def _facts(self) -> list[tuple[str, str]]:
         """Label and text of each line of the summary."""

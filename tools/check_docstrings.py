@@ -66,8 +66,9 @@ def main() -> int:
         if inspect.isclass(value) and issubclass(value, BaseException):
             continue
         errors = validate(path)["errors"]
-        # Records list their fields as attributes; nobody makes one by hand.
+        # Records list their fields as attributes; users construct neither these nor protocols.
         record = dataclasses.is_dataclass(value) or hasattr(value, "_fields")
+        record = record or getattr(value, "_is_protocol", False)
         wanted = CODES - {"PR01"} if record else CODES
         if needs_example(path) and not record:
             wanted = wanted | {"EX01"}

@@ -20,7 +20,7 @@ from splince_fast.exceptions import InputError
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: its default, what it may be, the methods that take it, and what it does.
+    """One option: its default, its values and its meaning.
 
     Attributes
     ----------
@@ -34,7 +34,6 @@ class Option:
     default: Any
     accepts: Callable[[Any], bool]
     must_be: str
-    methods: tuple[str, ...]
     help: str
     choices: tuple[str, ...] = ()
     number: type[float] | type[int] | None = None
@@ -78,18 +77,14 @@ def is_integer(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def _one_of(
-    name: str, default: str, choices: tuple[str, ...], methods: tuple[str, ...], help: str
-) -> Option:
+def _one_of(name: str, default: str, choices: tuple[str, ...], help: str) -> Option:
     def accepts(value: Any) -> bool:
         return isinstance(value, str) and value in choices
 
     must_be = f"one of {', '.join(map(repr, choices))}"
-    return Option(name, default, accepts, must_be, methods, help, choices)
+    return Option(name, default, accepts, must_be, help, choices)
 
 
-KEEPING, _WHITENED = ("splince", "sal"), ("splince", "leace")
-METHODS = ("splince", "leace", "sal", "mean_projection")
 SHRINKAGES = ("oas", "ledoit-wolf", "cv")
 # What "cv" tries, beside "oas".
 INTENSITIES = (None, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -102,7 +97,6 @@ OPTIONS = {
             None,
             lambda a: a is None or (_is_number(a) and a >= 1),
             "a number of at least 1",
-            KEEPING,
             "give up kept directions that would lengthen corrections more than this",
             number=float,
         ),
@@ -110,14 +104,12 @@ OPTIONS = {
             "on_infeasible",
             "raise",
             ("raise", "drop"),
-            KEEPING,
             "what to do where what is kept lies in what is erased",
         ),
         _one_of(
             "null_space",
             "keep",
             ("keep", "drop"),
-            _WHITENED,
             "what to do with dimensions in which the rows do not vary",
         ),
         Option(
@@ -127,7 +119,6 @@ OPTIONS = {
                 s is None or (s in SHRINKAGES if isinstance(s, str) else _in_unit_interval(s))
             ),
             "None, 'oas', 'ledoit-wolf', 'cv' or a number in [0, 1]",
-            _WHITENED,
             "share of an isotropic covariance in that which is factored; 'cv' takes the one of the "
             "least change of rows not seen",
             SHRINKAGES,
@@ -138,7 +129,6 @@ OPTIONS = {
             "auto",
             lambda t: t == "auto" if isinstance(t, str) else _in_unit_interval(t) and t < 1,
             "'auto' or a number in [0, 1)",
-            METHODS,
             "leave directions of the concept alone that are weaker than this times the strongest",
             ("auto",),
             number=float,
@@ -147,7 +137,6 @@ OPTIONS = {
             "solver",
             "auto",
             ("auto", "cholesky", "eigh"),
-            _WHITENED,
             "how the covariance is factored",
         ),
         Option(
@@ -155,7 +144,6 @@ OPTIONS = {
             "auto",
             lambda t: t == "auto" if isinstance(t, str) else _in_unit_interval(t) and t < 1,
             "'auto' or a number in [0, 1)",
-            _WHITENED,
             "leave features out of the whitening whose deviation is below this times the root mean "
             "square deviation; 0 leaves out none",
             ("auto",),
@@ -166,7 +154,6 @@ OPTIONS = {
             1,
             lambda b: _in_unit_interval(b) and not isinstance(b, bool),
             "a number in [0, 1]",
-            ("splince",),
             "fraction of the covariance that LEACE destroys of what is kept, and that is given "
             "back; 0 is LEACE",
             number=float,
@@ -190,7 +177,6 @@ READING = {
             ),
             "a number above 0 and at most 1, the share of the rows that the covariance is taken "
             "from, or 'auto'",
-            METHODS,
             "share of the rows that the covariance is taken from, for a fit at reading speed; "
             "'auto' takes as few as change the rows by 5 percent more than the least",
             ("auto",),
@@ -202,7 +188,6 @@ READING = {
             lambda r: r is None or (is_integer(r) and 0 <= r < 1 << 31),
             "an integer from 0 to the number of features, the columns of the sketch that stands "
             "for the covariance (0: variances alone), or None for all of the covariance",
-            METHODS,
             "keep no d x d covariance, but the variances and a sketch of so many columns, for rows "
             "of very many features; 0 keeps variances alone",
             number=int,
@@ -212,7 +197,6 @@ READING = {
             0,
             lambda n: is_integer(n) and 0 <= n <= MOST_PASSES,
             f"an integer from 0 to {MOST_PASSES}",
-            _WHITENED,
             "with a sketch: read the rows so often again, each time for a smaller change of them",
             number=int,
         ),
@@ -254,11 +238,6 @@ def check_reading(
             "groups says how rows are dealt to folds, and a fit with subsample or sketch_size "
             "makes none; leave it out, or choose shrinkage 'cv' with subsample"
         )
-
-
-def options_of(method: str) -> dict[str, Option]:
-    """The options that a method takes, by name."""
-    return {name: option for name, option in OPTIONS.items() if method in option.methods}
 
 
 _DECLARED = tuple(OPTIONS.values())

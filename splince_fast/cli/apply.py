@@ -14,7 +14,7 @@ from splince_fast.cli.paths import check_outputs, partial_name
 from splince_fast.exceptions import FileFormatError, InputError
 
 if TYPE_CHECKING:
-    from splince_fast.projection import Projection
+    from splince_fast.eraser import Eraser
 
 
 def add(commands: Any) -> None:
@@ -77,16 +77,16 @@ def run(args: argparse.Namespace) -> None:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _eraser(args: argparse.Namespace) -> Projection:
+def _eraser(args: argparse.Namespace) -> Eraser:
     """Load the eraser; say so where the arguments are the wrong way round."""
-    from splince_fast.projection import Projection
+    from splince_fast.eraser import load_eraser
 
     try:
-        return Projection.load(args.eraser)
+        return load_eraser(args.eraser)
     except FileFormatError as error:
         for path in args.rows:
             try:
-                Projection.load(path)
+                load_eraser(path)
             except (FileFormatError, OSError):
                 continue
             raise InputError(
@@ -149,7 +149,7 @@ def _check_formats(path: str, target: str, kind: str) -> None:
 
 
 def _erase_file(
-    eraser: Projection, path: str, target: str, args: argparse.Namespace, progress: bool | None
+    eraser: Eraser, path: str, target: str, args: argparse.Namespace, progress: bool | None
 ) -> str:
     """Erase one file, and say how many rows it has."""
     from splince_fast.cli import rows
@@ -165,7 +165,7 @@ def _erase_file(
 
 
 def _erase_arrays(
-    eraser: Projection, path: str, target: str, args: argparse.Namespace, progress: bool | None
+    eraser: Eraser, path: str, target: str, args: argparse.Namespace, progress: bool | None
 ) -> int:
     """One file of arrays."""
     import numpy as np
@@ -195,7 +195,7 @@ def _erase_arrays(
     return int(np.prod(X.shape[:-1]))
 
 
-def _erased_column(eraser: Projection, table: Any, embedding: str, where: str) -> Any:
+def _erased_column(eraser: Eraser, table: Any, embedding: str, where: str) -> Any:
     """The table with its column of vectors erased; a column of integers becomes float64."""
     from splince_fast._runtime.extras import require
     from splince_fast.sources._arrow import matrix_of, rows_in
@@ -215,7 +215,7 @@ def _erased_column(eraser: Projection, table: Any, embedding: str, where: str) -
     return table.set_column(index, field.with_type(values.type), values)
 
 
-def _erase_parquet(eraser: Projection, path: str, target: str, embedding: str) -> int:
+def _erase_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> int:
     """One Parquet file, row group by row group."""
     from splince_fast._runtime.extras import require
 
@@ -246,7 +246,7 @@ def _erase_parquet(eraser: Projection, path: str, target: str, embedding: str) -
     return n
 
 
-def _erase_dataset(eraser: Projection, path: str, target: str, embedding: str) -> int:
+def _erase_dataset(eraser: Eraser, path: str, target: str, embedding: str) -> int:
     """A saved data set, or a dictionary of its splits, into a new folder."""
     from splince_fast._runtime.extras import require
     from splince_fast.cli import rows

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from splince_fast._solve.options import KEEPING, OPTIONS, READING, Option, check_reading
+from splince_fast._solve.options import OPTIONS, READING, Option, check_reading
 from splince_fast.cli.paths import check_outputs
 from splince_fast.exceptions import InputError, UnknownVariableError
 
 if TYPE_CHECKING:
-    from splince_fast.projection import Projection
-
-# What the methods are called here.
-_NAMES = {"splince": "splince", "leace": "leace", "sal": "sal", "mean": "mean_projection"}
+    from splince_fast.methods.table import Method
 
 
 def add(commands: Any) -> None:
@@ -37,7 +33,10 @@ def add(commands: Any) -> None:
     add("--erase", action="append", required=True, metavar="NAME",
         help="variable to erase; repeat it to erase several jointly")  # fmt: skip
     add("--keep", action="append", metavar="NAME", help="variable to keep; may be repeated")
-    add("--method", choices=sorted(_NAMES), default="splince", help="(default: splince)")
+    add(
+        "--method", metavar="NAME",
+        help="splince, leace, sal or mean_projection (default: splince with --keep, else leace)",
+    )  # fmt: skip
     add("--embedding", metavar="COLUMN", help="column of vectors in tables")
     add("--key", metavar="NAME", help="array of rows in .npz, .safetensors or .pt files of several")
     add("--kind", action="append", default=[], metavar="NAME=KIND",
@@ -74,8 +73,8 @@ def _add_flag(add: Any, option: Option) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Check everything, read, fit, write."""
-    from splince_fast import methods
     from splince_fast.cli import label_files, rows
+    from splince_fast.methods.table import method_of
     from splince_fast.methods.unseen import few_rows
     from splince_fast.moments import Moments
     from splince_fast.moments.fold_rule import LEAST_ROWS
@@ -88,7 +87,8 @@ def run(args: argparse.Namespace) -> None:
         "--checkpoint": args.checkpoint,
     }
     check_outputs(outputs, inputs, force=args.force, resumed=("--checkpoint",))
-    chosen = _options(args)
+    method = method_of(args.method, args.keep)
+    chosen = _options(args, method)
     reading, passes = _reading(args, chosen)
     kinds = dict(_kind(text) for text in args.kind)
     wanted = list(dict.fromkeys([*args.erase, *(args.keep or [])]))
@@ -121,9 +121,9 @@ def run(args: argparse.Namespace) -> None:
     if args.save_moments is not None:
         moments.save(args.save_moments)
         print(f"moments: {args.save_moments}")
-    fitted: Callable[..., Projection] = getattr(methods, _NAMES[args.method])
     again = {"refine": source, "passes": passes} if passes else {}
-    eraser = fitted(moments if folds is None else folds, erase=args.erase, **chosen, **again)
+    data = moments if folds is None else folds
+    eraser = method.function(data, erase=args.erase, **chosen, **again)
     if folds is None and plain and moments.n_rows >= LEAST_ROWS:
         eraser = few_rows(eraser)
     eraser.save(args.output)
@@ -149,28 +149,25 @@ def _folded(args: argparse.Namespace, n_rows: int | None, n_features: int | None
     return use_folds(n_rows, n_features) if begun is None else begun == "folds"
 
 
-def _options(args: argparse.Namespace) -> dict[str, Any]:
+def _options(args: argparse.Namespace, method: Method) -> dict[str, Any]:
     """What the method is given, beside what it erases.
 
     Raises
     ------
     InputError
-        Something that the method does not take, or nothing to keep for SPLINCE.
+        An option that the method does not take.
     """
-    options = OPTIONS | READING
-    takers = {"keep": KEEPING} | {name: option.methods for name, option in options.items()}
-    chosen = {name: value for name in takers if (value := getattr(args, name)) is not None}
-    for name in chosen:
-        if _NAMES[args.method] not in takers[name]:
-            able = ", ".join(own for own, method in _NAMES.items() if method in takers[name])
+    from splince_fast.methods.table import METHODS
+
+    taken = {"keep", *OPTIONS, *READING}
+    chosen = {name: value for name in taken if (value := getattr(args, name)) is not None}
+    for name in chosen.keys() - {"subsample", "sketch_size"}:
+        needed = "refine" if name == "passes" else name
+        if needed not in method.parameters:
+            able = ", ".join(key for key, own in METHODS.items() if needed in own.parameters)
             raise InputError(
-                f"--{name.replace('_', '-')} means nothing to --method {args.method}; it is for "
-                f"{able}"
+                f"--{name.replace('_', '-')} does not apply to {method.label}; it is for {able}"
             )
-    if args.method == "splince" and not args.keep:
-        raise InputError(
-            "--method splince needs --keep NAME, the variable to keep; --method leace keeps none"
-        )
     return chosen
 
 

@@ -7,8 +7,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from splince_fast.eraser import Eraser
     from splince_fast.moments import Moments
-    from splince_fast.projection import Projection
 
 
 def add(commands: Any) -> None:
@@ -25,8 +25,8 @@ def run(args: argparse.Namespace) -> None:
     """Print the header, the shapes, and the report or the variables."""
     from safetensors import SafetensorError, safe_open
 
+    from splince_fast.eraser import load_eraser
     from splince_fast.moments import Moments
-    from splince_fast.projection import Projection
 
     header: dict[str, str] = {}
     shapes: dict[str, list[int]] = {}
@@ -36,17 +36,17 @@ def run(args: argparse.Namespace) -> None:
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError):
         pass  # loading says what is wrong
-    found: Moments | Projection
+    found: Moments | Eraser
     if header.get("kind") in ("moments", "folds"):
         found = Moments.load(args.file)
         facts = _moments_facts(found)
     else:
-        found = Projection.load(args.file)
+        found = load_eraser(args.file)
         report = found.report
         facts = {
             "method": found.method,
             "n_features": found.n_features,
-            "rank": found.rank,
+            "rank": getattr(found, "rank", None),
             "report": None if report is None else report.to_dict(),
         }
     written = {key: header[key] for key in ("kind", "format_version", "library_version")}
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
     )
     for name, shape in shapes.items():
         print(f"  tensor {name}: {shape}")
-    if isinstance(found, Projection):
+    if not isinstance(found, Moments):
         print("no report: it was not made by a method" if found.report is None else found.report)
         return
     print(f"  weight {found.weight:,.10g}")

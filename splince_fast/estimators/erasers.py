@@ -15,7 +15,7 @@ from sklearn.model_selection import ParameterGrid
 from sklearn.utils.validation import check_is_fitted
 
 from splince_fast._runtime.arrays import as_weights
-from splince_fast._solve.options import Options, check_reading, options_of
+from splince_fast._solve.options import Options, check_reading
 from splince_fast._solve.selection import Selection
 from splince_fast.estimators.base import ErasingTransformer, variables_of
 from splince_fast.exceptions import (
@@ -26,6 +26,7 @@ from splince_fast.exceptions import (
     SplinceError,
 )
 from splince_fast.methods import leace, mean_projection, sal, splince
+from splince_fast.methods.table import METHODS
 from splince_fast.methods.unseen import few_rows
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.factored import Factored
@@ -68,9 +69,8 @@ class _Eraser(ErasingTransformer):
 
     def _options(self) -> dict[str, Any]:
         """Parameters of the method: all but those that say how rows and labels are read."""
-        return {
-            name: getattr(self, name) for name in options_of(self._method) if hasattr(self, name)
-        }
+        names = METHODS[self._method].options
+        return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     @property
     def _takes_sparse(self) -> bool:
@@ -507,7 +507,7 @@ class _Eraser(ErasingTransformer):
         self, moments: Moments, factored: dict[tuple[Any, ...], Factored]
     ) -> Moments | Factored:
         """The moments, or a snapshot that estimators of like options share."""
-        if "solver" not in options_of(self._method):
+        if "solver" not in METHODS[self._method].options:
             return moments
         options = self._options()
         key = options["shrinkage"], options["solver"], options["min_scale"]
@@ -672,7 +672,7 @@ class SPLINCE(_Eraser):
         if keep is not None:
             return splince(moments, erase=erase, keep=keep, **options, **again)
         # Options that concern what is kept have nothing to say here.
-        options = {name: options[name] for name in options_of("leace")}
+        options = {name: options[name] for name in METHODS["leace"].options}
         return leace(moments, erase=erase, **options, **again)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.exceptions import InputError
-from splince_fast.methods import leace, mean_projection, sal, splince
 from splince_fast.methods.repair import repair
+from splince_fast.methods.table import METHODS, key_of
 from splince_fast.moments import Moments
 from splince_fast.moments.factored import Factored
 from splince_fast.projection import Projection
@@ -67,17 +67,12 @@ def make(what: Any, context: Context) -> Projection:
     SplinceError
         Whatever the method says, such as InfeasibleError.
     """
-    moments, erase = context.factored, context.erase
     if isinstance(what, str) and what.endswith(REPAIRED):
         return _repaired(make(what.removesuffix(REPAIRED), context), context)
-    if what == "SAL":
-        return sal(moments, erase=erase)
-    if what == "LEACE":
-        return leace(moments, erase=erase)
-    if what == "SPLINCE":
-        return splince(moments, erase=erase, keep=context.task_name)
-    if what == "mean":
-        return mean_projection(moments, erase=erase)
+    if isinstance(what, str) and (key := key_of(what)) is not None:
+        method = METHODS[key]
+        kept = {"keep": context.task_name} if method.needs_task else {}
+        return method.function(context.factored, erase=context.erase, **kept)
     mean = context.moments.mean
     if what == "random":
         return _random(context, mean)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from splince_fast._runtime.extras import require
 from splince_fast._runtime.keywords import check_keywords
-from splince_fast.evaluation.result import Comparison
 from splince_fast.evaluation.scoring import OF_PROBES
 from splince_fast.evaluation.statistics import cell_interval
 from splince_fast.exceptions import InputError
+
+if TYPE_CHECKING:
+    from splince_fast.evaluation.result import Comparison
 
 # Okabe and Ito's colours, told apart under every common colour vision; markers differ, too.
 _COLOURS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#8C8C00")

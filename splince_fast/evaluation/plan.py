@@ -21,12 +21,13 @@ from splince_fast.evaluation.scoring import own_metrics
 from splince_fast.evaluation.splits import natural_split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
+from splince_fast.methods.table import METHODS, key_of
 
 Float = NDArray[np.float64]
 
 ERASERS = (
-    "none", "SAL", "LEACE", "SPLINCE", "mean", "random", "INLP", "RLACE", "SAL+repair",
-    "mean+repair", "INLP+repair", "RLACE+repair",
+    *(method.label for method in METHODS.values()), "random", "INLP", "RLACE",
+    "SAL+repair", "INLP+repair", "RLACE+repair",
 )  # fmt: skip
 HEADS = ("retrained", "frozen", "unregularised")
 _JOB_BYTES = 1 << 29  # of the rows of a job, in float64, unless the caller names the sizes
@@ -366,8 +367,13 @@ def _named(chosen: Any, known: tuple[str, ...], what: str) -> tuple[Named, ...]:
     found: dict[str, Named] = {}
     for given, thing in pairs:
         if isinstance(thing, str):
-            if thing not in known:
+            labels = {label.lower(): label for label in known}
+            if what == "eraser" and (key := key_of(thing)) is not None:
+                thing = METHODS[key].label
+            elif thing.lower() not in labels:
                 raise InputError(f"there is no {what} {thing!r}; choose from {', '.join(known)}")
+            else:
+                thing = labels[thing.lower()]
             name = thing
         elif hasattr(thing, "get_params") and hasattr(thing, "fit"):
             name = type(thing).__name__

@@ -76,7 +76,7 @@ def compare(
         choose a alpha included; with `test` a group in several parts is an error.
     erasers : sequence or mapping
         Of "none", "SAL", "LEACE", "SPLINCE", "mean", "random", "INLP", "RLACE", and "SAL+repair",
-        "mean+repair", "INLP+repair", "RLACE+repair", which keep the task by
+        "INLP+repair", "RLACE+repair", which keep the task by
         :func:`splince_fast.repair` of the training rows; estimators with a ``projection_``, fitted
         on centred and scaled training rows with the validation rows; or functions from
         :class:`Moments` of the training rows, with the variables "task" ("kept task" where a

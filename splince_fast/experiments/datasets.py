@@ -21,7 +21,7 @@ from splince_fast.exceptions import InputError
 from splince_fast.experiments import paper_sets
 from splince_fast.experiments.dataset import VARIABLE, Dataset, MissingDataError
 
-__all__ = ["load"]
+__all__ = ["Dataset", "MissingDataError", "load"]
 
 
 def load(name: str, data: str = "offline") -> Dataset:

@@ -156,7 +156,7 @@ def splince(
             "keep is None; name what SPLINCE is to keep, or use leace, which keeps none"
         )
     again = Refinement.of(refine, passes)
-    return eraser_of(moments, Recipe("SPLINCE", erase, keep, options, again))
+    return eraser_of(moments, Recipe("SPLINCE", True, erase, keep, options, again))
 
 
 def leace(
@@ -200,7 +200,7 @@ def leace(
     """
     options = Options(None, "raise", null_space, shrinkage, rank_tol, solver, min_scale)
     again = Refinement.of(refine, passes)
-    return eraser_of(moments, Recipe("LEACE", erase, None, options, again))
+    return eraser_of(moments, Recipe("LEACE", True, erase, None, options, again))
 
 
 def sal(
@@ -246,7 +246,7 @@ def sal(
     True
     """
     options = Options(max_amplification, on_infeasible, rank_tol=rank_tol)
-    return eraser_of(moments, Recipe("SAL", erase, keep, options))
+    return eraser_of(moments, Recipe("SAL", False, erase, keep, options))
 
 
 def mean_projection(
@@ -283,4 +283,6 @@ def mean_projection(
     >>> sf.mean_projection(sf.Moments().update(X, {"z": z}), erase="z").rank
     1
     """
-    return eraser_of(moments, Recipe("MeanProjection", erase, None, Options(rank_tol=rank_tol)))
+    options = Options(rank_tol=rank_tol)
+    recipe = Recipe("MeanProjection", False, erase, None, options, classes_only=True)
+    return eraser_of(moments, recipe)

@@ -10,17 +10,14 @@ from typing import Any
 from numpy.typing import ArrayLike
 
 from splince_fast._runtime.keywords import check_names
-from splince_fast._solve.options import Options, options_of
+from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Selection, names_of
 from splince_fast.exceptions import InputError
 from splince_fast.methods.recipe import Recipe
+from splince_fast.methods.table import METHODS, method_of, none
 from splince_fast.methods.unseen import FoldReport, merged, warn
 from splince_fast.moments import Folds, Moments
 from splince_fast.projection import Projection
-
-_NAMES = {
-    "splince": "SPLINCE", "leace": "LEACE", "sal": "SAL", "mean_projection": "MeanProjection",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ class CrossReport:
     >>> folds = [sf.Moments().update(X[i::2], {"z": z[i::2]}) for i in range(2)]
     >>> report = sf.cross_report(folds, erase="z")
     >>> report.method, len(report.folds), report.eraser.rank
-    ('splince', 2, 1)
+    ('LEACE', 2, 1)
     """
 
     method: str
@@ -109,7 +106,7 @@ def cross_report(
     *,
     erase: Selection,
     keep: Selection | ArrayLike | None = None,
-    method: str = "splince",
+    method: str | None = None,
     **options: Any,
 ) -> CrossReport:
     """Fit an eraser without each fold in turn, and evaluate it on that fold, from moments alone.
@@ -130,9 +127,9 @@ def cross_report(
     erase : str, tuple or list of them
         Variables to erase.
     keep : str, tuple, list of them, or array of shape (d, k), optional
-        What is kept; "splince" without it is LEACE.
-    method : {"splince", "leace", "sal", "mean_projection"}
-        Which eraser.
+        What is kept.
+    method : {"splince", "leace", "sal", "mean_projection"}, optional
+        Name in any case. The default is SPLINCE where `keep` is given, and LEACE otherwise.
     **options
         Of the method. ``shrinkage="cv"`` takes the intensity (0, 1e-6, ..., 0.1 or "oas") of the
         least mean out-of-fold distortion.
@@ -180,20 +177,22 @@ def cross_report(
             f"the folds have rows of {widths[0]} and of {widths[-1]} features; accumulate all of "
             "them from the same features"
         )
-    if method not in _NAMES:
+    chosen = method_of(method, keep)
+    if chosen not in METHODS.values() or chosen.function is none:
         raise InputError(
-            f"method is {method!r}; it must be 'splince', 'leace', 'sal' or 'mean_projection'"
+            f"cross_report solves on folds, which {chosen.label} does not; choose one of "
+            + ", ".join(repr(key) for key in METHODS if key != "none")
         )
-    if keep is not None and method in ("leace", "mean_projection"):
-        raise InputError(f"{method} keeps nothing; leave out keep=, or use 'splince'")
     names_of(erase, "erase")
-    taken = "leace" if method == "splince" and keep is None else method
-    check_names(options, options_of(taken), taken)
-    recipe = Recipe(_NAMES[taken], erase, keep, Options(**options))
+    check_names(options, chosen.options, chosen.label)
+    recipe = Recipe(
+        chosen.label, chosen.whitened, erase, keep, Options(**options),
+        classes_only=chosen.classes_only,
+    )  # fmt: skip
     unseen = recipe.judge(folds if isinstance(folds, Folds) else parts)
     warn(unseen.warnings, 2)
     eraser = unseen.told(recipe.with_shrinkage(unseen.shrinkage).fit(merged(parts)))
     return CrossReport(
-        method, unseen.folds, unseen.shrinkage, eraser, unseen.weak_features,
+        chosen.label, unseen.folds, unseen.shrinkage, eraser, unseen.weak_features,
         unseen.rows_per_rank, unseen.remedies, unseen.warnings,
     )  # fmt: skip

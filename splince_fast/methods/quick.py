@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from splince_fast import methods
 from splince_fast._runtime.keywords import check_keywords
 from splince_fast.exceptions import InputError
+from splince_fast.methods.table import Function, method_of
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
-
-_METHODS: dict[str, Callable[..., Projection]] = {
-    "splince": methods.splince,
-    "leace": methods.leace,
-    "sal": methods.sal,
-    "mean": methods.mean_projection,
-}
 
 
 def erase(
     X: Any,
     concept: Any,
     keep: Any = None,
-    method: str | None = None,
+    method: str | Function | None = None,
     *,
     sample_weight: Any = None,
     **options: Any,
@@ -42,8 +34,9 @@ def erase(
         integers and categoricals are classes, floats are numbers (:mod:`splince_fast.labels`).
     keep : column, or mapping or frame of columns, optional
         What to keep the covariance with.
-    method : {"splince", "leace", "sal", "mean"}, optional
-        The default is SPLINCE where `keep` is given, and LEACE otherwise.
+    method : {"splince", "leace", "sal", "mean_projection", "none"} or callable, optional
+        Name in any case, or a function of (moments, *, erase, keep). The default is SPLINCE where
+        `keep` is given, and LEACE otherwise.
     sample_weight : array-like of shape (n,), optional
         Non-negative frequencies.
     **options
@@ -75,28 +68,18 @@ def erase(
     >>> bool(np.abs(gap).max() < 1e-12), eraser.method
     (True, 'LEACE')
     """
-    chosen = ("leace" if keep is None else "splince") if method is None else method
-    if chosen not in _METHODS:
-        raise InputError(
-            f"method is {method!r}; it must be one of {', '.join(map(repr, _METHODS))}"
-        )
-    if keep is not None and chosen in ("leace", "mean"):
-        raise InputError(f"method={chosen!r} keeps nothing; leave keep= out, or take 'splince'")
-    if keep is None and chosen == "splince":
-        raise InputError("method='splince' needs keep=; method='leace' keeps nothing")
-    check_keywords(options, _METHODS[chosen], without=("moments", "erase", "keep"))
+    chosen = method_of(method, keep)
+    check_keywords(options, chosen.function, without=("moments", "erase", "keep"))
     erased, kept = _named(concept, "concept"), {} if keep is None else _named(keep, "keep")
     both = sorted(set(erased) & set(kept))
     if both:
         raise InputError(f"{both[0]!r} is to be erased and to be kept; give the columns two names")
-    kinds = {}
-    if chosen == "mean":  # the means of classes are what it knows
-        kinds = {name: "classes" for name in erased}
+    kinds = dict.fromkeys(erased, "classes") if chosen.classes_only else {}
     moments = Moments(kinds=kinds).update(X, {**erased, **kept}, sample_weight=sample_weight)
     names, keeping = list(erased), list(kept)
-    if keeping or chosen == "splince":
+    if keep is not None:
         options["keep"] = keeping
-    eraser = _METHODS[chosen](moments, erase=names, **options)
+    eraser = chosen.function(moments, erase=names, **options)
     return eraser(X), eraser
 
 

@@ -56,26 +56,28 @@ class Recipe(NamedTuple):
 
     Attributes
     ----------
-    method : {"SPLINCE", "LEACE", "SAL", "MeanProjection"}
+    method : str
+        The label of the method.
+    whitened : bool
+        Whether Cov(x) is factored.
     erase, keep
         As the methods take them.
     options : Options
     refinement : Refinement or None
     names : sequence of str, optional
         Of the features.
+    classes_only : bool
+        Whether the erased variables must be classes.
     """
 
     method: str
+    whitened: bool
     erase: object
     keep: object
     options: Options
     refinement: Refinement | None = None
     names: Sequence[str] | None = None
-
-    @property
-    def whitened(self) -> bool:
-        """Whether a factor of Cov(x) is taken."""
-        return self.method in ("SPLINCE", "LEACE")
+    classes_only: bool = False
 
     def with_shrinkage(self, shrinkage: Shrinkage) -> Recipe:
         """The same with another intensity of shrinkage."""
@@ -83,7 +85,7 @@ class Recipe(NamedTuple):
 
     def judge(self, folds: Sequence[Moments]) -> Unseen:
         """What the erasers of all other folds do to each."""
-        plain = self._replace(method="SAL", options=Options())
+        plain = self._replace(method="SAL", whitened=False, classes_only=False, options=Options())
         return judge(
             list(folds),
             lambda source, shrinkage: self.with_shrinkage(shrinkage).fit(source),
@@ -105,7 +107,7 @@ class Recipe(NamedTuple):
         """
         method, options, whitened = self.method, self.options, self.whitened
         with statistics(moments) as known, known.memory(whitened) as memory:
-            if method == "MeanProjection":
+            if self.classes_only:
                 _check_classes(known, self.erase)
             span_z = span_of(known, self.erase, "erase", whitened)
             span_y = span_of(known, self.keep, "keep", whitened)
@@ -228,7 +230,7 @@ class Recipe(NamedTuple):
         self, known: Live | Factored, rank_z: int, rank: int, changed: float | None
     ) -> tuple[str, ...]:
         """Warn of erased integers that were read as classes and take much of x."""
-        if self.method == "MeanProjection":  # it knows nothing but classes
+        if self.classes_only:
             return ()
         kinds = known.reading[0] or {}
         counts = {}

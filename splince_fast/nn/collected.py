@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +14,12 @@ from splince_fast.exceptions import (
     InputError,
     OnePassWarning,
 )
+from splince_fast.methods.table import Function
 from splince_fast.moments import Moments
 from splince_fast.moments.record import from_record, to_record
 from splince_fast.nn.by_site import BySite, table
 from splince_fast.nn.erasers import Erasers, fit_site
 from splince_fast.nn.recipe import Recipe, Site
-from splince_fast.projection import Projection
 
 
 class Collected(BySite):
@@ -67,13 +67,13 @@ class Collected(BySite):
         self.n_sequences = n_sequences
 
     def erasers(
-        self, method: Callable[..., Projection], *, erase: Any, keep: Any = None, **options: Any
+        self, method: str | Function, *, erase: Any, keep: Any = None, **options: Any
     ) -> Erasers:
         """Fit an eraser at every site.
 
         Parameters
         ----------
-        method : callable
+        method : str or callable
             ``sf.splince``, ``sf.leace``, ``sf.sal`` or ``sf.mean_projection``.
         erase, keep
             As the method takes them; `keep` is left out where it is None.

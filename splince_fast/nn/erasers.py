@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from splince_fast._runtime.keywords import check_keywords
 from splince_fast.exceptions import OtherTokensWarning, SplinceError
+from splince_fast.methods.table import Function, method_of
 from splince_fast.moments import Moments
 from splince_fast.nn.by_site import BySite, table
 from splince_fast.nn.recipe import Recipe, Site
@@ -125,16 +126,17 @@ def linear_part(projection: Projection) -> Projection:
 def fit_site(
     name: str,
     moments: Moments,
-    method: Callable[..., Projection],
+    method: str | Function | None,
     erase: Any,
     keep: Any,
     options: Mapping[str, Any],
 ) -> Projection:
     """The eraser of one site; what the method raises names the site."""
     kept = {} if keep is None else {"keep": keep}
-    check_keywords(options, method, without=("moments", "erase", "keep"))
+    function = method_of(method, keep).function
+    check_keywords(options, function, without=("moments", "erase", "keep"))
     try:
-        return method(moments, erase=erase, **kept, **options)
+        return function(moments, erase=erase, **kept, **options)
     except SplinceError as error:
         text = f"at the site {name!r}: {error}"
         error.args = (text, *error.args[1:])

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from splince_fast.exceptions import InputError, NonFiniteError, SiteError
+from splince_fast.methods.table import Function
 from splince_fast.nn import sites
 from splince_fast.nn.collected import Collected
 from splince_fast.nn.collection import (
@@ -85,7 +86,7 @@ def fit_layers(
     model: Any,
     batches: Iterable[Any],
     at: Any,
-    method: Callable[..., Projection] | None = None,
+    method: str | Function | None = None,
     *,
     erase: Any,
     keep: Any = None,
@@ -116,8 +117,8 @@ def fit_layers(
     model, batches, at
         As for :func:`collect`; `batches` is read once per site and must give the same rows each
         time.
-    method : callable, optional
-        ``sf.splince`` (the default), ``sf.leace``, ``sf.sal`` or ``sf.mean_projection``.
+    method : str or callable, optional
+        As for :func:`splince_fast.erase`.
     erase, keep
         Variables, as the method takes them.
     labels, tokens
@@ -170,12 +171,10 @@ def fit_layers(
     >>> list(erasers), erasers.sequential
     (['0', '2'], True)
     """
-    from splince_fast.methods import splince
 
     if bias not in ("keep", "drop"):
         raise InputError(f"bias is {bias!r}; it is 'keep' or 'drop'")
     inner = unwrapped(model)
-    method = splince if method is None else method
     placement = Placement.of(side, feature_dim, output)
     options = {} if on_infeasible is None else {"on_infeasible": on_infeasible}
     named = list(dict.fromkeys((*_named(erase), *_named(keep))))

@@ -143,7 +143,7 @@ def test_every_option_reaches_its_method(here: Path, capsys: pytest.CaptureFixtu
     assert report is not None
     assert report.left_out == (5,)
     assert "feature(s) 5, of tiny deviation" in out
-    told(capsys, *start, "--method", "mean", "-o", "mean")
+    told(capsys, *start, "--method", "Mean-Projection", "-o", "mean")
     told(capsys, *start, "--method", "sal", "-o", "sal")
     assert sf.Projection.load("mean").method == "MeanProjection"
     agree("mean", sf.Projection.load("sal"))
@@ -290,9 +290,12 @@ FIT = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender"]
 @pytest.mark.parametrize(
     ("argv", "text"),
     [
-        ([*FIT, "-o", "e"], "needs --keep NAME"),
-        ([*FIT, "--method", "leace", "--keep", "job", "-o", "e"], "--keep means nothing to"),
-        ([*FIT, "--method", "mean", "--shrinkage", ".1", "-o", "e"], "it is for splince, leace"),
+        ([*FIT, "--method", "splince", "-o", "e"], "SPLINCE needs keep="),
+        ([*FIT, "--method", "leace", "--keep", "job", "-o", "e"], "LEACE keeps nothing"),
+        (
+            [*FIT, "--method", "mean_projection", "--shrinkage", ".1", "-o", "e"],
+            "it is for splince, leace",
+        ),
         ([*FIT, "--keep", "job", "--shrinkage", "some", "-o", "e"], "invalid"),
         ([*FIT, "--keep", "job", "--shrinkage", "2", "-o", "e"], "a number in [0, 1]"),
         ([*FIT, "--keep", "job", "--min-scale", "1", "-o", "e"], "a number in [0, 1)"),
@@ -336,7 +339,7 @@ FIT = ["fit", "X.npy", "--labels", "labels.csv", "--erase", "gender"]
         (["fit", "folder", *FIT[2:], "--keep", "job", "-o", "e"], "holds no file of rows"),
         (["fit", "X.npy", "--erase", "gender", "--keep", "job"], "required: -o/--output"),
         (["fit", "X.npy", "--keep", "job", "-o", "e"], "required: --erase"),
-        ([*FIT, "--keep", "job", "--method", "inlp", "-o", "e"], "invalid choice"),
+        ([*FIT, "--keep", "job", "--method", "inlp", "-o", "e"], "must be one of"),
         ([*FIT, "--keep", "job", "--labels", "x.txt", "-o", "e"], "not 'x.txt'"),
         ([*FIT, "--keep", "job", "--labels", "absent.csv", "-o", "e"], "absent.csv"),
         ([*FIT, "--keep", "job", "--labels", "y=labels.csv", "-o", "e"], "names of their own"),

@@ -198,8 +198,8 @@ def test_a_folder_resumes_exactly_and_recomputes_only_what_a_setting_touches(
     made.clear()
     assert same(whole, run(X, y, z, run=tmp_path))
     assert made == []
-    run(X, y, z, run=tmp_path, erasers=("none", "SAL", "LEACE", "SPLINCE", "mean"))
-    assert made == [["mean"], ["mean"]]
+    run(X, y, z, run=tmp_path, erasers=("none", "SAL", "LEACE", "SPLINCE", "mean_projection"))
+    assert made == [["MeanProjection"], ["MeanProjection"]]
     made.clear()
     run(X, y, z, run=tmp_path, alphas=(0.1,))
     assert len(made) == 2

@@ -99,11 +99,17 @@ def test_the_eraser_is_that_of_all_rows_and_its_report_shows_the_means() -> None
     assert found.to_dict()["folds"][0]["n_rows"] == 450
 
 
-def test_splince_without_a_task_is_leace() -> None:
-    x, z, _ = data()
-    folds = dealt(x, 2, z=z)
-    plain, named = (sf.cross_report(folds, erase="z", method=m) for m in ("splince", "leace"))
-    assert plain.folds == named.folds
+def test_method_follows_from_the_task() -> None:
+    x, z, y = data()
+    folds = dealt(x, 2, z=z, y=y)
+    assert (
+        sf.cross_report(folds, erase="z").folds
+        == sf.cross_report(folds, erase="z", method="LEACE").folds
+    )
+    kept = sf.cross_report(folds, erase="z", keep="y")
+    assert kept.method == "SPLINCE"
+    with pytest.raises(sf.InputError, match="SPLINCE needs keep="):
+        sf.cross_report(folds, erase="z", method="splince")
 
 
 def rare(n: int = 600, d: int = 30) -> tuple[Float, NDArray[Any]]:
@@ -358,7 +364,9 @@ def test_figures_predict_held_out_rows_of_real_data(
     [
         ({"folds": []}, "two or more"),
         ({"folds": "one"}, "two or more"),
-        ({"method": "other"}, "must be 'splince'"),
+        ({"method": "other"}, "must be one of 'splince'"),
+        ({"method": "none"}, "does not; choose one of"),
+        ({"method": "leece"}, "did you mean 'leace'"),
         ({"method": "leace", "keep": "y"}, "keeps nothing"),
     ],
 )
@@ -372,12 +380,12 @@ def test_bad_input(arguments: dict[str, Any], text: str) -> None:
         sf.cross_report(folds, **options)
 
 
-def test_splince_that_keeps_nothing_takes_the_options_of_leace() -> None:
+def test_options_are_those_of_the_method() -> None:
     rng = np.random.default_rng(0)
     z, y = rng.integers(0, 2, (2, 400))
     folds = dealt(rng.normal(size=(400, 4)) + z[:, None] + np.outer(y, np.eye(4)[0]), 2, z=z, y=y)
-    assert sf.cross_report(folds, erase="z", keep="y", max_amplification=1e3).method == "splince"
-    with pytest.raises(sf.InputError, match="leace takes no max_amplification="):
+    assert sf.cross_report(folds, erase="z", keep="y", max_amplification=1e3).method == "SPLINCE"
+    with pytest.raises(sf.InputError, match="LEACE takes no max_amplification="):
         sf.cross_report(folds, erase="z", max_amplification=1e3)
 
 

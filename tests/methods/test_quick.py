@@ -29,11 +29,11 @@ def by_hand(data: Data, method: str) -> sf.Projection:
         "splince": lambda: sf.splince(moments, erase="z", keep="y"),
         "leace": lambda: sf.leace(moments, erase="z"),
         "sal": lambda: sf.sal(moments, erase="z", keep="y"),
-        "mean": lambda: sf.mean_projection(moments, erase="z"),
+        "mean_projection": lambda: sf.mean_projection(moments, erase="z"),
     }[method]()
 
 
-@pytest.mark.parametrize("method", ["splince", "leace", "sal", "mean"])
+@pytest.mark.parametrize("method", ["splince", "leace", "sal", "mean_projection"])
 def test_one_call_is_the_three_steps(data: Data, method: str) -> None:
     X, z, y = data
     keep = y if method in ("splince", "sal") else None
@@ -60,8 +60,8 @@ def test_the_default_keeps_what_is_to_be_kept(data: Data) -> None:
 
 def test_mean_projection_reads_floats_as_classes(data: Data) -> None:
     X, z, _ = data
-    found = sf.erase(X, z.astype(float), method="mean")[1]
-    np.testing.assert_array_equal(found.matrix(), by_hand(data, "mean").matrix())
+    found = sf.erase(X, z.astype(float), method="mean_projection")[1]
+    np.testing.assert_array_equal(found.matrix(), by_hand(data, "mean_projection").matrix())
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ def test_what_cannot_be_refined_is_refused_before_a_row_is_read() -> None:
     full = sf.Moments().update(X, labels)
     short = sf.sources.from_arrays(X[:10])
     for known, options, text in (
-        (full, {}, "rank="), (moments.factored(), {}, "not a snapshot"),
+        (full, {}, "sketch_size="), (moments.factored(), {}, "not a snapshot"),
         (full.factored(), {}, "leave it out"), (moments, {"shrinkage": 0.1}, "shrinkage"),
         (moments, {"passes": 2}, "only once"), (moments, {"passes": 0}, "passes"),
         (moments, {"passes": 1.5}, "passes"), (moments, {"refine": None, "passes": 2}, "source"),

@@ -19,7 +19,7 @@ LAYERS = [
     ["labels", "sources"],
     ["_solve"],
     ["moments", "report"],
-    ["projection"],
+    ["projection", "eraser"],
     ["methods", "strength"],
     ["estimators", "config", "nn"],
     ["baselines", "evaluation", "experiments"],

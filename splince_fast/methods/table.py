@@ -1,0 +1,132 @@
+"""The table of methods: one name for functions, estimators, the command line and comparisons."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+
+from splince_fast._solve.options import OPTIONS, Option
+from splince_fast._solve.selection import Selection
+from splince_fast.exceptions import InputError
+from splince_fast.methods.closed_forms import leace, mean_projection, sal, splince
+from splince_fast.moments import Folds, Moments
+from splince_fast.moments.factored import Factored, statistics
+from splince_fast.projection import Projection
+
+Function: TypeAlias = Callable[..., Projection]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to make an eraser of moments.
+
+    Attributes
+    ----------
+    label : str
+        Name in tables and reports, and of the estimator.
+    function : callable
+        ``function(moments, *, erase, keep, **options)``, without `keep` where nothing is kept.
+    whitened : bool
+        Whether Cov(x) is factored.
+    classes_only : bool
+        Whether erased variables are read as classes.
+    """
+
+    label: str
+    function: Function
+    whitened: bool = False
+    classes_only: bool = False
+
+    @cached_property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        """Parameters of the function, by name."""
+        return dict(inspect.signature(self.function).parameters)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a task can be kept."""
+        kinds = [p.kind for p in self.parameters.values()]
+        return "keep" in self.parameters or inspect.Parameter.VAR_KEYWORD in kinds
+
+    @property
+    def needs_task(self) -> bool:
+        """Whether a task must be kept."""
+        keep = self.parameters.get("keep")
+        return keep is not None and keep.default is keep.empty
+
+    @property
+    def options(self) -> dict[str, Option]:
+        """The options of a solve that the function takes."""
+        return {name: option for name, option in OPTIONS.items() if name in self.parameters}
+
+
+def none(moments: Moments | Factored | Folds, *, erase: Selection) -> Projection:
+    """The identity map, which erases nothing: the reference of comparisons."""
+    with statistics(moments.total if isinstance(moments, Folds) else moments) as known:
+        nothing = np.zeros((len(known.mean), 0))
+        return Projection(nothing, nothing, known.mean, method="none")
+
+
+METHODS = {
+    "splince": Method("SPLINCE", splince, whitened=True),
+    "leace": Method("LEACE", leace, whitened=True),
+    "sal": Method("SAL", sal),
+    "mean_projection": Method("MeanProjection", mean_projection, classes_only=True),
+    "none": Method("none", none),
+}
+
+
+def key_of(name: str) -> str | None:
+    """The key that a spelling stands for; case, spaces, "-" and "_" do not count."""
+    return {_plain(key): key for key in METHODS}.get(_plain(name))
+
+
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower() if c not in " _-")
+
+
+def method_of(method: str | Function | None, keep: object = None) -> Method:
+    """The method that a caller names.
+
+    Parameters
+    ----------
+    method : str, callable or None
+        A key of :data:`METHODS` in any case, a function of moments, or None: SPLINCE where
+        something is kept, else LEACE.
+    keep
+        The task to keep, or None.
+
+    Raises
+    ------
+    InputError
+        An unknown name; a task for a method that keeps none, or none for one that needs it.
+    """
+    if method is None:
+        method = "leace" if keep is None else "splince"
+    if isinstance(method, str):
+        key = key_of(method)
+        if key is None:
+            near = difflib.get_close_matches(method.lower(), METHODS, n=1, cutoff=0.4)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InputError(
+                f"method is {method!r}; it must be one of {', '.join(map(repr, METHODS))}, or a "
+                f"function of moments{hint}"
+            )
+        found = METHODS[key]
+    elif callable(method):
+        found = Method(getattr(method, "__name__", type(method).__name__), method)
+    else:
+        raise InputError(
+            f"method is {type(method).__name__}; it must be a name or a function of moments"
+        )
+    if keep is not None and not found.keeps:
+        raise InputError(f"{found.label} keeps nothing; leave keep= out, or take 'splince'")
+    if keep is None and found.needs_task:
+        raise InputError(f"{found.label} needs keep=, the task; 'leace' keeps nothing")
+    return found
