@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
     UnknownVariableError,
 )
-from splince_fast.labels import Encoded, VariableName
+from splince_fast.labels import ClassName, Encoded, VariableName
 from splince_fast.moments.block import MATRIX_PRODUCT_FROM, reduce_block, sample_block
 from splince_fast.moments.buffer import Buffer, LabelledRows, Workspace
 from splince_fast.moments.class_sums import ClassSums
@@ -447,6 +447,12 @@ class Accumulator:
             self.state.scale(factor)
         for variable in self.variables.values():
             variable.scale(factor)
+
+    def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
+        """Give a class-coded variable the classes `order`, in that order; no rows wait."""
+        if self.state is not None:
+            sums = self.variables.get(name, ClassSums.without_rows(self.state.width))
+            self.variables[name] = cast(ClassSums, sums).in_order(order)
 
     def restore(self, waiting: LabelledRows) -> None:
         """Let rows wait whose labels are already in terms of this state."""

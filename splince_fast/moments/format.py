@@ -65,6 +65,7 @@ from splince_fast.exceptions import FileFormatError, InputError
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.accumulators import accumulator_of
 from splince_fast.moments.buffer import LabelledRows
+from splince_fast.moments.by_class import ClassAccumulator, class_of
 from splince_fast.moments.fourth_moment import FourthMoment
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
@@ -77,13 +78,15 @@ from splince_fast.moments.variables import KINDS
 Tensors = dict[str, NDArray[Any]]
 
 # The newest format of a file, which only a state with a sketch needs.
-NEWEST = 3
+NEWEST = 4
 # The largest block of a file: what a first update of a loaded state may allocate.
 _MOST_BYTES = 1 << 35
 
 
 def format_of(parameters: Parameters) -> int:
     """The oldest format that holds a state of these parameters."""
+    if parameters.by is not None:
+        return 4
     if parameters.sketch_size is not None:
         return 3
     return 2 if parameters.subsample < 1 else 1
@@ -95,6 +98,8 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tenso
     `packed` stores the lower triangle of the scatter alone, for pickles: half the bytes.
     """
     parameters = accumulator.parameters
+    if isinstance(accumulator, ClassAccumulator):
+        return _classes_to_tensors(accumulator, packed)
     metadata: dict[str, Any] = {
         "block_rows": parameters.block_rows,
         "kinds": parameters.kinds,
@@ -136,6 +141,37 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tenso
     if accumulator.buffer is not None and accumulator.waiting:
         tensors |= _waiting_to_tensors(accumulator, accumulator.buffer.contents())
     return tensors, metadata
+
+
+def _classes_to_tensors(
+    accumulator: ClassAccumulator, packed: bool
+) -> tuple[Tensors, dict[str, Any]]:
+    """The states of all classes, by number."""
+    tensors: Tensors = {}
+    described = []
+    for i, part in enumerate(part for part in accumulator.parts.values() if part.n_rows):
+        own, metadata = to_tensors(part, packed=packed)
+        tensors |= {f"class.{i}.{key}": tensor for key, tensor in own.items()}
+        described.append(metadata)
+    _, empty = to_tensors(Accumulator(accumulator.parameters))
+    return tensors, {**empty, "by": accumulator.parameters.by, "classes": described}
+
+
+def _read_classes(
+    tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any], parameters: Parameters
+) -> ClassAccumulator:
+    """The inverse of `_classes_to_tensors`."""
+    result, by = ClassAccumulator(parameters), metadata["by"]
+    for i, described in enumerate(metadata["classes"]):
+        part = from_tensors(part_of(tensors, f"class.{i}."), described)
+        if isinstance(part, ClassAccumulator) or result.width not in (None, part.width):
+            raise FileFormatError("the state of a class is not one of these rows")
+        part.parameters = parameters
+        name = class_of(part, by)
+        if name in result.parts:
+            raise FileFormatError(f"the class {name!r} has two states")
+        result.add_part(name, part)
+    return result
 
 
 def _sample_to_tensors(
@@ -212,7 +248,10 @@ def from_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any
     parameters = Parameters.of(
         metadata["block_rows"], metadata["kinds"], joint, metadata["ledoit_wolf"],
         metadata.get("scatter", 1.0), metadata.get("seed", 0), metadata.get("rank"),
+        metadata.get("by"),
     )  # fmt: skip
+    if parameters.by is not None:
+        return _read_classes(tensors, metadata, parameters)
     accumulator = accumulator_of(parameters)
     width = metadata["width"]
     if width is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +28,10 @@ from splince_fast.exceptions import (
     NonFiniteError,
     NotEnoughDataError,
 )
-from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName, class_key
+from splince_fast.labels import ClassCodes, ClassName, VariableName, class_key
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.accumulators import accumulator_of
-from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.by_class import ClassAccumulator, rows_of
 from splince_fast.moments.entry import Given, read_update
 from splince_fast.moments.factored import Factored
 from splince_fast.moments.format import NEWEST, format_of, from_tensors, part_of, to_tensors
@@ -83,6 +84,9 @@ class Moments:
         0 keeps variances alone. Rows may be sparse then. See the notes.
     random_state : int
         Of the choice of the sampled rows, and of the signs of a sketch.
+    by : str, optional
+        Class-coded variable whose classes have a scatter each, in :attr:`by_class`: O(k d^2)
+        numbers for k classes, at most 64. The total is that of all rows.
 
     Notes
     -----
@@ -148,9 +152,10 @@ class Moments:
         subsample: float = 1.0,
         sketch_size: int | None = None,
         random_state: int = 0,
+        by: str | None = None,
     ) -> None:
         parameters = Parameters.of(
-            block_rows, kinds, joint, ledoit_wolf, subsample, random_state, sketch_size
+            block_rows, kinds, joint, ledoit_wolf, subsample, random_state, sketch_size, by
         )  # fmt: skip
         self._accumulator = accumulator_of(parameters)
         self._lock = _new_lock()
@@ -562,6 +567,37 @@ class Moments:
         return {name: variable.kind for name, variable in self._accumulator.variables.items()}
 
     @property
+    def by_class(self) -> dict[ClassName | None, Moments]:
+        """Moments of the rows of each class of the variable `by`; None: rows without its label.
+
+        Raises
+        ------
+        InputError
+            The moments were made without `by`.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import splince_fast as sf
+        >>> rng = np.random.default_rng(0)
+        >>> X, z = rng.normal(size=(100, 3)), np.repeat(["a", "b"], 50)
+        >>> moments = sf.Moments(by="z").update(X, {"z": z})
+        >>> bool(np.allclose(moments.by_class["a"].covariance(), np.cov(X[:50].T)))
+        True
+        """
+        with self._locked() as held:
+            if not isinstance(held, ClassAccumulator):
+                raise InputError(
+                    "these moments have no scatter per class; accumulate them with "
+                    "Moments(by=NAME) for the name of the variable"
+                )
+            parameters = dataclasses.replace(self.parameters, by=None)
+            parts = {name: part.copy() for name, part in held.parts.items() if part.n_rows}
+        for part in parts.values():
+            part.parameters = parameters
+        return {name: self._around(part) for name, part in parts.items()}
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the state and of the work memory."""
         return self._accumulator.nbytes
@@ -890,8 +926,8 @@ class Folds(Sequence[Moments]):
         >>> rng = np.random.default_rng(0)
         >>> X, z = rng.normal(size=(1000, 3)), rng.integers(0, 2, size=1000)
         >>> folds = sf.Folds.from_blocks([(X, {"z": z})], folds=2)
-        >>> sf.cross_report(folds, erase="z", method="leace").method
-        'leace'
+        >>> sf.cross_report(folds, erase="z").method
+        'LEACE'
         """
 
         source = sources.as_source(blocks)
@@ -945,7 +981,7 @@ class Folds(Sequence[Moments]):
                         fold._accumulator.update(
                             given.rows,
                             None if given.weight is None else given.weight[index],
-                            {name: _rows_of(column, index) for name, column in encoded.items()},
+                            {name: rows_of(column, index) for name, column in encoded.items()},
                             in_order=True,
                             checked=True,
                             index=index,
@@ -975,6 +1011,9 @@ class Folds(Sequence[Moments]):
 
     def _sort_classes(self) -> Folds:
         """Give every fold the same classes in sorted order, whatever the size of the blocks."""
+        for fold in self._folds:
+            with fold._locked():
+                pass  # merges the rows that wait
         for name, kind in self.variables.items():
             if kind != "classes":
                 continue
@@ -984,9 +1023,7 @@ class Folds(Sequence[Moments]):
             for fold in self._folds:
                 with fold._locked() as held, Deferred():
                     if held.state is not None:
-                        width = held.state.width
-                        sums = held.variables.get(name, ClassSums.without_rows(width))
-                        held.variables[name] = cast(ClassSums, sums).in_order(order)
+                        held.sort_classes(name, order)
         return self
 
     # -- storing ---------------------------------------------------------------------------
@@ -1030,11 +1067,3 @@ def _digest(name: ClassName) -> int:
     """64 bits that depend on the name of a class alone."""
     digest = hashlib.blake2b(repr(class_key(name)).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "little")
-
-
-def _rows_of(column: Encoded, chosen: NDArray[np.intp]) -> Encoded:
-    """Some rows of an encoded column, with all its classes."""
-    if isinstance(column, ClassCodes):
-        return ClassCodes(column.classes, column.codes[chosen])
-    present = None if column.present is None else column.present[chosen]
-    return Columns(column.columns, column.values[chosen], present)

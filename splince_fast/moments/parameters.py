@@ -26,6 +26,8 @@ class Parameters:
     random_state : int
     sketch_size : int or None
         Columns of the sketch of the scatter; None for the d x d matrix.
+    by : str or None
+        Class-coded variable whose classes have a scatter each.
     """
 
     block_rows: int | None
@@ -35,6 +37,7 @@ class Parameters:
     subsample: float = 1.0
     random_state: int = 0
     sketch_size: int | None = None
+    by: str | None = None
 
     @classmethod
     def of(
@@ -46,6 +49,7 @@ class Parameters:
         subsample: Any = 1.0,
         random_state: Any = 0,
         sketch_size: Any = None,
+        by: Any = None,
     ) -> Parameters:
         """Check what was passed; InputError where it is out of range."""
         if block_rows is not None:
@@ -68,6 +72,12 @@ class Parameters:
                 "subsample is 'auto'; it must be a number above 0 and at most 1 here: the number "
                 "of rows is known to Moments.from_blocks of a source, and to fit"
             )
+        if by is not None and not isinstance(by, str):
+            raise InputError(f"by is {by!r}; it must be the name of a class-coded variable")
+        if by is not None and (sketch_size is not None or subsample != 1):
+            raise InputError(
+                "by= keeps the d x d scatter of every class; leave subsample= and sketch_size= out"
+            )
         if sketch_size is not None and ledoit_wolf:
             raise InputError(
                 f"ledoit_wolf=True needs the whole covariance, and sketch_size={sketch_size} keeps "
@@ -76,7 +86,7 @@ class Parameters:
         return cls(
             block_rows, dict(kinds or {}), tuple(map(tuple, joint)), bool(ledoit_wolf),
             float(subsample), check_random_state(random_state),
-            None if sketch_size is None else int(sketch_size),
+            None if sketch_size is None else int(sketch_size), by,
         )  # fmt: skip
 
     def as_arguments(self) -> dict[str, Any]:
@@ -89,6 +99,7 @@ class Parameters:
             "subsample": self.subsample,
             "random_state": self.random_state,
             "sketch_size": self.sketch_size,
+            "by": self.by,
         }
 
     def capacity(self, width: int, itemsize: int) -> int:
@@ -106,6 +117,11 @@ class Parameters:
             raise IncompatibleMomentsError(
                 "one side has the scatter of all rows (subsample=1) and the other that of a "
                 "sample; accumulate both with subsample=1, or both with a fraction below 1"
+            )
+        if self.by != other.by:
+            raise IncompatibleMomentsError(
+                f"one side has the scatter by={self.by!r} and the other by={other.by!r}; "
+                "accumulate both alike"
             )
         if self.sketch_size != other.sketch_size:
             raise IncompatibleMomentsError(

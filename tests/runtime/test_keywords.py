@@ -25,7 +25,7 @@ def folds() -> list[sf.Moments]:
         (lambda: sf.erase(X, Z, shrinkge=1), r"leace takes no shrinkge=; did you mean shrinkage="),
         (
             lambda: sf.cross_report(folds(), erase="z", rank_tool=1.0),
-            r"leace takes no rank_tool=; did you mean rank_tol=",
+            r"LEACE takes no rank_tool=; did you mean rank_tol=",
         ),
         (
             lambda: sf.Moments.from_blocks([(X, Z)], block_row=2),
