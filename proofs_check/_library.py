@@ -74,6 +74,13 @@ def mean_projection(sample: Sample) -> Matrix:
     return rational(fit("mean_projection", sample).matrix())
 
 
+def repaired(sample: Sample, method: str = "leace", **options: Any) -> Matrix:
+    """The library's repair of its own eraser's rows, after that eraser: B P."""
+    before, eraser = moments(sample), fit(method, sample)
+    after = accumulated([(eraser(sample.features), sample.z_labels, sample.y_labels)])
+    return rational((sf.repair(after, before=before, keep="y", **options) @ eraser).matrix())
+
+
 def professions(aligned: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Shipped real activations with the stereotype score (erased) and the factual score (kept).
 

@@ -199,17 +199,29 @@ def same_kernel_projector(c: Covariances, onto: Matrix) -> Matrix:
     return oblique(onto, c.z)
 
 
-def null_space_minimum(c: Covariances, m: Matrix) -> Number:
-    """Smallest tr(M E S E^T) over all feasible E, from a particular solution and a null space.
+def restored(t: Matrix, ty: Matrix, sy: Matrix) -> Matrix:
+    """B = I + X H^+ K^T, X = Sy - Ty, K = T^+ Ty, H = Ty^T K: T = Cov(t), Ty = Cov(t, y)."""
+    k = pinv(t) @ ty
+    return eye(len(t), t) + (sy - ty) @ pinv(ty.T @ k) @ k.T
 
-    Uses neither S^+ nor whitening. E = E0 + N Z^T with Z a basis of colsp[Sz, Sy]^perp; the normal
-    equations for N read M N (Z^T S Z) = -M E0 S Z, one linear system in vec(N).
+
+def null_space_minimum(c: Covariances, m: Matrix) -> Number:
+    """Smallest tr(M E S E^T) over all feasible E."""
+    wanted = beside(c.z, zeros(c.d, c.y.shape[1], c.s))
+    return constrained_minimum(c.s, m, beside(c.z, c.y), wanted)
+
+
+def constrained_minimum(s: Matrix, m: Matrix, constraints: Matrix, wanted: Matrix) -> Number:
+    """Smallest tr(M E S E^T) with E C = W, from a particular solution and a null space.
+
+    Uses neither S^+ nor whitening. E = E0 + N Z^T with Z a basis of colsp(C)^perp; the normal
+    equations for N read M N (Z^T S Z) = -M E0 S Z, one linear system in vec(N). ``ValueError``
+    where no E exists.
     """
-    constraints = beside(c.z, c.y)
-    e0 = solve(constraints.T, beside(c.z, zeros(c.d, c.y.shape[1], c.s)).T).T
+    e0 = solve(constraints.T, wanted.T).T
     basis = null_basis(constraints.T)
-    inner = basis.T @ c.s @ basis
-    target = -(m @ e0 @ c.s @ basis)
+    inner = basis.T @ s @ basis
+    target = -(m @ e0 @ s @ basis)
     step = solve(kron(inner.T, m), target.T.reshape(-1, 1))
-    e = e0 + step.reshape(basis.shape[1], c.d).T @ basis.T
-    return trace(m @ e @ c.s @ e.T)
+    e = e0 + step.reshape(basis.shape[1], len(s)).T @ basis.T
+    return trace(m @ e @ s @ e.T)

@@ -22,6 +22,7 @@ MODULES = (
     "s5_frozen_log_loss",
     "s6_remarks",
     "s7_floating_point",
+    "s8_beyond",
 )
 FINDINGS = Path(__file__).with_name("FINDINGS.md")
 

@@ -227,6 +227,7 @@ MUTANTS = {
     "3.1": 4, "3.2": 4, "3.3": 3, "3.4": 6, "3.5": 2, "3.6": 2,
     "4.1": 3, "4.2": 6, "4.3": 6, "4.4": 4, "5.1": 2, "5.2": 3, "5.3": 6, "5.4": 3,
     "6.1": 4, "6.2": 3, "6.3": 3, "6.4": 4, "6.5": 3, "7.1": 4, "7.2": 3, "7.3": 5,
+    "8.1": 8, "8.6": 4,
 }  # fmt: skip
 
 
@@ -247,7 +248,7 @@ def _formulas(item: Check) -> dict[str, Any]:
 
 
 # Statements on kernels and retrained heads, which do not change with the scale of P.
-SCALE_FREE = ("2.6", "3.1", "3.2", "3.3", "3.4")
+SCALE_FREE = ("2.6", "3.1", "3.2", "3.3", "3.4", "8.6")
 ERASERS_EXAMINED = [
     (item, name) for item in CHECKS for name in _formulas(item) if item.key not in SCALE_FREE
 ]
@@ -297,6 +298,7 @@ CONTROLS = {
     "5.3": {DEPLOYED},
     "6.1": {"P_A^T P_A different from P_B^T P_B"},
     "6.2": {"whitened features"},
+    "8.6": {"Ty^T T^+ Sy of full rank"},
 }
 
 
@@ -478,5 +480,5 @@ def test_every_section_is_a_file_and_defines_its_symbols_first() -> None:
 
 
 def test_numbers_that_the_text_refers_to_exist() -> None:
-    named = re.findall(r"(?<![\d.])[1-7]\.\d(?!\d)", DOCUMENT)
+    named = re.findall(r"(?<![\d.])[1-8]\.\d(?!\d)", DOCUMENT)
     assert set(named) <= set(STATEMENTS)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from splince_fast.methods import leace, mean_projection, sal, splince
     from splince_fast.methods.cross import CrossReport, cross_report
     from splince_fast.methods.quick import erase
+    from splince_fast.methods.repair import repair
     from splince_fast.methods.unseen import FoldReport
     from splince_fast.moments import Folds, Moments
     from splince_fast.moments.factored import Factored
@@ -62,6 +63,7 @@ _LAZY = {
     "leace": "splince_fast.methods",
     "sal": "splince_fast.methods",
     "mean_projection": "splince_fast.methods",
+    "repair": "splince_fast.methods.repair",
     "SPLINCE": "splince_fast.estimators",
     "LEACE": "splince_fast.estimators",
     "SAL": "splince_fast.estimators",
@@ -128,6 +130,7 @@ __all__ = [
     "load_eraser",
     "mean_projection",
     "nn",
+    "repair",
     "sal",
     "show_config",
     "sources",

@@ -164,7 +164,7 @@ class Projection:
 
     @cached_property
     def rank(self) -> int:
-        """Dimensions removed: the rank of I - P, at the rounding level of the factors.
+        """The rank of I - P, at the rounding level of the factors: dimensions removed.
 
         Features are rescaled first so that both factors have rows of one size: a similarity
         D^{-1} (I - P) D, which changes no rank, so that the units of the features do not matter.
@@ -201,7 +201,8 @@ class Projection:
         return np.asarray(np.eye(self.n_features) - self.left @ self._right)
 
     def __repr__(self) -> str:
-        return f"Projection({self._method}, {self.n_features} features, rank {self.rank} removed)"
+        what = "changed" if self._method.startswith("repair") else "removed"
+        return f"Projection({self._method}, {self.n_features} features, rank {self.rank} {what})"
 
     # -- what it does ----------------------------------------------------------------------
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import html
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from splince_fast._runtime.arrays import abbreviated
+from splince_fast._solve.frozen import best_strength
 from splince_fast._solve.held_out import Noise, certificate, expected_r2
 from splince_fast.exceptions import FileFormatError, InputError
 
 if TYPE_CHECKING:
     from splince_fast._solve.oblique import Solution
+    from splince_fast.moments import Moments
+    from splince_fast.moments.factored import Factored
 
 Float = NDArray[np.float64]
 
@@ -126,17 +130,21 @@ class Report:
         before any was dropped.
     amplification : float
         1 / sin of the smallest principal angle: how much longer than LEACE's the longest
-        correction is (Theorem 1: the spectral norm of the whitened projection).
+        correction is (Theorem 1: the spectral norm of the whitened projection). For
+        :func:`splince_fast.repair` the spectral norm of its map, each feature in units of its
+        deviation before or after erasing, whichever is larger; its decimal logarithm is the number
+        of digits lost.
     rho : float or None
         Largest squared cosine among what is kept, the squared correlation of the best linear
         predictions of concept and task. None where nothing is kept or nothing is whitened, and
         without a covariance (``sketch_size=``).
     frozen_head_penalty : float or None
-        1 / (1 - rho): the excess risk of SPLINCE over that of LEACE for a frozen, unregularised
-        least-squares head on one task variable (proofs_check, theorem 3). Never below 1.
+        1 + b^2 rho / (1 - rho), with b = `strength`: the excess risk of SPLINCE over that of LEACE
+        for a frozen, unregularised least-squares head on one task variable (proofs_check, theorem
+        3). Never below 1.
     head_shrinkage_threshold : float or None
-        2 (1 - rho) / (2 - rho): for a frozen head that is the least-squares one times a factor
-        below this, SPLINCE has the smaller risk; above it LEACE (proofs_check, theorem 3).
+        2 (1 - rho) / (2 - (2 - b) rho): for a frozen head that is the least-squares one times a
+        factor below this, SPLINCE has the smaller risk; above it LEACE (proofs_check, theorem 3).
     distortion, distortion_leace : float or None
         E|r(x) - x|^2 as a share of the total variance, of this eraser and of LEACE for the same
         moments and variables (equal where nothing is kept). None where it was not computed: of
@@ -174,6 +182,9 @@ class Report:
         Fraction of the change that is made: 1, or that of :meth:`Projection.scaled`. Below 1 no
         dimension is removed entirely, and a linear probe still reads what `variables` calls
         erased; `rank` counts the dimensions that are changed.
+    strength : float
+        Fraction of the covariance with what is kept that is given back, of the part that LEACE
+        (for :func:`splince_fast.repair`: the eraser) destroys.
 
     Examples
     --------
@@ -221,6 +232,7 @@ class Report:
     sensitivity: float | None = None
     left_out: tuple[int, ...] = ()
     alpha: float = 1.0
+    strength: float = 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain numbers, strings, lists and dictionaries, ready for JSON."""
@@ -321,6 +333,99 @@ class Report:
         rank = self.rank_covariance or self.n_features
         return {v.name: certificate(v.noise, rank, delta) for v in erased if v.noise}
 
+    def strength_for(self, head: ArrayLike, moments: Moments | Factored) -> float:
+        """The strength of least squared error for a frozen head on one task variable.
+
+        The squared error of the score theta^T P_b x of y is quadratic in the strength b of
+        :func:`splince_fast.splince`. With v = theta^T Cov(x, y), q = theta^T X, X the covariance
+        that LEACE destroys, and H the variance of the prediction of y that LEACE leaves, it is
+        least at b = (H - v + q) / q (b = 1 is the case of proofs_check 4.3): 0 for the
+        least-squares head, and (1 - rho) (1 - g) / (g rho) for g times it. The intercept is free.
+
+        Parameters
+        ----------
+        head : array-like of shape (d,)
+            theta, fitted on unchanged rows.
+        moments : Moments or Factored
+            That the eraser was fitted to.
+
+        Returns
+        -------
+        float
+            b, and the nearest of 0 and 1 where it lies outside; 0 where the score does not depend
+            on b. Pass it to :func:`splince_fast.splince` as ``strength=``.
+
+        Raises
+        ------
+        InputError
+            Not a report of SPLINCE on one kept variable with one column or two classes; `head` of
+            another shape, or not finite; other moments. Two classes count as 0 and 1, the class
+            that is 1 being the last of ``moments.classes(name)``.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import splince_fast as sf
+        >>> rng = np.random.default_rng(0)
+        >>> z = rng.normal(size=1000)
+        >>> y = z + rng.normal(size=1000)
+        >>> X = rng.normal(size=(1000, 4)) + np.outer(z, np.eye(4)[0]) + np.outer(y, np.eye(4)[1])
+        >>> moments = sf.Moments().update(X, {"z": z, "y": y})
+        >>> report = sf.splince(moments, erase="z", keep="y").report
+        >>> beta = np.linalg.solve(moments.covariance(), moments.cross_covariance("y")[:, 0])
+        >>> round(report.strength_for(beta, moments), 9)
+        0.0
+        >>> 0 < report.strength_for(0.7 * beta, moments) < 1
+        True
+        """
+        if not hasattr(moments, "factored"):
+            raise InputError(
+                f"moments is {type(moments).__name__}; pass the moments that the eraser was "
+                "fitted to"
+            )
+        names = {str(name): name for name in moments.variables}
+        erase, keep = (
+            [names[v.name] for v in self.variables if v.role == role and v.name in names]
+            for role in ("erased", "kept")
+        )
+        if (
+            self.method != "SPLINCE"
+            or len(keep) != 1
+            or len(erase) + 1 < len(self.variables)
+            or self.n_features != moments.n_features
+        ):
+            raise InputError(
+                "strength_for needs a report of splince on one kept variable, and the moments that "
+                f"the eraser was fitted to; this one is of {self.method} on {self.n_features} "
+                f"features, and the variables are {[v.name for v in self.variables]}"
+            )
+        known: Any = moments  # a snapshot has a factor, and its own shrinkage
+        if not hasattr(known, "factor"):
+            known = known.factored(shrinkage=self.shrinkage or None)
+        task = known.variable(keep[0])
+        cross = task.cross_covariance(0.0, keep[0])
+        if cross.shape[1] != (2 if task.kind == "classes" else 1):
+            raise InputError(
+                f"strength_for is for one task column or two classes, and {keep[0]!r} is "
+                f"{task.described}; a head with several outputs has no single strength"
+            )
+        try:
+            theta = np.asarray(head)
+            theta = theta.astype(np.float64) if theta.dtype.kind in "fiubO" else theta
+        except (TypeError, ValueError) as error:
+            raise InputError(f"head cannot be read as an array of real numbers: {error}") from error
+        real = theta.shape == (self.n_features,) and theta.dtype == np.float64
+        if not real or not np.isfinite(theta).all():
+            raise InputError(
+                f"head has shape {theta.shape}, dtype {theta.dtype}; it must be {self.n_features} "
+                "finite coefficients, one per feature, of one score"
+            )
+        if self.dropped:  # what was kept: LEACE is the only map
+            return 0.0
+        span = np.concatenate([known.variable(name).span() for name in erase])
+        column = np.ascontiguousarray(cross[:, -1])
+        return best_strength(known.factor, known.gram, span, column, theta)
+
     def _scaled(self, alpha: float) -> Report:
         """The report of the eraser with its change times `alpha`."""
         if alpha == 1:
@@ -351,6 +456,11 @@ class Report:
             alpha=alpha * self.alpha,
         )
 
+    @property
+    def _erases(self) -> bool:
+        """False of a repair, which keeps variables and erases none."""
+        return {v.role for v in self.variables} != {"kept"}
+
     def _facts(self) -> list[tuple[str, str]]:
         """Label and text of each line of the summary."""
         support = "not factored" if self.rank_covariance is None else f"rank {self.rank_covariance}"
@@ -368,9 +478,9 @@ class Report:
                 f"{support}, solver {self.solver}, shrinkage {self.shrinkage:.3g}{sample}",
             ),
             (
-                "removed",
+                "removed" if self._erases else "changed",
                 f"{self.rank} of {self.n_features} dimensions"
-                if self.alpha == 1
+                if self.alpha == 1 or not self._erases
                 else f"{self.alpha:.3g} of the deviation in {self.rank} of {self.n_features} "
                 "dimensions; a linear probe still reads the concept",
             ),
@@ -403,6 +513,11 @@ class Report:
             more = ", ..." if len(self.cosines) > 5 else ""
             facts.append(("principal cosines", shown + more))
             facts.append(("amplification", f"{self.amplification:.4g}"))
+        elif not self._erases:
+            lost = f"{self.amplification:.4g} ({math.log10(self.amplification):.1f} digits lost)"
+            facts.append(("amplification", lost))
+        if self.strength < 1:
+            facts.append(("strength", f"{self.strength:.3g} of the lost covariance given back"))
         if self.rho is not None:
             facts.append(
                 (
@@ -431,7 +546,9 @@ class Report:
         lines = [
             f"{self.method} was fitted to {self.n_rows:,} rows with {self.n_features} features and "
             + (
-                f"removes {self.rank} dimension(s) of them."
+                f"changes them in {self.rank} direction(s)."
+                if not self._erases
+                else f"removes {self.rank} dimension(s) of them."
                 if self.alpha == 1
                 else f"shrinks the deviation in {self.rank} dimension(s) of them by the fraction "
                 f"{self.alpha:.3g}: a partial erasure."
@@ -484,16 +601,31 @@ class Report:
                             "at most {}.",
                         )
                     )
-            else:
+            elif self._erases and self.strength < 1:
+                lines.append(
+                    f"{v.name!r}{read} loses the fraction {v.residual:.2g} of its covariance with "
+                    f"x: of what LEACE destroys {self.strength:.3g} is given back (strength)."
+                )
+            elif self._erases:
                 lines.append(
                     f"{v.name!r}{read} keeps its covariance with x to {v.residual:.1e} (rounding "
                     f"explains {v.bound:.1e})."
+                )
+            else:
+                lines.append(
+                    f"{v.name!r}{read} gets the fraction {self.strength:.3g} of its lost "
+                    f"covariance back, to {v.residual:.1e} (rounding explains {v.bound:.1e})."
                 )
         if self.cosines:
             lines.append(
                 f"What is erased and what is kept overlap with a cosine of {self.cosines[0]:.3g}: "
                 f"the longest correction is {self.amplification:.3g} times that of LEACE "
                 "(amplification)."
+            )
+        elif not self._erases:
+            lines.append(
+                f"Deviations grow up to {self.amplification:.3g} times, and "
+                f"{math.log10(self.amplification):.1f} digits of the rows are lost (amplification)."
             )
         if self.rho is not None:
             lines.append(
@@ -602,6 +734,7 @@ class Facts(NamedTuple):
     gain: float | None
     sensitivity: float
     noises: tuple[Noise, ...]  # of the erased variables; none where they are not erased entirely
+    strength: float
 
 
 def build_report(
@@ -617,7 +750,7 @@ def build_report(
     amplification = solution.amplification
     known = facts.whitened and facts.sketch_rank is None  # Cov(x), and so the angles
     kept = bool(span_y.names) and known
-    rho = max(0.0, 1.0 - 1.0 / amplification**2) if kept else None
+    rho, b = max(0.0, 1.0 - 1.0 / amplification**2) if kept else None, facts.strength
     bound = solution.bound
     size = max(1.0, solution.size)  # |P|: that of the identity, where nothing is erased
     exact = facts.whitened and not facts.shrinkage
@@ -679,8 +812,8 @@ def build_report(
         cosines=tuple(map(float, solution.cosines)),
         amplification=amplification,
         rho=rho,
-        frozen_head_penalty=None if rho is None else amplification**2,
-        head_shrinkage_threshold=None if rho is None else 2 * (1 - rho) / (2 - rho),
+        frozen_head_penalty=None if rho is None else (1 - b**2) + b**2 * amplification**2,
+        head_shrinkage_threshold=None if rho is None else 2 * (1 - rho) / (2 - (2 - b) * rho),
         distortion=share(facts.distortion),
         distortion_leace=share(facts.distortion_unkept) if exact else None,
         solver=solution.solver,
@@ -694,6 +827,7 @@ def build_report(
         gain=facts.gain,
         sensitivity=facts.sensitivity,
         left_out=tuple(map(int, solution.left_out)),
+        strength=facts.strength,
     )
 
 

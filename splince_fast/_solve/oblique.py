@@ -109,7 +109,7 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
     others. Where directions of the erased span are in these features alone, or the others do not
     tell them from what is kept, S is taken as block diagonal instead.
     """
-    if factor.n_noise:
+    if factor.n_noise and not factor.admitted:
         factor = factor.admit(np.concatenate([span_z, span_y]))
     d, solver = factor.width, factor.solver
     whitened = solver != "none"
@@ -155,6 +155,36 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
         ):
             return full._replace(left_out=factor.left_out, reads_left_out=True)
     return solution
+
+
+def with_strength(
+    factor: Factor, solution: Solution, span_z: Float, span_y: Float, options: Options
+) -> Solution:
+    """P_b = (1 - b) P_LEACE + b P, b = ``options.strength``: the fraction b of X is given back.
+
+    P = P_LEACE + X H^+ K^T, X = Cov(x, y) - P_LEACE Cov(x, y). Both maps have the same `left`,
+    which depends on the erased span alone, and the two changes are orthogonal in every inner
+    product: the distortion is that of LEACE and b^2 times the rest.
+
+    Parameters
+    ----------
+    factor : Factor
+        That `solution` was made of by :func:`oblique`.
+    solution : Solution
+        P.
+    span_z, span_y : (kz, d), (ky, d) float64
+    options : Options
+    """
+    if solution.reads_left_out:
+        factor = factor.reading_left_out()
+    if factor.n_noise:  # the same support, and so the same basis of what is erased
+        factor = factor.admit(np.concatenate([span_z, span_y]))
+    plain, b = oblique(factor, span_z, span_y[:0], options), options.strength
+    least = solution.distortion_unkept
+    return solution._replace(
+        right=(1.0 - b) * plain.right + b * solution.right,
+        distortion=least + b**2 * (solution.distortion - least),
+    )
 
 
 def with_null_space(solution: Solution, kept: Float) -> tuple[Float, Float]:

@@ -149,6 +149,15 @@ OPTIONS = {
             ("auto",),
             number=float,
         ),
+        Option(
+            "strength",
+            1,
+            lambda b: _in_unit_interval(b) and not isinstance(b, bool),
+            "a number in [0, 1]",
+            "fraction of the covariance that LEACE destroys of what is kept, and that is given "
+            "back; 0 is LEACE",
+            number=float,
+        ),
     )
 }
 
@@ -250,6 +259,7 @@ class Options:
     rank_tol: float | str = "auto"
     solver: str = "auto"
     min_scale: float | str = "auto"
+    strength: float = 1
 
     def __post_init__(self) -> None:
         values = _values(self)

@@ -3,6 +3,7 @@
 ==============  ==========================================================================
 `CONSTANT`      a deviation below so many times the mean is rounding of the mean
 `eigenvalue`    eigenvalues of the unit-diagonal covariance up to it are noise of its entries
+`computed`      deviations of features of erased rows that are rounding of the rows before
 `noise`         singular values of whitened spans up to it are noise of their sums
 `relative`      smaller singular values than this times the largest are rounding of the SVD
 `residual`      what rounding can leave of a constraint
@@ -22,6 +23,7 @@ is in units of deviations, so that no rule depends on the units of features or l
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from splince_fast._kernels import spans
 
@@ -68,6 +70,26 @@ def eigenvalue(d: int, roundoff: float) -> float:
         Unit roundoff of the products that the covariance was summed from.
     """
     return float(4.0 * max(d * EPS, d**0.5 * roundoff if roundoff > EPS else 0.0))
+
+
+def computed(deviations: NDArray[np.float64], roundoff: float) -> NDArray[np.float64]:
+    """(d,): deviations of features of erased rows that are rounding of the rows before erasing.
+
+    Relative to the deviation of the feature before, the root of `eigenvalue`: below it a feature is
+    noise of a covariance that has the original one's unit diagonal. Rows in float32 round by EPS32
+    at least, and erasers that mix features in float32 round all of them by EPS32 times the largest:
+    smaller ones hold that rounding, and what erasers in these units do not see. 4 is a margin.
+
+    Parameters
+    ----------
+    deviations : (d,) float64
+        Before erasing.
+    roundoff : float
+        As for `eigenvalue`.
+    """
+    own = max(eigenvalue(len(deviations), roundoff) ** 0.5, 4.0 * EPS32)
+    mixed = 4.0 * EPS32 * float(np.mean(deviations**2)) ** 0.5
+    return np.asarray(np.maximum(own * deviations, mixed))
 
 
 def eigenvalue_of_columns(k: int, n_rows: int, cancelled: float) -> float:

@@ -568,6 +568,8 @@ class SPLINCE(_Eraser):
     min_scale : "auto" or float in [0, 1)
         Features of a deviation below this times the root mean square deviation are left out of
         the whitening; they are erased by what the others predict of them.
+    strength : float in [0, 1]
+        Fraction of the task's covariance that LEACE destroys and that is given back.
     subsample : float in (0, 1] or "auto"
         Share of the rows that the covariance is taken from, so that a fit costs little more than
         reading; "auto" takes as few as change the rows by 5 percent more than the least. See
@@ -644,6 +646,7 @@ class SPLINCE(_Eraser):
         rank_tol: float | str = "auto",
         solver: str = "auto",
         min_scale: float | str = "auto",
+        strength: float = 1,
         subsample: float | str = 1.0,
         sketch_size: int | None = None,
         passes: int = 0,
@@ -657,6 +660,7 @@ class SPLINCE(_Eraser):
         self.rank_tol = rank_tol
         self.solver = solver
         self.min_scale = min_scale
+        self.strength = strength
         self.subsample = subsample
         self.sketch_size = sketch_size
         self.passes = passes

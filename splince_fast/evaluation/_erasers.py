@@ -11,12 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.exceptions import InputError
+from splince_fast.methods.repair import repair
 from splince_fast.methods.table import METHODS, key_of
 from splince_fast.moments import Moments
 from splince_fast.moments.factored import Factored
 from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]
+
+REPAIRED = "+repair"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +67,8 @@ def make(what: Any, context: Context) -> Projection:
     SplinceError
         Whatever the method says, such as InfeasibleError.
     """
+    if isinstance(what, str) and what.endswith(REPAIRED):
+        return _repaired(make(what.removesuffix(REPAIRED), context), context)
     if isinstance(what, str) and (key := key_of(what)) is not None:
         method = METHODS[key]
         kept = {"keep": context.task_name} if method.needs_task else {}
@@ -81,6 +86,18 @@ def make(what: Any, context: Context) -> Projection:
             f"the eraser returned {type(projection).__name__}; it must map moments to a Projection"
         )
     return projection
+
+
+def _repaired(eraser: Projection, context: Context) -> Projection:
+    """The eraser, and the least change of its rows that keeps Cov(x, task)."""
+    mean, unit, name = context.moments.mean, context.unit, context.task_name
+    before, after = (
+        Moments(kinds={name: context.moments.variables[name]}).update(
+            rows, {name: context.task}, sample_weight=context.weights
+        )
+        for rows in (context.rows, to_map(eraser, mean, unit)(context.rows))
+    )
+    return _in_units(repair(after, before=before, keep=name), mean, unit) @ eraser
 
 
 def _random(context: Context, mean: Float) -> Projection:

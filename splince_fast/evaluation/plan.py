@@ -25,7 +25,10 @@ from splince_fast.methods.table import METHODS, key_of
 
 Float = NDArray[np.float64]
 
-ERASERS = (*(method.label for method in METHODS.values()), "random", "INLP", "RLACE")
+ERASERS = (
+    *(method.label for method in METHODS.values()), "random", "INLP", "RLACE",
+    "SAL+repair", "INLP+repair", "RLACE+repair",
+)  # fmt: skip
 HEADS = ("retrained", "frozen", "unregularised")
 _JOB_BYTES = 1 << 29  # of the rows of a job, in float64, unless the caller names the sizes
 

@@ -75,12 +75,14 @@ def compare(
         Rows of one group (a person, a document) stay in one part and in one fold, those that
         choose a alpha included; with `test` a group in several parts is an error.
     erasers : sequence or mapping
-        Of "none", "SAL", "LEACE", "SPLINCE", "mean", "random", "INLP", "RLACE"; estimators with a
-        ``projection_``, fitted on centred and scaled training rows with the validation rows; or
-        functions from :class:`Moments` of the training rows, with the variables "task" ("kept
-        task" where a concept is named "task") and "concept" (or the names of several), to a
-        :class:`Projection`. A mapping names them. Estimators get a mapping of columns where
-        there are both classes and quantities among several concepts.
+        Of "none", "SAL", "LEACE", "SPLINCE", "mean", "random", "INLP", "RLACE", and "SAL+repair",
+        "INLP+repair", "RLACE+repair", which keep the task by
+        :func:`splince_fast.repair` of the training rows; estimators with a ``projection_``, fitted
+        on centred and scaled training rows with the validation rows; or functions from
+        :class:`Moments` of the training rows, with the variables "task" ("kept task" where a
+        concept is named "task") and "concept" (or the names of several), to a :class:`Projection`.
+        A mapping names them. Estimators get a mapping of columns where there are both classes and
+        quantities among several concepts.
     heads : sequence or mapping
         Of "retrained" (refitted after erasing, its alpha selected), "frozen" (that of the
         unerased rows), "unregularised"; or classifiers, fitted on erased rows.

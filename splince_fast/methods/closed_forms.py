@@ -36,6 +36,7 @@ def splince(
     rank_tol: float | str = "auto",
     solver: str = "auto",
     min_scale: float | str = "auto",
+    strength: float = 1,
     refine: Any = None,
     passes: int = 1,
 ) -> Projection:
@@ -84,6 +85,10 @@ def splince(
         directions of the concept are in such features alone they are read, with Cov(x) as block
         diagonal. "auto" leaves out deviations below 1e-26, and in rows of at most 32 bits those
         below eps32 times the mean of the feature, unless the covariance is shrunk.
+    strength : float in [0, 1]
+        Fraction b of X = Cov(x, y) - P_LEACE Cov(x, y) that is given back, at b^2 times the cost:
+        P_b Cov(x, y) = Cov(x, y) - (1 - b) X, and P_b = (1 - b) P_LEACE + b P. 0 is LEACE. A
+        frozen head has a strength of least squared error, :meth:`Report.strength_for`.
     refine : Source or iterable of blocks, optional
         For moments made with ``sketch_size``, which keep no covariance: the rows that they have
         seen, to be read again. Each pass takes products of Cov(x) with a few columns, O(n d k), and
@@ -143,8 +148,9 @@ def splince(
     True
     """
     options = Options(
-        max_amplification, on_infeasible, null_space, shrinkage, rank_tol, solver, min_scale
-    )
+        max_amplification, on_infeasible, null_space, shrinkage, rank_tol, solver, min_scale,
+        strength,
+    )  # fmt: skip
     if keep is None:
         raise InputError(
             "keep is None; name what SPLINCE is to keep, or use leace, which keeps none"

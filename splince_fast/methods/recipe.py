@@ -15,7 +15,7 @@ from splince_fast._kernels.factor import STATUS_INFEASIBLE, STATUS_OK
 from splince_fast._runtime.arrays import abbreviated
 from splince_fast._solve.held_out import Noise
 from splince_fast._solve.messages import raise_infeasible, raise_numerical
-from splince_fast._solve.oblique import Solution, oblique, with_null_space
+from splince_fast._solve.oblique import Solution, oblique, with_null_space, with_strength
 from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Span, names_of, span_of
 from splince_fast._solve.tolerances import AMPLIFICATION, CONSTANT, NOISE_SHARE, SENSITIVITY
@@ -124,6 +124,8 @@ class Recipe(NamedTuple):
                 _refuse_underflow(known, span_z)
             if solution.status != STATUS_OK:
                 _refuse(solution, span_z.names, span_y.names, method, options)
+            if options.strength != 1:
+                solution = with_strength(factor, solution, span_z.rows, span_y.rows, options)
             distortion: float | None = solution.distortion
             unkept: float | None = solution.distortion_unkept
             sampled, excess = known.sample if whitened else None, None
@@ -180,7 +182,7 @@ class Recipe(NamedTuple):
             facts = Facts(
                 method, known.n_rows, known.weight, share, whitened, distortion, unkept, notes,
                 variance, None if sampled is None else sampled.n_rows, excess, sketch,
-                passes, gain, moved, noises,
+                passes, gain, moved, noises, float(options.strength),
             )  # fmt: skip
         report = partial(build_report, facts, solution, span_z, span_y, left, right)
         return Projection._make(left, right, mean, method=method, report=report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from typing import cast
 
 import numpy as np
@@ -112,6 +113,18 @@ class Live:
             memory=memory,
             left_out=left_out,
         )
+
+    def factored_above(self, deviations: Float, memory: Float | None) -> Factor:
+        """The factor of Cov(x) of erased rows; features that are rounding count as constant.
+
+        `deviations`, (d,), are those of the rows before erasing (`tolerances.computed`).
+        """
+        roundoff = self._state.second.unit_roundoff
+        own = max(tolerances.CONSTANT, roundoff) * np.abs(self.mean)
+        other = copy(self)
+        other.mean = np.maximum(tolerances.computed(deviations, roundoff), own)
+        other.mean /= tolerances.CONSTANT
+        return other.factored(Options(min_scale=tolerances.MIN_SCALE), 0.0, memory)
 
     def _scatter(self, options: Options) -> tuple[Float, float, int, float]:
         """The matrix to factor, what it is divided by, its rows, and its unit roundoff."""

@@ -73,6 +73,32 @@ def test_r_lace_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def test_repaired_erasers_keep_the_task_and_leak_what_they_leaked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import splince_fast.baselines as baselines
+
+    brief = functools.partial(RLACE, max_steps=200, check_every=100)
+    monkeypatch.setattr(baselines, "RLACE", brief)
+    names = ("SAL", "INLP", "RLACE")
+    rows = [name + suffix for name in names for suffix in ("", "+repair")]
+    result = run(*data(), erasers=("none", "SPLINCE", *rows))
+    assert not result.failures
+    for name in names:
+        repaired = f"{name}+repair"
+        assert result.mean("kept_covariance", eraser=repaired) == pytest.approx(1.0, abs=1e-10)
+        # A map that can be undone leaves all linear predictors of the training rows.
+        assert result.mean("rank", eraser=repaired) >= result.mean("rank", eraser=name)
+        assert result.mean("kept_covariance", eraser=name) < 1 - 1e-3  # control
+    assert result.mean("residual", eraser="SAL+repair") < 1e-9
+
+
+def test_a_repair_of_nothing_is_no_eraser() -> None:
+    for name in ("none+repair", "LEACE+repair", "SAL+repairs"):
+        with pytest.raises(sf.InputError, match="no eraser"):
+            run(*data(), erasers=name)
+
+
 def test_the_package_s_estimators_equal_its_names() -> None:
     result = run(*data(), erasers={"A": sf.SPLINCE(), "B": "SPLINCE", "C": sf.LEACE()})
     for metric in ("accuracy", "probe_auc", "distortion", "kept_covariance"):

@@ -459,6 +459,12 @@ def _moments() -> Moments:
     return Moments().update(X, {"z": np.arange(N) % 2, "y": X[:, 0] + np.arange(N)})
 
 
+def _report() -> Report:
+    report = sf.splince(_moments(), erase="z", keep="y").report
+    assert report is not None
+    return report
+
+
 def _projection() -> Projection:
     return Projection(np.ones((D, 1)), np.ones((D, 1)), np.zeros(D))
 
@@ -503,11 +509,20 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "splince(keep)": lambda v: sf.splince(_moments(), erase="z", keep=v),
     "sal(erase)": lambda v: sf.sal(_moments(), erase=v),
     "sal(keep)": lambda v: sf.sal(_moments(), erase="z", keep=v),
+    "repair(after)": lambda v: sf.repair(v, before=_moments(), keep="y"),
+    "repair(before)": lambda v: sf.repair(_moments(), before=v, keep="y"),
+    "repair(keep)": lambda v: sf.repair(_moments(), before=_moments(), keep=v),
+    "repair(strength)": lambda v: sf.repair(
+        _moments(), before=_moments(), keep="y", strength=v
+    ),
+    "strength_for(head)": lambda v: _report().strength_for(v, _moments()),
+    "strength_for(moments)": lambda v: _report().strength_for(np.ones(D), v),
     "mean_projection(erase)": lambda v: sf.mean_projection(_moments(), erase=v),
     **{
         f"splince({option})": _with_option(option)
         for option in (
             "max_amplification", "on_infeasible", "null_space", "shrinkage", "rank_tol", "solver",
+            "strength",
         )
     },
     "Projection(left)": lambda v: Projection(v, np.ones((D, 1)), np.zeros(D)),

@@ -1,0 +1,133 @@
+"""A factor of T and two spans in, the least change of t with Cov(B t, y) = Sy out.
+
+With T = Cov(t) = L L^T, Ty = Cov(t, y), Sy the covariance wanted, X = Sy - Ty and
+L^+ Ty = U s V^T, and a strength b::
+
+    B = I + b X H^+ K^T = I - left^T right,    K = T^+ Ty,    H = Ty^T K = V s^2 V^T
+    C = Ty V / s,    R = T^+ C (= (L^+)^T U),    R := R K'^-T,    K' = R^T C (= I but for rounding)
+    D^-1 X = Q x W^T,    left = X W / x = D Q,    right = -b R (V / s)^T W x
+
+K' makes B Ty = Ty + b X hold to rounding, whatever L is; `left` is orthonormal in units D, so that
+|D right| is |B - I|. A combination v of the labels has s = |L^+ Ty v|, to the rounding of Ty times
+its coefficients R: below that it is absent, and Sy v has to be, too. No rank is judged relative to
+H or Ty themselves, which are nothing but rounding where the eraser left nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._solve import tolerances
+from splince_fast._solve.factor import Factor
+
+Float = NDArray[np.float64]
+
+
+class Restoration(NamedTuple):
+    """B = I - left^T right, and what was decided on the way.
+
+    Attributes
+    ----------
+    left, right : (r, d) float64
+    whitened : (k, d) float64
+        L^+ Ty, one row per column of y.
+    cut : float
+        Its smallest singular value that counts is above it.
+    lost : (k,) float64 or None
+        The combination of the labels that Sy has and Ty has not; `left` is empty then.
+    wanted : float
+        |Sy v| of this combination, in units D.
+    residuals, bounds : (k,) float64
+        |B Ty - Ty - b X| of each column in units D, and its rounding.
+    sizes : (k,) float64
+        |Sy| of each column in units D.
+    amplification : float
+        Spectral norm of B in units D.
+    """
+
+    left: Float
+    right: Float
+    whitened: Float
+    cut: float
+    lost: Float | None
+    wanted: float
+    residuals: Float
+    bounds: Float
+    sizes: Float
+    amplification: float
+
+
+def restore(
+    factor: Factor, span_t: Float, span_x: Float, units: Float, strength: float
+) -> Restoration:
+    """The map of least change that sends the rows of `span_t` to those of `span_x`.
+
+    Parameters
+    ----------
+    factor : Factor
+        Of T.
+    span_t, span_x : (k, d) float64
+        Ty and Sy, transposed, y in units of its deviations.
+    units : (d,) float64
+        D: deviations that the rounding of both is relative to; 0 where a feature is constant.
+    strength : float
+        Fraction b of X that is added to Ty.
+    """
+    k, d = span_t.shape
+    inverse = np.divide(1.0, units, out=np.zeros(d), where=units > 0)
+    noise, relative = tolerances.noise(d, 1.0), tolerances.relative(d, "auto")
+    sizes = np.linalg.norm(span_x * inverse, axis=1)
+    white = factor.whiten(np.ascontiguousarray(span_t))
+    # With zero columns, where labels outnumber features, all combinations have a singular value.
+    combinations, values, _ = np.linalg.svd(
+        np.pad(white, ((0, 0), (0, max(0, k - d)))), full_matrices=False
+    )
+    cuts = np.full(k, np.inf)
+    some = np.flatnonzero(values > relative * values[0])
+    weights = combinations[:, some].T / values[some, None]  # (V / s)^T
+    dual = weights @ span_t
+    right = factor.solve(np.ascontiguousarray(dual))
+    cuts[some] = np.maximum(noise * np.linalg.norm(right * units, axis=1), relative * values[0])
+    known = values > cuts
+    chosen = known[some]
+    weights, dual, right = weights[chosen], dual[chosen], right[chosen]
+    cut = float(cuts[known].max(initial=noise))
+    parts = np.linalg.norm((combinations.T @ span_x) * inverse, axis=1)
+    # Absent combinations are known but for an admixture of the others.
+    mixed = float(np.sum(parts[known] * cuts[known] / values[known]))
+    limit = noise + mixed + relative * float(np.linalg.norm(sizes))
+    absent = np.where(known, 0.0, parts)
+    if absent.max() > limit:
+        worst, none = int(np.argmax(absent)), np.empty((0, d))
+        return Restoration(
+            none, none, white, cut, combinations[:, worst], float(absent[worst]),
+            sizes, sizes, sizes, np.inf,
+        )  # fmt: skip
+    right = np.linalg.solve(right @ dual.T, right)
+    change = span_x - span_t
+    basis, lengths, _ = np.linalg.svd(change * inverse, full_matrices=False)
+    moved = strength * lengths > 2.0 * noise * max(1.0, float(np.linalg.norm(sizes)))
+    basis, lengths = basis[:, moved], lengths[moved, None]
+    left = (basis.T @ change) / lengths
+    right = -strength * lengths * (basis.T @ weights.T) @ right
+    size = float(np.linalg.norm(right * units, 2)) if len(right) else 0.0
+    spread = float(values[known][0] / values[known][-1]) if known.any() else 1.0
+    error = (strength * change + (span_t @ right.T) @ left) * inverse
+    reach = sizes + np.linalg.norm(span_t * inverse, axis=1)
+    return Restoration(
+        left, right, white, cut, None, 0.0,
+        np.linalg.norm(error, axis=1),
+        tolerances.residual(d, spread, size) * reach + 4.0 * noise,
+        sizes,
+        _norm(left * inverse, right * units),
+    )  # fmt: skip
+
+
+def _norm(left: Float, right: Float) -> float:
+    """|I - left^T right|_2 of (r, d) factors: on their span, and 1 elsewhere."""
+    basis = np.linalg.qr(np.concatenate([left, right]).T).Q
+    inner = np.eye(basis.shape[1]) - (left @ basis).T @ (right @ basis)
+    return max(1.0, float(np.linalg.norm(inner, 2))) if inner.size else 1.0

@@ -1,0 +1,332 @@
+"""Repair: the least change of erased rows that restores their covariance with a task."""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._kernels import spans
+from splince_fast._kernels.factor import STATUS_OK, Factor
+from splince_fast._solve import tolerances
+from splince_fast._solve.messages import raise_numerical
+from splince_fast._solve.options import OPTIONS
+from splince_fast._solve.restore import Restoration, restore
+from splince_fast._solve.selection import Selection, Span, names_of, span_of
+from splince_fast._solve.weak_features import sensitivity
+from splince_fast.exceptions import InfeasibleError, InputError, PrecisionWarning
+from splince_fast.labels import VariableName
+from splince_fast.labels.names import listed
+from splince_fast.moments import Moments
+from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.column_sums import ColumnSums
+from splince_fast.moments.factored import Factored, statistics
+from splince_fast.moments.live import Live
+from splince_fast.moments.variable import Variable, refuse_other_kind
+from splince_fast.projection import Projection
+from splince_fast.report import Report, VariableReport
+
+Float = NDArray[np.float64]
+
+# Relative difference of means, deviations and weights of the same labels, summed in another order.
+_SAME_LABELS = 1e-6
+# Terms of a combination of labels that are named.
+_TERMS = 4
+
+
+def repair(
+    after: Moments | Factored,
+    *,
+    before: Moments | Factored,
+    keep: Selection,
+    strength: float = 1,
+) -> Projection:
+    """Restore the covariance of erased rows with variables, at the least change of the rows.
+
+    The minimiser of E|B t - t|^2 over the maps with B Cov(t, y) = Cov(x, y), t the rows x after any
+    eraser: of this library, INLP, R-LACE, a kernel method or a network. Guardedness that is closed
+    under one linear map for all rows (zero covariance with the concept, equal class means, equal
+    class covariances, independence) holds for B t if it holds for t. With X = Cov(x, y) - Cov(t, y)
+    and T = Cov(t)::
+
+        B = I + X H^+ K^T,    K = T^+ Cov(t, y),    H = Cov(t, y)^T K
+
+    Of rows that LEACE has erased it makes those of SPLINCE (proofs_check 8.1); of those of SAL
+    others, as the change is measured from the erased rows and not from x.
+
+    Features of a deviation below 5e-7 root mean square deviations before erasing, or of 5e-7 times
+    their own, change but are not read: erasers leave such rounding behind.
+
+    Parameters
+    ----------
+    after : Moments or Factored
+        Of the erased rows, with the variables to keep. Rows may be weighted, and the covariance may
+        be that of a sample (``subsample=``): B Cov(t, y) = Cov(x, y) stays exact, the change is the
+        least for the estimate of T. Moments with ``sketch_size=`` keep no T, and are refused.
+    before : Moments or Factored
+        Of the same rows before erasing, of the same width, with the same labels; a sketch will do.
+    keep : str, tuple or list of them
+        Variables whose covariance is restored, jointly. Arrays of directions, which
+        :func:`splince` takes, are refused: moments do not say where an eraser sends a direction.
+    strength : float in [0, 1]
+        Fraction b of X that is given back: B Cov(t, y) = Cov(t, y) + b X, at b^2 times the cost.
+
+    Returns
+    -------
+    Projection
+        B about the mean of the erased rows, which stays; of rank rank(X). Apply it to erased rows,
+        or compose: ``B @ eraser``. Of its :attr:`~Projection.report`, `distortion` is the cost as a
+        fraction of the variance before erasing, `rank` the number of directions that change, and
+        `variables` hold the rank of each variable in the erased rows (the directions that are
+        kept) and the residual |B Cov(t, y) - Cov(t, y) - b X| / |Cov(x, y)| beside its bound.
+
+    Raises
+    ------
+    InfeasibleError
+        The eraser has destroyed a combination of the labels that x covaries with: the text names
+        it.
+    UnknownVariableError
+        A variable that is not in both moments.
+    ConstantVariableError
+        A variable with a single value.
+    IncompatibleMomentsError
+        A variable is of classes in one of them, and continuous or of other columns in the other.
+    InputError
+        Rows of different widths; labels that differ in number, classes or moments; moments of
+        erased rows without a covariance; snapshots whose factor reads rounding; directions for
+        `keep`; `strength` out of range.
+    NotEnoughDataError
+        No rows.
+
+    Warns
+    -----
+    PrecisionWarning
+        An amplification above 1e4, a residual above its bound, or a sensitivity above 1e-3
+        (:class:`Report`): little is left of what is kept, and it is enlarged with its noise.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.integers(0, 2, size=1000)
+    >>> y = np.where(rng.random(1000) < 0.8, z, 1 - z)
+    >>> X = rng.normal(size=(1000, 8)) + z[:, None] * np.eye(8)[0] + y[:, None] * np.eye(8)[1]
+    >>> before = sf.Moments().update(X, {"z": z, "y": y})
+    >>> eraser = sf.sal(before, erase="z")
+    >>> after = sf.Moments().update(eraser(X), {"y": y})
+    >>> both = sf.repair(after, before=before, keep="y") @ eraser
+    >>> clean = sf.Moments().update(both(X), {"z": z, "y": y})
+    >>> bool(np.abs(clean.cross_covariance("z")).max() < 1e-12)
+    True
+    >>> bool(np.allclose(clean.cross_covariance("y"), before.cross_covariance("y")))
+    True
+    """
+    OPTIONS["strength"].check(strength)
+    if keep is None or not isinstance(keep, (str, tuple, list)):
+        raise InputError(
+            f"keep is {type(keep).__name__}; repair restores covariances with variables and takes "
+            "their names. Where an eraser sends a direction is not in the moments: restore a "
+            "variable, or pass the direction to splince(keep=)"
+        )
+    names = names_of(keep, "keep")
+    with statistics(before) as known:
+        original = _Original(known.variances, [known.variable(name).copy() for name in names])
+    with statistics(after) as erased:
+        _check_width(len(erased.mean), len(original.variances))
+        if erased.metric is not None:
+            raise InputError(
+                "repair takes T^+ of the covariance T of the erased rows, which moments made with "
+                "sketch_size= do not keep; accumulate them without it, or with subsample="
+            )
+        span_t = span_of(erased, names, "keep", True)
+        variables = [erased.variable(name) for name in names]
+        pairs = zip(names, variables, original.variables, strict=True)
+        span_x = np.concatenate([_aligned(*pair) for pair in pairs])
+        units = np.sqrt(np.maximum(original.variances, erased.variances))
+        units[units <= tolerances.CONSTANT * np.abs(erased.mean)] = 0.0
+        with erased.memory(True) as memory:
+            factor = _factor(erased, np.sqrt(original.variances), memory)
+            if factor.status != STATUS_OK:
+                raise_numerical(factor.status, "auto")
+            found = restore(factor, span_t.rows, span_x, units, float(strength))
+            if found.lost is not None:
+                _refuse(found, names, variables)
+            report = _report(erased, factor, found, span_t, float(strength), original)
+    for note in report.warnings:
+        warnings.warn(note, PrecisionWarning, stacklevel=2)
+    return Projection._make(found.left, found.right, erased.mean, method="repair", report=report)
+
+
+class _Original(NamedTuple):
+    """What is read of the moments before erasing: (d,) variances, and the kept variables."""
+
+    variances: Float
+    variables: list[Variable]
+
+
+def _check_width(width: int, before: int) -> None:
+    """Raise InputError unless rows have one width."""
+    if width != before:
+        raise InputError(
+            f"the erased rows have {width} features and those before erasing {before}; repair "
+            "compares covariances feature by feature: pass moments of the same rows in the same "
+            "coordinates"
+        )
+
+
+def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
+    """(k', d): rows that span Cov(x, y), of the same labels and in the same order as those of t.
+
+    Raises
+    ------
+    IncompatibleMomentsError
+        Other kinds or columns.
+    InputError
+        Other labels.
+    """
+    refuse_other_kind(name, after, before)
+    remedy = "accumulate both from the same rows, with the same labels and weights"
+    if after.n_rows != before.n_rows:
+        raise InputError(
+            f"{after.n_rows:,} erased rows carry a label of {name!r}, and {before.n_rows:,} rows "
+            f"before erasing: they differ by {abs(after.n_rows - before.n_rows):,}; {remedy}"
+        )
+    if isinstance(after, ClassSums) and isinstance(before, ClassSums):
+        order = np.array([before.places.get(key, -1) for key in after.places], np.intp)
+        there = order >= 0
+        weights = np.where(there, before.weights[order], 0.0)
+        ours, theirs = after.weights.sum(), before.weights.sum()
+        close = np.isclose(weights, after.weights, rtol=_SAME_LABELS, atol=0.0)
+        if close.all() and np.isclose(ours, theirs, rtol=_SAME_LABELS):
+            sums = np.where(there[:, None], before.sums[order], 0.0)
+            # One set of weights for both spans: it decides which class is left out.
+            return spans.class_span(sums, after.weights)
+        text = f"weigh {ours:g} and {theirs:g} in total"
+        if not close.all():
+            c = int(np.argmin(close))
+            text = f"of class {after.names[c]!r} weigh {after.weights[c]:g} and {weights[c]:g}"
+        raise InputError(
+            f"rows with a label of {name!r} {text}, erased and before erasing; {remedy}"
+        )
+    assert isinstance(after, ColumnSums)
+    assert isinstance(before, ColumnSums)
+    before.merged(after.empty_like(), np.zeros(before.width), 1, name)  # refuses other columns
+    means, deviations = zip(
+        *((v.reference + v.z_sum / v.weight, v.deviations()) for v in (after, before)), strict=True
+    )
+    scale = deviations[1] + np.abs(means[1])
+    gap = np.maximum(*(np.abs(a - b) for a, b in (means, deviations)))
+    if (gap > _SAME_LABELS * scale).any() or not np.isclose(after.weight, before.weight):
+        raise InputError(
+            f"the labels of {name!r} have another mean, deviation or weight in the erased rows "
+            f"than before erasing; {remedy}"
+        )
+    return before.span()
+
+
+def _factor(erased: Live | Factored, deviations: Float, memory: Float | None) -> Factor:
+    """The factor of T; features that vary by the rounding of the original rows are not read."""
+    if isinstance(erased, Live):
+        return erased.factored_above(deviations, memory)
+    factor, least = erased.factor, tolerances.computed(deviations, 0.0)
+    noise = (factor.inverse_scale > 0.0) & (np.sqrt(erased.variances) <= least)
+    noise[factor.left_out] = False
+    if noise.any():
+        raise InputError(
+            f"{int(noise.sum())} feature(s) of the erased rows vary by the rounding of the "
+            "original ones, and the factor of the snapshot reads them; pass the moments of the "
+            "erased rows, from which repair leaves such features out"
+        )
+    return factor
+
+
+def _refuse(found: Restoration, names: list[VariableName], variables: list[Variable]) -> NoReturn:
+    """Raise InfeasibleError with the combination of labels that the erased rows have lost."""
+    assert found.lost is not None
+    weights, terms = found.lost, []
+    for name, variable in zip(names, variables, strict=True):
+        if isinstance(variable, ClassSums):
+            p = variable.weights / variable.weights.sum()
+            used = [c for c in np.flatnonzero(p > 0) if c != np.argmax(p)]
+            terms += [(f"[{name} = {variable.names[c]}]", p[c] * (1 - p[c])) for c in used]
+        else:
+            assert isinstance(variable, ColumnSums)
+            pairs = zip(variable.names, variable.deviations() ** 2, strict=True)
+            single = variable.n_columns == 1
+            terms += [(f"{name}" if single else f"{name}[{c}]", v) for c, v in pairs if v > 0]
+    coefficients = weights / np.sqrt([variance for _, variance in terms])
+    coefficients /= coefficients[np.argmax(np.abs(coefficients))]
+    order = np.argsort(-np.abs(coefficients), kind="stable")
+    shown = [i for i in order[:_TERMS] if abs(coefficients[i]) > _SAME_LABELS]
+    text = " ".join(
+        f"{'-' if coefficients[i] < 0 else '+'} {abs(coefficients[i]):.3g} {terms[i][0]}"
+        for i in shown
+    ).removeprefix("+ ")
+    more = " + ..." if np.count_nonzero(np.abs(coefficients) > _SAME_LABELS) > len(shown) else ""
+    raise InfeasibleError(
+        f"repair cannot restore the covariance with {listed(list(map(str, names)))}: the rows "
+        f"covaried with the combination {text}{more} before erasing (|Cov| {found.wanted:.2g} in "
+        "units of deviations), and the erased rows do not, above rounding. Nothing linear of it "
+        "is left to enlarge: typically the concept determines it. Keep fewer variables, or use an "
+        "eraser that leaves a trace of it, such as splince(keep=)",
+        1.0,
+    )
+
+
+def _report(
+    erased: Live | Factored, factor: Factor, found: Restoration, span: Span, strength: float,
+    original: _Original,
+) -> Report:  # fmt: skip
+    """The report, warnings included."""
+    left, right = found.left, found.right
+    variance = float(original.variances.sum())
+    cost = float(np.vdot(left @ left.T, erased.gram(right)))
+    variables, start = [], 0
+    for name, count, reading in zip(span.names, span.counts, span.readings, strict=True):
+        part = slice(start, start + count)
+        kind, metric, _ = reading()
+        white = found.whitened[part]
+        size, *norms = (
+            float(np.linalg.norm(v[part])) for v in (found.sizes, found.residuals, found.bounds)
+        )
+        residual, bound = (v / size if size else 0.0 for v in norms)
+        rank = int(np.count_nonzero(np.linalg.svd(white, compute_uv=False) > found.cut))
+        shown = np.minimum(np.linalg.svd(metric @ white, compute_uv=False)[: len(white)], 1.0)
+        variables.append(
+            VariableReport(name, "kept", rank, tuple(map(float, shown)), residual, bound, kind)
+        )
+        start += count
+    moved, norm = sensitivity(left, right, erased.mean, variance)
+    kept, notes = listed(span.names), []
+    if found.amplification > tolerances.AMPLIFICATION:
+        notes.append(
+            f"little of the covariance with {kept} is left in the erased rows: restoring it "
+            f"enlarges deviations up to {found.amplification:.1e} times, with their rounding and "
+            "noise. Keep fewer variables, or use an eraser that leaves more of them"
+        )
+    worst = max(variables, key=lambda v: v.residual - v.bound)
+    if worst.bound >= 1 or worst.residual > worst.bound:
+        notes.append(
+            f"rounding may undo what was restored of {worst.name!r}: residual "
+            f"{worst.residual:.1e}, bound {worst.bound:.1e} (relative to the covariance)"
+        )
+    if moved > tolerances.SENSITIVITY and norm > 10.0 * len(left) ** 0.5:
+        notes.append(
+            f"the repair is sensitive to rounding: erased rows rounded to float32 move by "
+            f"{moved:.1e} of their deviation; use rows in float64, or keep fewer variables"
+        )
+    sample = erased.sample
+    return Report(
+        method="repair", n_rows=erased.n_rows, weight=erased.weight, n_features=len(erased.mean),
+        rank_covariance=factor.rank, rank=len(left), variables=tuple(variables),
+        dropped=0, cosines=(), amplification=found.amplification, rho=None,
+        frozen_head_penalty=None, head_shrinkage_threshold=None,
+        distortion=cost / variance if variance else 0.0, distortion_leace=None,
+        solver=factor.solver, tolerance=found.cut,
+        shrinkage=erased.shrinkage if isinstance(erased, Factored) else 0.0,
+        warnings=tuple(notes), scatter_rows=None if sample is None else sample.n_rows,
+        sensitivity=moved, left_out=tuple(map(int, factor.left_out)), strength=strength,
+    )  # fmt: skip
