@@ -115,6 +115,20 @@ class LabelTable:
                 self.gram,
             )
 
+    def reorder(self, name: VariableName, old: ClassSums, new: ClassSums) -> None:
+        """Follow a class-coded variable whose classes are those of `new` from now on."""
+        before = self._places.get(name)
+        if before is None or not len(before):
+            return
+        places = self._make_room(name, new.n_columns)
+        if not len(places):
+            return
+        known = new.positions(old.names)
+        fresh = np.setdiff1d(np.arange(new.n_columns), known)
+        after = np.empty_like(places)
+        after[np.concatenate([known, fresh])] = places
+        self._places[name] = after
+
     def merge(
         self,
         other: LabelTable,

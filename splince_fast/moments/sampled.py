@@ -24,7 +24,7 @@ from splince_fast._runtime.arrays import NO_WEIGHT, Rows
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast._solve.options import check_reading
 from splince_fast.exceptions import InputError
-from splince_fast.labels import ClassCodes, Columns, Encoded, VariableName
+from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, VariableName
 from splince_fast.moments.accumulator import Accumulator, Batch, sweep_of
 from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.class_sums import ClassSums
@@ -214,6 +214,14 @@ class SampledAccumulator(SweptAccumulator):
         own.labels.merge(theirs.labels, sign, self.variables, part.variables)
         own.all_labels.merge(theirs.all_labels, sign, self.variables, part.variables)
         self.sample = Sample(rows, squares, own.labels, own.all_labels, position)
+
+    def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
+        old = self.variables.get(name)
+        super().sort_classes(name, order)
+        if isinstance(old, ClassSums):
+            new = cast(ClassSums, self.variables[name])
+            self.sample.labels.reorder(name, old, new)
+            self.sample.all_labels.reorder(name, old, new)
 
     def scale(self, factor: float) -> None:
         super().scale(factor)

@@ -984,3 +984,21 @@ def test_an_empty_table_has_no_columns() -> None:
     table = LabelTable()
     assert table.covariance([], {}, 1.0).shape == (0, 0)
     assert table.copy().nbytes == 0
+
+
+def test_folds_sort_the_classes_of_their_label_tables_too() -> None:
+    """Classes that come in descending order, and one that the first fold's blocks lack at first."""
+    rng = np.random.default_rng(0)
+    z = np.sort(rng.integers(0, 3, 6000))[::-1].copy()
+    X = rng.normal(size=(6000, 8)) + 0.7 * z[:, None]
+    blocks = [(X[i : i + 500], {"z": z[i : i + 500]}) for i in range(0, 6000, 500)]
+    for fold in sf.Folds.from_blocks(blocks, folds=2, subsample=0.3):
+        assert fold.classes("z") == (0, 1, 2)
+        counts = list(fold.class_counts("z").values())
+        held = fold._accumulator
+        assert len(set(counts)) == 3  # control: another order has other counts
+        table = held.sample.all_labels
+        assert np.diag(table.gram)[table._places["z"]].tolist() == counts
+        own = held.sample.labels
+        weights = np.diag(own.gram)[own._places["z"]]
+        np.testing.assert_allclose(weights, counts, rtol=0.15)
