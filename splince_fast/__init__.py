@@ -35,11 +35,13 @@ from splince_fast.exceptions import (
 
 if TYPE_CHECKING:
     from splince_fast import baselines, evaluation, nn, sources
+    from splince_fast.conditional import ConditionalEraser
     from splince_fast.config import Config, show_config
     from splince_fast.eraser import Eraser, load_eraser
     from splince_fast.estimators import LEACE, SAL, SPLINCE, Identity, MeanProjection
     from splince_fast.methods import leace, mean_projection, sal, splince
     from splince_fast.methods.cross import CrossReport, cross_report
+    from splince_fast.methods.oracle import oracle
     from splince_fast.methods.quick import erase
     from splince_fast.methods.repair import repair
     from splince_fast.methods.unseen import FoldReport
@@ -57,6 +59,8 @@ _LAZY = {
     "Report": "splince_fast.report",
     "VariableReport": "splince_fast.report",
     "Eraser": "splince_fast.eraser",
+    "ConditionalEraser": "splince_fast.conditional",
+    "oracle": "splince_fast.methods.oracle",
     "load_eraser": "splince_fast.eraser",
     "erase": "splince_fast.methods.quick",
     "splince": "splince_fast.methods",
@@ -91,6 +95,7 @@ __all__ = [
     "SAL",
     "SPLINCE",
     "ConceptStrength",
+    "ConditionalEraser",
     "Config",
     "ConstantVariableError",
     "CrossReport",
@@ -130,6 +135,7 @@ __all__ = [
     "load_eraser",
     "mean_projection",
     "nn",
+    "oracle",
     "repair",
     "sal",
     "show_config",

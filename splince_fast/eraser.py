@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from splince_fast._runtime import files
+from splince_fast.conditional import ConditionalEraser
 from splince_fast.projection import Projection
 
 if TYPE_CHECKING:
@@ -81,7 +82,10 @@ class Eraser(Protocol):
 
 
 # Readers of files, by the kind that the file states.
-LOADERS: dict[str, Callable[[str | os.PathLike[str]], Eraser]] = {"projection": Projection.load}
+LOADERS: dict[str, Callable[[str | os.PathLike[str]], Eraser]] = {
+    "projection": Projection.load,
+    "conditional": ConditionalEraser.load,
+}
 
 
 def load_eraser(path: str | os.PathLike[str]) -> Eraser:

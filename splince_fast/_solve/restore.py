@@ -15,15 +15,24 @@ H or Ty themselves, which are nothing but rounding where the eraser left nothing
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._solve import tolerances
-from splince_fast._solve.factor import Factor
 
 Float = NDArray[np.float64]
+
+
+class Whitening(Protocol):
+    """A factor of a covariance T, as far as it is read here."""
+
+    def whiten(self, columns: Float, /) -> Float:
+        """(k, p): coordinates of (k, d) rows whose squares are row^T T^+ row."""
+
+    def solve(self, columns: Float, /) -> Float:
+        """(k, d): T^+ times each of (k, d) rows."""
 
 
 class Restoration(NamedTuple):
@@ -61,13 +70,13 @@ class Restoration(NamedTuple):
 
 
 def restore(
-    factor: Factor, span_t: Float, span_x: Float, units: Float, strength: float
+    factor: Whitening, span_t: Float, span_x: Float, units: Float, strength: float
 ) -> Restoration:
     """The map of least change that sends the rows of `span_t` to those of `span_x`.
 
     Parameters
     ----------
-    factor : Factor
+    factor : Whitening
         Of T.
     span_t, span_x : (k, d) float64
         Ty and Sy, transposed, y in units of its deviations.

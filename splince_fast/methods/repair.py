@@ -153,7 +153,7 @@ def repair(
                 raise_numerical(factor.status, "auto")
             found = restore(factor, span_t.rows, span_x, units, float(strength))
             if found.lost is not None:
-                _refuse(found, names, variables)
+                refuse_lost(found, "repair", names, variables)
             report = _report(erased, factor, found, span_t, float(strength), original)
     for note in report.warnings:
         warnings.warn(note, PrecisionWarning, stacklevel=2)
@@ -243,7 +243,9 @@ def _factor(erased: Live | Factored, deviations: Float, memory: Float | None) ->
     return factor
 
 
-def _refuse(found: Restoration, names: list[VariableName], variables: list[Variable]) -> NoReturn:
+def refuse_lost(
+    found: Restoration, method: str, names: list[VariableName], variables: list[Variable]
+) -> NoReturn:
     """Raise InfeasibleError with the combination of labels that the erased rows have lost."""
     assert found.lost is not None
     weights, terms = found.lost, []
@@ -267,7 +269,7 @@ def _refuse(found: Restoration, names: list[VariableName], variables: list[Varia
     ).removeprefix("+ ")
     more = " + ..." if np.count_nonzero(np.abs(coefficients) > _SAME_LABELS) > len(shown) else ""
     raise InfeasibleError(
-        f"repair cannot restore the covariance with {listed(list(map(str, names)))}: the rows "
+        f"{method} cannot restore the covariance with {listed(list(map(str, names)))}: the rows "
         f"covaried with the combination {text}{more} before erasing (|Cov| {found.wanted:.2g} in "
         "units of deviations), and the erased rows do not, above rounding. Nothing linear of it "
         "is left to enlarge: typically the concept determines it. Keep fewer variables, or use an "

@@ -287,6 +287,10 @@ class ColumnSums(Variable):
         columns = self.products - np.outer(self.z_sum / self._weight, self.x_sum)
         return np.asarray(columns.T / over)
 
+    def reference_mean(self) -> Float:
+        """(k,): mean of z over the labelled rows."""
+        return np.asarray(self.reference + self.z_sum / self._weight)
+
     def variance(self) -> Float:
         """Cov(z, z) with ddof = 0."""
         mean = self.z_sum / self._weight

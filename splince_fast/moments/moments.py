@@ -669,7 +669,8 @@ class Moments:
         with self._locked() as held:
             for name in held.variables:
                 held.variable(name)  # makes room for every class that was named
-            parameters = {"kinds": self.parameters.kinds, "joint": self.parameters.joint}
+            names = ("kinds", "joint", "by")
+            parameters = {name: getattr(self.parameters, name) for name in names}
             return Factored(live(held), options, parameters, held.variables)
 
     def _statistics(self) -> AbstractContextManager[Live]:

@@ -19,7 +19,7 @@ LAYERS = [
     ["labels", "sources"],
     ["_solve"],
     ["moments", "report"],
-    ["projection", "eraser"],
+    ["projection", "conditional", "eraser"],
     ["methods", "strength"],
     ["estimators", "config", "nn"],
     ["baselines", "evaluation", "experiments"],

@@ -1,0 +1,377 @@
+"""Erasing with the labels of the concept at hand: o-LEACE, and o-SPLINCE, which keeps a task.
+
+With S = Cov(x), Sz = Cov(x, z), Szz = Cov(z), Sy = Cov(x, y), Szy = Cov(z, y), and t the rows
+without the part of x that z predicts,
+
+    t = x - Sz Szz^+ (z - E z),    T = Cov(t) = S - Sz Szz^+ Sz^T,    Ty = Sy - Sz Szz^+ Szy
+
+r = E x + B (t - E x) has Cov(r, z) = 0, and B = I + b X H^+ K^T with X = Sy - Ty, K = T^+ Ty,
+H = Ty^T K gives Cov(r, y) = Ty + b X: Sy for b = 1. It is the least E|r - x|^2 of all affine maps
+of (x, z) with these covariances, feasible iff the kernel of Ty is in that of Sy.
+
+T needs no factorisation of its own. With S = L L^T, A = L^+ Sz and the eigenvectors V of
+Szz^{+1/2} A^T A Szz^{+1/2} = V diag(c^2) V^T, U = A Szz^{+1/2} V / c is orthonormal and
+
+    T^+ = (L^+)^T (I + U diag(c^2 / (1 - c^2)) U^T) L^+
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._kernels.factor import STATUS_OK
+from splince_fast._solve import tolerances
+from splince_fast._solve.factor import Factor
+from splince_fast._solve.messages import raise_numerical
+from splince_fast._solve.options import OPTIONS, Options
+from splince_fast._solve.restore import Restoration, restore
+from splince_fast._solve.selection import Selection, Span, names_of, span_of
+from splince_fast.conditional import ConditionalEraser, Shift
+from splince_fast.exceptions import InputError, PrecisionWarning
+from splince_fast.labels import VariableName, class_key
+from splince_fast.labels.names import listed
+from splince_fast.methods.closed_forms import leace, splince
+from splince_fast.methods.repair import refuse_lost
+from splince_fast.moments import Folds, Moments
+from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.column_sums import ColumnSums
+from splince_fast.moments.factored import Factored, statistics
+from splince_fast.moments.live import Live
+from splince_fast.moments.variable import Variable
+from splince_fast.projection import Projection
+from splince_fast.report import Report, VariableReport
+
+Float = NDArray[np.float64]
+
+_NOTE = (
+    "the map depends on the label of each row: it needs them for every row that is erased, and "
+    "using them may be unlawful where the concept is a protected attribute"
+)
+
+
+class _Columns(NamedTuple):
+    """The columns of a variable that vary, in units of their deviations.
+
+    Attributes
+    ----------
+    used : (k,) intp
+        Classes but the most frequent, or columns that vary.
+    mean, deviation : (k,) float64
+        Of the indicators or columns.
+    """
+
+    name: VariableName
+    variable: Variable
+    used: NDArray[np.intp]
+    mean: Float
+    deviation: Float
+
+    @classmethod
+    def of(cls, name: VariableName, variable: Variable) -> _Columns:
+        """The columns of a variable, in the order of its span."""
+        if isinstance(variable, ClassSums):
+            p = variable.weights / variable.weights.sum()
+            used = np.array([c for c in np.flatnonzero(p > 0) if c != np.argmax(p)], np.intp)
+            return cls(name, variable, used, p[used], np.sqrt(p[used] * (1 - p[used])))
+        assert isinstance(variable, ColumnSums)
+        deviation = variable.deviations()
+        used = np.flatnonzero(deviation > 0)
+        mean = variable.reference_mean()
+        return cls(name, variable, used, mean[used], deviation[used])
+
+    def correlation(self) -> Float:
+        """(k, k): their correlations."""
+        units = np.outer(self.deviation, self.deviation)
+        if isinstance(self.variable, ClassSums):
+            return np.asarray((np.diag(self.mean) - np.outer(self.mean, self.mean)) / units)
+        assert isinstance(self.variable, ColumnSums)
+        return np.asarray(self.variable.variance()[np.ix_(self.used, self.used)] / units)
+
+
+def oracle(
+    moments: Moments | Factored | Folds,
+    *,
+    erase: Selection,
+    keep: Selection | None = None,
+    strength: float = 1.0,
+    missing: str = "splince",
+) -> ConditionalEraser:
+    """Erase variables with their labels at hand, and keep the covariance with others.
+
+    Of all maps r(x, z) that are affine in the rows and the labels, the one of the least
+    E|r - x|^2 with Cov(r, z) = 0 and Cov(r, y) = Cov(x, y). It changes the rows at most as much
+    as SPLINCE, and is feasible in more cases, also where Cov(x, z) and Cov(x, y) span the same
+    space. Without `keep` it is o-LEACE, which moves whole classes and so keeps the covariance
+    with every variable *within* classes exactly, at no cost.
+
+    Parameters
+    ----------
+    moments : Moments, Factored or Folds
+        Of rows that all carry the labels. With `keep`, or several erased variables, they must know
+        how the labels go together: made with ``by=`` the erased variable, or with
+        ``joint=[(erased, kept)]`` for classes.
+    erase : str or list of str
+        Variables to erase, jointly.
+    keep : str or list of str, optional
+        Variables whose covariance with x stays exactly as it is.
+    strength : float in [0, 1]
+        Fraction of the covariance with what is kept that is given back; 0 is o-LEACE.
+    missing : {"splince", "raise"}
+        Map of rows without a label: SPLINCE (LEACE if nothing is kept) of the same moments, or
+        none: such rows raise LabelError. The concept is guarded among all rows if labels are
+        missing at random, or missing depends on the concept alone.
+
+    Returns
+    -------
+    ConditionalEraser
+        ``eraser(X, {"gender": z})``.
+
+    Raises
+    ------
+    InputError
+        A parameter out of range; rows without a label in the moments; moments that do not know how
+        the labels go together.
+    InfeasibleError
+        A kept combination of labels covaries with x through what is erased alone.
+    UnknownVariableError, ConstantVariableError, NotEnoughDataError
+        As :func:`splince`.
+
+    Warns
+    -----
+    PrecisionWarning
+        What is kept must be enlarged more than 1e4 times.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.integers(0, 2, size=1000)
+    >>> y = np.where(rng.random(1000) < 0.8, z, 1 - z)
+    >>> X = rng.normal(size=(1000, 8)) + z[:, None] * np.eye(8)[0] + y[:, None] * np.eye(8)[1]
+    >>> moments = sf.Moments(by="z").update(X, {"z": z, "y": y})
+    >>> eraser = sf.oracle(moments, erase="z", keep="y")
+    >>> after = sf.Moments().update(eraser(X, {"z": z}), {"z": z, "y": y})
+    >>> bool(np.abs(after.cross_covariance("z")).max() < 1e-12)
+    True
+    >>> bool(np.allclose(after.cross_covariance("y"), moments.cross_covariance("y")))
+    True
+    """
+    OPTIONS["strength"].check(strength)
+    if missing not in ("splince", "raise"):
+        raise InputError(f"missing is {missing!r}; it must be 'splince' or 'raise'")
+    if isinstance(moments, Folds):
+        moments = moments.total
+    erased = names_of(erase, "erase")
+    kept = [] if keep is None else names_of(keep, "keep")
+    for name in erased:
+        if not isinstance(name, str):
+            raise InputError(f"erase names the joint cells {name!r}; name the variables one by one")
+    options = Options()
+    with statistics(moments) as known, known.memory(True) as memory:
+        span_z = span_of(known, erased, "erase", True)
+        span_y = span_of(known, kept, "keep", True) if kept else Span([], span_z.rows[:0], [], [])
+        z = [_Columns.of(name, known.variable(name)) for name in erased]
+        y = [_Columns.of(name, known.variable(name)) for name in kept]
+        _check_rows(known, [*z, *y])
+        factor = known.factored(options, 0.0, memory)
+        if factor.status != STATUS_OK:
+            raise_numerical(factor.status, "auto")
+        Szz = _blocks(known, z, z)
+        inverse, root = _inverses(Szz)
+        predicted = inverse @ span_z.rows  # Szz^+ Sz^T, (k, d)
+        shifts = tuple(_shifts(z, predicted))
+        found = None
+        if kept:
+            span_t = span_y.rows - _blocks(known, z, y).T @ predicted
+            conditional = _Conditional(factor, root @ span_z.rows)
+            units = np.sqrt(known.variances)
+            found = restore(conditional, span_t, span_y.rows, units, float(strength))
+            if found.lost is not None:
+                refuse_lost(found, "oracle", kept, [column.variable for column in y])
+        mean = known.mean
+        report = _report(known, factor, span_z, span_y, predicted, found, float(strength))
+    empty = np.empty((0, len(mean)))
+    left, right = (empty, empty) if found is None else (found.left, found.right)
+    after = Projection._make(left, right, mean, method="oracle")
+    for note in report.warnings[1:]:
+        warnings.warn(note, PrecisionWarning, stacklevel=2)
+    fallback = None
+    if missing == "splince":
+        own: Any = moments
+        fallback = splince(own, erase=erased, keep=kept) if kept else leace(own, erase=erased)
+    return ConditionalEraser(shifts, after, fallback, method="oracle", report=report)
+
+
+class _Conditional:
+    """The factor of T from that of S and the rows Szz^{+1/2} Sz^T, as :func:`restore` needs it."""
+
+    def __init__(self, factor: Factor, rows: Float) -> None:
+        self._factor = factor
+        white = factor.whiten(np.ascontiguousarray(rows))
+        combinations, cosines, basis = np.linalg.svd(white, full_matrices=False)
+        some = cosines > tolerances.noise(len(rows[0]), 1.0)
+        cosines = np.minimum(cosines[some], 1.0)
+        self._basis = basis[some]  # U^T
+        # Directions that z determines are not in T.
+        left = 1.0 - cosines**2
+        inside = left > len(rows[0]) * np.finfo(np.float64).eps
+        gain = np.where(inside, 1.0 / np.where(inside, left, 1.0), 0.0)
+        self._root_gain, self._gain = np.sqrt(gain) - 1.0, gain - 1.0
+        solved = factor.solve(np.ascontiguousarray(rows))
+        self._dual = (combinations.T[some] @ solved) / cosines[:, None]  # (L^+)^T U, transposed
+
+    def whiten(self, rows: Float) -> Float:
+        """Coordinates with |.|^2 = row^T T^+ row."""
+        white = self._factor.whiten(np.ascontiguousarray(rows))
+        inside = white @ self._basis.T
+        return np.asarray(white + (inside * self._root_gain) @ self._basis)
+
+    def solve(self, rows: Float) -> Float:
+        """T^+ times each row."""
+        inside = self._factor.whiten(np.ascontiguousarray(rows)) @ self._basis.T
+        solved = self._factor.solve(np.ascontiguousarray(rows))
+        return np.asarray(solved + (inside * self._gain) @ self._dual)
+
+
+def _check_rows(known: Live | Factored, columns: list[_Columns]) -> None:
+    """Raise InputError unless every row carries every label."""
+    for column in columns:
+        weight = column.variable.weight
+        if not np.isclose(weight, known.weight, rtol=1e-9, atol=0.0):
+            raise InputError(
+                f"rows of weight {weight:g} carry a label of {column.name!r}, of {known.weight:g} "
+                "in all: oracle needs the labels of all rows of the moments; accumulate the "
+                "labelled rows alone (rows without a label are erased by eraser.fallback)"
+            )
+
+
+def _blocks(known: Live | Factored, first: list[_Columns], second: list[_Columns]) -> Float:
+    """Correlations of the columns of several variables."""
+    return np.block([[_pair(known, a, b) for b in second] for a in first])
+
+
+def _pair(known: Live | Factored, a: _Columns, b: _Columns) -> Float:
+    """(k_a, k_b): correlations of the columns of two variables."""
+    if a.name == b.name:
+        return a.correlation()
+    units = np.outer(a.deviation, b.deviation)
+    joint = known.joint_weights(a.name, b.name)
+    if joint is not None:
+        shares = joint / known.weight
+        return np.asarray((shares[np.ix_(a.used, b.used)] - np.outer(a.mean, b.mean)) / units)
+    for own, other, turned in ((a, b, False), (b, a, True)):
+        parts = known.class_variables(own.name)
+        if parts is not None:
+            block = np.array([_of_class(parts, own, c, other, known.weight) for c in own.used])
+            block = block.reshape(len(own.used), len(other.used))
+            return np.asarray((block.T if turned else block) / units)
+    raise InputError(
+        f"these moments do not know how the labels of {a.name!r} and {b.name!r} go together; "
+        f"accumulate them with Moments(by={a.name!r}), or, for classes, with "
+        f"Moments(joint=[({a.name!r}, {b.name!r})])"
+    )
+
+
+def _of_class(parts: Any, own: _Columns, c: int, other: _Columns, weight: float) -> Float:
+    """(k,): covariance of the indicator of a class with the columns of another variable."""
+    assert isinstance(own.variable, ClassSums)
+    variables = parts[class_key(own.variable.names[c])]
+    found = variables[other.name]
+    share = own.variable.weights[c] / weight
+    if isinstance(found, ClassSums):
+        assert isinstance(other.variable, ClassSums)
+        keys = [class_key(other.variable.names[i]) for i in other.used]
+        p = np.array(
+            [found.weights[found.places[key]] if key in found.places else 0 for key in keys]
+        )
+        return np.asarray(p / weight - share * other.mean)
+    return np.asarray(share * (found.reference_mean()[other.used] - other.mean))
+
+
+def _inverses(matrix: Float) -> tuple[Float, Float]:
+    """The pseudo-inverse of correlations, and its root."""
+    values, vectors = np.linalg.eigh(matrix)
+    some = values > len(values) * 8 * np.finfo(np.float64).eps * values[-1]
+    vectors, values = vectors[:, some], values[some]
+    return (vectors / values) @ vectors.T, (vectors / np.sqrt(values)) @ vectors.T
+
+
+def _shifts(columns: list[_Columns], predicted: Float) -> list[Shift]:
+    """The shift of each variable, from the rows of Szz^+ Sz^T of all."""
+    found, start = [], 0
+    for own in columns:
+        rows = predicted[start : start + len(own.used)] / own.deviation[:, None]
+        start += len(own.used)
+        if isinstance(own.variable, ClassSums):
+            seen = np.flatnonzero(own.variable.weights > 0)
+            table = np.zeros((own.variable.n_columns, rows.shape[1]))
+            table[own.used] = rows
+            table -= own.mean @ rows
+            classes = tuple(own.variable.names[c] for c in seen)
+            found.append(Shift(str(own.name), classes, np.zeros(len(seen)), table[seen]))
+            continue
+        assert isinstance(own.variable, ColumnSums)
+        whole = np.zeros((own.variable.n_columns, rows.shape[1]))
+        whole[own.used] = rows
+        mean = own.variable.reference_mean()
+        found.append(Shift(str(own.name), None, mean, whole))
+    return found
+
+
+def _report(
+    known: Live | Factored, factor: Factor, span_z: Span, span_y: Span, predicted: Float,
+    found: Restoration | None, strength: float,
+) -> Report:  # fmt: skip
+    """What is erased and kept, and at what cost."""
+    variance = float(known.variances.sum())
+    least = float(np.sum(span_z.rows * predicted))
+    d, variables, notes = len(known.mean), [], [_NOTE]
+    cost, amplification = least, 1.0
+    if found is not None:
+        # E|(B - I)(t - E t)|^2 = tr(left^T left right T right^T)
+        inner = known.gram(found.right) - (found.right @ span_z.rows.T) @ (
+            predicted @ found.right.T
+        )
+        cost += float(np.vdot(found.left @ found.left.T, inner))
+        amplification = found.amplification
+    bound = tolerances.residual(d, 1.0, amplification)
+    for role, span in (("erased", span_z), ("kept", span_y)):
+        start = 0
+        for name, count, reading in zip(span.names, span.counts, span.readings, strict=True):
+            part = slice(start, start + count)
+            start += count
+            kind, metric, _ = reading()
+            white = metric @ factor.whiten(np.ascontiguousarray(span.rows[part]))
+            values = np.minimum(np.linalg.svd(white, compute_uv=False), 1.0)[:count]
+            rank = int(np.count_nonzero(values > tolerances.noise(d, 1.0)))
+            residual, own = 0.0, bound
+            if found is not None and role == "kept":
+                size = float(np.linalg.norm(found.sizes[part]))
+                residual = float(np.linalg.norm(found.residuals[part])) / size if size else 0.0
+                own = float(np.linalg.norm(found.bounds[part])) / size if size else bound
+            variables.append(
+                VariableReport(name, role, rank, tuple(map(float, values)), residual, own, kind)
+            )
+    if amplification > tolerances.AMPLIFICATION:
+        notes.append(
+            f"little of the covariance with {listed(span_y.names)} is left at fixed labels: "
+            f"keeping it enlarges deviations up to {amplification:.1e} times, with their rounding "
+            "and noise; keep fewer variables, or pass strength= below 1"
+        )
+    sample = known.sample
+    return Report(
+        method="oracle", n_rows=known.n_rows, weight=known.weight, n_features=d,
+        rank_covariance=factor.rank, rank=0 if found is None else len(found.left),
+        variables=tuple(variables), dropped=0, cosines=(), amplification=amplification, rho=None,
+        frozen_head_penalty=None, head_shrinkage_threshold=None,
+        distortion=cost / variance if variance else 0.0,
+        distortion_leace=least / variance if variance else 0.0,
+        solver=factor.solver, tolerance=tolerances.noise(d, 1.0), shrinkage=0.0,
+        warnings=tuple(notes), scatter_rows=None if sample is None else sample.n_rows,
+        strength=strength,
+    )  # fmt: skip

@@ -1,0 +1,277 @@
+"""oracle: constraints, least change against a quadratic programme, feasibility, labels at use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import splince_fast as sf
+from splince_fast.exceptions import FoldError
+
+Float = NDArray[np.float64]
+
+
+def data(
+    n: int = 600, d: int = 7, classes: int = 3, seed: int = 0, tasks: int = 2
+) -> tuple[Float, dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+    z = rng.integers(0, classes, n)
+    y = np.where(rng.random(n) < 0.6, z % tasks, rng.integers(0, tasks, n))
+    means, effects = rng.normal(size=(classes, d)), rng.normal(size=(tasks, d))
+    X = rng.normal(size=(n, d)) @ rng.normal(size=(d, d)) + means[z] + effects[y]
+    return X, {"z": np.array(list("abcdef"))[z], "y": y}
+
+
+def cov(X: Float, labels: Any) -> Float:
+    """Covariance with the indicators of all classes, or with the columns."""
+    labels = np.asarray(labels)
+    F = labels if labels.dtype.kind == "f" else (labels[:, None] == np.unique(labels)).astype(float)
+    F = F.reshape(len(X), -1)
+    return np.asarray((X - X.mean(0)).T @ (F - F.mean(0)) / len(X))
+
+
+def programme(X: Float, z: Any, y: Any, metric: Float) -> float:
+    """Least tr(M E Cov(w) E^T), w = (x, z), E Cov(w, z) = Sz, E Cov(w, y) = 0: by its equations."""
+    Z = (np.asarray(z)[:, None] == np.unique(z)[:-1]).astype(float)
+    W = np.hstack([X, Z])
+    S = np.cov(W.T, ddof=0)
+    C = np.hstack([cov(W, z), np.zeros((W.shape[1], 0)) if y is None else cov(W, y)])
+    target = np.hstack([cov(X, z), np.zeros((X.shape[1], 0 if y is None else cov(X, y).shape[1]))])
+    # E = target (C^T S^+ C)^+ C^T S^+ solves the least-squares problem of the first kind.
+    inner = np.linalg.pinv(C.T @ np.linalg.pinv(S, hermitian=True) @ C, rcond=1e-11, hermitian=True)
+    return float(np.trace(metric @ target @ inner @ target.T))
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**16), classes=st.integers(2, 4), keep=st.booleans())
+def test_constraints_and_least_change(seed: int, classes: int, keep: bool) -> None:
+    X, labels = data(classes=classes, seed=seed)
+    moments = sf.Moments(by="z").update(X, labels)
+    eraser = sf.oracle(moments, erase="z", keep="y" if keep else None)
+    clean = eraser(X, {"z": labels["z"]})
+    size = np.linalg.norm(cov(X, labels["z"]))
+    assert np.linalg.norm(cov(clean, labels["z"])) < 1e-10 * size
+    if keep:
+        kept = cov(X, labels["y"])
+        assert np.linalg.norm(cov(clean, labels["y"]) - kept) < 1e-10 * np.linalg.norm(kept)
+    changed = float(((clean - X) ** 2).sum() / len(X))
+    expected = programme(X, labels["z"], labels["y"] if keep else None, np.eye(X.shape[1]))
+    assert changed == pytest.approx(expected, rel=1e-8)
+    assert eraser.report.distortion * X.var(0).sum() == pytest.approx(changed, rel=1e-8)
+    # Order of the changes; the control is an eraser without labels.
+    plain = sf.splince(moments, erase="z", keep="y") if keep else sf.leace(moments, erase="z")
+    assert changed < plain.report.distortion * X.var(0).sum()
+
+
+def test_joint_cells_and_class_moments_know_the_same() -> None:
+    X, labels = data()
+    by, joint = (
+        sf.oracle(sf.Moments(**made).update(X, labels), erase="z", keep="y")
+        for made in ({"by": "z"}, {"joint": [("z", "y")]})
+    )
+    np.testing.assert_allclose(by(X, labels), joint(X, labels), atol=1e-10)
+    snapshot = sf.oracle(sf.Moments(by="z").update(X, labels).factored(), erase="z", keep="y")
+    np.testing.assert_allclose(by(X, labels), snapshot(X, labels), atol=1e-10)
+
+
+def test_continuous_task_and_continuous_concept() -> None:
+    X, labels = data()
+    score = X[:, 0] + np.random.default_rng(1).normal(size=len(X)) + 100.0
+    moments = sf.Moments(by="z").update(X, {"z": labels["z"], "score": score})
+    clean = sf.oracle(moments, erase="z", keep="score")(X, {"z": labels["z"]})
+    np.testing.assert_allclose(cov(clean, score), cov(X, score), atol=1e-10)
+    assert np.abs(cov(clean, labels["z"])).max() < 1e-10
+    eraser = sf.oracle(sf.Moments().update(X, {"score": score}), erase="score")
+    clean = eraser(X, {"score": score})
+    assert np.abs(cov(clean, score)).max() < 1e-10
+    assert np.abs(cov(X, score)).max() > 0.1  # control
+
+
+def test_several_concepts_are_erased_jointly() -> None:
+    X, labels = data()
+    moments = sf.Moments(joint=[("z", "y")]).update(X, labels)
+    clean = sf.oracle(moments, erase=["z", "y"])(X, labels)
+    for name in ("z", "y"):
+        assert np.abs(cov(clean, labels[name])).max() < 1e-10
+
+
+def test_relation_within_classes_is_kept_without_keep() -> None:
+    """o-LEACE moves whole classes; o-SPLINCE does not, where something is to be given back."""
+    X, labels = data()
+    moments = sf.Moments(by="z").update(X, labels)
+    for keep, same in ((None, True), ("y", False)):
+        clean = sf.oracle(moments, erase="z", keep=keep)(X, labels)
+        gaps = [
+            np.abs(
+                cov(clean[labels["z"] == c], labels["y"][labels["z"] == c])
+                - cov(X[labels["z"] == c], labels["y"][labels["z"] == c])
+            ).max()
+            for c in "abc"
+        ]
+        assert (max(gaps) < 1e-10) == same
+
+
+def test_strength_moves_between_the_two() -> None:
+    X, labels = data()
+    moments = sf.Moments(by="z").update(X, labels)
+    none, half, full = (
+        sf.oracle(moments, erase="z", keep="y", strength=b)(X, labels) for b in (0.0, 0.5, 1.0)
+    )
+    np.testing.assert_allclose(none, sf.oracle(moments, erase="z")(X, labels), atol=1e-10)
+    np.testing.assert_allclose(
+        cov(half, labels["y"]), (cov(none, labels["y"]) + cov(full, labels["y"])) / 2, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("family", ["free", "through z alone", "function of z", "same span"])
+def test_feasibility_is_decided_by_the_kernels(family: str) -> None:
+    """O1: feasible iff the kernel of Cov(x, y | z) is in that of Cov(x, y); ranks are exact."""
+    for seed in range(125):
+        rng = np.random.default_rng(seed)
+        n, d = 24, 4
+        z, y = rng.integers(0, 2, n), rng.integers(0, 2, n)
+        if family == "function of z":
+            y = z.copy()
+        X = rng.integers(-3, 4, (n, d)) + 2 * z[:, None]
+        if family == "through z alone":  # both values of y have the same rows within each class
+            z = np.repeat([0, 1], 12)
+            y = np.array([0] * 8 + [1] * 4 + [0] * 4 + [1] * 8)
+            base = rng.integers(-3, 4, (4, d))
+            X = np.vstack([base] * 6) + 5 * z[:, None]
+        if family == "same span":
+            X = X + 2 * np.outer(y, np.ones(d, int))
+        if len(set(z)) < 2 or len(set(y)) < 2:
+            continue
+        total = X.T @ (n * y - y.sum())  # n^2 Cov(x, y), in integers
+        counts = np.bincount(z)
+        within = np.zeros(d, int)  # Cov(x, y | z) times integers
+        for c in (0, 1):
+            own = z == c
+            part = X[own].T @ (counts[c] * y[own] - y[own].sum())
+            within = within + part * counts[1 - c]
+        feasible = not total.any() or bool(within.any())
+        moments = sf.Moments(by="z").update(X.astype(float), {"z": z, "y": y})
+        if feasible:
+            clean = sf.oracle(moments, erase="z", keep="y")(X.astype(float), {"z": z})
+            assert np.abs(cov(clean, z)).max() < 1e-9
+            np.testing.assert_allclose(cov(clean, y), cov(X.astype(float), y), atol=1e-8)
+        else:
+            with pytest.raises(sf.InfeasibleError, match="oracle cannot restore"):
+                sf.oracle(moments, erase="z", keep="y")
+
+
+# --- at use --------------------------------------------------------------------------------------
+
+
+def fitted(missing: str = "splince") -> tuple[sf.ConditionalEraser, Float, dict[str, Any]]:
+    X, labels = data()
+    moments = sf.Moments(by="z").update(X, labels)
+    return sf.oracle(moments, erase="z", keep="y", missing=missing), X, labels
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_dtypes_layouts_and_given_arrays(dtype: str) -> None:
+    eraser, X, labels = fitted()
+    expected = eraser(X, labels)
+    rows = X.astype(dtype)
+    # Rounding of the rows and of the result, enlarged by the map.
+    bound = 8 * float(np.finfo(dtype).eps) * np.abs(X).max() * eraser.report.amplification
+    for given_rows in (rows, np.asfortranarray(rows), np.repeat(rows, 2, axis=0)[::2]):
+        found = eraser(given_rows, labels)
+        assert found.dtype == rows.dtype
+        np.testing.assert_allclose(found, expected, atol=bound)
+    own = rows.copy()
+    assert eraser(own, labels, out=own) is own
+    np.testing.assert_array_equal(own, eraser(rows, labels))
+    stacked = rows.reshape(100, 6, -1)
+    found = eraser(stacked, {"z": labels["z"].reshape(100, 6)})
+    np.testing.assert_array_equal(found.reshape(rows.shape), eraser(rows, labels))
+
+
+def test_mask_leaves_rows_alone() -> None:
+    eraser, X, labels = fitted()
+    mask = np.arange(len(X)) % 3 > 0
+    z = labels["z"].astype(object)
+    z[~mask] = None
+    found = eraser(X, {"z": z}, mask=mask)
+    np.testing.assert_array_equal(found[~mask], X[~mask])
+    np.testing.assert_array_equal(found[mask], eraser(X, labels)[mask])
+
+
+def test_rows_without_a_label_get_the_fallback_or_are_refused() -> None:
+    eraser, X, labels = fitted()
+    z = labels["z"].astype(object)
+    z[::5] = None
+    found = eraser(X, {"z": z})
+    np.testing.assert_array_equal(found[::5], eraser.fallback(X[::5]))
+    strict = fitted("raise")[0]
+    assert strict.fallback is None
+    with pytest.raises(sf.LabelError, match=r"120 row\(s\) have no label of 'z', row 0"):
+        strict(X, {"z": z})
+
+
+def test_labels_that_do_not_fit() -> None:
+    eraser, X, labels = fitted()
+    for given_labels, error, text in (
+        (None, sf.InputError, r"call eraser\(X, \{'z': column\}\)"),
+        ({"y": labels["y"]}, sf.InputError, "hold no 'z'"),
+        ({"z": np.array(["q"] * len(X))}, sf.LabelError, "class 'q' of 'z', which the fit has not"),
+        ({"z": labels["z"][:5]}, sf.SplinceError, "5"),
+    ):
+        with pytest.raises(error, match=text):
+            eraser(X, given_labels)
+
+
+def test_files_keep_every_bit(tmp_path: Path) -> None:
+    eraser, X, labels = fitted()
+    eraser.save(tmp_path / "e")
+    loaded = sf.load_eraser(tmp_path / "e")
+    assert isinstance(loaded, sf.ConditionalEraser)
+    assert isinstance(loaded, sf.Eraser)
+    np.testing.assert_array_equal(loaded(X, labels), eraser(X, labels))
+    assert loaded.report == eraser.report
+    with pytest.raises(sf.FileFormatError):
+        sf.Projection.load(tmp_path / "e")
+
+
+def test_composition_and_folding() -> None:
+    eraser, X, labels = fitted()
+    axis = np.eye(7)[:, :1]
+    second = sf.Projection(axis, axis, X.mean(0))
+    np.testing.assert_allclose(
+        (second @ eraser)(X, labels), second(eraser(X, labels)), atol=1e-12 * np.abs(X).max()
+    )
+    with pytest.raises(TypeError):
+        eraser @ second  # type: ignore[operator]
+    with pytest.raises(FoldError, match="by its labels"):
+        eraser.fold_into(np.eye(7))
+
+
+def test_torch_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    eraser, X, labels = fitted()
+    found = eraser(torch.tensor(X, dtype=torch.float32), labels)
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found.numpy(), eraser(X.astype(np.float32), labels))
+
+
+def test_moments_that_know_too_little() -> None:
+    X, labels = data()
+    plain = sf.Moments().update(X, labels)
+    assert sf.oracle(plain, erase="z").report.distortion > 0  # one variable needs no pairs
+    with pytest.raises(sf.InputError, match=r"Moments\(by='z'\).*joint=\[\('z', 'y'\)\]"):
+        sf.oracle(plain, erase="z", keep="y")
+    z = labels["z"].astype(object)
+    z[:7] = None
+    with pytest.raises(sf.InputError, match="weight 593 carry a label of 'z', of 600"):
+        sf.oracle(sf.Moments().update(X, {"z": z}), erase="z")
+    with pytest.raises(sf.InputError, match="missing is"):
+        sf.oracle(plain, erase="z", missing="mean")
+    with pytest.raises(sf.InputError, match="one by one"):
+        sf.oracle(sf.Moments(joint=[("z", "y")]).update(X, labels), erase=[("z", "y")])
