@@ -708,6 +708,8 @@ def _noise_of(values: Any) -> Noise | None:
     """The noise of a variable as a file has it."""
     if values is None:
         return None
+    if not isinstance(values, list | tuple) or len(values) != 3 or isinstance(values[2], str):
+        raise TypeError("the noise of a variable is not a list of three")
     n, columns, ratios = values
     numbers = (n, columns, *ratios)
     if not all(isinstance(v, float | int) and 0 < v < float("inf") for v in numbers):

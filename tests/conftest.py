@@ -59,15 +59,6 @@ def _check_choose_rows(
     assert position >= 0
 
 
-def _check_label_products(codes: Any, values: Any, places: Any, weight: Any, gram: Any) -> None:
-    n = codes.shape[1]
-    assert values.shape == (len(places), n)
-    assert weight.shape in ((n,), (0,))
-    assert gram.shape == (len(gram), len(gram))
-    assert codes.size == 0 or (codes.min() >= -1 and codes.max() < len(gram))
-    assert places.size == 0 or (places.min() >= 0 and places.max() < len(gram))
-
-
 def _check_csr(data: Any, indices: Any, indptr: Any, weight: Any, width: int) -> None:
     n = len(indptr) - 1
     assert weight.shape in ((n,), (0,))
@@ -106,7 +97,6 @@ def _check_add_images(
 
 _GUARDS: list[tuple[Any, str, Callable[..., None]]] = [
     (sampled, "choose_rows", _check_choose_rows),
-    (sampled, "add_label_products", _check_label_products),
     (sparse, "sum_rows", _check_sum_rows),
     (sparse, "sum_squares", _check_sum_squares),
     (sparse, "add_images", _check_add_images),

@@ -104,37 +104,3 @@ def choose_rows(
             inclusion[taken] = probability
             taken += 1
     return taken
-
-
-@kernel
-def add_label_products(codes: Any, values: Any, places: Any, weight: Any, gram: Any) -> None:
-    """gram += sum_i w_i f_i f_i^T for the features f of labels: indicators and columns.
-
-    Parameters
-    ----------
-    codes : (v, n) intp, rows of `gram` where the indicator is 1; -1 for none
-    values, places : (q, n) float64, (q,) intp
-        Columns, and their rows of `gram`.
-    weight : (n,) float64, or empty for unit weights
-    gram : (k, k) float64, changed in place
-    """
-    variables, n = codes.shape
-    columns = values.shape[0]
-    w = 1.0
-    for i in range(n):
-        if weight.shape[0] > 0:
-            w = weight[i]
-        for u in range(variables):
-            a = codes[u, i]
-            if a < 0:
-                continue
-            for v in range(variables):
-                b = codes[v, i]
-                if b >= 0:
-                    gram[a, b] += w
-            for q in range(columns):
-                gram[a, places[q]] += w * values[q, i]
-                gram[places[q], a] += w * values[q, i]
-        for q in range(columns):
-            for r in range(columns):
-                gram[places[q], places[r]] += w * values[q, i] * values[r, i]

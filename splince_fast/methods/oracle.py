@@ -32,7 +32,7 @@ from splince_fast._solve.restore import Restoration, restore
 from splince_fast._solve.selection import Selection, Span, names_of, span_of
 from splince_fast.conditional import ConditionalEraser, Shift
 from splince_fast.exceptions import InputError, PrecisionWarning
-from splince_fast.labels import VariableName, class_key
+from splince_fast.labels import VariableName
 from splince_fast.labels.names import listed
 from splince_fast.methods.closed_forms import leace, splince
 from splince_fast.methods.repair import refuse_lost
@@ -111,9 +111,7 @@ def oracle(
     Parameters
     ----------
     moments : Moments, Factored or Folds
-        Of rows that all carry the labels. With `keep`, or several erased variables, they must know
-        how the labels go together: made with ``by=`` the erased variable, or with
-        ``joint=[(erased, kept)]`` for classes.
+        Of rows that all carry the labels, passed together.
     erase : str or list of str
         Variables to erase, jointly.
     keep : str or list of str, optional
@@ -133,8 +131,8 @@ def oracle(
     Raises
     ------
     InputError
-        A parameter out of range; rows without a label in the moments; moments that do not know how
-        the labels go together.
+        A parameter out of range; rows without a label in the moments; moments of an older file,
+        which do not know how labels go together.
     InfeasibleError
         A kept combination of labels covaries with x through what is erased alone.
     UnknownVariableError, ConstantVariableError, NotEnoughDataError
@@ -153,7 +151,7 @@ def oracle(
     >>> z = rng.integers(0, 2, size=1000)
     >>> y = np.where(rng.random(1000) < 0.8, z, 1 - z)
     >>> X = rng.normal(size=(1000, 8)) + z[:, None] * np.eye(8)[0] + y[:, None] * np.eye(8)[1]
-    >>> moments = sf.Moments(by="z").update(X, {"z": z, "y": y})
+    >>> moments = sf.Moments().update(X, {"z": z, "y": y})
     >>> eraser = sf.oracle(moments, erase="z", keep="y")
     >>> after = sf.Moments().update(eraser(X, {"z": z}), {"z": z, "y": y})
     >>> bool(np.abs(after.cross_covariance("z")).max() < 1e-12)
@@ -259,38 +257,15 @@ def _pair(known: Live | Factored, a: _Columns, b: _Columns) -> Float:
     """(k_a, k_b): correlations of the columns of two variables."""
     if a.name == b.name:
         return a.correlation()
-    units = np.outer(a.deviation, b.deviation)
-    joint = known.joint_weights(a.name, b.name)
-    if joint is not None:
-        shares = joint / known.weight
-        return np.asarray((shares[np.ix_(a.used, b.used)] - np.outer(a.mean, b.mean)) / units)
-    for own, other, turned in ((a, b, False), (b, a, True)):
-        parts = known.class_variables(own.name)
-        if parts is not None:
-            block = np.array([_of_class(parts, own, c, other, known.weight) for c in own.used])
-            block = block.reshape(len(own.used), len(other.used))
-            return np.asarray((block.T if turned else block) / units)
-    raise InputError(
-        f"these moments do not know how the labels of {a.name!r} and {b.name!r} go together; "
-        f"accumulate them with Moments(by={a.name!r}), or, for classes, with "
-        f"Moments(joint=[({a.name!r}, {b.name!r})])"
-    )
-
-
-def _of_class(parts: Any, own: _Columns, c: int, other: _Columns, weight: float) -> Float:
-    """(k,): covariance of the indicator of a class with the columns of another variable."""
-    assert isinstance(own.variable, ClassSums)
-    variables = parts[class_key(own.variable.names[c])]
-    found = variables[other.name]
-    share = own.variable.weights[c] / weight
-    if isinstance(found, ClassSums):
-        assert isinstance(other.variable, ClassSums)
-        keys = [class_key(other.variable.names[i]) for i in other.used]
-        p = np.array(
-            [found.weights[found.places[key]] if key in found.places else 0 for key in keys]
+    found = known.pairs.pair_covariance(a.name, b.name, {a.name: a.variable, b.name: b.variable})
+    if found is None or not np.isclose(found[1], known.weight, rtol=1e-9, atol=0.0):
+        raise InputError(
+            f"these moments do not know how the labels of {a.name!r} and {b.name!r} go together: "
+            "they come from a file of an older version, from rows that carry one label only, or "
+            "have a variable of more than 256 classes; accumulate them again, from rows that carry "
+            "both labels"
         )
-        return np.asarray(p / weight - share * other.mean)
-    return np.asarray(share * (found.reference_mean()[other.used] - other.mean))
+    return np.asarray(found[0][np.ix_(a.used, b.used)] / np.outer(a.deviation, b.deviation))
 
 
 def _inverses(matrix: Float) -> tuple[Float, Float]:

@@ -25,6 +25,7 @@ from splince_fast.labels import ClassName, Encoded, VariableName
 from splince_fast.moments.block import MATRIX_PRODUCT_FROM, reduce_block, sample_block
 from splince_fast.moments.buffer import Buffer, LabelledRows, Workspace
 from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.state import State
 from splince_fast.moments.variable import Request, Variable, contradiction
@@ -68,6 +69,7 @@ class Accumulator:
         self.state: State | None = None
         self.variables: dict[VariableName, Variable] = {}
         self.buffer: Buffer | None = None
+        self.pairs = LabelTable()  # products of labels, where rows carry several
         self._work = Workspace()
 
     @property
@@ -101,6 +103,7 @@ class Accumulator:
         total = self._work.nbytes
         total += 0 if self.state is None else self.state.nbytes
         total += 0 if self.buffer is None else self.buffer.nbytes
+        total += self.pairs.nbytes
         return total + sum(variable.nbytes for variable in self.variables.values())
 
     def seen(self) -> State:
@@ -335,6 +338,8 @@ class Accumulator:
         state.merge_block(reference, reduced, self._work.product)
         state.fourth = fourth
         self._commit(batch, block, moved, asked, reduced.class_sums, reduced.products)
+        if len(block.labels) > 1:
+            self.pairs.add(block.labels, batch.variables, weight, within=False)
 
     def _commit(
         self,
@@ -392,14 +397,16 @@ class Accumulator:
         if self.state is None:
             state = theirs.copy()
             self.variables = {name: v.copy() for name, v in other.variables.items()}
-            self.state = state
+            self.state, self.pairs = state, other.pairs.copy()
             return
         state = self.state
         reference = state.reference_with(theirs)
         ours = {**self.variables, **self._moved(state, reference)}
         variables = merged_variables(ours, other.variables, theirs.reference - reference, 1)
+        pairs = self.pairs.copy()
+        pairs.merge(other.pairs, 1, variables, other.variables)
         state.add(theirs, reference)
-        self.variables = variables
+        self.variables, self.pairs = variables, pairs
 
     def without(self, part: Accumulator) -> Accumulator:
         """What is left when a part is removed; no rows wait on either side."""
@@ -430,6 +437,7 @@ class Accumulator:
             for variable in variables.values():
                 variable.clear(constant, state.mean_deviation)
         result.variables = variables
+        result.pairs.merge(part.pairs, -1, variables, part.variables)
         return result
 
     def copy(self) -> Accumulator:
@@ -437,6 +445,7 @@ class Accumulator:
         other = type(self)(self.parameters)
         other.state = None if self.state is None else self.state.copy()
         other.variables = {name: v.copy() for name, v in self.variables.items()}
+        other.pairs = self.pairs.copy()
         if self.buffer is not None and self.buffer.filled:
             other.buffer = self.buffer.widened(len(self.buffer.rows), self.buffer.rows.dtype)
         return other
@@ -445,14 +454,18 @@ class Accumulator:
         """Multiply every weight by a factor; no rows wait."""
         if self.state is not None:
             self.state.scale(factor)
+        self.pairs.gram *= factor
         for variable in self.variables.values():
             variable.scale(factor)
 
     def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
         """Give a class-coded variable the classes `order`, in that order; no rows wait."""
         if self.state is not None:
-            sums = self.variables.get(name, ClassSums.without_rows(self.state.width))
-            self.variables[name] = cast(ClassSums, sums).in_order(order)
+            old = cast(
+                ClassSums, self.variables.get(name, ClassSums.without_rows(self.state.width))
+            )
+            new = self.variables[name] = old.in_order(order)
+            self.pairs.reorder(name, old, new)
 
     def restore(self, waiting: LabelledRows) -> None:
         """Let rows wait whose labels are already in terms of this state."""

@@ -80,7 +80,8 @@ class ClassAccumulator(Accumulator):
         total = Accumulator(self.parameters)
         for name in _sorted(self.parts):
             total.add(self.parts[name])
-        self.state, self._total, self._merged = total.state, total.variables, True
+        self.state, self._total, self.pairs = total.state, total.variables, total.pairs
+        self._merged = True
 
     def update(
         self,

@@ -15,7 +15,7 @@ from splince_fast._solve.held_out import Noise
 from splince_fast._solve.options import Options
 from splince_fast.exceptions import InputError, UnknownVariableError
 from splince_fast.labels import VariableName
-from splince_fast.moments.live import Live, joint_weights
+from splince_fast.moments.live import Live
 from splince_fast.moments.variable import Variable
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Factored:
     options : Options
         Shrinkage, solver and least deviation.
     parameters : mapping
-        `kinds`, `joint` and `by` of the moments.
+        `kinds` and `joint` of the moments, which say how labels are read.
     variables : mapping of VariableName to variable
         Copied.
 
@@ -54,6 +54,8 @@ class Factored:
         L with L L^T the covariance; whitens and unwhitens.
     reading : tuple
         `kinds` and `joint` of the moments.
+    pairs : LabelTable
+        Products of the labels.
     sample : Sampled or None
         What Cov(x) was estimated from, where that is not all rows.
     metric : LowRank or None
@@ -86,12 +88,7 @@ class Factored:
         self._identity = live.identity()
         self.reading = parameters["kinds"], parameters["joint"]
         self._variables = {name: variable.copy() for name, variable in variables.items()}
-        self._by = parameters["by"]
-        parts = None if self._by is None else live.class_variables(self._by)
-        self._class_variables = None if parts is None else {
-            own: {name: variable.copy() for name, variable in found.items()}
-            for own, found in parts.items()
-        }  # fmt: skip
+        self.pairs = live.pairs.copy()
         own = None if self.shrinkage else self.factor
         self._noise = {name: live.noise(name, own) for name in self._variables}
         self.mean.flags.writeable = self.variances.flags.writeable = False
@@ -132,26 +129,6 @@ class Factored:
             Not read: the factor of the snapshot is.
         """
         return self._noise[name]
-
-    def joint_weights(self, a: VariableName, b: VariableName) -> Float | None:
-        """(k_a, k_b): weights of the cells of two class-coded variables; None if not accumulated.
-
-        Parameters
-        ----------
-        a, b : str
-            The variables.
-        """
-        return joint_weights(self._variables, a, b)
-
-    def class_variables(self, name: VariableName) -> dict[Any, dict[VariableName, Variable]] | None:
-        """The variables of each class of `name`, by class key, where the moments are `by` it.
-
-        Parameters
-        ----------
-        name : str
-            The variable.
-        """
-        return self._class_variables if name == self._by else None
 
     def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
         """Work memory for `factored`: none is needed, the factor is there.

@@ -83,8 +83,11 @@ NEWEST = 4
 _MOST_BYTES = 1 << 35
 
 
-def format_of(parameters: Parameters) -> int:
-    """The oldest format that holds a state of these parameters."""
+def format_of(accumulator: Accumulator) -> int:
+    """The oldest format that holds a state."""
+    parameters = accumulator.parameters
+    if len(accumulator.pairs.gram):
+        return 4
     if parameters.by is not None:
         return 4
     if parameters.sketch_size is not None:
@@ -138,6 +141,11 @@ def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tenso
         entry = {"name": list(name) if isinstance(name, tuple) else name}
         metadata["variables"].append(entry | variable.metadata())
         tensors |= {f"variable.{i}.{key}": t for key, t in variable.tensors().items()}
+    if len(accumulator.pairs.gram):
+        order = list(accumulator.variables)
+        pairs = accumulator.pairs.tensors(order)
+        metadata["pairs"] = sorted(pairs)
+        tensors |= {f"pairs.{key}": tensor for key, tensor in pairs.items()}
     if accumulator.buffer is not None and accumulator.waiting:
         tensors |= _waiting_to_tensors(accumulator, accumulator.buffer.contents())
     return tensors, metadata
@@ -273,6 +281,14 @@ def from_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any
         accumulator.variables[name] = KINDS[entry["kind"]].read(width, entry, own)
         if accumulator.variables[name].n_rows > accumulator.state.n_rows:
             raise FileFormatError(f"more rows carry the variable {name!r} than there are")
+    if "pairs" in metadata:
+        pairs = part_of(tensors, "pairs.")
+        missing = set(metadata["pairs"]) - set(pairs)
+        if missing:
+            raise FileFormatError(f"the tensor {'pairs.' + min(missing)!r} is missing")
+        accumulator.pairs = LabelTable.read(pairs, accumulator.variables)
+        if not accumulator.pairs.is_compact:
+            raise FileFormatError("the table of label pairs has rows of no variable")
     waiting = _read_waiting(tensors, accumulator, width)
     if sampled is not None:
         _read_sample(tensors, metadata, sampled)

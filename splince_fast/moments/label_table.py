@@ -14,7 +14,6 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import NO_WEIGHT
 from splince_fast._runtime.files import check_tensors
 from splince_fast.exceptions import FileFormatError
 from splince_fast.labels import VariableName
@@ -25,6 +24,7 @@ from splince_fast.moments.variable import Labels, Variable
 Float = NDArray[np.float64]
 Places = NDArray[np.intp]
 
+_NONE, _NO_PLACES = np.zeros((0, 0)), np.zeros(0, np.intp)
 # A variable of more features is left out: the table takes the square of their number.
 _MOST = 256
 
@@ -47,6 +47,11 @@ class LabelTable:
     def nbytes(self) -> int:
         """Bytes of the gram."""
         return self.gram.nbytes
+
+    @property
+    def is_compact(self) -> bool:
+        """Whether every row of the gram is that of a class or column."""
+        return sum(map(len, self._places.values())) == len(self.gram)
 
     def copy(self) -> LabelTable:
         """An independent copy."""
@@ -83,37 +88,34 @@ class LabelTable:
         labels: Mapping[VariableName, Labels],
         variables: Mapping[VariableName, Variable],
         weight: Float | None,
+        *,
+        within: bool = True,
     ) -> None:
-        """Add the labels of some rows, which are in terms of `variables`."""
-        import splince_fast._kernels.sampled as kernels
+        """Add the labels of some rows, which are in terms of `variables`.
 
-        codes: list[Labels] = []
-        values: list[Float] = []
-        where: list[Places] = []
-        n = 0
+        Without `within` only products of two variables are added.
+        """
+        features: list[tuple[Places, NDArray[np.intp] | None, Float]] = []
         for name, column in labels.items():
-            n, variable = len(column), variables[name]
+            variable = variables[name]
             if isinstance(variable, ClassSums):
                 places = self._make_room(name, variable.n_columns)
                 if len(places):
-                    # A missing label, -1, picks the last entry.
-                    codes.append(np.append(places, -1).take(column, mode="wrap"))
+                    # One cell more for missing labels.
+                    features.append((places, np.where(column < 0, len(places), column), _NONE))
                 continue
             places = self._make_room(name, variable.n_columns + 1)
             present = np.asarray(~np.isnan(column).any(axis=1))
             if len(places) and present.any():
                 origin = self._origins.setdefault(name, column[present.argmax()].copy())
-                values.append(np.where(present[:, None], column - origin, 0.0).T)
-                values.append(present[None].astype(np.float64))
-                where.append(places)
-        if codes or values:
-            kernels.add_label_products(
-                np.array(codes, np.intp) if codes else np.empty((0, n), np.intp),
-                np.concatenate(values) if values else np.empty((0, n)),
-                np.concatenate(where) if where else np.empty(0, np.intp),
-                NO_WEIGHT if weight is None else weight,
-                self.gram,
-            )
+                values = np.where(present[:, None], column - origin, 0.0)
+                features.append((places, None, np.column_stack([values, present])))
+        for i, first in enumerate(features):
+            for second in features[: i + within]:
+                block = _products(first, second, weight)
+                self.gram[np.ix_(first[0], second[0])] += block
+                if second is not first:
+                    self.gram[np.ix_(second[0], first[0])] += block.T
 
     def reorder(self, name: VariableName, old: ClassSums, new: ClassSums) -> None:
         """Follow a class-coded variable whose classes are those of `new` from now on."""
@@ -201,13 +203,41 @@ class LabelTable:
             start += len(part)
         return np.asarray(step @ self.gram @ step.T / weight)
 
+    def pair_covariance(
+        self, a: VariableName, b: VariableName, variables: Mapping[VariableName, Variable]
+    ) -> tuple[Float, float] | None:
+        """Covariance (k_a, k_b) of two variables, and the weight of the rows that carry both.
+
+        None where one of them was left out, or no row carries both.
+        """
+        places = [self._places.get(name, _NO_PLACES) for name in (a, b)]
+        block = self.gram[np.ix_(*places)]
+        columns = [isinstance(variables[name], ColumnSums) for name in (a, b)]
+        # Sums of each feature over the rows that carry both, and these features alone.
+        first = block[:, -1] if columns[1] else block.sum(axis=1)
+        second = block[-1] if columns[0] else block.sum(axis=0)
+        both = float(first[-1] if columns[0] else first.sum()) if block.size else 0.0
+        if both <= 0:
+            return None
+        if columns[0]:
+            block, first = block[:-1], first[:-1]
+        if columns[1]:
+            block, second = block[:, :-1], second[:-1]
+        found = np.zeros([variables[name].n_columns for name in (a, b)])
+        found[: block.shape[0], : block.shape[1]] = block / both - np.outer(first, second) / both**2
+        return found, both
+
     # -- storing ---------------------------------------------------------------------------
 
     def tensors(self, order: Sequence[VariableName]) -> dict[str, NDArray[Any]]:
-        """The table as named arrays; variables by their number in `order`."""
-        tensors: dict[str, NDArray[Any]] = {"gram": self.gram}
-        for name, places in self._places.items():
-            tensors[f"places.{order.index(name)}"] = places.astype(np.int64)
+        """The table as named arrays, in the order of the variables in `order`."""
+        known = [(i, self._places[name]) for i, name in enumerate(order) if name in self._places]
+        every = np.concatenate([places for _, places in known]) if known else _NO_PLACES
+        tensors: dict[str, NDArray[Any]] = {"gram": self.gram[np.ix_(every, every)]}
+        start = 0
+        for i, places in known:
+            tensors[f"places.{i}"] = np.arange(start, start + len(places), dtype=np.int64)
+            start += len(places)
         for name, origin in self._origins.items():
             tensors[f"origin.{order.index(name)}"] = origin
         return tensors
@@ -222,7 +252,7 @@ class LabelTable:
         size = 0 if gram is None or not gram.ndim else len(gram)
         check_tensors(tensors, {"gram": (np.float64, (size, size))})
         table.gram = tensors["gram"]
-        used = 0
+        used: list[int] = []
         for i, (name, variable) in enumerate(variables.items()):
             places = tensors.get(f"places.{i}")
             if places is None:
@@ -235,14 +265,30 @@ class LabelTable:
             if columns and len(places) not in (0, most):
                 raise FileFormatError(f"the table of labels lacks columns of {name!r}")
             table._places[name] = places.astype(np.intp)
-            used += len(places)
+            used += places.tolist()
             if f"origin.{i}" in tensors:
                 key = f"origin.{i}"
                 check_tensors(tensors, {key: (np.float64, (variable.n_columns,))})
                 table._origins[name] = tensors[key]
-        if used > size:
-            raise FileFormatError("the table of labels names more places than it has")
+        if len(set(used)) < len(used):
+            raise FileFormatError("the table of labels names a place twice")
         return table
+
+
+def _products(first: Any, second: Any, weight: Float | None) -> Float:
+    """sum w f g^T of the features of two variables: cells of codes, or matrix products."""
+    (p, codes, values), (q, others, columns) = first, second
+    if codes is not None and others is not None:
+        shape = len(p) + 1, len(q) + 1
+        cells = np.bincount(codes * shape[1] + others, weight, shape[0] * shape[1])
+        return np.asarray(cells.reshape(shape)[:-1, :-1], np.float64)
+    if codes is None and others is None:
+        return np.asarray((values if weight is None else values * weight[:, None]).T @ columns)
+    if codes is None:
+        return _products(second, first, weight).T
+    weighted = columns if weight is None else columns * weight[:, None]
+    sums = [np.bincount(codes, column, len(p) + 1)[:-1] for column in weighted.T]
+    return np.array(sums, np.float64).T
 
 
 def _none(places: Places) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +19,15 @@ from splince_fast._solve.options import Options
 from splince_fast._solve.shrinkage import share
 from splince_fast._solve.weak_features import weak_features
 from splince_fast.exceptions import InputError
-from splince_fast.labels import VariableName, class_key
+from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.by_class import ClassAccumulator
 from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.metric import Sampled, refuse_few, sampled_covariance
 from splince_fast.moments.sampled import SampledAccumulator
 from splince_fast.moments.sketch import Sketch
 from splince_fast.moments.sketched import SketchAccumulator
-from splince_fast.moments.variable import Variable
 
 Float = NDArray[np.float64]
 
@@ -77,18 +76,11 @@ class Live:
         columns = 1 if len(weights) == 2 else len(weights)
         return Noise(float(weights.sum()), columns, ratios[:columns])
 
-    def joint_weights(self, a: VariableName, b: VariableName) -> Float | None:
-        """(k_a, k_b): weights of the cells of two class-coded variables; None if not
-        accumulated."""
-        return joint_weights(self._held.variables, a, b)
-
-    def class_variables(self, name: VariableName) -> dict[Any, dict[VariableName, Variable]] | None:
-        """The variables of each class of `name`, by class key, where the moments are `by` it."""
+    @property
+    def pairs(self) -> LabelTable:
+        """Products of the labels of all rows."""
         held = self._held
-        if not isinstance(held, ClassAccumulator) or held.parameters.by != name:
-            return None
-        parts = held.parts.items()
-        return {class_key(own): part.variables for own, part in parts if own is not None}
+        return held.sample.all_labels if isinstance(held, SampledAccumulator) else held.pairs
 
     def _class_traces(self, name: VariableName, factor: Factor) -> Float | None:
         """tr(S^+ S_c) of the classes of the variable that the moments were made `by`."""
@@ -275,20 +267,3 @@ def live(held: Accumulator) -> Live:
     if isinstance(held, SketchAccumulator):
         return LiveSketch(held)
     return LiveSample(held) if isinstance(held, SampledAccumulator) else Live(held)
-
-
-def joint_weights(
-    variables: Mapping[VariableName, Variable], a: VariableName, b: VariableName
-) -> Float | None:
-    """(k_a, k_b): weights of the cells of two variables from those of their joint variable."""
-    for pair, turned in (((a, b), False), ((b, a), True)):
-        joint = variables.get(pair)  # type: ignore[arg-type]
-        if not isinstance(joint, ClassSums):
-            continue
-        first, second = (cast(ClassSums, variables[name]) for name in pair)
-        found = np.zeros((first.n_columns, second.n_columns))
-        for cell, weight in zip(joint.names, joint.weights, strict=False):
-            one, other = cast(tuple[Any, Any], cell)
-            found[first.places[class_key(one)], second.places[class_key(other)]] = weight
-        return found.T if turned else found
-    return None

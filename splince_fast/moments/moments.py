@@ -669,7 +669,7 @@ class Moments:
         with self._locked() as held:
             for name in held.variables:
                 held.variable(name)  # makes room for every class that was named
-            names = ("kinds", "joint", "by")
+            names = ("kinds", "joint")
             parameters = {name: getattr(self.parameters, name) for name in names}
             return Factored(live(held), options, parameters, held.variables)
 
@@ -723,7 +723,7 @@ class Moments:
     def _write(self, path: str | os.PathLike[str], stream: dict[str, Any] | None) -> None:
         with self._lock.reading():
             tensors, metadata = to_tensors(self._accumulator)
-            version = format_of(self.parameters)
+            version = format_of(self._accumulator)
             files.write(path, _KIND, version, tensors, {**metadata, "stream": stream})
 
     @classmethod
@@ -1043,7 +1043,7 @@ class Folds(Sequence[Moments]):
                 tensors |= {f"fold.{i}.{key}": tensor.copy() for key, tensor in own.items()}
                 metadata.append(described)
         described = {"groups": self._groups, "position": self._position, "stream": stream}
-        version = format_of(self.parameters)
+        version = max(format_of(fold._accumulator) for fold in self._folds)
         files.write(path, _KIND_OF_FOLDS, version, tensors, {"folds": metadata, **described})
 
     def _read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Folds, Any]:

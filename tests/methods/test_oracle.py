@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 import splince_fast as sf
 from splince_fast.exceptions import FoldError
+from splince_fast.moments import record
 
 Float = NDArray[np.float64]
 
@@ -52,7 +53,7 @@ def programme(X: Float, z: Any, y: Any, metric: Float) -> float:
 @given(seed=st.integers(0, 2**16), classes=st.integers(2, 4), keep=st.booleans())
 def test_constraints_and_least_change(seed: int, classes: int, keep: bool) -> None:
     X, labels = data(classes=classes, seed=seed)
-    moments = sf.Moments(by="z").update(X, labels)
+    moments = sf.Moments().update(X, labels)
     eraser = sf.oracle(moments, erase="z", keep="y" if keep else None)
     clean = eraser(X, {"z": labels["z"]})
     size = np.linalg.norm(cov(X, labels["z"]))
@@ -69,24 +70,42 @@ def test_constraints_and_least_change(seed: int, classes: int, keep: bool) -> No
     assert changed < plain.report.distortion * X.var(0).sum()
 
 
-def test_joint_cells_and_class_moments_know_the_same() -> None:
+@pytest.mark.parametrize("made", [{}, {"by": "z"}, {"block_rows": 50}])
+def test_merged_stored_and_factored_moments_know_the_same(made: Any, tmp_path: Path) -> None:
     X, labels = data()
-    by, joint = (
-        sf.oracle(sf.Moments(**made).update(X, labels), erase="z", keep="y")
-        for made in ({"by": "z"}, {"joint": [("z", "y")]})
-    )
-    np.testing.assert_allclose(by(X, labels), joint(X, labels), atol=1e-10)
-    snapshot = sf.oracle(sf.Moments(by="z").update(X, labels).factored(), erase="z", keep="y")
-    np.testing.assert_allclose(by(X, labels), snapshot(X, labels), atol=1e-10)
+    expected = sf.oracle(sf.Moments().update(X, labels), erase="z", keep="y")(X, labels)
+    parts = [
+        sf.Moments(**made).update(X[i::3], {k: v[i::3] for k, v in labels.items()})
+        for i in range(3)
+    ]
+    extra = sf.Moments(**made).update(X[:50] + 3, {k: v[:50] for k, v in labels.items()})
+    total = sum(parts[1:], parts[0] + extra) - extra
+    total.save(tmp_path / "state")
+    loaded = sf.Moments.load(tmp_path / "state")
+    for moments in (total, loaded, loaded.factored(), loaded.scaled(3)):
+        found = sf.oracle(moments, erase="z", keep="y")(X, labels)
+        np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
+def test_sampled_covariances_keep_the_constraints() -> None:
+    X, labels = data(3000)
+    moments = sf.Moments(subsample=0.3).update(X, labels)
+    clean = sf.oracle(moments, erase="z", keep="y")(X, labels)
+    assert np.abs(cov(clean, labels["z"])).max() < 1e-10
+    np.testing.assert_allclose(cov(clean, labels["y"]), cov(X, labels["y"]), atol=1e-10)
 
 
 def test_continuous_task_and_continuous_concept() -> None:
     X, labels = data()
     score = X[:, 0] + np.random.default_rng(1).normal(size=len(X)) + 100.0
-    moments = sf.Moments(by="z").update(X, {"z": labels["z"], "score": score})
+    moments = sf.Moments().update(X, {"z": labels["z"], "score": score})
     clean = sf.oracle(moments, erase="z", keep="score")(X, {"z": labels["z"]})
     np.testing.assert_allclose(cov(clean, score), cov(X, score), atol=1e-10)
     assert np.abs(cov(clean, labels["z"])).max() < 1e-10
+    both = sf.Moments().update(X, {"score": score, "other": X[:, 1]})
+    clean = sf.oracle(both, erase="score", keep="other")(X, {"score": score})
+    np.testing.assert_allclose(cov(clean, X[:, 1]), cov(X, X[:, 1]), atol=1e-9)
+    assert np.abs(cov(clean, score)).max() < 1e-10
     eraser = sf.oracle(sf.Moments().update(X, {"score": score}), erase="score")
     clean = eraser(X, {"score": score})
     assert np.abs(cov(clean, score)).max() < 1e-10
@@ -95,7 +114,7 @@ def test_continuous_task_and_continuous_concept() -> None:
 
 def test_several_concepts_are_erased_jointly() -> None:
     X, labels = data()
-    moments = sf.Moments(joint=[("z", "y")]).update(X, labels)
+    moments = sf.Moments().update(X, labels)
     clean = sf.oracle(moments, erase=["z", "y"])(X, labels)
     for name in ("z", "y"):
         assert np.abs(cov(clean, labels[name])).max() < 1e-10
@@ -104,7 +123,7 @@ def test_several_concepts_are_erased_jointly() -> None:
 def test_relation_within_classes_is_kept_without_keep() -> None:
     """o-LEACE moves whole classes; o-SPLINCE does not, where something is to be given back."""
     X, labels = data()
-    moments = sf.Moments(by="z").update(X, labels)
+    moments = sf.Moments().update(X, labels)
     for keep, same in ((None, True), ("y", False)):
         clean = sf.oracle(moments, erase="z", keep=keep)(X, labels)
         gaps = [
@@ -119,7 +138,7 @@ def test_relation_within_classes_is_kept_without_keep() -> None:
 
 def test_strength_moves_between_the_two() -> None:
     X, labels = data()
-    moments = sf.Moments(by="z").update(X, labels)
+    moments = sf.Moments().update(X, labels)
     none, half, full = (
         sf.oracle(moments, erase="z", keep="y", strength=b)(X, labels) for b in (0.0, 0.5, 1.0)
     )
@@ -156,7 +175,7 @@ def test_feasibility_is_decided_by_the_kernels(family: str) -> None:
             part = X[own].T @ (counts[c] * y[own] - y[own].sum())
             within = within + part * counts[1 - c]
         feasible = not total.any() or bool(within.any())
-        moments = sf.Moments(by="z").update(X.astype(float), {"z": z, "y": y})
+        moments = sf.Moments().update(X.astype(float), {"z": z, "y": y})
         if feasible:
             clean = sf.oracle(moments, erase="z", keep="y")(X.astype(float), {"z": z})
             assert np.abs(cov(clean, z)).max() < 1e-9
@@ -171,7 +190,7 @@ def test_feasibility_is_decided_by_the_kernels(family: str) -> None:
 
 def fitted(missing: str = "splince") -> tuple[sf.ConditionalEraser, Float, dict[str, Any]]:
     X, labels = data()
-    moments = sf.Moments(by="z").update(X, labels)
+    moments = sf.Moments().update(X, labels)
     return sf.oracle(moments, erase="z", keep="y", missing=missing), X, labels
 
 
@@ -265,8 +284,17 @@ def test_moments_that_know_too_little() -> None:
     X, labels = data()
     plain = sf.Moments().update(X, labels)
     assert sf.oracle(plain, erase="z").report.distortion > 0  # one variable needs no pairs
-    with pytest.raises(sf.InputError, match=r"Moments\(by='z'\).*joint=\[\('z', 'y'\)\]"):
-        sf.oracle(plain, erase="z", keep="y")
+    apart = sf.Moments().update(X, {"z": labels["z"]}).update(X, {"y": labels["y"]})
+    with pytest.raises(sf.InputError, match="weight 600 carry a label of 'z', of 1200"):
+        sf.oracle(apart, erase="z", keep="y")
+    both = sf.Moments(block_rows=50).update(X, labels)
+    tensors, metadata = record.to_record(both)
+    old = record.from_record(  # as a file of format 1 has it
+        {key: t for key, t in tensors.items() if not key.startswith("pairs.")},
+        {key: value for key, value in metadata.items() if key != "pairs"},
+    )
+    with pytest.raises(sf.InputError, match="of an older version"):
+        sf.oracle(old, erase="z", keep="y")
     z = labels["z"].astype(object)
     z[:7] = None
     with pytest.raises(sf.InputError, match="weight 593 carry a label of 'z', of 600"):
