@@ -186,6 +186,13 @@ def _classes(dtype: str, d: int) -> Ways:
     return {OURS: accumulate(Problem(few.X, codes, few.y)), "2 classes": accumulate(few)}
 
 
+@job("labels/scatter by 2 classes/{dtype}/768", "row", within("one scatter", 1.15), dtype=DTYPES)
+def _by_class(dtype: str) -> Ways:
+    """`Moments(by=)`, two classes of like size."""
+    data = rows_of(768, dtype)
+    return {OURS: accumulate(data, by="z"), "one scatter": accumulate(data)}
+
+
 @job("labels/512 columns/{dtype}/512", "row", within(FLOOR, 2.0), dtype=DTYPES)
 def _columns(dtype: str) -> Ways:
     """Continuous labels in many columns.

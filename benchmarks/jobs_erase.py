@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -121,6 +122,16 @@ def _leace(d: int) -> Ways:
     return {OURS: leace_of(moments), FLOOR: lapack(moments, "z"), CE: other}
 
 
+@job("oracle/{d}", "call", d=[768])
+@job("oracle/{d}", "call", within("splince", 1.2), d=[2048])
+def _oracle(d: int) -> Ways:
+    """With the map of rows without a label, which reuses the factor."""
+    data = problem_of(d)
+    moments = sf.Moments(joint=[("z", "y")]).update(data.X, data.labels)
+    ours = Contender(lambda: sf.oracle(moments, erase="z", keep="y"))
+    return {OURS: ours, "splince": splince_of(moments)}
+
+
 @job("factor/{kind}/{d}", "call",
      lambda kind, d: within("first eraser", {2048: 0.15, 4096: 0.05}[d]),
      d=(4096, 2048), kind=("second eraser", "concept_strength"))  # fmt: skip
@@ -132,6 +143,24 @@ def _factor(d: int, kind: str) -> Ways:
     alpha = Contender(lambda: sf.concept_strength(factored, "z"))
     ours = alpha if kind == "concept_strength" else splince_of(factored)
     return {OURS: ours, "first eraser": splince_of(moments)}
+
+
+@job("quadratic/{d}", "call", within(FLOOR, 20.0), d=[768])
+def _quadratic(d: int) -> Ways:
+    """Two classes and a task; the floor is one eigendecomposition of the covariance."""
+    d = pick(d, 16)
+    data = problem(4 * d, d, "float64")
+    moments = sf.Moments(by="z").update(data.X, data.labels)
+    S = moments.covariance()
+
+    def ours() -> Array:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", sf.UnseenRowsWarning)
+            eraser = sf.quadratic(moments, erase="z", keep="y", shrinkage=0.5)
+        assert eraser.maps is not None
+        return eraser.maps
+
+    return {OURS: Contender(ours), FLOOR: Contender(lambda: scipy.linalg.eigh(S)[0])}
 
 
 def orthogonal(d: int, rank: int) -> sf.Projection:

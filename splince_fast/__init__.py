@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from splince_fast.methods import leace, mean_projection, sal, splince
     from splince_fast.methods.cross import CrossReport, cross_report
     from splince_fast.methods.oracle import oracle
+    from splince_fast.methods.quadratic import quadratic
     from splince_fast.methods.quick import erase
     from splince_fast.methods.repair import repair
     from splince_fast.methods.unseen import FoldReport
@@ -64,6 +65,7 @@ _LAZY = {
     "load_eraser": "splince_fast.eraser",
     "erase": "splince_fast.methods.quick",
     "splince": "splince_fast.methods",
+    "quadratic": "splince_fast.methods.quadratic",
     "leace": "splince_fast.methods",
     "sal": "splince_fast.methods",
     "mean_projection": "splince_fast.methods",
@@ -136,6 +138,7 @@ __all__ = [
     "mean_projection",
     "nn",
     "oracle",
+    "quadratic",
     "repair",
     "sal",
     "show_config",

@@ -1,4 +1,4 @@
-"""ConditionalEraser: an affine map behind a shift that depends on the labels of each row."""
+"""ConditionalEraser: an affine map of each row that depends on its labels."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 Float = NDArray[np.float64]
 
 _FORMAT, KIND = 1, "conditional"
+# The first warning of every report.
+NEEDS_LABELS = (
+    "the map depends on the label of each row: it needs them for every row that is erased, and "
+    "using them may be unlawful where the concept is a protected attribute"
+)
 # Bytes of rows that are mapped at a time, in float64.
 _BLOCK_BYTES = 1 << 24
 
@@ -50,8 +55,9 @@ class Shift(NamedTuple):
 class ConditionalEraser:
     """The map r(x, z) = B(x - shift(z)), with an affine map B of low co-rank.
 
-    Made by :func:`splince_fast.oracle`; immutable. It needs the labels of the concept for every
-    row: using them may be unlawful where the concept is protected.
+    Or, with a matrix A_c per class of one variable, B(mean + A_c (x - shift(z) - mean)). Made by
+    :func:`splince_fast.oracle` and :func:`splince_fast.quadratic`; immutable. It needs the
+    labels of the concept for every row: using them may be unlawful where the concept is protected.
 
     Parameters
     ----------
@@ -61,10 +67,17 @@ class ConditionalEraser:
         B, applied to shifted rows.
     fallback : Projection or None
         The map of rows without a label; None refuses such rows.
+    maps : (k, d, d) float64, optional
+        A_c, for the classes of the only shift; about the mean of `after`.
     method : str
         Label of the method that made it.
     report : Report, optional
-        What is known of how it was made.
+        Report of the fit.
+
+    Raises
+    ------
+    InputError
+        Shapes that do not fit together, or numbers that are not finite.
 
     Examples
     --------
@@ -88,6 +101,7 @@ class ConditionalEraser:
         after: Projection,
         fallback: Projection | None,
         *,
+        maps: Float | None = None,
         method: str = "custom",
         report: Report | None = None,
     ) -> None:
@@ -103,6 +117,16 @@ class ConditionalEraser:
                 raise InputError(f"the shift of {shift.name!r} must be finite")
         if fallback is not None and fallback.n_features != d:
             raise InputError(f"the fallback has {fallback.n_features} features, and B has {d}")
+        if maps is not None:
+            if len(shifts) != 1 or maps.shape != (len(shifts[0].matrix), d, d):
+                raise InputError(
+                    f"maps have shape {maps.shape}; with one shift, of k classes, they must be "
+                    f"(k, {d}, {d})"
+                )
+            if not np.isfinite(maps).all():
+                raise InputError("maps must be finite")
+            maps.setflags(write=False)
+        self._maps = maps
         self._shifts, self._after, self._fallback = tuple(shifts), after, fallback
         self._method, self._report = method, report
 
@@ -119,9 +143,20 @@ class ConditionalEraser:
         return self._after
 
     @property
+    def maps(self) -> Float | None:
+        """(k, d, d) float64: the matrix of each class, applied before B; None where it has none."""
+        return self._maps
+
+    @property
     def fallback(self) -> Projection | None:
         """The map of rows without a label; None where such rows are refused."""
         return self._fallback
+
+    @property
+    def label_kinds(self) -> dict[str, str]:
+        """Variables whose labels it needs, each with its kind: "classes" or "continuous"."""
+        kinds = {True: "continuous", False: "classes"}
+        return {shift.name: kinds[shift.classes is None] for shift in self._shifts}
 
     @property
     def n_features(self) -> int:
@@ -135,7 +170,7 @@ class ConditionalEraser:
 
     @property
     def report(self) -> Report | None:
-        """What is erased and kept, and at what cost."""
+        """Erased and kept variables, and the cost."""
         return self._report
 
     def __repr__(self) -> str:
@@ -148,8 +183,9 @@ class ConditionalEraser:
             return NotImplemented
         fallback = None if self._fallback is None else second @ self._fallback
         return ConditionalEraser(
-            self._shifts, second @ self._after, fallback, method=f"{second.method} @ {self._method}"
-        )
+            self._shifts, second @ self._after, fallback, maps=self._maps,
+            method=f"{second.method} @ {self._method}",
+        )  # fmt: skip
 
     # -- applying --------------------------------------------------------------------------
 
@@ -162,7 +198,9 @@ class ConditionalEraser:
         out: Any = None,
         progress: bool | None = None,
     ) -> Any:
-        """Apply to rows: O(n d) for the shift, and O(n d r) for a map B of co-rank r.
+        """Apply to rows: O(n d) for the shift, O(n d r) for a map B of co-rank r.
+
+        A matrix per class costs O(n d^2).
 
         Parameters
         ----------
@@ -243,8 +281,7 @@ class ConditionalEraser:
         n = int(np.prod(lead))
         if len(lead) > 1:
             columns = {name: per_position(column, lead) for name, column in columns.items()}
-        kinds = {s.name: "continuous" if s.classes is None else "classes" for s in self._shifts}
-        encoded = encode(columns, n, kinds=kinds)
+        encoded = encode(columns, n, kinds=self.label_kinds)
         found: list[NDArray[Any]] = []
         for shift in self._shifts:
             column = encoded.get(shift.name)
@@ -262,7 +299,7 @@ class ConditionalEraser:
                 raise LabelError(
                     f"{int(blank.sum()):,} row(s) have no label of {shift.name!r}, row "
                     f"{int(np.argmax(blank))} the first; leave them out with mask=, or fit with "
-                    "missing='splince'"
+                    "missing='splince', which sf.oracle takes"
                 )
         return found
 
@@ -293,6 +330,11 @@ class ConditionalEraser:
                         lost = own < 0
                         shifted -= shift.matrix.take(np.where(lost, 0, own), axis=0)
                     blank |= lost
+                if self._maps is not None:
+                    mean, own = self._after.mean, read[0][piece]
+                    for c in np.unique(own[own >= 0]):
+                        rows_of = np.flatnonzero(own == c)
+                        shifted[rows_of] = mean + (shifted[rows_of] - mean) @ self._maps[c].T
                 self._after(shifted, out=shifted)
                 if blank.any() and self._fallback is not None:
                     shifted[blank] = self._fallback(block[blank])
@@ -324,7 +366,7 @@ class ConditionalEraser:
             Always.
         """
         raise FoldError(
-            f"{self._method} shifts each row by its labels, so that it cannot be merged into the "
+            f"{self._method} maps each row by its labels, so that it cannot be merged into the "
             "weights of a layer; erase the rows, or use leace or splince"
         )
 
@@ -338,7 +380,7 @@ class ConditionalEraser:
         path : path
             The file; whatever happens, it holds either what it held before or the whole map.
         """
-        tensors: dict[str, NDArray[Any]] = {}
+        tensors: dict[str, NDArray[Any]] = {} if self._maps is None else {"maps": self._maps}
         for i, shift in enumerate(self._shifts):
             tensors |= {f"shift.{i}.mean": shift.mean, f"shift.{i}.matrix": shift.matrix}
         maps = {"after": self._after, "fallback": self._fallback}
@@ -400,7 +442,8 @@ class ConditionalEraser:
             }
             report = metadata["report"]
             return cls(
-                shifts, maps["after"], maps.get("fallback"), method=str(metadata["method"]),
+                shifts, maps["after"], maps.get("fallback"), maps=tensors.get("maps"),
+                method=str(metadata["method"]),
                 report=None if report is None else Report.from_dict(report),
             )  # fmt: skip
         except (KeyError, ValueError, TypeError) as error:

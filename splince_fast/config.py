@@ -1,4 +1,4 @@
-"""What the library runs on: versions, BLAS, SIMD, measured rates, and advice on them."""
+"""Environment of the library: versions, BLAS, SIMD, measured rates, and advice on them."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Eraser(Protocol):
 
     @property
     def report(self) -> Report | None:
-        """What is erased and kept, and at what cost."""
+        """Erased and kept variables, and the cost."""
 
     def __call__(
         self,

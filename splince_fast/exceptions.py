@@ -51,7 +51,7 @@ class ConstantVariableError(SplinceError, ValueError):
 
 
 class InfeasibleError(SplinceError, ValueError):
-    """What should be kept lies in the span of what should be erased.
+    """Kept directions lie in the span of the erased ones.
 
     Attributes
     ----------

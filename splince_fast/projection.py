@@ -42,7 +42,7 @@ class Projection:
     method : str
         Name of the method that made it.
     report : Report or callable that makes one, optional
-        What is known of how it was made.
+        Report of the fit.
 
     Raises
     ------
@@ -191,7 +191,7 @@ class Projection:
 
     @property
     def report(self) -> Report | None:
-        """What was erased and kept, and at what cost; None for hand-made projections."""
+        """Erased and kept variables, and the cost; None for hand-made projections."""
         if callable(self._report):
             self._report = self._report()
         return self._report

@@ -65,10 +65,11 @@ class VariableReport:
         of the same distribution after erasing, about (d - r) / n for rank r in n rows (see
         :func:`splince_fast.evaluation.advice.held_out_trace`). None where nothing is whitened, of
         a covariance that was shrunk, and for fewer rows than dimensions. It assumes that all
-        classes have the same covariance, or that the deviation of x does not depend on a
-        continuous variable.
+        classes have the same covariance, unless the moments were made ``by`` the variable, or that
+        the deviation of x does not depend on a continuous variable.
     expected_most : float or None
-        Of classes: an upper bound of `expected` whatever their covariances. The noise of the
+        Of classes: an upper bound of `expected` whatever their covariances; None where these are
+        known, as the moments were made ``by`` the variable. The noise of the
         fitted cross-covariances is tau / n, tau = tr(S^+ sum_c w_c S_c) with w_c = 1 - p_c for
         classes of fractions p_c, summed over directions; as p_c S_c <= S, no direction has more
         than (1 - p) / p times that of equal covariances, p the fraction of the rarest class.
@@ -110,7 +111,7 @@ class VariableReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What an eraser does to the data that it was fitted on.
+    """Effect of an eraser on the data that it was fitted on.
 
     Attributes
     ----------
@@ -185,6 +186,23 @@ class Report:
     strength : float
         Fraction of the covariance with what is kept that is given back, of the part that LEACE
         (for :func:`splince_fast.repair`: the eraser) destroys.
+    gap : float or None
+        Of :func:`splince_fast.quadratic`: (cost - lower bound) / cost of the maps, 0 where they are
+        known to be optimal to rounding. None for ``method="repair"`` and other methods.
+    determinant : float or None
+        Least |I + Lam^T B_c| over classes: the gap is 0 unless it is. None of other methods.
+    covariance_difference, covariance_difference_left : float or None
+        dS2 = sum_c |S_c - mean|^2 / k in white units of the pooled covariance (|S_1 - S_0|^2 / 4
+        for two classes), estimated without bias from folds: before erasing, and expected in new
+        rows after it, to first order. None without folds.
+    distortion_o_leace : float or None
+        Of :func:`splince_fast.oracle`: D_oL, the distortion of o-LEACE, the least with the labels.
+        None of erasers that need no labels.
+    rho_o : float or None
+        Of :func:`splince_fast.oracle` with ``keep=``: the largest rho_o of the combinations of
+        what is kept, the fraction of what x and z predict of it that z predicts alone;
+        corr(z, y)^2 / R^2(y given x, z) of single columns, for which `distortion` is
+        `distortion_o_leace` / (1 - rho_o).
 
     Examples
     --------
@@ -233,6 +251,12 @@ class Report:
     left_out: tuple[int, ...] = ()
     alpha: float = 1.0
     strength: float = 1.0
+    gap: float | None = None
+    determinant: float | None = None
+    covariance_difference: float | None = None
+    covariance_difference_left: float | None = None
+    distortion_o_leace: float | None = None
+    rho_o: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain numbers, strings, lists and dictionaries, ready for JSON."""
@@ -285,29 +309,33 @@ class Report:
     def certificate(self, delta: float = 0.05) -> dict[str, float]:
         """Bound of the R^2 with which a linear predictor finds an erased variable in new rows.
 
-        For maps whose kernel is spanned by the fitted Cov(x, z), whatever Cov(x), task or method:
-        the population R^2 of a column of z is at most t / (1 + t), and n t is distributed as
-        chi-squared of p - 1 degrees of freedom, p the rank of Cov(x), times tau / (p - 1), where
-        tau is that of the classes' covariances in moments made with ``by=``, and p - 1 otherwise.
-        So it assumes, without ``by=``, that all classes have the same covariance, and of a
-        continuous variable that the deviation of x does not depend on it.
+        For every map P with P Cov(x, z) = 0 in the fitted rows, whatever the method, the task or
+        the covariance that it was fitted with: R^2 of a column of z in the population is at most
+        t / (1 + t), with t the squared length of the noise of the fitted Cov(x, z) across the true
+        one, in white coordinates. n t is chi-squared of p - 1 degrees of freedom, p the rank of
+        Cov(x), where all classes have the same covariance, and for a continuous variable whose
+        regression on x has residuals of constant variance. Moments made with ``by=`` need no such
+        assumption: scale and degrees of freedom are those of the covariances of the classes.
 
         Parameters
         ----------
         delta : float in (0, 1)
-            Fraction of fits for which the bound may fail; divided among the columns of a variable.
+            Fraction of fits for which the bound may fail, for each variable; divided among its
+            classes, if these are more than two, or columns.
 
         Returns
         -------
         dict of str to float
-            The bound by variable, of every column of it. It holds for rows of the same
-            distribution, for linear predictors, and asymptotically in the number of rows.
+            The bound by variable, of every class or column of it at once. It holds for rows of
+            the same distribution and linear predictors, asymptotically in the number of rows, and
+            with weights that are counts of rows; it is no statement about other populations, nor
+            about predictors that are not linear.
 
         Raises
         ------
         InputError
-            `delta` is out of range, or the eraser leaves some of the association: ``rank_tol=``,
-            or a fraction of the change.
+            `delta` is out of range; or the eraser leaves some of the association (``rank_tol=``,
+            or a fraction of the change), uses labels, or is a repair, which erases nothing itself.
 
         Examples
         --------
@@ -318,20 +346,24 @@ class Report:
         >>> X = rng.normal(size=(4000, 9)) + z[:, None]
         >>> eraser = sf.leace(sf.Moments(by="z").update(X, {"z": z}), erase="z")
         >>> round(eraser.report.certificate(delta=0.05)["z"], 4)
-        0.004
+        0.0039
         """
         number = isinstance(delta, float | int) and not isinstance(delta, bool)
         if not number or not 0 < delta < 1:
             raise InputError(f"delta is {delta!r}; it must be a number between 0 and 1")
         erased = [v for v in self.variables if v.role == "erased"]
+        if not erased:
+            raise InputError(
+                f"{self.method} erases nothing itself; ask the report of the eraser for its "
+                "certificate"
+            )
         if self.alpha < 1 or any(v.noise is None for v in erased):
             raise InputError(
-                "some of the association with the concept stays (rank_tol=, or a fraction of the "
-                "change), or the file is of an older version: there is no certificate; fit the "
-                "eraser again, without these options"
+                "there is no certificate of this eraser: some of the association with the concept "
+                "stays (rank_tol=, or a fraction of the change), its map depends on labels, or its "
+                "file is of an older version. Fit it again without these options"
             )
-        rank = self.rank_covariance or self.n_features
-        return {v.name: certificate(v.noise, rank, delta) for v in erased if v.noise}
+        return {v.name: certificate(v.noise, delta) for v in erased if v.noise is not None}
 
     def strength_for(self, head: ArrayLike, moments: Moments | Factored) -> float:
         """The strength of least squared error for a frozen head on one task variable.
@@ -479,7 +511,12 @@ class Report:
             ),
             (
                 "removed" if self._erases else "changed",
-                f"{self.rank} of {self.n_features} dimensions"
+                "differences between labels; needs the label of each row"
+                if self.distortion_o_leace is not None
+                else "differences of means and covariances between classes; needs the label of "
+                "each row"
+                if self.determinant is not None
+                else f"{self.rank} of {self.n_features} dimensions"
                 if self.alpha == 1 or not self._erases
                 else f"{self.alpha:.3g} of the deviation in {self.rank} of {self.n_features} "
                 "dimensions; a linear probe still reads the concept",
@@ -493,7 +530,18 @@ class Report:
             distortion += f", after {self.passes} pass{plural} (the last took {self.gain:.1%} off)"
         if self.distortion_leace is not None:
             distortion += f" (LEACE: {100 * self.distortion_leace:.3g} %)"
+        if self.distortion_o_leace is not None:
+            distortion += f" (o-LEACE: {100 * self.distortion_o_leace:.3g} %)"
         facts.append(("distortion", distortion))
+        if self.gap is not None and self.determinant is not None:
+            facts.append(
+                ("optimality", f"gap {self.gap:.1e}, least determinant {self.determinant:.3g}")
+            )
+        if self.covariance_difference is not None:
+            text = f"squared difference of class covariances {self.covariance_difference:.3g}"
+            if self.covariance_difference_left is not None:
+                text += f", {self.covariance_difference_left:.3g} after erasing"
+            facts.append(("new rows", text))
         if self.unseen_distortion is not None:
             text = f"changed {100 * self.unseen_distortion:.3g} %"
             if self.unseen_concept is not None and self.unseen_chance is not None:
@@ -518,6 +566,8 @@ class Report:
             facts.append(("amplification", lost))
         if self.strength < 1:
             facts.append(("strength", f"{self.strength:.3g} of the lost covariance given back"))
+        if self.rho_o is not None:
+            facts.append(("shared with the labels", f"rho_o = {self.rho_o:.4g}"))
         if self.rho is not None:
             facts.append(
                 (
@@ -546,7 +596,12 @@ class Report:
         lines = [
             f"{self.method} was fitted to {self.n_rows:,} rows with {self.n_features} features and "
             + (
-                f"changes them in {self.rank} direction(s)."
+                "moves each of them by its labels, which it needs for every row."
+                if self.distortion_o_leace is not None
+                else "gives all classes one mean and one covariance; it maps each class by its own "
+                "matrix, and needs the label of every row."
+                if self.determinant is not None
+                else f"changes them in {self.rank} direction(s)."
                 if not self._erases
                 else f"removes {self.rank} dimension(s) of them."
                 if self.alpha == 1
@@ -560,9 +615,12 @@ class Report:
                 "no covariance. Pass refine=, the source of the rows."
             )
         else:
+            alone = self.distortion_leace
+            if alone is None:
+                alone = self.distortion_o_leace
             least = (
-                f"; the least that erasing alone takes is {100 * self.distortion_leace:.3g} %."
-                if self.distortion_leace is not None
+                f"; the least that erasing alone takes is {100 * alone:.3g} %."
+                if alone is not None
                 else "."
             )
             lines.append(
@@ -574,6 +632,18 @@ class Report:
                 f"Rows that it was not fitted on it changes by {100 * self.unseen_distortion:.3g} "
                 "%; far more than fitted ones means that the covariance is not well known."
             )
+        if self.gap is not None:
+            lines.append(
+                "Of all maps per class that do so, the least change is at most the fraction "
+                f"{self.gap:.1e} below its own (gap)."
+            )
+        if self.covariance_difference is not None:
+            left = self.covariance_difference_left
+            lines.append(
+                "In new rows the class covariances are expected to differ by "
+                f"{self.covariance_difference:.3g} (squared, in white units)"
+                + ("." if left is None else f", and by {left:.3g} after erasing.")
+            )
         for v in self.variables:
             read = f", read as {v.kind}," if v.kind else ""
             strength = f"{v.singular_values[0]:.3g}" if v.singular_values else "0"
@@ -583,6 +653,13 @@ class Report:
                     "x. A linear probe that is fitted afterwards still reads it, as well as "
                     "before; only alpha = 1 erases."
                 )
+            elif v.role == "erased" and self.determinant is not None:
+                lines.append(
+                    f"{v.name!r}{read}: covariances of classes differ by {v.residual:.1e} after "
+                    f"erasing (rounding explains {v.bound:.1e}): no quadratic predictor does "
+                    "better than a constant on the fitted rows"
+                    + (" if the covariances are those that were shrunk." if self.shrinkage else ".")
+                )
             elif v.role == "erased":
                 lines.append(
                     f"{v.name!r}{read} had a linear trace of strength {strength} in {v.rank} "
@@ -590,6 +667,8 @@ class Report:
                     f"explains {v.bound:.1e}): no linear predictor does better than a constant on "
                     "the fitted rows."
                 )
+                if v.noise is not None:
+                    lines.append(self._bound_in_words(v))
                 if v.expected is not None:
                     lines.append(
                         f"In new rows of the same kind one is expected to explain {v.expected:.2g} "
@@ -650,6 +729,22 @@ class Report:
             )
         return "\n".join([*lines, *(f"Warning: {text}." for text in self.warnings)])
 
+    def _bound_in_words(self, v: VariableReport) -> str:
+        """The certificate of one variable."""
+        limit = f"{self.certificate()[v.name]:.2g}"
+        text = (
+            "In 95 % of fits a linear predictor explains at most "
+            f"{limit} of the variance of {v.name!r} in new rows of the same kind (certificate)."
+        )
+        if v.noise is None or v.noise.by_class:
+            return text
+        if v.kind.startswith("classes"):
+            return (
+                f"{text} It takes the covariances of all classes as equal; moments made with "
+                f"Moments(by={v.name!r}) need not."
+            )
+        return f"{text} It takes the deviation of x as the same for all values of {v.name!r}."
+
     def __str__(self) -> str:
         facts = self._facts()
         wide = max(len(label) for label, _ in facts)
@@ -708,17 +803,22 @@ def _noise_of(values: Any) -> Noise | None:
     """The noise of a variable as a file has it."""
     if values is None:
         return None
-    if not isinstance(values, list | tuple) or len(values) != 3 or isinstance(values[2], str):
-        raise TypeError("the noise of a variable is not a list of three")
-    n, columns, ratios = values
-    numbers = (n, columns, *ratios)
-    if not all(isinstance(v, float | int) and 0 < v < float("inf") for v in numbers):
-        raise TypeError("the noise of a variable holds no positive numbers")
-    return Noise(float(n), int(columns), tuple(map(float, ratios)))
+    series = {key: tuple(values[key]) for key in ("taus", "degrees", "denominators")}
+    noise = Noise(**{**values, **series})
+    numbers = (noise.n, noise.ratio, *noise.taus, *noise.degrees, *noise.denominators)
+    count = len(noise.taus)
+    if (
+        not all(isinstance(v, float | int) and 0 <= v < float("inf") for v in numbers)
+        or not 0 < count == len(noise.degrees)
+        or len(noise.denominators) not in (0, count)
+        or not noise.n
+    ):
+        raise TypeError("the noise of a variable holds impossible numbers")
+    return noise
 
 
 class Facts(NamedTuple):
-    """What the report says beyond the figures of the solve."""
+    """Figures of a report beyond those of the solve."""
 
     method: str
     n_rows: int
@@ -779,9 +879,10 @@ def build_report(
                 shown = np.minimum(shown, 1.0) if not kind.startswith("directions") else shown
                 if role == "erased" and exact and known:
                     sizes = round(facts.weight), solution.rank_covariance, min(metric.shape)
-                    ratio = float(np.mean(facts.noises[i].ratios)) if facts.noises else 1.0
+                    ratio = facts.noises[i].ratio if facts.noises else 1.0
                     expected = expected_r2(shown, *sizes, ratio, ratio)
-                    most = None if largest is None else expected_r2(shown, *sizes, largest)
+                    if largest is not None and not (facts.noises and facts.noises[i].by_class):
+                        most = expected_r2(shown, *sizes, largest)
             variables.append(
                 VariableReport(
                     name,

@@ -17,7 +17,7 @@ from splince_fast.exceptions import InputError, NonFiniteError
 _FLOAT32: np.dtype[Any] = np.dtype(np.float32)
 _FLOAT64: np.dtype[Any] = np.dtype(np.float64)
 
-# What kernels take for unit weights, and for all rows in their order.
+# Arguments of kernels for unit weights, and for all rows in their order.
 NO_WEIGHT, ALL_ROWS = np.empty(0), np.empty(0, np.intp)
 
 # Elements below which a second thread costs more than it saves.

@@ -19,7 +19,9 @@ from splince_fast._runtime.version import library_version
 from splince_fast.exceptions import FileFormatError, InputError
 
 _LIBRARY = "splince_fast"
-_LOADERS = {"projection": "Projection.load", "moments": "Moments.load"}
+_LOADERS = {
+    "projection": "Projection.load", "conditional": "load_eraser", "moments": "Moments.load"
+}  # fmt: skip
 
 
 def write(
@@ -200,7 +202,7 @@ def read(
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:
-    """What a file of this library holds; None where there is none, or another file."""
+    """Kind of a file of this library; None where there is none, or another file."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -31,4 +31,5 @@ def check_keywords(
     taken = inspect.signature(function).parameters.values()
     if not any(p.kind is p.VAR_KEYWORD for p in taken):
         names = [p.name for p in taken if p.name not in without]
-        check_names(given, names, function.__name__ if where is None else where)
+        whole: Any = getattr(function, "func", function)  # of a functools.partial
+        check_names(given, names, whole.__name__ if where is None else where)

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Settling(Protocol):
-    """What is read: it may have to be settled first, while nobody else reads."""
+    """A source of readings, whose waiting rows are merged first, while no other thread reads."""
 
     @property
     def unsettled(self) -> bool:

@@ -19,7 +19,7 @@ _LINE = 64  # bytes of a cache line
 def total_memory() -> int | None:
     """Bytes of memory of the machine, or of the container; None where neither is known.
 
-    What is free at a moment does not count: the same run gives the same result twice.
+    Free memory does not count: the same run gives the same result twice.
     """
     found = []
     with contextlib.suppress(AttributeError, ValueError, OSError):  # no POSIX system

@@ -32,7 +32,7 @@ _PIECE_BYTES = 1 << 18
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """What the map is made of: x - left^T (right (x - mean) - shift).
+    """Factors of the map x - left^T (right (x - mean) - shift).
 
     Attributes
     ----------

@@ -89,7 +89,7 @@ def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 
     Returns
     -------
     list
-        What the calls returned, in order of their ranges.
+        Results of the calls, in the order of their ranges.
     """
     pieces = size // max(1, grain)
     if pieces > 1:

@@ -49,7 +49,7 @@ def dense(
     mean : (d,) float64
         Says which features vary by rounding alone.
     max_rank : int
-        What the rank of S cannot exceed, for the number of rows that it is made of.
+        Bound of the rank of S by the number of its rows.
     tolerance : float
         Noise of the eigenvalues of S scaled to unit diagonal (`tolerances.eigenvalue`).
     share : float

@@ -59,7 +59,7 @@ class Solution(NamedTuple):
         Whether they are read all the same, with S as block diagonal: the others do not tell all
         of what is erased from what is kept.
     outside : (n_erased, d) float64 or None
-        What of the erased spans lies off the support, and is left alone; None where none can.
+        Part of the erased spans off the support, which is left alone; None where there is none.
     """
 
     status: int
@@ -94,7 +94,7 @@ class Solution(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """What rounding explains of the residuals: `tolerances.residual`."""
+        """Bound of the residuals by rounding: `tolerances.residual`."""
         return tolerances.residual(self.whitened.shape[1], self.spread, self.size)
 
 

@@ -163,7 +163,7 @@ OPTIONS = {
 
 MOST_PASSES = 1000
 
-# What moments keep of the rows, and how often they are read again.
+# Options of the accumulation, and of further passes over the rows.
 READING = {
     option.name: option
     for option in (
@@ -249,7 +249,7 @@ _values = attrgetter(*OPTIONS)
 class Options:
     """The options of one solve, checked and then never changed.
 
-    What a method does not take has its default.
+    Options that a method does not take have their defaults.
     """
 
     max_amplification: float | None = None

@@ -31,7 +31,7 @@ _EPS = float(np.finfo(np.float64).eps)
 
 @dataclass(frozen=True, slots=True)
 class ErasureReport:
-    """What an iterative eraser did, and what is left.
+    """Course of an iterative eraser, and the remaining association.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an erasing run found: an orthonormal (d, r) basis, and how it went."""
+    """Result of an erasing run: an orthonormal (d, r) basis, and its course."""
 
     basis: Float
     rounds: int

@@ -41,6 +41,9 @@ def add(commands: Any) -> None:
         "nothing")  # fmt: skip
     add("--embedding", metavar="COLUMN", help="column of vectors in tables")
     add("--key", metavar="NAME", help="array of rows in files of several arrays")
+    add("--labels", action="append", default=[], metavar="[NAME=]FILE",
+        help="labels of the rows of one file of arrays, for an eraser that needs them, as for fit; "
+        "in tables they are columns of the same files")  # fmt: skip
     add("--jobs", type=int, default=1, metavar="N", help="files at a time (default: 1)")
     add("--force", action="store_true", help="overwrite files")
     apply.set_defaults(run=run)
@@ -57,12 +60,13 @@ def run(args: argparse.Namespace) -> None:
         os.path.isdir(args.rows[0]) and not rows.is_dataset(args.rows[0])
     )
     pairs = _pairs(args, rows.expand(args.rows), several)
+    labels = _labels(args, eraser, pairs)
     if several and args.output is not None:
         os.makedirs(args.output, exist_ok=True)
     quiet = args.jobs > 1
 
     def work(pair: tuple[str, str]) -> str:
-        return _erase_file(eraser, *pair, args, progress=False if quiet else None)
+        return _erase_file(eraser, *pair, args, labels, progress=False if quiet else None)
 
     if not quiet:
         for pair in pairs:
@@ -94,6 +98,38 @@ def _eraser(args: argparse.Namespace) -> Eraser:
                 f"splince-fast apply {path} {args.eraser} ..."
             ) from error
         raise
+
+
+def _labels(
+    args: argparse.Namespace, eraser: Eraser, pairs: list[tuple[str, str]]
+) -> dict[str, Any] | None:
+    """The labels that an eraser needs for the rows of a file of arrays.
+
+    Raises
+    ------
+    InputError
+        Labels that the eraser does not need, or none where it does; labels of several files.
+    """
+    from splince_fast.cli import label_files, rows
+
+    kinds: Mapping[str, str] = getattr(eraser, "label_kinds", {})
+    tables = any(rows.kind_of(path) != "array" for path, _ in pairs)
+    if not kinds or tables:
+        if args.labels:
+            raise InputError(
+                "--labels does not apply: labels of tables are columns of the same files"
+                if tables
+                else f"--labels does not apply: this eraser ({eraser.method}) needs no labels"
+            )
+        return None
+    if not args.labels:
+        raise InputError(
+            f"this eraser ({eraser.method}) needs the labels of {', '.join(map(repr, kinds))} for "
+            "every row; pass --labels [NAME=]FILE"
+        )
+    if len(pairs) > 1:
+        raise InputError("--labels are those of one file of rows; apply the eraser file by file")
+    return label_files.read_labels(args.labels, list(kinds), kinds)
 
 
 def _pairs(args: argparse.Namespace, found: list[str], several: bool) -> list[tuple[str, str]]:
@@ -149,7 +185,12 @@ def _check_formats(path: str, target: str, kind: str) -> None:
 
 
 def _erase_file(
-    eraser: Eraser, path: str, target: str, args: argparse.Namespace, progress: bool | None
+    eraser: Eraser,
+    path: str,
+    target: str,
+    args: argparse.Namespace,
+    labels: Mapping[str, Any] | None,
+    progress: bool | None,
 ) -> str:
     """Erase one file, and say how many rows it has."""
     from splince_fast.cli import rows
@@ -160,12 +201,17 @@ def _erase_file(
     elif kind == "dataset":
         n = _erase_dataset(eraser, path, target, args.embedding)
     else:
-        n = _erase_arrays(eraser, path, target, args, progress)
+        n = _erase_arrays(eraser, path, target, args, labels, progress)
     return f"{n:,} rows: {target}"
 
 
 def _erase_arrays(
-    eraser: Eraser, path: str, target: str, args: argparse.Namespace, progress: bool | None
+    eraser: Eraser,
+    path: str,
+    target: str,
+    args: argparse.Namespace,
+    labels: Mapping[str, Any] | None,
+    progress: bool | None,
 ) -> int:
     """One file of arrays."""
     import numpy as np
@@ -176,21 +222,22 @@ def _erase_arrays(
     arrays = rows.read_arrays(path, args.key, "r+" if args.in_place else "r")
     X = arrays.X
     empty = X[:0] if getattr(X, "ndim", 0) else X
-    dtype = eraser(empty).dtype  # refuses a wrong shape before anything is written
+    none = None if labels is None else {name: column[:0] for name, column in labels.items()}
+    dtype = eraser(empty, none).dtype  # refuses a wrong shape before anything is written
     if args.in_place:
         if dtype != X.dtype:
             raise InputError(f"{path!r} holds {X.dtype}, and the result is {dtype}; use -o FILE")
-        eraser(X, out=X, progress=progress)
+        eraser(X, labels, out=X, progress=progress)
         X.flush()
     elif target.endswith(".npy"):
         if not isinstance(X, np.ndarray):
             X = host_rows(X, path)
-        with rows.new_npy(Path(target), eraser(X[:0]).dtype, X.shape) as out:
-            eraser(X, out=out, progress=progress)
+        with rows.new_npy(Path(target), eraser(X[:0], none).dtype, X.shape) as out:
+            eraser(X, labels, out=out, progress=progress)
     else:
         same_format = Path(path).suffix == Path(target).suffix
         others = arrays.others if same_format else {}
-        result = eraser(X, progress=progress)
+        result = eraser(X, labels, progress=progress)
         rows.write_arrays(target, arrays._replace(X=result, others=others))
     return int(np.prod(X.shape[:-1]))
 
@@ -205,7 +252,16 @@ def _erased_column(eraser: Eraser, table: Any, embedding: str, where: str) -> An
     field = table.schema.field(index)
     if not table.num_rows:
         return table
-    X = eraser(matrix_of(table.column(index), embedding, eraser.n_features, rows_in(where, 0)))
+    labels = {}
+    for name in getattr(eraser, "label_kinds", ()):
+        if name not in table.column_names:
+            raise InputError(
+                f"{where} has no column {name!r}, whose labels this eraser needs; it has "
+                f"{table.column_names}"
+            )
+        labels[name] = table.column(name)
+    X = matrix_of(table.column(index), embedding, eraser.n_features, rows_in(where, 0))
+    X = eraser(X, labels or None)
     values = pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), X.shape[1])
     storage = getattr(field.type, "storage_type", field.type)
     if storage.value_type == values.type.value_type:  # not so where integers became float64

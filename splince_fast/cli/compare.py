@@ -54,7 +54,7 @@ def add(commands: Any) -> None:
     add("--alphas", type=_numbers, metavar="L,L,...",
         help="penalties of the heads to choose from")  # fmt: skip
     add("--probe", action="append", metavar="NAME",
-        help="linear, mlp or boosting; may be repeated (default: linear)")  # fmt: skip
+        help="linear, quadratic, mlp or boosting; may be repeated (default: linear)")  # fmt: skip
     add("--jobs", type=int, default=1, metavar="N", help="processes; -1 is one per processor")
     add(
         "--run",

@@ -35,7 +35,8 @@ def add(commands: Any) -> None:
     add("--keep", action="append", metavar="NAME", help="variable to keep; may be repeated")
     add(
         "--method", metavar="NAME",
-        help="splince, leace, sal or mean_projection (default: splince with --keep, else leace)",
+        help="splince, leace, sal, mean_projection or oracle, which needs labels to be applied "
+        "(default: splince with --keep, else leace)",
     )  # fmt: skip
     add("--embedding", metavar="COLUMN", help="column of vectors in tables")
     add("--key", metavar="NAME", help="array of rows in .npz, .safetensors or .pt files of several")
@@ -124,7 +125,7 @@ def run(args: argparse.Namespace) -> None:
     again = {"refine": source, "passes": passes} if passes else {}
     data = moments if folds is None else folds
     eraser = method.function(data, erase=args.erase, **chosen, **again)
-    if folds is None and plain and moments.n_rows >= LEAST_ROWS:
+    if folds is None and plain and moments.n_rows >= LEAST_ROWS and not method.needs_labels:
         eraser = few_rows(eraser)
     eraser.save(args.output)
     print(f"eraser: {args.output}")
@@ -150,7 +151,7 @@ def _folded(args: argparse.Namespace, n_rows: int | None, n_features: int | None
 
 
 def _options(args: argparse.Namespace, method: Method) -> dict[str, Any]:
-    """What the method is given, beside what it erases.
+    """Options of the method.
 
     Raises
     ------

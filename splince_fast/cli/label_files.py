@@ -148,7 +148,7 @@ def _ragged(path: Path, blank: int, line: int, found: int, expected: int) -> Lab
 def _typed(texts: list[str], name: str, path: Path, kind: str | None) -> Any:
     """A column of text as integers, floats or classes; an empty text is missing.
 
-    What is said to be classes stays text, so that "01" and "1" are two of them.
+    Declared classes stay text, so that "01" and "1" are two of them.
     """
     if kind == "classes":
         return encode_one([text or None for text in texts], len(texts), name=name)

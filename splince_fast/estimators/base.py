@@ -1,4 +1,4 @@
-"""What every scikit-learn object of the package shares: checked rows, whole fits, erasing rows."""
+"""Base of the scikit-learn objects: checked rows, whole fits, erasing rows."""
 
 from __future__ import annotations
 

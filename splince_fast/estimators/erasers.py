@@ -42,7 +42,7 @@ Data: TypeAlias = Moments | Factored | Folds
 
 
 class _Eraser(ErasingTransformer):
-    """What the estimators share; each adds its parameters and the method that it calls."""
+    """Base of the estimators; each adds its parameters and its method."""
 
     kinds: Mapping[str, str] | None
     subsample: float | str
@@ -105,8 +105,8 @@ class _Eraser(ErasingTransformer):
             The task. SPLINCE keeps its covariance with X; the other estimators ignore it. With
             ``concept_from="y"`` it is the concept.
         concept : array-like of shape (n_samples,) or (n_samples, k), mapping or frame
-            What is erased; several variables, by name, are erased jointly. A missing label (None
-            or NaN) leaves its row in the statistics of X.
+            Variables to erase; several variables, by name, are erased jointly. A missing label
+            (None or NaN) leaves its row in the statistics of X.
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies.
         groups : array-like of shape (n_samples,), optional
@@ -175,7 +175,7 @@ class _Eraser(ErasingTransformer):
         y : array-like, mapping or frame, optional
             The task, as in :meth:`fit`; every block names the same variables.
         concept : array-like, mapping or frame
-            What is erased, as in :meth:`fit`.
+            Variables to erase, as in :meth:`fit`.
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies.
 
@@ -532,7 +532,7 @@ class _Eraser(ErasingTransformer):
 
     @property
     def report_(self) -> Report:
-        """What is erased and kept, and at what cost; raises as :attr:`projection_`."""
+        """Erased and kept variables, and the cost; raises as :attr:`projection_`."""
         return cast(Report, self.projection_.report)  # every method writes one
 
     @property
@@ -556,9 +556,9 @@ class SPLINCE(_Eraser):
     max_amplification : float, optional
         Give up kept directions at an angle to the erased ones with 1 / sin above this.
     on_infeasible : {"raise", "drop"}
-        What to do where part of the task lies in the span of the concept.
+        Policy where part of the task lies in the span of the concept.
     null_space : {"keep", "drop"}
-        What the map does off the support of X: nothing, or annihilate it.
+        Effect of the map off the support of X: none, or annihilation.
     shrinkage : float in [0, 1], "oas", "ledoit-wolf" or "cv", optional
         Share of an isotropic target in the covariance that is factored; "cv" is for `fit` alone.
     rank_tol : "auto" or float in [0, 1)
@@ -594,7 +594,7 @@ class SPLINCE(_Eraser):
     moments_ : Moments
         All that was learnt of the data.
     report_ : Report
-        What is erased and kept, and at what cost.
+        Erased and kept variables, and the cost.
     erased_, kept_ : list of str
         Names of the variables; after :meth:`from_moments` what was passed there.
     n_samples_seen_, n_features_in_ : int

@@ -1,4 +1,4 @@
-"""What a comparison was made of, and its lists of differences."""
+"""Settings of a comparison, and its lists of differences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ADVISER, ERASER_ROW, PATH = "", "", "alphas"
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What was compared, and on what.
+    """Erasers, heads and data of a comparison.
 
     Attributes
     ----------
@@ -36,7 +36,7 @@ class Context:
     fingerprint, version : str
         Of the data and of the library.
     notes : tuple of str
-        What was warned of.
+        Warnings.
     truth : dict
         Codes of the test rows where the split was the caller's own, for the bootstrap.
     eraser_roles, head_roles : tuple of str

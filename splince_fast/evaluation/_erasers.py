@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,13 +38,13 @@ class Map:
 
     @property
     def factors(self) -> tuple[Float, Float] | None:
-        """What the solver needs; None for the identity."""
+        """Factors for the solver; None for the identity."""
         return (self.left, self.right) if len(self.left) else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
-    """What erasers of one (seed, level) are made from."""
+    """Data that the erasers of one (seed, level) are fitted to."""
 
     moments: Moments
     factored: Factored  # of the same moments: one factor for all erasers and for the advice
@@ -72,7 +72,7 @@ def make(what: Any, context: Context) -> Projection:
     if isinstance(what, str) and (key := key_of(what)) is not None:
         method = METHODS[key]
         kept = {"keep": context.task_name} if method.needs_task else {}
-        return method.function(context.factored, erase=context.erase, **kept)
+        return cast(Projection, method.function(context.factored, erase=context.erase, **kept))
     mean = context.moments.mean
     if what == "random":
         return _random(context, mean)
@@ -142,7 +142,7 @@ def _fitted(estimator: Any, context: Context) -> Projection:
 
 
 def weight_of(model: Any, weights: Float | None) -> dict[str, Float]:
-    """What passes weights of the training rows to `fit`; nothing where all rows are alike.
+    """Keyword that passes weights of the training rows to `fit`; none for equal weights.
 
     Raises
     ------

@@ -168,7 +168,7 @@ def _function(function: types.FunctionType, seen: Seen) -> Iterator[bytes]:
 
 
 def _attributes(value: Any, names: list[str], seen: Seen) -> Iterator[bytes]:
-    """What code with these names may read from a module of the caller."""
+    """Values that code with these names may read from a module of the caller."""
     if not isinstance(value, types.ModuleType):
         return
     if value is importlib and "import_module" in names:

@@ -384,7 +384,7 @@ class Job:
         return with_values(self, record, decided)
 
     def _advice(self, moments: Factored) -> Record:
-        """What the moments say before anything is measured."""
+        """Advice from the moments, before anything is measured."""
         record = self._record(ADVISER, ERASER_ROW)
         erase = list(self.plan.concepts)
         frozen = advice.frozen_head_advice(moments, erase, self.plan.task_name)

@@ -1,4 +1,4 @@
-"""What heads are made of: scaling, decisions, the choice among them, ridge fits."""
+"""Parts of heads: scaling, decisions, the choice among them, ridge fits."""
 
 from __future__ import annotations
 

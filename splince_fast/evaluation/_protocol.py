@@ -36,7 +36,7 @@ class Split:
     missing : int
         Rows left out because a label is missing.
     notes : tuple of str
-        What was adjusted.
+        Adjustments.
     weights, validation_weights : ndarray of float64 or None
         Of the training and validation rows where cells reach their shares by weights; constant
         in a cell, and adding up to (sum w)^2 / sum w^2, the rows of equal weight that would say

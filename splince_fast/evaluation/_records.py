@@ -1,4 +1,4 @@
-"""What metrics over groups return."""
+"""Results of metrics over groups."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def number(value: float) -> str:
 
 
 def head_title(result: Comparison, head: str) -> str:
-    """What a head means, in a line."""
+    """Definition of a head, in a line."""
     role = dict(zip(result.context.heads, result.context.head_roles, strict=True))[head]
     meaning = {
         "retrained": "head refitted after erasing",
@@ -120,14 +120,14 @@ def head_title(result: Comparison, head: str) -> str:
 
 
 def overview(result: Comparison) -> str:
-    """What print shows, in at most 100 columns."""
+    """Text of print, in at most 100 columns."""
     parts = [heading(result), *map(str, summaries(result))]
     remarks = [wrapped(line) for line in remarks_of(result)]
     return "\n\n".join([*parts, "\n".join(remarks)] if remarks else parts)
 
 
 def remarks_of(result: Comparison) -> list[str]:
-    """What failed, the first notes, and the advice, a line each."""
+    """Failures, the first notes, and the advice, a line each."""
     failed = [
         f"! {eraser}{', ' + head if head else ''}: {reason}"
         for eraser, head, reason in result.failures
@@ -136,7 +136,7 @@ def remarks_of(result: Comparison) -> list[str]:
 
 
 def notebook(result: Comparison) -> str:
-    """What a notebook shows: as `overview`, in HTML."""
+    """HTML of `overview`, for notebooks."""
     items = "".join(f"<li>{html.escape(line)}</li>" for line in remarks_of(result))
     return (
         f"<p style='white-space:pre-line'>{html.escape(heading(result))}</p>"
@@ -146,7 +146,7 @@ def notebook(result: Comparison) -> str:
 
 
 def heading(result: Comparison) -> str:
-    """What was compared, and what a figure is."""
+    """Settings of the comparison, and definition of a figure."""
     c = result.context
     sizes = list(result.sizes.values())
     train, validation, test = (_range([size[k] for size in sizes]) for k in range(3))
@@ -339,7 +339,7 @@ def signed(value: float) -> str:
 
 
 def advice_lines(result: Comparison) -> list[str]:
-    """What the moments say, beside what was measured."""
+    """Advice from the moments beside the measured figures."""
     found = result.advice()
     if not found:
         return []

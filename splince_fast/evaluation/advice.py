@@ -92,7 +92,7 @@ def frozen_squared_errors(
     test : ndarray of shape (n, d)
         Rows less the mean of the training rows.
     target : ndarray of shape (n, k)
-        What the head predicts.
+        Targets of the head.
     mean : ndarray of shape (k,)
         Of the target in the training rows, the prediction for a row at the mean.
 

@@ -28,7 +28,7 @@ def draw(result: Comparison, kind: str, **options: Any) -> Any:
     Parameters
     ----------
     result : Comparison
-        What compare found.
+        Result of compare.
     kind : str
         One of :data:`KINDS`.
     **options
@@ -299,7 +299,7 @@ def _groups(
 def _trade_off(
     result: Comparison, axes: Any, *, head: str | None = None, p: float | None = None
 ) -> None:
-    """What is still found against what is still done: down and right is better."""
+    """Probe of the concept against score of the task: down and right is better."""
     heads = result.context.heads if head is None else (head,)
     for k, each in enumerate(heads):
         for eraser in result.context.erasers:

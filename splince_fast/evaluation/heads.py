@@ -232,7 +232,7 @@ def select_head(
     alphas : sequence of float
         Candidates.
     rule : {"worst_group", "accuracy"}
-        What decides first.
+        Score that decides first.
 
     Returns
     -------

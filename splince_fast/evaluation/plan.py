@@ -26,7 +26,8 @@ from splince_fast.methods.table import METHODS, key_of
 Float = NDArray[np.float64]
 
 ERASERS = (
-    *(method.label for method in METHODS.values()), "random", "INLP", "RLACE",
+    *(method.label for method in METHODS.values() if not method.needs_labels),
+    "random", "INLP", "RLACE",
     "SAL+repair", "INLP+repair", "RLACE+repair",
 )  # fmt: skip
 HEADS = ("retrained", "frozen", "unregularised")
@@ -278,7 +279,7 @@ def _most_rows(width: int) -> int:
 
 
 def _told(most: int, there: int) -> str:
-    """What happens to the other rows, in words."""
+    """Use of the other rows, in words."""
     return (
         f"a job keeps at most {_JOB_BYTES / 2**20:,.0f} MiB of rows in float64: {most:,} of "
         f"{there:,} are used, drawn at random for each seed; with association=, sizes= takes more"
@@ -369,6 +370,11 @@ def _named(chosen: Any, known: tuple[str, ...], what: str) -> tuple[Named, ...]:
         if isinstance(thing, str):
             labels = {label.lower(): label for label in known}
             if what == "eraser" and (key := key_of(thing)) is not None:
+                if METHODS[key].needs_labels:
+                    raise InputError(
+                        f"{key} is applied with the labels of the rows, and the test rows of a "
+                        "comparison are erased without; evaluate it on rows of your own"
+                    )
                 thing = METHODS[key].label
             elif thing.lower() not in labels:
                 raise InputError(f"there is no {what} {thing!r}; choose from {', '.join(known)}")

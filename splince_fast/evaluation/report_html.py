@@ -39,7 +39,7 @@ def render(result: Comparison) -> str:
     Parameters
     ----------
     result : Comparison
-        What compare found.
+        Result of compare.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def render(result: Comparison) -> str:
 
 
 def _caption(result: Comparison, kind: str) -> str:
-    """What a figure shows, true of this run."""
+    """Caption of a figure, for this run."""
     if kind == "association" and not result.context.same_test:
         return (
             "Test rows are decorrelated, but differ between levels, as groups stay whole: compare "
@@ -93,7 +93,7 @@ def _title(result: Comparison) -> str:
 
 
 def _summary(result: Comparison) -> str:
-    """What the first screen is about."""
+    """Cards of the first screen."""
     p = result.level()
     if p is None:
         return _tables.heading(result)
@@ -107,7 +107,7 @@ def findings(result: Comparison) -> list[tuple[str, str]]:
     Parameters
     ----------
     result : Comparison
-        What compare found.
+        Result of compare.
 
     Returns
     -------
@@ -207,12 +207,12 @@ def _difference_tables(result: Comparison) -> list[_tables.Table]:
 
 
 def settings(result: Comparison) -> list[tuple[str, str]]:
-    """What was run.
+    """Settings of the run.
 
     Parameters
     ----------
     result : Comparison
-        What compare found.
+        Result of compare.
 
     Returns
     -------

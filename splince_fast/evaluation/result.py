@@ -1,4 +1,4 @@
-"""What compare found: tables, differences with tests, advice, files."""
+"""Results of compare: tables, differences with tests, advice, files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Comparison:
     records : list of dict
         One per seed, level, eraser and head.
     context : Context
-        What was compared.
+        Settings of the comparison.
 
     Examples
     --------
@@ -273,7 +273,7 @@ class Comparison:
         return found
 
     def advice(self, p: float | None = None) -> dict[str, float]:
-        """What the moments alone say, means over seeds.
+        """Advice from the moments alone, means over seeds.
 
         ``rho`` and ``threshold`` are those of
         :class:`~splince_fast.evaluation.advice.FrozenHeadAdvice`, ``expected_r2`` and
@@ -448,7 +448,7 @@ class Comparison:
         Parameters
         ----------
         kind : {"association", "alphas", "covariance", "leakage", "groups", "trade-off"}
-            What to show.
+            Figure to show.
         **options
             ``metric``, ``head``, ``p``, ``reference``, where the figure has them.
 

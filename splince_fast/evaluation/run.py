@@ -75,8 +75,8 @@ def compare(
         Rows of one group (a person, a document) stay in one part and in one fold, those that
         choose a alpha included; with `test` a group in several parts is an error.
     erasers : sequence or mapping
-        Of "none", "SAL", "LEACE", "SPLINCE", "mean", "random", "INLP", "RLACE", and "SAL+repair",
-        "INLP+repair", "RLACE+repair", which keep the task by
+        Of "none", "SAL", "LEACE", "SPLINCE", "MeanProjection", "random", "INLP", "RLACE", and
+        "SAL+repair", "INLP+repair", "RLACE+repair", which keep the task by
         :func:`splince_fast.repair` of the training rows; estimators with a ``projection_``, fitted
         on centred and scaled training rows with the validation rows; or functions from
         :class:`Moments` of the training rows, with the variables "task" ("kept task" where a
@@ -103,8 +103,8 @@ def compare(
     alphas : sequence of float
         Penalties to choose from; every point is kept.
     select : {"worst_group", "accuracy"}
-        What the validation rows choose alpha by, the same for every eraser.
-    leakage : sequence of {"linear", "mlp", "boosting"}
+        Score of the validation rows that chooses alpha, the same for every eraser.
+    leakage : sequence of {"linear", "quadratic", "mlp", "boosting"}
         Probes for the concept on erased test rows.
     metrics : mapping of str to function or Metric, optional
         Further metrics of (y_true, y_pred). A :class:`Metric` says in which direction it is

@@ -212,7 +212,7 @@ OF_ERASERS: dict[str, Metric] = {
 # where there are several.
 OF_PROBES: dict[str, Metric] = {
     f"{probe}_{figure}": Metric(None, lower, f"{probe} {label}", "eraser")
-    for probe in ("probe", "mlp", "boosting")
+    for probe in ("probe", "quadratic", "mlp", "boosting")
     for figure, lower, label in (
         ("accuracy", True, "acc"), ("auc", True, "AUC"), ("r2", True, "R2"),
         ("chance", None, "chance"),

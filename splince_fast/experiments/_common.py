@@ -1,4 +1,4 @@
-"""What the experiments share: options, findings, the columns of a comparison, the reading."""
+"""Common parts of the experiments: options, findings, columns of a comparison, the reading."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def in_words(low: float, high: float) -> str:
 
 @dataclass(slots=True)
 class Findings:
-    """What an experiment found.
+    """Findings of an experiment.
 
     Attributes
     ----------
@@ -115,7 +115,7 @@ class Findings:
     tables : list of Table
         Ours.
     paper : list of Table
-        What the paper prints, with the label of its table.
+        Figures of the paper, with the label of its table.
     claims : list of Claim
     figures : dict of str to matplotlib figure
     notes : list of str
@@ -189,7 +189,7 @@ def eraser_table(result: Comparison, p: float | None, title: str) -> Table:
 
 
 def over(result: Comparison) -> str:
-    """What an interval is over."""
+    """Units that an interval is over."""
     n = len(result.context.seeds)
     return (
         f"± is half a 95 % interval over {n} resamplings of one data set" if n > 1 else "one seed"

@@ -22,7 +22,7 @@ from splince_fast.exceptions import MissingExtraError
 
 Batch = dict[str, Any]
 
-# What a model is called with; other keys of a batch are labels and what belongs to its rows.
+# Arguments of a model; other keys of a batch are labels and other columns of its rows.
 _INPUTS = ("input_ids", "inputs_embeds", "attention_mask")
 
 

@@ -37,7 +37,7 @@ class Dataset:
     sizes : tuple of three int or None
         Rows for training, validation and test of the association protocol.
     arrays : dict of str to ndarray
-        What belongs to no row, such as rows of a language-model head.
+        Arrays of no row, such as those of a language-model head.
     words : dict of str to pair of str
         What 0 and 1 of the task and the concept mean.
 

@@ -62,10 +62,10 @@ def splince(
     max_amplification : float, optional
         Give up kept directions at an angle to the erased ones with 1 / sin above this.
     on_infeasible : {"raise", "drop"}
-        What to do where part of what is kept lies in the span of what is erased, to rounding:
+        Policy where kept directions lie in the span of the erased ones, to rounding:
         raise InfeasibleError, or give that part up, with a warning.
     null_space : {"keep", "drop"}
-        What the map does off the support of x: nothing, or annihilate it as the formula printed
+        Effect of the map off the support of x: none, or annihilation as in the formula printed
         in the paper does. On the data the two agree.
     shrinkage : float in [0, 1], "oas", "ledoit-wolf" or "cv", optional
         Factor (1 - a) Cov(x) + a (tr Cov(x) / d) I instead of Cov(x). The constraints stay exact;

@@ -1,4 +1,4 @@
-"""What an eraser does to rows that it was not fitted on, from the moments of folds alone."""
+"""Effect of an eraser on held-out rows, from the moments of folds alone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from splince_fast._runtime.keywords import check_names
 from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Selection, names_of
 from splince_fast.exceptions import InputError
+from splince_fast.methods.closed_forms import leace, mean_projection, sal, splince
 from splince_fast.methods.recipe import Recipe
-from splince_fast.methods.table import METHODS, method_of, none
+from splince_fast.methods.table import method_of
 from splince_fast.methods.unseen import FoldReport, merged, warn
 from splince_fast.moments import Folds, Moments
 from splince_fast.projection import Projection
@@ -22,14 +23,14 @@ from splince_fast.projection import Projection
 
 @dataclass(frozen=True, slots=True)
 class CrossReport:
-    """What an eraser does to rows that it was not fitted on.
+    """Effect of an eraser on held-out rows.
 
     Attributes
     ----------
     method : str
     folds : tuple of FoldReport
     shrinkage : float, str or None
-        What the erasers were fitted with; what was chosen, for ``"cv"``.
+        Intensity of the fits; the chosen one for ``"cv"``.
     eraser : Projection
         Fitted to all folds; the means of the figures below stand in its report.
     weak_features : tuple of int
@@ -127,7 +128,7 @@ def cross_report(
     erase : str, tuple or list of them
         Variables to erase.
     keep : str, tuple, list of them, or array of shape (d, k), optional
-        What is kept.
+        Variables to keep, or directions.
     method : {"splince", "leace", "sal", "mean_projection"}, optional
         Name in any case. The default is SPLINCE where `keep` is given, and LEACE otherwise.
     **options
@@ -178,10 +179,10 @@ def cross_report(
             "them from the same features"
         )
     chosen = method_of(method, keep)
-    if chosen not in METHODS.values() or chosen.function is none:
+    if chosen.function not in (splince, leace, sal, mean_projection):
         raise InputError(
             f"cross_report solves on folds, which {chosen.label} does not; choose one of "
-            + ", ".join(repr(key) for key in METHODS if key != "none")
+            + "'splince', 'leace', 'sal', 'mean_projection'"
         )
     names_of(erase, "erase")
     check_names(options, chosen.options, chosen.label)

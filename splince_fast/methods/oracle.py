@@ -18,6 +18,7 @@ Szz^{+1/2} A^T A Szz^{+1/2} = V diag(c^2) V^T, U = A Szz^{+1/2} V / c is orthono
 from __future__ import annotations
 
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,8 +31,8 @@ from splince_fast._solve.messages import raise_numerical
 from splince_fast._solve.options import OPTIONS, Options
 from splince_fast._solve.restore import Restoration, restore
 from splince_fast._solve.selection import Selection, Span, names_of, span_of
-from splince_fast.conditional import ConditionalEraser, Shift
-from splince_fast.exceptions import InputError, PrecisionWarning
+from splince_fast.conditional import NEEDS_LABELS, ConditionalEraser, Shift
+from splince_fast.exceptions import InfeasibleError, InputError, PrecisionWarning
 from splince_fast.labels import VariableName
 from splince_fast.labels.names import listed
 from splince_fast.methods.closed_forms import leace, splince
@@ -46,11 +47,6 @@ from splince_fast.projection import Projection
 from splince_fast.report import Report, VariableReport
 
 Float = NDArray[np.float64]
-
-_NOTE = (
-    "the map depends on the label of each row: it needs them for every row that is erased, and "
-    "using them may be unlawful where the concept is a protected attribute"
-)
 
 
 class _Columns(NamedTuple):
@@ -134,14 +130,16 @@ def oracle(
         A parameter out of range; rows without a label in the moments; moments of an older file,
         which do not know how labels go together.
     InfeasibleError
-        A kept combination of labels covaries with x through what is erased alone.
+        A kept combination of labels covaries with x through what is erased alone; or SPLINCE, for
+        rows without a label, cannot be, which ``missing="raise"`` leaves out.
     UnknownVariableError, ConstantVariableError, NotEnoughDataError
         As :func:`splince`.
 
     Warns
     -----
     PrecisionWarning
-        What is kept must be enlarged more than 1e4 times.
+        Kept deviations are enlarged more than 1e4 times, or x nearly determines the labels:
+        1 / (1 - c^2) above 1e4 for a canonical correlation c.
 
     Examples
     --------
@@ -179,38 +177,100 @@ def oracle(
         factor = known.factored(options, 0.0, memory)
         if factor.status != STATUS_OK:
             raise_numerical(factor.status, "auto")
+        # In one pass over the factor.
+        both = factor.whiten(np.concatenate([span_z.rows, span_y.rows]))
+        white = {"erased": both[: len(span_z.rows)], "kept": both[len(span_z.rows) :]}
         Szz = _blocks(known, z, z)
         inverse, root = _inverses(Szz)
         predicted = inverse @ span_z.rows  # Szz^+ Sz^T, (k, d)
         shifts = tuple(_shifts(z, predicted))
-        found = None
+        found = rho = None
+        lost = 1.0
         if kept:
-            span_t = span_y.rows - _blocks(known, z, y).T @ predicted
-            conditional = _Conditional(factor, root @ span_z.rows)
+            Szy = _blocks(known, z, y)
+            span_t = span_y.rows - Szy.T @ predicted
+            conditional = _Conditional(factor, root @ span_z.rows, root @ white["erased"])
             units = np.sqrt(known.variances)
             found = restore(conditional, span_t, span_y.rows, units, float(strength))
+            between = Szy.T @ inverse @ Szy
             if found.lost is not None:
-                refuse_lost(found, "oracle", kept, [column.variable for column in y])
+                own = float(np.sum((found.lost @ found.whitened) ** 2))
+                share = own / (own + float(found.lost @ between @ found.lost))
+                remedy = (
+                    "leave keep= out: that keeps the relation within classes. SPLINCE cannot keep "
+                    f"it either (1 - rho_o = {share:.1e})"
+                )
+                refuse_lost(found, "oracle", kept, [column.variable for column in y], remedy)
+            rho, lost = _rho(found.whitened, between, span_y.rows), conditional.lost
         mean = known.mean
-        report = _report(known, factor, span_z, span_y, predicted, found, float(strength))
+        report = _report(
+            known, factor, span_z, span_y, white, predicted, found, float(strength), rho, lost,
+            span_z.rows - Szz @ predicted,
+        )  # fmt: skip
+        fallback = None
+        if missing == "splince":
+            own_factor: Any = _Reused(known, factor)
+            try:
+                fallback = (
+                    splince(own_factor, erase=erased, keep=kept)
+                    if kept
+                    else leace(own_factor, erase=erased)
+                )
+            except InfeasibleError as error:
+                raise InfeasibleError(
+                    f"rows without a label would get SPLINCE, which cannot be: {error}. With the "
+                    "labels it can be: pass missing='raise', and the labels of every row",
+                    error.cosine,
+                ) from error
     empty = np.empty((0, len(mean)))
     left, right = (empty, empty) if found is None else (found.left, found.right)
     after = Projection._make(left, right, mean, method="oracle")
     for note in report.warnings[1:]:
         warnings.warn(note, PrecisionWarning, stacklevel=2)
-    fallback = None
-    if missing == "splince":
-        own: Any = moments
-        fallback = splince(own, erase=erased, keep=kept) if kept else leace(own, erase=erased)
     return ConditionalEraser(shifts, after, fallback, method="oracle", report=report)
 
 
-class _Conditional:
-    """The factor of T from that of S and the rows Szz^{+1/2} Sz^T, as :func:`restore` needs it."""
+class _Reused:
+    """Statistics whose factor is there, for a method that reads moments."""
 
-    def __init__(self, factor: Factor, rows: Float) -> None:
+    def __init__(self, known: Live | Factored, factor: Factor) -> None:
+        self._known, self._factor = known, factor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._known, name)
+
+    def memory(self, whitened: bool) -> AbstractContextManager[None]:
+        """None is needed."""
+        return nullcontext()
+
+    def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
+        """The factor of Cov(x)."""
+        return self._factor
+
+    def _statistics(self) -> AbstractContextManager[_Reused]:
+        return nullcontext(self)
+
+
+def _rho(white: Float, between: Float, span: Float) -> float:
+    """The largest rho_o of the combinations of what is kept that x covaries with.
+
+    `white` whitens Cov(x, y given z), `between` is Szy^T Szz^+ Szy, `span` Sy,
+    transposed.
+    """
+    basis, sizes, _ = np.linalg.svd(span, full_matrices=False)
+    basis = basis[:, sizes > tolerances.relative(span.shape[1], "auto") * sizes[0]]
+    within = basis.T @ (white @ white.T) @ basis
+    values, vectors = np.linalg.eigh(within + basis.T @ between @ basis)
+    root = vectors / np.sqrt(np.maximum(values, tolerances.EPS * values[-1]))
+    least = float(np.linalg.eigvalsh(root.T @ within @ root)[0])
+    return 1.0 - min(max(least, 0.0), 1.0)
+
+
+class _Conditional:
+    """The factor of T from that of S, the rows Szz^{+1/2} Sz^T, and these whitened."""
+
+    def __init__(self, factor: Factor, rows: Float, white: Float) -> None:
         self._factor = factor
-        white = factor.whiten(np.ascontiguousarray(rows))
         combinations, cosines, basis = np.linalg.svd(white, full_matrices=False)
         some = cosines > tolerances.noise(len(rows[0]), 1.0)
         cosines = np.minimum(cosines[some], 1.0)
@@ -220,6 +280,7 @@ class _Conditional:
         inside = left > len(rows[0]) * np.finfo(np.float64).eps
         gain = np.where(inside, 1.0 / np.where(inside, left, 1.0), 0.0)
         self._root_gain, self._gain = np.sqrt(gain) - 1.0, gain - 1.0
+        self.lost = float(gain.max(initial=1.0))  # 1 / (1 - c^2): digits that T^+ has lost
         solved = factor.solve(np.ascontiguousarray(rows))
         self._dual = (combinations.T[some] @ solved) / cosines[:, None]  # (L^+)^T U, transposed
 
@@ -299,13 +360,14 @@ def _shifts(columns: list[_Columns], predicted: Float) -> list[Shift]:
 
 
 def _report(
-    known: Live | Factored, factor: Factor, span_z: Span, span_y: Span, predicted: Float,
-    found: Restoration | None, strength: float,
+    known: Live | Factored, factor: Factor, span_z: Span, span_y: Span,
+    white: dict[str, Float], predicted: Float,
+    found: Restoration | None, strength: float, rho: float | None, lost: float, left: Float,
 ) -> Report:  # fmt: skip
     """What is erased and kept, and at what cost."""
     variance = float(known.variances.sum())
     least = float(np.sum(span_z.rows * predicted))
-    d, variables, notes = len(known.mean), [], [_NOTE]
+    d, variables, notes = len(known.mean), [], [NEEDS_LABELS]
     cost, amplification = least, 1.0
     if found is not None:
         # E|(B - I)(t - E t)|^2 = tr(left^T left right T right^T)
@@ -321,14 +383,21 @@ def _report(
             part = slice(start, start + count)
             start += count
             kind, metric, _ = reading()
-            white = metric @ factor.whiten(np.ascontiguousarray(span.rows[part]))
-            values = np.minimum(np.linalg.svd(white, compute_uv=False), 1.0)[:count]
+            values = np.linalg.svd(metric @ white[role][part], compute_uv=False)[:count]
+            values = np.minimum(values, 1.0)
             rank = int(np.count_nonzero(values > tolerances.noise(d, 1.0)))
-            residual, own = 0.0, bound
-            if found is not None and role == "kept":
+            own, size = bound, float(np.linalg.norm(span.rows[part]))
+            if role == "erased":
+                rest = left[part]
+                if found is not None:
+                    rest = rest - (rest @ found.right.T) @ found.left
+                residual = float(np.linalg.norm(rest))
+            else:
+                assert found is not None
                 size = float(np.linalg.norm(found.sizes[part]))
-                residual = float(np.linalg.norm(found.residuals[part])) / size if size else 0.0
+                residual = float(np.linalg.norm(found.residuals[part]))
                 own = float(np.linalg.norm(found.bounds[part])) / size if size else bound
+            residual = residual / size if size else 0.0
             variables.append(
                 VariableReport(name, role, rank, tuple(map(float, values)), residual, own, kind)
             )
@@ -338,15 +407,23 @@ def _report(
             f"keeping it enlarges deviations up to {amplification:.1e} times, with their rounding "
             "and noise; keep fewer variables, or pass strength= below 1"
         )
+    if lost > tolerances.AMPLIFICATION:
+        notes.append(
+            f"x determines the labels of {listed(span_z.names)} nearly: 1 / (1 - c^2) is "
+            f"{lost:.1e}, and the relation at fixed labels has lost as many digits; leave out the "
+            "features that are copies of the labels"
+        )
     sample = known.sample
+    # What stands for Cov(x) may understate it.
+    measured = known.metric is None or found is None
+    fraction = 1.0 / variance if variance else 0.0
     return Report(
         method="oracle", n_rows=known.n_rows, weight=known.weight, n_features=d,
         rank_covariance=factor.rank, rank=0 if found is None else len(found.left),
         variables=tuple(variables), dropped=0, cosines=(), amplification=amplification, rho=None,
         frozen_head_penalty=None, head_shrinkage_threshold=None,
-        distortion=cost / variance if variance else 0.0,
-        distortion_leace=least / variance if variance else 0.0,
+        distortion=cost * fraction if measured else None, distortion_leace=None,
         solver=factor.solver, tolerance=tolerances.noise(d, 1.0), shrinkage=0.0,
         warnings=tuple(notes), scatter_rows=None if sample is None else sample.n_rows,
-        strength=strength,
+        strength=strength, distortion_o_leace=least * fraction, rho_o=rho,
     )  # fmt: skip

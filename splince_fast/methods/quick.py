@@ -30,12 +30,12 @@ def erase(
     X : array-like of shape (n, d)
         Rows; NumPy, torch, pandas or polars.
     concept : column, or mapping or frame of columns
-        What to erase, n labels each; several columns are erased jointly. Strings, booleans,
+        Variables to erase, n labels each; several columns are erased jointly. Strings, booleans,
         integers and categoricals are classes, floats are numbers (:mod:`splince_fast.labels`).
     keep : column, or mapping or frame of columns, optional
-        What to keep the covariance with.
-    method : {"splince", "leace", "sal", "mean_projection", "none"} or callable, optional
-        Name in any case, or a function of (moments, *, erase, keep). The default is SPLINCE where
+        Variables whose covariance with the rows is kept.
+    method : {"splince", "leace", "sal", "mean_projection", "oracle", "none"} or callable, optional
+        Name in any case, or a function ``f(moments, *, erase, keep)``. The default is SPLINCE where
         `keep` is given, and LEACE otherwise.
     sample_weight : array-like of shape (n,), optional
         Non-negative frequencies.
@@ -80,7 +80,7 @@ def erase(
     if keep is not None:
         options["keep"] = keeping
     eraser = chosen.function(moments, erase=names, **options)
-    return eraser(X), eraser
+    return eraser(X, erased), eraser
 
 
 def _named(columns: Any, default_name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels.factor import STATUS_INFEASIBLE, STATUS_OK
 from splince_fast._runtime.arrays import abbreviated
-from splince_fast._solve.held_out import Noise
+from splince_fast._solve.held_out import Noise, equal_noise
 from splince_fast._solve.messages import raise_infeasible, raise_numerical
 from splince_fast._solve.oblique import Solution, oblique, with_null_space, with_strength
 from splince_fast._solve.options import Options
@@ -29,6 +29,7 @@ from splince_fast.exceptions import (
     PrecisionWarning,
     SplinceError,
 )
+from splince_fast.labels import VariableName
 from splince_fast.labels.names import listed
 from splince_fast.methods.refine import Refinement
 from splince_fast.methods.unseen import Shrinkage, Unseen, judge, warn
@@ -85,7 +86,7 @@ class Recipe(NamedTuple):
         return self._replace(options=replace(self.options, shrinkage=shrinkage))
 
     def judge(self, folds: Sequence[Moments]) -> Unseen:
-        """What the erasers of all other folds do to each."""
+        """Effect of the erasers of all other folds on each fold."""
         plain = self._replace(method="SAL", whitened=False, classes_only=False, options=Options())
         return judge(
             list(folds),
@@ -133,7 +134,7 @@ class Recipe(NamedTuple):
             # The matrix that was factored is Cov(x) itself: then the solve knows what it changes.
             approximate = sampled is not None or solution.reads_left_out
             if sketch is not None and passes is None:
-                # What stands for Cov(x) may understate it: an eraser may seem better than the best.
+                # A stand-in may understate Cov(x), and so the change.
                 unmeasured = solution.rank_z > 0
                 distortion = unkept = None if unmeasured else 0.0
             elif solution.solver not in ("cholesky", "refined") or share or approximate:
@@ -172,8 +173,7 @@ class Recipe(NamedTuple):
                 warnings.warn(notes[-1], PrecisionWarning, stacklevel=4)
             noises: tuple[Noise, ...] = ()
             if options.rank_tol == "auto":  # else some of the association stays
-                own = factor if whitened and not share else None
-                noises = tuple(known.noise(n, own) for n in names_of(self.erase, "erase"))
+                noises = _noises(known, names_of(self.erase, "erase"), solution, whitened)
             rank = solution.rank_covariance
             changed = None if distortion is None else distortion / variance if variance else 0.0
             large = 2 * solution.rank_z >= rank or (changed is not None and 2.0 * changed > 1.0)
@@ -278,6 +278,26 @@ def eraser_of(moments: Moments | Factored | Folds, recipe: Recipe) -> Projection
     return unseen.told(recipe.with_shrinkage(unseen.shrinkage).fit(moments.total))
 
 
+def _noises(
+    known: Live | Factored, names: Sequence[VariableName], solution: Solution, whitened: bool
+) -> tuple[Noise, ...]:
+    """The sampling noise of Cov(x, z) for each erased variable z."""
+    rank = solution.rank_covariance + len(solution.left_out)
+    partial = known.sample is not None or known.metric is not None
+    if not whitened or partial or rank >= known.n_rows - 1:
+        rank = int(np.count_nonzero(known.variances))  # what Cov(x) of more rows may have
+    own = known.class_noise(names)
+    found = []
+    for name in names:
+        variable = known.variable(name)
+        columns = variable.n_columns
+        if isinstance(variable, ClassSums):
+            columns = int(np.count_nonzero(variable.weights))
+            columns = 1 if columns == 2 else columns
+        found.append(own.get(name) or equal_noise(variable.weight, columns, rank))
+    return tuple(found)
+
+
 def _change(known: Live | Factored, solution: Solution, shrunk: bool) -> tuple[float, float | None]:
     """E|P x - x|^2, and where Cov(x) is that of a sample, the share of it that is excess."""
     left, right, sample = solution.left, solution.right, known.sample
@@ -376,7 +396,7 @@ def _warn(
 def _imprecise(
     solution: Solution, erased: list[str], kept: list[str], traced: int, small: float
 ) -> list[str]:
-    """What makes the result stand on few digits, in words."""
+    """Causes of lost digits, in words."""
     notes = []
     amplification, bound = solution.amplification, solution.bound
     if amplification > AMPLIFICATION:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from splince_fast._kernels import spans
 from splince_fast._kernels.factor import STATUS_OK, Factor
 from splince_fast._solve import tolerances
-from splince_fast._solve.messages import raise_numerical
+from splince_fast._solve.messages import combination, raise_numerical
 from splince_fast._solve.options import OPTIONS
 from splince_fast._solve.restore import Restoration, restore
 from splince_fast._solve.selection import Selection, Span, names_of, span_of
@@ -32,8 +32,6 @@ Float = NDArray[np.float64]
 
 # Relative difference of means, deviations and weights of the same labels, summed in another order.
 _SAME_LABELS = 1e-6
-# Terms of a combination of labels that are named.
-_TERMS = 4
 
 
 def repair(
@@ -244,8 +242,9 @@ def _factor(erased: Live | Factored, deviations: Float, memory: Float | None) ->
 
 
 def refuse_lost(
-    found: Restoration, method: str, names: list[VariableName], variables: list[Variable]
-) -> NoReturn:
+    found: Restoration, method: str, names: list[VariableName], variables: list[Variable],
+    remedy: str = "use an eraser that leaves a trace of it, such as splince(keep=)",
+) -> NoReturn:  # fmt: skip
     """Raise InfeasibleError with the combination of labels that the erased rows have lost."""
     assert found.lost is not None
     weights, terms = found.lost, []
@@ -259,21 +258,12 @@ def refuse_lost(
             pairs = zip(variable.names, variable.deviations() ** 2, strict=True)
             single = variable.n_columns == 1
             terms += [(f"{name}" if single else f"{name}[{c}]", v) for c, v in pairs if v > 0]
-    coefficients = weights / np.sqrt([variance for _, variance in terms])
-    coefficients /= coefficients[np.argmax(np.abs(coefficients))]
-    order = np.argsort(-np.abs(coefficients), kind="stable")
-    shown = [i for i in order[:_TERMS] if abs(coefficients[i]) > _SAME_LABELS]
-    text = " ".join(
-        f"{'-' if coefficients[i] < 0 else '+'} {abs(coefficients[i]):.3g} {terms[i][0]}"
-        for i in shown
-    ).removeprefix("+ ")
-    more = " + ..." if np.count_nonzero(np.abs(coefficients) > _SAME_LABELS) > len(shown) else ""
     raise InfeasibleError(
         f"{method} cannot restore the covariance with {listed(list(map(str, names)))}: the rows "
-        f"covaried with the combination {text}{more} before erasing (|Cov| {found.wanted:.2g} in "
-        "units of deviations), and the erased rows do not, above rounding. Nothing linear of it "
-        "is left to enlarge: typically the concept determines it. Keep fewer variables, or use an "
-        "eraser that leaves a trace of it, such as splince(keep=)",
+        f"covaried with the combination {combination(weights, terms)} before erasing (|Cov| "
+        f"{found.wanted:.2g} in units of deviations), and the erased rows do not, above rounding. "
+        "Nothing linear of it is left to enlarge: typically the concept determines it. Keep fewer "
+        f"variables, or {remedy}",
         1.0,
     )
 

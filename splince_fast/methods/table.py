@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,11 +15,12 @@ from splince_fast._solve.options import OPTIONS, Option
 from splince_fast._solve.selection import Selection
 from splince_fast.exceptions import InputError
 from splince_fast.methods.closed_forms import leace, mean_projection, sal, splince
+from splince_fast.methods.oracle import oracle
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.factored import Factored, statistics
 from splince_fast.projection import Projection
 
-Function: TypeAlias = Callable[..., Projection]
+Function: TypeAlias = Callable[..., Any]  # of an Eraser
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,15 @@ class Method:
         Whether Cov(x) is factored.
     classes_only : bool
         Whether erased variables are read as classes.
+    needs_labels : bool
+        Whether the eraser is applied with the labels of the rows.
     """
 
     label: str
     function: Function
     whitened: bool = False
     classes_only: bool = False
+    needs_labels: bool = False
 
     @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -78,6 +82,7 @@ METHODS = {
     "leace": Method("LEACE", leace, whitened=True),
     "sal": Method("SAL", sal),
     "mean_projection": Method("MeanProjection", mean_projection, classes_only=True),
+    "oracle": Method("oracle", oracle, whitened=True, needs_labels=True),
     "none": Method("none", none),
 }
 
@@ -120,7 +125,9 @@ def method_of(method: str | Function | None, keep: object = None) -> Method:
             )
         found = METHODS[key]
     elif callable(method):
-        found = Method(getattr(method, "__name__", type(method).__name__), method)
+        own = (known for known in METHODS.values() if known.function is method)
+        name = getattr(method, "__name__", type(method).__name__)
+        found = next(own, Method(name, method))
     else:
         raise InputError(
             f"method is {type(method).__name__}; it must be a name or a function of moments"

@@ -82,13 +82,13 @@ class FoldReport:
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """What folds say of the erasers that are fitted to all others.
+    """Held-out figures of the erasers that are fitted to all other folds.
 
     Attributes
     ----------
     folds : tuple of FoldReport
     shrinkage : float, str or None
-        What was asked for; what was chosen, for "cv".
+        Requested intensity; the chosen one for "cv".
     weak_features : tuple of int
     rows_per_rank : float
     remedies : tuple of (str, float)

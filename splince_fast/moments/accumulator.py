@@ -39,7 +39,7 @@ _SMALL = 1 << 16
 
 @dataclass(slots=True)
 class Batch:
-    """What an update brings, in terms of the state, and what has to be learned with it."""
+    """Rows of an update with labels in terms of the state, and new names to register."""
 
     block: LabelledRows
     variables: dict[VariableName, Variable]  # of its labels; some may be new
@@ -49,7 +49,7 @@ class Batch:
 
 
 class Accumulator:
-    """What was seen so far.
+    """Sums of all rows.
 
     Attributes
     ----------
@@ -64,13 +64,13 @@ class Accumulator:
     # Whether rows are added in their order in any case, as by `update(in_order=True)`.
     ordered = False
 
-    def __init__(self, parameters: Parameters) -> None:
+    def __init__(self, parameters: Parameters, work: Workspace | None = None) -> None:
         self.parameters = parameters
         self.state: State | None = None
         self.variables: dict[VariableName, Variable] = {}
         self.buffer: Buffer | None = None
         self.pairs = LabelTable()  # products of labels, where rows carry several
-        self._work = Workspace()
+        self._work = Workspace() if work is None else work
 
     @property
     def width(self) -> int | None:
@@ -248,7 +248,7 @@ class Accumulator:
         return batch
 
     def _empty_state(self, width: int) -> State:
-        """What a state of x is before the first rows."""
+        """The state of x before the first rows."""
         return State.empty(width, fourth=self.parameters.ledoit_wolf)
 
     def _reserve(self, width: int, dtype: np.dtype[Any]) -> int:
@@ -331,7 +331,7 @@ class Accumulator:
             rows, weight, sample, reference, codes, n_sums, values,
             self._work.for_block(n, rows.shape[1], rows.dtype), index,
         )  # fmt: skip
-        # What can fail for want of memory comes before the first change.
+        # Allocate before mutating.
         fourth = None if state.fourth is None else state.fourth_about(reference)
         if fourth is not None:
             fourth.add_rows(rows, weight, reference, index)
@@ -409,7 +409,7 @@ class Accumulator:
         self.variables, self.pairs = variables, pairs
 
     def without(self, part: Accumulator) -> Accumulator:
-        """What is left when a part is removed; no rows wait on either side."""
+        """The accumulator without a part; no rows wait on either side."""
         self.check_like(part)
         result = self.copy()
         theirs, state = part.state, result.state

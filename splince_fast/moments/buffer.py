@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,13 +69,21 @@ class Buffer:
     Attributes
     ----------
     rows : ndarray of shape (capacity, d)
-        What is written from `filled` on is nothing yet.
+        Rows from `filled` on are unused.
     filled : int
         Rows that wait.
     """
 
-    def __init__(self, capacity: int, width: int, dtype: np.dtype[Any]) -> None:
-        self._memory = np.empty(-(-capacity * width * dtype.itemsize // 8))
+    def __init__(
+        self,
+        capacity: int,
+        width: int,
+        dtype: np.dtype[Any],
+        empty: Callable[[int], Any] | None = None,
+    ) -> None:
+        # `empty` allocates float64 numbers: in NumPy's memory, or in a tensor for torch's `dtype`.
+        size = -(-capacity * width * dtype.itemsize // 8)
+        self._memory: Float = np.empty(size) if empty is None else empty(size)
         self._width = width
         self.filled = 0
         self._weight: Float | None = None
@@ -169,7 +177,7 @@ class Buffer:
         return True
 
     def contents(self) -> LabelledRows:
-        """What waits, as views."""
+        """The waiting rows, as views."""
         stop = self.filled
         # A variable that only a failed append has brought is blank throughout.
         labels = {name: labels[:stop] for name, labels in self._labels.items()}

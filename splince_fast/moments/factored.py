@@ -1,8 +1,8 @@
-"""What a solve reads of moments: live, under their lock, or as a snapshot with its own factor."""
+"""Statistics that a solve reads: of locked moments, or a snapshot with its own factor."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -59,7 +59,7 @@ class Factored:
     sample : Sampled or None
         What Cov(x) was estimated from, where that is not all rows.
     metric : LowRank or None
-        What stands for Cov(x), where the moments keep no d x d matrix.
+        Low-rank stand-in for Cov(x), where the moments keep no d x d matrix.
 
     Examples
     --------
@@ -89,8 +89,7 @@ class Factored:
         self.reading = parameters["kinds"], parameters["joint"]
         self._variables = {name: variable.copy() for name, variable in variables.items()}
         self.pairs = live.pairs.copy()
-        own = None if self.shrinkage else self.factor
-        self._noise = {name: live.noise(name, own) for name in self._variables}
+        self._class_noise = live.class_noise(list(self._variables))
         self.mean.flags.writeable = self.variances.flags.writeable = False
 
     @property
@@ -118,17 +117,15 @@ class Factored:
             )
         return self._variables[name]
 
-    def noise(self, name: VariableName, factor: Factor | None) -> Noise:
-        """The sampling noise of the covariance of x with a variable.
+    def class_noise(self, names: Sequence[VariableName]) -> dict[VariableName, Noise]:
+        """The noise of Cov(x, z) for the variable z that the moments were made ``by``.
 
         Parameters
         ----------
-        name : str or tuple of str
-            The variable.
-        factor : Factor or None
-            Not read: the factor of the snapshot is.
+        names : sequence of VariableName
+            Not read: it was computed when the snapshot was taken.
         """
-        return self._noise[name]
+        return self._class_noise
 
     def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
         """Work memory for `factored`: none is needed, the factor is there.

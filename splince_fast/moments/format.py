@@ -185,7 +185,7 @@ def _read_classes(
 def _sample_to_tensors(
     accumulator: SampledAccumulator, metadata: dict[str, Any], packed: bool
 ) -> Tensors:
-    """What the state of a sample holds beside that of all rows; the metadata are added to."""
+    """Tensors of a sample beside those of all rows; entries are added to the metadata."""
     sample, order = accumulator.sample, list(accumulator.variables)
     parameters = accumulator.parameters
     inner, described = to_tensors(sample.rows, packed=packed)

@@ -101,8 +101,8 @@ class LabelTable:
             if isinstance(variable, ClassSums):
                 places = self._make_room(name, variable.n_columns)
                 if len(places):
-                    # One cell more for missing labels.
-                    features.append((places, np.where(column < 0, len(places), column), _NONE))
+                    # The first cell is for missing labels, of code -1.
+                    features.append((places, column + 1, _NONE))
                 continue
             places = self._make_room(name, variable.n_columns + 1)
             present = np.asarray(~np.isnan(column).any(axis=1))
@@ -281,13 +281,13 @@ def _products(first: Any, second: Any, weight: Float | None) -> Float:
     if codes is not None and others is not None:
         shape = len(p) + 1, len(q) + 1
         cells = np.bincount(codes * shape[1] + others, weight, shape[0] * shape[1])
-        return np.asarray(cells.reshape(shape)[:-1, :-1], np.float64)
+        return np.asarray(cells.reshape(shape)[1:, 1:], np.float64)
     if codes is None and others is None:
         return np.asarray((values if weight is None else values * weight[:, None]).T @ columns)
     if codes is None:
         return _products(second, first, weight).T
     weighted = columns if weight is None else columns * weight[:, None]
-    sums = [np.bincount(codes, column, len(p) + 1)[:-1] for column in weighted.T]
+    sums = [np.bincount(codes, column, len(p) + 1)[1:] for column in weighted.T]
     return np.array(sums, np.float64).T
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from typing import cast
@@ -9,14 +10,14 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels import blas
 from splince_fast._solve import factor as factors
 from splince_fast._solve import tolerances
 from splince_fast._solve.factor import Factor
-from splince_fast._solve.held_out import Noise, class_ratios
+from splince_fast._solve.held_out import Noise, class_noise
 from splince_fast._solve.low_rank import LowRank, nystroem
 from splince_fast._solve.options import Options
 from splince_fast._solve.shrinkage import share
+from splince_fast._solve.tolerances import EPS
 from splince_fast._solve.weak_features import weak_features
 from splince_fast.exceptions import InputError
 from splince_fast.labels import VariableName
@@ -30,6 +31,10 @@ from splince_fast.moments.sketch import Sketch
 from splince_fast.moments.sketched import SketchAccumulator
 
 Float = NDArray[np.float64]
+
+# Directions in which traces of p x p matrices are taken: their error is sqrt(2 / (128 g)) for g
+# degrees of freedom, and O(k d^2) numbers are read, where all p directions take O(k d^3).
+_PROBES = 128
 
 
 class Live:
@@ -61,43 +66,61 @@ class Live:
         """Where a factor may live while it is used."""
         return self._held.workspace(len(self.mean) ** 2) if whitened else nullcontext()
 
-    def noise(self, name: VariableName, factor: Factor | None) -> Noise:
-        """The sampling noise of Cov(x, variable), with the scatters of its classes where known."""
-        variable = self.variable(name)
-        if not isinstance(variable, ClassSums):
-            columns = variable.n_columns
-            return Noise(variable.weight, columns, (1.0,) * columns)
-        weights = variable.weights[variable.weights > 0]
-        traces = None if factor is None or len(weights) < 2 else self._class_traces(name, factor)
-        if traces is None:
-            ratios: tuple[float, ...] = (1.0,) * len(weights)
-        else:
-            ratios = class_ratios(weights / weights.sum(), traces, factor.rank)  # type: ignore[union-attr]
-        columns = 1 if len(weights) == 2 else len(weights)
-        return Noise(float(weights.sum()), columns, ratios[:columns])
+    def class_noise(self, names: Sequence[VariableName]) -> dict[VariableName, Noise]:
+        """The noise of Cov(x, z) for the variable z that the moments were made `by`.
+
+        Parameters
+        ----------
+        names : sequence of VariableName
+            Those that it is asked of.
+
+        Returns
+        -------
+        dict
+            Empty where z is none of them, has one class, or not more rows than x dimensions.
+        """
+        import scipy.linalg.blas
+
+        held, by = self._held, self._held.parameters.by
+        if not isinstance(held, ClassAccumulator) or by is None or by not in names:
+            return {}
+        variable = cast(ClassSums, self.variable(by))
+        parts = [held.parts[name] for name in variable.names if name in held.parts]
+        states = [part.state for part in parts if part.state is not None and part.state.weight > 0]
+        factor = self.factored(Options(min_scale=0.0), 0.0, None)
+        if len(states) < 2 or variable.weight <= factor.rank + 1:
+            return {}
+        _, sizes, directions = np.linalg.svd(factor.whiten(variable.span()), full_matrices=False)
+        directions = directions[sizes > len(self.mean) * EPS * sizes.max(initial=0.0)]
+
+        def across(white: Float) -> Float:
+            return np.asarray(white - (white @ directions.T) @ directions)
+
+        # Orthonormal rows u, all of them or so many of random directions: sum u^T A u is tr(A).
+        shape = max(1, factor.rank - len(directions))
+        probes, exact = np.eye(len(self.mean)), shape <= _PROBES
+        if not exact:
+            drawn = np.random.default_rng(0).standard_normal((_PROBES, len(self.mean)))
+            on_support = factor.whiten(factor.unwhiten(drawn))
+            probes = np.ascontiguousarray(np.linalg.qr(across(on_support).T)[0].T)
+        probes = across(probes)
+        half = factor.solve(factor.unwhiten(np.ascontiguousarray(probes)))  # L^{+T} u
+        share = 1.0 if exact else len(probes) / shape
+        traces, squares = np.empty(len(states)), np.empty(len(states))
+        for i, state in enumerate(states):
+            images = scipy.linalg.blas.dsymm(1.0 / state.weight, state.scatter, half.T, lower=1)
+            images = across(factor.whiten(np.ascontiguousarray(images.T)))
+            traces[i] = np.vdot(probes, images) / share
+            squares[i] = np.vdot(images, images) / share
+        weights = np.array([state.weight for state in states])
+        count = None if exact else len(probes)
+        return {by: class_noise(weights, traces, squares, factor.rank, len(directions), count)}
 
     @property
     def pairs(self) -> LabelTable:
         """Products of the labels of all rows."""
         held = self._held
         return held.sample.all_labels if isinstance(held, SampledAccumulator) else held.pairs
-
-    def _class_traces(self, name: VariableName, factor: Factor) -> Float | None:
-        """tr(S^+ S_c) of the classes of the variable that the moments were made `by`."""
-        held = self._held
-        if not isinstance(held, ClassAccumulator) or held.parameters.by != name:
-            return None
-        names = cast(ClassSums, self.variable(name)).names
-        found = []
-        for own in names:
-            part = held.parts.get(own)
-            if part is None or part.state is None or not part.state.weight:
-                continue
-            scatter = part.state.scatter / part.state.weight
-            blas.mirror_lower(scatter)
-            half = factor.whiten(np.ascontiguousarray(scatter))
-            found.append(float(np.trace(factor.whiten(np.ascontiguousarray(half.T)))))
-        return np.array(found)
 
     def identity(self) -> Factor:
         """The factor of the identity, for what is not whitened."""
@@ -166,7 +189,7 @@ class Live:
 
     @property
     def metric(self) -> LowRank | None:
-        """What stands for Cov(x), where no d x d matrix is kept."""
+        """Low-rank stand-in for Cov(x), where no d x d matrix is kept."""
         return None
 
 

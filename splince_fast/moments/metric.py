@@ -49,12 +49,12 @@ _ROUNDINGS = 64.0
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What an estimate of Cov(x) rests on.
+    """Sample behind an estimate of Cov(x).
 
     Attributes
     ----------
     repaired : ndarray of shape (d,)
-        What the exact variances have added to its diagonal.
+        Part of its diagonal that the exact variances have added.
     explained : ndarray of shape (k, d)
         Rows r_i with sum r_i r_i^T = R R^T.
     n_rows : int

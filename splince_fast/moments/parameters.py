@@ -1,4 +1,4 @@
-"""What a caller decides of the state when it is made, checked and kept once."""
+"""Arguments of the state, checked once."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class SampledAccumulator(SweptAccumulator):
         shares = (1.0 if weight is None else weight[chosen]) / inclusion[:taken]
         labels = {name: column[chosen] for name, column in block.labels.items()}
         names = {name: _names_of(batch, name) for name in labels}
-        # What can fail for want of memory comes before the first change.
+        # Allocate before mutating.
         where = chosen if index is None else index[chosen]
         self._take(rows, where, shares, labels, names)
         self._add_sums(batch, block, asked, own, sweep.sums, met)
@@ -197,7 +197,7 @@ class SampledAccumulator(SweptAccumulator):
         self._combine(sampled, self.sample, theirs, 1)
 
     def without(self, part: Accumulator) -> Accumulator:
-        """What is left when a part is removed, sample from sample."""
+        """The accumulator without a part, sample without sample."""
         result = cast(SampledAccumulator, super().without(part))
         if part.state is not None:
             theirs = cast(SampledAccumulator, part)

@@ -1,4 +1,4 @@
-"""What stands for a scatter that is too large to keep: its diagonal, and its products with r signs.
+"""Sketch of a scatter that is too large to keep: its diagonal, and its products with r signs.
 
 With O a fixed (d, r) matrix of random signs and S the scatter about the mean, the state is diag(S)
 and Y = S O: linear in the data, so that states are added, subtracted and weighted. From it

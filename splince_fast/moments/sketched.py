@@ -95,6 +95,8 @@ class SketchAccumulator(SweptAccumulator):
         reduce = _reduce_sparse if is_sparse(rows) else _reduce_dense
         own, sums = reduce(rows, weight, like, codes, n_sums, values)
         self._add_sums(batch, block, asked, own, sums, self._meet(state, own))
+        if len(block.labels) > 1:
+            self.pairs.add(block.labels, batch.variables, weight, within=False)
 
 
 def _reduce_dense(

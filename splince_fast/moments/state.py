@@ -237,7 +237,7 @@ class State:
             )
         if not part.weight:
             return none
-        # What rounding can leave of a variance: of the whole's, and of its offset.
+        # Rounding that can remain of a variance: of the whole's, and of its offset.
         offset = np.abs(self.reference) + np.abs(self.deviation / self.weight)
         of_offset = self.weight * (64 * EPS64 * offset) ** 2
         squares = self.second.diagonal().copy()

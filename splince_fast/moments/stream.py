@@ -21,7 +21,7 @@ Path = str | os.PathLike[str]
 
 
 class Target(Protocol):
-    """What a stream fills: moments, or folds of them."""
+    """The state that a stream fills: moments, or folds of them."""
 
     @property
     def n_rows(self) -> int: ...
@@ -35,7 +35,7 @@ class Target(Protocol):
     def update(self, X: Any, labels: Any = None, *, sample_weight: Any = None) -> Any: ...
 
     def _arguments(self) -> dict[str, Any]:
-        """What makes an empty target alike, as JSON."""
+        """The arguments of an empty target of the same parameters, as JSON."""
 
     def _write_checkpoint(self, path: Path, stream: dict[str, Any]) -> None: ...
 
@@ -94,7 +94,7 @@ def accumulate(
                         bar.advance(int(block.X.shape[0]), getattr(block.X, "nbytes", 0))
                         write_if_due()
         except BaseException as error:
-            # What was read is not lost, whatever ended the run: the source, or Ctrl-C.
+            # Accumulated rows are not lost, whether the source or Ctrl-C ended the run.
             if checkpoint is not None and run.unwritten:
                 try:
                     run.write()

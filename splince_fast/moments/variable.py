@@ -1,4 +1,4 @@
-"""What every labelled variable is to the accumulator: sums from which Cov(x, z) follows.
+"""Base of labelled variables: sums from which Cov(x, z) follows.
 
 All sums of x are taken of deviations from the reference point of the state they belong to, so
 that they keep full precision whatever the offset of the data, and they are stored without
@@ -32,7 +32,7 @@ Labels = NDArray[Any]
 
 
 class Request(NamedTuple):
-    """What a variable asks of the sweep over a block, and what it needs afterwards."""
+    """Sums that a variable requests over a block, and data for their commit."""
 
     codes: Codes | None  # (n,) into n_sums class sums, -1 for none
     n_sums: int
@@ -88,7 +88,7 @@ class Variable(ABC):
 
     @abstractmethod
     def ask(self, labels: Labels, weight: Float | None) -> Request:
-        """What to sum over a block, and room for it; nothing that can be read changes."""
+        """Sums to take over a block, and memory for them; no readable state changes."""
 
     @abstractmethod
     def commit(self, request: Request, class_sums: Float, products: Float) -> None:

@@ -2,7 +2,7 @@
 
 >>> from splince_fast import nn as snn
 >>> snn.__all__[:4]
-['Collected', 'Eraser', 'Erasers', 'FoldError']
+['Collected', 'Effect', 'Eraser', 'Erasers']
 
 Every name is loaded when it is first used; torch comes with the extra ``torch``.
 """
@@ -25,6 +25,7 @@ from splince_fast.exceptions import (
 if TYPE_CHECKING:
     from splince_fast.nn.collected import Collected
     from splince_fast.nn.collection import collect
+    from splince_fast.nn.effects import Effect, effect
     from splince_fast.nn.eraser import Eraser
     from splince_fast.nn.erasers import Erasers
     from splince_fast.nn.folding import Folded, fold
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "Collected": "collected",
+    "Effect": "effects",
     "Eraser": "eraser",
     "Erasers": "erasers",
     "Folded": "folding",
@@ -42,6 +44,7 @@ _LAZY = {
     "Site": "recipe",
     "TextBatches": "text",
     "collect": "collection",
+    "effect": "effects",
     "fit_layers": "layers",
     "fold": "folding",
     "install": "installed",
@@ -50,6 +53,7 @@ _LAZY = {
 
 __all__ = [
     "Collected",
+    "Effect",
     "Eraser",
     "Erasers",
     "FoldError",
@@ -63,6 +67,7 @@ __all__ = [
     "SiteError",
     "TextBatches",
     "collect",
+    "effect",
     "fit_layers",
     "fold",
     "install",

@@ -1,96 +1,64 @@
-"""Moments of activations, accumulated by torch where the activations are.
+"""Moments of activations: the core's accumulator on a CPU, its subclass for torch elsewhere.
 
-The state of a site is float64 and lives on the device of the model; rows wait in a small buffer of
-their own dtype until a block is full, and one workspace per device serves all sites. With c the
-mean of a block in the dtype of its products, y = x - c, a = c - reference and W = sum w::
-
-    sum w (x - reference)(x - reference)^T = Y^T Y + W ((a + r)(a + r)^T - r r^T),  r = sum w y / W
-
-so that products are taken of centred numbers only, whatever the offset of the data. Products are
-float32 and are added up in float64, but on GPUs whose float64 products are as fast.
+Both take labels, classes, merging and files from :mod:`splince_fast.moments`. On a device only
+the buffered rows and the scatter are tensors: a full buffer is centred and multiplied there, and
+its sums reach the host in one transfer. Products are float32 and are added in float64, except on
+GPUs whose float64 products are as fast.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from splince_fast._runtime.arrays import Rows, torch_to_numpy
 from splince_fast.exceptions import InputError, NonFiniteError
-from splince_fast.labels import VariableName
+from splince_fast.labels import Encoded, VariableName
 from splince_fast.moments import Moments
-from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.column_sums import ColumnSums
-from splince_fast.moments.record import from_sums
+from splince_fast.moments.accumulator import Accumulator, Batch, sweep_of
+from splince_fast.moments.block import Reduced
+from splince_fast.moments.buffer import Buffer, LabelledRows, Workspace
+from splince_fast.moments.parameters import Parameters
+from splince_fast.moments.record import from_accumulator
+from splince_fast.moments.scatter import EPS32, EPS64, Scatter
+from splince_fast.moments.state import State
 from splince_fast.nn.eraser import no_autocast
-from splince_fast.nn.labelled import Design, LabelledRows, Part, Registry
-from splince_fast.nn.memory import Arena
-from splince_fast.nn.panels import Panels
+from splince_fast.nn.memory import on_device
 
 Tensor = Any
 Float = NDArray[np.float64]
 
-# Rows of the workspace; larger batches are reduced piece by piece.
-_BLOCK_ROWS = 1024
-# Share of d^2 float64 that the rows which wait may take, and how many wait at least and at most.
-_STAGE_SHARE = 0.55
-_STAGE_ROWS = (256, 4096)
-# Rows that are widened to float64 at a time, where a cache has to hold them.
-_CHUNK_ROWS = 128
+# Fraction of d^2 float64 numbers that buffered rows may take, and their least and greatest number.
+_BUFFER_FRACTION = 0.25
+_BUFFER_ROWS = (256, 4096)
+# Column panels of a scatter on a device, of which the part right of the diagonal is computed.
+_PANELS = 4
+# Widths below which there is one panel.
+_LEAST_WIDTH = 64
 # Compute capabilities whose float64 products are about as fast as float32.
 _FAST_FLOAT64 = ((8, 0), (9, 0), (10, 0))
 
 
-class Workspace:
-    """Work arrays for the blocks of all sites on one device."""
+@dataclass(frozen=True)
+class RowLabels:
+    """Labels of the rows that one call of a module adds; all sites share them.
 
-    def __init__(self, device: Any) -> None:
-        self.device = device
-        self.arena = Arena(device)
-        self._arrays: dict[tuple[str, Any], Tensor] = {}
-        self._design: tuple[list[Part], Design] | None = None
-        self._checked: set[int] = set()
+    `sequence` (n,) numbers the sequences of the batch.
+    """
 
-    def array(self, what: str, dtype: Any, rows: int, width: int) -> Tensor:
-        """A matrix (rows, width); what it held is lost."""
-        found = self._arrays.get((what, dtype))
-        if found is None or found.numel() < rows * width:
-            found = self.arena.empty(dtype, rows * width)
-            self._arrays[what, dtype] = found
-        return found[: rows * width].view(rows, width)
-
-    def design(self, parts: list[Part], registry: Registry) -> Design:
-        """The coefficients of a block; all sites ask for the same one in turn."""
-        last = self._design
-        if last is None or not _same(last[0], parts):
-            last = self._design = (parts, registry.design(parts, self.device))
-        return last[1]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(a.numel() * a.element_size() for a in self._arrays.values())
-
-    def check_products(self, rows: int, width: int, panel: int) -> None:
-        """Raise InputError unless float32 products are float32: TF32 and bf16 modes are refused.
-
-        Once per width, of the shapes (panel, rows) and (rows, width), since libraries choose by
-        shape how they multiply.
-        """
-        if width in self._checked:
-            return
-        probe = self.array("block", torch.float32, rows, width).zero_()
-        probe[0] = 1.0 + 2.0**-12
-        product = torch.mm(probe[:, :panel].T, probe).to(torch.float64)
-        if not bool(((product - (1.0 + 2.0**-11)).abs() < 2.0**-13).all()):
-            raise InputError(
-                f"matrix products of float32 on {self.device} are rounded to fewer bits (TF32 or "
-                "bfloat16), which would spoil covariances; call "
-                "torch.set_float32_matmul_precision('highest') before collecting"
-            )
-        self._checked.add(width)
+    n: int
+    batch: int
+    weight: Float | None
+    encoded: Mapping[VariableName, Encoded]
+    sequence: NDArray[np.intp]
 
 
 def home_of(device: Any) -> Any:
@@ -98,230 +66,264 @@ def home_of(device: Any) -> Any:
     return torch.device("cpu") if device.type in ("mps", "meta") else device
 
 
+def on_host(home: Any) -> bool:
+    """Whether NumPy can view the rows there, for the core's kernels."""
+    return bool(home.type == "cpu")
+
+
 def _fast_float64(device: Any) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) in _FAST_FLOAT64
 
 
-# -- sums ----------------------------------------------------------------------------------
+def buffer_rows(width: int, itemsize: int) -> int:
+    """Rows that a site buffers: few beside its d^2 numbers, enough for a fast product."""
+    rows = int(_BUFFER_FRACTION * 8 * width / itemsize)
+    return min(max(rows, _BUFFER_ROWS[0]), _BUFFER_ROWS[1])
 
 
 class SiteSums:
-    """The sums of one site, about a fixed reference point near the mean of its first block."""
+    """The moments of one site, while it is collected.
+
+    Parameters
+    ----------
+    name : str
+        For messages.
+    width : int
+    dtype : torch.dtype
+        Of the first rows.
+    home : torch.device
+        Where the scatter lives.
+    parameters : Parameters
+        Of the moments that result.
+    work : Workspace
+        Shared by all sites on a CPU.
+    """
 
     def __init__(
-        self, name: str, width: int, dtype: Any, work: Workspace, registry: Registry
+        self, name: str, width: int, dtype: Any, home: Any, parameters: Parameters, work: Workspace
     ) -> None:
-        self.name, self.width, self.work, self.registry = name, width, work, registry
-        self.n_rows, self.weight = 0, 0.0
-        self.float32_products = False
-        rows = int(_STAGE_SHARE * 8 * width / dtype.itemsize)
-        self._capacity = min(max(rows, _STAGE_ROWS[0]), _STAGE_ROWS[1])
-        self._stage = work.arena.empty(dtype, self._capacity, width)
-        self._waiting: list[Part] = []
-        self._filled = 0
-        self._reference: Tensor | None = None
-        self._scatter = Panels(width, work.arena)
-        self._sums = torch.zeros(1, width, dtype=torch.float64, device=work.device)
-        self._classes: dict[VariableName, tuple[NDArray[np.int64], Float]] = {}
-        self._columns: dict[VariableName, tuple[int, float, Float, Float]] = {}
+        self.name, self.width, self.home = name, width, home
+        self._parameters, self._work = parameters, work
+        self._batches: list[tuple[int, int]] = []  # the first row and the number of each
+        self._on_host = on_host(home)
+        itemsize = max(4, dtype.itemsize) if self._on_host else dtype.itemsize
+        own = replace(parameters, block_rows=buffer_rows(width, itemsize))
+        self.accumulator = Accumulator(own, work) if self._on_host else DeviceAccumulator(own, home)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, the waiting rows included."""
-        tensors = (self._stage, self._sums)
-        return self._scatter.nbytes + sum(int(t.nbytes) for t in tensors)
+        """Bytes of the state and of the rows that are buffered."""
+        return self.accumulator.nbytes - (self._work.nbytes if self._on_host else 0)
 
-    def feed(self, rows: Tensor, labels: LabelledRows) -> None:
-        """Add rows (n, d); full blocks are reduced, the others wait.
+    def feed(self, rows: Tensor, labels: RowLabels) -> None:
+        """Add rows (n, d) from any device.
 
         Raises
         ------
         NonFiniteError
-            When a block is reduced that holds NaN or infinity.
+            Rows hold NaN or infinity; on a device raised when the buffer is full.
         """
-        if rows.dtype.itemsize > self._stage.dtype.itemsize:  # a later batch is wider
-            self.flush()
-            self._stage = self.work.arena.empty(rows.dtype, self._capacity, self.width)
-        start, n = 0, labels.n
-        while start < n:
-            if not self._filled and n - start >= self._capacity:
-                blocks = (n - start - self._capacity) // _BLOCK_ROWS + 1
-                stop = min(n, start + blocks * _BLOCK_ROWS)
-                self._reduce(rows[start:stop], [(labels, start, stop)])
+        start = self.accumulator.n_rows
+        self._batches.append((start, labels.batch))
+        rows = rows.to(self.home)
+        try:
+            if self._on_host:
+                given, device = Rows.known(torch_to_numpy(rows)), False
             else:
-                stop = min(n, start + self._capacity - self._filled)
-                filled = self._filled + stop - start
-                self._stage[self._filled : filled].copy_(rows[start:stop])
-                self._waiting.append((labels, start, stop))
-                self._filled = filled
-                if filled == self._capacity:
-                    self.flush()
-            start = stop
+                given, device = Rows(rows, rows.dtype, True), True
+            self.accumulator.update(
+                given, labels.weight, labels.encoded, in_order=True, checked=device
+            )
+        except _NonFiniteRow as error:
+            raise self._named(error.row) from None
+        except NonFiniteError:
+            raise self._named(start + _first_bad(rows)) from None
 
-    def flush(self) -> None:
-        """Reduce the rows that wait."""
-        if self._filled:
-            self._reduce(self._stage[: self._filled], self._waiting)
-            self._filled = 0
-            self._waiting = []
-
-    def _reduce(self, rows: Tensor, parts: list[Part]) -> None:
-        """Add the sums of rows, block by block; the device is asked once if they are finite."""
-        wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
-        blocks = rows.split(_BLOCK_ROWS)
-        means = [block.to(wide).mean(0) for block in blocks]
-        if not bool(torch.isfinite(torch.stack(means)).all()):
-            self._refuse(rows, parts)
-        start = 0
-        with no_autocast(rows):
-            for block, mean in zip(blocks, means, strict=True):
-                stop = start + len(block)
-                self._reduce_block(block, mean, _between(parts, start, stop))
-                start = stop
-
-    def _reduce_block(self, rows: Tensor, mean: Tensor, parts: list[Part]) -> None:
-        """Add the sums of one block with its mean."""
-        n, d = len(rows), self.width
-        wide = mean.dtype
-        centre = mean.to(torch.float64)
-        if self._reference is None:
-            self._reference = centre
-        shift = centre - self._reference
-        exact = wide == torch.float64 or _fast_float64(self.work.device)
-        if not exact:
-            self.work.check_products(n, d, self._scatter.panel)
-        design = self.work.design(parts, self.registry)
-        y = self.work.array("block", torch.float64 if exact else torch.float32, n, d)
-        sums = centre.new_zeros(len(design.rows), d)
-        step = _CHUNK_ROWS if self.work.device.type == "cpu" else n
-        for start in range(0, n, step):
-            stop = min(n, start + step)
-            room = self.work.array("chunk", torch.float64, stop - start, d)
-            part = y[start:stop] if exact else room
-            part.copy_(rows[start:stop])
-            part -= centre
-            sums.addmm_(design.rows[:, start:stop], part)
-            if design.roots is not None:
-                part *= design.roots[start:stop]
-            if not exact:
-                y[start:stop].copy_(part)
-        self._scatter.add_block(y, self.work.array("product", torch.float32, d, d).view(-1))
-        root, rest = design.whole**0.5, sums[0] / design.whole
-        self._scatter.add_vector(root * (shift + rest), 1.0)
-        self._scatter.add_vector(root * rest, -1.0)
-        self._add(design, sums.addr_(design.sums, shift))
-        self.n_rows += n
-        self.weight += design.whole
-        self.float32_products |= not exact
-
-    def _add(self, design: Design, sums: Tensor) -> None:
-        """Add the sums of rows about the reference point, and those of labels alone."""
-        self._grow()
-        self._sums.index_add_(0, design.slots, sums)
-        for name, (rows, weights) in design.classes.items():
-            before = self._classes.get(name, (rows[:0], weights[:0]))
-            self._classes[name] = (
-                _longer(before[0], len(rows)) + rows, _longer(before[1], len(rows)) + weights
-            )  # fmt: skip
-        for name, own in design.columns.items():
-            old = self._columns.get(name, (0, 0.0, 0.0 * own[2], 0.0 * own[3]))
-            self._columns[name] = (
-                old[0] + own[0], old[1] + own[1], old[2] + own[2], old[3] + own[3]
-            )  # fmt: skip
-
-    def _grow(self) -> None:
-        """Make room for all sums that are known by now."""
-        missing = self.registry.n_slots - len(self._sums)
-        if missing:
-            self._sums = torch.cat([self._sums, self._sums.new_zeros(missing, self.width)])
-
-    def _refuse(self, rows: Tensor, parts: list[Part]) -> None:
-        """Raise NonFiniteError with site, batch and row."""
-        finite = torch.isfinite(rows).all(1)
-        if bool(finite.all()):
-            raise self._overflow()
-        bad = int((~finite).int().argmax())
-        for part, start, stop in parts:
-            if bad < stop - start:
-                raise NonFiniteError(
-                    f"the site {self.name!r} gave NaN or infinity in row {start + bad} of "
-                    f"batch {part.batch} (rows count the selected tokens); in float16 this is "
-                    "often an overflow: run the model in bfloat16 or float32"
-                )
-            bad -= stop - start
-
-    def _overflow(self) -> NonFiniteError:
+    def _named(self, row: int) -> NonFiniteError:
+        """The error that names site, batch and row."""
+        first, batch = self._batches[bisect_right(self._batches, row, key=itemgetter(0)) - 1]
         return NonFiniteError(
-            f"the products at the site {self.name!r} leave the range of float32 (activations "
-            "beyond 1e18); run the model in float64, or look for what overflows"
+            f"the site {self.name!r} gave NaN or infinity in row {row - first} of batch {batch} "
+            "(rows count the selected tokens); in float16 this is often an overflow: run the "
+            "model in bfloat16 or float32"
         )
 
     def result(self) -> Moments:
-        """The moments of all rows; these sums are used up."""
-        if not self.n_rows or self._reference is None:
-            return Moments(kinds=self.registry.kinds, joint=self.registry.joint)
-        self._grow()
-        self._scatter.add_vector(self._sums[0] / self.weight**0.5, -1.0)
-        scatter = self._scatter.matrix()
-        if not np.isfinite(scatter.trace()):
-            raise self._overflow()
-        # The last subtraction may leave less than nothing of a column that hardly varies.
-        diagonal = np.einsum("ii->i", scatter)
-        np.maximum(diagonal, 0.0, out=diagonal)
-        sums = _host(self._sums)
-        return from_sums(
-            n_rows=self.n_rows,
-            weight=self.weight,
-            reference=_host(self._reference),
-            deviation=sums[0].copy(),
-            scatter=scatter,
-            variables=self._variables(sums),
-            kinds=self.registry.kinds,
-            joint=self.registry.joint,
-            float32_products=self.float32_products,
+        """The moments of all rows; these sums are used up.
+
+        Raises
+        ------
+        NonFiniteError
+            Buffered rows hold NaN or infinity, or products on a device have overflowed.
+        """
+        try:
+            self.accumulator.settle()
+        except _NonFiniteRow as error:
+            raise self._named(error.row) from None
+        state = self.accumulator.state
+        if state is not None and not np.isfinite(state.second.diagonal()).all():
+            raise NonFiniteError(
+                f"the products at the site {self.name!r} leave the range of float32 (activations "
+                "beyond 1e18); run the model in float64, or look for what overflows"
+            )
+        return from_accumulator(self.accumulator, self._parameters)
+
+
+# -- on a device -----------------------------------------------------------------------------
+
+
+class _NonFiniteRow(Exception):
+    """A buffer holds NaN or infinity; `row` counts from the first row of the site."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(row)
+        self.row = row
+
+
+def _first_bad(rows: Tensor) -> int:
+    """Number of the first row that holds NaN or infinity; 0 for none."""
+    return int((~torch.isfinite(rows).all(1)).int().argmax())
+
+
+class DeviceAccumulator(Accumulator):
+    """An accumulator whose rows and scatter are tensors on one device.
+
+    Rows are added in their order with `checked=True`. Sums are about the mean of the first block.
+    """
+
+    def __init__(self, parameters: Parameters, device: Any) -> None:
+        super().__init__(parameters)
+        self.device = device
+        self._probed = False
+
+    def settle(self) -> None:
+        """Reduce the buffered rows, and move the scatter to the host."""
+        self.flush()
+        if self.state is not None and isinstance(self.state.second, DeviceScatter):
+            self.state.second = self.state.second.on_host()
+
+    def _empty_state(self, width: int) -> State:
+        second = DeviceScatter(width, self.device)
+        return State(np.zeros(width), 0, 0.0, np.zeros(width), second, None)
+
+    def _reserve(self, width: int, dtype: Any) -> int:
+        return self.parameters.capacity(width, dtype.itemsize)
+
+    def _buffer_for(self, width: int, dtype: Any) -> Buffer:
+        buffer = self.buffer
+        if buffer is None or buffer.rows.dtype != dtype:
+            self.flush()
+            empty = partial(torch.empty, dtype=torch.float64, device=self.device)
+            return Buffer(self._reserve(width, dtype), width, dtype, empty)
+        return buffer
+
+    def _merge(self, batch: Batch, block: LabelledRows) -> None:
+        """Reduce a block on the device; the host waits once, for its sums.
+
+        With c the mean of the block, Y = X - c and C the coefficients of weights, classes and
+        values, the sums about the reference point r are C Y + (C 1) (c - r)^T.
+        """
+        state, n = batch.state, len(block)
+        rows: Tensor = block.rows
+        exact = rows.dtype == torch.float64 or _fast_float64(self.device)
+        asked = [batch.variables[name].ask(z, block.weight) for name, z in block.labels.items()]
+        codes, n_sums, values = sweep_of(asked, n)
+        coefficients = _coefficients(block.weight, codes, n_sums, values)
+        totals = coefficients.sum(axis=1)
+        with no_autocast(rows):
+            if not (exact or self._probed):
+                _check_products(self.device, n, state.width)
+                self._probed = True
+            wide = rows.to(torch.float64)
+            centre = wide.mean(0)
+            y = wide - centre
+            moved = on_device(torch.from_numpy(coefficients), self.device)
+            sums = torch.cat([centre.unsqueeze(0), moved @ y]).cpu().numpy()
+            if not np.isfinite(sums[0]).all():
+                raise _NonFiniteRow(state.n_rows + _first_bad(rows))
+            if block.weight is not None:
+                y *= moved[0].sqrt().unsqueeze(1)
+            reference = state.reference if state.weight else sums[0]
+            residual = sums[1] / totals[0]
+            sums = sums[1:] + np.outer(totals, sums[0] - reference)
+            reduced = Reduced(
+                n, float(totals[0]), sums[0], residual, y if exact else y.to(torch.float32), None,
+                sums[1 : 1 + n_sums], sums[1 + n_sums :],
+            )  # fmt: skip
+            state.merge_block(reference, reduced, None)
+        self._commit(batch, block, {}, asked, reduced.class_sums, reduced.products)
+        if len(block.labels) > 1:
+            self.pairs.add(block.labels, batch.variables, block.weight, within=False)
+
+
+def _coefficients(
+    weight: Float | None, codes: NDArray[np.intp], n_sums: int, values: Float
+) -> Float:
+    """(1 + n_sums + q, n): the weights, those of each class, and the weighted values."""
+    n = codes.shape[1]
+    by_class = np.zeros((2 + n_sums, n))
+    by_class[0] = 1.0 if weight is None else weight
+    by_class[codes + 1, np.arange(n)] = by_class[0]
+    return np.concatenate([by_class[:-1], values])
+
+
+def _check_products(device: Any, rows: int, width: int) -> None:
+    """Raise InputError unless float32 products are float32: TF32 and bf16 modes are refused.
+
+    The shapes are those of the first panel, since libraries choose by shape how they multiply.
+    """
+    probe = torch.zeros(rows, width, dtype=torch.float32, device=device)
+    probe[0] = 1.0 + 2.0**-12
+    product = torch.mm(probe[:, : _panel_width(width)].T, probe).to(torch.float64)
+    if not bool(((product - (1.0 + 2.0**-11)).abs() < 2.0**-13).all()):
+        raise InputError(
+            f"matrix products of float32 on {device} are rounded to fewer bits (TF32 or "
+            "bfloat16), which would spoil covariances; call "
+            "torch.set_float32_matmul_precision('highest') before collecting"
         )
 
-    def _variables(self, sums: Float) -> dict[VariableName, Any]:
-        """The sums of the variables that this site has seen."""
-        slots, found = self.registry.slots, dict[VariableName, Any]()
-        for name, (rows, weights) in self._classes.items():
-            names = self.registry.classes[name][: len(rows)]
-            own = sums[slots(name, range(len(rows)))]
-            found[name] = ClassSums(self.width, names, rows, weights, own)
-        for name, (n, weight, z_sum, squares) in self._columns.items():
-            columns, reference = self.registry.columns[name]
-            x_sum, *products = sums[slots(name, range(-1, len(columns)))]
-            found[name] = ColumnSums(
-                self.width, list(columns), n, weight, reference, x_sum, z_sum,
-                np.array(products), squares,
-            )  # fmt: skip
+
+def _panel_width(width: int) -> int:
+    return -(-width // _PANELS) if width >= _LEAST_WIDTH else width
+
+
+class DeviceScatter(Scatter):
+    """A scatter on a device: column panels of its part right of the diagonal."""
+
+    def __init__(self, width: int, device: Any) -> None:
+        super().__init__(np.empty((width, 0)), EPS64)
+        self._step = _panel_width(width)
+        self._panels = [
+            torch.zeros(min(self._step, width - i), width - i, dtype=torch.float64, device=device)
+            for i in range(0, width, self._step)
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(panel.nbytes for panel in self._panels)
+
+    def add_block(self, shifted: Any, product: object, vectors: Float, coefficients: Float) -> None:
+        """Add shifted^T shifted + sum_k coefficients[k] vectors[k] vectors[k]^T."""
+        signed = coefficients[:, None] * vectors
+        outer = on_device(torch.from_numpy(np.stack([signed, vectors])), shifted.device)
+        for k, panel in enumerate(self._panels):
+            i = k * self._step
+            part = shifted[:, i : i + len(panel)].T
+            if shifted.dtype == torch.float64:
+                panel.addmm_(part, shifted[:, i:])
+            else:
+                panel += torch.mm(part, shifted[:, i:])
+            panel.addmm_(outer[0, :, i : i + len(panel)].T, outer[1, :, i:])
+        if shifted.dtype == torch.float32:
+            self.unit_roundoff = EPS32
+
+    def on_host(self) -> Scatter:
+        """The same in memory of the host."""
+        upper = np.zeros((self.width, self.width))
+        for k, panel in enumerate(self._panels):
+            i = k * self._step
+            upper[i : i + len(panel), i:] = panel.cpu().numpy()
+        found = Scatter(upper.T, self.unit_roundoff)
+        # The variance of a constant column can round below 0.
+        np.maximum(found.diagonal(), 0.0, out=found.diagonal())
         return found
-
-
-def _host(tensor: Tensor) -> Float:
-    array: Float = tensor.cpu().numpy()
-    return array
-
-
-def _longer(values: NDArray[Any], n: int) -> NDArray[Any]:
-    """The same with zeros behind, up to `n`."""
-    return np.pad(values, (0, n - len(values)))
-
-
-def _same(first: list[Part], second: list[Part]) -> bool:
-    """Whether two blocks are the same rows of the same batches."""
-    return len(first) == len(second) and all(
-        a[0] is b[0] and a[1:] == b[1:] for a, b in zip(first, second, strict=True)
-    )
-
-
-def _between(parts: list[Part], start: int, stop: int) -> list[Part]:
-    """The rows from `start` to `stop` of several runs."""
-    found, at = [], 0
-    for part, first, last in parts:
-        n = last - first
-        a, b = max(start - at, 0), min(stop - at, n)
-        if a < b:
-            found.append((part, first + a, first + b))
-        at += n
-    return found

@@ -18,7 +18,7 @@ Record = tuple[Tensors, dict[str, Any]]
 
 
 class BySite(Mapping[str, Any]):
-    """What both records share: values by site in the order in which the sites ran, and files.
+    """Base of both records: values by site in the order in which the sites ran, and files.
 
     A subclass says how one value is written and read, and which arguments of its constructor
     come besides.

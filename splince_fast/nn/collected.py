@@ -18,8 +18,9 @@ from splince_fast.methods.table import Function
 from splince_fast.moments import Moments
 from splince_fast.moments.record import from_record, to_record
 from splince_fast.nn.by_site import BySite, table
-from splince_fast.nn.erasers import Erasers, fit_site
+from splince_fast.nn.erasers import Erasers, block_diagonal, fit_site
 from splince_fast.nn.recipe import Recipe, Site
+from splince_fast.projection import Projection
 
 
 class Collected(BySite):
@@ -96,19 +97,44 @@ class Collected(BySite):
             There are several sites. Each eraser is right where it stands alone; installed
             together, the first one changes what the next one sees.
         """
-        if len(self) > 1:
+        n_sites = len(self) // (self.placement.heads or 1)
+        if n_sites > 1:
             warnings.warn(
-                f"{len(self)} sites were fitted in one pass: each eraser holds where it is "
+                f"{n_sites} sites were fitted in one pass: each eraser holds where it is "
                 "installed alone; together they leave part of the concept, and can leave more "
                 "than there was. Use fit_layers to install them together",
                 OnePassWarning,
                 stacklevel=2,
             )
-        fitted = {
-            name: fit_site(name, moments, method, erase, keep, options)
-            for name, moments in self.items()
-        }
-        return Erasers(fitted, self._sites, self._recipe, sequential=False)
+        fitted = self._fitted(method, erase, keep, options)
+        return Erasers(
+            {site.name: eraser for site, eraser in fitted},
+            [site for site, _ in fitted],
+            self._recipe,
+            sequential=False,
+        )
+
+    def _fitted(
+        self, method: Any, erase: Any, keep: Any, options: Mapping[str, Any]
+    ) -> list[tuple[Site, Projection]]:
+        """The eraser of every site: of its moments, or block-diagonal from those of its heads."""
+        single = [
+            (site, fit_site(site.name, self[site.name], method, erase, keep, options))
+            for site in self._sites
+        ]
+        heads = self.placement.heads
+        if heads is None:
+            return single
+        found: dict[str, list[tuple[Site, Projection]]] = {}
+        for site, eraser in single:
+            found.setdefault(site.name.rpartition("[")[0], []).append((site, eraser))
+        return [
+            (
+                replace(parts[0][0], name=name, width=sum(site.width for site, _ in parts)),
+                block_diagonal([eraser for _, eraser in parts]),
+            )
+            for name, parts in found.items()
+        ]
 
     # -- algebra ---------------------------------------------------------------------------
 
@@ -126,7 +152,7 @@ class Collected(BySite):
         )
 
     def _description(self) -> tuple[Any, ...]:
-        """What two of them must agree on to be added."""
+        """Fields that must be equal in both for a sum."""
         names = sorted((site.name, site.module_class) for site in self._sites)
         return names, self._recipe.to_dict()
 

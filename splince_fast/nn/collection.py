@@ -13,10 +13,10 @@ import torch
 
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import InputError
+from splince_fast.moments.parameters import Parameters
 from splince_fast.nn import sites
 from splince_fast.nn.collected import Collected
 from splince_fast.nn.collector import Collector, Labels, label_keys
-from splince_fast.nn.labelled import Registry
 from splince_fast.nn.recipe import Placement, Recipe
 from splince_fast.nn.tokens import Tokens
 
@@ -127,12 +127,10 @@ def collector_for(
     if weight not in ("token", "sequence"):
         raise InputError(f"weight is {weight!r}; it is 'token' or 'sequence'")
     spec = Tokens.of(None if tokens == "body" else tokens, tuple(skip_ids), mean=True)
-    registry = Registry(
-        dict(options.get("kinds") or {}), tuple(tuple(j) for j in options.get("joint") or ())
-    )
+    parameters = Parameters.of(None, options.get("kinds"), options.get("joint") or (), False)
     home = None if device == "model" else torch.device(device)
     chosen = sites.find(model, at)
-    return Collector(chosen, spec, placement, labels, weight, home, registry)
+    return Collector(chosen, spec, placement, labels, weight, home, parameters)
 
 
 def collect(
@@ -145,6 +143,7 @@ def collect(
     side: str = "output",
     feature_dim: int = -1,
     output: int | str | None = None,
+    heads: int | str | None = None,
     forward: Callable[[Any, Any], Any] | None = None,
     weight: str = "token",
     skip_ids: Iterable[int] = (),
@@ -184,6 +183,12 @@ def collect(
     output : int or str, optional
         Element of an output that is a tuple or a mapping; by default the first, or
         ``last_hidden_state``.
+    heads : int or str, optional
+        Split the last axis into so many parts of equal width, the heads of an attention, or a
+        number by its name in the model's configuration: ``side="input"`` of an output projection
+        has "num_attention_heads", outputs of ``k_proj`` and ``v_proj`` "num_key_value_heads".
+        Tensors (batch, token, heads, width) have an axis for them. Every head has moments of its
+        own, under the name ``site[head]``, and its own eraser.
     forward : function, optional
         ``forward(model, batch)`` runs the model, where calling it is not enough.
     weight : {"token", "sequence"}
@@ -228,7 +233,7 @@ def collect(
     (['1', '2'], 200)
     """
     inner = unwrapped(model)
-    placement = Placement.of(side, feature_dim, output)
+    placement = Placement.of(side, feature_dim, output, sites.number_of_heads(inner, heads))
     collector = collector_for(
         inner, at, labels=labels, tokens=tokens, placement=placement, weight=weight,
         skip_ids=skip_ids, device=device, options=moments,

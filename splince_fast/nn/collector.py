@@ -12,13 +12,16 @@ import torch
 from numpy.typing import NDArray
 
 from splince_fast.exceptions import LabelError, NeverCalledError, SiteError
+from splince_fast.labels import encode
+from splince_fast.moments import Moments
+from splince_fast.moments.buffer import Workspace
+from splince_fast.moments.parameters import Parameters
 from splince_fast.nn import sites
-from splince_fast.nn.accumulate import SiteSums, Workspace, home_of
+from splince_fast.nn.accumulate import RowLabels, SiteSums, home_of
 from splince_fast.nn.collected import Collected
-from splince_fast.nn.labelled import LabelledRows, Registry
 from splince_fast.nn.memory import check_memory, on_device
 from splince_fast.nn.positions import Positions
-from splince_fast.nn.recipe import Placement, Recipe, Site
+from splince_fast.nn.recipe import Placement, Recipe, Site, head_name
 from splince_fast.nn.tokens import Selection, Tokens
 
 Tensor = Any
@@ -37,7 +40,7 @@ class _Stop(Exception):
 class Plan:
     """Which rows of a tensor are taken in one call, and what is known of them."""
 
-    rows: LabelledRows
+    rows: RowLabels
     index: Tensor | None  # positions in the flattened tensor, on the host; None for all
     n_sequences: int
     _copies: dict[Any, Tensor] = field(default_factory=dict)
@@ -74,11 +77,11 @@ class Collector:
         labels: Labels,
         weight: str,
         device: Any,
-        registry: Registry,
+        parameters: Parameters,
     ) -> None:
         self.chosen, self.spec, self.placement = chosen, spec, placement
         self.labels, self.by_sequence = labels, weight == "sequence"
-        self.device, self.registry = device, registry
+        self.device, self.parameters = device, parameters
         self.positions = Positions(spec)
         self.sums: dict[str, SiteSums] = {}
         self.calls = dict.fromkeys(chosen, 0)
@@ -87,7 +90,7 @@ class Collector:
         self.n_sequences = 0
         self.batch = 0
         self.may_stop = False
-        self._work: dict[Any, Workspace] = {}
+        self._work = Workspace()
         self._labels: dict[str, Any] = {}
         self._plans: dict[Any, Plan] = {}
         self._seen: set[str] = set()
@@ -128,6 +131,8 @@ class Collector:
             sites.check_width(name, x, axis, -1)
         rows = x.detach()
         rows = rows if axis in (-1, x.ndim - 1) else rows.movedim(axis, -1)
+        if self.placement.heads is not None:
+            rows = sites.joined_heads(name, rows, self.placement.heads)
         self.calls[name] += 1
         selection = self.positions.selection(name)
         if self.rule is None:
@@ -140,13 +145,22 @@ class Collector:
             )
         flat, plan = self._select(name, rows, selection)
         if plan.rows.n:
-            sums = self._sums_of(name, flat)
-            sums.feed(flat.to(sums.work.device), plan.rows)
+            for key, part in self._split(name, flat):
+                self._sums_of(key, part).feed(part, plan.rows)
         self.widths[name] = int(rows.shape[-1])
         self._seen.add(name)
         if self.may_stop and self.once and len(self._seen) == len(self.chosen):
             self._over = True
             raise _Stop
+
+    def _split(self, name: str, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The rows under the name of their site, or of each head."""
+        heads = self.placement.heads
+        if heads is None:
+            yield name, flat
+            return
+        for head, part in enumerate(flat.split(flat.shape[1] // heads, dim=1)):
+            yield head_name(name, head), part
 
     def _select(self, name: str, rows: Tensor, selection: Selection) -> tuple[Tensor, Plan]:
         """The selected rows (n, d), and their labels."""
@@ -192,7 +206,9 @@ class Collector:
             found[name] = _rows_of(name, values, shape, where, sequence)
         counts = np.bincount(sequence, minlength=1)
         weight = 1.0 / counts[sequence] if self.by_sequence else None
-        rows = self.registry.read(found, len(where), self.batch, weight)
+        kinds, joint = self.parameters.kinds or None, self.parameters.joint
+        encoded = encode(found, len(where), kinds=kinds, joint=joint)
+        rows = RowLabels(len(where), self.batch, weight, encoded, sequence)
         return Plan(rows, index, int(np.count_nonzero(counts)))
 
     def _sums_of(self, name: str, rows: Tensor) -> SiteSums:
@@ -201,9 +217,11 @@ class Collector:
         if found is None:
             home = home_of(rows.device if self.device is None else self.device)
             width = int(rows.shape[1])
-            check_memory(home, len(self.chosen) - len(self.sums), width)
-            work = self._work.setdefault(home, Workspace(home))
-            found = self.sums[name] = SiteSums(name, width, rows.dtype, work, self.registry)
+            n_sites = len(self.chosen) * (self.placement.heads or 1)
+            check_memory(home, n_sites - len(self.sums), width)
+            found = self.sums[name] = SiteSums(
+                name, width, rows.dtype, home, self.parameters, self._work
+            )
         if rows.shape[1] != found.width:
             sites.check_width(name, rows, -1, found.width)
         return found
@@ -223,17 +241,20 @@ class Collector:
                 "the module around them, or another path through the model"
             )
         made, moments = [], {}
-        order = [*self.sums, *(name for name in self.widths if name not in self.sums)]
+        heads = self.placement.heads
+        parts = {
+            key: name
+            for name in self.widths
+            for key in ([name] if heads is None else [head_name(name, i) for i in range(heads)])
+        }
+        order = [*self.sums, *(name for name in parts if name not in self.sums)]
         for name in order:
             sums = self.sums.pop(name, None)
-            if sums is None:  # no token was selected there
-                sums = SiteSums(
-                    name, 1, torch.float32, Workspace(torch.device("cpu")), self.registry
-                )
-            sums.flush()
-            moments[name] = sums.result()
-            kind = type(self.chosen[name]).__name__
-            made.append(Site(name, kind, self.widths[name], self.calls[name]))
+            empty = Moments(kinds=self.parameters.kinds, joint=self.parameters.joint)
+            moments[name] = empty if sums is None else sums.result()  # no token was selected
+            site = parts[name]
+            kind = type(self.chosen[site]).__name__
+            made.append(Site(name, kind, self.widths[site] // (heads or 1), self.calls[site]))
         return Collected(moments, made, recipe, self.n_sequences)
 
 

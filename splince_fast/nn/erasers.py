@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
+from scipy.linalg import block_diag
 
 from splince_fast._runtime.keywords import check_keywords
-from splince_fast.exceptions import OtherTokensWarning, SplinceError
+from splince_fast.exceptions import InputError, OtherTokensWarning, SplinceError
 from splince_fast.methods.table import Function, method_of
 from splince_fast.moments import Moments
 from splince_fast.nn.by_site import BySite, table
@@ -123,6 +124,15 @@ def linear_part(projection: Projection) -> Projection:
     )  # fmt: skip
 
 
+def block_diagonal(projections: Sequence[Projection]) -> Projection:
+    """The projection of features side by side; it has no report."""
+    left, right = (
+        block_diag(*(getattr(p, factor) for p in projections)) for factor in ("left", "right")
+    )
+    mean = np.concatenate([p.mean for p in projections])
+    return Projection(left, right, mean, method=projections[0].method)
+
+
 def fit_site(
     name: str,
     moments: Moments,
@@ -133,10 +143,13 @@ def fit_site(
 ) -> Projection:
     """The eraser of one site; what the method raises names the site."""
     kept = {} if keep is None else {"keep": keep}
-    function = method_of(method, keep).function
+    found = method_of(method, keep)
+    if found.needs_labels:
+        raise InputError(f"{found.label} needs labels while a model runs; use 'leace' or 'splince'")
+    function = found.function
     check_keywords(options, function, without=("moments", "erase", "keep"))
     try:
-        return function(moments, erase=erase, **kept, **options)
+        return cast(Projection, function(moments, erase=erase, **kept, **options))
     except SplinceError as error:
         text = f"at the site {name!r}: {error}"
         error.args = (text, *error.args[1:])

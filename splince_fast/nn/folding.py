@@ -38,13 +38,13 @@ Module = Any
 
 # Largest difference from the hooked model, in units of the range of an output.
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
-# What returns its input in evaluation.
+# Modules that return their input in evaluation.
 _PASSING = (torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d)
 
 
 @dataclass(frozen=True)
 class Folded:
-    """What was folded, made by :func:`fold`.
+    """Result of :func:`fold`.
 
     Attributes
     ----------
@@ -143,7 +143,7 @@ def fold(
     model : torch.nn.Module
         Changed in place, or not at all.
     erasers : Erasers, path, or mapping of str to Projection
-        What to erase where.
+        Erasers by site.
     example : mapping, tuple or tensor
         Arguments of one call, on which the folded model is compared with the hooked one.
     tokens : "all"
@@ -158,7 +158,7 @@ def fold(
     Returns
     -------
     Folded
-        What was changed, and how far the outputs are from those of the hooked model.
+        Changed layers, and the distance of the outputs from those of the hooked model.
 
     Raises
     ------
@@ -202,8 +202,10 @@ def fold(
             )
         if tokens == "all":
             erasers._check_tokens(tokens)
-        if erasers.placement.side == "input" or erasers.placement.output is not None:
-            raise FoldError("only whole outputs of modules are folded; use install for this site")
+        if erasers.placement.output is not None:
+            raise FoldError(
+                "only inputs and whole outputs of modules are folded; use install for this site"
+            )
     elif tokens not in (None, "all"):
         raise InputError(f"tokens is {tokens!r}; a fold erases at every token: pass 'all'")
     chosen: dict[str, Module] = {}
@@ -216,18 +218,19 @@ def fold(
             )
     example = moved(example, sites.device_of(model))
     surgery = Surgery(model, bias)
+    placement = erasers.placement if isinstance(erasers, Erasers) else None
     with quiet(model):
-        plans = _plans(model, example, chosen)
+        at_input = placement is not None and placement.side == "input"
+        plans = _plans(model, chosen, None if at_input else _readers(model, example, chosen))
         drops = {
             name: bias == "drop" and bool(_short_of_bias(plan, projections[name]))
             for name, plan in plans.items()
         }
         dropped = {n: linear_part(p) if drops[n] else p for n, p in projections.items()}
-        axis = erasers.placement.feature_dim if isinstance(erasers, Erasers) else None
-        with hooked(model, chosen, dropped, axis) as states:
+        with hooked(model, chosen, dropped, placement) as states:
             expected = outputs_of(model, example)
         if any(drops.values()) and len(chosen) > 1:
-            with hooked(model, chosen, projections, axis) as kept:
+            with hooked(model, chosen, projections, placement) as kept:
                 outputs_of(model, example)
             for name in chosen:
                 check_states(name, kept[name], states[name], example)
@@ -264,16 +267,17 @@ def fold(
 
 
 def _plans(
-    model: Module, example: Any, chosen: Mapping[str, Module]
+    model: Module, chosen: Mapping[str, Module], readers: Mapping[str, list[str]] | None
 ) -> dict[str, list[tuple[Layer, str]]]:
     """Per site, the layers to change, and whether they make ("out") or read ("in") it.
+
+    `readers` has the modules that read each output; None where sites are inputs.
 
     Raises
     ------
     FoldError
         There is nothing linear to fold into.
     """
-    readers = _readers(model, example, chosen)
     modules = sites.named(model)
     count: dict[int, int] = {}
     for _, module in model.named_modules(remove_duplicate=False):
@@ -281,7 +285,14 @@ def _plans(
     plans: dict[str, list[tuple[Layer, str]]] = {}
     for name, module in chosen.items():
         own = layer_of(name, module)
-        if own is not None:
+        if readers is None:
+            if own is None or own.kind == "embedding":
+                raise FoldError(
+                    f"{name!r}, a {type(module).__name__}, is not linear, and only the inputs of "
+                    "linear layers are folded; use install"
+                )
+            plan = [(own, "in")]
+        elif own is not None:
             plan = [(own, "out")]
         else:
             plan = []

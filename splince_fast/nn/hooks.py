@@ -1,4 +1,4 @@
-"""What runs at a site that is erased: its erasers, in order, on the tokens they are for."""
+"""Hooks of an erased site: its erasers, in order, on their tokens."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ class Entry:
             if erased is not None:
                 return erased
         axis = self.place.feature_dim
-        x, where = sites.pick(self.name, value, self.place.output, axis)
+        given, where = sites.pick(self.name, value, self.place.output, axis)
+        heads = self.place.heads
+        x = given if heads is None else sites.joined_heads(self.name, given, heads)
         sites.check_width(self.name, x, axis, self.width)
         last = axis in (-1, x.ndim - 1)
         rows = x if last else x.movedim(axis, -1)
@@ -78,7 +80,8 @@ class Entry:
         erased = self.on(rows.device).forward(rows)
         if mask is not None:
             erased = torch.where(mask.unsqueeze(-1), erased, rows)
-        return sites.put(value, where, erased if last else erased.movedim(-1, axis))
+        erased = erased if last else erased.movedim(-1, axis)
+        return sites.put(value, where, erased if heads is None else erased.reshape(given.shape))
 
     def _at_once(self, value: Any) -> Any:
         """The same for memory of the CPU, by the kernel; None where that cannot be."""
@@ -87,6 +90,8 @@ class Entry:
         if not (self._open and self._usual) or selection is None or selection.lacks:
             return None
         if not isinstance(x, torch.Tensor) or x.dim() == 0 or x.size(-1) != self.width:
+            return None
+        if self.place.heads is not None and x.dim() == 4:
             return None
         if self._packed is None:
             self._packed = self._pack()

@@ -46,6 +46,8 @@ class Installed:
         Where the hooks are.
     sited : list of (Module, Entry)
         Every site with its eraser.
+    strength : float
+        Fraction of the change that is made; below 1 this steers and does not erase.
 
     Examples
     --------
@@ -66,8 +68,10 @@ class Installed:
     >>> installed.remove()
     """
 
-    def __init__(self, model: Module, sited: list[tuple[Module, Entry]]) -> None:
-        self._model, self._sited = model, sited
+    def __init__(
+        self, model: Module, sited: list[tuple[Module, Entry]], strength: float = 1.0
+    ) -> None:
+        self._model, self._sited, self._strength = model, sited, strength
         self._handles: list[Any] = []
         self._attached = False
         self._depth = 0
@@ -75,7 +79,13 @@ class Installed:
 
     def __repr__(self) -> str:
         state = "installed" if self._attached else "removed"
-        return f"Installed({len(self._sited)} sites, {state})"
+        steering = "" if self._strength == 1 else f", steering at strength {self._strength:g}"
+        return f"Installed({len(self._sited)} sites, {state}{steering})"
+
+    @property
+    def strength(self) -> float:
+        """Fraction of the change that is made; below 1 a linear probe still reads the concept."""
+        return self._strength
 
     @property
     def counts(self) -> dict[str, int]:
@@ -196,6 +206,7 @@ def install(
     side: str = "output",
     feature_dim: int = -1,
     output: int | str | None = None,
+    strength: float = 1.0,
 ) -> Installed:
     """Erase inside a model from now on, at the sites of `erasers`.
 
@@ -205,7 +216,7 @@ def install(
         Any; also compiled, quantised or spread over devices. Its parameters and its `state_dict`
         are left alone.
     erasers : Erasers, path, mapping of str to Projection, or Projection
-        What to erase where. A mapping goes from names or patterns of modules to projections.
+        Erasers by site. A mapping goes from names or patterns of modules to projections.
     at : str, Module, or a list of them, optional
         Where, for a single projection: names or patterns (see Notes) or modules.
     tokens : {"body", "all", "first", "last"} or function, optional
@@ -217,6 +228,11 @@ def install(
     side, feature_dim, output
         Which tensor of a module is meant, for projections; as for :func:`collect`. `Erasers`
         know it themselves.
+    strength : float
+        Fraction of the change that is made, above 0 and at most 1. Below 1 this is steering, not
+        erasing: class means move by that fraction, and a linear probe that is fitted afterwards
+        reads the concept as well as before (:meth:`splince_fast.Projection.scaled`). At several
+        sites later erasers then see states that the fit did not see.
 
     Returns
     -------
@@ -262,6 +278,12 @@ def install(
     >>> bool(np.abs(after["0"].cross_covariance("z")).max() < 1e-6)
     True
     """
+    number = isinstance(strength, int | float) and not isinstance(strength, bool)
+    if not number or not 0 < strength <= 1:
+        raise InputError(
+            f"strength is {strength!r}; it must be a number above 0 and at most 1: 1 erases, and a "
+            "fraction steers"
+        )
     model = getattr(model, "_orig_mod", model)
     if isinstance(erasers, str | os.PathLike):
         erasers = Erasers.load(erasers)
@@ -296,8 +318,8 @@ def install(
     idle = []
     for wanted_site, projection in pairs:
         for name, module in sites.find(model, wanted_site).items():
-            eraser = Eraser(projection)
-            _check_weights(name, module, eraser.n_features)
+            eraser = Eraser(projection if strength == 1 else projection.scaled(strength))
+            _check_weights(name, module, eraser.n_features, place.heads or 1)
             entry = Entry(name, eraser, positions, place)
             entry.prepare(sites.devices_of(module) or sites.devices_of(model))
             sited.append((module, entry))
@@ -308,16 +330,17 @@ def install(
             NothingErasedWarning,
             stacklevel=2,
         )
-    return Installed(model, sited)
+    return Installed(model, sited, float(strength))
 
 
-def _check_weights(name: str, module: Module, width: int) -> None:
+def _check_weights(name: str, module: Module, width: int, heads: int) -> None:
     """Raise SiteError if the weights of a module show that it has another width."""
     shapes = [tuple(p.shape) for p in module.parameters() if p.is_floating_point()]
     plain = shapes and all(
         type(p).__name__ == "Parameter" and p.numel() for p in module.parameters()
     )
-    if shapes and plain and not any(width in shape for shape in shapes):
+    fits = {width, width // heads}
+    if shapes and plain and not any(fits & set(shape) for shape in shapes):
         raise SiteError(
             f"the eraser for {name!r} has width {width}, and no weight of this "
             f"{type(module).__name__} does (shapes {sorted(set(shapes))[:4]}): it was fitted for "

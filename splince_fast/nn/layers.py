@@ -13,6 +13,7 @@ import torch
 from splince_fast.exceptions import InputError, NonFiniteError, SiteError
 from splince_fast.methods.table import Function
 from splince_fast.nn import sites
+from splince_fast.nn.activation_cache import ActivationCache, CachePoint, Trace, choose, limit_of
 from splince_fast.nn.collected import Collected
 from splince_fast.nn.collection import (
     collector_for,
@@ -24,10 +25,9 @@ from splince_fast.nn.collection import (
     unwrapped,
 )
 from splince_fast.nn.collector import Collector, Labels, label_keys, read_labels
-from splince_fast.nn.erasers import Erasers, fit_site, linear_part
+from splince_fast.nn.erasers import Erasers, linear_part
 from splince_fast.nn.installed import Installed, install
 from splince_fast.nn.recipe import Placement, Recipe, Site
-from splince_fast.nn.resume import Cut, Resumption, Trace, choose, limit_of
 from splince_fast.nn.tokens import Tokens
 from splince_fast.projection import Projection
 
@@ -96,6 +96,7 @@ def fit_layers(
     side: str = "output",
     feature_dim: int = -1,
     output: int | str | None = None,
+    heads: int | str | None = None,
     forward: Callable[[Any, Any], Any] | None = None,
     weight: str = "token",
     skip_ids: Iterable[int] = (),
@@ -127,7 +128,7 @@ def fit_layers(
         Tokens that the erasers change, during the fit and by default in :func:`install`; those
         of the fit if None. The paper fits on ``tokens="last"`` and erases at all tokens: at a
         later site the last token has read the earlier ones, so the fit must see them erased.
-    side, feature_dim, output, forward, weight, skip_ids, device, progress
+    side, feature_dim, output, heads, forward, weight, skip_ids, device, progress
         As for :func:`collect`.
     on_infeasible : {"raise", "drop"}, optional
         Passed to the method.
@@ -164,9 +165,9 @@ def fit_layers(
     >>> import splince_fast as sf
     >>> from splince_fast import nn as snn
     >>> g = torch.Generator().manual_seed(0)
-    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 6), torch.nn.Tanh(), torch.nn.Linear(6, 6))
+    >>> model = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh(), torch.nn.Linear(6, 6))
     >>> z = torch.arange(80) % 2
-    >>> batches = [{"input": torch.randn(80, 3, generator=g) + z[:, None], "z": z}]
+    >>> batches = [{"input": torch.randn(80, 6, generator=g) + z[:, None], "z": z}]
     >>> erasers = snn.fit_layers(model, batches, ["0", "2"], sf.leace, erase="z")
     >>> list(erasers), erasers.sequential
     (['0', '2'], True)
@@ -175,7 +176,7 @@ def fit_layers(
     if bias not in ("keep", "drop"):
         raise InputError(f"bias is {bias!r}; it is 'keep' or 'drop'")
     inner = unwrapped(model)
-    placement = Placement.of(side, feature_dim, output)
+    placement = Placement.of(side, feature_dim, output, sites.number_of_heads(inner, heads))
     options = {} if on_infeasible is None else {"on_infeasible": on_infeasible}
     named = list(dict.fromkeys((*_named(erase), *_named(keep))))
     variables: Labels = named if labels is None else labels
@@ -190,7 +191,7 @@ def fit_layers(
     whole = collector(at)
     if apply_to is not None:
         Tokens.of(apply_to, whole.spec.skip_ids)
-    order, once, cuts, limit = _plan(inner, batches, whole, forward, memory)
+    order, once, points, limit = _plan(inner, batches, whole, forward, memory)
     recipe = Recipe(placement, tokens, whole.spec.skip_ids, weight, apply_to, bias)
     if tokens == "mean" and apply_to is None:
         raise InputError(
@@ -200,36 +201,35 @@ def fit_layers(
     fitted: dict[str, Projection] = {}
     made: list[Site] = []
     earlier: Installed | None = None
-    kept = Resumption(limit)
-    begin: Cut | None = None
+    kept = ActivationCache(limit)
+    begin: CachePoint | None = None
     rule: Any = None
 
-    def collected(name: str, begin: Cut | None, behind: Cut | None) -> Collected:
+    def collected(name: str, begin: CachePoint | None, behind: CachePoint | None) -> Collected:
         at_site = collector(whole.chosen[name])
         at_site.once = once[name]
         with kept.one_pass(begin, behind):
             return run(inner, kept.numbered(repeated), at_site, forward, progress, recipe)
 
     try:
-        for name, behind in zip(order, [*cuts, None], strict=True):
+        for name, behind in zip(order, [*points, None], strict=True):
             try:
                 found = collected(name, begin, behind)
             except NonFiniteError:
                 if begin is None:
                     raise
                 # A batch read what was skipped on it, or it is the model's own doing.
-                kept = Resumption(0)
+                kept = ActivationCache(0)
                 found = collected(name, None, None)
             begin = behind
-            (site,) = found.sites
             rule = found.tokens if rule is None else rule
             if apply_to is None and found.tokens != rule:
                 raise SiteError(
-                    f"the site {site.name!r} runs in a call whose tokens are {found.tokens!r}, "
+                    f"the site {name!r} runs in a call whose tokens are {found.tokens!r}, "
                     f"and at earlier sites they were {rule!r}: only some calls have "
                     "tokens. Fit such sites apart, or pass tokens='all'"
                 )
-            one = fit_site(site.name, found[site.name], method, erase, keep, options)
+            ((site, one),) = found._fitted(method, erase, keep, options)
             fitted[site.name] = linear_part(one) if bias == "drop" else one
             made.append(site)
             erasers = Erasers(fitted, made, found.recipe, sequential=True)
@@ -244,7 +244,7 @@ def fit_layers(
 
 def _plan(
     model: Any, batches: Iterable[Any], collector: Collector, forward: Any, memory: int | None
-) -> tuple[list[str], dict[str, bool], list[Cut | None], int]:
+) -> tuple[list[str], dict[str, bool], list[CachePoint | None], int]:
     """What the first batch tells.
 
     Returns
@@ -253,7 +253,7 @@ def _plan(
         Sites in the order in which they run.
     once : dict of str to bool
         Whether each ran once.
-    cuts : list of Cut or None
+    points : list of CachePoint or None
         Between two sites, where the pass to the second one begins.
     limit : int
         Bytes that may be kept between passes.
@@ -271,8 +271,8 @@ def _plan(
     limit = limit_of(memory, device) if may_stop(model, forward) else 0
     with quiet(model):
         trace = Trace.of(model, call, chosen, placement)
-        cuts: list[Cut | None] = [None] * (len(chosen) - 1)
+        points: list[CachePoint | None] = [None] * (len(chosen) - 1)
         if limit and len(trace.order) == len(chosen) > 1:
-            cuts = choose(model, call, trace, chosen, placement, limit)
+            points = choose(model, call, trace, chosen, placement, limit)
     order = trace.order + [name for name in chosen if name not in trace.order]
-    return order, {name: n == 1 for name, n in trace.calls.items()}, cuts, limit
+    return order, {name: n == 1 for name, n in trace.calls.items()}, points, limit

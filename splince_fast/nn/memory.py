@@ -1,20 +1,15 @@
-"""Memory of the states: whether there is room, and where it is taken."""
+"""Free memory of a device, and copies to it."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-import numpy as np
 import torch
 
 from splince_fast.exceptions import NotEnoughMemoryError
 
 Tensor = Any
-
-# Bytes that an arena takes at a time; malloc maps as many by themselves, whatever came before.
-_PIECE = 1 << 25
-_ALIGNED = 64
 
 
 def free_memory(device: Any) -> int | None:
@@ -51,26 +46,3 @@ def on_device(values: Tensor, device: Any) -> Tensor:
     if device.type != "cuda" or values.device.type != "cpu":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
-
-
-class Arena:
-    """Room outside of the heap, for what stays through a pass.
-
-    On the heap it would lie between the temporaries of a model, and the allocator would give those
-    back to the system and fetch them again at every layer: tens of thousands of page faults. NumPy
-    asks for huge pages where an array is as large as a piece of the arena.
-    """
-
-    def __init__(self, device: Any) -> None:
-        self.device = device
-        self._free = torch.empty(0, dtype=torch.uint8)
-
-    def empty(self, dtype: Any, *shape: int) -> Tensor:
-        """A tensor that nothing was written to."""
-        if self.device.type != "cpu":
-            return torch.empty(shape, dtype=dtype, device=self.device)
-        n = torch.Size(shape).numel() * dtype.itemsize
-        if n > len(self._free):
-            self._free = torch.from_numpy(np.empty(max(n, _PIECE), np.uint8))
-        found, self._free = self._free[:n], self._free[-(-n // _ALIGNED) * _ALIGNED :]
-        return found.view(dtype).view(shape)

@@ -16,9 +16,12 @@ class Placement:
     side: str = "output"
     feature_dim: int = -1
     output: int | str | None = None
+    heads: int | None = None  # parts of equal width, each with an eraser of its own
 
     @classmethod
-    def of(cls, side: str, feature_dim: int, output: int | str | None) -> Placement:
+    def of(
+        cls, side: str, feature_dim: int, output: int | str | None, heads: int | None = None
+    ) -> Placement:
         """A checked placement.
 
         Raises
@@ -35,7 +38,14 @@ class Placement:
                 f"output is {output!r}; it is the index or the name of an element of what the "
                 "module returns, for side='output'"
             )
-        return cls(side, feature_dim, output)
+        if heads is not None and feature_dim != -1:
+            raise InputError("heads= splits the last axis; leave feature_dim at -1")
+        return cls(side, feature_dim, output, heads)
+
+
+def head_name(site: str, head: int) -> str:
+    """The name of the moments of one head."""
+    return f"{site}[{head}]"
 
 
 @dataclass(frozen=True)

@@ -284,6 +284,48 @@ def check_width(name: str, x: Tensor, feature_dim: int, width: int) -> None:
         )
 
 
+def number_of_heads(model: Module, heads: Any) -> int | None:
+    """`heads` as a number: an attribute of the model's configuration if it is a name.
+
+    Raises
+    ------
+    InputError
+        No positive integer, or no such attribute.
+    """
+    found = heads
+    if isinstance(heads, str):
+        config: Any = getattr(model, "config", None)
+        inner = config.get_text_config() if hasattr(config, "get_text_config") else config
+        found = getattr(config, heads, getattr(inner, heads, None))
+    if found is None and heads is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise InputError(
+            f"heads is {heads!r}; it is a positive integer, or the name of one in the model's "
+            "configuration, such as 'num_attention_heads' or 'num_key_value_heads'"
+        )
+    return found
+
+
+def joined_heads(name: str, x: Tensor, heads: int) -> Tensor:
+    """The tensor (B, T, heads, width) as (B, T, heads * width); any other (..., d) as it is.
+
+    Raises
+    ------
+    SiteError
+        The last axis is no multiple of `heads`.
+    """
+    if x.ndim == 4 and x.shape[-2] == heads:
+        return x.reshape(*x.shape[:-2], -1)
+    if x.ndim == 4 or x.ndim == 0 or x.shape[-1] % heads:
+        raise SiteError(
+            f"the site {name!r} has shape {tuple(x.shape)}, which does not split into {heads} "
+            "heads: it must be (batch, token, heads, width), or have a last axis that is a "
+            "multiple of heads (keys and values of grouped attention have num_key_value_heads)"
+        )
+    return x
+
+
 def describe(value: Any) -> str:
     """A value by type and shapes, for messages."""
     if isinstance(value, torch.Tensor):

@@ -22,7 +22,7 @@ class TextBatches:
     Parameters
     ----------
     encoded : sequence of mappings
-        What the tokenizer gave for each text.
+        Output of the tokenizer for each text.
     labels : mapping of str to sequence
         Labels of each text.
     tokenizer : transformers tokenizer

@@ -13,6 +13,7 @@ from splince_fast.exceptions import FoldError, InputError, NothingErasedWarning,
 from splince_fast.nn import sites
 from splince_fast.nn.eraser import Eraser
 from splince_fast.nn.installed import install
+from splince_fast.nn.recipe import Placement
 from splince_fast.projection import Projection
 
 Tensor = Any
@@ -68,7 +69,7 @@ def hooked(
     model: Module,
     chosen: Mapping[str, Module],
     projections: Mapping[str, Projection],
-    feature_dim: int | None,
+    placement: Placement | None,
 ) -> Iterator[dict[str, list[Tensor]]]:
     """The model with hooks that erase as weights do: at every position, pads included.
 
@@ -82,10 +83,14 @@ def hooked(
     try:
         for name, module in chosen.items():
             channels = isinstance(module, torch.nn.Conv2d | torch.nn.BatchNorm2d)
-            axis = feature_dim if feature_dim is not None else 1 if channels else -1
+            axis = placement.feature_dim if placement is not None else 1 if channels else -1
             eraser = Eraser(projections[name]).to(sites.device_of(model))
-            hook = _everywhere(name, eraser, axis, states[name])
-            handles.append(module.register_forward_hook(hook))
+            if placement is not None and placement.side == "input":
+                before = _inputs_everywhere(name, eraser, axis, states[name])
+                handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            else:
+                hook = _everywhere(name, eraser, axis, states[name])
+                handles.append(module.register_forward_hook(hook))
         yield states
     finally:
         for handle in handles:
@@ -101,6 +106,19 @@ def _everywhere(name: str, eraser: Eraser, axis: int, states: list[Tensor]) -> A
         rows = x.movedim(axis, -1)
         states.append(rows)
         return sites.put(output, where, eraser(rows).movedim(-1, axis))
+
+    return hook
+
+
+def _inputs_everywhere(name: str, eraser: Eraser, axis: int, states: list[Tensor]) -> Any:
+    """The same before a module runs, for its input."""
+    erase = _everywhere(name, eraser, axis, states)
+
+    def hook(module: Module, args: Any, kwargs: Any) -> Any:
+        key = sites.pick_input(name, args, kwargs)
+        if isinstance(key, int):
+            return (erase(module, (), args[key]), *args[key + 1 :]), kwargs
+        return args, {**kwargs, key: erase(module, (), kwargs[key])}
 
     return hook
 

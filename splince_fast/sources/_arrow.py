@@ -66,7 +66,7 @@ class Columns(NamedTuple):
 
 
 class Vectors(NamedTuple):
-    """What the type of an embedding column says."""
+    """Width and dtype of an embedding column, from its type."""
 
     width: int | None  # None where every row says its own
     itemsize: int

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from splince_fast.exceptions import InputError
 from splince_fast.sources.base import Block, Source
 
-# What the reader hands over: a block, what it raised, or None at the end.
+# Item of the queue: a block, an exception of the reader, or None at the end.
 _Message: TypeAlias = Block | BaseException | None
 
 _PAGE_BYTES = 4096

@@ -1,4 +1,4 @@
-"""What sources share whose rows lie in shards: widths, labels by shard, and where to resume."""
+"""Base of sources of shards: widths, labels by shard, and where to resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a source is: a description, and blocks from any block onwards."""
+"""The protocol of sources: a description, and blocks from any block onwards."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Source(ABC):
     Parameters
     ----------
     name : str
-        What messages call it, and by what a checkpoint knows it. An attribute, as are the others.
+        Name in messages and checkpoints. An attribute, as are the others.
     n_rows, n_features : int or None
         Shape of all rows together, where it is known without reading them.
     nbytes : int or None

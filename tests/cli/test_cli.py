@@ -610,9 +610,9 @@ def test_an_interrupted_apply_leaves_no_part_of_a_file(
     real = sf.Projection.__call__
     seen: list[str] = []
 
-    def fail(self: sf.Projection, X: NDArray[Any], **options: Any) -> Any:
+    def fail(self: sf.Projection, X: NDArray[Any], labels: Any = None, **options: Any) -> Any:
         if not len(X):
-            return real(self, X, **options)
+            return real(self, X, labels, **options)
         seen.extend(name for name in os.listdir() if name.endswith(".partial"))
         raise failure
 
@@ -886,3 +886,52 @@ def test_help_loads_neither_the_demonstration_nor_heavy_libraries(here: Path) ->
     assert out.startswith(f"splince-fast {sf.__version__}\n")
     assert "--no-figure" in out
     assert out.endswith("[]\n")
+
+
+# --- erasers that need labels --------------------------------------------------------------------
+
+
+def test_oracle_is_fitted_and_applied_with_labels(tmp_path: Path, capsys: Any) -> None:
+    rng = np.random.default_rng(0)
+    z, y = rng.integers(0, 2, (2, 300))
+    X = rng.normal(size=(300, 5)) + z[:, None] + np.outer(y, np.eye(5)[1])
+    for name, array in (("X", X), ("z", z), ("y", y)):
+        np.save(tmp_path / f"{name}.npy", array)
+    x, labels, e, out = (str(tmp_path / name) for name in ("X.npy", "z.npy", "e", "out.npy"))
+    assert main(["fit", x, "--labels", labels, "--labels", str(tmp_path / "y.npy"), "--erase", "z",
+                 "--keep", "y", "--method", "Oracle", "-o", e]) == 0  # fmt: skip
+    assert main(["apply", e, x, "--labels", labels, "-o", out]) == 0
+    moments = sf.Moments().update(X, {"z": z, "y": y})
+    expected = sf.oracle(moments, erase="z", keep="y")(X, {"z": z})
+    np.testing.assert_allclose(np.load(out), expected, atol=1e-10)
+    capsys.readouterr()
+    for command, text in (
+        (["apply", e, x, "-o", out, "--force"], "needs the labels of 'z'"),
+        (["apply", e, x, x, "--labels", labels, "-o", str(tmp_path)], "one name"),
+    ):
+        assert main(command) == 2
+        assert text in capsys.readouterr().err
+    assert main(["inspect", e]) == 0
+    assert "ConditionalEraser(oracle" in capsys.readouterr().out
+    assert main(["fit", x, "--labels", labels, "--erase", "z", "-o", e, "--force"]) == 0
+    assert main(["apply", e, x, "--labels", labels, "-o", out, "--force"]) == 2
+    assert "needs no labels" in capsys.readouterr().err
+
+
+def test_tables_hold_the_labels_that_an_eraser_needs(tmp_path: Path, capsys: Any) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rng = np.random.default_rng(0)
+    z = np.array(["a", "b"])[rng.integers(0, 2, 200)]
+    X = rng.normal(size=(200, 4)) + (z == "a")[:, None]
+    table = pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array(X.ravel()), 4), "z": z})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    eraser = sf.oracle(sf.Moments().update(X, {"z": z}), erase="z")
+    eraser.save(tmp_path / "e")
+    source, target = (str(tmp_path / name) for name in ("t.parquet", "u.parquet"))
+    command = ["apply", str(tmp_path / "e"), source, "--embedding", "x", "-o", target]
+    assert main(command) == 0
+    found = np.stack(parquet.read_table(target)["x"].to_pylist())
+    np.testing.assert_allclose(found, eraser(X, {"z": z}), atol=1e-12)
+    parquet.write_table(table.select(["x"]), source)
+    assert main([*command, "--force"]) == 2
+    assert "no column 'z'" in capsys.readouterr().err

@@ -147,3 +147,31 @@ def test_bad_arguments() -> None:
         ev.leakage(np.eye(4), [0, 1, 0, 1], cv=1)
     with pytest.raises(InputError, match="n_permutations is True"):
         ev.leakage(np.eye(4), [0, 1, 0, 1], n_permutations=True)
+
+
+def test_the_quadratic_probe_reads_covariances_and_the_linear_one_does_not() -> None:
+    rng = np.random.default_rng(5)
+    z = rng.integers(0, 2, 1500)
+    x = rng.normal(size=(1500, 5)) * np.where(z, 2.0, 1.0)[:, None]
+    found = ev.leakage(x, z, probes=("linear", "quadratic"))
+    assert abs(found["linear"].auc - 0.5) < 0.1
+    assert found["quadratic"].auc > 0.8
+    plain = ev.leakage(rng.normal(size=(1500, 5)), z, probes=("quadratic",))  # nothing to be read
+    assert abs(plain["quadratic"].auc - 0.5) < 0.1
+
+
+def test_the_quadratic_probe_is_a_shrunk_discriminant() -> None:
+    """By scikit-learn, whose reg_param mixes in the identity: of the rows in white units."""
+    from sklearn.discriminant_analysis import QuadraticDiscriminantAnalysis
+
+    from splince_fast.evaluation.probes import _gaussian_scores
+
+    rng = np.random.default_rng(6)
+    z = rng.integers(0, 3, 400)
+    x = rng.normal(size=(400, 4)) * (1 + z[:, None])
+    model = QuadraticDiscriminantAnalysis(reg_param=0.1).fit(x, z)
+    ours = _gaussian_scores(x, z, x, 3)
+    theirs = model.decision_function(x)
+    # They divide covariances by n - 1: a difference of 1 / n of a distance.
+    assert np.abs(ours - theirs).max() < 0.02 * np.abs(theirs).max()
+    assert np.mean(ours.argmax(axis=1) == theirs.argmax(axis=1)) > 0.98

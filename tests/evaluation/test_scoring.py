@@ -35,7 +35,7 @@ LOWER = {
     "accuracy": False, "class_accuracy": False, "worst_group": False, "r2": False,
     "kept_covariance": False, "tpr_gap": True, "mse": True, "concept_correlation": True,
     "distortion": True, "residual": True, "rank": None,
-    **{f"{probe}_{figure}": lower for probe in ("probe", "mlp", "boosting")
+    **{f"{probe}_{figure}": lower for probe in ("probe", "quadratic", "mlp", "boosting")
        for figure, lower in (("accuracy", True), ("auc", True), ("r2", True), ("chance", None))},
 }  # fmt: skip
 

@@ -303,3 +303,146 @@ def test_moments_that_know_too_little() -> None:
         sf.oracle(plain, erase="z", missing="mean")
     with pytest.raises(sf.InputError, match="one by one"):
         sf.oracle(sf.Moments(joint=[("z", "y")]).update(X, labels), erase=[("z", "y")])
+
+
+# --- what the report says, and hard cases -----------------------------------------------------
+
+
+def same_span(n: int = 400) -> tuple[Float, dict[str, Any]]:
+    """Cov(x, z) and Cov(x, y) span one space: only the first feature covaries with either."""
+    rng = np.random.default_rng(1)
+    z = rng.integers(0, 2, n)
+    y = np.where(rng.random(n) < 0.8, z, 1 - z)
+    X = rng.normal(size=(n, 3))
+    Z = np.column_stack([np.ones(n), z, y])
+    X[:, 1:] -= Z @ np.linalg.lstsq(Z, X[:, 1:], rcond=None)[0]
+    X[:, 0] += z + 0.5 * y
+    return X, {"z": z, "y": y}
+
+
+def test_report_states_the_price_of_one_column() -> None:
+    """D_oS = D_oL / (1 - rho_o), rho_o = corr^2 / R^2(y | x, z); and D_oL <= D_oS <= D_S."""
+    X, labels = data(classes=2)
+    moments = sf.Moments(by="z").update(X, labels)
+    report = sf.oracle(moments, erase="z", keep="y").report
+    z, y = labels["z"] == "a", labels["y"]
+    design = np.column_stack([np.ones(len(X)), X, z])
+    fitted_y = design @ np.linalg.lstsq(design, y, rcond=None)[0]
+    rho = np.corrcoef(z, y)[0, 1] ** 2 / (fitted_y.var() / y.var())
+    assert report.rho_o == pytest.approx(rho, rel=1e-9)
+    assert report.distortion == pytest.approx(report.distortion_o_leace / (1 - rho), rel=1e-9)
+    alone = sf.oracle(moments, erase="z").report
+    assert alone.distortion == alone.distortion_o_leace == report.distortion_o_leace
+    assert alone.rho_o is None
+    leace = sf.leace(moments, erase="z").report.distortion
+    splince = sf.splince(moments, erase="z", keep="y").report.distortion
+    assert alone.distortion < leace < splince
+    assert alone.distortion < report.distortion < splince
+    assert "may be unlawful" in report.explain()
+    assert "o-LEACE" in str(report)
+    assert sf.Report.from_dict(report.to_dict()) == report
+
+
+@pytest.mark.parametrize("keep", [None, "y"])
+def test_fallback_is_the_eraser_without_labels_to_the_bit(keep: str | None) -> None:
+    """It reuses the factor."""
+    X, labels = data()
+    moments = sf.Moments(by="z").update(X, labels)
+    plain = sf.splince(moments, erase="z", keep="y") if keep else sf.leace(moments, erase="z")
+    for source in (moments, moments.factored()):
+        fallback = sf.oracle(source, erase="z", keep=keep).fallback
+        assert fallback is not None
+        np.testing.assert_array_equal(fallback.matrix(), plain.matrix())
+        assert fallback.report == plain.report
+
+
+def test_missing_labels_guard_if_they_are_missing_given_the_concept() -> None:
+    X, labels = data()
+    eraser = sf.oracle(sf.Moments(by="z").update(X, labels), erase="z", keep="y")
+    z = labels["z"].astype(object)
+    full = np.concatenate([X, X])  # every row with and without its label
+    both = eraser(full, {"z": np.concatenate([z, np.where(z == "a", None, z)])})
+    size = np.linalg.norm(cov(X, labels["z"]))
+    assert np.linalg.norm(cov(both, np.concatenate([labels["z"]] * 2))) < 1e-10 * size
+    # Control: missing where a feature is large.
+    hidden = np.where((z == "a") & (X[:, 0] > np.median(X[z == "a", 0])), None, z)
+    assert np.linalg.norm(cov(eraser(X, {"z": hidden}), labels["z"])) > 1e-3 * size
+
+
+def test_one_span_is_feasible_with_labels_and_names_the_way_out() -> None:
+    X, labels = same_span()
+    moments = sf.Moments(by="z").update(X, labels)
+    with pytest.raises(sf.InfeasibleError, match="missing='raise'"):
+        sf.oracle(moments, erase="z", keep="y")
+    clean = sf.oracle(moments, erase="z", keep="y", missing="raise")(X, labels)
+    np.testing.assert_allclose(cov(clean, labels["y"]), cov(X, labels["y"]), atol=1e-12)
+    with pytest.raises(sf.InfeasibleError, match=r"combination .*1 - rho_o = "):
+        sf.oracle(
+            sf.Moments(by="z").update(X, {"z": labels["z"], "y": labels["z"]}),
+            erase="z", keep="y", missing="raise",
+        )  # fmt: skip
+
+
+def test_features_that_nearly_hold_the_labels_are_warned_of() -> None:
+    X, labels = data(classes=2)
+    noise = 1e-4 * np.random.default_rng(0).normal(size=len(X))
+    for feature, warns in (((labels["z"] == "a") + noise, True), (labels["z"] == "a", False)):
+        rows = np.column_stack([X, feature])
+        moments = sf.Moments(by="z").update(rows, labels)
+        if warns:
+            with pytest.warns(sf.PrecisionWarning, match=r"1 / \(1 - c\^2\) is"):
+                eraser = sf.oracle(moments, erase="z", keep="y", missing="raise")
+        else:  # a copy is no direction at fixed labels
+            eraser = sf.oracle(moments, erase="z", keep="y", missing="raise")
+        kept = cov(rows, labels["y"])
+        gap = cov(eraser(rows, labels), labels["y"]) - kept
+        assert np.linalg.norm(gap) < 1e-10 * np.linalg.norm(kept)
+
+
+@pytest.mark.parametrize("offset", [1e4, 1e8])
+def test_offsets_of_labels_cost_no_digits(offset: float) -> None:
+    X, labels = data()
+    score = X[:, 0] + np.random.default_rng(1).normal(size=len(X)) + offset
+    moments = sf.Moments(by="z").update(X, {"z": labels["z"], "score": score})
+    clean = sf.oracle(moments, erase="z", keep="score")(X, {"z": labels["z"]})
+    kept = cov(X, score - offset)
+    gap = np.linalg.norm(cov(clean, score - offset) - kept)
+    assert gap < 1e-12 * np.linalg.norm(kept)
+
+
+def test_fewer_rows_than_features_and_copies() -> None:
+    X, labels = data(n=20, d=30, classes=2)
+    for rows in (X, np.hstack([X[:, :5], X[:, :2], np.zeros((20, 1))])):
+        moments = sf.Moments(by="z").update(rows, labels)
+        clean = sf.oracle(moments, erase="z", keep="y", missing="raise")(rows, labels)
+        size = np.linalg.norm(cov(rows, labels["z"]))
+        assert np.linalg.norm(cov(clean, labels["z"])) < 1e-10 * size
+        np.testing.assert_allclose(cov(clean, labels["y"]), cov(rows, labels["y"]), atol=1e-10)
+
+
+def test_a_sketch_measures_no_change() -> None:
+    X, labels = data()
+    moments = sf.Moments(joint=[("z", "y")], sketch_size=2).update(X, labels)
+    eraser = sf.oracle(moments, erase="z", keep="y")
+    clean = eraser(X, labels)
+    np.testing.assert_allclose(cov(clean, labels["y"]), cov(X, labels["y"]), atol=1e-10)
+    assert eraser.report.distortion is None
+    assert sf.oracle(moments, erase="z").report.distortion == pytest.approx(
+        ((sf.oracle(moments, erase="z")(X, labels) - X) ** 2).sum() / len(X) / X.var(0).sum()
+    )
+
+
+@pytest.mark.parametrize("made", [{"by": "z"}, {"joint": [("z", "y")]}])
+def test_classes_that_are_declared_and_never_seen(made: dict[str, Any]) -> None:
+    pd = pytest.importorskip("pandas")
+    X, labels = data()
+    plain = sf.oracle(sf.Moments(**made).update(X, labels), erase="z", keep="y")
+    y = np.array(["no", "yes"])[labels["y"]]
+    frame = pd.DataFrame(
+        {
+            "z": pd.Categorical(labels["z"], ["q", "c", "b", "a"]),
+            "y": pd.Categorical(y, ["maybe", "yes", "no", "other"]),
+        }
+    )
+    eraser = sf.oracle(sf.Moments(**made).update(X, frame), erase="z", keep="y")
+    np.testing.assert_allclose(eraser(X, frame[["z"]]), plain(X, labels), atol=1e-10)

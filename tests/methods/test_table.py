@@ -104,3 +104,19 @@ def test_entry_of_the_table_is_all_that_a_sixth_method_needs(
     command = ["fit", str(tmp_path / "X.npy"), "--labels", str(tmp_path / "z.npy"), "--erase", "z"]
     assert main([*command, "--method", "doubled", "-o", str(out)]) == 0
     np.testing.assert_allclose(sf.Projection.load(out).matrix(), direct.matrix(), atol=1e-12)
+
+
+def test_methods_without_a_solve_on_folds_are_refused_by_cross_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another function must not be reported by the figures of a closed form."""
+    monkeypatch.setitem(METHODS, "doubled", Method("Doubled", doubled, whitened=True))
+    X, z, _ = data()
+    folds = [sf.Moments().update(X[i::2], {"z": z[i::2]}) for i in range(2)]
+    for method in ("doubled", doubled, "none", "oracle"):
+        with pytest.raises(sf.InputError, match="cross_report solves on folds"):
+            sf.cross_report(folds, erase="z", method=method)
+    by_function, by_name = (
+        sf.cross_report(folds, erase="z", method=m) for m in (sf.leace, "leace")
+    )
+    assert by_function.folds == by_name.folds

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 import splince_fast as sf
 from splince_fast.moments.by_class import MOST_CLASSES
@@ -134,6 +135,31 @@ def test_an_interrupted_run_has_the_bits_of_a_whole_one(tmp_path: Path) -> None:
         sf.Moments.from_blocks(blocks(500), by="z", checkpoint=path, checkpoint_seconds=0)
     resumed = sf.Moments.from_blocks(blocks(-1), by="z", checkpoint=path)
     assert resumed.covariance().tobytes() == whole.covariance().tobytes()
+
+
+def test_threads_change_no_bit_of_a_class() -> None:
+    X, labels = data(4000, 70)
+
+    def bits() -> list[bytes]:
+        moments = sf.Moments(by="z").update(X, labels)
+        parts = moments.by_class
+        return [m.covariance().tobytes() for m in (moments, *(parts[c] for c in sorted(parts)))]
+
+    found = []
+    for threads in (1, 2):
+        with threadpool_limits(threads):
+            found.append(bits())
+    assert found[0] == found[1]
+
+
+def test_masked_rows_are_in_no_class() -> None:
+    X, labels = data(300)
+    mask = np.arange(300) % 3 > 0
+    moments = sf.Moments(by="z").update(X, labels, mask=mask)
+    twin = sf.Moments(by="z").update(X[mask], part(labels, mask))
+    for own, expected in ((moments, twin), (moments.by_class["a"], twin.by_class["a"])):
+        assert own.n_rows == expected.n_rows
+        close(own.covariance(), expected.covariance(), X)
 
 
 def test_folds_have_a_scatter_per_class() -> None:

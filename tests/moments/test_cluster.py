@@ -85,14 +85,24 @@ def bits(moments: Moments) -> tuple[bytes, bytes]:
     return moments.covariance().tobytes(), moments.cross_covariance("z").tobytes()
 
 
+def bits_of_class(moments: Moments) -> bytes:
+    return moments.mean.tobytes() + moments.covariance().tobytes()
+
+
+@pytest.mark.parametrize("by", [None, "z"])
 def test_equals_one_process_and_itself_on_any_number_of_workers(
-    client: Any, paths: list[str], table: Any
+    client: Any, paths: list[str], table: Any, by: str | None
 ) -> None:
-    found = Moments.from_blocks(files_of(paths, table), client=client)
-    assert_equal(found, Moments.from_blocks(files_of(paths, table)))
+    found = Moments.from_blocks(files_of(paths, table), client=client, by=by)
+    assert_equal(found, Moments.from_blocks(files_of(paths, table), by=by))
     with started(1, processes=False) as local, distributed.Client(local) as other:
-        again = Moments.from_blocks(files_of(paths, table), client=other)
+        again = Moments.from_blocks(files_of(paths, table), client=other, by=by)
     assert bits(again) == bits(found)
+    if by is not None:
+        own, others = found.by_class, again.by_class
+        assert {name: bits_of_class(own[name]) for name in own} == {
+            name: bits_of_class(others[name]) for name in others
+        }
 
 
 @pytest.mark.parametrize(

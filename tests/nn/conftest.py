@@ -129,6 +129,23 @@ def tiny(name: str) -> Any:
             num_key_value_heads=1, pad_token_id=0, bos_token_id=1, eos_token_id=2,
         )  # fmt: skip
         return t.LlamaForCausalLM(config).eval()
+    causal = {
+        **common, "vocab_size": 50, "intermediate_size": 32, "max_position_embeddings": 64,
+        "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0, "bos_token_id": 1,
+        "eos_token_id": 2,
+    }  # fmt: skip
+    experts = {"num_experts_per_tok": 2, "moe_intermediate_size": 8,
+               "shared_expert_intermediate_size": 8}  # fmt: skip
+    if name == "gemma2":
+        return t.Gemma2ForCausalLM(t.Gemma2Config(**causal, sliding_window=4)).eval()
+    if name == "gemma3":
+        return t.Gemma3ForCausalLM(t.Gemma3TextConfig(**causal, sliding_window=4)).eval()
+    if name == "qwen3":
+        return t.Qwen3ForCausalLM(t.Qwen3Config(**causal)).eval()
+    if name == "mixtral":
+        return t.MixtralForCausalLM(t.MixtralConfig(**causal, num_local_experts=3)).eval()
+    if name == "qwen2_moe":
+        return t.Qwen2MoeForCausalLM(t.Qwen2MoeConfig(**causal, **experts, num_experts=3)).eval()
     if name == "gpt2":
         config = t.GPT2Config(vocab_size=50, n_embd=WIDTH, n_layer=2, n_head=2, n_positions=64)
         return t.GPT2LMHeadModel(config).eval()
@@ -226,6 +243,22 @@ def site_of(name: str, model: Any) -> str:
     found = SITES[name]
     assert found is not None
     return found
+
+
+def state_of(model: Any, name: str, batch: dict[str, Any]) -> Any:
+    """The tensor that a site returns, with whatever is installed."""
+    import torch
+
+    seen: list[Any] = []
+
+    def look(module: Any, args: Any, output: Any) -> None:
+        seen.append(output if isinstance(output, torch.Tensor) else output[0])
+
+    handle = model.get_submodule(name).register_forward_hook(look)
+    with torch.no_grad():
+        model(**batch)
+    handle.remove()
+    return seen[-1].clone()
 
 
 def projection(width: int = WIDTH, rank: int = 1, seed: int = 0) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,18 +14,23 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+import splince_fast as sf  # noqa: E402
 from nn.conftest import projection  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.exceptions import NonFiniteError  # noqa: E402
-from splince_fast.nn import memory  # noqa: E402
-from splince_fast.nn.accumulate import SiteSums, Workspace  # noqa: E402
+from splince_fast.labels import encode  # noqa: E402
+from splince_fast.moments.buffer import Workspace  # noqa: E402
+from splince_fast.moments.parameters import Parameters  # noqa: E402
+from splince_fast.moments.scatter import Scatter  # noqa: E402
+from splince_fast.nn import accumulate, memory  # noqa: E402
+from splince_fast.nn.accumulate import RowLabels, SiteSums  # noqa: E402
 from splince_fast.nn.collection import moved  # noqa: E402
 from splince_fast.nn.collector import Collector, Plan  # noqa: E402
 from splince_fast.nn.hooks import Entry  # noqa: E402
-from splince_fast.nn.labelled import LabelledRows, Registry  # noqa: E402
 from splince_fast.nn.recipe import Placement  # noqa: E402
 from splince_fast.nn.tokens import Selection, Tokens  # noqa: E402
 
+PARAMETERS = Parameters.of(None, None, (), False)
 CPU = torch.device("cpu")
 GPUS = [torch.device("cuda:0"), torch.device("cuda:1")]
 
@@ -56,7 +62,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_an_index_is_copied_to_each_device_once(fake: None) -> None:
-    plan = Plan(LabelledRows(2, 0, None), torch.tensor([0, 2]), 2)
+    plan = Plan(RowLabels(2, 0, None, {}, np.arange(2)), torch.tensor([0, 2]), 2)
     for _ in range(2):
         for device in (*GPUS, CPU):
             # An index on another device would be an error here as it is there.
@@ -68,9 +74,7 @@ def test_an_index_is_copied_to_each_device_once(fake: None) -> None:
 
 def test_sites_on_two_devices_share_labels_and_no_index() -> None:
     modules = {name: torch.nn.Identity() for name in "ab"}
-    collector = Collector(
-        modules, Tokens("body"), Placement(), "z", "token", None, Registry({}, ())
-    )
+    collector = Collector(modules, Tokens("body"), Placement(), "z", "token", None, PARAMETERS)
     selection = Selection(torch.tensor([[False, True, True]] * 2), "body")
     rows = torch.randn(2, 3, 4)
     with collector.one_batch({"z": np.arange(2)}):
@@ -85,47 +89,89 @@ def test_sites_on_two_devices_share_labels_and_no_index() -> None:
     }
 
 
-def sums(rows: int, width: int = 8) -> SiteSums:
-    work = Workspace(CPU)
-    found = SiteSums("a", width, torch.float32, work, Registry({}, ()))
-    found._capacity = rows
-    found._stage = torch.empty(rows, width)
-    return found
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make the sums of a site by torch, with a buffer of 4096 rows."""
+    monkeypatch.setattr(accumulate, "on_host", lambda home: False)
+    monkeypatch.setattr(accumulate, "_BUFFER_ROWS", (4096, 4096))
+    return lambda: SiteSums("a", 8, torch.float32, CPU, PARAMETERS, Workspace())
 
 
-def test_the_host_waits_once_per_flush() -> None:
+def test_the_host_waits_once_per_flush(sums: Any) -> None:
+    labels = {"z": encode({"z": np.arange(9000) % 2}, 9000)["z"]}
+
     def waits(found: SiteSums, n: int) -> int:
+        part = {"z": replace(labels["z"], codes=labels["z"].codes[:n])}
         with Operations() as operations:
-            found.feed(torch.randn(n, 8), LabelledRows(n, 0, None))
-        return len(operations.options("_local_scalar_dense"))
+            found.feed(torch.randn(n, 8), RowLabels(n, 0, None, part, np.arange(n)))
+        scalars = len(operations.options("_local_scalar_dense"))
+        return scalars + transfers.pop() if transfers else scalars
 
-    found = sums(4096)
-    assert [waits(found, 1000) for _ in range(5)] == [0, 0, 0, 0, 2]  # with the probe of products
-    assert [waits(found, 1024) for _ in range(4)] == [0, 0, 0, 1]
-    found = sums(4096)
-    assert waits(found, 9000) == 2  # five blocks that came at once, and the probe
-    found.flush()
-    assert waits(found, 9000) == 1
+    transfers: list[int] = []
+    cpu = torch.Tensor.cpu
+
+    def counted(tensor: Any) -> Any:
+        transfers.append(transfers.pop() + 1 if transfers else 1)
+        return cpu(tensor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "cpu", counted)
+        found = sums()
+        assert [waits(found, 1000) for _ in range(5)] == [0, 0, 0, 0, 2]  # with the probe
+        assert [waits(found, 1024) for _ in range(4)] == [0, 0, 0, 1]
+        found = sums()
+        assert waits(found, 9000) == 3  # two full buffers, and the probe
+        found.result()
     with Operations() as operations:  # control: what is counted is seen
         bool(torch.ones(()))
     assert len(operations.options("_local_scalar_dense")) == 1
 
 
 @pytest.mark.parametrize("bad", [0, 1023, 1024, 4000])
-@pytest.mark.parametrize("waiting", [False, True])
-def test_any_block_of_a_flush_that_is_not_finite_is_named(bad: int, waiting: bool) -> None:
-    found, rows = sums(4096), torch.randn(8192, 8)
+@pytest.mark.parametrize("size", [512, 8192])
+def test_any_row_of_a_flush_that_is_not_finite_is_named(bad: int, size: int, sums: Any) -> None:
+    found, rows = sums(), torch.randn(8192, 8)
     rows[bad, 3] = torch.nan
-    step = 512 if waiting else 8192
 
     def feed() -> None:
-        for i in range(4096 // step or 1):
-            found.feed(rows[i * step : (i + 1) * step], LabelledRows(step, i, None))
+        for i in range(8192 // size):
+            found.feed(
+                rows[i * size : (i + 1) * size], RowLabels(size, i, None, {}, np.arange(size))
+            )
 
     with pytest.raises(NonFiniteError) as told:
         feed()
-    assert f"row {bad % step} of batch {bad // step} " in str(told.value)
-    assert found.n_rows == 0  # nothing was added
+    assert f"row {bad % size} of batch {bad // size} " in str(told.value)
+    assert found.accumulator.state is None or not found.accumulator.state.n_rows
+
+
+@pytest.mark.parametrize("width", [8, 70])
+def test_torch_adds_what_the_core_adds(width: int, sums: Any) -> None:
+    """Weights, classes, columns and a reference point far away, to the rounding of float32."""
+    rng = np.random.default_rng(0)
+    X = (rng.normal(size=(9000, width)) + 50 + np.linspace(0, 3, 9000)[:, None]).astype(np.float32)
+    labels = {"z": rng.integers(0, 3, 9000), "y": rng.normal(size=(9000, 2))}
+    weight = rng.uniform(0.5, 2, 9000)
+    found = SiteSums("a", width, torch.float32, CPU, PARAMETERS, Workspace())
+    for batch, part in enumerate(np.split(np.arange(9000), [10, 5000, 5001])):
+        encoded = encode({k: v[part] for k, v in labels.items()}, len(part))
+        told = RowLabels(len(part), batch, weight[part], encoded, part)
+        found.feed(torch.from_numpy(X[part]), told)
+    ours = found.result()
+    exact = sf.Moments().update(X.astype(float), labels, sample_weight=weight)
+    assert isinstance(ours._accumulator.state.second, Scatter)
+    assert ours.n_rows == 9000
+    np.testing.assert_allclose(ours.weight, exact.weight, rtol=1e-12)
+    np.testing.assert_allclose(ours.mean, exact.mean, rtol=1e-12)
+    sd = np.sqrt(np.diag(exact.covariance()))
+    np.testing.assert_allclose(ours.covariance(), exact.covariance(), atol=1e-6 * sd.max() ** 2)
+    assert not np.array_equal(ours.covariance(), exact.covariance())  # control: float32 products
+    pairs, expected = ours._accumulator.pairs, exact._accumulator.pairs
+    assert pairs.gram.size
+    np.testing.assert_allclose(pairs.gram, expected.gram, rtol=1e-10, atol=1e-10)
+    for name in labels:
+        expected = exact.cross_covariance(name)
+        np.testing.assert_allclose(ours.cross_covariance(name), expected, atol=1e-11)
 
 
 # --- copies --------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import gc
 import pickle
@@ -18,54 +19,17 @@ torch = pytest.importorskip("torch")
 
 import splince_fast as sf  # noqa: E402
 from nn.conftest import (  # noqa: E402
-    SITES,
     hooks_in,
     inputs,
     is_erased,
     projection,
-    site_of,
+    state_of,
     tiny,
 )
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.nn.positions import Enter, Positions  # noqa: E402
 
-NAMES = list(SITES)
-
-
-def state_of(model: Any, name: str, batch: dict[str, Any]) -> torch.Tensor:
-    """The tensor that a site returns, with whatever is installed."""
-    seen: list[torch.Tensor] = []
-
-    def look(module: Any, args: Any, output: Any) -> None:
-        seen.append(output if isinstance(output, torch.Tensor) else output[0])
-
-    handle = model.get_submodule(name).register_forward_hook(look)
-    with torch.no_grad():
-        model(**batch)
-    handle.remove()
-    return seen[-1].clone()
-
-
 # --- every form of output ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_family_gives_the_same_numbers(name: str) -> None:
-    model, p = tiny(name), projection(rank=2)
-    batch, site = inputs(name), site_of(name, model)
-    keys, before = list(model.state_dict()), hooks_in(model)
-    plain = state_of(model, site, batch)
-    with snn.install(model, {site: p}, tokens="all") as installed:
-        erased = state_of(model, site, batch)
-        assert list(model.state_dict()) == keys
-        assert installed.counts == {site: 1}
-    attended = torch.ones(plain.shape[:-1], dtype=torch.bool)
-    if "attention_mask" in batch and name != "t5":  # whose decoder has no mask here
-        attended = batch["attention_mask"].bool()
-    assert is_erased(erased, plain, p, attended)
-    assert not is_erased(plain, plain, p, attended)
-    assert hooks_in(model) == before
-    assert torch.equal(state_of(model, site, batch), plain)
 
 
 class Wrapped(torch.nn.Module):
@@ -364,6 +328,38 @@ def test_a_handle_without_context_and_again() -> None:
     with installed, installed:
         assert torch.equal(model(**x), erased)
     assert torch.equal(model(**x), plain)
+
+
+@pytest.mark.parametrize("heads", [None, 2])
+def test_a_partial_strength_steers(heads: int | None) -> None:
+    """Covariances shrink by the rest, class means move by the fraction, and a probe undoes it."""
+    model = tiny("llama")
+    batches = [{**inputs("llama", n=200), "z": torch.arange(200) % 2}]
+    options = {"side": "input", "heads": heads} if heads else {}
+    at = "model.layers.1.self_attn.o_proj" if heads else "model.norm"
+    erasers = snn.fit_layers(model, batches, at, sf.leace, erase="z", **options)
+
+    def cross(strength: float | None) -> np.ndarray:
+        with (
+            contextlib.nullcontext()
+            if strength is None
+            else snn.install(model, erasers, strength=strength)
+        ):
+            found = snn.collect(model, batches, at, labels="z", **options)
+        return np.concatenate([m.cross_covariance("z") for m in found.values()])
+
+    before = cross(None)
+    size = np.abs(before).max()
+    np.testing.assert_allclose(cross(0.75), 0.25 * before, atol=1e-6 * size)
+    assert np.abs(cross(1.0)).max() < 1e-6 * size  # control: erased
+    installed = snn.install(model, erasers, strength=0.75)
+    assert installed.strength == 0.75
+    assert "steering at strength 0.75" in repr(installed)
+    installed.remove()
+    assert "steering" not in repr(snn.install(model, erasers))
+    for wrong in (0, 1.5, True, "half", float("nan")):
+        with pytest.raises(sf.InputError, match="strength is"):
+            snn.install(model, erasers, strength=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("rank", [3, 6])  # one by one, and by two products

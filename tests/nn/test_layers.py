@@ -221,7 +221,7 @@ def test_what_lies_before_a_fitted_site_runs_once() -> None:
     n = len(batches)
     whole = calls_of(model, lambda: fit(0))
     kept = calls_of(model, lambda: fit(None))
-    # On the first batch twice more: to see what runs when, and to see that the cuts hold.
+    # On the first batch twice more: to trace the order of modules, and to test the cache points.
     assert {name: kept[name] for name in ("0", *SITES)} == dict.fromkeys(("0", *SITES), n + 2)
     assert [whole[name] for name in ("0", *SITES)] == [4 * n + 1, 4 * n + 1, 3 * n + 1, 2 * n + 1,
                                                        n + 1]  # fmt: skip
@@ -318,7 +318,7 @@ class InPlace(torch.nn.Module):
 def test_an_operation_in_place_behind_a_cut() -> None:
     """It writes into the output that is kept, which then must not serve as it is.
 
-    It happens behind the first batch, on which the cuts are tried.
+    It happens behind the first batch, on which cache points are tried.
     """
     torch.manual_seed(0)
     first = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16))

@@ -21,8 +21,8 @@ LAYERS = [
     ["moments", "report"],
     ["projection", "conditional", "eraser"],
     ["methods", "strength"],
-    ["estimators", "config", "nn"],
-    ["baselines", "evaluation", "experiments"],
+    ["estimators", "config"],
+    ["baselines", "evaluation", "nn", "experiments"],
     ["cli", "__main__", "__init__"],
 ]
 LEVEL = {name: i for i, name in enumerate(name for names in LAYERS for name in names)}

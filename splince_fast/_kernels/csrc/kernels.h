@@ -1,4 +1,4 @@
-/* What the translation units of the row kernels share: the compiler, the structs of arguments and
+/* Common declarations of the row kernels: the compiler, the structs of arguments and
    the table of functions of an instruction set.
 
    The kernels own no memory, call nothing of Python's and return a status. Each is compiled once

@@ -326,7 +326,7 @@ static void NAME(centre_stripe)(const Block *block, const Gram *gram, Index t, I
                    (size_t)(WIDTH - width % WIDTH) * sizeof(T));
 }
 
-/* What `centre_columns` finds in a block, and product = out^T out without `out`.
+/* The sums of `centre_columns`, and product = out^T out without `out`.
 
    Any number of threads make this call at once, with the same arguments but for `held`, and share
    its tasks: in phase t stripes of chunk t are centred, and columns of the product of chunk t - 1

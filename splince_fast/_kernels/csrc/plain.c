@@ -1,4 +1,4 @@
-/* What needs no wide registers: the order of rows by their labels, and waiting. */
+/* Functions without wide registers: the order of rows by their labels, and waiting. */
 
 #define _POSIX_C_SOURCE 199309L /* nanosleep, where the compiler is held to the standard */
 

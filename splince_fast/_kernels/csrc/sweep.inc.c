@@ -77,7 +77,7 @@ static void NAME(sweep_task)(const Sweep *s, Index task) {
     double *sums = s->sums + g * s->n_sums * d, *total = sums;
     const T *rows = s->rows;
     for (Index c = 0; c < s->n_sums; c++) memset(sums + c * d + first, 0, bytes);
-    /* What is read or written with every row lies in whole cache lines: the shift, the inverse,
+    /* Arrays that every row reads or writes lie in whole cache lines: the shift, the inverse,
        the sum of a cell, and the squares. */
     double *near = s->near + g * 4 * s->pitch, *cell_sum = near + 2 * s->pitch;
     memcpy(near + first, s->shift + first, bytes);

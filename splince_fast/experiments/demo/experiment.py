@@ -68,7 +68,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one method gives in one split.
+    """Figures of one method in one split.
 
     Attributes
     ----------

@@ -36,7 +36,7 @@ class Plane:
     z, y : float64 arrays of shape (n,)
         Scores of the prompts.
     states : float64 array of shape (n, 2)
-        What of x - E x lies in the plane, in an orthonormal basis of it.
+        Part of x - E x in the plane, in an orthonormal basis of it.
     whitened : float64 array of shape (n, 2)
         The same with unit covariance; the first axis is the direction of the erased score.
     erased : dict of str to float64 array of shape (n, 2)

@@ -109,7 +109,7 @@ def exponents(results: Results, method: str, field: str) -> Interval:
 
 
 def heading(data: ProfessionData, results: Results) -> str:
-    """What was run, in two lines."""
+    """Settings of the run, in two lines."""
     return (
         f"{data.model}: {len(data.nouns)} nouns x {len(data.templates)} templates = "
         f"{len(data.activations):,} prompts, {data.activations.shape[1]} dimensions\n"
@@ -177,7 +177,7 @@ def _as_paper(agrees: bool) -> str:
 
 
 def notes(results: Results) -> str:
-    """What the columns are."""
+    """Definitions of the columns."""
     correlation = max(abs(split.test_correlation) for split in results.splits)
     prompts = round(float(np.mean([len(split.test) for split in results.splits])))
     return f"""\

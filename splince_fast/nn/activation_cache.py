@@ -1,12 +1,13 @@
-"""Passes that begin where the last one ended: outputs of a module, kept from pass to pass.
+"""Activations kept between passes: a pass begins where the output of a module is cached.
 
-`fit_layers` runs the same batches once per site, and what lies before a fitted site is the same in
-all later passes. A cut is a module that has run when a site is reached, with its siblings that ran
-before it. Per batch, what the module's forward returned is kept, before any hook; in the next pass
-its forward returns that, its siblings return NaN of the recorded shapes, and hooks and the modules
-around run as always. No code of a model is known, hence two safeguards. A cut is used only if the
-next site gives the same bits on the first batch with it and without; and whatever reads a skipped
-module on another batch becomes NaN, which the accumulation refuses.
+`fit_layers` runs the same batches once per site, and all that precedes a fitted site is the same
+in later passes. A cache point is a module that has run before a site is reached, with the siblings
+that ran before it. For each batch the output of the module's forward, without hooks, is cached. In
+the next pass its forward returns that output, its siblings return NaN of the recorded shapes, and
+hooks and the surrounding modules run as usual. Two safeguards replace knowledge of the model's
+code. A cache point is used only if the next site has the same bits on the first batch with it and
+without it; and any reader of a skipped module on another batch gets NaN, which accumulation
+refuses.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from splince_fast.nn.recipe import Placement
 Tensor = Any
 Module = Any
 Call = Callable[[], Any]
-Trial = tuple["Cut", "Resumption"]
+Trial = tuple["CachePoint", "ActivationCache"]
 
 # Share of the free memory of a device that kept outputs may take.
 _SHARE = 0.25
@@ -39,8 +40,8 @@ class _Reached(Exception):
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A module whose output is kept, and the siblings that are skipped then."""
+class CachePoint:
+    """A module whose output is cached, and the siblings that are skipped in its place."""
 
     module: Module
     before: tuple[Module, ...]
@@ -116,7 +117,7 @@ class Trace:
             return False
         return all(torch.equal(a, b) for a, b in zip(first, now, strict=True))
 
-    def cuts(self, modules: Mapping[str, Module], name: str) -> list[Cut]:
+    def points(self, modules: Mapping[str, Module], name: str) -> list[CachePoint]:
         """Where a pass behind a site may begin, those that skip most first."""
         found = []
         parts = name.split(".")
@@ -136,8 +137,8 @@ class Trace:
                 ran.sort(key=lambda one: one[0].stop)
                 skipped = sum(run.stop - run.start for run, _ in ran)
                 *before, last = (child for _, child in ran)
-                found.append((skipped, Cut(last, tuple(before))))
-        return [cut for _, cut in sorted(found, key=lambda one: -one[0])]
+                found.append((skipped, CachePoint(last, tuple(before))))
+        return [point for _, point in sorted(found, key=lambda one: -one[0])]
 
 
 @contextmanager
@@ -163,14 +164,14 @@ def _watched(
         handle.remove()
 
 
-# -- what is kept --------------------------------------------------------------------------
+# -- cached outputs -------------------------------------------------------------------------
 
 
 @dataclass
 class _Kept:
-    """The output of a cut for one batch."""
+    """The output of a point for one batch."""
 
-    cut: Cut
+    point: CachePoint
     output: Any
     nbytes: int
     versions: list[int]
@@ -181,7 +182,7 @@ class _Kept:
         return [t._version for t in _tensors(self.output) or []] == self.versions
 
 
-class Resumption:
+class ActivationCache:
     """Outputs kept between the passes of one fit, one per batch, within a limit of bytes.
 
     Parameters
@@ -199,8 +200,8 @@ class Resumption:
         self.limit = limit
         self.nbytes = self.most_bytes = 0
         self._kept: dict[int, _Kept] = {}
-        self._blanks: dict[tuple[int, int], Any] = {}  # by batch and module
-        self._alike: dict[Any, Any] = {}  # one blank for all outputs of the same shapes
+        self._placeholders: dict[tuple[int, int], Any] = {}  # by batch and module
+        self._alike: dict[Any, Any] = {}  # one placeholder for all outputs of the same shapes
         self._batch = 0
 
     def numbered(self, batches: Iterable[Any]) -> Iterator[Any]:
@@ -209,10 +210,10 @@ class Resumption:
             yield batch
 
     @contextmanager
-    def one_pass(self, begin: Cut | None, keep: Cut | None) -> Iterator[None]:
+    def one_pass(self, begin: CachePoint | None, keep: CachePoint | None) -> Iterator[None]:
         """A pass that begins behind `begin` where its output was kept, and keeps that of `keep`."""
-        cuts = [cut for cut in (begin, keep) if cut is not None]
-        modules = {id(m): m for cut in cuts for m in (*cut.before, cut.module)}
+        points = [point for point in (begin, keep) if point is not None]
+        modules = {id(m): m for point in points for m in (*point.before, point.module)}
         own = [(module, module.__dict__.get("forward")) for module in modules.values()]
         try:
             for module, _ in own:
@@ -225,7 +226,7 @@ class Resumption:
                 elif "forward" in module.__dict__:
                     del module.forward
 
-    def _forward(self, module: Module, begin: Cut | None, keep: Cut | None) -> Any:
+    def _forward(self, module: Module, begin: CachePoint | None, keep: CachePoint | None) -> Any:
         """The forward of a module for one pass."""
         run = module.forward
         is_begin = begin is not None and module is begin.module
@@ -234,19 +235,19 @@ class Resumption:
         def forward(*args: Any, **kwargs: Any) -> Any:
             kept = self._kept.get(self._batch) if is_begin or skipped else None
             place = self._batch, id(module)
-            if kept is None or kept.cut is not begin or not kept.unchanged:
+            if kept is None or kept.point is not begin or not kept.unchanged:
                 output = run(*args, **kwargs)
-                self._blanks[place] = self._blank(output)
+                self._placeholders[place] = self._placeholder(output)
             else:
-                output = self._blanks[place] if skipped else kept.output
+                output = self._placeholders[place] if skipped else kept.output
             if keep is not None and module is keep.module:
                 self._keep(keep, output)
             return output
 
         return forward
 
-    def _keep(self, cut: Cut, output: Any) -> None:
-        """Keep the output of a cut in place of an earlier one of the same batch, if it fits."""
+    def _keep(self, point: CachePoint, output: Any) -> None:
+        """Keep the output of a point in place of an earlier one of the same batch, if it fits."""
         tensors = _tensors(output)
         before = self._kept.pop(self._batch, None)
         if before is not None:
@@ -256,11 +257,11 @@ class Resumption:
         nbytes = sum(t.untyped_storage().nbytes() for t in tensors)
         if self.nbytes + nbytes <= self.limit:
             versions = [t._version for t in tensors]
-            self._kept[self._batch] = _Kept(cut, output, nbytes, versions)
+            self._kept[self._batch] = _Kept(point, output, nbytes, versions)
             self.nbytes += nbytes
             self.most_bytes = max(self.most_bytes, self.nbytes)
 
-    def _blank(self, output: Any) -> Any:
+    def _placeholder(self, output: Any) -> Any:
         """NaN in the shapes of an output, without memory of that size."""
         if isinstance(output, torch.Tensor):
             key = (tuple(output.shape), output.dtype, output.device)
@@ -268,7 +269,7 @@ class Resumption:
                 one = torch.full((), torch.nan, dtype=output.dtype, device=output.device)
                 self._alike[key] = one.expand(output.shape)
             return self._alike[key]
-        return None if output is None else type(output)(self._blank(one) for one in output)
+        return None if output is None else type(output)(self._placeholder(one) for one in output)
 
 
 def limit_of(memory: int | None, device: Any) -> int:
@@ -296,7 +297,7 @@ def _checksums(x: Tensor) -> tuple[Tensor, Tensor] | None:
     return bits.sum(0, dtype=torch.int64), bits.sum(1, dtype=torch.int64)
 
 
-# -- which cuts hold -----------------------------------------------------------------------
+# -- valid cache points -----------------------------------------------------------------------
 
 
 def choose(
@@ -306,16 +307,16 @@ def choose(
     chosen: Mapping[str, Module],
     placement: Placement,
     limit: int,
-) -> list[Cut | None]:
-    """Per site but the last, the cut behind which the pass to the next site begins, or None.
+) -> list[CachePoint | None]:
+    """For each site but the last, the cache point at which the next site's pass begins, or None.
 
-    The passes are gone through on one batch, from cut to cut; a cut holds if the next site has the
-    bits of the trace.
-    """  # fmt: skip
+    All passes run on one batch, each from the point of the last. A point is valid if the next
+    site has the bits of the trace.
+    """
     modules = sites.named(model)
 
     def same(name: str, tried: Trial | None, further: Sequence[Trial]) -> bool:
-        """Run to a site from a cut, and keep what the cuts behind it would keep."""
+        """Run to a site from a point, and keep what the points behind it would keep."""
         found = []
 
         def seen(name: str, value: Any) -> None:
@@ -325,19 +326,19 @@ def choose(
         with ExitStack() as stack:
             if tried is not None:
                 stack.enter_context(tried[1].one_pass(tried[0], None))
-            for cut, kept in further:
-                stack.enter_context(kept.one_pass(None, cut))
+            for point, kept in further:
+                stack.enter_context(kept.one_pass(None, point))
             stack.enter_context(_watched(name, chosen[name], placement, seen))
             with suppress(_Reached):
                 call()
         return found == [True]
 
     def trials(name: str) -> list[Trial]:
-        return [(cut, Resumption(limit)) for cut in trace.cuts(modules, name)]
+        return [(point, ActivationCache(limit)) for point in trace.points(modules, name)]
 
     kept = trials(trace.order[0])
     same(trace.order[0], None, kept)
-    found: list[Cut | None] = []
+    found: list[CachePoint | None] = []
     for name in trace.order[1:]:
         for tried in [*kept, None]:
             further = trials(name)

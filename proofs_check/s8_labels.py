@@ -1,0 +1,449 @@
+"""Section 8, continued: erasers that are given the labels of the concept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from proofs_check import _library, _reference
+from proofs_check._check import Bench, Verdict, check
+from proofs_check._families import Sample, integers, weight
+from proofs_check._library import Fitted
+from proofs_check._linalg import (
+    Matrix,
+    Number,
+    beside,
+    eye,
+    is_zero,
+    null_basis,
+    pinv,
+    rank,
+    to_float,
+    trace,
+    zeros,
+)
+from proofs_check._reference import Covariances
+from proofs_check._rounding import rounding
+
+
+class Joint(NamedTuple):
+    """Covariances of x, z and y; w = (x, z)."""
+
+    s: Matrix
+    sz: Matrix
+    sy: Matrix
+    zz: Matrix
+    zy: Matrix
+
+    @classmethod
+    def of(cls, x: Matrix, z: Matrix, y: Matrix) -> Joint:
+        """Of rows (n, d), (n, k_z), (n, k_y), divided by n."""
+        x, z, y = (a - a.sum(axis=0, keepdims=True) / len(a) for a in (x, z, y))
+        n = len(x)
+        return cls(x.T @ x / n, x.T @ z / n, x.T @ y / n, z.T @ z / n, z.T @ y / n)
+
+    @property
+    def covariances(self) -> Covariances:
+        """Those that an eraser without labels reads."""
+        return Covariances(self.s, self.sz, self.sy, zeros(len(self.s), 1))
+
+    @property
+    def w(self) -> Matrix:
+        """Cov(w)."""
+        return np.vstack([beside(self.s, self.sz), beside(self.sz.T, self.zz)])
+
+    @property
+    def wz(self) -> Matrix:
+        """Cov(w, z)."""
+        return np.vstack([self.sz, self.zz])
+
+    @property
+    def wy(self) -> Matrix:
+        """Cov(w, y)."""
+        return np.vstack([self.sy, self.zy])
+
+    @property
+    def t(self) -> Matrix:
+        """Cov(x given z), of the linear regression on z."""
+        return self.s - self.sz @ pinv(self.zz) @ self.sz.T
+
+    @property
+    def ty(self) -> Matrix:
+        """Cov(x, y given z)."""
+        return self.sy - self.sz @ pinv(self.zz) @ self.zy
+
+
+# Joint -> E of r(x, z) = x - E (w - E w), of shape (d, d + k_z)
+Eraser = Callable[[Joint], Matrix]
+
+
+def _behind(j: Joint, b: Matrix) -> Matrix:
+    """E of B after x - Sz Szz^+ (z - E z)."""
+    return beside(eye(len(b)) - b, b @ j.sz @ pinv(j.zz))
+
+
+def o_leace(j: Joint) -> Matrix:
+    """E of o-LEACE."""
+    return _behind(j, eye(len(j.s)))
+
+
+def o_splince(j: Joint) -> Matrix:
+    """E of o-SPLINCE by its second form: o-LEACE, repaired."""
+    return _behind(j, _reference.restored(j.t, j.ty, j.sy))
+
+
+def _with_s(j: Joint) -> Matrix:
+    """S in place of Cov(x given z); both constraints hold."""
+    return _behind(j, _reference.restored(j.s, j.ty, j.sy))
+
+
+def _without_labels(j: Joint) -> Matrix:
+    """SPLINCE, where it exists: C_zz in place of Szz; both constraints hold."""
+    c = j.covariances
+    if not c.feasible:
+        return o_splince(j)
+    return beside(_reference.erased_by_splince(c), zeros(*j.sz.shape))
+
+
+def _by_residual(j: Joint) -> Matrix:
+    """E by the first form: Sz G_o^+ e, e the part of z that the prediction of y leaves."""
+    predictor = j.wy.T @ pinv(j.w)
+    gain = j.zy @ pinv(predictor @ j.wy)
+    selected = beside(zeros(len(j.zz), len(j.s)), eye(len(j.zz)))
+    return j.sz @ pinv(j.zz - gain @ j.zy.T) @ (selected - gain @ predictor)
+
+
+def _solvable(j: Joint) -> bool:
+    """Whether some E has E Cov(w, z) = Sz and E Cov(w, y) = 0, by solving for it."""
+    try:
+        _reference.solve(beside(j.wz, j.wy).T, beside(j.sz, 0 * j.sy).T)
+    except ValueError:
+        return False
+    return True
+
+
+def _carried(j: Joint) -> bool:
+    """ker Cov(x, y given z) is in ker Sy."""
+    return is_zero(j.sy @ null_basis(j.ty))
+
+
+def _factored(bench: Bench, d: int, m: int, k_z: int, k_y: int) -> Joint:
+    """x = F u, z = A u and y = B u of white u with m + 2 entries; S has rank min(d, m)."""
+    f = beside(integers(bench.rng, d, m), zeros(d, 2))
+    a, b = integers(bench.rng, k_z, m + 2), integers(bench.rng, k_y, m + 2)
+    return Joint(f @ f.T, f @ a.T, f @ b.T, a @ a.T, a @ b.T)
+
+
+def _problem(bench: Bench, i: int) -> Joint:
+    """Feasible, nothing trivial: any rank of S, redundant columns of z, spans that coincide."""
+    while True:
+        j = _factored(bench, 3 + i % 3, 3 + i % 2, 1 + (i // 2) % 2, 1 + (i // 4) % 2)
+        if i % 5 == 3:  # a column of z twice, and a combination
+            mix = beside(eye(len(j.zz)), integers(bench.rng, len(j.zz), 1))
+            j = j._replace(sz=j.sz @ mix, zz=mix.T @ j.zz @ mix, zy=mix.T @ j.zy)
+        if i % 5 == 4:  # x covaries with z and y in the same directions
+            y = integers(bench.rng, len(j.zz), 1)
+            j = j._replace(sy=j.sz @ y, zy=integers(bench.rng, len(j.zz), 1))
+        if (
+            rank(beside(j.w, j.wy)) == rank(j.w)
+            and _solvable(j)
+            and not (is_zero(j.sz @ pinv(j.zz) @ j.zy) or is_zero(j.sy))
+        ):
+            return j
+
+
+def _cost(j: Joint, e: Matrix, m: Matrix) -> Number:
+    """E|r - x|^2 in the metric M."""
+    return trace(m @ e @ j.w @ e.T)
+
+
+def _least(j: Joint, m: Matrix) -> Number:
+    """The smallest cost. Rows of E for z, which no metric sees, make it square; they are 0."""
+    d, k = j.sz.shape
+    metric = np.vstack([beside(m, zeros(d, k)), zeros(k, d + k)])
+    wanted = np.vstack([beside(j.sz, 0 * j.sy), zeros(k, k + j.sy.shape[1])])
+    return _reference.constrained_minimum(j.w, metric, beside(j.wz, j.wy), wanted)
+
+
+def _sample(bench: Bench, d: int) -> tuple[Sample, Joint]:
+    """One-hot labels for which both SPLINCE of x and of w exist."""
+    while True:
+        drawn = next(bench.samples(1, 1, ("one-hot",)))
+        j = Joint.of(drawn.x, drawn.z, drawn.y)
+        c = Covariances(j.w, j.wz, j.wy, zeros(len(j.w), 1))
+        if c.feasible and not is_zero(j.sz @ pinv(j.zz) @ j.zy):
+            return drawn, j
+
+
+@check(
+    "8.2",
+    Verdict.HOLDS,
+    mutants={
+        "S for Cov(x given z)": {"closed": _with_s},
+        "C_zz for Szz: SPLINCE": {"closed": _without_labels},
+        "nothing given back": {"closed": o_leace},
+        "first form without V^+": {
+            "residual_form": lambda j: (
+                j.sz @ pinv(j.zz) @ beside(zeros(len(j.zz), len(j.s)), eye(len(j.zz)))
+            )
+        },
+        "library: o-LEACE": {"fitted": lambda s: _library.with_labels(s, keep=None)},
+        "library: half": {"fitted": lambda s: _library.with_labels(s, strength=0.5)},
+    },
+)
+def erased_with_labels(
+    bench: Bench,
+    *,
+    closed: Eraser = o_splince,
+    residual_form: Eraser = _by_residual,
+    fitted: Fitted = _library.with_labels,
+) -> None:
+    """Exact: the constraints, the value against a quadratic programme on (x, z) without inverses,
+    the first form. Library: against the exact map, by the bound of SPLINCE of w."""
+    for i in bench.repeats(60, 20):
+        j = _problem(bench, i)
+        d, e = len(j.s), closed(j)
+        m = weight(bench.rng, d, 1 + i % d)
+        bench.printed(e @ j.wz - j.sz)
+        bench.printed(e @ j.wy)
+        least = _least(j, m)
+        bench.printed(_cost(j, e, m) - least)
+        bench.printed((residual_form(j) - o_splince(j)) @ j.w)
+    for i in bench.repeats(6, 2):
+        drawn, j = _sample(bench, 4 + i % 3)
+        gap = fitted(drawn) - o_splince(j)
+        error = float(trace(pinv(j.s) @ gap @ j.w @ gap.T)) ** 0.5
+        rows = to_float(np.hstack([drawn.x, drawn.z]))
+        bound = rounding(rows, to_float(drawn.z), to_float(drawn.y)).splince
+        bench.corrected(error, bound, label="library")
+
+
+def _of_kind(bench: Bench, kind: int) -> Joint:
+    """Free; y a function of z; y tied to x through z alone; Sz and Sy with one column space."""
+    while True:
+        j = _factored(bench, 4, 4, 1 + kind % 2, 1)
+        if kind == 1:
+            a = integers(bench.rng, len(j.zz), 1)
+            j = j._replace(sy=j.sz @ a, zy=j.zz @ a)
+        elif kind == 2:
+            j = j._replace(sy=j.sz @ pinv(j.zz) @ j.zy)
+        elif kind == 3:
+            a = integers(bench.rng, len(j.zz), 1)
+            j = j._replace(sy=j.sz @ a)
+        exists = rank(beside(j.w, j.wy)) == rank(j.w)
+        if exists and not is_zero(j.sy) and not is_zero(j.zy):
+            return j
+
+
+@check(
+    "8.3",
+    Verdict.HOLDS,
+    paper=True,
+    mutants={
+        "rank [Sz, Sy]: SPLINCE's rule": {"criterion": lambda j: j.covariances.feasible},
+        "ker Sy in ker Cov(x, y given z)": {
+            "criterion": lambda j: is_zero(j.ty @ null_basis(j.sy))
+        },
+        "rank Sy <= rank Sz + rank Cov(x, y given z)": {
+            "criterion": lambda j: rank(j.sy) <= rank(j.sz) + rank(j.ty)
+        },
+    },
+)
+def feasible_with_labels(bench: Bench, *, criterion: Callable[[Joint], bool] = _carried) -> None:
+    """Exact, in four families, by solving the linear system for E. SPLINCE of x must be feasible in
+    none of the last."""
+    for i in bench.repeats(80, 24):
+        j = _of_kind(bench, i % 4)
+        bench.printed(int(criterion(j) != _solvable(j)))
+        if i % 4 in (1, 2):
+            bench.corrected(int(_solvable(j)), label="tied through z alone")
+        elif i % 4 == 3:
+            bench.corrected(int(j.covariances.feasible), label="one column space")
+
+
+def _rho(j: Joint) -> Number:
+    """corr(z, y)^2 / R^2(y given x, z) of single columns; the variance of y cancels."""
+    explained = (j.wy.T @ pinv(j.w) @ j.wy)[0, 0]
+    return j.zy[0, 0] ** 2 / (j.zz[0, 0] * explained)
+
+
+def _rho_without_fit(j: Joint) -> Number:
+    """corr(z, y)^2, with a variance of y that x and z do not explain."""
+    explained = (j.wy.T @ pinv(j.w) @ j.wy)[0, 0]
+    return j.zy[0, 0] ** 2 / (j.zz[0, 0] * (explained + 1))
+
+
+# The smaller and the larger cost, of o-LEACE, LEACE, o-SPLINCE and SPLINCE.
+_ORDER = (("oL", "L"), ("L", "S"), ("oL", "oS"), ("oS", "S"))
+
+
+@check(
+    "8.4",
+    Verdict.HOLDS,
+    paper=True,
+    mutants={
+        "corr(z, y)^2 without R^2": {"rho": _rho_without_fit},
+        "D_oS <= D_L": {"order": lambda: (*_ORDER, ("oS", "L"))},
+        "D_L <= D_oS": {"order": lambda: (*_ORDER, ("L", "oS"))},
+        "D_L <= D_oL": {"order": lambda: (("L", "oL"),)},
+    },
+)
+def cost_with_labels(
+    bench: Bench,
+    *,
+    rho: Callable[[Joint], Number] = _rho,
+    order: Callable[[], tuple[tuple[str, str], ...]] = lambda: _ORDER,
+) -> None:
+    """Exact: the price of a single column; the order in metrics of rank 1 in many directions, which
+    is that of Loewner."""
+    done = 0
+    while done < len(bench.repeats(60, 20)):
+        j = _factored(bench, 4, 4 - done % 2, 1, 1)
+        c = j.covariances
+        usable = c.feasible and c.z.size and c.y.size and _carried(j) and not is_zero(j.zy)
+        if not usable:
+            continue
+        done += 1
+        padded = zeros(*j.sz.shape)
+        maps = {
+            "oL": o_leace(j),
+            "L": beside(_reference.erased_by_leace(c), padded),
+            "oS": o_splince(j),
+            "S": beside(_reference.erased_by_splince(c), padded),
+        }
+        for m in (eye(4), *(weight(bench.rng, 4, 1) for _ in range(3))):
+            cost = {name: _cost(j, e, m) for name, e in maps.items()}
+            bench.printed(cost["oS"] * (1 - rho(j)) - cost["oL"])
+            for less, more in order():
+                bench.printed(int(cost[less] > cost[more]))
+
+
+def _classes(bench: Bench) -> tuple[Matrix, Matrix, Matrix]:
+    """Integer rows x, one-hot z of three classes, two columns y tied to both."""
+    n, d = 18, 3
+    z = np.arange(n) % 3
+    x = integers(bench.rng, n, d) + integers(bench.rng, 3, d)[z]
+    y = integers(bench.rng, n, 2) + x[:, :2] + integers(bench.rng, 3, 2)[z]
+    one_hot = zeros(n, 3)
+    one_hot[np.arange(n), z] = Fraction(1)
+    return x, one_hot, y
+
+
+def _erase(j: Joint, e: Matrix, x: Matrix, z: Matrix) -> Matrix:
+    """Rows x - E (w - E w)."""
+    w = np.hstack([x, z])
+    return x - (w - w.sum(axis=0, keepdims=True) / len(w)) @ e.T
+
+
+def _within(x: Matrix, y: Matrix, z: Matrix, c: int) -> Matrix:
+    """Cov(x, y | c)."""
+    own = [i for i in range(len(z)) if z[i, c] == 1]
+    return Joint.of(x[own], z[own], y[own]).sy
+
+
+@check(
+    "8.5",
+    Verdict.HOLDS,
+    paper=True,
+    mutants={
+        "o-SPLINCE": {"closed": o_splince},
+        "LEACE": {
+            "closed": lambda j: beside(
+                _reference.erased_by_leace(j.covariances), zeros(*j.sz.shape)
+            )
+        },
+        "both iff Cov(x, y given z) = 0": {"both": lambda j: is_zero(j.ty)},
+    },
+)
+def relation_within_classes(
+    bench: Bench,
+    *,
+    closed: Eraser = o_leace,
+    both: Callable[[Joint], bool] = lambda j: is_zero(j.sz @ pinv(j.zz) @ j.zy),
+) -> None:
+    """Exact, rows of three classes. Whether some E keeps the total and the pooled covariance is
+    decided by solving for it, also where z and y do not covary."""
+    for i in bench.repeats(30, 8):
+        x, z, y = _classes(bench)
+        if i % 2:  # every class has the same mean of y
+            for c in range(3):
+                own = [k for k in range(len(z)) if z[k, c] == 1]
+                y[own] -= y[own].sum(axis=0, keepdims=True) / len(own)
+        j = Joint.of(x, z, y)
+        erased = _erase(j, closed(j), x, z)
+        if not i % 2:
+            for c in range(3):
+                bench.printed(_within(erased, y, z, c) - _within(x, y, z, c))
+        after = Joint.of(erased, z, y)
+        bench.corrected(after.sz, label="guarded")
+        bench.corrected(after.sy - after.ty, label="total is pooled")
+        inner = j.wy - j.wz @ pinv(j.zz) @ j.zy
+        constraints = beside(beside(j.wz, j.wy), inner)
+        wanted = beside(beside(j.sz, 0 * j.sy), 0 * j.sy)
+        try:
+            _reference.solve(constraints.T, wanted.T)
+            found = True
+        except ValueError:
+            found = False
+        bench.corrected(int(found != both(j)), label="both iff")
+
+
+def _splince(j: Joint) -> Matrix:
+    """P of rows without a label."""
+    c = j.covariances
+    return eye(len(j.s)) - (
+        _reference.erased_by_splince(c) if c.feasible else _reference.erased_by_leace(c)
+    )
+
+
+def _left(j: Joint) -> Matrix:
+    """What a predicted label leaves of one column: (1 - R^2(z given x)) Sz."""
+    explained = (j.sz.T @ pinv(j.s) @ j.sz)[0, 0]
+    return (1 - explained / j.zz[0, 0]) * j.sz
+
+
+@check(
+    "8.7",
+    Verdict.CONDITIONAL,
+    mutants={
+        "rows without a label as they are": {"fallback": lambda j: eye(len(j.s))},
+        "half of SPLINCE": {"fallback": lambda j: (eye(len(j.s)) + _splince(j)) / 2},
+        "R^2 Sz left by a predicted label": {"left": lambda j: j.sz - _left(j)},
+    },
+    paper=True,
+)
+def rows_without_labels(
+    bench: Bench,
+    *,
+    fallback: Callable[[Joint], Matrix] = _splince,
+    left: Callable[[Joint], Matrix] = _left,
+) -> None:
+    """Exact sums over a finite population; a label is missing with a probability per class, or
+    per row. A label predicted from x does not take its place."""
+    for _ in bench.repeats(30, 10):
+        while True:
+            x, z, y = _classes(bench)
+            j = Joint.of(x, z, y[:, :1])
+            if rank(j.s) == 3 and rank(j.sz) == 2 and j.covariances.feasible:
+                break
+        known, mean = _erase(j, o_splince(j), x, z), x.sum(axis=0, keepdims=True) / len(x)
+        unknown = mean + (x - mean) @ fallback(j).T
+        per_class = z @ (integers(bench.rng, 3, 1) + 4) / 8
+        bench.printed(Joint.of(known + per_class * (unknown - known), z, y).sz)
+        # Missing in the first class, in the rows with the larger half of the first feature.
+        own = sorted((i for i in range(len(x)) if z[i, 0] == 1), key=lambda i: x[i, 0])
+        missing = zeros(len(x), 1)
+        missing[own[len(own) // 2 :]] = Fraction(1)
+        rows = Joint.of(known + missing * (unknown - known), z, y)
+        step = missing.T @ (x - z @ (z.T @ x) * Fraction(3, len(x)))
+        if not is_zero(step @ (eye(3) - fallback(j)).T):
+            bench.printed(rows.sz, lacking="missing given z alone")
+        one = z[:, :1]
+        j = Joint.of(x, one, y)
+        centred = x - mean
+        predicted = centred @ pinv(j.s) @ j.sz
+        imputed = x - predicted @ pinv(j.zz) @ j.sz.T
+        bench.corrected(Joint.of(imputed, one, y).sz - left(j), label="predicted label")

@@ -1,0 +1,589 @@
+"""Equal class means and covariances at the least change: QLEACE and q-SPLINCE, on arrays.
+
+Class c has the fraction p_c, the covariance S_c and the cross-covariance S_cy with what is kept. Of
+the maps r = mu + A_c (x - m_c) with A_c S_c A_c^T the same for all c and sum p_c A_c S_cy = Sy the
+one of the least sum p_c tr((A_c - I) S_c (A_c - I)^T) is wanted. With S_c = L_c L_c^T,
+B_c = S_c^+ S_cy and F_c = (I + Lam B_c^T) L_c every solution is A_c = R O_c L_c^{-1}, O_c
+orthogonal, and
+
+    f(Lam) = tr Sigma - 2 <Lam, Sy>,    Sigma the Bures barycentre of F_c F_c^T
+
+is convex, sum p_c tr S_c - f(Lam) is a lower bound of the cost, and the gradient of f is
+2 (sum p_c A_c S_cy - Sy). For orthogonal O_c that are given, the best feasible map is
+
+    Lam = (Sy - R0 Vq) (Vq^T Vq)^{-1},    R = R0 + Lam Vq^T,
+    R0 = sum p_c L_c O_c^T,    Vq = sum p_c O_c L_c^{-1} S_cy
+
+(docs/theory.md). Lam = 0 is QLEACE, and the map above from the O_c of QLEACE its repair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+
+from splince_fast._solve import tolerances
+
+Float = NDArray[np.float64]
+
+# The gap between cost and bound, relative to the cost, that ends the iteration; beside it the
+# rounding of sums of d products, relative to the variance.
+GAP = 1e-7
+_ROUNDING = 64 * tolerances.EPS
+# Iterations of Q4, which needs 5 to 13 on data, and of the descent, and halvings of a step.
+_FIXED_POINT, _DESCENT, _HALVINGS = 40, 200, 30
+_MEMORY = 8  # pairs of L-BFGS
+# Where a determinant is 0 the gap stays open: steps in which f falls by less than the gap wanted.
+_STALLED = 8
+_ARMIJO = 1e-4
+# Relative change of the barycentre that ends its own fixed-point iteration.
+_BARYCENTRE, _SWEEPS = 1e-8, 200
+# eigh(M^T M) squares the condition: singular values below this times the largest lose all digits.
+_SQUARED = 1e-6
+# Directions of less than this fraction of the variance of a feature, and features of less than this
+# fraction of the mean deviation, are set to their mean: reading them would cost half the digits.
+_TINY_DIRECTION, _TINY_FEATURE = 1e-8, 1e-6
+# Newton-Schulz converges quadratically from here.
+_NEARLY_ORTHOGONAL, _LAST_STEP = 0.1, 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """The range of the pooled covariance S_w.
+
+    Attributes
+    ----------
+    basis : ndarray of shape (d, r) or None
+        Orthonormal columns that span it; None for r = d, where it is the identity.
+    whitener : ndarray of shape (d, r)
+        W with W^T S_w W = I.
+    smallest : float
+        Least eigenvalue of the unit-diagonal S_w on it.
+    tiny : ndarray of shape (d, t)
+        Orthonormal columns, orthogonal to `basis`: x varies there by more than rounding, and by too
+        little to be read. Erased rows are at the mean there, but for what Cov(x, y) asks.
+    """
+
+    basis: Float | None
+    whitener: Float
+    smallest: float
+    tiny: Float
+
+    @property
+    def rank(self) -> int:
+        """r."""
+        return int(self.whitener.shape[1])
+
+    def inside(self, columns: Float) -> Float:
+        """U^T C of columns C, (d, k)."""
+        return columns if self.basis is None else self.basis.T @ columns
+
+    def restricted(self, matrix: Float) -> Float:
+        """U^T S U of a (d, d) matrix."""
+        return matrix if self.basis is None else self.basis.T @ matrix @ self.basis
+
+    def white(self, matrix: Float) -> Float:
+        """W^T S W of a (d, d) matrix."""
+        return np.asarray(self.whitener.T @ matrix @ self.whitener)
+
+
+def support_of(pooled: Float, mean: Float, roundoff: float) -> Support:
+    """The range of S_w at its rounding level, in units of the deviations.
+
+    Parameters
+    ----------
+    pooled : (d, d) float64
+        S_w.
+    mean : (d,) float64
+        Features that vary less than the rounding of their mean are not in it.
+    roundoff : float
+        Unit roundoff of the products that S_w was summed from.
+    """
+    width = len(pooled)
+    variances = np.diagonal(pooled).copy()
+    varies = (variances > (tolerances.CONSTANT * np.abs(mean)) ** 2) & (variances > 0)
+    small = varies & (variances < _TINY_FEATURE**2 * variances.mean())
+    tiny = np.eye(width)[:, small]
+    varies &= ~small
+    deviations = np.sqrt(variances[varies])
+    d = len(deviations)
+    if not d:
+        empty = np.zeros((width, 0))
+        return Support(empty, empty, 1.0, tiny)
+    unit = pooled[np.ix_(varies, varies)] / np.outer(deviations, deviations)
+    values, vectors = linalg.eigh(unit, overwrite_a=True, check_finite=False, driver="evd")
+    rounding = tolerances.eigenvalue(d, roundoff)
+    kept = values > max(rounding, _TINY_DIRECTION)
+    weak = (values > rounding) & ~kept
+    r = int(kept.sum())
+    whitener = np.zeros((width, r))
+    whitener[varies] = vectors[:, kept] / np.sqrt(values[kept]) / deviations[:, None]
+    basis = None
+    if r < width:
+        spanned = np.linalg.qr(
+            np.hstack([vectors[:, kept], vectors[:, weak]]) * deviations[:, None]
+        ).Q
+        basis = np.zeros_like(whitener)
+        basis[varies] = spanned[:, :r]
+        rest = np.zeros((width, int(weak.sum())))
+        rest[varies] = spanned[:, r:]
+        tiny = np.hstack([tiny, rest])
+    return Support(basis, whitener, float(values[kept].min(initial=1.0)), tiny)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is to be solved.
+
+    Attributes
+    ----------
+    fractions : ndarray of shape (k,)
+        p_c; they sum to 1.
+    covariances : ndarray of shape (k, d, d)
+        S_c, shrunk or not.
+    crosses : ndarray of shape (k, d, q)
+        S_cy, never shrunk.
+    kept : ndarray of shape (d, q)
+        Sy.
+    support : Support
+        Of sum p_c S_c.
+    """
+
+    fractions: Float
+    covariances: Float
+    crosses: Float
+    kept: Float
+    support: Support
+
+
+class SingularClassError(ArithmeticError):
+    """The covariance of a class has no Cholesky factor on the support of the pooled one."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"class number {index}")
+        self.index = index
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """The maps, or what makes them impossible.
+
+    Attributes
+    ----------
+    maps : ndarray of shape (k, d, d)
+        A_c; the identity off the support.
+    cost : float
+        sum p_c tr((A_c - I) S_c (A_c - I)^T).
+    bound : float
+        A lower bound of the cost of every feasible map.
+    determinants : ndarray of shape (k,)
+        |I + Lam^T B_c|: where none is 0 at the minimiser of f, the maps are a global optimum.
+    iterations : int
+        Evaluations of the polar factors of all classes.
+    lost : ndarray of shape (q,) or None
+        A combination of what is kept that no class relates to x, and x covaries with: no map
+        exists, and the rest is empty.
+    rank : int
+        Combinations of what is kept that some class relates to x.
+    """
+
+    maps: Float
+    cost: float
+    bound: float
+    determinants: Float
+    iterations: int
+    lost: Float | None = None
+    rank: int = 0
+
+    @property
+    def gap(self) -> float:
+        """(cost - bound) / cost, never negative; 0 where nothing is changed."""
+        return max(0.0, self.cost - self.bound) / self.cost if self.cost > 0 else 0.0
+
+
+def solve(problem: Problem, *, optimal: bool = True) -> Solution:
+    """The maps of the least cost; with ``optimal=False`` the repair of QLEACE, one step of it.
+
+    Parameters
+    ----------
+    problem : Problem
+    optimal : bool
+        Whether to iterate.
+
+    Raises
+    ------
+    SingularClassError
+        The covariance of a class is singular on the support.
+    """
+    support = problem.support
+    roots, inverse_crosses = [], []
+    for c, (covariance, cross) in enumerate(zip(problem.covariances, problem.crosses, strict=True)):
+        try:
+            root = linalg.cholesky(support.restricted(covariance), lower=True, check_finite=False)
+        except linalg.LinAlgError as error:
+            raise SingularClassError(c) from error
+        roots.append(root)
+        inverse_crosses.append(
+            linalg.solve_triangular(root, support.inside(cross), lower=True, check_finite=False)
+        )
+    used, lost = _combinations(problem, inverse_crosses)
+    if lost is not None:
+        nothing = np.zeros((0, 0, 0))
+        return Solution(nothing, 0.0, 0.0, np.zeros(0), 0, lost)
+    kept = problem.kept @ used
+    outside = _outside(support, kept)
+    if outside is not None:  # rows of the range of Sy that x within classes has not
+        roots_tall = [
+            np.vstack([root, np.zeros((outside.shape[1], len(root.T)))]) for root in roots
+        ]
+        kept_inside = np.vstack([support.inside(kept), outside.T @ kept])
+    else:
+        roots_tall, kept_inside = roots, support.inside(kept)
+    search = Search(
+        problem.fractions, roots_tall, [v @ used for v in inverse_crosses], kept_inside,
+        float(problem.fractions @ np.trace(problem.covariances, axis1=1, axis2=2)),
+    )  # fmt: skip
+    point = search.minimise() if optimal else search.start()
+    maps = np.empty_like(problem.covariances)
+    basis = support.basis
+    for c, (root, rotation) in enumerate(zip(roots, point.rotations, strict=True)):
+        inside = linalg.solve_triangular(
+            root, (point.feasible @ rotation).T, lower=True, trans="T", check_finite=False
+        ).T  # fmt: skip
+        if basis is None:
+            maps[c] = inside
+            continue
+        wide = basis if outside is None else np.hstack([basis, outside])
+        np.matmul(wide @ inside, basis.T, out=maps[c])
+        maps[c] -= basis @ basis.T + support.tiny @ support.tiny.T
+        maps[c].flat[:: len(maps[c]) + 1] += 1.0
+    return Solution(
+        maps, point.cost, point.bound, search.determinants(point.multiplier), search.evaluations,
+        rank=used.shape[1],
+    )  # fmt: skip
+
+
+def _combinations(problem: Problem, inverse_crosses: list[Float]) -> tuple[Float, Float | None]:
+    """Orthonormal combinations (q, q') that some class relates to x, and one that none does.
+
+    The latter is None unless x covaries with it between classes, above rounding.
+    """
+    q = problem.kept.shape[1]
+    if not q:
+        return np.zeros((0, 0)), None
+    stacked = np.concatenate(
+        [p**0.5 * v for p, v in zip(problem.fractions, inverse_crosses, strict=True)]
+    )
+    _, sizes, axes = np.linalg.svd(np.linalg.qr(stacked).R)
+    sizes = np.concatenate([sizes, np.zeros(q - len(sizes))])
+    cut = tolerances.noise(len(problem.kept), problem.support.smallest)
+    used = sizes > cut
+    whitened = _whitened_size(problem, problem.kept @ axes[~used].T)
+    if len(whitened) and whitened.max() > cut:
+        return np.zeros((q, 0)), np.asarray(axes[~used][int(np.argmax(whitened))])
+    return np.ascontiguousarray(axes[used].T), None
+
+
+def _whitened_size(problem: Problem, columns: Float) -> Float:
+    """Norms of columns of a cross-covariance in units of the deviations, off the support too."""
+    total = np.linalg.norm(problem.support.whitener.T @ columns, axis=0)
+    outside = _outside(problem.support, columns)
+    if outside is not None:
+        sizes = np.linalg.norm(outside.T @ columns, axis=0)
+        unit = np.sqrt(sum(np.trace(s) for s in problem.covariances) or 1.0)
+        total = np.maximum(total, sizes / unit)
+    return np.asarray(total)
+
+
+def _outside(support: Support, columns: Float) -> Float | None:
+    """Orthonormal columns that span what columns have off the support, above rounding."""
+    if support.basis is None or not columns.shape[1]:
+        return None
+    rest = columns - support.basis @ (support.basis.T @ columns)
+    u, sizes, _ = np.linalg.svd(rest, full_matrices=False)
+    kept = sizes > _ROUNDING * len(rest) * float(np.linalg.norm(columns))
+    if not kept.any():
+        return None
+    u = u[:, kept]
+    u -= support.basis @ (support.basis.T @ u)  # small columns are known to few digits
+    return np.linalg.qr(u).Q
+
+
+@dataclass(slots=True)
+class Point:
+    """A multiplier Lam with its dual value, and the feasible map that its rotations allow."""
+
+    multiplier: Float  # (d', q)
+    rotations: list[Float]  # O_c, (r, r)
+    root: Float  # sum p_c F_c O_c^T, a root of the barycentre
+    value: float  # f(Lam)
+    gradient: Float  # (d', q), of f
+    metric: Float  # Vq^T Vq
+    feasible: Float  # R of the feasible map
+    cost: float
+    bound: float
+
+
+class Search:
+    """Minimise f over Lam.
+
+    Parameters
+    ----------
+    fractions : (k,) float64
+    roots : sequence of (d', r) arrays
+        L_c, lower triangular, with rows of 0 for directions off the support.
+    crosses : sequence of (r, q) arrays
+        L_c^{-1} S_cy.
+    kept : (d', q) float64
+        Sy.
+    variance : float
+        sum p_c tr S_c.
+    """
+
+    def __init__(
+        self, fractions: Float, roots: Sequence[Float], crosses: Sequence[Float], kept: Float,
+        variance: float,
+    ) -> None:  # fmt: skip
+        self.fractions, self.roots, self.crosses = fractions, roots, crosses
+        self.kept, self.variance = kept, variance
+        self.evaluations = 0
+
+    def factors(self, multiplier: Float) -> list[Float]:
+        """F_c = L_c + Lam (L_c^{-1} S_cy)^T."""
+        if not multiplier.any():
+            return list(self.roots)
+        return [
+            root + multiplier @ cross.T
+            for root, cross in zip(self.roots, self.crosses, strict=True)
+        ]
+
+    def determinants(self, multiplier: Float) -> Float:
+        """|I + Lam^T B_c| per class."""
+        values = []
+        for root, cross in zip(self.roots, self.crosses, strict=True):
+            r = root.shape[1]
+            solved = linalg.solve_triangular(root[:r], multiplier[:r], lower=True)
+            # B_c^T Lam = (L_c^{-1} S_cy)^T L_c^{-1} Lam; off the support B_c is 0.
+            values.append(np.linalg.det(np.eye(cross.shape[1]) + cross.T @ solved))
+        return np.abs(np.array(values, np.float64))
+
+    def start(self) -> Point:
+        """QLEACE: Lam = 0."""
+        nothing = np.zeros_like(self.kept)
+        return self.at(nothing, self.mean_root())
+
+    def mean_root(self) -> Float:
+        """sum p_c L_c: where iterations for a barycentre begin."""
+        return np.asarray(sum(p * root for p, root in zip(self.fractions, self.roots, strict=True)))
+
+    def at(self, multiplier: Float, root: Float) -> Point:
+        """The point of a multiplier; `root` is where the barycentre is looked for."""
+        factors = self.factors(multiplier)
+        if len(factors) == 2:
+            # The barycentre of two is closed: only the relative rotation matters.
+            self.evaluations += 1
+            turned = rotation(factors[1].T @ factors[0])
+            first, second = self.fractions
+            root = first * factors[0] + second * factors[1] @ turned.T
+            return self._point(multiplier, [np.eye(len(turned)), turned], root, exact=True)
+        for _ in range(_SWEEPS):
+            rotations, root, moved = self._swept(factors, root)
+            if moved <= _BARYCENTRE:
+                break
+        return self._point(multiplier, rotations, root, exact=False)
+
+    def _swept(self, factors: list[Float], root: Float) -> tuple[list[Float], Float, float]:
+        """One step of the fixed-point iteration for the barycentre, and how far it moved."""
+        self.evaluations += 1
+        rotations = [rotation(factor.T @ root) for factor in factors]
+        new = self._sum(factors, rotations)
+        # Roots are compared in one gauge: the rotations align both with the factors.
+        moved = float(np.linalg.norm(new - root) / np.linalg.norm(new))
+        return rotations, new, moved
+
+    def _sum(self, factors: Sequence[Float], rotations: Sequence[Float]) -> Float:
+        """sum p_c F_c O_c^T."""
+        return np.asarray(
+            sum(
+                p * factor @ turned.T
+                for p, factor, turned in zip(self.fractions, factors, rotations, strict=True)
+            )
+        )
+
+    def _vq(self, rotations: Sequence[Float]) -> Float:
+        return np.asarray(
+            sum(
+                p * turned @ cross
+                for p, turned, cross in zip(self.fractions, rotations, self.crosses, strict=True)
+            )
+        )
+
+    def _feasible(
+        self, multiplier: Float, rotations: Sequence[Float], root: Float
+    ) -> tuple[Float, Float, float, Float, Float]:
+        """Lam and R of the best feasible map with these rotations, its cost, Vq^T Vq, gradient."""
+        vq = self._vq(rotations)
+        metric = vq.T @ vq
+        rest = self.kept - root @ vq
+        step = solve_metric(metric, rest)
+        feasible = root + step @ vq.T
+        plain = root - multiplier @ vq.T  # sum p_c L_c O_c^T
+        cost = self.variance - 2.0 * float(np.vdot(feasible, plain))
+        cost += float(np.vdot(feasible, feasible))
+        return multiplier + step, feasible, cost, metric, -2.0 * rest
+
+    def _point(
+        self, multiplier: Float, rotations: list[Float], root: Float, *, exact: bool
+    ) -> Point:
+        """The point; `exact` says that the root is that of the barycentre, to rounding."""
+        _, feasible, cost, metric, gradient = self._feasible(multiplier, rotations, root)
+        linear = 2.0 * float(np.vdot(multiplier, self.kept))
+        value = float(np.vdot(root, root)) - linear
+        bound = self.variance - value if exact else self.bound(multiplier, root)
+        return Point(multiplier, rotations, root, value, gradient, metric, feasible, cost, bound)
+
+    def bound(self, multiplier: Float, root: Float) -> float:
+        """sum p_c tr S_c - a sum p_c tr(S~_c X_c^{-1}) + 2 <Lam, Sy>, a lower bound of the cost.
+
+        X_c = R^{-T} H_c R^{-1}, H_c the positive factor of F_c^T R, is the optimal transport of
+        R R^T to S~_c; tr(S~_c X_c^{-1}) = tr H_c, and a = lambda_max(sum p_c X_c).
+        """
+        traces, factors = 0.0, self.factors(multiplier)
+        total = np.zeros((root.shape[1],) * 2)
+        for p, factor in zip(self.fractions, factors, strict=True):
+            _, sizes, axes = np.linalg.svd(factor.T @ root)
+            total += p * (axes.T * sizes) @ axes
+            traces += float(p * sizes.sum())
+        sigma = root.T @ root
+        largest = linalg.eigvalsh(total, sigma, subset_by_index=[len(sigma) - 1, len(sigma) - 1])[0]
+        return self.variance - float(largest) * traces + 2.0 * float(np.vdot(multiplier, self.kept))
+
+    def done(self, point: Point) -> bool:
+        """Whether cost and bound agree."""
+        return point.cost - point.bound <= GAP * abs(point.cost) + _ROUNDING * self.variance
+
+    def minimise(self) -> Point:
+        """The feasible map of the least cost that is found, and the largest bound."""
+        point = self.start()
+        if not self.kept.shape[1] or self.done(point):
+            return point
+        if len(self.roots) > 2:
+            point = self._fixed_point(point)
+        return self._descend(point)
+
+    def _fixed_point(self, point: Point) -> Point:
+        """Undamped iteration of all rotations and Lam; it may cycle, the descent then goes on."""
+        multiplier, root, rotations = point.multiplier, point.root, point.rotations
+        least = np.inf
+        for _ in range(_FIXED_POINT):
+            multiplier, new, *_ = self._feasible(multiplier, rotations, root)
+            moved = float(np.linalg.norm(new - root) / np.linalg.norm(new))
+            root = new
+            if moved <= _BARYCENTRE or (moved > 2 * least):
+                break
+            least = min(least, moved)
+            self.evaluations += 1
+            rotations = [rotation(f.T @ root) for f in self.factors(multiplier)]
+            root = self._sum(self.factors(multiplier), rotations)
+        other = self.at(multiplier, root)
+        return _better(other, point) if other.value <= point.value else point
+
+    def _descend(self, point: Point) -> Point:
+        """L-BFGS with Armijo's rule; the first step of each pass is that of the fixed point."""
+        pairs: list[tuple[Float, Float, float]] = []
+        best = point
+        values = [point.value]
+        for _ in range(_DESCENT):
+            if self.done(best) or self._stalled(values, best.cost):
+                break
+            direction = -_quasi_newton(point, pairs)
+            slope = float(np.vdot(direction, point.gradient))
+            if slope >= 0:
+                if not pairs:
+                    break
+                pairs.clear()
+                continue
+            size, new = 1.0, None
+            for _ in range(_HALVINGS):
+                trial = self.at(point.multiplier + size * direction, point.root)
+                rounding = _ROUNDING * abs(trial.value)
+                if trial.value <= point.value + _ARMIJO * size * slope + rounding:
+                    new = trial
+                    break
+                best = _better(best, trial)
+                size /= 2
+            if new is None:
+                if not pairs:
+                    break
+                pairs.clear()
+                continue
+            moved, change = new.multiplier - point.multiplier, new.gradient - point.gradient
+            product = float(np.vdot(moved, change))
+            if product > 0:
+                pairs.append((moved, change, product))
+                del pairs[:-_MEMORY]
+            point = new
+            best = _better(best, point)
+            values.append(point.value)
+        return best
+
+    def _stalled(self, values: list[float], cost: float) -> bool:
+        recent = values[-_STALLED - 1 :]
+        return len(recent) > _STALLED and recent[0] - recent[-1] <= GAP * abs(cost)
+
+
+def _better(a: Point, b: Point) -> Point:
+    """The cheaper feasible map and the larger bound; the multiplier of the larger bound."""
+    cheaper, larger = (a if a.cost <= b.cost else b), (a if a.bound >= b.bound else b)
+    return Point(
+        larger.multiplier, cheaper.rotations, larger.root, larger.value, larger.gradient,
+        larger.metric, cheaper.feasible, cheaper.cost, larger.bound,
+    )  # fmt: skip
+
+
+def _quasi_newton(point: Point, pairs: list[tuple[Float, Float, float]]) -> Float:
+    """H g by the two loops of L-BFGS, from H0 = (2 Vq^T Vq)^{-1} on the right."""
+    direction = point.gradient.copy()
+    factors = []
+    for moved, change, product in reversed(pairs):
+        weight = float(np.vdot(moved, direction)) / product
+        direction -= weight * change
+        factors.append(weight)
+    direction = solve_metric(2.0 * point.metric, direction)
+    for (moved, change, product), weight in zip(pairs, reversed(factors), strict=True):
+        direction += (weight - float(np.vdot(change, direction)) / product) * moved
+    return direction
+
+
+def solve_metric(metric: Float, columns: Float) -> Float:
+    """C (Vq^T Vq)^{-1}, by the pseudo-inverse where the metric is singular."""
+    if not len(metric):
+        return np.zeros_like(columns)
+    return np.asarray(columns @ np.linalg.pinv(metric, hermitian=True))
+
+
+def rotation(product: Float) -> Float:
+    """The orthogonal O of the largest tr(O M): the transposed polar factor of M.
+
+    M (M^T M)^{-1/2} by an eigendecomposition, made orthogonal by Newton-Schulz steps; by an SVD,
+    which costs twice as much, where M is ill-conditioned.
+    """
+    values, vectors = linalg.eigh(product.T @ product, check_finite=False, driver="evd")
+    if len(values) and values[0] > _SQUARED**2 * values[-1]:
+        factor = (product @ (vectors / np.sqrt(values))) @ vectors.T
+        error = _NEARLY_ORTHOGONAL
+        while error <= _NEARLY_ORTHOGONAL:
+            rest = -(factor.T @ factor)
+            rest.flat[:: len(rest) + 1] += 1.0
+            factor += factor @ rest / 2
+            error, previous = float(np.linalg.norm(rest)), error
+            if error <= _LAST_STEP:  # a step leaves 3/4 of the square of the error
+                return np.ascontiguousarray(factor.T)
+            if error >= previous:
+                break
+    u, _, vt = linalg.svd(product, check_finite=False)
+    return np.asarray((u @ vt).T)

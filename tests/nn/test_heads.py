@@ -1,0 +1,199 @@
+"""Erasers per attention head: fitted, installed and folded as one block-diagonal map."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import splince_fast as sf  # noqa: E402
+from nn.conftest import hooks_in, tiny  # noqa: E402
+from nn.test_collect import text_batches  # noqa: E402
+from splince_fast import nn as snn  # noqa: E402
+
+O_PROJ = "model.layers.*.self_attn.o_proj"
+V_PROJ = "model.layers.*.self_attn.v_proj"
+
+
+def qwen3() -> Any:
+    """Four heads, two of keys and values, 4 features each, normalised per head."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        vocab_size=50, hidden_size=12, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=4, max_position_embeddings=64,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return transformers.Qwen3ForCausalLM(config).eval()
+
+
+def states(model: Any, batches: list[dict[str, Any]], name: str, side: str) -> np.ndarray:
+    """Rows (n, d) of attended tokens that a module takes or returns, in float64."""
+    found, rows = [], []
+
+    def take(module: Any, args: Any, output: Any = None) -> None:
+        found.append(args[0] if side == "input" else output)
+
+    module = model.get_submodule(name)
+    kind = module.register_forward_pre_hook if side == "input" else module.register_forward_hook
+    handle = kind(take)
+    with torch.no_grad():
+        for batch in batches:
+            mask = batch["attention_mask"]
+            model(input_ids=batch["input_ids"], attention_mask=mask)
+            x = found.pop()
+            rows.append(x.reshape(*mask.shape, -1)[mask != 0].double().numpy())
+    handle.remove()
+    return np.concatenate(rows)
+
+
+def labels_of(batches: list[dict[str, Any]]) -> np.ndarray:
+    """The label of each attended token."""
+    counts = [batch["attention_mask"].sum(1) for batch in batches]
+    return np.concatenate(
+        [np.repeat(b["gender"].numpy(), n.numpy()) for b, n in zip(batches, counts, strict=True)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("at", "side", "heads", "n"),
+    [
+        ("model.layers.1.self_attn.o_proj", "input", "num_attention_heads", 4),
+        ("model.layers.1.self_attn.v_proj", "output", "num_key_value_heads", 2),
+        ("model.layers.1.self_attn.q_norm", "output", 4, 4),  # (batch, token, heads, width)
+        ("model.layers.1.self_attn.k_norm", "output", "num_key_value_heads", 2),
+    ],
+)
+def test_moments_of_each_head(at: str, side: str, heads: Any, n: int) -> None:
+    model, batches = qwen3(), text_batches()
+    found = snn.collect(
+        model, batches, at, labels="gender", tokens="all", side=side, heads=heads
+    )  # fmt: skip
+    assert list(found) == [f"{at}[{i}]" for i in range(n)]
+    assert {site.width for site in found.sites} == {4}
+    rows, z = states(model, batches, at, side), labels_of(batches)
+    for i, moments in enumerate(found.values()):
+        own = sf.Moments().update(rows[:, 4 * i : 4 * i + 4], {"z": z})
+        np.testing.assert_allclose(moments.covariance(), own.covariance(), rtol=1e-5, atol=1e-8)
+        assert moments.n_rows == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("at", "side", "heads", "n"),
+    [
+        (O_PROJ, "input", "num_attention_heads", 4),
+        (V_PROJ, "output", "num_key_value_heads", 2),
+        ("model.layers.*.self_attn.q_norm", "output", "num_attention_heads", 4),
+    ],
+)
+def test_every_head_is_erased(at: str, side: str, heads: str, n: int, tmp_path: Path) -> None:
+    model, batches = qwen3(), text_batches()
+    erasers = snn.fit_layers(
+        model, batches, at, sf.leace, erase="gender", tokens="all", side=side, heads=heads
+    )
+    assert len(erasers) == 2
+    erasers.save(tmp_path / "heads.safetensors")
+    loaded = snn.Erasers.load(tmp_path / "heads.safetensors")
+    assert loaded.placement.heads == n
+    z = labels_of(batches) - labels_of(batches).mean()
+    for name, eraser in erasers.items():
+        matrix, blocks = eraser.matrix(), np.kron(np.eye(n), np.ones((4, 4)))
+        assert not matrix[blocks == 0].any()
+        assert eraser.rank == n
+        before = states(model, batches, name, side)
+        with snn.install(model, loaded):
+            after = states(model, batches, name, side)
+            # A prediction of the next token is the same with a cache as without.
+            ids = batches[0]["input_ids"][:1, -2:]
+            with torch.no_grad():
+                full = model(input_ids=ids).logits
+                first = model(input_ids=ids[:, :1], use_cache=True)
+                second = model(input_ids=ids[:, 1:], past_key_values=first.past_key_values)
+            np.testing.assert_allclose(second.logits[:, -1], full[:, -1], atol=1e-5)
+        for i in range(n):
+            own = slice(4 * i, 4 * i + 4)
+            size = np.abs(z @ before[:, own]).max()
+            assert np.abs(z @ after[:, own]).max() < 1e-5 * size
+            assert np.abs(z @ before[:, own]).max() > 0.1  # control
+    assert hooks_in(model) == 0
+
+
+def test_heads_fold_into_the_output_projection(tmp_path: Path) -> None:
+    """Of a model without biases, with keys and values in groups; also from its own files."""
+    model, batches = qwen3(), text_batches()
+    erasers = snn.fit_layers(
+        model, batches, O_PROJ, sf.leace, erase="gender", tokens="all", side="input",
+        heads="num_attention_heads", bias="drop",
+    )  # fmt: skip
+    example = {k: batches[0][k] for k in ("input_ids", "attention_mask")}
+    with torch.no_grad(), snn.install(model, erasers):
+        expected = model(**example).logits
+    with torch.no_grad():
+        plain = model(**example).logits
+    folded = snn.fold(model, erasers, example, tokens="all", bias="drop")
+    assert folded.layers == {name: (name,) for name in erasers}
+    model.save_pretrained(tmp_path)
+    reloaded = type(model).from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        shown = example["attention_mask"] != 0
+        for one in (model, reloaded):
+            found = one(**example).logits
+            np.testing.assert_allclose(found[shown], expected[shown], atol=1e-5)
+        assert (found - plain)[shown].abs().max() > 1e-3  # control
+
+
+def test_inputs_of_a_layer_with_a_bias_are_folded() -> None:
+    model, batches = tiny("gpt2"), text_batches()
+    erasers = snn.fit_layers(
+        model, batches, "transformer.h.*.attn.c_proj", sf.leace, erase="gender", tokens="all",
+        side="input", heads="n_head",
+    )  # fmt: skip
+    example = {k: batches[0][k] for k in ("input_ids", "attention_mask")}
+    with torch.no_grad(), snn.install(model, erasers):
+        expected = model(**example).logits
+    folded = snn.fold(model, erasers, example)
+    assert folded.difference < 1e-5
+    shown = example["attention_mask"] != 0
+    with torch.no_grad():
+        np.testing.assert_allclose(model(**example).logits[shown], expected[shown], atol=1e-5)
+
+
+def test_one_pass_and_effect_name_heads() -> None:
+    model, batches = qwen3(), text_batches()
+    at, heads = "model.layers.1.self_attn.o_proj", 4
+    found = snn.collect(model, batches, at, labels="gender", side="input", heads=heads)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # one site, whatever its heads
+        erasers = found.erasers(sf.leace, erase="gender")
+    assert list(erasers) == [at]
+    shown = snn.effect(model, erasers, text_batches(seed=1), erase="gender")
+    assert [site.site for site in shown.sites] == list(found)
+
+
+def test_refusals() -> None:
+    model, batches = qwen3(), text_batches()
+
+    def collect(**options: Any) -> Any:
+        at = options.pop("at", "model.layers.0.self_attn.o_proj")
+        return snn.collect(model, batches, at, labels="gender", **options)
+
+    for wrong in (0, True, 2.0, "n_heads"):
+        with pytest.raises(sf.InputError, match="num_attention_heads"):
+            collect(heads=wrong)
+    with pytest.raises(snn.SiteError, match="does not split into 5 heads"):
+        collect(heads=5, side="input")
+    with pytest.raises(snn.SiteError, match="num_key_value_heads"):
+        collect(heads=4, at="model.layers.0.self_attn.k_norm")
+    with pytest.raises(sf.InputError, match="feature_dim"):
+        collect(heads=4, feature_dim=1)
+    erasers = snn.fit_layers(
+        model, batches, "model.layers.0.mlp", sf.leace, erase="gender", tokens="all", side="input"
+    )
+    with pytest.raises(snn.FoldError, match="is not linear"):
+        snn.fold(model, erasers, {"input_ids": batches[0]["input_ids"]}, tokens="all")
+    assert hooks_in(model) == 0

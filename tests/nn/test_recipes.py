@@ -1,0 +1,100 @@
+"""Recipes with libraries around a model: sentence-transformers, PEFT, the CLS token of a ViT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import splince_fast as sf  # noqa: E402
+from nn.conftest import WIDTH, hooks_in, inputs, tiny  # noqa: E402
+from splince_fast import nn as snn  # noqa: E402
+
+WORDS = [f"w{i}" for i in range(46)]
+
+
+def left(model: Any, erasers: snn.Erasers, batches: Any, **options: Any) -> float:
+    """The largest share of |Cov(h, z)| that is left at a site."""
+    before = snn.collect(model, batches, list(erasers), labels="z", **options)
+    with snn.install(model, erasers):
+        after = snn.collect(model, batches, list(erasers), labels="z", **options)
+    return max(after.trace("z")[site] / before.trace("z")[site] for site in erasers)
+
+
+def test_an_eraser_at_the_end_of_a_sentence_encoder(tmp_path: Path) -> None:
+    """As a dense module: the files of the model have it, and need nothing of this library."""
+    library = pytest.importorskip("sentence_transformers")
+    models = pytest.importorskip("sentence_transformers.models")
+    transformers = pytest.importorskip("transformers")
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]))
+    tiny("bert").save_pretrained(tmp_path / "bert")
+    transformers.BertTokenizer(str(vocabulary)).save_pretrained(tmp_path / "bert")
+    encoder = models.Transformer(str(tmp_path / "bert"), max_seq_length=8)
+    model = library.SentenceTransformer(modules=[encoder, models.Pooling(WIDTH)], device="cpu")
+    rng = np.random.default_rng(0)
+    z = np.arange(200) % 2
+    texts = [" ".join(["w0" if c else "w1", *rng.choice(WORDS[2:], 4)]) for c in z]
+    X = model.encode(texts, show_progress_bar=False)
+    eraser = sf.leace(sf.Moments().update(X, {"z": z}), erase="z")
+
+    dense = models.Dense(WIDTH, WIDTH, activation_function=torch.nn.Identity())
+    with torch.no_grad():
+        dense.linear.weight.copy_(torch.tensor(eraser.matrix()))
+        dense.linear.bias.copy_(torch.tensor(eraser.offset))
+    model.append(dense)
+    model.save(str(tmp_path / "clean"))
+    loaded = library.SentenceTransformer(str(tmp_path / "clean"), device="cpu")
+    found = loaded.encode(texts, show_progress_bar=False)
+    np.testing.assert_allclose(found, eraser(X), atol=1e-5)
+    gap, before = (rows[z == 1].mean(0) - rows[z == 0].mean(0) for rows in (found, X))
+    assert np.abs(gap).max() < 1e-5 * np.abs(before).max()
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's call
+def test_a_model_with_adapters() -> None:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2, init_lora_weights=False)
+    torch.manual_seed(0)
+    model = peft.get_peft_model(tiny("llama"), config).eval()
+    batches = [{**inputs("llama", n=100, seed=i), "z": torch.arange(100) % 2} for i in range(2)]
+    at = ["model.layers.*.input_layernorm", "model.norm"]  # names of the base model
+    erasers = snn.fit_layers(model, batches, at, sf.leace, erase="z", apply_to="all", bias="drop")
+    assert left(model, erasers, batches) < 1e-6
+    example = {k: v for k, v in batches[0].items() if k != "z"}
+    with torch.no_grad():
+        plain = model(**example).logits
+        with snn.install(model, erasers):
+            wanted = model(**example).logits
+    shown = example["attention_mask"] != 0
+    assert (wanted - plain)[shown].abs().max() > 1e-3  # control
+    # An adapter reads the site, too: W + B A becomes W P + B (A P).
+    folded = snn.fold(model, erasers, example, bias="drop")
+    assert any("lora_A" in layer for layer in folded.layers["model.layers.0.input_layernorm"])
+    for one in (model, model.merge_and_unload()):
+        with torch.no_grad():
+            torch.testing.assert_close(one(**example).logits[shown], wanted[shown])
+        assert hooks_in(one) == 0
+
+
+def test_the_cls_token_of_a_vision_model() -> None:
+    model = tiny("vit")
+    z = torch.arange(100) % 2
+    batches = [{**inputs("vit", n=100, seed=i), "z": z} for i in range(2)]
+    for batch in batches:
+        batch["pixel_values"][z == 1] += 1.0  # brighter
+    at = ["**.layer*.[01]", "layernorm"]
+    erasers = snn.fit_layers(model, batches, at, sf.leace, erase="z", tokens="first")
+    assert len(erasers) == 3
+    assert left(model, erasers, batches, tokens="first") < 1e-6
+    assert left(model, erasers, batches, tokens="all") > 1e-3  # control: patches are not erased
+    with torch.no_grad():
+        plain = model(pixel_values=batches[0]["pixel_values"]).last_hidden_state
+        with snn.install(model, {"layernorm": erasers["layernorm"]}, tokens="first"):
+            found = model(pixel_values=batches[0]["pixel_values"]).last_hidden_state
+    assert torch.equal(found[:, 1:], plain[:, 1:])
+    assert not torch.equal(found[:, 0], plain[:, 0])
