@@ -1,4 +1,4 @@
-"""Judging heads: figures on test rows, and the choice of a alpha without validation rows."""
+"""Judging heads: figures on test rows, and the choice of alpha without validation rows."""
 
 from __future__ import annotations
 

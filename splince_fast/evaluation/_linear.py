@@ -19,7 +19,7 @@ ALPHAS = (1.0, 0.1, 0.01, 0.001, 0.0001)
 MIN_CELL = 5  # validation cells below it decide nothing: training folds do
 SEPARABLE = (
     "the classes are separable on the training rows, so an unregularised head has no minimiser; "
-    "use a alpha above 0, or more rows than features"
+    "use an alpha above 0, or more rows than features"
 )
 
 

@@ -3,7 +3,7 @@
 The objective is the same everywhere: the mean log-loss plus ``alpha / 2 |w|^2``, the intercept
 free; that of ``LogisticRegression(C=1 / (alpha n))`` and of ``SGDClassifier(alpha=alpha)``.
 Features are centred and divided by ONE number, the root of their mean variance over the training
-rows: a alpha then means the same for every eraser and data set, and no eraser's geometry
+rows: alpha then means the same for every eraser and data set, and no eraser's geometry
 changes, as that of SAL would if each feature had a scale of its own.
 """
 
@@ -299,7 +299,7 @@ def _sgd(
     from sklearn.linear_model import SGDClassifier
 
     if alpha == 0:
-        raise InputError("solver='sgd' needs a alpha above 0: its learning rate is 1 / alpha")
+        raise InputError("solver='sgd' needs an alpha above 0: its learning rate is 1 / alpha")
     model = SGDClassifier(
         loss="log_loss", alpha=alpha, tol=1e-4, max_iter=1000, random_state=random_state
     )

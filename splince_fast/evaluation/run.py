@@ -73,7 +73,7 @@ def compare(
         Floats are a quantity; the association protocol needs classes.
     groups : column of shape (n,), optional
         Rows of one group (a person, a document) stay in one part and in one fold, those that
-        choose a alpha included; with `test` a group in several parts is an error.
+        choose alpha included; with `test` a group in several parts is an error.
     erasers : sequence or mapping
         Of "none", "SAL", "LEACE", "SPLINCE", "MeanProjection", "random", "INLP", "RLACE", and
         "SAL+repair", "INLP+repair", "RLACE+repair", which keep the task by
@@ -93,7 +93,7 @@ def compare(
         Without `sizes` a job holds at most 512 MiB of rows, drawn at random where there are more.
     association_method : {"subsample", "weights"}
         How training and validation rows reach an association, as for :func:`spurious_split`:
-        cells lose rows, or all rows stay and moments, heads and the choice of a alpha weigh
+        cells lose rows, or all rows stay and moments, heads and the choice of alpha weigh
         them. Test rows are the same for both. Estimators and classifiers get ``sample_weight``.
     unlabelled : bool
         Let training rows that have the concept and lack the task count for the moments, thus for
