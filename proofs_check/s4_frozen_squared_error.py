@@ -206,11 +206,9 @@ def threshold(rho: Number) -> Number:
 def _library_report(sample: Sample) -> tuple[float, float, float]:
     """rho, penalty and threshold from the library's report."""
     made = _library.report(sample)
-    figures = (made.rho, made.frozen_head_penalty, made.head_shrinkage_threshold)
-    if any(value is None for value in figures):
+    if made.rho is None or made.frozen_head is None:
         raise ValueError("the report lacks the figures of the choice rule")
-    rho, penalty, edge = (float(value or 0.0) for value in figures)
-    return rho, penalty, edge
+    return made.rho, made.frozen_head.excess_risk, made.frozen_head.shrinkage_threshold
 
 
 def mean_square(c: Covariances, p: Matrix, theta: Matrix) -> Number:

@@ -110,6 +110,126 @@ class VariableReport:
 
 
 @dataclass(frozen=True, slots=True)
+class FrozenHead:
+    """Cost of keeping a task for a least-squares head that is not refitted.
+
+    Attributes
+    ----------
+    excess_risk : float
+        1 + b^2 rho / (1 - rho), with b the `strength` of the report: excess risk of SPLINCE over
+        that of LEACE for an unregularised head on one task variable (proofs_check, theorem 3).
+        Never below 1.
+    shrinkage_threshold : float
+        2 (1 - rho) / (2 - (2 - b) rho): for a head that is the least-squares one times a factor
+        below this, SPLINCE has the smaller risk; above it LEACE (proofs_check, theorem 3).
+    """
+
+    excess_risk: float
+    shrinkage_threshold: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Effect of an eraser on rows that it was not fitted to: means over folds.
+
+    See :func:`splince_fast.cross_report`, which has the figure of each fold.
+
+    Attributes
+    ----------
+    distortion : float
+        Change of the rows, as a fraction of their variance.
+    concept : float or None
+        R^2 that is left of the concept; None of a partial eraser.
+    chance : float or None
+        R^2 expected of the concept by sampling alone.
+    kept : float or None
+        Fraction of the covariance with what is kept; None where nothing is.
+    """
+
+    distortion: float
+    concept: float | None
+    chance: float | None
+    kept: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The rows that Cov(x) was estimated from, of moments made with ``subsample=``.
+
+    Attributes
+    ----------
+    n_rows : int
+        Sampled rows.
+    expected_excess : float or None
+        Excess of `distortion` over that of the eraser from all rows, relative to the latter, on
+        average over samples. None for SAL, and with shrinkage.
+    """
+
+    n_rows: int
+    expected_excess: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SketchedCovariance:
+    """What stands for Cov(x) in moments made with ``sketch_size=``: variances and a low rank.
+
+    Attributes
+    ----------
+    rank : int
+        Of the low-rank part. Singular values are those of the stand-in, estimates.
+    passes : int or None
+        Passes of ``refine=`` over the rows, after which `distortion` is exact.
+    gain : float or None
+        Fraction of the distortion that the last pass removed.
+    """
+
+    rank: int
+    passes: int | None
+    gain: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OracleFit:
+    """Figures of :func:`splince_fast.oracle`.
+
+    Attributes
+    ----------
+    distortion_leace : float
+        D_oL, the distortion of o-LEACE, the least with the labels.
+    rho : float or None
+        The largest rho_o of the combinations of what is kept, the fraction of what x and z
+        predict of it that z predicts alone; corr(z, y)^2 / R^2(y given x, z) of single columns,
+        for which `distortion` is D_oL / (1 - rho_o). None where nothing is kept.
+    """
+
+    distortion_leace: float
+    rho: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class QuadraticFit:
+    """Figures of :func:`splince_fast.quadratic`.
+
+    Attributes
+    ----------
+    determinant : float
+        Least |I + Lam^T B_c| over classes: the gap is 0 unless it is.
+    gap : float or None
+        (cost - lower bound) / cost of the maps, 0 where they are known to be optimal to rounding.
+        None for ``method="repair"``.
+    covariance_difference, covariance_difference_left : float or None
+        dS2 = sum_c |S_c - mean|^2 / k in white units of the pooled covariance (|S_1 - S_0|^2 / 4
+        for two classes), estimated without bias from folds: before erasing, and expected in new
+        rows after it, to first order. None without folds.
+    """
+
+    determinant: float
+    gap: float | None = None
+    covariance_difference: float | None = None
+    covariance_difference_left: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Effect of an eraser on the data that it was fitted on.
 
@@ -139,38 +259,17 @@ class Report:
         Largest squared cosine among what is kept, the squared correlation of the best linear
         predictions of concept and task. None where nothing is kept or nothing is whitened, and
         without a covariance (``sketch_size=``).
-    frozen_head_penalty : float or None
-        1 + b^2 rho / (1 - rho), with b = `strength`: the excess risk of SPLINCE over that of LEACE
-        for a frozen, unregularised least-squares head on one task variable (proofs_check, theorem
-        3). Never below 1.
-    head_shrinkage_threshold : float or None
-        2 (1 - rho) / (2 - (2 - b) rho): for a frozen head that is the least-squares one times a
-        factor below this, SPLINCE has the smaller risk; above it LEACE (proofs_check, theorem 3).
     distortion, distortion_leace : float or None
         E|r(x) - x|^2 as a share of the total variance, of this eraser and of LEACE for the same
         moments and variables (equal where nothing is kept). None where it was not computed: of
-        moments made with ``rank`` it is not known before ``refine=`` has measured it.
+        moments made with ``sketch_size=`` before ``refine=`` has measured it. Corrected for the
+        sample where the covariance rests on one: the change of all rows.
     solver : {"cholesky", "eigh", "low-rank", "refined", "none"}
     tolerance : float
         Rounding level, in correlation units, below which a direction counts as absent.
     shrinkage : float
         Share of the isotropic target in the covariance that was factored.
     warnings : tuple of str
-    unseen_distortion, unseen_concept, unseen_chance, unseen_kept : float or None
-        Means over folds of :func:`splince_fast.cross_report`: change of rows that were not fitted,
-        R^2 left of the concept, its chance level, share of the kept covariance. None elsewhere.
-    scatter_rows : int or None
-        Sampled rows that the covariance rests on; None where it rests on all. `distortion` is
-        corrected for their number then: it is what the eraser does to all rows.
-    expected_excess : float or None
-        Excess of `distortion` over that of the eraser from all rows, relative to the latter, on
-        average over samples. None as above, for SAL, and with shrinkage.
-    sketch_rank : int or None
-        Of the low-rank part of what stands for the covariance in moments made with ``rank``; None
-        elsewhere. Singular values are those of that matrix then, estimates.
-    passes, gain : int or None, float or None
-        Passes of ``refine=`` over the rows, after which `distortion` is exact, and the share of
-        it that the last pass took away.
     sensitivity : float or None
         sqrt(E|(P - I) e|^2) / s, for independent entries of e of deviation eps32 rms(x), with
         eps32 = 2^-23, rms(x)^2 = E|x|^2 / d and s^2 = tr Cov(x): eps32 rms(x) |P - I|_F / s, the
@@ -186,23 +285,16 @@ class Report:
     strength : float
         Fraction of the covariance with what is kept that is given back, of the part that LEACE
         (for :func:`splince_fast.repair`: the eraser) destroys.
-    gap : float or None
-        Of :func:`splince_fast.quadratic`: (cost - lower bound) / cost of the maps, 0 where they are
-        known to be optimal to rounding. None for ``method="repair"`` and other methods.
-    determinant : float or None
-        Least |I + Lam^T B_c| over classes: the gap is 0 unless it is. None of other methods.
-    covariance_difference, covariance_difference_left : float or None
-        dS2 = sum_c |S_c - mean|^2 / k in white units of the pooled covariance (|S_1 - S_0|^2 / 4
-        for two classes), estimated without bias from folds: before erasing, and expected in new
-        rows after it, to first order. None without folds.
-    distortion_o_leace : float or None
-        Of :func:`splince_fast.oracle`: D_oL, the distortion of o-LEACE, the least with the labels.
-        None of erasers that need no labels.
-    rho_o : float or None
-        Of :func:`splince_fast.oracle` with ``keep=``: the largest rho_o of the combinations of
-        what is kept, the fraction of what x and z predict of it that z predicts alone;
-        corr(z, y)^2 / R^2(y given x, z) of single columns, for which `distortion` is
-        `distortion_o_leace` / (1 - rho_o).
+    frozen_head : FrozenHead or None
+        The cost for a head that is not refitted; None as `rho`.
+    held_out : HeldOut or None
+        Effect on held-out rows, of moments that are folds.
+    sampling : Sampling or None
+        The sample of rows that the covariance rests on; None where it rests on all.
+    sketch : SketchedCovariance or None
+        The low-rank stand-in for the covariance, of moments made with ``sketch_size=``.
+    oracle, quadratic : OracleFit or None, QuadraticFit or None
+        Figures of :func:`splince_fast.oracle` and of :func:`splince_fast.quadratic`.
 
     Examples
     --------
@@ -230,33 +322,22 @@ class Report:
     cosines: tuple[float, ...]
     amplification: float
     rho: float | None
-    frozen_head_penalty: float | None
-    head_shrinkage_threshold: float | None
     distortion: float | None
     distortion_leace: float | None
     solver: str
     tolerance: float
     shrinkage: float
     warnings: tuple[str, ...]
-    unseen_distortion: float | None = None
-    unseen_concept: float | None = None
-    unseen_chance: float | None = None
-    unseen_kept: float | None = None
-    scatter_rows: int | None = None
-    expected_excess: float | None = None
-    sketch_rank: int | None = None
-    passes: int | None = None
-    gain: float | None = None
     sensitivity: float | None = None
     left_out: tuple[int, ...] = ()
     alpha: float = 1.0
     strength: float = 1.0
-    gap: float | None = None
-    determinant: float | None = None
-    covariance_difference: float | None = None
-    covariance_difference_left: float | None = None
-    distortion_o_leace: float | None = None
-    rho_o: float | None = None
+    frozen_head: FrozenHead | None = None
+    held_out: HeldOut | None = None
+    sampling: Sampling | None = None
+    sketch: SketchedCovariance | None = None
+    oracle: OracleFit | None = None
+    quadratic: QuadraticFit | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain numbers, strings, lists and dictionaries, ready for JSON."""
@@ -277,6 +358,7 @@ class Report:
             A field is missing or unknown.
         """
         try:
+            values = _nested(values)
             variables = tuple(
                 VariableReport(
                     **{
@@ -287,22 +369,20 @@ class Report:
                 )
                 for v in values["variables"]
             )
-            new = cls(
-                **{
-                    **values,
-                    "variables": variables,
-                    "cosines": tuple(values["cosines"]),
-                    "warnings": tuple(values["warnings"]),
-                    "left_out": tuple(values.get("left_out", ())),
-                }
-            )
+            parts = {
+                name: kind(**values[name])
+                for name, kind in _PARTS.items()
+                if values.get(name) is not None
+            }
+            tuples = {
+                name: tuple(values.get(name, ())) for name in ("cosines", "warnings", "left_out")
+            }
+            new = cls(**{**values, **parts, **tuples, "variables": variables})
         except (TypeError, KeyError, IndexError) as error:
             raise FileFormatError(f"a report has missing or unknown fields: {error}") from error
-        parts: tuple[VariableReport | Report, ...] = (new, *variables)
-        for part in parts:
+        for part in (new, *variables, *parts.values()):
             _check_types(part)
-        frozen = (new.rho, new.frozen_head_penalty, new.head_shrinkage_threshold)
-        if any(v is None for v in frozen) and any(v is not None for v in frozen):
+        if (new.rho is None) != (new.frozen_head is None):
             raise FileFormatError("a report has some of the figures of a frozen head but not all")
         return new
 
@@ -473,17 +553,14 @@ class Report:
         def times(value: float | None) -> float | None:
             return None if value is None else alpha**2 * value
 
+        held_out = self.held_out
         return dataclasses.replace(
             self,
             variables=tuple(variable(v) for v in self.variables),
             distortion=times(self.distortion),
-            unseen_distortion=times(self.unseen_distortion),
-            unseen_concept=None,
-            unseen_chance=None,
-            unseen_kept=None,
+            held_out=held_out and HeldOut(alpha**2 * held_out.distortion, None, None, None),
             rho=None,
-            frozen_head_penalty=None,
-            head_shrinkage_threshold=None,
+            frozen_head=None,
             sensitivity=None if self.sensitivity is None else alpha * self.sensitivity,
             alpha=alpha * self.alpha,
         )
@@ -497,12 +574,12 @@ class Report:
         """Label and text of each line of the summary."""
         support = "not factored" if self.rank_covariance is None else f"rank {self.rank_covariance}"
         sample = ""
-        if self.scatter_rows is not None:
-            sample = f", of {self.scatter_rows:,} sampled rows"
-            if self.expected_excess is not None:
-                sample += f" (expected excess {100 * self.expected_excess:.2g} %)"
-        if self.sketch_rank is not None:
-            sample += f", variances and rank {self.sketch_rank} in its place"
+        if self.sampling is not None:
+            sample = f", of {self.sampling.n_rows:,} sampled rows"
+            if self.sampling.expected_excess is not None:
+                sample += f" (expected excess {100 * self.sampling.expected_excess:.2g} %)"
+        if self.sketch is not None:
+            sample += f", variances and rank {self.sketch.rank} in its place"
         facts = [
             ("data", f"{self.n_rows:,} rows (weight {self.weight:,.10g}), d = {self.n_features}"),
             (
@@ -512,10 +589,10 @@ class Report:
             (
                 "removed" if self._erases else "changed",
                 "differences between labels; needs the label of each row"
-                if self.distortion_o_leace is not None
+                if self.oracle is not None
                 else "differences of means and covariances between classes; needs the label of "
                 "each row"
-                if self.determinant is not None
+                if self.quadratic is not None
                 else f"{self.rank} of {self.n_features} dimensions"
                 if self.alpha == 1 or not self._erases
                 else f"{self.alpha:.3g} of the deviation in {self.rank} of {self.n_features} "
@@ -525,31 +602,30 @@ class Report:
         distortion = "not measured; pass refine="
         if self.distortion is not None:
             distortion = f"{100 * self.distortion:.3g} % of the variance"
-        if self.passes is not None and self.gain is not None:
-            plural = "es" if self.passes > 1 else ""
-            distortion += f", after {self.passes} pass{plural} (the last took {self.gain:.1%} off)"
+        sketch, oracle, quadratic = self.sketch, self.oracle, self.quadratic
+        if sketch is not None and sketch.passes is not None and sketch.gain is not None:
+            passes = f"{sketch.passes} pass{'es' if sketch.passes > 1 else ''}"
+            distortion += f", after {passes} (the last took {sketch.gain:.1%} off)"
         if self.distortion_leace is not None:
             distortion += f" (LEACE: {100 * self.distortion_leace:.3g} %)"
-        if self.distortion_o_leace is not None:
-            distortion += f" (o-LEACE: {100 * self.distortion_o_leace:.3g} %)"
+        if oracle is not None:
+            distortion += f" (o-LEACE: {100 * oracle.distortion_leace:.3g} %)"
         facts.append(("distortion", distortion))
-        if self.gap is not None and self.determinant is not None:
-            facts.append(
-                ("optimality", f"gap {self.gap:.1e}, least determinant {self.determinant:.3g}")
-            )
-        if self.covariance_difference is not None:
-            text = f"squared difference of class covariances {self.covariance_difference:.3g}"
-            if self.covariance_difference_left is not None:
-                text += f", {self.covariance_difference_left:.3g} after erasing"
+        if quadratic is not None and quadratic.gap is not None:
+            text = f"gap {quadratic.gap:.1e}, least determinant {quadratic.determinant:.3g}"
+            facts.append(("optimality", text))
+        if quadratic is not None and quadratic.covariance_difference is not None:
+            text = f"squared difference of class covariances {quadratic.covariance_difference:.3g}"
+            if quadratic.covariance_difference_left is not None:
+                text += f", {quadratic.covariance_difference_left:.3g} after erasing"
             facts.append(("new rows", text))
-        if self.unseen_distortion is not None:
-            text = f"changed {100 * self.unseen_distortion:.3g} %"
-            if self.unseen_concept is not None and self.unseen_chance is not None:
-                text += f", trace left R^2 {self.unseen_concept:.2g} "
-                text += f"(chance {self.unseen_chance:.2g})"
-            if self.unseen_kept is not None:
-                text += f", task kept {self.unseen_kept:.3g}"
-            facts.append(("on rows not seen", text))
+        if (held_out := self.held_out) is not None:
+            text = f"changed {100 * held_out.distortion:.3g} %"
+            if held_out.concept is not None and held_out.chance is not None:
+                text += f", trace left R^2 {held_out.concept:.2g} (chance {held_out.chance:.2g})"
+            if held_out.kept is not None:
+                text += f", task kept {held_out.kept:.3g}"
+            facts.append(("held-out rows", text))
         if left := ", ".join(
             f"{v.name} {v.expected:.2g}{_at_most(v, ' (equal class covariances; at most {})')}"
             for v in self.variables
@@ -566,15 +642,15 @@ class Report:
             facts.append(("amplification", lost))
         if self.strength < 1:
             facts.append(("strength", f"{self.strength:.3g} of the lost covariance given back"))
-        if self.rho_o is not None:
-            facts.append(("shared with the labels", f"rho_o = {self.rho_o:.4g}"))
-        if self.rho is not None:
+        if oracle is not None and oracle.rho is not None:
+            facts.append(("shared with the labels", f"rho_o = {oracle.rho:.4g}"))
+        if self.rho is not None and self.frozen_head is not None:
             facts.append(
                 (
                     "frozen head",
                     f"rho = {self.rho:.4g}: excess risk of an unregularised head "
-                    f"{self.frozen_head_penalty:.4g} x LEACE's; better than LEACE for a head "
-                    f"shrunk below {self.head_shrinkage_threshold:.3g}",
+                    f"{self.frozen_head.excess_risk:.4g} x LEACE's; better than LEACE for a head "
+                    f"shrunk below {self.frozen_head.shrinkage_threshold:.3g}",
                 )
             )
         if self.sensitivity is not None:
@@ -597,10 +673,10 @@ class Report:
             f"{self.method} was fitted to {self.n_rows:,} rows with {self.n_features} features and "
             + (
                 "moves each of them by its labels, which it needs for every row."
-                if self.distortion_o_leace is not None
+                if self.oracle is not None
                 else "gives all classes one mean and one covariance; it maps each class by its own "
                 "matrix, and needs the label of every row."
-                if self.determinant is not None
+                if self.quadratic is not None
                 else f"changes them in {self.rank} direction(s)."
                 if not self._erases
                 else f"removes {self.rank} dimension(s) of them."
@@ -616,8 +692,8 @@ class Report:
             )
         else:
             alone = self.distortion_leace
-            if alone is None:
-                alone = self.distortion_o_leace
+            if self.oracle is not None:
+                alone = self.oracle.distortion_leace
             least = (
                 f"; the least that erasing alone takes is {100 * alone:.3g} %."
                 if alone is not None
@@ -627,21 +703,22 @@ class Report:
                 f"It changes the rows by {100 * self.distortion:.3g} % of their variance "
                 f"(distortion){least}"
             )
-        if self.unseen_distortion is not None:
+        if self.held_out is not None:
             lines.append(
-                f"Rows that it was not fitted on it changes by {100 * self.unseen_distortion:.3g} "
-                "%; far more than fitted ones means that the covariance is not well known."
+                f"It changes held-out rows by {100 * self.held_out.distortion:.3g} %; far more "
+                "than the fitted rows means that the covariance is not well known."
             )
-        if self.gap is not None:
+        quadratic = self.quadratic
+        if quadratic is not None and quadratic.gap is not None:
             lines.append(
                 "Of all maps per class that do so, the least change is at most the fraction "
-                f"{self.gap:.1e} below its own (gap)."
+                f"{quadratic.gap:.1e} below its own (gap)."
             )
-        if self.covariance_difference is not None:
-            left = self.covariance_difference_left
+        if quadratic is not None and quadratic.covariance_difference is not None:
+            left = quadratic.covariance_difference_left
             lines.append(
                 "In new rows the class covariances are expected to differ by "
-                f"{self.covariance_difference:.3g} (squared, in white units)"
+                f"{quadratic.covariance_difference:.3g} (squared, in white units)"
                 + ("." if left is None else f", and by {left:.3g} after erasing.")
             )
         for v in self.variables:
@@ -653,7 +730,7 @@ class Report:
                     "x. A linear probe that is fitted afterwards still reads it, as well as "
                     "before; only alpha = 1 erases."
                 )
-            elif v.role == "erased" and self.determinant is not None:
+            elif v.role == "erased" and self.quadratic is not None:
                 lines.append(
                     f"{v.name!r}{read}: covariances of classes differ by {v.residual:.1e} after "
                     f"erasing (rounding explains {v.bound:.1e}): no quadratic predictor does "
@@ -706,11 +783,11 @@ class Report:
                 f"Deviations grow up to {self.amplification:.3g} times, and "
                 f"{math.log10(self.amplification):.1f} digits of the rows are lost (amplification)."
             )
-        if self.rho is not None:
+        if self.frozen_head is not None:
             lines.append(
                 "A linear model that was trained on unchanged rows by least squares and is not "
-                f"retrained has {self.frozen_head_penalty:.3g} times the excess risk that it has "
-                "with LEACE (frozen head); a retrained one has no such cost."
+                f"retrained has {self.frozen_head.excess_risk:.3g} times the excess risk of that "
+                "model with LEACE (frozen head); a retrained one has no such cost."
             )
         if self.sensitivity is not None:
             lines.append(
@@ -781,11 +858,47 @@ def _at_most(variable: VariableReport, text: str) -> str:
     return "" if most is None else text.format(f"{most:.2g}")
 
 
-def _check_types(part: VariableReport | Report) -> None:
-    """Raise FileFormatError unless every field holds what its annotation says."""
+# The parts of a report, by field; and the names that files of earlier versions have for them.
+_PARTS: dict[str, type] = {
+    "frozen_head": FrozenHead,
+    "held_out": HeldOut,
+    "sampling": Sampling,
+    "sketch": SketchedCovariance,
+    "oracle": OracleFit,
+    "quadratic": QuadraticFit,
+}
+_FLAT = {
+    "frozen_head": ("frozen_head_penalty", "head_shrinkage_threshold"),
+    "held_out": ("unseen_distortion", "unseen_concept", "unseen_chance", "unseen_kept"),
+    "sampling": ("scatter_rows", "expected_excess"),
+    "sketch": ("sketch_rank", "passes", "gain"),
+    "oracle": ("distortion_o_leace", "rho_o"),
+    "quadratic": ("determinant", "gap", "covariance_difference", "covariance_difference_left"),
+}
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a report, those of an earlier version gathered into parts.
+
+    A part is absent where its first field is; without the first, another field is unknown.
+    """
+    values = {**values}
+    for name, flat in _FLAT.items():
+        if flat[0] not in values:
+            continue
+        first, *others = (values.pop(key, None) for key in flat)
+        if first is not None or any(value is not None for value in others):
+            fields = [field.name for field in dataclasses.fields(_PARTS[name])]
+            values[name] = dict(zip(fields, [first, *others], strict=True))
+    return values
+
+
+def _check_types(part: Any) -> None:
+    """Raise FileFormatError unless every field of a dataclass holds what its annotation says."""
     known: dict[str, tuple[type, ...]] = {
         "str": (str,), "int": (int,), "float": (int, float), "Noise": (Noise,)
     }  # fmt: skip
+    known |= {kind.__name__: (kind,) for kind in _PARTS.values()}
     for field in dataclasses.fields(part):
         value, kind = getattr(part, field.name), str(field.type)
         if value is None and kind.endswith("| None"):
@@ -829,11 +942,8 @@ class Facts(NamedTuple):
     distortion_unkept: float | None
     warnings: tuple[str, ...]
     variance: float  # tr Cov(x)
-    scatter_rows: int | None
-    expected_excess: float | None
-    sketch_rank: int | None
-    passes: int | None
-    gain: float | None
+    sampling: Sampling | None
+    sketch: SketchedCovariance | None
     sensitivity: float
     noises: tuple[Noise, ...]  # of the erased variables; none where they are not erased entirely
     strength: float
@@ -850,9 +960,13 @@ def build_report(
     """The report, made when it is first asked for; ranks are those of the solve."""
     d = left.shape[1]
     amplification = solution.amplification
-    known = facts.whitened and facts.sketch_rank is None  # Cov(x), and so the angles
+    known = facts.whitened and facts.sketch is None  # Cov(x), and so the angles
     kept = bool(span_y.names) and known
     rho, b = max(0.0, 1.0 - 1.0 / amplification**2) if kept else None, facts.strength
+    head = None
+    if rho is not None:
+        risk = (1 - b**2) + b**2 * amplification**2
+        head = FrozenHead(risk, 2 * (1 - rho) / (2 - (2 - b) * rho))
     bound = solution.bound
     size = max(1.0, solution.size)  # |P|: that of the identity, where nothing is erased
     exact = facts.whitened and not facts.shrinkage
@@ -915,19 +1029,15 @@ def build_report(
         cosines=tuple(map(float, solution.cosines)),
         amplification=amplification,
         rho=rho,
-        frozen_head_penalty=None if rho is None else (1 - b**2) + b**2 * amplification**2,
-        head_shrinkage_threshold=None if rho is None else 2 * (1 - rho) / (2 - (2 - b) * rho),
         distortion=share(facts.distortion),
         distortion_leace=share(facts.distortion_unkept) if exact else None,
         solver=solution.solver,
         tolerance=solution.noise,
         shrinkage=facts.shrinkage,
         warnings=facts.warnings,
-        scatter_rows=facts.scatter_rows,
-        expected_excess=facts.expected_excess,
-        sketch_rank=facts.sketch_rank,
-        passes=facts.passes,
-        gain=facts.gain,
+        frozen_head=head,
+        sampling=facts.sampling,
+        sketch=facts.sketch,
         sensitivity=facts.sensitivity,
         left_out=tuple(map(int, solution.left_out)),
         strength=facts.strength,

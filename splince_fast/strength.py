@@ -20,8 +20,7 @@ from splince_fast.labels import ClassCodes, Encoded, VariableName, encode
 from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
-from splince_fast.moments.factored import Factored, statistics
-from splince_fast.moments.live import Live
+from splince_fast.moments.factored import Factored, Statistics, statistics
 from splince_fast.moments.variable import Variable
 from splince_fast.moments.variables import check_column
 
@@ -334,7 +333,7 @@ def _whitened(factor: Factor, cross: Float, max_rank: int) -> _Whitened:
 
 
 def _whitened_both(
-    known: Live | Factored, variable: Variable, name: object
+    known: Statistics, variable: Variable, name: object
 ) -> tuple[_Whitened, _Whitened]:
     """Cov(x, z) whitened by Cov(x), then by Cov(z): the latter has the canonical correlations."""
     cross = variable.cross_covariance(0.0, name)

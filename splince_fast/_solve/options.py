@@ -120,7 +120,7 @@ OPTIONS = {
             ),
             "None, 'oas', 'ledoit-wolf', 'cv' or a number in [0, 1]",
             "share of an isotropic covariance in that which is factored; 'cv' takes the one of the "
-            "least change of rows not seen",
+            "least change of held-out rows",
             SHRINKAGES,
             number=float,
         ),

@@ -200,8 +200,6 @@ class Identity(ErasingTransformer):
             cosines=(),
             amplification=1.0,
             rho=None,
-            frozen_head_penalty=None,
-            head_shrinkage_threshold=None,
             distortion=0.0,
             distortion_leace=None,
             solver="none",

@@ -72,7 +72,7 @@ def splince(
         only optimality is relative to that matrix. "oas" is the oracle approximating shrinkage
         of Chen, Wiesel, Eldar and Hero (2010); "ledoit-wolf" that of Ledoit and Wolf (2004), for
         moments made with ``ledoit_wolf=True``; "cv", for folds, the one of the least change of
-        rows not seen, of 0, 1e-6, 1e-4, 1e-3, 0.01, 0.1 and "oas".
+        held-out rows, of 0, 1e-6, 1e-4, 1e-3, 0.01, 0.1 and "oas".
     rank_tol : "auto" or float in [0, 1)
         Directions of the concept weaker than this times the strongest are left alone, on top of
         those at the rounding level, which "auto" leaves alone.
@@ -121,7 +121,7 @@ def splince(
     DroppedDirectionsWarning
         Kept directions were given up, as the policies allow.
     UnseenRowsWarning
-        Of folds: rows not seen fare much worse (:func:`splince_fast.cross_report`).
+        Of folds: held-out rows fare much worse (:func:`splince_fast.cross_report`).
     PrecisionWarning
         The result stands on few digits: an amplification above 1e4, a residual above its bound, a
         bound of 1 or more, a trace in what x varies by less than rounding (for SAL: in features

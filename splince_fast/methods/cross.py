@@ -87,7 +87,7 @@ class CrossReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.method} on rows not seen (shrinkage {self.shrinkage})",
+            f"{self.method} on held-out rows (shrinkage {self.shrinkage})",
             f"  {'fold':>4} {'rows':>9} {'changed':>9} {'fitted':>9} {'R^2 left':>9} "
             f"{'chance':>9} {'kept':>7} {'amplif.':>8}",
         ]

@@ -40,11 +40,10 @@ from splince_fast.methods.repair import refuse_lost
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
-from splince_fast.moments.factored import Factored, statistics
-from splince_fast.moments.live import Live
+from splince_fast.moments.factored import Factored, Statistics, statistics
 from splince_fast.moments.variable import Variable
 from splince_fast.projection import Projection
-from splince_fast.report import Report, VariableReport
+from splince_fast.report import OracleFit, Report, Sampling, VariableReport
 
 Float = NDArray[np.float64]
 
@@ -233,7 +232,7 @@ def oracle(
 class _Reused:
     """Statistics whose factor is there, for a method that reads moments."""
 
-    def __init__(self, known: Live | Factored, factor: Factor) -> None:
+    def __init__(self, known: Statistics, factor: Factor) -> None:
         self._known, self._factor = known, factor
 
     def __getattr__(self, name: str) -> Any:
@@ -297,7 +296,7 @@ class _Conditional:
         return np.asarray(solved + (inside * self._gain) @ self._dual)
 
 
-def _check_rows(known: Live | Factored, columns: list[_Columns]) -> None:
+def _check_rows(known: Statistics, columns: list[_Columns]) -> None:
     """Raise InputError unless every row carries every label."""
     for column in columns:
         weight = column.variable.weight
@@ -309,12 +308,12 @@ def _check_rows(known: Live | Factored, columns: list[_Columns]) -> None:
             )
 
 
-def _blocks(known: Live | Factored, first: list[_Columns], second: list[_Columns]) -> Float:
+def _blocks(known: Statistics, first: list[_Columns], second: list[_Columns]) -> Float:
     """Correlations of the columns of several variables."""
     return np.block([[_pair(known, a, b) for b in second] for a in first])
 
 
-def _pair(known: Live | Factored, a: _Columns, b: _Columns) -> Float:
+def _pair(known: Statistics, a: _Columns, b: _Columns) -> Float:
     """(k_a, k_b): correlations of the columns of two variables."""
     if a.name == b.name:
         return a.correlation()
@@ -360,7 +359,7 @@ def _shifts(columns: list[_Columns], predicted: Float) -> list[Shift]:
 
 
 def _report(
-    known: Live | Factored, factor: Factor, span_z: Span, span_y: Span,
+    known: Statistics, factor: Factor, span_z: Span, span_y: Span,
     white: dict[str, Float], predicted: Float,
     found: Restoration | None, strength: float, rho: float | None, lost: float, left: Float,
 ) -> Report:  # fmt: skip
@@ -421,9 +420,9 @@ def _report(
         method="oracle", n_rows=known.n_rows, weight=known.weight, n_features=d,
         rank_covariance=factor.rank, rank=0 if found is None else len(found.left),
         variables=tuple(variables), dropped=0, cosines=(), amplification=amplification, rho=None,
-        frozen_head_penalty=None, head_shrinkage_threshold=None,
         distortion=cost * fraction if measured else None, distortion_leace=None,
         solver=factor.solver, tolerance=tolerances.noise(d, 1.0), shrinkage=0.0,
-        warnings=tuple(notes), scatter_rows=None if sample is None else sample.n_rows,
-        strength=strength, distortion_o_leace=least * fraction, rho_o=rho,
+        warnings=tuple(notes), strength=strength,
+        sampling=None if sample is None else Sampling(sample.n_rows, None),
+        oracle=OracleFit(least * fraction, rho),
     )  # fmt: skip

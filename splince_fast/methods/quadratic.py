@@ -36,7 +36,7 @@ from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.factored import statistics
 from splince_fast.moments.variable import Variable
 from splince_fast.projection import Projection
-from splince_fast.report import Report, VariableReport
+from splince_fast.report import QuadraticFit, Report, VariableReport
 
 Float = NDArray[np.float64]
 Classes: TypeAlias = Mapping[ClassName, Moments]
@@ -102,8 +102,8 @@ def quadratic(
     -------
     ConditionalEraser
         With a matrix per class in `maps`. Of its :attr:`~ConditionalEraser.report`, `gap` and
-        `determinant` say how near the optimum it is, `shrinkage` is a, and `covariance_difference`
-        and `covariance_difference_left` are what new rows are expected to show.
+        `determinant` of ``report.quadratic`` say how near the optimum it is; its
+        `covariance_difference` and `covariance_difference_left` are expected of new rows.
 
     Raises
     ------
@@ -191,11 +191,10 @@ def quadratic(
     for note in notes:
         warnings.warn(note, UnseenRowsWarning, stacklevel=2)
     label = "QLEACE" if keep is None else "q-SPLINCE" if optimal else "repair @ QLEACE"
-    report = _report(label, name, whole, support, covariances, solution, coding, optimal=optimal)
-    report = dataclasses.replace(
-        report, shrinkage=shrunk.share, warnings=(NEEDS_LABELS, *notes),
-        covariance_difference=before, covariance_difference_left=left,
-    )  # fmt: skip
+    report = _report(
+        label, name, whole, support, covariances, solution, coding, (before, left), optimal=optimal
+    )
+    report = dataclasses.replace(report, shrinkage=shrunk.share, warnings=(NEEDS_LABELS, *notes))
     empty = np.empty((0, len(whole.mean)))
     after = Projection._make(empty, empty, whole.mean, method=label)
     shift = Shift(name, tuple(names), np.zeros(len(names)), whole.means - whole.mean)
@@ -502,9 +501,11 @@ def _refuse(name: VariableName, coding: _Coding, weights: Float) -> NoReturn:
 
 def _report(
     label: str, name: VariableName, whole: ClassStatistics, support: Support,
-    covariances: Float, solution: Solution, coding: _Coding, *, optimal: bool,
+    covariances: Float, solution: Solution, coding: _Coding,
+    differences: tuple[float | None, float | None], *, optimal: bool,
 ) -> Report:  # fmt: skip
-    """What the maps do to the fitted rows."""
+    """Effect of the maps on the fitted rows; `differences` of class covariances in new rows."""
+    before, left = differences
     p, d = whole.fractions, len(whole.mean)
     means = np.sqrt(p)[:, None] * (whole.means - whole.mean)
     total = float(np.sum(means**2))  # o-LEACE's change
@@ -565,9 +566,10 @@ def _report(
     return Report(
         method=label, n_rows=int(whole.rows.sum()), weight=float(whole.weights.sum()),
         n_features=d, rank_covariance=support.rank, rank=0, variables=tuple(variables), dropped=0,
-        cosines=(), amplification=1.0, rho=None, frozen_head_penalty=None,
-        head_shrinkage_threshold=None, distortion=changed / variance if variance else 0.0,
+        cosines=(), amplification=1.0, rho=None, distortion=changed / variance if variance else 0.0,
         distortion_leace=leace, solver="cholesky",
         tolerance=tolerances.noise(d, support.smallest), shrinkage=0.0, warnings=(),
-        gap=solution.gap if optimal else None, determinant=float(solution.determinants.min()),
+        quadratic=QuadraticFit(
+            float(solution.determinants.min()), solution.gap if optimal else None, before, left
+        ),
     )  # fmt: skip

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels.factor import STATUS_INFEASIBLE, STATUS_OK
 from splince_fast._runtime.arrays import abbreviated
+from splince_fast._solve.factor import Factor
 from splince_fast._solve.held_out import Noise, equal_noise
 from splince_fast._solve.messages import raise_infeasible, raise_numerical
 from splince_fast._solve.oblique import Solution, oblique, with_null_space, with_strength
@@ -35,10 +36,9 @@ from splince_fast.methods.refine import Refinement
 from splince_fast.methods.unseen import Shrinkage, Unseen, judge, warn
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.factored import Factored, statistics
-from splince_fast.moments.live import Live
+from splince_fast.moments.factored import Factored, Statistics, statistics
 from splince_fast.projection import Projection
-from splince_fast.report import Facts, build_report
+from splince_fast.report import Facts, Sampling, SketchedCovariance, build_report
 
 Float = NDArray[np.float64]
 
@@ -114,7 +114,7 @@ class Recipe(NamedTuple):
             span_z = span_of(known, self.erase, "erase", whitened)
             span_y = span_of(known, self.keep, "keep", whitened)
             share = known.share(options) if whitened else 0.0
-            passes = gain = None
+            passes, gain = None, None
             if self.refinement is None:
                 factor = known.factored(options, share, memory) if whitened else known.identity()
             else:
@@ -173,7 +173,8 @@ class Recipe(NamedTuple):
                 warnings.warn(notes[-1], PrecisionWarning, stacklevel=4)
             noises: tuple[Noise, ...] = ()
             if options.rank_tol == "auto":  # else some of the association stays
-                noises = _noises(known, names_of(self.erase, "erase"), solution, whitened)
+                own = factor if whitened and not share else None
+                noises = _noises(known, names_of(self.erase, "erase"), solution, whitened, own)
             rank = solution.rank_covariance
             changed = None if distortion is None else distortion / variance if variance else 0.0
             large = 2 * solution.rank_z >= rank or (changed is not None and 2.0 * changed > 1.0)
@@ -181,14 +182,15 @@ class Recipe(NamedTuple):
                 notes += self._quantities(known, solution.rank_z, rank, changed)
             facts = Facts(
                 method, known.n_rows, known.weight, share, whitened, distortion, unkept, notes,
-                variance, None if sampled is None else sampled.n_rows, excess, sketch,
-                passes, gain, moved, noises, float(options.strength),
+                variance, None if sampled is None else Sampling(sampled.n_rows, excess),
+                None if sketch is None else SketchedCovariance(sketch, passes, gain),
+                moved, noises, float(options.strength),
             )  # fmt: skip
         report = partial(build_report, facts, solution, span_z, span_y, left, right)
         return Projection._make(left, right, mean, method=method, report=report)
 
     def _sensitive(
-        self, known: Live | Factored, memory: Float | None, span_z: Span, span_y: Span,
+        self, known: Statistics, memory: Float | None, span_z: Span, span_y: Span,
         norms: Float, moved: float,
     ) -> str:  # fmt: skip
         """Which features make rounding grow, and what the remedies make of it."""
@@ -232,7 +234,7 @@ class Recipe(NamedTuple):
         )
 
     def _quantities(
-        self, known: Live | Factored, rank_z: int, rank: int, changed: float | None
+        self, known: Statistics, rank_z: int, rank: int, changed: float | None
     ) -> tuple[str, ...]:
         """Warn of erased integers that were read as classes and take much of x."""
         if self.classes_only:
@@ -259,7 +261,7 @@ class Recipe(NamedTuple):
 
 
 def eraser_of(moments: Moments | Factored | Folds, recipe: Recipe) -> Projection:
-    """The eraser of all rows; of folds, with what it does to rows not seen."""
+    """The eraser of all rows; of folds, with what it does to held-out rows."""
     # `Folds` is a Sequence, and so slow to ask for.
     if isinstance(moments, Moments) or not isinstance(moments, Folds):
         return recipe.fit(moments)
@@ -268,7 +270,7 @@ def eraser_of(moments: Moments | Factored | Folds, recipe: Recipe) -> Projection
     try:
         unseen = recipe.judge(moments)
     except SplinceError as error:
-        # A fold may lack what all rows have: then the report says nothing of rows not seen.
+        # A fold may lack what all rows have: then the report says nothing of held-out rows.
         if recipe.options.shrinkage == "cv":
             error.add_note("while shrinkage='cv' was chosen on the folds")
             raise
@@ -279,14 +281,18 @@ def eraser_of(moments: Moments | Factored | Folds, recipe: Recipe) -> Projection
 
 
 def _noises(
-    known: Live | Factored, names: Sequence[VariableName], solution: Solution, whitened: bool
+    known: Statistics,
+    names: Sequence[VariableName],
+    solution: Solution,
+    whitened: bool,
+    factor: Factor | None,
 ) -> tuple[Noise, ...]:
-    """The sampling noise of Cov(x, z) for each erased variable z."""
+    """The sampling noise of Cov(x, z) for each erased variable z; `factor` is that of Cov(x)."""
     rank = solution.rank_covariance + len(solution.left_out)
     partial = known.sample is not None or known.metric is not None
     if not whitened or partial or rank >= known.n_rows - 1:
         rank = int(np.count_nonzero(known.variances))  # what Cov(x) of more rows may have
-    own = known.class_noise(names)
+    own = known.class_noise(names, factor)
     found = []
     for name in names:
         variable = known.variable(name)
@@ -298,7 +304,7 @@ def _noises(
     return tuple(found)
 
 
-def _change(known: Live | Factored, solution: Solution, shrunk: bool) -> tuple[float, float | None]:
+def _change(known: Statistics, solution: Solution, shrunk: bool) -> tuple[float, float | None]:
     """E|P x - x|^2, and where Cov(x) is that of a sample, the share of it that is excess."""
     left, right, sample = solution.left, solution.right, known.sample
     gram = known.gram(right)
@@ -309,7 +315,7 @@ def _change(known: Live | Factored, solution: Solution, shrunk: bool) -> tuple[f
     return sample.change(left, right, gram, regressors)
 
 
-def _left_in_small_features(known: Live | Factored, solution: Solution, span: Float) -> float:
+def _left_in_small_features(known: Statistics, solution: Solution, span: Float) -> float:
     """|P Cov(x, z)| / |Cov(x, z)|, each feature in units of its deviation.
 
     Without a factor ranks are judged in the units of x as they are: a direction may be below the
@@ -322,7 +328,7 @@ def _left_in_small_features(known: Live | Factored, solution: Solution, span: Fl
     return rest / whole if whole else 0.0
 
 
-def _check_classes(known: Live | Factored, erase: object) -> None:
+def _check_classes(known: Statistics, erase: object) -> None:
     """Raise LabelError for a continuous variable, which has no class means."""
     for name in names_of(erase, "erase"):
         if not isinstance(known.variable(name), ClassSums):
@@ -332,7 +338,7 @@ def _check_classes(known: Live | Factored, erase: object) -> None:
             )
 
 
-def _refuse_underflow(known: Live | Factored, span: Span) -> None:
+def _refuse_underflow(known: Statistics, span: Span) -> None:
     """Raise InputError for features that vary with a concept, but not by their own variance.
 
     |Cov(x, z)|^2 <= Var(x) Var(z), so that their squares have left the range of float64. A

@@ -24,9 +24,9 @@ from splince_fast._solve.oblique import oblique
 from splince_fast._solve.options import MOST_PASSES, Options, is_integer
 from splince_fast._solve.ritz import Span
 from splince_fast.exceptions import InputError
-from splince_fast.moments.factored import Factored
-from splince_fast.moments.live import Live, LiveSketch
+from splince_fast.moments.factored import Factored, Statistics
 from splince_fast.moments.refine import Rereader
+from splince_fast.moments.snapshot import SketchSnapshot
 
 Float = NDArray[np.float64]
 
@@ -58,7 +58,7 @@ class Refinement:
         return cls(as_source(source), int(passes))
 
     def factor(
-        self, known: Live | Factored, span_z: Float, span_y: Float, options: Options
+        self, known: Statistics, span_z: Float, span_y: Float, options: Options
     ) -> tuple[Factor, float]:
         """The factor of the last pass, and by how much that lowered the distortion, relatively.
 
@@ -67,7 +67,7 @@ class Refinement:
         InputError
             The moments have a covariance, or are a snapshot; shrinkage; another source.
         """
-        if not isinstance(known, LiveSketch):
+        if not isinstance(known, SketchSnapshot):
             raise InputError(
                 "refine= improves erasers of moments made with sketch_size=, which keep no "
                 "covariance; "

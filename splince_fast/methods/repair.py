@@ -22,11 +22,11 @@ from splince_fast.labels.names import listed
 from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
-from splince_fast.moments.factored import Factored, statistics
-from splince_fast.moments.live import Live
+from splince_fast.moments.factored import Factored, Statistics, statistics
+from splince_fast.moments.snapshot import Snapshot
 from splince_fast.moments.variable import Variable, refuse_other_kind
 from splince_fast.projection import Projection
-from splince_fast.report import Report, VariableReport
+from splince_fast.report import Report, Sampling, VariableReport
 
 Float = NDArray[np.float64]
 
@@ -225,9 +225,9 @@ def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
     return before.span()
 
 
-def _factor(erased: Live | Factored, deviations: Float, memory: Float | None) -> Factor:
+def _factor(erased: Statistics, deviations: Float, memory: Float | None) -> Factor:
     """The factor of T; features that vary by the rounding of the original rows are not read."""
-    if isinstance(erased, Live):
+    if isinstance(erased, Snapshot):
         return erased.factored_above(deviations, memory)
     factor, least = erased.factor, tolerances.computed(deviations, 0.0)
     noise = (factor.inverse_scale > 0.0) & (np.sqrt(erased.variances) <= least)
@@ -269,7 +269,7 @@ def refuse_lost(
 
 
 def _report(
-    erased: Live | Factored, factor: Factor, found: Restoration, span: Span, strength: float,
+    erased: Statistics, factor: Factor, found: Restoration, span: Span, strength: float,
     original: _Original,
 ) -> Report:  # fmt: skip
     """The report, warnings included."""
@@ -315,10 +315,9 @@ def _report(
         method="repair", n_rows=erased.n_rows, weight=erased.weight, n_features=len(erased.mean),
         rank_covariance=factor.rank, rank=len(left), variables=tuple(variables),
         dropped=0, cosines=(), amplification=found.amplification, rho=None,
-        frozen_head_penalty=None, head_shrinkage_threshold=None,
         distortion=cost / variance if variance else 0.0, distortion_leace=None,
         solver=factor.solver, tolerance=found.cut,
         shrinkage=erased.shrinkage if isinstance(erased, Factored) else 0.0,
-        warnings=tuple(notes), scatter_rows=None if sample is None else sample.n_rows,
+        warnings=tuple(notes), sampling=None if sample is None else Sampling(sample.n_rows, None),
         sensitivity=moved, left_out=tuple(map(int, factor.left_out)), strength=strength,
     )  # fmt: skip

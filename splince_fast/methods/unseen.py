@@ -17,10 +17,9 @@ from splince_fast._solve.options import INTENSITIES, Options
 from splince_fast._solve.selection import Span, span_of
 from splince_fast.exceptions import InputError, SplinceWarning, UnseenRowsWarning
 from splince_fast.moments import Moments
-from splince_fast.moments.factored import Factored, statistics
-from splince_fast.moments.live import Live
+from splince_fast.moments.factored import Factored, Statistics, statistics
 from splince_fast.projection import Projection
-from splince_fast.report import Report
+from splince_fast.report import HeldOut, Report
 
 Float = NDArray[np.float64]
 Source: TypeAlias = Moments | Factored
@@ -114,10 +113,12 @@ class Unseen:
         kept = [f.kept for f in self.folds if f.kept is not None]
         return dataclasses.replace(
             report,
-            unseen_distortion=float(np.mean([f.distortion for f in self.folds])),
-            unseen_concept=float(np.mean([f.concept for f in self.folds])),
-            unseen_chance=float(np.mean([f.chance for f in self.folds])),
-            unseen_kept=float(np.mean(kept)) if kept else None,
+            held_out=HeldOut(
+                float(np.mean([f.distortion for f in self.folds])),
+                float(np.mean([f.concept for f in self.folds])),
+                float(np.mean([f.chance for f in self.folds])),
+                float(np.mean(kept)) if kept else None,
+            ),
             warnings=report.warnings + self.warnings,
         )
 
@@ -147,8 +148,8 @@ def judge(
     """
     if parts[0].parameters.sketch_size is not None:
         raise InputError(
-            "what an eraser does to rows not seen is told by their covariance, which moments made "
-            "with sketch_size= do not keep; accumulate the folds without it"
+            "figures of held-out rows need their covariance, which moments made with sketch_size= "
+            "do not keep; accumulate the folds without it"
         )
     count = len(parts)
     # Sums of the others, not total - part: nothing cancels.
@@ -228,7 +229,7 @@ def few_rows(eraser: Projection) -> Projection:
         return eraser
     note = (
         f"there are only {report.n_rows / rank:.2g} rows per dimension of x (rank {rank}): the "
-        "covariance is mostly noise, and rows not seen may be changed far more than fitted ones. "
+        "covariance is mostly noise, and held-out rows may be changed far more than fitted ones. "
         "Add rows, pass shrinkage='oas', or use SAL"
     )
     warn([note], 2)
@@ -246,7 +247,7 @@ def merged(parts: Sequence[Moments]) -> Moments:
     return total
 
 
-def _changed(eraser: Projection, known: Live | Factored) -> float:
+def _changed(eraser: Projection, known: Statistics) -> float:
     """E|r(x) - x|^2 over tr Cov(x), on the rows of these moments."""
     left, right = eraser.left.T, np.ascontiguousarray(eraser.right.T)
     total = float(known.variances.sum())
@@ -369,7 +370,7 @@ def _text(
     best = sorted(remedies, key=lambda pair: pair[1])
     advice = ", ".join(f"{name} {100 * value:.3g} %" for name, value in best)
     return (
-        f"rows not seen are changed by {100 * unseen:.3g} % of their variance, fitted ones by "
+        f"held-out rows are changed by {100 * unseen:.3g} % of their variance, fitted ones by "
         f"{100 * fitted:.3g} %: " + " and ".join(causes)
         + (f". On these folds it helps to use: {advice}" if advice else ". Add rows")
     )  # fmt: skip

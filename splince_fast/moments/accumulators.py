@@ -6,7 +6,7 @@ from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.by_class import ClassAccumulator
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.sampled import SampledAccumulator
-from splince_fast.moments.sketched import SketchAccumulator
+from splince_fast.moments.sketch import SketchAccumulator
 
 
 def accumulator_of(parameters: Parameters) -> Accumulator:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime.arrays import ALL_ROWS, NO_WEIGHT, check_values
-from splince_fast.moments.passes import Centred, Gram, buffer_rows, part_rows
+from splince_fast.moments.gram import Centred, Gram, buffer_rows, part_rows
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.labels import VariableName
-from splince_fast.moments.passes import Centred, Gram, buffer_rows
+from splince_fast.moments.gram import Centred, Gram, buffer_rows
 from splince_fast.moments.variable import Labels
 
 Float = NDArray[np.float64]

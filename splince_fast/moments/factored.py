@@ -15,7 +15,7 @@ from splince_fast._solve.held_out import Noise
 from splince_fast._solve.options import Options
 from splince_fast.exceptions import InputError, UnknownVariableError
 from splince_fast.labels import VariableName
-from splince_fast.moments.live import Live
+from splince_fast.moments.snapshot import Snapshot
 from splince_fast.moments.variable import Variable
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Factored:
 
     Parameters
     ----------
-    live : Live
+    snapshot : Snapshot
         The statistics that are copied.
     options : Options
         Shrinkage, solver and least deviation.
@@ -74,22 +74,24 @@ class Factored:
     2
     """
 
-    def __init__(self, live: Live, options: Options, parameters: Mapping[str, Any],
+    def __init__(self, snapshot: Snapshot, options: Options, parameters: Mapping[str, Any],
                  variables: Mapping[VariableName, Variable]) -> None:  # fmt: skip
-        self.n_rows, self.weight, self.mean = live.n_rows, live.weight, live.mean
-        self.variances = live.variances
+        self.n_rows, self.weight, self.mean = snapshot.n_rows, snapshot.weight, snapshot.mean
+        self.variances = snapshot.variances
         self.n_features = len(self.mean)
-        self.shrinkage = live.share(options)
+        self.shrinkage = snapshot.share(options)
         self._requested, self._solver = options.shrinkage, options.solver
         self._min_scale = options.min_scale
-        self.factor = live.factored(options, self.shrinkage, None)
-        live.remember(self.factor)
-        self.sample, self.metric = live.sample, live.metric
-        self._identity = live.identity()
+        self.factor = snapshot.factored(options, self.shrinkage, None)
+        snapshot.remember(self.factor)
+        self.sample, self.metric = snapshot.sample, snapshot.metric
+        self._identity = snapshot.identity()
         self.reading = parameters["kinds"], parameters["joint"]
         self._variables = {name: variable.copy() for name, variable in variables.items()}
-        self.pairs = live.pairs.copy()
-        self._class_noise = live.class_noise(list(self._variables))
+        self.pairs = snapshot.pairs.copy()
+        self._class_noise = snapshot.class_noise(
+            list(self._variables), None if self.shrinkage else self.factor
+        )
         self.mean.flags.writeable = self.variances.flags.writeable = False
 
     @property
@@ -117,13 +119,16 @@ class Factored:
             )
         return self._variables[name]
 
-    def class_noise(self, names: Sequence[VariableName]) -> dict[VariableName, Noise]:
+    def class_noise(
+        self, names: Sequence[VariableName], factor: Factor | None
+    ) -> dict[VariableName, Noise]:
         """The noise of Cov(x, z) for the variable z that the moments were made ``by``.
 
         Parameters
         ----------
         names : sequence of VariableName
-            Not read: it was computed when the snapshot was taken.
+        factor : Factor or None
+            Neither is read: the noise was computed when the snapshot was taken.
         """
         return self._class_noise
 
@@ -219,7 +224,11 @@ class Factored:
         )
 
 
-def statistics(source: Moments | Factored) -> AbstractContextManager[Live | Factored]:
+# What a solve reads: the statistics of locked moments, or of a copy with its own factor.
+Statistics = Snapshot | Factored
+
+
+def statistics(source: Moments | Factored) -> AbstractContextManager[Statistics]:
     """The statistics of moments, locked, or of a snapshot of them.
 
     Raises

@@ -66,11 +66,10 @@ from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.accumulators import accumulator_of
 from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.by_class import ClassAccumulator, class_of
-from splince_fast.moments.fourth_moment import FourthMoment
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.sampled import Sample, SampledAccumulator
-from splince_fast.moments.scatter import EPS32, EPS64, Diagonal, Scatter
+from splince_fast.moments.scatter import EPS32, EPS64, Diagonal, FourthMoment, Scatter
 from splince_fast.moments.sketch import Sketch, signs
 from splince_fast.moments.state import State
 from splince_fast.moments.variables import KINDS

@@ -3,7 +3,7 @@
 The features f of a class-coded variable are the indicators of its classes, 0 where the label is
 missing. Those of a continuous one are its columns about an origin, and an indicator of their
 presence, all 0 where it is missing. The residual of x about its regression on the labels needs
-them (:mod:`splince_fast.moments.metric`).
+them (:mod:`splince_fast.moments.covariance_estimate`).
 """
 
 from __future__ import annotations

@@ -32,12 +32,12 @@ from splince_fast.labels import ClassCodes, ClassName, VariableName, class_key
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.accumulators import accumulator_of
 from splince_fast.moments.by_class import ClassAccumulator, rows_of
-from splince_fast.moments.entry import Given, read_update
 from splince_fast.moments.factored import Factored
 from splince_fast.moments.format import NEWEST, format_of, from_tensors, part_of, to_tensors
-from splince_fast.moments.live import Live, live
+from splince_fast.moments.inputs import Given, read_update
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.sampled import SampledAccumulator, with_rate
+from splince_fast.moments.snapshot import Snapshot, snapshot_of
 from splince_fast.moments.state import State
 from splince_fast.moments.stream import accumulate
 from splince_fast.moments.variable import Variable, check_ddof
@@ -671,11 +671,11 @@ class Moments:
                 held.variable(name)  # makes room for every class that was named
             names = ("kinds", "joint")
             parameters = {name: getattr(self.parameters, name) for name in names}
-            return Factored(live(held), options, parameters, held.variables)
+            return Factored(snapshot_of(held), options, parameters, held.variables)
 
-    def _statistics(self) -> AbstractContextManager[Live]:
+    def _statistics(self) -> AbstractContextManager[Snapshot]:
         """The statistics that a solve reads, locked against updates."""
-        return self._locked_view(live)
+        return self._locked_view(snapshot_of)
 
     def __repr__(self) -> str:
         if self.n_features is None:
@@ -807,7 +807,7 @@ class Folds(Sequence[Moments]):
     Notes
     -----
     Every method takes them in place of moments: the eraser is that of all rows, its report says
-    what it does to rows not seen (:func:`splince_fast.cross_report`), and ``shrinkage="cv"`` can
+    what it does to held-out rows (:func:`splince_fast.cross_report`), and ``shrinkage="cv"`` can
     be chosen.
 
     Examples
@@ -1068,3 +1068,25 @@ def _digest(name: ClassName) -> int:
     """64 bits that depend on the name of a class alone."""
     digest = hashlib.blake2b(repr(class_key(name)).encode(), digest_size=8)
     return int.from_bytes(digest.digest(), "little")
+
+
+def from_accumulator(accumulator: Accumulator, parameters: Parameters) -> Moments:
+    """Moments that take over the state of an accumulator whose rows are all merged.
+
+    They have work memory of their own, and `parameters` in the place of the accumulator's.
+    """
+    own = Accumulator(parameters)
+    own.state, own.variables = accumulator.state, accumulator.variables
+    own.pairs = accumulator.pairs
+    return Moments._around(own)
+
+
+def to_record(moments: Moments) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Named tensors and JSON metadata of the whole state, consistent while others update it."""
+    state = moments.__getstate__()
+    return state["tensors"], state["metadata"]
+
+
+def from_record(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]) -> Moments:
+    """The inverse of `to_record`, with the errors of `from_tensors`."""
+    return Moments._around(from_tensors(tensors, metadata))

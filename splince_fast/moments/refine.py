@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 from splince_fast._runtime.arrays import NO_WEIGHT
 from splince_fast._runtime.sparse import SparseRows, parts, subtracted
 from splince_fast.exceptions import InputError
-from splince_fast.moments.entry import read_update
-from splince_fast.moments.live import LiveSketch
+from splince_fast.moments.inputs import read_update
 from splince_fast.moments.scatter import EPS64
-from splince_fast.moments.sketch import add_images, add_outer
-from splince_fast.moments.sketched import far_from_zero
+from splince_fast.moments.sketch import add_images, add_outer, far_from_zero
+from splince_fast.moments.snapshot import SketchSnapshot
 from splince_fast.moments.swept import Sweep
 from splince_fast.sources._prefetch import prefetched
 from splince_fast.sources.base import Source, StreamSource
@@ -28,7 +27,7 @@ class Rereader:
     Parameters
     ----------
     source : Source
-    known : LiveSketch
+    known : SketchSnapshot
         Of the moments that have seen it.
     passes : int
 
@@ -39,7 +38,7 @@ class Rereader:
         than one pass over what can be read once.
     """
 
-    def __init__(self, source: Source, known: LiveSketch, passes: int) -> None:
+    def __init__(self, source: Source, known: SketchSnapshot, passes: int) -> None:
         self._source, self._known = source, known
         d = len(known.mean)
         if source.n_features not in (None, d):

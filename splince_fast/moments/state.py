@@ -12,8 +12,7 @@ from splince_fast._kernels import row_kernels
 from splince_fast._runtime.arrays import check_values
 from splince_fast.exceptions import IncompatibleMomentsError
 from splince_fast.moments.block import Reduced, Sample, rows_of
-from splince_fast.moments.fourth_moment import FourthMoment
-from splince_fast.moments.scatter import EPS32, EPS64, Diagonal, Scatter
+from splince_fast.moments.scatter import EPS32, EPS64, Diagonal, FourthMoment, Scatter
 
 __all__ = ["EPS32", "EPS64", "State"]
 

@@ -26,8 +26,8 @@ from splince_fast.moments import Moments
 from splince_fast.moments.accumulator import Accumulator, Batch, sweep_of
 from splince_fast.moments.block import Reduced
 from splince_fast.moments.buffer import Buffer, LabelledRows, Workspace
+from splince_fast.moments.moments import from_accumulator
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.record import from_accumulator
 from splince_fast.moments.scatter import EPS32, EPS64, Scatter
 from splince_fast.moments.state import State
 from splince_fast.nn.eraser import no_autocast

@@ -16,7 +16,7 @@ from splince_fast.exceptions import (
 )
 from splince_fast.methods.table import Function
 from splince_fast.moments import Moments
-from splince_fast.moments.record import from_record, to_record
+from splince_fast.moments.moments import from_record, to_record
 from splince_fast.nn.by_site import BySite, table
 from splince_fast.nn.erasers import Erasers, block_diagonal, fit_site
 from splince_fast.nn.recipe import Recipe, Site

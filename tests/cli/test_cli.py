@@ -177,13 +177,13 @@ def test_rows_sampled_sketched_and_read_again(
             out = told(capsys, *start, *flags, "-o", "e")
             assert str(expected) in out
             agree("e", sf.leace(moments, erase="gender", **again))
-    assert expected.passes == 2
+    assert expected.sketch.passes == 2
     # Control: all rows, dealt to folds, as without the flag.
     Path("c").unlink(missing_ok=True)
     told(capsys, *start, "--subsample", "1", "-o", "e")
     report = sf.Projection.load("e").report
     assert report is not None
-    assert (report.scatter_rows, report.unseen_distortion is None) == (None, False)
+    assert (report.sampling, report.held_out is None) == (None, False)
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ def test_each_is_its_method_of_such_moments(kind: Any, given: dict[str, Any], da
     if kind in (SPLINCE, LEACE):  # control: the others do not whiten, so it changes their report
         plain = kind().fit(X, y, concept=z)
         assert np.abs(plain.projection_.matrix() - fitted.projection_.matrix()).max() > 1e-4
-        assert plain.report_.unseen_distortion is not None
-    assert fitted.report_.unseen_distortion is None
+        assert plain.report_.held_out is not None
+    assert fitted.report_.held_out is None
     assert clone(fitted).get_params() == fitted.get_params()
     parts = kind(**given)
     for rows in np.array_split(np.arange(N), 3):
@@ -77,12 +77,12 @@ def test_auto_takes_what_the_rows_call_for(data: Data) -> None:
     X, _, z = data
     fitted = LEACE(subsample="auto").fit(X, concept=z)
     assert fitted.moments_.parameters.subsample == 0.25  # 2000 / 4 rows, and 22 * 12 are needed
-    assert 400 < fitted.report_.scatter_rows < 700
+    assert 400 < fitted.report_.sampling.n_rows < 700
     assert LEACE(subsample="auto").fit(X[:300], concept=z[:300]).moments_.parameters.subsample == 1
     # Of two folds each has to be enough.
     chosen = LEACE(subsample="auto", shrinkage="cv").fit(X, concept=z)
     assert chosen.moments_.parameters.subsample == 0.5
-    assert chosen.report_.unseen_distortion is not None
+    assert chosen.report_.held_out is not None
 
 
 @pytest.mark.parametrize("kind", [SPLINCE, LEACE])
@@ -93,8 +93,8 @@ def test_passes_read_the_same_rows_again(kind: Any, sparse: bool, data: Data) ->
     rows = scipy.sparse.csr_array(X) if sparse else X
     fitted = kind(sketch_size=2, passes=2).fit(rows, y, concept=z, sample_weight=weight)
     report = fitted.report_
-    assert report.passes == 2
-    assert report.gain >= 0
+    assert report.sketch.passes == 2
+    assert report.sketch.gain >= 0
     exact = kind().fit(X, y, concept=z, sample_weight=weight)
     once = kind(sketch_size=2).fit(rows, y, concept=z, sample_weight=weight)
     covariance = exact.moments_.covariance(ddof=0)
@@ -236,6 +236,6 @@ def test_what_only_a_whole_fit_knows(data: Data) -> None:
             LEACE(**given).fit("no data", concept=z, groups=z)
     groups = np.arange(N) % 7
     chosen = LEACE(subsample=0.5, shrinkage="cv").fit(X, concept=z, groups=groups)
-    assert chosen.report_.unseen_distortion is not None
+    assert chosen.report_.held_out is not None
     with pytest.raises(InputError, match=r"48 are needed; pass at least 0\.024, or 'auto'"):
         LEACE(subsample=0.01).fit(X, concept=z)

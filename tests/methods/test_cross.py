@@ -1,4 +1,4 @@
-"""Figures of rows not seen: those of the rows themselves, and warnings where they are much worse.
+"""Figures of held-out rows: those of the rows themselves, and warnings where they are much worse.
 
 Both sides are sums over a few hundred rows of terms that eraser and covariance know to 1e-12, so
 1e-9 is the tolerance of the agreement.
@@ -91,9 +91,9 @@ def test_the_eraser_is_that_of_all_rows_and_its_report_shows_the_means() -> None
     np.testing.assert_allclose(found.eraser.matrix(), whole.matrix(), atol=1e-10)
     report = found.eraser.report
     assert report is not None
-    assert report.unseen_distortion == pytest.approx(np.mean(found.distortion))
-    assert "on rows not seen" in str(report)
-    assert "on rows not seen" in report.explain() or "not fitted on" in report.explain()
+    assert report.held_out.distortion == pytest.approx(np.mean(found.distortion))
+    assert "held-out rows" in str(report)
+    assert "changes held-out rows by" in report.explain()
     assert sf.Report.from_dict(report.to_dict()) == report
     assert len(str(found).splitlines()) == 2 + len(found.folds)
     assert found.to_dict()["folds"][0]["n_rows"] == 450

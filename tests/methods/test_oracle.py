@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import splince_fast as sf
 from splince_fast.exceptions import FoldError
-from splince_fast.moments import record
+from splince_fast.moments.moments import from_record, to_record
 
 Float = NDArray[np.float64]
 
@@ -288,8 +288,8 @@ def test_moments_that_know_too_little() -> None:
     with pytest.raises(sf.InputError, match="weight 600 carry a label of 'z', of 1200"):
         sf.oracle(apart, erase="z", keep="y")
     both = sf.Moments(block_rows=50).update(X, labels)
-    tensors, metadata = record.to_record(both)
-    old = record.from_record(  # as a file of format 1 has it
+    tensors, metadata = to_record(both)
+    old = from_record(  # as a file of format 1 has it
         {key: t for key, t in tensors.items() if not key.startswith("pairs.")},
         {key: value for key, value in metadata.items() if key != "pairs"},
     )
@@ -329,11 +329,11 @@ def test_report_states_the_price_of_one_column() -> None:
     design = np.column_stack([np.ones(len(X)), X, z])
     fitted_y = design @ np.linalg.lstsq(design, y, rcond=None)[0]
     rho = np.corrcoef(z, y)[0, 1] ** 2 / (fitted_y.var() / y.var())
-    assert report.rho_o == pytest.approx(rho, rel=1e-9)
-    assert report.distortion == pytest.approx(report.distortion_o_leace / (1 - rho), rel=1e-9)
+    assert report.oracle.rho == pytest.approx(rho, rel=1e-9)
+    assert report.distortion == pytest.approx(report.oracle.distortion_leace / (1 - rho), rel=1e-9)
     alone = sf.oracle(moments, erase="z").report
-    assert alone.distortion == alone.distortion_o_leace == report.distortion_o_leace
-    assert alone.rho_o is None
+    assert alone.distortion == alone.oracle.distortion_leace == report.oracle.distortion_leace
+    assert alone.oracle.rho is None
     leace = sf.leace(moments, erase="z").report.distortion
     splince = sf.splince(moments, erase="z", keep="y").report.distortion
     assert alone.distortion < leace < splince

@@ -72,9 +72,9 @@ def test_classes_are_alike_and_the_task_is_kept(k, keep, method):
     changed = np.sum((clean - X) ** 2) / np.sum((X - X.mean(axis=0)) ** 2)
     assert np.isclose(report.distortion, changed, rtol=1e-9)
     assert np.isclose(report.distortion_leace, sf.leace(before, erase="z").report.distortion)
-    assert (report.gap is None) == (method == "repair")
-    if report.gap is not None:
-        assert report.gap < 1e-5 or report.determinant < 1e-2
+    assert (report.quadratic.gap is None) == (method == "repair")
+    if report.quadratic.gap is not None:
+        assert report.quadratic.gap < 1e-5 or report.quadratic.determinant < 1e-2
 
 
 def test_canonical_correlations_are_those_of_splince():
@@ -137,7 +137,10 @@ def test_a_mapping_of_moments_or_folds_is_the_same():
     split = {c: sf.Folds(2).update(rows[c], parts[c]) for c in "ab"}
     eraser = quiet(split, erase="z", keep="y")
     assert 0 < eraser.report.shrinkage < 1
-    assert eraser.report.covariance_difference > eraser.report.covariance_difference_left
+    assert (
+        eraser.report.quadratic.covariance_difference
+        > eraser.report.quadratic.covariance_difference_left
+    )
 
 
 def test_cv_reads_folds_and_raw_keeps_the_noise():
@@ -147,8 +150,8 @@ def test_cv_reads_folds_and_raw_keeps_the_noise():
     assert raw.shrinkage == 0
     assert 0 < cv.shrinkage < 1
     assert 0 < eig.shrinkage < 1
-    assert np.isclose(raw.covariance_difference, cv.covariance_difference)
-    assert cv.covariance_difference_left < raw.covariance_difference_left
+    assert np.isclose(raw.quadratic.covariance_difference, cv.quadratic.covariance_difference)
+    assert cv.quadratic.covariance_difference_left < raw.quadratic.covariance_difference_left
     assert cv.distortion < raw.distortion
     three = quiet(folds(X, labels, 3), erase="z").report
     assert np.isclose(three.shrinkage, cv.shrinkage, atol=0.2)

@@ -61,10 +61,10 @@ def test_passes_measure_what_they_never_increase(
         assert report.distortion == pytest.approx(found[-1], rel=1e-5)
         assert found[-1] <= min(found[-2], diagonal) * (1 + 1e-6)
         assert found[-1] >= least * (1 - 1e-6)
-        assert (report.passes, report.solver) == (passes, "refined")
+        assert (report.sketch.passes, report.solver) == (passes, "refined")
         assert all(v.residual <= v.bound for v in report.variables)
         if passes == 1:
-            assert report.gain == pytest.approx(1 - found[1] / found[0], abs=1e-5)
+            assert report.sketch.gain == pytest.approx(1 - found[1] / found[0], abs=1e-5)
             assert "after 1 pass (" in str(report)
     assert found[0] > 1.05 * least  # control: there was something to gain
     assert found[-1] - least < 0.3 * (found[0] - least)
@@ -153,7 +153,7 @@ def test_folds_refine_as_their_total() -> None:
     folds = sf.Moments.from_blocks(source, sketch_size=4, folds=2)
     eraser = sf.leace(folds, erase="z", refine=source)
     assert eraser.report is not None
-    assert eraser.report.passes == 1
+    assert eraser.report.sketch.passes == 1
 
 
 def _change_a_feature(X: Float) -> Float:

@@ -388,7 +388,7 @@ def test_a_sampled_covariance_restores_exactly_at_a_price() -> None:
         sf.repair(moments_of(t, data, **options), before=before, keep="y")
         for options in ({}, {"subsample": 0.1})
     )
-    assert report(part).scatter_rows is not None
+    assert report(part).sampling is not None
     changes = []
     for repaired in (full, part):
         clean = repaired(t)
@@ -497,7 +497,7 @@ def test_the_ends_of_strength_are_the_methods_to_the_bit() -> None:
         np.testing.assert_array_equal(ends[1].matrix(), splince.matrix())
         np.testing.assert_array_equal(ends[0].matrix(), sf.leace(moments, erase="z").matrix())
         assert report(ends[1]) == report(splince)
-        assert report(ends[0]).frozen_head_penalty == 1.0
+        assert report(ends[0]).frozen_head.excess_risk == 1.0
 
 
 def hidden(kind: str) -> tuple[sf.Moments, dict[str, Any]]:
@@ -548,8 +548,8 @@ def test_strength_of_folds_and_of_the_estimator() -> None:
     folds = sf.Moments.from_blocks(source, folds=3)
     eraser = sf.splince(folds, erase="z", keep="y", strength=0.5)
     assert report(eraser).strength == 0.5
-    kept = report(eraser).unseen_kept
-    full = report(sf.splince(folds, erase="z", keep="y")).unseen_kept
+    kept = report(eraser).held_out.kept
+    full = report(sf.splince(folds, erase="z", keep="y")).held_out.kept
     assert kept is not None
     assert full is not None
     assert kept < full

@@ -59,8 +59,10 @@ def test_figures_of_splince(seed: int, d: int, kz: int) -> None:
 
     rho = np.cos(angles[0]) ** 2
     assert found.rho == pytest.approx(rho, abs=tol)
-    assert found.frozen_head_penalty == pytest.approx(1 / (1 - rho), rel=tol)
-    assert found.head_shrinkage_threshold == pytest.approx(2 * (1 - rho) / (2 - rho), rel=tol)
+    assert found.frozen_head.excess_risk == pytest.approx(1 / (1 - rho), rel=tol)
+    assert found.frozen_head.shrinkage_threshold == pytest.approx(
+        2 * (1 - rho) / (2 - rho), rel=tol
+    )
 
     variance = data.x.var(axis=0).sum()
     for erased, share in (
@@ -193,12 +195,12 @@ def test_frozen_least_squares_head_pays_the_penalty(seed: int) -> None:
     optimal, leace = sf.splince(moments, erase="z", keep="y"), sf.leace(moments, erase="z")
     found = report(optimal)
     assert found.rho is not None
+    assert found.frozen_head is not None
+    risk = found.frozen_head.excess_risk
     base = excess(data, leace, 1.0)
     # A difference of mean squares, so the error is relative to them, not to itself.
-    slack = 1e6 * EPS * data.y.var() * (found.frozen_head_penalty or 1.0)
-    assert excess(data, optimal, 1.0) == pytest.approx(
-        base * (found.frozen_head_penalty or 0.0), rel=1e-9, abs=slack
-    )
+    slack = 1e6 * EPS * data.y.var() * risk
+    assert excess(data, optimal, 1.0) == pytest.approx(base * risk, rel=1e-9, abs=slack)
     assert base == pytest.approx(found.rho * np.var(fitted(data)), rel=1e-8, abs=slack)
 
 
@@ -213,7 +215,7 @@ def test_threshold_of_a_shrunk_head_is_where_the_two_methods_break_even(seed: in
     data = draw_data(seed, ky=1, kz=2)
     moments = data.moments()
     optimal, leace = sf.splince(moments, erase="z", keep="y"), sf.leace(moments, erase="z")
-    threshold, rho = report(optimal).head_shrinkage_threshold, report(optimal).rho
+    threshold, rho = report(optimal).frozen_head.shrinkage_threshold, report(optimal).rho
     assert threshold is not None
     assert rho is not None
     if rho < 1e-6:  # both are the same
@@ -230,7 +232,7 @@ def test_figures_of_leace() -> None:
     found = report(sf.leace(data.moments(), erase="z"))
     assert found.cosines == ()
     assert found.amplification == 1.0
-    assert found.rho is found.frozen_head_penalty is found.head_shrinkage_threshold is None
+    assert found.rho is found.frozen_head is None
     assert found.distortion == pytest.approx(found.distortion_leace, rel=1e-12)
     assert [v.role for v in found.variables] == ["erased"]
 
@@ -338,6 +340,46 @@ def test_dictionaries_and_json_give_it_back(i: int) -> None:
     assert sf.Report.from_dict(json.loads(text)) == found
     assert sf.Report.from_dict(found.to_dict()) == found
     assert set(found.to_dict()) == {f.name for f in dataclasses.fields(sf.Report)}
+
+
+FLAT = {  # as files of earlier versions name the figures of the parts
+    "frozen_head": ("frozen_head_penalty", "head_shrinkage_threshold"),
+    "held_out": ("unseen_distortion", "unseen_concept", "unseen_chance", "unseen_kept"),
+    "sampling": ("scatter_rows", "expected_excess"),
+    "sketch": ("sketch_rank", "passes", "gain"),
+    "oracle": ("distortion_o_leace", "rho_o"),
+    "quadratic": ("determinant", "gap", "covariance_difference", "covariance_difference_left"),
+}
+
+
+def test_reports_of_earlier_files_are_read() -> None:
+    data = draw_data(9)
+    labels = {"z": data.z, "y": data.y}
+    rows = [(data.x, labels)]
+    folds = sf.Folds(2).update(data.x, labels)
+    sampled = sf.Moments(subsample=0.9).update(data.x, labels)
+    sketched = sf.Moments(sketch_size=2).update(data.x, labels)
+    z = np.arange(len(data.x)) % 2
+    by = sf.Moments(by="z").update(data.x, {"z": z})
+    found = [
+        *examples(),
+        report(sf.leace(folds, erase="z")),
+        report(sf.leace(sampled, erase="z")),
+        report(sf.leace(sketched, erase="z", refine=rows)),
+        report(sf.oracle(data.moments(), erase="z", keep="y")),
+        report(sf.quadratic(by, erase="z", shrinkage=0.5)),
+    ]
+    for part in FLAT:
+        assert any(getattr(one, part) is not None for one in found)
+    for one in found:
+        values = one.to_dict()
+        for part, names in FLAT.items():
+            figures = values.pop(part) or dict.fromkeys(names)
+            values |= zip(names, figures.values(), strict=True)
+        assert sf.Report.from_dict(values) == one
+        values["gap"], values["determinant"] = 0.0, None  # a figure without the one before it
+        with pytest.raises(sf.FileFormatError, match="determinant"):
+            sf.Report.from_dict(values)
 
 
 @pytest.mark.parametrize("i", range(4))

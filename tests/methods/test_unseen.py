@@ -1,4 +1,4 @@
-"""What fits say of rows not seen by default: folds, the figures of their report, warnings.
+"""What fits say of held-out rows by default: folds, the figures of their report, warnings.
 
 The eraser of all rows is summed in another order than without folds, so it agrees to rounding:
 8 d eps kappa with kappa below 1e3 for the rows drawn here.
@@ -26,7 +26,7 @@ from splince_fast.moments.fold_rule import LEAST_ROWS, use_folds
 
 Float = NDArray[np.float64]
 CLASSES = (sf.SPLINCE, sf.LEACE, sf.SAL, sf.MeanProjection)
-FIGURES = ("unseen_distortion", "unseen_concept", "unseen_chance", "unseen_kept")
+FIGURES = ("distortion", "concept", "chance", "kept")
 
 
 def data(n: int = 600, d: int = 8, seed: int = 0) -> tuple[Float, NDArray[Any], NDArray[Any]]:
@@ -52,11 +52,11 @@ def test_the_report_of_a_fit_has_the_figures_of_folds(kind: Any, dtype: Any) -> 
     expected = sf.cross_report(dealt(x, concept=z, task=y), erase="concept", method=method, **keep)
     assert expected.eraser.report is not None
     for name in FIGURES:
-        found = getattr(fitted.report_, name)
-        other = getattr(expected.eraser.report, name)
+        found = getattr(fitted.report_.held_out, name)
+        other = getattr(expected.eraser.report.held_out, name)
         assert found == (None if other is None else pytest.approx(other, rel=1e-9))
-        assert (found is None) == (name == "unseen_kept" and kind is not sf.SPLINCE)
-    assert "on rows not seen" in str(fitted.report_)
+        assert (found is None) == (name == "kept" and kind is not sf.SPLINCE)
+    assert "held-out rows" in str(fitted.report_)
     # And the eraser is that of all rows.
     whole = getattr(sf, method)(sf.Moments().update(x, {"concept": z, "task": y}), erase="concept",
                                 **keep)  # fmt: skip
@@ -70,7 +70,7 @@ def test_figures_predict_rows_that_were_never_passed() -> None:
     fitted = sf.SPLINCE().fit(x[:4000], y[:4000], concept=z[:4000])
     fresh, clean = x[4000:], fitted.transform(x[4000:])
     moved = ((clean - fresh) ** 2).sum() / ((fresh - fresh.mean(axis=0)) ** 2).sum()
-    assert fitted.report_.unseen_distortion == pytest.approx(moved, rel=0.1)
+    assert fitted.report_.held_out.distortion == pytest.approx(moved, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_no_memory_for_two_states_means_no_folds(monkeypatch: pytest.MonkeyPatch
     for memory, there in ((4 * need, True), (4 * need - 1, False), (None, True)):
         monkeypatch.setattr(fold_rule, "total_memory", lambda size=memory: size)
         report = sf.SPLINCE().fit(x, y, concept=z).report_
-        assert (report.unseen_distortion is not None) == there
+        assert (report.held_out is not None) == there
 
 
 def test_a_fit_factors_each_half_once_and_the_whole_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,10 +120,10 @@ def test_groups_stay_in_one_fold() -> None:
     apart = sf.LEACE().fit(x[twice], concept=z[twice]).report_
     together = sf.LEACE().fit(x[twice], concept=z[twice], groups=twice).report_
     names = sf.LEACE().fit(x[twice], concept=z[twice], groups=[f"id {i}" for i in twice])
-    assert together.unseen_concept is not None
-    assert apart.unseen_concept is not None
-    assert together.unseen_concept > 1.2 * apart.unseen_concept
-    assert names.report_.unseen_concept is not None
+    assert together.held_out.concept is not None
+    assert apart.held_out.concept is not None
+    assert together.held_out.concept > 1.2 * apart.held_out.concept
+    assert names.report_.held_out.concept is not None
     assert "groups" not in names.moments_.variables
     named = sf.LEACE().fit(x[twice], concept={"groups": z[twice]}, groups=twice)
     assert list(named.moments_.variables) == ["groups"]
@@ -135,11 +135,11 @@ def test_more_rows_and_merges_forget_the_figures() -> None:
     """They spoke of other rows; a new fit speaks again."""
     x, y, z = data()
     fitted = sf.SPLINCE().fit(x, y, concept=z)
-    assert fitted.partial_fit(x[:5], y[:5], concept=z[:5]).report_.unseen_distortion is None
+    assert fitted.partial_fit(x[:5], y[:5], concept=z[:5]).report_.held_out is None
     other = sf.SPLINCE().fit(x, y, concept=z)
-    assert other.merge(sf.SPLINCE().fit(x, y, concept=z)).report_.unseen_distortion is None
+    assert other.merge(sf.SPLINCE().fit(x, y, concept=z)).report_.held_out is None
     assert other.n_samples_seen_ == 2 * len(x)
-    assert other.fit(x, y, concept=z).report_.unseen_distortion is not None
+    assert other.fit(x, y, concept=z).report_.held_out is not None
 
 
 def test_a_fold_without_the_concept_is_no_error() -> None:
@@ -148,7 +148,7 @@ def test_a_fold_without_the_concept_is_no_error() -> None:
     z[0] = 1  # one row, which lies in one of the folds
     x[0] += 5
     fitted = sf.LEACE().fit(x, concept=z)
-    assert fitted.report_.unseen_distortion is None
+    assert fitted.report_.held_out is None
     assert fitted.report_.rank == 1
     with pytest.raises(sf.ConstantVariableError) as caught:
         sf.LEACE(shrinkage="cv").fit(x, concept=z)
@@ -167,7 +167,7 @@ def test_methods_take_folds(method: str) -> None:
     whole = getattr(sf, method)(folds.total, erase="z", **keep)
     assert np.array_equal(found.left, whole.left)
     assert np.array_equal(found.right, whole.right)
-    assert found.report.unseen_distortion == pytest.approx(
+    assert found.report.held_out.distortion == pytest.approx(
         np.mean(sf.cross_report(folds, erase="z", method=method, **keep).distortion)
     )
     with pytest.raises(sf.UnknownVariableError):
@@ -200,7 +200,7 @@ def test_cross_validated_shrinkage_is_the_best_of_those_tried() -> None:
         sf.leace(folds, erase="concept", shrinkage="cv"),
     ):
         assert eraser.report is not None
-        assert eraser.report.unseen_distortion == pytest.approx(tried[best], rel=1e-12)
+        assert eraser.report.held_out.distortion == pytest.approx(tried[best], rel=1e-12)
         same = sf.leace(folds.total, erase="concept", shrinkage=best)
         assert same.report is not None
         assert eraser.report.shrinkage == same.report.shrinkage > 0
@@ -220,7 +220,7 @@ def test_cross_validated_shrinkage_needs_folds() -> None:
         with pytest.raises(sf.InputError, match="chosen on folds"):
             call()
     fitted = sf.LEACE(shrinkage="cv").fit(x, concept=z)  # few rows, and yet it was asked for
-    assert fitted.report_.unseen_distortion is not None
+    assert fitted.report_.held_out is not None
     with pytest.raises(sf.InputError, match="chosen on folds"):
         fitted.merge(sf.LEACE().fit(x, concept=z))
 
@@ -373,16 +373,18 @@ def test_the_command_line_deals_to_folds(files: None, capsys: pytest.CaptureFixt
     assert expected is not None
     report = fitted()
     for name in FIGURES:
-        assert getattr(report, name) == pytest.approx(getattr(expected, name), rel=1e-9)
-    assert "on rows not seen" in capsys.readouterr().out
+        found, figure = getattr(report.held_out, name), getattr(expected.held_out, name)
+        assert found == pytest.approx(figure, rel=1e-9)
+    assert "held-out rows" in capsys.readouterr().out
     grouped = fitted("--labels", "g.npy", "--groups", "g")
     whole = Folds(2, groups="g").update(x, {"z": z, "y": y, "g": np.arange(len(x)) // 3})
     kept = sf.splince(whole, erase="z", keep="y").report
     assert kept is not None
     for name in FIGURES:
-        assert getattr(grouped, name) == pytest.approx(getattr(kept, name), rel=1e-9)
+        found, figure = getattr(grouped.held_out, name), getattr(kept.held_out, name)
+        assert found == pytest.approx(figure, rel=1e-9)
     # far apart in units of that tolerance: rows dealt one by one would not pass
-    assert abs(grouped.unseen_distortion / report.unseen_distortion - 1) > 1e-4
+    assert abs(grouped.held_out.distortion / report.held_out.distortion - 1) > 1e-4
     best = sf.splince(dealt(x, z=z, y=y), erase="z", keep="y", shrinkage="cv").report
     assert best is not None
     assert fitted("--shrinkage", "cv").shrinkage == best.shrinkage
@@ -396,9 +398,9 @@ def test_a_checkpoint_goes_on_as_it_began(files: None, capsys: pytest.CaptureFix
     labels = {"z": z, "y": y}
     source = sf.sources.from_npy("x.npy", labels)
     sf.Moments.from_blocks(source, checkpoint="old")
-    assert fitted("--checkpoint", "old").unseen_distortion is None
-    assert fitted("--checkpoint", "new").unseen_distortion is not None
-    assert fitted("--checkpoint", "new").unseen_distortion is not None
+    assert fitted("--checkpoint", "old").held_out is None
+    assert fitted("--checkpoint", "new").held_out is not None
+    assert fitted("--checkpoint", "new").held_out is not None
     assert sf.Moments.load("new").n_rows == len(x)  # of folds, their sum
     capsys.readouterr()
 

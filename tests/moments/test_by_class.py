@@ -168,7 +168,7 @@ def test_folds_have_a_scatter_per_class() -> None:
     assert [sorted(fold.by_class) for fold in folds] == [["a", "b", "c"]] * 2
     total = folds.total
     close(total.by_class["b"].covariance(), np.cov(X[labels["z"] == "b"].T), X)
-    assert sf.leace(folds, erase="z").report.unseen_distortion is not None
+    assert sf.leace(folds, erase="z").report.held_out is not None
 
 
 def test_scaling_weighs_every_class() -> None:

@@ -458,7 +458,7 @@ def test_a_sampled_scatter_has_the_same_bits_whatever_the_workers(
     assert np.allclose(found.cross_covariance("z"), whole.cross_covariance("z"), atol=1e-12)
     eraser = sf.leace(found, erase="z")
     assert eraser.report is not None
-    assert 4 * D < (eraser.report.scatter_rows or 0) < N / 3
+    assert 4 * D < eraser.report.sampling.n_rows < N / 3
     assert max(v.residual for v in eraser.report.variables) < 1e-12
     # Control: samples that are alike in every group are others.
     like = {"subsample": 0.2, "random_state": 1}

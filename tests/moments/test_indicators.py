@@ -18,8 +18,7 @@ from splince_fast import Moments
 from splince_fast._kernels import blas
 from splince_fast._runtime import threads
 from splince_fast.moments import block, column_sums, swept
-from splince_fast.moments.column_sums import ColumnSums
-from splince_fast.moments.indicators import indicator_codes
+from splince_fast.moments.column_sums import ColumnSums, indicator_codes
 
 Float = NDArray[Any]
 N, D, K = 1300, 40, 12

@@ -57,7 +57,7 @@ from splince_fast import (
 from splince_fast._kernels import blas, row_kernels
 from splince_fast._runtime import blocks as blocking
 from splince_fast._runtime.arrays import check_values
-from splince_fast.moments import accumulator, buffer, class_sums, column_sums, passes, scatter
+from splince_fast.moments import accumulator, buffer, class_sums, column_sums, gram, scatter
 from splince_fast.moments import block as reducing
 from splince_fast.moments import state as state_module
 
@@ -1141,7 +1141,7 @@ def faults(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> Iterator[
 
 
 FAULTY = (
-    accumulator, reducing, passes, buffer, class_sums, column_sums, scatter, state_module,
+    accumulator, reducing, gram, buffer, class_sums, column_sums, scatter, state_module,
 )  # fmt: skip
 FAULTS = {
     # block size, rows before, rows of the update that fails

@@ -281,7 +281,7 @@ def test_constraints_of_a_sketch_hold_to_rounding(rank: int, method: str) -> Non
             for name in ("y", "t"):
                 gap = after.cross_covariance(name) - full.cross_covariance(name)
                 assert np.linalg.norm(gap) < bound * np.linalg.norm(full.cross_covariance(name))
-        assert eraser.report.sketch_rank == rank
+        assert eraser.report.sketch.rank == rank
         assert eraser.report.rho is None
 
 

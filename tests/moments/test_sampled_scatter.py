@@ -27,7 +27,7 @@ from splince_fast.exceptions import (
     NotEnoughDataError,
     SampledScatterWarning,
 )
-from splince_fast.moments import metric, sampled, swept
+from splince_fast.moments import covariance_estimate, sampled, swept
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.sampled import SampledAccumulator
 
@@ -74,7 +74,8 @@ def draws(
         report = eraser.report
         assert report is not None
         found = distortion(eraser, covariance)
-        expected = np.nan if report.expected_excess is None else report.expected_excess
+        excess = None if report.sampling is None else report.sampling.expected_excess
+        expected = np.nan if excess is None else excess
         rows.append((found / least - 1, expected, report.distortion * total / found))
     return tuple(np.array(rows).T)  # type: ignore[return-value]
 
@@ -114,7 +115,7 @@ def test_constraints_hold_to_rounding_at_a_hundredth(seed: int) -> None:
     eraser = splince(moments)
     report = eraser.report
     assert report is not None
-    assert 250 < (report.scatter_rows or 0) < 800
+    assert 250 < report.sampling.n_rows < 800
     assert all(v.residual <= v.bound for v in report.variables)
     # Sums over n rows carry sqrt(n) roundings, of x over the size of its cross-covariance.
     assert max(residuals(eraser, full)) < 200 * 100 * EPS
@@ -147,7 +148,7 @@ def test_rows_are_taken_about_their_labels(monkeypatch: pytest.MonkeyPatch) -> N
     n, d = 6000, 32
     X, labels = gaussian(n, d, 8.0)
     excess = draws(X, labels, 10 * d / n, 15, leace)[0].mean()
-    monkeypatch.setattr(metric, "_explaining", lambda held, effective: [])
+    monkeypatch.setattr(covariance_estimate, "_explaining", lambda held, effective: [])
     assert draws(X, labels, 10 * d / n, 15, leace)[0].mean() > 8 * excess
 
 
@@ -236,7 +237,7 @@ def test_exact_variances_repair_a_rare_feature(monkeypatch: pytest.MonkeyPatch) 
     with pytest.warns(SampledScatterWarning, match=r"1 feature\(s\) \(3\)"):
         repaired = draws(X, labels, 5 * d / n, 60, leace)[0]
     assert repaired.max() < 1.0
-    monkeypatch.setattr(metric, "_BEYOND_CHANCE", 1e300)
+    monkeypatch.setattr(covariance_estimate, "_BEYOND_CHANCE", 1e300)
     with pytest.warns(SampledScatterWarning):
         assert draws(X, labels, 5 * d / n, 60, leace)[0].max() > 10
 
@@ -265,7 +266,7 @@ def test_features_that_only_the_sample_cannot_tell_apart(
     # A sample of fewer than 4 d rows does not say so; it serves with shrinkage alone.
     few = sf.Moments(subsample=rate / 2).update(given, labels)
     solved = few.factored(shrinkage=0.5).factor.solve(np.eye(d))
-    monkeypatch.setattr(metric, "_undetermined", lambda *args: np.empty(0, np.intp))
+    monkeypatch.setattr(covariance_estimate, "_undetermined", lambda *args: np.empty(0, np.intp))
     again = few.factored(shrinkage=0.5).factor.solve(np.eye(d))
     np.testing.assert_array_equal(again, solved)
     with warnings.catch_warnings():
@@ -635,7 +636,7 @@ def test_all_rows_are_the_code_of_before() -> None:
     assert np.array_equal(plain.covariance(), given.covariance())
     assert np.array_equal(splince(plain).left, splince(given).left)
     assert splince(given).report == splince(plain).report
-    assert splince(plain).report.scatter_rows is None  # type: ignore[union-attr]
+    assert splince(plain).report.sampling is None  # type: ignore[union-attr]
 
 
 def test_snapshots_folds_and_other_methods() -> None:
@@ -648,7 +649,9 @@ def test_snapshots_folds_and_other_methods() -> None:
         assert one.report is not None
         assert other.report is not None
         assert abs(one.report.distortion / other.report.distortion - 1) < 1e-9
-        assert one.report.expected_excess == pytest.approx(other.report.expected_excess)
+        assert one.report.sampling.expected_excess == pytest.approx(
+            other.report.sampling.expected_excess
+        )
     plain = sf.Moments().update(X, labels)
     np.testing.assert_allclose(
         sf.sal(moments, erase="z").left, sf.sal(plain, erase="z").left, atol=1e-12
@@ -657,7 +660,7 @@ def test_snapshots_folds_and_other_methods() -> None:
         shrunk = sf.leace(moments, erase="z", shrinkage=policy).report
         assert shrunk is not None
         assert 0 < shrunk.shrinkage <= 0.2
-        assert shrunk.expected_excess is None
+        assert shrunk.sampling.expected_excess is None
     folds = sf.Moments.from_blocks([(X, labels)], folds=2, subsample=0.2)
     assert folds.total.n_rows == 8000
     report = sf.cross_report(list(folds), erase="z", method="leace")
@@ -666,7 +669,7 @@ def test_snapshots_folds_and_other_methods() -> None:
 
 def test_too_few_rows_for_the_formula_state_no_excess() -> None:
     """excess = (1 - f) p / (m - p - 2), of m = 10 rows and p regressors."""
-    sample = metric.Sampled(np.zeros(2), np.zeros((0, 2)), 10, 10.0, 0.1, 0, EPS, None)
+    sample = covariance_estimate.Sampled(np.zeros(2), np.zeros((0, 2)), 10, 10.0, 0.1, 0, EPS, None)
     one = np.array([[1.0, 0.0]])
     assert sample.change(one, one, np.eye(1), 8)[1] is None
     assert sample.change(one, one, np.eye(1), 7)[1] == pytest.approx(0.9 * 7)
@@ -680,14 +683,16 @@ def test_what_is_given_up_costs_no_rows() -> None:
     plain = leace(moments).report
     assert dropped is not None
     assert plain is not None
-    assert dropped.expected_excess == pytest.approx(plain.expected_excess, rel=1e-9)
+    assert dropped.sampling.expected_excess == pytest.approx(
+        plain.sampling.expected_excess, rel=1e-9
+    )
 
 
 def test_report_states_rows_and_excess() -> None:
     X, labels = gaussian(8000, 6, 1.0)
     report = splince(sf.Moments(subsample=0.05).update(X, labels)).report
     assert report is not None
-    assert f"of {report.scatter_rows:,} sampled rows (expected excess" in str(report)
+    assert f"of {report.sampling.n_rows:,} sampled rows (expected excess" in str(report)
     assert type(report).from_dict(report.to_dict()) == report
 
 

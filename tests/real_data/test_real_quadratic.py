@@ -132,8 +132,8 @@ def test_figures(case: tuple[str, int | None], real_data: Callable[[str], Path])
             change = np.sum((clean - x) ** 2) / np.sum((x - x.mean(axis=0)) ** 2)
             assert change == pytest.approx(figure, **digits)
             assert report.distortion == pytest.approx(change, rel=1e-9)
-            assert report.gap is not None
-            assert report.gap < 1e-6
+            assert report.quadratic.gap is not None
+            assert report.quadratic.gap < 1e-6
             classes = [clean[z == c] for c in np.unique(z)]
             gap = max(np.abs(part.mean(axis=0)).max() for part in classes)
             assert gap < 1e-10

@@ -36,7 +36,7 @@ from splince_fast._kernels import row_kernels
 from splince_fast._runtime import arrays
 from splince_fast._runtime import threads as thread_pool
 from splince_fast.methods import recipe
-from splince_fast.moments import passes, scatter
+from splince_fast.moments import gram, scatter
 from splince_fast.moments.accumulator import Accumulator
 
 COUNTS = ["1", "2", "3", "7"]
@@ -51,7 +51,7 @@ def normal(n: int, d: int, dtype: Any = np.float64, seed: int = 0) -> Any:
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small work is split, too."""
     for module, name in (
-        (passes, "_GRAIN"), (passes, "_GRAIN_PRODUCTS"), (scatter, "_GRAIN"), (arrays, "_GRAIN"),
+        (gram, "_GRAIN"), (gram, "_GRAIN_PRODUCTS"), (scatter, "_GRAIN"), (arrays, "_GRAIN"),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, 64)
 
@@ -155,8 +155,8 @@ ATEXIT = """
 import atexit, os
 import numpy as np
 from splince_fast import Moments
-from splince_fast.moments import passes, scatter
-passes._GRAIN = passes._GRAIN_PRODUCTS = scatter._GRAIN = 64
+from splince_fast.moments import gram, scatter
+gram._GRAIN = gram._GRAIN_PRODUCTS = scatter._GRAIN = 64
 os.environ["SPLINCE_FAST_NUM_THREADS"] = "4"
 X = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)
 moments = Moments(block_rows=100).update(X)
@@ -170,8 +170,8 @@ FORK = """
 import os, warnings
 import numpy as np
 from splince_fast import Moments
-from splince_fast.moments import passes, scatter
-passes._GRAIN = passes._GRAIN_PRODUCTS = scatter._GRAIN = 64
+from splince_fast.moments import gram, scatter
+gram._GRAIN = gram._GRAIN_PRODUCTS = scatter._GRAIN = 64
 os.environ["SPLINCE_FAST_NUM_THREADS"] = "4"
 warnings.simplefilter("ignore")
 X = np.random.default_rng(0).normal(size=(500, 64)).astype(np.float32)

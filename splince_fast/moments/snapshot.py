@@ -1,4 +1,4 @@
-"""The statistics of moments that nobody changes meanwhile, by what stands for Cov(x)."""
+"""The statistics of locked moments that a solve reads, by their estimate of Cov(x)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.by_class import ClassAccumulator
 from splince_fast.moments.class_sums import ClassSums
+from splince_fast.moments.covariance_estimate import Sampled, refuse_few, sampled_covariance
 from splince_fast.moments.label_table import LabelTable
-from splince_fast.moments.metric import Sampled, refuse_few, sampled_covariance
 from splince_fast.moments.sampled import SampledAccumulator
-from splince_fast.moments.sketch import Sketch
-from splince_fast.moments.sketched import SketchAccumulator
+from splince_fast.moments.sketch import Sketch, SketchAccumulator
 
 Float = NDArray[np.float64]
 
@@ -37,8 +36,8 @@ Float = NDArray[np.float64]
 _PROBES = 128
 
 
-class Live:
-    """The statistics of moments that nobody changes meanwhile.
+class Snapshot:
+    """The statistics of moments that are locked against changes.
 
     Attributes
     ----------
@@ -66,13 +65,17 @@ class Live:
         """Where a factor may live while it is used."""
         return self._held.workspace(len(self.mean) ** 2) if whitened else nullcontext()
 
-    def class_noise(self, names: Sequence[VariableName]) -> dict[VariableName, Noise]:
+    def class_noise(
+        self, names: Sequence[VariableName], factor: Factor | None
+    ) -> dict[VariableName, Noise]:
         """The noise of Cov(x, z) for the variable z that the moments were made `by`.
 
         Parameters
         ----------
         names : sequence of VariableName
             Those that it is asked of.
+        factor : Factor or None
+            Of Cov(x) without shrinkage, where the solve has it.
 
         Returns
         -------
@@ -87,7 +90,8 @@ class Live:
         variable = cast(ClassSums, self.variable(by))
         parts = [held.parts[name] for name in variable.names if name in held.parts]
         states = [part.state for part in parts if part.state is not None and part.state.weight > 0]
-        factor = self.factored(Options(min_scale=0.0), 0.0, None)
+        if factor is None or len(factor.left_out):
+            factor = self.factored(Options(min_scale=0.0), 0.0, None)
         if len(states) < 2 or variable.weight <= factor.rank + 1:
             return {}
         _, sizes, directions = np.linalg.svd(factor.whiten(variable.span()), full_matrices=False)
@@ -193,7 +197,7 @@ class Live:
         return None
 
 
-class LiveSketch(Live):
+class SketchSnapshot(Snapshot):
     """The statistics of moments that keep a sketch of the scatter."""
 
     def __init__(self, held: SketchAccumulator) -> None:
@@ -242,7 +246,7 @@ class LiveSketch(Live):
         return self.metric.gram(rows)
 
 
-class LiveSample(Live):
+class SampleSnapshot(Snapshot):
     """The statistics of moments whose scatter is that of a sample."""
 
     def __init__(self, held: SampledAccumulator) -> None:
@@ -285,8 +289,8 @@ class LiveSample(Live):
         return np.asarray(rows @ product - (rows * known.repaired) @ rows.T)
 
 
-def live(held: Accumulator) -> Live:
+def snapshot_of(held: Accumulator) -> Snapshot:
     """The statistics of an accumulator of any kind."""
     if isinstance(held, SketchAccumulator):
-        return LiveSketch(held)
-    return LiveSample(held) if isinstance(held, SampledAccumulator) else Live(held)
+        return SketchSnapshot(held)
+    return SampleSnapshot(held) if isinstance(held, SampledAccumulator) else Snapshot(held)
