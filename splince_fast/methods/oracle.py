@@ -177,7 +177,8 @@ def oracle(
         if factor.status != STATUS_OK:
             raise_numerical(factor.status, "auto")
         # In one pass over the factor.
-        both = factor.whiten(np.concatenate([span_z.rows, span_y.rows]))
+        spans = np.concatenate([span_z.rows, span_y.rows])
+        both = factor.whiten(spans)
         white = {"erased": both[: len(span_z.rows)], "kept": both[len(span_z.rows) :]}
         Szz = _blocks(known, z, z)
         inverse, root = _inverses(Szz)
@@ -188,9 +189,12 @@ def oracle(
         if kept:
             Szy = _blocks(known, z, y)
             span_t = span_y.rows - Szy.T @ predicted
-            conditional = _Conditional(factor, root @ span_z.rows, root @ white["erased"])
+            solved = factor.solve(spans)
+            fixed = _at_fixed_labels(both, solved, inverse, root, Szy)
             units = np.sqrt(known.variances)
-            found = restore(conditional, span_t, span_y.rows, units, float(strength))
+            found = restore(
+                fixed.whitened, fixed.solved, span_t, span_y.rows, units, float(strength)
+            )
             between = Szy.T @ inverse @ Szy
             if found.lost is not None:
                 own = float(np.sum((found.lost @ found.whitened) ** 2))
@@ -200,7 +204,7 @@ def oracle(
                     f"it either (1 - rho_o = {share:.1e})"
                 )
                 refuse_lost(found, "oracle", kept, [column.variable for column in y], remedy)
-            rho, lost = _rho(found.whitened, between, span_y.rows), conditional.lost
+            rho, lost = _rho(found.whitened, between, span_y.rows), fixed.lost
         mean = known.mean
         report = _report(
             known, factor, span_z, span_y, white, predicted, found, float(strength), rho, lost,
@@ -265,35 +269,47 @@ def _rho(white: Float, between: Float, span: Float) -> float:
     return 1.0 - min(max(least, 0.0), 1.0)
 
 
-class _Conditional:
-    """The factor of T from that of S, the rows Szz^{+1/2} Sz^T, and these whitened."""
+class _AtFixedLabels(NamedTuple):
+    """Cov(x, y given z), (k, d): whitened by T = Cov(x given z), and T^+ times it.
 
-    def __init__(self, factor: Factor, rows: Float, white: Float) -> None:
-        self._factor = factor
-        combinations, cosines, basis = np.linalg.svd(white, full_matrices=False)
-        some = cosines > tolerances.noise(len(rows[0]), 1.0)
-        cosines = np.minimum(cosines[some], 1.0)
-        self._basis = basis[some]  # U^T
-        # Directions that z determines are not in T.
-        left = 1.0 - cosines**2
-        inside = left > len(rows[0]) * np.finfo(np.float64).eps
-        gain = np.where(inside, 1.0 / np.where(inside, left, 1.0), 0.0)
-        self._root_gain, self._gain = np.sqrt(gain) - 1.0, gain - 1.0
-        self.lost = float(gain.max(initial=1.0))  # 1 / (1 - c^2): digits that T^+ has lost
-        solved = factor.solve(np.ascontiguousarray(rows))
-        self._dual = (combinations.T[some] @ solved) / cosines[:, None]  # (L^+)^T U, transposed
+    `lost` is the largest 1 / (1 - c^2), c the canonical correlations of x and z: digits of T^+.
+    """
 
-    def whiten(self, rows: Float) -> Float:
-        """Coordinates with |.|^2 = row^T T^+ row."""
-        white = self._factor.whiten(np.ascontiguousarray(rows))
-        inside = white @ self._basis.T
-        return np.asarray(white + (inside * self._root_gain) @ self._basis)
+    whitened: Float
+    solved: Float
+    lost: float
 
-    def solve(self, rows: Float) -> Float:
-        """T^+ times each row."""
-        inside = self._factor.whiten(np.ascontiguousarray(rows)) @ self._basis.T
-        solved = self._factor.solve(np.ascontiguousarray(rows))
-        return np.asarray(solved + (inside * self._gain) @ self._dual)
+
+def _at_fixed_labels(
+    white: Float, solved: Float, inverse: Float, root: Float, Szy: Float
+) -> _AtFixedLabels:
+    """Cov(x, y given z) by the factor of S = Cov(x): T = S - Sz Szz^+ Sz^T needs none of its own.
+
+    Parameters
+    ----------
+    white, solved : (k_z + k_y, d) float64
+        L^+ and S^+ times Sz and Sy.
+    inverse, root : (k_z, k_z) float64
+        Szz^+ and its root.
+    Szy : (k_z, k_y) float64
+    """
+    k, d = len(inverse), solved.shape[1]
+    combinations, cosines, basis = np.linalg.svd(root @ white[:k], full_matrices=False)
+    some = cosines > tolerances.noise(d, 1.0)
+    cosines, basis = np.minimum(cosines[some], 1.0), basis[some]
+    # Directions that z determines are not in T.
+    left = 1.0 - cosines**2
+    inside = left > d * tolerances.EPS
+    gain = np.where(inside, 1.0 / np.where(inside, left, 1.0), 0.0)
+    dual = (combinations.T[some] @ root @ solved[:k]) / cosines[:, None]  # S^+ L basis^T
+    weights = Szy.T @ inverse
+    own, own_solved = white[k:] - weights @ white[:k], solved[k:] - weights @ solved[:k]
+    along = own @ basis.T
+    return _AtFixedLabels(
+        own + (along * (np.sqrt(gain) - 1.0)) @ basis,
+        own_solved + (along * (gain - 1.0)) @ dual,
+        float(gain.max(initial=1.0)),
+    )
 
 
 def _check_rows(known: Statistics, columns: list[_Columns]) -> None:
@@ -369,11 +385,13 @@ def _report(
     d, variables, notes = len(known.mean), [], [NEEDS_LABELS]
     cost, amplification = least, 1.0
     if found is not None:
-        # E|(B - I)(t - E t)|^2 = tr(left^T left right T right^T)
-        inner = known.gram(found.right) - (found.right @ span_z.rows.T) @ (
-            predicted @ found.right.T
-        )
-        cost += float(np.vdot(found.left @ found.left.T, inner))
+        if known.sample is None and not known.share(Options()):
+            cost += found.change
+        else:  # another matrix than Cov(x) was factored
+            inner = known.gram(found.right) - (found.right @ span_z.rows.T) @ (
+                predicted @ found.right.T
+            )
+            cost += float(np.vdot(found.left @ found.left.T, inner))
         amplification = found.amplification
     bound = tolerances.residual(d, 1.0, amplification)
     for role, span in (("erased", span_z), ("kept", span_y)):

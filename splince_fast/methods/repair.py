@@ -149,7 +149,10 @@ def repair(
             factor = _factor(erased, np.sqrt(original.variances), memory)
             if factor.status != STATUS_OK:
                 raise_numerical(factor.status, "auto")
-            found = restore(factor, span_t.rows, span_x, units, float(strength))
+            rows = np.ascontiguousarray(span_t.rows)
+            found = restore(
+                factor.whiten(rows), factor.solve(rows), rows, span_x, units, float(strength)
+            )
             if found.lost is not None:
                 refuse_lost(found, "repair", names, variables)
             report = _report(erased, factor, found, span_t, float(strength), original)
