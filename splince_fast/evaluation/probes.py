@@ -13,18 +13,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.special
+import scipy.stats
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import as_rows
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import _logistic
 from splince_fast.evaluation._cells import coded
-from splince_fast.evaluation._scores import Fold, against
-from splince_fast.evaluation._scores import figures as figures_of
 from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import Columns, encode_one
 
 Float = NDArray[np.float64]
+Fold = tuple[NDArray[np.intp], NDArray[np.intp]]
 Target = tuple[NDArray[np.intp], Sequence[Fold]]  # codes of the rows, and the folds for them
 
 PROBES = ("linear", "quadratic", "mlp", "boosting")
@@ -66,6 +67,19 @@ class Probe:
     permuted: float
     p_value: float
     excess: float
+
+    def figures(self) -> dict[str, float]:
+        """Figures that are known, by their name in a comparison, such as "probe_accuracy".
+
+        Returns
+        -------
+        dict of str to float
+            Accuracy and AUC, or R^2, and chance.
+        """
+        start = "probe" if self.name == "linear" else self.name
+        figures = {"accuracy": self.accuracy, "auc": self.auc, "r2": self.r2,
+                   "chance": self.chance}  # fmt: skip
+        return {f"{start}_{name}": v for name, v in figures.items() if not math.isnan(v)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,3 +515,38 @@ def probe_quantity(
     excess = scores[0] - max(0.0, -math.inf if math.isnan(permuted) else permuted)
     probe = Probe("linear", math.nan, math.nan, scores[0], 0.0, permuted, p, excess)
     return Leakage((probe,), len(rows), 0, "")
+
+
+def figures_of(
+    scores: Float, target: NDArray[np.intp], folds: Sequence[Fold], n_classes: int
+) -> tuple[float, float]:
+    """Accuracy and AUC, means over folds."""
+    accuracies, areas = [], []
+    for _, held in folds:
+        s, t = scores[held], target[held]
+        decided = (s[:, 0] > 0).astype(np.intp) if n_classes == 2 else s.argmax(axis=1)
+        accuracies.append(float(np.mean(decided == t)))
+        if n_classes == 2:
+            areas.append(_auc(s[:, 0], t == 1))
+        else:
+            p = np.asarray(scipy.special.softmax(s, axis=1))
+            areas.append(float(np.mean([_auc(p[:, k], t == k) for k in range(n_classes)])))
+    return float(np.mean(accuracies)), float(np.mean(areas))
+
+
+def _auc(score: Float, positive: NDArray[np.bool_]) -> float:
+    """P(score of a positive > score of a negative) + 1/2 P(equal), by ranks."""
+    n1 = int(positive.sum())
+    n0 = len(positive) - n1
+    if not n0 or not n1:
+        return math.nan
+    ranks = scipy.stats.rankdata(score)
+    return float((ranks[positive].sum() - n1 * (n1 + 1) / 2) / (n0 * n1))
+
+
+def against(figure: float, others: list[float]) -> tuple[float, float]:
+    """Mean of the permuted figures, and the permutation p value."""
+    if not others:
+        return math.nan, math.nan
+    beaten = sum(other >= figure for other in others)
+    return float(np.mean(others)), (1 + beaten) / (1 + len(others))

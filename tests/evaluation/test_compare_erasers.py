@@ -180,7 +180,7 @@ def test_tensors_are_rows_and_labels() -> None:
     expected = run(X.astype(np.float32), y, z, association=0.8, aligned_class=1)
     given = torch.tensor(X, dtype=torch.float32, requires_grad=True)
     found = run(given, torch.tensor(y), torch.tensor(z), association=0.8, aligned_class=1)
-    assert [r["values"] for r in found.records] == [r["values"] for r in expected.records]
+    assert [r.values for r in found.records] == [r.values for r in expected.records]
     half = torch.tensor(X).to(torch.bfloat16)
     assert not run(half, y, z, n_jobs=2).failures
 
