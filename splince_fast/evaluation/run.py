@@ -93,9 +93,14 @@ def compare(
         :func:`splince_fast.repair` of the training rows; estimators with a ``projection_``, fitted
         on centred and scaled training rows with the validation rows; or functions from
         :class:`Moments` of the training rows, with the variables "task" ("kept task" where a
-        concept is named "task") and "concept" (or the names of several), to a :class:`Projection`.
-        A mapping names them. Estimators get a mapping of columns where there are both classes and
-        quantities among several concepts.
+        concept is named "task") and "concept" (or the names of several), to a :class:`Projection`
+        or :class:`ConditionalEraser`. A mapping names them. Estimators get a mapping of columns
+        where there are both classes and quantities among several concepts.
+
+        "oracle" (:func:`splince_fast.oracle`) and "quadratic" (:func:`splince_fast.quadratic`, of
+        two folds of the training rows, for one concept of classes) keep the task, and erase
+        training, validation and test rows with the concept's label of each row. They are an upper
+        bound where later rows have no labels; a note of the result says so.
     heads : sequence or mapping
         Of "retrained" (refitted after erasing, its alpha selected), "frozen" (that of the
         unerased rows), "unregularised"; or classifiers, fitted on erased rows.
