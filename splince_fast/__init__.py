@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from splince_fast.estimators import LEACE, SAL, SPLINCE, Identity, MeanProjection
     from splince_fast.methods import leace, mean_projection, sal, splince
     from splince_fast.methods.cross import CrossReport, cross_report
+    from splince_fast.methods.isotropic import isotropic
     from splince_fast.methods.oracle import oracle
     from splince_fast.methods.quadratic import quadratic
     from splince_fast.methods.quick import erase
@@ -66,6 +67,7 @@ _LAZY = {
     "erase": "splince_fast.methods.quick",
     "splince": "splince_fast.methods",
     "quadratic": "splince_fast.methods.quadratic",
+    "isotropic": "splince_fast.methods.isotropic",
     "leace": "splince_fast.methods",
     "sal": "splince_fast.methods",
     "mean_projection": "splince_fast.methods",
@@ -133,6 +135,7 @@ __all__ = [
     "cross_report",
     "erase",
     "evaluation",
+    "isotropic",
     "leace",
     "load_eraser",
     "mean_projection",

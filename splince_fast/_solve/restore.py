@@ -7,6 +7,9 @@ L^+ Ty = U s V^T, and a strength b::
     C = Ty V / s,    R = T^+ C (= (L^+)^T U),    R := R K'^-T,    K' = R^T C (= I but for rounding)
     D^-1 X = Q x W^T,    left = X W / x = D Q,    right = -b R (V / s)^T W x
 
+A map per class, B_c = I + b X H^+ K_c^T with K_c = S_c^+ S_cy and H = sum p_c S_cy^T K_c, is the
+same algebra with the classes side by side: (k, m d) rows sqrt(p_c) S_cy, and X given.
+
 K' makes B Ty = Ty + b X hold to rounding, whatever L is; `left` is orthonormal in units D, so that
 |D right| is |B - I|. A combination v of the labels has s = |L^+ Ty v|, to the rounding of Ty times
 its coefficients R: below that it is absent, and Sy v has to be, too. No rank is judged relative to
@@ -30,7 +33,7 @@ class Restoration(NamedTuple):
 
     Attributes
     ----------
-    left, right : (r, d) float64
+    left, right : (r, d), (r, m d) float64
     whitened : (k, d) float64
         L^+ Ty, one row per column of y.
     change : float
@@ -63,33 +66,39 @@ class Restoration(NamedTuple):
 
 
 def restore(
-    whitened: Float, solved: Float, span_t: Float, span_x: Float, units: Float, strength: float
-) -> Restoration:
+    whitened: Float, solved: Float, span_t: Float, span_x: Float, units: Float, strength: float,
+    change: Float,
+) -> Restoration:  # fmt: skip
     """The map of least change that sends the rows of `span_t` to those of `span_x`.
 
     Parameters
     ----------
-    whitened, solved : (k, p), (k, d) float64
+    whitened, solved : (k, p), (k, m d) float64
         L^+ Ty and T^+ Ty, transposed.
-    span_t, span_x : (k, d) float64
+    span_t, span_x : (k, m d), (k, d) float64
         Ty and Sy, transposed, y in units of its deviations.
     units : (d,) float64
         D: deviations that the rounding of both is relative to; 0 where a feature is constant.
     strength : float
         Fraction b of X that is added to Ty.
+    change : (k, d) float64
+        X, transposed.
     """
-    k, d = span_t.shape
+    k, d = span_x.shape
+    n_maps = span_t.shape[1] // d
+    wide = np.tile(units, n_maps)
     inverse = np.divide(1.0, units, out=np.zeros(d), where=units > 0)
     noise, relative = tolerances.noise(d, 1.0), tolerances.relative(d, "auto")
     sizes = np.linalg.norm(span_x * inverse, axis=1)
-    # With zero columns, where labels outnumber features, all combinations have a singular value.
-    wide = whitened if k <= d else np.pad(whitened, ((0, 0), (0, k - d)))
-    combinations, values, _ = np.linalg.svd(wide, full_matrices=False)
+    # With zero columns, where labels outnumber coordinates, each combination has a singular value.
+    short = k - whitened.shape[1]
+    padded = np.pad(whitened, ((0, 0), (0, short))) if short > 0 else whitened
+    combinations, values, _ = np.linalg.svd(padded, full_matrices=False)
     cuts = np.full(k, np.inf)
     some = np.flatnonzero(values > relative * values[0])
     weights = combinations[:, some].T / values[some, None]  # (V / s)^T
     dual, right = weights @ span_t, weights @ solved
-    cuts[some] = np.maximum(noise * np.linalg.norm(right * units, axis=1), relative * values[0])
+    cuts[some] = np.maximum(noise * np.linalg.norm(right * wide, axis=1), relative * values[0])
     known = values > cuts
     chosen = known[some]
     weights, dual, right = weights[chosen], dual[chosen], right[chosen]
@@ -106,23 +115,22 @@ def restore(
             sizes, sizes, sizes, np.inf,
         )  # fmt: skip
     corrected = np.linalg.solve(right @ dual.T, weights)
-    change = span_x - span_t
     basis, lengths, _ = np.linalg.svd(change * inverse, full_matrices=False)
     moved = strength * lengths > 2.0 * noise * max(1.0, float(np.linalg.norm(sizes)))
     basis, lengths = basis[:, moved], lengths[moved, None]
     left = (basis.T @ change) / lengths
     weights = -strength * lengths * (basis.T @ weights.T) @ corrected
     right, inner = weights @ solved, weights @ whitened
-    size = float(np.linalg.norm(right * units, 2)) if len(right) else 0.0
+    size = float(np.linalg.norm(right * wide, 2)) if len(right) else 0.0
     spread = float(values[known][0] / values[known][-1]) if known.any() else 1.0
     error = (strength * change + (span_t @ right.T) @ left) * inverse
-    reach = sizes + np.linalg.norm(span_t * inverse, axis=1)
+    reach = sizes + np.linalg.norm(span_t * np.tile(inverse, n_maps), axis=1)
     return Restoration(
         left, right, whitened, float(np.vdot(left @ left.T, inner @ inner.T)), cut, None, 0.0,
         np.linalg.norm(error, axis=1),
         tolerances.residual(d, spread, size) * reach + 4.0 * noise,
         sizes,
-        _norm(left * inverse, right * units),
+        max(_norm(left * inverse, part * units) for part in np.split(right, n_maps, axis=1)),
     )  # fmt: skip
 
 
