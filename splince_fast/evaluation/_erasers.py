@@ -8,7 +8,7 @@ of the concept is applied to the rows of all parts, each with its own labels.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from splince_fast.conditional import ConditionalEraser
 from splince_fast.evaluation._data import of_rows
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassCodes, Encoded
+from splince_fast.methods.isotropic import isotropic
 from splince_fast.methods.quadratic import quadratic
 from splince_fast.methods.repair import repair
 from splince_fast.methods.table import METHODS, key_of
@@ -30,11 +31,13 @@ from splince_fast.projection import Projection
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
 
-QUADRATIC = "quadratic"
+_OF_CLASSES: dict[str, Callable[..., Projection | ConditionalEraser]] = {
+    "quadratic": quadratic, "isotropic": isotropic,
+}  # fmt: skip
 _BASELINES = ("INLP", "RLACE")
 _REPAIRED = "+repair"
 ERASERS = (
-    *(method.label for method in METHODS.values()), QUADRATIC, "random", *_BASELINES,
+    *(method.label for method in METHODS.values()), *_OF_CLASSES, "random", *_BASELINES,
     *(name + _REPAIRED for name in ("SAL", *_BASELINES)),
 )  # fmt: skip
 
@@ -141,12 +144,12 @@ def fit_eraser(spec: Any, data: FitData) -> Projection | ConditionalEraser:
     if isinstance(spec, str):
         if spec.endswith(_REPAIRED):
             return _repaired(fit_eraser(spec.removesuffix(_REPAIRED), data), data)
+        if spec in _OF_CLASSES:
+            return _of_classes(spec, data)
         if (key := key_of(spec)) is not None:
             return _of_table(key, data)
         if spec == "random":
             return _random(data, mean)
-        if spec == QUADRATIC:
-            return _quadratic(data)
         spec = getattr(import_module("splince_fast.baselines"), spec)()
     if hasattr(spec, "get_params"):
         return _in_units(_fitted(spec, data), mean, data.scale)
@@ -175,28 +178,28 @@ def _of_table(key: str, data: FitData) -> Projection | ConditionalEraser:
     return eraser
 
 
-def _quadratic(data: FitData) -> ConditionalEraser:
-    """q-SPLINCE of two folds of the training rows, by which its shrinkage is chosen.
+def _of_classes(name: str, data: FitData) -> Projection | ConditionalEraser:
+    """An eraser of moments by class, of two folds of the training rows; it keeps the task.
 
     Raises
     ------
     InputError
         Several concepts, or a quantity.
     """
-    name = data.erase[0]
-    if len(data.erase) > 1 or not isinstance(data.train.labels[name], ClassCodes):
+    concept = data.erase[0]
+    if len(data.erase) > 1 or not isinstance(data.train.labels[concept], ClassCodes):
         raise InputError(
-            "'quadratic' erases the classes of one concept; make one column of the joint cells of "
+            f"{name!r} erases the classes of one concept; make one column of the joint cells of "
             "several, and classes of a quantity"
         )
     labels, groups = dict(data.train.labels), None
     if data.groups is not None:
-        groups = f"groups of {data.task_name} and {name}"  # the name of no variable
+        groups = f"groups of {data.task_name} and {concept}"  # the name of no variable
         codes = ClassCodes(tuple(range(int(data.groups.max(initial=-1)) + 1)), data.groups)
         labels[groups] = of_rows(codes, np.arange(len(data.groups)))
     rows = data.train.rows * data.scale + data.moments.mean
-    folds = Folds(2, groups=groups, by=name).update(rows, labels, sample_weight=data.weights)
-    return quadratic(folds, erase=name, keep=data.task_name)
+    folds = Folds(2, groups=groups, by=concept).update(rows, labels, sample_weight=data.weights)
+    return _OF_CLASSES[name](folds, erase=concept, keep=data.task_name)
 
 
 def _repaired(eraser: Projection | ConditionalEraser, data: FitData) -> Projection:

@@ -549,7 +549,7 @@ def _predict(fit: HeadFit, rows: Float, eraser_map: Map) -> Any:
     found = eraser_map.scores(rows, fit.weights, fit.intercepts)
     if fit.classes is None:
         return found
-    return np.asarray(fit.classes[heads.decide(found[:, 0] if found.shape[1] == 1 else found)])
+    return np.asarray(fit.classes[heads.decide(found)])
 
 
 def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:

@@ -162,7 +162,7 @@ class Plan:
         if self.groups is None:
             order = rng.permutation(train)
             return order[len(order) // 10 :], order[: len(order) // 10]
-        pool, _ = splits.pools_of(self.groups, train, rng, (0.0, 0.1))
+        pool, _ = splits.parts_of_groups(self.groups, train, rng, (0.0, 0.1))
         if not (pool[train] == 2).any():
             raise NotEnoughDataError(
                 "the training rows are one group, and validation rows are to be another; mark "

@@ -29,7 +29,7 @@ Fold = tuple[NDArray[np.intp], NDArray[np.intp]]
 Target = tuple[NDArray[np.intp], Sequence[Fold]]  # codes of the rows, and the folds for them
 
 PROBES = ("linear", "quadratic", "mlp", "boosting")
-STRENGTH = 0.01  # of the linear probe, on features of unit variance
+ALPHA = 0.01  # of the linear probe, on features of unit variance
 _FLOOR = 1e-6  # of the largest deviation or singular value: below it is rounding residue
 _COMPONENTS = 64  # leading ones, of the quadratic probe and of boosting
 _SHRINKAGE = 0.1  # of class covariances of the quadratic probe, towards that of all rows
@@ -404,12 +404,12 @@ def _linear_scores(rows: Float, targets: Sequence[Target], n_classes: int) -> li
     varied = deviations > _FLOOR * largest
     some = varied.any(axis=1)
     kept = np.ascontiguousarray(rows[:, some])
-    penalties = STRENGTH * np.where(varied, deviations, largest)[some] ** 2
+    penalties = ALPHA * np.where(varied, deviations, largest)[some] ** 2
     codes = np.stack([targets[t][0] for t, _ in parts], axis=1)
     fits = _logistic.fit(kept, codes, n_classes, penalties, sample_weights=weights)
     results = [np.full((n, fits.weights.shape[1]), np.nan) for _ in targets]
-    for j, (t, (_, held)) in enumerate(parts):
-        results[t][held] = kept[held] @ fits.weights[j].T + fits.intercepts[j]
+    for j, (t, (_, held_out)) in enumerate(parts):
+        results[t][held_out] = kept[held_out] @ fits.weights[j].T + fits.intercepts[j]
     return results
 
 
@@ -423,11 +423,8 @@ def _sklearn_scores(
 
     classes = int(target.max()) + 1
     scores = np.full((len(rows), 1 if classes == 2 else classes), np.nan)
-    for train, held in folds:
-        mean, deviation = rows[train].mean(axis=0), rows[train].std(axis=0)
-        varied = deviation > _FLOOR * deviation.max()
-        fitted = (rows[train][:, varied] - mean[varied]) / deviation[varied]
-        fresh = (rows[held][:, varied] - mean[varied]) / deviation[varied]
+    for train, held_out in folds:
+        fitted, fresh = _standardised(rows, train, held_out)
         _, sizes, axes = np.linalg.svd(fitted, full_matrices=False)
         axes = axes[sizes > _FLOOR * sizes[0]]
         if name != "mlp":
@@ -435,7 +432,7 @@ def _sklearn_scores(
         if name == "quadratic":
             white = axes.T * (len(train) ** 0.5 / sizes[: len(axes)])
             logs = _gaussian_scores(fitted @ white, target[train], fresh @ white, classes)
-            scores[held] = logs[:, 1:] - logs[:, :1] if classes == 2 else logs
+            scores[held_out] = logs[:, 1:] - logs[:, :1] if classes == 2 else logs
             continue
         if name == "boosting":
             model: Any = HistGradientBoostingClassifier(random_state=random_state)
@@ -447,8 +444,20 @@ def _sklearn_scores(
         p = model.predict_proba(fresh @ axes.T)
         tiny = np.finfo(np.float64).tiny
         logs = np.log(np.maximum(p, tiny))
-        scores[held] = logs[:, 1:] - logs[:, :1] if classes == 2 else logs
+        scores[held_out] = logs[:, 1:] - logs[:, :1] if classes == 2 else logs
     return scores
+
+
+def _standardised(
+    rows: Float, train: NDArray[np.intp], held_out: NDArray[np.intp]
+) -> tuple[Float, Float]:
+    """Training and held-out rows by the deviations of the training rows, residue left out."""
+    mean, deviation = rows[train].mean(axis=0), rows[train].std(axis=0)
+    varied = deviation > _FLOOR * deviation.max()
+    return (
+        (rows[train][:, varied] - mean[varied]) / deviation[varied],
+        (rows[held_out][:, varied] - mean[varied]) / deviation[varied],
+    )
 
 
 def _gaussian_scores(fitted: Float, target: NDArray[np.intp], fresh: Float, classes: int) -> Float:
@@ -501,14 +510,11 @@ def probe_quantity(
     scores = []
     for target in targets:
         shares = []
-        for train, held in folds:
-            mean, deviation = rows[train].mean(axis=0), rows[train].std(axis=0)
-            varied = deviation > _FLOOR * deviation.max()
-            fitted = (rows[train][:, varied] - mean[varied]) / deviation[varied]
-            fresh = (rows[held][:, varied] - mean[varied]) / deviation[varied]
-            model = Ridge(alpha=STRENGTH * len(train)).fit(fitted, target[train])
-            rest = target[held] - model.predict(fresh).reshape(len(held), -1)
-            whole = target[held] - target[train].mean(axis=0)
+        for train, held_out in folds:
+            fitted, fresh = _standardised(rows, train, held_out)
+            model = Ridge(alpha=ALPHA * len(train)).fit(fitted, target[train])
+            rest = target[held_out] - model.predict(fresh).reshape(len(held_out), -1)
+            whole = target[held_out] - target[train].mean(axis=0)
             shares.append(1 - float(np.sum(rest**2)) / float(np.sum(whole**2)))
         scores.append(float(np.mean(shares)))
     permuted, p = against(scores[0], scores[1:])
@@ -522,8 +528,8 @@ def figures_of(
 ) -> tuple[float, float]:
     """Accuracy and AUC, means over folds."""
     accuracies, areas = [], []
-    for _, held in folds:
-        s, t = scores[held], target[held]
+    for _, held_out in folds:
+        s, t = scores[held_out], target[held_out]
         decided = (s[:, 0] > 0).astype(np.intp) if n_classes == 2 else s.argmax(axis=1)
         accuracies.append(float(np.mean(decided == t)))
         if n_classes == 2:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 Rows = NDArray[np.intp]
 Float = NDArray[np.float64]
 Cell = tuple[int, int]  # codes of task and concept
+Sizes = tuple[int, int, int]
+RowParts = tuple[Rows, Rows, Rows]
 
 TEST_SHARE, VALIDATION_SHARE = 0.2, 0.1
 MODES = ("subsample", "weights")
@@ -39,7 +41,7 @@ class Split:
     notes : tuple of str
         Adjustments.
     weights, validation_weights : ndarray of float64 or None
-        Of the training and validation rows where cells reach their shares by weights; constant
+        Of the training and validation rows where cells reach their fractions by weights; constant
         in a cell, and adding up to (sum w)^2 / sum w^2, the rows of equal weight that would say
         as much. None where every row counts alike.
     """
@@ -104,10 +106,10 @@ class Protocol:
             )
         return cls(y, z, aligned_class, codes)
 
-    def shares(self, p: float) -> dict[Cell, float]:
+    def fractions(self, p: float) -> dict[Cell, float]:
         """Share of each cell (codes of y, z) in training and validation rows."""
         K = len(self.z.names)
-        shares = {}
+        fractions = {}
         if isinstance(self.aligned_class, dict):
             C = len(self.aligned_class)
             for a, name in enumerate(self.y.names):
@@ -115,39 +117,42 @@ class Protocol:
                     continue
                 own = self.z.names.index(self.aligned_class[name])
                 for b in range(K):
-                    shares[a, b] = p / C if b == own else (1 - p) / C / (K - 1)
-            return shares
+                    fractions[a, b] = p / C if b == own else (1 - p) / C / (K - 1)
+            return fractions
         own = self.z.names.index(self.aligned_class)
         for a in (0, 1):
             for b in range(K):
                 together = p / 2 if a == 1 else (1 - p) / 2
                 apart = (0.5 - together) / (K - 1)
-                shares[a, b] = together if b == own else apart
-        return shares
+                fractions[a, b] = together if b == own else apart
+        return fractions
 
     def cells(self) -> list[Cell]:
         """Cells of the protocol in lexicographic order."""
-        return sorted(self.shares(0.5))
+        return sorted(self.fractions(0.5))
 
     @property
     def usable(self) -> NDArray[np.bool_]:
         """Rows with both labels."""
         return np.asarray((self.y.codes >= 0) & (self.z.codes >= 0))
 
+    def _inside(self, cell: Cell, rows: Any = ...) -> NDArray[np.bool_]:
+        """Which of some rows are in a cell."""
+        a, b = cell
+        return np.asarray((self.y.codes[rows] == a) & (self.z.codes[rows] == b))
+
     def counts(self) -> dict[Cell, int]:
         """Rows of each cell."""
-        return {
-            (a, b): int(np.sum((self.y.codes == a) & (self.z.codes == b))) for a, b in self.cells()
-        }
+        return {cell: int(self._inside(cell).sum()) for cell in self.cells()}
 
     def largest_sizes(self, levels: Sequence[float]) -> tuple[int, int, int]:
         """The largest sizes, 70, 10 and 20 %, that the cells allow at all levels."""
         cells, counts = self.cells(), self.counts()
         total = math.inf
         for p in levels:
-            shares = self.shares(p)
+            fractions = self.fractions(p)
             for cell in cells:
-                need = TEST_SHARE / len(cells) + (1 - TEST_SHARE) * shares[cell]
+                need = TEST_SHARE / len(cells) + (1 - TEST_SHARE) * fractions[cell]
                 total = min(total, max(0, counts[cell] - 3) / need)
         sizes = (
             int(total * (1 - TEST_SHARE - VALIDATION_SHARE)),
@@ -162,85 +167,66 @@ class Protocol:
             )
         return sizes
 
-    def split(
-        self, p: float, sizes: tuple[int, int, int], seed: int, on_shortage: str = "raise"
-    ) -> Split:
+    def split(self, p: float, sizes: Sizes, seed: int, on_shortage: str = "raise") -> Split:
         """The rule of :func:`spurious_split`."""
         check_shortage(on_shortage)
-        shares = self.shares(p)
-        cells = self.cells()
-        rng = np.random.default_rng(seed)
-        pools = self._orders(cells, sizes, rng)
+        needs = self._needs(p, sizes)
+        pools = self._pools(sizes, np.random.default_rng(seed))
         notes: tuple[str, ...] = ()
-        factor = self._feasible(pools, shares, sizes)
+        factor = min(pools[cell].feasible(need) for cell, need in needs.items())
         if factor < 1:
-            feasible = tuple(int(s * factor) for s in sizes)
-            text = f"at p = {p:g} the cells allow sizes {feasible}, not {sizes}: " + self._shortest(
-                pools, shares, sizes
+            train, validation, test = (int(s * factor) for s in sizes)
+            cell = max(needs, key=lambda c: sum(needs[c]) / max(1, pools[c].n_rows))
+            text = (
+                f"at p = {p:g} the cells allow sizes {(train, validation, test)}, not {sizes}: "
+                f"cell {self._name(cell)} has {pools[cell].n_rows} rows and needs "
+                f"{sum(needs[cell])}"
             )
             if on_shortage == "raise":
                 raise NotEnoughDataError(
                     f"{text}. Pass smaller sizes, or on_shortage='shrink' to make all cells "
                     "smaller alike"
                 )
-            sizes = (feasible[0], feasible[1], feasible[2])
+            needs = self._needs(p, (train, validation, test))
             notes = (f"made smaller: {text}",)
-        parts: tuple[list[Rows], list[Rows], list[Rows]] = ([], [], [])
-        for cell, needs in _needs(cells, shares, sizes).items():
-            test, validation, train = pools[cell]
-            t, v, n = needs
-            if validation is None:
-                m = test
-                chosen = m[t + v : t + v + n], m[t : t + v], m[:t]
-            else:
-                chosen = train[:n], validation[:v], test[:t]
-            for part, rows in zip(parts, chosen, strict=True):
-                part.append(rows)
-        return self._joined(parts, p, notes)
+        return self._joined([pools[cell].take(need) for cell, need in needs.items()], p, notes)
 
     def weighted_split(
-        self, p: float, sizes: tuple[int, int, int], seed: int, on_shortage: str = "raise"
+        self, p: float, sizes: Sizes, seed: int, on_shortage: str = "raise"
     ) -> Split:
         """The rule of :func:`spurious_split` with ``method="weights"``."""
         check_shortage(on_shortage)
-        shares, cells = self.shares(p), self.cells()
-        pools = self._orders(cells, sizes, np.random.default_rng(seed))
+        fractions, cells = self.fractions(p), self.cells()
+        pools = self._pools(sizes, np.random.default_rng(seed))
         wanted = sizes[2] // len(cells)
         notes: tuple[str, ...] = ()
-        fewest = min(cells, key=lambda cell: len(pools[cell][0]))
-        per_cell = min(wanted, len(pools[fewest][0]))
-        if per_cell < wanted:
+        fewest = min(cells, key=lambda cell: len(pools[cell].orders[0]))
+        available = len(pools[fewest].orders[0])
+        n_test = min(wanted, available)
+        if n_test < wanted:
             text = (
-                f"the cells allow {per_cell * len(cells)} test rows, not {sizes[2]}: "
-                f"cell {self._name(fewest)} has {len(pools[fewest][0])} and needs {wanted}"
+                f"the cells allow {n_test * len(cells)} test rows, not {sizes[2]}: "
+                f"cell {self._name(fewest)} has {available} and needs {wanted}"
             )
-            if on_shortage == "raise" or not per_cell:
+            if on_shortage == "raise" or not n_test:
                 raise NotEnoughDataError(f"{text}. Pass a smaller test size")
             notes = (f"made smaller: {text}",)
-        parts: tuple[list[Rows], list[Rows], list[Rows]] = ([], [], [])
+        parts = []
         for cell in cells:
-            test, validation, train = pools[cell]
-            if validation is None:
-                test, rest = test[:per_cell], test[per_cell:]
-                count = round(len(rest) * sizes[1] / (sizes[0] + sizes[1]))
-                validation, train = rest[:count], rest[count:]
-            if shares[cell] > 0 and not len(train):
+            train, validation, test = pools[cell].take_all(n_test, sizes)
+            if fractions[cell] > 0 and not len(train):
                 raise NotEnoughDataError(
-                    f"cell {self._name(cell)} has no training row left beside {per_cell} test "
+                    f"cell {self._name(cell)} has no training row left beside {n_test} test "
                     "rows, and weights make none; pass a smaller test size, or a p at which the "
                     "cell has no share"
                 )
-            used = slice(None) if shares[cell] > 0 else slice(0)
-            chosen = train[used], validation[used], test[:per_cell]
-            for part, rows in zip(parts, chosen, strict=True):
-                part.append(rows)
+            used = slice(None) if fractions[cell] > 0 else slice(0)
+            parts.append((train[used], validation[used], test))
         return self.weighted(self._joined(parts, p, notes))
 
-    def _joined(
-        self, parts: tuple[list[Rows], list[Rows], list[Rows]], p: float, notes: tuple[str, ...]
-    ) -> Split:
+    def _joined(self, parts: list[RowParts], p: float, notes: tuple[str, ...]) -> Split:
         """A split of the rows that each cell gives."""
-        train, validation, test = (np.concatenate(part) for part in parts)
+        train, validation, test = map(np.concatenate, zip(*parts, strict=True))
         if not len(train) or not len(test):
             raise NotEnoughDataError(
                 f"a split of {len(train)} training and {len(test)} test rows is none; every one "
@@ -250,106 +236,104 @@ class Protocol:
         return Split(train, validation, test, float(p), self.aligned_class, missing, notes)
 
     def weighted(self, split: Split) -> Split:
-        """A split with weights that give the cells of both parts their shares at its p."""
-        shares = self.shares(float(split.p or 0.0))
+        """A split with weights that give the cells of both parts their fractions at its p."""
+        fractions = self.fractions(float(split.p or 0.0))
         return replace(
             split,
-            weights=self._weights(split.train, shares),
-            validation_weights=self._weights(split.validation, shares),
+            weights=self._weights(split.train, fractions),
+            validation_weights=self._weights(split.validation, fractions),
         )
 
-    def _weights(self, rows: Rows, shares: Mapping[Cell, float]) -> Float:
-        """w = N share / n of a row's cell; N = 1 / sum share^2 / n is (sum w)^2 / sum w^2.
+    def _weights(self, rows: Rows, fractions: Mapping[Cell, float]) -> Float:
+        """w = N fraction / n of a row's cell; N = 1 / sum fraction^2 / n is (sum w)^2 / sum w^2.
 
-        Shares are taken relative to those of the cells that have rows.
+        Fractions are relative to those of the cells that have rows.
         """
         weights, total = np.zeros(len(rows)), 0.0
-        for (a, b), share in shares.items():
-            inside = (self.y.codes[rows] == a) & (self.z.codes[rows] == b)
-            count = int(inside.sum())
-            if count:
-                weights[inside] = share / count
-                total += share
+        for cell, fraction in fractions.items():
+            inside = self._inside(cell, rows)
+            if count := int(inside.sum()):
+                weights[inside] = fraction / count
+                total += fraction
         squares = float(np.sum(weights**2))
         return weights * (total / squares) if squares else weights
 
-    def _orders(
-        self, cells: list[Cell], sizes: tuple[int, int, int], rng: Any
-    ) -> dict[Cell, tuple[Any, Any, Any]]:
-        """Per cell its permuted rows; with groups, one order per part."""
-        orders: dict[Cell, tuple[Any, Any, Any]] = {}
+    def _pools(self, sizes: Sizes, rng: np.random.Generator) -> dict[Cell, Pool]:
+        """Permuted rows of each cell; with groups, one order per part."""
+        rows_of = {cell: np.flatnonzero(self._inside(cell)) for cell in self.cells()}
         if self.groups is None:
-            for a, b in cells:
-                rows = np.flatnonzero((self.y.codes == a) & (self.z.codes == b))
-                orders[a, b] = (rng.permutation(rows), None, None)
-            return orders
+            return {cell: Pool((rng.permutation(rows),)) for cell, rows in rows_of.items()}
         total = sum(sizes)
-        shares = (sizes[2] / total, sizes[1] / total)
-        pool, rank = pools_of(self.groups, np.flatnonzero(self.usable), rng, shares)
-        for a, b in cells:
-            rows = np.flatnonzero((self.y.codes == a) & (self.z.codes == b))
-            rows = rows[np.lexsort((rows, rank[rows]))]
-            of = pool[rows]
-            orders[a, b] = (rows[of == 0], rows[of == 1], rows[of == 2])
-        return orders
+        fractions = (sizes[2] / total, sizes[1] / total)
+        part, rank = parts_of_groups(self.groups, np.flatnonzero(self.usable), rng, fractions)
+        pools = {}
+        for cell, rows in rows_of.items():
+            ordered = rows[np.lexsort((rows, rank[rows]))]
+            pools[cell] = Pool(tuple(ordered[part[ordered] == k] for k in range(3)))
+        return pools
 
-    @staticmethod
-    def _feasible(
-        pools: Mapping[Cell, tuple[Any, Any, Any]],
-        shares: Mapping[Cell, float],
-        sizes: tuple[int, int, int],
-    ) -> float:
-        """The largest factor on the sizes, at most 1, that every cell allows."""
-        factor = 1.0
-        for cell, (t, v, n) in _needs(list(pools), shares, sizes).items():
-            first, second, third = pools[cell]
-            pairs = (
-                [(len(first), t + v + n)]
-                if second is None
-                else [(len(first), t), (len(second), v), (len(third), n)]
-            )
-            for there, need in pairs:
-                if need > there:
-                    # Rounding may take three rows more than the shares say.
-                    factor = min(factor, max(0, there - 3) / need)
-        return factor
-
-    def _shortest(
-        self,
-        pools: Mapping[Cell, tuple[Any, Any, Any]],
-        shares: Mapping[Cell, float],
-        sizes: tuple[int, int, int],
-    ) -> str:
-        """The cell that lacks most rows, in words."""
-        needs = _needs(list(pools), shares, sizes)
-        there = {cell: sum(len(part) for part in pools[cell] if part is not None) for cell in pools}
-        worst = max(needs, key=lambda cell: sum(needs[cell]) / max(1, there[cell]))
-        return f"cell {self._name(worst)} has {there[worst]} rows and needs {sum(needs[worst])}"
+    def _needs(self, p: float, sizes: Sizes) -> dict[Cell, Sizes]:
+        """Rows of each cell for test, validation and training, at a level."""
+        train, validation, test = sizes
+        fractions, cells = self.fractions(p), self.cells()
+        return {
+            c: (test // len(cells), round(validation * fractions[c]), round(train * fractions[c]))
+            for c in cells
+        }
 
     def _name(self, cell: Cell) -> tuple[Any, Any]:
         """Names of the classes of a cell."""
         return self.y.names[cell[0]], self.z.names[cell[1]]
 
 
-def _needs(
-    cells: Sequence[Cell],
-    shares: Mapping[Cell, float],
-    sizes: tuple[int, int, int],
-) -> dict[Cell, tuple[int, int, int]]:
-    """Rows of each cell for test, validation and training."""
-    train, validation, test = sizes
-    return {
-        cell: (
-            test // len(cells),
-            round(validation * shares[cell]),
-            round(train * shares[cell]),
-        )
-        for cell in cells
-    }
+class Pool(NamedTuple):
+    """Permuted rows of a cell.
+
+    Attributes
+    ----------
+    orders : tuple of (n,) row numbers
+        One, from which test, validation and training rows are taken in turn; with groups one
+        for each of these parts.
+    """
+
+    orders: tuple[Rows, ...]
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the cell."""
+        return sum(map(len, self.orders))
+
+    def feasible(self, needs: Sizes) -> float:
+        """The largest factor on the sizes, at most 1, that the cell allows."""
+        counts = needs if len(self.orders) > 1 else (sum(needs),)
+        # Rounding may take three rows more than the fractions say.
+        factors = (
+            max(0, len(rows) - 3) / need
+            for rows, need in zip(self.orders, counts, strict=True) if need > len(rows)
+        )  # fmt: skip
+        return min(factors, default=1.0)
+
+    def take(self, needs: Sizes) -> RowParts:
+        """Training, validation and test rows, of that many for test, validation and training."""
+        t, v, n = needs
+        if len(self.orders) == 1:
+            (m,) = self.orders
+            return m[t + v : t + v + n], m[t : t + v], m[:t]
+        test, validation, train = self.orders
+        return train[:n], validation[:v], test[:t]
+
+    def take_all(self, n_test: int, sizes: Sizes) -> RowParts:
+        """Training and validation rows beside the test rows; all, in the ratio of the sizes."""
+        if len(self.orders) > 1:
+            test, validation, train = self.orders
+            return train, validation, test[:n_test]
+        test, rest = np.split(self.orders[0], [n_test])
+        count = round(len(rest) * sizes[1] / (sizes[0] + sizes[1]))
+        return rest[count:], rest[:count], test
 
 
-def pools_of(
-    groups: Rows, rows: Rows, rng: np.random.Generator, shares: tuple[float, float]
+def parts_of_groups(
+    groups: Rows, rows: Rows, rng: np.random.Generator, fractions: tuple[float, float]
 ) -> tuple[Rows, Rows]:
     """Part (0 test, 1 validation, 2 training) and rank of the group of every row."""
     order = rng.permutation(int(groups.max(initial=-1)) + 1)
@@ -357,9 +341,9 @@ def pools_of(
     place[order] = np.arange(len(order))
     place[-1] = len(order)  # rows without a group: the last, in training
     counts = np.bincount(place[groups[rows]], minlength=len(order) + 1)
-    before = np.cumsum(counts) - counts
-    share = before / max(1, counts.sum())
-    part = np.where(share < shares[0], 0, np.where(share < shares[0] + shares[1], 1, 2))
+    before = (np.cumsum(counts) - counts) / max(1, counts.sum())
+    first, second = fractions
+    part = np.where(before < first, 0, np.where(before < first + second, 1, 2))
     part[-1] = 2
     return part[place[groups]], place[groups]
 
@@ -431,17 +415,17 @@ def spurious_split(
 
     *The rule, by which figures are reproducible to the row*: ``rng = default_rng(random_state)``;
     for the cells in lexicographic order (y, z), ``m = rng.permutation(rows of the cell)``; the
-    first ``n_test // n_cells`` of m are test rows, the next ``round(n_validation * share)``
-    validation rows, the next ``round(n_train * share)`` training rows. The test rows are the same
-    at every p.
+    first ``n_test // n_cells`` of m are test rows, the next ``round(n_validation * fraction)``
+    validation rows, the next ``round(n_train * fraction)`` training rows. The test rows are the
+    same at every p.
 
     *With* ``method="weights"`` *no training row is thrown away*: the test rows are those of the
     rule; of the r rows that are left in a cell, the first ``round(r n_validation / (n_validation +
     n_train))`` are validation rows and all others training rows, and in either part the n_g rows
-    of cell g weigh w_g = N share_g / n_g each, with N = 1 / sum_g share_g^2 / n_g. So the weights
-    have the shares of the cells, and add up to N = (sum w)^2 / sum w^2, the number of rows of
-    equal weight that say as much (Kish). A cell without a share at p, as at p = 1, has test rows
-    alone.
+    of cell g weigh w_g = N fraction_g / n_g each, with N = 1 / sum_g fraction_g^2 / n_g. So the
+    weights have the fractions of the cells, and add up to N = (sum w)^2 / sum w^2, the number of
+    rows of equal weight that say as much (Kish). A cell without a fraction at p, as at p = 1, has
+    test rows alone.
 
     Parameters
     ----------
@@ -459,7 +443,7 @@ def spurious_split(
         class of the task, among rows of the second one.
     groups : column of shape (n,), optional
         Rows of one group (a person, a document) stay in one part: ``rng`` permutes the groups
-        first, and they are dealt to test, validation and training by the shares of the sizes.
+        first, and they are assigned to test, validation and training by the ratio of the sizes.
     on_shortage : {"raise", "shrink"}
         Where a cell has too few rows: an error, or all cells alike are made smaller.
     method : {"subsample", "weights"}
@@ -540,7 +524,7 @@ def natural_split(
         test, rest = order[: len(rows) // 4], order[len(rows) // 4 :]
         validation, train = rest[: len(rows) // 10], rest[len(rows) // 10 :]
     else:
-        pool, rank = pools_of(coded(groups, "groups", n).codes, rows, rng, (0.25, 0.1))
+        pool, rank = parts_of_groups(coded(groups, "groups", n).codes, rows, rng, (0.25, 0.1))
         order = rows[np.lexsort((rows, rank[rows]))]
         test, validation, train = (order[pool[order] == k] for k in range(3))
     return Split(train, validation, test, None, None, n - len(rows), ())
