@@ -23,6 +23,7 @@ With scikit-learn's LogisticRegression in its place, warm-started along the pena
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
@@ -119,8 +120,7 @@ def fit(
     return Fits(weights, u[d].copy(), converged, separable, iteration)
 
 
-@dataclass(frozen=True, slots=True)
-class _Point:
+class _Point(NamedTuple):
     """Parameters (d + 1, J, C), the intercepts last; scores and probabilities are (n, J, C)."""
 
     u: Float
@@ -130,13 +130,7 @@ class _Point:
     gradient: Float
 
     def subset(self, stay: NDArray[np.bool_]) -> _Point:
-        return _Point(
-            self.u[:, stay],
-            self.scores[:, stay],
-            self.probabilities[:, stay],
-            self.value[stay],
-            self.gradient[:, stay],
-        )
+        return _Point(*(part[stay] if part.ndim == 1 else part[:, stay] for part in self))
 
 
 class _Problem:

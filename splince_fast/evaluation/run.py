@@ -97,10 +97,11 @@ def compare(
         or :class:`ConditionalEraser`. A mapping names them. Estimators get a mapping of columns
         where there are both classes and quantities among several concepts.
 
-        "oracle" (:func:`splince_fast.oracle`) and "quadratic" (:func:`splince_fast.quadratic`, of
-        two folds of the training rows, for one concept of classes) keep the task, and erase
-        training, validation and test rows with the concept's label of each row. They are an upper
-        bound where later rows have no labels; a note of the result says so.
+        "quadratic" and "isotropic" are :func:`splince_fast.quadratic` and ``isotropic`` of two
+        folds of the training rows, for one concept of classes; both keep the task. "oracle"
+        (:func:`splince_fast.oracle`, which keeps the task) and "quadratic" erase training,
+        validation and test rows with the concept's label of each row, so that their figures hold
+        only where every later row has its label; a note of the result says so.
     heads : sequence or mapping
         Of "retrained" (refitted after erasing, its alpha selected), "frozen" (that of the
         unerased rows), "unregularised"; or classifiers, fitted on erased rows.

@@ -318,12 +318,24 @@ def test_oracle_keeps_where_splince_cannot() -> None:
     assert result.mean("accuracy", eraser="oracle") > 0.6
 
 
-def test_what_quadratic_cannot_erase_is_a_row() -> None:
+def test_what_quadratic_and_isotropic_cannot_erase_is_a_row() -> None:
     X, y, z = near()
     for concept in ({"a": z, "b": np.arange(900) % 3}, {"c": X[:, 0]}):
-        result = run(X, y, concept, erasers=("oracle", "quadratic"))
-        assert {eraser for eraser, _, _ in result.failures} == {"quadratic"}
-        assert "one concept" in result.failures[0][2]
+        result = run(X, y, concept, erasers=("oracle", "quadratic", "isotropic"))
+        assert {eraser for eraser, _, _ in result.failures} == {"quadratic", "isotropic"}
+        assert all("one concept" in reason for _, _, reason in result.failures)
+
+
+def test_isotropic_needs_no_labels_and_hides_covariances() -> None:
+    X, y, z = near(4000)
+    X[:, 2] *= 1 + z
+    X[:, 3] /= 1 + z
+    result = run(X, y, z, erasers=("SPLINCE", "isotropic"), leakage=("quadratic",))
+    assert not result.failures
+    assert not any("depends on the label" in note for note in result.notes)
+    assert result.mean("kept_covariance", eraser="isotropic") == pytest.approx(1.0, abs=1e-9)
+    left = {e: result.mean("quadratic_auc", eraser=e) for e in ("SPLINCE", "isotropic")}
+    assert left["isotropic"] < 0.58 < 0.65 < left["SPLINCE"]  # control
 
 
 def test_groups_reach_the_folds_of_quadratic() -> None:
