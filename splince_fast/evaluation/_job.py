@@ -490,7 +490,14 @@ class Job:
         if self.plan.test is not None:
             record = record.with_predictions(y_pred)
         predictions = ClassPredictions(self.test_labels, y_pred)
-        return add_scores(record, predictions, own, task.classes)
+        return add_scores(record, predictions, own, task.classes, self.concept_classes)
+
+    @cached_property
+    def concept_classes(self) -> tuple[str, ...]:
+        """Names of the joint classes of the concepts; empty where one is a quantity."""
+        joint = self.plan.concept_codes
+        names = () if joint is None else joint.names
+        return tuple(" · ".join(map(str, n)) if isinstance(n, tuple) else str(n) for n in names)
 
     @cached_property
     def n_unseen(self) -> int:
