@@ -22,7 +22,6 @@ from splince_fast.evaluation._erasers import (
     Map,
     Part,
     cloned,
-    erase_part,
     fit_eraser,
     weight_of,
 )
@@ -244,8 +243,7 @@ class Job:
         else:
             test = self._part(self.test, self.split.test)
             train, validation, tested = (
-                erase_part(found, part, mean, self.scale)
-                for part in (data.train, data.validation, test)
+                found.erase(part, mean, self.scale) for part in (data.train, data.validation, test)
             )
             rows = ErasedRows(train, validation, tested, self.unerased.eraser_map, None)
             before, after = map(data.training_moments, (self.train, train))
