@@ -121,7 +121,7 @@ class ErasedRows:
     validation: Float
     test: Float
     eraser_map: Map
-    gram: Float | None  # Cov of `train`; None where nobody knows it
+    gram: Float | None  # Cov of `train`; None where it is not computed yet
 
 
 class LabelEraser(NamedTuple):

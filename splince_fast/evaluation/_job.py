@@ -191,7 +191,7 @@ class Job:
     # -- erasers ---------------------------------------------------------------------------
 
     def run(self, erasers: list[Component]) -> list[Record]:
-        """All records of some erasers; those of the others are known already."""
+        """All records of some erasers."""
         data = self._fit_data()
         records = []
         for eraser in erasers:
@@ -493,8 +493,8 @@ class Job:
     @cached_property
     def n_unseen(self) -> int:
         """Test rows with classes of the task that training lacks."""
-        known = np.unique(self.task(self.split.train))
-        return int((~np.isin(self.task(self.split.test), known)).sum())
+        classes, _ = self.classes()
+        return int((~np.isin(self.task(self.split.test), classes)).sum())
 
     # -- advice ----------------------------------------------------------------------------
 
