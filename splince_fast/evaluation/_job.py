@@ -22,7 +22,6 @@ from splince_fast.evaluation._erasers import (
     Map,
     Part,
     cloned,
-    erase_part,
     fit_eraser,
     weight_of,
 )
@@ -192,7 +191,7 @@ class Job:
     # -- erasers ---------------------------------------------------------------------------
 
     def run(self, erasers: list[Component]) -> list[Record]:
-        """All records of some erasers; those of the others are known already."""
+        """All records of some erasers."""
         data = self._fit_data()
         records = []
         for eraser in erasers:
@@ -244,8 +243,7 @@ class Job:
         else:
             test = self._part(self.test, self.split.test)
             train, validation, tested = (
-                erase_part(found, part, mean, self.scale)
-                for part in (data.train, data.validation, test)
+                found.erase(part, mean, self.scale) for part in (data.train, data.validation, test)
             )
             rows = ErasedRows(train, validation, tested, self.unerased.eraser_map, None)
             before, after = map(data.training_moments, (self.train, train))
@@ -502,8 +500,8 @@ class Job:
     @cached_property
     def n_unseen(self) -> int:
         """Test rows with classes of the task that training lacks."""
-        known = np.unique(self.task(self.split.train))
-        return int((~np.isin(self.task(self.split.test), known)).sum())
+        classes, _ = self.classes()
+        return int((~np.isin(self.task(self.split.test), classes)).sum())
 
     # -- advice ----------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ class ClassPredictions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantityPredictions:
-    """Predicted quantities, beside what they are scored by.
+    """Predicted quantities, beside the values that they are scored by.
 
     Attributes
     ----------
@@ -311,7 +311,7 @@ SUMMARY = (
 
 
 def scores(table: Mapping[str, Metric], found: Any) -> dict[str, float]:
-    """Every metric of a table that is defined for what was found."""
+    """Every metric of a table that is defined for the predictions or the eraser."""
     values = {key: metric.score(found) for key, metric in table.items() if metric.score}
     return {key: value for key, value in values.items() if value is not None}
 
