@@ -2,39 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from splince_fast._kernels import factor as status
 from splince_fast.exceptions import InfeasibleError, SplinceError
 from splince_fast.labels.names import listed
-
-# Terms of a combination of labels that are named, and the smallest coefficient of one.
-_TERMS, _SMALL = 4, 1e-6
-
-
-def combination(weights: NDArray[np.float64], terms: Sequence[tuple[str, float]]) -> str:
-    """A combination of labels in words.
-
-    Parameters
-    ----------
-    weights : (k,) float64
-        Coefficients of the labels in units of their deviations.
-    terms : sequence of (str, float)
-        Each label in words, and its variance.
-    """
-    coefficients = weights / np.sqrt([variance for _, variance in terms])
-    coefficients = coefficients / coefficients[np.argmax(np.abs(coefficients))]
-    order = np.argsort(-np.abs(coefficients), kind="stable")
-    named = [i for i in order if abs(coefficients[i]) > _SMALL]
-    text = " ".join(
-        f"{'-' if coefficients[i] < 0 else '+'} {abs(coefficients[i]):.3g} {terms[i][0]}"
-        for i in named[:_TERMS]
-    ).removeprefix("+ ")
-    return text + (" + ..." if len(named) > _TERMS else "")
 
 
 def raise_infeasible(

@@ -7,6 +7,9 @@ L^+ Ty = U s V^T, and a strength b::
     C = Ty V / s,    R = T^+ C (= (L^+)^T U),    R := R K'^-T,    K' = R^T C (= I but for rounding)
     D^-1 X = Q x W^T,    left = X W / x = D Q,    right = -b R (V / s)^T W x
 
+A map per class, B_c = I + b X H^+ K_c^T with K_c = S_c^+ S_cy and H = sum p_c S_cy^T K_c, is the
+same algebra with the classes side by side: (k, m d) rows sqrt(p_c) S_cy, and X given.
+
 K' makes B Ty = Ty + b X hold to rounding, whatever L is; `left` is orthonormal in units D, so that
 |D right| is |B - I|. A combination v of the labels has s = |L^+ Ty v|, to the rounding of Ty times
 its coefficients R: below that it is absent, and Sy v has to be, too. No rank is judged relative to
@@ -15,7 +18,7 @@ H or Ty themselves, which are nothing but rounding where the eraser left nothing
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,24 +28,16 @@ from splince_fast._solve import tolerances
 Float = NDArray[np.float64]
 
 
-class Whitening(Protocol):
-    """A factor of a covariance T, as far as it is read here."""
-
-    def whiten(self, columns: Float, /) -> Float:
-        """(k, p): coordinates of (k, d) rows whose squares are row^T T^+ row."""
-
-    def solve(self, columns: Float, /) -> Float:
-        """(k, d): T^+ times each of (k, d) rows."""
-
-
 class Restoration(NamedTuple):
     """B = I - left^T right, and what was decided on the way.
 
     Attributes
     ----------
-    left, right : (r, d) float64
+    left, right : (r, d), (r, m d) float64
     whitened : (k, d) float64
         L^+ Ty, one row per column of y.
+    change : float
+        E|(B - I)(t - E t)|^2 = tr(left^T left right T right^T).
     cut : float
         Its smallest singular value that counts is above it.
     lost : (k,) float64 or None
@@ -60,6 +55,7 @@ class Restoration(NamedTuple):
     left: Float
     right: Float
     whitened: Float
+    change: float
     cut: float
     lost: Float | None
     wanted: float
@@ -70,36 +66,38 @@ class Restoration(NamedTuple):
 
 
 def restore(
-    factor: Whitening, span_t: Float, span_x: Float, units: Float, strength: float
-) -> Restoration:
+    whitened: Float, solved: Float, span_t: Float, span_x: Float, units: Float, strength: float,
+    change: Float,
+) -> Restoration:  # fmt: skip
     """The map of least change that sends the rows of `span_t` to those of `span_x`.
 
     Parameters
     ----------
-    factor : Whitening
-        Of T.
-    span_t, span_x : (k, d) float64
+    whitened, solved : (k, p), (k, m d) float64
+        L^+ Ty and T^+ Ty, transposed.
+    span_t, span_x : (k, m d), (k, d) float64
         Ty and Sy, transposed, y in units of its deviations.
     units : (d,) float64
         D: deviations that the rounding of both is relative to; 0 where a feature is constant.
     strength : float
         Fraction b of X that is added to Ty.
+    change : (k, d) float64
+        X, transposed.
     """
-    k, d = span_t.shape
+    k, d = span_x.shape
+    n_maps = span_t.shape[1] // d
+    wide = np.tile(units, n_maps)
     inverse = np.divide(1.0, units, out=np.zeros(d), where=units > 0)
     noise, relative = tolerances.noise(d, 1.0), tolerances.relative(d, "auto")
     sizes = np.linalg.norm(span_x * inverse, axis=1)
-    white = factor.whiten(np.ascontiguousarray(span_t))
     # With zero columns, where labels outnumber features, all combinations have a singular value.
-    combinations, values, _ = np.linalg.svd(
-        np.pad(white, ((0, 0), (0, max(0, k - d)))), full_matrices=False
-    )
+    padded = whitened if k <= d else np.pad(whitened, ((0, 0), (0, k - d)))
+    combinations, values, _ = np.linalg.svd(padded, full_matrices=False)
     cuts = np.full(k, np.inf)
     some = np.flatnonzero(values > relative * values[0])
     weights = combinations[:, some].T / values[some, None]  # (V / s)^T
-    dual = weights @ span_t
-    right = factor.solve(np.ascontiguousarray(dual))
-    cuts[some] = np.maximum(noise * np.linalg.norm(right * units, axis=1), relative * values[0])
+    dual, right = weights @ span_t, weights @ solved
+    cuts[some] = np.maximum(noise * np.linalg.norm(right * wide, axis=1), relative * values[0])
     known = values > cuts
     chosen = known[some]
     weights, dual, right = weights[chosen], dual[chosen], right[chosen]
@@ -112,26 +110,26 @@ def restore(
     if absent.max() > limit:
         worst, none = int(np.argmax(absent)), np.empty((0, d))
         return Restoration(
-            none, none, white, cut, combinations[:, worst], float(absent[worst]),
+            none, none, whitened, 0.0, cut, combinations[:, worst], float(absent[worst]),
             sizes, sizes, sizes, np.inf,
         )  # fmt: skip
-    right = np.linalg.solve(right @ dual.T, right)
-    change = span_x - span_t
+    corrected = np.linalg.solve(right @ dual.T, weights)
     basis, lengths, _ = np.linalg.svd(change * inverse, full_matrices=False)
     moved = strength * lengths > 2.0 * noise * max(1.0, float(np.linalg.norm(sizes)))
     basis, lengths = basis[:, moved], lengths[moved, None]
     left = (basis.T @ change) / lengths
-    right = -strength * lengths * (basis.T @ weights.T) @ right
-    size = float(np.linalg.norm(right * units, 2)) if len(right) else 0.0
+    weights = -strength * lengths * (basis.T @ weights.T) @ corrected
+    right, inner = weights @ solved, weights @ whitened
+    size = float(np.linalg.norm(right * wide, 2)) if len(right) else 0.0
     spread = float(values[known][0] / values[known][-1]) if known.any() else 1.0
     error = (strength * change + (span_t @ right.T) @ left) * inverse
-    reach = sizes + np.linalg.norm(span_t * inverse, axis=1)
+    reach = sizes + np.linalg.norm(span_t * np.tile(inverse, n_maps), axis=1)
     return Restoration(
-        left, right, white, cut, None, 0.0,
+        left, right, whitened, float(np.vdot(left @ left.T, inner @ inner.T)), cut, None, 0.0,
         np.linalg.norm(error, axis=1),
         tolerances.residual(d, spread, size) * reach + 4.0 * noise,
         sizes,
-        _norm(left * inverse, right * units),
+        max(_norm(left * inverse, part * units) for part in np.split(right, n_maps, axis=1)),
     )  # fmt: skip
 
 

@@ -32,59 +32,21 @@ from splince_fast._solve.options import OPTIONS, Options
 from splince_fast._solve.restore import Restoration, restore
 from splince_fast._solve.selection import Selection, Span, names_of, span_of
 from splince_fast.conditional import NEEDS_LABELS, ConditionalEraser, Shift
-from splince_fast.exceptions import InfeasibleError, InputError, PrecisionWarning
-from splince_fast.labels import VariableName
+from splince_fast.exceptions import InfeasibleError, InputError, PrecisionWarning, UnseenRowsWarning
+from splince_fast.labels import class_key
 from splince_fast.labels.names import listed
+from splince_fast.methods.classes import Classes, concept_of, read_classes
 from splince_fast.methods.closed_forms import leace, splince
+from splince_fast.methods.label_columns import LabelColumns
 from splince_fast.methods.repair import refuse_lost
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.factored import Factored, Statistics, statistics
-from splince_fast.moments.variable import Variable
 from splince_fast.projection import Projection
 from splince_fast.report import OracleFit, Report, Sampling, VariableReport
 
 Float = NDArray[np.float64]
-
-
-class _Columns(NamedTuple):
-    """The columns of a variable that vary, in units of their deviations.
-
-    Attributes
-    ----------
-    used : (k,) intp
-        Classes but the most frequent, or columns that vary.
-    mean, deviation : (k,) float64
-        Of the indicators or columns.
-    """
-
-    name: VariableName
-    variable: Variable
-    used: NDArray[np.intp]
-    mean: Float
-    deviation: Float
-
-    @classmethod
-    def of(cls, name: VariableName, variable: Variable) -> _Columns:
-        """The columns of a variable, in the order of its span."""
-        if isinstance(variable, ClassSums):
-            p = variable.weights / variable.weights.sum()
-            used = np.array([c for c in np.flatnonzero(p > 0) if c != np.argmax(p)], np.intp)
-            return cls(name, variable, used, p[used], np.sqrt(p[used] * (1 - p[used])))
-        assert isinstance(variable, ColumnSums)
-        deviation = variable.deviations()
-        used = np.flatnonzero(deviation > 0)
-        mean = variable.reference_mean()
-        return cls(name, variable, used, mean[used], deviation[used])
-
-    def correlation(self) -> Float:
-        """(k, k): their correlations."""
-        units = np.outer(self.deviation, self.deviation)
-        if isinstance(self.variable, ClassSums):
-            return np.asarray((np.diag(self.mean) - np.outer(self.mean, self.mean)) / units)
-        assert isinstance(self.variable, ColumnSums)
-        return np.asarray(self.variable.variance()[np.ix_(self.used, self.used)] / units)
 
 
 def oracle(
@@ -94,6 +56,7 @@ def oracle(
     keep: Selection | None = None,
     strength: float = 1.0,
     missing: str = "splince",
+    classwise: bool = False,
 ) -> ConditionalEraser:
     """Erase variables with their labels at hand, and keep the covariance with others.
 
@@ -113,6 +76,12 @@ def oracle(
         Variables whose covariance with x stays exactly as it is.
     strength : float in [0, 1]
         Fraction of the covariance with what is kept that is given back; 0 is o-LEACE.
+    classwise : bool
+        Use a map per class, r = mu + A_c (x - m_c) with A_c = I + X H_w^+ B_c^T, B_c = S_c^+ S_cy,
+        H_w = sum_c p_c S_cy^T B_c: the least change of all maps that are affine in each class,
+        never above that of the one map. It has as many coefficients for each class, so that on
+        new rows the kept covariance errs more. For one variable of classes, and moments made with
+        ``by=`` it.
     missing : {"splince", "raise"}
         Map of rows without a label: SPLINCE (LEACE if nothing is kept) of the same moments, or
         none: such rows raise LabelError. The concept is guarded among all rows if labels are
@@ -127,7 +96,8 @@ def oracle(
     ------
     InputError
         A parameter out of range; rows without a label in the moments; moments of an older file,
-        which do not know how labels go together.
+        which do not know how labels go together; `classwise` with moments that were not made with
+        ``by=``.
     InfeasibleError
         A kept combination of labels covaries with x through what is erased alone; or SPLINCE, for
         rows without a label, cannot be, which ``missing="raise"`` leaves out.
@@ -139,6 +109,8 @@ def oracle(
     PrecisionWarning
         Kept deviations are enlarged more than 1e4 times, or x nearly determines the labels:
         1 / (1 - c^2) above 1e4 for a canonical correlation c.
+    UnseenRowsWarning
+        `classwise` with a class of no more rows than dimensions.
 
     Examples
     --------
@@ -159,25 +131,27 @@ def oracle(
     OPTIONS["strength"].check(strength)
     if missing not in ("splince", "raise"):
         raise InputError(f"missing is {missing!r}; it must be 'splince' or 'raise'")
-    if isinstance(moments, Folds):
-        moments = moments.total
+    total = moments.total if isinstance(moments, Folds) else moments
     erased = names_of(erase, "erase")
     kept = [] if keep is None else names_of(keep, "keep")
     for name in erased:
         if not isinstance(name, str):
             raise InputError(f"erase names the joint cells {name!r}; name the variables one by one")
-    options = Options()
-    with statistics(moments) as known, known.memory(True) as memory:
+    classes = None
+    if classwise and kept:
+        classes = read_classes(moments, concept_of(erase, "classwise"), "classwise").whole
+    with statistics(total) as known, known.memory(True) as memory:
         span_z = span_of(known, erased, "erase", True)
         span_y = span_of(known, kept, "keep", True) if kept else Span([], span_z.rows[:0], [], [])
-        z = [_Columns.of(name, known.variable(name)) for name in erased]
-        y = [_Columns.of(name, known.variable(name)) for name in kept]
+        z = [LabelColumns.of(name, known.variable(name)) for name in erased]
+        y = [LabelColumns.of(name, known.variable(name)) for name in kept]
         _check_rows(known, [*z, *y])
-        factor = known.factored(options, 0.0, memory)
+        factor = known.factored(Options(), 0.0, memory)
         if factor.status != STATUS_OK:
             raise_numerical(factor.status, "auto")
         # In one pass over the factor.
-        both = factor.whiten(np.concatenate([span_z.rows, span_y.rows]))
+        spans = np.concatenate([span_z.rows, span_y.rows])
+        both = factor.whiten(spans)
         white = {"erased": both[: len(span_z.rows)], "kept": both[len(span_z.rows) :]}
         Szz = _blocks(known, z, z)
         inverse, root = _inverses(Szz)
@@ -188,9 +162,17 @@ def oracle(
         if kept:
             Szy = _blocks(known, z, y)
             span_t = span_y.rows - Szy.T @ predicted
-            conditional = _Conditional(factor, root @ span_z.rows, root @ white["erased"])
-            units = np.sqrt(known.variances)
-            found = restore(conditional, span_t, span_y.rows, units, float(strength))
+            change = span_y.rows - span_t
+            if classes is None:
+                whitened, solved, lost = _at_fixed_labels(
+                    both, factor.solve(spans), inverse, root, Szy
+                )
+            else:
+                whitened, solved, span_t = _in_classes(classes, y)
+            found = restore(
+                whitened, solved, span_t, span_y.rows, np.sqrt(known.variances), float(strength),
+                change,
+            )  # fmt: skip
             between = Szy.T @ inverse @ Szy
             if found.lost is not None:
                 own = float(np.sum((found.lost @ found.whitened) ** 2))
@@ -199,8 +181,8 @@ def oracle(
                     "leave keep= out: that keeps the relation within classes. SPLINCE cannot keep "
                     f"it either (1 - rho_o = {share:.1e})"
                 )
-                refuse_lost(found, "oracle", kept, [column.variable for column in y], remedy)
-            rho, lost = _rho(found.whitened, between, span_y.rows), conditional.lost
+                refuse_lost(found, "oracle", y, remedy)
+            rho = _rho(found.whitened, between, span_y.rows)
         mean = known.mean
         report = _report(
             known, factor, span_z, span_y, white, predicted, found, float(strength), rho, lost,
@@ -222,11 +204,15 @@ def oracle(
                     error.cosine,
                 ) from error
     empty = np.empty((0, len(mean)))
-    left, right = (empty, empty) if found is None else (found.left, found.right)
+    left, right, maps = empty, empty, None
+    if found is not None and classes is None:
+        left, right = found.left, found.right
+    elif found is not None and classes is not None:
+        maps = _maps(found, shifts[0], classes)
     after = Projection._make(left, right, mean, method="oracle")
     for note in report.warnings[1:]:
         warnings.warn(note, PrecisionWarning, stacklevel=2)
-    return ConditionalEraser(shifts, after, fallback, method="oracle", report=report)
+    return ConditionalEraser(shifts, after, fallback, maps=maps, method="oracle", report=report)
 
 
 class _Reused:
@@ -265,38 +251,93 @@ def _rho(white: Float, between: Float, span: Float) -> float:
     return 1.0 - min(max(least, 0.0), 1.0)
 
 
-class _Conditional:
-    """The factor of T from that of S, the rows Szz^{+1/2} Sz^T, and these whitened."""
+class _AtFixedLabels(NamedTuple):
+    """Cov(x, y given z), (k, d): whitened by T = Cov(x given z), and T^+ times it.
 
-    def __init__(self, factor: Factor, rows: Float, white: Float) -> None:
-        self._factor = factor
-        combinations, cosines, basis = np.linalg.svd(white, full_matrices=False)
-        some = cosines > tolerances.noise(len(rows[0]), 1.0)
-        cosines = np.minimum(cosines[some], 1.0)
-        self._basis = basis[some]  # U^T
-        # Directions that z determines are not in T.
-        left = 1.0 - cosines**2
-        inside = left > len(rows[0]) * np.finfo(np.float64).eps
-        gain = np.where(inside, 1.0 / np.where(inside, left, 1.0), 0.0)
-        self._root_gain, self._gain = np.sqrt(gain) - 1.0, gain - 1.0
-        self.lost = float(gain.max(initial=1.0))  # 1 / (1 - c^2): digits that T^+ has lost
-        solved = factor.solve(np.ascontiguousarray(rows))
-        self._dual = (combinations.T[some] @ solved) / cosines[:, None]  # (L^+)^T U, transposed
+    `lost` is the largest 1 / (1 - c^2), c the canonical correlations of x and z: digits of T^+.
+    """
 
-    def whiten(self, rows: Float) -> Float:
-        """Coordinates with |.|^2 = row^T T^+ row."""
-        white = self._factor.whiten(np.ascontiguousarray(rows))
-        inside = white @ self._basis.T
-        return np.asarray(white + (inside * self._root_gain) @ self._basis)
-
-    def solve(self, rows: Float) -> Float:
-        """T^+ times each row."""
-        inside = self._factor.whiten(np.ascontiguousarray(rows)) @ self._basis.T
-        solved = self._factor.solve(np.ascontiguousarray(rows))
-        return np.asarray(solved + (inside * self._gain) @ self._dual)
+    whitened: Float
+    solved: Float
+    lost: float
 
 
-def _check_rows(known: Statistics, columns: list[_Columns]) -> None:
+def _at_fixed_labels(
+    white: Float, solved: Float, inverse: Float, root: Float, Szy: Float
+) -> _AtFixedLabels:
+    """Cov(x, y given z) by the factor of S = Cov(x): T = S - Sz Szz^+ Sz^T needs none of its own.
+
+    Parameters
+    ----------
+    white, solved : (k_z + k_y, d) float64
+        L^+ and S^+ times Sz and Sy.
+    inverse, root : (k_z, k_z) float64
+        Szz^+ and its root.
+    Szy : (k_z, k_y) float64
+    """
+    k, d = len(inverse), solved.shape[1]
+    combinations, cosines, basis = np.linalg.svd(root @ white[:k], full_matrices=False)
+    some = cosines > tolerances.noise(d, 1.0)
+    cosines, basis = np.minimum(cosines[some], 1.0), basis[some]
+    # Directions that z determines are not in T.
+    left = 1.0 - cosines**2
+    inside = left > d * tolerances.EPS
+    gain = np.where(inside, 1.0 / np.where(inside, left, 1.0), 0.0)
+    dual = (combinations.T[some] @ root @ solved[:k]) / cosines[:, None]  # S^+ L basis^T
+    weights = Szy.T @ inverse
+    own, own_solved = white[k:] - weights @ white[:k], solved[k:] - weights @ solved[:k]
+    along = own @ basis.T
+    return _AtFixedLabels(
+        own + (along * (np.sqrt(gain) - 1.0)) @ basis,
+        own_solved + (along * (gain - 1.0)) @ dual,
+        float(gain.max(initial=1.0)),
+    )
+
+
+def _in_classes(classes: Classes, columns: list[LabelColumns]) -> tuple[Float, Float, Float]:
+    """sqrt(p_c) times S_cy whitened by S_c, S_c^+ S_cy and S_cy, (k, m d): classes side by side.
+
+    Warns of classes of so few rows that their maps fit the noise.
+    """
+    weights = np.array([part.weight for part in classes.values()])
+    parts, few = [], []
+    for (name, part), share in zip(classes.items(), np.sqrt(weights / weights.sum()), strict=True):
+        with statistics(part) as known:
+            crosses = [own.within(known.variable(own.name))[0] for own in columns]
+            span = np.ascontiguousarray(share * np.hstack(crosses).T)
+            factor = known.factored(Options(), 0.0, None)
+            if factor.status != STATUS_OK:
+                raise_numerical(factor.status, "auto")
+            parts.append((factor.whiten(span), factor.solve(span), span))
+            if known.n_rows <= factor.rank + 1:
+                few.append(name)
+    if few:
+        warnings.warn(
+            f"class(es) {listed(few)} have no more rows than x has dimensions: their maps fit the "
+            "noise of these rows, and change new rows far more; leave classwise=False, or use "
+            "fewer features",
+            UnseenRowsWarning,
+            stacklevel=3,
+        )
+    whitened, solved, spans = (np.hstack(blocks) for blocks in zip(*parts, strict=True))
+    return whitened, solved, spans
+
+
+def _maps(found: Restoration, shift: Shift, classes: Classes) -> Float:
+    """(k, d, d): A_c = I - left^T right_c / sqrt(p_c), in the order of the classes of the shift."""
+    weights = np.array([part.weight for part in classes.values()])
+    rights = np.split(found.right, len(classes), axis=1)
+    steps = {
+        class_key(name): found.left.T @ right / share
+        for name, right, share in zip(
+            classes, rights, np.sqrt(weights / weights.sum()), strict=True
+        )
+    }
+    ordered = np.stack([steps[class_key(name)] for name in shift.classes or ()])
+    return np.asarray(np.eye(found.left.shape[1]) - ordered)
+
+
+def _check_rows(known: Statistics, columns: list[LabelColumns]) -> None:
     """Raise InputError unless every row carries every label."""
     for column in columns:
         weight = column.variable.weight
@@ -308,12 +349,12 @@ def _check_rows(known: Statistics, columns: list[_Columns]) -> None:
             )
 
 
-def _blocks(known: Statistics, first: list[_Columns], second: list[_Columns]) -> Float:
+def _blocks(known: Statistics, first: list[LabelColumns], second: list[LabelColumns]) -> Float:
     """Correlations of the columns of several variables."""
     return np.block([[_pair(known, a, b) for b in second] for a in first])
 
 
-def _pair(known: Statistics, a: _Columns, b: _Columns) -> Float:
+def _pair(known: Statistics, a: LabelColumns, b: LabelColumns) -> Float:
     """(k_a, k_b): correlations of the columns of two variables."""
     if a.name == b.name:
         return a.correlation()
@@ -336,7 +377,7 @@ def _inverses(matrix: Float) -> tuple[Float, Float]:
     return (vectors / values) @ vectors.T, (vectors / np.sqrt(values)) @ vectors.T
 
 
-def _shifts(columns: list[_Columns], predicted: Float) -> list[Shift]:
+def _shifts(columns: list[LabelColumns], predicted: Float) -> list[Shift]:
     """The shift of each variable, from the rows of Szz^+ Sz^T of all."""
     found, start = [], 0
     for own in columns:
@@ -369,11 +410,13 @@ def _report(
     d, variables, notes = len(known.mean), [], [NEEDS_LABELS]
     cost, amplification = least, 1.0
     if found is not None:
-        # E|(B - I)(t - E t)|^2 = tr(left^T left right T right^T)
-        inner = known.gram(found.right) - (found.right @ span_z.rows.T) @ (
-            predicted @ found.right.T
-        )
-        cost += float(np.vdot(found.left @ found.left.T, inner))
+        if known.sample is None and not known.share(Options()):
+            cost += found.change
+        else:  # another matrix than Cov(x) was factored
+            inner = known.gram(found.right) - (found.right @ span_z.rows.T) @ (
+                predicted @ found.right.T
+            )
+            cost += float(np.vdot(found.left @ found.left.T, inner))
         amplification = found.amplification
     bound = tolerances.residual(d, 1.0, amplification)
     for role, span in (("erased", span_z), ("kept", span_y)):
@@ -388,7 +431,7 @@ def _report(
             own, size = bound, float(np.linalg.norm(span.rows[part]))
             if role == "erased":
                 rest = left[part]
-                if found is not None:
+                if found is not None and found.right.shape == found.left.shape:
                     rest = rest - (rest @ found.right.T) @ found.left
                 residual = float(np.linalg.norm(rest))
             else:

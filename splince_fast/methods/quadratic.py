@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import reduce
-from operator import add
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,31 +13,28 @@ from numpy.typing import NDArray
 from splince_fast._solve import class_covariances as shrinking
 from splince_fast._solve import tolerances
 from splince_fast._solve.class_covariances import ClassStatistics
-from splince_fast._solve.messages import combination
 from splince_fast._solve.options import OPTIONS, Option
 from splince_fast._solve.quadratic import SingularClassError, Solution, Support, solve, support_of
-from splince_fast._solve.selection import Selection, Span, names_of, span_of
+from splince_fast._solve.selection import Selection
 from splince_fast.conditional import NEEDS_LABELS, ConditionalEraser, Shift
 from splince_fast.exceptions import (
-    ConstantVariableError,
-    InfeasibleError,
     InputError,
-    LabelError,
     NotEnoughDataError,
     UnseenRowsWarning,
 )
-from splince_fast.labels import ClassName, VariableName, class_key
-from splince_fast.labels.names import listed
+from splince_fast.labels import ClassName, VariableName
+from splince_fast.methods.classes import (
+    Coding,
+    class_statistics,
+    concept_of,
+    read_classes,
+    refuse_combination,
+)
 from splince_fast.moments import Folds, Moments
-from splince_fast.moments.class_sums import ClassSums
-from splince_fast.moments.column_sums import ColumnSums
-from splince_fast.moments.factored import statistics
-from splince_fast.moments.variable import Variable
 from splince_fast.projection import Projection
 from splince_fast.report import QuadraticFit, Report, VariableReport
 
 Float = NDArray[np.float64]
-Classes: TypeAlias = Mapping[ClassName, Moments]
 
 METHODS = ("optimal", "repair")
 # Fraction of the variance that moves no figure of the report.
@@ -143,15 +138,15 @@ def quadratic(
     _SHRINKAGE.check(shrinkage)
     if method not in METHODS:
         raise InputError(f"method is {method!r}; it must be one of {METHODS}")
-    name = _concept(erase)
-    source = _read(moments, name)
+    name = concept_of(erase, "quadratic")
+    source = read_classes(moments, name, "quadratic")
     if isinstance(shrinkage, str) and len(source.folds) < 2:
         raise InputError(
             f"shrinkage={shrinkage!r} is chosen on folds, and these moments are of all rows; pass "
             f"sf.Folds.from_blocks(source, folds=2, by={name!r}), or shrinkage= a number in [0, 1]"
         )
-    coding = _Coding.of(source.whole, keep)
-    whole = _statistics(source.whole, coding)
+    coding = Coding.of(source.whole, keep, "quadratic")
+    whole = class_statistics(source.whole, coding)
     if shrinkage == "cv-eig" and len(whole.rows) != 2:
         raise InputError(
             f"shrinkage='cv-eig' is for two classes, and {name!r} has {len(whole.rows)}; use 'cv'"
@@ -160,7 +155,7 @@ def quadratic(
     support = support_of(whole.pooled, whole.mean, roundoff)
     # Only folds, and the warning of an eraser without shrinkage, need the differences.
     own = whole.differences(support) if source.folds or not shrinkage else np.zeros((1, 0, 0))
-    folds = [_statistics(part, coding).differences(support) for part in source.folds]
+    folds = [class_statistics(part, coding).differences(support) for part in source.folds]
     shrunk = _Shrinkage.chosen(shrinkage, whole.fractions, own, folds)
     covariances = shrunk.covariances(whole, support)
     names = list(source.whole)
@@ -182,7 +177,7 @@ def quadratic(
             "repeat. Pass folds with shrinkage='cv', or a number above 0"
         ) from error
     if solution.lost is not None:
-        _refuse(name, coding, solution.lost)
+        refuse_combination(name, coding, solution.lost, "quadratic")
     before = left = None
     if folds:
         before = shrinking.over_folds(folds)
@@ -199,221 +194,6 @@ def quadratic(
     after = Projection._make(empty, empty, whole.mean, method=label)
     shift = Shift(name, tuple(names), np.zeros(len(names)), whole.means - whole.mean)
     return ConditionalEraser([shift], after, None, maps=solution.maps, method=label, report=report)
-
-
-# -- reading the moments -----------------------------------------------------------------------
-
-
-class _Source(NamedTuple):
-    """Moments of each class: of all rows, and of each fold."""
-
-    whole: dict[ClassName, Moments]
-    folds: list[dict[ClassName, Moments]]
-    groups: str | None
-
-
-def _concept(erase: object) -> str:
-    """The one variable to erase."""
-    names = names_of(erase, "erase")
-    if len(names) > 1 or not isinstance(names[0], str):
-        raise InputError(
-            f"erase is {erase!r}; quadratic erases the classes of one variable: make a column of "
-            "the joint cells, and pass its name"
-        )
-    return names[0]
-
-
-def _read(moments: object, name: str) -> _Source:
-    """The moments of each class, however they are passed.
-
-    Raises
-    ------
-    InputError
-        No moments of classes, or of a sketch or sample.
-    """
-    groups: str | None = None
-    if isinstance(moments, Mapping):
-        kinds = {type(part) for part in moments.values()}
-        if kinds == {Folds}:
-            counts = {len(part) for part in moments.values()}
-            if len(counts) > 1:
-                raise InputError("the classes have different numbers of folds; make them alike")
-            groups = next(iter(moments.values()))._groups
-            count = counts.pop()
-            folds = [{c: part[i] for c, part in moments.items()} for i in range(count)]
-        elif kinds == {Moments}:
-            folds = [dict(moments)]
-        else:
-            raise InputError(
-                "a mapping must hold the Moments of each class, or the Folds of each class"
-            )
-    elif isinstance(moments, Folds):
-        groups = moments._groups
-        folds = [_by_class(part, name) for part in moments]
-    elif isinstance(moments, Moments):
-        folds = [_by_class(moments, name)]
-    else:
-        raise InputError(
-            f"moments is {type(moments).__name__}; pass Moments(by={name!r}), Folds of them, or a "
-            "mapping of classes to moments"
-        )
-    classes: dict[Any, ClassName] = {}
-    for fold in folds:
-        classes |= {class_key(c): c for c, part in fold.items() if part.n_rows}
-    for part in (part for fold in folds for part in fold.values()):
-        parameters = part.parameters
-        if parameters.sketch_size is not None or parameters.subsample < 1:
-            raise InputError(
-                "quadratic needs the covariance of each class from all rows, and these moments "
-                "were made with sketch_size= or subsample=; accumulate without them"
-            )
-    if len(classes) < 2:
-        raise ConstantVariableError(
-            f"the variable {name!r}, to be erased, has {len(classes)} class with rows: there is "
-            "no difference to remove; check the labels"
-        )
-    own = []
-    for fold in folds:
-        by_key = {class_key(c): part for c, part in fold.items() if part.n_rows}
-        for key, c in classes.items():
-            if key not in by_key:
-                raise NotEnoughDataError(
-                    f"a fold has no row of the class {c!r} of {name!r}; use fewer folds, or leave "
-                    "the class out"
-                )
-        own.append({c: by_key[key] for key, c in classes.items()})
-    whole = own[0] if len(own) == 1 else {c: reduce(add, (f[c] for f in own)) for c in own[0]}
-    return _Source(whole, own if len(own) > 1 else [], groups)
-
-
-def _by_class(moments: Moments, name: str) -> dict[ClassName, Moments]:
-    """Moments of each class of a state that keeps them.
-
-    Raises
-    ------
-    LabelError
-        The concept is continuous.
-    InputError
-        The state keeps no moments of these classes.
-    """
-    by = moments.parameters.by
-    if by != name:
-        if moments.variables.get(name) == "continuous":
-            raise LabelError(
-                f"the variable {name!r} is continuous and has no class covariances; bin it into "
-                "classes, such as np.digitize(z, np.quantile(z, [0.25, 0.5, 0.75]))"
-            )
-        raise InputError(
-            f"quadratic needs the covariance of x in each class of {name!r}, and these moments "
-            f"keep {'that of all rows alone' if by is None else f'those of {by!r}'}; accumulate "
-            f"them with sf.Moments(by={name!r})"
-        )
-    # Rows without a label of the concept are in no class.
-    return {c: part for c, part in moments.by_class.items() if c is not None}
-
-
-class _Kept(NamedTuple):
-    """A kept variable: which of its columns are read, and their deviations over all rows."""
-
-    name: VariableName
-    keys: list[Any] | None  # of the classes; None of columns
-    columns: NDArray[np.intp]
-    deviations: Float
-    terms: list[str]  # in words
-
-
-class _Coding(NamedTuple):
-    """Columns of what is kept, in units of deviations; the same for every class and fold."""
-
-    kept: list[_Kept]
-    span: Span  # of all rows, for the report
-    total: Moments
-
-    @classmethod
-    def of(cls, classes: Classes, keep: Selection | None) -> _Coding:
-        """Decide the columns from all rows.
-
-        Raises
-        ------
-        InputError
-            Directions, or rows without a label.
-        ConstantVariableError
-            A variable with a single value.
-        """
-        total = reduce(add, classes.values())
-        if keep is None:
-            return cls([], Span([], np.empty((0, total.n_features or 0)), [], []), total)
-        if not isinstance(keep, str | tuple | list):
-            raise InputError(
-                "keep holds directions; quadratic keeps the covariance with variables, by name"
-            )
-        kept = []
-        with statistics(total) as known:
-            span = span_of(known, keep, "keep", True)
-            for name in names_of(keep, "keep"):
-                variable = known.variable(name)
-                if variable.n_rows != known.n_rows:
-                    raise InputError(
-                        f"{known.n_rows - variable.n_rows:,} of {known.n_rows:,} rows have no "
-                        f"label of {name!r}; the covariances of x and with {name!r} must be of "
-                        "the same rows: leave the others out"
-                    )
-                kept.append(_columns_of(name, variable))
-        return cls(kept, span, total)
-
-
-def _columns_of(name: VariableName, variable: Variable) -> _Kept:
-    """Columns that span the covariance with a variable: of classes all but the most frequent."""
-    if isinstance(variable, ClassSums):
-        p = variable.weights / variable.weights.sum()
-        index = np.flatnonzero((p > 0) & (np.arange(len(p)) != np.argmax(p)))
-        keys = list(variable.places)
-        terms = [f"[{name} = {variable.names[i]}]" for i in index]
-        return _Kept(name, keys, index, np.sqrt(p[index] * (1 - p[index])), terms)
-    assert isinstance(variable, ColumnSums)
-    deviations = variable.deviations()
-    index = np.flatnonzero(deviations > 0)
-    single = variable.n_columns == 1
-    terms = [str(name) if single else f"{name}[{variable.names[i]}]" for i in index]
-    return _Kept(name, None, index, deviations[index], terms)
-
-
-def _statistics(classes: Classes, coding: _Coding) -> ClassStatistics:
-    """Arrays of the moments of each class."""
-    crosses, task_means = [], []
-    for part in classes.values():
-        columns, means = [np.zeros((part.n_features or 0, 0))], [np.zeros(0)]
-        with statistics(part) as known:
-            for kept in coding.kept:
-                cross, mean = _task(known.variable(kept.name), kept)
-                columns.append(cross)
-                means.append(mean)
-        crosses.append(np.hstack(columns))
-        task_means.append(np.concatenate(means))
-    parts = list(classes.values())
-    return ClassStatistics(
-        np.array([part.weight for part in parts]), np.array([part.n_rows for part in parts]),
-        np.stack([part.mean for part in parts]),
-        np.stack([part.covariance(ddof=0) for part in parts]),
-        np.stack(crosses), np.stack(task_means),
-    )  # fmt: skip
-
-
-def _task(variable: Variable, kept: _Kept) -> tuple[Float, Float]:
-    """(d, q) covariance with the columns of a kept variable in one class, and their (q,) means."""
-    cross = variable.cross_covariance(0, kept.name)
-    if isinstance(variable, ClassSums):
-        assert kept.keys is not None
-        # A class of y that does not occur in a class of z has the indicator 0 there.
-        places = [variable.places.get(kept.keys[i], -1) for i in kept.columns]
-        own = variable.weights / variable.weights.sum()
-        columns = np.hstack([cross, np.zeros((len(cross), 1))])[:, places]
-        means = np.append(own, 0.0)[places]
-    else:
-        assert isinstance(variable, ColumnSums)
-        columns = cross[:, kept.columns]
-        means = variable.reference_mean()[kept.columns]
-    return columns / kept.deviations, means / kept.deviations
 
 
 # -- shrinkage, and what is said of it -------------------------------------------------------------
@@ -480,28 +260,12 @@ def _notes(
     )
 
 
-def _refuse(name: VariableName, coding: _Coding, weights: Float) -> NoReturn:
-    """Raise InfeasibleError with the combination of labels that no class relates to x."""
-    terms = [
-        (term, deviation**2)
-        for kept in coding.kept
-        for term, deviation in zip(kept.terms, kept.deviations, strict=True)
-    ]
-    kept = listed([str(one.name) for one in coding.kept])
-    raise InfeasibleError(
-        f"quadratic cannot keep {kept} while it erases {name!r}: in no class of {name!r} does x "
-        f"covary with the combination {combination(weights, terms)}, and over all rows it does. "
-        "Typically it is a function of the concept. Keep fewer variables, or leave keep= out",
-        1.0,
-    )
-
-
 # -- the report ------------------------------------------------------------------------------------
 
 
 def _report(
     label: str, name: VariableName, whole: ClassStatistics, support: Support,
-    covariances: Float, solution: Solution, coding: _Coding,
+    covariances: Float, solution: Solution, coding: Coding,
     differences: tuple[float | None, float | None], *, optimal: bool,
 ) -> Report:  # fmt: skip
     """Effect of the maps on the fitted rows; `differences` of class covariances in new rows."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from splince_fast._kernels import spans
 from splince_fast._kernels.factor import STATUS_OK, Factor
 from splince_fast._solve import tolerances
-from splince_fast._solve.messages import combination, raise_numerical
+from splince_fast._solve.messages import raise_numerical
 from splince_fast._solve.options import OPTIONS
 from splince_fast._solve.restore import Restoration, restore
 from splince_fast._solve.selection import Selection, Span, names_of, span_of
@@ -19,6 +19,7 @@ from splince_fast._solve.weak_features import sensitivity
 from splince_fast.exceptions import InfeasibleError, InputError, PrecisionWarning
 from splince_fast.labels import VariableName
 from splince_fast.labels.names import listed
+from splince_fast.methods.label_columns import LabelColumns, combination
 from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.column_sums import ColumnSums
@@ -149,9 +150,13 @@ def repair(
             factor = _factor(erased, np.sqrt(original.variances), memory)
             if factor.status != STATUS_OK:
                 raise_numerical(factor.status, "auto")
-            found = restore(factor, span_t.rows, span_x, units, float(strength))
+            rows = np.ascontiguousarray(span_t.rows)
+            found = restore(
+                factor.whiten(rows), factor.solve(rows), rows, span_x, units, float(strength),
+                span_x - rows,
+            )  # fmt: skip
             if found.lost is not None:
-                refuse_lost(found, "repair", names, variables)
+                refuse_lost(found, "repair", list(map(LabelColumns.of, names, variables)))
             report = _report(erased, factor, found, span_t, float(strength), original)
     for note in report.warnings:
         warnings.warn(note, PrecisionWarning, stacklevel=2)
@@ -242,25 +247,15 @@ def _factor(erased: Statistics, deviations: Float, memory: Float | None) -> Fact
 
 
 def refuse_lost(
-    found: Restoration, method: str, names: list[VariableName], variables: list[Variable],
+    found: Restoration, method: str, columns: list[LabelColumns],
     remedy: str = "use an eraser that leaves a trace of it, such as splince(keep=)",
 ) -> NoReturn:  # fmt: skip
     """Raise InfeasibleError with the combination of labels that the erased rows have lost."""
     assert found.lost is not None
-    weights, terms = found.lost, []
-    for name, variable in zip(names, variables, strict=True):
-        if isinstance(variable, ClassSums):
-            p = variable.weights / variable.weights.sum()
-            used = [c for c in np.flatnonzero(p > 0) if c != np.argmax(p)]
-            terms += [(f"[{name} = {variable.names[c]}]", p[c] * (1 - p[c])) for c in used]
-        else:
-            assert isinstance(variable, ColumnSums)
-            pairs = zip(variable.names, variable.deviations() ** 2, strict=True)
-            single = variable.n_columns == 1
-            terms += [(f"{name}" if single else f"{name}[{c}]", v) for c, v in pairs if v > 0]
+    kept = listed([str(column.name) for column in columns])
     raise InfeasibleError(
-        f"{method} cannot restore the covariance with {listed(list(map(str, names)))}: the rows "
-        f"covaried with the combination {combination(weights, terms)} before erasing (|Cov| "
+        f"{method} cannot restore the covariance with {kept}: the rows "
+        f"covaried with the combination {combination(found.lost, columns)} before erasing (|Cov| "
         f"{found.wanted:.2g} in units of deviations), and the erased rows do not, above rounding. "
         "Nothing linear of it is left to enlarge: typically the concept determines it. Keep fewer "
         f"variables, or {remedy}",

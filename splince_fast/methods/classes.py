@@ -1,0 +1,209 @@
+"""Moments of each class of a concept as arrays, for methods that read class covariances."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from operator import add
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._solve.class_covariances import ClassStatistics
+from splince_fast._solve.selection import Selection, Span, names_of, span_of
+from splince_fast.exceptions import (
+    ConstantVariableError,
+    InfeasibleError,
+    InputError,
+    LabelError,
+    NotEnoughDataError,
+)
+from splince_fast.labels import ClassName, VariableName, class_key
+from splince_fast.labels.names import listed
+from splince_fast.methods.label_columns import LabelColumns, combination
+from splince_fast.moments import Folds, Moments
+from splince_fast.moments.factored import statistics
+
+Float = NDArray[np.float64]
+Classes: TypeAlias = Mapping[ClassName, Moments]
+
+
+class ClassMoments(NamedTuple):
+    """Moments of each class: of all rows, and of each fold."""
+
+    whole: dict[ClassName, Moments]
+    folds: list[dict[ClassName, Moments]]
+    groups: str | None
+
+
+def concept_of(erase: object, method: str) -> str:
+    """The one variable to erase."""
+    names = names_of(erase, "erase")
+    if len(names) > 1 or not isinstance(names[0], str):
+        raise InputError(
+            f"erase is {erase!r}; {method} erases the classes of one variable: make a column of "
+            "the joint cells, and pass its name"
+        )
+    return names[0]
+
+
+def read_classes(moments: object, name: str, method: str) -> ClassMoments:
+    """The moments of each class, however they are passed.
+
+    Raises
+    ------
+    InputError
+        No moments of classes, or of a sketch or sample.
+    """
+    groups: str | None = None
+    if isinstance(moments, Mapping):
+        kinds = {type(part) for part in moments.values()}
+        if kinds == {Folds}:
+            counts = {len(part) for part in moments.values()}
+            if len(counts) > 1:
+                raise InputError("the classes have different numbers of folds; make them alike")
+            groups = next(iter(moments.values()))._groups
+            count = counts.pop()
+            folds = [{c: part[i] for c, part in moments.items()} for i in range(count)]
+        elif kinds == {Moments}:
+            folds = [dict(moments)]
+        else:
+            raise InputError(
+                "a mapping must hold the Moments of each class, or the Folds of each class"
+            )
+    elif isinstance(moments, Folds):
+        groups = moments._groups
+        folds = [_by_class(part, name, method) for part in moments]
+    elif isinstance(moments, Moments):
+        folds = [_by_class(moments, name, method)]
+    else:
+        raise InputError(
+            f"moments is {type(moments).__name__}; pass Moments(by={name!r}), Folds of them, or a "
+            "mapping of classes to moments"
+        )
+    classes: dict[Any, ClassName] = {}
+    for fold in folds:
+        classes |= {class_key(c): c for c, part in fold.items() if part.n_rows}
+    for part in (part for fold in folds for part in fold.values()):
+        parameters = part.parameters
+        if parameters.sketch_size is not None or parameters.subsample < 1:
+            raise InputError(
+                f"{method} needs the covariance of each class from all rows, and these moments "
+                "were made with sketch_size= or subsample=; accumulate without them"
+            )
+    if len(classes) < 2:
+        raise ConstantVariableError(
+            f"the variable {name!r}, to be erased, has {len(classes)} class with rows: there is "
+            "no difference to remove; check the labels"
+        )
+    own = []
+    for fold in folds:
+        by_key = {class_key(c): part for c, part in fold.items() if part.n_rows}
+        for key, c in classes.items():
+            if key not in by_key:
+                raise NotEnoughDataError(
+                    f"a fold has no row of the class {c!r} of {name!r}; use fewer folds, or leave "
+                    "the class out"
+                )
+        own.append({c: by_key[key] for key, c in classes.items()})
+    whole = own[0] if len(own) == 1 else {c: reduce(add, (f[c] for f in own)) for c in own[0]}
+    return ClassMoments(whole, own if len(own) > 1 else [], groups)
+
+
+def _by_class(moments: Moments, name: str, method: str) -> dict[ClassName, Moments]:
+    """Moments of each class of a state that keeps them.
+
+    Raises
+    ------
+    LabelError
+        The concept is continuous.
+    InputError
+        The state keeps no moments of these classes.
+    """
+    by = moments.parameters.by
+    if by != name:
+        if moments.variables.get(name) == "continuous":
+            raise LabelError(
+                f"the variable {name!r} is continuous and has no class covariances; bin it into "
+                "classes, such as np.digitize(z, np.quantile(z, [0.25, 0.5, 0.75]))"
+            )
+        raise InputError(
+            f"{method} needs the covariance of x in each class of {name!r}, and these moments "
+            f"keep {'that of all rows alone' if by is None else f'those of {by!r}'}; accumulate "
+            f"them with sf.Moments(by={name!r})"
+        )
+    # Rows without a label of the concept are in no class.
+    return {c: part for c, part in moments.by_class.items() if c is not None}
+
+
+class Coding(NamedTuple):
+    """Columns of what is kept, in units of deviations; the same for every class and fold."""
+
+    kept: list[LabelColumns]
+    span: Span  # of all rows, for the report
+    total: Moments
+
+    @classmethod
+    def of(cls, classes: Classes, keep: Selection | None, method: str) -> Coding:
+        """Decide the columns from all rows.
+
+        Raises
+        ------
+        InputError
+            Directions, or rows without a label.
+        ConstantVariableError
+            A variable with a single value.
+        """
+        total = reduce(add, classes.values())
+        if keep is None:
+            return cls([], Span([], np.empty((0, total.n_features or 0)), [], []), total)
+        if not isinstance(keep, str | tuple | list):
+            raise InputError(
+                f"keep holds directions; {method} keeps the covariance with variables, by name"
+            )
+        kept = []
+        with statistics(total) as known:
+            span = span_of(known, keep, "keep", True)
+            for name in names_of(keep, "keep"):
+                variable = known.variable(name)
+                if variable.n_rows != known.n_rows:
+                    raise InputError(
+                        f"{known.n_rows - variable.n_rows:,} of {known.n_rows:,} rows have no "
+                        f"label of {name!r}; the covariances of x and with {name!r} must be of "
+                        "the same rows: leave the others out"
+                    )
+                kept.append(LabelColumns.of(name, variable.copy()))
+        return cls(kept, span, total)
+
+
+def class_statistics(classes: Classes, coding: Coding) -> ClassStatistics:
+    """Arrays of the moments of each class."""
+    crosses, task_means = [], []
+    for part in classes.values():
+        columns, means = [np.zeros((part.n_features or 0, 0))], [np.zeros(0)]
+        with statistics(part) as known:
+            for kept in coding.kept:
+                cross, mean = kept.within(known.variable(kept.name))
+                columns.append(cross)
+                means.append(mean)
+        crosses.append(np.hstack(columns))
+        task_means.append(np.concatenate(means))
+    parts = list(classes.values())
+    return ClassStatistics(
+        np.array([part.weight for part in parts]), np.array([part.n_rows for part in parts]),
+        np.stack([part.mean for part in parts]),
+        np.stack([part.covariance(ddof=0) for part in parts]),
+        np.stack(crosses), np.stack(task_means),
+    )  # fmt: skip
+
+
+def refuse_combination(name: VariableName, coding: Coding, weights: Float, method: str) -> NoReturn:
+    """Raise InfeasibleError with the combination of labels that no class relates to x."""
+    kept = listed([str(own.name) for own in coding.kept])
+    raise InfeasibleError(
+        f"{method} cannot keep {kept} while it erases {name!r}: in no class of {name!r} does x "
+        f"covary with the combination {combination(weights, coding.kept)}, and over all rows it "
+        "does. Typically it is a function of the concept. Keep fewer variables, or leave keep= out",
+        1.0,
+    )
