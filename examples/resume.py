@@ -1,6 +1,6 @@
 """Fit to shards on disk, one at a time in memory, and resume after an interruption.
 
-    python examples/resume.py [FOLDER]
+python examples/resume.py [FOLDER]
 """
 
 import sys

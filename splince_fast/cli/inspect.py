@@ -1,22 +1,28 @@
-"""``splince-fast inspect``: what a file holds."""
+"""``splince-fast inspect``: the report of an eraser, or the contents of a file of moments."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from splince_fast.eraser import Eraser
     from splince_fast.moments import Moments
+    from splince_fast.report import Report
 
 
 def add(commands: Any) -> None:
     """Declare the command."""
     inspect = commands.add_parser(
-        "inspect", allow_abbrev=False, help="show what an eraser or a file of moments holds"
+        "inspect",
+        allow_abbrev=False,
+        help="print the report of an eraser, or the contents of a file of moments",
+        description="Print the report of an eraser in words and as a table, or the rows and "
+        "variables of a file of moments.",
     )
-    inspect.add_argument("file", metavar="FILE")
+    inspect.add_argument("file", metavar="FILE", help="an eraser, moments or a checkpoint")
     inspect.add_argument("--json", action="store_true", help="print one JSON object")
     inspect.set_defaults(run=run)
 
@@ -60,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
     for name, shape in shapes.items():
         print(f"  tensor {name}: {shape}")
     if not isinstance(found, Moments):
-        print("no report: it was not made by a method" if found.report is None else found.report)
+        print_report(found.report)
         return
     print(f"  weight {found.weight:,.10g}")
     for variable in facts["variables"]:
@@ -71,6 +77,16 @@ def run(args: argparse.Namespace) -> None:
             text += f" ({len(counts)}) {{{shown}{', ...' if len(counts) > 10 else ''}}}"
         name = variable["name"]
         print(f"  variable {tuple(name) if isinstance(name, list) else name!r}: {text}")
+
+
+def print_report(report: Report | None) -> None:
+    """Print a report in words, then as a table."""
+    if report is None:
+        print("no report: the eraser was not fitted by a method")
+        return
+    for line in report.explain().splitlines():
+        print(textwrap.fill(line, 88, subsequent_indent="  ", break_long_words=False))
+    print(f"\n{report}")
 
 
 def _moments_facts(moments: Moments) -> dict[str, Any]:

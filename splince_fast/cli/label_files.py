@@ -34,7 +34,7 @@ def read_labels(
     wanted : sequence of str
         Names of the columns to read.
     kinds : mapping
-        What "classes" or "continuous" was said of some of them.
+        "classes" or "continuous" for some of them.
 
     Returns
     -------
@@ -61,7 +61,7 @@ def read_labels(
         elif name is not None:
             raise InputError(
                 f"--labels {text!r}: NAME=FILE is for .npy files; the columns of other files have "
-                "names of their own"
+                "names; pass FILE alone"
             )
         elif path.suffix in (".csv", ".tsv"):
             names, found = _read_csv(path, wanted, kinds)
@@ -74,11 +74,17 @@ def read_labels(
         columns |= found
     for name, times in Counter(known).items():
         if times > 1 and name in wanted:
-            raise LabelError(f"the label files have {times} columns {name!r}; leave one of them")
+            raise LabelError(
+                f"the label files have {times} columns {name!r}; pass one of the files"
+            )
     for name in wanted:
         if name not in columns:
-            there = ", ".join(map(repr, known)) or "none: pass --labels FILE"
-            raise UnknownVariableError(f"no label file has the variable {name!r}; there is {there}")
+            if not texts:
+                raise InputError(f"no labels of {name!r}; pass --labels FILE")
+            raise UnknownVariableError(
+                f"no label file has the variable {name!r}; the variables are "
+                f"{', '.join(map(repr, known)) or 'none'}"
+            )
     return {name: columns[name] for name in wanted}
 
 
@@ -88,7 +94,7 @@ def paths_of(texts: Sequence[str]) -> list[str]:
 
 
 def _name_and_path(text: str) -> tuple[str | None, Path]:
-    """NAME=FILE or FILE; a file whose own name has the sign is taken as it is."""
+    """NAME=FILE or FILE; an existing file with = in its name is a FILE."""
     name, separator, path = text.partition("=")
     return (name, Path(path)) if separator and not Path(text).exists() else (None, Path(text))
 
@@ -106,7 +112,7 @@ def _read_npy(path: Path) -> NDArray[Any]:
 def _read_csv(
     path: Path, wanted: Sequence[str], kinds: Mapping[str, str]
 ) -> tuple[list[str], dict[str, Any]]:
-    """Names of all columns, and those that are wanted."""
+    """Names of all columns, and the requested columns."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
@@ -131,7 +137,7 @@ def _read_csv(
 
 
 def _ragged(path: Path, blank: int, line: int, found: int, expected: int) -> LabelError:
-    """Say which line has another number of fields than the header."""
+    """The error for a line with another number of fields than the header."""
     if blank:
         advice = (
             'a missing label is "" on a line of its own'
@@ -158,7 +164,7 @@ def _typed(texts: list[str], name: str, path: Path, kind: str | None) -> Any:
         if len(long) > _DIGITS:
             raise LabelError(
                 f"column {name!r} of {str(path)!r} holds an integer of {len(long)} digits, "
-                f"{long[:20]}...; say --kind {name}=classes if these are names"
+                f"{long[:20]}...; pass --kind {name}=classes if these are names"
             )
         integers = np.array([int(text or 0) for text in texts], dtype=np.int64)
         missing = np.array([not text for text in texts], dtype=np.bool_)
@@ -169,14 +175,14 @@ def _typed(texts: list[str], name: str, path: Path, kind: str | None) -> Any:
     if any(numbers) and kind is None:
         raise LabelError(
             f"column {name!r} of {str(path)!r} holds numbers and text such as "
-            f"{filled[numbers.index(False)]!r}; leave missing labels empty, or say "
+            f"{filled[numbers.index(False)]!r}; leave missing labels empty, or pass "
             f"--kind {name}=classes if all of them are names"
         )
     return encode_one([text or None for text in texts], len(texts), name=name, kind=kind)
 
 
 def _read_parquet(path: Path, wanted: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Names of all columns, and those that are wanted."""
+    """Names of all columns, and the requested columns."""
     pa, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
     try:
         names = list(parquet.read_schema(path).names)

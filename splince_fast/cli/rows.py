@@ -1,4 +1,4 @@
-"""Files of rows: what the suffix says of them, and how their arrays are read and written."""
+"""Files of rows: their kind by suffix, and the reading and writing of their arrays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kind_of(path: str | Path) -> str:
     Raises
     ------
     InputError
-        Nothing that is read here, or nothing there at all.
+        Another suffix, or no such file.
     """
     if is_dataset(path):
         return "dataset"
@@ -44,8 +44,8 @@ def kind_of(path: str | Path) -> str:
     if not os.path.exists(path):
         raise InputError(f"there is no file {str(path)!r}")
     raise InputError(
-        f"{str(path)!r} is no .npy, .npz, .safetensors, .pt or .parquet file, nor a folder of a "
-        "saved data set; rows are read from these"
+        f"{str(path)!r} has no known format; rows are read from .npy, .npz, .safetensors, .pt and "
+        ".parquet files and from saved data sets"
     )
 
 
@@ -69,13 +69,15 @@ def expand(paths: Sequence[str]) -> list[str]:
             if is_dataset(entry) or entry.suffix in (*ARRAYS, *TABLES)
         )
         if not inside:
-            raise InputError(f"the folder {path!r} holds no file of rows")
+            raise InputError(
+                f"the folder {path!r} has no file of rows ({', '.join((*ARRAYS, *TABLES))})"
+            )
         found += inside
     return found
 
 
 class Arrays(NamedTuple):
-    """The rows of a file of arrays, and what else it holds.
+    """The rows of a file of arrays, and its other arrays.
 
     Attributes
     ----------
@@ -99,7 +101,7 @@ def read_arrays(path: str, key: str | None, mode: str = "r") -> Arrays:
     Raises
     ------
     InputError
-        It cannot be read, or `key` does not say which of several arrays.
+        It cannot be read, or `key` names none of several arrays.
     """
     suffix = Path(path).suffix
     if not os.path.exists(path):
@@ -124,9 +126,9 @@ def read_arrays(path: str, key: str | None, mode: str = "r") -> Arrays:
     if key is None and len(named) == 1:
         key = next(iter(named))
     if key not in named:
-        there = ", ".join(map(repr, named)) or "nothing"
-        what = "say with --key which array holds the rows" if key is None else f"no array {key!r}"
-        raise InputError(f"{path!r}: {what}; it holds {there}")
+        arrays = ", ".join(map(repr, named)) or "none"
+        reason = "name the array of rows with --key" if key is None else f"no array {key!r}"
+        raise InputError(f"{path!r}: {reason}; its arrays are {arrays}")
     return Arrays(named.pop(key), key, named, metadata)
 
 
@@ -164,7 +166,7 @@ _READERS = {
 
 
 def write_arrays(path: str, arrays: Arrays) -> None:
-    """Write a .npz, .safetensors or .pt file, whole or not at all.
+    """Write a .npz, .safetensors or .pt file; after an error there is none.
 
     Raises
     ------
@@ -210,7 +212,7 @@ def _contiguous(named: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
 
 
 def _tensors(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything as contiguous tensors; what is no array stays as it is."""
+    """Contiguous tensors; other values are passed through."""
     torch = require("torch", "torch")
     found = {}
     for name, value in named.items():
@@ -237,6 +239,22 @@ def new_npy(target: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Itera
         raise
 
 
+def embedding_missing(path: str) -> InputError:
+    """The error for a table without --embedding; it names the columns of a Parquet file that fit.
+
+    A column fits if its entries are lists.
+    """
+    candidates: list[str] = []
+    if kind_of(path) == "parquet":
+        types = require("pyarrow.types", "parquet")
+        tests = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+        for field in require("pyarrow.parquet", "parquet").read_schema(path):
+            storage = getattr(field.type, "storage_type", field.type)
+            candidates += [field.name] if any(test(storage) for test in tests) else []
+    hint = f"; its columns of lists are {', '.join(map(repr, candidates))}" if candidates else ""
+    return InputError(f"{path!r} is a table; name its column of vectors with --embedding{hint}")
+
+
 def load_dataset(path: str) -> Any:
     """A data set, or a dictionary of them, that ``save_to_disk`` has written."""
     return require("datasets", "datasets").load_from_disk(path)
@@ -250,7 +268,7 @@ def source_of(
     wanted: Sequence[str],
     labels: Any,
 ) -> sources.Source:
-    """A source of the rows of all files; labels are columns of tables, or given for arrays.
+    """A source of the rows of all files; `labels` are those of arrays.
 
     Raises
     ------
@@ -259,12 +277,14 @@ def source_of(
     """
     found = {kind_of(path) for path in paths}
     if len(found) > 1:
-        raise InputError(f"the files are of unlike kinds: {', '.join(sorted(found))}; read one")
+        raise InputError(
+            f"the files are of different kinds: {', '.join(sorted(found))}; pass files of one kind"
+        )
     kind = found.pop()
     if kind == "array":
         return _array_source(paths, key, labels())
     if embedding is None:
-        raise InputError(f"{paths[0]!r} is a table; name its column of vectors with --embedding")
+        raise embedding_missing(paths[0])
     if kind == "parquet":
         return sources.from_parquet(list(paths), embedding, list(wanted))
     if len(paths) > 1:
