@@ -251,7 +251,6 @@ def test_what_is_never_called_is_refused() -> None:
             snn.install(model, {site: projection()})
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize("strength", [1, 0.5])
 def test_an_eraser_that_needs_labels_is_refused_with_that_reason(strength: float) -> None:
     X, z = np.random.default_rng(0).normal(size=(100, 4)), np.arange(100) % 2
@@ -270,6 +269,7 @@ def test_an_eraser_that_needs_labels_is_refused_with_that_reason(strength: float
         make(sf.leace(moments, erase="gender"))  # the control
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_scripted_and_exported_models_are_refused() -> None:
     inner = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU())
     scripted = torch.nn.Sequential(torch.jit.trace(inner, torch.randn(2, 16)))
