@@ -23,12 +23,16 @@ def add(commands: Any) -> None:
         "variables of a file of moments.",
     )
     inspect.add_argument("file", metavar="FILE", help="an eraser, moments or a checkpoint")
-    inspect.add_argument("--json", action="store_true", help="print one JSON object")
+    inspect.add_argument(
+        "--json",
+        action="store_true",
+        help="print all facts and the shapes of arrays as one JSON object",
+    )
     inspect.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the header, the shapes, and the report or the variables."""
+    """Print the version of the file and the report or the variables; as JSON, shapes too."""
     from safetensors import SafetensorError, safe_open
 
     from splince_fast.eraser import load_eraser
@@ -41,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
             header = file.metadata() or {}
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError):
-        pass  # loading says what is wrong
+        pass  # loading raises the error
     found: Moments | Eraser
     if header.get("kind") in ("moments", "folds"):
         found = Moments.load(args.file)
@@ -63,8 +67,6 @@ def run(args: argparse.Namespace) -> None:
         f"{found!r}\n  format {header['format_version']}, written by {header['library']} "
         f"{header['library_version']}"
     )
-    for name, shape in shapes.items():
-        print(f"  tensor {name}: {shape}")
     if not isinstance(found, Moments):
         print_report(found.report)
         return

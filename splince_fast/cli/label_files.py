@@ -81,9 +81,11 @@ def read_labels(
         if name not in columns:
             if not texts:
                 raise InputError(f"no labels of {name!r}; pass --labels FILE")
+            is_array = any(text.endswith(".npy") for text in texts)
+            hint = f"; name that of a .npy file by --labels {name}=FILE" if is_array else ""
             raise UnknownVariableError(
                 f"no label file has the variable {name!r}; the variables are "
-                f"{', '.join(map(repr, known)) or 'none'}"
+                f"{', '.join(map(repr, known)) or 'none'}{hint}"
             )
     return {name: columns[name] for name in wanted}
 
