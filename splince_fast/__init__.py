@@ -38,9 +38,10 @@ if TYPE_CHECKING:
     from splince_fast.conditional import ConditionalEraser
     from splince_fast.config import Config, show_config
     from splince_fast.eraser import Eraser, load_eraser
-    from splince_fast.estimators import LEACE, SAL, SPLINCE, Identity, MeanProjection
+    from splince_fast.estimators import LEACE, SAL, SPLINCE, Identity, MeanProjection, OracleSPLINCE
     from splince_fast.methods import leace, mean_projection, sal, splince
     from splince_fast.methods.cross import CrossReport, cross_report
+    from splince_fast.methods.isotropic import isotropic
     from splince_fast.methods.oracle import oracle
     from splince_fast.methods.quadratic import quadratic
     from splince_fast.methods.quick import erase
@@ -66,6 +67,7 @@ _LAZY = {
     "erase": "splince_fast.methods.quick",
     "splince": "splince_fast.methods",
     "quadratic": "splince_fast.methods.quadratic",
+    "isotropic": "splince_fast.methods.isotropic",
     "leace": "splince_fast.methods",
     "sal": "splince_fast.methods",
     "mean_projection": "splince_fast.methods",
@@ -75,6 +77,7 @@ _LAZY = {
     "SAL": "splince_fast.estimators",
     "MeanProjection": "splince_fast.estimators",
     "Identity": "splince_fast.estimators",
+    "OracleSPLINCE": "splince_fast.estimators",
     "Factored": "splince_fast.moments.factored",
     "Folds": "splince_fast.moments",
     "concept_strength": "splince_fast.strength",
@@ -119,6 +122,7 @@ __all__ = [
     "NonFiniteError",
     "NotEnoughDataError",
     "NothingErasedWarning",
+    "OracleSPLINCE",
     "PrecisionWarning",
     "Projection",
     "Report",
@@ -133,6 +137,7 @@ __all__ = [
     "cross_report",
     "erase",
     "evaluation",
+    "isotropic",
     "leace",
     "load_eraser",
     "mean_projection",

@@ -230,6 +230,22 @@ class QuadraticFit:
 
 
 @dataclass(frozen=True, slots=True)
+class IsotropicFit:
+    """Figures of :func:`splince_fast.isotropic`.
+
+    Attributes
+    ----------
+    residual : float
+        |P (S_1 - S_0) P^T| / |S_1 - S_0| (Frobenius): 0 to rounding without ``neutral=``.
+    n_kept : int
+        Dimensions of the support that survive.
+    """
+
+    residual: float
+    n_kept: int
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Effect of an eraser on the data that it was fitted on.
 
@@ -293,8 +309,9 @@ class Report:
         The sample of rows that the covariance rests on; None where it rests on all.
     sketch : SketchedCovariance or None
         The low-rank stand-in for the covariance, of moments made with ``sketch_size=``.
-    oracle, quadratic : OracleFit or None, QuadraticFit or None
-        Figures of :func:`splince_fast.oracle` and of :func:`splince_fast.quadratic`.
+    oracle, quadratic, isotropic : OracleFit, QuadraticFit, IsotropicFit or None
+        Figures of :func:`splince_fast.oracle`, :func:`splince_fast.quadratic` and
+        :func:`splince_fast.isotropic`.
 
     Examples
     --------
@@ -338,6 +355,7 @@ class Report:
     sketch: SketchedCovariance | None = None
     oracle: OracleFit | None = None
     quadratic: QuadraticFit | None = None
+    isotropic: IsotropicFit | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain numbers, strings, lists and dictionaries, ready for JSON."""
@@ -619,6 +637,9 @@ class Report:
             if quadratic.covariance_difference_left is not None:
                 text += f", {quadratic.covariance_difference_left:.3g} after erasing"
             facts.append(("new rows", text))
+        if self.isotropic is not None:
+            text = f"fraction {self.isotropic.residual:.1e} of the difference left"
+            facts.append(("class covariances", text))
         if (held_out := self.held_out) is not None:
             text = f"changed {100 * held_out.distortion:.3g} %"
             if held_out.concept is not None and held_out.chance is not None:
@@ -720,6 +741,12 @@ class Report:
                 "In new rows the class covariances are expected to differ by "
                 f"{quadratic.covariance_difference:.3g} (squared, in white units)"
                 + ("." if left is None else f", and by {left:.3g} after erasing.")
+            )
+        if self.isotropic is not None:
+            lines.append(
+                f"The fraction {self.isotropic.residual:.1e} of the difference between the class "
+                "covariances of the fitted rows is left; without it no quadratic predictor does "
+                "better than a constant."
             )
         for v in self.variables:
             read = f", read as {v.kind}," if v.kind else ""
@@ -866,6 +893,7 @@ _PARTS: dict[str, type] = {
     "sketch": SketchedCovariance,
     "oracle": OracleFit,
     "quadratic": QuadraticFit,
+    "isotropic": IsotropicFit,
 }
 _FLAT = {
     "frozen_head": ("frozen_head_penalty", "head_shrinkage_threshold"),

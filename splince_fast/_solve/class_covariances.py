@@ -57,6 +57,12 @@ class ClassStatistics:
         """(d,): of all rows."""
         return np.asarray(self.fractions @ self.means)
 
+    @property
+    def variances(self) -> Float:
+        """(d,): of the features, over all rows."""
+        p = self.fractions
+        return np.asarray(np.diagonal(self.pooled) + p @ (self.means - self.mean) ** 2)
+
     @cached_property
     def pooled(self) -> Float:
         """S_w = sum p_c S_c."""

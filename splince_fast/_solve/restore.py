@@ -90,8 +90,9 @@ def restore(
     inverse = np.divide(1.0, units, out=np.zeros(d), where=units > 0)
     noise, relative = tolerances.noise(d, 1.0), tolerances.relative(d, "auto")
     sizes = np.linalg.norm(span_x * inverse, axis=1)
-    # With zero columns, where labels outnumber features, all combinations have a singular value.
-    padded = whitened if k <= d else np.pad(whitened, ((0, 0), (0, k - d)))
+    # With zero columns, where labels outnumber coordinates, each combination has a singular value.
+    short = k - whitened.shape[1]
+    padded = np.pad(whitened, ((0, 0), (0, short))) if short > 0 else whitened
     combinations, values, _ = np.linalg.svd(padded, full_matrices=False)
     cuts = np.full(k, np.inf)
     some = np.flatnonzero(values > relative * values[0])

@@ -96,6 +96,8 @@ class Snapshot:
             return {}
         _, sizes, directions = np.linalg.svd(factor.whiten(variable.span()), full_matrices=False)
         directions = directions[sizes > len(self.mean) * EPS * sizes.max(initial=0.0)]
+        if factor.rank <= len(directions):
+            return {}
 
         def across(white: Float) -> Float:
             return np.asarray(white - (white @ directions.T) @ directions)

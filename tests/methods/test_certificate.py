@@ -375,3 +375,11 @@ def test_certificate_covers_every_class_of_several_at_once(n_fits: int) -> None:
             held[by] += r2.max() <= eraser.report.certificate(0.05)["z"]
     assert held["z"] / n_fits >= 0.94
     assert held[None] / n_fits < 0.5
+
+
+def test_one_feature_leaves_no_room_for_noise_across_it() -> None:
+    z = np.arange(40) % 2
+    X = np.random.default_rng(0).normal(size=(40, 1)) + z[:, None]
+    eraser = sf.leace(sf.Moments(by="z").update(X, {"z": z}), erase="z")
+    assert np.ptp(eraser(X)) < 1e-12
+    assert 0 <= eraser.report.certificate()["z"] < 1e-12

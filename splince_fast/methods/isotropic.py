@@ -1,0 +1,292 @@
+"""Quadratic erasure by one affine map of the rows: no quadratic predictor, no labels at use."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._solve import tolerances
+from splince_fast._solve.class_covariances import ClassStatistics
+from splince_fast._solve.held_out import Noise
+from splince_fast._solve.options import OPTIONS
+from splince_fast._solve.quadratic import Support, support_of
+from splince_fast._solve.restore import Restoration, restore
+from splince_fast._solve.selection import Selection
+from splince_fast.exceptions import InfeasibleError, InputError, UnseenRowsWarning
+from splince_fast.labels.names import listed
+from splince_fast.methods.classes import (
+    Classes,
+    Coding,
+    class_statistics,
+    concept_of,
+    read_classes,
+)
+from splince_fast.methods.label_columns import combination
+from splince_fast.moments import Folds, Moments
+from splince_fast.moments.factored import statistics
+from splince_fast.projection import Projection
+from splince_fast.report import IsotropicFit, Report, VariableReport
+
+Float = NDArray[np.float64]
+
+
+def isotropic(
+    moments: Moments | Folds,
+    *,
+    erase: str,
+    keep: Selection | None = None,
+    neutral: float = 0.0,
+) -> Projection:
+    """Give two classes one mean and one covariance by one affine map, without labels at use.
+
+    With S_w = sum p_c S_c = L L^T the pooled covariance, D = L^+ (S_1 - S_0) (L^+)^T =
+    sum w_i u_i u_i^T on the complement of L^+ (m_1 - m_0). A projection that keeps the columns of
+    C, orthonormal in these coordinates,
+
+        r = mu + L C C^T L^+ (x - mu),    C^T D C = 0,
+
+    leaves no difference. C has the u_i with w_i = 0, and for pairs w_i > 0 > w_j
+
+        (sqrt(-w_j) u_i + sqrt(w_i) u_j) / sqrt(w_i - w_j),
+
+    n_0 + min(n_+, n_-) columns, the most there can be (Sylvester's law of inertia): about half of
+    the dimensions survive, where a projection off the range of D leaves n_0. With `keep`, a common
+    linear map restores Cov(x, y) at the least further change (:func:`splince_fast.repair`).
+
+    Parameters
+    ----------
+    moments : Moments or Folds
+        Made with ``by=`` the concept.
+    erase : str
+        The concept, of two classes.
+    keep : str, tuple or list of them, optional
+        Variables whose covariance with x stays exactly as it is.
+    neutral : float in [0, 1]
+        Directions with abs(w_i) of at most this times the largest are kept as they are. More
+        dimensions survive, and the class covariances differ there.
+
+    Returns
+    -------
+    Projection
+        Of rows without labels. Off the support of x it is the identity.
+
+    Raises
+    ------
+    InputError
+        Moments without ``by=``, or of a sample or sketch; more than two classes; rows without a
+        label of what is kept; a parameter out of range.
+    LabelError
+        A continuous concept.
+    ConstantVariableError
+        A concept or a kept variable with a single value.
+    InfeasibleError
+        x covaries with a combination of what is kept in no direction that survives.
+
+    Warns
+    -----
+    UnseenRowsWarning
+        Few rows: most of the differences of the class covariances is noise, which the map fits.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.integers(0, 2, size=4000)
+    >>> wide = np.where(z == 1, 2.0, 1.0)[:, None]
+    >>> X = rng.normal(size=(4000, 6)) * wide ** [1, 1, 1, -1, -1, -1]
+    >>> eraser = sf.isotropic(sf.Moments(by="z").update(X, {"z": z}), erase="z")
+    >>> clean = eraser(X)
+    >>> bool(np.allclose(np.cov(clean[z == 1].T, ddof=0), np.cov(clean[z == 0].T, ddof=0)))
+    True
+    >>> eraser.n_features - eraser.rank  # of 5 directions without the means
+    2
+    """
+    if not OPTIONS["strength"].accepts(neutral):
+        raise InputError(f"neutral is {neutral!r}; it must be a number in [0, 1]")
+    name = concept_of(erase, "isotropic")
+    classes = read_classes(moments, name, "isotropic").whole
+    if len(classes) != 2:
+        raise InputError(
+            f"isotropic is for two classes, and {name!r} has {len(classes)}: common isotropic "
+            "directions of several differences have no closed form. Join classes to two, or use "
+            "sf.quadratic, which takes the labels of the rows"
+        )
+    coding = Coding.of(classes, keep, "isotropic")
+    whole = class_statistics(classes, coding)
+    roundoff = max(part._state().unit_roundoff for part in classes.values())
+    support = support_of(whole.pooled, whole.mean, roundoff)
+    first, second = whole.differences(support)
+    kept, removed = _directions(support, whole.means, second - first, float(neutral))
+    sides = whole.pooled @ support.whitener  # L, (d, r)
+    outside, apart = _outside(support, whole.means), whole.means[1] - whole.means[0]
+    left, right = (sides @ removed).T, (support.whitener @ removed).T
+    if len(left):
+        # Exactly a projection that removes the difference of means, whatever the rounding of L.
+        along = (apart - (apart @ outside.T) @ outside) @ right.T
+        if np.linalg.norm(along) > 0:
+            q = np.linalg.qr(along[:, None], mode="complete").Q
+            left, right = q.T @ left, q.T @ right
+            left[0] = (apart - (apart @ outside.T) @ outside) / (along @ q[:, 0])
+        right = np.asarray(np.linalg.solve(right @ left.T, right), np.float64)
+    inner = Projection._make(
+        np.ascontiguousarray(left), np.ascontiguousarray(right), whole.mean, method="isotropic"
+    )
+    if len(outside):
+        inner = inner @ Projection._make(outside, outside, whole.mean, method="isotropic")
+    found = None
+    if keep is not None:
+        span = whole.kept.T
+        white = (span @ support.whitener) @ kept
+        span_t = span - (span @ inner.right) @ inner.left.T
+        units = np.sqrt(whole.variances)
+        solved = white @ (support.whitener @ kept).T
+        found = restore(white, solved, span_t, span, units, 1.0, span - span_t)
+        if found.lost is not None:
+            names = listed([str(own.name) for own in coding.kept])
+            raise InfeasibleError(
+                f"isotropic cannot keep {names} while it erases {name!r}: {kept.shape[1]} of "
+                f"{support.rank} dimensions survive, and in none does x covary with the "
+                f"combination {combination(found.lost, coding.kept)}. Keep fewer variables, "
+                "pass neutral= above 0, or use sf.quadratic with the labels of the rows",
+                1.0,
+            )
+    eraser = inner
+    if found is not None:
+        eraser = Projection._make(found.left, found.right, whole.mean, method="isotropic") @ inner
+    notes = _few_rows(name, classes, first, second, support.rank)
+    for note in notes:
+        warnings.warn(note, UnseenRowsWarning, stacklevel=2)
+    with statistics(moments.total if isinstance(moments, Folds) else moments) as known:
+        noise = known.class_noise([name], None).get(name)
+    report = _report(name, whole, support, coding, eraser, found, noise, notes)
+    return Projection._make(
+        eraser.left.T, eraser.right.T, whole.mean, method="isotropic", report=report
+    )
+
+
+def _directions(
+    support: Support, means: Float, difference: Float, neutral: float
+) -> tuple[Float, Float]:
+    """Orthonormal columns C that are kept, (r, q), and the complement, (r, r - q), white.
+
+    `difference` is the white S_1 - S_0; pairs are made in the order of size.
+    """
+    r = len(difference)
+    apart = support.whitener.T @ (means[1] - means[0])
+    size = float(np.linalg.norm(apart))
+    # Of less than rounding, the means are equal.
+    moved = size > tolerances.noise(r, support.smallest)
+    complement = np.linalg.qr(apart[:, None], mode="complete").Q[:, 1:] if moved else np.eye(r)
+    inner = complement.T @ difference @ complement
+    values, vectors = np.linalg.eigh(inner)
+    vectors = complement @ vectors
+    limit = max(neutral, 8 * r * tolerances.EPS) * float(np.abs(values).max(initial=0.0))
+    zero, plus = np.flatnonzero(np.abs(values) <= limit), np.flatnonzero(values > limit)[::-1]
+    minus = np.flatnonzero(values < -limit)
+    count = min(len(plus), len(minus))
+    i, j = plus[:count], minus[:count]
+    up, down = np.sqrt(values[i]), np.sqrt(-values[j])
+    both = np.hypot(up, down)
+    kept = np.hstack([vectors[:, zero], (vectors[:, i] * down + vectors[:, j] * up) / both])
+    rest = np.concatenate([plus[count:], minus[count:]])
+    removed = [vectors[:, rest], (vectors[:, i] * up - vectors[:, j] * down) / both]
+    if moved:
+        removed.append(apart[:, None] / size)
+    return kept, np.hstack(removed)
+
+
+def _outside(support: Support, means: Float) -> Float:
+    """Orthonormal rows off the range of S_w: directions too small to read, and of the means."""
+    rows = [support.tiny.T]
+    if support.basis is not None:
+        apart = means[1] - means[0]
+        off = apart - support.basis @ (support.basis.T @ apart)
+        off -= support.tiny @ (support.tiny.T @ off)
+        size = float(np.linalg.norm(off))
+        if size > tolerances.noise(len(off), 1.0) * float(np.linalg.norm(means)):
+            rows.append(off[None] / size)
+    return np.ascontiguousarray(np.vstack(rows))
+
+
+def _few_rows(
+    name: str, classes: Classes, first: Float, second: Float, rank: int
+) -> tuple[str, ...]:
+    """The warning that most of |S_1 - S_0|^2, in white units, is sampling noise."""
+    noise = sum(rank * (rank + 1) / part.n_rows for part in classes.values())
+    size = float(np.sum((second - first) ** 2))
+    if 2.0 * noise <= size:
+        return ()
+    rows = min(part.n_rows for part in classes.values())
+    return (
+        f"more than half of the difference between the class covariances of {name!r} is the noise "
+        f"of {rows:,} rows in {rank} dimensions: about as much is left in new rows. Use fewer "
+        "principal components, or more rows",
+    )
+
+
+def _report(
+    name: str, whole: ClassStatistics, support: Support, coding: Coding, eraser: Projection,
+    found: Restoration | None, noise: Noise | None, notes: tuple[str, ...],
+) -> Report:  # fmt: skip
+    """Effect of the map on the fitted rows."""
+    left, right = eraser.left, eraser.right  # (d, r)
+    d, scale = len(left), float(whole.variances.sum())
+
+    def erased(rows: Float) -> Float:
+        return np.asarray(rows - (rows @ right) @ left.T)
+
+    def rest(matrix: Float) -> float:
+        """|P S P^T| over |S|."""
+        size = float(np.linalg.norm(matrix))
+        return float(np.linalg.norm(erased(erased(matrix).T))) / size if size else 0.0
+
+    apart = whole.means[1] - whole.means[0]
+    between = float(np.prod(whole.fractions))
+    distance = float(np.sum((support.whitener.T @ apart) ** 2))  # |L^+ (m_1 - m_0)|^2
+    cosine = (between * distance / (1.0 + between * distance)) ** 0.5
+    bound = tolerances.residual(d, 1.0, 1.0 if found is None else found.amplification)
+    size = float(np.linalg.norm(apart))
+    rank = int(cosine > tolerances.noise(d, support.smallest))
+    left_over = float(np.linalg.norm(erased(apart))) / size if rank else 0.0
+    variables = [
+        VariableReport(
+            name, "erased", rank, (cosine,) * rank, left_over, bound, "classes (2)", noise=noise
+        )
+    ]
+    start = 0
+    for text, count, reading in zip(
+        coding.span.names, coding.span.counts, coding.span.readings, strict=True
+    ):
+        assert found is not None
+        part = slice(start, start + count)
+        start += count
+        own, misses, bounds = (
+            float(np.linalg.norm(v[part])) for v in (found.sizes, found.residuals, found.bounds)
+        )
+        kind, metric, _ = reading()
+        shown = np.linalg.svd(metric @ found.whitened[part], compute_uv=False)[:count]
+        own = own or 1.0
+        variables.append(
+            VariableReport(
+                text, "kept", int(np.count_nonzero(shown > found.cut)),
+                tuple(map(float, np.minimum(shown, 1.0))), misses / own, bounds / own, kind,
+            )
+        )  # fmt: skip
+    images = right.T @ whole.pooled @ right + between * np.outer(apart @ right, apart @ right)
+    distortion = float(np.vdot(left.T @ left, images))
+    # LEACE: |m_1 - m_0|^2 / (m_1 - m_0)^T Cov(x)^+ (m_1 - m_0).
+    leace = size**2 * (1.0 / distance + between) if distance else 0.0
+    return Report(
+        method="isotropic", n_rows=int(whole.rows.sum()), weight=float(whole.weights.sum()),
+        n_features=d, rank_covariance=support.rank, rank=eraser.rank, variables=tuple(variables),
+        dropped=0, cosines=(), amplification=1.0 if found is None else found.amplification,
+        rho=None, distortion=distortion / scale if scale else 0.0,
+        distortion_leace=leace / scale if scale else 0.0, solver="eigh",
+        tolerance=tolerances.noise(d, support.smallest), shrinkage=0.0, warnings=notes,
+        isotropic=IsotropicFit(
+            rest(whole.covariances[1] - whole.covariances[0]), support.rank - eraser.rank
+        ),
+    )  # fmt: skip
