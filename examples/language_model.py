@@ -22,10 +22,10 @@ tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
 model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
 
 tables = professions.load()  # 240 nouns: 1 for "king", -1 for "queen", 0 for "nurse"
-prompts = [t.replace("{noun}", noun) for noun in tables.nouns for t in tables.templates[:3]]
-data = {"text": prompts, "gender": tables.factual.repeat(3)}
+prompts = [t.replace("{noun}", noun) for noun in tables.nouns for t in tables.templates[:2]]
+data = {"text": prompts, "gender": tables.factual.repeat(2)}
 batches = snn.text_batches(data, tokenizer, text="text", labels=["gender"])
-sites = ["model.layers.2[5-9].*_layernorm", "model.norm"]
+sites = ["model.layers.2[7-9].*_layernorm", "model.norm"]
 fit = {"labels": "gender", "kinds": {"gender": "continuous"}}
 erasers = snn.fit_layers(model.eval(), batches, sites, sf.leace, erase="gender", **fit)
 print(erasers, erasers["model.norm"].report.explain(), sep="\n\n")
