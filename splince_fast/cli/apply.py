@@ -134,7 +134,7 @@ def _labels(
     return label_files.read_labels(args.labels, list(kinds), kinds)
 
 
-def _pairs(args: argparse.Namespace, found: list[str], several: bool) -> list[tuple[str, str]]:
+def _pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tuple[str, str]]:
     """Input and output of every file, all of them checked.
 
     Raises
@@ -145,10 +145,10 @@ def _pairs(args: argparse.Namespace, found: list[str], several: bool) -> list[tu
     from splince_fast.cli import rows
 
     if args.in_place:
-        for path in found:
+        for path in paths:
             if not path.endswith(".npy"):
                 raise InputError(f"--in-place is for .npy files, not {path!r}; use -o")
-        return [(path, path) for path in found]
+        return [(path, path) for path in paths]
     if not several:
         targets = [args.output]
     elif not args.output:
@@ -156,10 +156,10 @@ def _pairs(args: argparse.Namespace, found: list[str], several: bool) -> list[tu
     elif os.path.exists(args.output) and not os.path.isdir(args.output):
         raise InputError(f"-o {args.output!r} is a file; several files need a folder")
     else:
-        targets = [os.path.join(args.output, os.path.basename(path.rstrip("/"))) for path in found]
+        targets = [os.path.join(args.output, os.path.basename(path.rstrip("/"))) for path in paths]
     if len(set(targets)) < len(targets):
         raise InputError("two files have the same name; apply the eraser to one folder at a time")
-    for path, target in zip(found, targets, strict=True):
+    for path, target in zip(paths, targets, strict=True):
         kind = rows.kind_of(path)
         same = target and os.path.realpath(path) == os.path.realpath(target)
         if kind == "dataset" and target:
@@ -171,7 +171,7 @@ def _pairs(args: argparse.Namespace, found: list[str], several: bool) -> list[tu
         _check_formats(path, target, kind)
         if kind != "array" and args.embedding is None:
             raise rows.embedding_missing(path)
-    return list(zip(found, targets, strict=True))
+    return list(zip(paths, targets, strict=True))
 
 
 def _check_formats(path: str, target: str, kind: str) -> None:

@@ -106,12 +106,12 @@ def run(args: argparse.Namespace) -> None:
     chosen = _options(args, method)
     reading, passes = _reading(args, chosen)
     kinds = dict(_kind(text) for text in args.kind)
-    wanted = list(dict.fromkeys([*args.erase, *(args.keep or [])]))
-    read = wanted if args.groups is None else list(dict.fromkeys([*wanted, args.groups]))
+    variables = list(dict.fromkeys([*args.erase, *(args.keep or [])]))
+    columns = variables if args.groups is None else list(dict.fromkeys([*variables, args.groups]))
     for name in kinds:
-        if name not in read:
+        if name not in columns:
             raise UnknownVariableError(f"--kind names {name!r}, which is neither erased nor kept")
-    if args.groups in wanted:
+    if args.groups in variables:
         raise InputError(
             f"--groups names {args.groups!r}, which is erased or kept; name another variable"
         )
@@ -123,8 +123,8 @@ def run(args: argparse.Namespace) -> None:
         embeddings,
         key=args.key,
         embedding=args.embedding,
-        wanted=read,
-        labels=lambda: label_files.read_labels(args.labels, read, kinds),
+        variables=columns,
+        labels=lambda: label_files.read_labels(args.labels, columns, kinds),
     )
     parameters = {"kinds": kinds, "ledoit_wolf": args.shrinkage == "ledoit-wolf", **reading}
     stream = {"checkpoint": args.checkpoint}
@@ -187,16 +187,16 @@ def _reading(args: argparse.Namespace, chosen: dict[str, Any]) -> tuple[dict[str
     InputError
         Options that do not go together.
     """
-    given = {name: chosen.pop(name) for name in READING if name in chosen}
-    table = {name: given.get(name, option.default) for name, option in READING.items()}
+    reading = {name: chosen.pop(name) for name in READING if name in chosen}
+    table = {name: reading.get(name, option.default) for name, option in READING.items()}
     check_reading(
         **table,
         shrinkage=args.shrinkage,
         solver=args.solver or OPTIONS["solver"].default,
         groups=args.groups,
     )
-    passes = given.pop("passes", 0)
-    return given, passes
+    passes = reading.pop("passes", 0)
+    return reading, passes
 
 
 def _kind(text: str) -> tuple[str, str]:

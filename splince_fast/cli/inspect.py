@@ -46,17 +46,17 @@ def run(args: argparse.Namespace) -> None:
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError):
         pass  # loading raises the error
-    found: Moments | Eraser
+    loaded: Moments | Eraser
     if header.get("kind") in ("moments", "folds"):
-        found = Moments.load(args.file)
-        facts = _moments_facts(found)
+        loaded = Moments.load(args.file)
+        facts = _moments_facts(loaded)
     else:
-        found = load_eraser(args.file)
-        report = found.report
+        loaded = load_eraser(args.file)
+        report = loaded.report
         facts = {
-            "method": found.method,
-            "n_features": found.n_features,
-            "rank": getattr(found, "rank", None),
+            "method": loaded.method,
+            "n_features": loaded.n_features,
+            "rank": getattr(loaded, "rank", None),
             "report": None if report is None else report.to_dict(),
         }
     written = {key: header[key] for key in ("kind", "format_version", "library_version")}
@@ -64,13 +64,13 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps({**written, "tensors": shapes, **facts}, indent=1))
         return
     print(
-        f"{found!r}\n  format {header['format_version']}, written by {header['library']} "
+        f"{loaded!r}\n  format {header['format_version']}, written by {header['library']} "
         f"{header['library_version']}"
     )
-    if not isinstance(found, Moments):
-        print_report(found.report)
+    if not isinstance(loaded, Moments):
+        print_report(loaded.report)
         return
-    print(f"  weight {found.weight:,.10g}")
+    print(f"  weight {loaded.weight:,.10g}")
     for variable in facts["variables"]:
         text = variable["kind"]
         if "classes" in variable:

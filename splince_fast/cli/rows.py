@@ -57,11 +57,11 @@ def expand(paths: Sequence[str]) -> list[str]:
     InputError
         A folder without such files, or no file.
     """
-    found: list[str] = []
+    files: list[str] = []
     for path in paths:
         if not os.path.isdir(path) or is_dataset(path):
             kind_of(path)
-            found.append(path)
+            files.append(path)
             continue
         inside = sorted(
             str(entry)
@@ -72,8 +72,8 @@ def expand(paths: Sequence[str]) -> list[str]:
             raise InputError(
                 f"the folder {path!r} has no file of rows ({', '.join((*ARRAYS, *TABLES))})"
             )
-        found += inside
-    return found
+        files += inside
+    return files
 
 
 class Arrays(NamedTuple):
@@ -144,8 +144,8 @@ def _read_safetensors(path: str) -> tuple[dict[str, Any], dict[str, str]]:
     with safe_open(path, framework="numpy") as file:
         names = list(file.keys())
         metadata = file.metadata() or {}
-        known = {file.get_slice(name).get_dtype() for name in names}
-        if not known & {"BF16", "F8_E4M3", "F8_E5M2"}:
+        dtypes = {file.get_slice(name).get_dtype() for name in names}
+        if not dtypes & {"BF16", "F8_E4M3", "F8_E5M2"}:
             return {name: file.get_tensor(name) for name in names}, metadata
     require("torch", "torch")
     with safe_open(path, framework="pt") as file:
@@ -154,10 +154,10 @@ def _read_safetensors(path: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 def _read_torch(path: str) -> tuple[dict[str, Any], dict[str, str]]:
     torch = require("torch", "torch")
-    found = torch.load(path, map_location="cpu", weights_only=True)
-    if isinstance(found, Mapping):
-        return {str(name): value for name, value in found.items()}, {}
-    return {"": found}, {}
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    if isinstance(content, Mapping):
+        return {str(name): value for name, value in content.items()}, {}
+    return {"": content}, {}
 
 
 _READERS = {
@@ -214,11 +214,11 @@ def _contiguous(named: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
 def _tensors(named: Mapping[str, Any]) -> dict[str, Any]:
     """Contiguous tensors; other values are passed through."""
     torch = require("torch", "torch")
-    found = {}
+    tensors = {}
     for name, value in named.items():
         tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-        found[name] = tensor.contiguous() if hasattr(tensor, "contiguous") else tensor
-    return found
+        tensors[name] = tensor.contiguous() if hasattr(tensor, "contiguous") else tensor
+    return tensors
 
 
 @contextmanager
@@ -265,7 +265,7 @@ def source_of(
     *,
     key: str | None,
     embedding: str | None,
-    wanted: Sequence[str],
+    variables: Sequence[str],
     labels: Any,
 ) -> sources.Source:
     """A source of the rows of all files; `labels` are those of arrays.
@@ -275,18 +275,18 @@ def source_of(
     InputError
         Files of several kinds, or options that do not fit their kind.
     """
-    found = {kind_of(path) for path in paths}
-    if len(found) > 1:
+    kinds = {kind_of(path) for path in paths}
+    if len(kinds) > 1:
         raise InputError(
-            f"the files are of different kinds: {', '.join(sorted(found))}; pass files of one kind"
+            f"the files are of different kinds: {', '.join(sorted(kinds))}; pass files of one kind"
         )
-    kind = found.pop()
+    kind = kinds.pop()
     if kind == "array":
         return _array_source(paths, key, labels())
     if embedding is None:
         raise embedding_missing(paths[0])
     if kind == "parquet":
-        return sources.from_parquet(list(paths), embedding, list(wanted))
+        return sources.from_parquet(list(paths), embedding, list(variables))
     if len(paths) > 1:
         raise InputError("several saved data sets; pass one, or concatenate them first")
     data = load_dataset(paths[0])
@@ -295,7 +295,7 @@ def source_of(
             f"{paths[0]!r} has the splits {list(data)}; pass one of them, such as "
             f"{os.path.join(paths[0], next(iter(data)))!r}"
         )
-    return sources.from_dataset(data, embedding=embedding, labels=list(wanted))
+    return sources.from_dataset(data, embedding=embedding, labels=list(variables))
 
 
 def _array_source(paths: Sequence[str], key: str | None, labels: Any) -> sources.Source:
