@@ -117,6 +117,7 @@ def test_a_rare_concept_stays_there_and_is_erased_here(package: Any) -> None:
     assert np.abs(gap).max() < CLOSE < 2 < X[z == 1, 0].mean() - X[z == 0, 0].mean()
 
 
+@pytest.mark.slow
 def test_erasers_inside_a_model(package: Any) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
