@@ -8,6 +8,7 @@ of the concept is applied to the rows of all parts, each with its own labels.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -40,6 +41,26 @@ ERASERS = (
     *(method.label for method in METHODS.values()), *_OF_CLASSES, "random", *_BASELINES,
     *(name + _REPAIRED for name in ("SAL", *_BASELINES)),
 )  # fmt: skip
+
+
+def partial_of(name: str) -> tuple[str, float] | None:
+    """Eraser and alpha of a name such as "LEACE*0.9"; None without a "*".
+
+    Raises
+    ------
+    InputError
+        No number between 0 and 1 behind it.
+    """
+    base, star, text = name.rpartition("*")
+    if not star:
+        return None
+    try:
+        alpha = float(text)
+    except ValueError:
+        alpha = math.nan
+    if not 0.0 <= alpha <= 1.0:
+        raise InputError(f"{name!r} has no number between 0 and 1 behind the '*'")
+    return base.strip(), alpha
 
 
 class Part(NamedTuple):
@@ -148,6 +169,11 @@ def fit_eraser(spec: Any, data: FitData) -> Projection | LabelEraser:
     SplinceError
         An error of the method, such as InfeasibleError.
     """
+    if isinstance(spec, str) and (partial := partial_of(spec)) is not None:
+        whole = fit_eraser(partial[0], data)
+        if isinstance(whole, LabelEraser):
+            raise InputError(f"{spec!r}: an eraser that depends on labels has no fraction")
+        return whole.scaled(partial[1])
     if isinstance(spec, str) and spec.endswith(_REPAIRED):
         return _repaired(fit_eraser(spec.removesuffix(_REPAIRED), data), data)
     estimator = hasattr(spec, "get_params") or spec in _BASELINES

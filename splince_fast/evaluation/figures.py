@@ -86,6 +86,7 @@ def available(result: Comparison) -> list[str]:
         "leakage": "probe_accuracy" in metrics,
         "groups": "worst_group" in metrics,
         "trade-off": {"probe_accuracy", "worst_group"} <= set(metrics),
+        "partial": "probe_accuracy" in metrics and bool(_partial_families(result)),
     }
     return [kind for kind, there in wanted.items() if there]
 
@@ -218,10 +219,7 @@ def _leakage(result: Comparison, axes: Any, *, p: float | None = None) -> None:
             linestyle="none", capsize=3, color=_COLOURS[k], marker=_MARKERS[k],
             label=metric.replace("probe_accuracy", "linear").replace("_accuracy", ""),
         )  # fmt: skip
-    chance = [m for m in result.metrics if m.startswith("probe_chance")]
-    if chance:
-        level = result.mean(chance[0], eraser=erasers[0], p=p)
-        axes.axhline(level, color="#888888", linewidth=1, linestyle="--", label="majority class")
+    _from_chance(result, axes, p)
     axes.set_xticks(range(len(erasers)), [*map(visible, erasers)])
     axes.set_ylabel("probe accuracy")
     axes.set_title("concept found by probes in rows not used for erasing", loc="left")
@@ -310,6 +308,7 @@ def _trade_off(
                 [x.mean], [y.mean], linestyle="none", fillstyle="full" if k == 0 else "none",
                 label=eraser if k == 0 else None, **style,
             )  # fmt: skip
+    _from_chance(result, axes, p, legend=False)
     axes.set_xlabel("worst-group accuracy (better to the right)")
     axes.set_ylabel("probe accuracy for the concept (better below)")
     axes.set_title("what is left of the concept, and what of the task", loc="left")
@@ -319,6 +318,57 @@ def _trade_off(
     )
 
 
+def _partial_families(result: Comparison) -> dict[str, list[tuple[float, str]]]:
+    """Erasers with fractions of them: (alpha, name) in ascending order, with the whole one."""
+    found: dict[str, list[tuple[float, str]]] = {}
+    for eraser in result.context.erasers:
+        base, star, alpha = eraser.rpartition("*")
+        if star:
+            found.setdefault(base, []).append((float(alpha), eraser))
+    for base, points in found.items():
+        if base in result.context.erasers:
+            points.append((1.0, base))
+        points.sort()
+    return found
+
+
+def _partial(
+    result: Comparison, axes: Any, *, metric: str = "probe_accuracy", p: float | None = None
+) -> None:
+    """A figure over the fraction alpha of the change, a line per eraser."""
+    families = _partial_families(result)
+    if not families:
+        raise InputError("the run has no partial erasers; pass erasers=('LEACE', 'LEACE*0.9', ...)")
+    none = result.context.eraser_as("none")
+    for k, (base, points) in enumerate(families.items()):
+        start = [] if none is None else [(0.0, none)]
+        found = [(a, result.interval(metric, eraser=e, p=p)) for a, e in [*start, *points]]
+        error = [0.0 if math.isnan(f.low) else f.high - f.mean for _, f in found]
+        axes.errorbar(
+            [a for a, _ in found], [f.mean for _, f in found], yerr=error, capsize=3, label=base,
+            color=_COLOURS[k % len(_COLOURS)], marker=_MARKERS[k % len(_MARKERS)],
+        )  # fmt: skip
+    label = result.metric(metric).label
+    if metric == "probe_accuracy":
+        _from_chance(result, axes, p)
+    axes.set_xlabel("alpha, the fraction of the change that is made")
+    axes.set_ylabel(label)
+    axes.set_title(f"{label} of partial erasers: below 1 nothing is erased", loc="left")
+    axes.legend(title=_seeds(result), frameon=False, fontsize="small", title_fontsize="small")
+
+
+def _from_chance(result: Comparison, axes: Any, p: float | None, *, legend: bool = True) -> None:
+    """An axis of probe accuracy that begins at chance, with a line there."""
+    chance = [m for m in result.metrics if m.startswith("probe_chance")]
+    if not chance:
+        return
+    level = result.mean(chance[0], eraser=result.context.erasers[0], p=p)
+    label = "majority class" if legend else None
+    axes.axhline(level, color="#888888", linewidth=1, linestyle="--", label=label)
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, level - 0.02 * (1.0 - level)), high)
+
+
 KINDS: dict[str, Callable[..., None]] = {
     "association": _association,
     "alphas": _strengths,
@@ -326,4 +376,5 @@ KINDS: dict[str, Callable[..., None]] = {
     "leakage": _leakage,
     "groups": _groups,
     "trade-off": _trade_off,
+    "partial": _partial,
 }

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import _cells, splits
 from splince_fast.evaluation._data import check_rows, fingerprint, present, read_rows
-from splince_fast.evaluation._erasers import ERASERS
+from splince_fast.evaluation._erasers import ERASERS, partial_of
 from splince_fast.evaluation._identity import UnreadableError, identity_of
 from splince_fast.evaluation._records import PATH, TestLabels
 from splince_fast.evaluation.heads import ALPHAS, check_alphas, check_rule
@@ -389,12 +389,17 @@ def _components(chosen: Any, choices: tuple[str, ...], role: str) -> tuple[Compo
     found: dict[str, Component] = {}
     for given, spec in pairs:
         if isinstance(spec, str):
+            base, partial = spec, partial_of(spec) if role == "eraser" else None
+            if partial is not None:
+                spec = partial[0]
             if role == "eraser" and (key := key_of(spec)) is not None:
                 spec = METHODS[key].label
             elif spec.lower() not in labels:
-                raise InputError(f"there is no {role} {spec!r}; choose from {', '.join(choices)}")
+                raise InputError(f"there is no {role} {base!r}; choose from {', '.join(choices)}")
             else:
                 spec = labels[spec.lower()]
+            if partial is not None:
+                spec = f"{spec}*{partial[1]:g}"
             name = spec
         elif hasattr(spec, "get_params") and hasattr(spec, "fit"):
             name = type(spec).__name__

@@ -28,7 +28,9 @@ _CAPTIONS = {
     "covariance": "1 is untouched. SPLINCE keeps it by construction.",
     "leakage": "Probes are trained and scored within test rows. Chance is the dashed line.",
     "groups": "The cells of task and concept; n is their number of test rows per seed.",
-    "trade-off": "The lower right corner has neither leakage nor loss.",
+    "trade-off": "The lower right corner has neither leakage nor loss; the dashed line is chance.",
+    "partial": "Below alpha = 1 the map is invertible: a linear probe that is fitted afterwards "
+    "still reads the concept. Only alpha = 1 erases it.",
 }
 
 

@@ -496,7 +496,7 @@ class Comparison:
 
         Parameters
         ----------
-        kind : {"association", "alphas", "covariance", "leakage", "groups", "trade-off"}
+        kind : {"association", "alphas", "covariance", "leakage", "groups", "trade-off", "partial"}
             Figure to show.
         **options
             ``metric``, ``head``, ``p``, ``reference``, where the figure has them.

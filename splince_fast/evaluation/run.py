@@ -90,7 +90,9 @@ def compare(
     erasers : sequence or mapping
         Of "none", "SAL", "LEACE", "SPLINCE", "MeanProjection", "random", "INLP", "RLACE", and
         "SAL+repair", "INLP+repair", "RLACE+repair", which keep the task by
-        :func:`splince_fast.repair` of the training rows; estimators with a ``projection_``, fitted
+        :func:`splince_fast.repair` of the training rows; "LEACE*0.9" (any of them and a number) is
+        the partial eraser :meth:`Projection.scaled`, from whose rows a linear probe still reads the
+        concept; estimators with a ``projection_``, fitted
         on centred and scaled training rows with the validation rows; or functions from
         :class:`Moments` of the training rows, with the variables "task" ("kept task" where a
         concept is named "task") and "concept" (or the names of several), to a :class:`Projection`

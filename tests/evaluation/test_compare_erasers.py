@@ -364,3 +364,30 @@ def test_labelled_erasers_resume_and_run_in_processes(tmp_path: Path) -> None:
     one = run(X, y, z, run=tmp_path, **options)
     assert one.records == run(X, y, z, run=tmp_path, **options).records
     assert one.records == run(X, y, z, n_jobs=2, **options).records
+
+
+def test_partial_erasers_are_scaled_and_read_by_a_probe() -> None:
+    X, y, z = data(900)
+    result = run(
+        X, y, z, erasers=("none", "leace", "LEACE*0.5", "leace * 0.99"), heads=("retrained",)
+    )
+    assert result.context.erasers == ("none", "LEACE", "LEACE*0.5", "LEACE*0.99")
+    for name, alpha in (("LEACE*0.5", 0.5), ("LEACE*0.99", 0.99)):
+        for part, whole in zip(
+            result.values("distortion", eraser=name).values(),
+            result.values("distortion", eraser="LEACE").values(),
+            strict=True,
+        ):
+            assert part == pytest.approx(alpha**2 * whole, rel=1e-9)
+        assert result.mean("residual", eraser=name) == pytest.approx(1 - alpha)
+    probe = {e: result.mean("probe_accuracy", eraser=e) for e in result.context.erasers}
+    # The probe is penalised: at .5 it reads the concept as before, whole erasing leaves chance.
+    assert probe["LEACE*0.5"] > 0.9 * probe["none"] > probe["LEACE"] + 0.1
+    pytest.importorskip("matplotlib")
+    axes = result.plot("partial").axes[0]
+    assert axes.get_ylim()[0] <= result.mean("probe_chance", eraser="none")
+    assert "nothing is erased" in axes.get_title(loc="left")
+    with pytest.raises(sf.InputError, match="no number between 0 and 1"):
+        run(X, y, z, erasers=("LEACE*2",))
+    with pytest.raises(sf.InputError, match="there is no eraser 'lace"):
+        run(X, y, z, erasers=("lace*0.5",))
