@@ -216,10 +216,12 @@ def _outside(support: Support, means: Float) -> tuple[Float, Float]:
     """
     rows, inside = [support.tiny.T], means[1] - means[0]
     if support.basis is not None:
-        off = inside - support.basis @ (support.basis.T @ inside)
-        off -= support.tiny @ (support.tiny.T @ off)
+        off = inside - support.tiny @ (support.tiny.T @ inside)
+        off -= support.basis @ (support.basis.T @ off)
+        off -= support.basis @ (support.basis.T @ off)  # a second time, to rounding of itself
         size = float(np.linalg.norm(off))
-        if size > tolerances.noise(len(off), 1.0) * float(np.linalg.norm(means)):
+        # The range is known to the rounding of S_w over its least eigenvalue there.
+        if size > tolerances.noise(len(off), support.smallest) * float(np.linalg.norm(means)):
             rows.append(off[None] / size)
     outside = np.ascontiguousarray(np.vstack(rows))
     return outside, inside - (inside @ outside.T) @ outside
@@ -261,7 +263,9 @@ def _report(
     apart = whole.means[1] - whole.means[0]
     between = float(np.prod(whole.fractions))
     cosine = (between / (1.0 / distance + between)) ** 0.5 if distance else 0.0
-    bound = tolerances.residual(d, 1.0, 1.0 if found is None else found.amplification)
+    # Rows of L^+ are as long as 1 / sqrt(smallest eigenvalue), and mixed.
+    amplification = 1.0 if found is None else found.amplification
+    bound = tolerances.residual(d, support.smallest**-0.5, amplification)
     size = float(np.linalg.norm(apart))
     rank = int(cosine > tolerances.noise(d, support.smallest))
     left_over = float(np.linalg.norm(erased(apart))) / size if rank else 0.0
@@ -296,8 +300,8 @@ def _report(
     return Report(
         method="isotropic", n_rows=int(whole.rows.sum()), weight=float(whole.weights.sum()),
         n_features=d, rank_covariance=support.rank, rank=eraser.rank, variables=tuple(variables),
-        dropped=0, cosines=(), amplification=1.0 if found is None else found.amplification,
-        rho=None, distortion=distortion / scale if scale else 0.0,
+        dropped=0, cosines=(), amplification=amplification, rho=None,
+        distortion=distortion / scale if scale else 0.0,
         distortion_leace=leace / scale if scale else 0.0, solver="eigh",
         tolerance=tolerances.noise(d, support.smallest), shrinkage=0.0, warnings=notes,
         isotropic=IsotropicFit(
