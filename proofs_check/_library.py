@@ -109,6 +109,16 @@ def quadratic(sample: Sample, **options: Any) -> NDArray[np.float64]:
     return np.array(found.maps)
 
 
+def isotropic(
+    x: NDArray[Any], z: NDArray[Any], *, method: str = "isotropic", **options: Any
+) -> NDArray[np.float64]:
+    """The matrix of the library's map for two classes; y is not kept."""
+    both = accumulated([(x, z, z)], by="z")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sf.UnseenRowsWarning)
+        return np.asarray(getattr(sf, method)(both, erase="z", **options).matrix())
+
+
 def professions(aligned: bool) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Shipped real activations with the stereotype score (erased) and the factual score (kept).
 

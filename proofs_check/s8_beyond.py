@@ -20,7 +20,9 @@ from proofs_check._linalg import (
     Matrix,
     Number,
     beside,
+    diagonal,
     eye,
+    inverse,
     is_zero,
     null_basis,
     pinv,
@@ -405,6 +407,134 @@ def _plane(bench: Bench) -> tuple[Sample, Classes]:
     sy = (x - x.mean(axis=0)).T @ (y - y.mean()) / 80
     plane = Classes(np.array([p[0] for p in parts]), np.array([p[1] for p in parts]), sy)
     return continuous(x, z[:, None], y[:, None], "plane"), plane
+
+
+def _orthogonal(bench: Bench, d: int) -> Matrix:
+    """A rational orthogonal matrix: the Cayley transform of a skew one."""
+    lower = np.tril(integers(bench.rng, d, d), -1)
+    skew = lower - lower.T
+    return (eye(d) - skew) @ inverse(eye(d) + skew)
+
+
+def _definite(matrix: Matrix) -> bool:
+    """Whether a symmetric matrix is positive or negative definite, by its leading minors."""
+    return any(
+        all(_determinant(sign * matrix[:k, :k]) > 0 for k in range(1, len(matrix) + 1))
+        for sign in (1, -1)
+    )
+
+
+def _determinant(matrix: Matrix) -> Number:
+    """By elimination."""
+    a, found = matrix.copy(), Fraction(1)
+    for k in range(len(a)):
+        pivot = next((i for i in range(k, len(a)) if a[i, k] != 0), None)
+        if pivot is None:
+            return Fraction(0)
+        if pivot != k:
+            a[[k, pivot]] = a[[pivot, k]]
+            found = -found
+        found *= a[k, k]
+        for i in range(k + 1, len(a)):
+            a[i] = a[i] - a[k] * (a[i, k] / a[k, k])
+    return found
+
+
+def _paired(roots: list[int], signs: list[int], u: Matrix) -> Matrix:
+    """Columns with w = 0, and sqrt(-w_j) u_i + sqrt(w_i) u_j of pairs, w = sign root^2."""
+    order = range(len(roots))
+    plus = [i for i in order if signs[i] > 0]
+    minus = [j for j in order if signs[j] < 0]
+    kept = [u[:, k] for k in order if signs[k] == 0]
+    for i, j in zip(plus, minus, strict=False):
+        kept.append(roots[j] * u[:, i] + roots[i] * u[:, j])
+    return np.array(kept, dtype=object).T.reshape(len(u), len(kept))
+
+
+def _unweighted(roots: list[int], signs: list[int], u: Matrix) -> Matrix:
+    """Pairs u_i + u_j."""
+    return _paired([1] * len(roots), signs, u)
+
+
+def _off_the_range(roots: list[int], signs: list[int], u: Matrix) -> Matrix:
+    """Columns with w = 0 alone: a projection off the range of D."""
+    return _paired(roots, [sign if sign == 0 else 1 for sign in signs], u)
+
+
+def _surviving(w: Matrix, s: Matrix) -> Matrix:
+    """P = S W (W^T S W)^{-1} W^T."""
+    return s @ w @ inverse(w.T @ s @ w) @ w.T
+
+
+@check(
+    "8.9",
+    Verdict.HOLDS,
+    mutants={
+        "projection off the range of D": {"kept": _off_the_range},
+        "pairs without weights": {"kept": _unweighted},
+        "means alone": {"kept": lambda roots, signs, u: _paired(roots, [0] * len(roots), u)},
+        "G of W alone": {"projected": lambda w, s: w @ inverse(w.T @ w) @ w.T},
+        "library: LEACE": {"fitted": lambda x, z: _library.isotropic(x, z, method="leace")},
+        "library: neutral directions": {
+            "fitted": lambda x, z: _library.isotropic(x, z, neutral=1.0)
+        },
+    },
+)
+def isotropic_map(
+    bench: Bench,
+    *,
+    kept: Callable[[list[int], list[int], Matrix], Matrix] = _paired,
+    projected: Callable[[Matrix, Matrix], Matrix] = _surviving,
+    fitted: Callable[[NDArray[np.int64], NDArray[np.int64]], Floats] = _library.isotropic,
+) -> None:
+    """Exact: S_w = L L^T, S_1 - S_0 = L D L^T with D = a u_0^T + u_0 a^T + sum w_i u_i u_i^T and
+    m_1 - m_0 = L u_0. The map has no difference left and the least change of its functionals, its
+    rank is n_0 + min(n_+, n_-), and D is definite on what could be added: by Witt's theorem no
+    isotropic space is larger. Library: integer rows, the rank by the signature."""
+    for i in bench.repeats(40, 12):
+        d = 3 + i % 4
+        turned, scale = _orthogonal(bench, d), integers(bench.rng, d, d)
+        if rank(scale) < d:
+            continue
+        u0, u = turned[:, :1], turned[:, 1:]
+        signs = [int(v) for v in bench.rng.integers(-1, 2, d - 1)]
+        roots = [int(v) for v in bench.rng.integers(1, 4, d - 1)]
+        inner = u @ diagonal([Fraction(s * r * r) for s, r in zip(signs, roots, strict=True)]) @ u.T
+        mixed = integers(bench.rng, d, 1) @ u0.T
+        inner = inner + mixed + mixed.T
+        c = kept(roots, signs, u)
+        least = signs.count(0) + min(signs.count(1), signs.count(-1))
+        bench.printed(Fraction(c.shape[1] - least))
+        # D on the functionals that no kept one sees, and that vanish on the means.
+        free = null_basis(beside(beside(u0, inner @ c), c).T)
+        bench.printed(Fraction(int(not _definite(free.T @ inner @ free))))
+        if not c.shape[1]:
+            continue
+        s = scale @ scale.T
+        p = projected(inverse(scale).T @ c, s)
+        bench.printed(p @ scale @ u0)
+        bench.printed(p @ scale @ inner @ scale.T @ p.T)
+        bench.printed(p @ p - p)
+        bench.printed((eye(d) - p) @ s @ p.T)  # the normal equations of the least change
+    for _ in bench.repeats(6, 2):
+        z = np.arange(80) % 2
+        wide = np.array([[4, 4, 4, 5, 5], [9, 9, 9, 1, 1]])[z]
+        x = np.rint(bench.rng.normal(size=(80, 5)) * wide).astype(int)
+        x[:, 0] += 3 * z
+        p = fitted(x, z)
+        first, second = (np.cov(x[z == k].T, ddof=0) for k in (0, 1))
+        gap = x[z == 1].mean(axis=0) - x[z == 0].mean(axis=0)
+        rest = np.linalg.svd(gap[:, None])[0][:, 1:]
+        values = np.linalg.eigvalsh(rest.T @ (second - first) @ rest)
+        least = min(int((values > 0).sum()), int((values < 0).sum()))
+        bench.corrected(p @ gap / np.linalg.norm(gap), 1e-9, label="library: means")
+        size = 1e-9 * max(1.0, float(np.linalg.norm(p)) ** 2)
+        bench.corrected(p @ p - p, size, label="library: a projection")
+        left = p @ (second - first) @ p.T / np.linalg.norm(second - first)
+        bench.corrected(left, 1e-9, label="library: covariances")
+        bench.corrected(
+            float(np.linalg.matrix_rank(p, tol=1e-8) - least), 0.5, label="library: rank"
+        )
 
 
 # Features, rows, fraction and deviation of the rare class, distance of the means.

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from splince_fast.conditional import ConditionalEraser
     from splince_fast.config import Config, show_config
     from splince_fast.eraser import Eraser, load_eraser
-    from splince_fast.estimators import LEACE, SAL, SPLINCE, Identity, MeanProjection
+    from splince_fast.estimators import LEACE, SAL, SPLINCE, Identity, MeanProjection, OracleSPLINCE
     from splince_fast.methods import leace, mean_projection, sal, splince
     from splince_fast.methods.cross import CrossReport, cross_report
     from splince_fast.methods.isotropic import isotropic
@@ -77,6 +77,7 @@ _LAZY = {
     "SAL": "splince_fast.estimators",
     "MeanProjection": "splince_fast.estimators",
     "Identity": "splince_fast.estimators",
+    "OracleSPLINCE": "splince_fast.estimators",
     "Factored": "splince_fast.moments.factored",
     "Folds": "splince_fast.moments",
     "concept_strength": "splince_fast.strength",
@@ -121,6 +122,7 @@ __all__ = [
     "NonFiniteError",
     "NotEnoughDataError",
     "NothingErasedWarning",
+    "OracleSPLINCE",
     "PrecisionWarning",
     "Projection",
     "Report",

@@ -122,7 +122,8 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
     concept_from: str | None
     _projection: Projection | None
 
-    _keeps_task: ClassVar[bool] = False
+    _keeps_task: ClassVar[bool] = False  # reads y
+    _needs_task: ClassVar[bool] = False  # refuses to do without
 
     def _concept(self, y: Any, concept: Any) -> dict[str, Any]:
         """Variables to erase by name: `concept`, or y where ``concept_from="y"`` asks for that."""
@@ -206,17 +207,21 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
             clean = projection(rows)
         # A number that is not finite makes its whole row so, if anything is subtracted from it.
         if not projection.rank or not np.isfinite(clean[:, 0]).all():
-            try:
-                check_values(rows)
-            except NonFiniteError as error:
-                name_columns(error, getattr(self, "feature_names_in_", None))
-                raise
+            self._check_finite(rows)
         return clean
+
+    def _check_finite(self, rows: Any) -> None:
+        """Raise NonFiniteError, with the names of the features, for NaN or infinity in the rows."""
+        try:
+            check_values(rows)
+        except NonFiniteError as error:
+            name_columns(error, getattr(self, "feature_names_in_", None))
+            raise
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float64", "float32", "float16"]
-        tags.target_tags.required = self._keeps_task or self.concept_from == "y"
+        tags.target_tags.required = self._needs_task or self.concept_from == "y"
         return tags
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeAlias, cast
 
+import numpy as np
 from numpy.typing import NDArray
 from sklearn.model_selection import ParameterGrid
 from sklearn.utils.validation import check_is_fitted
@@ -17,6 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 from splince_fast._runtime.arrays import as_weights
 from splince_fast._solve.options import Options, check_reading
 from splince_fast._solve.selection import Selection
+from splince_fast.conditional import ConditionalEraser
 from splince_fast.estimators.base import ErasingTransformer, variables_of
 from splince_fast.exceptions import (
     IncompatibleMomentsError,
@@ -26,6 +28,7 @@ from splince_fast.exceptions import (
     SplinceError,
 )
 from splince_fast.methods import leace, mean_projection, sal, splince
+from splince_fast.methods.oracle import oracle
 from splince_fast.methods.table import METHODS
 from splince_fast.methods.unseen import few_rows
 from splince_fast.moments import Folds, Moments
@@ -36,7 +39,7 @@ from splince_fast.projection import Projection
 from splince_fast.report import Report
 from splince_fast.sources import from_arrays
 
-__all__ = ["LEACE", "SAL", "SPLINCE", "MeanProjection"]
+__all__ = ["LEACE", "SAL", "SPLINCE", "MeanProjection", "OracleSPLINCE"]
 
 Data: TypeAlias = Moments | Factored | Folds
 
@@ -54,6 +57,7 @@ class _Eraser(ErasingTransformer):
     _extendable: bool
 
     _method: ClassVar[str]
+    _held_out: ClassVar[bool] = True  # a fit reports on held-out rows
     _concept_kind: ClassVar[str | None] = None
     _sparse_advice = " Or pass sketch_size=0, or a larger one, which takes it as it is."
 
@@ -132,7 +136,7 @@ class _Eraser(ErasingTransformer):
             parameters = self._begun(erased, kept)
             n, d = rows.shape
             all_of_it = self.subsample == 1 and self.sketch_size is None
-            folded = self._needs_folds or (all_of_it and use_folds(n, d))
+            folded = self._needs_folds or (self._held_out and all_of_it and use_folds(n, d))
             parameters["subsample"] = rate_for(self.subsample, n, d, "X", 2 if folded else 1)
             seen: Moments | Folds
             if folded:
@@ -154,7 +158,7 @@ class _Eraser(ErasingTransformer):
             self._projection = self._project(seen, self.erased_, self.kept_, **again)
             if isinstance(seen, Folds):
                 seen = seen.total
-            elif all_of_it and n >= LEAST_ROWS:
+            elif self._held_out and all_of_it and n >= LEAST_ROWS:
                 self._projection = few_rows(self._projection)
             self.moments_ = seen
         return self
@@ -295,6 +299,8 @@ class _Eraser(ErasingTransformer):
         if self.concept_from == "y":
             return erased, {}
         if not self._keeps_task:
+            return erased, {}
+        if y is None and not self._needs_task:
             return erased, {}
         if y is None:
             self._refuse_missing_y("y is the task that is kept; LEACE erases without keeping one")
@@ -497,7 +503,7 @@ class _Eraser(ErasingTransformer):
                 "subsample and sketch_size say how moments are accumulated, and these are; pass "
                 "them to Moments"
             )
-        if keep is None and cls._keeps_task:
+        if keep is None and cls._needs_task:
             raise InputError("keep is missing: SPLINCE keeps a task; LEACE erases without one")
         if keep is not None and not cls._keeps_task:
             raise InputError(f"{cls.__name__} keeps nothing; leave out keep=, or use SPLINCE")
@@ -633,7 +639,7 @@ class SPLINCE(_Eraser):
     (400,)
     """
 
-    _keeps_task = True
+    _keeps_task = _needs_task = True
     _method = "splince"
 
     def __init__(
@@ -841,6 +847,149 @@ class MeanProjection(SAL):
 
     def _project(self, moments: Data, erase: Selection, keep: Any, **again: Any) -> Projection:
         return mean_projection(moments, erase=erase, **self._options())
+
+
+class OracleSPLINCE(_Eraser):
+    """Erase a concept with its labels at hand, and keep the covariance of X with a task.
+
+    ``fit(X, y, concept=z)``, ``transform(X, concept=z)``: the map reads the label of each row, and
+    changes X at most as much as :class:`SPLINCE`. Using the labels may be unlawful where the
+    concept is a protected attribute. See :func:`splince_fast.oracle`.
+
+    Parameters
+    ----------
+    strength : float in [0, 1]
+        Fraction of the task's covariance that is given back; 0 keeps nothing, as without y.
+    missing : {"splince", "raise"}
+        Map of rows without a label (None or NaN): SPLINCE, or none.
+    classwise : bool
+        Use a map per class of one concept; less change, and more error on new rows.
+    kinds : mapping of str to {"classes", "continuous"}, optional
+        As for :class:`SPLINCE`.
+
+    Attributes
+    ----------
+    eraser_ : ConditionalEraser
+        The fitted map; `projection_` is the same.
+    moments_, report_, erased_, kept_, n_samples_seen_, n_features_in_, feature_names_in_
+        As for :class:`SPLINCE`.
+
+    See Also
+    --------
+    SPLINCE : Needs no labels when rows are erased.
+
+    Notes
+    -----
+    A pipeline passes `concept` on to `transform` if scikit-learn's metadata routing is enabled
+    (``sklearn.set_config(enable_metadata_routing=True)``); no request has to be set.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from splince_fast import OracleSPLINCE
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.integers(0, 2, size=400)
+    >>> y = np.where(rng.random(400) < 0.8, z, 1 - z)
+    >>> X = rng.normal(size=(400, 6)) + np.outer(z, np.eye(6)[0]) + np.outer(y, np.eye(6)[1])
+    >>> clean = OracleSPLINCE().fit(X, y, concept=z).transform(X, concept=z)
+    >>> bool(np.abs(clean[z == 1].mean(axis=0) - clean[z == 0].mean(axis=0)).max() < 1e-12)
+    True
+    """
+
+    __metadata_request__transform: ClassVar = {"concept": True}
+
+    subsample = 1.0
+    sketch_size = None
+    concept_from = None
+    _keeps_task = True
+    _held_out = False
+    _method = "oracle"
+
+    def __init__(
+        self,
+        *,
+        strength: float = 1,
+        missing: str = "splince",
+        classwise: bool = False,
+        kinds: Mapping[str, str] | None = None,
+    ) -> None:
+        self.strength = strength
+        self.missing = missing
+        self.classwise = classwise
+        self.kinds = kinds
+
+    @property
+    def eraser_(self) -> ConditionalEraser:
+        """The fitted map; raises as `projection_` of :class:`SPLINCE`."""
+        return cast(ConditionalEraser, self.projection_)
+
+    def _begun(self, erased: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+        parameters = super()._begun(erased, kept)
+        if self.classwise and len(erased) == 1:  # else the method says that one is needed
+            parameters["by"] = next(iter(erased))
+        return parameters
+
+    def _project(self, moments: Data, erase: Selection, keep: Any, **again: Any) -> Any:
+        return oracle(
+            moments, erase=erase, keep=keep or None, strength=self.strength,
+            missing=self.missing, classwise=self.classwise,
+        )  # fmt: skip
+
+    def fit_transform(
+        self, X: Any, y: Any = None, *, concept: Any = None, **fit_params: Any
+    ) -> Any:
+        """Fit to the rows, and erase the concept from them with the same labels.
+
+        Parameters
+        ----------
+        X, y, concept
+            As in :meth:`fit`.
+        **fit_params
+            `sample_weight` and `groups` of :meth:`fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+            As from :meth:`transform`.
+        """
+        return self.fit(X, y, concept=concept, **fit_params).transform(X, concept=concept)
+
+    def transform(self, X: Any, *, concept: Any = None) -> Any:
+        """Erase the concept from rows by their labels.
+
+        Parameters
+        ----------
+        X : array-like or frame of shape (n_samples, n_features)
+            May have no rows.
+        concept : array-like of shape (n_samples,) or (n_samples, k), mapping or frame
+            Labels of the rows, as in :meth:`fit`. Rows without one (None or NaN) get the map of
+            SPLINCE.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_features)
+            As from `transform` of :class:`SPLINCE`.
+
+        Raises
+        ------
+        NotFittedError
+            Nothing was fitted.
+        InputError, NonFiniteError, LabelError
+            No `concept`; a class that the fit has not seen; with ``missing="raise"`` a row without
+            a label; X has other features than those fitted, or holds NaN or infinity.
+        """
+        check_is_fitted(self)
+        if concept is None:
+            raise InputError(
+                "OracleSPLINCE reads the concept of each row when it erases, and was given none. "
+                "Pass transform(X, concept=z); a pipeline passes it on after "
+                "sklearn.set_config(enable_metadata_routing=True). SPLINCE needs no labels"
+            )
+        rows = self._rows(X, reset=False, least=0)
+        clean = self.eraser_(rows, variables_of(concept, "concept"))
+        if not np.isfinite(clean).all():
+            self._check_finite(rows)
+        return clean
 
 
 def _dealt(

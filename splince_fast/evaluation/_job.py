@@ -1,96 +1,135 @@
-"""One job of a comparison: a seed at a level, all its erasers and heads."""
+"""One job of a comparison: all erasers and heads of a seed at a level."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast.evaluation import _erasers, _linear, _logistic, advice, probes
-from splince_fast.evaluation._context import ADVISER, ERASER_ROW, PATH
-from splince_fast.evaluation._erasers import weight_of
-from splince_fast.evaluation._judge import (
-    FOLDS,
-    decided_by,
-    few_validation_rows,
-    judged_by_folds,
-    reason_of,
-    with_values,
+from splince_fast.conditional import NEEDS_LABELS
+from splince_fast.evaluation import _logistic, advice, heads, probes
+from splince_fast.evaluation._data import of_rows
+from splince_fast.evaluation._erasers import (
+    ErasedRows,
+    FitData,
+    Map,
+    Part,
+    cloned,
+    erase_part,
+    fit_eraser,
+    weight_of,
 )
 from splince_fast.evaluation._pages import gathered
-from splince_fast.evaluation._protocol import Split
-from splince_fast.evaluation.plan import Named, Plan
-from splince_fast.evaluation.scoring import OF_ERASERS, Decisions, Erasure, scores
-from splince_fast.exceptions import InputError, SplinceWarning
-from splince_fast.labels import ClassCodes, Columns
+from splince_fast.evaluation._records import ADVISER, ERASER_ROW, PathPoint, Record, TestLabels
+from splince_fast.evaluation.plan import Component, Plan
+from splince_fast.evaluation.scoring import (
+    OF_ERASERS,
+    ClassPredictions,
+    Erasure,
+    QuantityPredictions,
+    add_scores,
+    reason_of,
+    scores,
+)
+from splince_fast.evaluation.splits import Split
+from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError, SplinceWarning
+from splince_fast.labels import ClassCodes, Columns, Encoded
 from splince_fast.moments import Moments
 from splince_fast.moments.factored import Factored
 from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
-Record = dict[str, Any]
+
+FOLDS = 5  # of the training rows, to choose alpha where validation cells are too small
 
 
-def blank(
-    seed: int,
-    p: float | None,
-    sizes: tuple[int, int, int],
-    eraser: str,
-    head: str,
-    *,
-    reason: str = "",
-) -> Record:
-    """A record without figures."""
-    return {
-        "seed": seed, "p": p, "eraser": eraser, "head": head, "alpha": None, "values": {},
-        "path": [], "cells": [], "reason": reason, "notes": [], "converged": True,
-        "sizes": list(sizes),
-    }  # fmt: skip
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadFit:
+    """One head in scaled coordinates; `classes` are the codes of its classes."""
+
+    weights: Float
+    intercepts: Float
+    classes: Codes | None
+    alpha: float
+    converged: bool
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadPath:
+    """Heads over alphas and the position of the chosen one."""
+
+    fits: tuple[HeadFit, ...]
+    chosen: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> HeadFit:
+        """The chosen head."""
+        return self.fits[self.chosen]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProbeRows:
+    """Test rows that probes use for a concept of classes, their codes, and folds."""
+
+    rows: Codes  # positions among the test rows
+    codes: Codes
+    n_classes: int
+    folds: list[probes.Fold]
+    reason: str
+
+
 class Job:
-    """Rows, labels and moments of one (seed, level); coordinates are centred and scaled."""
+    """Rows, labels and moments of one (seed, level); coordinates are centred and scaled.
 
-    plan: Plan
-    seed: int
-    p: float | None
-    split: Split
-    moments: Moments
-    S: Float  # Cov of the training rows in units of the data, ddof 0
-    train: Float
-    validation: Float
-    test: Float
-    unit: float
-    base: dict[str, Any] = field(default_factory=dict)  # heads of the unerased rows
-    probed: dict[str, Any] = field(default_factory=dict)  # concept: rows, codes, folds of probes
-    truth: tuple[Decisions, str] | None = None  # of the test rows, once a head was judged
+    Parameters
+    ----------
+    plan : Plan
+    X : (n, d)
+        All rows; those of the split are read.
+    seed, p : int and float or None
+    split : Split
+    moments : Moments
+        Of the training rows.
+    """
 
-    @classmethod
-    def of(
-        cls, plan: Plan, X: Any, seed: int, p: float | None, split: Split, moments: Moments
-    ) -> Job:
-        """Read the rows and scale them by the moments of the training rows."""
-        mean = moments.mean
-        S = moments.covariance(ddof=0)
-        unit = math.sqrt(float(np.trace(S)) / len(mean)) or 1.0
+    def __init__(
+        self, plan: Plan, X: Any, seed: int, p: float | None, split: Split, moments: Moments
+    ) -> None:
+        self.plan, self.seed, self.p, self.split, self.moments = plan, seed, p, split, moments
+        self.S = moments.covariance(ddof=0)  # in units of the data
+        self.scale = math.sqrt(float(np.trace(self.S)) / len(self.S)) or 1.0
 
         def scaled(rows: Codes) -> Float:
             taken = gathered(X, rows)
-            taken -= mean
-            taken /= unit
+            taken -= moments.mean
+            taken /= self.scale
             return taken
 
-        return cls(
-            plan, seed, p, split, moments, S, scaled(split.train), scaled(split.validation),
-            scaled(split.test), unit,
-        )  # fmt: skip
+        self.train, self.validation, self.test = map(
+            scaled, (split.train, split.validation, split.test)
+        )
+        self.unerased_path: HeadPath | None = None
+        self._probed: dict[str, ProbeRows] = {}
+
+    @cached_property
+    def unerased(self) -> ErasedRows:
+        """The rows as they are."""
+        identity = Map.identity(len(self.S))
+        return ErasedRows(self.train, self.validation, self.test, identity, self.gram)
+
+    @cached_property
+    def gram(self) -> Float:
+        """Cov of the scaled training rows, from the moments."""
+        return np.asarray(self.S / self.scale**2)
 
     # -- labels ----------------------------------------------------------------------------
 
@@ -108,40 +147,11 @@ class Job:
         """Cells of a task of classes; its classes where a concept is a quantity."""
         return self.cells(rows) if self.plan.cells is not None else np.asarray(self.task(rows))
 
-    def run(self, erasers: list[Named]) -> list[Record]:
-        """All records of some erasers; those of the others are known already."""
-        moments = self.moments
-        context = _erasers.Context(
-            moments, moments.factored(), list(self.plan.concepts), self.train,
-            self.task(self.split.train), self.concept(self.split.train), self.split.weights,
-            (self.validation, self.task(self.split.validation),
-             self.concept(self.split.validation)),
-            self.seed, self.unit, self.plan.task_name,
-        )  # fmt: skip
-        records = []
-        for eraser in erasers:
-            try:
-                with warnings.catch_warnings(record=True) as caught:
-                    warnings.simplefilter("always", SplinceWarning)
-                    if eraser.name == ADVISER:
-                        records.append(self._advice(context.factored))
-                        continue
-                    found = self._eraser(eraser, context)
-                told = [str(w.message) for w in caught if issubclass(w.category, SplinceWarning)]
-                found[0]["notes"] += list(dict.fromkeys(told))
-                records += found
-            except Exception as error:  # of foreign code too: the other erasers go on
-                reason = reason_of(error)
-                if eraser.name == ADVISER:
-                    records.append(self._record(ADVISER, ERASER_ROW, reason=reason))
-                    continue
-                names = (ERASER_ROW, *(head.name for head in self.plan.heads))
-                records += [self._record(eraser.name, name, reason=reason) for name in names]
-        return records
-
     def concept(self, rows: Codes) -> Any:
-        """What estimators erase: joint codes of classes, the columns of quantities, or a mapping
-        where there are both."""
+        """Concepts that estimators erase.
+
+        Joint codes of classes, the columns of quantities, or a mapping where there are both.
+        """
         joint = self.plan.concept_codes
         if joint is not None:
             return joint.codes[rows]
@@ -162,117 +172,10 @@ class Job:
             return concept.values[rows, 0] if concept.values.shape[1] == 1 else None
         return concept.codes[rows].astype(np.float64) if len(concept.classes) == 2 else None
 
-    def _record(self, eraser: str, head: str, *, reason: str = "", **more: Any) -> Record:
-        start = blank(self.seed, self.p, self.split.sizes, eraser, head, reason=reason)
-        return start | more
-
-    # -- an eraser -------------------------------------------------------------------------
-
-    def _eraser(self, eraser: Named, context: _erasers.Context) -> list[Record]:
-        d = self.train.shape[1]
-        if eraser.what == "none":
-            projection = Projection(np.zeros((d, 0)), np.zeros((d, 0)), self.moments.mean)
-        else:
-            projection = _erasers.make(eraser.what, context)
-        how = _erasers.to_map(projection, self.moments.mean, self.unit)
-        fresh = how(self.test)
-        values, notes = self._leakage(fresh)
-        values |= scores(
-            OF_ERASERS,
-            Erasure(
-                projection, self.moments, self.S, self.plan.task_name, tuple(self.plan.concepts)
-            ),
-        )
-        first = self._record(eraser.name, ERASER_ROW, values=values, notes=notes)
-        records = [first]
-        for head in self.plan.heads:
-            try:
-                records += self._head(eraser.name, head, how)
-            except Exception as error:
-                records.append(self._record(eraser.name, head.name, reason=reason_of(error)))
-        return records
-
-    def _leakage(self, fresh: Float) -> tuple[dict[str, float], list[str]]:
-        """Figures of the probes on erased test rows, concept by concept."""
-        values: dict[str, float] = {}
-        notes: list[str] = []
-        if not self.plan.probes:
-            return values, notes
-        rows = self.split.test
-        members = None if self.plan.groups is None else self.plan.groups[rows]
-        for name, concept in self.plan.concepts.items():
-            suffix = f"[{name}]" if len(self.plan.concepts) > 1 else ""
-            names: list[str] = list(self.plan.probes)
-            if isinstance(concept, ClassCodes):
-                found, unseen = self._probe(name, concept, fresh, names)
-                if unseen:
-                    notes.append(
-                        f"{unseen} test rows have classes of {name!r} unseen in training: the "
-                        "probes leave them out"
-                    )
-            else:
-                found = probes.probe_quantity(
-                    fresh, concept.values[rows], None, ["linear"], 5, 0, members, 0
-                )
-            if found.reason:
-                notes.append(f"leakage of {name!r} not measurable: {found.reason}")
-                if found.n_classes and isinstance(concept, ClassCodes):
-                    counts = np.bincount(concept.codes[rows])
-                    values[f"probe_chance{suffix}"] = float(counts.max() / counts.sum())
-            if found.hint and self.plan.groups is None:
-                notes.append(f"{name!r}: {found.hint}")
-            for probe in found.probes:
-                start = "probe" if probe.name == "linear" else probe.name
-                figures = {"accuracy": probe.accuracy, "auc": probe.auc, "r2": probe.r2,
-                           "chance": probe.chance}  # fmt: skip
-                for figure, value in figures.items():
-                    if not math.isnan(value):
-                        values[f"{start}_{figure}{suffix}"] = value
-        return values, notes
-
-    def _probe(
-        self, name: str, concept: ClassCodes, fresh: Float, names: list[str]
-    ) -> tuple[probes.Leakage, int]:
-        """Probes for a class-coded concept, and the test rows that they leave out."""
-        rows = self.split.test
-        if name not in self.probed:
-            codes = concept.codes[rows]
-            seen = np.isin(codes, np.unique(concept.codes[self.split.train]))
-            known = np.flatnonzero(seen)
-            present, local = np.unique(codes[known], return_inverse=True)
-            groups = None if self.plan.groups is None else self.plan.groups[rows[known]]
-            folds = probes.folds_of(local, len(present), 5, groups, 0)
-            self.probed[name] = known, local.astype(np.intp), len(present), *folds
-        known, local, count, folds, reason = self.probed[name]
-        fresh = fresh if len(known) == len(rows) else fresh[known]
-        found = probes.probe_codes(fresh, local, count, names, (), folds, reason, 0)
-        return found, len(rows) - len(known)
-
-    # -- heads -----------------------------------------------------------------------------
-
-    def _head(self, eraser: str, head: Named, how: _erasers.Map) -> list[Record]:
-        """One head on the erased rows; a path over alphas comes with "retrained"."""
-        if head.what == "frozen":
-            if "path" not in self.base:
-                self.base["path"] = self._path(_erasers.identity(self.train.shape[1]))
-            path = self.base["path"]
-            return [self._judged(eraser, head.name, path.best(), how, frozen=True)]
-        if head.what == "retrained":
-            path = self._path(how)
-            if not len(how.left) and "path" not in self.base:
-                self.base["path"] = path
-            record = self._judged(eraser, head.name, path.best(), how)
-            record["notes"] += path.notes
-            points = []
-            for j in range(len(path.alphas)):
-                point = self._judged(eraser, PATH, path.at(j), how)
-                points.append([path.alphas[j], point["values"]])
-                record["reason"] = record["reason"] or point["reason"]
-            record["path"] = points
-            return [record]
-        if head.what == "unregularised":
-            return [self._judged(eraser, head.name, self._unregularised(how), how)]
-        return [self._classifier(eraser, head, how)]
+    @cached_property
+    def test_labels(self) -> TestLabels:
+        """Labels that predicted classes are scored by."""
+        return self.plan.test_labels(self.split.test)
 
     def classes(self) -> tuple[Codes, Codes]:
         """Codes of the classes among the training rows, and the local code of each row."""
@@ -280,115 +183,332 @@ class Job:
         return present, local.astype(np.intp)
 
     def sample_weights(self, count: int) -> Float | None:
-        """(n, count): weights of the training rows for so many fits; None where all are alike."""
+        """(n, count): weights of the training rows for that many fits; None for equal weights."""
         weights = self.split.weights
         if weights is None:
             return None
         return np.broadcast_to((weights / weights.sum())[:, None], (len(weights), count))
 
-    def gram(self) -> Float:
-        """Cov of the scaled training rows, from the moments."""
-        return np.asarray(self.S / self.unit**2)
+    # -- erasers ---------------------------------------------------------------------------
 
-    def _path(self, how: _erasers.Map) -> _Path:
+    def run(self, erasers: list[Component]) -> list[Record]:
+        """All records of some erasers; those of the others are known already."""
+        data = self._fit_data()
+        records = []
+        for eraser in erasers:
+            try:
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always", SplinceWarning)
+                    if eraser.name == ADVISER:
+                        records.append(self._advice(data.factored))
+                        continue
+                    found = self._outcomes(eraser, data)
+                texts = [str(w.message) for w in caught if issubclass(w.category, SplinceWarning)]
+                notes = found[0].notes + tuple(dict.fromkeys(texts))
+                records += [dataclasses.replace(found[0], notes=notes), *found[1:]]
+            except Exception as error:  # of foreign code too: the other erasers go on
+                reason = reason_of(error)
+                names = [ERASER_ROW]
+                if eraser.name != ADVISER:
+                    names += [head.name for head in self.plan.heads]
+                records += [self._record(eraser.name, name, reason=reason) for name in names]
+        return records
+
+    def _record(self, eraser: str, head: str, **fields: Any) -> Record:
+        return Record(self.seed, self.p, self.split.sizes, eraser, head, **fields)
+
+    def _part(self, rows: Float, numbers: Codes) -> Part:
+        labels: dict[str, Encoded] = {self.plan.task_name: self.plan.task, **self.plan.concepts}
+        encoded = {name: of_rows(column, numbers) for name, column in labels.items()}
+        return Part(rows, self.task(numbers), self.concept(numbers), encoded)
+
+    def _fit_data(self) -> FitData:
+        split, plan = self.split, self.plan
+        return FitData(
+            self.moments, self.moments.factored(), tuple(plan.concepts), plan.task_name,
+            self._part(self.train, split.train), self._part(self.validation, split.validation),
+            split.weights, None if plan.groups is None else plan.groups[split.train],
+            self.seed, self.scale,
+        )  # fmt: skip
+
+    def _outcomes(self, eraser: Component, data: FitData) -> list[Record]:
+        """Records of an eraser and of its heads."""
+        found = fit_eraser(eraser.spec, data)
+        plan, mean = self.plan, self.moments.mean
+        concepts = tuple(plan.concepts)
+        notes: tuple[str, ...] = ()
+        if isinstance(found, Projection):
+            eraser_map = Map.of(found, mean, self.scale)
+            rows = dataclasses.replace(self.unerased, eraser_map=eraser_map)
+            erasure = Erasure(found, self.moments, self.S, plan.task_name, concepts)
+        else:
+            test = self._part(self.test, self.split.test)
+            train, validation, tested = (
+                erase_part(found, part, mean, self.scale)
+                for part in (data.train, data.validation, test)
+            )
+            rows = ErasedRows(train, validation, tested, self.unerased.eraser_map, None)
+            before, after = map(data.training_moments, (self.train, train))
+            change = np.average(np.sum((train - self.train) ** 2, axis=1), weights=data.weights)
+            erasure = Erasure(
+                None, before, before.covariance(ddof=0), plan.task_name, concepts, after,
+                float(change),
+            )  # fmt: skip
+            notes = (f"{NEEDS_LABELS}; the test rows were erased with theirs",)
+        values, probe_notes = self._leakage(rows.eraser_map(rows.test))
+        values |= scores(OF_ERASERS, erasure)
+        records = [self._record(eraser.name, ERASER_ROW, values=values, notes=notes + probe_notes)]
+        for head in plan.heads:
+            try:
+                records.append(self._head(eraser.name, head, rows))
+            except Exception as error:
+                records.append(self._record(eraser.name, head.name, reason=reason_of(error)))
+        return records
+
+    def _leakage(self, erased: Float) -> tuple[dict[str, float], tuple[str, ...]]:
+        """Metrics of the probes on erased test rows, concept by concept."""
+        values: dict[str, float] = {}
+        notes: list[str] = []
+        rows, plan = self.split.test, self.plan
+        groups = None if plan.groups is None else plan.groups[rows]
+        for name, concept in plan.concepts.items() if plan.probes else ():
+            suffix = f"[{name}]" if len(plan.concepts) > 1 else ""
+            if isinstance(concept, ClassCodes):
+                use = self._probe_rows(name, concept, groups)
+                left_out = len(rows) - len(use.rows)
+                found = probes.probe_codes(
+                    erased[use.rows] if left_out else erased, use.codes, use.n_classes,
+                    list(plan.probes), (), use.folds, use.reason, 0,
+                )  # fmt: skip
+                if left_out:
+                    notes.append(
+                        f"{left_out} test rows have classes of {name!r} unseen in training: the "
+                        "probes leave them out"
+                    )
+            else:
+                found = probes.probe_quantity(
+                    erased, concept.values[rows], None, ["linear"], 5, 0, groups, 0
+                )
+            if found.reason:
+                notes.append(f"leakage of {name!r} not measurable: {found.reason}")
+                if found.n_classes and isinstance(concept, ClassCodes):
+                    counts = np.bincount(concept.codes[rows])
+                    values[f"probe_chance{suffix}"] = float(counts.max() / counts.sum())
+            if found.hint and groups is None:
+                notes.append(f"{name!r}: {found.hint}")
+            for probe in found.probes:
+                values |= {f"{key}{suffix}": value for key, value in probe.figures().items()}
+        return values, tuple(notes)
+
+    def _probe_rows(self, name: str, concept: ClassCodes, groups: Codes | None) -> ProbeRows:
+        """Test rows whose class of a concept occurs in training, with the folds of the probes."""
+        if name not in self._probed:
+            codes = concept.codes[self.split.test]
+            rows = np.flatnonzero(np.isin(codes, np.unique(concept.codes[self.split.train])))
+            present, local = np.unique(codes[rows], return_inverse=True)
+            members = None if groups is None else groups[rows]
+            folds, reason = probes.folds_of(local, len(present), 5, members, 0)
+            self._probed[name] = ProbeRows(rows, local.astype(np.intp), len(present), folds, reason)
+        return self._probed[name]
+
+    # -- heads -----------------------------------------------------------------------------
+
+    def _head(self, eraser: str, head: Component, rows: ErasedRows) -> Record:
+        """One head on the erased rows; a path over alphas comes with "retrained"."""
+        if head.spec == "frozen":
+            if self.unerased_path is None:
+                self.unerased_path = self._path(self.unerased)
+            fit = self.unerased_path.best
+            return self._scored(self._record(eraser, head.name), fit, rows, frozen=True)
+        if head.spec == "retrained":
+            path = self._path(rows)
+            erased = len(rows.eraser_map.left) or rows.train is not self.train
+            if self.unerased_path is None and not erased:
+                self.unerased_path = path
+            start = self._record(eraser, head.name)
+            points = [self._scored(start, fit, rows) for fit in path.fits]
+            best = points[path.chosen]
+            reasons = (best.reason, *(point.reason for point in points))
+            return dataclasses.replace(
+                best,
+                notes=best.notes + path.notes,
+                reason=next(filter(None, reasons), ""),
+                path=tuple(PathPoint(float(p.alpha or 0), p.values) for p in points),
+            )
+        if head.spec == "unregularised":
+            return self._scored(self._record(eraser, head.name), self._unregularised(rows), rows)
+        return self._classifier(eraser, head, rows)
+
+    def _path(self, rows: ErasedRows) -> HeadPath:
         """Heads at every alpha, and the choice among them."""
         alphas = self.plan.alphas
-        rows_v = self.split.validation
+        validation, apply = self.split.validation, rows.eraser_map
         if isinstance(self.plan.task, Columns):
-            w, b = _linear.ridge_path(self.train, self.task(self.split.train), alphas, how.factors)
+            w, b = heads.ridge_path(rows.train, self.task(self.split.train), alphas, apply.factors)
+            fits = tuple(HeadFit(w[j], b[j], None, alpha, True) for j, alpha in enumerate(alphas))
             errors = []
-            for j in range(len(alphas)):
-                rest = self.task(rows_v) - self.scores(self.validation, w[j], b[j], how)
+            for fit in fits if len(validation) else ():
+                predicted = apply.scores(rows.validation, fit.weights, fit.intercepts)
+                rest = self.task(validation) - predicted
                 errors.append((-float(np.mean(rest**2)), 0.0))
-            chosen = _linear.choose(errors, alphas, "worst_group") if len(rows_v) else 0
-            return _Path(alphas, w, b, np.ones(len(w), bool), None, chosen, [])
-        present, local = self.classes()
-        fits = _logistic.fit(
-            self.train, local, len(present), np.array(alphas), factors=how.factors,
-            gram=self.gram(), sample_weights=self.sample_weights(len(alphas)),
-        )  # fmt: skip
-        notes: list[str] = []
+            return HeadPath(fits, heads.choose(errors, alphas, "worst_group") if errors else 0)
+        fits = self._logistic_fits(rows, np.array(alphas))
         if len(alphas) == 1:
-            chosen = 0
-        elif few_validation_rows(self):
-            notes.append(
-                f"validation cells have fewer than {_linear.MIN_CELL} rows: {FOLDS} folds of the "
+            return HeadPath(fits, 0)
+        if self._has_few_validation_rows():
+            notes = [
+                f"validation cells have fewer than {heads.MIN_CELL} rows: {FOLDS} folds of the "
                 "training rows chose alpha"
-            )
-            chosen = _linear.choose(judged_by_folds(self, how, notes), alphas, self.plan.select)
-        else:
-            truth, cells = self.task(rows_v), self.cells(rows_v)
-            weights = self.split.validation_weights
-            judged = []
-            for j in range(len(alphas)):
-                found = self.scores(self.validation, fits.weights[j], fits.intercepts[j], how)
-                judged.append(_linear.score(truth, decided_by(found, present), cells, weights))
-            chosen = _linear.choose(judged, alphas, self.plan.select)
-        return _Path(alphas, fits.weights, fits.intercepts, fits.converged, present, chosen, notes)
+            ]
+            scored = self._scores_by_folds(rows, notes)
+            return HeadPath(fits, heads.choose(scored, alphas, self.plan.select), tuple(notes))
+        y_true, cells = self.task(validation), self.cells(validation)
+        weights = self.split.validation_weights
+        scored = [
+            heads.score(y_true, _predict(fit, rows.validation, apply), cells, weights)
+            for fit in fits
+        ]
+        return HeadPath(fits, heads.choose(scored, alphas, self.plan.select))
 
-    def _unregularised(self, how: _erasers.Map) -> _Fitted:
-        """The head of alpha 0."""
-        if isinstance(self.plan.task, Columns):
-            w, b = _linear.ridge_path(self.train, self.task(self.split.train), (0.0,), how.factors)
-            return _Fitted(w[0], b[0], None, 0.0, True)
+    def _logistic_fits(
+        self, rows: ErasedRows, alphas: Float, max_iter: int = 400
+    ) -> tuple[HeadFit, ...]:
+        """Logistic heads on the training rows.
+
+        Raises
+        ------
+        InputError
+            Separable classes at alpha 0.
+        """
         present, local = self.classes()
         fits = _logistic.fit(
-            self.train, local, len(present), np.zeros(1), factors=how.factors, gram=self.gram(),
-            sample_weights=self.sample_weights(1), max_iter=1000,
+            rows.train, local, len(present), alphas, factors=rows.eraser_map.factors,
+            gram=rows.gram, sample_weights=self.sample_weights(len(alphas)), max_iter=max_iter,
         )  # fmt: skip
-        if fits.separable[0]:
-            raise InputError(_linear.SEPARABLE)
-        converged = bool(fits.converged[0])
-        return _Fitted(fits.weights[0], fits.intercepts[0], present, 0.0, converged)
+        if fits.separable.any():
+            raise InputError(heads.SEPARABLE)
+        return tuple(
+            HeadFit(fits.weights[j], fits.intercepts[j], present, alpha, bool(fits.converged[j]))
+            for j, alpha in enumerate(alphas.tolist())
+        )
 
-    def _classifier(self, eraser: str, head: Named, how: _erasers.Map) -> Record:
+    def _unregularised(self, rows: ErasedRows) -> HeadFit:
+        """The head of alpha 0."""
+        if isinstance(self.plan.task, ClassCodes):
+            return self._logistic_fits(rows, np.zeros(1), max_iter=1000)[0]
+        target, factors = self.task(self.split.train), rows.eraser_map.factors
+        w, b = heads.ridge_path(rows.train, target, (0.0,), factors)
+        return HeadFit(w[0], b[0], None, 0.0, True)
+
+    def _has_few_validation_rows(self) -> bool:
+        """Whether a cell that occurs in training has fewer validation rows than MIN_CELL."""
+        train = self.strata(self.split.train)
+        size = int(train.max(initial=-1)) + 1
+        counts = np.bincount(self.strata(self.split.validation), minlength=size)
+        return bool((counts[np.unique(train)] < heads.MIN_CELL).any())
+
+    def _scores_by_folds(self, rows: ErasedRows, notes: list[str]) -> list[tuple[float, float]]:
+        """(worst group, accuracy) of every alpha over held-out folds of the training rows."""
+        split, groups = self.split, self.plan.groups
+        y_true, cells = self.task(split.train), self.cells(split.train)
+        present, local = self.classes()
+        n, alphas = len(local), np.array(self.plan.alphas)
+        members = None if groups is None else groups[split.train]
+        fold = fold_of_rows(self.strata(split.train), members, self.seed)
+        whole = [f for f in range(FOLDS) if len(np.unique(local[fold != f])) == len(present)]
+        if not whole:
+            raise LabelError(
+                "no fold of the training rows has every class; the classes have "
+                f"{np.bincount(local).tolist()} rows"
+            )
+        if len(whole) < FOLDS:
+            notes.append(f"{FOLDS - len(whole)} folds lack a class and were left out")
+        mass = np.ones(n) if split.weights is None else split.weights
+        inside = np.stack([(fold != f) * mass for f in whole for _ in alphas], 1)
+        fits = _logistic.fit(
+            rows.train, local, len(present), np.tile(alphas, len(whole)),
+            sample_weights=inside / inside.sum(axis=0), factors=rows.eraser_map.factors,
+            gram=rows.gram,
+        )  # fmt: skip
+        held_out = np.isin(fold, whole)
+        scored = []
+        for j, alpha in enumerate(alphas.tolist()):
+            y_pred = np.zeros(n, dtype=np.intp)
+            for i, f in enumerate(whole):
+                k = i * len(alphas) + j
+                fit = HeadFit(fits.weights[k], fits.intercepts[k], present, alpha, True)
+                y_pred[fold == f] = _predict(fit, rows.train[fold == f], rows.eraser_map)
+            scored.append(
+                heads.score(y_true[held_out], y_pred[held_out], cells[held_out], mass[held_out])
+            )
+        return scored
+
+    def _classifier(self, eraser: str, head: Component, rows: ErasedRows) -> Record:
         """A classifier of scikit-learn's kind, fitted on erased training rows."""
-        from sklearn.base import clone
-
-        model = clone(head.what)
-        params = model.get_params()
-        if "random_state" in params and params["random_state"] is None:
-            model.set_params(random_state=self.seed)
-        passed: dict[str, Any] = {}
+        model = cloned(head.spec, self.seed)
         accepted = inspect.signature(model.fit).parameters
-        passed |= weight_of(model, self.split.weights)
+        apply, split = rows.eraser_map, self.split
+        passed: dict[str, Any] = dict(weight_of(model, split.weights))
         if "groups" in accepted and self.plan.cells is not None:
-            passed["groups"] = self.cells(self.split.train)
-        if "groups" in passed and "validation" in accepted and len(self.validation):
-            v = self.split.validation
-            passed["validation"] = (how(self.validation), self.task(v), self.cells(v))
-        target = self.task(self.split.train)
+            passed["groups"] = self.cells(split.train)
+            if "validation" in accepted and len(split.validation):
+                v = split.validation
+                passed["validation"] = (apply(rows.validation), self.task(v), self.cells(v))
+        target = self.task(split.train)
         target = target.ravel() if target.ndim == 2 and target.shape[1] == 1 else target
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            model.fit(how(self.train), target, **passed)
-        record = self._record(eraser, head.name)
-        record["converged"] = not any("Convergence" in w.category.__name__ for w in caught)
-        decided = np.asarray(model.predict(how(self.test)))
-        return with_values(self, record, decided)
+            model.fit(apply(rows.train), target, **passed)
+        converged = not any("Convergence" in w.category.__name__ for w in caught)
+        record = self._record(eraser, head.name, converged=converged)
+        return self._add_scores(record, np.asarray(model.predict(apply(rows.test))))
 
-    def scores(self, rows: Float, w: Float, b: Float, how: _erasers.Map) -> Float:
-        """(n, C): r(x)^T w + b, without erasing rows; b is that of centred coordinates."""
-        through = w - (w @ how.left.T) @ how.right
-        return np.asarray(rows @ through.T + b)
-
-    def _judged(
-        self, eraser: str, name: str, fitted: _Fitted, how: _erasers.Map, *, frozen: bool = False
+    def _scored(
+        self, record: Record, fit: HeadFit, rows: ErasedRows, *, frozen: bool = False
     ) -> Record:
         """Metrics on the test rows; a frozen head was not fitted to rows that are erased."""
-        record = self._record(eraser, name, alpha=fitted.alpha)
-        record["converged"] = fitted.converged
-        shift = fitted.weights @ how.offset if frozen else 0.0
-        found = self.scores(self.test, fitted.weights, fitted.intercepts + shift, how)
-        decided = found if fitted.present is None else decided_by(found, fitted.present)
-        return with_values(self, record, decided)
+        record = dataclasses.replace(record, alpha=fit.alpha, converged=fit.converged)
+        if frozen:
+            offset = fit.weights @ rows.eraser_map.offset
+            fit = dataclasses.replace(fit, intercepts=fit.intercepts + offset)
+        return self._add_scores(record, _predict(fit, rows.test, rows.eraser_map))
+
+    def _add_scores(self, record: Record, y_pred: Any) -> Record:
+        """The record with the metrics of predictions on the test rows."""
+        task, rows = self.plan.task, self.split.test
+        own = {metric.name: metric.spec for metric in self.plan.metrics}
+        if isinstance(task, Columns):
+            predicted = np.asarray(y_pred, dtype=np.float64).reshape(len(rows), -1)
+            quantities = QuantityPredictions(self.task(rows), predicted, self.single_concept(rows))
+            return add_scores(record, quantities, own, ())
+        if self.n_unseen:
+            note = (
+                f"{self.n_unseen} test rows have classes of the task unseen in training: they "
+                "count as errors"
+            )
+            record = dataclasses.replace(record, notes=(*record.notes, note))
+        if self.plan.test is not None:
+            record = record.with_predictions(y_pred)
+        predictions = ClassPredictions(self.test_labels, y_pred)
+        return add_scores(record, predictions, own, task.classes)
+
+    @cached_property
+    def n_unseen(self) -> int:
+        """Test rows with classes of the task that training lacks."""
+        known = np.unique(self.task(self.split.train))
+        return int((~np.isin(self.task(self.split.test), known)).sum())
+
+    # -- advice ----------------------------------------------------------------------------
 
     def _advice(self, moments: Factored) -> Record:
         """Advice from the moments, before anything is measured."""
-        record = self._record(ADVISER, ERASER_ROW)
         erase = list(self.plan.concepts)
         frozen = advice.frozen_head_advice(moments, erase, self.plan.task_name)
-        values = {"rho": frozen.rho, "threshold": frozen.threshold, **self._frozen(moments)}
+        values = {
+            "rho": frozen.rho,
+            "threshold": frozen.threshold,
+            **self._frozen_errors(moments),
+        }
         for name in erase:
             trace = advice.held_out_trace(moments, name)
             suffix = f"[{name}]" if len(erase) > 1 else ""
@@ -398,27 +518,23 @@ class Job:
                 f"expected_r2{suffix}": trace.r2,
                 f"rows_for_half{suffix}": trace.rows_for(max(trace.r2 / 2, 1e-12)),
             }
-        record["values"] = values
-        return record
+        return self._record(ADVISER, ERASER_ROW, values=values)
 
-    def _frozen(self, moments: Factored) -> dict[str, float]:
+    def _frozen_errors(self, moments: Factored) -> dict[str, float]:
         """Squared error that SPLINCE has above LEACE, frozen ridge heads of extreme alphas."""
+        assert isinstance(self.plan.task, ClassCodes)
         place = {name: k for k, name in enumerate(self.moments.classes(self.plan.task_name))}
-        classes = self.plan.task.classes  # type: ignore[union-attr]
-        columns = np.array([place.get(name, len(place)) for name in classes])
+        columns = np.array([place.get(name, len(place)) for name in self.plan.task.classes])
         ones = np.eye(len(place) + 1)[:, :-1]  # a class that training lacks has no column
         train, test = (
             ones[columns[self.task(rows)]] for rows in (self.split.train, self.split.test)
         )
         mean = np.average(train, axis=0, weights=self.split.weights)
-        cross = self.moments.cross_covariance(self.plan.task_name, ddof=0) / self.unit
+        cross = self.moments.cross_covariance(self.plan.task_name, ddof=0) / self.scale
         values = {"task_classes": float(len(place))}
-        for name, alpha in (
-            ("strong", self.plan.alphas[0]),
-            ("weak", self.plan.alphas[-1]),
-        ):
+        for name, alpha in (("strong", self.plan.alphas[0]), ("weak", self.plan.alphas[-1])):
             head: Float = np.asarray(
-                np.linalg.solve(self.gram() + alpha * np.eye(len(cross)), cross).T,
+                np.linalg.solve(self.gram + alpha * np.eye(len(cross)), cross).T,
                 dtype=np.float64,
             )
             errors = advice.frozen_squared_errors(
@@ -428,34 +544,45 @@ class Job:
         return values
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Fitted:
-    """One head in scaled coordinates; `present` are the codes of its classes."""
-
-    weights: Float
-    intercepts: Float
-    present: Codes | None
-    alpha: float
-    converged: bool
+def _predict(fit: HeadFit, rows: Float, eraser_map: Map) -> Any:
+    """(n,) codes of the task, or (n, k) values of a quantity, of erased rows."""
+    found = eraser_map.scores(rows, fit.weights, fit.intercepts)
+    if fit.classes is None:
+        return found
+    return np.asarray(fit.classes[heads.decide(found)])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Path:
-    """Heads over alphas and the position of the chosen one."""
+def fold_of_rows(cells: Codes, groups: Codes | None, seed: int) -> Codes:
+    """The fold of each row: rows of a cell are spread evenly over folds, and groups stay whole.
 
-    alphas: tuple[float, ...]
-    weights: Float
-    intercepts: Float
-    converged: NDArray[np.bool_]
-    present: Codes | None
-    chosen: int
-    notes: list[str]
+    A row without a group, of code -1, is a group of its own.
 
-    def at(self, j: int) -> _Fitted:
-        return _Fitted(
-            self.weights[j], self.intercepts[j], self.present, self.alphas[j],
-            bool(self.converged[j]),
-        )  # fmt: skip
+    Raises
+    ------
+    NotEnoughDataError
+        There are fewer groups than folds.
+    """
+    n = len(cells)
+    fold = np.empty(n, dtype=np.intp)
+    if groups is None:
+        order = np.random.default_rng(seed).permutation(n)
+        order = order[np.argsort(cells[order], kind="stable")]
+        fold[order] = np.arange(n) % FOLDS
+        return fold
+    from sklearn.model_selection import StratifiedGroupKFold
 
-    def best(self) -> _Fitted:
-        return self.at(self.chosen)
+    alone = groups < 0
+    members = np.where(alone, groups.max(initial=-1) + 1 + np.cumsum(alone), groups)
+    n_groups = len(np.unique(members))
+    if n_groups < FOLDS:
+        raise NotEnoughDataError(
+            f"the training rows have {n_groups} groups, and {FOLDS} folds of whole groups are to "
+            "choose alpha; pass one, or validation rows of at least "
+            f"{heads.MIN_CELL} per cell"
+        )
+    splitter = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of cells smaller than the folds
+        for f, (_, held_out) in enumerate(splitter.split(cells[:, None], cells, members)):
+            fold[held_out] = f
+    return fold

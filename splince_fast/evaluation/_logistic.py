@@ -14,11 +14,16 @@ The method is L-BFGS (J. Nocedal, Mathematics of Computation 35, 1980) in the me
 problem and class, their mean. One eigendecomposition of P S P^T serves every penalty and every c,
 so c can follow the fit. 8 to 40 iterations reach what Newton's method reaches, each of them two
 products with the rows where a step of Newton's takes n d^2 operations per problem.
+
+With scikit-learn's LogisticRegression in its place, warm-started along the penalties, the job
+"evaluation/compare" of the benchmarks takes 2.9 times as long ("lbfgs", tol 1e-5: 3.59 s instead of
+1.22 s) or 4.4 times ("newton-cholesky"), with the same figures.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
@@ -115,8 +120,7 @@ def fit(
     return Fits(weights, u[d].copy(), converged, separable, iteration)
 
 
-@dataclass(frozen=True, slots=True)
-class _Point:
+class _Point(NamedTuple):
     """Parameters (d + 1, J, C), the intercepts last; scores and probabilities are (n, J, C)."""
 
     u: Float
@@ -126,13 +130,7 @@ class _Point:
     gradient: Float
 
     def subset(self, stay: NDArray[np.bool_]) -> _Point:
-        return _Point(
-            self.u[:, stay],
-            self.scores[:, stay],
-            self.probabilities[:, stay],
-            self.value[stay],
-            self.gradient[:, stay],
-        )
+        return _Point(*(part[stay] if part.ndim == 1 else part[:, stay] for part in self))
 
 
 class _Problem:

@@ -1,135 +1,369 @@
-"""Results of metrics over groups."""
+"""Records of a comparison: their types, their JSON, and the journal of a run."""
 
 from __future__ import annotations
 
-import math
+import base64
+import dataclasses
+import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from splince_fast.exceptions import InputError
+import numpy as np
+from numpy.typing import NDArray
 
-FEW_ROWS = 20  # a cell of fewer rows says little of its accuracy
+from splince_fast.exceptions import FileFormatError, InputError
+
+Codes = NDArray[np.intp]
+
+# Names that no eraser or head has: of the eraser of a record of advice, of the head of a record of
+# an eraser itself; and of the points of a path in the long form.
+ADVISER, ERASER_ROW, PATH = "", "", "alphas"
+_FORMAT = 2  # of the file of a comparison
+_FILE = "cells.jsonl"
+_CODES = np.dtype("<u2")  # of predicted classes in a record
+
+
+class CellCount(NamedTuple):
+    """Test rows in one cell of task and concepts, and the rows predicted correctly."""
+
+    cell: int
+    n: int
+    n_correct: int
+
+
+class PathPoint(NamedTuple):
+    """Metrics of a head at one alpha of its path."""
+
+    alpha: float
+    values: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class CellAccuracy:
-    """Accuracy in one cell.
+class Record:
+    """Outcome of an eraser, or of one head on the erased rows, at one seed and level.
 
     Attributes
     ----------
-    cell : object
-        Name of the group, a tuple for a product of groups.
-    n : int
-        Rows.
-    accuracy : float
-        Share of correct decisions, weighted where weights were given.
-    low, high : float
-        Wilson interval from the counts.
+    seed : int
+    p : float or None
+        Level of association; None for the natural split.
+    sizes : tuple of int
+        Rows for training, validation and test.
+    eraser : str
+        `ADVISER` for the advice from the moments.
+    head : str
+        `ERASER_ROW` for the metrics of the eraser itself.
+    alpha : float or None
+        Penalty of the head.
+    values : dict of str to float
+        By metric.
+    path : tuple of PathPoint
+        Metrics of the head at every alpha.
+    cells : tuple of CellCount
+        Cells that have test rows.
+    reason : str
+        Why the eraser, head or metric failed; empty otherwise.
+    notes : tuple of str
+    converged : bool
+    y_pred : bytes
+        Predicted codes, little-endian uint16, where the split was the caller's own.
     """
 
-    cell: Any
-    n: int
-    accuracy: float
-    low: float
-    high: float
+    seed: int
+    p: float | None
+    sizes: tuple[int, int, int]
+    eraser: str
+    head: str
+    alpha: float | None = None
+    values: dict[str, float] = field(default_factory=dict)
+    path: tuple[PathPoint, ...] = ()
+    cells: tuple[CellCount, ...] = ()
+    reason: str = ""
+    notes: tuple[str, ...] = ()
+    converged: bool = True
+    y_pred: bytes = b""
 
-
-@dataclass(frozen=True, slots=True)
-class GroupAccuracy:
-    """Accuracy per cell of groups.
-
-    Attributes
-    ----------
-    rows : tuple of CellAccuracy
-        Cells with at least one row, in the order of their names.
-    missing : tuple
-        Cells of the product of the groups that have no row.
-    n : int
-        Rows in all.
-    overall : float
-        Accuracy of all rows, weighted where weights were given.
-    interval : float
-        Level of the Wilson intervals.
-    """
-
-    rows: tuple[CellAccuracy, ...]
-    missing: tuple[Any, ...]
-    n: int
-    overall: float
-    interval: float
+    def with_predictions(self, codes: Codes) -> Record:
+        """The record with the predicted codes of the test rows."""
+        return dataclasses.replace(self, y_pred=codes.astype(_CODES).tobytes())
 
     @property
-    def worst(self) -> CellAccuracy:
-        """The cell of lowest accuracy; a minimum over noisy cells is biased downwards."""
-        return min(self.rows, key=lambda row: row.accuracy)
+    def predictions(self) -> Codes | None:
+        """Predicted codes of the test rows; None where they are not kept."""
+        return np.frombuffer(self.y_pred, _CODES).astype(np.intp) if self.y_pred else None
 
-    @property
-    def mean(self) -> float:
-        """Unweighted mean over cells."""
-        return math.fsum(row.accuracy for row in self.rows) / len(self.rows)
+    def to_json(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        entry = dataclasses.asdict(self)
+        if y_pred := entry.pop("y_pred"):
+            entry["decided"] = base64.b64encode(y_pred).decode()
+        return entry
 
-    def weighted(self, by: Mapping[Any, float]) -> float:
-        """Mean over cells with given shares, such as those of the training rows.
-
-        Parameters
-        ----------
-        by : mapping of cell to float
-            Shares or counts; cells that have no row here must not carry any.
-
-        Returns
-        -------
-        float
-            sum_g by[g] accuracy_g / sum_g by[g].
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Record:
+        """The record that `to_json` wrote.
 
         Raises
         ------
-        InputError
-            A negative or non-finite share, a share for a cell without rows, or no share at all.
+        KeyError, TypeError, ValueError
+            Fields that are not those of a record.
         """
-        known = {row.cell: row.accuracy for row in self.rows}
-        bad = [cell for cell, w in by.items() if not (math.isfinite(w) and w >= 0)]
-        if bad:
-            raise InputError(f"the share of cell {bad[0]!r} must be a finite number of at least 0")
-        absent = [cell for cell, w in by.items() if w > 0 and cell not in known]
-        if absent:
-            raise InputError(
-                f"cell {absent[0]!r} has a share but no row here; the cells are {list(known)[:20]}"
-            )
-        total = math.fsum(by.values())
-        if total <= 0:
-            raise InputError("the shares add up to 0; pass counts or shares of the cells")
-        return math.fsum(known[cell] * w for cell, w in by.items() if w > 0) / total
-
-    def __str__(self) -> str:
-        shown = sorted(self.rows, key=lambda row: row.accuracy)[:10]
-        lines = [f"accuracy {self.overall:.3f} on {self.n:,} rows, {len(self.rows)} cells"]
-        if len(self.rows) > len(shown):
-            lines[0] += f" (the {len(shown)} worst)"
-        for row in shown:
-            few = f"  (fewer than {FEW_ROWS} rows)" if row.n < FEW_ROWS else ""
-            lines.append(
-                f"  {row.accuracy:.3f} [{row.low:.3f}, {row.high:.3f}]  n = {row.n:<6,} "
-                f"{row.cell!r}{few}"
-            )
-        if self.missing:
-            lines.append(f"  without rows: {', '.join(map(repr, self.missing[:10]))}")
-        return "\n".join(lines)
+        fields = dict(entry)
+        train, validation, test = fields.pop("sizes")
+        return cls(
+            sizes=(train, validation, test),
+            path=tuple(PathPoint(alpha, values) for alpha, values in fields.pop("path")),
+            cells=tuple(CellCount(*cell) for cell in fields.pop("cells")),
+            notes=tuple(fields.pop("notes")),
+            y_pred=base64.b64decode(fields.pop("decided", "")),
+            **fields,
+        )
 
 
-class ClassAccuracy(dict[Any, float]):
-    """Accuracy per class of the truth, as a dictionary.
+@dataclass(frozen=True, slots=True, eq=False)
+class TestLabels:
+    """Labels of the test rows, which predictions are scored by.
 
-    Examples
-    --------
-    >>> from splince_fast.evaluation import class_accuracy
-    >>> class_accuracy([0, 0, 1], [0, 1, 1])
-    {0: 0.5, 1: 1.0}
-    >>> class_accuracy([0, 0, 1], [0, 1, 1]).mean
-    0.75
+    Attributes
+    ----------
+    task : (n,) codes of classes
+    concept, cells : (n,) codes or None
+        Joint classes of the concepts, and cells of task and concepts, -1 for none; None where a
+        concept is a quantity.
+    groups : (n,) codes or None
     """
 
-    @property
-    def mean(self) -> float:
-        """Unweighted mean over classes: the balanced accuracy."""
-        return math.fsum(self.values()) / len(self)
+    task: Codes
+    concept: Codes | None
+    cells: Codes | None
+    groups: Codes | None = None
+
+    def take(self, rows: Codes) -> TestLabels:
+        """Labels of some rows, with repetitions."""
+        more = (None if c is None else c[rows] for c in self._columns()[1:])
+        return TestLabels(self.task[rows], *more)
+
+    def _columns(self) -> tuple[Codes | None, ...]:
+        return self.task, self.concept, self.cells, self.groups
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TestLabels) and self.to_json() == other.to_json()
+
+    def to_json(self) -> dict[str, list[int] | None]:
+        """What JSON can hold."""
+        names = ("task", "concept", "cells", "groups")
+        columns = (None if c is None else c.tolist() for c in self._columns())
+        return dict(zip(names, columns, strict=True))
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> TestLabels:
+        """The labels that `to_json` wrote."""
+        columns: dict[str, Any] = {
+            name: None if codes is None else np.array(codes, np.intp)
+            for name, codes in entry.items()
+        }
+        return cls(**columns)
+
+
+class OwnMetric(NamedTuple):
+    """Label and direction of a metric of the caller's own."""
+
+    label: str
+    lower_is_better: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Erasers, heads and data of a comparison.
+
+    Attributes
+    ----------
+    n, d : int
+        Rows and features.
+    erasers, heads : tuple of str
+    levels : tuple of float or None
+        Associations; (None,) is the natural split.
+    seeds : tuple of int
+    sizes : tuple of int
+        Rows for training, validation and test of the first split.
+    aligned_class : str
+    association_method : str
+        How rows reach a level: "subsample" or "weights".
+    alphas : tuple of float
+    select : str
+    probes, concepts, cells : tuple of str
+    fingerprint, version : str
+        Of the data and of the library.
+    notes : tuple of str
+        Warnings.
+    truth : TestLabels or None
+        Labels of the test rows where the split was the caller's own, for the bootstrap.
+    eraser_roles, head_roles : tuple of str
+        "LEACE", "frozen" and so on for those of the library, whatever their names; "" for the
+        caller's own.
+    own_metrics : dict of str to OwnMetric
+        Metrics of the caller's own.
+    same_test : bool
+        Whether a seed has the same test rows at every level.
+    """
+
+    n: int
+    d: int
+    erasers: tuple[str, ...]
+    heads: tuple[str, ...]
+    levels: tuple[float | None, ...]
+    seeds: tuple[int, ...]
+    sizes: tuple[int, int, int]
+    aligned_class: str
+    association_method: str
+    alphas: tuple[float, ...]
+    select: str
+    probes: tuple[str, ...]
+    concepts: tuple[str, ...]
+    cells: tuple[str, ...]
+    fingerprint: str
+    version: str
+    notes: tuple[str, ...]
+    truth: TestLabels | None
+    eraser_roles: tuple[str, ...]
+    head_roles: tuple[str, ...]
+    own_metrics: dict[str, OwnMetric]
+    same_test: bool
+
+    def eraser_as(self, role: str) -> str | None:
+        """Name of the first eraser of the library that is `role`, such as "LEACE"."""
+        return dict(zip(self.eraser_roles[::-1], self.erasers[::-1], strict=True)).get(role)
+
+    def head_as(self, role: str) -> str | None:
+        """Name of the first head of the library that is `role`, such as "frozen"."""
+        return dict(zip(self.head_roles[::-1], self.heads[::-1], strict=True)).get(role)
+
+    def to_json(self) -> dict[str, Any]:
+        """What JSON can hold."""
+        truth = {} if self.truth is None else self.truth.to_json()
+        return dataclasses.asdict(dataclasses.replace(self, truth=None)) | {"truth": truth}
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Context:
+        """The context that `to_json` wrote.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            Fields that are not those of a context.
+        """
+        fields: dict[str, Any] = {
+            f.name: tuple(entry[f.name]) if isinstance(entry[f.name], list) else entry[f.name]
+            for f in dataclasses.fields(cls)
+        }
+        fields["truth"] = TestLabels.from_json(fields["truth"]) if fields["truth"] else None
+        own = fields["own_metrics"]
+        fields["own_metrics"] = {name: OwnMetric(*metric) for name, metric in own.items()}
+        return cls(**fields)
+
+
+def to_text(records: list[Record], context: Context) -> str:
+    """The file of a comparison."""
+    return json.dumps(
+        {
+            "kind": "comparison",
+            "format": _FORMAT,
+            "context": context.to_json(),
+            "records": [record.to_json() for record in records],
+        }
+    )
+
+
+def from_text(text: str, name: str) -> tuple[list[Record], Context]:
+    """Records and context of the file of a comparison.
+
+    Raises
+    ------
+    FileFormatError
+        Truncated, foreign, or written by a version with another format.
+    """
+    try:
+        found = json.loads(text)
+        if found["kind"] != "comparison" or found["format"] != _FORMAT:
+            raise ValueError(f"kind {found['kind']!r}, format {found['format']!r}")
+        records = [Record.from_json(entry) for entry in found["records"]]
+        return records, Context.from_json(found["context"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileFormatError(
+            f"{name!r} holds no comparison of this version ({error}); it may be truncated or "
+            "foreign"
+        ) from error
+
+
+class Journal:
+    """Finished records by key, one fsynced JSON line each where a folder is given.
+
+    Parameters
+    ----------
+    folder : path or None
+        Made where it is absent.
+    fingerprint : str
+        Of the data; a folder of other data is refused.
+
+    Raises
+    ------
+    InputError
+        The folder belongs to other data.
+    FileFormatError
+        A line other than the last is damaged.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None, fingerprint: str) -> None:
+        self.records: dict[str, Record] = {}
+        self.path: Path | None = None
+        if folder is None:
+            return
+        self.path = Path(folder) / _FILE
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        written = self.path.read_bytes() if self.path.exists() else b""
+        whole = written[: written.rfind(b"\n") + 1]
+        if len(whole) < len(written):  # a torn last line: its record is computed again
+            with open(self.path, "r+b") as file:
+                file.truncate(len(whole))
+                os.fsync(file.fileno())
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                entry = json.loads(line)
+                if number == 1:
+                    self._check(entry["data"], fingerprint)
+                else:
+                    key = entry.pop("key")
+                    self.records[key] = Record.from_json(entry)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                if isinstance(error, InputError):
+                    raise
+                raise FileFormatError(
+                    f"line {number} of {self.path} is damaged; delete the file to start anew"
+                ) from error
+        if not whole:
+            self._append([{"data": fingerprint}])
+
+    def _check(self, stored: str, fingerprint: str) -> None:
+        if stored != fingerprint:
+            raise InputError(
+                f"{self.path} holds a run over other data or other labels ({stored}, not "
+                f"{fingerprint}); name another folder for run="
+            )
+
+    def add(self, records: Mapping[str, Record]) -> None:
+        """Keep finished records, on disk before this returns."""
+        fresh = {key: record for key, record in records.items() if key not in self.records}
+        self._append([{"key": key, **record.to_json()} for key, record in fresh.items()])
+        self.records |= fresh
+
+    def _append(self, entries: list[dict[str, Any]]) -> None:
+        if self.path is None or not entries:
+            return
+        text = "".join(json.dumps(entry) + "\n" for entry in entries)
+        with open(self.path, "ab") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())

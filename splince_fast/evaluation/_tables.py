@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from splince_fast.evaluation._records import FEW_ROWS
+from splince_fast.evaluation._cells import FEW_ROWS
 from splince_fast.evaluation.scoring import SUMMARY, headline
 from splince_fast.evaluation.statistics import MIN_SEEDS, Interval
 
 if TYPE_CHECKING:
-    from splince_fast.evaluation._context import Context, Differences
+    from splince_fast.evaluation._differences import Differences
+    from splince_fast.evaluation._records import Context
     from splince_fast.evaluation.result import Comparison
 
 
@@ -246,9 +247,9 @@ def summary(result: Comparison, head: str, p: float | None, metrics: Sequence[st
 
 def _marks(result: Comparison, eraser: str, head: str, p: float | None) -> str:
     """~ for a solver that did not converge, and the seeds that have values where some failed."""
-    of = [r for r in result.records if (r["eraser"], r["head"]) == (eraser, head)]
-    there = sum(bool(r["values"]) for r in of if r["p"] == p)
-    text = " ~" if any(not r["converged"] for r in of) else ""
+    of = [r for r in result.records if (r.eraser, r.head) == (eraser, head)]
+    there = sum(bool(r.values) for r in of if r.p == p)
+    text = " ~" if any(not r.converged for r in of) else ""
     return text + (f" {there}/{len(result.context.seeds)}" if 0 < there < _seeds(result) else "")
 
 

@@ -246,9 +246,9 @@ def _groups(
     head, p = head or result.context.heads[0], result.level(p)
     found: dict[int, dict[str, list[tuple[int, int]]]] = {}
     for r in result.records:
-        if (r["head"], r["p"]) == (head, p):
-            for cell, n, right in r["cells"]:
-                found.setdefault(cell, {}).setdefault(r["eraser"], []).append((n, right))
+        if (r.head, r.p) == (head, p):
+            for cell, n, right in r.cells:
+                found.setdefault(cell, {}).setdefault(r.eraser, []).append((n, right))
     if not found:
         raise InputError(f"the head {head!r} has no cells: task or concept is a quantity")
 

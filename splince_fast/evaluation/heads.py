@@ -9,33 +9,32 @@ changes, as that of SAL would if each feature had a scale of its own.
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import scipy.linalg
 import scipy.special
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import as_rows
 from splince_fast.evaluation import _logistic
 from splince_fast.evaluation._cells import Coded, check_classes, coded, group_cells
-from splince_fast.evaluation._linear import (
-    ALPHAS,
-    SEPARABLE,
-    check_alpha,
-    check_alphas,
-    check_rule,
-    choose,
-    decide,
-    ridge_path,
-    scaling,
-    score,
-)
-from splince_fast.exceptions import InputError, LabelError
+from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import Columns, encode_one, names_array
 
 Float = NDArray[np.float64]
+Factors = tuple[Float, Float]
+
+ALPHAS = (1.0, 0.1, 0.01, 0.001, 0.0001)
+MIN_CELL = 5  # validation cells below it decide nothing: training folds do
+SEPARABLE = (
+    "the classes are separable on the training rows, so an unregularised head has no minimiser; "
+    "use an alpha above 0, or more rows than features"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +96,7 @@ class Head:
         scores = self.decision_function(X)
         if not self.classes_:
             return scores
-        return names_array(self.classes_)[decide(scores)]
+        return names_array(self.classes_)[decide(scores.reshape(len(scores), -1))]
 
     def predict_proba(self, X: Any) -> Float:
         """Probability of every class.
@@ -187,23 +186,22 @@ def fit_head(
     encoded = encode_one(y, len(rows), name="y")
     if isinstance(encoded, Columns):
         present = slice(None) if encoded.present is None else encoded.present
-        scaled, centre, unit = scaling(rows[present], scale)
-        w, b = ridge_path(scaled, encoded.values[present], (alpha,), None)
-        return _unscaled(w[0], b[0], (), alpha, True, centre, unit)
-    inside = encoded.codes >= 0
-    seen = np.unique(encoded.codes[inside])
+        scaled = Scaled.of(rows[present], scale=scale)
+        w, b = ridge_path(scaled.rows, encoded.values[present], (alpha,), None)
+        return scaled.head(w[0], b[0], (), alpha)
     check_classes("task y", Coded(encoded.classes, encoded.codes))
-    codes = np.searchsorted(seen, encoded.codes[inside])
-    names = tuple(encoded.classes[i] for i in seen)
-    scaled, centre, unit = scaling(rows[inside], scale)
+    inside = encoded.codes >= 0
+    present_codes, codes = np.unique(encoded.codes[inside], return_inverse=True)
+    names = tuple(encoded.classes[i] for i in present_codes)
+    scaled = Scaled.of(rows[inside], scale=scale)
     if solver == "sgd":
-        w, b, converged = _sgd(scaled, codes, alpha, start, centre, unit, random_state)
-        return _unscaled(w, b, names, alpha, converged, centre, unit)
-    fits = _logistic.fit(scaled, codes, len(names), np.array([alpha]))
+        w, b, converged = _sgd(scaled, codes, alpha, start, random_state)
+        return scaled.head(w, b, names, alpha, converged=converged)
+    fits = _logistic.fit(scaled.rows, codes, len(names), np.array([alpha]))
     if fits.separable[0]:
         raise InputError(SEPARABLE)
     converged = bool(fits.converged[0])
-    return _unscaled(fits.weights[0], fits.intercepts[0], names, alpha, converged, centre, unit)
+    return scaled.head(fits.weights[0], fits.intercepts[0], names, alpha, converged=converged)
 
 
 def select_head(
@@ -260,41 +258,73 @@ def select_head(
     alphas = check_alphas(alphas)
     check_rule(rule)
     rows = np.asarray(as_rows(X), dtype=np.float64)
-    held = np.asarray(as_rows(X_validation, width=rows.shape[1]), dtype=np.float64)
-    target = coded(y, "y", len(rows))
-    names = target.names
-    truth = coded(y_validation, "y_validation", len(held))
+    validation = np.asarray(as_rows(X_validation, width=rows.shape[1]), dtype=np.float64)
+    names, codes = coded(y, "y", len(rows))
+    own_names, own_codes = coded(y_validation, "y_validation", len(validation))
     place = {name: i for i, name in enumerate(names)}
-    codes = np.array([place.get(name, -2) for name in truth.names] + [-1])[truth.codes]
-    cells = group_cells(groups, len(held)).codes
-    check_classes("task y", target)
-    inside = target.codes >= 0
-    scaled, centre, unit = scaling(rows[inside], True)
-    fits = _logistic.fit(scaled, target.codes[inside], len(names), np.array(alphas))
-    scores = ((held - centre) / unit) @ _columns(fits.weights)
-    decisions = _decisions(scores.reshape(len(held), *fits.intercepts.shape) + fits.intercepts)
-    judged = [score(codes, decisions[:, j], cells) for j in range(len(alphas))]
-    j = choose(judged, alphas, rule)
-    head = _unscaled(
-        fits.weights[j], fits.intercepts[j], names, alphas[j], bool(fits.converged[j]), centre,
-        unit,
+    y_true = np.array([place.get(name, -2) for name in own_names] + [-1])[own_codes]
+    cells = group_cells(groups, len(validation)).codes
+    check_classes("task y", Coded(names, codes))
+    inside = codes >= 0
+    scaled = Scaled.of(rows[inside])
+    fits = _logistic.fit(scaled.rows, codes[inside], len(names), np.array(alphas))
+    columns = np.ascontiguousarray(fits.weights.reshape(-1, rows.shape[1]).T)  # (d, J C)
+    scores = ((validation - scaled.centre) / scaled.scale) @ columns
+    y_pred = decide(scores.reshape(len(validation), *fits.intercepts.shape) + fits.intercepts)
+    scored = [score(y_true, y_pred[:, j], cells) for j in range(len(alphas))]
+    j = choose(scored, alphas, rule)
+    table = tuple((s, worst, mean) for s, (worst, mean) in zip(alphas, scored, strict=True))
+    return scaled.head(
+        fits.weights[j], fits.intercepts[j], names, alphas[j],
+        converged=bool(fits.converged[j]), validation=table,
     )  # fmt: skip
-    table = tuple((s, worst, mean) for s, (worst, mean) in zip(alphas, judged, strict=True))
-    return Head(head.coef_, head.intercept_, names, head.alpha, head.converged, table)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scaled:
+    """Centred rows over the root of their mean feature variance (ddof 0)."""
+
+    rows: Float
+    centre: Float
+    scale: float
+
+    @classmethod
+    def of(cls, rows: Float, *, scale: bool = True) -> Scaled:
+        """Scale rows; `scale=False` leaves them as they are.
+
+        Raises
+        ------
+        NotEnoughDataError
+            All rows are equal.
+        """
+        if not scale:
+            return cls(rows, np.zeros(rows.shape[1]), 1.0)
+        centre = rows.mean(axis=0)
+        centred = rows - centre
+        root = math.sqrt(float(np.mean(centred**2)))
+        if root == 0.0:
+            raise NotEnoughDataError("all rows are equal, so a head has nothing to learn from")
+        return cls(centred / root, centre, root)
+
+    def head(
+        self,
+        w: Float,
+        b: Float,
+        names: tuple[Any, ...],
+        alpha: float,
+        *,
+        converged: bool = True,
+        validation: tuple[tuple[float, float, float], ...] = (),
+    ) -> Head:
+        """A head of the scaled rows as one of the rows as they came."""
+        coef = w / self.scale
+        return Head(coef, b - coef @ self.centre, names, alpha, converged, validation)
 
 
 def _sgd(
-    rows: Float,
-    codes: NDArray[np.intp],
-    alpha: float,
-    start: Head | None,
-    centre: Float,
-    unit: float,
-    random_state: int,
+    scaled: Scaled, codes: NDArray[np.intp], alpha: float, start: Head | None, random_state: int
 ) -> tuple[Float, Float, bool]:
     """The paper's fit; its warning of convergence becomes a flag."""
-    import warnings
-
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import SGDClassifier
 
@@ -306,37 +336,104 @@ def _sgd(
     first = {}
     if start is not None:
         first = {
-            "coef_init": start.coef_ * unit,
-            "intercept_init": start.intercept_ + start.coef_ @ centre,
+            "coef_init": start.coef_ * scaled.scale,
+            "intercept_init": start.intercept_ + start.coef_ @ scaled.centre,
         }
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
-        model.fit(rows, codes, **first)
+        model.fit(scaled.rows, codes, **first)
     failed = any(issubclass(w.category, ConvergenceWarning) for w in caught)
     return model.coef_, model.intercept_, not failed
 
 
-def _unscaled(
-    w: Float,
-    b: Float,
-    names: tuple[Any, ...],
-    alpha: float,
-    converged: bool,
-    centre: Float,
-    unit: float,
-) -> Head:
-    """A head of the scaled features as one of the features as they came."""
-    coef = w / unit
-    return Head(coef, b - coef @ centre, names, alpha, converged)
+def decide(scores: Float) -> NDArray[np.intp]:
+    """(...,) codes from (..., C) scores: the sign of one score, the largest of several."""
+    if scores.shape[-1] == 1:
+        return (scores[..., 0] > 0).astype(np.intp)
+    return np.asarray(scores.argmax(axis=-1), dtype=np.intp)
 
 
-def _columns(weights: Float) -> Float:
-    """(J, C, d) -> (d, J C)."""
-    return np.ascontiguousarray(weights.reshape(-1, weights.shape[-1]).T)
+def score(
+    y_true: NDArray[np.intp],
+    y_pred: NDArray[np.intp],
+    cells: NDArray[np.intp],
+    weights: Float | None = None,
+) -> tuple[float, float]:
+    """Worst accuracy over the cells present, and accuracy.
+
+    Weights are constant in a cell, so that they change the accuracy alone.
+    """
+    correct = y_true == y_pred
+    counts = np.bincount(cells[cells >= 0])
+    n_correct = np.bincount(cells[correct & (cells >= 0)], minlength=len(counts))
+    present = counts > 0
+    worst = (n_correct[present] / counts[present]).min() if present.any() else math.nan
+    return float(worst), float(np.average(correct, weights=weights))
 
 
-def _decisions(scores: Float) -> NDArray[np.intp]:
-    """(n, J, C) scores -> (n, J) codes."""
-    if scores.shape[2] == 1:
-        return (scores[:, :, 0] > 0).astype(np.intp)
-    return np.asarray(scores.argmax(axis=2), dtype=np.intp)
+def choose(judged: Sequence[tuple[float, float]], alphas: Sequence[float], rule: str) -> int:
+    """Position of the best (worst group, accuracy, alpha), or accuracy first.
+
+    Accuracy alone decides where no row is in a cell, so that the worst group is NaN.
+    """
+    flip = rule == "accuracy"
+    judged = [(a if math.isnan(w) else w, a) for w, a in judged]
+    keys = [((a, w) if flip else (w, a), s) for (w, a), s in zip(judged, alphas, strict=True)]
+    return max(range(len(keys)), key=lambda j: keys[j])
+
+
+def ridge_path(
+    rows: Float, target: Float, alphas: Sequence[float], factors: Factors | None
+) -> tuple[Float, Float]:
+    """Minimisers of mean |target - A(x)|^2 / 2 + alpha / 2 |w|^2: (J, k, d) and (J, k).
+
+    w = (P S P^T + alpha I)^{-1} P Cov(x, target), from one eigendecomposition of P S P^T.
+    """
+    n = len(rows)
+    centre, mean = rows.mean(axis=0), target.mean(axis=0)
+    S = rows.T @ rows / n - np.outer(centre, centre)
+    cross = rows.T @ (target - mean) / n
+    if factors is not None:
+        left, right = factors
+        S = S - left.T @ (right @ S)
+        S = S - (S @ right.T) @ left
+        cross = cross - left.T @ (right @ cross)
+    values, vectors = scipy.linalg.eigh((S + S.T) / 2)
+    usable = values > 1e-12 * max(float(values[-1]), 1e-300)
+    coordinates = vectors.T @ cross
+    weights = []
+    for alpha in alphas:
+        inverse = np.where(usable | (alpha > 0), 1 / np.maximum(values + alpha, 1e-300), 0)
+        inverse = np.where(usable, inverse, 0.0 if alpha == 0 else inverse)
+        weights.append((vectors @ (inverse[:, None] * coordinates)).T)
+    w = np.array(weights)
+    through = w if factors is None else w - (w @ factors[0].T) @ factors[1]
+    return w, mean - through @ centre
+
+
+def check_alpha(alpha: Any) -> None:
+    """Refuse a penalty that is no finite number of at least 0."""
+    number = isinstance(alpha, int | float | np.floating) and not isinstance(alpha, bool)
+    if not number or not 0 <= alpha < math.inf:
+        raise InputError(f"alpha is {alpha!r}; it must be a finite number of at least 0")
+
+
+def check_alphas(alphas: Any) -> tuple[float, ...]:
+    """A descending tuple of distinct positive alphas."""
+    if isinstance(alphas, int | float):
+        alphas = (alphas,)
+    for alpha in alphas:
+        check_alpha(alpha)
+        if alpha == 0:
+            raise InputError(
+                "alpha 0 is not tuned over; the head 'unregularised' is the fit without penalty"
+            )
+    if not len(alphas):
+        raise InputError("alphas is empty; pass at least one penalty, such as (.01,)")
+    return tuple(sorted({float(s) for s in alphas}, reverse=True))
+
+
+def check_rule(rule: Any) -> None:
+    """Refuse an unknown rule of selection."""
+    if rule not in ("worst_group", "accuracy"):
+        raise InputError(f"the rule of selection is {rule!r}; choose 'worst_group' or 'accuracy'")

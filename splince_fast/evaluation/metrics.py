@@ -14,8 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._solve.options import is_integer
-from splince_fast.evaluation._cells import alias, coded, common, group_cells
-from splince_fast.evaluation._records import CellAccuracy, ClassAccuracy, GroupAccuracy
+from splince_fast.evaluation._cells import (
+    CellAccuracy,
+    ClassAccuracy,
+    GroupAccuracy,
+    alias,
+    coded,
+    common,
+    group_cells,
+)
 from splince_fast.evaluation.statistics import wilson_interval
 from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceWarning
 from splince_fast.moments import Moments

@@ -12,44 +12,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._solve.options import is_integer
-from splince_fast.evaluation import _cells, _checks, _linear, _protocol
-from splince_fast.evaluation._context import PATH
+from splince_fast.evaluation import _cells, splits
 from splince_fast.evaluation._data import check_rows, fingerprint, present, read_rows
+from splince_fast.evaluation._erasers import ERASERS
 from splince_fast.evaluation._identity import UnreadableError, identity_of
+from splince_fast.evaluation._records import PATH, TestLabels
+from splince_fast.evaluation.heads import ALPHAS, check_alphas, check_rule
 from splince_fast.evaluation.probes import PROBES
 from splince_fast.evaluation.scoring import own_metrics
-from splince_fast.evaluation.splits import natural_split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
 from splince_fast.methods.table import METHODS, key_of
 
 Float = NDArray[np.float64]
 
-ERASERS = (
-    *(method.label for method in METHODS.values() if not method.needs_labels),
-    "random", "INLP", "RLACE",
-    "SAL+repair", "INLP+repair", "RLACE+repair",
-)  # fmt: skip
 HEADS = ("retrained", "frozen", "unregularised")
 _JOB_BYTES = 1 << 29  # of the rows of a job, in float64, unless the caller names the sizes
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    """An eraser, head or metric: its name, what it is, and a text that changes when it does.
+class Component:
+    """An eraser, head or metric: its name, its specification, and a digest that changes with it.
 
-    `unread` says why that text is another one in every run; it is empty otherwise.
+    `unread` says why the digest is another one in every run; it is empty otherwise.
     """
 
     name: str
-    what: Any
+    spec: Any
     identity: str
     unread: str = ""
 
     @property
     def role(self) -> str:
         """Which one of the library it is, or "" for one of the caller's own."""
-        return self.what if isinstance(self.what, str) else ""
+        return self.spec if isinstance(self.spec, str) else ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,18 +58,18 @@ class Plan:
     concepts: dict[str, Encoded]
     cells: _cells.Coded | None  # of task and concepts; None where one is a quantity
     groups: NDArray[np.intp] | None
-    erasers: tuple[Named, ...]
-    heads: tuple[Named, ...]
+    erasers: tuple[Component, ...]
+    heads: tuple[Component, ...]
     levels: tuple[float | None, ...]
     seeds: tuple[int, ...]
-    protocol: _protocol.Protocol | None
+    protocol: splits.Protocol | None
     sizes: tuple[int, int, int] | None
     association_method: str
     unlabelled: bool
     alphas: tuple[float, ...]
     select: str
     probes: tuple[str, ...]
-    metrics: tuple[Named, ...]
+    metrics: tuple[Component, ...]
     test: NDArray[np.int8] | None  # part of each row: 0 training, 1 validation, 2 test, -1 none
     fingerprint: str
     notes: tuple[str, ...]
@@ -103,13 +99,26 @@ class Plan:
                 if isinstance(c, ClassCodes)]  # fmt: skip
         return _cells.joint(read) if len(read) == len(self.concepts) else None
 
-    def split(self, seed: int, p: float | None) -> _protocol.Split:
+    def test_labels(self, rows: NDArray[np.intp]) -> TestLabels:
+        """Labels of test rows of a task of classes."""
+        assert isinstance(self.task, ClassCodes)
+        joint = self.concept_codes
+        return TestLabels(
+            self.task.codes[rows],
+            None if joint is None else joint.codes[rows],
+            None if self.cells is None else self.cells.codes[rows],
+            None if self.groups is None else self.groups[rows],
+        )
+
+    def split(self, seed: int, p: float | None) -> splits.Split:
         """The split of a seed at a level."""
         if self.test is not None:
             return self._own_split(seed)
         if p is None or self.protocol is None or self.sizes is None:
             n = len(self.usable)
-            split = natural_split(n, random_state=seed, usable=self.usable, groups=self.groups)
+            split = splits.natural_split(
+                n, random_state=seed, usable=self.usable, groups=self.groups
+            )
             return self._bounded(split, seed)
         shortage = "raise" if self.groups is None else "shrink"
         if self.association_method == "weights":
@@ -117,7 +126,7 @@ class Plan:
             return self.protocol.weighted(self._bounded(split, seed))
         return self.protocol.split(p, self.sizes, seed, shortage)
 
-    def moment_rows(self, split: _protocol.Split) -> tuple[NDArray[np.intp], Float | None]:
+    def moment_rows(self, split: splits.Split) -> tuple[NDArray[np.intp], Float | None]:
         """Rows that the moments of a split rest on, and their weights: the training rows, and
         where it was asked for those that lack the task alone, each of weight 1.
 
@@ -137,16 +146,14 @@ class Plan:
             weights = np.concatenate([split.weights, np.ones(len(more))])
         return np.concatenate([split.train, more]), weights
 
-    def _own_split(self, seed: int) -> _protocol.Split:
+    def _own_split(self, seed: int) -> splits.Split:
         """The user's test rows; validation rows are drawn where none are marked."""
         part = np.where(self.usable, self.test, -1)  # type: ignore[arg-type]
         train, validation, test = (np.flatnonzero(part == k) for k in range(3))
         if not len(validation):
             train, validation = self._validation_of(train, np.random.default_rng(seed))
         missing = len(part) - int(self.usable.sum())
-        return self._bounded(
-            _protocol.Split(train, validation, test, None, None, missing, ()), seed
-        )
+        return self._bounded(splits.Split(train, validation, test, None, None, missing, ()), seed)
 
     def _validation_of(
         self, train: NDArray[np.intp], rng: np.random.Generator
@@ -155,7 +162,7 @@ class Plan:
         if self.groups is None:
             order = rng.permutation(train)
             return order[len(order) // 10 :], order[: len(order) // 10]
-        pool, _ = _protocol.pools_of(self.groups, train, rng, (0.0, 0.1))
+        pool, _ = splits.parts_of_groups(self.groups, train, rng, (0.0, 0.1))
         if not (pool[train] == 2).any():
             raise NotEnoughDataError(
                 "the training rows are one group, and validation rows are to be another; mark "
@@ -163,7 +170,7 @@ class Plan:
             )
         return train[pool[train] == 2], train[pool[train] == 1]
 
-    def _bounded(self, split: _protocol.Split, seed: int) -> _protocol.Split:
+    def _bounded(self, split: splits.Split, seed: int) -> splits.Split:
         """A random share of every part where the whole is more than a job may keep."""
         if self.most is None or sum(split.sizes) <= self.most:
             return split
@@ -178,52 +185,54 @@ class Plan:
         return dataclasses.replace(split, train=train, validation=validation, test=test)
 
 
-def make_plan(
-    X: Any,
-    *,
-    task: Any,
-    concept: Any,
-    groups: Any,
-    erasers: Any,
-    chosen_heads: Any,
-    association: Any,
-    aligned_class: Any,
-    sizes: Any,
-    association_method: str,
-    unlabelled: bool,
-    n_seeds: int,
-    random_state: int,
-    alphas: Any,
-    select: str,
-    probes: Sequence[str],
-    metrics: Mapping[str, Any] | None,
-    test: Any,
-) -> Plan:
-    """Check and read the arguments of :func:`splince_fast.evaluation.compare`."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Settings:
+    """Arguments of :func:`splince_fast.evaluation.compare` that say what is computed."""
+
+    task: Any
+    concept: Any
+    groups: Any = None
+    erasers: Any = ("none", "SAL", "LEACE", "SPLINCE")
+    heads: Any = ("retrained", "frozen")
+    association: Any = None
+    aligned_class: Any = None
+    sizes: Any = None
+    association_method: str = "subsample"
+    unlabelled: bool = False
+    n_seeds: int = 5
+    random_state: int = 0
+    alphas: Any = ALPHAS
+    select: str = "worst_group"
+    leakage: Sequence[str] = ("linear",)
+    metrics: Mapping[str, Any] | None = None
+    test: Any = None
+
+
+def make_plan(X: Any, given: Settings) -> Plan:
+    """Check and read the arguments of a comparison."""
     rows = read_rows(X)
     n = len(rows)
-    y = encode_one(task, n, name="task")
-    concepts = {name: encode_one(v, n, name=name) for name, v in _concepts(concept).items()}
+    y = encode_one(given.task, n, name="task")
+    concepts = {name: encode_one(v, n, name=name) for name, v in _concepts(given.concept).items()}
     for name, encoded in [("task", y), *((f"concept {name!r}", c) for name, c in concepts.items())]:
         if isinstance(encoded, ClassCodes):
             _cells.check_classes(name, _cells.Coded(encoded.classes, encoded.codes))
-    levels, protocol = _levels(association, y, concepts, aligned_class, groups)
-    for name, value in (("n_seeds", n_seeds), ("random_state", random_state)):
+    levels, protocol = _levels(given, y, concepts)
+    for name in ("n_seeds", "random_state"):
+        value = getattr(given, name)
         if not is_integer(value) or value < (name == "n_seeds"):
             raise InputError(f"{name} is {value!r}; it must be an integer of at least 0 (1 seed)")
-    parts = None if test is None else _parts(test, n)
+    parts = None if given.test is None else _parts(given.test, n)
     most = _most_rows(rows.shape[1])
-    named = sizes is not None
-    notes: tuple[str, ...] = ()
-    _checks.check_method(association_method, "association_method")
-    if association_method == "weights" and protocol is None:
+    splits.check_method(given.association_method, "association_method")
+    if given.association_method == "weights" and protocol is None:
         raise InputError(
             "association_method='weights' is for association=; the natural split weighs no cells"
         )
-    if parts is not None and association is not None:
+    if parts is not None and given.association is not None:
         raise InputError("test= names your own split; it does not go with association=")
-    _linear.check_rule(select)
-    for probe in probes:
+    check_rule(given.select)
+    for probe in given.leakage:
         if probe not in PROBES:
             raise InputError(f"there is no probe {probe!r}; choose from {PROBES}")
     quantities = [isinstance(v, Columns) for v in (y, *concepts.values())]
@@ -233,37 +242,22 @@ def make_plan(
         cells = _cells.joint(
             [_cells.Coded(c.classes, c.codes) for c in columns if isinstance(c, ClassCodes)]
         )
-    if protocol is not None:
-        protocol_sizes = [p for p in levels if p is not None]
-        if sizes is None:
-            sizes = protocol.largest_sizes(protocol_sizes)
-            there = n if association_method == "weights" else sum(sizes)
-            if there > most:
-                notes += (_told(most, there),)
-            if sum(sizes) > most:
-                sizes = tuple(size * most // sum(sizes) for size in sizes)
-        sizes = _checks.check_sizes(sizes)
-        draw = protocol.weighted_split if association_method == "weights" else protocol.split
-        for p in protocol_sizes:  # a shortage is told before anything runs
-            draw(p, sizes, int(random_state), "raise" if groups is None else "shrink")
-    elif sizes is not None:
-        raise InputError("sizes= is for association=; the natural split takes all rows")
-    elif n > most:
-        notes += (_told(most, n),)
+    sizes, note = _sizes(given, protocol, [p for p in levels if p is not None], n, most)
     check_rows(rows)
-    members = None if groups is None else _cells.coded(groups, "groups", n)
+    members = None if given.groups is None else _cells.coded(given.groups, "groups", n)
     codes = None if members is None else members.codes
     if members is not None and parts is not None:
         _check_whole(members, parts)
     plan = Plan(
-        X=rows, most=None if named else most, task=y, concepts=concepts, cells=cells, groups=codes,
-        erasers=_named(erasers, ERASERS, "eraser"), heads=_named(chosen_heads, HEADS, "head"),
-        levels=levels, seeds=tuple(int(random_state) + i for i in range(int(n_seeds))),
-        protocol=protocol, sizes=sizes, association_method=association_method,
-        unlabelled=bool(unlabelled), select=select,
-        alphas=_linear.check_alphas(alphas), probes=tuple(probes),
-        metrics=tuple(_read(n, m, m.score) for n, m in own_metrics(metrics).items()),
-        test=parts, notes=notes,
+        X=rows, most=most if given.sizes is None else None, task=y, concepts=concepts, cells=cells,
+        groups=codes, erasers=_components(given.erasers, ERASERS, "eraser"),
+        heads=_components(given.heads, HEADS, "head"), levels=levels,
+        seeds=tuple(int(given.random_state) + i for i in range(int(given.n_seeds))),
+        protocol=protocol, sizes=sizes, association_method=given.association_method,
+        unlabelled=bool(given.unlabelled), select=given.select,
+        alphas=check_alphas(given.alphas), probes=tuple(given.leakage),
+        metrics=tuple(_component(k, m, m.score) for k, m in own_metrics(given.metrics).items()),
+        test=parts, notes=(note,) if note else (),
         fingerprint=fingerprint(rows, [y, *concepts.values()], codes, parts),
     )  # fmt: skip
     if parts is not None and len(plan.seeds) > 1:
@@ -273,16 +267,38 @@ def make_plan(
     return plan
 
 
+def _sizes(
+    given: Settings, protocol: splits.Protocol | None, levels: list[float], n: int, most: int
+) -> tuple[tuple[int, int, int] | None, str]:
+    """Sizes of the splits of the protocol, and a note where a job cannot keep all rows."""
+    if protocol is None:
+        if given.sizes is not None:
+            raise InputError("sizes= is for association=; the natural split takes all rows")
+        return None, _limit_note(most, n) if n > most else ""
+    sizes, weighted, note = given.sizes, given.association_method == "weights", ""
+    if sizes is None:
+        sizes = protocol.largest_sizes(levels)
+        n_used = n if weighted else sum(sizes)
+        note = _limit_note(most, n_used) if n_used > most else ""
+        if sum(sizes) > most:
+            sizes = tuple(size * most // sum(sizes) for size in sizes)
+    sizes = splits.check_sizes(sizes)
+    draw = protocol.weighted_split if weighted else protocol.split
+    for p in levels:  # a shortage is an error before anything runs
+        draw(p, sizes, int(given.random_state), "raise" if given.groups is None else "shrink")
+    return sizes, note
+
+
 def _most_rows(width: int) -> int:
     """Rows that a job keeps, at most."""
     return max(1, _JOB_BYTES // (8 * width))
 
 
-def _told(most: int, there: int) -> str:
+def _limit_note(most: int, n: int) -> str:
     """Use of the other rows, in words."""
     return (
         f"a job keeps at most {_JOB_BYTES / 2**20:,.0f} MiB of rows in float64: {most:,} of "
-        f"{there:,} are used, drawn at random for each seed; with association=, sizes= takes more"
+        f"{n:,} are used, drawn at random for each seed; with association=, sizes= takes more"
     )
 
 
@@ -296,27 +312,29 @@ def _concepts(concept: Any) -> dict[str, Any]:
 
 
 def _levels(
-    association: Any, y: Encoded, concepts: Mapping[str, Encoded], aligned_class: Any, groups: Any
-) -> tuple[tuple[float | None, ...], _protocol.Protocol | None]:
+    given: Settings, y: Encoded, concepts: Mapping[str, Encoded]
+) -> tuple[tuple[float | None, ...], splits.Protocol | None]:
     """Levels of the sweep and its cells, or the natural split."""
+    association = given.association
     if association is None:
-        if aligned_class is not None:
+        if given.aligned_class is not None:
             raise InputError("aligned_class= is for association=; the natural split aligns nothing")
         return (None,), None
     values = association if isinstance(association, Sequence | np.ndarray) else (association,)
     for p in values:
-        _checks.check_p(p)
+        splits.check_p(p)
     if not len(values):
         raise InputError("association is empty; pass levels such as (.5, .7, .9), or None")
-    if not isinstance(y, ClassCodes) or not all(
-        isinstance(c, ClassCodes) for c in concepts.values()
-    ):
+    classes = [c for c in concepts.values() if isinstance(c, ClassCodes)]
+    if not isinstance(y, ClassCodes) or len(classes) < len(concepts):
         raise InputError(
             "the association protocol needs classes of task and concept, and one is a quantity; "
             "pass association=None, or thin the rows to the correlation you want"
         )
-    joint = _cells.joint([_cells.Coded(c.classes, c.codes) for c in concepts.values()])  # type: ignore[union-attr]
-    protocol = _protocol.Protocol.of(_cells.Coded(y.classes, y.codes), joint, aligned_class, groups)
+    joint = _cells.joint([_cells.Coded(c.classes, c.codes) for c in classes])
+    protocol = splits.Protocol.of(
+        _cells.Coded(y.classes, y.codes), joint, given.aligned_class, given.groups
+    )
     return tuple(sorted({float(p) for p in values})), protocol
 
 
@@ -360,50 +378,47 @@ def _check_whole(groups: _cells.Coded, parts: NDArray[np.int8]) -> None:
         )
 
 
-def _named(chosen: Any, known: tuple[str, ...], what: str) -> tuple[Named, ...]:
+def _components(chosen: Any, known: tuple[str, ...], role: str) -> tuple[Component, ...]:
     """Erasers or heads with names and identities."""
     if isinstance(chosen, str) or not isinstance(chosen, Sequence | Mapping):
         chosen = (chosen,)
     pairs = list(chosen.items()) if isinstance(chosen, Mapping) else [(None, c) for c in chosen]
-    found: dict[str, Named] = {}
-    for given, thing in pairs:
-        if isinstance(thing, str):
-            labels = {label.lower(): label for label in known}
-            if what == "eraser" and (key := key_of(thing)) is not None:
-                if METHODS[key].needs_labels:
-                    raise InputError(
-                        f"{key} is applied with the labels of the rows, and the test rows of a "
-                        "comparison are erased without; evaluate it on rows of your own"
-                    )
-                thing = METHODS[key].label
-            elif thing.lower() not in labels:
-                raise InputError(f"there is no {what} {thing!r}; choose from {', '.join(known)}")
+    labels = {label.lower(): label for label in known}
+    found: dict[str, Component] = {}
+    for given, spec in pairs:
+        if isinstance(spec, str):
+            if role == "eraser" and (key := key_of(spec)) is not None:
+                spec = METHODS[key].label
+            elif spec.lower() not in labels:
+                raise InputError(f"there is no {role} {spec!r}; choose from {', '.join(known)}")
             else:
-                thing = labels[thing.lower()]
-            name = thing
-        elif hasattr(thing, "get_params") and hasattr(thing, "fit"):
-            name = type(thing).__name__
-        elif what == "eraser" and callable(thing):
-            name = getattr(thing, "__name__", type(thing).__name__)
+                spec = labels[spec.lower()]
+            name = spec
+        elif hasattr(spec, "get_params") and hasattr(spec, "fit"):
+            name = type(spec).__name__
+        elif role == "eraser" and callable(spec):
+            name = getattr(spec, "__name__", type(spec).__name__)
         else:
             raise InputError(
-                f"{thing!r} is no {what}: pass one of {', '.join(known)}, an estimator"
-                + (", or a function of moments that returns a Projection" * (what == "eraser"))
+                f"{spec!r} is no {role}: pass one of {', '.join(known)}, an estimator"
+                + (", or a function of moments that returns a Projection" * (role == "eraser"))
             )
         name = name if given is None else str(given)
         if name in found:
-            raise InputError(f"two {what}s are named {name!r}; pass a dict to name them apart")
+            raise InputError(f"two {role}s are named {name!r}; pass a dict to name them apart")
         if name in ("", PATH):
-            raise InputError(f"{name!r} is no name for a {what}; pass a dict with another one")
-        found[name] = Named(name, thing, thing) if isinstance(thing, str) else _read(name, thing)
+            raise InputError(f"{name!r} is no name for a {role}; pass a dict with another one")
+        found[name] = (
+            Component(name, spec, spec) if isinstance(spec, str) else _component(name, spec)
+        )
     if not found:
-        raise InputError(f"no {what} is given; choose from {', '.join(known)}")
+        raise InputError(f"no {role} is given; choose from {', '.join(known)}")
     return tuple(found.values())
 
 
-def _read(name: str, what: Any, content: Any = None) -> Named:
-    """A named eraser, head or metric with its identity: that of `content` where it is given."""
+def _component(name: str, spec: Any, content: Any = None) -> Component:
+    """An eraser, head or metric with its identity: that of `content` where it is given."""
     try:
-        return Named(name, what, identity_of(what if content is None else content))
+        return Component(name, spec, identity_of(spec if content is None else content))
     except UnreadableError as error:
-        return Named(name, what, uuid.uuid4().hex, str(error))
+        return Component(name, spec, uuid.uuid4().hex, str(error))

@@ -13,22 +13,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.special
+import scipy.stats
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import as_rows
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import _logistic
 from splince_fast.evaluation._cells import coded
-from splince_fast.evaluation._scores import Fold, against
-from splince_fast.evaluation._scores import figures as figures_of
 from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import Columns, encode_one
 
 Float = NDArray[np.float64]
+Fold = tuple[NDArray[np.intp], NDArray[np.intp]]
 Target = tuple[NDArray[np.intp], Sequence[Fold]]  # codes of the rows, and the folds for them
 
 PROBES = ("linear", "quadratic", "mlp", "boosting")
-STRENGTH = 0.01  # of the linear probe, on features of unit variance
+ALPHA = 0.01  # of the linear probe, on features of unit variance
 _FLOOR = 1e-6  # of the largest deviation or singular value: below it is rounding residue
 _COMPONENTS = 64  # leading ones, of the quadratic probe and of boosting
 _SHRINKAGE = 0.1  # of class covariances of the quadratic probe, towards that of all rows
@@ -66,6 +67,19 @@ class Probe:
     permuted: float
     p_value: float
     excess: float
+
+    def figures(self) -> dict[str, float]:
+        """Figures that are known, by their name in a comparison, such as "probe_accuracy".
+
+        Returns
+        -------
+        dict of str to float
+            Accuracy and AUC, or R^2, and chance.
+        """
+        start = "probe" if self.name == "linear" else self.name
+        figures = {"accuracy": self.accuracy, "auc": self.auc, "r2": self.r2,
+                   "chance": self.chance}  # fmt: skip
+        return {f"{start}_{name}": v for name, v in figures.items() if not math.isnan(v)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,12 +404,12 @@ def _linear_scores(rows: Float, targets: Sequence[Target], n_classes: int) -> li
     varied = deviations > _FLOOR * largest
     some = varied.any(axis=1)
     kept = np.ascontiguousarray(rows[:, some])
-    penalties = STRENGTH * np.where(varied, deviations, largest)[some] ** 2
+    penalties = ALPHA * np.where(varied, deviations, largest)[some] ** 2
     codes = np.stack([targets[t][0] for t, _ in parts], axis=1)
     fits = _logistic.fit(kept, codes, n_classes, penalties, sample_weights=weights)
     results = [np.full((n, fits.weights.shape[1]), np.nan) for _ in targets]
-    for j, (t, (_, held)) in enumerate(parts):
-        results[t][held] = kept[held] @ fits.weights[j].T + fits.intercepts[j]
+    for j, (t, (_, held_out)) in enumerate(parts):
+        results[t][held_out] = kept[held_out] @ fits.weights[j].T + fits.intercepts[j]
     return results
 
 
@@ -409,11 +423,8 @@ def _sklearn_scores(
 
     classes = int(target.max()) + 1
     scores = np.full((len(rows), 1 if classes == 2 else classes), np.nan)
-    for train, held in folds:
-        mean, deviation = rows[train].mean(axis=0), rows[train].std(axis=0)
-        varied = deviation > _FLOOR * deviation.max()
-        fitted = (rows[train][:, varied] - mean[varied]) / deviation[varied]
-        fresh = (rows[held][:, varied] - mean[varied]) / deviation[varied]
+    for train, held_out in folds:
+        fitted, fresh = _standardised(rows, train, held_out)
         _, sizes, axes = np.linalg.svd(fitted, full_matrices=False)
         axes = axes[sizes > _FLOOR * sizes[0]]
         if name != "mlp":
@@ -421,7 +432,7 @@ def _sklearn_scores(
         if name == "quadratic":
             white = axes.T * (len(train) ** 0.5 / sizes[: len(axes)])
             logs = _gaussian_scores(fitted @ white, target[train], fresh @ white, classes)
-            scores[held] = logs[:, 1:] - logs[:, :1] if classes == 2 else logs
+            scores[held_out] = logs[:, 1:] - logs[:, :1] if classes == 2 else logs
             continue
         if name == "boosting":
             model: Any = HistGradientBoostingClassifier(random_state=random_state)
@@ -433,8 +444,20 @@ def _sklearn_scores(
         p = model.predict_proba(fresh @ axes.T)
         tiny = np.finfo(np.float64).tiny
         logs = np.log(np.maximum(p, tiny))
-        scores[held] = logs[:, 1:] - logs[:, :1] if classes == 2 else logs
+        scores[held_out] = logs[:, 1:] - logs[:, :1] if classes == 2 else logs
     return scores
+
+
+def _standardised(
+    rows: Float, train: NDArray[np.intp], held_out: NDArray[np.intp]
+) -> tuple[Float, Float]:
+    """Training and held-out rows by the deviations of the training rows, residue left out."""
+    mean, deviation = rows[train].mean(axis=0), rows[train].std(axis=0)
+    varied = deviation > _FLOOR * deviation.max()
+    return (
+        (rows[train][:, varied] - mean[varied]) / deviation[varied],
+        (rows[held_out][:, varied] - mean[varied]) / deviation[varied],
+    )
 
 
 def _gaussian_scores(fitted: Float, target: NDArray[np.intp], fresh: Float, classes: int) -> Float:
@@ -487,17 +510,49 @@ def probe_quantity(
     scores = []
     for target in targets:
         shares = []
-        for train, held in folds:
-            mean, deviation = rows[train].mean(axis=0), rows[train].std(axis=0)
-            varied = deviation > _FLOOR * deviation.max()
-            fitted = (rows[train][:, varied] - mean[varied]) / deviation[varied]
-            fresh = (rows[held][:, varied] - mean[varied]) / deviation[varied]
-            model = Ridge(alpha=STRENGTH * len(train)).fit(fitted, target[train])
-            rest = target[held] - model.predict(fresh).reshape(len(held), -1)
-            whole = target[held] - target[train].mean(axis=0)
+        for train, held_out in folds:
+            fitted, fresh = _standardised(rows, train, held_out)
+            model = Ridge(alpha=ALPHA * len(train)).fit(fitted, target[train])
+            rest = target[held_out] - model.predict(fresh).reshape(len(held_out), -1)
+            whole = target[held_out] - target[train].mean(axis=0)
             shares.append(1 - float(np.sum(rest**2)) / float(np.sum(whole**2)))
         scores.append(float(np.mean(shares)))
     permuted, p = against(scores[0], scores[1:])
     excess = scores[0] - max(0.0, -math.inf if math.isnan(permuted) else permuted)
     probe = Probe("linear", math.nan, math.nan, scores[0], 0.0, permuted, p, excess)
     return Leakage((probe,), len(rows), 0, "")
+
+
+def figures_of(
+    scores: Float, target: NDArray[np.intp], folds: Sequence[Fold], n_classes: int
+) -> tuple[float, float]:
+    """Accuracy and AUC, means over folds."""
+    accuracies, areas = [], []
+    for _, held_out in folds:
+        s, t = scores[held_out], target[held_out]
+        decided = (s[:, 0] > 0).astype(np.intp) if n_classes == 2 else s.argmax(axis=1)
+        accuracies.append(float(np.mean(decided == t)))
+        if n_classes == 2:
+            areas.append(_auc(s[:, 0], t == 1))
+        else:
+            p = np.asarray(scipy.special.softmax(s, axis=1))
+            areas.append(float(np.mean([_auc(p[:, k], t == k) for k in range(n_classes)])))
+    return float(np.mean(accuracies)), float(np.mean(areas))
+
+
+def _auc(score: Float, positive: NDArray[np.bool_]) -> float:
+    """P(score of a positive > score of a negative) + 1/2 P(equal), by ranks."""
+    n1 = int(positive.sum())
+    n0 = len(positive) - n1
+    if not n0 or not n1:
+        return math.nan
+    ranks = scipy.stats.rankdata(score)
+    return float((ranks[positive].sum() - n1 * (n1 + 1) / 2) / (n0 * n1))
+
+
+def against(figure: float, others: list[float]) -> tuple[float, float]:
+    """Mean of the permuted figures, and the permutation p value."""
+    if not others:
+        return math.nan, math.nan
+    beaten = sum(other >= figure for other in others)
+    return float(np.mean(others)), (1 + beaten) / (1 + len(others))

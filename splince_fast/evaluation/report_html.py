@@ -14,7 +14,7 @@ import sklearn
 
 from splince_fast._runtime.extras import require
 from splince_fast.evaluation import _tables, figures
-from splince_fast.evaluation._records import FEW_ROWS
+from splince_fast.evaluation._cells import FEW_ROWS
 from splince_fast.evaluation.scoring import headline
 from splince_fast.evaluation.statistics import MIN_SEEDS
 

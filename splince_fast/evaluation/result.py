@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -12,14 +11,20 @@ from typing import Any
 
 from splince_fast._runtime.files import write_text
 from splince_fast.evaluation import _tables, _verdict, statistics
-from splince_fast.evaluation._bootstrap import Resampled
-from splince_fast.evaluation._context import ADVISER, ERASER_ROW, PATH, Context, Differences
-from splince_fast.evaluation._records import CellAccuracy
+from splince_fast.evaluation._cells import CellAccuracy
+from splince_fast.evaluation._differences import Differences, Resampled
+from splince_fast.evaluation._records import (
+    ADVISER,
+    ERASER_ROW,
+    PATH,
+    Context,
+    Record,
+    from_text,
+    to_text,
+)
 from splince_fast.evaluation.scoring import Metric, metric_of
 from splince_fast.evaluation.statistics import Interval
 from splince_fast.exceptions import FileFormatError, InputError
-
-_FORMAT = 2
 
 
 class Comparison:
@@ -27,7 +32,7 @@ class Comparison:
 
     Parameters
     ----------
-    records : list of dict
+    records : list of Record
         One per seed, level, eraser and head.
     context : Context
         Settings of the comparison.
@@ -44,7 +49,7 @@ class Comparison:
     ['SAL', 'LEACE', 'SPLINCE']
     """
 
-    def __init__(self, records: list[dict[str, Any]], context: Context) -> None:
+    def __init__(self, records: list[Record], context: Context) -> None:
         self.records, self.context = records, context
         self._resampled = Resampled(records, context.truth) if context.truth else None
 
@@ -53,34 +58,32 @@ class Comparison:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of all figures, in the order of their first appearance."""
-        found = (m for r in self.records if r["eraser"] != ADVISER for m in r["values"])
+        found = (m for r in self.records if r.eraser != ADVISER for m in r.values)
         return tuple(dict.fromkeys(found))
 
     @property
     def failures(self) -> list[tuple[str, str, str]]:
         """(eraser, head, reason) of what could not be run, each once."""
-        failed = (
-            (r["eraser"] or "advice", r["head"], r["reason"]) for r in self.records if r["reason"]
-        )
+        failed = ((r.eraser or "advice", r.head, r.reason) for r in self.records if r.reason)
         return list(dict.fromkeys(failed))
 
     @property
     def notes(self) -> list[str]:
         """Warnings of the data and of single cells, each once."""
         of_cells = (
-            f"{r['eraser'] or 'advice'}{', ' + r['head'] if r['head'] else ''}: {note}"
-            for r in self.records for note in r["notes"]
+            f"{r.eraser or 'advice'}{', ' + r.head if r.head else ''}: {note}"
+            for r in self.records for note in r.notes
         )  # fmt: skip
         slow = (
-            f"{r['eraser']}, {r['head']}: the solver did not converge (marked ~)"
-            for r in self.records if not r["converged"]
+            f"{r.eraser}, {r.head}: the solver did not converge (marked ~)"
+            for r in self.records if not r.converged
         )  # fmt: skip
         return [*self.context.notes, *dict.fromkeys(of_cells), *dict.fromkeys(slow)]
 
     @property
     def sizes(self) -> dict[tuple[int, float | None], tuple[int, int, int]]:
         """Rows for training, validation and test by (seed, level)."""
-        return {(r["seed"], r["p"]): tuple(r["sizes"]) for r in self.records}
+        return {(r.seed, r.p): r.sizes for r in self.records}
 
     def metric(self, key: str) -> Metric:
         """Label and direction of a metric.
@@ -191,13 +194,13 @@ class Comparison:
         head, p = self.head_of(metric, head), self.level(p)
         found = {}
         for r in self.records:
-            if (r["eraser"], r["head"], r["p"]) != (eraser, head, p):
+            if (r.eraser, r.head, r.p) != (eraser, head, p):
                 continue
-            values = r["values"]
+            values = r.values
             if alpha is not None:
-                values = dict((s, v) for s, v in r["path"]).get(alpha, {})
+                values = dict((s, v) for s, v in r.path).get(alpha, {})
             if metric in values:
-                found[r["seed"]] = values[metric]
+                found[r.seed] = values[metric]
         return found
 
     def interval(self, metric: str, **where: Any) -> Interval:
@@ -265,11 +268,11 @@ class Comparison:
         head, p = self.head_of("worst_group", head), self.level(p)
         found = {}
         for r in self.records:
-            if (r["eraser"], r["head"], r["p"]) == (eraser, head, p) and r["seed"] in seeds:
-                code, n, right = min(r["cells"], key=lambda cell: (cell[2] / cell[1], -cell[1]))
+            if (r.eraser, r.head, r.p) == (eraser, head, p) and r.seed in seeds:
+                code, n, right = min(r.cells, key=lambda cell: (cell[2] / cell[1], -cell[1]))
                 low, high = statistics.wilson_interval(right, n)
                 name = self.context.cells[code]
-                found[r["seed"]] = CellAccuracy(name, n, right / n, low, high)
+                found[r.seed] = CellAccuracy(name, n, right / n, low, high)
         return found
 
     def advice(self, p: float | None = None) -> dict[str, float]:
@@ -290,7 +293,7 @@ class Comparison:
             Empty where task or concept is a quantity or the advice failed.
         """
         p = self.level(p)
-        found = [r["values"] for r in self.records if r["eraser"] == ADVISER and r["p"] == p]
+        found = [r.values for r in self.records if r.eraser == ADVISER and r.p == p]
         found = [values for values in found if values]
         return {
             name: math.fsum(values[name] for values in found) / len(found)
@@ -352,7 +355,7 @@ class Comparison:
         """Test rows of which a figure is a fraction or a mean of fractions; None for others."""
         if metric == "worst_group":
             where = self.head_of(metric, head), self.level(p)
-            cells = (r["cells"] for r in self.records if (r["head"], r["p"]) == where)
+            cells = (r.cells for r in self.records if (r.head, r.p) == where)
             return min((n for of in cells for _, n, _ in of), default=None)
         fraction = metric.split("[")[0].endswith("accuracy") or metric == "tpr_gap"
         return self.context.sizes[2] if fraction else None
@@ -494,17 +497,17 @@ class Comparison:
     def rows(self) -> Iterator[dict[str, Any]]:
         """The long form: one dictionary per seed, p, eraser, head, alpha and metric."""
         for r in self.records:
-            if r["eraser"] == ADVISER:
+            if r.eraser == ADVISER:
                 continue
-            start = {"seed": r["seed"], "p": r["p"], "eraser": r["eraser"], "head": r["head"]}
-            n = r["sizes"][2]
-            if r["reason"]:
+            start = {"seed": r.seed, "p": r.p, "eraser": r.eraser, "head": r.head}
+            n = r.sizes[2]
+            if r.reason:
                 yield {**start, "lambda": None, "metric": None, "value": None, "n": n,
-                       "reason": r["reason"]}  # fmt: skip
-            for metric, value in r["values"].items():
-                yield {**start, "lambda": r["alpha"], "metric": metric, "value": value, "n": n,
+                       "reason": r.reason}  # fmt: skip
+            for metric, value in r.values.items():
+                yield {**start, "lambda": r.alpha, "metric": metric, "value": value, "n": n,
                        "reason": None}  # fmt: skip
-            for alpha, values in r["path"]:
+            for alpha, values in r.path:
                 for metric, value in values.items():
                     yield {**start, "head": PATH, "lambda": alpha, "metric": metric,
                            "value": value, "n": n, "reason": None}  # fmt: skip
@@ -556,15 +559,7 @@ class Comparison:
         path : path
             The file; it is complete or absent.
         """
-        text = json.dumps(
-            {
-                "kind": "comparison",
-                "format": _FORMAT,
-                "context": dataclasses.asdict(self.context),
-                "records": self.records,
-            }
-        )
-        write_text(path, text)
+        write_text(path, to_text(self.records, self.context))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Comparison:
@@ -586,19 +581,7 @@ class Comparison:
             Truncated, foreign, or written by a version with another format.
         """
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
-            if found["kind"] != "comparison" or found["format"] != _FORMAT:
-                raise ValueError(f"kind {found['kind']!r}, format {found['format']!r}")
-            values = found["context"]
-            fields: dict[str, Any] = {
-                field.name: tuple(values[field.name])
-                if isinstance(values[field.name], list)
-                else values[field.name]
-                for field in dataclasses.fields(Context)
-            }
-            return cls(list(found["records"]), Context(**fields))
-        except (ValueError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
-            raise FileFormatError(
-                f"{str(path)!r} holds no comparison of this version ({error}); it may be "
-                "truncated or foreign"
-            ) from error
+            text = Path(path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise FileFormatError(f"{str(path)!r} holds no comparison: it is no text") from error
+        return cls(*from_text(text, str(path)))

@@ -1,12 +1,14 @@
-"""compare: erasers x heads x association levels x seeds, in parallel and resumable."""
+"""compare: erasers x heads x association levels x seeds, in processes and resumable."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,29 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.progress import Progress
 from splince_fast._runtime.version import library_version
-from splince_fast.evaluation._context import ERASER_ROW, Context
+from splince_fast._solve.options import is_integer
+from splince_fast.evaluation._data import level_moments
 from splince_fast.evaluation._identity import key
-from splince_fast.evaluation._journal import Journal
-from splince_fast.evaluation._linear import ALPHAS
+from splince_fast.evaluation._job import Job
 from splince_fast.evaluation._pages import slices
-from splince_fast.evaluation._pool import ADVISER, Where, cells_of, results, workers_of
-from splince_fast.evaluation._protocol import Split
-from splince_fast.evaluation.plan import Named, Plan, make_plan
+from splince_fast.evaluation._records import (
+    ADVISER,
+    ERASER_ROW,
+    Context,
+    Journal,
+    OwnMetric,
+    Record,
+)
+from splince_fast.evaluation.heads import ALPHAS
+from splince_fast.evaluation.plan import Component, Plan, Settings, make_plan
 from splince_fast.evaluation.result import Comparison
+from splince_fast.evaluation.splits import Split
 from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import ClassCodes
+from splince_fast.moments import Moments
 
+Where = tuple[int, float | None]  # seed and level
+ADVICE = Component(ADVISER, None, "advice")
 _LAYOUT = 2  # of the records; those of another one are computed again
 
 
@@ -80,9 +93,15 @@ def compare(
         :func:`splince_fast.repair` of the training rows; estimators with a ``projection_``, fitted
         on centred and scaled training rows with the validation rows; or functions from
         :class:`Moments` of the training rows, with the variables "task" ("kept task" where a
-        concept is named "task") and "concept" (or the names of several), to a :class:`Projection`.
-        A mapping names them. Estimators get a mapping of columns where there are both classes and
-        quantities among several concepts.
+        concept is named "task") and "concept" (or the names of several), to a :class:`Projection`
+        or :class:`ConditionalEraser`. A mapping names them. Estimators get a mapping of columns
+        where there are both classes and quantities among several concepts.
+
+        "quadratic" and "isotropic" are :func:`splince_fast.quadratic` and ``isotropic`` of two
+        folds of the training rows, for one concept of classes; both keep the task. "oracle"
+        (:func:`splince_fast.oracle`, which keeps the task) and "quadratic" erase training,
+        validation and test rows with the concept's label of each row, so that their figures hold
+        only where every later row has its label; a note of the result says so.
     heads : sequence or mapping
         Of "retrained" (refitted after erasing, its alpha selected), "frozen" (that of the
         unerased rows), "unregularised"; or classifiers, fitted on erased rows.
@@ -156,43 +175,38 @@ def compare(
     >>> result.mean("probe_accuracy", eraser="LEACE") < 0.6
     True
     """
-    plan = make_plan(
-        X, task=task, concept=concept, groups=groups, erasers=erasers, chosen_heads=heads,
+    settings = Settings(
+        task=task, concept=concept, groups=groups, erasers=erasers, heads=heads,
         association=association, aligned_class=aligned_class, sizes=sizes,
-        association_method=association_method, unlabelled=unlabelled,
-        n_seeds=n_seeds,
-        random_state=random_state, alphas=alphas, select=select, probes=leakage,
+        association_method=association_method, unlabelled=unlabelled, n_seeds=n_seeds,
+        random_state=random_state, alphas=alphas, select=select, leakage=leakage,
         metrics=metrics, test=test,
     )  # fmt: skip
+    plan = make_plan(X, settings)
     workers = workers_of(n_jobs)
     journal = Journal(run, plan.fingerprint)
     splits = {(seed, p): plan.split(seed, p) for seed in plan.seeds for p in plan.levels}
-    notes = _looked_over(plan, splits, resumable=run is not None)
+    notes = _data_notes(plan, splits, resumable=run is not None)
     pending = _pending(plan, splits, journal)
     with tempfile.TemporaryDirectory(prefix="splince-fast-") as scratch, ExitStack() as stack:
         bar = stack.enter_context(Progress(len(pending), show=progress, unit="jobs"))
-        for job, records in results(plan, splits, pending, workers, Path(scratch)):
-            kept: dict[str, Any] = {}
-            once: dict[str, Any] = {}
-            for r in records:
-                (once if _unread(plan, r) else kept)[_key(plan, r, splits[job])] = r
-            journal.add(kept)
-            journal.cells |= once
-            failed = [r for r in records if r["reason"] and r["eraser"] != ADVISER.name]
+        for job, records in job_records(plan, splits, pending, workers, Path(scratch)):
+            by_key = {_key(plan, record, splits[job]): record for record in records}
+            journal.add({k: record for k, record in by_key.items() if not _unread(plan, record)})
+            journal.records |= by_key
+            failed = [r for r in records if r.reason and r.eraser != ADVISER]
             if strict and failed:
-                raise InputError(
-                    f"{failed[0]['eraser']} {failed[0]['head']}: {failed[0]['reason']}"
-                )
+                raise InputError(f"{failed[0].eraser} {failed[0].head}: {failed[0].reason}")
             bar.advance(1)
     wanted = [
-        journal.cells[_cell_key(plan, seed, p, e, h, splits[seed, p])]
+        journal.records[_cell_key(plan, seed, p, e, h, splits[seed, p])]
         for seed in plan.seeds for p in plan.levels for e, h in cells_of(plan)
     ]  # fmt: skip
     return Comparison(wanted, _context(plan, splits, notes))
 
 
 def _cell_key(
-    plan: Plan, seed: int, p: float | None, eraser: Named, head: str, split: Split
+    plan: Plan, seed: int, p: float | None, eraser: Component, head: str, split: Split
 ) -> str:
     """Hash of what a cell depends on, and of nothing else."""
     identities = {h.name: h.identity for h in plan.heads}
@@ -216,37 +230,35 @@ def _cell_key(
     )
 
 
-def _key(plan: Plan, record: dict[str, Any], split: Split) -> str:
-    erasers = {e.name: e for e in (*plan.erasers, ADVISER)}
-    return _cell_key(
-        plan, record["seed"], record["p"], erasers[record["eraser"]], record["head"], split
-    )
+def _key(plan: Plan, record: Record, split: Split) -> str:
+    erasers = {e.name: e for e in (*plan.erasers, ADVICE)}
+    return _cell_key(plan, record.seed, record.p, erasers[record.eraser], record.head, split)
 
 
-def _unread(plan: Plan, record: dict[str, Any]) -> bool:
+def _unread(plan: Plan, record: Record) -> bool:
     """Whether a record depends on something whose changes cannot be seen."""
-    names = {record["eraser"], record["head"]} - {ERASER_ROW}
+    names = {record.eraser, record.head} - {ERASER_ROW}
     parts = [n for n in (*plan.erasers, *plan.heads) if n.name in names]
-    return any(n.unread for n in (*parts, *(plan.metrics if record["head"] else ())))
+    return any(n.unread for n in (*parts, *(plan.metrics if record.head else ())))
 
 
 def _pending(
     plan: Plan, splits: Mapping[Where, Split], journal: Journal
-) -> dict[Where, list[Named]]:
+) -> dict[Where, list[Component]]:
     """Erasers that each job has to run: all of an eraser, or nothing of it."""
-    pending: dict[Where, list[Named]] = {}
+    pending: dict[Where, list[Component]] = {}
     for (seed, p), split in splits.items():
         missing = [
             eraser for eraser, head in cells_of(plan)
-            if _cell_key(plan, seed, p, eraser, head, split) not in journal.cells
+            if _cell_key(plan, seed, p, eraser, head, split) not in journal.records
         ]  # fmt: skip
         if missing:
             pending[seed, p] = list(dict.fromkeys(missing))
     return pending
 
 
-def _looked_over(plan: Plan, splits: Mapping[Where, Split], *, resumable: bool) -> list[str]:
-    """What the user has to know of the data, warned of once, and what the splits adjusted."""
+def _data_notes(plan: Plan, splits: Mapping[Where, Split], *, resumable: bool) -> list[str]:
+    """Notes on the data, of which the first are warnings, and on adjustments of the splits."""
     notes = list(plan.notes)
     if resumable:
         notes += [
@@ -276,10 +288,10 @@ def _looked_over(plan: Plan, splits: Mapping[Where, Split], *, resumable: bool) 
     for note in notes:
         warnings.warn(note, SplinceWarning, stacklevel=3)
     adjusted = dict.fromkeys(note for split in splits.values() for note in split.notes)
-    return [*notes, *adjusted, *_weighed(splits)]
+    return [*notes, *adjusted, *_weight_notes(splits)]
 
 
-def _weighed(splits: Mapping[Where, Split]) -> list[str]:
+def _weight_notes(splits: Mapping[Where, Split]) -> list[str]:
     """How many rows of equal weight the weighted ones say as much as, at the extreme levels."""
     masses = [(float(s.weights.sum()), s) for s in splits.values() if s.weights is not None]
     if not masses:
@@ -316,15 +328,9 @@ def _alignment(aligned_class: Any) -> str:
 
 def _context(plan: Plan, splits: Mapping[Where, Split], notes: list[str]) -> Context:
     first = next(iter(splits.values()))
-    truth: dict[str, Any] = {}
+    truth = None
     if plan.test is not None and isinstance(plan.task, ClassCodes):
-        joint = plan.concept_codes
-        truth = {
-            "task": plan.task.codes[first.test].tolist(),
-            "concept": None if joint is None else joint.codes[first.test].tolist(),
-            "cells": None if plan.cells is None else plan.cells.codes[first.test].tolist(),
-            "groups": None if plan.groups is None else plan.groups[first.test].tolist(),
-        }
+        truth = plan.test_labels(first.test)
     aligned_class = plan.protocol.aligned_class if plan.protocol is not None else None
     cells = [] if plan.cells is None else plan.cells.names
     names = [" · ".join(map(str, name)) for name in cells]
@@ -340,6 +346,156 @@ def _context(plan: Plan, splits: Mapping[Where, Split], notes: list[str]) -> Con
         notes=tuple(notes), truth=truth,
         eraser_roles=tuple(e.role for e in plan.erasers),
         head_roles=tuple(h.role for h in plan.heads),
-        own_metrics={m.name: [m.what.label, m.what.lower_is_better] for m in plan.metrics},
+        own_metrics={
+            m.name: OwnMetric(m.spec.label, m.spec.lower_is_better) for m in plan.metrics
+        },
         same_test=_same_test(plan, splits),
     )  # fmt: skip
+
+
+# -- jobs in processes of one BLAS thread each ------------------------------------------------
+
+
+def cells_of(plan: Plan) -> list[tuple[Component, str]]:
+    """(eraser, head) of every record, the eraser's own first."""
+    cells = [(e, h) for e in plan.erasers for h in (ERASER_ROW, *(h.name for h in plan.heads))]
+    advised = isinstance(plan.task, ClassCodes)
+    return [*cells, *([(ADVICE, ERASER_ROW)] if advised else [])]
+
+
+def job_records(
+    plan: Plan,
+    splits: Mapping[Where, Split],
+    pending: Mapping[Where, list[Component]],
+    workers: int,
+    scratch: Path,
+) -> Iterator[tuple[Where, list[Record]]]:
+    """Finished jobs as they come: first the moments of each seed, then its levels."""
+    if not pending:
+        return
+    joblib: Any = import_module("joblib")
+    seeds = [s for s in plan.seeds if any(job[0] == s for job in pending)]
+    rows = plan.X
+    if workers > 1:
+        rows = _on_disk(plan.X, scratch)
+        plan = _without_rows(plan)
+    child = workers > 1
+    with joblib.Parallel(n_jobs=workers, return_as="generator_unordered") as pool:
+        made = pool(
+            joblib.delayed(_make_moments)(
+                plan, rows, seed, [splits[seed, p] for p in plan.levels], scratch, child
+            )
+            for seed in seeds
+        )
+        list(made)
+    left = dict(pending)
+    for alone in (False, True):
+        # After a worker has died, what is left runs alone, one job at a time.
+        for batch in [[job] for job in left] if alone else [list(left)]:
+            calls = (
+                joblib.delayed(_run_job)(plan, rows, *job, splits[job], left[job], scratch, child)
+                for job in batch
+            )
+            try:
+                pool = joblib.Parallel(n_jobs=workers, return_as="generator_unordered")
+                for job, records in pool(calls):
+                    del left[job]
+                    yield job, records
+            except _dead_worker() as error:
+                if alone:
+                    reason = f"the process died twice, perhaps for lack of memory ({error})"
+                    yield batch[0], _failed(plan, batch[0], left.pop(batch[0]), reason, splits)
+        if not left:
+            return
+
+
+def _dead_worker() -> type[BaseException]:
+    module = import_module("joblib.externals.loky.process_executor")
+    found: type[BaseException] = module.TerminatedWorkerError
+    return found
+
+
+def _failed(
+    plan: Plan,
+    where: Where,
+    erasers: list[Component],
+    reason: str,
+    splits: Mapping[Where, Split],
+) -> list[Record]:
+    """Rows of a job that could not be run."""
+    return [
+        Record(where[0], where[1], splits[where].sizes, eraser.name, head, reason=reason)
+        for eraser, head in cells_of(plan)
+        if eraser in erasers
+    ]
+
+
+def _on_disk(X: NDArray[Any], scratch: Path) -> Any:
+    """Rows as a file that every worker maps."""
+    name = getattr(X, "filename", None)
+    whole = isinstance(X, np.memmap) and name is not None and X.flags.c_contiguous
+    if whole and str(name).endswith(".npy") and np.load(str(name), mmap_mode="r").shape == X.shape:
+        return str(name)
+    path = scratch / "rows.npy"
+    np.save(path, X)
+    return str(path)
+
+
+def _without_rows(plan: Plan) -> Plan:
+    return dataclasses.replace(plan, X=None)
+
+
+def _opened(rows: Any) -> NDArray[Any]:
+    return np.load(rows, mmap_mode="r") if isinstance(rows, str) else np.asarray(rows)
+
+
+def _alone(child: bool) -> Any:
+    """One BLAS thread; in a process of our own, one thread of our kernels, too."""
+    from threadpoolctl import threadpool_limits
+
+    if child:
+        os.environ["SPLINCE_FAST_NUM_THREADS"] = "1"
+    return threadpool_limits(1)
+
+
+def _path(scratch: Path, seed: int, p: float | None) -> Path:
+    return scratch / f"{seed}-{p}.safetensors"
+
+
+def _make_moments(
+    plan: Plan, rows: Any, seed: int, splits: list[Split], scratch: Path, child: bool
+) -> None:
+    """Accumulate the rows of a seed once, and write the moments of its levels."""
+    with _alone(child):
+        labels = {plan.task_name: plan.task, **plan.concepts}
+        parts = [plan.moment_rows(split) for split in splits]
+        made = level_moments(_opened(rows), labels, parts)
+        for p, moments in zip(plan.levels, made, strict=True):
+            moments.save(_path(scratch, seed, p))
+
+
+def _run_job(
+    plan: Plan,
+    rows: Any,
+    seed: int,
+    p: float | None,
+    split: Split,
+    erasers: list[Component],
+    scratch: Path,
+    child: bool,
+) -> tuple[Where, list[Record]]:
+    with _alone(child):
+        path = _path(scratch, seed, p)
+        job = Job(plan, _opened(rows), seed, p, split, Moments.load(path))
+        records = job.run(erasers)
+        path.unlink(missing_ok=True)
+        return (seed, p), records
+
+
+def workers_of(n_jobs: int | None) -> int:
+    if n_jobs is None:
+        return 1
+    if not is_integer(n_jobs) or n_jobs == 0:
+        raise InputError(f"n_jobs is {n_jobs!r}; pass a number of processes, or -1 for all")
+    joblib: Any = import_module("joblib")
+    return int(joblib.effective_n_jobs(n_jobs))

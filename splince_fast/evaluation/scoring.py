@@ -5,6 +5,7 @@ A new metric is one entry of :data:`METRICS`; tables, plots, ranking and bootstr
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast.evaluation._records import CellCount, Record, TestLabels
 from splince_fast.evaluation.metrics import average_gap, covariance_ratio, gap_per_class
-from splince_fast.exceptions import InputError
+from splince_fast.exceptions import InputError, SplinceError
+from splince_fast.labels import ClassName, names_array
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
 
@@ -63,48 +66,41 @@ class Metric:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Decisions:
-    """Decided classes of rows, beside what they are judged by.
+class ClassPredictions:
+    """Predicted classes of rows, beside the labels that they are scored by.
 
     Attributes
     ----------
-    truth, decided : (n,) codes of classes
-    n_classes : int
-    cells : (n,) codes or None
-        Cells of task and concept, -1 for none; None where a concept is a quantity.
-    concept : (n,) codes or None
-    n_concepts : int
+    labels : TestLabels
+    y_pred : (n,) codes of classes
     """
 
-    truth: Codes
-    decided: Codes
-    n_classes: int
-    cells: Codes | None
-    concept: Codes | None
-    n_concepts: int
+    labels: TestLabels
+    y_pred: Codes
 
-    def counted(self, codes: Codes) -> tuple[Codes, Codes, Codes]:
-        """Codes that occur, their numbers of rows, and of rows that are decided correctly."""
+    def counts(self, codes: Codes) -> tuple[Codes, Codes, Codes]:
+        """Codes that occur, their numbers of rows, and of rows that are predicted correctly."""
         inside = codes >= 0
         counts = np.bincount(codes[inside])
-        right = np.bincount(codes[inside & (self.truth == self.decided)], minlength=len(counts))
+        correct = inside & (self.labels.task == self.y_pred)
+        n_correct = np.bincount(codes[correct], minlength=len(counts))
         present = np.flatnonzero(counts)
-        return present, counts[present], right[present]
+        return present, counts[present], n_correct[present]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Predictions:
-    """Predicted quantities, beside what they are judged by.
+class QuantityPredictions:
+    """Predicted quantities, beside what they are scored by.
 
     Attributes
     ----------
-    truth, predicted : (n, k)
+    y_true, y_pred : (n, k)
     concept : (n,) or None
         None where the concept is no single quantity or pair of classes.
     """
 
-    truth: Float
-    predicted: Float
+    y_true: Float
+    y_pred: Float
     concept: Float | None
 
 
@@ -114,81 +110,101 @@ class Erasure:
 
     Attributes
     ----------
-    projection : Projection
+    projection : Projection or None
+        None for a map that depends on labels, which has `erased` and `change` instead.
     moments : Moments
     covariance : (d, d)
         Of the rows, ddof 0.
     task : str
     concepts : tuple of str
+    erased : Moments or None
+        Of the erased training rows.
+    change : float
+        E |r(x) - x|^2 of the training rows.
     """
 
-    projection: Projection
+    projection: Projection | None
     moments: Moments
     covariance: Float
     task: str
     concepts: tuple[str, ...]
+    erased: Moments | None = None
+    change: float = math.nan
+
+    def covariance_ratio(self, name: str) -> float:
+        """|Cov(r(x), v)|_F^2 / |Cov(x, v)|_F^2 for a variable v."""
+        if self.projection is not None:
+            return covariance_ratio(self.projection, self.moments, name)
+        assert self.erased is not None
+        left, whole = (
+            float(np.sum(moments.cross_covariance(name, ddof=0) ** 2))
+            for moments in (self.erased, self.moments)
+        )
+        return left / whole if whole else math.nan
 
 
-def _accuracy(found: Decisions) -> float:
-    return float(np.mean(found.truth == found.decided))
+def _accuracy(found: ClassPredictions) -> float:
+    return float(np.mean(found.labels.task == found.y_pred))
 
 
-def _class_accuracy(found: Decisions) -> float:
-    _, counts, right = found.counted(found.truth)
-    return float(np.mean(right / counts))
+def _class_accuracy(found: ClassPredictions) -> float:
+    _, counts, correct = found.counts(found.labels.task)
+    return float(np.mean(correct / counts))
 
 
-def _worst_group(found: Decisions) -> float | None:
-    if found.cells is None:
+def _worst_group(found: ClassPredictions) -> float | None:
+    if found.labels.cells is None:
         return None
-    _, counts, right = found.counted(found.cells)
-    return float(np.min(right / counts)) if len(counts) else math.nan
+    _, counts, correct = found.counts(found.labels.cells)
+    return float(np.min(correct / counts)) if len(counts) else math.nan
 
 
-def _tpr_gap(found: Decisions) -> float | None:
-    if found.concept is None:
+def _tpr_gap(found: ClassPredictions) -> float | None:
+    task, concept = found.labels.task, found.labels.concept
+    if concept is None:
         return None
-    gaps = gap_per_class(
-        found.truth, found.decided, found.concept, found.n_classes, found.n_concepts
-    )
+    n_classes, n_concepts = (int(codes.max(initial=0)) + 1 for codes in (task, concept))
+    gaps = gap_per_class(task, found.y_pred, concept, n_classes, n_concepts)
     return average_gap(gaps, "rms")
 
 
-def _mse(found: Predictions) -> float:
-    return float(np.mean((found.truth - found.predicted) ** 2))
+def _mse(found: QuantityPredictions) -> float:
+    return float(np.mean((found.y_true - found.y_pred) ** 2))
 
 
-def _r2(found: Predictions) -> float:
-    spread = float(np.mean((found.truth - found.truth.mean(axis=0)) ** 2))
-    return 1 - _mse(found) / spread if spread else math.nan
+def _r2(found: QuantityPredictions) -> float:
+    variance = float(np.mean((found.y_true - found.y_true.mean(axis=0)) ** 2))
+    return 1 - _mse(found) / variance if variance else math.nan
 
 
-def _concept_correlation(found: Predictions) -> float | None:
-    first = found.predicted[:, 0]
+def _concept_correlation(found: QuantityPredictions) -> float | None:
+    first = found.y_pred[:, 0]
     if found.concept is None or not np.ptp(found.concept) > 0 or not np.ptp(first) > 0:
         return None
     return abs(float(np.corrcoef(first, found.concept)[0, 1]))
 
 
 def _kept_covariance(found: Erasure) -> float:
-    return covariance_ratio(found.projection, found.moments, found.task)
+    return found.covariance_ratio(found.task)
 
 
 def _distortion(found: Erasure) -> float:
     """E |P (x - m) + m - x|^2 / E |x - E x|^2, with m the mean of the eraser."""
-    left, right, S = found.projection.left, found.projection.right, found.covariance
+    S = found.covariance
+    if found.projection is None:
+        return found.change / float(np.trace(S))
+    left, right = found.projection.left, found.projection.right
     moved = float(np.sum((left.T @ left) * (right.T @ S @ right).T))
     shift = left @ (right.T @ (found.moments.mean - found.projection.mean))
     return (moved + float(shift @ shift)) / float(np.trace(S))
 
 
 def _residual(found: Erasure) -> float:
-    ratios = [covariance_ratio(found.projection, found.moments, name) for name in found.concepts]
-    return max(map(math.sqrt, ratios))
+    return max(math.sqrt(found.covariance_ratio(name)) for name in found.concepts)
 
 
-def _rank(found: Erasure) -> float:
-    return float(found.projection.rank)
+def _rank(found: Erasure) -> float | None:
+    return None if found.projection is None else float(found.projection.rank)
 
 
 OF_CLASSES: dict[str, Metric] = {
@@ -230,6 +246,59 @@ def scores(table: Mapping[str, Metric], found: Any) -> dict[str, float]:
     """Every metric of a table that is defined for what was found."""
     values = {key: metric.score(found) for key, metric in table.items() if metric.score}
     return {key: value for key, value in values.items() if value is not None}
+
+
+def add_scores(
+    record: Record,
+    predictions: ClassPredictions | QuantityPredictions,
+    own: Mapping[str, Metric],
+    classes: tuple[ClassName, ...],
+) -> Record:
+    """A record with the metrics of predictions on the test rows.
+
+    Parameters
+    ----------
+    record : Record
+    predictions : ClassPredictions or QuantityPredictions
+    own : mapping of str to Metric
+        The caller's own; one that fails is a reason beside the other values.
+    classes : tuple
+        Names of the classes of the task; empty for a quantity.
+    """
+    cells: tuple[CellCount, ...] = ()
+    notes = record.notes
+    if isinstance(predictions, ClassPredictions):
+        values = scores(OF_CLASSES, predictions)
+        y_true: Any = predictions.labels.task
+        y_pred: Any = predictions.y_pred
+        if (y_pred == y_pred[0]).all():
+            notes += (
+                "the head decides the same class everywhere, so its worst group has accuracy 0",
+            )
+        if predictions.labels.cells is not None:
+            counts = (c.tolist() for c in predictions.counts(predictions.labels.cells))
+            cells = tuple(map(CellCount._make, zip(*counts, strict=True)))
+        if own:
+            names = names_array(classes)
+            y_true, y_pred = names[y_true], names[y_pred]
+    else:
+        values = scores(OF_QUANTITIES, predictions)
+        y_true, y_pred = (
+            c[:, 0] if c.shape[1] == 1 else c for c in (predictions.y_true, predictions.y_pred)
+        )
+    reason = record.reason
+    for name, metric in own.items():
+        assert metric.score is not None
+        try:
+            values[name] = float(metric.score(y_true, y_pred))
+        except Exception as error:
+            reason = f"metric {name!r}: {reason_of(error)}"
+    return dataclasses.replace(record, values=values, cells=cells, notes=notes, reason=reason)
+
+
+def reason_of(error: Exception) -> str:
+    """Why something failed; the type's name where the text is not of this package."""
+    return str(error) if isinstance(error, SplinceError) else f"{type(error).__name__}: {error}"
 
 
 def own_metrics(metrics: Any) -> dict[str, Metric]:

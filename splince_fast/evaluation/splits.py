@@ -2,14 +2,395 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast.evaluation._cells import coded
-from splince_fast.evaluation._checks import check_method, check_p, check_sizes
-from splince_fast.evaluation._protocol import Protocol, Split, pools_of
+from splince_fast._solve.options import is_integer
+from splince_fast.evaluation._cells import Coded, check_classes, coded
+from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
+
+Rows = NDArray[np.intp]
+Float = NDArray[np.float64]
+Cell = tuple[int, int]  # codes of task and concept
+Sizes = tuple[int, int, int]
+RowParts = tuple[Rows, Rows, Rows]
+
+TEST_SHARE, VALIDATION_SHARE = 0.2, 0.1
+MODES = ("subsample", "weights")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """Row numbers of three parts that share no row.
+
+    Attributes
+    ----------
+    train, validation, test : ndarray of intp
+        Cell after cell in lexicographic order for :func:`spurious_split`.
+    p : float or None
+        Association of the training and validation rows; None for the natural split.
+    aligned_class : object
+        The class of the concept aligned with the second class of the task, or a mapping.
+    missing : int
+        Rows left out because a label is missing.
+    notes : tuple of str
+        Adjustments.
+    weights, validation_weights : ndarray of float64 or None
+        Of the training and validation rows where cells reach their fractions by weights; constant
+        in a cell, and adding up to (sum w)^2 / sum w^2, the rows of equal weight that would say
+        as much. None where every row counts alike.
+    """
+
+    train: Rows
+    validation: Rows
+    test: Rows
+    p: float | None
+    aligned_class: Any
+    missing: int
+    notes: tuple[str, ...]
+    weights: Float | None = None
+    validation_weights: Float | None = None
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Rows for training, validation and test."""
+        return len(self.train), len(self.validation), len(self.test)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Protocol:
+    """Cells of task and concept, and who is aligned with whom."""
+
+    y: Coded
+    z: Coded
+    aligned_class: Any
+    groups: Rows | None
+
+    @classmethod
+    def of(cls, y: Coded, z: Coded, aligned_class: Any, groups: Any) -> Protocol:
+        """Check the labels.
+
+        Raises
+        ------
+        LabelError
+            One class only, a class that is not there, or a task of more than two without a map.
+        """
+        for name, column in (("task", y), ("concept", z)):
+            check_classes(name, column)
+        codes = None if groups is None else coded(groups, "groups", len(y.codes)).codes
+        if isinstance(aligned_class, Mapping):
+            for a, b in aligned_class.items():
+                if a not in y.names or b not in z.names:
+                    raise LabelError(
+                        f"aligned_class maps {a!r} to {b!r}; the task has {y.names[:20]}, the "
+                        f"concept {z.names[:20]}"
+                    )
+            if len(aligned_class) < 2:
+                raise LabelError("aligned_class must map at least two classes of the task")
+            return cls(y, z, dict(aligned_class), codes)
+        if len(y.names) > 2:
+            raise LabelError(
+                f"the task has {len(y.names)} classes; say which class of the concept each is "
+                "aligned with: aligned_class={'nurse': 'female', ...}, or leave association=None"
+            )
+        if aligned_class is None:
+            aligned_class = _most_associated(y, z)
+        elif aligned_class not in z.names:
+            raise LabelError(
+                f"aligned_class is {aligned_class!r}; the concept has the classes {z.names[:20]}"
+            )
+        return cls(y, z, aligned_class, codes)
+
+    def fractions(self, p: float) -> dict[Cell, float]:
+        """Share of each cell (codes of y, z) in training and validation rows."""
+        K = len(self.z.names)
+        fractions = {}
+        if isinstance(self.aligned_class, dict):
+            C = len(self.aligned_class)
+            for a, name in enumerate(self.y.names):
+                if name not in self.aligned_class:
+                    continue
+                own = self.z.names.index(self.aligned_class[name])
+                for b in range(K):
+                    fractions[a, b] = p / C if b == own else (1 - p) / C / (K - 1)
+            return fractions
+        own = self.z.names.index(self.aligned_class)
+        for a in (0, 1):
+            for b in range(K):
+                together = p / 2 if a == 1 else (1 - p) / 2
+                apart = (0.5 - together) / (K - 1)
+                fractions[a, b] = together if b == own else apart
+        return fractions
+
+    def cells(self) -> list[Cell]:
+        """Cells of the protocol in lexicographic order."""
+        return sorted(self.fractions(0.5))
+
+    @property
+    def usable(self) -> NDArray[np.bool_]:
+        """Rows with both labels."""
+        return np.asarray((self.y.codes >= 0) & (self.z.codes >= 0))
+
+    def _inside(self, cell: Cell, rows: Any = ...) -> NDArray[np.bool_]:
+        """Which of some rows are in a cell."""
+        a, b = cell
+        return np.asarray((self.y.codes[rows] == a) & (self.z.codes[rows] == b))
+
+    def counts(self) -> dict[Cell, int]:
+        """Rows of each cell."""
+        return {cell: int(self._inside(cell).sum()) for cell in self.cells()}
+
+    def largest_sizes(self, levels: Sequence[float]) -> tuple[int, int, int]:
+        """The largest sizes, 70, 10 and 20 %, that the cells allow at all levels."""
+        cells, counts = self.cells(), self.counts()
+        total = math.inf
+        for p in levels:
+            fractions = self.fractions(p)
+            for cell in cells:
+                need = TEST_SHARE / len(cells) + (1 - TEST_SHARE) * fractions[cell]
+                total = min(total, max(0, counts[cell] - 3) / need)
+        sizes = (
+            int(total * (1 - TEST_SHARE - VALIDATION_SHARE)),
+            int(total * VALIDATION_SHARE),
+            int(total * TEST_SHARE),
+        )
+        if sizes[2] < len(cells) or sizes[0] < len(cells):
+            names = {(self.y.names[a], self.z.names[b]): n for (a, b), n in counts.items()}
+            raise NotEnoughDataError(
+                f"the cells of task and concept are too small for a split: {names}; add rows, or "
+                "merge classes"
+            )
+        return sizes
+
+    def split(self, p: float, sizes: Sizes, seed: int, on_shortage: str = "raise") -> Split:
+        """The rule of :func:`spurious_split`."""
+        check_shortage(on_shortage)
+        needs = self._needs(p, sizes)
+        pools = self._pools(sizes, np.random.default_rng(seed))
+        notes: tuple[str, ...] = ()
+        factor = min(pools[cell].feasible(need) for cell, need in needs.items())
+        if factor < 1:
+            train, validation, test = (int(s * factor) for s in sizes)
+            cell = max(needs, key=lambda c: sum(needs[c]) / max(1, pools[c].n_rows))
+            text = (
+                f"at p = {p:g} the cells allow sizes {(train, validation, test)}, not {sizes}: "
+                f"cell {self._name(cell)} has {pools[cell].n_rows} rows and needs "
+                f"{sum(needs[cell])}"
+            )
+            if on_shortage == "raise":
+                raise NotEnoughDataError(
+                    f"{text}. Pass smaller sizes, or on_shortage='shrink' to make all cells "
+                    "smaller alike"
+                )
+            needs = self._needs(p, (train, validation, test))
+            notes = (f"made smaller: {text}",)
+        return self._joined([pools[cell].take(need) for cell, need in needs.items()], p, notes)
+
+    def weighted_split(
+        self, p: float, sizes: Sizes, seed: int, on_shortage: str = "raise"
+    ) -> Split:
+        """The rule of :func:`spurious_split` with ``method="weights"``."""
+        check_shortage(on_shortage)
+        fractions, cells = self.fractions(p), self.cells()
+        pools = self._pools(sizes, np.random.default_rng(seed))
+        wanted = sizes[2] // len(cells)
+        notes: tuple[str, ...] = ()
+        fewest = min(cells, key=lambda cell: len(pools[cell].orders[0]))
+        available = len(pools[fewest].orders[0])
+        n_test = min(wanted, available)
+        if n_test < wanted:
+            text = (
+                f"the cells allow {n_test * len(cells)} test rows, not {sizes[2]}: "
+                f"cell {self._name(fewest)} has {available} and needs {wanted}"
+            )
+            if on_shortage == "raise" or not n_test:
+                raise NotEnoughDataError(f"{text}. Pass a smaller test size")
+            notes = (f"made smaller: {text}",)
+        parts = []
+        for cell in cells:
+            train, validation, test = pools[cell].take_all(n_test, sizes)
+            if fractions[cell] > 0 and not len(train):
+                raise NotEnoughDataError(
+                    f"cell {self._name(cell)} has no training row left beside {n_test} test "
+                    "rows, and weights make none; pass a smaller test size, or a p at which the "
+                    "cell has no share"
+                )
+            used = slice(None) if fractions[cell] > 0 else slice(0)
+            parts.append((train[used], validation[used], test))
+        return self.weighted(self._joined(parts, p, notes))
+
+    def _joined(self, parts: list[RowParts], p: float, notes: tuple[str, ...]) -> Split:
+        """A split of the rows that each cell gives."""
+        train, validation, test = map(np.concatenate, zip(*parts, strict=True))
+        if not len(train) or not len(test):
+            raise NotEnoughDataError(
+                f"a split of {len(train)} training and {len(test)} test rows is none; every one "
+                f"of the {len(self.cells())} cells needs at least a row of each"
+            )
+        missing = len(self.usable) - int(self.usable.sum())
+        return Split(train, validation, test, float(p), self.aligned_class, missing, notes)
+
+    def weighted(self, split: Split) -> Split:
+        """A split with weights that give the cells of both parts their fractions at its p."""
+        fractions = self.fractions(float(split.p or 0.0))
+        return replace(
+            split,
+            weights=self._weights(split.train, fractions),
+            validation_weights=self._weights(split.validation, fractions),
+        )
+
+    def _weights(self, rows: Rows, fractions: Mapping[Cell, float]) -> Float:
+        """w = N fraction / n of a row's cell; N = 1 / sum fraction^2 / n is (sum w)^2 / sum w^2.
+
+        Fractions are relative to those of the cells that have rows.
+        """
+        weights, total = np.zeros(len(rows)), 0.0
+        for cell, fraction in fractions.items():
+            inside = self._inside(cell, rows)
+            if count := int(inside.sum()):
+                weights[inside] = fraction / count
+                total += fraction
+        squares = float(np.sum(weights**2))
+        return weights * (total / squares) if squares else weights
+
+    def _pools(self, sizes: Sizes, rng: np.random.Generator) -> dict[Cell, Pool]:
+        """Permuted rows of each cell; with groups, one order per part."""
+        rows_of = {cell: np.flatnonzero(self._inside(cell)) for cell in self.cells()}
+        if self.groups is None:
+            return {cell: Pool((rng.permutation(rows),)) for cell, rows in rows_of.items()}
+        total = sum(sizes)
+        fractions = (sizes[2] / total, sizes[1] / total)
+        part, rank = parts_of_groups(self.groups, np.flatnonzero(self.usable), rng, fractions)
+        pools = {}
+        for cell, rows in rows_of.items():
+            ordered = rows[np.lexsort((rows, rank[rows]))]
+            pools[cell] = Pool(tuple(ordered[part[ordered] == k] for k in range(3)))
+        return pools
+
+    def _needs(self, p: float, sizes: Sizes) -> dict[Cell, Sizes]:
+        """Rows of each cell for test, validation and training, at a level."""
+        train, validation, test = sizes
+        fractions, cells = self.fractions(p), self.cells()
+        return {
+            c: (test // len(cells), round(validation * fractions[c]), round(train * fractions[c]))
+            for c in cells
+        }
+
+    def _name(self, cell: Cell) -> tuple[Any, Any]:
+        """Names of the classes of a cell."""
+        return self.y.names[cell[0]], self.z.names[cell[1]]
+
+
+class Pool(NamedTuple):
+    """Permuted rows of a cell.
+
+    Attributes
+    ----------
+    orders : tuple of (n,) row numbers
+        One, from which test, validation and training rows are taken in turn; with groups one
+        for each of these parts.
+    """
+
+    orders: tuple[Rows, ...]
+
+    @property
+    def n_rows(self) -> int:
+        """Rows of the cell."""
+        return sum(map(len, self.orders))
+
+    def feasible(self, needs: Sizes) -> float:
+        """The largest factor on the sizes, at most 1, that the cell allows."""
+        counts = needs if len(self.orders) > 1 else (sum(needs),)
+        # Rounding may take three rows more than the fractions say.
+        factors = (
+            max(0, len(rows) - 3) / need
+            for rows, need in zip(self.orders, counts, strict=True) if need > len(rows)
+        )  # fmt: skip
+        return min(factors, default=1.0)
+
+    def take(self, needs: Sizes) -> RowParts:
+        """Training, validation and test rows, of that many for test, validation and training."""
+        t, v, n = needs
+        if len(self.orders) == 1:
+            (m,) = self.orders
+            return m[t + v : t + v + n], m[t : t + v], m[:t]
+        test, validation, train = self.orders
+        return train[:n], validation[:v], test[:t]
+
+    def take_all(self, n_test: int, sizes: Sizes) -> RowParts:
+        """Training and validation rows beside the test rows; all, in the ratio of the sizes."""
+        if len(self.orders) > 1:
+            test, validation, train = self.orders
+            return train, validation, test[:n_test]
+        test, rest = np.split(self.orders[0], [n_test])
+        count = round(len(rest) * sizes[1] / (sizes[0] + sizes[1]))
+        return rest[count:], rest[:count], test
+
+
+def parts_of_groups(
+    groups: Rows, rows: Rows, rng: np.random.Generator, fractions: tuple[float, float]
+) -> tuple[Rows, Rows]:
+    """Part (0 test, 1 validation, 2 training) and rank of the group of every row."""
+    order = rng.permutation(int(groups.max(initial=-1)) + 1)
+    place = np.empty(len(order) + 1, dtype=np.intp)
+    place[order] = np.arange(len(order))
+    place[-1] = len(order)  # rows without a group: the last, in training
+    counts = np.bincount(place[groups[rows]], minlength=len(order) + 1)
+    before = (np.cumsum(counts) - counts) / max(1, counts.sum())
+    first, second = fractions
+    part = np.where(before < first, 0, np.where(before < first + second, 1, 2))
+    part[-1] = 2
+    return part[place[groups]], place[groups]
+
+
+def _most_associated(y: Coded, z: Coded) -> Any:
+    """The class of z with the largest P(z | second class of y) - P(z | first)."""
+    size = len(z.names)
+    inside = (y.codes >= 0) & (z.codes >= 0)
+    rates = []
+    for a in (0, 1):
+        counts = np.bincount(z.codes[inside & (y.codes == a)], minlength=size)
+        rates.append(counts / max(1, counts.sum()))
+    return z.names[int(np.argmax(rates[1] - rates[0]))]
+
+
+def check_p(p: Any) -> None:
+    """Refuse an association that is no number in [0, 1]."""
+    if isinstance(p, bool) or not isinstance(p, int | float | np.floating) or not 0 <= p <= 1:
+        raise InputError(
+            f"the association p is {p!r}; it is a probability P(z = aligned_class | y = 1) in [0, "
+            "1]: .5 is none, 1 complete"
+        )
+
+
+def check_sizes(sizes: Any) -> tuple[int, int, int]:
+    """Three non-negative integers, those of training and test positive."""
+    whole = isinstance(sizes, Sequence) and len(sizes) == 3
+    if not whole or not all(is_integer(s) and s >= 0 for s in sizes):
+        raise InputError(f"sizes is {sizes!r}; pass (training, validation, test) numbers of rows")
+    if sizes[0] < 1 or sizes[2] < 1:
+        raise InputError(f"sizes is {sizes!r}; training and test need at least one row")
+    return int(sizes[0]), int(sizes[1]), int(sizes[2])
+
+
+def check_shortage(on_shortage: Any) -> None:
+    """Refuse what is no answer to a cell of too few rows."""
+    if on_shortage not in ("raise", "shrink"):
+        raise InputError(f"on_shortage is {on_shortage!r}; choose 'raise' or 'shrink'")
+
+
+def check_method(method: Any, name: str = "method") -> None:
+    """Refuse an unknown way to reach an association."""
+    if method not in MODES:
+        raise InputError(
+            f"{name} is {method!r}; choose 'subsample' (cells lose rows) or 'weights' "
+            "(cells are weighted)"
+        )
 
 
 def spurious_split(
@@ -34,17 +415,17 @@ def spurious_split(
 
     *The rule, by which figures are reproducible to the row*: ``rng = default_rng(random_state)``;
     for the cells in lexicographic order (y, z), ``m = rng.permutation(rows of the cell)``; the
-    first ``n_test // n_cells`` of m are test rows, the next ``round(n_validation * share)``
-    validation rows, the next ``round(n_train * share)`` training rows. The test rows are the same
-    at every p.
+    first ``n_test // n_cells`` of m are test rows, the next ``round(n_validation * fraction)``
+    validation rows, the next ``round(n_train * fraction)`` training rows. The test rows are the
+    same at every p.
 
     *With* ``method="weights"`` *no training row is thrown away*: the test rows are those of the
     rule; of the r rows that are left in a cell, the first ``round(r n_validation / (n_validation +
     n_train))`` are validation rows and all others training rows, and in either part the n_g rows
-    of cell g weigh w_g = N share_g / n_g each, with N = 1 / sum_g share_g^2 / n_g. So the weights
-    have the shares of the cells, and add up to N = (sum w)^2 / sum w^2, the number of rows of
-    equal weight that say as much (Kish). A cell without a share at p, as at p = 1, has test rows
-    alone.
+    of cell g weigh w_g = N fraction_g / n_g each, with N = 1 / sum_g fraction_g^2 / n_g. So the
+    weights have the fractions of the cells, and add up to N = (sum w)^2 / sum w^2, the number of
+    rows of equal weight that say as much (Kish). A cell without a fraction at p, as at p = 1, has
+    test rows alone.
 
     Parameters
     ----------
@@ -62,7 +443,7 @@ def spurious_split(
         class of the task, among rows of the second one.
     groups : column of shape (n,), optional
         Rows of one group (a person, a document) stay in one part: ``rng`` permutes the groups
-        first, and they are dealt to test, validation and training by the shares of the sizes.
+        first, and they are assigned to test, validation and training by the ratio of the sizes.
     on_shortage : {"raise", "shrink"}
         Where a cell has too few rows: an error, or all cells alike are made smaller.
     method : {"subsample", "weights"}
@@ -143,7 +524,7 @@ def natural_split(
         test, rest = order[: len(rows) // 4], order[len(rows) // 4 :]
         validation, train = rest[: len(rows) // 10], rest[len(rows) // 10 :]
     else:
-        pool, rank = pools_of(coded(groups, "groups", n).codes, rows, rng, (0.25, 0.1))
+        pool, rank = parts_of_groups(coded(groups, "groups", n).codes, rows, rng, (0.25, 0.1))
         order = rows[np.lexsort((rows, rank[rows]))]
         test, validation, train = (order[pool[order] == k] for k in range(3))
     return Split(train, validation, test, None, None, n - len(rows), ())

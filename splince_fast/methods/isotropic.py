@@ -136,7 +136,7 @@ def isotropic(
             q = np.linalg.qr(along[:, None], mode="complete").Q
             left, right = q.T @ left, q.T @ right
             left[0] = inside / (along @ q[:, 0])
-        right = np.linalg.solve(right @ left.T, right)
+        right = np.asarray(np.linalg.solve(right @ left.T, right), np.float64)
     inner = Projection._make(
         np.ascontiguousarray(left), np.ascontiguousarray(right), whole.mean, method="isotropic"
     )

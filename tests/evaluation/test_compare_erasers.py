@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from comparisons import data
 from sklearn.base import BaseEstimator
+from sklearn.linear_model import LogisticRegression
 
 import splince_fast as sf
 from splince_fast import evaluation as ev
@@ -180,7 +181,7 @@ def test_tensors_are_rows_and_labels() -> None:
     expected = run(X.astype(np.float32), y, z, association=0.8, aligned_class=1)
     given = torch.tensor(X, dtype=torch.float32, requires_grad=True)
     found = run(given, torch.tensor(y), torch.tensor(z), association=0.8, aligned_class=1)
-    assert [r["values"] for r in found.records] == [r["values"] for r in expected.records]
+    assert [r.values for r in found.records] == [r.values for r in expected.records]
     half = torch.tensor(X).to(torch.bfloat16)
     assert not run(half, y, z, n_jobs=2).failures
 
@@ -220,11 +221,133 @@ def test_folds_without_a_class_are_left_out_and_without_any_fold_it_is_an_error(
 
 
 def test_a_head_that_does_not_converge_is_marked_in_the_table() -> None:  # case 5
-    from sklearn.linear_model import LogisticRegression
-
     X, y, z = data()
     result = run(X, y, z, heads={"brief": LogisticRegression(max_iter=1, solver="lbfgs")})
     assert "~" in str(result)
     assert any("did not converge" in note for note in result.notes)
     plain = run(X, y, z, heads={"whole": LogisticRegression()})
     assert "~" not in str(plain)  # control
+
+
+# -- erasers that need labels -----------------------------------------------------------------
+
+
+def near(n: int = 900) -> tuple[Any, Any, Any]:
+    """Rows whose first feature shows both the task and the concept."""
+    X, y, z = data(n)
+    X[:, 0] += y
+    return X, y, z
+
+
+def o_leace(moments: sf.Moments) -> sf.ConditionalEraser:
+    return sf.oracle(moments, erase="concept", missing="raise")
+
+
+@pytest.mark.parametrize("method", ["subsample", "weights"])
+def test_erasers_that_need_labels_get_those_of_every_row(method: str) -> None:
+    """Twin: a plain script that erases each part with its labels; control: with other labels."""
+    X, y, z = near()
+    sizes = (240, 80, 200)
+    options: dict[str, Any] = {
+        "association": 0.8, "aligned_class": 1, "sizes": sizes, "alphas": (0.01,),
+        "association_method": method, "heads": ("retrained", "frozen"),
+        "erasers": {"none": "none", "LEACE": "LEACE", "oracle": "Oracle", "quadratic": "quadratic",
+                    "own": o_leace},
+    }  # fmt: skip
+    result = run(X, y, z, **options)
+    assert not result.failures
+    split = ev.spurious_split(y, z, p=0.8, sizes=sizes, aligned_class=1, method=method)
+    train, test, w = split.train, split.test, split.weights
+    mean = np.average(X[train], axis=0, weights=w)
+    unit = np.sqrt(np.average((X[train] - mean) ** 2, axis=0, weights=w).mean())
+    labels = {"task": y[train], "concept": z[train]}
+    moments = sf.Moments().update(X[train], labels, sample_weight=w)
+    folds = sf.Folds(2, by="concept").update(X[train], labels, sample_weight=w)
+    total = len(train) if w is None else w.sum()
+
+    def head(rows: Any) -> LogisticRegression:
+        model = LogisticRegression(C=1 / (0.01 * total), tol=1e-9, max_iter=5000)
+        return model.fit((rows - mean) / unit, y[train], sample_weight=w)
+
+    erasers = {
+        "oracle": sf.oracle(moments, erase="concept", keep="task"),
+        "quadratic": sf.quadratic(folds, erase="concept", keep="task"),
+        "own": o_leace(moments),
+    }
+    frozen = head(X[train])
+    for name, eraser in erasers.items():
+        erased, fresh = (eraser(X[rows], {"concept": z[rows]}) for rows in (train, test))
+        for role, model in (("retrained", head(erased)), ("frozen", frozen)):
+            guess = model.predict((fresh - mean) / unit)
+            assert result.mean("accuracy", eraser=name, head=role) == pytest.approx(
+                np.mean(guess == y[test])
+            )
+        probe = ev.leakage((fresh - mean) / unit, z[test], probes=("linear",))["linear"]
+        assert result.mean("probe_auc", eraser=name) == pytest.approx(probe.auc)
+        moved = np.average(np.sum((erased - X[train]) ** 2, axis=1), weights=w)
+        spread = np.average(np.sum((X[train] - mean) ** 2, axis=1), weights=w)
+        assert result.mean("distortion", eraser=name) == pytest.approx(moved / spread)
+        assert result.mean("residual", eraser=name) < 1e-12
+        kept = result.mean("kept_covariance", eraser=name)
+        assert (kept == pytest.approx(1.0, abs=1e-10)) == (name != "own")
+        # Control: the labels of other rows make another figure.
+        wrong = eraser(X[test], {"concept": 1 - z[test]})
+        other = ev.leakage((wrong - mean) / unit, z[test], probes=("linear",))["linear"]
+        assert abs(other.auc - probe.auc) > 0.05
+
+
+def test_a_note_says_who_was_erased_with_labels() -> None:
+    result = run(*near(), erasers=("LEACE", "oracle", "quadratic"))
+    for name in ("LEACE", "oracle", "quadratic"):
+        notes = [text for text in result.notes if text.startswith(f"{name}: the map depends on")]
+        assert len(notes) == (name != "LEACE")
+        assert all("the test rows were erased with theirs" in text for text in notes)
+    assert "oracle: the map depends on the label of each row" in str(result)
+
+
+def test_oracle_keeps_where_splince_cannot() -> None:
+    """One direction shows both concept and task, which are far from the same variable."""
+    rng = np.random.default_rng(0)
+    y, z = rng.integers(0, 2, 4000), rng.integers(0, 2, 4000)
+    # Balanced cells, and rows on one line: Cov(x, z) and Cov(x, y) span the same space.
+    X = (2.0 * z + y + rng.normal(size=4000))[:, None] * np.ones((1, 2))
+    X[:, 1] *= 0.5
+    result = run(X, y, z, erasers=("SPLINCE", "oracle"))
+    assert {eraser for eraser, _, _ in result.failures} == {"SPLINCE"}
+    assert result.mean("kept_covariance", eraser="oracle") == pytest.approx(1.0, abs=1e-9)
+    assert result.mean("accuracy", eraser="oracle") > 0.6
+
+
+def test_what_quadratic_and_isotropic_cannot_erase_is_a_row() -> None:
+    X, y, z = near()
+    for concept in ({"a": z, "b": np.arange(900) % 3}, {"c": X[:, 0]}):
+        result = run(X, y, concept, erasers=("oracle", "quadratic", "isotropic"))
+        assert {eraser for eraser, _, _ in result.failures} == {"quadratic", "isotropic"}
+        assert all("one concept" in reason for _, _, reason in result.failures)
+
+
+def test_isotropic_needs_no_labels_and_hides_covariances() -> None:
+    X, y, z = near(4000)
+    X[:, 2] *= 1 + z
+    X[:, 3] /= 1 + z
+    result = run(X, y, z, erasers=("SPLINCE", "isotropic"), leakage=("quadratic",))
+    assert not result.failures
+    assert not any("depends on the label" in note for note in result.notes)
+    assert result.mean("kept_covariance", eraser="isotropic") == pytest.approx(1.0, abs=1e-9)
+    left = {e: result.mean("quadratic_auc", eraser=e) for e in ("SPLINCE", "isotropic")}
+    assert left["isotropic"] < 0.58 < 0.65 < left["SPLINCE"]  # control
+
+
+def test_groups_reach_the_folds_of_quadratic() -> None:
+    X, y, z = near()
+    for groups, text in ((None, "need folds with groups="), (np.arange(900) // 3, "together")):
+        notes = run(X, y, z, erasers=("quadratic",), groups=groups).notes
+        assert any(text in note for note in notes)
+
+
+def test_labelled_erasers_resume_and_run_in_processes(tmp_path: Path) -> None:
+    X, y, z = near(400)
+    options: dict[str, Any] = {"erasers": ("oracle", "quadratic"), "n_seeds": 2}
+    one = run(X, y, z, run=tmp_path, **options)
+    assert one.records == run(X, y, z, run=tmp_path, **options).records
+    assert one.records == run(X, y, z, n_jobs=2, **options).records

@@ -12,7 +12,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 import splince_fast as sf
 from splince_fast import evaluation as ev
-from splince_fast.evaluation import _linear, _logistic
+from splince_fast.evaluation import _logistic, heads
 from splince_fast.exceptions import InputError, LabelError
 
 LADDER = (1.0, 0.1, 0.01, 0.001, 0.0001)
@@ -114,8 +114,8 @@ def test_names_of_classes_come_back() -> None:
 
 def test_selection_takes_worst_group_then_accuracy_then_the_larger_strength() -> None:
     judged = [(0.5, 0.7), (0.6, 0.7), (0.6, 0.8), (0.6, 0.8)]
-    assert _linear.choose(judged, (1.0, 0.1, 0.01, 0.001), "worst_group") == 2
-    assert _linear.choose(judged, (1.0, 0.1, 0.01, 0.001), "accuracy") == 2
+    assert heads.choose(judged, (1.0, 0.1, 0.01, 0.001), "worst_group") == 2
+    assert heads.choose(judged, (1.0, 0.1, 0.01, 0.001), "accuracy") == 2
     X, y, z = data(6)
     head = ev.select_head(X[:200], y[:200], X[200:], y[200:], groups=(y[200:], z[200:]))
     best = max((worst, mean, alpha) for alpha, worst, mean in head.validation)

@@ -11,8 +11,7 @@ import pytest
 
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import probes
-from splince_fast.evaluation._scores import against
-from splince_fast.evaluation.probes import permutation_within
+from splince_fast.evaluation.probes import against, permutation_within
 from splince_fast.exceptions import InputError, SplinceWarning
 
 

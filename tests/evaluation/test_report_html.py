@@ -92,7 +92,7 @@ def test_bars_of_groups_are_corrected_for_shared_rows() -> None:
     axes = result.plot("groups", head="frozen").axes[0]
     train, _, test = result.context.sizes
     for row, cell in enumerate(range(4)):
-        seen = [c for r in result.records if r["head"] == "frozen" for c in r["cells"]]
+        seen = [c for r in result.records if r.head == "frozen" for c in r.cells]
         rates = [right / n for c, n, right in seen if c == cell]
         rows = np.mean([n for c, n, _ in seen if c == cell])
         expected = statistics.cell_interval(rates, float(rows), test / train)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import json
 import math
 import re
@@ -18,6 +18,7 @@ from comparisons import data, run
 
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import Comparison, report_html, statistics
+from splince_fast.evaluation._records import CellCount
 from splince_fast.exceptions import FileFormatError, InputError
 
 
@@ -209,15 +210,17 @@ def test_notebooks_get_tables(result: Comparison) -> None:
 
 def changed(result: Comparison, values: dict[str, dict[int, float]]) -> Comparison:
     """The result with worst groups by eraser and seed at every level; absent ones failed."""
-    records = copy.deepcopy(result.records)
-    for r in records:
-        if r["eraser"] not in values or r["head"] != "retrained":
-            continue
-        known = values[r["eraser"]]
-        if r["seed"] in known:
-            r["values"]["worst_group"] = known[r["seed"]]
+    records = []
+    for r in result.records:
+        known = values.get(r.eraser, {})
+        if r.eraser not in values or r.head != "retrained":
+            records.append(r)
+        elif r.seed in known:
+            worst = r.values | {"worst_group": known[r.seed]}
+            records.append(dataclasses.replace(r, values=worst))
         else:
-            r["values"], r["cells"], r["path"], r["reason"] = {}, [], [], "it failed"
+            failed = dataclasses.replace(r, values={}, cells=(), path=(), reason="it failed")
+            records.append(failed)
     return Comparison(records, result.context)
 
 
@@ -301,10 +304,13 @@ def test_the_worst_group_has_its_cell_and_its_rows(result: Comparison) -> None:
 
 
 def test_of_equally_bad_cells_the_one_with_most_rows_is_named(result: Comparison) -> None:
-    records = copy.deepcopy(result.records)
-    for r in records:
-        if r["cells"]:
-            r["cells"], r["values"]["worst_group"] = [[0, 5, 0], [1, 40, 0], [2, 50, 30]], 0.0
+    cells = (CellCount(0, 5, 0), CellCount(1, 40, 0), CellCount(2, 50, 30))
+    records = [
+        dataclasses.replace(r, cells=cells, values=r.values | {"worst_group": 0.0})
+        if r.cells
+        else r
+        for r in result.records
+    ]
     found = Comparison(records, result.context).worst_cells(eraser="SAL")
     assert {(c.cell, c.n) for c in found.values()} == {(result.context.cells[1], 40)}
 
@@ -365,14 +371,14 @@ def test_the_test_takes_the_sizes_of_its_level() -> None:
 def test_differences_are_resolved_by_the_rows_that_decide_them(result: Comparison) -> None:
     """Equal differences of .05 at three seeds: the variance is that of the rows behind them."""
     metrics = ("accuracy", "class_accuracy", "tpr_gap", "worst_group", "probe_accuracy")
-    records = copy.deepcopy(result.records)
-    for r in records:
-        for metric in (*metrics, "probe_auc"):
-            if metric in r["values"]:
-                r["values"][metric] = 0.7 if r["eraser"] == "SAL" else 0.75
-        if r["cells"]:
-            last = (r["eraser"], r["seed"], r["p"]) == ("LEACE", 1, 0.9)
-            r["cells"] = [[0, 60, 45], [1, 12 if last else 40, 9 if last else 30]]
+    records = []
+    for r in result.records:
+        value = 0.7 if r.eraser == "SAL" else 0.75
+        known = dict.fromkeys({*metrics, "probe_auc"} & set(r.values), value)
+        last = (r.eraser, r.seed, r.p) == ("LEACE", 1, 0.9)
+        counts = (CellCount(0, 60, 45), CellCount(1, 12, 9) if last else CellCount(1, 40, 30))
+        cells = counts if r.cells else ()
+        records.append(dataclasses.replace(r, values=r.values | known, cells=cells))
     found = Comparison(records, result.context)
     train, _, test = result.sizes[0, 0.9]
     for metric in metrics:

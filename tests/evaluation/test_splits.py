@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splince_fast import evaluation as ev
-from splince_fast.evaluation._judge import FOLDS, dealt
-from splince_fast.evaluation._linear import ALPHAS
-from splince_fast.evaluation.plan import Plan, make_plan
+from splince_fast.evaluation._job import FOLDS, fold_of_rows
+from splince_fast.evaluation.plan import Plan, Settings, make_plan
 from splince_fast.evaluation.splits import natural_split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 
@@ -24,12 +23,8 @@ Y, Z = rng.integers(0, 2, 4000), rng.integers(0, 3, 4000)
 def planned(X: Any, y: Any, z: Any, *, groups: Any, test: Any) -> Plan:
     """The plan of a comparison on a split of one's own."""
     return make_plan(
-        X, task=y, concept=z, groups=groups, erasers=("none",), chosen_heads=("frozen",),
-        association=None, aligned_class=None, sizes=None, association_method="subsample",
-        unlabelled=False, n_seeds=1,
-        random_state=0, alphas=ALPHAS, select="accuracy", probes=(), metrics=None,
-        test=test,
-    )  # fmt: skip
+        X, Settings(y, z, groups, erasers="none", heads="frozen", n_seeds=1, leakage=(), test=test)
+    )
 
 
 def by_the_rule(y: Any, z: Any, p: float, sizes: Any, seed: int, aligned_class: int) -> list[Any]:
@@ -196,16 +191,16 @@ def test_folds_that_choose_a_strength_keep_groups_whole() -> None:
     rng = np.random.default_rng(0)
     groups, cells = rng.permutation(np.arange(300) // 10), rng.integers(0, 4, 300)
     groups[:20] = -1
-    fold = dealt(cells, groups, 0)
+    fold = fold_of_rows(cells, groups, 0)
     assert sorted(set(fold.tolist())) == list(range(FOLDS))
     for group in range(30):
         assert len(set(fold[groups == group].tolist())) <= 1
     assert len(set(fold[groups == -1].tolist())) > 1  # rows without a group are free
-    free = dealt(cells, None, 0)  # control
+    free = fold_of_rows(cells, None, 0)  # control
     assert any(len(set(free[groups == g].tolist())) > 1 for g in range(30))
     assert np.ptp(np.bincount(free[cells == 0], minlength=FOLDS)) <= 1
     with pytest.raises(NotEnoughDataError, match="4 groups"):
-        dealt(cells, np.arange(300) // 75, 0)
+        fold_of_rows(cells, np.arange(300) // 75, 0)
 
 
 def test_strengths_are_judged_in_folds_of_whole_groups(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,9 +210,9 @@ def test_strengths_are_judged_in_folds_of_whole_groups(monkeypatch: pytest.Monke
 
     def watched(cells: Any, members: Any, seed: int) -> Any:
         seen.append(members)
-        return dealt(cells, members, seed)
+        return fold_of_rows(cells, members, seed)
 
-    monkeypatch.setattr("splince_fast.evaluation._judge.dealt", watched)
+    monkeypatch.setattr("splince_fast.evaluation._job.fold_of_rows", watched)
     run(X, y, np.where(np.arange(400) < 330, 0, 1), groups=groups, n_seeds=1, erasers=("none",))
     assert seen
     assert all(members is not None and len(np.unique(members)) > 20 for members in seen)

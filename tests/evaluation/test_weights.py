@@ -15,8 +15,8 @@ from sklearn.linear_model import LogisticRegression
 
 import splince_fast as sf
 from splince_fast import evaluation as ev
-from splince_fast.evaluation import _job, _linear, plan
-from splince_fast.evaluation._moments import level_moments
+from splince_fast.evaluation import _job, heads, plan
+from splince_fast.evaluation._data import level_moments
 from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceWarning
 from splince_fast.labels import encode
 
@@ -396,7 +396,7 @@ def test_weights_of_validation_rows_choose_the_strength(monkeypatch: pytest.Monk
     keep = np.flatnonzero((y == z) | (rng.random(1500) < 0.12))  # p is about .9
     X, y, z = X[keep], y[keep], z[keep]
     alphas = (3.0, 0.3, 0.001)
-    chosen, score = {}, _linear.score
+    chosen, score = {}, heads.score
     for p in (0.1, 0.2, 0.3, 0.5):
         options: dict[str, Any] = {
             "association": p, "aligned_class": 1, "sizes": (400, 200, 80),
@@ -407,11 +407,11 @@ def test_weights_of_validation_rows_choose_the_strength(monkeypatch: pytest.Monk
         for weighed in (True, False):
             with monkeypatch.context() as patch:
                 if not weighed:
-                    patch.setattr(_linear, "score", lambda t, g, c, w=None: score(t, g, c))
+                    patch.setattr(heads, "score", lambda t, g, c, w=None: score(t, g, c))
                 result = run(X, y, z, **options)
             for r in result.records:
-                if r["head"] == "retrained":
-                    chosen[p, r["seed"], weighed] = r["alpha"]
+                if r.head == "retrained":
+                    chosen[p, r.seed, weighed] = r.alpha
         for seed in range(4):
             expected = by_hand(X, y, z, p, seed, alphas)
             assert chosen[p, seed, True] == expected, (p, seed)

@@ -1,0 +1,80 @@
+"""Records of a comparison and their files (`_records.py`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from comparisons import data, run
+
+from splince_fast.evaluation import Comparison
+from splince_fast.evaluation._records import Context, Record
+from splince_fast.evaluation._records import TestLabels as Labels
+from splince_fast.exceptions import FileFormatError
+
+# Written by the version whose records were dictionaries.
+ENTRY: dict[str, Any] = {
+    "seed": 3, "p": 0.9, "eraser": "LEACE", "head": "retrained", "alpha": 0.1,
+    "values": {"accuracy": 0.75, "worst_group": 0.5}, "path": [[0.1, {"accuracy": 0.75}]],
+    "cells": [[0, 4, 2], [3, 4, 4]], "reason": "", "notes": ["a note"], "converged": True,
+    "sizes": [20, 4, 8], "decided": "AAABAAEAAAABAAAAAQABAA==",
+}  # fmt: skip
+
+
+def test_records_of_earlier_files_are_read_and_written_alike() -> None:
+    record = Record.from_json(ENTRY)
+    assert record.sizes == (20, 4, 8)
+    assert record.path[0].alpha == 0.1
+    assert record.cells[1].n_correct == 4
+    assert record.predictions is not None
+    assert record.predictions.tolist() == [0, 1, 1, 0, 1, 0, 1, 1]
+    assert json.loads(json.dumps(record.to_json())) == ENTRY
+    plain = {k: v for k, v in ENTRY.items() if k != "decided"}
+    assert json.loads(json.dumps(Record.from_json(plain).to_json())) == plain
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"sizes": [1, 2]}, {"cells": [[1, 2]]}, {"surprise": 1}, {"path": [[1]]}, {"notes": None}],
+)
+def test_other_records_are_refused_with_a_clear_word(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    result = run(*data(200), n_seeds=1, erasers=("none",), heads=("frozen",))
+    path = tmp_path / "result.json"
+    result.save(path)
+    content = json.loads(path.read_text())
+    content["records"][0] |= change
+    path.write_text(json.dumps(content))
+    with pytest.raises(FileFormatError, match="holds no comparison of this version"):
+        Comparison.load(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(FileFormatError, match="holds no comparison"):
+        Comparison.load(path)
+
+
+def test_records_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Record.from_json(ENTRY).reason = "other"  # type: ignore[misc]
+
+
+def test_labels_of_a_split_of_ones_own_are_in_the_file(tmp_path: Path) -> None:
+    X, y, z = data(300)
+    part = np.arange(300) % 3 == 0
+    result = run(X, y, z, n_seeds=1, test=part, groups=np.arange(300))
+    assert isinstance(result.context, Context)
+    assert result.context.truth is not None
+    assert np.array_equal(result.context.truth.task, y[part])
+    result.save(tmp_path / "result.json")
+    loaded = Comparison.load(tmp_path / "result.json")
+    assert loaded.context == result.context
+    assert loaded.records == result.records
+    assert loaded.interval("accuracy", eraser="LEACE") == result.interval(
+        "accuracy", eraser="LEACE"
+    )
+    other = Labels(y[part], None, None)  # control
+    assert result.context.truth != other
