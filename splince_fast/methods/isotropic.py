@@ -52,8 +52,10 @@ def isotropic(
         (sqrt(-w_j) u_i + sqrt(w_i) u_j) / sqrt(w_i - w_j),
 
     n_0 + min(n_+, n_-) columns, the most there can be (Sylvester's law of inertia): about half of
-    the dimensions survive, where a projection off the range of D leaves n_0. With `keep`, a common
-    linear map restores Cov(x, y) at the least further change (:func:`splince_fast.repair`).
+    the dimensions survive, where a projection off the range of D leaves n_0. If the means differ
+    off the range of S_w, too (a feature that holds the label, fewer rows than features), that
+    direction is removed as well. With `keep`, a common linear map restores Cov(x, y) at the least
+    further change (:func:`splince_fast.repair`).
 
     Parameters
     ----------
