@@ -97,20 +97,20 @@ OPTIONS = {
             None,
             lambda a: a is None or (_is_number(a) and a >= 1),
             "a number of at least 1",
-            "give up kept directions that would lengthen corrections more than this",
+            "drop kept directions whose amplification, 1 / sin(angle to the concept), exceeds A",
             number=float,
         ),
         _one_of(
             "on_infeasible",
             "raise",
             ("raise", "drop"),
-            "what to do where what is kept lies in what is erased",
+            "a kept direction in the span of the concept is an error, or is dropped",
         ),
         _one_of(
             "null_space",
             "keep",
             ("keep", "drop"),
-            "what to do with dimensions in which the rows do not vary",
+            "keep dimensions without variance, or set them to their mean",
         ),
         Option(
             "shrinkage",
@@ -119,8 +119,8 @@ OPTIONS = {
                 s is None or (s in SHRINKAGES if isinstance(s, str) else _in_unit_interval(s))
             ),
             "None, 'oas', 'ledoit-wolf', 'cv' or a number in [0, 1]",
-            "share of an isotropic covariance in that which is factored; 'cv' takes the one of the "
-            "least change of held-out rows",
+            "shrink the covariance towards a multiple of the identity, by this intensity or rule; "
+            "'cv' minimises the change of held-out rows",
             SHRINKAGES,
             number=float,
         ),
@@ -129,7 +129,7 @@ OPTIONS = {
             "auto",
             lambda t: t == "auto" if isinstance(t, str) else _in_unit_interval(t) and t < 1,
             "'auto' or a number in [0, 1)",
-            "leave directions of the concept alone that are weaker than this times the strongest",
+            "ignore singular values of the concept below A times the largest",
             ("auto",),
             number=float,
         ),
@@ -137,15 +137,15 @@ OPTIONS = {
             "solver",
             "auto",
             ("auto", "cholesky", "eigh"),
-            "how the covariance is factored",
+            "factorisation of the covariance",
         ),
         Option(
             "min_scale",
             "auto",
             lambda t: t == "auto" if isinstance(t, str) else _in_unit_interval(t) and t < 1,
             "'auto' or a number in [0, 1)",
-            "leave features out of the whitening whose deviation is below this times the root mean "
-            "square deviation; 0 leaves out none",
+            "do not whiten features with a deviation below A times the root mean square "
+            "deviation; 0 whitens all",
             ("auto",),
             number=float,
         ),
@@ -154,8 +154,8 @@ OPTIONS = {
             1,
             lambda b: _in_unit_interval(b) and not isinstance(b, bool),
             "a number in [0, 1]",
-            "fraction of the covariance that LEACE destroys of what is kept, and that is given "
-            "back; 0 is LEACE",
+            "fraction that is kept of the covariance that LEACE removes from the task; 1 is "
+            "SPLINCE, 0 is LEACE",
             number=float,
         ),
     )
@@ -175,10 +175,10 @@ READING = {
                 if isinstance(p, str)
                 else _is_number(p) and not isinstance(p, bool) and 0 < p <= 1
             ),
-            "a number above 0 and at most 1, the share of the rows that the covariance is taken "
-            "from, or 'auto'",
-            "share of the rows that the covariance is taken from, for a fit at reading speed; "
-            "'auto' takes as few as change the rows by 5 percent more than the least",
+            "a number above 0 and at most 1, the fraction of the rows for the covariance, or "
+            "'auto'",
+            "fraction of the rows for the covariance; 'auto' takes the smallest for which the rows "
+            "are expected to change at most 5 percent more",
             ("auto",),
             number=float,
         ),
@@ -188,8 +188,8 @@ READING = {
             lambda r: r is None or (is_integer(r) and 0 <= r < 1 << 31),
             "an integer from 0 to the number of features, the columns of the sketch that stands "
             "for the covariance (0: variances alone), or None for all of the covariance",
-            "keep no d x d covariance, but the variances and a sketch of so many columns, for rows "
-            "of very many features; 0 keeps variances alone",
+            "low-rank sketch with N columns in place of the d x d covariance, for wide or sparse "
+            "rows; 0 stores variances alone",
             number=int,
         ),
         Option(
@@ -197,7 +197,7 @@ READING = {
             0,
             lambda n: is_integer(n) and 0 <= n <= MOST_PASSES,
             f"an integer from 0 to {MOST_PASSES}",
-            "with a sketch: read the rows so often again, each time for a smaller change of them",
+            "extra passes over the rows, each of which refines the sketch",
             number=int,
         ),
     )

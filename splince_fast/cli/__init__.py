@@ -1,7 +1,7 @@
-"""The command line: fit, apply and inspect for files, the demonstration, and the doctor.
+"""The command line: demo, fit, apply, compare, inspect and doctor.
 
 One module per command, each with ``add(commands)``, which declares its arguments, and ``run``.
-Nothing is imported here that takes time: Ctrl-C is answered from the first moment on.
+Slow imports happen in :func:`main`, so that Ctrl-C is handled from the start.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0; 2 after a mistake in the arguments or the files, told on stderr; 130 after Ctrl-C; 141
-        where the reader of the output has gone.
+        0; 2 after an error in the arguments or the files, printed on stderr; 130 after Ctrl-C; 141
+        if the reader of the output has closed the pipe.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""``splince-fast apply``: an eraser on files of rows, each written whole or not at all."""
+"""``splince-fast apply``: apply an eraser to files of rows; each output is complete or absent."""
 
 from __future__ import annotations
 
@@ -23,29 +23,31 @@ def add(commands: Any) -> None:
         "apply",
         allow_abbrev=False,
         help="apply an eraser to files of rows",
-        description="A .npy file of any size is read and written through memory maps, a .parquet "
-        "file by its row groups; other columns and arrays of a file are copied. Axes before the "
-        "last one, such as (batch, token, d), stay.",
+        description="Apply an eraser to the rows of files. A .npy file is memory-mapped and a "
+        ".parquet file is read by row groups, so that neither needs to fit in memory. Other "
+        "columns and arrays of a file are copied, and leading axes, such as (batch, token), are "
+        "kept.",
     )
     add = apply.add_argument
-    add("eraser", metavar="ERASER", help="a file that fit has written")
+    add("eraser", metavar="ERASER", help="file that fit has written")
     add("rows", metavar="X", nargs="+",
         help=".npy, .npz, .safetensors, .pt or .parquet files, saved Hugging Face data sets, or "
         "folders of such files")  # fmt: skip
     where = apply.add_mutually_exclusive_group(required=True)
     where.add_argument("-o", "--output", metavar="PATH",
-        help="new file, of the format that its suffix names; for several files or a folder, a "
-        "folder, which gets files of the same names")  # fmt: skip
+        help="new file, in the format of its suffix; for several files or a folder, a folder for "
+        "files of the same names")  # fmt: skip
     where.add_argument("--in-place", action="store_true",
-        help="overwrite .npy files; after an interruption run it again: erasing twice changes "
-        "nothing")  # fmt: skip
-    add("--embedding", metavar="COLUMN", help="column of vectors in tables")
-    add("--key", metavar="NAME", help="array of rows in files of several arrays")
+        help="overwrite .npy files; after an interruption run the command again: erasing twice "
+        "changes nothing")  # fmt: skip
+    add("--embedding", metavar="COLUMN", help="column of vectors in a table")
+    add("--key", metavar="NAME", help="array of rows in a file of several arrays")
     add("--labels", action="append", default=[], metavar="[NAME=]FILE",
-        help="labels of the rows of one file of arrays, for an eraser that needs them, as for fit; "
-        "in tables they are columns of the same files")  # fmt: skip
-    add("--jobs", type=int, default=1, metavar="N", help="files at a time (default: 1)")
-    add("--force", action="store_true", help="overwrite files")
+        help="labels of the rows of one file of arrays, as for fit, if the eraser needs them; "
+        "labels of tables are columns of the same files")  # fmt: skip
+    add("--jobs", type=int, default=1, metavar="N",
+        help="number of files erased in parallel (default: 1)")  # fmt: skip
+    add("--force", action="store_true", help="overwrite existing files")
     apply.set_defaults(run=run)
 
 
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _eraser(args: argparse.Namespace) -> Eraser:
-    """Load the eraser; say so where the arguments are the wrong way round."""
+    """Load the eraser; name the order of the arguments where it is reversed."""
     from splince_fast.eraser import load_eraser
 
     try:
@@ -94,7 +96,7 @@ def _eraser(args: argparse.Namespace) -> Eraser:
             except (FileFormatError, OSError):
                 continue
             raise InputError(
-                f"{path!r} is an eraser and {args.eraser!r} is none; the eraser comes first: "
+                f"{path!r} is an eraser and {args.eraser!r} is not; pass the eraser first: "
                 f"splince-fast apply {path} {args.eraser} ..."
             ) from error
         raise
@@ -117,7 +119,7 @@ def _labels(
     if not kinds or tables:
         if args.labels:
             raise InputError(
-                "--labels does not apply: labels of tables are columns of the same files"
+                "--labels does not apply to tables: labels are columns of the same files"
                 if tables
                 else f"--labels does not apply: this eraser ({eraser.method}) needs no labels"
             )
@@ -128,11 +130,11 @@ def _labels(
             "every row; pass --labels [NAME=]FILE"
         )
     if len(pairs) > 1:
-        raise InputError("--labels are those of one file of rows; apply the eraser file by file")
+        raise InputError("--labels is for one file of rows; apply the eraser to one file at a time")
     return label_files.read_labels(args.labels, list(kinds), kinds)
 
 
-def _pairs(args: argparse.Namespace, found: list[str], several: bool) -> list[tuple[str, str]]:
+def _pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tuple[str, str]]:
     """Input and output of every file, all of them checked.
 
     Raises
@@ -143,10 +145,10 @@ def _pairs(args: argparse.Namespace, found: list[str], several: bool) -> list[tu
     from splince_fast.cli import rows
 
     if args.in_place:
-        for path in found:
+        for path in paths:
             if not path.endswith(".npy"):
                 raise InputError(f"--in-place is for .npy files, not {path!r}; use -o")
-        return [(path, path) for path in found]
+        return [(path, path) for path in paths]
     if not several:
         targets = [args.output]
     elif not args.output:
@@ -154,10 +156,10 @@ def _pairs(args: argparse.Namespace, found: list[str], several: bool) -> list[tu
     elif os.path.exists(args.output) and not os.path.isdir(args.output):
         raise InputError(f"-o {args.output!r} is a file; several files need a folder")
     else:
-        targets = [os.path.join(args.output, os.path.basename(path.rstrip("/"))) for path in found]
+        targets = [os.path.join(args.output, os.path.basename(path.rstrip("/"))) for path in paths]
     if len(set(targets)) < len(targets):
-        raise InputError("two of the files have one name; apply the eraser to each folder apart")
-    for path, target in zip(found, targets, strict=True):
+        raise InputError("two files have the same name; apply the eraser to one folder at a time")
+    for path, target in zip(paths, targets, strict=True):
         kind = rows.kind_of(path)
         same = target and os.path.realpath(path) == os.path.realpath(target)
         if kind == "dataset" and target:
@@ -168,8 +170,8 @@ def _pairs(args: argparse.Namespace, found: list[str], several: bool) -> list[tu
             check_outputs({"--output": target}, () if same else (path,), force=args.force)
         _check_formats(path, target, kind)
         if kind != "array" and args.embedding is None:
-            raise InputError(f"{path!r} is a table; name its column of vectors with --embedding")
-    return list(zip(found, targets, strict=True))
+            raise rows.embedding_missing(path)
+    return list(zip(paths, targets, strict=True))
 
 
 def _check_formats(path: str, target: str, kind: str) -> None:
@@ -256,7 +258,7 @@ def _erased_column(eraser: Eraser, table: Any, embedding: str, where: str) -> An
     for name in getattr(eraser, "label_kinds", ()):
         if name not in table.column_names:
             raise InputError(
-                f"{where} has no column {name!r}, whose labels this eraser needs; it has "
+                f"{where} has no column {name!r}, whose labels this eraser needs; its columns are "
                 f"{table.column_names}"
             )
         labels[name] = table.column(name)
@@ -282,7 +284,8 @@ def _erase_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> in
         with parquet.ParquetFile(path) as file:
             if embedding not in file.schema_arrow.names:
                 raise InputError(
-                    f"{path!r} has no column {embedding!r}; there is {file.schema_arrow.names}"
+                    f"{path!r} has no column {embedding!r}; its columns are "
+                    f"{file.schema_arrow.names}"
                 )
             for group in range(file.metadata.num_row_groups):
                 where = f"row group {group} of {path!r}"
@@ -319,7 +322,7 @@ def _erase_dataset(eraser: Eraser, path: str, target: str, embedding: str) -> in
         for name, split in splits.items():
             if embedding not in split.column_names:
                 raise InputError(
-                    f"{path!r} has no column {embedding!r}; there is {split.column_names}"
+                    f"{path!r} has no column {embedding!r}; its columns are {split.column_names}"
                 )
 
             def erased(table: Any, where: str = f"{path!r} {name}".strip()) -> Any:

@@ -27,8 +27,8 @@ def run(argv: Sequence[str] | None) -> int:
         raise
     except (SplinceError, OSError) as error:
         missing = error.filename if isinstance(error, FileNotFoundError) else None
-        told = str(error) if missing is None else f"there is no file {str(missing)!r}"
-        print(f"splince-fast: error: {told}", file=sys.stderr)
+        text = str(error) if missing is None else f"there is no file {str(missing)!r}"
+        print(f"splince-fast: error: {text}", file=sys.stderr)
         return 2
     return 0
 
@@ -37,7 +37,9 @@ def _parser() -> argparse.ArgumentParser:
     """All commands with their options."""
     parser = argparse.ArgumentParser(
         prog="splince-fast",
-        description="Linear concept erasure: SPLINCE, LEACE, SAL and mean projection.",
+        description="Remove a concept, such as gender, from embeddings so that no linear "
+        "predictor finds it, and keep a task.",
+        epilog="'splince-fast COMMAND --help' has the options of a command.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {library_version()}")
@@ -50,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
     """Warnings of this package as one line each, without the source line that raised them."""
-    told: set[str] = set()
+    shown: set[str] = set()
 
     def show(
         message: Warning | str,
@@ -63,8 +65,8 @@ def _plain_warnings() -> Iterator[None]:
         text = str(message)
         if issubclass(category, ManyClassesWarning):
             text += "; on the command line: --kind NAME=continuous or --kind NAME=classes"
-        if text not in told:
-            told.add(text)
+        if text not in shown:
+            shown.add(text)
             print(f"splince-fast: warning: {text}", file=sys.stderr)
 
     with warnings.catch_warnings():

@@ -33,8 +33,9 @@ def add(commands: Any) -> None:
     add("--kind", action="append", default=[], metavar="NAME=KIND",
         help="read a variable as 'classes' or 'continuous' whatever its type")  # fmt: skip
     add("--eraser", action="append", metavar="NAME",
-        help="none, SAL, LEACE, SPLINCE, INLP, RLACE, random or mean; SAL, INLP or RLACE with "
-        "+repair, which keeps the task; may be repeated (default: the first four)")  # fmt: skip
+        help="none, SAL, LEACE, SPLINCE, MeanProjection, INLP, RLACE, random or isotropic; SAL, "
+        "INLP or RLACE with +repair, which keeps the task; oracle or quadratic, which read the "
+        "concept's label of every row; may be repeated (default: the first four)")  # fmt: skip
     add("--head", action="append", metavar="NAME",
         help="retrained, frozen or unregularised; repeatable (default: the first two)")  # fmt: skip
     add("--association", type=_numbers, metavar="P,P,...",

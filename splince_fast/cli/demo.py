@@ -19,18 +19,23 @@ def add(commands: Any) -> None:
     demo = commands.add_parser(
         "demo",
         allow_abbrev=False,
-        help="rerun the paper's profession experiment on activations of a language model",
-        description="Erase occupational stereotypes from the states of a language model, keep "
-        "factual gender, and see by which of them it still says he or she.",
+        help="run the paper's profession experiment on data in the package (15 seconds)",
+        description="Erase the stereotype of occupations from the states of SmolLM2, keep factual "
+        "gender, and print how much the odds of 'he' to 'she' depend on each, for SAL, LEACE and "
+        "SPLINCE. Needs no network.",
     )
-    demo.add_argument("--splits", type=int, default=20, help="random splits (default: 20)")
-    demo.add_argument("--random-state", type=int, default=0, help="of the splits (default: 0)")
+    demo.add_argument(
+        "--splits", type=int, default=20, metavar="N", help="random splits (default: 20)"
+    )
+    demo.add_argument(
+        "--random-state", type=int, default=0, metavar="N", help="of the splits (default: 0)"
+    )
     figure = demo.add_mutually_exclusive_group()
     figure.add_argument(
-        "--figure", metavar="PATH", help=f"where to draw it (default: {_DEFAULT_FIGURE})"
+        "--figure", metavar="PATH", help=f"write the figure there (default: {_DEFAULT_FIGURE})"
     )
-    figure.add_argument("--no-figure", action="store_true", help="draw nothing")
-    demo.add_argument("--json", metavar="PATH", help="write all figures there, too")
+    figure.add_argument("--no-figure", action="store_true", help="write no figure")
+    demo.add_argument("--json", metavar="PATH", help="also write all numbers there")
     demo.set_defaults(run=run)
 
 
@@ -58,11 +63,11 @@ def run(args: argparse.Namespace) -> None:
     print(f"\n{table.notes(runs[-1])}")
     if args.json is not None:
         Path(args.json).write_text(json.dumps(table.to_dict(data, runs), indent=1) + "\n")
-        print(f"all figures: {args.json}")
+        print(f"numbers: {args.json}")
     if args.no_figure:
         return
     if args.figure is None and find_spec("matplotlib") is None:
-        print('figure: not drawn; matplotlib comes with pip install "splince_fast[demo]"')
+        print('figure: not written; matplotlib comes with pip install "splince_fast[demo]"')
         return
     from splince_fast.experiments.demo.figure import draw
 

@@ -6,11 +6,17 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from splince_fast._solve.options import OPTIONS, READING, Option, check_reading
+from splince_fast.cli.inspect import print_report
 from splince_fast.cli.paths import check_outputs
 from splince_fast.exceptions import InputError, UnknownVariableError
 
 if TYPE_CHECKING:
     from splince_fast.methods.table import Method
+
+EXAMPLES = """examples:
+  splince-fast fit X.npy --labels people.csv --erase gender --keep job -o gender.safetensors
+  splince-fast fit people.parquet --embedding vector --erase gender -o gender.safetensors
+"""
 
 
 def add(commands: Any) -> None:
@@ -18,42 +24,50 @@ def add(commands: Any) -> None:
     fit = commands.add_parser(
         "fit",
         allow_abbrev=False,
-        help="fit an eraser to embeddings in files",
-        description="Read embeddings and labels once, and write an eraser.",
+        help="fit an eraser to embeddings and labels in files",
+        description="Read embeddings and labels once, solve for the eraser, and write it.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=EXAMPLES,
     )
-    add = fit.add_argument
+    add = fit.add_argument_group("data").add_argument
     add("embeddings", nargs="+", metavar="EMBEDDINGS",
-        help=".npy, .npz, .safetensors or .pt files (shards in order), .parquet files or a saved "
-        "Hugging Face data set with --embedding, or folders of such files")  # fmt: skip
+        help=".npy, .npz, .safetensors or .pt files; with --embedding, .parquet files or a saved "
+        "Hugging Face data set; or folders of such files. Several files are shards, in this "
+        "order")  # fmt: skip
+    add("--embedding", metavar="COLUMN", help="column of vectors in a table")
+    add("--key", metavar="NAME", help="array of rows in a file of several arrays")
     add("--labels", action="append", default=[], metavar="[NAME=]FILE",
-        help=".npy (its variable is NAME, or the name of the file), .csv, .tsv or .parquet (a "
-        "variable per column), one entry per row of all embeddings; may be repeated. In text an "
-        "empty field is a missing label; NA, None and the like are names. With --embedding, labels "
-        "are columns of the same files")  # fmt: skip
-    add("--erase", action="append", required=True, metavar="NAME",
-        help="variable to erase; repeat it to erase several jointly")  # fmt: skip
-    add("--keep", action="append", metavar="NAME", help="variable to keep; may be repeated")
-    add(
-        "--method", metavar="NAME",
-        help="splince, leace, sal, mean_projection or oracle, which needs labels to be applied "
-        "(default: splince with --keep, else leace)",
-    )  # fmt: skip
-    add("--embedding", metavar="COLUMN", help="column of vectors in tables")
-    add("--key", metavar="NAME", help="array of rows in .npz, .safetensors or .pt files of several")
+        help="labels of arrays, one entry per row of all shards: .csv, .tsv or .parquet (a "
+        "variable per column) or .npy (one variable, NAME or the name of the file); repeatable. "
+        "An empty field is a missing label, and NA is a class. Labels of tables are columns of "
+        "the same files")  # fmt: skip
     add("--kind", action="append", default=[], metavar="NAME=KIND",
-        help="read a variable as 'classes' or 'continuous' whatever its type; classes in text "
-        "files keep their spelling, so that 01 and 1 are two")  # fmt: skip
-    for option in (OPTIONS | READING).values():
+        help="KIND is 'classes' or 'continuous'; by default text and integers are classes, and "
+        "floats are continuous. Classes in text files keep their spelling: 01 and 1 are "
+        "two")  # fmt: skip
+    add = fit.add_argument_group("eraser").add_argument
+    add("--erase", action="append", required=True, metavar="NAME",
+        help="concept to erase; repeatable: several are erased jointly")  # fmt: skip
+    add("--keep", action="append", metavar="NAME", help="task to keep; repeatable")
+    add("--method", metavar="NAME",
+        help="splince, leace, sal, mean_projection, or oracle, which needs labels when it is "
+        "applied (default: splince with --keep, else leace)")  # fmt: skip
+    for option in OPTIONS.values():
+        _add_flag(add, option)
+    add = fit.add_argument_group("reading").add_argument
+    for option in READING.values():
         _add_flag(add, option)
     add("--groups", metavar="NAME",
-        help="variable whose classes are not parted where the rows are dealt to two folds, from "
-        "which the report says what happens to rows not seen; without it the hash of its position "
-        "decides for each row. With --subsample and --sketch-size there are no such folds, but for "
-        "--shrinkage cv")  # fmt: skip
-    add("--checkpoint", metavar="FILE", help="save there while reading, and resume from it")
-    add("--save-moments", metavar="FILE", help="keep the statistics, for other erasers")
+        help="variable, such as a document or a person, whose rows stay in one fold. Two folds "
+        "give the figures on held-out rows; by default a hash of its position decides for each "
+        "row. --subsample and --sketch-size make no folds, except for --shrinkage cv")  # fmt: skip
+    add("--checkpoint", metavar="FILE",
+        help="state of the pass, written now and then; the same command resumes from "
+        "it")  # fmt: skip
+    add = fit.add_argument_group("output").add_argument
     add("-o", "--output", required=True, metavar="FILE", help="the eraser, a .safetensors file")
-    add("--force", action="store_true", help="overwrite files")
+    add("--save-moments", metavar="FILE", help="also write the moments, to fit other erasers")
+    add("--force", action="store_true", help="overwrite existing files")
     fit.set_defaults(run=run)
 
 
@@ -92,13 +106,15 @@ def run(args: argparse.Namespace) -> None:
     chosen = _options(args, method)
     reading, passes = _reading(args, chosen)
     kinds = dict(_kind(text) for text in args.kind)
-    wanted = list(dict.fromkeys([*args.erase, *(args.keep or [])]))
-    read = wanted if args.groups is None else list(dict.fromkeys([*wanted, args.groups]))
+    variables = list(dict.fromkeys([*args.erase, *(args.keep or [])]))
+    columns = variables if args.groups is None else list(dict.fromkeys([*variables, args.groups]))
     for name in kinds:
-        if name not in read:
+        if name not in columns:
             raise UnknownVariableError(f"--kind names {name!r}, which is neither erased nor kept")
-    if args.groups in wanted:
-        raise InputError(f"--groups names {args.groups!r}, which is erased or kept, too")
+    if args.groups in variables:
+        raise InputError(
+            f"--groups names {args.groups!r}, which is erased or kept; name another variable"
+        )
     if args.embedding is not None and args.labels:
         raise InputError(
             "--labels does not go with --embedding: labels are columns of the same files"
@@ -107,8 +123,8 @@ def run(args: argparse.Namespace) -> None:
         embeddings,
         key=args.key,
         embedding=args.embedding,
-        wanted=read,
-        labels=lambda: label_files.read_labels(args.labels, read, kinds),
+        variables=columns,
+        labels=lambda: label_files.read_labels(args.labels, columns, kinds),
     )
     parameters = {"kinds": kinds, "ledoit_wolf": args.shrinkage == "ledoit-wolf", **reading}
     stream = {"checkpoint": args.checkpoint}
@@ -122,27 +138,18 @@ def run(args: argparse.Namespace) -> None:
     if args.save_moments is not None:
         moments.save(args.save_moments)
         print(f"moments: {args.save_moments}")
-    again = {"refine": source, "passes": passes} if passes else {}
+    refine = {"refine": source, "passes": passes} if passes else {}
     data = moments if folds is None else folds
-    eraser = method.function(data, erase=args.erase, **chosen, **again)
+    eraser = method.function(data, erase=args.erase, **chosen, **refine)
     if folds is None and plain and moments.n_rows >= LEAST_ROWS and not method.needs_labels:
         eraser = few_rows(eraser)
     eraser.save(args.output)
     print(f"eraser: {args.output}")
-    for name in wanted:
-        print(f"  {name!r} was read as {_how_read(moments, name)}")
-    print(eraser.report)
-
-
-def _how_read(moments: Any, name: str) -> str:
-    """Say of a variable what it was taken for."""
-    if moments.variables[name] == "continuous":
-        return f"numbers ({moments.cross_covariance(name).shape[1]} column(s))"
-    return f"classes ({len(moments.classes(name))})"
+    print_report(eraser.report)
 
 
 def _folded(args: argparse.Namespace, n_rows: int | None, n_features: int | None) -> bool:
-    """Whether the rows are dealt to folds; a checkpoint goes on as it has begun."""
+    """Whether rows are split into folds; a checkpoint decides where there is one."""
     from splince_fast._runtime.files import kind_of
     from splince_fast.moments.fold_rule import use_folds
 
@@ -167,29 +174,29 @@ def _options(args: argparse.Namespace, method: Method) -> dict[str, Any]:
         if needed not in method.parameters:
             able = ", ".join(key for key, own in METHODS.items() if needed in own.parameters)
             raise InputError(
-                f"--{name.replace('_', '-')} does not apply to {method.label}; it is for {able}"
+                f"--{name.replace('_', '-')} does not apply to {method.label}; it applies to {able}"
             )
     return chosen
 
 
 def _reading(args: argparse.Namespace, chosen: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Take out of what was chosen what moments are told, and how often rows are read again.
+    """Remove the parameters of the moments and the number of extra passes from `chosen`.
 
     Raises
     ------
     InputError
         Options that do not go together.
     """
-    given = {name: chosen.pop(name) for name in READING if name in chosen}
-    table = {name: given.get(name, option.default) for name, option in READING.items()}
+    reading = {name: chosen.pop(name) for name in READING if name in chosen}
+    table = {name: reading.get(name, option.default) for name, option in READING.items()}
     check_reading(
         **table,
         shrinkage=args.shrinkage,
         solver=args.solver or OPTIONS["solver"].default,
         groups=args.groups,
     )
-    passes = given.pop("passes", 0)
-    return given, passes
+    passes = reading.pop("passes", 0)
+    return reading, passes
 
 
 def _kind(text: str) -> tuple[str, str]:

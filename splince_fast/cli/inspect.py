@@ -1,28 +1,38 @@
-"""``splince-fast inspect``: what a file holds."""
+"""``splince-fast inspect``: the report of an eraser, or the contents of a file of moments."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from splince_fast.eraser import Eraser
     from splince_fast.moments import Moments
+    from splince_fast.report import Report
 
 
 def add(commands: Any) -> None:
     """Declare the command."""
     inspect = commands.add_parser(
-        "inspect", allow_abbrev=False, help="show what an eraser or a file of moments holds"
+        "inspect",
+        allow_abbrev=False,
+        help="print the report of an eraser, or the contents of a file of moments",
+        description="Print the report of an eraser in words and as a table, or the rows and "
+        "variables of a file of moments.",
     )
-    inspect.add_argument("file", metavar="FILE")
-    inspect.add_argument("--json", action="store_true", help="print one JSON object")
+    inspect.add_argument("file", metavar="FILE", help="an eraser, moments or a checkpoint")
+    inspect.add_argument(
+        "--json",
+        action="store_true",
+        help="print all facts and the shapes of arrays as one JSON object",
+    )
     inspect.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the header, the shapes, and the report or the variables."""
+    """Print the version of the file and the report or the variables; as JSON, shapes too."""
     from safetensors import SafetensorError, safe_open
 
     from splince_fast.eraser import load_eraser
@@ -35,18 +45,18 @@ def run(args: argparse.Namespace) -> None:
             header = file.metadata() or {}
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError):
-        pass  # loading says what is wrong
-    found: Moments | Eraser
+        pass  # loading raises the error
+    loaded: Moments | Eraser
     if header.get("kind") in ("moments", "folds"):
-        found = Moments.load(args.file)
-        facts = _moments_facts(found)
+        loaded = Moments.load(args.file)
+        facts = _moments_facts(loaded)
     else:
-        found = load_eraser(args.file)
-        report = found.report
+        loaded = load_eraser(args.file)
+        report = loaded.report
         facts = {
-            "method": found.method,
-            "n_features": found.n_features,
-            "rank": getattr(found, "rank", None),
+            "method": loaded.method,
+            "n_features": loaded.n_features,
+            "rank": getattr(loaded, "rank", None),
             "report": None if report is None else report.to_dict(),
         }
     written = {key: header[key] for key in ("kind", "format_version", "library_version")}
@@ -54,15 +64,13 @@ def run(args: argparse.Namespace) -> None:
         print(json.dumps({**written, "tensors": shapes, **facts}, indent=1))
         return
     print(
-        f"{found!r}\n  format {header['format_version']}, written by {header['library']} "
+        f"{loaded!r}\n  format {header['format_version']}, written by {header['library']} "
         f"{header['library_version']}"
     )
-    for name, shape in shapes.items():
-        print(f"  tensor {name}: {shape}")
-    if not isinstance(found, Moments):
-        print("no report: it was not made by a method" if found.report is None else found.report)
+    if not isinstance(loaded, Moments):
+        print_report(loaded.report)
         return
-    print(f"  weight {found.weight:,.10g}")
+    print(f"  weight {loaded.weight:,.10g}")
     for variable in facts["variables"]:
         text = variable["kind"]
         if "classes" in variable:
@@ -71,6 +79,16 @@ def run(args: argparse.Namespace) -> None:
             text += f" ({len(counts)}) {{{shown}{', ...' if len(counts) > 10 else ''}}}"
         name = variable["name"]
         print(f"  variable {tuple(name) if isinstance(name, list) else name!r}: {text}")
+
+
+def print_report(report: Report | None) -> None:
+    """Print a report in words, then as a table."""
+    if report is None:
+        print("no report: the eraser was not fitted by a method")
+        return
+    for line in report.explain().splitlines():
+        print(textwrap.fill(line, 88, subsequent_indent="  ", break_long_words=False))
+    print(f"\n{report}")
 
 
 def _moments_facts(moments: Moments) -> dict[str, Any]:

@@ -23,7 +23,7 @@ _DIGITS = 18
 
 
 def read_labels(
-    texts: Sequence[str], wanted: Sequence[str], kinds: Mapping[str, str]
+    texts: Sequence[str], variables: Sequence[str], kinds: Mapping[str, str]
 ) -> dict[str, Any]:
     """Read label columns from files.
 
@@ -31,10 +31,10 @@ def read_labels(
     ----------
     texts : sequence of str
         ``FILE`` or ``NAME=FILE``.
-    wanted : sequence of str
+    variables : sequence of str
         Names of the columns to read.
     kinds : mapping
-        What "classes" or "continuous" was said of some of them.
+        "classes" or "continuous" for some of them.
 
     Returns
     -------
@@ -52,34 +52,42 @@ def read_labels(
         A file cannot be read.
     """
     columns: dict[str, Any] = {}
-    known: list[str] = []
+    all_names: list[str] = []
     for text in texts:
         name, path = _name_and_path(text)
         if path.suffix == ".npy":
-            found: Mapping[str, Any] = {name or path.stem: _read_npy(path)}
-            known += found
+            contents: Mapping[str, Any] = {name or path.stem: _read_npy(path)}
+            all_names += contents
         elif name is not None:
             raise InputError(
                 f"--labels {text!r}: NAME=FILE is for .npy files; the columns of other files have "
-                "names of their own"
+                "names; pass FILE alone"
             )
         elif path.suffix in (".csv", ".tsv"):
-            names, found = _read_csv(path, wanted, kinds)
-            known += names
+            names, contents = _read_csv(path, variables, kinds)
+            all_names += names
         elif path.suffix == ".parquet":
-            names, found = _read_parquet(path, wanted)
-            known += names
+            names, contents = _read_parquet(path, variables)
+            all_names += names
         else:
             raise InputError(f"labels come from .npy, .csv, .tsv or .parquet files, not {text!r}")
-        columns |= found
-    for name, times in Counter(known).items():
-        if times > 1 and name in wanted:
-            raise LabelError(f"the label files have {times} columns {name!r}; leave one of them")
-    for name in wanted:
+        columns |= contents
+    for name, times in Counter(all_names).items():
+        if times > 1 and name in variables:
+            raise LabelError(
+                f"the label files have {times} columns {name!r}; pass one of the files"
+            )
+    for name in variables:
         if name not in columns:
-            there = ", ".join(map(repr, known)) or "none: pass --labels FILE"
-            raise UnknownVariableError(f"no label file has the variable {name!r}; there is {there}")
-    return {name: columns[name] for name in wanted}
+            if not texts:
+                raise InputError(f"no labels of {name!r}; pass --labels FILE")
+            is_array = any(text.endswith(".npy") for text in texts)
+            hint = f"; name that of a .npy file by --labels {name}=FILE" if is_array else ""
+            raise UnknownVariableError(
+                f"no label file has the variable {name!r}; the variables are "
+                f"{', '.join(map(repr, all_names)) or 'none'}{hint}"
+            )
+    return {name: columns[name] for name in variables}
 
 
 def paths_of(texts: Sequence[str]) -> list[str]:
@@ -88,7 +96,7 @@ def paths_of(texts: Sequence[str]) -> list[str]:
 
 
 def _name_and_path(text: str) -> tuple[str | None, Path]:
-    """NAME=FILE or FILE; a file whose own name has the sign is taken as it is."""
+    """NAME=FILE or FILE; an existing file with = in its name is a FILE."""
     name, separator, path = text.partition("=")
     return (name, Path(path)) if separator and not Path(text).exists() else (None, Path(text))
 
@@ -104,14 +112,14 @@ def _read_npy(path: Path) -> NDArray[Any]:
 
 
 def _read_csv(
-    path: Path, wanted: Sequence[str], kinds: Mapping[str, str]
+    path: Path, variables: Sequence[str], kinds: Mapping[str, str]
 ) -> tuple[list[str], dict[str, Any]]:
-    """Names of all columns, and those that are wanted."""
+    """Names of all columns, and the requested columns."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             rows = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
             names = [name.strip() for name in next(rows, [])]
-            positions = {name: i for i, name in enumerate(names) if name in wanted}
+            positions = {name: i for i, name in enumerate(names) if name in variables}
             cells: dict[str, list[str]] = {name: [] for name in positions}
             blank = 0  # the first empty line: only the end of the file may consist of such
             for row in rows:
@@ -130,8 +138,8 @@ def _read_csv(
     return names, {n: _typed(texts, n, path, kinds.get(n)) for n, texts in cells.items()}
 
 
-def _ragged(path: Path, blank: int, line: int, found: int, expected: int) -> LabelError:
-    """Say which line has another number of fields than the header."""
+def _ragged(path: Path, blank: int, line: int, fields: int, expected: int) -> LabelError:
+    """The error for a line with another number of fields than the header."""
     if blank:
         advice = (
             'a missing label is "" on a line of its own'
@@ -140,7 +148,7 @@ def _ragged(path: Path, blank: int, line: int, found: int, expected: int) -> Lab
         )
         return LabelError(f"{str(path)!r} has an empty line {line} among its rows; {advice}")
     return LabelError(
-        f"{str(path)!r} has {found} fields in line {line}, and {expected} in its header; a label "
+        f"{str(path)!r} has {fields} fields in line {line}, and {expected} in its header; a label "
         'that is missing is an empty field between delimiters, or ""'
     )
 
@@ -158,7 +166,7 @@ def _typed(texts: list[str], name: str, path: Path, kind: str | None) -> Any:
         if len(long) > _DIGITS:
             raise LabelError(
                 f"column {name!r} of {str(path)!r} holds an integer of {len(long)} digits, "
-                f"{long[:20]}...; say --kind {name}=classes if these are names"
+                f"{long[:20]}...; pass --kind {name}=classes if these are names"
             )
         integers = np.array([int(text or 0) for text in texts], dtype=np.int64)
         missing = np.array([not text for text in texts], dtype=np.bool_)
@@ -169,18 +177,18 @@ def _typed(texts: list[str], name: str, path: Path, kind: str | None) -> Any:
     if any(numbers) and kind is None:
         raise LabelError(
             f"column {name!r} of {str(path)!r} holds numbers and text such as "
-            f"{filled[numbers.index(False)]!r}; leave missing labels empty, or say "
+            f"{filled[numbers.index(False)]!r}; leave missing labels empty, or pass "
             f"--kind {name}=classes if all of them are names"
         )
     return encode_one([text or None for text in texts], len(texts), name=name, kind=kind)
 
 
-def _read_parquet(path: Path, wanted: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """Names of all columns, and those that are wanted."""
+def _read_parquet(path: Path, variables: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Names of all columns, and the requested columns."""
     pa, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
     try:
         names = list(parquet.read_schema(path).names)
-        table = parquet.read_table(path, columns=[name for name in names if name in wanted])
+        table = parquet.read_table(path, columns=[name for name in names if name in variables])
     except pa.ArrowException as error:
         raise InputError(f"{str(path)!r} cannot be read as Parquet: {error}") from error
     return names, {name: table.column(name) for name in table.column_names}

@@ -1,4 +1,4 @@
-"""Paths on the command line: which files are read, and what may be written."""
+"""Paths on the command line: inputs, and checks of outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_outputs(
     force: bool = False,
     resumed: Iterable[str] = (),
 ) -> None:
-    """Refuse, before any work, what cannot or should not be written.
+    """Refuse, before any work, outputs that cannot or should not be written.
 
     Parameters
     ----------
@@ -27,14 +27,14 @@ def check_outputs(
     force : bool
         Existing files may be overwritten; files that are read may not.
     resumed : iterable of str
-        Options whose file may exist, because work goes on from it.
+        Options whose file may exist, because the command resumes from it.
 
     Raises
     ------
     InputError
         An empty name, a folder, no folder for the file, an existing file, or one path twice.
     """
-    taken = {_same(path): f"{path!r}, which is read" for path in inputs}
+    taken = {_same(path): "an input" for path in inputs}
     for option, path in outputs.items():
         if path is None:
             continue
@@ -44,10 +44,10 @@ def check_outputs(
         if os.path.isdir(path):
             raise InputError(f"{option}: {path!r} is a folder; name a file in it")
         if _same(path) in taken:
-            raise InputError(f"{option}: {path!r} is also {taken[_same(path)]}; name another file")
+            raise InputError(f"{option}: {path!r} is {taken[_same(path)]}, too; name another file")
         if os.path.exists(path) and not force and option not in resumed:
             raise InputError(f"{path!r} exists; name another file, or overwrite it with --force")
-        taken[_same(path)] = f"what {option} writes"
+        taken[_same(path)] = f"the file of {option}"
 
 
 def _same(path: str) -> str:
@@ -62,5 +62,5 @@ def check_folder(path: str) -> None:
 
 
 def partial_name(target: Path) -> Path:
-    """A name beside `target`, whatever its length, for what is not yet complete."""
+    """A name beside `target`, of bounded length, for the incomplete file."""
     return target.with_name(f".{target.name[:100]}.{os.getpid()}.partial")

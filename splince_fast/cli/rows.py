@@ -1,4 +1,4 @@
-"""Files of rows: what the suffix says of them, and how their arrays are read and written."""
+"""Files of rows: their kind by suffix, and the reading and writing of their arrays."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kind_of(path: str | Path) -> str:
     Raises
     ------
     InputError
-        Nothing that is read here, or nothing there at all.
+        Another suffix, or no such file.
     """
     if is_dataset(path):
         return "dataset"
@@ -44,8 +44,8 @@ def kind_of(path: str | Path) -> str:
     if not os.path.exists(path):
         raise InputError(f"there is no file {str(path)!r}")
     raise InputError(
-        f"{str(path)!r} is no .npy, .npz, .safetensors, .pt or .parquet file, nor a folder of a "
-        "saved data set; rows are read from these"
+        f"{str(path)!r} has no known format; rows are read from .npy, .npz, .safetensors, .pt and "
+        ".parquet files and from saved data sets"
     )
 
 
@@ -57,11 +57,11 @@ def expand(paths: Sequence[str]) -> list[str]:
     InputError
         A folder without such files, or no file.
     """
-    found: list[str] = []
+    files: list[str] = []
     for path in paths:
         if not os.path.isdir(path) or is_dataset(path):
             kind_of(path)
-            found.append(path)
+            files.append(path)
             continue
         inside = sorted(
             str(entry)
@@ -69,13 +69,15 @@ def expand(paths: Sequence[str]) -> list[str]:
             if is_dataset(entry) or entry.suffix in (*ARRAYS, *TABLES)
         )
         if not inside:
-            raise InputError(f"the folder {path!r} holds no file of rows")
-        found += inside
-    return found
+            raise InputError(
+                f"the folder {path!r} has no file of rows ({', '.join((*ARRAYS, *TABLES))})"
+            )
+        files += inside
+    return files
 
 
 class Arrays(NamedTuple):
-    """The rows of a file of arrays, and what else it holds.
+    """The rows of a file of arrays, and its other arrays.
 
     Attributes
     ----------
@@ -99,7 +101,7 @@ def read_arrays(path: str, key: str | None, mode: str = "r") -> Arrays:
     Raises
     ------
     InputError
-        It cannot be read, or `key` does not say which of several arrays.
+        It cannot be read, or `key` names none of several arrays.
     """
     suffix = Path(path).suffix
     if not os.path.exists(path):
@@ -124,9 +126,9 @@ def read_arrays(path: str, key: str | None, mode: str = "r") -> Arrays:
     if key is None and len(named) == 1:
         key = next(iter(named))
     if key not in named:
-        there = ", ".join(map(repr, named)) or "nothing"
-        what = "say with --key which array holds the rows" if key is None else f"no array {key!r}"
-        raise InputError(f"{path!r}: {what}; it holds {there}")
+        arrays = ", ".join(map(repr, named)) or "none"
+        reason = "name the array of rows with --key" if key is None else f"no array {key!r}"
+        raise InputError(f"{path!r}: {reason}; its arrays are {arrays}")
     return Arrays(named.pop(key), key, named, metadata)
 
 
@@ -142,8 +144,8 @@ def _read_safetensors(path: str) -> tuple[dict[str, Any], dict[str, str]]:
     with safe_open(path, framework="numpy") as file:
         names = list(file.keys())
         metadata = file.metadata() or {}
-        known = {file.get_slice(name).get_dtype() for name in names}
-        if not known & {"BF16", "F8_E4M3", "F8_E5M2"}:
+        dtypes = {file.get_slice(name).get_dtype() for name in names}
+        if not dtypes & {"BF16", "F8_E4M3", "F8_E5M2"}:
             return {name: file.get_tensor(name) for name in names}, metadata
     require("torch", "torch")
     with safe_open(path, framework="pt") as file:
@@ -152,10 +154,10 @@ def _read_safetensors(path: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 def _read_torch(path: str) -> tuple[dict[str, Any], dict[str, str]]:
     torch = require("torch", "torch")
-    found = torch.load(path, map_location="cpu", weights_only=True)
-    if isinstance(found, Mapping):
-        return {str(name): value for name, value in found.items()}, {}
-    return {"": found}, {}
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    if isinstance(content, Mapping):
+        return {str(name): value for name, value in content.items()}, {}
+    return {"": content}, {}
 
 
 _READERS = {
@@ -164,7 +166,7 @@ _READERS = {
 
 
 def write_arrays(path: str, arrays: Arrays) -> None:
-    """Write a .npz, .safetensors or .pt file, whole or not at all.
+    """Write a .npz, .safetensors or .pt file; after an error there is none.
 
     Raises
     ------
@@ -210,13 +212,13 @@ def _contiguous(named: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
 
 
 def _tensors(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything as contiguous tensors; what is no array stays as it is."""
+    """Contiguous tensors; other values are passed through."""
     torch = require("torch", "torch")
-    found = {}
+    tensors = {}
     for name, value in named.items():
         tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-        found[name] = tensor.contiguous() if hasattr(tensor, "contiguous") else tensor
-    return found
+        tensors[name] = tensor.contiguous() if hasattr(tensor, "contiguous") else tensor
+    return tensors
 
 
 @contextmanager
@@ -237,6 +239,22 @@ def new_npy(target: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Itera
         raise
 
 
+def embedding_missing(path: str) -> InputError:
+    """The error for a table without --embedding; it names the columns of a Parquet file that fit.
+
+    A column fits if its entries are lists.
+    """
+    candidates: list[str] = []
+    if kind_of(path) == "parquet":
+        types = require("pyarrow.types", "parquet")
+        tests = (types.is_list, types.is_large_list, types.is_fixed_size_list)
+        for field in require("pyarrow.parquet", "parquet").read_schema(path):
+            storage = getattr(field.type, "storage_type", field.type)
+            candidates += [field.name] if any(test(storage) for test in tests) else []
+    hint = f"; its columns of lists are {', '.join(map(repr, candidates))}" if candidates else ""
+    return InputError(f"{path!r} is a table; name its column of vectors with --embedding{hint}")
+
+
 def load_dataset(path: str) -> Any:
     """A data set, or a dictionary of them, that ``save_to_disk`` has written."""
     return require("datasets", "datasets").load_from_disk(path)
@@ -247,26 +265,28 @@ def source_of(
     *,
     key: str | None,
     embedding: str | None,
-    wanted: Sequence[str],
+    variables: Sequence[str],
     labels: Any,
 ) -> sources.Source:
-    """A source of the rows of all files; labels are columns of tables, or given for arrays.
+    """A source of the rows of all files; `labels` are those of arrays.
 
     Raises
     ------
     InputError
         Files of several kinds, or options that do not fit their kind.
     """
-    found = {kind_of(path) for path in paths}
-    if len(found) > 1:
-        raise InputError(f"the files are of unlike kinds: {', '.join(sorted(found))}; read one")
-    kind = found.pop()
+    kinds = {kind_of(path) for path in paths}
+    if len(kinds) > 1:
+        raise InputError(
+            f"the files are of different kinds: {', '.join(sorted(kinds))}; pass files of one kind"
+        )
+    kind = kinds.pop()
     if kind == "array":
         return _array_source(paths, key, labels())
     if embedding is None:
-        raise InputError(f"{paths[0]!r} is a table; name its column of vectors with --embedding")
+        raise embedding_missing(paths[0])
     if kind == "parquet":
-        return sources.from_parquet(list(paths), embedding, list(wanted))
+        return sources.from_parquet(list(paths), embedding, list(variables))
     if len(paths) > 1:
         raise InputError("several saved data sets; pass one, or concatenate them first")
     data = load_dataset(paths[0])
@@ -275,7 +295,7 @@ def source_of(
             f"{paths[0]!r} has the splits {list(data)}; pass one of them, such as "
             f"{os.path.join(paths[0], next(iter(data)))!r}"
         )
-    return sources.from_dataset(data, embedding=embedding, labels=list(wanted))
+    return sources.from_dataset(data, embedding=embedding, labels=list(variables))
 
 
 def _array_source(paths: Sequence[str], key: str | None, labels: Any) -> sources.Source:

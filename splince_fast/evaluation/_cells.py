@@ -216,19 +216,20 @@ class GroupAccuracy:
         InputError
             A negative or non-finite share, a share for a cell without rows, or no share at all.
         """
-        known = {row.cell: row.accuracy for row in self.rows}
+        accuracies = {row.cell: row.accuracy for row in self.rows}
         bad = [cell for cell, w in by.items() if not (math.isfinite(w) and w >= 0)]
         if bad:
             raise InputError(f"the share of cell {bad[0]!r} must be a finite number of at least 0")
-        absent = [cell for cell, w in by.items() if w > 0 and cell not in known]
+        absent = [cell for cell, w in by.items() if w > 0 and cell not in accuracies]
         if absent:
             raise InputError(
-                f"cell {absent[0]!r} has a share but no row here; the cells are {list(known)[:20]}"
+                f"cell {absent[0]!r} has a share but no row here; the cells are "
+                f"{list(accuracies)[:20]}"
             )
         total = math.fsum(by.values())
         if total <= 0:
             raise InputError("the shares add up to 0; pass counts or shares of the cells")
-        return math.fsum(known[cell] * w for cell, w in by.items() if w > 0) / total
+        return math.fsum(accuracies[cell] * w for cell, w in by.items() if w > 0) / total
 
     def __str__(self) -> str:
         shown = sorted(self.rows, key=lambda row: row.accuracy)[:10]

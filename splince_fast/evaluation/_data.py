@@ -107,8 +107,8 @@ def level_moments(
             piece.update(gathered(X, block), chosen)
         for i in np.flatnonzero(weights).tolist():
             weighted = piece.copy() if weights[i] == 1.0 else piece.scaled(float(weights[i]))
-            known = merged[i]
-            merged[i] = weighted if known is None else known + weighted
+            total = merged[i]
+            merged[i] = weighted if total is None else total + weighted
     return [Moments() if moments is None else moments for moments in merged]
 
 

@@ -121,38 +121,51 @@ class ErasedRows:
     validation: Float
     test: Float
     eraser_map: Map
-    gram: Float | None  # Cov of `train`; None where nobody knows it
+    gram: Float | None  # Cov of `train`; None where it is not computed yet
 
 
-def erase_part(eraser: ConditionalEraser, part: Part, mean: Float, scale: float) -> Float:
-    """Rows of one part, erased with their labels."""
-    if not len(part.rows):
-        return part.rows
-    erased = eraser(part.rows * scale + mean, dict(part.labels), progress=False)
-    return np.asarray((erased - mean) / scale)
+class LabelEraser(NamedTuple):
+    """A map that depends on labels, of the data or, from an estimator, of scaled rows."""
+
+    eraser: ConditionalEraser
+    scaled: bool
+
+    def erase(self, part: Part, mean: Float, scale: float) -> Float:
+        """Rows of one part, erased with their labels."""
+        if not len(part.rows):
+            return part.rows
+        if self.scaled:
+            return np.asarray(self.eraser(part.rows, part.concept, progress=False))
+        erased = self.eraser(part.rows * scale + mean, dict(part.labels), progress=False)
+        return np.asarray((erased - mean) / scale)
 
 
-def fit_eraser(spec: Any, data: FitData) -> Projection | ConditionalEraser:
-    """The eraser, in units of the data.
+def fit_eraser(spec: Any, data: FitData) -> Projection | LabelEraser:
+    """The eraser: a projection in units of the data, or a map that depends on labels.
 
     Raises
     ------
     SplinceError
         An error of the method, such as InfeasibleError.
     """
-    mean = data.moments.mean
+    if isinstance(spec, str) and spec.endswith(_REPAIRED):
+        return _repaired(fit_eraser(spec.removesuffix(_REPAIRED), data), data)
+    estimator = hasattr(spec, "get_params") or spec in _BASELINES
+    eraser = _fitted(spec, data) if estimator else _of_moments(spec, data)
+    if isinstance(eraser, ConditionalEraser):
+        return LabelEraser(eraser, scaled=estimator)
+    return _in_units(eraser, data.moments.mean, data.scale) if estimator else eraser
+
+
+def _of_moments(spec: Any, data: FitData) -> Projection | ConditionalEraser:
+    """The eraser of a name or a function of moments, in units of the data."""
     if isinstance(spec, str):
-        if spec.endswith(_REPAIRED):
-            return _repaired(fit_eraser(spec.removesuffix(_REPAIRED), data), data)
         if spec in _OF_CLASSES:
             return _of_classes(spec, data)
         if (key := key_of(spec)) is not None:
             return _of_table(key, data)
         if spec == "random":
-            return _random(data, mean)
-        spec = getattr(import_module("splince_fast.baselines"), spec)()
-    if hasattr(spec, "get_params"):
-        return _in_units(_fitted(spec, data), mean, data.scale)
+            return _random(data, data.moments.mean)
     eraser: Projection | ConditionalEraser = spec(
         data.moments.copy()
     )  # a function may change them: the others' stay as they are
@@ -202,7 +215,7 @@ def _of_classes(name: str, data: FitData) -> Projection | ConditionalEraser:
     return _OF_CLASSES[name](folds, erase=concept, keep=data.task_name)
 
 
-def _repaired(eraser: Projection | ConditionalEraser, data: FitData) -> Projection:
+def _repaired(eraser: Projection | LabelEraser, data: FitData) -> Projection:
     """The eraser, and the least change of its rows that keeps Cov(x, task)."""
     assert isinstance(eraser, Projection)
     mean, scale = data.moments.mean, data.scale
@@ -225,9 +238,11 @@ def _random(data: FitData, mean: Float) -> Projection:
     return Projection(Q, Q, mean, method="random")
 
 
-def _fitted(estimator: Any, data: FitData) -> Projection:
-    """The projection of an estimator fitted on the scaled training rows."""
-    model = cloned(estimator, data.seed)
+def _fitted(spec: Any, data: FitData) -> Projection | ConditionalEraser:
+    """The map of an estimator, or of a baseline by its name, fitted on the scaled rows."""
+    if isinstance(spec, str):
+        spec = getattr(import_module("splince_fast.baselines"), spec)()
+    model = cloned(spec, data.seed)
     accepted = inspect.signature(model.fit).parameters
     X_validation, z_validation = data.validation.rows, data.validation.concept
     optional = {
@@ -241,7 +256,7 @@ def _fitted(estimator: Any, data: FitData) -> Projection:
     passed |= weight_of(model, data.weights)
     model.fit(data.train.rows, data.train.task, **passed)
     projection = getattr(model, "projection_", None)
-    if not isinstance(projection, Projection):
+    if not isinstance(projection, Projection | ConditionalEraser):
         raise InputError(
             f"{type(model).__name__} has no projection_ after fit; erasers must be affine maps: an "
             "estimator with a Projection in projection_, or a function of moments"

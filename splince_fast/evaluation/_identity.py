@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-_BY_NAME = (globals, eval, exec, __import__, import_module)  # read what no code names
+_BY_NAME = (globals, eval, exec, __import__, import_module)  # read variables that no code names
 _NOT_OF_CLASSES = frozenset(
     {"__dict__", "__weakref__", "__doc__", "__module__", "__abstractmethods__", "_abc_impl",
      "__firstlineno__", "__static_attributes__", "__annotations__", "__annotate__",
@@ -34,10 +34,10 @@ Seen = dict[int, tuple[int, Any]]  # by id, number and the object itself, which 
 
 
 class UnreadableError(Exception):
-    """A value whose content cannot be read, so that nobody knows whether it changed."""
+    """A value whose content cannot be read, so that a change would not be seen."""
 
 
-def identity_of(thing: Any) -> str:
+def identity_of(value: Any) -> str:
     """A digest that changes with a function, estimator or value, and with all that it refers to.
 
     Code, defaults, closures, and globals of functions and methods, followed into the caller's
@@ -45,7 +45,7 @@ def identity_of(thing: Any) -> str:
 
     Parameters
     ----------
-    thing : object
+    value : object
         An eraser, a head, a metric or a value.
 
     Returns
@@ -60,7 +60,7 @@ def identity_of(thing: Any) -> str:
     """
     digest = hashlib.sha256()
     try:
-        for piece in _pieces(thing, {}):
+        for piece in _pieces(value, {}):
             digest.update(len(piece).to_bytes(8, "little") + piece)
     except UnreadableError:
         raise

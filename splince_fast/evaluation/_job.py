@@ -22,7 +22,6 @@ from splince_fast.evaluation._erasers import (
     Map,
     Part,
     cloned,
-    erase_part,
     fit_eraser,
     weight_of,
 )
@@ -192,7 +191,7 @@ class Job:
     # -- erasers ---------------------------------------------------------------------------
 
     def run(self, erasers: list[Component]) -> list[Record]:
-        """All records of some erasers; those of the others are known already."""
+        """All records of some erasers."""
         data = self._fit_data()
         records = []
         for eraser in erasers:
@@ -244,8 +243,7 @@ class Job:
         else:
             test = self._part(self.test, self.split.test)
             train, validation, tested = (
-                erase_part(found, part, mean, self.scale)
-                for part in (data.train, data.validation, test)
+                found.erase(part, mean, self.scale) for part in (data.train, data.validation, test)
             )
             rows = ErasedRows(train, validation, tested, self.unerased.eraser_map, None)
             before, after = map(data.training_moments, (self.train, train))
@@ -490,13 +488,20 @@ class Job:
         if self.plan.test is not None:
             record = record.with_predictions(y_pred)
         predictions = ClassPredictions(self.test_labels, y_pred)
-        return add_scores(record, predictions, own, task.classes)
+        return add_scores(record, predictions, own, task.classes, self.concept_classes)
+
+    @cached_property
+    def concept_classes(self) -> tuple[str, ...]:
+        """Names of the joint classes of the concepts; empty where one is a quantity."""
+        joint = self.plan.concept_codes
+        names = () if joint is None else joint.names
+        return tuple(" · ".join(map(str, n)) if isinstance(n, tuple) else str(n) for n in names)
 
     @cached_property
     def n_unseen(self) -> int:
         """Test rows with classes of the task that training lacks."""
-        known = np.unique(self.task(self.split.train))
-        return int((~np.isin(self.task(self.split.test), known)).sum())
+        classes, _ = self.classes()
+        return int((~np.isin(self.task(self.split.test), classes)).sum())
 
     # -- advice ----------------------------------------------------------------------------
 

@@ -175,7 +175,7 @@ class _Problem:
         product = self.rows @ flat
         return np.asarray(product.reshape(len(self.rows), *u.shape[1:]) + u[-1])
 
-    def judge(self, u: Float, scores: Float) -> tuple[Float, Float]:
+    def evaluate(self, u: Float, scores: Float) -> tuple[Float, Float]:
         """(J,) values, and the probabilities."""
         if self.width == 1:
             p = scipy.special.expit(scores)
@@ -201,7 +201,7 @@ class _Problem:
         return out
 
     def point(self, u: Float, scores: Float) -> _Point:
-        value, p = self.judge(u, scores)
+        value, p = self.evaluate(u, scores)
         return _Point(u, scores, p, value, self.gradient(u, p))
 
     def curvature(self, now: _Point) -> Float:
@@ -229,7 +229,7 @@ class _Problem:
         for _ in range(40):
             u = now.u + size[:, None] * direction
             scores = now.scores + size[:, None] * moved
-            value, p = self.judge(u, scores)
+            value, p = self.evaluate(u, scores)
             short = value > now.value + _ARMIJO * size * slope + slack
             if not short.any():
                 break

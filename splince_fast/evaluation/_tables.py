@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from splince_fast.evaluation._cells import FEW_ROWS
-from splince_fast.evaluation.scoring import SUMMARY, headline
+from splince_fast.evaluation.scoring import OF_FAIRNESS, SUMMARY, headline
 from splince_fast.evaluation.statistics import MIN_SEEDS, Interval
 
 if TYPE_CHECKING:
@@ -199,11 +199,11 @@ def summaries(result: Comparison) -> list[Table]:
     p = result.level()
     tables = []
     present = result.metrics
+    fair = [m for m in present if m.partition("[")[0] in OF_FAIRNESS]
     own = [m for m in c.own_metrics if m in present]
     for head in c.heads:
         tables.append(summary(result, head, p, [m for m in _COLUMNS if m in present]))
-        if own:
-            tables.append(summary(result, head, p, own))
+        tables += [summary(result, head, p, more) for more in (fair, own) if more]
     if len(c.levels) > 1 and present:
         metric = headline(present)
         tables += [by_level(result, metric, head) for head in c.heads]
@@ -335,8 +335,9 @@ def difference_table(found: Differences) -> Table:
 
 
 def signed(value: float) -> str:
-    """A number with its sign."""
-    return ("+" if value >= 0 else "") + number(value)
+    """A number with its sign; that of a rounded 0 is +."""
+    text = number(value)
+    return f"+{text.removeprefix('-')}" if value >= 0 or not text.strip("-.0") else text
 
 
 def advice_lines(result: Comparison) -> list[str]:

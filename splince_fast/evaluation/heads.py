@@ -216,8 +216,8 @@ def select_head(
 ) -> Head:
     """Fit a head at every alpha and return the one with the best validation worst group.
 
-    Ties go to the higher accuracy, then to the larger alpha. The same rule for every method,
-    none included, is what makes figures of worst groups comparable.
+    Ties go to the higher accuracy, then to the larger alpha. Figures of worst groups can be
+    compared where every method, none included, has the same rule.
 
     Parameters
     ----------
@@ -371,14 +371,14 @@ def score(
     return float(worst), float(np.average(correct, weights=weights))
 
 
-def choose(judged: Sequence[tuple[float, float]], alphas: Sequence[float], rule: str) -> int:
+def choose(scored: Sequence[tuple[float, float]], alphas: Sequence[float], rule: str) -> int:
     """Position of the best (worst group, accuracy, alpha), or accuracy first.
 
     Accuracy alone decides where no row is in a cell, so that the worst group is NaN.
     """
     flip = rule == "accuracy"
-    judged = [(a if math.isnan(w) else w, a) for w, a in judged]
-    keys = [((a, w) if flip else (w, a), s) for (w, a), s in zip(judged, alphas, strict=True)]
+    scored = [(a if math.isnan(w) else w, a) for w, a in scored]
+    keys = [((a, w) if flip else (w, a), s) for (w, a), s in zip(scored, alphas, strict=True)]
     return max(range(len(keys)), key=lambda j: keys[j])
 
 

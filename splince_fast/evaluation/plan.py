@@ -187,7 +187,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settings:
-    """Arguments of :func:`splince_fast.evaluation.compare` that say what is computed."""
+    """Arguments of :func:`splince_fast.evaluation.compare` that the results depend on."""
 
     task: Any
     concept: Any
@@ -369,8 +369,10 @@ def _check_whole(groups: _cells.Coded, parts: NDArray[np.int8]) -> None:
     """
     inside = groups.codes >= 0
     size = len(groups.names)
-    there = [np.bincount(groups.codes[inside & (parts == k)], minlength=size) > 0 for k in range(3)]
-    cut = np.flatnonzero(np.sum(there, axis=0) > 1)
+    in_part = [
+        np.bincount(groups.codes[inside & (parts == k)], minlength=size) > 0 for k in range(3)
+    ]
+    cut = np.flatnonzero(np.sum(in_part, axis=0) > 1)
     if len(cut):
         raise InputError(
             f"test= cuts {len(cut):,} of {size:,} groups, such as {groups.names[cut[0]]!r}: their "
@@ -378,19 +380,19 @@ def _check_whole(groups: _cells.Coded, parts: NDArray[np.int8]) -> None:
         )
 
 
-def _components(chosen: Any, known: tuple[str, ...], role: str) -> tuple[Component, ...]:
+def _components(chosen: Any, choices: tuple[str, ...], role: str) -> tuple[Component, ...]:
     """Erasers or heads with names and identities."""
     if isinstance(chosen, str) or not isinstance(chosen, Sequence | Mapping):
         chosen = (chosen,)
     pairs = list(chosen.items()) if isinstance(chosen, Mapping) else [(None, c) for c in chosen]
-    labels = {label.lower(): label for label in known}
+    labels = {label.lower(): label for label in choices}
     found: dict[str, Component] = {}
     for given, spec in pairs:
         if isinstance(spec, str):
             if role == "eraser" and (key := key_of(spec)) is not None:
                 spec = METHODS[key].label
             elif spec.lower() not in labels:
-                raise InputError(f"there is no {role} {spec!r}; choose from {', '.join(known)}")
+                raise InputError(f"there is no {role} {spec!r}; choose from {', '.join(choices)}")
             else:
                 spec = labels[spec.lower()]
             name = spec
@@ -400,7 +402,7 @@ def _components(chosen: Any, known: tuple[str, ...], role: str) -> tuple[Compone
             name = getattr(spec, "__name__", type(spec).__name__)
         else:
             raise InputError(
-                f"{spec!r} is no {role}: pass one of {', '.join(known)}, an estimator"
+                f"{spec!r} is no {role}: pass one of {', '.join(choices)}, an estimator"
                 + (", or a function of moments that returns a Projection" * (role == "eraser"))
             )
         name = name if given is None else str(given)
@@ -412,7 +414,7 @@ def _components(chosen: Any, known: tuple[str, ...], role: str) -> tuple[Compone
             Component(name, spec, spec) if isinstance(spec, str) else _component(name, spec)
         )
     if not found:
-        raise InputError(f"no {role} is given; choose from {', '.join(known)}")
+        raise InputError(f"no {role} is given; choose from {', '.join(choices)}")
     return tuple(found.values())
 
 

@@ -69,7 +69,7 @@ class Probe:
     excess: float
 
     def figures(self) -> dict[str, float]:
-        """Figures that are known, by their name in a comparison, such as "probe_accuracy".
+        """Figures that are not NaN, by their name in a comparison, such as "probe_accuracy".
 
         Returns
         -------
@@ -424,14 +424,14 @@ def _sklearn_scores(
     classes = int(target.max()) + 1
     scores = np.full((len(rows), 1 if classes == 2 else classes), np.nan)
     for train, held_out in folds:
-        fitted, fresh = _standardised(rows, train, held_out)
+        fitted, new = _standardised(rows, train, held_out)
         _, sizes, axes = np.linalg.svd(fitted, full_matrices=False)
         axes = axes[sizes > _FLOOR * sizes[0]]
         if name != "mlp":
             axes, sizes = axes[:_COMPONENTS], sizes[:_COMPONENTS]
         if name == "quadratic":
             white = axes.T * (len(train) ** 0.5 / sizes[: len(axes)])
-            logs = _gaussian_scores(fitted @ white, target[train], fresh @ white, classes)
+            logs = _gaussian_scores(fitted @ white, target[train], new @ white, classes)
             scores[held_out] = logs[:, 1:] - logs[:, :1] if classes == 2 else logs
             continue
         if name == "boosting":
@@ -441,7 +441,7 @@ def _sklearn_scores(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # early stopping decides
             model.fit(fitted @ axes.T, target[train])
-        p = model.predict_proba(fresh @ axes.T)
+        p = model.predict_proba(new @ axes.T)
         tiny = np.finfo(np.float64).tiny
         logs = np.log(np.maximum(p, tiny))
         scores[held_out] = logs[:, 1:] - logs[:, :1] if classes == 2 else logs
@@ -460,16 +460,16 @@ def _standardised(
     )
 
 
-def _gaussian_scores(fitted: Float, target: NDArray[np.intp], fresh: Float, classes: int) -> Float:
+def _gaussian_scores(fitted: Float, target: NDArray[np.intp], new: Float, classes: int) -> Float:
     """(n, C) log p_c N(x; m_c, S_c) of white rows, with S_c shrunk towards the identity."""
-    scores = np.empty((len(fresh), classes))
+    scores = np.empty((len(new), classes))
     for c in range(classes):
         rows = fitted[target == c]
         centred = rows - rows.mean(axis=0)
         covariance = (1.0 - _SHRINKAGE) * centred.T @ centred / len(rows)
         covariance.flat[:: len(covariance) + 1] += _SHRINKAGE
         root = np.linalg.cholesky(covariance)
-        distance = np.sum(np.linalg.solve(root, (fresh - rows.mean(axis=0)).T) ** 2, axis=0)
+        distance = np.sum(np.linalg.solve(root, (new - rows.mean(axis=0)).T) ** 2, axis=0)
         scores[:, c] = np.log(len(rows) / len(fitted)) - distance / 2
         scores[:, c] -= np.log(np.diagonal(root)).sum()
     return scores
@@ -511,9 +511,9 @@ def probe_quantity(
     for target in targets:
         shares = []
         for train, held_out in folds:
-            fitted, fresh = _standardised(rows, train, held_out)
+            fitted, new = _standardised(rows, train, held_out)
             model = Ridge(alpha=ALPHA * len(train)).fit(fitted, target[train])
-            rest = target[held_out] - model.predict(fresh).reshape(len(held_out), -1)
+            rest = target[held_out] - model.predict(new).reshape(len(held_out), -1)
             whole = target[held_out] - target[train].mean(axis=0)
             shares.append(1 - float(np.sum(rest**2)) / float(np.sum(whole**2)))
         scores.append(float(np.mean(shares)))
@@ -530,8 +530,8 @@ def figures_of(
     accuracies, areas = [], []
     for _, held_out in folds:
         s, t = scores[held_out], target[held_out]
-        decided = (s[:, 0] > 0).astype(np.intp) if n_classes == 2 else s.argmax(axis=1)
-        accuracies.append(float(np.mean(decided == t)))
+        y_pred = (s[:, 0] > 0).astype(np.intp) if n_classes == 2 else s.argmax(axis=1)
+        accuracies.append(float(np.mean(y_pred == t)))
         if n_classes == 2:
             areas.append(_auc(s[:, 0], t == 1))
         else:

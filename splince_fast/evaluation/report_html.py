@@ -14,9 +14,8 @@ import sklearn
 
 from splince_fast._runtime.extras import require
 from splince_fast.evaluation import _tables, figures
-from splince_fast.evaluation._cells import FEW_ROWS
-from splince_fast.evaluation.scoring import headline
-from splince_fast.evaluation.statistics import MIN_SEEDS
+from splince_fast.evaluation._decision import cards
+from splince_fast.evaluation.scoring import METRICS
 
 if TYPE_CHECKING:
     from splince_fast.evaluation.result import Comparison
@@ -64,7 +63,8 @@ def render(result: Comparison) -> str:
     page: str = environment.from_string(source).render(
         title=_title(result),
         summary=_summary(result),
-        findings=findings(result),
+        cards=cards(result),
+        definitions=definitions(result),
         first=first,
         tables=[safe(table.to_html()) for table in _tables.summaries(result)],
         differences=[safe(table.to_html()) for table in _difference_tables(result)],
@@ -101,98 +101,6 @@ def _summary(result: Comparison) -> str:
     return f"{_tables.heading(result)}; {where} in training where no other p is named"
 
 
-def findings(result: Comparison) -> list[tuple[str, str]]:
-    """The first screen: a figure and what it says, in words of the data.
-
-    Parameters
-    ----------
-    result : Comparison
-        Result of compare.
-
-    Returns
-    -------
-    list of tuple of str
-        (large text, sentence).
-    """
-    found = []
-    c = result.context
-    none = c.eraser_as("none")
-    for head in c.heads:
-        leading = _leading(result, head, none)
-        if leading is not None:
-            found.append(leading)
-    probed = _ordered(result, "probe_accuracy", none)
-    if probed:
-        lowest = probed[0]
-        before = (
-            f"{_tables.number(result.mean('probe_accuracy', eraser=none))} unerased, "
-            if none else ""
-        )  # fmt: skip
-        chance = result.mean("probe_chance", eraser=lowest)
-        found.append((
-            _tables.number(result.mean("probe_accuracy", eraser=lowest)),
-            f"accuracy of a linear probe for {', '.join(c.concepts)} on new rows after {lowest}"
-            f"{', the lowest' * (len(probed) > 1)} ({before}majority class "
-            f"{_tables.number(chance)}).",
-        ))  # fmt: skip
-    kept = _ordered(result, "kept_covariance", none)
-    if len(kept) > 1:
-        most, least = (
-            _tables.number(result.mean("kept_covariance", eraser=e)) for e in (kept[0], kept[-1])
-        )
-        found.append((
-            most,
-            f"of the squared covariance with the task is kept by {kept[0]}, {least} by {kept[-1]}.",
-        ))  # fmt: skip
-    return found
-
-
-def _leading(result: Comparison, head: str, none: str | None) -> tuple[str, str] | None:
-    """The leading eraser of a head by the headline metric, and what the test says of it."""
-    if not result.metrics:
-        return None
-    metric = headline(result.metrics)
-    found = result.verdict(metric, head=head)
-    if not found.order:
-        return None
-    best, p = found.order[0], result.level()
-    value = _tables.figure_text(result.interval(metric, eraser=best, head=head))
-    text = f"{result.metric(metric).label}, {head} head: "
-    if len(found.level) > 1:
-        text += f"{', '.join(found.level)} are level"
-    else:
-        text += "unerased rows lead" if best == none else f"{best} leads"
-    if none in found.order and none not in found.level:
-        text += f" ({_tables.number(result.mean(metric, eraser=none, head=head))} unerased)"
-    if len(found.order) == 1:
-        text += "; no other eraser has a value."
-    elif not found.tested:
-        text += "; no test was made" + (
-            f", which takes {MIN_SEEDS} seeds." if found.n_seeds < MIN_SEEDS else "."
-        )
-    elif found.confirmed:
-        text += "; the corrected test confirms it."
-    else:
-        rest = [e for e in found.leaders if e not in found.level]
-        text += f"; the corrected test cannot tell {', '.join(rest)} from it." if rest else "."
-    if 0 < found.n_seeds < len(result.context.seeds):
-        text += f" Ordered over the {found.n_seeds} seeds that all have."
-    cell = _tables.worst_cell_text(result, best, head, p) if metric == "worst_group" else ""
-    few = any(c.n < FEW_ROWS for c in result.worst_cells(eraser=best, head=head).values())
-    if cell:
-        text += f" Worst group: {cell}" + (
-            f"; fewer than {FEW_ROWS} rows, not reliable." if few else "."
-        )
-    return value, text
-
-
-def _ordered(result: Comparison, metric: str, none: str | None) -> list[str]:
-    """Erasers but "none", the best first; empty where there is no such metric."""
-    if metric not in result.metrics:
-        return []
-    return [e for e in result.verdict(metric).order if e != none]
-
-
 def _difference_tables(result: Comparison) -> list[_tables.Table]:
     """Against LEACE, or the first eraser, per head."""
     c = result.context
@@ -204,6 +112,36 @@ def _difference_tables(result: Comparison) -> list[_tables.Table]:
         _tables.difference_table(result.differences(m, reference=reference, head=head))
         for head in c.heads for m in metrics
     ]  # fmt: skip
+
+
+def definitions(result: Comparison) -> list[tuple[str, str]]:
+    """Definition of each column of the tables.
+
+    Parameters
+    ----------
+    result : Comparison
+        Result of compare.
+
+    Returns
+    -------
+    list of tuple of str
+        (label, definition).
+    """
+    found = {}
+    for key in result.metrics:
+        label = result.metric(key).label
+        base = key.partition("[")[0]
+        text = (
+            "a metric of yours" if key in result.context.own_metrics else METRICS[base].definition
+        )
+        found[label] = text or METRICS[base].label
+    return [
+        *found.items(),
+        ("difference", "mean over seeds of the eraser's figure minus that of the reference"),
+        ("t, p", "of the paired test over seeds, corrected for splits that share rows"),
+        ("p (Holm)", "p adjusted for all differences of the table; * below .05"),
+        ("higher in", "seeds in which the eraser, and the reference, has the larger figure"),
+    ]
 
 
 def settings(result: Comparison) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import math
 import os
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from splince_fast._runtime.files import write_text
-from splince_fast.evaluation import _tables, _verdict, statistics
+from splince_fast.evaluation import _decision, _tables, _verdict, statistics
 from splince_fast.evaluation._cells import CellAccuracy
 from splince_fast.evaluation._differences import Differences, Resampled
 from splince_fast.evaluation._records import (
@@ -332,9 +333,7 @@ class Comparison:
             A list of :class:`~splince_fast.evaluation.statistics.Difference`.
         """
         theirs = self.values(metric, eraser=reference, head=head, p=p, alpha=alpha)
-        level = self.level(p)
-        sizes = [size for (_, q), size in self.sizes.items() if q == level]
-        ratio = math.fsum(test / train for train, _, test in sizes) / len(sizes)
+        level, ratio = self.level(p), self.test_ratio(p)
         rows = []
         for eraser in self.context.erasers:
             if eraser == reference:
@@ -350,6 +349,23 @@ class Comparison:
         rows = [dataclasses.replace(r, p_holm=q) for r, q in zip(rows, adjusted, strict=True)]
         label, head = self.metric(metric).label, self.head_of(metric, head)
         return Differences(rows, metric, label, head, level)
+
+    def test_ratio(self, p: float | None = None) -> float:
+        """Test rows per training row, the mean over seeds: n_test / n_train of the corrected t.
+
+        Parameters
+        ----------
+        p : float, optional
+            Level; the default is the one furthest from .5.
+
+        Returns
+        -------
+        float
+            Of the level.
+        """
+        level = self.level(p)
+        sizes = [size for (_, q), size in self.sizes.items() if q == level]
+        return math.fsum(test / train for train, _, test in sizes) / len(sizes)
 
     def _resolution(self, metric: str, head: str | None, p: float | None) -> int | None:
         """Test rows of which a figure is a fraction or a mean of fractions; None for others."""
@@ -413,6 +429,36 @@ class Comparison:
         """
         return _verdict.verdict(self, metric, head, p)
 
+    def decision(
+        self, metric: str | None = None, *, head: str | None = None, p: float | None = None
+    ) -> _decision.Decision:
+        """Which eraser to take, why, and what would change it; the report opens with it.
+
+        An eraser is taken if it is significantly better than every other one, and than unerased
+        rows. Erasing does not help where the 95 % interval of the best eraser's gain over unerased
+        rows ends below .01. All else is not decided: the sentence names the seeds or rows that
+        would narrow the interval, and of erasers that are not significantly different the one
+        that changes the rows least.
+
+        Parameters
+        ----------
+        metric : str, optional
+            A figure; the default is the first of the summary, such as the worst group.
+        head, p
+            As for :meth:`values`.
+
+        Returns
+        -------
+        Decision
+            ``outcome``, ``eraser``, ``metric``, ``head`` and ``sentence``, which it prints.
+
+        Raises
+        ------
+        InputError
+            No such metric, or one without a direction.
+        """
+        return _decision.decision(self, metric, head, p)
+
     def table(self, metric: str, *, head: str | None = None) -> _tables.Table:
         """A figure by eraser and level.
 
@@ -433,7 +479,7 @@ class Comparison:
     # -- showing ---------------------------------------------------------------------------
 
     def __str__(self) -> str:
-        return _tables.overview(self)
+        return f"{_tables.wrapped(str(self.decision()))}\n\n{_tables.overview(self)}"
 
     def __repr__(self) -> str:
         c = self.context
@@ -443,7 +489,7 @@ class Comparison:
         )
 
     def _repr_html_(self) -> str:
-        return _tables.notebook(self)
+        return f"<p>{html.escape(str(self.decision()))}</p>{_tables.notebook(self)}"
 
     def plot(self, kind: str = "association", **options: Any) -> Any:
         """Draw a figure with matplotlib.

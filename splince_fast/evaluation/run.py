@@ -68,11 +68,11 @@ def compare(
     progress: bool | None = None,
     strict: bool = False,
 ) -> Comparison:
-    """Compare erasers on one data set: what each removes, keeps and costs, and how sure that is.
+    """Compare erasers on one data set: leakage, task accuracy and distortion, with intervals.
 
     For every seed and level of association the rows are split, moments are merged from pieces
     that were accumulated once per seed, every eraser is made from the same moments, heads are
-    fitted on erased training rows and judged on erased test rows, and probes look for the concept
+    fitted on erased training rows and scored on erased test rows, and probes look for the concept
     in the test rows, which no eraser has seen. The figures are the same for any `n_jobs`, in any
     order, interrupted or not.
 
@@ -208,7 +208,7 @@ def compare(
 def _cell_key(
     plan: Plan, seed: int, p: float | None, eraser: Component, head: str, split: Split
 ) -> str:
-    """Hash of what a cell depends on, and of nothing else."""
+    """Hash of all that a record depends on, and of nothing else."""
     identities = {h.name: h.identity for h in plan.heads}
     tuned = head != ERASER_ROW
     return key(
@@ -390,7 +390,7 @@ def job_records(
         list(made)
     left = dict(pending)
     for alone in (False, True):
-        # After a worker has died, what is left runs alone, one job at a time.
+        # After a worker has died, the other jobs run alone, one at a time.
         for batch in [[job] for job in left] if alone else [list(left)]:
             calls = (
                 joblib.delayed(_run_job)(plan, rows, *job, splits[job], left[job], scratch, child)

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ class Metric:
         Of tables and plots; the default is the key in ``metrics=``.
     of : {"head", "eraser"}
         Whose metric it is; a metric that is passed to :func:`compare` is one of heads.
+    definition : str
+        Of the column, for the end of the report.
 
     Examples
     --------
@@ -63,6 +66,7 @@ class Metric:
     lower_is_better: bool | None = None
     label: str = ""
     of: str = "head"
+    definition: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,7 +94,7 @@ class ClassPredictions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantityPredictions:
-    """Predicted quantities, beside what they are scored by.
+    """Predicted quantities, beside the values that they are scored by.
 
     Attributes
     ----------
@@ -208,33 +212,97 @@ def _rank(found: Erasure) -> float | None:
 
 
 OF_CLASSES: dict[str, Metric] = {
-    "accuracy": Metric(_accuracy, False, "accuracy"),
-    "class_accuracy": Metric(_class_accuracy, False, "acc/class"),
-    "worst_group": Metric(_worst_group, False, "worst group"),
-    "tpr_gap": Metric(_tpr_gap, True, "TPR gap"),
+    "accuracy": Metric(
+        _accuracy, False, "accuracy", definition="fraction of test rows that the head gets right"
+    ),
+    "class_accuracy": Metric(
+        _class_accuracy,
+        False,
+        "acc/class",
+        definition="mean over classes of the task of their accuracy",
+    ),
+    "worst_group": Metric(
+        _worst_group,
+        False,
+        "worst group",
+        definition="lowest accuracy of a cell, the test rows of one class of task and concept each",
+    ),
+    "tpr_gap": Metric(
+        _tpr_gap,
+        True,
+        "TPR gap",
+        definition="root mean square over classes of the task of the difference between the true "
+        "positive rates of the classes of the concept",
+    ),
 }
+# By fairlearn, for two classes of the task; the key of a rate ends in "[class of the concept]".
+OF_FAIRNESS: dict[str, Metric] = {
+    "demographic_parity": Metric(
+        None, True, "DP difference",
+        definition="demographic parity difference: largest minus smallest selection rate",
+    ),
+    "equalized_odds": Metric(
+        None, True, "EO difference",
+        definition="equalized odds difference: the larger of the gaps of true and false positive "
+        "rates between classes of the concept",
+    ),
+    "selection_rate": Metric(
+        None, None, "selected",
+        definition="selection rate: fraction of the test rows of a class of the concept for which "
+        "the head predicts the second class of the task",
+    ),
+}  # fmt: skip
 OF_QUANTITIES: dict[str, Metric] = {
-    "r2": Metric(_r2, False, "R2"),
-    "mse": Metric(_mse, True, "MSE"),
-    "concept_correlation": Metric(_concept_correlation, True, "|corr concept|"),
+    "r2": Metric(_r2, False, "R2", definition="1 - mean squared error / variance, on test rows"),
+    "mse": Metric(_mse, True, "MSE", definition="mean squared error on test rows"),
+    "concept_correlation": Metric(
+        _concept_correlation,
+        True,
+        "|corr concept|",
+        definition="absolute correlation of prediction and concept on test rows",
+    ),
 }
 OF_ERASERS: dict[str, Metric] = {
-    "kept_covariance": Metric(_kept_covariance, False, "kept cov", "eraser"),
-    "distortion": Metric(_distortion, True, "distortion", "eraser"),
-    "residual": Metric(_residual, True, "residual", "eraser"),
-    "rank": Metric(_rank, None, "rank", "eraser"),
+    "kept_covariance": Metric(
+        _kept_covariance,
+        False,
+        "kept cov",
+        "eraser",
+        "|Cov(r(x), y)|^2 / |Cov(x, y)|^2 on the training rows, y the task",
+    ),
+    "distortion": Metric(
+        _distortion,
+        True,
+        "distortion",
+        "eraser",
+        "E|r(x) - x|^2 / E|x - E x|^2 on the training rows, the part of the variance that changes",
+    ),
+    "residual": Metric(
+        _residual,
+        True,
+        "residual",
+        "eraser",
+        "|Cov(r(x), z)| / |Cov(x, z)| on the training rows, z the concept: 0 but for rounding",
+    ),
+    "rank": Metric(_rank, None, "rank", "eraser", "dimensions that are removed"),
 }
 # Those of the probes come with the probe itself, for each concept: the key ends in "[name]"
 # where there are several.
 OF_PROBES: dict[str, Metric] = {
-    f"{probe}_{figure}": Metric(None, lower, f"{probe} {label}", "eraser")
-    for probe in ("probe", "quadratic", "mlp", "boosting")
-    for figure, lower, label in (
-        ("accuracy", True, "acc"), ("auc", True, "AUC"), ("r2", True, "R2"),
-        ("chance", None, "chance"),
+    f"{probe}_{figure}": Metric(
+        None, lower, f"{probe} {label}", "eraser", f"{text} of a probe for the concept: {kind}"
+    )
+    for probe, kind in (
+        ("probe", "a linear model that is trained and scored within test rows"),
+        ("quadratic", "a linear model of the features and their products"),
+        ("mlp", "a small neural network"), ("boosting", "gradient-boosted trees"),
+    )
+    for figure, lower, label, text in (
+        ("accuracy", True, "acc", "accuracy"), ("auc", True, "AUC", "area under the ROC curve"),
+        ("r2", True, "R2", "R^2"), ("chance", None, "chance", "fraction of the largest class"),
     )
 }  # fmt: skip
-METRICS = OF_CLASSES | OF_QUANTITIES | OF_PROBES | OF_ERASERS
+METRICS = OF_CLASSES | OF_FAIRNESS | OF_QUANTITIES | OF_PROBES | OF_ERASERS
 # Columns of a summary, heads before erasers; the first one that a run has is its headline.
 SUMMARY = (
     "worst_group", "accuracy", "tpr_gap", "r2", "mse", "concept_correlation", "probe_accuracy",
@@ -243,9 +311,43 @@ SUMMARY = (
 
 
 def scores(table: Mapping[str, Metric], found: Any) -> dict[str, float]:
-    """Every metric of a table that is defined for what was found."""
+    """Every metric of a table that is defined for the predictions or the eraser."""
     values = {key: metric.score(found) for key, metric in table.items() if metric.score}
     return {key: value for key, value in values.items() if value is not None}
+
+
+def fairness(found: ClassPredictions, names: Sequence[str]) -> dict[str, float]:
+    """Fairness metrics of fairlearn, where it is installed and the task has two classes.
+
+    Parameters
+    ----------
+    found : ClassPredictions
+    names : sequence of str
+        Of the classes of the concept, by code.
+    """
+    concept = found.labels.concept
+    if concept is None or find_spec("fairlearn") is None or set(found.labels.task) != {0, 1}:
+        return {}
+    from fairlearn import metrics
+
+    inside = concept >= 0
+    y_true, y_pred = found.labels.task[inside], (found.y_pred[inside] == 1).astype(int)
+    groups = concept[inside]
+    frame = metrics.MetricFrame(
+        metrics={
+            "selected": metrics.selection_rate,
+            "tpr": metrics.true_positive_rate,
+            "fpr": metrics.false_positive_rate,
+        },
+        y_true=y_true, y_pred=y_pred, sensitive_features=groups,
+    )  # fmt: skip
+    gaps = frame.difference()
+    rates = frame.by_group["selected"]
+    return {
+        "demographic_parity": float(gaps["selected"]),
+        "equalized_odds": float(max(gaps["tpr"], gaps["fpr"])),
+        **{f"selection_rate[{names[int(g)]}]": float(rate) for g, rate in rates.items()},
+    }
 
 
 def add_scores(
@@ -253,6 +355,7 @@ def add_scores(
     predictions: ClassPredictions | QuantityPredictions,
     own: Mapping[str, Metric],
     classes: tuple[ClassName, ...],
+    concept_classes: Sequence[str] = (),
 ) -> Record:
     """A record with the metrics of predictions on the test rows.
 
@@ -264,11 +367,15 @@ def add_scores(
         The caller's own; one that fails is a reason beside the other values.
     classes : tuple
         Names of the classes of the task; empty for a quantity.
+    concept_classes : sequence of str
+        Names of the classes of the concept; empty where there is no single one.
     """
     cells: tuple[CellCount, ...] = ()
     notes = record.notes
     if isinstance(predictions, ClassPredictions):
         values = scores(OF_CLASSES, predictions)
+        if len(classes) == 2 and concept_classes:
+            values |= fairness(predictions, concept_classes)
         y_true: Any = predictions.labels.task
         y_pred: Any = predictions.y_pred
         if (y_pred == y_pred[0]).all():

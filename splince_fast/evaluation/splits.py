@@ -379,7 +379,7 @@ def check_sizes(sizes: Any) -> tuple[int, int, int]:
 
 
 def check_shortage(on_shortage: Any) -> None:
-    """Refuse what is no answer to a cell of too few rows."""
+    """Refuse an unknown answer to a cell of too few rows."""
     if on_shortage not in ("raise", "shrink"):
         raise InputError(f"on_shortage is {on_shortage!r}; choose 'raise' or 'shrink'")
 
@@ -453,7 +453,7 @@ def spurious_split(
     Returns
     -------
     Split
-        Row numbers, and what was adjusted; with ``method="weights"`` the weights of training and
+        Row numbers, and adjustments; with ``method="weights"`` the weights of training and
         validation rows.
 
     Raises

@@ -196,6 +196,37 @@ def corrected_t(
     return mean / max(error, bound), p, mean - half, mean + half
 
 
+def seeds_for(deviation: float, ratio: float, half: float, level: float = 0.95) -> int | None:
+    """Seeds after which the interval of :func:`corrected_t` is at most `half` wide on each side.
+
+    The least J with t_{J-1} sd sqrt(1/J + n_test/n_train) <= half. As the splits share rows, the
+    standard error tends to sd sqrt(n_test/n_train), not to 0.
+
+    Parameters
+    ----------
+    deviation : float
+        sd of the difference over seeds.
+    ratio : float
+        n_test / n_train.
+    half : float
+        Half of the width, above 0.
+    level : float
+        Of the interval.
+
+    Returns
+    -------
+    int or None
+        At most 1000; None where no such number is enough.
+    """
+    from scipy.stats import t as student
+
+    for n in range(MIN_SEEDS, 1001):
+        quantile = float(student.ppf((1 + level) / 2, n - 1))
+        if quantile * deviation * math.sqrt(1 / n + ratio) <= half:
+            return n
+    return None
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down adjustment (Scandinavian Journal of Statistics 6, 1979); NaN stay NaN.
 

@@ -76,16 +76,16 @@ def oracle(
         Variables whose covariance with x stays exactly as it is.
     strength : float in [0, 1]
         Fraction of the covariance with what is kept that is given back; 0 is o-LEACE.
+    missing : {"splince", "raise"}
+        Map of rows without a label: SPLINCE (LEACE if nothing is kept) of the same moments, or
+        none: such rows raise LabelError. The concept is guarded among all rows if labels are
+        missing at random, or missing depends on the concept alone.
     classwise : bool
         Use a map per class, r = mu + A_c (x - m_c) with A_c = I + X H_w^+ B_c^T, B_c = S_c^+ S_cy,
         H_w = sum_c p_c S_cy^T B_c: the least change of all maps that are affine in each class,
         never above that of the one map. It has as many coefficients for each class, so that on
         new rows the kept covariance errs more. For one variable of classes, and moments made with
         ``by=`` it.
-    missing : {"splince", "raise"}
-        Map of rows without a label: SPLINCE (LEACE if nothing is kept) of the same moments, or
-        none: such rows raise LabelError. The concept is guarded among all rows if labels are
-        missing at random, or missing depends on the concept alone.
 
     Returns
     -------

@@ -127,8 +127,9 @@ class Factored:
         Parameters
         ----------
         names : sequence of VariableName
+            Not read: the noise was computed when the snapshot was taken.
         factor : Factor or None
-            Neither is read: the noise was computed when the snapshot was taken.
+            Nor is this.
         """
         return self._class_noise
 

@@ -15,6 +15,18 @@ from splince_fast.projection import Projection
 Tensor = Any
 
 
+def check_projection(value: object) -> None:
+    """Refuse what is no Projection; name the labels where an eraser needs them for every row."""
+    if isinstance(value, Projection):
+        return
+    kinds = getattr(value, "label_kinds", {})
+    needs = f", which needs the labels of {', '.join(kinds)} for every row" if kinds else ""
+    raise InputError(
+        f"projection is {type(value).__name__}{needs}; a module sees rows alone: pass a "
+        "Projection, such as sf.splince or sf.leace returns"
+    )
+
+
 class Eraser(torch.nn.Module):  # type: ignore[misc]
     """The map r(x) = x - left^T (right x - bias) on the last axis of a tensor.
 
@@ -62,11 +74,7 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
 
     def __init__(self, projection: Projection, *, dtype: Any = torch.float32) -> None:
         super().__init__()
-        if not isinstance(projection, Projection):
-            raise InputError(
-                f"projection is {type(projection).__name__}; pass what sf.splince and its "
-                "siblings return"
-            )
+        check_projection(projection)
         if dtype not in (torch.float32, torch.float64):
             raise InputError(
                 f"dtype is {dtype}; factors are torch.float32 or torch.float64, whatever the "

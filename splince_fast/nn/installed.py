@@ -18,7 +18,7 @@ from splince_fast.exceptions import (
     SiteError,
 )
 from splince_fast.nn import sites
-from splince_fast.nn.eraser import Eraser
+from splince_fast.nn.eraser import Eraser, check_projection
 from splince_fast.nn.erasers import Erasers
 from splince_fast.nn.hooks import Entry, InputHook, OutputHook
 from splince_fast.nn.positions import Positions
@@ -297,6 +297,8 @@ def install(
             raise InputError("at= is for a single Projection; these erasers name their sites")
         pairs = list(erasers.items())
     else:
+        if hasattr(erasers, "label_kinds"):
+            check_projection(erasers)
         raise InputError(
             f"erasers is {type(erasers).__name__}; pass Erasers, the path of their file, a "
             "mapping of names to projections, or a projection with at="
@@ -318,6 +320,7 @@ def install(
     idle = []
     for wanted_site, projection in pairs:
         for name, module in sites.find(model, wanted_site).items():
+            check_projection(projection)
             eraser = Eraser(projection if strength == 1 else projection.scaled(strength))
             _check_weights(name, module, eraser.n_features, place.heads or 1)
             entry = Entry(name, eraser, positions, place)

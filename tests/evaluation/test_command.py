@@ -117,10 +117,10 @@ def test_a_failing_eraser_keeps_the_status_and_strict_does_not(
 @pytest.mark.parametrize(
     ("more", "match"),
     [
-        (["-o", "people.csv"], "which is read"),
-        (["--save", "embeddings.npy"], "which is read"),
-        (["--save", "./embeddings.npy", "--force"], "which is read"),
-        (["-o", "a.html", "--save", "a.html"], "what --output writes"),
+        (["-o", "people.csv"], "is an input, too"),
+        (["--save", "embeddings.npy"], "is an input, too"),
+        (["--save", "./embeddings.npy", "--force"], "is an input, too"),
+        (["-o", "a.html", "--save", "a.html"], "is the file of --output, too"),
         (["-o", "folder"], "is a folder"),
         (["--save", "folder", "--force"], "is a folder"),
         (["-o", ""], "--output is empty"),

@@ -296,6 +296,19 @@ def test_erasers_that_need_labels_get_those_of_every_row(method: str) -> None:
         assert abs(other.auc - probe.auc) > 0.05
 
 
+def test_an_estimator_that_needs_labels_equals_the_name() -> None:
+    X, y, z = near()
+    concepts = {"one": z, "two": {"a": z, "b": np.arange(900) % 3}}
+    for concept in concepts.values():
+        named = {"oracle": "oracle", "estimator": sf.OracleSPLINCE(missing="raise")}
+        result = run(X, y, concept, erasers=named)
+        assert not result.failures
+        same = [[result.mean(m, eraser=e) for e in named] for m in ("accuracy", "distortion")]
+        # Joint classes are one variable of more columns than the two concepts side by side.
+        assert all((a == pytest.approx(b, rel=1e-9)) == (concept is z) for a, b in same[1:])
+        assert sum(text.startswith("estimator: the map depends") for text in result.notes) == 1
+
+
 def test_a_note_says_who_was_erased_with_labels() -> None:
     result = run(*near(), erasers=("LEACE", "oracle", "quadratic"))
     for name in ("LEACE", "oracle", "quadratic"):

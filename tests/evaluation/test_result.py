@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparisons import data, run
+from comparisons import changed, data, run
 
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import Comparison, report_html, statistics
+from splince_fast.evaluation._decision import cards
 from splince_fast.evaluation._records import CellCount
 from splince_fast.exceptions import FileFormatError, InputError
 
@@ -208,24 +209,8 @@ def test_notebooks_get_tables(result: Comparison) -> None:
 # -- verdicts ---------------------------------------------------------------------------------
 
 
-def changed(result: Comparison, values: dict[str, dict[int, float]]) -> Comparison:
-    """The result with worst groups by eraser and seed at every level; absent ones failed."""
-    records = []
-    for r in result.records:
-        known = values.get(r.eraser, {})
-        if r.eraser not in values or r.head != "retrained":
-            records.append(r)
-        elif r.seed in known:
-            worst = r.values | {"worst_group": known[r.seed]}
-            records.append(dataclasses.replace(r, values=worst))
-        else:
-            failed = dataclasses.replace(r, values={}, cells=(), path=(), reason="it failed")
-            records.append(failed)
-    return Comparison(records, result.context)
-
-
-def retrained(result: Comparison) -> tuple[str, str]:
-    return report_html.findings(result)[0]
+def first_card(result: Comparison) -> str:
+    return cards(result)[0].text
 
 
 def test_an_eraser_that_failed_at_some_seeds_is_compared_over_those_of_all() -> None:
@@ -242,8 +227,9 @@ def test_an_eraser_that_failed_at_some_seeds_is_compared_over_those_of_all() -> 
     assert "k/6: k seeds have values" in str(part)
     assert "3/6" in str(part.table("worst_group"))
     assert "3/6" not in str(plain)  # control
-    assert "SAL leads" in retrained(part)[1]
-    assert "Ordered over the 3 seeds that all have" in retrained(part)[1]
+    assert "SAL and LEACE are not significantly different" in first_card(part)
+    assert "Ordered over the 3 seeds that all have" in first_card(part)
+    assert "Ordered over" not in first_card(plain)
     apart = changed(plain, {"SAL": good, "LEACE": bad})
     assert apart.best("worst_group") == []
 
@@ -251,12 +237,12 @@ def test_an_eraser_that_failed_at_some_seeds_is_compared_over_those_of_all() -> 
 def test_a_verdict_needs_a_test(result: Comparison) -> None:
     X, y, z = data(600)
     alone = run(X, y, z, n_seeds=4, heads=("retrained",), erasers=("LEACE",))
-    text = retrained(alone)[1]
-    assert "LEACE leads; no other eraser has a value" in text
-    assert "confirms" not in text
+    assert "Take LEACE" in first_card(alone)
+    assert "no other eraser was compared" in first_card(alone)
     assert "*" not in str(alone)
     two = run(X, y, z, n_seeds=2, heads=("retrained",), erasers=("LEACE", "random"))
-    assert "no test was made, which takes 3 seeds" in retrained(two)[1]
+    assert two.decision().outcome == "not decided"
+    assert "2 seed(s), and a test takes 3" in first_card(two)
     assert two.verdict("worst_group").confirmed is None
     ahead = changed(result, {e: {s: (0.9 if e == "SAL" else 0.1) + s / 1000 * (e == "none")
                                  for s in range(3)} for e in result.context.erasers})  # fmt: skip
@@ -270,14 +256,19 @@ def test_a_confirmed_leader_is_starred_and_a_tie_is_a_tie(result: Comparison) ->
     ahead = changed(result, {e: {s: level[e] + noise[e][s] for s in range(3)} for e in level})
     assert ahead.best("worst_group") == ["SAL"]
     assert ahead.verdict("worst_group").confirmed == "SAL"
-    assert "SAL leads" in retrained(ahead)[1]
-    assert "the corrected test confirms it" in retrained(ahead)[1]
+    assert ahead.decision().outcome == "decided"
+    assert "Take SAL: .9" in first_card(ahead)
+    assert "each difference is significant" in first_card(ahead)
     zeros = changed(result, {e: dict.fromkeys(range(3), 0.0) for e in level})
-    text = retrained(zeros)[1]
-    assert "none, SAL, LEACE, SPLINCE are level" in text
-    assert "leads" not in text
-    assert "cannot tell" not in text
-    first = str(zeros).split("\n\n")[1]
+    text = first_card(zeros)
+    assert zeros.decision().outcome == "erasing does not help"
+    assert "equal at every seed" in text
+    without = changed(result, {e: dict.fromkeys(range(3), 0.5 * (e != "none")) for e in level})
+    text = first_card(without)
+    assert without.decision().outcome == "not decided"
+    assert "SAL, LEACE and SPLINCE are not significantly different" in text
+    assert "equal at every seed" in text
+    first = str(zeros).split("\n\n")[2]
     assert first.startswith("retrained")
     assert "*" not in first
 
@@ -298,9 +289,10 @@ def test_the_worst_group_has_its_cell_and_its_rows(result: Comparison) -> None:
     n = cells[0].n
     assert n >= 20
     assert f"(n = {n})" in str(result)
-    assert f"(n = {n})" in retrained(result)[1]
+    cost = cards(result)[-1].text
+    assert "(n = " in cost
     assert "not reliable" not in str(result)
-    assert "not reliable" not in retrained(result)[1]
+    assert "not reliable" not in cost
 
 
 def test_of_equally_bad_cells_the_one_with_most_rows_is_named(result: Comparison) -> None:
@@ -323,7 +315,7 @@ def test_a_worst_group_of_few_rows_is_marked() -> None:
     text = str(result)
     assert "? worst group of fewer than 20 test rows: not reliable" in text
     assert re.search(r"±\.\d+\?", text)
-    assert "fewer than 20 rows, not reliable" in retrained(result)[1]
+    assert "fewer than 20 rows, not reliable" in cards(result)[-1].text
     assert "not reliable" in result._repr_html_()
 
 
@@ -349,8 +341,9 @@ def test_sizes_of_all_splits_are_told_and_the_caption_is_true() -> None:
         )
         assert used in settings
         assert used in printed
-    assert " to " in str(whole).splitlines()[0]
-    assert " to " not in str(rows).splitlines()[0]
+    told, plain = (str(r).split("\n\n")[1].splitlines()[0] for r in (whole, rows))
+    assert " to " in told
+    assert " to " not in plain
 
 
 def test_the_test_takes_the_sizes_of_its_level() -> None:

@@ -34,7 +34,8 @@ def result() -> Comparison:
 LOWER = {
     "accuracy": False, "class_accuracy": False, "worst_group": False, "r2": False,
     "kept_covariance": False, "tpr_gap": True, "mse": True, "concept_correlation": True,
-    "distortion": True, "residual": True, "rank": None,
+    "distortion": True, "residual": True, "rank": None, "demographic_parity": True,
+    "equalized_odds": True, "selection_rate": None,
     **{f"{probe}_{figure}": lower for probe in ("probe", "quadratic", "mlp", "boosting")
        for figure, lower in (("accuracy", True), ("auc", True), ("r2", True), ("chance", None))},
 }  # fmt: skip
@@ -141,3 +142,29 @@ def test_the_figure_of_probes_leaves_the_caller_s_accuracies_out(result: Compari
     legend = result.plot("leakage").axes[0].get_legend()
     labels = [text.get_text() for text in legend.get_texts()]
     assert sorted(labels) == ["linear", "majority class"]
+
+
+def test_fairness_metrics_are_those_of_fairlearn_and_of_counting() -> None:
+    metrics = pytest.importorskip("fairlearn.metrics")
+    X, y, z = data(900)
+    names = np.array(["f", "m"])[z]
+    test = np.arange(len(X)) % 3 == 0
+    result = run(X, y, names, test=test, n_seeds=1, heads=("retrained",), erasers=("none", "LEACE"))
+    for record in (r for r in result.records if r.predictions is not None):
+        truth = result.context.truth
+        group, predicted, actual = truth.concept, record.predictions, truth.task
+        passed = {"y_true": actual, "y_pred": predicted, "sensitive_features": group}
+        assert record.values["demographic_parity"] == pytest.approx(
+            metrics.demographic_parity_difference(**passed)
+        )
+        assert record.values["equalized_odds"] == pytest.approx(
+            metrics.equalized_odds_difference(**passed)
+        )
+        for code, name in enumerate("fm"):
+            assert record.values[f"selection_rate[{name}]"] == pytest.approx(
+                np.mean(predicted[group == code] == 1)
+            )
+    assert "DP difference" in str(result)
+    X, y, z = data(400)
+    three = run(X, np.arange(400) % 3, z, heads=("retrained",), erasers=("none",), leakage=())
+    assert "demographic_parity" not in three.metrics  # defined for two classes of the task

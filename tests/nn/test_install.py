@@ -251,6 +251,24 @@ def test_what_is_never_called_is_refused() -> None:
             snn.install(model, {site: projection()})
 
 
+@pytest.mark.parametrize("strength", [1, 0.5])
+def test_an_eraser_that_needs_labels_is_refused_with_that_reason(strength: float) -> None:
+    X, z = np.random.default_rng(0).normal(size=(100, 4)), np.arange(100) % 2
+    moments = sf.Moments().update(X, {"gender": z})
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    eraser = sf.oracle(moments, erase="gender")
+    needed = "needs the labels of gender for every row.*such as sf.splince or sf.leace"
+    for make in (
+        lambda e: snn.install(model, e, at="0", strength=strength),
+        lambda e: snn.install(model, {"0": e}, strength=strength),
+        lambda e: snn.fold(model, {"0": e}, torch.zeros(2, 4)),
+        lambda e: snn.Eraser(e.scaled(strength) if isinstance(e, sf.Projection) else e),
+    ):
+        with pytest.raises(sf.InputError, match=needed):
+            make(eraser)
+        make(sf.leace(moments, erase="gender"))  # the control
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_scripted_and_exported_models_are_refused() -> None:
     inner = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU())

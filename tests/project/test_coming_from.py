@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+import sklearn
 from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, StratifiedKFold
+from sklearn.pipeline import Pipeline
 
 import splince_fast as sf
 
@@ -83,6 +88,61 @@ def test_the_orthogonal_method_is_sal(package: Any) -> None:
     np.testing.assert_allclose(ours(X), theirs(torch.from_numpy(X)).numpy(), rtol=0, atol=CLOSE)
 
 
+def test_integers_are_classes_here_and_one_number_there(package: Any) -> None:
+    import torch
+
+    rng = np.random.default_rng(0)
+    z = rng.integers(0, 3, 600)
+    X = torch.from_numpy(rng.normal(size=(600, 8)) + 2 * np.eye(3, 8)[z])
+    fit = partial(package.LeaceEraser.fit, X, shrinkage=False, svd_tol=1e-9)
+    one_number, one_hot = fit(torch.from_numpy(z))(X), fit(torch.from_numpy(np.eye(3)[z]))(X)
+    classes, _ = sf.erase(X, z)
+    moments = sf.Moments(kinds={"z": "continuous"}).update(X, {"z": z})
+    number = sf.leace(moments, erase="z")(X)
+    torch.testing.assert_close(classes, one_hot, rtol=0, atol=CLOSE)
+    torch.testing.assert_close(number, one_number, rtol=0, atol=CLOSE)
+    assert (classes - one_number).abs().max() > 0.1
+
+
+def test_a_rare_concept_stays_there_and_is_erased_here(package: Any) -> None:
+    import torch
+
+    rng = np.random.default_rng(0)
+    z = (np.arange(20_000) % 1000 == 0).astype(int)
+    X = rng.normal(size=(20_000, 8)) + 3 * np.outer(z, np.eye(8)[0])
+    theirs = package.LeaceEraser.fit(torch.from_numpy(X), torch.from_numpy(z))
+    np.testing.assert_array_equal(theirs(torch.from_numpy(X)).numpy(), X)
+    clean, _ = sf.erase(X, z)
+    gap = clean[z == 1].mean(axis=0) - clean[z == 0].mean(axis=0)
+    assert np.abs(gap).max() < CLOSE < 2 < X[z == 1, 0].mean() - X[z == 0, 0].mean()
+
+
+@pytest.mark.slow
+def test_erasers_inside_a_model(package: Any) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from splince_fast import nn as snn
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.Tanh())
+    X, z, _ = rows()
+    batch = {"input": torch.from_numpy(X).float(), "z": torch.from_numpy(z)}
+    erasers = snn.fit_layers(model, [batch], "1", sf.leace, erase="z", labels="z")
+    ours = erasers["1"]
+    factors = (torch.from_numpy(f.copy()).float() for f in (ours.left, ours.right.T, ours.mean))
+    scrubber = package.ConceptScrubber()
+    scrubber.erasers["1"] = package.LeaceEraser(*factors)
+    with torch.no_grad():
+        before = model(batch["input"])
+        with scrubber.scrub(model):
+            there = model(batch["input"])
+        with snn.install(model, erasers):
+            here = model(batch["input"])
+    # float32, values of order 1, sums of 8 terms: below 1e2 eps.
+    torch.testing.assert_close(here, there, rtol=0, atol=1e-5)
+    assert (here - before).abs().max() > 0.1
+
+
 # --- fairlearn ------------------------------------------------------------------------------------
 
 
@@ -122,22 +182,74 @@ def test_without_the_sensitive_column_nothing_of_it_is_needed() -> None:
         remover(1.0).fit(X).transform(others)
 
 
-# --- scikit-learn, dask, INLP ---------------------------------------------------------------------
+def test_several_sensitive_columns() -> None:
+    X = people().assign(income=rows()[0][:, 1] + np.random.default_rng(1).normal(size=600))
+    names = ["age", "income"]
+    theirs = np.asarray(remover(1.0).set_params(sensitive_feature_ids=names).fit_transform(X))
+    ours = sf.LEACE().fit_transform(X, concept=X[names].astype(float))
+    np.testing.assert_allclose(ours[:, :8], theirs, rtol=0, atol=CLOSE)
+    one = sf.LEACE().fit_transform(X, concept=X[["age"]].astype(float))
+    assert np.abs(one[:, :8] - theirs).max() > 0.1
+
+
+# --- scikit-learn ---------------------------------------------------------------------------------
+
+
+def test_a_search_over_erasers_scores_held_out_rows() -> None:
+    X, z, _ = rows()
+    y = np.where(np.random.default_rng(1).random(len(z)) < 0.8, z, 1 - z)
+    steps = [("eraser", sf.LEACE()), ("head", LogisticRegression())]
+    erasers = [sf.LEACE(), sf.SPLINCE(), sf.Identity()]
+    search = GridSearchCV(Pipeline(steps), {"eraser": erasers}, cv=3, error_score="raise")
+    plain = search.fit(X, y, eraser__concept=z).cv_results_
+    with sklearn.config_context(enable_metadata_routing=True):
+        routed = sklearn.clone(search).fit(X, y, concept=z).cv_results_
+        passed = sklearn.clone(search).set_params(param_grid={"eraser": ["passthrough"]})
+        with pytest.raises(TypeError, match="concept"):  # the control: why Identity exists
+            passed.fit(X, y, concept=z)
+    for fold, (train, test) in enumerate(StratifiedKFold(3).split(X, y)):
+        scores = []
+        for eraser in erasers:
+            own = sklearn.clone(eraser).fit(X[train], y[train], concept=z[train])
+            head = LogisticRegression().fit(own.transform(X[train]), y[train])
+            scores.append(head.score(own.transform(X[test]), y[test]))
+        np.testing.assert_array_equal(plain[f"split{fold}_test_score"], scores)
+        np.testing.assert_array_equal(routed[f"split{fold}_test_score"], scores)
+        unerased = LogisticRegression().fit(X[train], y[train])
+        assert scores[2] == unerased.score(X[test], y[test])
+        assert max(scores[:2]) < scores[2]  # the concept carries the task here
+
+
+# --- dask, INLP -----------------------------------------------------------------------------------
 
 
 def test_dask_rows() -> None:
     pytest.importorskip("distributed")
     da = pytest.importorskip("dask.array")
     X, z, _ = rows()
-    lazy = da.from_array(X, chunks=(150, -1))
-    moments = sf.Moments.from_blocks(sf.sources.from_dask(lazy, {"z": z}))
+    lazy, labels = da.from_array(X, chunks=(150, -1)), da.from_array(z, chunks=150)
+    moments = sf.Moments.from_blocks(sf.sources.from_dask(lazy, {"z": labels}))
     ours = sf.LEACE.from_moments(moments, erase="z")
     expected = sf.LEACE().fit(X, concept=z).transform(X)
     found = ours.transform(lazy)
     assert found.chunks == lazy.chunks
     np.testing.assert_allclose(found.compute(), expected, rtol=0, atol=CLOSE)
-    with pytest.raises(sf.InputError, match="from_dask"):
-        sf.LEACE().fit(lazy, concept=z)
+    np.testing.assert_array_equal(
+        found.compute(), lazy.map_blocks(ours.transform, dtype=float).compute()
+    )
+    assert np.abs(expected - X).max() > 0.1
+    for refused in (
+        lambda: sf.LEACE().fit(lazy, concept=z),
+        lambda: sf.LEACE().partial_fit(lazy, concept=z),
+        lambda: sf.LEACE().fit_transform(lazy, concept=z),
+        lambda: sf.erase(lazy, z),
+    ):
+        with pytest.raises(sf.InputError, match=r"from_blocks\(sources\.from_dask"):
+            refused()
+    with pytest.raises(sf.LabelError, match=r"compute\(\) it"):
+        sf.LEACE().fit(X, concept=labels)
+    with pytest.raises(sf.InputError, match=r"rechunk\(\{1: -1\}\)"):
+        ours.transform(lazy.rechunk((150, 4)))
 
 
 def test_inlp_has_a_projection() -> None:

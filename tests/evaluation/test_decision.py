@@ -1,0 +1,123 @@
+"""The decision of a comparison: its three outcomes, their rates, and the sentences of the cards."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from comparisons import changed, data, run
+from scipy.stats import norm
+from scipy.stats import t as student
+
+from splince_fast.evaluation import Comparison, statistics
+from splince_fast.evaluation._decision import cards, sampling_accuracy
+
+SEEDS = 6
+
+
+@pytest.fixture(scope="module")
+def plain() -> Comparison:
+    X, y, z = data(900)
+    return run(
+        X, y, z, n_seeds=SEEDS, heads=("retrained",), erasers=("none", "SAL", "LEACE"),
+        association=0.8,
+    )  # fmt: skip
+
+
+def drawn(plain: Comparison, rng: np.random.Generator, gap: float, none: float) -> Comparison:
+    """Worst groups of .7 and .7 + gap, of unerased rows .7 + none; splits share rows.
+
+    Differences have the variance s^2 (1/J + ratio) in the mean: a part that all seeds share.
+    """
+    ratio = plain.test_ratio()
+    values = {}
+    for eraser, mean in (("none", 0.7 + none), ("SAL", 0.7), ("LEACE", 0.7 + gap)):
+        shared = 0.01 * math.sqrt(ratio) * rng.normal()
+        values[eraser] = {s: mean + shared + 0.01 * float(rng.normal()) for s in range(SEEDS)}
+    return changed(plain, values)
+
+
+@pytest.mark.parametrize("none", [-0.2, 0.0])
+def test_equal_erasers_are_not_decided_in_95_percent_of_runs(
+    plain: Comparison, none: float
+) -> None:
+    rng = np.random.default_rng(0)
+    runs = 300
+    outcomes = [drawn(plain, rng, 0.0, none).decision().outcome for _ in range(runs)]
+    decided = outcomes.count("decided")
+    # Within three standard errors of 5 %; the test is conservative for few seeds.
+    assert decided / runs <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
+    far = [drawn(plain, rng, 0.3, none).decision() for _ in range(20)]  # control
+    assert all(d.outcome == "decided" and d.eraser == "LEACE" for d in far)
+
+
+def test_erasing_that_does_not_help_is_told(plain: Comparison) -> None:
+    rng = np.random.default_rng(1)
+    found = drawn(plain, rng, 0.0, 0.2).decision()
+    assert found.outcome == "erasing does not help"
+    assert found.sentence.startswith("Erasing does not help here")
+    assert "LEACE, which changes the rows least" in found.sentence
+    assert drawn(plain, rng, 0.0, -0.2).decision().outcome != found.outcome  # control
+
+
+def test_the_seeds_that_are_named_narrow_the_interval() -> None:
+    for deviation, ratio, half in ((0.02, 0.01, 0.01), (0.005, 0.3, 0.01), (0.02, 0.001, 0.005)):
+        n = statistics.seeds_for(deviation, ratio, half)
+        assert n is not None
+
+        def width(n: int, deviation: float = deviation, ratio: float = ratio) -> float:
+            return float(student.ppf(0.975, n - 1)) * deviation * math.sqrt(1 / n + ratio)
+
+        assert width(n) <= half
+        assert n == 3 or width(n - 1) > half
+    assert statistics.seeds_for(0.02, 0.3, 0.01) is None  # 1.96 sd sqrt(ratio) is wider
+    # The interval of the test that is made has that width.
+    values = 0.005 * np.random.default_rng(0).normal(size=10)
+    *_, low, high = statistics.corrected_t(values, 0.3)
+    deviation = float(values.std(ddof=1))
+    limit = (high - low) / 2
+    assert statistics.seeds_for(deviation, 0.3, limit * (1 + 1e-9)) == 10
+
+
+def test_cards_say_why_a_probe_is_above_chance(plain: Comparison) -> None:
+    concept = next(card for card in cards(plain) if card.title.startswith("The concept"))
+    assert "chance .5" in concept.text
+    assert "unerased" in concept.text
+    assert "no linear predictor" not in concept.text
+    assert float(concept.figure) > 0.55
+    assert "Sampling of the training rows alone leaves R2" in concept.text
+    assert "shift: association p = 0.8" in concept.text or "explains it" in concept.text
+    cost = cards(plain)[-1]
+    assert cost.figure.endswith("%")
+    assert "of the variance of the rows is changed" in cost.text
+
+
+@pytest.mark.parametrize(("p", "distance"), [(0.5, 0.4), (0.7, 1.5), (0.9, 3.0)])
+def test_accuracy_of_sampling_is_that_of_the_best_linear_rule(p: float, distance: float) -> None:
+    r2 = p * (1 - p) * distance**2 / (1 + p * (1 - p) * distance**2)
+    grid = np.linspace(-12, 12, 200_001)  # thresholds of a rule for N(0, 1) and N(distance, 1)
+    rates = p * norm.cdf(grid) + (1 - p) * norm.sf(grid - distance)
+    assert sampling_accuracy(r2, p) == pytest.approx(rates.max(), abs=1e-6)
+    assert math.isnan(sampling_accuracy(r2, 0.3))  # more than two classes
+
+
+def test_every_column_has_a_definition(plain: Comparison) -> None:
+    from splince_fast.evaluation import report_html
+
+    found = dict(report_html.definitions(plain))
+    for table in (plain.table(metric) for metric in plain.metrics):
+        assert table.title.partition(",")[0] in found
+    assert all(found.values())
+
+
+@pytest.mark.slow
+def test_the_same_eraser_under_two_names_is_not_decided() -> None:
+    """Real runs: an eraser and its copy, on five data sets."""
+    outcomes = []
+    for seed in range(5):
+        X, y, z = data(600, seed=seed)
+        twins = {"none": "none", "first": "LEACE", "second": "LEACE"}
+        found = run(X, y, z, n_seeds=4, erasers=twins, association=0.8, heads=("retrained",))
+        outcomes.append(found.decision().outcome)
+    assert "decided" not in outcomes
