@@ -15,6 +15,7 @@ from splince_fast._runtime.tensors import is_tensor, like
 from splince_fast.exceptions import FileFormatError, FoldError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, class_key, encode
 from splince_fast.labels.names import listed, names_from_json, names_to_json
+from splince_fast.labels.positions import along
 from splince_fast.projection import Projection, from_record, to_record
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class ConditionalEraser:
     ) -> None:
         d = after.n_features
         for shift in shifts:
-            k = len(shift.matrix)
+            k = len(shift.mean if shift.classes is None else shift.classes)
             if shift.matrix.shape != (k, d) or shift.mean.shape != (k,):
                 raise InputError(
                     f"the shift of {shift.name!r} has shape {shift.matrix.shape}; it must have a "
@@ -118,7 +119,8 @@ class ConditionalEraser:
         if fallback is not None and fallback.n_features != d:
             raise InputError(f"the fallback has {fallback.n_features} features, and B has {d}")
         if maps is not None:
-            if len(shifts) != 1 or maps.shape != (len(shifts[0].matrix), d, d):
+            one = len(shifts) == 1 and shifts[0].classes is not None
+            if not one or maps.shape != (len(shifts[0].matrix), d, d):
                 raise InputError(
                     f"maps have shape {maps.shape}; with one shift, of k classes, they must be "
                     f"(k, {d}, {d})"
@@ -280,7 +282,11 @@ class ConditionalEraser:
             columns = {names[0]: labels}
         n = int(np.prod(lead))
         if len(lead) > 1:
-            columns = {name: per_position(column, lead) for name, column in columns.items()}
+            every = np.arange(n)
+            columns = {
+                name: along(column, lead, every, f"labels[{name!r}]")
+                for name, column in columns.items()
+            }
         encoded = encode(columns, n, kinds=self.label_kinds)
         found: list[NDArray[Any]] = []
         for shift in self._shifts:
@@ -419,7 +425,9 @@ class ConditionalEraser:
         from splince_fast.report import Report
 
         tensors, metadata = files.read(path, KIND, _FORMAT)
-        try:
+        with files.consistent(path, "fit again"):
+            if any(tensor.dtype != np.float64 for tensor in tensors.values()):
+                raise FileFormatError("a tensor is not float64")
             shifts = [
                 Shift(
                     str(own["name"]),
@@ -446,10 +454,6 @@ class ConditionalEraser:
                 method=str(metadata["method"]),
                 report=None if report is None else Report.from_dict(report),
             )  # fmt: skip
-        except (KeyError, ValueError, TypeError) as error:
-            raise FileFormatError(
-                f"{os.fspath(path)} is inconsistent ({error}); it was edited or damaged: fit again"
-            ) from error
 
 
 def _values_of(column: Encoded | None, shift: Shift, n: int) -> Float:
@@ -486,16 +490,3 @@ def _codes_of(
             f"seen; its classes are {listed(shift.classes)}"
         )
     return codes
-
-
-def per_position(column: Any, lead: tuple[int, ...]) -> Any:
-    """One label for each position of rows of shape (batch, ..., d), flat."""
-    array = np.asarray(column.detach().cpu() if is_tensor(column) else column)
-    if array.shape == lead:
-        return array.reshape(-1)
-    if array.shape == lead[:1]:
-        return np.repeat(array, int(np.prod(lead[1:])))
-    raise InputError(
-        f"labels have shape {array.shape} for rows of shape {lead}; pass one entry per sequence, "
-        f"{lead[:1]}, or one per position, {lead}"
-    )

@@ -469,12 +469,8 @@ class Projection:
             There is no such file.
         """
         tensors, metadata = files.read(path, _KIND, _FORMAT)
-        try:
+        with files.consistent(path, "fit again"):
             return from_record(tensors, metadata)
-        except (KeyError, ValueError, TypeError, FileFormatError) as error:
-            raise FileFormatError(
-                f"{os.fspath(path)} is inconsistent ({error}); it was edited or damaged: fit again"
-            ) from error
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)

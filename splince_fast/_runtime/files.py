@@ -201,6 +201,26 @@ def read(
     return tensors, metadata
 
 
+@contextmanager
+def consistent(path: str | os.PathLike[str], remedy: str) -> Iterator[None]:
+    """Turn what impossible metadata raise into a FileFormatError that names the file.
+
+    Parameters
+    ----------
+    path : path
+        The file that the block reads.
+    remedy : str
+        Advice at the end of the message.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        cause = str(error)
+        if not isinstance(error, FileFormatError):
+            cause = f"{type(error).__name__}: {error}; it was edited or damaged"
+        raise FileFormatError(f"{os.fspath(path)} is inconsistent ({cause}): {remedy}") from error
+
+
 def kind_of(path: str | os.PathLike[str]) -> str | None:
     """Kind of a file of this library; None where there is none, or another file."""
     from safetensors import SafetensorError, safe_open

@@ -47,6 +47,8 @@ _SQUARED = 1e-6
 # Directions of less than this fraction of the variance of a feature, and features of less than this
 # fraction of the mean deviation, are set to their mean: reading them would cost half the digits.
 _TINY_DIRECTION, _TINY_FEATURE = 1e-8, 1e-6
+# |R Vq - Sy| / |Sy| from which rotations allow no map: rounding leaves far less.
+_MISSED = 1e-6
 # Newton-Schulz converges quadratically from here.
 _NEARLY_ORTHOGONAL, _LAST_STEP = 0.1, 1e-8
 
@@ -177,7 +179,8 @@ class Solution:
     maps : ndarray of shape (k, d, d)
         A_c; the identity off the support.
     cost : float
-        sum p_c tr((A_c - I) S_c (A_c - I)^T).
+        sum p_c tr((A_c - I) S_c (A_c - I)^T); infinite where no map was found, and the rest is
+        empty: more combinations are kept than x has dimensions, or relations of classes cancel.
     bound : float
         A lower bound of the cost of every feasible map.
     determinants : ndarray of shape (k,)
@@ -248,6 +251,9 @@ def solve(problem: Problem, *, optimal: bool = True) -> Solution:
         float(problem.fractions @ np.trace(problem.covariances, axis1=1, axis2=2)),
     )  # fmt: skip
     point = search.minimise() if optimal else search.start()
+    if not np.isfinite(point.cost):
+        nothing = np.zeros((0, 0, 0))
+        return Solution(nothing, np.inf, 0.0, np.zeros(0), search.evaluations, rank=used.shape[1])
     maps = np.empty_like(problem.covariances)
     basis = support.basis
     for c, (root, rotation) in enumerate(zip(roots, point.rotations, strict=True)):
@@ -425,7 +431,10 @@ class Search:
     def _feasible(
         self, multiplier: Float, rotations: Sequence[Float], root: Float
     ) -> tuple[Float, Float, float, Float, Float]:
-        """Lam and R of the best feasible map with these rotations, its cost, Vq^T Vq, gradient."""
+        """Lam and R of the best feasible map with these rotations, its cost, Vq^T Vq, gradient.
+
+        The cost is infinite where there is none: R Vq = Sy has no solution.
+        """
         vq = self._vq(rotations)
         metric = vq.T @ vq
         rest = self.kept - root @ vq
@@ -434,6 +443,8 @@ class Search:
         plain = root - multiplier @ vq.T  # sum p_c L_c O_c^T
         cost = self.variance - 2.0 * float(np.vdot(feasible, plain))
         cost += float(np.vdot(feasible, feasible))
+        if np.linalg.norm(self.kept - feasible @ vq) > _MISSED * np.linalg.norm(self.kept):
+            cost = np.inf
         return multiplier + step, feasible, cost, metric, -2.0 * rest
 
     def _point(
@@ -464,7 +475,8 @@ class Search:
 
     def done(self, point: Point) -> bool:
         """Whether cost and bound agree."""
-        return point.cost - point.bound <= GAP * abs(point.cost) + _ROUNDING * self.variance
+        rounding = GAP * abs(point.cost) + _ROUNDING * self.variance
+        return bool(np.isfinite(point.cost)) and point.cost - point.bound <= rounding
 
     def minimise(self) -> Point:
         """The feasible map of the least cost that is found, and the largest bound."""
@@ -533,7 +545,9 @@ class Search:
 
     def _stalled(self, values: list[float], cost: float) -> bool:
         recent = values[-_STALLED - 1 :]
-        return len(recent) > _STALLED and recent[0] - recent[-1] <= GAP * abs(cost)
+        return len(recent) > _STALLED and recent[0] - recent[-1] <= GAP * min(
+            abs(cost), self.variance
+        )
 
 
 def _better(a: Point, b: Point) -> Point:

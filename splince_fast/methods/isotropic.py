@@ -52,8 +52,10 @@ def isotropic(
         (sqrt(-w_j) u_i + sqrt(w_i) u_j) / sqrt(w_i - w_j),
 
     n_0 + min(n_+, n_-) columns, the most there can be (Sylvester's law of inertia): about half of
-    the dimensions survive, where a projection off the range of D leaves n_0. With `keep`, a common
-    linear map restores Cov(x, y) at the least further change (:func:`splince_fast.repair`).
+    the dimensions survive, where a projection off the range of D leaves n_0. If the means differ
+    off the range of S_w, too (a feature that holds the label, fewer rows than features), that
+    direction is removed as well. With `keep`, a common linear map restores Cov(x, y) at the least
+    further change (:func:`splince_fast.repair`).
 
     Parameters
     ----------
@@ -119,17 +121,23 @@ def isotropic(
     roundoff = max(part._state().unit_roundoff for part in classes.values())
     support = support_of(whole.pooled, whole.mean, roundoff)
     first, second = whole.differences(support)
-    kept, removed = _directions(support, whole.means, second - first, float(neutral))
-    sides = whole.pooled @ support.whitener  # L, (d, r)
-    outside, apart = _outside(support, whole.means), whole.means[1] - whole.means[0]
-    left, right = (sides @ removed).T, (support.whitener @ removed).T
+    # The part of m_1 - m_0 in the range of S_w, and L^+, which is zero off that range.
+    outside, inside = _outside(support, whole.means)
+    whitener = support.whitener
+    if support.basis is not None:
+        whitener = support.basis @ (support.basis.T @ whitener)
+    kept, removed = _directions(
+        whitener.T @ inside, second - first, float(neutral), support.smallest
+    )
+    sides = whole.pooled @ whitener  # L, (d, r)
+    left, right = (sides @ removed).T, (whitener @ removed).T
     if len(left):
         # Exactly a projection that removes the difference of means, whatever the rounding of L.
-        along = (apart - (apart @ outside.T) @ outside) @ right.T
+        along = inside @ right.T
         if np.linalg.norm(along) > 0:
             q = np.linalg.qr(along[:, None], mode="complete").Q
             left, right = q.T @ left, q.T @ right
-            left[0] = (apart - (apart @ outside.T) @ outside) / (along @ q[:, 0])
+            left[0] = inside / (along @ q[:, 0])
         right = np.asarray(np.linalg.solve(right @ left.T, right), np.float64)
     inner = Projection._make(
         np.ascontiguousarray(left), np.ascontiguousarray(right), whole.mean, method="isotropic"
@@ -139,10 +147,10 @@ def isotropic(
     found = None
     if keep is not None:
         span = whole.kept.T
-        white = (span @ support.whitener) @ kept
+        white = (span @ whitener) @ kept
         span_t = span - (span @ inner.right) @ inner.left.T
         units = np.sqrt(whole.variances)
-        solved = white @ (support.whitener @ kept).T
+        solved = white @ (whitener @ kept).T
         found = restore(white, solved, span_t, span, units, 1.0, span - span_t)
         if found.lost is not None:
             names = listed([str(own.name) for own in coding.kept])
@@ -161,24 +169,29 @@ def isotropic(
         warnings.warn(note, UnseenRowsWarning, stacklevel=2)
     with statistics(moments.total if isinstance(moments, Folds) else moments) as known:
         noise = known.class_noise([name], None).get(name)
-    report = _report(name, whole, support, coding, eraser, found, noise, notes)
+    # |L^+ (m_1 - m_0)|^2; no bound where the means differ off the range of S_w.
+    spread = float(np.sum((whitener.T @ inside) ** 2))
+    distance = spread if len(outside) == support.tiny.shape[1] else np.inf
+    report = _report(
+        name, whole, support, coding, eraser, found, noise, notes, distance, kept.shape[1]
+    )
     return Projection._make(
         eraser.left.T, eraser.right.T, whole.mean, method="isotropic", report=report
     )
 
 
 def _directions(
-    support: Support, means: Float, difference: Float, neutral: float
+    apart: Float, difference: Float, neutral: float, smallest: float
 ) -> tuple[Float, Float]:
-    """Orthonormal columns C that are kept, (r, q), and the complement, (r, r - q), white.
+    """Orthonormal columns C that are kept, (r, q), and the complement, (r, r - q).
 
-    `difference` is the white S_1 - S_0; pairs are made in the order of size.
+    `apart` and `difference` are m_1 - m_0 and S_1 - S_0, white; pairs are made in the order of
+    size.
     """
     r = len(difference)
-    apart = support.whitener.T @ (means[1] - means[0])
     size = float(np.linalg.norm(apart))
     # Of less than rounding, the means are equal.
-    moved = size > tolerances.noise(r, support.smallest)
+    moved = size > tolerances.noise(r, smallest)
     complement = np.linalg.qr(apart[:, None], mode="complete").Q[:, 1:] if moved else np.eye(r)
     inner = complement.T @ difference @ complement
     values, vectors = np.linalg.eigh(inner)
@@ -198,17 +211,22 @@ def _directions(
     return kept, np.hstack(removed)
 
 
-def _outside(support: Support, means: Float) -> Float:
-    """Orthonormal rows off the range of S_w: directions too small to read, and of the means."""
-    rows = [support.tiny.T]
+def _outside(support: Support, means: Float) -> tuple[Float, Float]:
+    """Orthonormal rows off the range of S_w, (t, d), and m_1 - m_0 without them.
+
+    Directions too small to read, and that of the means.
+    """
+    rows, inside = [support.tiny.T], means[1] - means[0]
     if support.basis is not None:
-        apart = means[1] - means[0]
-        off = apart - support.basis @ (support.basis.T @ apart)
-        off -= support.tiny @ (support.tiny.T @ off)
+        off = inside - support.tiny @ (support.tiny.T @ inside)
+        off -= support.basis @ (support.basis.T @ off)
+        off -= support.basis @ (support.basis.T @ off)  # a second time, to rounding of itself
         size = float(np.linalg.norm(off))
-        if size > tolerances.noise(len(off), 1.0) * float(np.linalg.norm(means)):
+        # The range is known to the rounding of S_w over its least eigenvalue there.
+        if size > tolerances.noise(len(off), support.smallest) * float(np.linalg.norm(means)):
             rows.append(off[None] / size)
-    return np.ascontiguousarray(np.vstack(rows))
+    outside = np.ascontiguousarray(np.vstack(rows))
+    return outside, inside - (inside @ outside.T) @ outside
 
 
 def _few_rows(
@@ -229,7 +247,8 @@ def _few_rows(
 
 def _report(
     name: str, whole: ClassStatistics, support: Support, coding: Coding, eraser: Projection,
-    found: Restoration | None, noise: Noise | None, notes: tuple[str, ...],
+    found: Restoration | None, noise: Noise | None, notes: tuple[str, ...], distance: float,
+    n_kept: int,
 ) -> Report:  # fmt: skip
     """Effect of the map on the fitted rows."""
     left, right = eraser.left, eraser.right  # (d, r)
@@ -245,9 +264,10 @@ def _report(
 
     apart = whole.means[1] - whole.means[0]
     between = float(np.prod(whole.fractions))
-    distance = float(np.sum((support.whitener.T @ apart) ** 2))  # |L^+ (m_1 - m_0)|^2
-    cosine = (between * distance / (1.0 + between * distance)) ** 0.5
-    bound = tolerances.residual(d, 1.0, 1.0 if found is None else found.amplification)
+    cosine = (between / (1.0 / distance + between)) ** 0.5 if distance else 0.0
+    # Rows of L^+ are as long as 1 / sqrt(smallest eigenvalue), and mixed.
+    amplification = 1.0 if found is None else found.amplification
+    bound = tolerances.residual(d, support.smallest**-0.5, amplification)
     size = float(np.linalg.norm(apart))
     rank = int(cosine > tolerances.noise(d, support.smallest))
     left_over = float(np.linalg.norm(erased(apart))) / size if rank else 0.0
@@ -282,11 +302,11 @@ def _report(
     return Report(
         method="isotropic", n_rows=int(whole.rows.sum()), weight=float(whole.weights.sum()),
         n_features=d, rank_covariance=support.rank, rank=eraser.rank, variables=tuple(variables),
-        dropped=0, cosines=(), amplification=1.0 if found is None else found.amplification,
-        rho=None, distortion=distortion / scale if scale else 0.0,
+        dropped=0, cosines=(), amplification=amplification, rho=None,
+        distortion=distortion / scale if scale else 0.0,
         distortion_leace=leace / scale if scale else 0.0, solver="eigh",
         tolerance=tolerances.noise(d, support.smallest), shrinkage=0.0, warnings=notes,
         isotropic=IsotropicFit(
-            rest(whole.covariances[1] - whole.covariances[0]), support.rank - eraser.rank
+            rest(whole.covariances[1] - whole.covariances[0]), n_kept
         ),
     )  # fmt: skip

@@ -18,11 +18,13 @@ from splince_fast._solve.quadratic import SingularClassError, Solution, Support,
 from splince_fast._solve.selection import Selection
 from splince_fast.conditional import NEEDS_LABELS, ConditionalEraser, Shift
 from splince_fast.exceptions import (
+    InfeasibleError,
     InputError,
     NotEnoughDataError,
     UnseenRowsWarning,
 )
 from splince_fast.labels import ClassName, VariableName
+from splince_fast.labels.names import listed
 from splince_fast.methods.classes import (
     Coding,
     class_statistics,
@@ -110,7 +112,8 @@ def quadratic(
     ConstantVariableError
         A concept or a kept variable with a single value.
     InfeasibleError
-        No class relates x to a combination of what is kept, and x covaries with it.
+        No class relates x to a combination of what is kept, and x covaries with it; or more
+        combinations are kept than x has dimensions within the classes.
     NotEnoughDataError
         A class with no more rows than the rank of S_w, plus one, and a = 0.
 
@@ -178,6 +181,16 @@ def quadratic(
         ) from error
     if solution.lost is not None:
         refuse_combination(name, coding, solution.lost, "quadratic")
+    if not np.isfinite(solution.cost):
+        kept = listed([str(own.name) for own in coding.kept])
+        raise InfeasibleError(
+            f"quadratic finds no maps that keep {kept} while they give the classes of {name!r} one "
+            f"covariance: {solution.rank} combination(s) of labels are kept, and within the "
+            f"classes x varies in {support.rank} dimension(s), or relations of the classes cancel. "
+            "Keep fewer variables or classes, use more features, or sf.oracle(classwise=True), "
+            "which does not make the covariances equal",
+            1.0,
+        )
     before = left = None
     if folds:
         before = shrinking.over_folds(folds)
@@ -287,7 +300,7 @@ def _report(
     erased = np.stack(after_maps)
     scale = float(np.linalg.norm(erased[0])) or 1.0
     residual = max(float(np.linalg.norm(c - erased[0])) for c in erased) / scale
-    rounding = 8.0 * d * tolerances.EPS
+    rounding = 8.0 * d * tolerances.EPS / support.smallest**0.5
     # sqrt(1 - c^2) of the canonical correlations c of x and the classes: 1 / sqrt(1 + size^2).
     canonical = sizes / np.sqrt(1.0 + sizes**2)
     rank = int(np.count_nonzero(canonical > tolerances.noise(d, support.smallest)))

@@ -6,7 +6,7 @@ values and labels are looked at: they are absent, whatever they hold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,7 @@ from splince_fast._runtime.arrays import (
 from splince_fast._runtime.sparse import SparseRows
 from splince_fast.exceptions import InputError
 from splince_fast.labels import Encoded, VariableName, encode
+from splince_fast.labels.positions import along, taken
 from splince_fast.moments.accumulator import Accumulator
 
 Float = NDArray[np.float64]
@@ -72,9 +73,9 @@ def _flattened(X: Any, labels: Any, sample_weight: Any, mask: Any) -> tuple[Any,
     rows = array.reshape(n, array.shape[-1])
     chosen = np.arange(n) if mask is None else np.flatnonzero(_as_mask(mask, lead))
     if labels is not None:
-        labels = _spread(labels, lambda column, what: _along(column, lead, chosen, what))
+        labels = _spread(labels, lambda column, what: along(column, lead, chosen, what))
     if sample_weight is not None:
-        sample_weight = _along(sample_weight, lead, chosen, "sample_weight")
+        sample_weight = along(sample_weight, lead, chosen, "sample_weight")
     return rows if mask is None else rows[chosen], labels, sample_weight
 
 
@@ -90,43 +91,6 @@ def _as_mask(mask: Any, lead: tuple[int, ...]) -> NDArray[np.bool_]:
             "mask must hold True and False, or 1 and 0, such as a tokeniser's attention_mask"
         )
     return np.asarray(found, bool).reshape(-1)
-
-
-def _along(column: Any, lead: tuple[int, ...], chosen: NDArray[np.intp], what: str) -> Any:
-    """Entries of a column for the chosen positions: one per position, or one per sequence."""
-    n, sequences = int(np.prod(lead)), lead[0]
-    if is_tensor(column):
-        column = torch_to_numpy(column)
-    listed = isinstance(column, Sequence) and not isinstance(column, str | bytes)
-    if listed and len(column) and isinstance(column[0], list | tuple | np.ndarray):
-        column = _nested(column)
-    shape = getattr(column, "shape", None)
-    if shape is None:
-        shape = (len(column),)
-    if tuple(shape[: len(lead)]) == lead:
-        if len(lead) > 1:
-            column = column.reshape(n, *shape[len(lead) :])
-    elif shape[:1] == (n,):
-        pass
-    elif shape[:1] == (sequences,):
-        chosen = chosen // (n // sequences)
-    else:
-        raise InputError(
-            f"{what} has shape {tuple(shape)} for rows of shape {lead}; pass one entry per "
-            f"sequence, {(sequences,)}, or one per position, {lead}"
-        )
-    return _taken(column, chosen)
-
-
-def _nested(column: Any) -> Any:
-    """A list of lists of one length as an array of objects: its entries stay as they are."""
-    lengths = {len(part) for part in column}
-    if len(lengths) != 1:
-        raise InputError("labels hold sequences of unlike length; pad them to that of X")
-    array = np.empty((len(column), lengths.pop()), object)
-    for i, part in enumerate(column):
-        array[i, :] = part if not isinstance(part, np.ndarray) else part.tolist()
-    return array
 
 
 def _spread(labels: Any, change: Any) -> Any:
@@ -145,19 +109,6 @@ def _taken_labels(labels: Any, index: NDArray[np.intp], n: int) -> Any:
             length = shape[0] if shape else len(column)
         except TypeError:
             return column
-        return _taken(column, index) if length == n else column
+        return taken(column, index) if length == n else column
 
     return _spread(labels, change)
-
-
-def _taken(column: Any, index: NDArray[np.intp]) -> Any:
-    """Entries of a column, or rows of a frame, by position."""
-    if isinstance(column, np.ndarray):
-        return column[index]
-    if isinstance(column, Sequence) and not hasattr(column, "dtype"):
-        return [column[i] for i in index.tolist()]
-    if hasattr(column, "iloc"):
-        return column.iloc[index]
-    if hasattr(column, "take"):  # pandas and Arrow
-        return column.take(index)
-    return column[index]

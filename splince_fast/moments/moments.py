@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -729,7 +729,7 @@ class Moments:
     @classmethod
     def _read(cls, path: str | os.PathLike[str]) -> tuple[Moments, Any]:
         tensors, metadata = files.read(path, _KIND, NEWEST)
-        with consistent(path):
+        with files.consistent(path, "accumulate again"):
             return cls._around(from_tensors(tensors, metadata)), metadata["stream"]
 
     def _write_checkpoint(self, path: str | os.PathLike[str], stream: dict[str, Any]) -> None:
@@ -750,20 +750,6 @@ class Moments:
     def __setstate__(self, state: dict[str, Any]) -> None:
         tensors, metadata = state["tensors"], state["metadata"]
         self.__dict__.update(self._around(from_tensors(tensors, metadata)).__dict__)
-
-
-@contextmanager
-def consistent(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn what impossible metadata raise into a FileFormatError that names the file."""
-    try:
-        yield
-    except FileFormatError as error:
-        raise FileFormatError(f"{os.fspath(path)} is inconsistent: {error}") from error
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise FileFormatError(
-            f"{os.fspath(path)} is inconsistent ({type(error).__name__}: {error}); it was "
-            "edited or damaged: accumulate again"
-        ) from error
 
 
 def _new_lock() -> ReadersWriterLock:
@@ -1049,7 +1035,7 @@ class Folds(Sequence[Moments]):
     def _read_checkpoint(self, path: str | os.PathLike[str]) -> tuple[Folds, Any]:
         """The folds and the position in their source that a checkpoint holds."""
         tensors, metadata = files.read(path, _KIND_OF_FOLDS, NEWEST)
-        with consistent(path):
+        with files.consistent(path, "accumulate again"):
             described, groups, position = (
                 metadata["folds"], metadata["groups"], metadata["position"]
             )  # fmt: skip

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Self
 from numpy.typing import NDArray
 
 from splince_fast._runtime import files
-from splince_fast.exceptions import FileFormatError
 from splince_fast.nn.recipe import Placement, Recipe, Site
 
 Tensors = dict[str, NDArray[Any]]
@@ -120,7 +119,7 @@ class BySite(Mapping[str, Any]):
             There is no such file.
         """
         tensors, metadata = files.read(path, cls._KIND, cls._FORMAT)
-        try:
+        with files.consistent(path, "make it again"):
             values = {}
             for i, name in enumerate(metadata["order"]):
                 prefix = f"{i}."
@@ -130,11 +129,6 @@ class BySite(Mapping[str, Any]):
             recipe = Recipe.from_dict(metadata["recipe"])
             further = {name: kind(metadata[name]) for name, kind in cls._FURTHER.items()}
             return cls(values, sites, recipe, **further)
-        except (KeyError, TypeError, ValueError, AttributeError, FileFormatError) as error:
-            raise FileFormatError(
-                f"{os.fspath(path)} is inconsistent ({type(error).__name__}: {error}); it was "
-                "edited or damaged: make it again"
-            ) from error
 
 
 def table(heading: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

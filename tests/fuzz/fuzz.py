@@ -1,6 +1,6 @@
 """Coverage-guided fuzzing of what reads foreign bytes; needs ``pip install atheris``.
 
-``python tests/fuzz/fuzz.py {moments,projection,labels} [options of libFuzzer] corpus``
+``python tests/fuzz/fuzz.py {moments,projection,conditional,labels} [options of libFuzzer] corpus``
 """
 
 from __future__ import annotations

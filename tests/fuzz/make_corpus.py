@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from splince_fast import Moments, Projection, leace, splince
+from splince_fast import Moments, Projection, leace, oracle, splince
 
 HERE = Path(__file__).resolve().parent / "corpus"
 
@@ -26,7 +26,7 @@ def edited(data: bytes, old: str, new: str) -> bytes:
 
 
 def main() -> None:
-    for kind in ("moments", "projection", "labels"):
+    for kind in ("moments", "projection", "conditional", "labels"):
         (HERE / kind).mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     X, z = rng.normal(size=(9, 2)), np.arange(9) % 2
@@ -50,6 +50,14 @@ def main() -> None:
         warnings.simplefilter("ignore")
         splince(labelled, erase="z", keep="y").save(HERE / "projection" / "splince")
     Projection(np.ones((2, 0)), np.ones((2, 0)), np.ones(2)).save(HERE / "projection" / "identity")
+    full = Moments(by="z").update(X, {name: named[name] for name in ("z", "y", "s")})
+    for name, options in (
+        ("oracle", {}), ("classwise", {"classwise": True}), ("strict", {"missing": "raise"}),
+    ):  # fmt: skip
+        oracle(full, erase="z", keep="y", **options).save(HERE / "conditional" / name)
+    oracle(full, erase="s").save(HERE / "conditional" / "continuous")
+    whole = (HERE / "conditional" / "oracle").read_bytes()
+    (HERE / "conditional" / "truncated").write_bytes(whole[:-5])
     whole = (HERE / "projection" / "leace").read_bytes()
     (HERE / "projection" / "truncated").write_bytes(whole[:-5])
     # Found by fuzzing: a number of the report that is infinite was loaded and could not be saved.

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from splince_fast import Moments, Projection, SplinceError, labels, leace
+from splince_fast import ConditionalEraser, Moments, Projection, SplinceError, labels, leace
 from splince_fast._runtime import files
 from splince_fast.exceptions import SplinceWarning
 
@@ -72,6 +72,17 @@ def _use_projection(projection: Projection) -> None:
     str(projection.report)
 
 
+def _use_conditional(eraser: ConditionalEraser) -> None:
+    columns = {
+        shift.name: np.ones((2, len(shift.mean)))
+        if shift.classes is None
+        else shift.classes[:1] * 2
+        for shift in eraser.shifts
+    }
+    eraser(np.ones((2, eraser.n_features)), columns)
+    str(eraser.report)
+
+
 def _columns(value: Any) -> Any:
     """JSON as labels; an object {"dtype": ..., "values": [...]} becomes an array of that dtype."""
     if isinstance(value, dict) and set(value) == {"dtype", "values"}:
@@ -120,6 +131,7 @@ def read_labels(data: bytes, folder: Path) -> str:
 TARGETS: dict[str, Target] = {
     "moments": _loaded(Moments.load, _use_moments),
     "projection": _loaded(Projection.load, _use_projection),
+    "conditional": _loaded(ConditionalEraser.load, _use_conditional),
     "labels": read_labels,
 }
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import splince_fast as sf
 from splince_fast import FileFormatError, Moments, Report
+from splince_fast._runtime import files
 
 Float = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
@@ -23,7 +24,7 @@ EPS = float(np.finfo(np.float64).eps)
 CORPUS = Path(__file__).resolve().parent / "corpus"
 
 
-@pytest.mark.parametrize("kind", ["moments", "projection", "labels"])
+@pytest.mark.parametrize("kind", ["moments", "projection", "conditional", "labels"])
 def test_inputs_that_fuzzing_found(
     monkeypatch: pytest.MonkeyPatch, kind: str, tmp_path: Path
 ) -> None:
@@ -78,3 +79,24 @@ def test_reports_with_junk_in_any_place_are_refused_or_can_be_read() -> None:
             assert found._repr_html_()
             assert Report.from_dict(json.loads(json.dumps(found.to_dict()))) == found
     assert refused > 200
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param("moments", marks=pytest.mark.slow), "projection", "conditional"]
+)
+def test_metadata_with_junk_in_any_place_is_refused_or_can_be_used(
+    monkeypatch: pytest.MonkeyPatch, kind: str, tmp_path: Path
+) -> None:
+    """Numbers instead of objects surfaced as AttributeError; reports have a test of their own."""
+    monkeypatch.syspath_prepend(CORPUS.parent)
+    targets = importlib.import_module("targets")
+    source = {"moments": "settled", "projection": "splince", "conditional": "classwise"}[kind]
+    tensors, metadata = files.read(CORPUS / kind / source, kind, 4)
+    path, outcomes = tmp_path / "junk", []
+    for place in positions(metadata):
+        if "report" in place[:-1]:
+            continue
+        for junk in JUNK:
+            files.write(path, kind, 1, tensors, replaced(metadata, place, junk))
+            outcomes.append(targets.TARGETS[kind](path.read_bytes(), tmp_path))
+    assert outcomes.count("refused") > 20

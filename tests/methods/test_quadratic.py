@@ -77,6 +77,21 @@ def test_classes_are_alike_and_the_task_is_kept(k, keep, method):
         assert report.quadratic.gap < 1e-5 or report.quadratic.determinant < 1e-2
 
 
+@pytest.mark.parametrize("method", ["optimal", "repair"])
+def test_more_combinations_than_dimensions_are_refused(method):
+    """One dimension can keep one combination; maps that missed the others were returned."""
+    X, labels = data(d=1)
+    score = labels["s"]
+    given = moments(X, labels | {"y": np.digitize(score, np.quantile(score, [0.3, 0.6]))})
+    with pytest.raises(InfeasibleError, match=r"2 combination.* x varies in 1 dimension"):
+        quiet(given, erase="z", keep="y", shrinkage=None, method=method)
+    eraser = quiet(given, erase="z", keep="s", shrinkage=None, method=method)  # control
+    assert all(v.residual < v.bound for v in eraser.report.variables)
+    # Maps of classes that may keep their covariances have no such limit.
+    free = sf.oracle(given, erase="z", keep="y", classwise=True, missing="raise")
+    assert all(v.residual < v.bound for v in free.report.variables)
+
+
 def test_canonical_correlations_are_those_of_splince():
     X, labels = data()
     report = quiet(moments(X, labels), erase="z", keep=["y", "s"], shrinkage=None).report

@@ -1,0 +1,79 @@
+"""Columns of labels beside rows of shape (batch, token, d): one entry per position or sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._runtime.arrays import is_tensor, torch_to_numpy
+from splince_fast.exceptions import InputError
+
+
+def along(column: Any, lead: tuple[int, ...], chosen: NDArray[np.intp], what: str) -> Any:
+    """Entries of a column for some positions.
+
+    Parameters
+    ----------
+    column
+        Array, tensor, list or column of a frame with one entry per position, or one per sequence.
+    lead : tuple of int
+        Shape of the rows without the features.
+    chosen : (m,) intp
+        Numbers of the positions.
+    what : str
+        Name of the column in the error.
+
+    Raises
+    ------
+    InputError
+        Another number of entries.
+    """
+    n, sequences = int(np.prod(lead)), lead[0]
+    if is_tensor(column):
+        column = torch_to_numpy(column)
+    listed = isinstance(column, Sequence) and not isinstance(column, str | bytes)
+    if listed and len(column) and isinstance(column[0], list | tuple | np.ndarray):
+        column = _nested(column)
+    shape = getattr(column, "shape", None)
+    if shape is None:
+        shape = (len(column),)
+    if tuple(shape[: len(lead)]) == lead:
+        if len(lead) > 1:
+            column = column.reshape(n, *shape[len(lead) :])
+    elif shape[:1] == (n,):
+        pass
+    elif shape[:1] == (sequences,):
+        chosen = chosen // (n // sequences)
+    else:
+        raise InputError(
+            f"{what} has shape {tuple(shape)} for rows of shape {lead}; pass one entry per "
+            f"sequence, {(sequences,)}, or one per position, {lead}"
+        )
+    return taken(column, chosen)
+
+
+def _nested(column: Any) -> Any:
+    """A list of lists of one length as an array of objects: its entries stay as they are."""
+    lengths = {len(part) for part in column}
+    if len(lengths) != 1:
+        raise InputError("labels hold sequences of unlike length; pad them to that of X")
+    array = np.empty((len(column), lengths.pop()), object)
+    for i, part in enumerate(column):
+        array[i, :] = part if not isinstance(part, np.ndarray) else part.tolist()
+    return array
+
+
+def taken(column: Any, index: NDArray[np.intp]) -> Any:
+    """Entries of a column, or rows of a frame, by position."""
+    if isinstance(column, np.ndarray):
+        return column[index]
+    if isinstance(column, Sequence) and not hasattr(column, "dtype"):
+        return [column[i] for i in index.tolist()]
+    if hasattr(column, "iloc"):
+        return column.iloc[index]
+    if hasattr(column, "take"):  # pandas and Arrow
+        return column.take(index)
+    return column[index]
