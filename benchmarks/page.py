@@ -37,6 +37,7 @@ _PEERS = (
     ("splince/2048", NUMPY, "solve SPLINCE, d = 2048: the paper's formula in NumPy"),
     ("apply/new array/float32/768/rank 1", CE, "apply, rank 1: concept-erasure"),
 )
+_FIRST_USE = "first use/first eraser"
 # Why a target of a group can be missed against a contender.
 _PER_CALL = "Every row comes by a Python call of its own"
 _REASONS = {
@@ -50,21 +51,10 @@ _REASONS = {
 }
 _PAGE = """# Performance
 
-Written by `python -m benchmarks.page` from `benchmarks/results/`, where every number of every job
-stands as JSON. Contenders run alternately within one process, with equal threads; a ratio is the
-median over rounds, with its quartiles in brackets. Ratios depend on the processor: a package that
-multiplies in general where a symmetric product will do is slower by the ratio GEMM / SYRK below,
-more where its BLAS runs narrower kernels.
+{headline}
 
-{machines}
-
-{remarks}
-
-## Against the machine
-
-Time of the floor, the least that any way must do, over that of splince_fast: 1 is ideal.
-
-{rates}
+Measured on {processors}. Contenders run alternately within one process, with equal threads; a ratio
+is the median over rounds, with its quartiles in brackets.
 
 ## Against other packages
 
@@ -72,11 +62,13 @@ Time of the other package over that of splince_fast.
 
 {peers}
 
+## Against the machine
+
+Time of the floor, a lower bound by bare BLAS or a copy, over that of splince_fast: 1 is ideal.
+
+{rates}
+
 ![The ratios of both tables, by processor](performance.svg)
-
-## Missed
-
-{missed}
 
 ## Growth
 
@@ -85,10 +77,26 @@ Measured exponents of the time, with those of the algorithm in brackets; and by 
 
 {growth}
 
-## Kernels of the BLAS
+## Machines
+
+Ratios depend on the processor: a package that multiplies in general where a symmetric product will
+do is slower by the ratio GEMM / SYRK below, more where its BLAS runs narrower kernels.
+
+{machines}
+
+{remarks}
 
 OpenBLAS, which SciPy brings, chooses its kernels when it is loaded; `splince-fast doctor` shows
 them and their rate. `OPENBLAS_CORETYPE` in the environment makes it run others: unset it.
+
+## Targets that are missed
+
+Every job has targets, such as 0.85 of the speed of the floor. These are missed:
+
+{missed}
+
+Written by `python -m benchmarks.page` from `benchmarks/results/`, where every number of every job
+stands as JSON.
 """
 _fill = partial(textwrap.fill, width=100, break_long_words=False, break_on_hyphens=False)
 _item = partial(_fill, initial_indent="- ", subsequent_indent="  ")
@@ -145,6 +153,27 @@ def remarks(results: Results) -> Iterator[str]:
         )
     if "note" in results:
         yield _fill(f"{name}: {results['note']}")
+
+
+def headline(every: list[Results]) -> str:
+    """The gains of the second table in words, with the range over processors; and first use."""
+    lines = []
+    for job, against, text in _PEERS:
+        found = [stored(results, job, "ratios", against) for results in every]
+        medians = [ratio["median"] for ratio in found if ratio]
+        what, _, other = text.partition(": ")
+        if medians:
+            low, high = (f"{v:.2g}" for v in (min(medians), max(medians)))
+            times = low if low == high else f"{low} to {high}"
+            lines.append(_item(f"{what[0].upper()}{what[1:]}: {times} times as fast as {other}."))
+    first = [stored(results, _FIRST_USE, "values", OURS) for results in every]
+    seconds = [value["median"] for value in first if value]
+    if seconds:
+        lines.append(_item(
+            f"The first eraser of a fresh Python, imports included: {max(seconds):.2g} seconds of "
+            "processor time."
+        ))  # fmt: skip
+    return "\n".join(lines)
 
 
 def ratios(every: list[Results], lines: Iterable[tuple[str, str, str]], head: str) -> str:
@@ -207,6 +236,8 @@ def _large(results: Results) -> str:
 def page(every: list[Results]) -> str:
     """The whole text; what there is nothing of leaves no empty lines."""
     text = _PAGE.format(
+        headline=headline(every),
+        processors=", ".join(results["title"] for results in every),
         machines=machines(every),
         remarks="\n\n".join(text for results in every for text in remarks(results)),
         rates=ratios(every, _RATES, "float32 rows, float64 solves"),

@@ -54,8 +54,15 @@ html_title = "splince_fast"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
+# Pages without subpages have no section navigation: an empty column would take a quarter of them.
+html_sidebars = {
+    page: []
+    for page in ("index", "start", "which", "guarantees", "performance", "experiments",
+                 "coming_from", "live_models", "changelog", "api", "verdicts")
+}  # fmt: skip
 html_theme_options = {
     "show_toc_level": 2,
+    "header_links_before_dropdown": 8,
     "navigation_with_keys": False,
     "show_prev_next": False,
     "footer_start": ["copyright"],

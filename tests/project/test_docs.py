@@ -106,7 +106,7 @@ def _commands() -> Iterator[tuple[str, str]]:
     """Every line of a console block that calls the command line, with its page."""
     for page in PAGES:
         for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.M | re.S):
-            for line in block.splitlines():
+            for line in block.replace("\\\n", "").splitlines():
                 if line.startswith("$ splince-fast"):
                     yield str(page.relative_to(ROOT)), line[2:]
 
