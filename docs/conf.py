@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from typing import Any
 
 from docutils import nodes
@@ -32,6 +33,10 @@ myst_heading_anchors = 4
 suppress_warnings = ["myst.xref_missing", "config.cache"]
 
 autosummary_generate = True
+# Packages of a gigabyte or more, which pages describe and the build does not run.
+autodoc_mock_imports = [
+    name for name in ("torch", "transformers", "datasets", "dask") if find_spec(name) is None
+]
 autodoc_typehints = "none"
 numpydoc_show_class_members = False
 numpydoc_class_members_toctree = False

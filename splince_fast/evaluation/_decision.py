@@ -207,26 +207,26 @@ class _Chooser:
 
     def _open(self, level: list[str], taken: str, unerased: Difference | None) -> str:
         """Several erasers are level, or the best is not better than unerased rows."""
-        text = "Not decided: "
+        parts = ["Not decided:"]
         if level:
             rest = self._distortion(next(e for e in (self.best, *level) if e != taken))
             more = "" if math.isnan(rest) else f" against {100 * rest:.3g} %"
             row = self.rows[level[0]]
-            text += (
+            nearest = f" to {level[0]}" if len(level) > 1 else ""
+            change = self._change(taken).removesuffix(")")
+            parts += [
                 f"{_joined([self.best, *level])} are not significantly different "
-                f"({self._gap(row)}{' to ' + level[0] if len(level) > 1 else ''}). Take "
-                f"{taken}{self._change(taken)}".rstrip(")")
-                + f"{more}). {self._seeds(row)}"
+                f"({self._gap(row)}{nearest}).",
+                f"Take {taken}{change}{more}{')' if change else ''}.",
+                self._seeds(row),
+            ]
+        if unerased is not None:
+            better = "" if self._worse(self.none) else "not significantly "
+            parts.append(
+                f"{self.best} is {better}better than unerased rows ({self._gap(unerased)})."
             )
-        if unerased is not None and not self._worse(self.none):
-            also = "Nor is" if level else ""
-            text = text.rstrip() + (
-                f" {also} {self.best} {'significantly' if level else 'is not significantly'} "
-                f"better than unerased rows ({self._gap(unerased)})."
-            ).replace("  ", " ")
-            if not level:
-                text += f" {self._seeds(unerased)}"
-        return text
+            parts += [] if level else [self._seeds(unerased)]
+        return " ".join(part for part in parts if part)
 
     def _seeds(self, row: Difference) -> str:
         """Seeds after which the interval of a difference is +- LEAST wide."""

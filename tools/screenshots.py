@@ -1,0 +1,104 @@
+"""Screenshots of the site, and a list of what is cut: python tools/screenshots.py SITE OUT
+
+SITE is the folder that sphinx-build has written. Each page is drawn at 1280 and at 400 pixels by
+the first of chromium, google-chrome and chrome on PATH. Exits with 1 where a code block or a table
+of the first screen is wider than its place; on the narrow screen, where code scrolls by itself,
+where the page is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+PAGES = (
+    "index",
+    "start",
+    "which",
+    "performance",
+    "experiments",
+    "live_models",
+    "api",
+    "howto/parquet",
+)
+WIDTHS = (1280, 400)
+# Put the width that a block needs, and has, into the page: --dump-dom prints it.
+_PROBE = """<script>
+addEventListener("load", () => {
+  const cut = [];
+  const narrow = innerWidth < 600;
+  const blocks = narrow ? "html" : "div.highlight pre, article table";
+  for (const block of document.querySelectorAll(blocks)) {
+    const box = block.getBoundingClientRect();
+    if (box.top > innerHeight || block.closest(".pst-scrollable-table-container")) continue;
+    if (block.scrollWidth > block.clientWidth + 1)
+      cut.push([
+        block.tagName, block.scrollWidth, block.clientWidth, block.textContent.slice(0, 60)
+      ]);
+  }
+  document.title = "CUT" + JSON.stringify(cut);
+});
+</script></body>"""
+
+
+def browser() -> str | None:
+    """A browser on PATH that draws without a window."""
+    return next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
+
+
+def run(command: str, page: Path, width: int, *more: str) -> str:
+    """Output of the browser for a page."""
+    with tempfile.TemporaryDirectory() as profile:
+        return subprocess.run(
+            [command, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+             f"--user-data-dir={profile}", f"--window-size={width},900",
+             "--virtual-time-budget=3000", *more, page.resolve().as_uri()],
+            capture_output=True, text=True, timeout=120, check=True,
+        ).stdout  # fmt: skip
+
+
+def cut(command: str, page: Path, width: int) -> list[list[object]]:
+    """Blocks of the first screen that are wider than their place: [tag, needed, given, text]."""
+    text = page.read_text(encoding="utf-8")
+    probe = page.with_name(f"_probe_{page.name}")
+    probe.write_text(text.replace("</body>", _PROBE, 1), encoding="utf-8")
+    try:
+        found = re.search(
+            r"<title>CUT(.*?)</title>", run(command, probe, width, "--dump-dom"), re.S
+        )
+    finally:
+        probe.unlink()
+    if found is None:
+        raise RuntimeError(f"{page} was not drawn")
+    blocks: list[list[object]] = json.loads(found[1].replace("&gt;", ">").replace("&amp;", "&"))
+    return blocks
+
+
+def main() -> None:
+    """Draw all pages; exit with 1 where something is cut, or there is no browser."""
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("site", type=Path)
+    parser.add_argument("out", type=Path)
+    given = parser.parse_args()
+    command = browser() or sys.exit("no chromium, google-chrome or chrome on PATH")
+    given.out.mkdir(parents=True, exist_ok=True)
+    problems = 0
+    for name in PAGES:
+        page = given.site / f"{name}.html"
+        for width in WIDTHS:
+            picture = given.out / f"{name.replace('/', '_')}_{width}.png"
+            run(command, page, width, f"--screenshot={picture.resolve()}")
+            for block in cut(command, page, width):
+                problems += 1
+                print(f"{name} at {width}: {block}")
+    sys.exit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()
