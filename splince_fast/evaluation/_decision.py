@@ -28,6 +28,8 @@ DECIDED, OPEN, NO_HELP = "decided", "not decided", "erasing does not help"
 # Differences below this are of no use to most: of accuracies and R2, and of other metrics
 # relative to their value.
 LEAST = 0.01
+# |Cov(r(x), z)| over |Cov(x, z)| above which an eraser is partial.
+LEFT = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +96,33 @@ def decision(
     head = result.head_of(metric, head)
     found = result.verdict(metric, head=head or None, p=p)
     order, none = found.order, result.context.eraser_as("none")
-    erasers = [name for name in order if name != none]
+    partial = [name for name in order if name != none and leaves(result, name)]
+    erasers = [name for name in order if name != none and name not in partial]
     if not erasers:
-        return Decision(OPEN, None, metric, head, "Not decided: no eraser has a value.")
+        why = "no eraser has a value"
+        if partial:
+            why = f"{_joined(partial)} leave the concept in the rows"
+        return Decision(OPEN, None, metric, head, f"Not decided: {why}.")
     made = _Chooser(result, metric, head, p, none if none in order else None, erasers).decide()
     if found.n_seeds < len(result.context.seeds):
         text = f"{made.sentence} Ordered over the {found.n_seeds} seeds that all have."
         made = dataclasses.replace(made, sentence=text)
+    if partial:
+        text = "Left out, as more than 1 % of the covariance with the concept stays: "
+        text += f"{_joined(partial)}."
+        made = dataclasses.replace(made, sentence=f"{made.sentence} {text}")
     return made
+
+
+def leaves(result: Comparison, eraser: str) -> bool:
+    """Whether an eraser leaves the concept in the training rows: more than 1 % of the covariance.
+
+    INLP and R-LACE remove what a probe finds, not the covariance, and are no such erasers.
+    """
+    roles = dict(zip(result.context.erasers, result.context.eraser_roles, strict=True))
+    if roles[eraser].startswith(("INLP", "RLACE")) or "residual" not in result.metrics:
+        return False
+    return result.mean("residual", eraser=eraser) > LEFT
 
 
 class _Chooser:
@@ -312,14 +333,20 @@ def _concepts(result: Comparison, eraser: str) -> list[Card]:
             if found.low <= chance:
                 text += "Its interval over seeds includes chance. "
             text += _why(
-                result, name, suffix, found.mean, chance if kind == "accuracy" else math.nan
+                result, eraser, name, suffix, found.mean, chance if kind == "accuracy" else math.nan
             )
-        cards.append(Card(f"The concept: {name}", number(found.mean), text))
+        title = "The concept" if name == "concept" else f"The concept: {name}"
+        cards.append(Card(title, number(found.mean), text))
     return cards
 
 
-def _why(result: Comparison, name: str, suffix: str, found: float, chance: float) -> str:
+def _why(
+    result: Comparison, eraser: str, name: str, suffix: str, found: float, chance: float
+) -> str:
     """Sampling and shift: the reasons for a probe above chance."""
+    residual = result.mean("residual", eraser=eraser) if "residual" in result.metrics else 0.0
+    if residual > LEFT:
+        return f"The fraction {number(residual)} of the covariance with the concept stays."
     text = (
         "The covariance with the concept is zero on the training rows; new rows differ from them. "
     )

@@ -311,7 +311,7 @@ def _trade_off(
     _from_chance(result, axes, p, legend=False)
     axes.set_xlabel("worst-group accuracy (better to the right)")
     axes.set_ylabel("probe accuracy for the concept (better below)")
-    axes.set_title("what is left of the concept, and what of the task", loc="left")
+    axes.set_title("concept left, and task kept", loc="left")
     title = f"filled: {heads[0]} head" + (f"; open: {heads[1]}" if len(heads) > 1 else "")
     axes.legend(
         title=title, frameon=False, fontsize="small", title_fontsize="small", alignment="left"

@@ -121,3 +121,16 @@ def test_the_same_eraser_under_two_names_is_not_decided() -> None:
         found = run(X, y, z, n_seeds=4, erasers=twins, association=0.8, heads=("retrained",))
         outcomes.append(found.decision().outcome)
     assert "decided" not in outcomes
+
+
+def test_partial_erasers_are_never_chosen() -> None:
+    X, y, z = data(600)
+    erasers = ("none", "LEACE", "LEACE*0.5", "random")
+    found = run(X, y, z, n_seeds=3, erasers=erasers, association=0.8, heads=("retrained",))
+    high = {e: dict.fromkeys(range(3), 0.9 if "*" in e or e == "random" else 0.5) for e in erasers}
+    decision = changed(found, high).decision()
+    assert decision.eraser == "LEACE"
+    assert "LEACE*0.5" in decision.sentence.partition("Left out")[2]
+    alone = run(X, y, z, n_seeds=3, erasers=("none", "LEACE*0.5"), heads=("retrained",))
+    assert alone.decision().eraser is None
+    assert "leave the concept in the rows" in alone.decision().sentence

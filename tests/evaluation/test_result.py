@@ -240,7 +240,7 @@ def test_a_verdict_needs_a_test(result: Comparison) -> None:
     assert "Take LEACE" in first_card(alone)
     assert "no other eraser was compared" in first_card(alone)
     assert "*" not in str(alone)
-    two = run(X, y, z, n_seeds=2, heads=("retrained",), erasers=("LEACE", "random"))
+    two = run(X, y, z, n_seeds=2, heads=("retrained",), erasers=("LEACE", "SAL"))
     assert two.decision().outcome == "not decided"
     assert "2 seed(s), and a test takes 3" in first_card(two)
     assert two.verdict("worst_group").confirmed is None
