@@ -1088,7 +1088,7 @@ def _residual(span: Float, left: Float, right: Float, role: str) -> float:
 
 
 def _left_alone(values: Float, rank: int) -> float:
-    """Share of a variable in directions beyond `rank`: they count as absent, are left alone."""
+    """Fraction of a variable's norm in directions beyond `rank`, which count as absent."""
     strength = float(np.linalg.norm(values))
     if rank == len(values) or not strength:
         return 0.0

@@ -56,7 +56,7 @@ class ReadersWriterLock:
         self.readers = {thread: n for thread, n in self.readers.items() if thread == me}
         if self.writer != me:
             self.writer, self._depth = None, 0
-        self._mutex = threading.Lock()  # of the parent it may have been copied locked
+        self._mutex = threading.Lock()  # the parent's may have been copied while locked
         self._changed = threading.Condition(self._mutex)
         self._waiting = 0
         self._process = forks.process

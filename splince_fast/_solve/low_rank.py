@@ -109,7 +109,7 @@ def nystroem(
     vectors[~varies] = 0.0
     explained = np.einsum("ij,ij->i", vectors, vectors)
     least = tolerances.OWN * variances
-    # Where rounding explains more than there is, the vectors give way: the variances are exact.
+    # Where rounding exceeds a variance, its vector shrinks: the variances are exact.
     over = explained > variances
     vectors[over] *= np.sqrt(variances[over] / explained[over])[:, None]
     explained = np.minimum(explained, variances)

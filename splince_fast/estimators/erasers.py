@@ -1000,7 +1000,7 @@ def _dealt(
     name = None
     if groups is not None:
         name = "groups"
-        while name in labels:  # which must not be taken for a variable
+        while name in labels:  # the name of no variable
             name += "_"
         labels = labels | {name: groups}
     folds = Folds(2, groups=name, **parameters)

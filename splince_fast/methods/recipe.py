@@ -172,7 +172,7 @@ class Recipe(NamedTuple):
                 notes += (self._sensitive(known, memory, span_z, span_y, norms, moved),)
                 warnings.warn(notes[-1], PrecisionWarning, stacklevel=4)
             noises: tuple[Noise, ...] = ()
-            if options.rank_tol == "auto":  # else some of the association stays
+            if options.rank_tol == "auto":  # any other tolerance keeps some of the association
                 own = factor if whitened and not share else None
                 noises = _noises(known, names_of(self.erase, "erase"), solution, whitened, own)
             rank = solution.rank_covariance
@@ -291,7 +291,7 @@ def _noises(
     rank = solution.rank_covariance + len(solution.left_out)
     partial = known.sample is not None or known.metric is not None
     if not whitened or partial or rank >= known.n_rows - 1:
-        rank = int(np.count_nonzero(known.variances))  # what Cov(x) of more rows may have
+        rank = int(np.count_nonzero(known.variances))  # the rank that Cov(x) of more rows may have
     own = known.class_noise(names, factor)
     found = []
     for name in names:

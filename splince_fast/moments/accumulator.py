@@ -61,7 +61,7 @@ class Accumulator:
         Rows that wait for a block to fill up.
     """
 
-    # Whether rows are added in their order in any case, as by `update(in_order=True)`.
+    # Whether rows are always added in order, as by `update(in_order=True)`.
     ordered = False
 
     def __init__(self, parameters: Parameters, work: Workspace | None = None) -> None:
@@ -290,7 +290,7 @@ class Accumulator:
         batch.learned = True
 
     def _wait(self, batch: Batch, block: LabelledRows, buffer: Buffer) -> None:
-        """Let rows wait."""
+        """Append rows to the buffer."""
         blanks = {name: variable.blank for name, variable in batch.variables.items()}
         filled = buffer.filled
         try:
@@ -365,7 +365,7 @@ class Accumulator:
             first, row = first + request.n_sums, row + k
 
     def _moved(self, state: State, reference: Float) -> dict[VariableName, Variable]:
-        """Every variable about another reference point, where that of the state has to move."""
+        """The variables about a new `reference`, where that of the state moves."""
         if not state.weight or reference is state.reference:
             return {}
         step = state.reference - reference

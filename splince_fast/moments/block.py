@@ -18,7 +18,7 @@ Codes = NDArray[np.intp]
 
 # A shift may leave this multiple of a column's own sum of squares in its uncentred one.
 _EXCESS = 4.0
-# From so many products with columns on, a matrix product is faster than the sweep.
+# At or above this many label columns, GEMM is faster than the fused loop.
 MATRIX_PRODUCT_FROM = 8
 _NO_VALUES = np.empty((0, 0))
 
@@ -54,7 +54,7 @@ def rows_of(rows: NDArray[Any], index: Codes | None, start: int, stop: int) -> N
 
 
 def sample_block(rows: NDArray[Any], weight: Float | None, index: Codes | None = None) -> Sample:
-    """Look at 4 sqrt(n) rows of a block; values may be unchecked.
+    """Mean and squares of 4 sqrt(n) rows of a block; values may be unchecked.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def reduce_block(
     memory: Centred | Gram,
     index: Codes | None = None,
 ) -> Reduced:
-    """Reduce a block in one sweep over memory, columns split over threads.
+    """Reduce a block in one pass over memory, columns split over threads.
 
     With shift s, block mean m, weight W and r = m - s, the scatter about the mean is
 

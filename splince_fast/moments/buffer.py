@@ -1,4 +1,4 @@
-"""Rows that wait until a block is full, and the memory in which blocks are reduced."""
+"""The buffer of rows until a block is full, and the work memory of blocks."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class LabelTable:
     # -- filling ---------------------------------------------------------------------------
 
     def _make_room(self, name: VariableName, features: int) -> Places:
-        """Rows of the gram for so many features of a variable; none once it has too many."""
+        """Reserve rows of the Gram matrix for the columns of a variable; none above the limit."""
         places = self._places.get(name)
         if places is None:
             places = np.zeros(0, np.intp)

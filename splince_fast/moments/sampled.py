@@ -117,7 +117,7 @@ class SampledAccumulator(SweptAccumulator):
         return State.of_variances(width)
 
     def _merge(self, batch: Batch, block: LabelledRows) -> None:
-        """Sum a block, sample it, and add both."""
+        """Accumulate the sums of a block and sample its rows, then merge both into the state."""
         import splince_fast._kernels.sampled as kernels
 
         state, rows, index, n = batch.state, block.rows, block.index, len(block)
@@ -190,7 +190,7 @@ class SampledAccumulator(SweptAccumulator):
         if other.state is None:
             return
         theirs = cast(SampledAccumulator, other)
-        # The samples have what may fail; they are added to a copy.
+        # Adding samples may fail for want of memory: add to a copy.
         sampled = self.sample.rows.copy()
         sampled.add(theirs.sample.rows)
         super().add(other)

@@ -102,7 +102,7 @@ class Snapshot:
         def across(white: Float) -> Float:
             return np.asarray(white - (white @ directions.T) @ directions)
 
-        # Orthonormal rows u, all of them or so many of random directions: sum u^T A u is tr(A).
+        # Orthonormal rows u, a basis or random directions: sum u^T A u is tr(A), or estimates it.
         shape = max(1, factor.rank - len(directions))
         probes, exact = np.eye(len(self.mean)), shape <= _PROBES
         if not exact:

@@ -30,7 +30,7 @@ class Entry:
         self.count = 0
         self.ran_compiled = False
         self._copies = {torch.device("cpu"): eraser}
-        self._open = True  # what the gates say
+        self._open = True  # state of the gates
         self._usual = place.output is None and place.feature_dim == -1
         self._packed: PackedFactors | None = None  # for the CPU, made on use
 

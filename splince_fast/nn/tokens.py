@@ -87,7 +87,7 @@ class Selection:
                     f"shape {tuple(mask.shape)}; pass tokens='all', or a function that returns a "
                     "mask of the site's own shape"
                 )
-        # To the host a copy that does not block would be read before it is there.
+        # A copy to the host that does not block may be read before it has arrived.
         return mask if mask.device == x.device else mask.to(x.device, non_blocking=x.is_cuda)
 
 
