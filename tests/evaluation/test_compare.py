@@ -269,6 +269,7 @@ def test_blas_threads_are_as_before() -> None:
 # -- what goes wrong --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_becomes_a_row(tmp_path: Path) -> None:  # case 17
     X, y, z = data(300)
     result = run(X, y, z, n_seeds=1, n_jobs=2, erasers={"none": "none", "fatal": fatal})

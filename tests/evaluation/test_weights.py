@@ -255,6 +255,7 @@ def test_folds_are_weighted_where_they_replace_small_validation_cells() -> None:
     assert not weighted.failures
 
 
+@pytest.mark.slow
 def test_however_it_runs_the_numbers_are_the_same_and_a_folder_tells_modes_apart(
     tmp_path: Path,
 ) -> None:

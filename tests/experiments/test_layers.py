@@ -72,6 +72,7 @@ def test_each_eraser_is_fitted_behind_the_earlier_ones(method: Callable[..., obj
     assert np.linalg.norm(stale) > 1e-3 * np.linalg.norm(before)
 
 
+@pytest.mark.slow
 def test_table_e(real_data: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The unerased states are the stored ones; the last 3 sites give the stored coefficients."""
     monkeypatch.setenv(VARIABLE, str(real_data("professions_smollm2_layers").parent))
