@@ -48,7 +48,14 @@ def read_rows(X: Any) -> NDArray[Any]:
                 ) from error
         if path.suffix != ".parquet":
             raise InputError(f"{str(path)!r} is neither a .npy nor a .parquet file")
-        X = sources.from_parquet(path, embedding="embedding")
+        try:
+            X = sources.from_parquet(path, embedding="embedding")
+        except InputError as error:
+            error.add_note(
+                "compare reads the column 'embedding'; for another pass "
+                f"splince_fast.sources.from_parquet({str(path)!r}, COLUMN)"
+            )
+            raise
     if isinstance(X, sources.Source):
         return np.concatenate([np.array(as_rows(block.X)) for block in X])
     return as_rows(X)

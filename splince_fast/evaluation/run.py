@@ -79,8 +79,10 @@ def compare(
     Parameters
     ----------
     X : array-like of shape (n, d), or path
-        Embeddings: array, memory map, torch tensor, frame, or a .npy file. Maps and files are
-        read block by block; a job holds its own rows, in float64.
+        Embeddings: array, memory map, torch tensor, frame, a .npy file, a .parquet file with the
+        column "embedding", or a source, such as :func:`splince_fast.sources.from_parquet` of
+        another column. Maps and files are read block by block; a job holds its own rows, in
+        float64.
     task, concept : column of shape (n,)
         Labels of any kind. Several concepts as a mapping or tuple of columns are erased jointly.
         Floats are a quantity; the association protocol needs classes.

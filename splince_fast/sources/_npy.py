@@ -129,6 +129,11 @@ def _open(path: str) -> np.memmap[Any, Any]:
         return np.lib.format.open_memmap(path, mode="r")
     except FileNotFoundError as error:
         raise InputError(f"{path!r} is missing: there is no such file") from error
+    except IsADirectoryError as error:
+        raise InputError(
+            f"{path!r} is a folder; pass its files in their order, such as "
+            f"sorted(pathlib.Path({path!r}).glob('*.npy'))"
+        ) from error
     except (OSError, ValueError, EOFError, OverflowError) as error:
         raise InputError(
             f"{path!r} cannot be read as a .npy array: {error}. It may be truncated, of "

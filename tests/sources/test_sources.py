@@ -1235,3 +1235,10 @@ def test_prefetched_gives_what_the_source_gives(n: int, block_rows: int, depth: 
     with prefetched(source, depth=depth) as blocks:
         for found, twin in zip(blocks, expected, strict=True):
             assert_same_block(found, twin)
+
+
+def test_a_folder_in_place_of_a_npy_file_says_how_to_list_it(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones((3, 2)))
+    with pytest.raises(InputError, match=r"is a folder; .*glob\('\*\.npy'\)"):
+        from_npy(tmp_path)
+    assert from_npy(sorted(tmp_path.glob("*.npy"))).n_rows == 3
