@@ -250,6 +250,7 @@ def test_ctrl_c_leaves_the_classifier_unfitted(monkeypatch: pytest.MonkeyPatch) 
     assert not [name for name in vars(head) if name.endswith("_")]
 
 
+@pytest.mark.slow
 def test_table_a(real_data: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     bug = bug_parts(real_data("bug_profession_gender"))
     rows, found = bug.fitted, {}

@@ -266,6 +266,7 @@ def test_the_same_seed_gives_the_same_map_and_rows_stay_as_they_were() -> None:
     np.testing.assert_array_equal(np.random.get_state()[1], state)  # noqa: NPY002
 
 
+@pytest.mark.slow
 def test_table_a(real_data: Callable[[str], Path]) -> None:
     """The figures of the data sets for seed 0: deterministic, so to the digits that are given."""
     bug = bug_parts(real_data("bug_profession_gender"))

@@ -43,7 +43,7 @@ def test_equal_erasers_are_not_decided_in_95_percent_of_runs(
     plain: Comparison, none: float
 ) -> None:
     rng = np.random.default_rng(0)
-    runs = 120
+    runs = 80
     outcomes = [drawn(plain, rng, 0.0, none).decision().outcome for _ in range(runs)]
     decided = outcomes.count("decided")
     # Within three standard errors of 5 %; the test is conservative for few seeds.

@@ -117,6 +117,7 @@ def test_table_b(real_data: Find) -> None:
     assert abs(result.mean("accuracy", eraser="SAL", p=0.5) - 0.613) < 0.0015
 
 
+@pytest.mark.slow
 def test_table_c(real_data: Find) -> None:
     X, y, z = load(real_data("bug_28_professions"))
     with pytest.warns(UserWarning, match="test rows of a split occur"):

@@ -48,7 +48,7 @@ def run(module: ModuleType, seeds: int, **options: Any) -> Findings:
     return found
 
 
-@pytest.mark.parametrize("shipped", [False, True])
+@pytest.mark.parametrize("shipped", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_table_a(
     shipped: bool, offline: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +79,7 @@ def test_table_a(
         assert values[f"worst_group/{eraser}/frozen/0.9"] == pytest.approx(worst, abs=ACCURACY)
 
 
+@pytest.mark.slow
 def test_table_a_by_strength(offline: Callable[[str], None]) -> None:
     offline("bug_profession_gender")
     values = run(alphas, 3).values
@@ -122,6 +123,7 @@ def test_table_b(offline: Callable[[str], None]) -> None:
         assert values[f"probe_accuracy/{where}"] == pytest.approx(probe, abs=ACCURACY)
 
 
+@pytest.mark.slow
 def test_table_c(offline: Callable[[str], None]) -> None:
     offline("bug_28_professions")
     values = run(bios_full, 2).values
