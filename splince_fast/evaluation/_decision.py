@@ -79,7 +79,8 @@ def decision(
     ----------
     result : Comparison
     metric : str, optional
-        The default is the first of the summary.
+        The default is the first of the summary; accuracy in place of a worst group that has fewer
+        than 20 test rows at some seed.
     head : str, optional
         The default is the first.
     p : float, optional
@@ -92,7 +93,7 @@ def decision(
     """
     if not result.metrics:
         return Decision(OPEN, None, "", "", "Not decided: no eraser has a value.")
-    metric = headline(result.metrics) if metric is None else metric
+    metric = _metric_of(result, head, p) if metric is None else metric
     head = result.head_of(metric, head)
     found = result.verdict(metric, head=head or None, p=p)
     order, none = found.order, result.context.eraser_as("none")
@@ -112,6 +113,19 @@ def decision(
         text += f"{_joined(partial)}."
         made = dataclasses.replace(made, sentence=f"{made.sentence} {text}")
     return made
+
+
+def _metric_of(result: Comparison, head: str | None, p: float | None) -> str:
+    """The headline; accuracy where it is a worst group of too few rows."""
+    metric = headline(result.metrics)
+    if metric != "worst_group" or "accuracy" not in result.metrics:
+        return metric
+    cells = (
+        cell
+        for eraser in result.context.erasers
+        for cell in result.worst_cells(eraser=eraser, head=head, p=p).values()
+    )
+    return "accuracy" if any(cell.n < FEW_ROWS for cell in cells) else metric
 
 
 def leaves(result: Comparison, eraser: str) -> bool:

@@ -443,7 +443,8 @@ class Comparison:
         Parameters
         ----------
         metric : str, optional
-            A figure; the default is the first of the summary, such as the worst group.
+            A figure; the default is the first of the summary, such as the worst group, or the
+            accuracy where the worst group has fewer than 20 test rows at some seed.
         head, p
             As for :meth:`values`.
 

@@ -134,3 +134,12 @@ def test_partial_erasers_are_never_chosen() -> None:
     alone = run(X, y, z, n_seeds=3, erasers=("none", "LEACE*0.5"), heads=("retrained",))
     assert alone.decision().eraser is None
     assert "leave the concept in the rows" in alone.decision().sentence
+
+
+def test_a_worst_group_of_few_rows_decides_nothing(plain: Comparison) -> None:
+    X, y, z = data(200)
+    few = run(X, y, z, n_seeds=3, erasers=("none", "LEACE", "SAL"), heads=("retrained",))
+    assert any(cell.n < 20 for cell in few.worst_cells(eraser="LEACE").values())
+    assert few.decision().metric == "accuracy"
+    assert plain.decision().metric == "worst_group"  # control
+    assert few.decision("worst_group").metric == "worst_group"
