@@ -228,9 +228,8 @@ def new_npy(target: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Itera
     try:
         array = np.lib.format.open_memmap(partial, mode="w+", dtype=dtype, shape=shape)
         with open(partial, "rb+") as file:
-            if hasattr(
-                os, "posix_fallocate"
-            ):  # raises on a full disk, where writing to the map would crash
+            # Raises on a full disk, where writing to the map would crash.
+            if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, partial.stat().st_size)
             yield array
             array.flush()
