@@ -179,7 +179,7 @@ class SampledAccumulator(SweptAccumulator):
             filled = np.where(present[:, None], column, 0.0)
             encoded[name] = Columns(names[name], filled, None if present.all() else present)
         self.sample.rows.update(
-            Rows.known(rows), weight, encoded, in_order=True, checked=True, index=index
+            Rows.from_array(rows), weight, encoded, in_order=True, checked=True, index=index
         )
 
     # -- algebra ---------------------------------------------------------------------------

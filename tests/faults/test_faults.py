@@ -25,7 +25,7 @@ from naive_model import FUZZ, Rows, check, state_bytes
 import splince_fast as sf
 from splince_fast import Moments, Projection, SplinceError, labels, sources
 from splince_fast._kernels import row_kernels
-from splince_fast._runtime import sweep
+from splince_fast._runtime import erase_rows
 from splince_fast.report import Report
 from splince_fast.sources._prefetch import prefetched
 
@@ -217,8 +217,8 @@ def test_control_c_while_rows_are_erased(monkeypatch: pytest.MonkeyPatch, dtype:
 
     with monkeypatch.context() as patch:
         patch.setattr(row_kernels, "apply_rows", interrupted)
-        patch.setattr(sweep, "_SWEEP_BYTES", 10 * 8 * 4)
-        patch.setattr(sweep, "_PIECE_BYTES", 10 * 8 * 4)
+        patch.setattr(erase_rows, "_CHUNK_BYTES", 10 * 8 * 4)
+        patch.setattr(erase_rows, "_PIECE_BYTES", 10 * 8 * 4)
         with pytest.raises(KeyboardInterrupt):
             P(X)
         assert len(calls) == 2, "it went on although it was interrupted"
