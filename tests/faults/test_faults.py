@@ -27,7 +27,6 @@ from splince_fast import Moments, Projection, SplinceError, labels, sources
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime import erase_rows
 from splince_fast.report import Report
-from splince_fast.sources._prefetch import prefetched
 
 PACKAGE = Path(sf.__file__).parent
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals, rights or limits")
@@ -469,11 +468,6 @@ def _projection() -> Projection:
     return Projection(np.ones((D, 1)), np.ones((D, 1)), np.zeros(D))
 
 
-def _prefetched(depth: Any) -> None:
-    with prefetched(sources.from_arrays(np.ones((N, D))), 0, depth) as blocks:
-        list(blocks)
-
-
 def _with_option(option: str) -> Callable[[Any], Any]:
     return lambda v: sf.splince(_moments(), erase="z", keep="y", **{option: v})
 
@@ -541,7 +535,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "from_arrays(sample_weight)": lambda v: list(sources.from_arrays(_X, sample_weight=v)),
     "from_arrays(block_rows)": lambda v: list(sources.from_arrays(_X, block_rows=v)),
     "from_npy(paths)": lambda v: list(sources.from_npy(v)),
-    "prefetched(depth)": _prefetched,
     "encode(labels)": lambda v: labels.encode(v, N),
 }  # fmt: skip
 
