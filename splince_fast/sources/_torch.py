@@ -107,7 +107,7 @@ class _BatchKeys(NamedTuple):
         """Name what follows X in a tuple."""
         return self.labels if self.sample_weight is None else (*self.labels, self.sample_weight)
 
-    def block(self, numbered: tuple[int, Any]) -> Block:
+    def to_block(self, numbered: tuple[int, Any]) -> Block:
         """Read one batch."""
         number, batch = numbered
         if isinstance(batch, Mapping):

@@ -282,8 +282,9 @@ def repeatable(items: Iterable[Any], name: str) -> Callable[[], Iterator[Any]]:
 def too_few_blocks(name: str, first_block: int, n_blocks: int) -> InputError:
     """Return the error for a source that ends before the block at which it should resume."""
     return InputError(
-        f"{name} has only {n_blocks} blocks, so it cannot resume at block {first_block}; the data or "
-        "their blocks are not those of the first run: pass the same ones, or delete the checkpoint"
+        f"{name} has only {n_blocks} blocks, so it cannot resume at block {first_block}; the data "
+        "or their blocks are not those of the first run: pass the same ones, or delete the "
+        "checkpoint"
     )
 
 
