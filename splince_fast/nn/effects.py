@@ -593,10 +593,10 @@ def _site_effect(
                 for values in rows
             ]  # fmt: skip
         metric, reason = "accuracy" if results[0].n_classes else "R2", results[0].reason
-        scores = [
+        first, second = (
             math.nan if result.reason else getattr(result["linear"], metric.lower())
             for result in results
-        ]
+        )
         chance = math.nan if reason else results[0]["linear"].chance
-        probes.append(ProbeEffect(variable, role, metric, chance, *scores, reason))
+        probes.append(ProbeEffect(variable, role, metric, chance, first, second, reason))
     return SiteEffect(name, len(rows[0]), change, tuple(probes))

@@ -449,7 +449,7 @@ def test_rows_are_taken_without_autocast(weight: str, path: str) -> None:
 
 def test_other_refusals() -> None:
     model = tiny("llama")
-    with pytest.raises(sf.InputError, match="gave nothing"):
+    with pytest.raises(sf.InputError, match="is empty"):
         snn.collect(model, iter(()), SITE, labels="gender")
     with pytest.raises(sf.InputError, match="weight is"):
         snn.collect(model, text_batches(), SITE, labels="gender", weight="row")

@@ -416,7 +416,7 @@ def test_hooks_removed_by_others_are_told() -> None:
     model = tiny("sequential")
     installed = snn.install(model, {"2": projection()})
     model[2]._forward_hooks.clear()
-    with pytest.raises(snn.NeverCalledError, match="removed by others"):
+    with pytest.raises(snn.NeverCalledError, match="other code removed"):
         installed.check()
     installed.remove()
 
