@@ -16,14 +16,14 @@ from splince_fast.exceptions import SplinceError
 T = TypeVar("T")
 
 
-class Settling(Protocol):
+class PendingRows(Protocol):
     """A state with buffered rows, which are merged before it is read."""
 
     @property
-    def unsettled(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether rows are buffered."""
 
-    def settle(self) -> None:
+    def merge_pending(self) -> None:
         """Merge the buffered rows."""
 
 
@@ -85,12 +85,12 @@ class ReadersWriterLock:
             self.writer = None
 
     def reading(
-        self, source: Settling | None = None, view: Callable[[Any], T] | None = None
+        self, source: PendingRows | None = None, view: Callable[[Any], T] | None = None
     ) -> Reading[T]:
         """Return a context that reads `source`, or ``view(source)``, under the read lock."""
         return Reading(self, source, view)
 
-    def acquire_read(self, source: Settling | None) -> None:
+    def acquire_read(self, source: PendingRows | None) -> None:
         """Acquire a read lock, and merge buffered rows first; the caller defers interrupts."""
         if self._process is not _process:
             self._reset_for_process()
@@ -98,13 +98,13 @@ class ReadersWriterLock:
         with self._mutex:
             if self.writer is not None and self.writer != me:
                 raise SplinceError(self._message)
-            if source is not None and source.unsettled:
-                while self.readers and source.unsettled:
+            if source is not None and source.has_pending:
+                while self.readers and source.has_pending:
                     self._waiting += 1
                     self._changed.wait()
                     self._waiting -= 1
-                if source.unsettled:
-                    source.settle()
+                if source.has_pending:
+                    source.merge_pending()
             self.readers[me] = self.readers.get(me, 0) + 1
 
     def release_read(self) -> None:
@@ -124,7 +124,7 @@ class Reading(Generic[T]):
     __slots__ = ("_deferred", "_lock", "_source", "_view")
 
     def __init__(
-        self, lock: ReadersWriterLock, source: Settling | None, view: Callable[[Any], T] | None
+        self, lock: ReadersWriterLock, source: PendingRows | None, view: Callable[[Any], T] | None
     ) -> None:
         self._lock, self._source, self._view = lock, source, view
         self._deferred = Deferred()

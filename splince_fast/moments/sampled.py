@@ -98,10 +98,10 @@ class SampledAccumulator(SweptAccumulator):
         self._key = splitmix64(np.array([parameters.random_state], np.uint64))[0]
 
     @property
-    def unsettled(self) -> bool:
+    def has_pending(self) -> bool:
         return self.waiting or self.sample.rows.waiting
 
-    def settle(self) -> None:
+    def merge_pending(self) -> None:
         self.flush()
         self.sample.rows.flush()
 

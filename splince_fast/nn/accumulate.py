@@ -150,7 +150,7 @@ class SiteSums:
         Raises NonFiniteError if buffered rows hold NaN or infinity, or if products overflowed.
         """
         try:
-            self.accumulator.settle()
+            self.accumulator.merge_pending()
         except _NonFiniteRow as error:
             raise self._non_finite_error(error.row) from None
         state = self.accumulator.state
@@ -190,7 +190,7 @@ class DeviceAccumulator(Accumulator):
         self.device = device
         self._precision_checked = False
 
-    def settle(self) -> None:
+    def merge_pending(self) -> None:
         """Merge the buffered rows, and copy the scatter to the host."""
         self.flush()
         if self.state is not None and isinstance(self.state.second, DeviceScatter):
