@@ -19,7 +19,7 @@ from splince_fast._solve.low_rank import LowRank
 Float = NDArray[np.float64]
 
 
-class Span:
+class Subspace:
     """Columns V with S V, and the S-orthonormal basis of their span.
 
     Parameters

@@ -18,7 +18,7 @@ from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Selection
 from splince_fast.exceptions import InputError
 from splince_fast.methods.folds import eraser_of
-from splince_fast.methods.recipe import Recipe
+from splince_fast.methods.method_call import MethodCall
 from splince_fast.methods.refine import Refinement
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.factored import Factored
@@ -157,7 +157,7 @@ def splince(
             "keep is None; name what SPLINCE is to keep, or use leace, which keeps none"
         )
     again = Refinement.of(refine, passes)
-    return eraser_of(moments, Recipe("SPLINCE", True, erase, keep, options, again))
+    return eraser_of(moments, MethodCall("SPLINCE", True, erase, keep, options, again))
 
 
 def leace(
@@ -201,7 +201,7 @@ def leace(
     """
     options = Options(None, "raise", null_space, shrinkage, rank_tol, solver, min_scale)
     again = Refinement.of(refine, passes)
-    return eraser_of(moments, Recipe("LEACE", True, erase, None, options, again))
+    return eraser_of(moments, MethodCall("LEACE", True, erase, None, options, again))
 
 
 def sal(
@@ -247,7 +247,7 @@ def sal(
     True
     """
     options = Options(max_amplification, on_infeasible, rank_tol=rank_tol)
-    return eraser_of(moments, Recipe("SAL", False, erase, keep, options))
+    return eraser_of(moments, MethodCall("SAL", False, erase, keep, options))
 
 
 def mean_projection(
@@ -285,5 +285,5 @@ def mean_projection(
     1
     """
     options = Options(rank_tol=rank_tol)
-    recipe = Recipe("MeanProjection", False, erase, None, options, classes_only=True)
-    return eraser_of(moments, recipe)
+    call = MethodCall("MeanProjection", False, erase, None, options, classes_only=True)
+    return eraser_of(moments, call)

@@ -15,7 +15,7 @@ from splince_fast._solve.selection import Selection, names_of
 from splince_fast.exceptions import InputError
 from splince_fast.methods.closed_forms import leace, mean_projection, sal, splince
 from splince_fast.methods.folds import FoldReport, evaluate_folds, merged, warn
-from splince_fast.methods.recipe import Recipe
+from splince_fast.methods.method_call import MethodCall
 from splince_fast.methods.table import method_of
 from splince_fast.moments import Folds, Moments
 from splince_fast.projection import Projection
@@ -186,14 +186,14 @@ def cross_report(
         )
     names_of(erase, "erase")
     check_names(options, chosen.options, chosen.label)
-    recipe = Recipe(
+    call = MethodCall(
         chosen.label, chosen.whitened, erase, keep, Options(**options),
         names=folds.feature_names if isinstance(folds, Folds) else None,
         classes_only=chosen.classes_only,
     )  # fmt: skip
-    found = evaluate_folds(recipe, parts)
+    found = evaluate_folds(call, parts)
     warn(found.warnings, 2)
-    eraser = found.added_to(recipe.with_shrinkage(found.shrinkage).fit(merged(parts)))
+    eraser = found.added_to(call.with_shrinkage(found.shrinkage).fit(merged(parts)))
     return CrossReport(
         chosen.label, found.folds, found.shrinkage, eraser, found.degenerate,
         found.rows_per_rank, found.remedies, found.warnings,

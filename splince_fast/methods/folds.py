@@ -16,7 +16,7 @@ from splince_fast._runtime.arrays import abbreviated
 from splince_fast._solve.options import INTENSITIES, Options
 from splince_fast._solve.selection import Span, span_of
 from splince_fast.exceptions import InputError, SplinceError, SplinceWarning, UnseenRowsWarning
-from splince_fast.methods.recipe import Recipe
+from splince_fast.methods.method_call import MethodCall
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.factored import Factored, Statistics, statistics
 from splince_fast.projection import Projection
@@ -135,30 +135,30 @@ class FoldEvaluation:
         )
 
 
-def eraser_of(moments: Moments | Factored | Folds, recipe: Recipe) -> Projection:
+def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projection:
     """The eraser of all rows; for folds, with figures of held-out rows in its report."""
     # `Folds` is a Sequence, whose instance check is slow.
     if isinstance(moments, Moments) or not isinstance(moments, Folds):
-        return recipe.fit(moments)
-    recipe = recipe._replace(names=moments.feature_names)
+        return call.fit(moments)
+    call = call._replace(names=moments.feature_names)
     try:
-        evaluation = evaluate_folds(recipe, moments)
+        evaluation = evaluate_folds(call, moments)
     except SplinceError as error:
         # A fold may lack a class: then the report has no figures of held-out rows.
-        if recipe.options.shrinkage == "cv":
+        if call.options.shrinkage == "cv":
             error.add_note("while shrinkage='cv' was chosen on the folds")
             raise
-        return recipe.fit(moments.total)
+        return call.fit(moments.total)
     warn(evaluation.warnings, 3)
-    return evaluation.added_to(recipe.with_shrinkage(evaluation.shrinkage).fit(moments.total))
+    return evaluation.added_to(call.with_shrinkage(evaluation.shrinkage).fit(moments.total))
 
 
-def evaluate_folds(recipe: Recipe, folds: Sequence[Moments]) -> FoldEvaluation:
+def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation:
     """Fit without each fold in turn, and evaluate on that fold.
 
     Parameters
     ----------
-    recipe : Recipe
+    call : MethodCall
         The method with its options.
     folds : sequence of Moments
         Two or more.
@@ -168,7 +168,7 @@ def evaluate_folds(recipe: Recipe, folds: Sequence[Moments]) -> FoldEvaluation:
             "figures of held-out rows need their covariance, which moments made with sketch_size= "
             "do not keep; accumulate the folds without it"
         )
-    parts, options, whitened = list(folds), recipe.options, recipe.whitened
+    parts, options, whitened = list(folds), call.options, call.whitened
     factored: Sequence[Source]
     if len(parts) == 2:
         # The fold that one eraser is fitted to is the one that the other is evaluated on.
@@ -181,22 +181,22 @@ def evaluate_folds(recipe: Recipe, folds: Sequence[Moments]) -> FoldEvaluation:
         # One test at a time is factored: each has a d x d matrix.
         factored, tests = training, (part.factored() for part in parts)
 
-    def erasers(recipe: Recipe, shrinkage: Shrinkage) -> tuple[Projection, ...]:
-        recipe = recipe.with_shrinkage(shrinkage)
+    def erasers(call: MethodCall, shrinkage: Shrinkage) -> tuple[Projection, ...]:
+        call = call.with_shrinkage(shrinkage)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SplinceWarning)
-            return tuple(map(recipe.fit, factored if shrinkage is None else training))
+            return tuple(map(call.fit, factored if shrinkage is None else training))
 
     def distortion(fitted: Sequence[Projection]) -> float:
         return float(np.mean([_distortion(e, p) for e, p in zip(fitted, parts, strict=True)]))
 
     shrinkage = options.shrinkage if whitened else None
     if shrinkage == "cv":
-        tried = {a: distortion(erasers(recipe, a)) for a in (*INTENSITIES, "oas")}
+        tried = {a: distortion(erasers(call, a)) for a in (*INTENSITIES, "oas")}
         shrinkage = min(tried, key=lambda a: tried[a])
-    fitted = erasers(recipe, shrinkage)
+    fitted = erasers(call, shrinkage)
     figures = tuple(
-        _evaluate(eraser, source, part, recipe)
+        _evaluate(eraser, source, part, call)
         for eraser, source, part in zip(fitted, factored, tests, strict=True)
     )
     n_fitted = tuple(source.n_rows for source in training)
@@ -210,11 +210,11 @@ def evaluate_folds(recipe: Recipe, folds: Sequence[Moments]) -> FoldEvaluation:
     if few or held_out > max(_WORSE * in_sample, in_sample + _EXCESS):
         ranks = None
         if whitened:
-            plain = recipe._replace(
+            plain = call._replace(
                 method="SAL", whitened=False, classes_only=False, options=Options()
             )
-            tries: list[tuple[str, Recipe, Shrinkage]] = [
-                (f"shrinkage={a!r}", recipe, a) for a in (1e-3, "oas") if a != shrinkage
+            tries: list[tuple[str, MethodCall, Shrinkage]] = [
+                (f"shrinkage={a!r}", call, a) for a in (1e-3, "oas") if a != shrinkage
             ]
             tries.append(("SAL", plain, None))
             values = [(name, distortion(erasers(other, a))) for name, other, a in tries]
@@ -222,7 +222,7 @@ def evaluate_folds(recipe: Recipe, folds: Sequence[Moments]) -> FoldEvaluation:
             ranks = _rank_lost_to_rounding(fitted, training)
         rows_per_rank = _rows_per_rank(fitted, n_fitted)
         notes = (
-            _text(held_out, in_sample, degenerate, rows_per_rank, ranks, remedies, recipe.names),
+            _text(held_out, in_sample, degenerate, rows_per_rank, ranks, remedies, call.names),
         )
     return FoldEvaluation(figures, fitted, n_fitted, shrinkage, degenerate, tuple(remedies), notes)
 
@@ -291,10 +291,10 @@ def _distortion_of(eraser: Projection, stats: Statistics) -> float:
     return (spread + float(shift @ square @ shift)) / total
 
 
-def _evaluate(eraser: Projection, fitted: Source, test: Factored, recipe: Recipe) -> FoldReport:
+def _evaluate(eraser: Projection, fitted: Source, test: Factored, call: MethodCall) -> FoldReport:
     """All figures of one fold, `test`, for an eraser of the rows of `fitted`."""
-    whitened, factor = recipe.whitened, test.factor
-    span = span_of(test, recipe.erase, "erase", whitened)
+    whitened, factor = call.whitened, test.factor
+    span = span_of(test, call.erase, "erase", whitened)
     left, right = eraser.left.T, np.ascontiguousarray(eraser.right.T)
     removed = factor.whiten(np.ascontiguousarray(left))
     outside = (left - factor.unwhiten(removed)) * factor.inverse_scale
@@ -302,8 +302,8 @@ def _evaluate(eraser: Projection, fitted: Source, test: Factored, recipe: Recipe
     basis = _orthonormal_rows(inside @ removed)
     trace, rank_z = _pillai(factor.whiten(span.rows), span, basis)
     kept = None
-    if recipe.keep is not None:
-        cross = span_of(test, recipe.keep, "keep", whitened).rows
+    if call.keep is not None:
+        cross = span_of(test, call.keep, "keep", whitened).rows
         change = ((cross @ right.T) @ left) * factor.inverse_scale
         size = float(np.linalg.norm(cross * factor.inverse_scale))
         kept = 1.0 - float(np.linalg.norm(change)) / size if size else 1.0

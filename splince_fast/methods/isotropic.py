@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from splince_fast._solve import tolerances
 from splince_fast._solve.class_covariances import ClassStatistics
+from splince_fast._solve.class_maps import Support, support_of
 from splince_fast._solve.held_out import Noise
 from splince_fast._solve.options import OPTIONS
-from splince_fast._solve.quadratic import Support, support_of
 from splince_fast._solve.restore import Restoration, restore
 from splince_fast._solve.selection import Selection
 from splince_fast.exceptions import InfeasibleError, InputError, UnseenRowsWarning

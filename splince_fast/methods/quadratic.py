@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from splince_fast._solve import class_covariances as shrinking
 from splince_fast._solve import tolerances
 from splince_fast._solve.class_covariances import ClassStatistics
+from splince_fast._solve.class_maps import ClassMaps, SingularClassError, Support, solve, support_of
 from splince_fast._solve.options import OPTIONS, Option
-from splince_fast._solve.quadratic import SingularClassError, Solution, Support, solve, support_of
 from splince_fast._solve.selection import Selection
 from splince_fast.conditional import NEEDS_LABELS, ConditionalEraser, Shift
 from splince_fast.exceptions import (
@@ -278,7 +278,7 @@ def _notes(
 
 def _report(
     label: str, name: VariableName, whole: ClassStatistics, support: Support,
-    covariances: Float, solution: Solution, coding: Coding,
+    covariances: Float, solution: ClassMaps, coding: Coding,
     differences: tuple[float | None, float | None], *, optimal: bool,
 ) -> Report:  # fmt: skip
     """Effect of the maps on the fitted rows; `differences` of class covariances in new rows."""

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from splince_fast._kernels.factor import STATUS_OK, Factor
 from splince_fast._solve.oblique import oblique
 from splince_fast._solve.options import MOST_PASSES, Options, is_integer
-from splince_fast._solve.ritz import Span
+from splince_fast._solve.ritz import Subspace
 from splince_fast.exceptions import InputError
+from splince_fast.moments.extra_passes import ExtraPasses
 from splince_fast.moments.factored import Factored, Statistics
-from splince_fast.moments.refine import Rereader
 from splince_fast.moments.snapshot import SketchSnapshot
 
 Float = NDArray[np.float64]
@@ -79,7 +79,7 @@ class Refinement:
             )
         if options.shrinkage:
             raise InputError("refine= takes the covariance as it is; leave shrinkage= out")
-        rereader = Rereader(self.source, stats, self.passes)
+        reader = ExtraPasses(self.source, stats, self.passes)
         first = stats.factored(options, stats.share(options), None)
         metric, sketch = stats.metric, stats.sketch
         inverse = first.inverse_scale
@@ -90,23 +90,23 @@ class Refinement:
             parts.append(spans * inverse**2)
         columns = np.concatenate(parts)
         k, signs = len(spans), sketch.signs.T * (inverse > 0.0)
-        images = rereader.images(columns)
+        images = reader.images(columns)
 
-        def change(span: Span) -> tuple[Factor, float]:
-            factor = span.factor(metric, first)
+        def change(subspace: Subspace) -> tuple[Factor, float]:
+            factor = subspace.factor(metric, first)
             solution = oblique(factor, spans[:n_erased], spans[n_erased:], options)
             return factor, solution.distortion if solution.status == STATUS_OK else np.inf
 
-        before = change(Span(columns[:k], images[:k]))[1]
+        before = change(Subspace(columns[:k], images[:k]))[1]
         columns = np.concatenate([columns, signs])
         images = np.concatenate([images, sketch.images.T / stats.weight])
-        span = Span(columns, images)
-        factor, after = change(span)
+        subspace = Subspace(columns, images)
+        factor, after = change(subspace)
         for _ in range(1, self.passes):
-            fresh = first.solve(np.ascontiguousarray(span.residual(spans) * (inverse > 0)))
+            fresh = first.solve(np.ascontiguousarray(subspace.residual(spans) * (inverse > 0)))
             columns = np.concatenate([columns, fresh])
-            images = np.concatenate([images, rereader.images(fresh)])
-            span, before = Span(columns, images), after
-            factor, after = change(span)
+            images = np.concatenate([images, reader.images(fresh)])
+            subspace, before = Subspace(columns, images), after
+            factor, after = change(subspace)
         gain = 1.0 - after / before if 0.0 < before < np.inf else 0.0
         return factor, max(0.0, gain)

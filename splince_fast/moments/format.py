@@ -68,7 +68,7 @@ from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.by_class import ClassAccumulator, class_of
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.sampled import Sample, SampledAccumulator
+from splince_fast.moments.sampled import SampledAccumulator, SampledRows
 from splince_fast.moments.scatter import EPS32, EPS64, Diagonal, FourthMoment, Scatter
 from splince_fast.moments.sketch import Sketch, signs
 from splince_fast.moments.state import State
@@ -222,7 +222,7 @@ def _read_sample(
         for prefix in ("labels.", "all_labels.")
     )
     squares = float(tensors["weights.squares"][0])
-    accumulator.sample = Sample(inner, squares, labels, all_labels, position)
+    accumulator.sample = SampledRows(inner, squares, labels, all_labels, position)
 
 
 def part_of(tensors: Mapping[str, NDArray[Any]], prefix: str) -> Tensors:

@@ -46,7 +46,7 @@ _CONSTANT = 1e-20
 
 
 @dataclass(slots=True)
-class Sample:
+class SampledRows:
     """The rows behind the scatter.
 
     Attributes
@@ -67,10 +67,10 @@ class Sample:
     all_labels: LabelTable = field(default_factory=LabelTable)
     position: int = 0
 
-    def copy(self) -> Sample:
+    def copy(self) -> SampledRows:
         """An independent copy."""
         labels, all_labels = self.labels.copy(), self.all_labels.copy()
-        return Sample(self.rows.copy(), self.squares, labels, all_labels, self.position)
+        return SampledRows(self.rows.copy(), self.squares, labels, all_labels, self.position)
 
     @property
     def effective(self) -> float:
@@ -85,7 +85,7 @@ class SampledAccumulator(SweptAccumulator):
 
     Attributes
     ----------
-    sample : Sample
+    sample : SampledRows
     """
 
     # The sample must not depend on the size of updates.
@@ -94,7 +94,7 @@ class SampledAccumulator(SweptAccumulator):
     def __init__(self, parameters: Parameters) -> None:
         super().__init__(parameters)
         inner = Parameters(parameters.block_rows, parameters.kinds, (), parameters.ledoit_wolf)
-        self.sample = Sample(Accumulator(inner))
+        self.sample = SampledRows(Accumulator(inner))
         self._key = splitmix64(np.array([parameters.random_state], np.uint64))[0]
 
     @property
@@ -205,7 +205,9 @@ class SampledAccumulator(SweptAccumulator):
             result._combine(sampled, result.sample, theirs, -1)
         return result
 
-    def _combine(self, rows: Accumulator, own: Sample, part: SampledAccumulator, sign: int) -> None:
+    def _combine(
+        self, rows: Accumulator, own: SampledRows, part: SampledAccumulator, sign: int
+    ) -> None:
         theirs = part.sample
         position = own.position + (theirs.position if sign > 0 else 0)
         squares = max(0.0, own.squares + sign * theirs.squares)
@@ -213,7 +215,7 @@ class SampledAccumulator(SweptAccumulator):
             squares = 0.0
         own.labels.merge(theirs.labels, sign, self.variables, part.variables)
         own.all_labels.merge(theirs.all_labels, sign, self.variables, part.variables)
-        self.sample = Sample(rows, squares, own.labels, own.all_labels, position)
+        self.sample = SampledRows(rows, squares, own.labels, own.all_labels, position)
 
     def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
         old = self.variables.get(name)

@@ -49,7 +49,7 @@ def gaussian(
     return X, {"z": z, "y": y}
 
 
-def sample_of(moments: sf.Moments) -> sampled.Sample:
+def sample_of(moments: sf.Moments) -> sampled.SampledRows:
     with moments._locked() as held:
         assert isinstance(held, SampledAccumulator)
         return held.sample

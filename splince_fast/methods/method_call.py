@@ -52,7 +52,7 @@ _FEW_CLASSES = 24
 _UNDERFLOW, _ROUNDING = 1e-150, 1e-10
 
 
-class Recipe(NamedTuple):
+class MethodCall(NamedTuple):
     """A method with its arguments, which makes an eraser of moments.
 
     Attributes
@@ -80,7 +80,7 @@ class Recipe(NamedTuple):
     names: Sequence[str] | None = None
     classes_only: bool = False
 
-    def with_shrinkage(self, shrinkage: float | str | None) -> Recipe:
+    def with_shrinkage(self, shrinkage: float | str | None) -> MethodCall:
         """The same with another intensity of shrinkage."""
         if shrinkage == self.options.shrinkage:
             return self

@@ -21,7 +21,7 @@ from splince_fast.sources.base import Source, StreamSource
 Float = NDArray[np.float64]
 
 
-class Rereader:
+class ExtraPasses:
     """Extra passes over the rows of a source.
 
     Parameters

@@ -138,7 +138,7 @@ def support_of(pooled: Float, mean: Float, roundoff: float) -> Support:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ClassProblem:
     """The class fractions, covariances and cross-covariances of a solve.
 
     Attributes
@@ -171,7 +171,7 @@ class SingularClassError(ArithmeticError):
 
 
 @dataclass(frozen=True, slots=True)
-class Solution:
+class ClassMaps:
     """The maps, or the cause of their absence.
 
     Attributes
@@ -208,7 +208,7 @@ class Solution:
         return max(0.0, self.cost - self.bound) / self.cost if self.cost > 0 else 0.0
 
 
-def solve(problem: Problem, *, optimal: bool = True) -> Solution:
+def solve(problem: ClassProblem, *, optimal: bool = True) -> ClassMaps:
     """The maps of the least cost; with ``optimal=False`` the repair of QLEACE, one step of it.
 
     Parameters
@@ -236,7 +236,7 @@ def solve(problem: Problem, *, optimal: bool = True) -> Solution:
     used, lost = _combinations(problem, inverse_crosses)
     if lost is not None:
         nothing = np.zeros((0, 0, 0))
-        return Solution(nothing, 0.0, 0.0, np.zeros(0), 0, lost)
+        return ClassMaps(nothing, 0.0, 0.0, np.zeros(0), 0, lost)
     kept = problem.kept @ used
     outside = _outside(support, kept)
     if outside is not None:  # part of the range of Sy off the within-class support
@@ -253,7 +253,7 @@ def solve(problem: Problem, *, optimal: bool = True) -> Solution:
     point = search.minimise() if optimal else search.start()
     if not np.isfinite(point.cost):
         nothing = np.zeros((0, 0, 0))
-        return Solution(nothing, np.inf, 0.0, np.zeros(0), search.evaluations, rank=used.shape[1])
+        return ClassMaps(nothing, np.inf, 0.0, np.zeros(0), search.evaluations, rank=used.shape[1])
     maps = np.empty_like(problem.covariances)
     basis = support.basis
     for c, (root, rotation) in enumerate(zip(roots, point.rotations, strict=True)):
@@ -267,13 +267,15 @@ def solve(problem: Problem, *, optimal: bool = True) -> Solution:
         np.matmul(wide @ inside, basis.T, out=maps[c])
         maps[c] -= basis @ basis.T + support.tiny @ support.tiny.T
         maps[c].flat[:: len(maps[c]) + 1] += 1.0
-    return Solution(
+    return ClassMaps(
         maps, point.cost, point.bound, search.determinants(point.multiplier), search.evaluations,
         rank=used.shape[1],
     )  # fmt: skip
 
 
-def _combinations(problem: Problem, inverse_crosses: list[Float]) -> tuple[Float, Float | None]:
+def _combinations(
+    problem: ClassProblem, inverse_crosses: list[Float]
+) -> tuple[Float, Float | None]:
     """Orthonormal combinations (q, q') that some class relates to x, and one that none does.
 
     The latter is None unless x covaries with it between classes, above rounding.
@@ -294,7 +296,7 @@ def _combinations(problem: Problem, inverse_crosses: list[Float]) -> tuple[Float
     return np.ascontiguousarray(axes[used].T), None
 
 
-def _whitened_size(problem: Problem, columns: Float) -> Float:
+def _whitened_size(problem: ClassProblem, columns: Float) -> Float:
     """Norms of columns of a cross-covariance in units of the deviations, off the support too."""
     total = np.linalg.norm(problem.support.whitener.T @ columns, axis=0)
     outside = _outside(problem.support, columns)
