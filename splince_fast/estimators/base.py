@@ -25,8 +25,8 @@ from splince_fast._runtime.arrays import (
     name_columns,
     refuse_lazy,
 )
+from splince_fast._runtime.erase_rows import result_dtype
 from splince_fast._runtime.memory import total_memory
-from splince_fast._runtime.sweep import result_dtype
 from splince_fast.exceptions import InputError, LabelError, NonFiniteError
 from splince_fast.projection import Projection
 

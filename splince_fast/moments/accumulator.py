@@ -89,11 +89,11 @@ class Accumulator:
         return self.buffer is not None and self.buffer.filled > 0
 
     @property
-    def unsettled(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether reading would first merge rows."""
         return self.buffer is not None and self.buffer.filled > 0
 
-    def settle(self) -> None:
+    def merge_pending(self) -> None:
         """Merge all waiting rows."""
         self.flush()
 

@@ -39,7 +39,7 @@ class ClassAccumulator(Accumulator):
     @property
     def variables(self) -> dict[VariableName, Variable]:
         """The variables of all rows; of all parts while rows wait."""
-        if not self.unsettled:
+        if not self.has_pending:
             return self._total
         return {name: v for part in self.parts.values() for name, v in part.variables.items()}
 
@@ -63,7 +63,7 @@ class ClassAccumulator(Accumulator):
         return any(part.waiting for part in self.parts.values())
 
     @property
-    def unsettled(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether rows wait, or the total lacks rows of the parts."""
         return not self._merged or self.waiting
 
@@ -73,10 +73,10 @@ class ClassAccumulator(Accumulator):
         own = sum(part.nbytes - self._work.nbytes for part in self.parts.values())
         return super().nbytes + own
 
-    def settle(self) -> None:
+    def merge_pending(self) -> None:
         """Merge all waiting rows, and the parts into the total."""
         for part in self.parts.values():
-            part.settle()
+            part.merge_pending()
         total = Accumulator(self.parameters)
         for name in _sorted(self.parts):
             total.add(self.parts[name])
@@ -174,7 +174,7 @@ class ClassAccumulator(Accumulator):
             part.add(theirs[name])
             parts[name] = part
         self.parts, self._merged = parts, False
-        self.settle()
+        self.merge_pending()
 
     def without(self, part: Accumulator) -> Accumulator:
         """The rows that are left when a part is removed; no rows wait on either side."""
@@ -189,7 +189,7 @@ class ClassAccumulator(Accumulator):
                 )
         for name, own in self.parts.items():
             result.parts[name] = own.without(theirs[name]) if name in theirs else own.copy()
-        result.settle()
+        result.merge_pending()
         return result
 
     def copy(self) -> ClassAccumulator:

@@ -57,7 +57,7 @@ def read_update(
     if weight is not None and not weight.all():
         index = np.flatnonzero(weight)
         labels = None if labels is None else _taken_labels(labels, index, n)
-        rows, weight = rows.taken(index), weight[index]
+        rows, weight = rows.select(index), weight[index]
     left = n if index is None else len(index)
     encoded = encode(labels, left, kinds=parameters.kinds or None, joint=parameters.joint)
     return Update(rows, weight, encoded, index, n, left)

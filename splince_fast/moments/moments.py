@@ -347,7 +347,7 @@ class Moments:
         self._check_like(other)
         part = other.copy() if other is self else other
         with Deferred(), self._lock, part._locked() as theirs:
-            self._accumulator.settle()
+            self._accumulator.merge_pending()
             self._accumulator.add(theirs)
         return self
 

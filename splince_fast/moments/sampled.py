@@ -98,10 +98,10 @@ class SampledAccumulator(SweptAccumulator):
         self._key = splitmix64(np.array([parameters.random_state], np.uint64))[0]
 
     @property
-    def unsettled(self) -> bool:
+    def has_pending(self) -> bool:
         return self.waiting or self.sample.rows.waiting
 
-    def settle(self) -> None:
+    def merge_pending(self) -> None:
         self.flush()
         self.sample.rows.flush()
 
@@ -179,7 +179,7 @@ class SampledAccumulator(SweptAccumulator):
             filled = np.where(present[:, None], column, 0.0)
             encoded[name] = Columns(names[name], filled, None if present.all() else present)
         self.sample.rows.update(
-            Rows.known(rows), weight, encoded, in_order=True, checked=True, index=index
+            Rows.from_array(rows), weight, encoded, in_order=True, checked=True, index=index
         )
 
     # -- algebra ---------------------------------------------------------------------------

@@ -231,7 +231,7 @@ class SketchAccumulator(SweptAccumulator):
         if not checked:
             rows.check()
         if index is not None:
-            rows = rows.taken(index)
+            rows = rows.select(index)
         batch = self._prepare(LabelledRows(rows.array, weight), encoded)
         step = self.parameters.block_rows or _SPARSE_ROWS
         for start in range(0, len(rows), step):
