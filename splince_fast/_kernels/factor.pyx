@@ -37,10 +37,6 @@ STATUS_RANK_DEFICIENT = RANK_DEFICIENT
 cdef enum:
     SMALL = 64
 
-# Multiplications up to which a product takes less time than calling BLAS for it.
-cdef enum:
-    FEW = 128
-
 # Features that a factor leaves out, unless it is told any.
 NONE_LEFT_OUT = np.empty(0, np.intp)
 NONE_LEFT_OUT.flags.writeable = False
@@ -66,27 +62,10 @@ cdef double dot(const double* a, const double* b, Py_ssize_t n) noexcept nogil:
 cdef void gemm(char* ta, char* tb, int m, int n, int k, double alpha, double* a, int lda,
                double* b, int ldb, double beta, double* c, int ldc) noexcept nogil:
     """c := alpha op(a) op(b) + beta c."""
-    cdef Py_ssize_t i, j, l
-    cdef double factor
-    cdef bint few = <Py_ssize_t>m * n * k <= FEW
-    if m > 0 and n > 0:
-        if k > 0 and few and ta[0] == c'N':
-            for j in range(n):
-                for i in range(m):
-                    c[j * ldc + i] = 0.0 if beta == 0.0 else beta * c[j * ldc + i]
-                for l in range(k):
-                    factor = alpha * (b[j * ldb + l] if tb[0] == c'N' else b[l * ldb + j])
-                    for i in range(m):
-                        c[j * ldc + i] += factor * a[l * lda + i]
-        elif k > 0 and few and tb[0] == c'N':
-            for j in range(n):
-                for i in range(m):
-                    factor = alpha * dot(a + i * lda, b + j * ldb, k)
-                    c[j * ldc + i] = factor if beta == 0.0 else factor + beta * c[j * ldc + i]
-        elif k > 0:
-            cython_blas.dgemm(ta, tb, &m, &n, &k, &alpha, a, &lda, b, &ldb, &beta, c, &ldc)
-        elif beta == 0.0:
-            memset(c, 0, sizeof(double) * <size_t>ldc * n)
+    if m > 0 and n > 0 and k > 0:
+        cython_blas.dgemm(ta, tb, &m, &n, &k, &alpha, a, &lda, b, &ldb, &beta, c, &ldc)
+    elif m > 0 and n > 0 and beta == 0.0:
+        memset(c, 0, sizeof(double) * <size_t>ldc * n)
 
 
 cdef double sum_of_squares(const double* a, Py_ssize_t n) noexcept nogil:

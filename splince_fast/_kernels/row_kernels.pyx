@@ -645,17 +645,16 @@ def choose_rows(const double[::1] size not None, double rate, uint64_t start):
     cdef double[::1] inclusion = inclusion_a
     for i in range(n):
         mean += size[i]
-    mean /= n
+    mean = mean / n if mean > 0.0 else 1.0
     for i in range(n):
-        probability = min(1.0, rate * (size[i] / mean)) if size[i] > mean else rate
+        probability = min(1.0, max(rate, rate * (size[i] / mean)))
         mixed = (start + <uint64_t>i + 1) * 0x9E3779B97F4A7C15u
         mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9u
         mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBu
         mixed ^= mixed >> 31
-        # The 53 highest bits are a number in [0, 1) without rounding.
-        if (mixed >> 11) * 2.0 ** -53 < probability:
-            chosen[taken], inclusion[taken] = i, probability
-            taken += 1
+        # No branch, which could not be predicted. The 53 highest bits are a number in [0, 1).
+        chosen[taken], inclusion[taken] = i, probability
+        taken += (mixed >> 11) * 2.0 ** -53 < probability
     return chosen_a[:taken], inclusion_a[:taken]
 
 
