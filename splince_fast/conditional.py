@@ -29,7 +29,7 @@ NEEDS_LABELS = (
     "the map depends on the label of each row: it needs them for every row that is erased, and "
     "using them may be unlawful where the concept is a protected attribute"
 )
-# Bytes of rows that are mapped at a time, in float64.
+# Bytes of rows per step, in float64.
 _BLOCK_BYTES = 1 << 24
 
 
@@ -94,7 +94,7 @@ class ConditionalEraser:
     """
 
     needs_labels = True
-    __array_ufunc__ = None  # an array on the other side of an operator is a mistake
+    __array_ufunc__ = None  # NumPy must not try array @ eraser
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class ConditionalEraser:
 
     @property
     def after(self) -> Projection:
-        """B, the map of shifted rows."""
+        """B, the map that follows the shift."""
         return self._after
 
     @property
@@ -151,7 +151,7 @@ class ConditionalEraser:
 
     @property
     def fallback(self) -> Projection | None:
-        """The map of rows without a label; None where such rows are refused."""
+        """The map of rows without a label; None where these raise an error."""
         return self._fallback
 
     @property
@@ -359,7 +359,7 @@ class ConditionalEraser:
                 bar.advance(len(block), block.nbytes)
 
     def fold_into(self, weight: Any, bias: Any = None) -> NoReturn:
-        """Refuse: the map depends on the labels of each row, and a layer does not.
+        """Raise InputError: the map depends on the labels of each row, and a layer does not.
 
         Parameters
         ----------

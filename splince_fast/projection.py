@@ -100,7 +100,7 @@ class Projection:
         method: str,
         report: Report | Callable[[], Report] | None,
     ) -> None:
-        """Take over transposed factors, (r, d) and C-contiguous: x - left^T (right (x - m) - s)."""
+        """Set transposed factors, (r, d), without a copy: x - left^T (right (x - m) - s)."""
         self._left, self._right, self._mean, self._shift = left, right, mean, shift
         self._method, self._report = method, report
         for array in (left, right, mean, shift):
@@ -122,7 +122,7 @@ class Projection:
         *,
         shift: Float | None = None,
     ) -> Projection:
-        """A projection from transposed factors that are known to be valid.
+        """A projection from valid transposed factors.
 
         The coefficients of x are right (x - mean) - shift, or right x - bias; with neither, the
         mean stays in place.
@@ -315,7 +315,7 @@ class Projection:
         else:
             dtype = given_weight.dtype
             dtype = dtype if dtype.kind not in "iub" else np.result_type(dtype, np.float32)
-            with np.errstate(over="ignore"):  # refused below, without NumPy's warning
+            with np.errstate(over="ignore"):  # raised below, without NumPy's warning
                 layer = folded.astype(dtype), shift.astype(dtype)
             results = (
                 (like(weight, layer[0]), like(weight, layer[1])) if is_tensor(weight) else layer
@@ -328,7 +328,7 @@ class Projection:
                 )
         return results
 
-    # An array on the other side of an operator is a mistake that NumPy must not try to resolve.
+    # NumPy must not try array @ projection.
     __array_ufunc__ = None
 
     def __matmul__(self, first: Projection) -> Projection:
@@ -434,7 +434,7 @@ class Projection:
         if not known:
             raise InputError(f"factors are held as float32 or float64, not {dtype!r}")
         left, right = (f.astype(dtype).astype(np.float64) for f in (self._left, self._right))
-        # The shift belongs to coefficients of x - mean, so the mean stays in place.
+        # The shift applies to coefficients of x - mean, so the mean is unchanged.
         return Projection._make(
             left, right, self._mean.copy(), method=self._method, report=self._report,
             shift=self._shift.copy(),
@@ -474,7 +474,7 @@ class Projection:
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        state["_report"] = self.report  # not the recipe for it
+        state["_report"] = self.report  # not the function that builds it
         for made_on_use in ("offset", "_factors"):
             state.pop(made_on_use, None)
         return state
@@ -525,7 +525,7 @@ def from_record(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]
         np.ascontiguousarray(tensors["left"].T), np.ascontiguousarray(tensors["right"].T),
         tensors["mean"], tensors["bias"], str(metadata["method"]),
         None if report is None else Report.from_dict(report),
-        shift=tensors.get("shift"),  # absent where an earlier version wrote the file
+        shift=tensors.get("shift"),  # absent in files of earlier versions
     )  # fmt: skip
     terms = np.abs(new._right) @ np.abs(new._mean) + np.abs(new._shift)
     size = np.abs(new.left) @ (terms + np.abs(new._shift))

@@ -89,8 +89,8 @@ def _add_flag(add: Any, option: Option) -> None:
 def run(args: argparse.Namespace) -> None:
     """Check everything, read, fit, write."""
     from splince_fast.cli import label_files, rows
+    from splince_fast.methods.folds import few_rows
     from splince_fast.methods.table import method_of
-    from splince_fast.methods.unseen import few_rows
     from splince_fast.moments import Moments
     from splince_fast.moments.fold_rule import LEAST_ROWS
 

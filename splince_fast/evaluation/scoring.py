@@ -9,7 +9,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -235,7 +234,7 @@ OF_CLASSES: dict[str, Metric] = {
         "positive rates of the classes of the concept",
     ),
 }
-# By fairlearn, for two classes of the task; the key of a rate ends in "[class of the concept]".
+# For two classes of the task; the key of a rate ends in "[class of the concept]".
 OF_FAIRNESS: dict[str, Metric] = {
     "demographic_parity": Metric(
         None, True, "DP difference",
@@ -317,7 +316,10 @@ def scores(table: Mapping[str, Metric], found: Any) -> dict[str, float]:
 
 
 def fairness(found: ClassPredictions, names: Sequence[str]) -> dict[str, float]:
-    """Fairness metrics of fairlearn, where it is installed and the task has two classes.
+    """Fairness metrics for two classes of the task, as fairlearn defines them.
+
+    Rates of a group without rows of the class do not count. Formulas: fairlearn's
+    ``demographic_parity_difference`` and ``equalized_odds_difference``.
 
     Parameters
     ----------
@@ -325,27 +327,17 @@ def fairness(found: ClassPredictions, names: Sequence[str]) -> dict[str, float]:
     names : sequence of str
         Of the classes of the concept, by code.
     """
-    concept = found.labels.concept
-    if concept is None or find_spec("fairlearn") is None or set(found.labels.task) != {0, 1}:
+    concept, task = found.labels.concept, found.labels.task
+    if concept is None or set(task) != {0, 1}:
         return {}
-    from fairlearn import metrics
-
-    inside = concept >= 0
-    y_true, y_pred = found.labels.task[inside], (found.y_pred[inside] == 1).astype(int)
-    groups = concept[inside]
-    frame = metrics.MetricFrame(
-        metrics={
-            "selected": metrics.selection_rate,
-            "tpr": metrics.true_positive_rate,
-            "fpr": metrics.false_positive_rate,
-        },
-        y_true=y_true, y_pred=y_pred, sensitive_features=groups,
-    )  # fmt: skip
-    gaps = frame.difference()
-    rates = frame.by_group["selected"]
+    present = concept >= 0
+    selected = (found.y_pred == 1).astype(np.intp)
+    n, positive = np.bincount(concept[present]), np.bincount(concept[present], selected[present])
+    rates = {g: positive[g] / n[g] for g in np.flatnonzero(n)}
+    gaps = gap_per_class(task, selected, concept, 2, len(names))
     return {
-        "demographic_parity": float(gaps["selected"]),
-        "equalized_odds": float(max(gaps["tpr"], gaps["fpr"])),
+        "demographic_parity": max(rates.values()) - min(rates.values()),
+        "equalized_odds": average_gap(gaps, "max"),
         **{f"selection_rate[{names[int(g)]}]": float(rate) for g, rate in rates.items()},
     }
 

@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike
 from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Selection
 from splince_fast.exceptions import InputError
-from splince_fast.methods.recipe import Recipe, eraser_of
+from splince_fast.methods.folds import eraser_of
+from splince_fast.methods.recipe import Recipe
 from splince_fast.methods.refine import Refinement
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.factored import Factored
@@ -117,16 +118,16 @@ def splince(
     Warns
     -----
     NothingErasedWarning
-        The data hold no linear trace of the concept: the eraser is the identity.
+        The data hold no linear association with the concept: the eraser is the identity.
     DroppedDirectionsWarning
         Kept directions were given up, as the policies allow.
     UnseenRowsWarning
         Of folds: held-out rows fare much worse (:func:`splince_fast.cross_report`).
     PrecisionWarning
         The result stands on few digits: an amplification above 1e4, a residual above its bound, a
-        bound of 1 or more, a trace in what x varies by less than rounding (for SAL: in features
-        that are tiny beside others), or a sensitivity above 1e-3 (:class:`Report`) and
-        10 times that of an orthogonal projection.
+        bound of 1 or more, an association in directions of less variance than rounding (for SAL: in
+        features that are tiny beside others), or a sensitivity above 1e-3 (:class:`Report`) and 10
+        times that of an orthogonal projection.
     ManyClassesWarning
         An integer variable of more than 24 classes has at least half the rank of x, or takes more
         than half of its variance: it may be a quantity.

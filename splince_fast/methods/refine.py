@@ -33,7 +33,7 @@ Float = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Refinement:
-    """A source to be read again, and how often.
+    """Source and number of the extra passes.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Refinement:
 
     @classmethod
     def of(cls, source: Any, passes: Any) -> Refinement | None:
-        """Check what a method was given; None where nothing is to be refined."""
+        """Check the arguments of a method; None without a source."""
         if not is_integer(passes) or not 1 <= passes <= MOST_PASSES:
             raise InputError(f"passes is {passes!r}; it must be an integer from 1 to {MOST_PASSES}")
         if source is None:
@@ -58,30 +58,30 @@ class Refinement:
         return cls(as_source(source), int(passes))
 
     def factor(
-        self, known: Statistics, span_z: Float, span_y: Float, options: Options
+        self, stats: Statistics, span_z: Float, span_y: Float, options: Options
     ) -> tuple[Factor, float]:
-        """The factor of the last pass, and by how much that lowered the distortion, relatively.
+        """The factor of the last pass, and the relative decrease of the distortion by it.
 
         Raises
         ------
         InputError
             The moments have a covariance, or are a snapshot; shrinkage; another source.
         """
-        if not isinstance(known, SketchSnapshot):
+        if not isinstance(stats, SketchSnapshot):
             raise InputError(
                 "refine= improves erasers of moments made with sketch_size=, which keep no "
                 "covariance; "
                 + (
                     "pass these moments, not a snapshot of them"
-                    if isinstance(known, Factored) and known.metric is not None
+                    if isinstance(stats, Factored) and stats.metric is not None
                     else "leave it out"
                 )
             )
         if options.shrinkage:
             raise InputError("refine= takes the covariance as it is; leave shrinkage= out")
-        rereader = Rereader(self.source, known, self.passes)
-        first = known.factored(options, known.share(options), None)
-        metric, sketch = known.metric, known.sketch
+        rereader = Rereader(self.source, stats, self.passes)
+        first = stats.factored(options, stats.share(options), None)
+        metric, sketch = stats.metric, stats.sketch
         inverse = first.inverse_scale
         spans = np.where(inverse > 0, np.concatenate([span_z, span_y]), 0.0)
         n_erased = len(span_z)
@@ -99,7 +99,7 @@ class Refinement:
 
         before = change(Span(columns[:k], images[:k]))[1]
         columns = np.concatenate([columns, signs])
-        images = np.concatenate([images, sketch.images.T / known.weight])
+        images = np.concatenate([images, sketch.images.T / stats.weight])
         span = Span(columns, images)
         factor, after = change(span)
         for _ in range(1, self.passes):

@@ -1,4 +1,4 @@
-"""One block of rows reduced to its own moments, in work memory: it can fail without a trace."""
+"""Reduction of one block of rows to its own moments, in work memory; no state changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from splince_fast.moments.gram import Centred, Gram, buffer_rows, part_rows
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
 
-# A shift may leave this multiple of a column's own sum of squares in its uncentred one.
+# Largest ratio of |mean - shift|^2 to the variance of a column, beyond which a second pass centres.
 _EXCESS = 4.0
 # At or above this many label columns, GEMM is faster than the fused loop.
 MATRIX_PRODUCT_FROM = 8
@@ -39,7 +39,7 @@ class Reduced:
     n_rows: int
     weight: float
     deviation: Float  # (d,)
-    residual: Float  # (d,): the block's mean less the shift that `shifted` is about
+    residual: Float  # (d,): mean of the block minus the shift of `shifted`
     # shifted^T shifted - weight residual residual^T is the scatter; that product is taken, or not:
     shifted: NDArray[Any] | None  # (m, d)
     product: NDArray[Any] | None  # (at least d, d), Fortran-ordered, of which the lower triangle

@@ -13,25 +13,24 @@ from splince_fast._runtime import threads
 
 Float = NDArray[np.float64]
 
-# Elements of a block below which a second thread costs more than it saves.
+# Fewer elements per thread cost more in starting it than they save.
 _GRAIN = 1 << 20
-# The processor foresees reads along a row: stripes narrower than a page take up to half as long
-# again as whole rows. Two threads do not make up for it while that of a product still spins.
+# Hardware prefetching follows rows within a page: narrower stripes take up to 1.5 times as long as
+# whole rows, more than two threads gain while BLAS threads spin.
 _PAGE, _FEW_THREADS = 4096, 2
 _LINE = 64  # bytes of a cache line
-# Rows that are multiplied at once: float32 sums of more terms would lose digits, and sums of
-# fewer be read and written more often.
+# Rows per float32 product: longer sums lose digits, shorter ones are read and written more often.
 _CHUNK_ROWS = 256
-# Products below which a second thread costs more than it saves.
+# Fewer multiplications per thread cost more in starting it than they save.
 _GRAIN_PRODUCTS = 1 << 26
-# Centring takes about a tenth of the time of one thread, and one more stripe serves so many.
+# Centring takes about a tenth of the time of one thread: one stripe per so many threads.
 _THREADS_PER_STRIPE = 4
 # A part of a block fits in a processor's second-level cache.
 _PART_BYTES = 1 << 20
-# Angles by which pairs of rows are rotated: multiples of the golden one never come close together.
+# Rotation angles of row pairs: multiples of the golden angle are well separated.
 _ANGLES = np.arange(256) * (np.pi * (3.0 - 5.0**0.5))
 _ROTATIONS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
-# Rows between two panels: without them, those of a chunk would meet in few places of a cache.
+# Padding between panels, against conflicts in a set-associative cache.
 _GAP_ROWS = 4
 
 
@@ -98,14 +97,14 @@ class Gram:
 
     @classmethod
     def size(cls, block_rows: int, width: int, dtype: np.dtype[Any]) -> int:
-        """Numbers of float64 that the memory has."""
+        """Size of the memory, in float64 numbers."""
         chunk, whole, lanes = cls._shape(block_rows, width, dtype)
         padded = whole * lanes
         return -(-(2 * (chunk + _GAP_ROWS) + padded) * padded * dtype.itemsize // 8) + _LINE // 8
 
     @staticmethod
     def serves(block_rows: int, width: int, dtype: np.dtype[Any]) -> bool:
-        """Whether such rows are multiplied here.
+        """Whether products of such rows are computed here rather than by BLAS.
 
         The processor has to have wide registers. The product of rows of float64, which BLAS adds
         to the state where it is, must not take more memory than a block.
@@ -135,5 +134,5 @@ def part_rows(width: int, itemsize: int) -> int:
 
 
 def buffer_rows(block_rows: int) -> int:
-    """Rows of a work buffer for a block: the kernel takes four at a time."""
+    """Rows of a work buffer for a block, a multiple of 4 as the kernel needs."""
     return -(-block_rows // 4) * 4

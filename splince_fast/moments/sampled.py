@@ -39,10 +39,10 @@ from splince_fast.sources.base import Source
 
 Float = NDArray[np.float64]
 
-# Sampled rows per feature below which an eraser may change far more than the least possible, and
-# from which on it changes 5 percent more, with some to spare for the labels.
+# Sampled rows per feature: fewer are refused, as the excess distortion may be large; and enough for
+# an excess of 5 percent, with a margin for the labels.
 LEAST_ROWS, GOOD_ROWS = 4, 22
-# A feature that was constant so far has this share of the largest variance.
+# Variance of a feature that was constant so far, as a fraction of the largest.
 _CONSTANT = 1e-20
 
 
@@ -75,7 +75,7 @@ class Sample:
 
     @property
     def effective(self) -> float:
-        """(sum w)^2 / sum w^2: rows of equal weight that say as much."""
+        """(sum w)^2 / sum w^2, the effective number of rows."""
         state = self.rows.state
         weight = 0.0 if state is None else state.weight
         return weight * weight / self.squares if self.squares > 0 else 0.0
@@ -149,7 +149,7 @@ class SampledAccumulator(SweptAccumulator):
         self.sample.squares += float(shares @ shares)
         if len(values):
             self.sample.all_labels.add(block.labels, batch.variables, weight)
-        else:  # a row of each cell stands for all of it
+        else:  # one row per cell
             some, weights = sweep.cells
             few = {name: column[some] for name, column in block.labels.items()}
             self.sample.all_labels.add(few, batch.variables, weights)
@@ -164,7 +164,7 @@ class SampledAccumulator(SweptAccumulator):
         labels: Mapping[VariableName, NDArray[Any]],
         names: Mapping[VariableName, tuple[Any, ...]],
     ) -> None:
-        """Give those of the rows that `index` numbers to the sample."""
+        """Add the rows `index` to the sample."""
         if not len(index):
             return
         encoded: dict[VariableName, Encoded] = {}
@@ -182,12 +182,12 @@ class SampledAccumulator(SweptAccumulator):
     # -- algebra ---------------------------------------------------------------------------
 
     def add(self, other: Accumulator) -> None:
-        """Add what another one saw, sample to sample."""
+        """Add the sums of another accumulator, and its sample."""
         self.check_like(other)
         if other.state is None:
             return
         theirs = cast(SampledAccumulator, other)
-        # Adding samples may fail for want of memory: add to a copy.
+        # Adding samples may raise MemoryError: add to a copy.
         sampled = self.sample.rows.copy()
         sampled.add(theirs.sample.rows)
         super().add(other)
@@ -234,7 +234,7 @@ class SampledAccumulator(SweptAccumulator):
 
 
 def _inverse(state: State) -> Float:
-    """(d,): 1 / variance, of what rounding leaves at least; 0 where nothing varies at all."""
+    """(d,): 1 / variance, with rounding as the least variance; 0 if no feature varies."""
     variances = state.second.diagonal() / state.weight
     largest = variances.max(initial=0.0)
     if not largest > 0.0:
@@ -244,7 +244,7 @@ def _inverse(state: State) -> Float:
 
 
 def _names_of(batch: Batch, name: VariableName) -> tuple[Any, ...]:
-    """The classes or columns of a variable, what a batch brings included."""
+    """The classes or columns of a variable, new ones of the batch included."""
     variable, fresh = batch.variables[name], batch.fresh.get(name)
     new = [] if batch.learned or fresh is None else list(fresh)
     if isinstance(variable, ClassSums):
@@ -286,9 +286,9 @@ def with_rate(parameters: Mapping[str, Any], source: Source, folds: int) -> dict
 def rate_for(
     subsample: float | str, n_rows: int | None, n_features: int | None, name: str, folds: int
 ) -> float:
-    """The rate for a source: "auto" resolved, and one refused that cannot serve any eraser.
+    """The rate for a source: "auto" resolved; InputError if it leaves too few rows.
 
-    Rows are dealt to `folds` moments, of which all but one make an eraser together.
+    Rows are split into `folds` moments; an eraser is fitted to all but one.
     """
     known = n_rows is not None and n_features is not None
     if isinstance(subsample, str):

@@ -22,13 +22,12 @@ from splince_fast.moments.variable import Request, Variable
 
 Float = NDArray[np.float64]
 
-# Elements of a block below which a second thread costs more than it saves.
+# Fewer elements per thread cost more in starting it than they save.
 _GRAIN = 3 << 17
-# Rows pass `check_values` where the sums of squares of their deviations are not above it, about a
-# point that `head_mean` has looked at.
+# Rows pass `check_values` if the sums of squares about a finite point are below this.
 _LARGEST = 1e280
-# A few processors use up what memory gives. Of two threads the first, which begins earlier, takes
-# one more.
+# A few processors saturate the memory. Of two threads the first, which starts earlier, takes one
+# task more.
 _MOST_SEGMENTS = 7
 # Columns whose part of a row's leverage is one number.
 STRIPE = 192
@@ -38,14 +37,14 @@ class SweptAccumulator(Accumulator):
     """An accumulator whose blocks are reduced without a copy, and without a d x d product."""
 
     def _reserve(self, width: int, dtype: np.dtype[Any]) -> int:
-        """Rows of a block; it is reduced where it lies, so that no memory is needed."""
-        threads.thread_count()  # so that a wrong setting is told at once
+        """Rows of a block, which is reduced in place without work memory."""
+        threads.thread_count()  # raises for an invalid setting
         capacity = self.parameters.capacity(width, dtype.itemsize)
         self._work.capacities[width, dtype] = capacity
         return capacity
 
     def _meet(self, state: State, own: State) -> tuple[Float, dict[VariableName, Variable]]:
-        """Where the sums of a state and of a block meet, and the variables that have to move."""
+        """The common reference point of a state and a block, and the variables that move to it."""
         reference = state.reference_with(own)
         return reference, {} if reference is state.reference else self._moved(state, reference)
 
@@ -58,7 +57,7 @@ class SweptAccumulator(Accumulator):
         sums: tuple[Float, Float, Float, Float],
         met: tuple[Float, dict[VariableName, Variable]],
     ) -> None:
-        """Add the state `own` of a block, and its sums for the variables, to what was seen.
+        """Add the state `own` of a block and its sums for the variables.
 
         `sums` are those per class, the weights of the classes, the products with columns, and the
         sums of these columns; all about the reference point of `own`.
@@ -128,7 +127,7 @@ class Sweep:
             )
 
         threads.split(work, max(segments, pieces), grain=1)
-        with np.errstate(over="ignore", invalid="ignore"):  # `check` refuses such rows
+        with np.errstate(over="ignore", invalid="ignore"):  # `check` raises for such rows
             sums = functools.reduce(np.add, self._sums)  # segment by segment
         self.total: Float = sums[0]
         self.squares: Float = sums[1]
@@ -136,7 +135,7 @@ class Sweep:
         self.products = sums[2 + self._n_codes :] if self._products is None else self._products
 
     def check(self) -> None:
-        """Raise what :func:`check_values` says of the rows."""
+        """Raise the errors of :func:`check_values` for the rows."""
         if not self.squares.max() <= _LARGEST * self._least:
             check_values(rows_of(self._rows, self._index, 0, self._block.n))
 
@@ -147,7 +146,7 @@ class Sweep:
 
     @property
     def sums(self) -> tuple[Float, Float, Float, Float]:
-        """What `SweptAccumulator._add_sums` takes."""
+        """The arguments of `SweptAccumulator._add_sums`."""
         rows, weights = self.cells
         weights = class_weights(self._codes.take(rows, axis=1), self._n_codes, weights)
         return self.class_sums, weights, self.products, self._given.sum(axis=1)

@@ -584,7 +584,7 @@ def test_the_table_of_classes_is_that_of_all_rows(weighted: bool) -> None:
     features = np.stack(columns)
     table = sample_of(moments).all_labels
     places = [
-        table._places[name][list(moments.class_counts(name)).index(c)]
+        table._index[name][list(moments.class_counts(name)).index(c)]
         for name, classes in (("z", "abc"), ("y", (0, 1)))
         for c in classes
     ]
@@ -752,9 +752,9 @@ def test_states_that_do_not_go_together() -> None:
     plain, some = sf.Moments().update(X, labels), sf.Moments(subsample=0.5).update(X, labels)
     with pytest.raises(IncompatibleMomentsError, match="subsample=1"):
         plain + some
-    with pytest.raises(InputError, match="subsample=1 to test"):
+    with pytest.raises(InputError, match="subsample=1 for a test"):
         sf.concept_strength(some, "z")
-    with pytest.raises(InputError, match="subsample=1 to test"):
+    with pytest.raises(InputError, match="subsample=1 for a test"):
         sf.concept_strength(some.factored(), "z")
 
 
@@ -985,7 +985,7 @@ def test_folds_sort_the_classes_of_their_label_tables_too() -> None:
         held = fold._accumulator
         assert len(set(counts)) == 3  # control: another order has other counts
         table = held.sample.all_labels
-        assert np.diag(table.gram)[table._places["z"]].tolist() == counts
+        assert np.diag(table.gram)[table._index["z"]].tolist() == counts
         own = held.sample.labels
-        weights = np.diag(own.gram)[own._places["z"]]
+        weights = np.diag(own.gram)[own._index["z"]]
         np.testing.assert_allclose(weights, counts, rtol=0.15)
