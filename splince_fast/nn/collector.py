@@ -26,12 +26,9 @@ from splince_fast.nn.collected import Collected
 from splince_fast.nn.memory import check_memory, to_device
 from splince_fast.nn.running import StopForward
 from splince_fast.nn.spec import CollectionSpec, Placement, Site, head_name
-from splince_fast.nn.tokens import Selection, TokenRule
+from splince_fast.nn.tokens import MISSING_LABEL, Selection, TokenRule
 
 Labels = str | list[str] | tuple[str, ...] | Callable[[Any], Mapping[str, Any]]
-
-# The label of tokens that the losses of torch ignore.
-_IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -320,6 +317,6 @@ def _label_rows(
             f"one label per sequence, ({shape[0]},), or one per token, {shape}"
         )
     column = array.reshape(-1)[positions] if per_token else array[sequence]
-    if column.dtype.kind in "iu" and (column == _IGNORED).any():
-        return np.ma.masked_array(column, column == _IGNORED)
+    if column.dtype.kind in "iu" and (column == MISSING_LABEL).any():
+        return np.ma.masked_array(column, column == MISSING_LABEL)
     return column
