@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels, spans
-from splince_fast._runtime.arrays import NO_WEIGHT
 from splince_fast._runtime.files import check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, class_key, names_from_json, names_to_json
@@ -138,24 +137,22 @@ class ClassSums(Variable):
 
     def ask(self, labels: Codes, weight: Float | None) -> Request:
         # Only classes that occur take part; code -1 is not counted.
-        codes, present, rows = np.empty((3, len(labels)), np.intp)
-        weights = np.empty(len(labels))
-        given = NO_WEIGHT if weight is None else weight
-        n_present, size = row_kernels.count_classes(
-            labels, given, len(self._names), codes, present, rows, weights
+        codes, present, rows, weights, size = row_kernels.count_classes(
+            labels, weight, len(self._names)
         )
-        present, rows, weights = present[:n_present], rows[:n_present], weights[:n_present]
         # Allocate before mutating: memory for every class.
         grown = self._padded(size) if size > len(self.rows) else None
-        return Request(codes, n_present, None, (present, rows, weights, grown))
+        return Request(codes, len(present), None, (present, rows, weights, grown))
 
     def commit(self, request: Request, class_sums: Float, products: Float) -> None:
         present, rows, weights, grown = request.kept
         if grown is not None:
             self.rows, self.weights, self.sums = grown
-        row_kernels.add_classes(
-            self.rows, self.weights, self.sums, present, rows, weights, class_sums
-        )
+        classes = zip(present.tolist(), rows.tolist(), weights.tolist(), class_sums, strict=True)
+        for c, n, weight, added in classes:
+            self.rows[c] += n
+            self.weights[c] += weight
+            self.sums[c] += added
 
     def moved(self, step: Float) -> ClassSums:
         other = self.copy()

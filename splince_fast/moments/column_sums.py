@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels, spans
-from splince_fast._runtime.arrays import NO_WEIGHT
 from splince_fast._runtime.files import check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
 from splince_fast.labels import Columns
@@ -383,18 +382,12 @@ class Indicators:
     """
 
     def __init__(self, codes: Codes, weight: Float | None, reference: Float, width: int) -> None:
-        n, k = len(codes), len(reference)
-        self.codes, present, rows = np.empty((3, n), np.intp)
-        weights = np.empty(n)
-        given = NO_WEIGHT if weight is None else weight
-        self.n_classes, _ = row_kernels.count_classes(
-            codes, given, k + 1, self.codes, present, rows, weights
+        k = len(reference)
+        self.codes, self._present, _, self._weights, _ = row_kernels.count_classes(
+            codes, weight, k + 1
         )
-        self._reference = reference
-        c = self.n_classes
-        self._present, self._rows, self._weights = present[:c], rows[:c], weights[:c]
+        self.n_classes, self._reference = len(self._present), reference
         # The last class collects the rows of zeros.
-        self._class_rows, self._class_weights = np.zeros(k + 1, np.int64), np.zeros(k + 1)
         self._products = np.zeros((k + 1, width))
         self._total = np.empty(width)
 
@@ -421,10 +414,8 @@ class Indicators:
         np.sum(class_sums, axis=0, out=total)
         np.multiply(self._reference[:, None], total, out=products[:-1])
         np.negative(products[:-1], out=products[:-1])
-        row_kernels.add_classes(
-            self._class_rows, self._class_weights, products, self._present, self._rows,
-            self._weights, class_sums,
-        )  # fmt: skip
+        for c, added in zip(self._present.tolist(), class_sums, strict=True):
+            products[c] += added
         products[-1] = total
         return products
 

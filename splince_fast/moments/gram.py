@@ -12,7 +12,6 @@ from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
 
 Float = NDArray[np.float64]
-Codes = NDArray[np.intp]
 
 # Fewer elements per thread cost more in starting it than they save.
 _GRAIN = 1 << 20
@@ -48,27 +47,19 @@ class Centred:
     def __init__(self, out: NDArray[Any]) -> None:
         self.shifted = out
 
-    def reduce(
-        self, rows: NDArray[Any], where: Codes, weight: Float, shift: Float, offset: Float,
-        codes: Codes, order: Codes, cell: Codes, values: Float, peak: Float, total: Float,
-        class_sums: Float, products: Float,
-    ) -> None:  # fmt: skip
+    def reduce(self, block: row_kernels.Block) -> None:
         """Call `centre_columns` in stripes, over threads."""
-        n, d = len(order), rows.shape[1]
+        n, d = block.n, self.shifted.shape[1]
         out = self.shifted = self.shifted[: buffer_rows(n)]
         if len(out) < n:
             raise RuntimeError("the work buffer has no room for the block")
-        part = part_rows(d, rows.itemsize)
 
         def work(first: int, last: int) -> None:
-            row_kernels.centre_columns(
-                rows, where, weight, shift, offset, codes, order, cell, values, _ROTATIONS, part,
-                peak, total, class_sums, products, out, first, last,
-            )  # fmt: skip
+            row_kernels.centre_columns(block, _ROTATIONS, out, first, last)
 
         grain = max(16, _GRAIN // n)
         if d >= 2 * grain and threads.thread_count() <= _FEW_THREADS:
-            grain = max(grain, _PAGE // rows.itemsize)
+            grain = max(grain, _PAGE // out.itemsize)
         threads.split(work, d, grain=grain, align=16)
 
 
@@ -120,25 +111,18 @@ class Gram:
         """
         return row_kernels.wide() and (dtype == np.float32 or width <= block_rows)
 
-    def reduce(
-        self, rows: NDArray[Any], where: Codes, weight: Float, shift: Float, offset: Float,
-        codes: Codes, order: Codes, cell: Codes, values: Float, peak: Float, total: Float,
-        class_sums: Float, products: Float,
-    ) -> None:  # fmt: skip
+    def reduce(self, block: row_kernels.Block) -> None:
         """Call `reduce_chunks` in every thread."""
-        n, d = len(order), self._width
+        n, d = block.n, self._width
         count = threads.thread_count() if n * d * d >= _GRAIN_PRODUCTS else 1
         stripe = max(_PAGE // self._itemsize, -(-d // max(1, count // _THREADS_PER_STRIPE)))
         stripe = -(-stripe // self._lanes) * self._lanes
-        part = part_rows(d, self._itemsize)
         counters = np.zeros((-(-n // self._chunk) + 1, 16), np.int64)
 
         def work(first: int, last: int) -> None:
             row_kernels.reduce_chunks(
-                rows, where, weight, shift, offset, codes, order, cell, values, _ROTATIONS, part,
-                peak, total, class_sums, products, self._chunk, stripe, self._panels,
-                self._product, counters,
-            )  # fmt: skip
+                block, _ROTATIONS, self._chunk, stripe, self._panels, self._product, counters
+            )
 
         threads.split(work, count, grain=1)
 

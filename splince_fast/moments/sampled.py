@@ -20,7 +20,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import NO_WEIGHT, Rows
+from splince_fast._kernels import row_kernels
+from splince_fast._runtime.arrays import Rows
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast._solve.options import check_reading
 from splince_fast.exceptions import InputError
@@ -118,8 +119,6 @@ class SampledAccumulator(SweptAccumulator):
 
     def _merge(self, batch: Batch, block: LabelledRows) -> None:
         """Accumulate the sums of a block and sample its rows, then merge both into the state."""
-        import splince_fast._kernels.sampled as kernels
-
         state, rows, index, n = batch.state, block.rows, block.index, len(block)
         weight = None if block.weight is None else np.ascontiguousarray(block.weight)
         shift = state.mean if state.weight else head_mean(rows, weight, index)
@@ -134,14 +133,12 @@ class SampledAccumulator(SweptAccumulator):
         if first:
             sweep.run(_inverse(own))
         met = self._meet(state, own)
-        chosen, inclusion = np.empty(n, np.intp), np.empty(n)
-        given = NO_WEIGHT if weight is None else weight
-        taken = kernels.choose_rows(
-            sweep.leverage, given, self.parameters.subsample, self._key, self.sample.position,
-            chosen, inclusion,
-        )  # fmt: skip
-        chosen = chosen[:taken]
-        shares = (1.0 if weight is None else weight[chosen]) / inclusion[:taken]
+        size = sweep.leverage.sum(axis=0)
+        if weight is not None:
+            size *= weight
+        position = (int(self._key) + self.sample.position) % 2**64
+        chosen, inclusion = row_kernels.choose_rows(size, self.parameters.subsample, position)
+        shares = (1.0 if weight is None else weight[chosen]) / inclusion
         labels = {name: column[chosen] for name, column in block.labels.items()}
         names = {name: _names_of(batch, name) for name in labels}
         # Allocate before mutating.
@@ -156,7 +153,7 @@ class SampledAccumulator(SweptAccumulator):
             some, weights = sweep.cells
             few = {name: column[some] for name, column in block.labels.items()}
             self.sample.all_labels.add(few, batch.variables, weights)
-        if taken:
+        if len(chosen):
             self.sample.labels.add(labels, batch.variables, shares)
 
     def _take(
@@ -240,14 +237,12 @@ class SampledAccumulator(SweptAccumulator):
 
 def _inverse(state: State) -> Float:
     """(d,): 1 / variance, with rounding as the least variance; 0 if no feature varies."""
-    import splince_fast._kernels.sampled as kernels
-
-    inverse = np.empty(state.width)
-    kernels.invert_variances(
-        state.reference, state.deviation, state.second.diagonal(), state.weight, 64 * EPS64,
-        _CONSTANT, inverse,
-    )  # fmt: skip
-    return inverse
+    variances = state.second.diagonal() / state.weight
+    largest = variances.max(initial=0.0)
+    if not largest > 0.0:
+        return np.zeros(state.width)
+    least = np.maximum((64 * EPS64 * state.mean) ** 2, _CONSTANT * largest)
+    return np.asarray(1.0 / np.maximum(variances, least))
 
 
 def _names_of(batch: Batch, name: VariableName) -> tuple[Any, ...]:

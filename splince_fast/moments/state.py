@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels import row_kernels
 from splince_fast._runtime.arrays import check_values
 from splince_fast.exceptions import IncompatibleMomentsError
 from splince_fast.moments.block import Reduced, Sample, rows_of
@@ -114,11 +113,8 @@ class State:
         """
         if self.weight == 0.0:
             return head_mean(rows, weight, index)
-        far = row_kernels.reference_is_far(
-            self.reference, self.deviation, self.weight, self.second.matrix.diagonal().copy(),
-            sample.shift, sample.spread, sample.weight, sample.whole, _FAR, _ROUNDINGS,
-        )  # fmt: skip
-        if not far:
+        squares = sample.spread * (sample.whole / sample.weight)
+        if not self._is_far_with(sample.shift, squares, sample.whole):
             return self.reference
         block = sample.whole * (sample.shift - self.reference)
         drift = (self.deviation + block) / (self.weight + sample.whole)
@@ -138,15 +134,25 @@ class State:
         if not self.weight:
             return other.reference.copy()
         weight = other.weight
-        far = row_kernels.reference_is_far(
-            self.reference, self.deviation, self.weight, self.second.diagonal().copy(),
-            other.mean, other.second.diagonal().copy(), weight, weight, _FAR, _ROUNDINGS,
-        )  # fmt: skip
-        if not far:
+        if not self._is_far_with(other.mean, other.second.diagonal(), weight):
             return self.reference
         ahead = other.reference - self.reference
         drift = self.deviation + other.deviation + weight * ahead
         return np.asarray(self.reference + drift / (self.weight + weight))
+
+    def _is_far_with(self, mean: Float, squares: Float, weight: float) -> bool:
+        """Whether the mean, with rows of these moments, is far from the reference point."""
+        own, together = self.second.diagonal(), self.weight + weight
+        with np.errstate(over="ignore", invalid="ignore"):
+            ahead = mean - self.reference
+            drift = (self.deviation + weight * ahead) / together
+            far = drift * drift * together > _FAR * _FAR * own
+            if not far.any():
+                return False
+            gap = ahead - self.deviation / self.weight
+            squares = own + squares + self.weight * weight / together * gap * gap
+            far = drift * drift * together > _FAR * _FAR * squares
+            return bool((far & (np.abs(drift) > _ROUNDINGS * np.abs(self.reference))).any())
 
     def _deviation_about(self, reference: Float) -> Float:
         """sum w (x - reference)."""

@@ -119,9 +119,9 @@ def test_full_blocks_of_a_fold_are_not_copied(monkeypatch: pytest.MonkeyPatch) -
     X, labels = table()
     original, seen = getattr(*SWEEP), []
 
-    def watched(rows: Any, index: Any, *rest: Any) -> None:
-        seen.append((np.shares_memory(rows, X), len(index)))
-        original(rows, index, *rest)
+    def watched(block: Any, *rest: Any) -> None:
+        seen.append((np.shares_memory(block.rows, X), block.n))
+        original(block, *rest)
 
     monkeypatch.setattr(*SWEEP, watched)
     folds = Folds(2, block_rows=32).update(X, labels)
