@@ -24,7 +24,7 @@ _GRAIN = 1 << 17
 # Between two chunks KeyboardInterrupt is raised and the progress bar updated.
 _CHUNK_BYTES = 1 << 28
 # Smallest result, and smallest row of it, that non-temporal stores write. Ordinary stores first
-# read each cache line; lines of fresh memory are cached already, since the kernel has zeroed them.
+# read each cache line. New memory is in the cache, because the operating system has zeroed it.
 _STREAMED_BYTES, _STREAMED_ROW = 1 << 25, 512
 # Fewer bytes take less than two seconds, after which a progress bar appears.
 _LONG_BYTES = 1 << 30

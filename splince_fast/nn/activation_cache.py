@@ -32,7 +32,7 @@ Candidate = tuple["CachePoint", "ActivationCache"]
 
 # Fraction of the free memory of a device that the cache may use by default.
 _MEMORY_FRACTION = 0.25
-# Integer types by the bytes of a number, to read its bits.
+# Integer type with the item size of a float type, to read its bits.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -76,7 +76,7 @@ class Trace:
     def of(
         cls, model: Module, call: Call, modules: Mapping[str, Module], placement: Placement
     ) -> Trace:
-        """Run a model once with temporary hooks on all modules."""
+        """Trace one call of a model by temporary hooks on all modules."""
         trace, time = cls(calls=dict.fromkeys(modules, 0)), 0
 
         def enter(module: Module, args: Any) -> None:

@@ -72,7 +72,7 @@ class CallSelections:
     # -- for sites -------------------------------------------------------------------------
 
     def current(self, name: str) -> Selection:
-        """Return the selection of the running call; SiteError if the rule needs one and none runs.
+        """Return the selection of the running call; without a call all rows, or SiteError.
 
         `name` is the site, for messages.
         """

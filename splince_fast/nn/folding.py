@@ -334,7 +334,7 @@ def _fold_site(
     bias: str,
     drop: bool,
 ) -> float:
-    """Fold one site; return the largest norm of a mean that is left out."""
+    """Fold one site; return the norm of the mean that is left out, the largest of all layers."""
     missing = _layers_without_bias(changes, projection)
     if missing and bias == "error":
         raise FoldError(

@@ -104,11 +104,11 @@ class _BatchKeys(NamedTuple):
         return keys
 
     def entries(self) -> tuple[str, ...]:
-        """Name what follows X in a tuple."""
+        """Return the names of the entries of a batch other than X."""
         return self.labels if self.sample_weight is None else (*self.labels, self.sample_weight)
 
     def to_block(self, numbered: tuple[int, Any]) -> Block:
-        """Read one batch."""
+        """Convert one batch to a block."""
         number, batch = numbered
         if isinstance(batch, Mapping):
             X, entries = self._from_mapping(batch, number)
@@ -126,7 +126,7 @@ class _BatchKeys(NamedTuple):
         return Block(X, {name: entries[name] for name in self.labels} or None, weight)
 
     def _from_mapping(self, batch: Mapping[Any, Any], number: int) -> tuple[Any, Mapping[str, Any]]:
-        """Find X and the named entries of a mapping."""
+        """Return X and the entries of a batch that is a mapping."""
         if self.embedding is None:
             raise InputError(
                 f"batch {number} is a mapping with the keys {list(batch)}; say with embedding= "
@@ -138,7 +138,7 @@ class _BatchKeys(NamedTuple):
         return batch[self.embedding], batch
 
     def _from_tuple(self, batch: Any, number: int) -> tuple[Any, Mapping[str, Any]]:
-        """Find X and name the other entries of a tuple; a default DataLoader gives lists."""
+        """Return X and the entries of a batch that is a tuple, or a list as from a DataLoader."""
         entries = batch if isinstance(batch, tuple | list) else (batch,)
         names = self.entries()
         if self.embedding is not None or len(entries) != 1 + len(names):
@@ -155,7 +155,7 @@ class _ShuffledSource(StreamSource):
     """Batches in another order in each pass, so that resuming is impossible."""
 
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
-        """Yield all blocks; refuse to resume."""
+        """Yield all blocks; InputError for resuming."""
         if first_block:
             raise InputError(
                 f"{self.name} shuffles, so resuming would count some rows twice and miss others; "

@@ -1,4 +1,4 @@
-"""Sources: equal rows from every container, resuming, reading ahead, errors that name a place."""
+"""sources: all modules. Equal rows from every container, resuming, reading ahead, errors."""
 
 from __future__ import annotations
 
