@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ FEW_ROWS = 20  # the accuracy in a cell of fewer rows is not reliable
 _MAX_PRODUCT = 10_000  # cells of a product above which only those that occur are listed
 
 
-def class_codes(values: Any, name: str, n: int | None = None) -> ClassCodes:
+def class_codes(values: object, name: str, n: int | None = None) -> ClassCodes:
     """Read a column of n rows (of any number without `n`) as classes, floats that are whole too.
 
     Raises
@@ -28,11 +28,9 @@ def class_codes(values: Any, name: str, n: int | None = None) -> ClassCodes:
         The column holds quantities.
     """
     if n is None:
-        try:
-            n = len(values)
-        except TypeError as error:
-            kind = type(values).__name__
-            raise InputError(f"labels are {kind}, not a column of labels") from error
+        if not isinstance(values, Sized):
+            raise InputError(f"labels are {type(values).__name__}, not a column of labels")
+        n = len(values)
     encoded = encode_one(values, n, name=name, kind="classes")
     if not isinstance(encoded, ClassCodes):
         raise LabelError(f"{name} holds quantities; classes are needed here")
@@ -85,14 +83,15 @@ def joint(columns: Sequence[ClassCodes]) -> ClassCodes:
     return ClassCodes(tuple(names), codes.astype(np.intp))
 
 
-def cells_of_groups(groups: Any, n: int) -> ClassCodes:
+def cells_of_groups(groups: object, n: int) -> ClassCodes:
     """Cells of one column of groups, or of a tuple, mapping or frame of columns."""
     if isinstance(groups, tuple) and groups and not np.isscalar(groups[0]):
         columns = {f"groups[{i}]": column for i, column in enumerate(groups)}
     elif isinstance(groups, Mapping):
         columns = dict(groups)
     elif hasattr(groups, "columns") and hasattr(groups, "shape"):
-        columns = {str(name): groups[name] for name in groups.columns}
+        frame: Any = groups
+        columns = {str(name): frame[name] for name in frame.columns}
     else:
         columns = {"groups": groups}
     return joint([class_codes(column, name, n) for name, column in columns.items()])

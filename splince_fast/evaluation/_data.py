@@ -24,6 +24,7 @@ from splince_fast.labels import ClassCodes, Columns, Encoded
 from splince_fast.moments import Moments
 
 Rows = NDArray[np.intp]  # row numbers
+Matrix = NDArray[Any]  # (n, d) rows of any dtype
 Float = NDArray[np.float64]
 
 BLOCK = 1 << 12  # rows that are read at a time
@@ -32,7 +33,7 @@ _WHOLE_HASH = 1 << 28  # bytes up to which all rows are hashed
 _SAMPLED_ROWS = 1 << 16  # beyond
 
 
-def read_rows(X: Any) -> NDArray[Any]:
+def read_rows(X: object) -> Matrix:
     """Rows of shape (n, d) from an array, frame, tensor, or a .npy or .parquet file."""
     if isinstance(X, str | os.PathLike):
         path = Path(X)
@@ -59,7 +60,7 @@ def read_rows(X: Any) -> NDArray[Any]:
     return as_rows(X)
 
 
-def check_finite(X: NDArray[Any]) -> None:
+def check_finite(X: Matrix) -> None:
     """Raise NonFiniteError for NaN or infinity, block by block."""
     for _, block in blocks(X):
         try:
@@ -69,14 +70,14 @@ def check_finite(X: NDArray[Any]) -> None:
             raise
 
 
-def blocks(X: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+def blocks(X: Matrix) -> Iterator[tuple[int, Matrix]]:
     """(start, rows) of consecutive blocks of (n, d) rows."""
     for start in range(0, len(X), BLOCK):
         yield start, X[start : start + BLOCK]
         release(X)
 
 
-def take_rows(X: NDArray[Any], rows: Rows) -> Float:
+def take_rows(X: Matrix, rows: Rows) -> Float:
     """X[rows] as float64, without a copy in between."""
     taken = np.empty((len(rows), X.shape[1]))
     mapped = _map_of(X) is not None
@@ -89,14 +90,14 @@ def take_rows(X: NDArray[Any], rows: Rows) -> Float:
     return taken
 
 
-def release(X: NDArray[Any]) -> None:
+def release(X: Matrix) -> None:
     """Release the pages of a map; they are read again on access. Other arrays are left alone."""
     mapping = _map_of(X)
     if mapping is not None:
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def _map_of(X: NDArray[Any]) -> mmap.mmap | None:
+def _map_of(X: Matrix) -> mmap.mmap | None:
     """The map behind an array; None in memory, or in mode "c", whose changes would be lost."""
     array: Any = X
     while isinstance(array, np.ndarray):
@@ -125,7 +126,7 @@ def labels_of(column: Encoded, rows: Rows) -> Encoded:
 
 
 def fingerprint(
-    X: NDArray[Any],
+    X: Matrix,
     labels: Sequence[Encoded],
     groups: Rows | None,
     parts: NDArray[np.int8] | None,
@@ -147,7 +148,7 @@ def fingerprint(
 
 
 def level_moments(
-    X: NDArray[Any], labels: Mapping[str, Encoded], parts: Sequence[tuple[Rows, Float | None]]
+    X: Matrix, labels: Mapping[str, Encoded], parts: Sequence[tuple[Rows, Float | None]]
 ) -> list[Moments]:
     """Moments of several overlapping sets of rows, each row accumulated at most once.
 

@@ -32,11 +32,11 @@ from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
-AnyEraser: TypeAlias = Projection | ConditionalEraser
+FittedEraser: TypeAlias = Projection | ConditionalEraser
 # Joint codes of classes, columns of quantities, or a mapping of columns for both.
 ConceptLabels: TypeAlias = NDArray[Any] | dict[str, NDArray[Any]]
 
-_OF_FOLDS: dict[str, Callable[..., AnyEraser]] = {"quadratic": quadratic, "isotropic": isotropic}
+_OF_FOLDS: dict[str, Callable[..., FittedEraser]] = {"quadratic": quadratic, "isotropic": isotropic}
 _BASELINES = ("INLP", "RLACE")
 _REPAIRED = "+repair"
 ERASERS = (
@@ -204,15 +204,15 @@ def fit_eraser(spec: Any, data: FitData) -> Projection | LabelEraser:
     return data.coordinates.projection(eraser) if estimator else eraser
 
 
-def _of_moments(spec: Any, data: FitData) -> AnyEraser:
+def _of_moments(spec: Any, data: FitData) -> FittedEraser:
     """The eraser of a name or a function of moments, a map of the data."""
     if isinstance(spec, str):
         if spec in _OF_FOLDS:
             return _of_folds(spec, data)
         key = key_of(spec)
         return _random(data) if key is None else _of_table(key, data)
-    eraser: AnyEraser = spec(data.moments.copy())  # which the function may change
-    if not isinstance(eraser, AnyEraser):
+    eraser: FittedEraser = spec(data.moments.copy())  # which the function may change
+    if not isinstance(eraser, FittedEraser):
         raise InputError(
             f"the eraser returned {type(eraser).__name__}; it must map moments to a Projection, or "
             "to a ConditionalEraser"
@@ -220,7 +220,7 @@ def _of_moments(spec: Any, data: FitData) -> AnyEraser:
     return eraser
 
 
-def _of_table(key: str, data: FitData) -> AnyEraser:
+def _of_table(key: str, data: FitData) -> FittedEraser:
     """The eraser of a method of the library."""
     method = METHODS[key]
     options: dict[str, Any] = {}
@@ -228,11 +228,11 @@ def _of_table(key: str, data: FitData) -> AnyEraser:
         options["keep"] = data.task
     if "missing" in method.parameters:
         options["missing"] = "raise"  # every row of a job has its labels
-    eraser: AnyEraser = method.function(data.factored, erase=list(data.concepts), **options)
+    eraser: FittedEraser = method.function(data.factored, erase=list(data.concepts), **options)
     return eraser
 
 
-def _of_folds(name: str, data: FitData) -> AnyEraser:
+def _of_folds(name: str, data: FitData) -> FittedEraser:
     """An eraser of class covariances, from two folds of the training rows; it keeps the task.
 
     Raises
@@ -280,7 +280,7 @@ def _random(data: FitData) -> Projection:
     return Projection(Q, Q, moments.mean, method="random")
 
 
-def _of_estimator(spec: Any, data: FitData) -> AnyEraser:
+def _of_estimator(spec: Any, data: FitData) -> FittedEraser:
     """The map of an estimator, or of a baseline by its name, fitted on the scaled rows."""
     if isinstance(spec, str):
         spec = getattr(import_module("splince_fast.baselines"), spec)()
@@ -297,7 +297,7 @@ def _of_estimator(spec: Any, data: FitData) -> AnyEraser:
     arguments = {name: value for name, value in optional.items() if name in accepted}
     model.fit(train.rows, train.task, **arguments, **weight_argument(model, train.weights))
     projection = getattr(model, "projection_", None)
-    if not isinstance(projection, AnyEraser):
+    if not isinstance(projection, FittedEraser):
         raise InputError(
             f"{type(model).__name__} has no projection_ after fit; erasers must be affine maps: an "
             "estimator with a Projection in projection_, or a function of moments"

@@ -82,7 +82,7 @@ class HeadFit:
     alpha: float
     converged: bool = True
 
-    def predict(self, rows: Float, eraser_map: ScaledMap) -> Any:
+    def predict(self, rows: Float, eraser_map: ScaledMap) -> NDArray[Any]:
         """(n,) codes of the task, or (n, k) values of a quantity, of erased rows."""
         predicted = eraser_map.scores(rows, self.weights, self.intercepts)
         return predicted if self.classes is None else self.classes[heads.decide(predicted)]

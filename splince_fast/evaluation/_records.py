@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from splince_fast.exceptions import FileFormatError, InputError
 
 Codes = NDArray[np.intp]
+Json = dict[str, Any]
 
 # Names that erasers and heads may not have. ADVICE: eraser of a record of advice. ERASER_ROW: head
 # of a record of an eraser itself. PATH: head of the points of a path in the long form.
@@ -109,7 +110,7 @@ class Record:
         """Predicted codes of the test rows; None for a record without them."""
         return np.frombuffer(self.y_pred, _CODES).astype(np.intp) if self.y_pred else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """The record as numbers, strings, lists and dictionaries."""
         entry = dataclasses.asdict(self)
         if y_pred := entry.pop("y_pred"):
@@ -117,7 +118,7 @@ class Record:
         return entry
 
     @classmethod
-    def from_json(cls, entry: Mapping[str, Any]) -> Record:
+    def from_json(cls, entry: Json) -> Record:
         """The record that `to_json` wrote.
 
         Raises
@@ -169,9 +170,9 @@ class TestLabels:
         return {name: None if codes is None else codes.tolist() for name, codes in columns.items()}
 
     @classmethod
-    def from_json(cls, entry: Mapping[str, Any]) -> TestLabels:
+    def from_json(cls, entry: Json) -> TestLabels:
         """The labels that `to_json` wrote."""
-        columns: dict[str, Any] = {
+        columns: Json = {
             name: None if codes is None else np.array(codes, np.intp)
             for name, codes in entry.items()
         }
@@ -250,13 +251,13 @@ class Context:
         """Name of the first head of the library that is `role`, such as "frozen"."""
         return dict(zip(self.head_roles[::-1], self.heads[::-1], strict=True)).get(role)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         """The context as numbers, strings, lists and dictionaries."""
         truth = {} if self.truth is None else self.truth.to_json()
         return dataclasses.asdict(dataclasses.replace(self, truth=None)) | {"truth": truth}
 
     @classmethod
-    def from_json(cls, entry: Mapping[str, Any]) -> Context:
+    def from_json(cls, entry: Json) -> Context:
         """The context that `to_json` wrote.
 
         Raises
@@ -264,7 +265,7 @@ class Context:
         KeyError, TypeError, ValueError
             Fields that are not those of a context.
         """
-        fields: dict[str, Any] = {
+        fields: Json = {
             f.name: tuple(entry[f.name]) if isinstance(entry[f.name], list) else entry[f.name]
             for f in dataclasses.fields(cls)
         }
@@ -363,7 +364,7 @@ class Journal:
         self._append([{"key": key, **record.to_json()} for key, record in new.items()])
         self.records |= new
 
-    def _append(self, entries: list[dict[str, Any]]) -> None:
+    def _append(self, entries: list[Json]) -> None:
         if self.path is None or not entries:
             return
         text = "".join(json.dumps(entry) + "\n" for entry in entries)

@@ -25,7 +25,7 @@ from splince_fast.evaluation import _logistic
 from splince_fast.evaluation._cells import cells_of_groups, check_classes, class_codes, common
 from splince_fast.evaluation.metrics import counts_per_code
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
-from splince_fast.labels import Columns, encode_one, names_array
+from splince_fast.labels import ClassName, Columns, encode_one, names_array
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
@@ -62,12 +62,12 @@ class Head:
 
     coef_: Float
     intercept_: Float
-    classes_: tuple[Any, ...]
+    classes_: tuple[ClassName, ...]
     alpha: float
     converged: bool
     validation: tuple[tuple[float, float, float], ...] = field(default=())
 
-    def decision_function(self, X: Any) -> Float:
+    def decision_function(self, X: object) -> Float:
         """Scores: (n,) for two classes or a quantity, (n, C) otherwise.
 
         Parameters
@@ -84,7 +84,7 @@ class Head:
         scores = rows @ self.coef_.T + self.intercept_
         return np.asarray(scores[:, 0] if scores.shape[1] == 1 else scores)
 
-    def predict(self, X: Any) -> Any:
+    def predict(self, X: object) -> Any:
         """Names of classes, or the values of a quantity.
 
         Parameters
@@ -102,7 +102,7 @@ class Head:
             return scores
         return names_array(self.classes_)[decide(scores.reshape(len(scores), -1))]
 
-    def predict_proba(self, X: Any) -> Float:
+    def predict_proba(self, X: object) -> Float:
         """Probability of every class.
 
         Parameters
@@ -130,8 +130,8 @@ class Head:
 
 
 def fit_head(
-    X: Any,
-    y: Any,
+    X: object,
+    y: object,
     *,
     alpha: float = 0.01,
     solver: str = "newton",
@@ -209,12 +209,12 @@ def fit_head(
 
 
 def select_head(
-    X: Any,
-    y: Any,
-    X_validation: Any,
-    y_validation: Any,
+    X: object,
+    y: object,
+    X_validation: object,
+    y_validation: object,
     *,
-    groups: Any,
+    groups: object,
     alphas: Sequence[float] = ALPHAS,
     rule: str = "worst_group",
 ) -> Head:
@@ -312,7 +312,7 @@ class Scaled:
         self,
         w: Float,
         b: Float,
-        names: tuple[Any, ...],
+        names: tuple[ClassName, ...],
         alpha: float,
         *,
         converged: bool = True,
@@ -414,10 +414,10 @@ def ridge_path(
     return w, mean - effective @ centre
 
 
-def check_alpha(alpha: Any) -> None:
+def check_alpha(alpha: object) -> None:
     """Raise InputError for a penalty that is no finite number of at least 0."""
-    number = isinstance(alpha, int | float | np.floating) and not isinstance(alpha, bool)
-    if not number or not 0 <= alpha < math.inf:
+    number = None if isinstance(alpha, bool) else alpha
+    if not isinstance(number, int | float | np.floating) or not 0 <= number < math.inf:
         raise InputError(f"alpha is {alpha!r}; it must be a finite number of at least 0")
 
 
@@ -436,7 +436,7 @@ def check_alphas(alphas: Any) -> tuple[float, ...]:
     return tuple(sorted({float(alpha) for alpha in alphas}, reverse=True))
 
 
-def check_rule(rule: Any) -> None:
+def check_rule(rule: object) -> None:
     """Raise InputError for an unknown rule of selection."""
     if rule not in RULES:
         raise InputError(f"the rule of selection is {rule!r}; choose 'worst_group' or 'accuracy'")

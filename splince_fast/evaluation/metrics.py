@@ -19,7 +19,7 @@ from splince_fast._solve.options import is_integer
 from splince_fast.evaluation._cells import FEW_ROWS, cells_of_groups, class_codes, common
 from splince_fast.evaluation.statistics import wilson_interval
 from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceWarning
-from splince_fast.labels import ClassName
+from splince_fast.labels import ClassName, VariableName
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
 
@@ -43,7 +43,7 @@ class CellAccuracy:
         Wilson interval from the counts.
     """
 
-    cell: Any
+    cell: ClassName
     n: int
     accuracy: float
     low: float
@@ -69,7 +69,7 @@ class GroupAccuracy:
     """
 
     rows: tuple[CellAccuracy, ...]
-    missing: tuple[Any, ...]
+    missing: tuple[ClassName, ...]
     n: int
     overall: float
     interval: float
@@ -84,7 +84,7 @@ class GroupAccuracy:
         """Unweighted mean over cells."""
         return math.fsum(row.accuracy for row in self.rows) / len(self.rows)
 
-    def weighted(self, by: Mapping[Any, float]) -> float:
+    def weighted(self, by: Mapping[ClassName, float]) -> float:
         """Mean over cells weighted by fractions, such as those of the training rows.
 
         Parameters
@@ -135,7 +135,7 @@ class GroupAccuracy:
         return "\n".join(lines)
 
 
-class ClassAccuracy(dict[Any, float]):
+class ClassAccuracy(dict[ClassName, float]):
     """Accuracy per true class, as a dictionary.
 
     Examples
@@ -154,14 +154,14 @@ class ClassAccuracy(dict[Any, float]):
 
 
 def group_accuracy(
-    y_true: Any,
-    y_pred: Any,
+    y_true: object,
+    y_pred: object,
     *,
-    groups: Any = None,
-    sample_weight: Any = None,
+    groups: object = None,
+    sample_weight: object = None,
     interval: float = 0.95,
     strict: bool = False,
-    sensitive_features: Any = None,
+    sensitive_features: object = None,
 ) -> GroupAccuracy:
     """Accuracy in every cell of the groups, with Wilson intervals.
 
@@ -240,13 +240,13 @@ def group_accuracy(
 
 
 def worst_group_accuracy(
-    y_true: Any,
-    y_pred: Any,
+    y_true: object,
+    y_pred: object,
     *,
-    groups: Any = None,
+    groups: object = None,
     min_rows: int = 1,
-    sample_weight: Any = None,
-    sensitive_features: Any = None,
+    sample_weight: object = None,
+    sensitive_features: object = None,
 ) -> float:
     """Lowest accuracy over the cells of the groups that are present.
 
@@ -308,7 +308,7 @@ def worst_group_accuracy(
     return worst
 
 
-def class_accuracy(y_true: Any, y_pred: Any) -> ClassAccuracy:
+def class_accuracy(y_true: object, y_pred: object) -> ClassAccuracy:
     """Fraction of correct decisions for each true class (its true positive rate).
 
     Parameters
@@ -344,12 +344,12 @@ def class_accuracy(y_true: Any, y_pred: Any) -> ClassAccuracy:
 
 
 def tpr_gap(
-    y_true: Any,
-    y_pred: Any,
+    y_true: object,
+    y_pred: object,
     *,
-    concept: Any = None,
+    concept: object = None,
     average: str | None = "rms",
-    sensitive_features: Any = None,
+    sensitive_features: object = None,
 ) -> Any:
     """Gap of the true positive rates between the classes of the concept.
 
@@ -443,7 +443,7 @@ def average_gap(gaps: Float, average: str) -> float:
     return float(sizes.mean() if average == "mean" else sizes.max())
 
 
-def covariance_ratio(eraser: Projection, moments: Moments, name: Any) -> float:
+def covariance_ratio(eraser: Projection, moments: Moments, name: VariableName) -> float:
     """Fraction of the covariance with a variable that an eraser keeps: |P S|_F^2 / |S|_F^2.
 
     S = Cov(x, v) with a column for every class of v (none left out), from moments alone.
@@ -484,30 +484,30 @@ def covariance_ratio(eraser: Projection, moments: Moments, name: Any) -> float:
     return float(np.sum(kept**2)) / whole if whole else math.nan
 
 
-def counts_per_code(codes: Codes, correct: Any, size: int = 0) -> tuple[Codes, Codes]:
+def counts_per_code(codes: Codes, correct: NDArray[np.bool_], size: int = 0) -> tuple[Codes, Codes]:
     """Rows of each code from 0 on, and the correct ones among them; code -1 is left out."""
     counts = np.bincount(codes[codes >= 0], minlength=size)
     return counts, np.bincount(codes[correct & (codes >= 0)], minlength=len(counts))
 
 
-def _read(y_true: Any, y_pred: Any) -> tuple[tuple[ClassName, ...], Codes, Codes]:
+def _read(y_true: object, y_pred: object) -> tuple[tuple[ClassName, ...], Codes, Codes]:
     """Names of the true classes, and codes of the true and the predicted ones."""
     true = class_codes(y_true, "y_true")
     return true.classes, *common(true, class_codes(y_pred, "y_pred", len(true)))
 
 
-def _one_of(groups: Any, sensitive_features: Any, name: str = "groups") -> Any:
+def _one_of(groups: object, sensitive_features: object, name: str = "groups") -> object:
     """The argument that was passed under one of its two names."""
     if (groups is None) == (sensitive_features is None):
         raise InputError(f"pass {name}= (or its alias sensitive_features=), and only one of them")
     return sensitive_features if groups is None else groups
 
 
-def _is_constant(values: Any) -> bool:
+def _is_constant(values: object) -> bool:
     return len(np.unique(class_codes(values, "labels").codes)) == 1
 
 
-def _weights(values: Any, n: int) -> Float:
+def _weights(values: object, n: int) -> Float:
     if values is None:
         return np.ones(n)
     weight = np.asarray(values, dtype=np.float64)

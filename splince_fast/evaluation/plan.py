@@ -223,23 +223,23 @@ class ComparisonPlan:
 class Settings:
     """Arguments of :func:`splince_fast.evaluation.compare` that the results depend on."""
 
-    task: Any
-    concept: Any
-    groups: Any = None
-    erasers: Any = ("none", "SAL", "LEACE", "SPLINCE")
-    heads: Any = ("retrained", "frozen")
-    association: Any = None
-    aligned_class: Any = None
-    sizes: Any = None
+    task: object
+    concept: object
+    groups: object = None
+    erasers: object = ("none", "SAL", "LEACE", "SPLINCE")
+    heads: object = ("retrained", "frozen")
+    association: object = None
+    aligned_class: object = None
+    sizes: object = None
     association_method: str = "subsample"
     unlabelled: bool = False
     n_seeds: int = 5
     random_state: int = 0
-    alphas: Any = ALPHAS
+    alphas: object = ALPHAS
     select: str = "worst_group"
     leakage: Sequence[str] = ("linear",)
     metrics: Mapping[str, Any] | None = None
-    test: Any = None
+    test: object = None
 
     @property
     def weighted(self) -> bool:
@@ -247,7 +247,7 @@ class Settings:
         return self.association_method == "weights"
 
 
-def make_plan(X: Any, settings: Settings) -> ComparisonPlan:
+def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     """Check and read the arguments of a comparison."""
     rows = read_rows(X)
     n = len(rows)
@@ -344,7 +344,7 @@ def _sizes(
     return sizes, text
 
 
-def _concept_columns(concept: Any) -> dict[str, Any]:
+def _concept_columns(concept: object) -> dict[str, Any]:
     """Concepts by name, from a column, or a mapping or tuple of columns."""
     if isinstance(concept, Mapping):
         return {str(name): column for name, column in concept.items()}
@@ -362,7 +362,7 @@ def _levels(
         if settings.aligned_class is not None:
             raise InputError("aligned_class= is for association=; the natural split aligns nothing")
         return (None,), None
-    values = association if isinstance(association, Sequence | np.ndarray) else (association,)
+    values: Any = association if isinstance(association, Sequence | np.ndarray) else (association,)
     for p in values:
         splits.check_p(p)
     if not len(values):
@@ -376,7 +376,7 @@ def _levels(
     return tuple(sorted({float(p) for p in values})), protocol
 
 
-def _parts(test: Any, n: int) -> NDArray[np.int8]:
+def _parts(test: object, n: int) -> NDArray[np.int8]:
     """Parts from a mask of test rows or a column of names."""
     column = class_codes(test, "test", n)
     unknown = [name for name in column.classes if name not in _PARTS]
@@ -409,7 +409,7 @@ def _check_groups_whole(groups: ClassCodes, parts: NDArray[np.int8]) -> None:
         )
 
 
-def _components(specs: Any, choices: tuple[str, ...], role: str) -> tuple[Component, ...]:
+def _components(specs: object, choices: tuple[str, ...], role: str) -> tuple[Component, ...]:
     """Erasers or heads with names and identities."""
     if isinstance(specs, str) or not isinstance(specs, Sequence | Mapping):
         specs = (specs,)

@@ -141,13 +141,13 @@ class Leakage:
 
 
 def leakage(
-    X_fresh: Any,
-    z_fresh: Any,
+    X_fresh: object,
+    z_fresh: object,
     *,
     probes: Sequence[str] = PROBES,
     cv: int = 5,
     n_permutations: int = 0,
-    groups: Any = None,
+    groups: object = None,
     random_state: int = 0,
 ) -> Leakage:
     """Probe erased rows for the concept; they should be held out from the fit of the eraser.

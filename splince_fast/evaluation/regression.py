@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -119,7 +118,7 @@ class LogOddsRegression:
 
 
 def log_odds_regression(
-    log_odds: ArrayLike, *, clusters: Any = None, **scores: ArrayLike
+    log_odds: ArrayLike, *, clusters: object = None, **scores: ArrayLike
 ) -> LogOddsRegression:
     """Regress log-odds of a model on scores by least squares, with cluster-robust errors.
 

@@ -13,7 +13,6 @@ from typing import Any
 from splince_fast._runtime.extras import require
 from splince_fast._runtime.files import write_text
 from splince_fast.evaluation import _decision, _tables, statistics
-from splince_fast.evaluation._cells import FEW_ROWS
 from splince_fast.evaluation._differences import Differences, Resampled, Verdict, verdict_of
 from splince_fast.evaluation._records import (
     ADVICE,
@@ -273,11 +272,6 @@ class Comparison:
                 limits = statistics.wilson_interval(n_correct, n)
                 worst[r.seed] = CellAccuracy(self.context.cells[code], n, n_correct / n, *limits)
         return worst
-
-    def _has_small_worst_cell(self, eraser: str, head: str | None, p: float | None) -> bool:
-        """Whether the worst cell of some seed has too few rows to be reliable."""
-        cells = self.worst_cells(eraser=eraser, head=head, p=p).values()
-        return any(cell.n < FEW_ROWS for cell in cells)
 
     def advice(self, p: float | None = None) -> dict[str, float]:
         """Advice from the moments alone, means over seeds.

@@ -45,15 +45,15 @@ _LAYOUT = 2  # of the records; those of another layout are computed again
 
 
 def compare(
-    X: Any,
+    X: object,
     *,
-    task: Any,
-    concept: Any,
-    groups: Any = None,
-    erasers: Any = ("none", "SAL", "LEACE", "SPLINCE"),
-    heads: Any = ("retrained", "frozen"),
-    association: Any = None,
-    aligned_class: Any = None,
+    task: object,
+    concept: object,
+    groups: object = None,
+    erasers: object = ("none", "SAL", "LEACE", "SPLINCE"),
+    heads: object = ("retrained", "frozen"),
+    association: object = None,
+    aligned_class: object = None,
     sizes: tuple[int, int, int] | None = None,
     association_method: str = "subsample",
     unlabelled: bool = False,
@@ -63,7 +63,7 @@ def compare(
     select: str = "worst_group",
     leakage: Sequence[str] = ("linear",),
     metrics: Mapping[str, Any] | None = None,
-    test: Any = None,
+    test: object = None,
     n_jobs: int | None = None,
     run: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
@@ -410,7 +410,7 @@ def _run_jobs(
         rows = _on_disk(plan.X, scratch)
         worker = Worker(dataclasses.replace(plan, X=None), rows, scratch, own_process=True)
 
-    def parallel(calls: Any) -> Iterator[Any]:
+    def parallel(calls: Iterator[Any]) -> Iterator[Any]:
         results: Iterator[Any] = joblib.Parallel(workers, return_as="generator_unordered")(calls)
         return results
 

@@ -396,7 +396,7 @@ def reason_of(error: Exception) -> str:
     return str(error) if isinstance(error, SplinceError) else f"{type(error).__name__}: {error}"
 
 
-def own_metrics(metrics: Any) -> dict[str, Metric]:
+def own_metrics(metrics: object) -> dict[str, Metric]:
     """The caller's own metrics, each with its label.
 
     Raises

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation._cells import check_classes, class_codes
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
-from splince_fast.labels import ClassCodes
+from splince_fast.labels import ClassCodes, ClassName
 
 Rows = NDArray[np.intp]
 Float = NDArray[np.float64]
@@ -50,7 +50,7 @@ class Split:
     validation: Rows
     test: Rows
     p: float | None
-    aligned_class: Any
+    aligned_class: object
     missing: int
     notes: tuple[str, ...]
     weights: Float | None = None
@@ -68,11 +68,11 @@ class Protocol:
 
     y: ClassCodes
     z: ClassCodes
-    aligned_class: Any
+    aligned_class: object
     groups: Rows | None
 
     @classmethod
-    def of(cls, y: ClassCodes, z: ClassCodes, aligned_class: Any, groups: Any) -> Protocol:
+    def of(cls, y: ClassCodes, z: ClassCodes, aligned_class: object, groups: object) -> Protocol:
         """Check the labels.
 
         Raises
@@ -134,7 +134,7 @@ class Protocol:
         """Rows with both labels."""
         return np.asarray((self.y.codes >= 0) & (self.z.codes >= 0))
 
-    def _inside(self, cell: Cell, rows: Any = ...) -> NDArray[np.bool_]:
+    def _inside(self, cell: Cell, rows: Rows | slice = slice(None)) -> NDArray[np.bool_]:
         """Mask of the given rows, all by default, that are in a cell."""
         a, b = cell
         return np.asarray((self.y.codes[rows] == a) & (self.z.codes[rows] == b))
@@ -290,7 +290,7 @@ class Protocol:
             for c in cells
         }
 
-    def _name(self, cell: Cell) -> tuple[Any, Any]:
+    def _name(self, cell: Cell) -> tuple[ClassName, ClassName]:
         """Names of the classes of a cell."""
         return self.y.classes[cell[0]], self.z.classes[cell[1]]
 
@@ -357,7 +357,7 @@ def parts_of_groups(
     return part[place[groups]], place[groups]
 
 
-def _most_associated(y: ClassCodes, z: ClassCodes) -> Any:
+def _most_associated(y: ClassCodes, z: ClassCodes) -> ClassName:
     """The class of z with the largest P(z | second class of y) - P(z | first)."""
     size = len(z.classes)
     inside = (y.codes >= 0) & (z.codes >= 0)
@@ -368,7 +368,7 @@ def _most_associated(y: ClassCodes, z: ClassCodes) -> Any:
     return z.classes[int(np.argmax(rates[1] - rates[0]))]
 
 
-def check_p(p: Any) -> None:
+def check_p(p: object) -> None:
     """Raise InputError for an association that is no number in [0, 1]."""
     if isinstance(p, bool) or not isinstance(p, int | float | np.floating) or not 0 <= p <= 1:
         raise InputError(
@@ -377,17 +377,20 @@ def check_p(p: Any) -> None:
         )
 
 
-def check_sizes(sizes: Any) -> Sizes:
+def check_sizes(sizes: object) -> Sizes:
     """Numbers of training, validation and test rows; the first and the last are positive."""
-    whole = isinstance(sizes, Sequence) and len(sizes) == 3
-    if not whole or not all(is_integer(s) and s >= 0 for s in sizes):
+    if not (
+        isinstance(sizes, Sequence)
+        and len(sizes) == 3
+        and all(is_integer(s) and s >= 0 for s in sizes)
+    ):
         raise InputError(f"sizes is {sizes!r}; pass (training, validation, test) numbers of rows")
     if sizes[0] < 1 or sizes[2] < 1:
         raise InputError(f"sizes is {sizes!r}; training and test need at least one row")
     return int(sizes[0]), int(sizes[1]), int(sizes[2])
 
 
-def check_method(method: Any, name: str = "method") -> None:
+def check_method(method: object, name: str = "method") -> None:
     """Raise InputError for an unknown method to reach an association."""
     if method not in METHODS:
         raise InputError(
@@ -397,14 +400,14 @@ def check_method(method: Any, name: str = "method") -> None:
 
 
 def spurious_split(
-    task: Any,
-    concept: Any,
+    task: object,
+    concept: object,
     *,
     p: float,
     sizes: tuple[int, int, int] | None = None,
     random_state: int = 0,
-    aligned_class: Any = None,
-    groups: Any = None,
+    aligned_class: object = None,
+    groups: object = None,
     on_shortage: str = "raise",
     method: str = "subsample",
 ) -> Split:
