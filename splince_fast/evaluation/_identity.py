@@ -13,6 +13,7 @@ import types
 from collections.abc import Collection, Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
