@@ -40,8 +40,7 @@ if SANITIZE:
 KERNELS = "splince_fast/_kernels"
 # One translation unit per instruction set, each of which includes the same kernels.
 C_SOURCES = [
-    f"{KERNELS}/csrc/{name}.c"
-    for name in ("choose", "plain", "level_baseline", "level_avx2", "level_avx512")
+    f"{KERNELS}/csrc/{name}.c" for name in ("plain", "level_baseline", "level_avx2", "level_avx512")
 ]
 
 

@@ -146,18 +146,15 @@ def _fit_layers() -> Ways:
 def _state_bytes() -> Numbers:
     """What collecting holds in the middle of a pass, over the covariances of its sites alone."""
     from splince_fast.nn.collection import collector_for
-    from splince_fast.nn.recipe import Placement
+    from splince_fast.nn.spec import Placement
 
     model, short, _ = _model()
     collector = collector_for(
         model, _BLOCKS, labels=_label, tokens="all", placement=Placement(), weight="token",
         skip_ids=(), device="model", options={},
     )  # fmt: skip
-    handles = collector.attach(model)
-    with collector.one_batch(short[0]):
+    with collector.attached(model), collector.one_batch(short[0]):
         _forward(model, short[:1]).run()
-    for handle in handles:
-        handle.remove()
     held = sum(state.nbytes for state in collector.sums.values())
     return {OURS: held / (8 * model.config.num_hidden_layers * model.config.hidden_size**2)}
 

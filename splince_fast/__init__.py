@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from splince_fast.estimators import LEACE, SAL, SPLINCE, Identity, MeanProjection, OracleSPLINCE
     from splince_fast.methods import leace, mean_projection, sal, splince
     from splince_fast.methods.cross import CrossReport, cross_report
+    from splince_fast.methods.folds import FoldReport
     from splince_fast.methods.isotropic import isotropic
     from splince_fast.methods.oracle import oracle
     from splince_fast.methods.quadratic import quadratic
     from splince_fast.methods.quick import erase
     from splince_fast.methods.repair import repair
-    from splince_fast.methods.unseen import FoldReport
     from splince_fast.moments import Folds, Moments
     from splince_fast.moments.factored import Factored
     from splince_fast.projection import Projection
@@ -83,7 +83,7 @@ _LAZY = {
     "concept_strength": "splince_fast.strength",
     "cross_report": "splince_fast.methods.cross",
     "CrossReport": "splince_fast.methods.cross",
-    "FoldReport": "splince_fast.methods.unseen",
+    "FoldReport": "splince_fast.methods.folds",
     "ConceptStrength": "splince_fast.strength",
     "show_config": "splince_fast.config",
     "Config": "splince_fast.config",

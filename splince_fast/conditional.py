@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime import files, sweep
+from splince_fast._runtime import erase_rows, files
+from splince_fast._runtime.arrays import is_tensor
 from splince_fast._runtime.progress import Progress
-from splince_fast._runtime.tensors import is_tensor, like
 from splince_fast.exceptions import FileFormatError, FoldError, InputError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, Columns, Encoded, class_key, encode
 from splince_fast.labels.names import listed, names_from_json, names_to_json
@@ -29,7 +29,7 @@ NEEDS_LABELS = (
     "the map depends on the label of each row: it needs them for every row that is erased, and "
     "using them may be unlawful where the concept is a protected attribute"
 )
-# Bytes of rows that are mapped at a time, in float64.
+# Bytes of rows per step, in float64.
 _BLOCK_BYTES = 1 << 24
 
 
@@ -94,7 +94,7 @@ class ConditionalEraser:
     """
 
     needs_labels = True
-    __array_ufunc__ = None  # an array on the other side of an operator is a mistake
+    __array_ufunc__ = None  # NumPy must not try array @ eraser
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class ConditionalEraser:
 
     @property
     def after(self) -> Projection:
-        """B, the map of shifted rows."""
+        """B, the map that follows the shift."""
         return self._after
 
     @property
@@ -151,7 +151,7 @@ class ConditionalEraser:
 
     @property
     def fallback(self) -> Projection | None:
-        """The map of rows without a label; None where such rows are refused."""
+        """The map of rows without a label; None where these raise an error."""
         return self._fallback
 
     @property
@@ -240,16 +240,18 @@ class ConditionalEraser:
                 raise InputError("out= is for arrays; assign the result to a tensor")
             plain = X.detach().cpu()
             rows = (plain.float() if str(X.dtype) == "torch.bfloat16" else plain).numpy()
-            return like(X, self(rows, labels, mask=mask, progress=progress))
-        rows = sweep.as_stack(X, self.n_features)
-        dtype = sweep.result_dtype(rows.dtype)
-        chosen = sweep.as_mask(mask, rows.shape[:-1])
+            from splince_fast._runtime.torch_rows import tensor_like
+
+            return tensor_like(X, self(rows, labels, mask=mask, progress=progress))
+        rows = erase_rows.as_stack(X, self.n_features)
+        dtype = erase_rows.result_dtype(rows.dtype)
+        chosen = erase_rows.as_mask(mask, rows.shape[:-1])
         flat_mask = None if chosen is None else chosen.reshape(-1)
         read = self._read(labels, rows.shape[:-1], flat_mask)
         if out is None:
             out = np.empty(rows.shape, dtype)
         else:
-            sweep.check_out(out, rows, dtype)
+            erase_rows.check_out(out, rows, dtype)
         flat = rows.reshape(-1, rows.shape[-1])
         result = out.reshape(flat.shape) if out.flags.c_contiguous else np.empty(flat.shape, dtype)
         self._write(flat, read, flat_mask, result, progress)
@@ -359,7 +361,7 @@ class ConditionalEraser:
                 bar.advance(len(block), block.nbytes)
 
     def fold_into(self, weight: Any, bias: Any = None) -> NoReturn:
-        """Refuse: the map depends on the labels of each row, and a layer does not.
+        """Raise InputError: the map depends on the labels of each row, and a layer does not.
 
         Parameters
         ----------

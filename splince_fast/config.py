@@ -97,7 +97,7 @@ class Config:
 
 
 def show_config() -> Config:
-    """Say what the library runs on, and how fast; takes about a second.
+    """Describe versions, processor, threads and speed; takes about a second.
 
     Returns
     -------
@@ -142,14 +142,14 @@ def show_config() -> Config:
 
 
 def _simd() -> tuple[str, ...]:
-    """Instruction sets of this processor, as NumPy names them."""
+    """Instruction sets of this processor, by NumPy's names."""
     found: Any = np.show_config(mode="dicts")
     extensions = found["SIMD Extensions"]
     return (*extensions.get("baseline", ()), *extensions.get("found", ()))
 
 
 def _scipy_blas() -> tuple[str, str]:
-    """Name and version of the BLAS that SciPy brings, and the kernels that it runs."""
+    """Name, version and kernels of SciPy's BLAS."""
     import threadpoolctl
 
     for library in threadpoolctl.threadpool_info():

@@ -34,7 +34,7 @@ class LabelError(SplinceError, ValueError):
 class UnknownVariableError(SplinceError, KeyError):
     """A variable was named that these statistics never saw."""
 
-    def __str__(self) -> str:  # KeyError would print the repr of the message
+    def __str__(self) -> str:  # KeyError prints the repr of its message
         return str(self.args[0]) if self.args else ""
 
 
@@ -96,7 +96,7 @@ class SplinceWarning(UserWarning):
 
 
 class NothingErasedWarning(SplinceWarning):
-    """An eraser of rank 0: the data hold no linear trace of the concept."""
+    """An eraser of rank 0: the data hold no linear association with the concept."""
 
 
 class DroppedDirectionsWarning(SplinceWarning):
@@ -116,7 +116,7 @@ class UnseenRowsWarning(SplinceWarning):
 
 
 class ManyClassesWarning(SplinceWarning):
-    """An integer variable has so many values that it may be a continuous one."""
+    """An integer variable has many values, and may be a quantity."""
 
 
 class WholeNumbersWarning(SplinceWarning):

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from splince_fast._runtime import files, sweep
-from splince_fast._runtime.arrays import as_rows
-from splince_fast._runtime.sweep import Factors
-from splince_fast._runtime.tensors import erase_tensor, is_tensor, like
+from splince_fast._runtime import erase_rows, files
+from splince_fast._runtime.arrays import as_rows, is_tensor
+from splince_fast._runtime.erase_rows import Factors
 from splince_fast.exceptions import FileFormatError, InputError
 
 if TYPE_CHECKING:
@@ -100,7 +99,7 @@ class Projection:
         method: str,
         report: Report | Callable[[], Report] | None,
     ) -> None:
-        """Take over transposed factors, (r, d) and C-contiguous: x - left^T (right (x - m) - s)."""
+        """Set transposed factors, (r, d), without a copy: x - left^T (right (x - m) - s)."""
         self._left, self._right, self._mean, self._shift = left, right, mean, shift
         self._method, self._report = method, report
         for array in (left, right, mean, shift):
@@ -122,7 +121,7 @@ class Projection:
         *,
         shift: Float | None = None,
     ) -> Projection:
-        """A projection from transposed factors that are known to be valid.
+        """A projection from valid transposed factors.
 
         The coefficients of x are right (x - mean) - shift, or right x - bias; with neither, the
         mean stays in place.
@@ -254,18 +253,20 @@ class Projection:
         array([0., 0., 1., 1.])
         """
         if is_tensor(X):
+            from splince_fast._runtime.torch_rows import erase_tensor
+
             return erase_tensor(self._factors, X, out=out, mask=mask, progress=progress)
         if hasattr(X, "map_blocks") and mask is None and out is None:
-            return sweep.erase_lazily(self, X, self.n_features)
-        rows = sweep.as_stack(X, self.n_features)
-        dtype = sweep.result_dtype(rows.dtype)
-        chosen = sweep.as_mask(mask, rows.shape[:-1])
+            return erase_rows.erase_lazily(self, X, self.n_features)
+        rows = erase_rows.as_stack(X, self.n_features)
+        dtype = erase_rows.result_dtype(rows.dtype)
+        chosen = erase_rows.as_mask(mask, rows.shape[:-1])
         fresh = out is None
         if fresh:
             out = np.empty(rows.shape, dtype)
         else:
-            sweep.check_out(out, rows, dtype)
-        sweep.erase(self._factors, rows, out, chosen, progress, fresh)
+            erase_rows.check_out(out, rows, dtype)
+        erase_rows.erase(self._factors, rows, out, chosen, progress, fresh)
         return out
 
     def fold_into(self, weight: Any, bias: Any = None) -> tuple[Any, Any]:
@@ -310,16 +311,17 @@ class Projection:
                 )
             given = as_rows(column[None, :], width=len(w), name="bias")[0].astype(np.float64)
             shift = given + shift
-        if is_tensor(weight) and weight.dtype.is_floating_point:
-            results = like(weight, folded), like(weight, shift)
-        else:
-            dtype = given_weight.dtype
-            dtype = dtype if dtype.kind not in "iub" else np.result_type(dtype, np.float32)
-            with np.errstate(over="ignore"):  # refused below, without NumPy's warning
-                layer = folded.astype(dtype), shift.astype(dtype)
-            results = (
-                (like(weight, layer[0]), like(weight, layer[1])) if is_tensor(weight) else layer
-            )
+        dtype = given_weight.dtype
+        dtype = dtype if dtype.kind not in "iub" else np.result_type(dtype, np.float32)
+        results: tuple[Any, Any]
+        with np.errstate(over="ignore"):  # raised below, without NumPy's warning
+            results = folded.astype(dtype), shift.astype(dtype)
+        if is_tensor(weight):
+            from splince_fast._runtime.torch_rows import tensor_like
+
+            if weight.dtype.is_floating_point:
+                results = folded, shift
+            results = tensor_like(weight, results[0]), tensor_like(weight, results[1])
         for name, exact, found in zip(("weight", "bias"), (folded, shift), results, strict=True):
             if np.isfinite(exact).all() and not bool((abs(found) < np.inf).all()):
                 raise InputError(
@@ -328,7 +330,7 @@ class Projection:
                 )
         return results
 
-    # An array on the other side of an operator is a mistake that NumPy must not try to resolve.
+    # NumPy must not try array @ projection.
     __array_ufunc__ = None
 
     def __matmul__(self, first: Projection) -> Projection:
@@ -434,7 +436,7 @@ class Projection:
         if not known:
             raise InputError(f"factors are held as float32 or float64, not {dtype!r}")
         left, right = (f.astype(dtype).astype(np.float64) for f in (self._left, self._right))
-        # The shift belongs to coefficients of x - mean, so the mean stays in place.
+        # The shift applies to coefficients of x - mean, so the mean is unchanged.
         return Projection._make(
             left, right, self._mean.copy(), method=self._method, report=self._report,
             shift=self._shift.copy(),
@@ -474,7 +476,7 @@ class Projection:
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        state["_report"] = self.report  # not the recipe for it
+        state["_report"] = self.report  # not the function that builds it
         for made_on_use in ("offset", "_factors"):
             state.pop(made_on_use, None)
         return state
@@ -525,7 +527,7 @@ def from_record(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any]
         np.ascontiguousarray(tensors["left"].T), np.ascontiguousarray(tensors["right"].T),
         tensors["mean"], tensors["bias"], str(metadata["method"]),
         None if report is None else Report.from_dict(report),
-        shift=tensors.get("shift"),  # absent where an earlier version wrote the file
+        shift=tensors.get("shift"),  # absent in files of earlier versions
     )  # fmt: skip
     terms = np.abs(new._right) @ np.abs(new._mean) + np.abs(new._shift)
     size = np.abs(new.left) @ (terms + np.abs(new._shift))

@@ -171,7 +171,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class SketchedCovariance:
-    """What stands for Cov(x) in moments made with ``sketch_size=``: variances and a low rank.
+    """Stand-in for Cov(x) in moments made with ``sketch_size=``: variances and a low-rank part.
 
     Attributes
     ----------
@@ -550,7 +550,7 @@ class Report:
                 f"head has shape {theta.shape}, dtype {theta.dtype}; it must be {self.n_features} "
                 "finite coefficients, one per feature, of one score"
             )
-        if self.dropped:  # what was kept: LEACE is the only map
+        if self.dropped:  # no kept part: LEACE is the only map
             return 0.0
         span = np.concatenate([known.variable(name).span() for name in erase])
         column = np.ascontiguousarray(cross[:, -1])
@@ -585,7 +585,7 @@ class Report:
 
     @property
     def _erases(self) -> bool:
-        """False of a repair, which keeps variables and erases none."""
+        """Whether variables are erased; False for a repair."""
         return {v.role for v in self.variables} != {"kept"}
 
     def _facts(self) -> list[tuple[str, str]]:
@@ -880,7 +880,7 @@ class Report:
 
 
 def _at_most(variable: VariableReport, text: str) -> str:
-    """The bound on what new rows are expected to show, in a text; "" where none is known."""
+    """The expected association in new rows as text; "" where it is unknown."""
     most = variable.expected_most
     return "" if most is None else text.format(f"{most:.2g}")
 
@@ -906,7 +906,7 @@ _FLAT = {
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a report, those of an earlier version gathered into parts.
+    """The fields of a report; flat fields of earlier versions are grouped into parts.
 
     A part is absent where its first field is; without the first, another field is unknown.
     """
@@ -973,7 +973,7 @@ class Facts(NamedTuple):
     sampling: Sampling | None
     sketch: SketchedCovariance | None
     sensitivity: float
-    noises: tuple[Noise, ...]  # of the erased variables; none where they are not erased entirely
+    noises: tuple[Noise, ...]  # of the erased variables; empty unless they are erased completely
     strength: float
 
 
@@ -985,7 +985,7 @@ def build_report(
     left: Float,
     right: Float,
 ) -> Report:
-    """The report, made when it is first asked for; ranks are those of the solve."""
+    """The report of a solve, computed on first use."""
     d = left.shape[1]
     amplification = solution.amplification
     known = facts.whitened and facts.sketch is None  # Cov(x), and so the angles

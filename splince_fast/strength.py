@@ -1,4 +1,4 @@
-"""Is there a linear trace of a concept at all? Canonical correlations and their chance level."""
+"""Linear association of x with a concept: canonical correlations and their chance level."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from splince_fast.moments.variables import check_column
 
 Float = NDArray[np.float64]
 
-# p-values that `conclusion` takes for a trace, and for less than chance leaves.
-_TRACE = 0.01
+# p-values below and above which `conclusion` states an association, and less of it than chance.
+_ASSOCIATED = 0.01
 _LESS_THAN_CHANCE = 1.0 - 1e-4
 
 
 @dataclass(frozen=True, slots=True)
 class ConceptStrength:
-    """How strong the linear trace of a concept in x is, beside what chance gives.
+    """Strength of the linear association of x with a concept, and its chance level.
 
     Attributes
     ----------
@@ -91,13 +91,13 @@ class ConceptStrength:
 
     @property
     def conclusion(self) -> str:
-        """What the figures say, in words: a trace where the p-value is below 0.01.
+        """The figures in words: an association where the p-value is below 0.01.
 
-        That of the permutation test counts where there is one. A trace weaker than all but
-        1 in 10,000 under chance is what erasing leaves on the rows that an eraser was fitted on.
+        The p-value of the permutation test counts where there is one. An association weaker than
+        all but 1 in 10,000 under chance is typical of erased rows that the eraser was fitted on.
         """
         if not self.rank_x:
-            return f"no linear trace of {self.name!r}: x is constant"
+            return f"no linear association with {self.name!r}: x is constant"
         if not self.informative:
             return (
                 f"nothing can be said of {self.name!r}: on {self.n:,} rows x of rank {self.rank_x} "
@@ -105,11 +105,11 @@ class ConceptStrength:
             )
         exact = self.p_value_permutation
         p_value = self.p_value if exact is None else exact
-        if p_value < _TRACE:
-            return f"a linear trace of {self.name!r} beyond chance"
+        if p_value < _ASSOCIATED:
+            return f"a linear association with {self.name!r} beyond chance"
         if self.p_value > _LESS_THAN_CHANCE:
-            return f"less trace of {self.name!r} than chance leaves, as where it was erased"
-        return f"no linear trace of {self.name!r} beyond chance"
+            return f"less association with {self.name!r} than chance gives, as after erasing it"
+        return f"no linear association with {self.name!r} beyond chance"
 
     def to_dict(self) -> dict[str, Any]:
         """The same and the conclusion as plain numbers, strings and lists, ready for JSON."""
@@ -154,7 +154,7 @@ def concept_strength(
     n_permutations: int = 999,
     random_state: int = 0,
 ) -> ConceptStrength:
-    """Canonical correlations of x with a concept, and what chance gives at this sample size.
+    """Canonical correlations of x with a concept, and their chance level at this sample size.
 
     With H and K the orthogonal projections of R^n onto the centred columns of X and of the
     concept's indicators or columns, the Pillai trace is V = tr(H K), the sum of the squared
@@ -195,7 +195,7 @@ def concept_strength(
 
     Notes
     -----
-    *Chance* is that the labels, missing ones included, were dealt to the rows at random, x fixed.
+    *Chance* is the distribution for labels, missing ones included, that are permuted at random.
     A random permutation takes K to a matrix of mean rank_z / (n - 1) (I - 1 1^T / n), so that
     E[V] = rank_x rank_z / (n - 1) for any x [1]_. With N = n - 1, p = rank_x, q = rank_z,
     h_i = H_ii, k_i = K_ii and e(S, r) = n (n + 1) S - (n - 1) r (r + 2) [2]_::
@@ -244,12 +244,12 @@ def concept_strength(
     >>> X = rng.normal(size=(500, 20)) + labels["there"][:, None] / 2
     >>> moments = sf.Moments().update(X, labels)
     >>> print(concept_strength(moments, "there").conclusion)
-    a linear trace of 'there' beyond chance
+    a linear association with 'there' beyond chance
     >>> print(concept_strength(moments, "absent").conclusion)
-    no linear trace of 'absent' beyond chance
+    no linear association with 'absent' beyond chance
     >>> after = sf.Moments().update(sf.leace(moments, erase="there")(X), labels)
     >>> print(concept_strength(after, "there").conclusion)
-    less trace of 'there' than chance leaves, as where it was erased
+    less association with 'there' than chance gives, as after erasing it
     """
     if isinstance(moments, Factored) and moments.shrinkage:
         raise InputError(
@@ -261,7 +261,7 @@ def concept_strength(
     ):
         raise InputError(
             "these moments have the covariance of a sample of the rows, and the figures of chance "
-            "are those of a covariance of all; accumulate with subsample=1 to test for a trace"
+            "are those of a covariance of all; accumulate with subsample=1 for a test"
         )
     if (isinstance(moments, Moments) and moments.parameters.sketch_size is not None) or (
         isinstance(moments, Factored) and moments.metric is not None
@@ -314,7 +314,7 @@ def concept_strength(
 
 @dataclass(frozen=True, slots=True)
 class _Whitened:
-    """L^+ Cov for the factor L of a covariance matrix, and what the factorisation found."""
+    """L^+ Cov for the factor L of a covariance matrix, with its ranks and scales."""
 
     rows: Float  # (k, d): the columns of L^+ Cov(x, z)
     singular_values: Float  # of them
@@ -323,9 +323,9 @@ class _Whitened:
 
 
 def _whitened(factor: Factor, cross: Float, max_rank: int) -> _Whitened:
-    """The rows of `cross`, (k, d), whitened; the factor knows nothing of the labels.
+    """The rows of `cross`, (k, d), whitened by a factor that does not depend on the labels.
 
-    Admitting directions in which the concept has a trace would make chance depend on the labels.
+    Admitting directions that covary with the concept would make chance depend on the labels.
     """
     rows = factor.whiten(np.ascontiguousarray(cross))
     values = np.asarray(np.linalg.svd(rows, compute_uv=False), dtype=np.float64)
@@ -341,7 +341,7 @@ def _whitened_both(
         # The vectors 1[z = c] / sqrt(n_c) are orthonormal: dividing by sqrt(n_c / n) whitens.
         present = variable.weights > 0
         cross = cross[:, present] / np.sqrt(variable.weights[present] / variable.weight)
-    # A measurement reads all features, however little they vary.
+    # All features count, with min_scale=0.
     options = Options() if isinstance(known, Factored) else Options(min_scale=0.0)
     with known.memory(True) as memory:
         factor = known.factored(options, known.share(options), memory)
@@ -510,7 +510,7 @@ def _permutation_test(
             f"that of the moments {pillai:.6g}; pass the same rows and labels in the same order"
         )
     rng = np.random.default_rng(random_state)
-    # Ties but for rounding count as hits, which keeps the test valid.
+    # Ties to rounding count as hits, so that the test stays valid.
     least = observed * (1.0 - 1e-9)
     hits = sum(
         float(np.sum((rows_of_x @ z[rng.permutation(len(z))]) ** 2)) >= least

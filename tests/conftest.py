@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from naive_model import FUZZ
 
-from splince_fast._kernels import row_kernels, sampled, sparse
+from splince_fast._kernels import row_kernels, sparse
 
 settings.register_profile(
     "splince_fast",
@@ -47,16 +47,6 @@ def real_data() -> Callable[[str], Path]:
 
 
 # --- kernels that refuse what would make them read or write out of bounds ------------------------
-
-
-def _check_choose_rows(
-    leverage: Any, weight: Any, rate: float, key: Any, position: int, chosen: Any, inclusion: Any
-) -> None:
-    n = leverage.shape[1]
-    assert weight.shape in ((n,), (0,))
-    assert chosen.shape == inclusion.shape == (n,)
-    assert 0 < rate <= 1
-    assert position >= 0
 
 
 def _check_csr(data: Any, indices: Any, indptr: Any, weight: Any, width: int) -> None:
@@ -96,7 +86,6 @@ def _check_add_images(
 
 
 _GUARDS: list[tuple[Any, str, Callable[..., None]]] = [
-    (sampled, "choose_rows", _check_choose_rows),
     (sparse, "sum_rows", _check_sum_rows),
     (sparse, "sum_squares", _check_sum_squares),
     (sparse, "add_images", _check_add_images),

@@ -20,8 +20,8 @@ from splince_fast._kernels import row_kernels
 # Multiplies the examples of every property test.
 FUZZ = int(os.environ.get("SPLINCE_FAST_FUZZ", "0"))
 
-# Module and name of the kernel that reduces small blocks on this processor; its first arguments
-# are the rows and the index.
+# Module and name of the kernel that reduces small blocks on this processor; its first argument is
+# the block.
 SWEEP: tuple[Any, str] = (
     row_kernels,
     "reduce_chunks" if row_kernels.wide() else "centre_columns",

@@ -157,12 +157,12 @@ static void *call_kernel(void *given) {
     Shared *s = given;
     pthread_barrier_wait(&s->start);
     if (s->sweep) {
-        s->level->sweep.run[s->dtype](s->sweep, s->next);
+        s->level->run_sweep[s->dtype](s->sweep, s->next);
         return NULL;
     }
     double *held = malloc((size_t)s->block->width * sizeof(double));
     if (!held) abort();
-    s->level->moments.reduce_chunks[s->dtype](s->block, s->gram, held);
+    s->level->reduce_chunks[s->dtype](s->block, s->gram, held);
     free(held);
     return NULL;
 }
@@ -362,7 +362,7 @@ static void check_centred(const Level *level, const Data *d, const Block *whole,
     char *out = array_of(padded * width, size), *same = array_of(padded * width, size);
     double *held = NEW(double, width);
     begin("centre_columns", d->dtype, "%s, turns %td, stripes 0 %td", d->sizes, d->turns, cut);
-    level->moments.centre_columns[d->dtype](whole, out, 0, width, held);
+    level->centre_columns[d->dtype](whole, out, 0, width, held);
     for (Index j = 0; j < width; j++) {
         double peak = 0;
         for (Index i = 0; i < n; i++) peak = fmax(peak, fabs(d->y[i * width + j]));
@@ -372,8 +372,8 @@ static void check_centred(const Level *level, const Data *d, const Block *whole,
         check_near("out", k, get(out + k * size, d->dtype), turned[k],
                    8 * (EPS + epsilon[d->dtype]) * terms[k]);
     check_labelled(d, 0, n, d->offset, whole->total, whole->class_sums, whole->products);
-    level->moments.centre_columns[d->dtype](&striped, same, 0, cut, held);
-    level->moments.centre_columns[d->dtype](&striped, same, cut, width, held);
+    level->centre_columns[d->dtype](&striped, same, 0, cut, held);
+    level->centre_columns[d->dtype](&striped, same, cut, width, held);
     check_same_sums(&striped, whole);
     check_bits("out", same, out, padded * width * size);
 }
@@ -432,7 +432,7 @@ static void check_sample(const Level *level, int dtype, Index n, Index width) {
     const Block block = block_of(&d);
     double *shift = NEW(double, width), *spread = NEW(double, width);
     begin("sample_columns", dtype, "%s, stride %td", d.sizes, stride);
-    level->moments.sample_columns[dtype](&block, stride, shift, spread);
+    level->sample_columns[dtype](&block, stride, shift, spread);
     for (Index j = 0; j < width; j++) {
         const double origin = number_of(&d, 0, j);
         double whole = 0, sum = 0, squares = 0, most = 0;
@@ -462,7 +462,7 @@ static void check_add_lower(const Level *level, int dtype, Index width, Index ap
     begin("add_lower", dtype, "width %td, apart %td, product %d, ranges 0 %td %td", width, apart,
           given, cut, half);
     for (int part = 0; part < 2; part++)
-        level->moments.add_lower[dtype](scatter, width, given ? product : NULL, apart, sign,
+        level->add_lower[dtype](scatter, width, given ? product : NULL, apart, sign,
                                         vectors, by, part ? cut : 0, part ? half : cut);
     for (Index j = 0; j < width; j++)
         for (Index i = 0; i < width; i++) {
@@ -526,14 +526,14 @@ static Table copy_of(const Table *from, int layout) {
 static Factors packed(const Level *level, Index rank, Index width, const double *left,
                       const double *right, const double *mean, const double *shift) {
     Factors map = {.rank = rank, .width = width};
-    level->erase.pack(&map, left, right, mean, shift, NEW(double, level->erase.size(rank, width)));
+    level->pack_factors(&map, left, right, mean, shift, NEW(double, level->factors_size(rank, width)));
     return map;
 }
 
 static void erase(const Level *level, const Factors *map, const Table *rows, const Table *out,
                   Index n, int streamed, Index lost) {
     const Erasing task = {map, rows->matrix, out->matrix, n, rows->dtype == F16, streamed};
-    check_equal("row lost in float16", 0, level->erase.erase[rows->dtype == F64](&task), lost);
+    check_equal("row lost in float16", 0, level->erase[rows->dtype == F64](&task), lost);
 }
 
 static void check_erase(const Level *level, int dtype, Index rank, Index n, Index width) {
@@ -665,7 +665,7 @@ static void check_squares(const Level *level, int dtype, Index n, Index width) {
                     set(place_in(&t, i, j), dtype, dtype == F32 ? FLT_MAX : 1);
             set(place_in(&t, row, at), dtype, x);
             if (x == 0.8e149) set(place_in(&t, row, at ? 0 : width - 1), dtype, x);
-            int (*const squares_finite)(Matrix, Index, Index) = level->erase.squares_finite[dtype];
+            int (*const squares_finite)(Matrix, Index, Index) = level->squares_finite[dtype];
             check_equal("finite", 0, squares_finite(t.matrix, n, width), finite[k]);
             check_equal("finite above", 0, squares_finite(t.matrix, row, width), 1);
         }
@@ -681,15 +681,14 @@ static void check_sweep(const Level *level, int dtype, Index n, Index width) {
     const Index stripes = (width + stripe - 1) / stripe, numbers = segments * n_sums * width;
     const double *inverse = random_array(width, -1, 3);
     double *factor = NEW(double, n);
+    const Block block = block_of(&d);
     Sweep runs[2];
     begin("run_sweep", dtype, "%s, columns of a task %td, stripe %td, pitch %td", d.sizes, task,
           stripe, pitch);
     for (int k = 0; k < 2; k++) {
         _Atomic(int64_t) next = 0;
-        runs[k] = (Sweep){d.rows, d.index, d.weight, d.shift, inverse, d.codes, d.order, d.cell,
-                          d.values, NEW(double, numbers), NEW(double, stripes * n),
-                          NEW(double, segments * 4 * pitch), n, width, pitch, d.variables,
-                          d.columns, n_sums, d.part, task, stripe};
+        runs[k] = (Sweep){&block, inverse, NEW(double, numbers), NEW(double, stripes * n),
+                          NEW(double, segments * 4 * pitch), pitch, task, stripe};
         Shared shared = {.level = level, .dtype = dtype, .sweep = &runs[k], .next = &next};
         call_at_once(&shared, k ? 3 : 1);
     }

@@ -13,7 +13,7 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 source=$root/splince_fast/_kernels/csrc
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-units=("$source"/{choose,plain,level_baseline,level_avx2,level_avx512}.c)
+units=("$source"/{plain,level_baseline,level_avx2,level_avx512}.c)
 flags=(-std=gnu11 -Wall -Wextra -Werror -Wno-psabi -ffp-contract=fast -I"$source")
 skipped=()
 

@@ -21,6 +21,10 @@ cdef double sum_of_squares(const double* a, Py_ssize_t n) noexcept nogil
 cdef void scale_rows(const double* weight, double* b, int d, int k) noexcept nogil
 
 
+cdef class Factor
+ctypedef void (*Step)(Factor, double*, int, double*) noexcept nogil
+
+
 cdef class Factor:
     # L = diag(scale) L0, with L0 triangular in `c`, or V diag(sqrt(values)) on the support.
     cdef readonly int kind
@@ -57,3 +61,5 @@ cdef class Factor:
     cdef void whiten_transposed(self, double* b, int k, double* scratch) noexcept nogil
     cdef void leave_kernel_alone(self, double* b, int k, double* scratch) noexcept nogil
     cdef int prepare_kernel(self) except -1
+    cdef Factor copied(self)
+    cdef object applied(self, const double[:, ::1] columns, Step step)

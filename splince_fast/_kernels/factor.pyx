@@ -18,9 +18,10 @@ it.
 """
 
 import numpy as np
+import scipy.linalg
 
 from libc.math cimport fabs, sqrt
-from libc.stdlib cimport free, malloc, qsort
+from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 from scipy.linalg cimport cython_blas, cython_lapack
 
@@ -36,21 +37,12 @@ STATUS_RANK_DEFICIENT = RANK_DEFICIENT
 cdef enum:
     SMALL = 64
 
-# Multiplications up to which a product takes less time than calling BLAS for it.
-cdef enum:
-    FEW = 128
-
 # Features that a factor leaves out, unless it is told any.
 NONE_LEFT_OUT = np.empty(0, np.intp)
 NONE_LEFT_OUT.flags.writeable = False
 
 cdef double ONE = 1.0
 cdef double ZERO = 0.0
-
-
-cdef struct Sized:
-    double size
-    int row
 
 
 cdef double dot(const double* a, const double* b, Py_ssize_t n) noexcept nogil:
@@ -70,27 +62,10 @@ cdef double dot(const double* a, const double* b, Py_ssize_t n) noexcept nogil:
 cdef void gemm(char* ta, char* tb, int m, int n, int k, double alpha, double* a, int lda,
                double* b, int ldb, double beta, double* c, int ldc) noexcept nogil:
     """c := alpha op(a) op(b) + beta c."""
-    cdef Py_ssize_t i, j, l
-    cdef double factor
-    cdef bint few = <Py_ssize_t>m * n * k <= FEW
-    if m > 0 and n > 0:
-        if k > 0 and few and ta[0] == c'N':
-            for j in range(n):
-                for i in range(m):
-                    c[j * ldc + i] = 0.0 if beta == 0.0 else beta * c[j * ldc + i]
-                for l in range(k):
-                    factor = alpha * (b[j * ldb + l] if tb[0] == c'N' else b[l * ldb + j])
-                    for i in range(m):
-                        c[j * ldc + i] += factor * a[l * lda + i]
-        elif k > 0 and few and tb[0] == c'N':
-            for j in range(n):
-                for i in range(m):
-                    factor = alpha * dot(a + i * lda, b + j * ldb, k)
-                    c[j * ldc + i] = factor if beta == 0.0 else factor + beta * c[j * ldc + i]
-        elif k > 0:
-            cython_blas.dgemm(ta, tb, &m, &n, &k, &alpha, a, &lda, b, &ldb, &beta, c, &ldc)
-        elif beta == 0.0:
-            memset(c, 0, sizeof(double) * <size_t>ldc * n)
+    if m > 0 and n > 0 and k > 0:
+        cython_blas.dgemm(ta, tb, &m, &n, &k, &alpha, a, &lda, b, &ldb, &beta, c, &ldc)
+    elif m > 0 and n > 0 and beta == 0.0:
+        memset(c, 0, sizeof(double) * <size_t>ldc * n)
 
 
 cdef double sum_of_squares(const double* a, Py_ssize_t n) noexcept nogil:
@@ -105,50 +80,54 @@ cdef void scale_rows(const double* weight, double* b, int d, int k) noexcept nog
             b[j * d + i] *= weight[i]
 
 
-cdef int larger_first(const void* a, const void* b) noexcept nogil:
-    cdef double x = (<const Sized*>a).size, y = (<const Sized*>b).size
-    return (x < y) - (x > y)
+cdef void set_units(Factor f, const double* variances, Py_ssize_t apart, const double* mean,
+                    double per_weight, double ridge, double constant) noexcept nogil:
+    """Deviations of the features, with the inverse 0 of constant ones.
 
-
-cdef int equilibrate(const double* scatter, const double* mean, double per_weight, double ridge,
-                     double constant, const Py_ssize_t* left_out, Py_ssize_t n_left_out,
-                     Factor f) noexcept nogil:
-    """c := unit-diagonal (per_weight * scatter + ridge I), lower triangle; number of constants.
-
-    A feature whose deviation is below `constant` times its mean is constant but for rounding.
-    Features that are left out count as constants, too.
+    `variances` lie `apart` numbers apart. A feature whose deviation is below `constant` times its
+    mean is constant but for rounding.
     """
-    cdef Py_ssize_t d = f.width, i, j
-    cdef double variance, least, w, total = 0.0
-    cdef const double* s
-    cdef double* c
-    cdef double* scale = f.scale
-    cdef double* inverse = f.inverse
-    cdef int constants = 0
-    for j in range(d):
-        variance = per_weight * scatter[j * d + j] + ridge
-        total += variance
+    cdef Py_ssize_t j
+    cdef double variance, least
+    cdef bint varies
+    for j in range(f.width):
+        variance = per_weight * variances[j * apart] + ridge
+        f.variance += variance
         least = constant * fabs(mean[j])
-        if variance > least * least and variance > 0.0:
-            scale[j] = sqrt(variance)
-            inverse[j] = 1.0 / scale[j]
-        else:
-            scale[j] = 1.0
-            inverse[j] = 0.0
-            constants += 1
-    f.variance = total
-    for i in range(n_left_out):
-        if inverse[left_out[i]] > 0.0:
-            inverse[left_out[i]] = 0.0
-            constants += 1
+        varies = variance > least * least and variance > 0.0
+        f.scale[j] = sqrt(variance) if varies else 1.0
+        f.inverse[j] = 1.0 / f.scale[j] if varies else 0.0
+        f.constants += not varies
+
+
+cdef int leave_out(Factor f, object left_out) except -1:
+    """Count features, (n,) intp in ascending order, as constants."""
+    if left_out is NONE_LEFT_OUT:
+        return 0
+    if left_out is None:
+        raise TypeError("left_out is None")
+    cdef const Py_ssize_t[::1] features = left_out
+    cdef Py_ssize_t i, before = -1
+    for i in range(features.shape[0]):
+        if features[i] <= before or features[i] >= f.width:
+            raise ValueError(f"left_out holds {features[i]}; features are 0 to {f.width - 1}, "
+                             "in ascending order")
+        before = features[i]
+        f.constants += f.inverse[before] > 0.0
+        f.inverse[before] = 0.0
+    f.left_out = np.array(features)
+    return 0
+
+
+cdef void set_unit_diagonal(Factor f, const double* scatter, double per_weight) noexcept nogil:
+    """c := (per_weight * scatter) in units of the deviations, lower triangle."""
+    cdef Py_ssize_t d = f.width, i, j
+    cdef double w
     for j in range(d):
-        w = per_weight * inverse[j]
-        s = scatter + j * d
-        c = f.c + j * d
-        c[j] = 1.0
+        w = per_weight * f.inverse[j]
+        f.c[j * d + j] = 1.0
         for i in range(j + 1, d):
-            c[i] = w * s[i] * inverse[i]
-    return constants
+            f.c[j * d + i] = w * scatter[j * d + i] * f.inverse[i]
 
 
 cdef double inverse_size(Factor f, double* work) noexcept nogil:
@@ -172,40 +151,6 @@ cdef double inverse_size(Factor f, double* work) noexcept nogil:
     for j in range(d):
         total += sum_of_squares(work + j * d + j, d - j)
     return 1.0 / total
-
-
-cdef int orthonormal_kernel(Factor f, double* basis, double* work, int lwork, int* iwork,
-                            Sized* order) noexcept nogil:
-    """basis := an orthonormal basis of the columns of D^-1 W, W (d, n) what was in `basis`.
-
-    c = D^-1 S D^-1, so the kernel of S is D^-1 times that of c. Where features differ in units by
-    many orders of magnitude so do the rows of that product; a Householder decomposition is accurate
-    row by row if the large rows come first and columns are pivoted (Cox and Higham 1998).
-    """
-    cdef int d = f.width, n = f.n_noise - f.admitted, info = 0, i
-    cdef Py_ssize_t j
-    cdef double* graded = work
-    cdef double* tau = work + <Py_ssize_t>d * n
-    for i in range(d):
-        order[i].row = i
-        order[i].size = 0.0
-        for j in range(n):
-            order[i].size = max(order[i].size, fabs(basis[j * d + i] * f.inverse[i]))
-    qsort(order, d, sizeof(Sized), &larger_first)
-    for j in range(n):
-        iwork[j] = 0
-        for i in range(d):
-            graded[j * d + i] = basis[j * d + order[i].row] * f.inverse[order[i].row]
-    work = tau + n
-    lwork -= d * n + n
-    cython_lapack.dgeqp3(&d, &n, graded, &d, iwork, tau, work, &lwork, &info)
-    if info == 0:
-        cython_lapack.dorgqr(&d, &n, &n, graded, &d, tau, work, &lwork, &info)
-    if info == 0:
-        for j in range(n):
-            for i in range(d):
-                basis[j * d + order[i].row] = graded[j * d + i]
-    return NO_CONVERGENCE if info != 0 else OK
 
 
 cdef class Factor:
@@ -251,61 +196,33 @@ cdef class Factor:
         self.prepare_kernel()
         return self.kernel
 
-    def whiten(self, const double[:, ::1] columns not None):
-        """L^+ b for each row b of `columns`, (k, d); what lies off the support is left out."""
+    cdef object applied(self, const double[:, ::1] columns, Step step):
+        """A copy of the rows of `columns`, (k, d), after a step."""
         check_length(columns.shape[1], self.width, "columns")
         out = np.array(columns)
         cdef double[:, ::1] b = out
         cdef int k = <int>b.shape[0]
-        cdef double[::1] scratch = np.empty(max(1, self.scratch(k)))
+        cdef double[::1] scratch
         if k:
+            scratch = np.empty(max(1, self.scratch(k)))
             with nogil:
-                self.whiten_columns(&b[0, 0], k, &scratch[0])
+                step(self, &b[0, 0], k, &scratch[0])
         return out
+
+    def whiten(self, const double[:, ::1] columns not None):
+        """L^+ b for each row b of `columns`, (k, d); what lies off the support is left out."""
+        return self.applied(columns, whiten_columns)
 
     def solve(self, const double[:, ::1] columns not None):
         """(L^+)^T L^+ b, that is S^-1 b on the support, for each row b of `columns`, (k, d)."""
-        check_length(columns.shape[1], self.width, "columns")
-        out = np.array(columns)
-        cdef double[:, ::1] b = out
-        cdef int k = <int>b.shape[0]
-        cdef double[::1] scratch = np.empty(max(1, self.scratch(k)))
         self.prepare_kernel()
-        if k:
-            with nogil:
-                self.whiten_columns(&b[0, 0], k, &scratch[0])
-                self.whiten_transposed(&b[0, 0], k, &scratch[0])
-        return out
+        return self.applied(columns, solve_columns)
 
     def unwhiten(self, const double[:, ::1] columns not None):
         """L b for each row b of `columns`, (k, d): the inverse of `whiten` on the support."""
-        check_length(columns.shape[1], self.width, "columns")
-        out = np.array(columns)
-        cdef double[:, ::1] b = out
-        cdef int d = self.width, k = <int>b.shape[0], n
-        cdef double[::1] scratch = np.empty(max(1, d * k))
-        cdef Py_ssize_t i, j
-        if k == 0 or self.kind == IDENTITY:
-            return out
         if self.kind > EIGH:
             raise RuntimeError("a factor of few columns does not unwhiten")
-        with nogil:
-            if self.kind == CHOLESKY:
-                multiply_triangle(d, k, self.c, &b[0, 0])
-            else:
-                for j in range(k):
-                    for i in range(d):
-                        b[j, i] = b[j, i] / self.root[i] if self.root[i] > 0.0 else 0.0
-                n = self.n_noise
-                memcpy(&scratch[0], &b[0, 0], sizeof(double) * <size_t>d * k)
-                gemm(b"N", b"N", d, k, d - n, 1.0, self.c + <Py_ssize_t>n * d, d, &scratch[n], d,
-                     0.0, &b[0, 0], d)
-                gemm(b"N", b"N", d, k, self.admitted, 1.0, self.extra, d, &scratch[0], d, 1.0,
-                     &b[0, 0], d)
-            for j in range(k):
-                for i in range(d):
-                    b[j, i] = b[j, i] * self.scale[i] if self.inverse[i] > 0.0 else 0.0
-        return out
+        return self.applied(columns, unwhiten_columns)
 
     def remember(self, const double[::1, :] scatter not None, double per_weight):
         """Keep S = per_weight * scatter, unshrunk, for `gram`; before anybody else has the factor.
@@ -363,7 +280,7 @@ cdef class Factor:
         """
         if self.kind == SPANNED:
             raise RuntimeError("a factor of a span does not know other features")
-        cdef Factor new = Factor.__new__(Factor)
+        cdef Factor new = self.copied()
         cdef double[::1] inverse
         cdef const Py_ssize_t[::1] left_out = self.left_out
         cdef Py_ssize_t i
@@ -371,16 +288,22 @@ cdef class Factor:
         inverse = inverse_a
         for i in range(left_out.shape[0]):
             inverse[left_out[i]] = 1.0 / self.scale[left_out[i]]
-        new.kind, new.width, new.status = self.kind, self.width, self.status
-        new.constants = self.constants - <int>left_out.shape[0]
+        new.constants -= <int>left_out.shape[0]
+        new.inverse_scale, new.left_out = inverse_a, self.left_out[:0]
+        new.inverse = &inverse[0]
+        return new
+
+    cdef Factor copied(self):
+        """A factor that shares all memory, but for a null basis that depends on its units."""
+        cdef Factor new = Factor.__new__(Factor)
+        new.kind, new.width, new.status, new.constants = (
+            self.kind, self.width, self.status, self.constants)
         new.n_noise, new.admitted, new.columns = self.n_noise, self.admitted, self.columns
         new.smallest, new.tolerance, new.variance = self.smallest, self.tolerance, self.variance
-        new.inverse_scale, new.left_out = inverse_a, self.left_out[:0]
-        new.arrays = (self.arrays, inverse_a)
-        new.c, new.scale, new.inverse = self.c, self.scale, &inverse[0]
+        new.inverse_scale, new.left_out, new.arrays = self.inverse_scale, self.left_out, self
+        new.c, new.scale, new.inverse = self.c, self.scale, self.inverse
         new.root, new.extra, new.noise = self.root, self.extra, self.noise
-        new.half, new.shrink = self.half, self.shrink
-        new.own, new.full = self.own, self.full
+        new.half, new.shrink, new.own, new.full = self.half, self.shrink, self.own, self.full
         return new
 
     cdef int scratch(self, int k) noexcept nogil:
@@ -470,30 +393,27 @@ cdef class Factor:
         gemm(b"N", b"N", d, k, n_null, -1.0, self.kernel_data, d, scratch, n_null, 1.0, b, d)
 
     cdef int prepare_kernel(self) except -1:
-        """Make the null basis, unless it is there: a later solve may never ask for it."""
-        cdef int d = self.width, n = self.n_noise - self.admitted, lwork, status = OK
+        """Make the null basis, unless it is there: a later solve may never ask for it.
+
+        c = D^-1 S D^-1, so the kernel of S is D^-1 times that of c. Where features differ in units
+        by many orders of magnitude so do the rows of that product; a Householder decomposition is
+        accurate row by row if the large rows come first and columns are pivoted (Cox and Higham
+        1998).
+        """
+        cdef Py_ssize_t d = self.width, n = self.n_noise - self.admitted
         cdef double[::1, :] basis
-        cdef double[::1] work, order
-        cdef int[::1] iwork
         if self.kernel is not None:
             return 0
-        basis_a = np.empty((d, n), order="F")
+        found = np.empty((d, n), order="F")
         if n > 0:
-            basis = basis_a
-            lwork = d * n + n + 66 * d + 3 * n
-            work = np.empty(lwork)
-            iwork = np.empty(n, dtype=np.intc)
-            order = np.empty(2 * d)  # a double and an integer each, padded
-            memcpy(&basis[0, 0], self.noise + <Py_ssize_t>self.admitted * d,
-                   sizeof(double) * <size_t>d * n)
-            with nogil:
-                status = orthonormal_kernel(self, &basis[0, 0], &work[0], lwork, &iwork[0],
-                                            <Sized*>&order[0])
-            if status != OK:
-                raise ArithmeticError("the kernel of a covariance has no orthonormal basis")
+            basis = found
+            memcpy(&basis[0, 0], self.noise + self.admitted * d, sizeof(double) * <size_t>(d * n))
+            found *= self.inverse_scale[:, None]
+            order = np.argsort(-np.abs(found).max(axis=1), kind="stable")
+            found[order] = scipy.linalg.qr(found[order], mode="economic", pivoting=True)[0]
             self.kernel_data = &basis[0, 0]
-        basis_a.flags.writeable = False
-        self.kernel = basis_a
+        found.flags.writeable = False
+        self.kernel = found
         return 0
 
     def admit(self, const double[:, ::1] spans not None):
@@ -531,11 +451,8 @@ cdef class Factor:
                     admitted += 1
         if info == 0 and admitted == 0:
             return self
-        new = Factor.__new__(Factor)
-        new.status = NO_CONVERGENCE if info != 0 else OK
-        rotated = np.empty(d * n)
-        root_a = np.empty(d)
-        root = root_a
+        new = self.copied()
+        rotated, root = np.empty(d * n), np.empty(d)
         if info == 0:
             with nogil:
                 memcpy(&rotated[0], self.noise, sizeof(double) * <size_t>d * n)
@@ -544,17 +461,36 @@ cdef class Factor:
                 memcpy(&root[0], self.root, sizeof(double) * <size_t>d)
                 for i in range(admitted):
                     root[i] = 1.0 / sqrt(self.tolerance)
-            if info != 0:
-                new.status = NO_CONVERGENCE
-        new.kind, new.width, new.constants = self.kind, d, self.constants
-        new.n_noise, new.admitted = n, admitted
-        new.smallest, new.tolerance, new.variance = self.tolerance, self.tolerance, self.variance
-        new.inverse_scale, new.left_out = self.inverse_scale, self.left_out
-        new.arrays = (self.arrays, np.asarray(rotated), root_a)
-        new.c, new.scale, new.inverse = self.c, self.scale, self.inverse
+        new.status = NO_CONVERGENCE if info != 0 else OK
+        new.admitted, new.smallest = admitted, self.tolerance
+        new.arrays = (self, np.asarray(rotated), np.asarray(root))
         new.root, new.extra, new.noise = &root[0], &rotated[0], &rotated[0]
-        new.own, new.full = self.own, self.full
         return new
+
+
+cdef void whiten_columns(Factor f, double* b, int k, double* scratch) noexcept nogil:
+    f.whiten_columns(b, k, scratch)
+
+
+cdef void solve_columns(Factor f, double* b, int k, double* scratch) noexcept nogil:
+    f.whiten_columns(b, k, scratch)
+    f.whiten_transposed(b, k, scratch)
+
+
+cdef void unwhiten_columns(Factor f, double* b, int k, double* scratch) noexcept nogil:
+    cdef Py_ssize_t d = f.width, i, j
+    if f.kind == IDENTITY:
+        return
+    if f.kind == CHOLESKY:
+        cython_blas.dtrmm(b"L", b"L", b"N", b"N", &f.width, &k, &ONE, f.c, &f.width, b, &f.width)
+    else:
+        for j in range(k):
+            for i in range(d):
+                scratch[j * d + i] = b[j * d + i] / f.root[i] if f.root[i] > 0.0 else 0.0
+        f.from_support(scratch, b, k)
+    for j in range(k):
+        for i in range(d):
+            b[j * d + i] = b[j * d + i] * f.scale[i] if f.inverse[i] > 0.0 else 0.0
 
 
 def count_weak(const double[::1] variances not None, const double[::1] mean not None,
@@ -614,26 +550,15 @@ def amplified(const double[:, ::1] left not None, const double[:, ::1] right not
     return sqrt(max(total, 0.0)), offset
 
 
-cdef void multiply_triangle(int d, int k, double* c, double* b) noexcept nogil:
-    """b := c b, with c lower triangular."""
-    cython_blas.dtrmm(b"L", b"L", b"N", b"N", &d, &k, &ONE, c, &d, b, &d)
-
-
 cdef Factor blank(int kind, int d, double[::1] memory):
     """A factor of this kind around memory for c."""
     cdef Factor f = Factor.__new__(Factor)
     vectors = np.empty((2, d))
     cdef double[:, ::1] v = vectors
-    f.kind, f.width, f.status = kind, d, OK
-    f.constants = f.n_noise = f.admitted = f.columns = 0
-    f.half = f.shrink = NULL
-    f.smallest, f.tolerance = 1.0, 0.0
+    f.kind, f.width, f.smallest = kind, d, 1.0
     f.c, f.scale, f.inverse = &memory[0], &v[0, 0], &v[1, 0]
-    f.root = f.extra = f.noise = NULL
     f.inverse_scale, f.left_out = vectors[1], NONE_LEFT_OUT
     f.arrays = (vectors, memory)
-    f.kernel = None
-    f.kernel_data = f.own = f.full = NULL
     return f
 
 
@@ -641,54 +566,23 @@ def identity(const double[::1] diagonal not None, double per_weight):
     """The factor I, for what is not whitened; `diagonal` of the scatter gives the variance."""
     cdef int d = <int>diagonal.shape[0], j
     cdef Factor f = blank(IDENTITY, d, np.empty(1))
-    f.variance = 0.0
     for j in range(d):
         f.scale[j] = f.inverse[j] = 1.0
         f.variance += per_weight * diagonal[j]
     return f
 
 
-cdef int leave_out(Factor f, object left_out) except -1:
-    """Note features to be left out, (n,) intp in ascending order."""
-    if left_out is None:
-        raise TypeError("left_out is None")
-    cdef const Py_ssize_t[::1] features = left_out
-    cdef Py_ssize_t i, before = -1
-    for i in range(features.shape[0]):
-        if features[i] <= before or features[i] >= f.width:
-            raise ValueError(f"left_out holds {features[i]}; features are 0 to {f.width - 1}, "
-                             "in ascending order")
-        before = features[i]
-    f.left_out = np.array(features)
-    return 0
-
-
 cdef Factor of_columns(int kind, double[:, ::1] columns, const double[::1] variances,
                        const double[::1] mean, double constant, object left_out):
     """A factor of one of the kinds whose c has few columns; `columns` are their transposes."""
-    cdef int d = <int>variances.shape[0], j
-    cdef double least
+    cdef int d = <int>variances.shape[0]
     check_length(columns.shape[1], d, "columns")
     check_length(mean.shape[0], d, "mean")
     flat = np.asarray(columns).reshape(-1)
     cdef Factor f = blank(kind, d, flat if flat.size else np.empty(1))
     f.columns = <int>columns.shape[0]
-    f.variance = 0.0
-    for j in range(d):
-        f.variance += variances[j]
-        least = constant * fabs(mean[j])
-        if variances[j] > least * least and variances[j] > 0.0:
-            f.scale[j] = sqrt(variances[j])
-            f.inverse[j] = 1.0 / f.scale[j]
-        else:
-            f.scale[j] = 1.0
-            f.inverse[j] = 0.0
-            f.constants += 1
-    if left_out is not NONE_LEFT_OUT:
-        leave_out(f, left_out)
-        for j in f.left_out:
-            f.constants += f.inverse[j] > 0.0
-            f.inverse[j] = 0.0
+    set_units(f, &variances[0], 1, &mean[0], 1.0, 0.0, constant)
+    leave_out(f, left_out)
     return f
 
 
@@ -785,22 +679,15 @@ def dense(
         raise ValueError(f"memory holds {memory.shape[0]} numbers, and {d} * {d} are needed")
     cdef Factor f = blank(CHOLESKY, d, memory)
     f.tolerance = tolerance
-    cdef const Py_ssize_t[::1] weak
-    cdef Py_ssize_t n_weak = 0
-    cdef const Py_ssize_t* features = NULL
-    if left_out is not NONE_LEFT_OUT:
-        leave_out(f, left_out)
-        weak = f.left_out
-        n_weak = weak.shape[0]
-        features = &weak[0] if n_weak else NULL
+    set_units(f, &scatter[0, 0], d + 1, &mean[0], per_weight, ridge, constant)
+    leave_out(f, left_out)
     # The last d are for the integers of LAPACK.
     cdef double* scratch = <double*>malloc(sizeof(double) * (d * d if d <= SMALL else 4 * d))
     if scratch == NULL:
         raise MemoryError("no memory for the condition of a covariance")
+    short = max_rank < d - f.constants
     with nogil:
-        f.constants = equilibrate(&scatter[0, 0], &mean[0], per_weight, ridge, constant, features,
-                                  n_weak, f)
-        short = max_rank < d - f.constants
+        set_unit_diagonal(f, &scatter[0, 0], per_weight)
         if not (force_eigh or short):
             cython_lapack.dpotrf(b"L", &d, f.c, &d, &info)
             f.smallest = inverse_size(f, scratch) if info == 0 else 0.0
@@ -818,7 +705,7 @@ def dense(
     iwork = np.empty(3 + 5 * d, dtype=np.intc)
     lwork, liwork = <int>min(work.shape[0], 2147483647), <int>iwork.shape[0]
     with nogil:
-        equilibrate(&scatter[0, 0], &mean[0], per_weight, ridge, constant, features, n_weak, f)
+        set_unit_diagonal(f, &scatter[0, 0], per_weight)
         cython_lapack.dsyevd(b"V", b"L", &d, f.c, &d, &root[0], &work[0], &lwork, &iwork[0],
                              &liwork, &info)
         if info == 0:

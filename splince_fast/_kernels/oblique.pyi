@@ -1,3 +1,5 @@
+from typing import Any
+
 from numpy import float64
 from numpy.typing import NDArray
 
@@ -12,26 +14,4 @@ def oblique(
     relative: float,
     drop_below: float,
     may_drop: bool,
-) -> tuple[
-    int,
-    NDArray[float64],
-    NDArray[float64],
-    NDArray[float64],
-    NDArray[float64],
-    NDArray[float64],
-    int,
-    int,
-    float,
-    float,
-    int,
-    NDArray[float64],
-    NDArray[float64],
-    float,
-    float,
-    float,
-    float,
-    float,
-    float,
-    float,
-    float,
-]: ...
+) -> tuple[Any, ...]: ...  # fields of splince_fast._solve.oblique.Solution

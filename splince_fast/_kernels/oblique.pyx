@@ -240,11 +240,7 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
     Returns
     -------
     tuple
-        status, left, right (transposed, (r, d)), whitened (k, d), rank_z, rank_y, cut_z, cut_y,
-        dropped, cosines, sines, tolerance_sine, distortion, distortion_unkept (both for the S that
-        was factored), size (|I - P| in units of D), residual_z, residual_y (those of the directions
-        above `noise`, in units of D), amplification (1 / the smallest sine), spread (the larger of
-        the condition numbers of the two parts of whitened, within their ranks).
+        The fields of `splince_fast._solve.oblique.Solution`, up to `spread`.
     """
     cdef int d = factor.width, kz = <int>erased.shape[0], ky = <int>kept.shape[0], k = kz + ky
     cdef int mz = min(d, kz), my = min(d, ky)

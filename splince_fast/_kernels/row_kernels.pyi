@@ -11,58 +11,53 @@ def level_name() -> str: ...
 def use_level(name: str) -> None: ...
 def register_width(itemsize: int) -> int: ...
 def wide() -> bool: ...
+def sort_by_cell(codes: Codes, n_codes: int, part_rows: int) -> Codes: ...
 
-# --- moments ---
+class Block:
+    rows: NDArray[Any]
+    n: int
+    cells: Codes
+    sums: Float
+    def __init__(
+        self,
+        rows: NDArray[Any],
+        index: Codes | None,
+        weight: Float | None,
+        shift: Float,
+        offset: Float | None,
+        codes: Codes,
+        n_codes: int,
+        values: Float,
+        part_rows: int,
+    ) -> None: ...
+    def judge(
+        self, spread: Float, whole: float, lightest: float, heaviest: float, excess: float
+    ) -> tuple[bool, bool, bool]: ...
 
-SUSPECT: int
-FAR: int
-NEEDS_FLOAT64: int
-
-def sort_by_cell(codes: Codes, n_codes: int, part_rows: int, order: Codes, cell: Codes) -> None: ...
 def sample_columns(
-    rows: NDArray[Any], index: Codes, weight: Float, stride: int, shift: Float, spread: Float
-) -> None: ...
+    rows: NDArray[Any], index: Codes | None, weight: Float | None, stride: int
+) -> Float: ...
 def centre_columns(
-    rows: NDArray[Any],
-    index: Codes,
-    weight: Float,
-    shift: Float,
-    offset: Float,
-    codes: Codes,
-    order: Codes,
-    cell: Codes,
-    values: Float,
-    rotations: Float,
-    part_rows: int,
-    peak: Float,
-    total: Float,
-    class_sums: Float,
-    products: Float,
-    out: NDArray[Any],
-    first: int,
-    last: int,
+    block: Block, rotations: Float, out: NDArray[Any], first: int, last: int
 ) -> None: ...
 def reduce_chunks(
-    rows: NDArray[Any],
-    index: Codes,
-    weight: Float,
-    shift: Float,
-    offset: Float,
-    codes: Codes,
-    order: Codes,
-    cell: Codes,
-    values: Float,
+    block: Block,
     rotations: Float,
-    part_rows: int,
-    peak: Float,
-    total: Float,
-    class_sums: Float,
-    products: Float,
     chunk: int,
     stripe: int,
     panels: NDArray[Any],
     product: NDArray[Any],
     counters: NDArray[np.int64],
+) -> None: ...
+def sweep_block(
+    block: Block,
+    inverse: Float,
+    columns: int,
+    stripe: int,
+    sums: Float,
+    near: Float,
+    leverage: Float,
+    counter: NDArray[np.int64],
 ) -> None: ...
 def add_lower(
     scatter: Float,
@@ -73,58 +68,13 @@ def add_lower(
     first: int,
     last: int,
 ) -> None: ...
-def judge_sweep(
-    shift: Float,
-    spread: Float,
-    peak: Float,
-    total: Float,
-    whole: float,
-    lightest: float,
-    heaviest: float,
-    n: int,
-    excess: float,
-) -> int: ...
-def reference_is_far(
-    reference: Float,
-    deviation: Float,
-    weight: float,
-    squares: Float,
-    shift: Float,
-    spread: Float,
-    sampled: float,
-    whole: float,
-    far: float,
-    roundings: float,
-) -> bool: ...
 def count_classes(
-    labels: Codes,
-    weight: Float,
-    known: int,
-    codes: Codes,
-    present: Codes,
-    rows: Codes,
-    weights: Float,
-) -> tuple[int, int]: ...
-def add_classes(
-    rows: NDArray[np.int64],
-    weights: Float,
-    sums: Float,
-    where: Codes,
-    more_rows: Codes,
-    more_weights: Float,
-    added: Float,
-) -> None: ...
-
-# --- erase ---
+    labels: Codes, weight: Float | None, known: int
+) -> tuple[Codes, Codes, Codes, Float, int]: ...
+def choose_rows(size: Float, rate: float, start: int) -> tuple[Codes, Float]: ...
 
 class PackedFactors:
-    def __init__(
-        self,
-        left: NDArray[np.float64],
-        right: NDArray[np.float64],
-        mean: NDArray[np.float64],
-        shift: NDArray[np.float64],
-    ) -> None: ...
+    def __init__(self, left: Float, right: Float, mean: Float, shift: Float) -> None: ...
 
 def apply_rows(
     factors: PackedFactors,
@@ -135,24 +85,3 @@ def apply_rows(
     streamed: bool = False,
 ) -> int: ...
 def squares_finite(rows: NDArray[Any], start: int, stop: int) -> bool: ...
-
-# --- sweep ---
-
-def sweep_block(
-    rows: NDArray[Any],
-    index: NDArray[Any],
-    weight: NDArray[Any],
-    shift: NDArray[Any],
-    inverse: NDArray[Any],
-    codes: NDArray[Any],
-    order: NDArray[Any],
-    cell: NDArray[Any],
-    values: NDArray[Any],
-    segment: int,
-    width: int,
-    stripe: int,
-    sums: NDArray[Any],
-    near: NDArray[Any],
-    leverage: NDArray[Any],
-    counter: NDArray[Any],
-) -> None: ...

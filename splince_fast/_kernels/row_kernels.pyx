@@ -8,12 +8,13 @@ instruction set in use. The best one that the processor supports is chosen at im
 
 import os
 
+import numpy as np
+
 from cpython.buffer cimport (
-    PyBUF_C_CONTIGUOUS, PyBUF_F_CONTIGUOUS, PyBUF_FORMAT, PyBUF_STRIDES, PyBUF_WRITABLE,
-    PyBuffer_Release, PyObject_GetBuffer,
+    PyBUF_FORMAT, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer,
 )
 from libc.math cimport fabs, isfinite, sqrt
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
 
 ctypedef Py_ssize_t Index
@@ -24,9 +25,11 @@ ctypedef fused Real:
 
 cdef extern from "csrc/kernels.h" nogil:
     int GROUP, MOST_CELLS
-    ctypedef struct Block:
+    Index NO_MEMORY
+    size_t LINE
+    ctypedef struct CBlock "Block":
         const void* rows
-        Index width, n
+        Index width, n, variables, classes, part_rows, columns, turns
         const Index* index
         const double* weight
         const double* shift
@@ -34,11 +37,8 @@ cdef extern from "csrc/kernels.h" nogil:
         const Index* codes
         const Index* order
         const Index* cell
-        Index variables, classes, part_rows
         const double* values
-        Index columns
         const double* rotations
-        Index turns
         double* peak
         double* total
         double* class_sums
@@ -50,19 +50,15 @@ cdef extern from "csrc/kernels.h" nogil:
         Index height, step, chunk, stripe
         void* product
         Phase* phases
-    ctypedef struct MomentsKernels:
-        void (*centre_columns[2])(
-            const Block*, void* out, Index first, Index last, double* held) noexcept nogil
-        void (*reduce_chunks[2])(const Block*, const Gram*, double* held) noexcept nogil
-        void (*sample_columns[2])(
-            const Block*, Index stride, double* shift, double* spread) noexcept nogil
-        void (*add_lower[2])(
-            double* scatter, Index width, const void* product, Index apart, double sign,
-            const double* vectors, const double* coefficients, Index first,
-            Index last) noexcept nogil
-    void c_sort_by_cell "sort_by_cell"(
-        const Index* codes, Index variables, Index n, Index n_codes, Index part_rows, Index* order,
-        Index* cell, Index* place)
+    ctypedef struct Sweep:
+        const CBlock* block
+        const double* inverse
+        double* sums
+        double* leverage
+        double* near
+        Index pitch, columns, stripe
+    ctypedef struct AtomicInt64 "_Atomic(int64_t)":
+        pass
     ctypedef struct Matrix:
         char* data
         Index down, across
@@ -73,40 +69,30 @@ cdef extern from "csrc/kernels.h" nogil:
         Matrix rows, out
         Index n
         int halves, streamed
-    ctypedef struct EraseKernels:
-        Index (*size)(Index rank, Index width) noexcept nogil
-        void (*pack)(Factors* map, const double* left, const double* right, const double* mean,
-                     const double* shift, double* memory) noexcept nogil
-        Index (*erase[2])(const Erasing* task) noexcept nogil
-        int (*squares_finite[2])(Matrix rows, Index n, Index width) noexcept nogil
-    Index NO_MEMORY
-    size_t LINE
-    ctypedef struct Sweep:
-        const void* rows
-        const Index* index
-        const double* weight
-        const double* shift
-        const double* inverse
-        const Index* codes
-        const Index* order
-        const Index* cell
-        const double* values
-        double* sums
-        double* leverage
-        double* near
-        Index n, d, pitch, variables, columns, n_sums, segment, width, stripe
-    ctypedef struct AtomicInt64 "_Atomic(int64_t)":
-        pass
-    ctypedef struct SweepKernels:
-        void (*run[2])(const Sweep*, AtomicInt64*) noexcept nogil
     ctypedef struct Level:
         const char* name
         int width[2]
         int wide
-        MomentsKernels moments
-        EraseKernels erase
-        SweepKernels sweep
+        void (*centre_columns[2])(
+            const CBlock*, void* out, Index first, Index last, double* held) noexcept nogil
+        void (*reduce_chunks[2])(const CBlock*, const Gram*, double* held) noexcept nogil
+        void (*sample_columns[2])(
+            const CBlock*, Index stride, double* shift, double* spread) noexcept nogil
+        void (*add_lower[2])(
+            double* scatter, Index width, const void* product, Index apart, double sign,
+            const double* vectors, const double* coefficients, Index first,
+            Index last) noexcept nogil
+        void (*run_sweep[2])(const Sweep*, AtomicInt64*) noexcept nogil
+        Index (*factors_size)(Index rank, Index width) noexcept nogil
+        void (*pack_factors)(
+            Factors*, const double* left, const double* right, const double* mean,
+            const double* shift, double* memory) noexcept nogil
+        Index (*erase[2])(const Erasing*) noexcept nogil
+        int (*squares_finite[2])(Matrix, Index n, Index width) noexcept nogil
     const Level* supported_level(int k)
+    void c_sort_by_cell "sort_by_cell"(
+        const Index* codes, Index variables, Index n, Index n_codes, Index part_rows, Index* order,
+        Index* cell, Index* place)
 
 cdef const Level* level = NULL
 
@@ -158,68 +144,48 @@ use_level(os.environ.get("SPLINCE_FAST_LEVEL") or levels()[0])
 # --- arrays ---------------------------------------------------------------------------------------
 
 
-cdef struct Array:
-    void* at
-    char kind  # as PEP 3118 names numbers; n for those of NumPy's intp
-    int ndim
-    Index shape[2]
+cdef struct Table:
+    Matrix matrix
+    Index n, width, size
+    char kind  # of the numbers: e, f or d, as in the module struct
 
 
-# The kind of int64.
-cdef char INT64 = b"n" if sizeof(Index) == 8 else b"q"
-
-
-cdef Array array_of(
-    object given, str name, bint written, int order=PyBUF_C_CONTIGUOUS
-) except *:
-    """Address, numbers and shape of a contiguous array, which the caller keeps alive."""
-    cdef Array array
-    cdef Py_buffer view
-    cdef int k
-    PyObject_GetBuffer(given, &view, order | PyBUF_FORMAT | (PyBUF_WRITABLE if written else 0))
+cdef Table look(object array, str name, bint written) except *:
+    """The memory of an aligned (n, d) array of floats, which the caller keeps alive."""
+    cdef Py_buffer buffer
+    cdef Table table
+    PyObject_GetBuffer(
+        array, &buffer, PyBUF_STRIDES | PyBUF_FORMAT | (PyBUF_WRITABLE if written else 0)
+    )
     try:
-        if view.ndim not in (1, 2):
-            raise ValueError(f"{name} has {view.ndim} dimensions")
-        array.at, array.ndim, array.shape[1] = view.buf, view.ndim, 0
-        # A byte order or an alignment that is not the processor's comes before the letter.
-        array.kind = view.format[0] if view.format[1] == 0 else 0
-        if array.kind in b"ilq" and view.itemsize == sizeof(Index):
-            array.kind = b"n"
-        for k in range(view.ndim):
-            array.shape[k] = view.shape[k]
+        if buffer.ndim != 2 or buffer.format[1] != 0 or buffer.format[0] not in b"efd":
+            raise ValueError(
+                f"{name} has {buffer.ndim} axes and items {buffer.format.decode()!r}; it must be "
+                "(n, d) and 'e', 'f' or 'd'"
+            )
+        table.n, table.width, table.size = buffer.shape[0], buffer.shape[1], buffer.itemsize
+        table.kind, table.matrix.data = buffer.format[0], <char*>buffer.buf
+        # Strides of axes that are not stepped along may be anything.
+        table.matrix.down = buffer.strides[0] if table.n > 1 else table.width * table.size
+        table.matrix.across = buffer.strides[1] if table.width > 1 else table.size
     finally:
-        PyBuffer_Release(&view)
-    return array
+        PyBuffer_Release(&buffer)
+    if table.n and table.width and (
+        <size_t>table.matrix.data % table.size or table.matrix.down % table.size
+        or table.matrix.across % table.size
+    ):
+        raise ValueError(f"{name} is not aligned to its items")
+    return table
 
 
-cdef void* vector(object given, str name, char kind, Index size, bint written) except? NULL:
-    """Address of the numbers of an array of shape (size,), checked."""
-    cdef Array array = array_of(given, name, written)
-    if array.kind != kind:
-        raise TypeError(f"{name} is of another dtype")
-    if array.ndim != 1 or array.shape[0] != size:
-        raise ValueError(f"{name} has to be of shape ({size},)")
-    return array.at
-
-
-cdef void* matrix(
-    object given, str name, char kind, Index rows, Index columns, bint written
-) except? NULL:
-    """Address of the numbers of an array of shape (rows, columns), checked."""
-    cdef Array array = array_of(given, name, written)
-    if array.kind != kind:
-        raise TypeError(f"{name} is of another dtype")
-    if array.ndim != 2 or array.shape[0] != rows or array.shape[1] != columns:
-        raise ValueError(f"{name} has to be of shape ({rows}, {columns})")
-    return array.at
-
-
-cdef Index rows_in(object given, str name) except -1:
-    """Rows of a matrix that may have any number of them."""
-    cdef Array array = array_of(given, name, False)
-    if array.ndim != 2:
-        raise ValueError(f"{name} has to be a matrix")
-    return array.shape[0]
+cdef Table look_whole(object array, str name, bint written) except *:
+    """The same of a C-contiguous array of float32 or float64."""
+    cdef Table table = look(array, name, written)
+    if table.kind == b"e" or (table.n and table.width and (
+        table.matrix.across != table.size or table.matrix.down != table.width * table.size
+    )):
+        raise ValueError(f"{name} has to be float32 or float64, and C-contiguous")
+    return table
 
 
 cdef bint within(const Index* numbers, Index n, Index low, Index high) noexcept:
@@ -231,74 +197,6 @@ cdef bint within(const Index* numbers, Index n, Index low, Index high) noexcept:
     return smallest >= low and largest < high
 
 
-# --- moments --------------------------------------------------------------------------------------
-
-
-cdef int take_rows(Block* block, object rows, object index, object weight) except -1:
-    """Fill in the rows of a block; returns 0 for float32 and 1 for float64."""
-    cdef Array array = array_of(rows, "rows", False)
-    if array.kind not in b"fd":
-        raise TypeError("rows are neither float32 nor float64")
-    if array.ndim != 2:
-        raise ValueError("rows have to be a matrix")
-    block.rows, block.n, block.width = array.at, array.shape[0], array.shape[1]
-    block.index, block.weight = NULL, NULL
-    if len(index):
-        block.n = len(index)
-        block.index = <const Index*>vector(index, "index", b"n", block.n, False)
-        if not within(block.index, block.n, 0, array.shape[0]):
-            raise ValueError("index names a row that does not exist")
-    else:
-        vector(index, "index", b"n", 0, False)
-    if len(weight):
-        block.weight = <const double*>vector(weight, "weight", b"d", block.n, False)
-    else:
-        vector(weight, "weight", b"d", 0, False)
-    return array.kind == b"d"
-
-
-cdef int take_block(
-    Block* block, object rows, object index, object weight, object shift, object offset,
-    object codes, object order, object cell, object values, object rotations, Index part_rows,
-    object peak, object total, object class_sums, object products,
-) except -1:
-    """Fill in a block and its sums; returns 0 for float32 and 1 for float64."""
-    cdef int dtype = take_rows(block, rows, index, weight)
-    cdef Index d = block.width, n = block.n
-    if part_rows < GROUP or part_rows % GROUP:
-        raise ValueError(f"part_rows has to be a positive multiple of {GROUP}")
-    block.part_rows = part_rows
-    block.shift = <const double*>vector(shift, "shift", b"d", d, False)
-    block.offset = <const double*>vector(offset, "offset", b"d", d, False)
-    block.variables = rows_in(codes, "codes")
-    block.codes = <const Index*>matrix(codes, "codes", b"n", block.variables, n, False)
-    block.order = <const Index*>vector(order, "order", b"n", n, False)
-    block.cell = <const Index*>vector(cell, "cell", b"n", n, False)
-    block.columns = rows_in(values, "values")
-    block.values = <const double*>matrix(values, "values", b"d", block.columns, n, False)
-    block.turns = rows_in(rotations, "rotations")
-    if block.turns == 0:
-        raise ValueError("rotations have no rows")
-    block.rotations = <const double*>matrix(
-        rotations, "rotations", b"d", block.turns, 2, False)
-    block.peak = <double*>vector(peak, "peak", b"d", d, True)
-    block.total = <double*>vector(total, "total", b"d", d, True)
-    block.classes = rows_in(class_sums, "class_sums")
-    block.class_sums = <double*>matrix(class_sums, "class_sums", b"d", block.classes, d, True)
-    block.products = <double*>matrix(products, "products", b"d", block.columns, d, True)
-    if not (
-        within(block.order, n, 0, n)
-        and within(block.codes, block.variables * n, -1, block.classes)
-    ):
-        raise ValueError("order or codes name a row or a class sum that does not exist")
-    return dtype
-
-
-cdef Index in_groups(Index rows) noexcept:
-    """Rows rounded up to whole groups."""
-    return (rows + GROUP - 1) // GROUP * GROUP
-
-
 cdef void* memory_for(Index numbers, size_t size) except NULL:
     """Memory for some numbers, at least one, which is to be freed."""
     cdef void* memory = malloc(max(1, numbers) * size)
@@ -307,7 +205,28 @@ cdef void* memory_for(Index numbers, size_t size) except NULL:
     return memory
 
 
-def sort_by_cell(codes, Index n_codes, Index part_rows, order, cell):
+# --- blocks ---------------------------------------------------------------------------------------
+
+
+cdef int take_rows(CBlock* block, object rows, const Index[::1] index,
+                   const double[::1] weight) except -1:
+    """Fill in the rows of a block; returns 0 for float32 and 1 for float64."""
+    cdef Table table = look_whole(rows, "rows", False)
+    block.rows, block.width, block.n = table.matrix.data, table.width, table.n
+    block.index, block.weight = NULL, NULL
+    if index is not None:
+        block.n = index.shape[0]
+        block.index = &index[0] if block.n else NULL
+        if not within(block.index, block.n, 0, table.n):
+            raise ValueError("index has to name rows that exist")
+    if block.n < 1 or block.width < 1 or (weight is not None and weight.shape[0] != block.n):
+        raise ValueError("a block needs a row, a feature, and a weight for each row, or none")
+    if weight is not None:
+        block.weight = &weight[0]
+    return table.kind == b"d"
+
+
+def sort_by_cell(const Index[:, ::1] codes not None, Index n_codes, Index part_rows):
     """Order the rows of each part so that those with equal codes, a cell, are neighbours.
 
     One stable counting sort of the cells where they are few, O(v n + parts cells), else one per
@@ -318,98 +237,220 @@ def sort_by_cell(codes, Index n_codes, Index part_rows, order, cell):
     codes : (v, n) intp, -1 <= codes < n_codes
     part_rows : int
         Rows of a part; the last one may have fewer.
-    order, cell : (n,) intp, overwritten; cells are numbered from 0 in the new order
+
+    Returns
+    -------
+    (2, n) intp
+        The order, and the cells, which are numbered from 0 in it.
     """
-    cdef Array of = array_of(codes, "codes", False)
-    cdef Index v = of.shape[0], n = of.shape[1]
-    cdef const Index* given = <const Index*>matrix(codes, "codes", b"n", v, n, False)
-    cdef Index* to_order = <Index*>vector(order, "order", b"n", n, True)
-    cdef Index* to_cell = <Index*>vector(cell, "cell", b"n", n, True)
+    cdef Index v = codes.shape[0], n = codes.shape[1]
+    cdef const Index* given = &codes[0, 0] if v and n else NULL
     if n_codes < 0 or part_rows < 1:
         raise ValueError("n_codes or part_rows is too small")
     if not within(given, v * n, -1, n_codes):
         raise ValueError(f"codes have to be from -1 to {n_codes - 1}")
-    cdef Index* place = <Index*>memory_for(max(MOST_CELLS, n_codes + 1) + 1, sizeof(Index))
-    with nogil:
-        c_sort_by_cell(given, v, n, n_codes, part_rows, to_order, to_cell, place)
-    free(place)
+    sorted_a = np.empty((2, n), np.intp)
+    cdef Index[:, ::1] to = sorted_a
+    cdef Index* place
+    if n:
+        place = <Index*>memory_for(max(MOST_CELLS, n_codes + 1) + 1, sizeof(Index))
+        with nogil:
+            c_sort_by_cell(given, v, n, n_codes, part_rows, &to[0, 0], &to[1, 0], place)
+        free(place)
+    return sorted_a
 
 
-def sample_columns(rows, index, weight, Index stride, shift, spread):
-    """Mean of every `stride`-th row, and its weighted sum of squares about it, in one pass.
+# Below this no row's sum of squares can reach what the check of values refuses.
+cdef double LARGEST_SQUARES = 1e297
+# Least deviation, and greatest root of a sum of squares, that float32 holds to full precision.
+cdef double LEAST_FLOAT32 = 1e-15, MOST_FLOAT32 = 1e18
 
-    A column that is constant there gets exactly its value, and a spread of exactly 0.
+
+cdef class Block:
+    """A block of rows with their labels, and its sums; checked once, kept alive here.
 
     Parameters
     ----------
     rows : (m, d) float32 or float64, C-contiguous
-    index : (n,) intp
-        The n >= 1 rows of the block among them, in its order; or empty for all, n = m.
-    weight : (n,) float64 > 0, or empty for unit weights
-    shift, spread : (d,) float64, overwritten
+    index : (n,) intp, or None for all rows, n = m
+        The n >= 1 rows of the block among them, in its order.
+    weight : (n,) float64 > 0, or None for unit weights
+    shift : (d,) float64
+        Point about which rows are summed: y_i = x_i - shift.
+    offset : (d,) float64, or None for `sweep_block`
+        shift - reference.
+    codes : (v, n) intp, rows of the class sums to add each row to; -1 for none
+    n_codes : int
+    values : (q, n) float64, already multiplied by the weights
+    part_rows : int
+        So many rows stay in cache between their centring and their sums per class.
+
+    Attributes
+    ----------
+    rows
+    n : int
+    cells : (2, n) intp
+        As `sort_by_cell` returns them for these parts.
+    sums : (2 + n_codes + q, d) float64
+        Of `centre_columns` and `reduce_chunks`; None without an offset.
     """
-    cdef Block block
+
+    cdef CBlock c
+    cdef int dtype
+    cdef const Index[::1] index
+    cdef const double[::1] weight, shift, offset
+    cdef const Index[:, ::1] codes
+    cdef const double[:, ::1] values
+    cdef readonly object rows, cells, sums
+
+    def __cinit__(
+        self, rows, const Index[::1] index, const double[::1] weight,
+        const double[::1] shift not None, const double[::1] offset,
+        const Index[:, ::1] codes not None, Index n_codes, const double[:, ::1] values not None,
+        Index part_rows,
+    ):
+        cdef CBlock* c = &self.c
+        self.dtype = take_rows(c, rows, index, weight)
+        if not (
+            shift.shape[0] == c.width and (offset is None or offset.shape[0] == c.width)
+            and codes.shape[1] == values.shape[1] == c.n
+        ):
+            raise ValueError("the shapes of rows, shift, offset and labels contradict each other")
+        self.rows, self.index, self.weight = rows, index, weight
+        self.shift, self.offset, self.codes, self.values = shift, offset, codes, values
+        self.cells = sort_by_cell(codes, n_codes, part_rows)
+        cdef const Index[:, ::1] cells = self.cells
+        c.variables, c.classes, c.part_rows = codes.shape[0], n_codes, part_rows
+        c.columns, c.shift, c.order, c.cell = values.shape[0], &shift[0], &cells[0, 0], &cells[1, 0]
+        c.codes = &codes[0, 0] if c.variables else NULL
+        c.values = &values[0, 0] if c.columns else NULL
+        cdef double[:, ::1] sums
+        if offset is not None:
+            sums = self.sums = np.empty((2 + n_codes + c.columns, c.width))
+            c.offset, c.total, c.peak = &offset[0], &sums[0, 0], &sums[1, 0]
+            c.class_sums = c.peak + c.width
+            c.products = c.class_sums + n_codes * c.width
+
+    @property
+    def n(self):
+        return self.c.n
+
+    def judge(self, const double[::1] spread not None, double whole, double lightest,
+              double heaviest, double excess):
+        """What `centre_columns` or `reduce_chunks` has met.
+
+        Parameters
+        ----------
+        spread : (d,) float64
+            As `sample_columns` returns it.
+        whole, lightest, heaviest : float
+            Sum, least and greatest of the weights.
+        excess : float
+            sums[0]^2 may be at most this times `whole` times a lower bound of the sum of squares.
+
+        Returns
+        -------
+        suspect : bool
+            There may be NaN, infinity, or squares that leave the range of float64.
+        far : bool
+            The shift is too far from the mean: subtracting costs digits.
+        needs_float64 : bool
+            float32 products would overflow or underflow.
+        """
+        cdef const CBlock* c = &self.c
+        cdef Index j
+        cdef double largest = 0.0, size, square, tip
+        cdef bint suspect = False, far = False, narrow = False
+        if self.offset is None or spread.shape[0] != c.width:
+            raise ValueError("spread has to be of the shape of the shift, and sums to be there")
+        for j in range(c.width):
+            size = fabs(c.shift[j]) + c.peak[j]
+            largest += size * size
+            suspect |= not isfinite(c.total[j])
+            square = c.total[j] * c.total[j]
+            if square > excess * whole * spread[j]:
+                # The row of the peak alone has that much about the block's mean.
+                tip = max(0.0, c.peak[j] - fabs(c.total[j]) / whole)
+                far |= square > excess * whole * (lightest * tip * tip)
+            narrow |= 0.0 < c.peak[j] and c.peak[j] * sqrt(lightest) < LEAST_FLOAT32
+            narrow |= c.peak[j] * sqrt(heaviest * c.n) > MOST_FLOAT32
+        return suspect or not largest < LARGEST_SQUARES, far, narrow
+
+    cdef CBlock turned(self, const double[:, ::1] rotations) except *:
+        """The arguments of the kernels that centre."""
+        cdef CBlock c = self.c
+        if self.offset is None or rotations.shape[0] < 1 or rotations.shape[1] != 2:
+            raise ValueError("centring has to have an offset and rotations of shape (t, 2)")
+        if c.part_rows % GROUP:
+            raise ValueError(f"part_rows has to be a multiple of {GROUP}")
+        c.rotations, c.turns = &rotations[0, 0], rotations.shape[0]
+        return c
+
+    cdef Table of_rows(self, object array, str name, Index n, Index width) except *:
+        """Memory to write numbers of the dtype of the rows to."""
+        cdef Table table = look_whole(array, name, True)
+        if (table.kind == b"d") != self.dtype or table.n != n or table.width != width:
+            raise ValueError(f"{name} has to be of the dtype of rows and of shape ({n}, {width})")
+        return table
+
+
+def sample_columns(rows, const Index[::1] index, const double[::1] weight, Index stride):
+    """Mean of every `stride`-th row, and its weighted sum of squares about it, in one pass.
+
+    A column that is constant there gets exactly its value, and squares of exactly 0.
+
+    Parameters
+    ----------
+    rows, index, weight : as for `Block`
+
+    Returns
+    -------
+    (2, d) float64
+    """
+    cdef CBlock block
     cdef int dtype = take_rows(&block, rows, index, weight)
-    cdef double* to_shift = <double*>vector(shift, "shift", b"d", block.width, True)
-    cdef double* to_spread = <double*>vector(spread, "spread", b"d", block.width, True)
-    if block.n < 1 or stride < 1:
-        raise ValueError("a sample needs a row, and a stride of at least 1")
+    if stride < 1:
+        raise ValueError("a sample needs a stride of at least 1")
+    sample = np.empty((2, block.width))
+    cdef double[:, ::1] to = sample
     with nogil:
-        level.moments.sample_columns[dtype](&block, stride, to_shift, to_spread)
+        level.sample_columns[dtype](&block, stride, &to[0, 0], &to[1, 0])
+    return sample
 
 
-def centre_columns(
-    rows, index, weight, shift, offset, codes, order, cell, values, rotations, Index part_rows,
-    peak, total, class_sums, products, out, Index first, Index last,
-):
+def centre_columns(Block block not None, const double[:, ::1] rotations not None, out, Index first,
+                   Index last):
     """Reduce a block in the columns first..last, and centre it there, in one sweep over memory.
 
-    With y_i = x_i - shift and offset = shift - reference::
+    With the attributes of `Block`, c = codes[., i] and k classes::
 
-        total         = sum_i w_i y_i                  class_sums[c] = sum_{i: codes[., i] = c}
-        products[q]   = sum_i values[q, i] (y_i + offset)              w_i (y_i + offset)
+        sums[0] = sum_i w_i y_i       sums[2 + c]     = sum_{i: codes[., i] = c} w_i (y_i + offset)
+        sums[1] = max_i |y_i|         sums[2 + k + q] = sum_i values[q, i] (y_i + offset)
 
     The rows of `out` are sqrt(w_i) y_i, rotated pairwise: (a, b) becomes
     (a cos t + b sin t, b cos t - a sin t), with an angle of its own for each pair. That leaves
-    out^T out = sum_i w_i y_i y_i^T as it is. Labels have no influence on `out` and `total`. The
-    bits are those of a contiguous copy of the block, and depend on no stripe.
+    out^T out = sum_i w_i y_i y_i^T as it is. Labels have no influence on `out` and the first two
+    sums. The bits are those of a contiguous copy of the block, and depend on no stripe.
 
     Parameters
     ----------
-    rows : (m, d) float32 or float64, C-contiguous
-    index : (n,) intp
-        The n rows of the block among them, in its order; or empty for all, n = m.
-    weight : (n,) float64 > 0, or empty for unit weights
-    shift, offset : (d,) float64
-    codes : (v, n) intp, rows of class_sums to add each row to; -1 for none
-    order, cell : (n,) intp
-        As `sort_by_cell` gives them for these parts.
-    values : (q, n) float64, already multiplied by the weights
+    block : Block
+        With an offset; its `part_rows` is a multiple of 4.
     rotations : (t, 2) float64, cosines and sines
-    part_rows : int, a multiple of 4
-        So many rows stay in cache between their centring and their sums per class.
-    peak, total, class_sums, products : (d,), (d,), (c, d), (q, d) float64, overwritten;
-        peak = max_i |y_i|
     out : (n rounded up to a multiple of 4, d), dtype of the rows; overwritten
     """
-    cdef Block block
-    cdef int dtype = take_block(
-        &block, rows, index, weight, shift, offset, codes, order, cell, values, rotations,
-        part_rows, peak, total, class_sums, products)
-    cdef void* to = matrix(
-        out, "out", b"d" if dtype else b"f", in_groups(block.n), block.width, True)
-    if not 0 <= first <= last <= block.width:
+    cdef CBlock c = block.turned(rotations)
+    cdef Table to = block.of_rows(out, "out", (c.n + GROUP - 1) // GROUP * GROUP, c.width)
+    if not 0 <= first <= last <= c.width:
         raise ValueError("first and last are no range of columns")
-    cdef double* held = <double*>memory_for(block.width, sizeof(double))
+    cdef double* held = <double*>memory_for(c.width, sizeof(double))
     with nogil:
-        level.moments.centre_columns[dtype](&block, to, first, last, held)
+        level.centre_columns[block.dtype](&c, to.matrix.data, first, last, held)
     free(held)
 
 
-def reduce_chunks(
-    rows, index, weight, shift, offset, codes, order, cell, values, rotations, Index part_rows,
-    peak, total, class_sums, products, Index chunk, Index stripe, panels, product, counters,
-):
+def reduce_chunks(Block block not None, const double[:, ::1] rotations not None, Index chunk,
+                  Index stripe, panels, product, int64_t[:, ::1] counters not None):
     """Do as `centre_columns`, and take product = out^T out without `out`, chunk by chunk.
 
     Any number of threads make this call at once, with the same arguments, and share its tasks.
@@ -418,8 +459,7 @@ def reduce_chunks(
 
     Parameters
     ----------
-    rows, ..., products
-        As in `centre_columns`.
+    block, rotations : as for `centre_columns`
     chunk : int
         Rows that are multiplied at once, a multiple of 4.
     stripe : int
@@ -431,37 +471,81 @@ def reduce_chunks(
     counters : (chunks + 1, 16) int64, zeros
         Tasks that were begun, and those that are finished, in cache lines of their own.
     """
-    cdef Block block
+    cdef CBlock c = block.turned(rotations)
     cdef Gram memory
-    cdef int dtype = take_block(
-        &block, rows, index, weight, shift, offset, codes, order, cell, values, rotations,
-        part_rows, peak, total, class_sums, products)
-    cdef char kind = b"d" if dtype else b"f"
-    cdef Index lanes = level.width[dtype]
-    if chunk < GROUP or chunk % GROUP:
-        raise ValueError(f"chunk has to be a positive multiple of {GROUP}")
-    if stripe < lanes or stripe % lanes:
-        raise ValueError(f"stripe has to be a positive multiple of {lanes}")
-    cdef Array shape = array_of(panels, "panels", True)
-    memory.height, memory.step = (block.width + lanes - 1) // lanes, shape.shape[1]
-    memory.chunk, memory.stripe = chunk, stripe
-    memory.panels[0] = matrix(panels, "panels", kind, 2 * memory.height, memory.step, True)
-    if memory.step // lanes < chunk:
-        raise ValueError("panels: a row has to hold a chunk")
-    memory.panels[1] = <char*>memory.panels[0] + (
-        memory.height * memory.step * (8 if dtype else 4))
-    memory.product = matrix(
-        product, "product", kind, memory.height * lanes, memory.height * lanes, True)
-    memory.phases = <Phase*>matrix(
-        counters, "counters", INT64, (block.n + chunk - 1) // chunk + 1, 16, True)
+    cdef Index lanes = level.width[block.dtype], height = (c.width + lanes - 1) // lanes
+    cdef Index step = look(panels, "panels", True).width
+    if chunk < GROUP or chunk % GROUP or stripe < lanes or stripe % lanes or step // lanes < chunk:
+        raise ValueError(
+            f"chunk has to be a multiple of {GROUP}, stripe of {lanes}, and a row of panels has "
+            "to hold a chunk"
+        )
+    if counters.shape[0] != (c.n + chunk - 1) // chunk + 1 or counters.shape[1] != 16:
+        raise ValueError("counters has to have 16 numbers for each chunk, and for one more")
+    memory.height, memory.step, memory.chunk, memory.stripe = height, step, chunk, stripe
+    memory.panels[0] = block.of_rows(panels, "panels", 2 * height, step).matrix.data
+    memory.panels[1] = <char*>memory.panels[0] + height * step * (8 if block.dtype else 4)
+    memory.product = block.of_rows(product, "product", height * lanes, height * lanes).matrix.data
+    memory.phases = <Phase*>&counters[0, 0]
     # Before the first task: one that fails would never be finished.
-    cdef double* held = <double*>memory_for(block.width, sizeof(double))
+    cdef double* held = <double*>memory_for(c.width, sizeof(double))
     with nogil:
-        level.moments.reduce_chunks[dtype](&block, &memory, held)
+        level.reduce_chunks[block.dtype](&c, &memory, held)
     free(held)
 
 
-def add_lower(scatter, product, double sign, vectors, coefficients, Index first, Index last):
+def sweep_block(
+    Block block not None, const double[::1] inverse not None, Index columns, Index stripe,
+    double[:, :, ::1] sums not None, double[:, :, ::1] near not None,
+    double[:, ::1] leverage not None, int64_t[::1] counter not None,
+):
+    """Reduce a block in parts that have sums of their own, in one pass.
+
+    Of the rows i of part g, with the attributes of `Block` and k classes::
+
+        sums[g, 0] = sum_i w_i y_i        sums[g, 2 + c]     = sum_{i: codes[., i] = c} w_i y_i
+        sums[g, 1] = sum_i w_i y_i^2      sums[g, 2 + k + q] = sum_i values[q, i] y_i
+        leverage[s, i] = sum_{j in stripe s} inverse_j y_ij^2
+
+    Any number of threads make this call at once with the same arguments, and share its tasks. Each
+    number is the result of the same operations in the same order, whatever their number.
+
+    Parameters
+    ----------
+    inverse : (d,) float64
+    columns, stripe : int
+        Columns of a task, a multiple of `stripe`, that of 64 bytes.
+    sums : (parts, 2 + k + q, d) float64, overwritten
+    near : (parts, 4, at least d) float64, overwritten; fastest where rows are cache lines
+    leverage : (d / stripe rounded up, n) float64, overwritten
+    counter : (1,) int64, 0
+
+    Raises
+    ------
+    ValueError
+        The shapes contradict each other.
+    """
+    cdef Sweep s
+    cdef const CBlock* c = &block.c
+    cdef Index parts = (c.n + c.part_rows - 1) // c.part_rows
+    s.block, s.stripe, s.columns, s.pitch = c, stripe, columns, near.shape[2]
+    if not (
+        stripe > 0 and stripe % 16 == 0 and columns > 0 and columns % stripe == 0
+        and inverse.shape[0] == sums.shape[2] == c.width
+        and sums.shape[1] == 2 + c.classes + c.columns and sums.shape[0] == near.shape[0] == parts
+        and near.shape[1] == 4 and near.shape[2] >= c.width and leverage.shape[1] == c.n
+        and leverage.shape[0] == (c.width + stripe - 1) // stripe and counter.shape[0] == 1
+    ):
+        raise ValueError("the shapes of the block, its sums and leverages contradict each other")
+    s.inverse, s.sums, s.near = &inverse[0], &sums[0, 0, 0], &near[0, 0, 0]
+    s.leverage = &leverage[0, 0]
+    with nogil:
+        level.run_sweep[block.dtype](&s, <AtomicInt64*>&counter[0])
+
+
+def add_lower(double[::1, :] scatter not None, const Real[::1, :] product not None, double sign,
+              const double[:, ::1] vectors not None, const double[::1] coefficients not None,
+              Index first, Index last):
     """scatter += sign * product + sum_k coefficients[k] vectors[k] vectors[k]^T, lower triangle.
 
     For column t of first..last its mirror d - 1 - t is done too, so that equal ranges of
@@ -473,122 +557,21 @@ def add_lower(scatter, product, double sign, vectors, coefficients, Index first,
     product : (at least d, as many) float32 or float64, Fortran-ordered, or (0, 0) for none
     vectors, coefficients : (2, d), (2,) float64
     """
-    cdef Array to = array_of(scatter, "scatter", True, PyBUF_F_CONTIGUOUS)
-    cdef Array added = array_of(product, "product", False, PyBUF_F_CONTIGUOUS)
-    cdef Index d = to.shape[0]
-    if to.kind != b"d" or added.kind not in b"fd":
-        raise TypeError("scatter or product is of another dtype")
-    if to.ndim != 2 or to.shape[1] != d:
-        raise ValueError("scatter has to be square")
-    if added.ndim != 2 or added.shape[0] != added.shape[1] or 0 < added.shape[0] < d:
-        raise ValueError("product has to be square, and of the size of the scatter at least")
-    cdef const void* given = added.at if added.shape[0] else NULL
-    cdef const double* u = <const double*>matrix(vectors, "vectors", b"d", 2, d, False)
-    cdef const double* by = <const double*>vector(coefficients, "coefficients", b"d", 2, False)
-    if not 0 <= first <= last <= (d + 1) // 2:
-        raise ValueError("first and last are no range of columns")
+    cdef Index d = scatter.shape[0], apart = product.shape[0]
+    if not (
+        d > 0 and scatter.shape[1] == vectors.shape[1] == d and product.shape[1] == apart
+        and (apart == 0 or apart >= d) and vectors.shape[0] == coefficients.shape[0] == 2
+        and 0 <= first <= last <= (d + 1) // 2
+    ):
+        raise ValueError("scatter, product and vectors do not fit, or first..last is no range of "
+                         "its columns")
+    cdef const void* added = &product[0, 0] if apart else NULL
     with nogil:
-        level.moments.add_lower[added.kind == b"d"](
-            <double*>to.at, d, given, added.shape[0], sign, u, by, first, last)
+        level.add_lower[0 if Real is float else 1](
+            &scatter[0, 0], d, added, apart, sign, &vectors[0, 0], &coefficients[0], first, last)
 
 
-# What `judge_sweep` may find, as bits.
-cdef enum:
-    C_SUSPECT = 1  # NaN, infinity, or squares that may leave the range of float64
-    C_FAR = 2  # the shift is too far from the mean: subtracting costs digits
-    C_NEEDS_FLOAT64 = 4  # float32 products would overflow or underflow
-SUSPECT, FAR, NEEDS_FLOAT64 = C_SUSPECT, C_FAR, C_NEEDS_FLOAT64
-
-# Below this no row's sum of squares can reach what the check of values refuses.
-cdef double LARGEST_SQUARES = 1e297
-# Least deviation, and greatest root of a sum of squares, that float32 holds to full precision.
-cdef double LEAST_FLOAT32 = 1e-15, MOST_FLOAT32 = 1e18
-
-
-def judge_sweep(
-    shift, spread, peak, total, double whole, double lightest, double heaviest, Index n,
-    double excess,
-):
-    """Say, as bits, what a sweep over a block about `shift` has met.
-
-    Parameters
-    ----------
-    shift, spread, peak, total : (d,) float64
-        As `sample_columns` and `centre_columns` leave them.
-    whole, lightest, heaviest : float
-        Sum, least and greatest of the weights of the n rows.
-    excess : float
-        total^2 may be at most this times `whole` times a lower bound of the sum of squares.
-    """
-    cdef Index d = len(shift), j
-    cdef const double* about = <const double*>vector(shift, "shift", b"d", d, False)
-    cdef const double* least = <const double*>vector(spread, "spread", b"d", d, False)
-    cdef const double* most = <const double*>vector(peak, "peak", b"d", d, False)
-    cdef const double* sums = <const double*>vector(total, "total", b"d", d, False)
-    cdef int found = 0
-    cdef double largest = 0.0, size, square, tip
-    with nogil:
-        for j in range(d):
-            size = fabs(about[j]) + most[j]
-            largest += size * size
-            if not isfinite(sums[j]):
-                found |= C_SUSPECT
-            square = sums[j] * sums[j]
-            if square > excess * whole * least[j]:
-                # The row of the peak alone has that much about the block's mean.
-                tip = max(0.0, most[j] - fabs(sums[j]) / whole)
-                if square > excess * whole * (lightest * tip * tip):
-                    found |= C_FAR
-            if 0.0 < most[j] and most[j] * sqrt(lightest) < LEAST_FLOAT32:
-                found |= C_NEEDS_FLOAT64
-            if most[j] * sqrt(heaviest * n) > MOST_FLOAT32:
-                found |= C_NEEDS_FLOAT64
-    if not largest < LARGEST_SQUARES:
-        found |= C_SUSPECT
-    return found
-
-
-def reference_is_far(
-    reference, deviation, double weight, squares, shift, spread, double sampled, double whole,
-    double far, double roundings,
-):
-    """Whether the mean, after a block, would lie `far` deviations from the reference point.
-
-    Parameters
-    ----------
-    reference, deviation, squares : (d,) float64; weight : float
-        Of the state: sum w (x - reference), and sum w (x - mean)^2.
-    shift, spread : (d,) float64
-        Mean of a sample of the block of weight `sampled`, and its squares about that mean.
-    whole : float
-        Weight of the block.
-    roundings : float
-        A distance of this times |reference| is rounding.
-    """
-    cdef Index d = len(reference), j
-    cdef const double* now = <const double*>vector(reference, "reference", b"d", d, False)
-    cdef const double* past = <const double*>vector(deviation, "deviation", b"d", d, False)
-    cdef const double* own = <const double*>vector(squares, "squares", b"d", d, False)
-    cdef const double* mean = <const double*>vector(shift, "shift", b"d", d, False)
-    cdef const double* about = <const double*>vector(spread, "spread", b"d", d, False)
-    cdef double together = weight + whole, ahead, drift, gap, spread_of_all
-    cdef bint found = False
-    with nogil:
-        for j in range(d):
-            ahead = mean[j] - now[j]
-            drift = (past[j] + whole * ahead) / together
-            if fabs(drift) <= roundings * fabs(now[j]):
-                continue
-            gap = ahead - past[j] / weight
-            spread_of_all = own[j] + about[j] * (whole / sampled)
-            spread_of_all = spread_of_all + weight * whole / together * gap * gap
-            if drift * drift * together > far * far * spread_of_all:
-                found = True
-                break
-    return found
-
-
-def count_classes(labels, weight, Index known, codes, present, rows, weights):
+def count_classes(const Index[::1] labels not None, const double[::1] weight, Index known):
     """Number the classes that occur by their first row, and count the rows of each.
 
     The numbers depend on the rows alone, and not on the order in which the state met the classes.
@@ -596,81 +579,83 @@ def count_classes(labels, weight, Index known, codes, present, rows, weights):
     Parameters
     ----------
     labels : (n,) intp >= -1
-    weight : (n,) float64, or empty for unit weights
+    weight : (n,) float64, or None for unit weights
     known : int
         Classes that the state has.
-    codes : (n,) intp, overwritten
-        Number of each row's class, -1 for a missing label.
-    present, rows, weights : (n,) intp, intp, float64
-        Overwritten up to the number of classes that occur: the class, its rows, their weight.
 
     Returns
     -------
-    int
-        Number of classes that occur.
+    (n,) intp
+        Number of each row's class, -1 for a missing label.
+    (k,) intp, (k,) intp, (k,) float64
+        The classes that occur, their rows and weights.
     int
         Number of classes that the state will have.
     """
-    cdef Index n = len(labels), k = max(known, 0), number = 0, i, c
-    cdef const Index* label = <const Index*>vector(labels, "labels", b"n", n, False)
-    cdef const double* w = <const double*>vector(
-        weight, "weight", b"d", n if len(weight) else 0, False)
-    cdef bint weighted = len(weight) > 0
-    cdef Index* code = <Index*>vector(codes, "codes", b"n", n, True)
-    cdef Index* found = <Index*>vector(present, "present", b"n", n, True)
-    cdef Index* count = <Index*>vector(rows, "rows", b"n", n, True)
-    cdef double* total = <double*>vector(weights, "weights", b"d", n, True)
+    cdef Index n = labels.shape[0], k = max(known, 0), number = 0, i, c
+    if weight is not None and weight.shape[0] != n:
+        raise ValueError(f"weight has to be of shape ({n},)")
     for i in range(n):
-        if label[i] < -1:
+        if labels[i] < -1:
             raise ValueError("a label is below -1")
-        k = max(k, label[i] + 1)
+        k = max(k, labels[i] + 1)
+    found, weights = np.empty((3, n), np.intp), np.empty(n)
+    cdef Index[:, ::1] to = found
+    cdef double[::1] total = weights
     cdef Index* place = <Index*>memory_for(k, sizeof(Index))
     with nogil:
         for c in range(k):
             place[c] = -1
         for i in range(n):
-            c = label[i]
+            c = labels[i]
             if c >= 0 and place[c] < 0:
                 place[c] = number
-                found[number], count[number], total[number] = c, 0, 0.0
+                to[1, number], to[2, number], total[number] = c, 0, 0.0
                 number += 1
-            code[i] = place[c] if c >= 0 else -1
+            to[0, i] = place[c] if c >= 0 else -1
             if c >= 0:
-                count[place[c]] += 1
-                total[place[c]] += w[i] if weighted else 1.0
+                to[2, place[c]] += 1
+                total[place[c]] += 1.0 if weight is None else weight[i]
     free(place)
-    return number, k
+    return found[0], found[1, :number], found[2, :number], weights[:number], k
 
 
-def add_classes(rows, weights, sums, where, more_rows, more_weights, added):
-    """Add counts, weights and sums of the classes `where`, which names each at most once.
+def choose_rows(const double[::1] size not None, double rate, uint64_t start):
+    """Poisson sampling with the floor-leverage probability, decided by a hash of the position.
 
-    Nothing is added where an argument is wrong, and no memory is needed.
+    Row i is taken if splitmix64(start + i) < 2^64 min(1, rate max(1, q_i / mean q)).
 
     Parameters
     ----------
-    rows, weights, sums : (k,) int64, (k,) float64, (k, d) float64, changed in place
-    where, more_rows, more_weights, added : (c,) intp, (c,) intp, (c,) float64, (c, d) float64
+    size : (n,) float64
+        q.
+    rate : float in (0, 1]
+    start : int
+
+    Returns
+    -------
+    (k,) intp, (k,) float64
+        The rows that are taken, and their probabilities.
     """
-    cdef Index c = len(where), k = len(rows), d, i, j
-    cdef Array of = array_of(sums, "sums", True)
-    d = of.shape[1]
-    cdef int64_t* count = <int64_t*>vector(rows, "rows", INT64, k, True)
-    cdef double* total = <double*>vector(weights, "weights", b"d", k, True)
-    cdef double* to = <double*>matrix(sums, "sums", b"d", k, d, True)
-    cdef const Index* at = <const Index*>vector(where, "where", b"n", c, False)
-    cdef const Index* n = <const Index*>vector(more_rows, "more_rows", b"n", c, False)
-    cdef const double* w = <const double*>vector(more_weights, "more_weights", b"d", c, False)
-    cdef const double* x = <const double*>matrix(added, "added", b"d", c, d, False)
-    for i in range(c):
-        if not 0 <= at[i] < k:
-            raise ValueError("a class is not among those that are known")
-    with nogil:
-        for i in range(c):
-            count[at[i]] += n[i]
-            total[at[i]] += w[i]
-            for j in range(d):
-                to[at[i] * d + j] += x[i * d + j]
+    cdef Index n = size.shape[0], taken = 0, i
+    cdef double mean = 0.0, probability
+    cdef uint64_t mixed
+    chosen_a, inclusion_a = np.empty(n, np.intp), np.empty(n)
+    cdef Index[::1] chosen = chosen_a
+    cdef double[::1] inclusion = inclusion_a
+    for i in range(n):
+        mean += size[i]
+    mean = mean / n if mean > 0.0 else 1.0
+    for i in range(n):
+        probability = min(1.0, max(rate, rate * (size[i] / mean)))
+        mixed = (start + <uint64_t>i + 1) * 0x9E3779B97F4A7C15u
+        mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9u
+        mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBu
+        mixed ^= mixed >> 31
+        # No branch, which could not be predicted. The 53 highest bits are a number in [0, 1).
+        chosen[taken], inclusion[taken] = i, probability
+        taken += (mixed >> 11) * 2.0 ** -53 < probability
+    return chosen_a[:taken], inclusion_a[:taken]
 
 
 # --- erase ---------------------------------------------------------------------------------------
@@ -693,11 +678,11 @@ cdef class PackedFactors:
     """
 
     cdef Factors map
-    cdef const EraseKernels* kernels
+    cdef const Level* kernels
     cdef void* memory
 
-    def __cinit__(self, const double[:, ::1] left, const double[:, ::1] right,
-                  const double[::1] mean, const double[::1] shift):
+    def __cinit__(self, const double[:, ::1] left not None, const double[:, ::1] right not None,
+                  const double[::1] mean not None, const double[::1] shift not None):
         cdef Index rank = shift.shape[0], width = mean.shape[0]
         if (left.shape[0] != rank or left.shape[1] != width or right.shape[0] != rank
                 or right.shape[1] != width):
@@ -705,14 +690,14 @@ cdef class PackedFactors:
                 f"left {left.shape[0], left.shape[1]}, right {right.shape[0], right.shape[1]}, "
                 f"mean {width,} and shift {rank,} do not fit together"
             )
-        self.kernels = &level.erase
+        self.kernels = level
         self.map.rank, self.map.width = rank, width
-        self.memory = malloc(self.kernels.size(rank, width) * sizeof(double) + LINE)
+        self.memory = malloc(self.kernels.factors_size(rank, width) * sizeof(double) + LINE)
         if self.memory is NULL:
             raise MemoryError("no memory for the factors of an eraser")
         # The factors begin at a cache line.
         cdef size_t skip = (LINE - <size_t>self.memory % LINE) % LINE
-        self.kernels.pack(
+        self.kernels.pack_factors(
             &self.map, &left[0, 0] if rank and width else NULL,
             &right[0, 0] if rank and width else NULL, &mean[0] if width else NULL,
             &shift[0] if rank else NULL, <double*>(<char*>self.memory + skip),
@@ -723,52 +708,6 @@ cdef class PackedFactors:
 
     def __reduce__(self):
         raise TypeError("packed factors belong to one processor; pack them again")
-
-
-cdef struct View:
-    Py_buffer buffer
-    Matrix matrix
-    Index n, width
-    char kind  # of the numbers: e, f or d, as in the module struct
-
-
-cdef int look(object array, View* view, str name, bint written) except -1:
-    """The memory of an aligned (n, d) array of float16, float32 or float64.
-
-    Raises
-    ------
-    TypeError, ValueError
-        It is none, or is read-only where it is written; nothing is held then.
-    """
-    PyObject_GetBuffer(
-        array, &view.buffer, PyBUF_STRIDES | PyBUF_FORMAT | (PyBUF_WRITABLE if written else 0)
-    )
-    cdef Py_buffer* buffer = &view.buffer
-    cdef Index size = buffer.itemsize
-    cdef char kind = buffer.format[0] if buffer.format is not NULL else b"B"
-    if (buffer.ndim != 2 or buffer.format is NULL or buffer.format[1] != 0
-            or not (kind == b"e" or kind == b"f" or kind == b"d")):
-        shown = buffer.format.decode() if buffer.format is not NULL else "B"
-        axes = buffer.ndim
-        PyBuffer_Release(buffer)
-        raise ValueError(
-            f"{name} has {axes} axes and items {shown!r}; it must be (n, d) and 'e', 'f' or 'd'"
-        )
-    view.n, view.width = buffer.shape[0], buffer.shape[1]
-    view.kind = kind
-    view.matrix.data = <char*>buffer.buf
-    view.matrix.down, view.matrix.across = buffer.strides[0], buffer.strides[1]
-    # Strides of axes that are not stepped along may be anything.
-    if view.n <= 1:
-        view.matrix.down = view.width * size
-    if view.width <= 1:
-        view.matrix.across = size
-    if view.n and view.width and (
-        <size_t>buffer.buf % size or view.matrix.down % size or view.matrix.across % size
-    ):
-        PyBuffer_Release(buffer)
-        raise ValueError(f"{name} is not aligned to its items")
-    return 0
 
 
 def apply_rows(PackedFactors factors not None, rows, out, Index start, Index stop,
@@ -799,34 +738,24 @@ def apply_rows(PackedFactors factors not None, rows, out, Index start, Index sto
     MemoryError
         Nothing is written.
     """
-    cdef View source, target
+    cdef Table source = look(rows, "rows", False), target = look(out, "out", True)
     cdef Erasing task
     cdef Index row
-    look(rows, &source, "rows", False)
-    try:
-        look(out, &target, "out", True)
-        try:
-            if (source.n != target.n or source.kind != target.kind
-                    or source.width != factors.map.width or target.width != factors.map.width):
-                raise ValueError(
-                    f"rows {source.n, source.width} of {chr(source.kind)!r} and out "
-                    f"{target.n, target.width} of {chr(target.kind)!r} must have one shape and "
-                    f"dtype, and {factors.map.width} columns"
-                )
-            if not 0 <= start <= stop <= source.n:
-                raise ValueError(f"rows {start} to {stop} of {source.n}")
-            task.map = &factors.map
-            task.rows, task.out = source.matrix, target.matrix
-            task.rows.data += start * task.rows.down
-            task.out.data += start * task.out.down
-            task.n = stop - start
-            task.halves, task.streamed = source.kind == b"e", streamed
-            with nogil:
-                row = factors.kernels.erase[source.kind == b"d"](&task)
-        finally:
-            PyBuffer_Release(&target.buffer)
-    finally:
-        PyBuffer_Release(&source.buffer)
+    if (source.n != target.n or source.kind != target.kind
+            or source.width != factors.map.width or target.width != factors.map.width):
+        raise ValueError(
+            f"rows {source.n, source.width} of {chr(source.kind)!r} and out "
+            f"{target.n, target.width} of {chr(target.kind)!r} must have one shape and dtype, and "
+            f"{factors.map.width} columns"
+        )
+    if not 0 <= start <= stop <= source.n:
+        raise ValueError(f"rows {start} to {stop} of {source.n}")
+    task.map, task.n, task.streamed = &factors.map, stop - start, streamed
+    task.rows, task.out, task.halves = source.matrix, target.matrix, source.kind == b"e"
+    task.rows.data += start * task.rows.down
+    task.out.data += start * task.out.down
+    with nogil:
+        row = factors.kernels.erase[source.kind == b"d"](&task)
     if row == NO_MEMORY:
         raise MemoryError("no memory to erase rows; nothing was written")
     return start + row if row >= 0 else -1
@@ -848,100 +777,13 @@ def squares_finite(rows, Index start, Index stop):
     ValueError, TypeError
         Another array, or rows that are not there.
     """
-    cdef View view
+    cdef Table table = look(rows, "rows", False)
     cdef int finite
-    cdef const EraseKernels* kernels = &level.erase
-    look(rows, &view, "rows", False)
-    try:
-        if view.kind == b"e" or view.matrix.across != view.buffer.itemsize:
-            raise ValueError("rows must be float32 or float64, each in one piece")
-        if not 0 <= start <= stop <= view.n:
-            raise ValueError(f"rows {start} to {stop} of {view.n}")
-        view.matrix.data += start * view.matrix.down
-        with nogil:
-            finite = kernels.squares_finite[view.kind == b"d"](
-                view.matrix, stop - start, view.width
-            )
-    finally:
-        PyBuffer_Release(&view.buffer)
-    return finite != 0
-
-
-# --- sweep ---------------------------------------------------------------------------------------
-
-
-def sweep_block(
-    const Real[:, ::1] rows, const Index[::1] index, const double[::1] weight,
-    const double[::1] shift, const double[::1] inverse, const Index[:, ::1] codes,
-    const Index[::1] order, const Index[::1] cell, const double[:, ::1] values,
-    Index segment, Index width, Index stripe, double[:, :, ::1] sums,
-    double[:, :, ::1] near, double[:, ::1] leverage, int64_t[::1] counter,
-):
-    """Reduce a block in segments of rows that have sums of their own, in one pass.
-
-    Of the rows i of segment g, with y_i = x_i - shift and k classes::
-
-        sums[g, 0]         = sum_i w_i y_i
-        sums[g, 1]         = sum_i w_i y_i^2
-        sums[g, 2 + c]     = sum_{i: codes[., i] = c} w_i y_i
-        sums[g, 2 + k + q] = sum_i values[q, i] y_i
-        leverage[s, i]     = sum_{j in stripe s} inverse_j y_ij^2
-
-    Any number of threads make this call at once with the same arguments, and share its tasks. Each
-    number is the result of the same operations in the same order, whatever their number.
-
-    Parameters
-    ----------
-    rows : (m, d) float32 or float64
-    index : (n,) intp
-        The n rows of the block among `rows`, in its order; or empty for all, n = m.
-    weight : (n,) float64 > 0, or empty for unit weights
-    shift, inverse : (d,) float64
-    codes : (v, n) intp below k; -1 for none
-    order, cell : (n,) intp
-        As `sort_by_cell` gives them for parts of `segment` rows.
-    values : (q, n) float64, multiplied by the weights
-    segment, width, stripe : int
-        Rows of a segment; columns of a task, a multiple of `stripe`, that of 64 bytes.
-    sums : (segments, 2 + k + q, d) float64, overwritten
-    near : (segments, 4, at least d) float64, overwritten; fastest where rows are cache lines
-    leverage : (d / stripe rounded up, n) float64, overwritten
-    counter : (1,) int64, 0
-
-    Raises
-    ------
-    ValueError
-        The shapes contradict each other.
-    """
-    cdef Sweep s
-    s.n, s.d = codes.shape[1], rows.shape[1]
-    s.variables, s.columns, s.n_sums = codes.shape[0], values.shape[0], sums.shape[1]
-    s.segment, s.width, s.stripe, s.pitch = segment, width, stripe, near.shape[2]
-    if not (
-        s.n > 0 and s.d > 0 and segment > 0 and stripe > 0 and stripe % 16 == 0
-        and width > 0 and width % stripe == 0
-        and (index.shape[0] == s.n or (index.shape[0] == 0 and rows.shape[0] == s.n))
-        and weight.shape[0] in (0, s.n)
-        and shift.shape[0] == inverse.shape[0] == sums.shape[2] == s.d
-        and near.shape[1] == 4 and near.shape[2] >= s.d
-        and order.shape[0] == cell.shape[0] == values.shape[1] == leverage.shape[1] == s.n
-        and sums.shape[0] == near.shape[0] == (s.n + segment - 1) // segment
-        and s.n_sums >= 2 + s.columns and leverage.shape[0] == (s.d + stripe - 1) // stripe
-        and counter.shape[0] == 1
-    ):
-        raise ValueError("the shapes of rows, labels, sums and leverages contradict each other")
-    s.rows, s.shift, s.inverse = &rows[0, 0], &shift[0], &inverse[0]
-    s.index = &index[0] if index.shape[0] else NULL
-    s.weight = &weight[0] if weight.shape[0] else NULL
-    s.codes = &codes[0, 0] if s.variables else NULL
-    s.values = &values[0, 0] if s.columns else NULL
-    s.order, s.cell = &order[0], &cell[0]
-    s.sums, s.near, s.leverage = &sums[0, 0, 0], &near[0, 0, 0], &leverage[0, 0]
-    if not (
-        within(s.order, s.n, 0, s.n) and within(s.index, index.shape[0], 0, rows.shape[0])
-        and within(s.codes, s.variables * s.n, -1, s.n_sums - s.columns - 2)
-    ):
-        raise ValueError("index, order or codes name a row or a sum that does not exist")
-    cdef int kind = 0 if Real is float else 1
+    if table.kind == b"e" or table.matrix.across != table.size:
+        raise ValueError("rows must be float32 or float64, each in one piece")
+    if not 0 <= start <= stop <= table.n:
+        raise ValueError(f"rows {start} to {stop} of {table.n}")
+    table.matrix.data += start * table.matrix.down
     with nogil:
-        level.sweep.run[kind](&s, <AtomicInt64*>&counter[0])
+        finite = level.squares_finite[table.kind == b"d"](table.matrix, stop - start, table.width)
+    return finite != 0

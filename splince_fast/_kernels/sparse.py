@@ -1,16 +1,31 @@
 """Sums over compressed sparse rows: each costs the entries that are stored, and nothing is dense.
 
 `data`, `indices` and `indptr` are those of a CSR matrix without duplicates; `weight` is (n,) > 0,
-or empty for unit weights. Every kernel is serial.
+or empty for unit weights. Every kernel is compiled by Numba for the host, cached, and serial.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numba
 import numpy as np
 
-from splince_fast._kernels.jit import kernel
+
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile `function` with the one set of options that all kernels share."""
+    # Reassociation and contraction let sums use SIMD; NaN and infinity keep their meaning.
+    options: dict[str, Any] = {
+        "nogil": True,
+        "fastmath": {"reassoc", "contract"},
+        "error_model": "numpy",
+    }
+    try:
+        compiled: Callable[..., Any] = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # no writable place for the cache: compile once in each process
+        compiled = numba.njit(**options)(function)
+    return compiled
 
 
 @kernel

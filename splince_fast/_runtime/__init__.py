@@ -1,1 +1,1 @@
-"""How the library runs: arrays, threads, locks, interrupts, files, progress, optional packages."""
+"""Support code: arrays, threads, locks, interrupts, files, progress bars, optional packages."""

@@ -1,4 +1,4 @@
-"""Rows, weights and results as they come in: looked at once, on entry, and known from then on."""
+"""Conversion and validation of rows and weights that a caller passes."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from splince_fast.exceptions import InputError, NonFiniteError
 _FLOAT32: np.dtype[Any] = np.dtype(np.float32)
 _FLOAT64: np.dtype[Any] = np.dtype(np.float64)
 
-# Arguments of kernels for unit weights, and for all rows in their order.
+# Kernel arguments that stand for unit weights and for all rows in order.
 NO_WEIGHT, ALL_ROWS = np.empty(0), np.empty(0, np.intp)
 
-# Elements below which a second thread costs more than it saves.
+# A thread scans at least this many elements; fewer are faster on one thread.
 _GRAIN = 1 << 18
 
 
 @dataclass(slots=True)
 class Rows:
-    """A block of rows, and all that has to be known of them.
+    """A block of rows with its working dtype.
 
     Attributes
     ----------
     array : ndarray of shape (n, d)
         Real numbers of any dtype and layout.
     dtype : dtype
-        In which they are computed with: float32 for floats of at most 32 bits, else float64.
+        Working dtype: float32 for floats of at most 32 bits, else float64.
     direct : bool
-        The kernels can read `array` where it lies: of that dtype, C-contiguous and aligned.
+        Whether the kernels can read `array` without a copy: it has the working dtype and is
+        C-contiguous and aligned.
     """
 
     array: NDArray[Any]
@@ -44,32 +45,32 @@ class Rows:
 
     @classmethod
     def of(cls, X: Any, *, width: int | None = None, name: str = "X") -> Rows:
-        """Look at what a caller passed; arguments and errors as for :func:`as_rows`."""
+        """Convert rows that a caller passed; arguments and errors as for :func:`as_rows`."""
         if type(X) is np.ndarray and X.ndim == 2 and X.shape[1] == width:
             dtype = X.dtype
             if dtype is _FLOAT32 or dtype is _FLOAT64:
                 flags = X.flags
                 return cls(X, dtype, bool(flags.c_contiguous and flags.aligned))
-        return cls.known(as_rows(X, width=width, name=name))
+        return cls.from_array(as_rows(X, width=width, name=name))
 
     @classmethod
-    def known(cls, array: NDArray[Any]) -> Rows:
-        """Look at a 2-D array of real numbers."""
+    def from_array(cls, array: NDArray[Any]) -> Rows:
+        """Wrap a 2-D array of real numbers, without checks."""
         return cls(array, working_dtype(array.dtype), is_direct(array))
 
     def __len__(self) -> int:
         return len(self.array)
 
-    def taken(self, index: NDArray[np.intp]) -> Rows:
-        """Some rows, by position."""
-        return Rows.known(self.array[index])
+    def select(self, index: NDArray[np.intp]) -> Rows:
+        """Select rows by position."""
+        return Rows.from_array(self.array[index])
 
     @property
     def width(self) -> int:
         return int(self.array.shape[1])
 
     def check(self, name: str = "X") -> None:
-        """Raise unless every number is finite and the squares of each row sum in float64.
+        """Raise unless all numbers are finite and sums of squares stay within float64.
 
         Raises
         ------
@@ -90,8 +91,8 @@ class Rows:
                 return
         else:
             pieces = (X[start : start + step] for start in range(0, len(X), step))
-            wide = (piece.astype(self.dtype, order="C") for piece in pieces)
-            if all(row_kernels.squares_finite(piece, 0, len(piece)) for piece in wide):
+            converted = (piece.astype(self.dtype, order="C") for piece in pieces)
+            if all(row_kernels.squares_finite(piece, 0, len(piece)) for piece in converted):
                 return
         _raise_non_finite(X, name)
         raise InputError(
@@ -102,7 +103,7 @@ class Rows:
 
 
 def as_rows(X: Any, *, width: int | None = None, name: str = "X") -> NDArray[Any]:
-    """View X as a 2-D numeric array, without a copy where it is one already.
+    """Convert X to a 2-D numeric array; a numeric array is not copied.
 
     Parameters
     ----------
@@ -115,20 +116,20 @@ def as_rows(X: Any, *, width: int | None = None, name: str = "X") -> NDArray[Any
     InputError
         Not 2-D, no columns, not real numbers, not `width` columns, or lazy.
     """
-    found = as_numbers(X, name)
-    if found.ndim != 2:
-        hint = " for a single row pass it as X[None, :]" if found.ndim == 1 else ""
+    array = as_numbers(X, name)
+    if array.ndim != 2:
+        hint = " for a single row pass it as X[None, :]" if array.ndim == 1 else ""
         raise InputError(
-            f"{name} has {found.ndim} dimension(s) and shape {found.shape}; it must be 2-D, one "
+            f"{name} has {array.ndim} dimension(s) and shape {array.shape}; it must be 2-D, one "
             f"row per sample and one column per feature;{hint}".rstrip(";")
         )
-    if found.shape[1] != width:  # else there is no call: every application passes here
-        check_columns(found.shape, width, name)
-    return found
+    if array.shape[1] != width:
+        check_columns(array.shape, width, name)
+    return array
 
 
 def check_columns(shape: tuple[int, ...], width: int | None, name: str) -> None:
-    """Raise InputError unless rows of this 2-D shape have columns, and `width` if it is known."""
+    """Raise InputError unless a 2-D shape has columns, and `width` of them where it is given."""
     if shape[1] == 0:
         raise InputError(f"{name} has no columns (shape {shape}); at least one is needed")
     if width is not None and shape[1] != width:
@@ -139,7 +140,7 @@ def check_columns(shape: tuple[int, ...], width: int | None, name: str) -> None:
 
 
 def as_numbers(X: Any, name: str = "X") -> NDArray[Any]:
-    """View X as a numeric array of any dimensions; parameters and errors as for `as_rows`."""
+    """Convert X to a numeric array of any number of dimensions; errors as for `as_rows`."""
     if isinstance(X, np.matrix):
         X = np.asarray(X)
     if isinstance(X, np.ma.MaskedArray):
@@ -161,14 +162,14 @@ def as_numbers(X: Any, name: str = "X") -> NDArray[Any]:
 
 
 def column_names(X: Any) -> list[Any] | None:
-    """Names of the columns of a data frame; None of anything else."""
+    """Return the column names of a data frame, None for other types."""
     if hasattr(X, "columns") and hasattr(X, "to_numpy"):
         return list(X.columns)
     return None
 
 
 def holds_vectors(X: NDArray[Any]) -> bool:
-    """Whether X is a column of vectors, as data frames hold embeddings."""
+    """Return whether X is an object array of vectors, as data frames store embeddings."""
     if X.dtype != object or not X.size or X.shape[:1] != (X.size,) or X.ndim > 2:
         return False
     first = X.reshape(-1)[0]
@@ -176,7 +177,7 @@ def holds_vectors(X: NDArray[Any]) -> bool:
 
 
 def _foreign_rows(X: Any, name: str) -> NDArray[Any]:
-    """X as an array: torch tensors and frames by their own conversion, the rest by NumPy's."""
+    """Convert tensors and frames by their own methods, other types by ``np.asarray``."""
     if is_tensor(X):
         return torch_to_numpy(X)
     if is_sparse(X):
@@ -198,19 +199,19 @@ def _foreign_rows(X: Any, name: str) -> NDArray[Any]:
 
 
 def is_sparse(X: object) -> bool:
-    """Whether X is a matrix or array of scipy.sparse; SciPy is not imported for it."""
+    """Return whether X is a SciPy sparse matrix or array, without importing SciPy."""
     return hasattr(X, "tocsr") and hasattr(X, "nnz")
 
 
 def is_tensor(X: Any) -> bool:
-    """Whether X is a torch tensor; torch is not imported for it."""
+    """Return whether X is a torch tensor, without importing torch."""
     return hasattr(X, "detach") and hasattr(X, "cpu")
 
 
 def refuse_lazy(X: Any, name: str) -> None:
-    """Raise InputError for a dask array or another lazy container: its rows lie elsewhere."""
+    """Raise InputError for a dask array or another lazy container."""
     graph = getattr(X, "__dask_graph__", None)
-    # An xarray has the method, and no graph unless it is lazy.
+    # The method of an xarray in memory returns None.
     verb = "compute" if graph is not None and graph() is not None else None
     if verb is None and hasattr(X, "collect") and not hasattr(X, "to_numpy"):
         verb = "collect"
@@ -224,9 +225,9 @@ def refuse_lazy(X: Any, name: str) -> None:
 
 
 def _stacked(column: NDArray[Any], name: str) -> NDArray[Any]:
-    """A column whose entries are vectors, as data frames hold embeddings, as a matrix."""
+    """Stack an object array of vectors to a matrix."""
     try:
-        if any(isinstance(vector, str | bytes) for vector in column):
+        if _has_text(column):
             raise TypeError("text is no vector")
         return np.stack([np.asarray(vector) for vector in column])
     except (ValueError, TypeError) as error:
@@ -237,9 +238,9 @@ def _stacked(column: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 def _cast_rows(X: NDArray[Any], name: str, columns: list[Any] | None = None) -> NDArray[Any]:
-    """Object arrays of numbers become float64; anything else is refused."""
+    """Convert an object array of numbers to float64; raise InputError for other dtypes."""
     if X.dtype == object:
-        if any(isinstance(value, str | bytes) for value in X.flat):
+        if _has_text(X.flat):
             where = ""
             if X.ndim == 2:
                 text = [j for j in range(X.shape[1]) if _has_text(X[:, j])]
@@ -261,23 +262,23 @@ def _cast_rows(X: NDArray[Any], name: str, columns: list[Any] | None = None) -> 
     raise InputError(f"{name} has dtype {X.dtype}; real numbers are needed")
 
 
-def _has_text(column: NDArray[Any]) -> bool:
-    return any(isinstance(value, str | bytes) for value in column)
+def _has_text(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, str | bytes) for value in values)
 
 
 def listed_columns(numbers: Sequence[int], names: Sequence[Any] | None = None) -> str:
-    """Columns of an error message, by name where there are names."""
+    """Format columns for an error message, by name where names are given."""
     return f"column{'s' * (len(numbers) > 1)} {abbreviated(numbers, names)}"
 
 
 def abbreviated(numbers: Iterable[int], names: Sequence[Any] | None = None) -> str:
-    """The first five numbers, or the names that they index, and an ellipsis for the rest."""
-    every = [str(i) if names is None else repr(names[i]) for i in numbers]
-    return ", ".join(every[:5]) + ", ..." * (len(every) > 5)
+    """Format the first five numbers, or the names they index, with an ellipsis for the rest."""
+    items = [str(i) if names is None else repr(names[i]) for i in numbers]
+    return ", ".join(items[:5]) + ", ..." * (len(items) > 5)
 
 
 def torch_to_numpy(tensor: Any) -> NDArray[Any]:
-    """A NumPy view of a torch tensor; bfloat16, which NumPy lacks, widened to float32."""
+    """Return a NumPy view of a torch tensor; bfloat16 is converted to float32."""
     try:
         tensor = tensor.detach().cpu()
         if str(tensor.dtype) == "torch.bfloat16":
@@ -293,41 +294,41 @@ def torch_to_numpy(tensor: Any) -> NDArray[Any]:
 
 
 def working_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """float32 for floats of at most 32 bits, float64 for everything else."""
+    """Return float32 for floats of at most 32 bits, float64 for other dtypes."""
     if dtype.kind == "f":
         return _FLOAT32 if dtype.itemsize <= 4 else _FLOAT64
     return _FLOAT32 if dtype.name == "bfloat16" else _FLOAT64
 
 
 def is_direct(X: NDArray[Any]) -> bool:
-    """Whether the kernels can read X where it lies: in their dtype, C-contiguous and aligned."""
+    """Return whether X is float32 or float64, C-contiguous and aligned, as the kernels need it."""
     flags = X.flags
     return X.dtype in (_FLOAT32, _FLOAT64) and flags.c_contiguous and flags.aligned
 
 
 def check_values(X: NDArray[Any], name: str = "X") -> None:
-    """As :meth:`Rows.check`, for an array."""
-    Rows.known(X).check(name)
+    """Apply :meth:`Rows.check` to an array."""
+    Rows.from_array(X).check(name)
 
 
 def _raise_non_finite(X: NDArray[Any], name: str) -> None:
-    """Raise NonFiniteError that names the first rows of X that hold NaN or infinity, if any."""
-    wide = X if X.dtype.kind == "f" else X.astype(np.float32)
-    finite = np.isfinite(wide)
-    bad = np.flatnonzero(~finite.all(axis=1))
-    if bad.size:
+    """Raise NonFiniteError if X holds NaN or infinity; the text names the first such rows."""
+    finite = np.isfinite(X if X.dtype.kind == "f" else X.astype(np.float32))  # bfloat16
+    rows = np.flatnonzero(~finite.all(axis=1))
+    if rows.size:
         example = f", e.g. {name} = {name}[np.isfinite({name}).all(axis=1)]"
-        raise non_finite(bad, len(X), name, example, np.flatnonzero(~finite.all(axis=0)).tolist())
+        columns = np.flatnonzero(~finite.all(axis=0)).tolist()
+        raise non_finite_error(rows, len(X), name, example, columns)
 
 
-def non_finite(
-    bad: NDArray[np.intp], n: int, name: str, example: str = "", columns: Sequence[int] = ()
+def non_finite_error(
+    rows: NDArray[np.intp], n: int, name: str, example: str = "", columns: Sequence[int] = ()
 ) -> NonFiniteError:
-    """The error of n rows of which those that `bad` numbers hold NaN or infinity."""
-    listed = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+    """Return the error for the numbers of those of n rows that hold NaN or infinity."""
     where = f", {listed_columns(columns)}" if columns else ""
     error = NonFiniteError(
-        f"{name} contains NaN or infinity in {len(bad)} of {n} rows (rows {listed}){where}; drop "
+        f"{name} contains NaN or infinity in {len(rows)} of {n} rows (rows {abbreviated(rows)})"
+        f"{where}; drop "
         f"or repair them first{example}, and their labels alike. Half precision overflows to "
         "infinity above 65504"
     )
@@ -336,7 +337,7 @@ def non_finite(
 
 
 def name_columns(error: NonFiniteError, names: Sequence[Any] | None) -> None:
-    """Replace the numbers of columns in the text by the names that a data frame has for them."""
+    """Replace column numbers in the text of an error by the column names of a data frame."""
     if names is not None and error.columns:
         numbers, named = listed_columns(error.columns), listed_columns(error.columns, names)
         error.args = (str(error).replace(f"), {numbers};", f"), {named};", 1),)
@@ -344,13 +345,7 @@ def name_columns(error: NonFiniteError, names: Sequence[Any] | None) -> None:
 
 
 def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
-    """Weights as float64, or None.
-
-    Raises
-    ------
-    InputError
-        Wrong length, negative, or not finite.
-    """
+    """Convert weights to float64; InputError for a wrong length or for invalid values."""
     if sample_weight is None:
         return None
     if isinstance(sample_weight, np.ma.MaskedArray) and np.ma.is_masked(sample_weight):
@@ -358,10 +353,10 @@ def as_weights(sample_weight: Any, n_rows: int) -> NDArray[np.float64] | None:
     if is_tensor(sample_weight):
         sample_weight = torch_to_numpy(sample_weight)
     try:
-        given = np.asarray(sample_weight)
-        if given.dtype.kind == "c":
+        array = np.asarray(sample_weight)
+        if array.dtype.kind == "c":
             raise TypeError("they are complex")
-        weight = np.array(given, dtype=np.float64)
+        weight = np.array(array, dtype=np.float64)
     except (ValueError, TypeError, OverflowError) as error:
         raise InputError(f"sample_weight cannot be read as numbers: {error}") from error
     if weight.ndim == 0:

@@ -1,4 +1,4 @@
-"""How many rows make a block: one rule for those who cut data into blocks and who reduce them."""
+"""The number of rows in a block, for sources and accumulators alike."""
 
 from __future__ import annotations
 
@@ -12,19 +12,9 @@ _MOST_ROWS = 1 << 31
 
 
 def choose_block_rows(block_rows: int | None, n_features: int, itemsize: int) -> int:
-    """Return the rows of a block: those asked for, or 4096, fewer where they exceed 64 MiB.
+    """Return `block_rows` after validation; by default 4096, fewer if a block exceeds 64 MiB.
 
-    Parameters
-    ----------
-    block_rows : int or None
-        As the caller gave it.
-    n_features, itemsize : int
-        Columns of a row, and bytes of one number.
-
-    Raises
-    ------
-    InputError
-        `block_rows` is not a positive integer, or above 2**31.
+    `itemsize` is the size of one of `n_features` numbers in bytes.
     """
     if block_rows is None:
         return max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, n_features * itemsize)))
@@ -32,13 +22,7 @@ def choose_block_rows(block_rows: int | None, n_features: int, itemsize: int) ->
 
 
 def check_block_rows(block_rows: object) -> int:
-    """Return `block_rows` as an int.
-
-    Raises
-    ------
-    InputError
-        It is not a positive integer, or above 2**31.
-    """
+    """Return `block_rows` as an int; InputError unless it lies between 1 and 2**31."""
     try:
         rows = operator.index(block_rows)  # type: ignore[arg-type]
     except TypeError:

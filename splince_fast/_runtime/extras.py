@@ -1,4 +1,4 @@
-"""Optional packages, imported where they are used."""
+"""Import of optional dependencies."""
 
 from __future__ import annotations
 
@@ -9,13 +9,7 @@ from splince_fast.exceptions import MissingExtraError
 
 
 def require(module: str, extra: str) -> Any:
-    """Import a module of an optional dependency.
-
-    Raises
-    ------
-    MissingExtraError
-        It is not installed.
-    """
+    """Import a module of an optional dependency; MissingExtraError if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

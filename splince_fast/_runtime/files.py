@@ -1,4 +1,4 @@
-"""Safetensors files: tensors and JSON metadata, no pickle; atomic to write, checked when read."""
+"""Safetensors files with JSON metadata: atomic writing, validated reading, no pickle."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def write(
     tensors: Mapping[str, NDArray[Any]],
     metadata: Mapping[str, Any],
 ) -> None:
-    """Write `tensors` and `metadata` so that `path` holds either the old or the whole new file.
+    """Replace the file at `path` atomically by one with these tensors and metadata.
 
-    A link is followed, and a file that is replaced keeps its permissions.
+    Symbolic links are followed, and an existing file keeps its permissions.
 
     Raises
     ------
     InputError
-        `path` names no file: it is empty or a folder.
+        `path` is empty or a folder.
     OSError
-        There is no folder for it, no room or no right.
+        The folder does not exist, the disk is full, or the user has no permission.
     """
     from safetensors.numpy import save_file
 
@@ -67,15 +67,7 @@ def write(
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
-    """Write text in UTF-8 so that `path` holds either the old or the whole new file.
-
-    Raises
-    ------
-    InputError
-        `path` names no file: it is empty or a folder.
-    OSError
-        There is no folder for it, no room or no right; the old file is as it was.
-    """
+    """Replace the file at `path` atomically by text in UTF-8; errors as for :func:`write`."""
     target = writable_path(path)
     with _replacing(target) as partial:
         partial.write_text(text, encoding="utf-8")
@@ -84,13 +76,13 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """A temporary file beside `target`, which replaces it at the end; removed after an error."""
-    own = f"{os.getpid()}.{threading.get_ident()}"
-    # Some file systems allow 255 bytes, of which the mark of a partial file needs a few.
+    """Yield a temporary file and rename it to `target`, or remove it after an error."""
+    writer = f"{os.getpid()}.{threading.get_ident()}"
+    # Many file systems allow names of 255 bytes.
     short = os.fsencode(target.name)[:200].decode(errors="ignore")
-    partial = target.with_name(f".{short}.{own}.partial")
+    partial = target.with_name(f".{short}.{writer}.partial")
     try:
-        # An empty file has the permissions that the user's umask gives; a writer's may be narrower.
+        # An empty file has the permissions of the user's umask; save_file may set narrower ones.
         partial.touch()
         mode = (target if target.exists() else partial).stat().st_mode
         yield partial
@@ -104,13 +96,7 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 
 def writable_path(path: str | os.PathLike[str]) -> Path:
-    """The file that `path` names, links resolved.
-
-    Raises
-    ------
-    InputError
-        It is empty, or a folder.
-    """
+    """Return the path with symbolic links resolved; InputError if it is empty or a folder."""
     text = os.fsdecode(path)
     if not text:
         raise InputError("the path is empty; name a file")
@@ -121,18 +107,18 @@ def writable_path(path: str | os.PathLike[str]) -> Path:
 
 
 def _sort_metadata(file: IO[bytes]) -> None:
-    """Put the metadata in order, which the writer leaves to chance: equal states, equal bytes."""
+    """Sort the metadata, which safetensors does not, so that equal states have equal bytes."""
     length = int.from_bytes(file.read(8), "little")
     header = json.loads(file.read(length))
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    if len(text) <= length:  # the same text but for its order, unless the writer's style changes
+    if len(text) <= length:  # unless a version of safetensors formats the header differently
         file.seek(8)
         file.write(text.ljust(length))
 
 
 def _digest(tensors: Mapping[str, NDArray[Any]], text: str) -> str:
-    """SHA-256 of metadata, names, dtypes, shapes and bytes, so that damage is noticed."""
+    """Return the SHA-256 of metadata and of names, dtypes, shapes and bytes of the tensors."""
     digest = hashlib.sha256(text.encode(errors="surrogatepass"))
     for name in sorted(tensors):
         array = np.ascontiguousarray(tensors[name])
@@ -144,14 +130,14 @@ def _digest(tensors: Mapping[str, NDArray[Any]], text: str) -> str:
 def read(
     path: str | os.PathLike[str], kind: str, format_version: int
 ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Tensors and metadata of a file of the given kind.
+    """Return tensors and metadata of a file of the given kind.
 
     Raises
     ------
     FileFormatError
-        The file is truncated, foreign, of another kind, or of a newer format.
+        The file is damaged, of another program or kind, or of a newer format.
     FileNotFoundError, PermissionError
-        There is no such file, or no right to read it.
+        The file does not exist, or the user may not read it.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -179,12 +165,12 @@ def read(
             f"{target} holds {header.get('kind')!r}, and {kind!r} was expected; load it with "
             f"{_LOADERS.get(str(header.get('kind')), 'the class that saved it')}"
         )
-    found = header.get("format_version", "")
-    if not (found.isascii() and found.isdecimal()) or found.startswith("0"):
-        raise FileFormatError(f"{target} has no legible format version ({found[:20]!r})")
-    if len(found) > len(str(format_version)) or int(found) > format_version:
+    version = header.get("format_version", "")
+    if not (version.isascii() and version.isdecimal()) or version.startswith("0"):
+        raise FileFormatError(f"{target} has no legible format version ({version[:20]!r})")
+    if len(version) > len(str(format_version)) or int(version) > format_version:
         raise FileFormatError(
-            f"{target} has format {found[:20]}, and this version of {_LIBRARY} "
+            f"{target} has format {version[:20]}, and this version of {_LIBRARY} "
             f"({library_version()}) reads up to {format_version}: upgrade {_LIBRARY} (the file was "
             f"written by {header.get('library_version')})"
         )
@@ -203,14 +189,9 @@ def read(
 
 @contextmanager
 def consistent(path: str | os.PathLike[str], remedy: str) -> Iterator[None]:
-    """Turn what impossible metadata raise into a FileFormatError that names the file.
+    """Convert errors that inconsistent metadata cause into FileFormatError.
 
-    Parameters
-    ----------
-    path : path
-        The file that the block reads.
-    remedy : str
-        Advice at the end of the message.
+    The text names the file at `path` and ends with `remedy`.
     """
     try:
         yield
@@ -222,18 +203,18 @@ def consistent(path: str | os.PathLike[str], remedy: str) -> Iterator[None]:
 
 
 def kind_of(path: str | os.PathLike[str]) -> str | None:
-    """Kind of a file of this library; None where there is none, or another file."""
+    """Return the kind of a file of this library; None for other or missing files."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(Path(path), framework="numpy") as file:
             return (file.metadata() or {}).get("kind")
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None  # reading it says what is wrong
+        return None  # `read` raises the error
 
 
 def _finite(text: str) -> float:
-    """A number of the metadata; ValueError for NaN, Infinity and what overflows."""
+    """Parse a number of the metadata; ValueError for NaN, infinity and overflow."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text[:20]} is no finite number")
@@ -243,17 +224,17 @@ def _finite(text: str) -> float:
 def check_tensors(
     tensors: Mapping[str, NDArray[Any]], expected: Mapping[str, tuple[Any, tuple[int, ...]]]
 ) -> None:
-    """Raise FileFormatError unless every expected tensor is there with its dtype and shape."""
+    """Raise FileFormatError unless all expected tensors exist and have their dtype and shape."""
     for name, (dtype, shape) in expected.items():
         if name not in tensors:
             raise FileFormatError(f"the tensor {name!r} is missing")
-        found = tensors[name]
-        if found.dtype != dtype or found.shape != shape:
+        tensor = tensors[name]
+        if tensor.dtype != dtype or tensor.shape != shape:
             raise FileFormatError(
-                f"the tensor {name!r} is {found.dtype} of shape {found.shape}, and should be "
+                f"the tensor {name!r} is {tensor.dtype} of shape {tensor.shape}, and should be "
                 f"{np.dtype(dtype)} of shape {shape}"
             )
-        if found.dtype.kind == "f" and not np.isfinite(found).all():
+        if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
             raise FileFormatError(f"the tensor {name!r} holds NaN or infinity")
 
 

@@ -1,4 +1,4 @@
-"""A hash of integers, by which rows are dealt or sampled whatever the size of the blocks."""
+"""A hash of integers, which assigns rows to folds and samples independently of block sizes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,7 @@ from numpy.typing import NDArray
 
 
 def splitmix64(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014) of each number.
-
-    Parameters
-    ----------
-    numbers : ndarray of uint64
-
-    Returns
-    -------
-    ndarray of uint64
-        A bijection whose bits look independent of those of the numbers.
-    """
+    """Hash each number by the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
     mixed = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps that belong together waits until both are done."""
+"""Deferral of KeyboardInterrupt until a block of code has finished."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from typing import Any
 _set: Callable[[int, Any], Any] = signal.signal
 _get: Callable[[int], Any] = signal.getsignal
 with contextlib.suppress(ImportError, AttributeError):
-    # The C functions beneath, which turn no numbers into enumerations: every update, of a single
-    # row too, passes here.
+    # The C functions create no enumeration members. This is measurable in updates of single rows.
     _raw: Any = importlib.import_module("_signal")
     _set, _get = _raw.signal, _raw.getsignal
 _SIGINT = int(signal.SIGINT)
@@ -23,7 +22,7 @@ _main = threading.main_thread().ident
 
 
 def _note_main_thread() -> None:
-    """The thread that forked is the main thread of the child."""
+    """Record the main thread of a forked child, which is the thread that forked."""
     global _main
     _main = threading.get_ident()
 
@@ -33,12 +32,11 @@ if hasattr(os, "register_at_fork"):
 
 
 class Deferred:
-    """Hold back KeyboardInterrupt inside a ``with`` block and deliver it afterwards.
+    """Defer KeyboardInterrupt inside a ``with`` block and raise it when the block ends.
 
-    Python raises it in the main thread alone; elsewhere, and where the host program handles
-    SIGINT outside Python, there is nothing to hold back. From the replacement of the handler to
-    its restoration nothing is raised between two steps, so that a lock which is taken and released
-    inside the block is never left behind.
+    Python raises it in the main thread only. In other threads, and where the host program handles
+    SIGINT outside Python, the block runs unchanged. A lock that is acquired and released inside
+    the block is never left locked.
     """
 
     __slots__ = ("_caught", "_handler")
@@ -49,7 +47,7 @@ class Deferred:
         if threading.get_ident() == _main:
             handler = _get(_SIGINT)
             if callable(handler):
-                # Known before it is replaced: an interrupt between the two finds it.
+                # Stored before the replacement, because an interrupt may come between the two.
                 self._handler = handler
                 _set(_SIGINT, self._note)
 

@@ -1,4 +1,4 @@
-"""Options that are passed on: a typed error for a misspelt one, before any work."""
+"""Validation of keyword arguments that are passed on to another function."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from splince_fast.exceptions import InputError
 
 
-def check_names(given: Iterable[str], taken: Iterable[str], where: str) -> None:
-    """Raise InputError for a name that is not `taken`, with the nearest one that is."""
-    known = list(taken)
-    for name in given:
+def check_names(names: Iterable[str], valid: Iterable[str], where: str) -> None:
+    """Raise InputError for a name that is not valid; the text suggests the nearest valid one."""
+    known = list(valid)
+    for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}=?" if near else ""
@@ -21,15 +21,15 @@ def check_names(given: Iterable[str], taken: Iterable[str], where: str) -> None:
 
 
 def check_keywords(
-    given: Iterable[str],
+    names: Iterable[str],
     function: Callable[..., Any],
     *,
     without: Container[str] = (),
     where: str | None = None,
 ) -> None:
-    """As `check_names`, of the parameters of a function but for those `without`."""
-    taken = inspect.signature(function).parameters.values()
-    if not any(p.kind is p.VAR_KEYWORD for p in taken):
-        names = [p.name for p in taken if p.name not in without]
-        whole: Any = getattr(function, "func", function)  # of a functools.partial
-        check_names(given, names, whole.__name__ if where is None else where)
+    """Apply `check_names` with the parameters of a function except those in `without`."""
+    parameters = inspect.signature(function).parameters.values()
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        valid = [p.name for p in parameters if p.name not in without]
+        unwrapped: Any = getattr(function, "func", function)  # of a functools.partial
+        check_names(names, valid, unwrapped.__name__ if where is None else where)

@@ -1,38 +1,42 @@
-"""A readers-writer lock that raises instead of waiting, and that a fork leaves usable."""
+"""A readers-writer lock that raises instead of waiting and remains usable after a fork."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
-from splince_fast._runtime import forks
 from splince_fast._runtime.interrupts import Deferred
 from splince_fast.exceptions import SplinceError
 
 T = TypeVar("T")
 
 
-class Settling(Protocol):
-    """A source of readings, whose waiting rows are merged first, while no other thread reads."""
+class PendingRows(Protocol):
+    """A state with buffered rows, which are merged before it is read."""
 
     @property
-    def unsettled(self) -> bool:
-        """Whether `settle` has anything to do."""
+    def has_pending(self) -> bool:
+        """Whether rows are buffered."""
 
-    def settle(self) -> None:
-        """Make it ready to be read."""
+    def merge_pending(self) -> None:
+        """Merge the buffered rows."""
 
 
 class ReadersWriterLock:
     """Readers-writer lock that raises instead of waiting; re-entrant.
 
-    ``with Deferred(), lock:`` writes, ``with lock.reading(...):`` reads. Both hold Ctrl-C back
-    until they end: no interrupt separates a count from its release. A forked child has only the
-    thread that forked, so what other threads had taken is free there.
+    ``with Deferred(), lock:`` writes, ``with lock.reading(...):`` reads. Both defer
+    KeyboardInterrupt until the block ends, so that no interrupt separates a count from its
+    release. A forked child has only the thread that forked: locks of other threads are released
+    there.
     """
 
-    # `writer` and `readers` are read elsewhere, too: where both are empty, the lock is free.
+    # Public attributes are read elsewhere: the lock is free if both are empty.
     __slots__ = (
         "_changed",
         "_depth",
@@ -48,10 +52,11 @@ class ReadersWriterLock:
         self._message = message
         self.writer: int | None = None
         self._depth = 0
-        self.readers: dict[int, int] = {}  # how often each thread reads
-        self._belong_to_this_process()
+        self.readers: dict[int, int] = {}  # number of read locks by thread
+        self._reset_for_process()
 
-    def _belong_to_this_process(self) -> None:
+    def _reset_for_process(self) -> None:
+        """Release the locks of threads that do not exist in this process."""
         me = threading.get_ident()
         self.readers = {thread: n for thread, n in self.readers.items() if thread == me}
         if self.writer != me:
@@ -59,12 +64,12 @@ class ReadersWriterLock:
         self._mutex = threading.Lock()  # the parent's may have been copied while locked
         self._changed = threading.Condition(self._mutex)
         self._waiting = 0
-        self._process = forks.process
+        self._process = _process
 
     def __enter__(self) -> None:
-        """Begin to write; the caller defers interrupts."""
-        if self._process is not forks.process:
-            self._belong_to_this_process()
+        """Acquire the write lock; the caller defers interrupts."""
+        if self._process is not _process:
+            self._reset_for_process()
         me = threading.get_ident()
         with self._mutex:
             if self.writer != me and (self.writer is not None or self.readers):
@@ -73,37 +78,37 @@ class ReadersWriterLock:
             self._depth += 1
 
     def __exit__(self, *exception: object) -> None:
-        # Nobody waits for a writer: whoever meets one gets an error. Others read `writer` alone,
-        # so that the last step, a single one, needs no mutex.
+        # No thread waits for a writer, and other threads read `writer` alone: the assignment is
+        # atomic and needs no mutex.
         self._depth -= 1
         if not self._depth:
             self.writer = None
 
     def reading(
-        self, source: Settling | None = None, view: Callable[[Any], T] | None = None
+        self, source: PendingRows | None = None, view: Callable[[Any], T] | None = None
     ) -> Reading[T]:
-        """Read `source`, settled, or what `view` makes of it under the lock."""
+        """Return a context that reads `source`, or ``view(source)``, under the read lock."""
         return Reading(self, source, view)
 
-    def begin_to_read(self, source: Settling | None) -> None:
-        """Count this thread among the readers; the caller defers interrupts."""
-        if self._process is not forks.process:
-            self._belong_to_this_process()
+    def acquire_read(self, source: PendingRows | None) -> None:
+        """Acquire a read lock, and merge buffered rows first; the caller defers interrupts."""
+        if self._process is not _process:
+            self._reset_for_process()
         me = threading.get_ident()
         with self._mutex:
             if self.writer is not None and self.writer != me:
                 raise SplinceError(self._message)
-            if source is not None and source.unsettled:
-                while self.readers and source.unsettled:
+            if source is not None and source.has_pending:
+                while self.readers and source.has_pending:
                     self._waiting += 1
                     self._changed.wait()
                     self._waiting -= 1
-                if source.unsettled:
-                    source.settle()
+                if source.has_pending:
+                    source.merge_pending()
             self.readers[me] = self.readers.get(me, 0) + 1
 
-    def end_reading(self) -> None:
-        """The opposite of `begin_to_read`."""
+    def release_read(self) -> None:
+        """Release a read lock of this thread."""
         me = threading.get_ident()
         with self._mutex:
             self.readers[me] -= 1
@@ -114,12 +119,12 @@ class ReadersWriterLock:
 
 
 class Reading(Generic[T]):
-    """One ``with`` block that reads: no generator, as every solve passes here."""
+    """Context manager of a read lock; a class, because a generator takes longer to enter."""
 
     __slots__ = ("_deferred", "_lock", "_source", "_view")
 
     def __init__(
-        self, lock: ReadersWriterLock, source: Settling | None, view: Callable[[Any], T] | None
+        self, lock: ReadersWriterLock, source: PendingRows | None, view: Callable[[Any], T] | None
     ) -> None:
         self._lock, self._source, self._view = lock, source, view
         self._deferred = Deferred()
@@ -128,19 +133,63 @@ class Reading(Generic[T]):
         source: Any = self._source
         self._deferred.__enter__()
         try:
-            self._lock.begin_to_read(source)
+            self._lock.acquire_read(source)
             try:
-                read: T = source if self._view is None else self._view(source)
+                value: T = source if self._view is None else self._view(source)
             except BaseException:
-                self._lock.end_reading()
+                self._lock.release_read()
                 raise
-            return read
+            return value
         except BaseException as error:
             self._deferred.__exit__(type(error), error, error.__traceback__)
             raise
 
     def __exit__(self, *exception: object) -> None:
         try:
-            self._lock.end_reading()
+            self._lock.release_read()
         finally:
             self._deferred.__exit__(*exception)
+
+
+# -- forks ---------------------------------------------------------------------------------
+# A lock that another thread holds during a fork stays locked in the child, so that a fork waits
+# for the locks of imports and of Numba's compiler.
+
+# Replaced in a forked child. Comparing objects needs no system call, unlike os.getpid.
+_process = object()
+
+# Numba's lock by the thread that forks: another thread may fork as soon as it is released.
+_compiler_locks: dict[int, Any] = {}
+
+
+def _before_fork() -> None:
+    """Wait until other threads have imported modules of this package, and for Numba's compiler."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("splince_fast.") and getattr(
+            getattr(module, "__spec__", None), "_initializing", False
+        ):
+            with contextlib.suppress(ImportError):  # raised in the thread that imports it
+                importlib.import_module(name)
+    compiler = sys.modules.get("numba.core.compiler_lock")
+    lock = getattr(compiler, "global_compiler_lock", None)
+    if lock is not None:
+        lock.acquire()
+        _compiler_locks[threading.get_ident()] = lock
+
+
+def _after_fork() -> None:
+    lock = _compiler_locks.pop(threading.get_ident(), None)
+    if lock is not None:
+        lock.release()
+
+
+def _after_fork_in_child() -> None:
+    global _process
+    _process = object()
+    _after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+    )

@@ -1,4 +1,4 @@
-"""Memory: the most that this process may have, and arrays that begin at a cache line."""
+"""The memory available to the process, and arrays aligned to cache lines."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _LINE = 64  # bytes of a cache line
 
 @cache
 def total_memory() -> int | None:
-    """Bytes of memory of the machine, or of the container; None where neither is known.
+    """Return the memory of the machine or of the container in bytes; None if unknown.
 
-    Free memory does not count: the same run gives the same result twice.
+    The result does not depend on free memory, so that a run is reproducible.
     """
-    found = []
+    sizes = []
     with contextlib.suppress(AttributeError, ValueError, OSError):  # no POSIX system
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     for path in _LIMITS:
         try:
-            found.append(int(Path(path).read_text(encoding="ascii")))
+            sizes.append(int(Path(path).read_text(encoding="ascii")))
         except (OSError, ValueError):
-            continue  # there is no such limit, or it is "max"
-    return min((size for size in found if size > 0), default=None)
+            continue  # no such limit, or the text "max"
+    return min((size for size in sizes if size > 0), default=None)
 
 
 def aligned(shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Uninitialised float64 memory that begins at a cache line."""
+    """Return an uninitialised float64 array that begins at a cache line."""
     size = math.prod(shape)
     memory = np.empty(size + _LINE // 8)
     start = -memory.ctypes.data % _LINE // 8

@@ -8,26 +8,26 @@ from functools import cache
 from types import TracebackType
 from typing import Any, Self
 
-# A bar that nobody asked for appears after this time.
+# Delay of a bar with show=None; the documentation of `progress` states it.
 _DELAY_SECONDS = 2.0
 
 
 class Progress:
-    """Amount of finished work, its rate and the time left, on stderr.
+    """Progress bar with rate and remaining time.
 
     Parameters
     ----------
     total : int, optional
-        Amount of work in `unit`; without it neither fraction nor time left is shown.
+        Amount of work in `unit`; without it neither fraction nor remaining time is shown.
     label : str
         First word of the line.
     show : bool or None
-        True shows the bar, False does not. None shows it where stderr is a terminal or a notebook
-        and the work lasts longer than two seconds.
+        Whether to show the bar. None shows it if stderr is a terminal or a notebook and the work
+        lasts longer than two seconds.
     unit : str
         Name of the unit.
     total_bytes : int, optional
-        Size of the work where `total` is unknown.
+        Amount of work in bytes, if `total` is unknown.
 
     Examples
     --------
@@ -69,13 +69,13 @@ class Progress:
             self._bar.close()
 
     def skip(self, amount: int) -> None:
-        """Count work of an earlier run, which is not part of the rate."""
+        """Add work of an earlier run, which does not count towards the rate."""
         if self._bar is not None and not self._counts_bytes:
             self._bar.initial += amount
             self._bar.n += amount
 
     def advance(self, amount: int, nbytes: int = 0) -> None:
-        """Count finished work, and the bytes that were read for it."""
+        """Add finished work, and the bytes that were read for it."""
         if self._bar is None:
             return
         self._bytes += nbytes
@@ -87,13 +87,13 @@ class Progress:
 
 
 def is_interactive() -> bool:
-    """Whether stderr is a terminal or the output of a notebook."""
+    """Return whether stderr is a terminal or the output of a notebook."""
     return sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
 
 
 @cache
 def _bar_class() -> Any:
-    """The bar of tqdm, without its monitor thread and without a lock across processes."""
+    """Return a subclass of tqdm without monitor thread and without lock across processes."""
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The one owner of threads: how many, and how work is split over them."""
+"""The thread pool of the kernels: its size, and the division of work over it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,16 @@ T = TypeVar("T")
 
 
 def _available() -> int:
-    """Processors that this process may run on."""
+    """Return the number of processors available to the process."""
     if hasattr(os, "sched_getaffinity"):
         return max(1, len(os.sched_getaffinity(0)))
     return os.cpu_count() or 1
 
 
 def thread_count() -> int:
-    """Threads of our own kernels: ``SPLINCE_FAST_NUM_THREADS``, or the available processors.
+    """Return the number of threads: ``SPLINCE_FAST_NUM_THREADS``, or the available processors.
 
-    Raises
-    ------
-    InputError
-        The variable is set to something else than a positive integer.
+    Raises InputError if the variable is no positive integer.
     """
     text = os.environ.get(_VARIABLE, "")
     if not text:
@@ -45,7 +42,7 @@ def thread_count() -> int:
 
 @contextmanager
 def limited(threads: int) -> Iterator[None]:
-    """At most so many threads for what this thread does, where the variable is not set."""
+    """Limit the number of threads for calls from this thread, unless the variable is set."""
     before = getattr(_limit, "threads", None)
     _limit.threads = threads
     try:
@@ -58,7 +55,7 @@ def limited(threads: int) -> Iterator[None]:
 
 
 def _executor() -> ThreadPoolExecutor:
-    """The process-wide pool, made on first use."""
+    """Return the pool of the process, which the first call creates."""
     global _pool
     if _pool is None:
         _pool = ThreadPoolExecutor(max_workers=64, thread_name_prefix="splince_fast")
@@ -66,7 +63,7 @@ def _executor() -> ThreadPoolExecutor:
 
 
 def _forget_pool() -> None:
-    """A forked child has none of its parent's threads: let it make its own pool."""
+    """Discard the pool in a forked child, which has none of the parent's threads."""
     global _pool
     _pool = None
 
@@ -76,15 +73,15 @@ if hasattr(os, "register_at_fork"):
 
 
 def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 1) -> list[T]:
-    """Call work(first, last) on ranges that cover 0..size, in parallel where that pays.
+    """Call work(start, stop) on ranges that cover 0..size, in parallel if `size` is large.
 
     Parameters
     ----------
     work : callable that releases the GIL for most of its time
     grain : int
-        Smallest range worth a thread of its own.
+        Smallest range for a thread.
     align : int
-        Ranges begin at multiples of this (so that two threads never write one cache line).
+        Ranges start at multiples of this number, so that no two threads write one cache line.
 
     Returns
     -------
@@ -104,12 +101,12 @@ def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 
         for a, b in ranges[1:]:
             futures.append(_executor().submit(work, a, b))
     except RuntimeError:
-        pass  # no thread can be started, or the interpreter exits: this one does the rest
+        pass  # no thread can be started, or the interpreter exits: this thread does the rest
     try:
         results.append(work(*ranges[0]))
         rest = [work(a, b) for a, b in ranges[1 + len(futures) :]]
     finally:
-        # Buffers stay in use until every thread has finished, also when this one failed.
+        # Threads use the caller's buffers: wait for all of them even if this one has failed.
         for future in futures:
             future.exception()
     return results + [future.result() for future in futures] + rest

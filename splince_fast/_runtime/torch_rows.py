@@ -1,45 +1,48 @@
-"""Rows in torch tensors: the kernel where they are plain memory of the CPU, else one expression."""
+"""Erasing rows of torch tensors: by the kernel in memory of the CPU, by torch elsewhere."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function
 
 from splince_fast._kernels import row_kernels
-from splince_fast._runtime import threads
+from splince_fast._runtime import erase_rows, threads
+from splince_fast._runtime.erase_rows import Factors
+from splince_fast.exceptions import InputError
 
 try:
     from torch.utils._python_dispatch import is_in_torch_dispatch_mode
-except ImportError:  # without it nobody knows who watches: torch does all the work
+except ImportError:  # a dispatch mode may be active: torch erases all rows
 
     def is_in_torch_dispatch_mode() -> bool:
         return True
 
 
-Tensor = Any
-Array = NDArray[Any]
-
-# Numbers below which a second thread costs more than it saves.
+# A thread erases at least this many numbers; fewer are faster on one thread.
 _GRAIN = 1 << 17
-# Directions that are taken one by one, with matrix-vector products, which no mode rounds.
-_MOST_ONE_BY_ONE = 4
+# Numbers in one torch expression, which limits its temporary memory.
+_PIECE = 1 << 24
+# Largest rank with matrix-vector products, which no precision mode rounds.
+_MAX_VECTOR_RANK = 4
 # 2^13 + 1 splits a float32 into two numbers of at most 12 bits (Dekker 1971); TF32 keeps 11.
 _SPLITTER = 8193.0
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_PLAIN = (Tensor, torch.nn.Parameter)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether a tensor is nothing but memory, and nobody watches operations on it.
+    """Return whether the kernel may read the memory of a tensor in place of torch operations.
 
-    Gradients, tangents, transforms, modes and traces need torch's own operations, and so do
-    subclasses.
+    It may not for subclasses, and where autograd, forward AD, a function transform, a dispatch
+    mode or tracing records operations.
     """
     if type(x) not in _PLAIN or (x.requires_grad and torch.is_grad_enabled()):
         return False
@@ -48,22 +51,21 @@ def is_plain(x: Tensor) -> bool:
     if x.is_neg() or forward_ad.unpack_dual(x).tangent is not None:
         return False
     try:
-        return bool(x.data_ptr() != 0)  # 0 where a transform stands for it, or nothing is allocated
-    except RuntimeError:  # a tensor within a transform
+        return bool(x.data_ptr() != 0)  # 0 within some transforms, and without memory
+    except RuntimeError:  # within other transforms
         return False
 
 
 def erased_in_memory(factors: row_kernels.PackedFactors, x: Tensor) -> Tensor | None:
-    """A new tensor with the rows of a plain tensor (..., d) of the CPU erased; None for others.
+    """Return a copy of a plain CPU tensor (..., d) with erased rows; None for other tensors.
 
-    Results that leave the range of float16 are infinite, as torch rounds them.
+    Results out of range of float16 become infinite, as in torch.
     """
     if not (is_plain(x) and x.is_cpu and x.dtype in _FLOATS):
         return None
     x = x.detach() if x.requires_grad else x
-    in_order = torch.contiguous_format  # so that the rows can be viewed as a matrix
-    if x.dtype == torch.bfloat16:  # which NumPy does not know
-        wide = x.to(torch.float32, memory_format=in_order)
+    if x.dtype == torch.bfloat16:  # not a NumPy dtype
+        wide = x.to(torch.float32, memory_format=torch.contiguous_format)
         _erase(factors, wide.numpy(), wide.numpy())
         return wide.to(x.dtype)
     result = torch.empty_like(x) if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype)
@@ -71,8 +73,8 @@ def erased_in_memory(factors: row_kernels.PackedFactors, x: Tensor) -> Tensor | 
     return result
 
 
-def _erase(factors: row_kernels.PackedFactors, rows: Array, out: Array) -> None:
-    """Write erased rows (..., d) to `out`, which is in C order."""
+def _erase(factors: row_kernels.PackedFactors, rows: NDArray[Any], out: NDArray[Any]) -> None:
+    """Write erased rows (..., d) to `out`, a C-contiguous array."""
     d = rows.shape[-1]
     rows, out = rows.reshape(-1, d), out.reshape(-1, d)
     if rows.size < 2 * _GRAIN:
@@ -91,19 +93,14 @@ def erased_by_torch(
     mean: Tensor | None = None,
     gate: Tensor | None = None,
 ) -> Tensor:
-    """The expression rows - gate ((rows - mean) right^T + neg_bias) left.
+    """Return rows - gate ((rows - mean) right^T + neg_bias) left by differentiable operations.
 
-    Parameters
-    ----------
-    rows : (n, d), of the dtype of the factors
-    left, right : (r, d)
-    neg_bias : (r,)
-    mean, gate : (d,) and (), optional
-        0 and 1 unless given.
+    All tensors have the dtype of `rows` (n, d): left and right (r, d), neg_bias (r,), mean (d,),
+    by default 0, and gate (), by default 1.
     """
     centred = rows if mean is None else rows - mean
-    if len(left) > _MOST_ONE_BY_ONE:
-        # On a GPU float32 is split, since a mode may round the operands of a product to TF32.
+    if len(left) > _MAX_VECTOR_RANK:
+        # On a GPU float32 operands are split, because a precision mode may round them to TF32.
         products = _products if rows.is_cuda and rows.dtype == torch.float32 else _product
         coefficients = neg_bias
         for a, b in products(centred, right.T):
@@ -128,12 +125,140 @@ def _product(a: Tensor, b: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
 
 
 def _products(a: Tensor, b: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Pairs whose products add up to a b, exactly but for 2^-22, of parts of at most 12 bits."""
+    """Return pairs of parts of at most 12 bits whose products sum to a b within 2^-22."""
     a_high, b_high = _high(a), _high(b)
     return (a_high, b_high), (a - a_high, b_high), (a_high, b - b_high)
 
 
 def _high(x: Tensor) -> Tensor:
-    """The leading bits of a float32 tensor."""
+    """Return the leading 12 bits of a float32 tensor."""
     scaled = x * _SPLITTER
     return scaled - (scaled - x)
+
+
+# -- tensors that an eraser is called with -----------------------------------------------------
+
+
+def erase_tensor(
+    factors: Factors, X: Tensor, *, out: Any, mask: Any, progress: bool | None
+) -> Tensor:
+    """Erase the rows of a tensor (..., d), on its device and in its dtype.
+
+    The result is differentiable if X requires gradients. Raises InputError for invalid shapes,
+    dtypes or memory, and for ``out=`` where gradients are recorded.
+    """
+    _check_rows(X, factors.left.shape[1])
+    target_dtype = X.dtype if X.dtype.is_floating_point else torch.float64
+    if out is not None:
+        _check_out(out, X, target_dtype)
+    selected = erase_rows.as_mask(mask, tuple(X.shape[:-1]))
+    X = X.resolve_neg()
+    plain = is_plain(X)
+    if plain and X.device.type == "cpu" and X.dtype != torch.bfloat16:
+        result = torch.empty(X.shape, dtype=target_dtype) if out is None else out
+        rows = X.detach().numpy()
+        erase_rows.erase(factors, rows, result.detach().numpy(), selected, progress, out is None)
+        return result
+    wide = torch.float64 if X.device.type == "cpu" or X.dtype == torch.float64 else torch.float32
+    tensors = _factors_as(factors, X.device, wide)
+    on_device = None if selected is None else torch.from_numpy(selected.copy()).to(X.device)
+    if out is None and not plain:
+        return _erased(tensors, X, wide, on_device).to(target_dtype)
+    result = torch.empty(X.shape, dtype=target_dtype, device=X.device) if out is None else out
+    _write(tensors, X, result, wide, on_device)
+    return result
+
+
+def _check_rows(X: Tensor, width: int) -> None:
+    """Raise InputError unless X is a dense tensor (..., width) of real numbers."""
+    if X.layout != torch.strided or X.device.type == "meta":
+        state = "on the meta device, and holds nothing" if X.device.type == "meta" else "sparse"
+        raise InputError(f"X is {state}; pass a dense tensor that holds values: X.to_dense()")
+    if X.dtype.is_complex or (X.dtype.is_floating_point and X.dtype not in _FLOATS):
+        raise InputError(f"X has dtype {X.dtype}; cast it to real numbers, with X.float()")
+    if X.ndim < 2 or X.shape[-1] != width:
+        hint = "; for a single row pass it as X[None, :]" if X.ndim == 1 else ""
+        raise InputError(f"X has shape {tuple(X.shape)}; (..., {width}) is expected{hint}")
+
+
+def _check_out(out: Any, X: Tensor, dtype: Any) -> None:
+    """Raise InputError unless the result for X can be written to `out`."""
+    if not isinstance(out, Tensor):
+        raise InputError(f"out is a {type(out).__name__}; it must be a tensor, as X is")
+    if (out.shape, out.dtype, out.device, out.layout) != (X.shape, dtype, X.device, X.layout):
+        raise InputError(
+            f"out is {out.dtype} of shape {tuple(out.shape)} on {out.device}; it must be "
+            f"{dtype} of shape {tuple(X.shape)} on {X.device}"
+        )
+    if (X.requires_grad or out.requires_grad) and torch.is_grad_enabled():
+        raise InputError("out= cannot record gradients; leave it out, or use torch.no_grad()")
+    if out.is_neg() or erase_rows.self_overlaps(tuple(out.shape), out.stride(), 1):
+        raise InputError(
+            "several entries of out share memory, or it is a negated view; pass new memory, or "
+            "out.contiguous()"
+        )
+    if out is not X and _overlap(out, X):
+        raise InputError("out overlaps X without being the same tensor; pass X or new memory")
+
+
+def _factors_as(factors: Factors, device: Any, dtype: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return left, right, -shift and mean; the shift corrects the rounding of the mean."""
+    mean = torch.from_numpy(factors.mean.copy()).to(dtype)
+    error = factors.mean - mean.to(torch.float64).numpy()
+    shift = factors.shift + factors.right @ error
+    arrays = (torch.from_numpy(a.copy()) for a in (factors.left, factors.right, -shift))
+    left, right, neg_bias = (a.to(device, dtype) for a in arrays)
+    return left, right, neg_bias, mean.to(device)
+
+
+def _erased(
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor], X: Tensor, dtype: Any, mask: Tensor | None
+) -> Tensor:
+    """Erase the rows of X (..., d) by one torch expression."""
+    *linear, mean = tensors
+    rows = X.to(dtype)
+    erased = erased_by_torch(rows.reshape(-1, rows.shape[-1]), *linear, mean=mean)
+    erased = erased.reshape(rows.shape)
+    return erased if mask is None else torch.where(mask[..., None], erased, rows)
+
+
+def _write(
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    X: Tensor,
+    result: Tensor,
+    dtype: Any,
+    mask: Tensor | None,
+) -> None:
+    """Write erased rows in pieces; leading axes are merged where that needs no copy."""
+    if X.ndim > 2:
+        if X.is_contiguous() and result.is_contiguous():
+            X, result = X.view(-1, X.shape[-1]), result.view(-1, X.shape[-1])
+            mask = None if mask is None else mask.reshape(-1)
+        else:
+            for i in range(len(X)):
+                _write(tensors, X[i], result[i], dtype, None if mask is None else mask[i])
+            return
+    step = max(1, _PIECE // X.shape[1])
+    for start in range(0, len(X), step):
+        piece = slice(start, start + step)
+        selected = None if mask is None else mask[piece]
+        result[piece] = _erased(tensors, X[piece], dtype, selected).to(result.dtype)
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors share memory without being the same view."""
+    same_view = a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
+    storages = {t.untyped_storage().data_ptr() for t in (a, b)}
+    if same_view or len(storages) == 2:
+        return False
+    if a.device.type != "cpu" or str(a.dtype) == "torch.bfloat16":
+        return True
+    return bool(np.shares_memory(a.detach().numpy(), b.detach().resolve_neg().numpy()))
+
+
+def tensor_like(tensor: Tensor, values: NDArray[np.float64]) -> Tensor:
+    """Convert `values` to the device of `tensor`, and to its dtype if that is a float."""
+    result = torch.from_numpy(np.ascontiguousarray(values))
+    return result.to(
+        tensor.device, tensor.dtype if tensor.dtype.is_floating_point else result.dtype
+    )

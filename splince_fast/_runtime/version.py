@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 @cache
 def library_version() -> str:
-    """Version of the installed package."""
+    """Return the version of the installed package."""
     try:
         return version("splince-fast")
     except PackageNotFoundError:  # a source tree on the path, not installed

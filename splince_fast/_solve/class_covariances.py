@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
-from splince_fast._solve.quadratic import Problem, Support
+from splince_fast._solve.class_maps import ClassProblem, Support
 
 Float = NDArray[np.float64]
 
@@ -81,9 +81,9 @@ class ClassStatistics:
         pooled = self.pooled
         return np.stack([support.white(s - pooled) for s in self.covariances])
 
-    def problem(self, support: Support, covariances: Float) -> Problem:
+    def problem(self, support: Support, covariances: Float) -> ClassProblem:
         """The problem with shrunk covariances and the true S_cy."""
-        return Problem(self.fractions, covariances, self.crosses, self.kept, support)
+        return ClassProblem(self.fractions, covariances, self.crosses, self.kept, support)
 
 
 def product(a: Float, b: Float) -> float:

@@ -172,7 +172,7 @@ def trace_left(squares: Sequence[float], m: float) -> float:
 def expected_r2(
     correlations: Float, n: int, rank_x: int, rank_z: int, noise: float = 1.0, ratio: float = 1.0
 ) -> float | None:
-    """The expected trace per direction of the concept; None where n rows say nothing.
+    """The expected Pillai trace per direction of the concept; None with at most p + 1 rows.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ from splince_fast._solve import tolerances
 
 Float = NDArray[np.float64]
 
-# Rows of (d, r) matrices that are worked on at a time.
+# Rows of (d, r) matrices per step.
 _STRIPE = 1 << 12
 
 
@@ -80,7 +80,7 @@ class LowRank:
 def nystroem(
     squares: Float, images: Float, signs: NDArray[np.int8], weight: float, mean: Float
 ) -> LowRank:
-    """The metric of a scatter of which the diagonal and the images of signs are known.
+    """The metric from the diagonal of a scatter and its products with random signs.
 
     Parameters
     ----------
@@ -103,13 +103,13 @@ def nystroem(
         part = slice(start, start + _STRIPE)
         core += signs[part].T.astype(np.float64) @ images[part]
     values, turned = np.linalg.eigh((core + core.T) / 2)
-    # Y carries roundings of its largest entries; what C has below them is none of S.
+    # The rounding of Y is relative to its largest entry; smaller singular values of C are noise.
     kept = values > tolerances.eigenvalue(d, tolerances.EPS) * max(values.max(initial=0.0), 0.0)
     vectors = images @ (turned[:, kept] / np.sqrt(values[kept] * weight))
     vectors[~varies] = 0.0
     explained = np.einsum("ij,ij->i", vectors, vectors)
     least = tolerances.OWN * variances
-    # Where rounding exceeds a variance, its vector shrinks: the variances are exact.
+    # The variances are exact: where rounding exceeds one, its row of U shrinks.
     over = explained > variances
     vectors[over] *= np.sqrt(variances[over] / explained[over])[:, None]
     explained = np.minimum(explained, variances)
@@ -118,7 +118,7 @@ def nystroem(
 
 
 def _varies(variances: Float, mean: Float) -> NDArray[np.bool_]:
-    """Which features vary by more than rounding, as every factor judges it."""
+    """Mask of the features that vary by more than rounding, as in `factor.dense`."""
     return np.asarray((variances > (tolerances.CONSTANT * np.abs(mean)) ** 2) & (variances > 0))
 
 

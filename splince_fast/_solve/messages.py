@@ -15,7 +15,7 @@ def raise_infeasible(
     cosine: float, sine: float, rank_y: int, rank_z: int, erased: list[str], kept: list[str],
     method: str,
 ) -> NoReturn:  # fmt: skip
-    """Say which variables collide, how closely, and what can be done."""
+    """Raise InfeasibleError with the variables, the angle between them, and remedies."""
     amplification = np.inf if sine == 0 else 1 / sine
     raise InfeasibleError(
         f"{method} cannot keep {listed(kept)} while it erases {listed(erased)}: a direction of "
@@ -30,7 +30,7 @@ def raise_infeasible(
 
 
 def raise_numerical(code: int, solver: str) -> NoReturn:
-    """Say what the factorisation met, and what can be done."""
+    """Raise NumericalError with the cause and remedies."""
     if code == status.STATUS_RANK_DEFICIENT:
         raise SplinceError(
             "the covariance of x is not positive definite at its rounding level (fewer rows than "

@@ -17,7 +17,7 @@ Float = NDArray[np.float64]
 
 
 class Solution(NamedTuple):
-    """P = I - left^T right (factors transposed), and what was decided on the way.
+    """P = I - left^T right (factors transposed), with ranks, angles and residuals.
 
     Attributes
     ----------
@@ -102,7 +102,7 @@ def oblique(factor: Factor, span_z: Float, span_y: Float, options: Options) -> S
     """Erase the rows of `span_z`, (kz, d), and keep those of `span_y`, (ky, d).
 
     The equations stand in the header of the kernel. Directions of the factor's noise space in
-    which the spans have a trace are admitted to the support first.
+    which the spans stand out are admitted to the support first.
 
     Features that the factor leaves out lose what the others predict of them, and nothing is read
     from them: with right = 0 there, both constraints hold for all features if they hold for the
@@ -177,7 +177,7 @@ def with_strength(
     """
     if solution.reads_left_out:
         factor = factor.reading_left_out()
-    if factor.n_noise:  # the same support, and so the same basis of what is erased
+    if factor.n_noise:  # same support, same basis of the erased span
         factor = factor.admit(np.concatenate([span_z, span_y]))
     plain, b = oblique(factor, span_z, span_y[:0], options), options.strength
     least = solution.distortion_unkept

@@ -40,7 +40,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """As the command line calls it."""
+        """Name of its flag on the command line."""
         return "--" + self.name.replace("_", "-")
 
     def check(self, value: Any) -> None:
@@ -58,7 +58,7 @@ class Option:
         """
         value: Any = text
         if text not in self.choices and self.number is not None:
-            with contextlib.suppress(ValueError):  # refused below, in the same words
+            with contextlib.suppress(ValueError):  # `check` raises
                 value = self.number(text)
         self.check(value)
         return value
@@ -86,7 +86,7 @@ def _one_of(name: str, default: str, choices: tuple[str, ...], help: str) -> Opt
 
 
 SHRINKAGES = ("oas", "ledoit-wolf", "cv")
-# What "cv" tries, beside "oas".
+# Intensities that "cv" compares, beside "oas".
 INTENSITIES = (None, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
 
 OPTIONS = {
@@ -208,9 +208,10 @@ def check_reading(
     subsample: Any, sketch_size: Any, passes: Any = 0, shrinkage: Any = None, solver: str = "auto",
     groups: Any = None,
 ) -> None:  # fmt: skip
-    """Raise InputError for options of reading that are no such, or that do not go together."""
+    """Raise InputError for options of reading that are out of range or contradict each other."""
     for option, value in zip(READING.values(), (subsample, sketch_size, passes), strict=True):
-        option.check(value)
+        if type(value) is not type(option.default) or value != option.default:
+            option.check(value)
     whole = f"needs the whole covariance, and sketch_size={sketch_size} keeps none; "
     if sketch_size is None:
         if passes:
@@ -235,7 +236,7 @@ def check_reading(
         )
     if groups is not None and shrinkage != "cv" and (sketch_size is not None or subsample != 1):
         raise InputError(
-            "groups says how rows are dealt to folds, and a fit with subsample or sketch_size "
+            "groups says how rows are split into folds, and a fit with subsample or sketch_size "
             "makes none; leave it out, or choose shrinkage 'cv' with subsample"
         )
 
@@ -245,9 +246,9 @@ _DEFAULTS = tuple(option.default for option in _DECLARED)
 _values = attrgetter(*OPTIONS)
 
 
-@dataclass(slots=True)  # not frozen: that would cost a tenth of a small solve
+@dataclass(slots=True)  # not frozen, which would add 10 % to a small solve
 class Options:
-    """The options of one solve, checked and then never changed.
+    """The options of one solve, checked; not modified afterwards.
 
     Options that a method does not take have their defaults.
     """

@@ -29,7 +29,7 @@ Float = NDArray[np.float64]
 
 
 class Restoration(NamedTuple):
-    """B = I - left^T right, and what was decided on the way.
+    """B = I - left^T right, with its ranks and residuals.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ def restore(
     weights, dual, right = weights[chosen], dual[chosen], right[chosen]
     cut = float(cuts[known].max(initial=noise))
     parts = np.linalg.norm((combinations.T @ span_x) * inverse, axis=1)
-    # Absent combinations are known but for an admixture of the others.
+    # Absent combinations are exact up to an admixture of the others.
     mixed = float(np.sum(parts[known] * cuts[known] / values[known]))
     limit = noise + mixed + relative * float(np.linalg.norm(sizes))
     absent = np.where(known, 0.0, parts)

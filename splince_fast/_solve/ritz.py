@@ -19,7 +19,7 @@ from splince_fast._solve.low_rank import LowRank
 Float = NDArray[np.float64]
 
 
-class Span:
+class Subspace:
     """Columns V with S V, and the S-orthonormal basis of their span.
 
     Parameters
@@ -39,7 +39,7 @@ class Span:
         units = np.divide(1.0, sizes, out=np.zeros_like(sizes), where=sizes > 0)
         scaled = (gram + gram.T) / 2 * units * units[:, None]
         values, turned = np.linalg.eigh(scaled)
-        # Combinations that vary by less are roundings of the columns they are made of.
+        # Combinations of less variance are rounding of their columns.
         kept = values > tolerances.OWN * max(values.max(initial=0.0), 0.0)
         made = (turned[:, kept] / np.sqrt(values[kept])).T * units
         self.basis, self.basis_images = made @ columns, made @ images

@@ -45,8 +45,8 @@ class Span:
     names: list[str]
     rows: Float  # (k, d)
     counts: list[int]
-    # Of each: how it was read, in words; M: svd(M L^+ span) are canonical correlations; and the
-    # largest square of the variable in units of its deviation, in any direction, where known.
+    # Per variable: its kind in words; M, for which svd(M L^+ span) gives canonical correlations;
+    # and the largest square of the variable in units of its deviation, or None.
     readings: list[Callable[[], tuple[str, Float, float | None]]]
 
 
@@ -54,11 +54,7 @@ def names_of(selection: object, role: str) -> list[VariableName]:
     """One variable or a list of them, as a list."""
     if isinstance(selection, (str, tuple)):
         return [selection]
-    if (
-        isinstance(selection, list)
-        and selection
-        and all(isinstance(name, (str, tuple)) for name in selection)
-    ):
+    if isinstance(selection, list) and selection and all(map(_is_name, selection)):
         return selection
     raise InputError(
         f"{role} is {selection!r}; it must be the name of a variable, a tuple of names for joint "
@@ -66,14 +62,22 @@ def names_of(selection: object, role: str) -> list[VariableName]:
     )
 
 
+def _is_name(item: object) -> bool:
+    return isinstance(item, (str, tuple))
+
+
+def _is_names(selection: object) -> bool:
+    """Whether a list holds names, or nothing; other lists hold the numbers of directions."""
+    if not isinstance(selection, list):
+        return False
+    return not selection or any(map(_is_name, selection))
+
+
 def span_of(statistics: Statistics, selection: object, role: str, whitened: bool) -> Span:
     """The cross-covariances that `selection` names, or the directions that it holds."""
     if selection is None and role == "keep":
         return Span([], np.empty((0, len(statistics.mean))), [], [])
-    is_names = isinstance(selection, (str, tuple)) or (
-        isinstance(selection, list) and any(isinstance(v, (str, tuple)) for v in selection)
-    )
-    if role == "keep" and not is_names and not (isinstance(selection, list) and not selection):
+    if role == "keep" and not isinstance(selection, (str, tuple)) and not _is_names(selection):
         return _directions(statistics.variances, selection, whitened)
     names, blocks, counts = names_of(selection, role), [], []
     readings: list[Callable[[], tuple[str, Float, float | None]]] = []
@@ -97,7 +101,7 @@ def span_of(statistics: Statistics, selection: object, role: str, whitened: bool
 
 
 def _of_classes(weights: Float, total: float) -> tuple[str, Float, float]:
-    """How classes were read, and M for the indicators of all but the most frequent.
+    """Kind of classes in words, and M for all indicators but that of the most frequent class.
 
     These are in units of their deviations. The indicators over sqrt(p) are orthonormal, and their
     covariances with x sum to zero; a share of the rows carries a label, the others count as rows
@@ -143,14 +147,15 @@ def _directions(variances: Float, selection: Any, whitened: bool) -> Span:
             f"keep has shape {array.shape}; directions are the columns of an array of shape "
             f"({width}, k)"
         )
-    rows = np.array(array.T, dtype=np.float64, order="C")  # a copy: the caller keeps the array
+    rows = np.array(array.T, dtype=np.float64, order="C")  # a copy, which is scaled below
     largest = np.abs(rows).max(axis=1, keepdims=True)
     if not np.isfinite(largest).all():
         check_values(array, "keep")
     if (largest == 0).any():
         raise ConstantVariableError("keep holds a direction of zeros; leave it out")
     rows /= largest
-    # Ranks are judged in these units; constant features, which P leaves alone, have none.
+    # Ranks are computed in units of deviations; constant features, which P leaves as they are,
+    # count 0.
     units = np.sqrt(variances if whitened else np.full(width, variances.sum()))
     scaled = np.divide(rows, units, out=np.zeros_like(rows), where=units > 0)
     sizes = np.linalg.norm(scaled, axis=1, keepdims=True)

@@ -13,7 +13,7 @@ Float = NDArray[np.float64]
 def share(
     policy: float | str | None, scatter: Float, weight: float, quartic: float | None
 ) -> float:
-    """The share a, between 0 and 1.
+    """The intensity a, between 0 and 1.
 
     "oas" is the oracle approximating shrinkage of Chen, Wiesel, Eldar and Hero (2010); with
     S of unit mean eigenvalue and n its weight, a = (tr S^2 / d + d) / ((n + 1) |S - I|^2 / d).
@@ -41,7 +41,7 @@ def share(
             "shrinkage='cv' is chosen on folds: pass those of Moments.from_blocks(source, folds=2) "
             "to the method, or fit an estimator to all rows at once"
         )
-    # In units where tr(S) = d, so that the target is the identity.
+    # Scaled to tr(S) = d, where the target is the identity.
     d = len(scatter)
     diagonal = np.einsum("ii->i", scatter)
     scale = float(diagonal.sum()) / d

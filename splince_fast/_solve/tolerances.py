@@ -1,15 +1,15 @@
 """Every rounding and rank rule of a solve, in one table, each with its reason.
 
 ==============  ==========================================================================
-`CONSTANT`      a deviation below so many times the mean is rounding of the mean
+`CONSTANT`      a deviation below this times the mean is rounding of the mean
 `eigenvalue`    eigenvalues of the unit-diagonal covariance up to it are noise of its entries
 `computed`      deviations of features of erased rows that are rounding of the rows before
 `noise`         singular values of whitened spans up to it are noise of their sums
 `relative`      smaller singular values than this times the largest are rounding of the SVD
 `residual`      what rounding can leave of a constraint
 `AMPLIFICATION` an amplification above it leaves less than half the digits of float32 rows
-`SENSITIVITY`   float32 rounding that is moved by more of the deviation of x is told
-`MIN_SCALE`     deviations below so many root mean square deviations are noise, by default
+`SENSITIVITY`   a larger effect of float32 rounding on x, in deviations, raises a warning
+`MIN_SCALE`     by default, smaller deviations relative to their root mean square are noise
 `NOISE_SHARE`   of whitened spans that lies below rounding: a smaller one moves no figure
 `OWN`           share of a variance that a low-rank metric leaves to the feature, at least
 `LABELS`        eigenvalues of the unit-diagonal covariance of labels up to it, times their
@@ -30,30 +30,30 @@ from splince_fast._kernels import spans
 EPS = float(np.finfo(np.float64).eps)
 EPS32 = float(np.finfo(np.float32).eps)
 
-# A mean of n terms carries some roundings of its size; 64 leaves a margin for any n in use, and is
-# far below the deviation of a feature of float32 data that varies by one unit in the last place.
+# Relative rounding of a mean of n terms, with a margin for any practical n; far below the deviation
+# of a float32 feature that varies by one unit in the last place.
 CONSTANT = spans.CONSTANT_ROUNDINGS * EPS
 
-# Distances of rows are amplified as much: above it float32 rows keep less than half their digits.
+# Distances of rows grow by this factor: above it float32 rows keep less than half their digits.
 AMPLIFICATION = 1e4
 
-# A sensitivity below it leaves three digits of the deviation of x to rows in float32.
+# A smaller sensitivity leaves three digits of the deviation of x in float32 rows.
 SENSITIVITY = 1e-3
 
-# Two features in units of 1e-12 and 1e12 differ by 1e24, and by two digits more where they vary
-# unlike; no choice of such units explains a larger ratio.
+# Units of 1e-12 and 1e12 give a ratio of deviations of 1e24, and unequal features two digits more;
+# units do not explain a larger ratio.
 MIN_SCALE = 1e-26
 
-# Of the squares of whitened spans. Rows after a layer norm lie in a hyperplane but for rounding:
-# the trace across it is of the size of that rounding, and costs nothing.
+# Fraction of the squared whitened spans. Rows after a layer norm lie in a hyperplane up to
+# rounding: covariance across it is of that size, and erasing it adds no distortion.
 NOISE_SHARE = 1e-7
 
-# Sums over any number of rows lose some digits. What is cut off here stays in the sampled part
-# of a covariance, at no cost but its noise.
+# Relative rounding of label correlations. Directions below it stay in the sampled part of the
+# covariance, which only adds noise.
 LABELS = 1e-10
 
-# Of a variance that a low-rank metric leaves to the feature itself. Whitening divides by its root,
-# and a share of a covariance that is known from products alone has no more digits.
+# Least fraction of a variance outside the low-rank part. Whitening divides by its root, and
+# products give it no more digits.
 OWN = 1e-10
 
 
@@ -116,13 +116,13 @@ def noise_unwhitened(variance: float) -> float:
 
 
 def relative(d: int, rank_tol: float | str) -> float:
-    """Share of the largest singular value: rounding of a decomposition, or what the caller says."""
+    """Relative cut of singular values: the rounding of a decomposition, or `rank_tol`."""
     least = float(16.0 * EPS * d**0.5)
     return least if isinstance(rank_tol, str) else max(float(rank_tol), least)
 
 
 def residual(d: int, spread: float, size: float) -> float:
-    """8 d eps q |P|^2: what rounding can leave of a constraint, relative to the cross-covariance.
+    """8 d eps q |P|^2: bound of the rounding of a constraint, relative to the cross-covariance.
 
     d covers the lengths of the sums, 8 the handful of steps; q = `spread` is the condition number
     of the whitened cross-covariances, and |P| = `size` the spectral norm in units of deviations.

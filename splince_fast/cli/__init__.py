@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("splince-fast: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The rest of the buffer would fail again when the interpreter exits.
+        # The interpreter would flush the rest of the buffer at exit, and fail again.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

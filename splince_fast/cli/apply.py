@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _eraser(args: argparse.Namespace) -> Eraser:
-    """Load the eraser; name the order of the arguments where it is reversed."""
+    """Load the eraser; InputError with the right order where the arguments are reversed."""
     from splince_fast.eraser import load_eraser
 
     try:
@@ -175,7 +175,7 @@ def _pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tu
 
 
 def _check_formats(path: str, target: str, kind: str) -> None:
-    """Refuse an output whose suffix names a format that the input cannot become."""
+    """Raise InputError for a suffix whose format cannot hold the input."""
     from splince_fast.cli import rows
 
     suffix = Path(target).suffix
@@ -194,7 +194,7 @@ def _erase_file(
     labels: Mapping[str, Any] | None,
     progress: bool | None,
 ) -> str:
-    """Erase one file, and say how many rows it has."""
+    """Erase one file; returns a line with its number of rows."""
     from splince_fast.cli import rows
 
     kind = rows.kind_of(path)
@@ -225,7 +225,7 @@ def _erase_arrays(
     X = arrays.X
     empty = X[:0] if getattr(X, "ndim", 0) else X
     none = None if labels is None else {name: column[:0] for name, column in labels.items()}
-    dtype = eraser(empty, none).dtype  # refuses a wrong shape before anything is written
+    dtype = eraser(empty, none).dtype  # raises for a wrong shape before anything is written
     if args.in_place:
         if dtype != X.dtype:
             raise InputError(f"{path!r} holds {X.dtype}, and the result is {dtype}; use -o FILE")
@@ -247,7 +247,7 @@ def _erase_arrays(
 def _erased_column(eraser: Eraser, table: Any, embedding: str, where: str) -> Any:
     """The table with its column of vectors erased; a column of integers becomes float64."""
     from splince_fast._runtime.extras import require
-    from splince_fast.sources._arrow import matrix_of, rows_in
+    from splince_fast.sources._arrow import column_matrix, row_namer
 
     pa = require("pyarrow", "parquet")
     index = table.column_names.index(embedding)
@@ -262,11 +262,11 @@ def _erased_column(eraser: Eraser, table: Any, embedding: str, where: str) -> An
                 f"{table.column_names}"
             )
         labels[name] = table.column(name)
-    X = matrix_of(table.column(index), embedding, eraser.n_features, rows_in(where, 0))
+    X = column_matrix(table.column(index), embedding, eraser.n_features, row_namer(where, 0))
     X = eraser(X, labels or None)
     values = pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), X.shape[1])
     storage = getattr(field.type, "storage_type", field.type)
-    if storage.value_type == values.type.value_type:  # not so where integers became float64
+    if storage.value_type == values.type.value_type:  # else integers became float64
         values = values.cast(storage)
         if storage is not field.type and storage != field.type:
             values = pa.ExtensionArray.from_storage(field.type, values)

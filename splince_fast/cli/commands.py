@@ -15,10 +15,10 @@ from splince_fast.exceptions import ManyClassesWarning, SplinceError, SplinceWar
 
 
 def run(argv: Sequence[str] | None) -> int:
-    """Parse the arguments and run the command that they name."""
+    """Parse the arguments and run the command."""
     try:
         args = _parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has said why
+    except SystemExit as stop:  # argparse has printed the error
         return int(stop.code or 0)
     try:
         with _plain_warnings():

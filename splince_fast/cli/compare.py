@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
     inputs = [args.embeddings, *label_files.paths_of(args.labels)]
     check_outputs({"--output": args.output, "--save": args.save}, inputs, force=args.force)
     sizes = _sizes(args.sizes)
-    if args.output is not None:  # told before the work, not after it
+    if args.output is not None:  # raises before the work rather than after it
         require("matplotlib.figure", "evaluate")
         require("jinja2", "evaluate")
     if args.keep in args.erase:
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _read(args: argparse.Namespace, wanted: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Rows and the columns that are wanted."""
+    """Rows and the named columns."""
     import numpy as np
 
     from splince_fast import sources
@@ -167,7 +167,7 @@ def _listed(column: Any) -> list[Any]:
 
 
 def _of_kind(column: Any, name: str, kinds: Mapping[str, str]) -> Any:
-    """A column, encoded where the user says how it is read."""
+    """A column, encoded as --kind says."""
     from splince_fast.labels import encode_one
 
     if name not in kinds:
@@ -176,7 +176,7 @@ def _of_kind(column: Any, name: str, kinds: Mapping[str, str]) -> Any:
 
 
 def _class(text: str, concept: Mapping[str, Any]) -> Any:
-    """The class that a text names: its own type may be an integer or a boolean."""
+    """The class whose name as text is given; its type may be an integer or a boolean."""
     from splince_fast.evaluation._cells import class_codes
 
     if len(concept) > 1:

@@ -72,7 +72,7 @@ def add(commands: Any) -> None:
 
 
 def _add_flag(add: Any, option: Option) -> None:
-    """Declare the flag of an option as its declaration has it."""
+    """Add the flag of an option to the parser."""
     default = "" if option.default is None else f" (default: {option.default})"
 
     def value(text: str) -> Any:
@@ -89,8 +89,8 @@ def _add_flag(add: Any, option: Option) -> None:
 def run(args: argparse.Namespace) -> None:
     """Check everything, read, fit, write."""
     from splince_fast.cli import label_files, rows
+    from splince_fast.methods.folds import few_rows
     from splince_fast.methods.table import method_of
-    from splince_fast.methods.unseen import few_rows
     from splince_fast.moments import Moments
     from splince_fast.moments.fold_rule import LEAST_ROWS
 
@@ -149,7 +149,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _folded(args: argparse.Namespace, n_rows: int | None, n_features: int | None) -> bool:
-    """Whether rows are split into folds; a checkpoint decides where there is one."""
+    """Whether rows are split into folds; an existing checkpoint decides."""
     from splince_fast._runtime.files import kind_of
     from splince_fast.moments.fold_rule import use_folds
 

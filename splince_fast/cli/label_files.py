@@ -18,7 +18,7 @@ from splince_fast.labels import encode_one
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[nN][aA][nN]")
-# Digits of an integer that any int64 has room for.
+# Digits of integers that fit in int64.
 _DIGITS = 18
 
 
@@ -121,7 +121,7 @@ def _read_csv(
             names = [name.strip() for name in next(rows, [])]
             positions = {name: i for i, name in enumerate(names) if name in variables}
             cells: dict[str, list[str]] = {name: [] for name in positions}
-            blank = 0  # the first empty line: only the end of the file may consist of such
+            blank = 0  # the first empty line; only empty lines may follow
             for row in rows:
                 if not row:
                     blank = blank or rows.line_num

@@ -16,7 +16,7 @@ def check_outputs(
     force: bool = False,
     resumed: Iterable[str] = (),
 ) -> None:
-    """Refuse, before any work, outputs that cannot or should not be written.
+    """Raise InputError, before any work, for outputs that cannot or should not be written.
 
     Parameters
     ----------
@@ -51,12 +51,12 @@ def check_outputs(
 
 
 def _same(path: str) -> str:
-    """One text for all spellings of a path."""
+    """A canonical spelling of a path."""
     return os.path.realpath(path)
 
 
 def check_folder(path: str) -> None:
-    """Refuse a file whose folder does not exist."""
+    """Raise InputError for a file whose folder does not exist."""
     if not Path(path).absolute().parent.is_dir():
         raise InputError(f"there is no folder for {path!r}; make it first")
 

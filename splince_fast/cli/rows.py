@@ -118,7 +118,7 @@ def read_arrays(path: str, key: str | None, mode: str = "r") -> Arrays:
         named, metadata = _READERS[suffix](path)
     except InputError:
         raise
-    except Exception as error:  # zip, pickle and safetensors each have errors of their own
+    except Exception as error:  # zip, pickle and safetensors raise errors of their own
         raise InputError(
             f"{path!r} cannot be read as a {suffix} file: {error}. It may be truncated, of another "
             "format, or hold Python objects"
@@ -201,7 +201,7 @@ def write_arrays(path: str, arrays: Arrays) -> None:
 
 
 def _array(value: Any, path: str) -> NDArray[Any]:
-    """A NumPy array for a file that holds no other."""
+    """A NumPy array, for formats that hold no tensors."""
     if str(getattr(value, "dtype", "")) == "torch.bfloat16":
         raise InputError(f"{path!r} cannot hold bfloat16; write .safetensors or .pt")
     return np.asarray(value)
@@ -228,7 +228,8 @@ def new_npy(target: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Itera
     try:
         array = np.lib.format.open_memmap(partial, mode="w+", dtype=dtype, shape=shape)
         with open(partial, "rb+") as file:
-            if hasattr(os, "posix_fallocate"):  # a full disk is an error here, a crash in the map
+            # Raises on a full disk, where writing to the map would crash.
+            if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, partial.stat().st_size)
             yield array
             array.flush()

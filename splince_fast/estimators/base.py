@@ -25,8 +25,8 @@ from splince_fast._runtime.arrays import (
     name_columns,
     refuse_lazy,
 )
+from splince_fast._runtime.erase_rows import result_dtype
 from splince_fast._runtime.memory import total_memory
-from splince_fast._runtime.sweep import result_dtype
 from splince_fast.exceptions import InputError, LabelError, NonFiniteError
 from splince_fast.projection import Projection
 
@@ -38,7 +38,7 @@ class _InputTypeError(InputError, TypeError):
 
 
 class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
-    """Rows are checked once; a fit that raises leaves no trace."""
+    """Rows are checked once; a fit that raises changes nothing."""
 
     n_features_in_: int
     feature_names_in_: NDArray[Any]
@@ -63,7 +63,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         return False
 
     def _rows(self, X: Any, *, reset: bool, least: int) -> Any:
-        """X as an array, or as CSR; not copied where it is one. Its width is noted or compared.
+        """X as an array or CSR matrix, without a copy where possible; its width is checked.
 
         Raises
         ------
@@ -75,7 +75,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         if isinstance(X, np.ndarray) or hasattr(X, "to_numpy"):
             X = _unpacked(X)
         try:
-            # Finiteness is left to those who read the values anyway.
+            # The pass over the values checks finiteness.
             rows = validate_data(
                 self, X=X, reset=reset, ensure_all_finite=False, ensure_min_samples=least,
                 accept_sparse="csr" if self._takes_sparse else False,
@@ -85,7 +85,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
             raise _InputTypeError(f"{error}{advice}") from error
         except ValueError as error:
             if names is not None:
-                as_numbers(X)  # where text is the cause, this names its columns
+                as_numbers(X)  # raises with the names of text columns
             raise InputError(str(error)) from error
         if names is not None and rows.dtype == object:
             as_numbers(X)
@@ -109,7 +109,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _refuse_missing_y(self, why: str) -> NoReturn:
-        """Raise in the words that scikit-learn uses."""
+        """Raise the error of a missing y that scikit-learn's checks expect."""
         raise InputError(
             f"This {type(self).__name__} estimator requires y to be passed, but the target y is "
             f"None: {why}"
@@ -123,10 +123,10 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
     _projection: Projection | None
 
     _keeps_task: ClassVar[bool] = False  # reads y
-    _needs_task: ClassVar[bool] = False  # refuses to do without
+    _needs_task: ClassVar[bool] = False  # raises without y
 
     def _concept(self, y: Any, concept: Any) -> dict[str, Any]:
-        """Variables to erase by name: `concept`, or y where ``concept_from="y"`` asks for that."""
+        """Variables to erase by name: `concept`, or y with ``concept_from="y"``."""
         name = type(self).__name__
         if self.concept_from == "y":
             if concept is not None:
@@ -146,17 +146,17 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
         return variables_of(concept, "concept")
 
     def _check_concept_from(self) -> None:
-        """Refuse a policy that does not exist."""
+        """Raise InputError for an unknown `concept_from`."""
         if self.concept_from not in (None, "y"):
             raise InputError(f"concept_from is {self.concept_from!r}; it must be None or 'y'")
 
     def _solve(self) -> Projection:
-        """The map for what was accumulated; only where a fit does not compute it."""
+        """The map of the accumulated moments, for estimators that compute it on first use."""
         raise NotImplementedError
 
     @property
     def projection_(self) -> Projection:
-        """The map that was fitted; computed when first needed after ``partial_fit`` or ``merge``.
+        """The fitted map; computed on first use after ``partial_fit`` or ``merge``.
 
         Raises
         ------
@@ -205,7 +205,7 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
             clean = projection(rows, out=rows)
         else:
             clean = projection(rows)
-        # A number that is not finite makes its whole row so, if anything is subtracted from it.
+        # A NaN or infinity makes its whole erased row non-finite.
         if not projection.rank or not np.isfinite(clean[:, 0]).all():
             self._check_finite(rows)
         return clean
@@ -226,7 +226,7 @@ class ErasingTransformer(OneToOneFeatureMixin, TransformerMixin, CheckedEstimato
 
 
 def _as_dense(rows: Any) -> NDArray[Any]:
-    """New memory with sparse rows, to be erased there.
+    """(new) dense array of sparse rows.
 
     Raises
     ------
@@ -246,7 +246,7 @@ def _as_dense(rows: Any) -> NDArray[Any]:
 
 
 def _renamed(function: FunctionType, qualname: str) -> FunctionType:
-    """The same function under another qualified name."""
+    """A copy of a function with another qualified name."""
     copy = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__,
         function.__closure__,

@@ -28,9 +28,9 @@ from splince_fast.exceptions import (
     SplinceError,
 )
 from splince_fast.methods import leace, mean_projection, sal, splince
+from splince_fast.methods.folds import few_rows
 from splince_fast.methods.oracle import oracle
 from splince_fast.methods.table import METHODS
-from splince_fast.methods.unseen import few_rows
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.factored import Factored
 from splince_fast.moments.fold_rule import LEAST_ROWS, use_folds
@@ -61,27 +61,27 @@ class _Eraser(ErasingTransformer):
     _concept_kind: ClassVar[str | None] = None
     _sparse_advice = " Or pass sketch_size=0, or a larger one, which takes it as it is."
 
-    # Every fit needs the concept, so routers pass it on without being told to.
+    # Every fit needs the concept: metadata routing requests it by default.
     __metadata_request__fit: ClassVar = {"concept": True}
     __metadata_request__partial_fit: ClassVar = {"concept": True}
 
-    # -- what a subclass decides -----------------------------------------------------------
+    # -- hooks of a subclass -----------------------------------------------------------
 
-    def _project(self, moments: Data, erase: Selection, keep: Any, **again: Any) -> Projection:
-        """Call the method of this class; `again` are the rows to refine with."""
+    def _project(self, moments: Data, erase: Selection, keep: Any, **refine: Any) -> Projection:
+        """Call the method of this class; `refine` has its arguments `refine` and `passes`."""
         raise NotImplementedError
 
     def _options(self) -> dict[str, Any]:
-        """Parameters of the method: all but those that say how rows and labels are read."""
+        """Options of the method, without those of reading rows and labels."""
         names = METHODS[self._method].options
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     @property
     def _takes_sparse(self) -> bool:
-        seen = getattr(self, "moments_", None)
+        moments = getattr(self, "moments_", None)
         if self.sketch_size is not None:
             return True
-        return seen is not None and seen.parameters.sketch_size is not None
+        return moments is not None and moments.parameters.sketch_size is not None
 
     # -- filling ---------------------------------------------------------------------------
 
@@ -94,11 +94,11 @@ class _Eraser(ErasingTransformer):
         sample_weight: Any = None,
         groups: Any = None,
     ) -> Self:
-        """Fit to all the data at once, forgetting what was seen before.
+        """Fit to all the data at once; earlier fits are discarded.
 
-        From 200 rows on they are dealt to two folds where memory allows
+        From 200 rows on they are split into two folds where memory allows
         (:func:`splince_fast.moments.fold_rule.use_folds`): the eraser is that of all rows, and its
-        report says what it does to rows not seen. With `subsample` or `sketch_size` that
+        report states its effect on held-out rows. With `subsample` or `sketch_size` that
         would cost more than the fit, and is left out.
 
         Parameters
@@ -133,43 +133,43 @@ class _Eraser(ErasingTransformer):
             self.__dict__.pop("moments_", None)
             self._check_parameters(groups)
             rows, erased, kept = self._read(X, y, concept, least=2)
-            parameters = self._begun(erased, kept)
+            parameters = self._begin(erased, kept)
             n, d = rows.shape
-            all_of_it = self.subsample == 1 and self.sketch_size is None
-            folded = self._needs_folds or (self._held_out and all_of_it and use_folds(n, d))
-            parameters["subsample"] = rate_for(self.subsample, n, d, "X", 2 if folded else 1)
-            seen: Moments | Folds
-            if folded:
-                seen = _dealt(rows, erased | kept, sample_weight, groups, parameters)
-                seen.feature_names = getattr(self, "feature_names_in_", None)
+            exact = self.subsample == 1 and self.sketch_size is None
+            split = self._needs_folds or (self._held_out and exact and use_folds(n, d))
+            parameters["subsample"] = rate_for(self.subsample, n, d, "X", 2 if split else 1)
+            moments: Moments | Folds
+            if split:
+                moments = _split(rows, erased | kept, sample_weight, groups, parameters)
+                moments.feature_names = getattr(self, "feature_names_in_", None)
             else:
-                seen = Moments(**parameters)
-                seen.update(rows, erased | kept, sample_weight=sample_weight)
-            if not seen.n_rows:
+                moments = Moments(**parameters)
+                moments.update(rows, erased | kept, sample_weight=sample_weight)
+            if not moments.n_rows:
                 raise NotEnoughDataError(
                     "every sample_weight is zero, so no row is left to fit to; give some rows a "
                     "positive weight"
                 )
-            again = {}
+            refine = {}
             if self.passes:
                 weight = None if sample_weight is None else as_weights(sample_weight, n)
                 source = from_arrays(rows, sample_weight=weight)
-                again = {"refine": source, "passes": self.passes}
-            self._projection = self._project(seen, self.erased_, self.kept_, **again)
-            if isinstance(seen, Folds):
-                seen = seen.total
-            elif self._held_out and all_of_it and n >= LEAST_ROWS:
+                refine = {"refine": source, "passes": self.passes}
+            self._projection = self._project(moments, self.erased_, self.kept_, **refine)
+            if isinstance(moments, Folds):
+                moments = moments.total
+            elif self._held_out and exact and n >= LEAST_ROWS:
                 self._projection = few_rows(self._projection)
-            self.moments_ = seen
+            self.moments_ = moments
         return self
 
     def partial_fit(
         self, X: Any, y: Any = None, *, concept: Any = None, sample_weight: Any = None
     ) -> Self:
-        """Add a block of rows, of any size, to what was seen; any split equals one ``fit``.
+        """Add a block of rows of any size; any split into blocks equals one ``fit``.
 
-        The projection is computed when it is first needed, and so are the errors that depend on
-        all the data, such as a concept with a single class. Parameters and other errors are
+        The projection is computed on first use, and errors that depend on all the data are raised
+        then, such as a concept with a single class. Parameters and other errors are
         those of :meth:`fit`.
 
         Parameters
@@ -196,18 +196,18 @@ class _Eraser(ErasingTransformer):
         with self._restored_on_error():
             self._check_extendable()
             self._check_parameters()
-            self._refuse_whole()
+            self._check_incremental()
             rows, erased, kept = self._read(X, y, concept, least=0)
             if self.__sklearn_is_fitted__():
                 self._check_variables(list(erased), list(kept), LabelError)
             else:
-                self.moments_ = Moments(**self._begun(erased, kept))
+                self.moments_ = Moments(**self._begin(erased, kept))
             self.moments_.update(rows, erased | kept, sample_weight=sample_weight)
             self._projection = None
         return self
 
     def merge(self, other: Self) -> Self:
-        """Add what another estimator has seen: ``a.merge(b)`` equals ``a`` fitted to both data.
+        """Add the rows of another estimator: ``a.merge(b)`` equals ``a`` fitted to both data sets.
 
         Parameters
         ----------
@@ -235,7 +235,7 @@ class _Eraser(ErasingTransformer):
         for part in (self, other):
             check_is_fitted(part)
             part._check_extendable()
-        self._refuse_whole()
+        self._check_incremental()
         self._check_variables(other.erased_, other.kept_, IncompatibleMomentsError)
         features = [
             (part.n_features_in_, list(getattr(part, "feature_names_in_", ())))
@@ -257,8 +257,8 @@ class _Eraser(ErasingTransformer):
         erased, kept = self._labels(y, concept)
         return self._rows(X, reset=first, least=least), erased, kept
 
-    def _begun(self, erased: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
-        """Note the variables of a new fit; the arguments of its moments."""
+    def _begin(self, erased: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+        """Store the variables of a new fit; returns the arguments of its moments."""
         kinds = self.kinds
         if self._concept_kind is not None:
             kinds = dict.fromkeys(erased, self._concept_kind) | dict(kinds or {})
@@ -275,8 +275,8 @@ class _Eraser(ErasingTransformer):
         """Whether a parameter is chosen on folds."""
         return bool(getattr(self, "shrinkage", None) == "cv")
 
-    def _refuse_whole(self) -> None:
-        """Raise for what needs all rows at once, where they come in parts."""
+    def _check_incremental(self) -> None:
+        """Raise InputError for parameters that need all rows at once."""
         if self._needs_folds:
             raise InputError(
                 "shrinkage='cv' is chosen on folds, which only fit makes; pass the intensity that "
@@ -313,7 +313,7 @@ class _Eraser(ErasingTransformer):
         return erased, kept
 
     def _check_parameters(self, groups: Any = None) -> None:
-        """Refuse parameters before any row is read."""
+        """Raise InputError for invalid parameters, before any row is read."""
         options = self._options()
         Options(**options)
         check_reading(
@@ -324,18 +324,18 @@ class _Eraser(ErasingTransformer):
 
     def _check_variables(self, erased: Any, kept: Any, error: type[SplinceError]) -> None:
         """Raise `error` unless these are the variables of earlier blocks."""
-        known, found = (
+        earlier, now = (
             [sorted(names or (), key=str) for names in pair]
             for pair in ((self.erased_, self.kept_), (erased, kept))
         )
-        if known != found:
+        if earlier != now:
             raise error(
-                f"{type(self).__name__} has erased {known[0]} and kept {known[1]} so far, and is "
-                f"given {found[0]} and {found[1]}; pass the same variables under the same names"
+                f"{type(self).__name__} has erased {earlier[0]} and kept {earlier[1]} so far, and "
+                f"got {now[0]} and {now[1]}; pass the same variables under the same names"
             )
 
     def _check_extendable(self) -> None:
-        """Refuse to add rows to what was made from moments that others own."""
+        """Raise InputError for an estimator that was made by `from_moments`."""
         if not getattr(self, "_extendable", True):
             raise InputError(
                 f"this {type(self).__name__} was made from moments; update or merge those, and "
@@ -497,7 +497,7 @@ class _Eraser(ErasingTransformer):
         """An estimator with checked parameters."""
         estimator = cls(**params)
         estimator._check_parameters()
-        estimator._refuse_whole()
+        estimator._check_incremental()
         if estimator.subsample != 1 or estimator.sketch_size is not None:
             raise InputError(
                 "subsample and sketch_size say how moments are accumulated, and these are; pass "
@@ -524,7 +524,7 @@ class _Eraser(ErasingTransformer):
     def _solved(
         self, moments: Moments, source: Moments | Factored, erase: Selection, keep: Any
     ) -> Self:
-        """Fit to moments that nobody will change; `source` is these, or a snapshot of them."""
+        """Fit to moments that no one else changes; `source`: these or a snapshot of them."""
         self._projection = self._project(source, erase, keep)
         self.moments_, self.erased_, self.kept_ = moments, erase, keep
         self.n_features_in_ = self._projection.n_features
@@ -673,13 +673,13 @@ class SPLINCE(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Data, erase: Selection, keep: Any, **again: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Any, **refine: Any) -> Projection:
         options = self._options()
         if keep is not None:
-            return splince(moments, erase=erase, keep=keep, **options, **again)
-        # Options that concern what is kept have nothing to say here.
+            return splince(moments, erase=erase, keep=keep, **options, **refine)
+        # Options of the kept task do not apply.
         options = {name: options[name] for name in METHODS["leace"].options}
-        return leace(moments, erase=erase, **options, **again)
+        return leace(moments, erase=erase, **options, **refine)
 
 
 class LEACE(_Eraser):
@@ -749,8 +749,8 @@ class LEACE(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Data, erase: Selection, keep: Any, **again: Any) -> Projection:
-        return leace(moments, erase=erase, **self._options(), **again)
+    def _project(self, moments: Data, erase: Selection, keep: Any, **refine: Any) -> Projection:
+        return leace(moments, erase=erase, **self._options(), **refine)
 
 
 class SAL(_Eraser):
@@ -803,7 +803,7 @@ class SAL(_Eraser):
         self.kinds = kinds
         self.concept_from = concept_from
 
-    def _project(self, moments: Data, erase: Selection, keep: Any, **again: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Any, **refine: Any) -> Projection:
         return sal(moments, erase=erase, **self._options())
 
 
@@ -845,7 +845,7 @@ class MeanProjection(SAL):
     _method = "mean_projection"
     _concept_kind = "classes"
 
-    def _project(self, moments: Data, erase: Selection, keep: Any, **again: Any) -> Projection:
+    def _project(self, moments: Data, erase: Selection, keep: Any, **refine: Any) -> Projection:
         return mean_projection(moments, erase=erase, **self._options())
 
 
@@ -923,13 +923,13 @@ class OracleSPLINCE(_Eraser):
         """The fitted map; raises as `projection_` of :class:`SPLINCE`."""
         return cast(ConditionalEraser, self.projection_)
 
-    def _begun(self, erased: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
-        parameters = super()._begun(erased, kept)
-        if self.classwise and len(erased) == 1:  # else the method says that one is needed
+    def _begin(self, erased: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+        parameters = super()._begin(erased, kept)
+        if self.classwise and len(erased) == 1:  # else `oracle` raises
             parameters["by"] = next(iter(erased))
         return parameters
 
-    def _project(self, moments: Data, erase: Selection, keep: Any, **again: Any) -> Any:
+    def _project(self, moments: Data, erase: Selection, keep: Any, **refine: Any) -> Any:
         return oracle(
             moments, erase=erase, keep=keep or None, strength=self.strength,
             missing=self.missing, classwise=self.classwise,
@@ -992,7 +992,7 @@ class OracleSPLINCE(_Eraser):
         return clean
 
 
-def _dealt(
+def _split(
     rows: NDArray[Any], labels: dict[str, Any], sample_weight: Any, groups: Any,
     parameters: dict[str, Any],
 ) -> Folds:  # fmt: skip
@@ -1000,7 +1000,7 @@ def _dealt(
     name = None
     if groups is not None:
         name = "groups"
-        while name in labels:  # the name of no variable
+        while name in labels:  # a name that no variable has
             name += "_"
         labels = labels | {name: groups}
     folds = Folds(2, groups=name, **parameters)
@@ -1008,7 +1008,7 @@ def _dealt(
 
 
 def _checked(moments: Moments) -> Moments:
-    """The argument, if it is what it must be."""
+    """The argument; InputError unless it is a Moments object."""
     if not isinstance(moments, Moments):
         raise InputError(
             f"moments is {type(moments).__name__}; pass sf.Moments().update(X, labels)"

@@ -53,7 +53,7 @@ class Identity(ErasingTransformer):
     n_samples_seen_: int
     _weight: float
 
-    # As the erasers: in a search over all of them, routers pass the concept on.
+    # As in the erasers, so that a search over all of them routes the concept.
     __metadata_request__fit: ClassVar = {"concept": True}
     __metadata_request__partial_fit: ClassVar = {"concept": True}
 

@@ -9,7 +9,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -122,30 +121,22 @@ class ClassPredictions:
         return scores(OF_CLASSES, self) | self._fairness()
 
     def _fairness(self) -> dict[str, float]:
-        """Fairness metrics of fairlearn, where it is installed and the task has two classes."""
-        task, concept = self.labels.task, self.labels.concept
-        if concept is None or len(self.classes) != 2 or not self.concept_classes:
-            return {}
-        if find_spec("fairlearn") is None or set(task) != {0, 1}:
-            return {}
-        from fairlearn import metrics
+        """Fairness metrics for two classes of the task, as fairlearn defines them.
 
-        inside = concept >= 0
-        frame = metrics.MetricFrame(
-            metrics={
-                "selected": metrics.selection_rate,
-                "tpr": metrics.true_positive_rate,
-                "fpr": metrics.false_positive_rate,
-            },
-            y_true=task[inside], y_pred=(self.y_pred[inside] == 1).astype(int),
-            sensitive_features=concept[inside],
-        )  # fmt: skip
-        gaps = frame.difference()
-        rates = frame.by_group["selected"].items()
+        Rates of a group without rows of the class do not count. Formulas: fairlearn's
+        ``demographic_parity_difference`` and ``equalized_odds_difference``.
+        """
+        task, concept, names = self.labels.task, self.labels.concept, self.concept_classes
+        if concept is None or not names or len(self.classes) != 2 or set(task) != {0, 1}:
+            return {}
+        selected = (self.y_pred == 1).astype(np.intp)
+        n, n_selected = counts_per_code(concept, selected == 1)
+        rates = {names[g]: float(n_selected[g] / n[g]) for g in np.flatnonzero(n).tolist()}
+        gaps = gap_per_class(task, selected, concept, 2, len(names))
         return {
-            "demographic_parity": float(gaps["selected"]),
-            "equalized_odds": float(max(gaps["tpr"], gaps["fpr"])),
-            **{f"selection_rate[{self.concept_classes[int(g)]}]": float(r) for g, r in rates},
+            "demographic_parity": max(rates.values()) - min(rates.values()),
+            "equalized_odds": average_gap(gaps, "max"),
+            **{f"selection_rate[{name}]": rate for name, rate in rates.items()},
         }
 
     def columns(self) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -295,7 +286,7 @@ OF_CLASSES: dict[str, TableMetric] = {
         "positive rates of the classes of the concept",
     ),
 }  # fmt: skip
-# By fairlearn, for two classes of the task; the key of a rate ends in "[class of the concept]".
+# For two classes of the task; the key of a rate ends in "[class of the concept]".
 OF_FAIRNESS: dict[str, TableMetric] = {
     "demographic_parity": TableMetric(
         None, True, "DP difference",

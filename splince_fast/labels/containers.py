@@ -64,7 +64,7 @@ _OBJECT_ADVICE = {
 
 
 def refuse(name: str, what: str) -> NoReturn:
-    """Raise the LabelError that a variable calls for."""
+    """Raise a LabelError for a variable."""
     raise LabelError(f"variable {name!r} {what}")
 
 
@@ -176,12 +176,12 @@ def _read_series(series: Any, name: str) -> Raw:
     dtype = series.dtype
     if dtype.is_temporal():
         refuse(name, _TIME)
-    wide = dtype in (nw.Int128, nw.UInt128)  # NumPy has none
+    wide = dtype in (nw.Int128, nw.UInt128)  # not in NumPy
     if dtype == nw.Boolean or dtype.is_float() or (dtype.is_integer() and not wide):
         missing = series.is_null().to_numpy()
         if not missing.any():
             return _read_array(series.to_numpy(), name)
-        # filled first: a NumPy array of integers or booleans has no room for a null
+        # filled, as NumPy integers and booleans have no null
         filled = series.fill_null(False if dtype == nw.Boolean else 0)
         return Raw(filled.to_numpy(), missing)
     if dtype in (nw.Categorical, nw.Enum):
@@ -189,7 +189,7 @@ def _read_series(series: Any, name: str) -> Raw:
         if series.implementation.is_pandas_like() and hasattr(native, "cat"):
             codes = native.cat.codes.to_numpy()
             return Raw(codes, categories=_declared(native.cat.categories, name))
-        if series.implementation.is_pyarrow():  # a dictionary encodes, it declares nothing
+        if series.implementation.is_pyarrow():  # an Arrow dictionary does not declare classes
             return _read_series(_tabular(native.cast(native.type.value_type), name), name)
     return _read_sequence(series.to_list(), name)
 
@@ -213,15 +213,15 @@ def read_declared(values: Any, name: str) -> Raw | None:
 
 @lru_cache(maxsize=16)
 def _package_of_declared(kind: type) -> str | None:
-    """The package of a type of columns that may declare their classes; None for other types."""
+    """ "pandas" or "polars" for column types that may declare classes; None for others."""
     package = kind.__module__.partition(".")[0]
     known = package in ("pandas", "polars") and kind.__name__ in _CATEGORICALS
     return package if known else None
 
 
 _CATEGORICALS = frozenset({"Series", "Categorical", "CategoricalIndex"})
-# Categories of the latest Enums with their names, by their number and the last of them. polars
-# makes new ones at each look: they are compared, which is faster than reading them.
+# Names of the categories of recent Enums, by their number and last category. polars returns a new
+# Series on each access: comparing it is faster than reading it.
 _names_of_enum: dict[tuple[int, str], tuple[Any, tuple[ClassName, ...]]] = {}
 _MOST_ENUMS = 16
 
@@ -314,7 +314,7 @@ def _read_array(array: NDArray[Any], name: str) -> Raw:
     return _read_sequence(array.tolist(), name)
 
 
-# Python writes no longer integers as text, and a file holds names as text.
+# Python refuses to write longer integers as text, as files need it.
 _LONGEST_BITS = 4096
 _PLAIN = frozenset({str, bool, int, float, NoneType})
 
@@ -348,7 +348,7 @@ def _read_rows(values: list[Any], name: str) -> Raw:
     """Read a list of rows; None among them is a row of missing entries."""
     width = max(len(value) for value in values if isinstance(value, list | tuple))
     table = np.empty(0, dtype=object)
-    with contextlib.suppress(ValueError):  # raised by rows of arrays of unlike shapes
+    with contextlib.suppress(ValueError):  # rows of arrays of different shapes
         table = np.array([[None] * width if v is None else v for v in values], dtype=object)
     if table.ndim != 2 or width == 0:
         refuse(name, "has rows of unlike or zero length, or rows within rows; make them (n, k)")
@@ -399,7 +399,7 @@ def _read_objects(values: list[Any], shape: tuple[int, ...], name: str) -> Raw:
 
 
 def _is_nan(value: Any) -> bool:
-    """Whether a number or time is no number; a signalling NaN of Decimal refuses comparison."""
+    """Whether a number or time is NaN; comparing a signalling NaN of Decimal raises."""
     return value.is_nan() if isinstance(value, Decimal) else bool(value != value)
 
 
@@ -415,7 +415,7 @@ def _integers(values: list[int], name: str) -> NDArray[np.int64] | list[int]:
 
 
 def _group(kind: type) -> str:
-    """Say to which group of entries a type belongs."""
+    """Return the group of entries of a type."""
     if kind is NoneType or kind is type(np.ma.masked) or kind.__name__ in ("NAType", "NaTType"):
         return "missing"
     times = (np.datetime64, np.timedelta64, datetime.date, datetime.time, datetime.timedelta)
@@ -448,7 +448,7 @@ def whole_numbers(
             f"is to be classes but holds {values[broken][0]}, which is no whole number; cast it "
             "to strings to make each value a class, or bin it",
         )
-    # From 2**(bits of the fraction) on, neighbouring integers, and so classes, share one float.
+    # From 2**(bits of the fraction) on, neighbouring integers share a float, and so would classes.
     limit = 2.0 ** min(np.finfo(values.dtype).nmant + 1, 53)
     if (np.abs(values) >= limit).any():
         refuse(
@@ -462,7 +462,7 @@ def whole_numbers(
 def check_indicators(
     values: NDArray[Any], missing: NDArray[np.bool_] | None, name: str, kind: str | None
 ) -> None:
-    """Refuse integers in several columns unless each is 0 or 1, or they are said to be numbers."""
+    """Raise LabelError for integer columns with other values than 0 and 1, unless "continuous"."""
     if values.dtype.kind not in "iu" or kind == "continuous":
         return
     other = (values != 0) & (values != 1)
@@ -479,7 +479,7 @@ def check_indicators(
 
 def float_copy(values: NDArray[Any], missing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
     """Copy numbers into float64, C-contiguous, with NaN where they are missing."""
-    with np.errstate(over="ignore"):  # a long double may become infinite, which is refused later
+    with np.errstate(over="ignore"):  # a long double may become infinite; `check_finite` raises
         copy = np.array(values, dtype=np.float64, order="C")
     if missing is not None:
         copy[missing] = np.nan
@@ -487,7 +487,7 @@ def float_copy(values: NDArray[Any], missing: NDArray[np.bool_] | None) -> NDArr
 
 
 def check_finite(values: NDArray[Any], name: str) -> None:
-    """Refuse infinite values, naming the first rows that hold them."""
+    """Raise NonFiniteError for infinite values, with their first rows."""
     infinite = np.isinf(values)
     if infinite.any():
         rows = np.flatnonzero(infinite.reshape(len(values), -1).any(axis=1))

@@ -222,7 +222,7 @@ def _warn_of_whole_numbers(columns: Columns, name: str) -> None:
     values are no matter: a number and two classes have the same span, so the eraser is the same.
     """
     values = columns.values[:, 0] if columns.present is None else columns.values[columns.present, 0]
-    # A sample tells most quantities apart at once; a block of few rows says too little.
+    # A sample excludes most quantities; few rows say too little.
     if len(values) < 6 or (values[:64] != np.floor(values[:64])).any():
         return
     if np.abs(values).max() >= 2.0**53 or (values != np.floor(values)).any():
@@ -270,7 +270,7 @@ def _class_codes_of_array(values: NDArray[Any], missing: NDArray[np.bool_] | Non
 def _distinct_present(
     values: NDArray[Any], present: NDArray[np.bool_]
 ) -> tuple[list[int], NDArray[np.intp]]:
-    """Do as `_distinct` for the rows that are present; -1 elsewhere."""
+    """As `_distinct`, for the rows that are present; -1 elsewhere."""
     codes = np.full(len(values), -1, dtype=np.intp)
     distinct, codes[present] = _distinct(values[present])
     return distinct, codes
@@ -282,10 +282,10 @@ def _distinct(values: NDArray[Any]) -> tuple[list[int], NDArray[np.intp]]:
     if n <= 1:
         return values.tolist(), np.zeros(n, dtype=np.intp)
     low, high = int(values.min()), int(values.max())
-    if high - low > 4 * n + 1024:  # too sparse for a table
+    if high - low > 4 * n + 1024:  # too wide a range for a table
         distinct, codes = np.unique(values, return_inverse=True)
         return distinct.tolist(), codes
-    if values.dtype == np.uint64:  # may exceed int64, so the subtraction goes first
+    if values.dtype == np.uint64:  # may exceed int64: subtract first
         offsets = (values - np.uint64(low)).astype(np.intp)
     else:
         offsets = values.astype(np.intp)

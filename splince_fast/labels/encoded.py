@@ -75,7 +75,7 @@ Encoded: TypeAlias = ClassCodes | Columns
 
 
 def kind_of(encoded: Encoded) -> Literal["classes", "continuous"]:
-    """Say of which kind an encoded variable is.
+    """Return the kind of an encoded variable.
 
     Examples
     --------

@@ -15,7 +15,7 @@ VariableName: TypeAlias = str | tuple[str, ...]
 
 
 def class_key(name: ClassName) -> tuple[Any, ...]:
-    """Return a key that tells ``True`` from ``1``, which are one key of a plain dict.
+    """Return a dict key that differs for ``True`` and ``1``.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def names_array(classes: Iterable[ClassName]) -> NDArray[Any]:
         if plain.tolist() == names:
             return plain
     array = np.empty(len(names), dtype=object)
-    for place, name in enumerate(names):  # a slice would take tuples for rows
+    for place, name in enumerate(names):  # slice assignment would read tuples as rows
         array[place] = name
     return array
 
@@ -92,7 +92,7 @@ def names_from_json(obj: Any) -> tuple[ClassName, ...]:
 
 
 def _check_names(names: tuple[Any, ...], error: type[SplinceError]) -> None:
-    """Refuse what is no class name, and a name that occurs twice."""
+    """Raise `error` for an invalid class name, or one that occurs twice."""
     keys = set()
     for name in names:
         parts = name if isinstance(name, tuple) else (name,)

@@ -163,13 +163,13 @@ class Coding(NamedTuple):
                 f"keep holds directions; {method} keeps the covariance with variables, by name"
             )
         kept = []
-        with statistics(total) as known:
-            span = span_of(known, keep, "keep", True)
+        with statistics(total) as stats:
+            span = span_of(stats, keep, "keep", True)
             for name in names_of(keep, "keep"):
-                variable = known.variable(name)
-                if variable.n_rows != known.n_rows:
+                variable = stats.variable(name)
+                if variable.n_rows != stats.n_rows:
                     raise InputError(
-                        f"{known.n_rows - variable.n_rows:,} of {known.n_rows:,} rows have no "
+                        f"{stats.n_rows - variable.n_rows:,} of {stats.n_rows:,} rows have no "
                         f"label of {name!r}; the covariances of x and with {name!r} must be of "
                         "the same rows: leave the others out"
                     )
@@ -182,9 +182,9 @@ def class_statistics(classes: Classes, coding: Coding) -> ClassStatistics:
     crosses, task_means = [], []
     for part in classes.values():
         columns, means = [np.zeros((part.n_features or 0, 0))], [np.zeros(0)]
-        with statistics(part) as known:
+        with statistics(part) as stats:
             for kept in coding.kept:
-                cross, mean = kept.within(known.variable(kept.name))
+                cross, mean = kept.within(stats.variable(kept.name))
                 columns.append(cross)
                 means.append(mean)
         crosses.append(np.hstack(columns))

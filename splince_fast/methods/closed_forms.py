@@ -17,7 +17,8 @@ from numpy.typing import ArrayLike
 from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Selection
 from splince_fast.exceptions import InputError
-from splince_fast.methods.recipe import Recipe, eraser_of
+from splince_fast.methods.folds import eraser_of
+from splince_fast.methods.method_call import MethodCall
 from splince_fast.methods.refine import Refinement
 from splince_fast.moments import Folds, Moments
 from splince_fast.moments.factored import Factored
@@ -117,16 +118,16 @@ def splince(
     Warns
     -----
     NothingErasedWarning
-        The data hold no linear trace of the concept: the eraser is the identity.
+        The data hold no linear association with the concept: the eraser is the identity.
     DroppedDirectionsWarning
         Kept directions were given up, as the policies allow.
     UnseenRowsWarning
         Of folds: held-out rows fare much worse (:func:`splince_fast.cross_report`).
     PrecisionWarning
         The result stands on few digits: an amplification above 1e4, a residual above its bound, a
-        bound of 1 or more, a trace in what x varies by less than rounding (for SAL: in features
-        that are tiny beside others), or a sensitivity above 1e-3 (:class:`Report`) and
-        10 times that of an orthogonal projection.
+        bound of 1 or more, an association in directions of less variance than rounding (for SAL: in
+        features that are tiny beside others), or a sensitivity above 1e-3 (:class:`Report`) and 10
+        times that of an orthogonal projection.
     ManyClassesWarning
         An integer variable of more than 24 classes has at least half the rank of x, or takes more
         than half of its variance: it may be a quantity.
@@ -156,7 +157,7 @@ def splince(
             "keep is None; name what SPLINCE is to keep, or use leace, which keeps none"
         )
     again = Refinement.of(refine, passes)
-    return eraser_of(moments, Recipe("SPLINCE", True, erase, keep, options, again))
+    return eraser_of(moments, MethodCall("SPLINCE", True, erase, keep, options, again))
 
 
 def leace(
@@ -200,7 +201,7 @@ def leace(
     """
     options = Options(None, "raise", null_space, shrinkage, rank_tol, solver, min_scale)
     again = Refinement.of(refine, passes)
-    return eraser_of(moments, Recipe("LEACE", True, erase, None, options, again))
+    return eraser_of(moments, MethodCall("LEACE", True, erase, None, options, again))
 
 
 def sal(
@@ -246,7 +247,7 @@ def sal(
     True
     """
     options = Options(max_amplification, on_infeasible, rank_tol=rank_tol)
-    return eraser_of(moments, Recipe("SAL", False, erase, keep, options))
+    return eraser_of(moments, MethodCall("SAL", False, erase, keep, options))
 
 
 def mean_projection(
@@ -284,5 +285,5 @@ def mean_projection(
     1
     """
     options = Options(rank_tol=rank_tol)
-    recipe = Recipe("MeanProjection", False, erase, None, options, classes_only=True)
-    return eraser_of(moments, recipe)
+    call = MethodCall("MeanProjection", False, erase, None, options, classes_only=True)
+    return eraser_of(moments, call)

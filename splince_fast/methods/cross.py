@@ -14,9 +14,9 @@ from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Selection, names_of
 from splince_fast.exceptions import InputError
 from splince_fast.methods.closed_forms import leace, mean_projection, sal, splince
-from splince_fast.methods.recipe import Recipe
+from splince_fast.methods.folds import FoldReport, evaluate_folds, merged, warn
+from splince_fast.methods.method_call import MethodCall
 from splince_fast.methods.table import method_of
-from splince_fast.methods.unseen import FoldReport, merged, warn
 from splince_fast.moments import Folds, Moments
 from splince_fast.projection import Projection
 
@@ -34,11 +34,11 @@ class CrossReport:
     eraser : Projection
         Fitted to all folds; the means of the figures below stand in its report.
     weak_features : tuple of int
-        Features that vary 100 times less in the rows of some fit than in the fold left out.
+        Features whose deviation in the rows of some fit is below 1 % of that in the fold left out.
     rows_per_rank : float
         Rows that an eraser was fitted to, over the rank of their covariance; the smallest.
     remedies : tuple of (str, float)
-        Out-of-fold distortion with other settings, where unseen rows fare worse.
+        Out-of-fold distortion with other settings, where held-out rows fare worse.
     warnings : tuple of str
 
     Examples
@@ -150,8 +150,8 @@ def cross_report(
     Warns
     -----
     UnseenRowsWarning
-        Unseen rows are changed more than twice as much as fitted ones, or there are fewer than two
-        fitted rows per dimension of x and no shrinkage; names the cause and the settings that
+        Held-out rows are changed more than twice as much as fitted ones, or there are fewer than
+        two fitted rows per dimension of x and no shrinkage; names the cause and the settings that
         help on these folds.
 
     Examples
@@ -186,14 +186,15 @@ def cross_report(
         )
     names_of(erase, "erase")
     check_names(options, chosen.options, chosen.label)
-    recipe = Recipe(
+    call = MethodCall(
         chosen.label, chosen.whitened, erase, keep, Options(**options),
+        names=folds.feature_names if isinstance(folds, Folds) else None,
         classes_only=chosen.classes_only,
     )  # fmt: skip
-    unseen = recipe.judge(folds if isinstance(folds, Folds) else parts)
-    warn(unseen.warnings, 2)
-    eraser = unseen.told(recipe.with_shrinkage(unseen.shrinkage).fit(merged(parts)))
+    found = evaluate_folds(call, parts)
+    warn(found.warnings, 2)
+    eraser = found.added_to(call.with_shrinkage(found.shrinkage).fit(merged(parts)))
     return CrossReport(
-        chosen.label, unseen.folds, unseen.shrinkage, eraser, unseen.weak_features,
-        unseen.rows_per_rank, unseen.remedies, unseen.warnings,
+        chosen.label, found.folds, found.shrinkage, eraser, found.degenerate,
+        found.rows_per_rank, found.remedies, found.warnings,
     )  # fmt: skip

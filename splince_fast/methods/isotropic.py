@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from splince_fast._solve import tolerances
 from splince_fast._solve.class_covariances import ClassStatistics
+from splince_fast._solve.class_maps import Support, support_of
 from splince_fast._solve.held_out import Noise
 from splince_fast._solve.options import OPTIONS
-from splince_fast._solve.quadratic import Support, support_of
 from splince_fast._solve.restore import Restoration, restore
 from splince_fast._solve.selection import Selection
 from splince_fast.exceptions import InfeasibleError, InputError, UnseenRowsWarning
@@ -132,7 +132,8 @@ def isotropic(
     sides = whole.pooled @ whitener  # L, (d, r)
     left, right = (sides @ removed).T, (whitener @ removed).T
     if len(left):
-        # Exactly a projection that removes the difference of means, whatever the rounding of L.
+        # An exact projection that removes the difference of means, independent of the rounding of
+        # L.
         along = inside @ right.T
         if np.linalg.norm(along) > 0:
             q = np.linalg.qr(along[:, None], mode="complete").Q
@@ -167,8 +168,8 @@ def isotropic(
     notes = _few_rows(name, classes, first, second, support.rank)
     for note in notes:
         warnings.warn(note, UnseenRowsWarning, stacklevel=2)
-    with statistics(moments.total if isinstance(moments, Folds) else moments) as known:
-        noise = known.class_noise([name], None).get(name)
+    with statistics(moments.total if isinstance(moments, Folds) else moments) as stats:
+        noise = stats.class_noise([name], None).get(name)
     # |L^+ (m_1 - m_0)|^2; no bound where the means differ off the range of S_w.
     spread = float(np.sum((whitener.T @ inside) ** 2))
     distance = spread if len(outside) == support.tiny.shape[1] else np.inf
@@ -190,7 +191,7 @@ def _directions(
     """
     r = len(difference)
     size = float(np.linalg.norm(apart))
-    # Of less than rounding, the means are equal.
+    # A difference below rounding: the means are equal.
     moved = size > tolerances.noise(r, smallest)
     complement = np.linalg.qr(apart[:, None], mode="complete").Q[:, 1:] if moved else np.eye(r)
     inner = complement.T @ difference @ complement
@@ -220,9 +221,9 @@ def _outside(support: Support, means: Float) -> tuple[Float, Float]:
     if support.basis is not None:
         off = inside - support.tiny @ (support.tiny.T @ inside)
         off -= support.basis @ (support.basis.T @ off)
-        off -= support.basis @ (support.basis.T @ off)  # a second time, to rounding of itself
+        off -= support.basis @ (support.basis.T @ off)  # a second pass, to rounding
         size = float(np.linalg.norm(off))
-        # The range is known to the rounding of S_w over its least eigenvalue there.
+        # The error of the range is the rounding of S_w over its least eigenvalue there.
         if size > tolerances.noise(len(off), support.smallest) * float(np.linalg.norm(means)):
             rows.append(off[None] / size)
     outside = np.ascontiguousarray(np.vstack(rows))
@@ -265,7 +266,7 @@ def _report(
     apart = whole.means[1] - whole.means[0]
     between = float(np.prod(whole.fractions))
     cosine = (between / (1.0 / distance + between)) ** 0.5 if distance else 0.0
-    # Rows of L^+ are as long as 1 / sqrt(smallest eigenvalue), and mixed.
+    # Rows of L^+ grow as 1 / sqrt(smallest eigenvalue).
     amplification = 1.0 if found is None else found.amplification
     bound = tolerances.residual(d, support.smallest**-0.5, amplification)
     size = float(np.linalg.norm(apart))

@@ -14,7 +14,8 @@ from splince_fast.moments.variable import Variable
 
 Float = NDArray[np.float64]
 
-# Terms of a combination that a message names, and the least coefficient of one, to the largest.
+# A message names this many terms of a combination, with coefficients of at least this fraction of
+# the largest.
 _TERMS, _SMALL = 4, 1e-6
 
 
@@ -81,8 +82,8 @@ class LabelColumns(NamedTuple):
         if isinstance(part, ClassSums):
             assert isinstance(self.variable, ClassSums)
             # A class that does not occur in these rows has the indicator 0 there.
-            keys = list(self.variable.places)
-            places = [part.places.get(keys[c], -1) for c in self.used]
+            keys = list(self.variable.position_by_key)
+            places = [part.position_by_key.get(keys[c], -1) for c in self.used]
             columns = np.hstack([cross, np.zeros((len(cross), 1))])[:, places]
             means = np.append(part.weights / part.weights.sum(), 0.0)[places]
         else:

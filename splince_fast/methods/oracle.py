@@ -140,27 +140,27 @@ def oracle(
     classes = None
     if classwise and kept:
         classes = read_classes(moments, concept_of(erase, "classwise"), "classwise").whole
-    with statistics(total) as known, known.memory(True) as memory:
-        span_z = span_of(known, erased, "erase", True)
-        span_y = span_of(known, kept, "keep", True) if kept else Span([], span_z.rows[:0], [], [])
-        z = [LabelColumns.of(name, known.variable(name)) for name in erased]
-        y = [LabelColumns.of(name, known.variable(name)) for name in kept]
-        _check_rows(known, [*z, *y])
-        factor = known.factored(Options(), 0.0, memory)
+    with statistics(total) as stats, stats.memory(True) as memory:
+        span_z = span_of(stats, erased, "erase", True)
+        span_y = span_of(stats, kept, "keep", True) if kept else Span([], span_z.rows[:0], [], [])
+        z = [LabelColumns.of(name, stats.variable(name)) for name in erased]
+        y = [LabelColumns.of(name, stats.variable(name)) for name in kept]
+        _check_rows(stats, [*z, *y])
+        factor = stats.factored(Options(), 0.0, memory)
         if factor.status != STATUS_OK:
             raise_numerical(factor.status, "auto")
-        # In one pass over the factor.
+        # one solve for all spans
         spans = np.concatenate([span_z.rows, span_y.rows])
         both = factor.whiten(spans)
         white = {"erased": both[: len(span_z.rows)], "kept": both[len(span_z.rows) :]}
-        Szz = _blocks(known, z, z)
+        Szz = _blocks(stats, z, z)
         inverse, root = _inverses(Szz)
         predicted = inverse @ span_z.rows  # Szz^+ Sz^T, (k, d)
         shifts = tuple(_shifts(z, predicted))
         found = rho = None
         lost = 1.0
         if kept:
-            Szy = _blocks(known, z, y)
+            Szy = _blocks(stats, z, y)
             span_t = span_y.rows - Szy.T @ predicted
             change = span_y.rows - span_t
             if classes is None:
@@ -170,7 +170,7 @@ def oracle(
             else:
                 whitened, solved, span_t = _in_classes(classes, y)
             found = restore(
-                whitened, solved, span_t, span_y.rows, np.sqrt(known.variances), float(strength),
+                whitened, solved, span_t, span_y.rows, np.sqrt(stats.variances), float(strength),
                 change,
             )  # fmt: skip
             between = Szy.T @ inverse @ Szy
@@ -183,14 +183,14 @@ def oracle(
                 )
                 refuse_lost(found, "oracle", y, remedy)
             rho = _rho(found.whitened, between, span_y.rows)
-        mean = known.mean
+        mean = stats.mean
         report = _report(
-            known, factor, span_z, span_y, white, predicted, found, float(strength), rho, lost,
+            stats, factor, span_z, span_y, white, predicted, found, float(strength), rho, lost,
             span_z.rows - Szz @ predicted,
         )  # fmt: skip
         fallback = None
         if missing == "splince":
-            own_factor: Any = _Reused(known, factor)
+            own_factor: Any = _Reused(stats, factor)
             try:
                 fallback = (
                     splince(own_factor, erase=erased, keep=kept)
@@ -216,16 +216,16 @@ def oracle(
 
 
 class _Reused:
-    """Statistics whose factor is there, for a method that reads moments."""
+    """Statistics with a given factor, for a method that reads moments."""
 
-    def __init__(self, known: Statistics, factor: Factor) -> None:
-        self._known, self._factor = known, factor
+    def __init__(self, stats: Statistics, factor: Factor) -> None:
+        self._stats, self._factor = stats, factor
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._known, name)
+        return getattr(self._stats, name)
 
     def memory(self, whitened: bool) -> AbstractContextManager[None]:
-        """None is needed."""
+        """No work memory."""
         return nullcontext()
 
     def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
@@ -279,7 +279,7 @@ def _at_fixed_labels(
     combinations, cosines, basis = np.linalg.svd(root @ white[:k], full_matrices=False)
     some = cosines > tolerances.noise(d, 1.0)
     cosines, basis = np.minimum(cosines[some], 1.0), basis[some]
-    # Directions that z determines are not in T.
+    # Directions that z determines are off the range of T.
     left = 1.0 - cosines**2
     inside = left > d * tolerances.EPS
     gain = np.where(inside, 1.0 / np.where(inside, left, 1.0), 0.0)
@@ -302,14 +302,14 @@ def _in_classes(classes: Classes, columns: list[LabelColumns]) -> tuple[Float, F
     weights = np.array([part.weight for part in classes.values()])
     parts, few = [], []
     for (name, part), share in zip(classes.items(), np.sqrt(weights / weights.sum()), strict=True):
-        with statistics(part) as known:
-            crosses = [own.within(known.variable(own.name))[0] for own in columns]
+        with statistics(part) as stats:
+            crosses = [own.within(stats.variable(own.name))[0] for own in columns]
             span = np.ascontiguousarray(share * np.hstack(crosses).T)
-            factor = known.factored(Options(), 0.0, None)
+            factor = stats.factored(Options(), 0.0, None)
             if factor.status != STATUS_OK:
                 raise_numerical(factor.status, "auto")
             parts.append((factor.whiten(span), factor.solve(span), span))
-            if known.n_rows <= factor.rank + 1:
+            if stats.n_rows <= factor.rank + 1:
                 few.append(name)
     if few:
         warnings.warn(
@@ -337,29 +337,29 @@ def _maps(found: Restoration, shift: Shift, classes: Classes) -> Float:
     return np.asarray(np.eye(found.left.shape[1]) - ordered)
 
 
-def _check_rows(known: Statistics, columns: list[LabelColumns]) -> None:
+def _check_rows(stats: Statistics, columns: list[LabelColumns]) -> None:
     """Raise InputError unless every row carries every label."""
     for column in columns:
         weight = column.variable.weight
-        if not np.isclose(weight, known.weight, rtol=1e-9, atol=0.0):
+        if not np.isclose(weight, stats.weight, rtol=1e-9, atol=0.0):
             raise InputError(
-                f"rows of weight {weight:g} carry a label of {column.name!r}, of {known.weight:g} "
+                f"rows of weight {weight:g} carry a label of {column.name!r}, of {stats.weight:g} "
                 "in all: oracle needs the labels of all rows of the moments; accumulate the "
                 "labelled rows alone (rows without a label are erased by eraser.fallback)"
             )
 
 
-def _blocks(known: Statistics, first: list[LabelColumns], second: list[LabelColumns]) -> Float:
+def _blocks(stats: Statistics, first: list[LabelColumns], second: list[LabelColumns]) -> Float:
     """Correlations of the columns of several variables."""
-    return np.block([[_pair(known, a, b) for b in second] for a in first])
+    return np.block([[_pair(stats, a, b) for b in second] for a in first])
 
 
-def _pair(known: Statistics, a: LabelColumns, b: LabelColumns) -> Float:
+def _pair(stats: Statistics, a: LabelColumns, b: LabelColumns) -> Float:
     """(k_a, k_b): correlations of the columns of two variables."""
     if a.name == b.name:
         return a.correlation()
-    found = known.pairs.pair_covariance(a.name, b.name, {a.name: a.variable, b.name: b.variable})
-    if found is None or not np.isclose(found[1], known.weight, rtol=1e-9, atol=0.0):
+    found = stats.pairs.pair_covariance(a.name, b.name, {a.name: a.variable, b.name: b.variable})
+    if found is None or not np.isclose(found[1], stats.weight, rtol=1e-9, atol=0.0):
         raise InputError(
             f"these moments do not know how the labels of {a.name!r} and {b.name!r} go together: "
             "they come from a file of an older version, from rows that carry one label only, or "
@@ -400,20 +400,20 @@ def _shifts(columns: list[LabelColumns], predicted: Float) -> list[Shift]:
 
 
 def _report(
-    known: Statistics, factor: Factor, span_z: Span, span_y: Span,
+    stats: Statistics, factor: Factor, span_z: Span, span_y: Span,
     white: dict[str, Float], predicted: Float,
     found: Restoration | None, strength: float, rho: float | None, lost: float, left: Float,
 ) -> Report:  # fmt: skip
-    """What is erased and kept, and at what cost."""
-    variance = float(known.variances.sum())
+    """The report: erased and kept variables, and the cost."""
+    variance = float(stats.variances.sum())
     least = float(np.sum(span_z.rows * predicted))
-    d, variables, notes = len(known.mean), [], [NEEDS_LABELS]
+    d, variables, notes = len(stats.mean), [], [NEEDS_LABELS]
     cost, amplification = least, 1.0
     if found is not None:
-        if known.sample is None and not known.share(Options()):
+        if stats.sample is None and not stats.share(Options()):
             cost += found.change
         else:  # another matrix than Cov(x) was factored
-            inner = known.gram(found.right) - (found.right @ span_z.rows.T) @ (
+            inner = stats.gram(found.right) - (found.right @ span_z.rows.T) @ (
                 predicted @ found.right.T
             )
             cost += float(np.vdot(found.left @ found.left.T, inner))
@@ -455,12 +455,12 @@ def _report(
             f"{lost:.1e}, and the relation at fixed labels has lost as many digits; leave out the "
             "features that are copies of the labels"
         )
-    sample = known.sample
-    # What stands for Cov(x) may understate it.
-    measured = known.metric is None or found is None
+    sample = stats.sample
+    # A sketch may understate Cov(x).
+    measured = stats.metric is None or found is None
     fraction = 1.0 / variance if variance else 0.0
     return Report(
-        method="oracle", n_rows=known.n_rows, weight=known.weight, n_features=d,
+        method="oracle", n_rows=stats.n_rows, weight=stats.weight, n_features=d,
         rank_covariance=factor.rank, rank=0 if found is None else len(found.left),
         variables=tuple(variables), dropped=0, cosines=(), amplification=amplification, rho=None,
         distortion=cost * fraction if measured else None, distortion_leace=None,

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from splince_fast._solve import class_covariances as shrinking
 from splince_fast._solve import tolerances
 from splince_fast._solve.class_covariances import ClassStatistics
+from splince_fast._solve.class_maps import ClassMaps, SingularClassError, Support, solve, support_of
 from splince_fast._solve.options import OPTIONS, Option
-from splince_fast._solve.quadratic import SingularClassError, Solution, Support, solve, support_of
 from splince_fast._solve.selection import Selection
 from splince_fast.conditional import NEEDS_LABELS, ConditionalEraser, Shift
 from splince_fast.exceptions import (
@@ -39,9 +39,9 @@ from splince_fast.report import QuadraticFit, Report, VariableReport
 Float = NDArray[np.float64]
 
 METHODS = ("optimal", "repair")
-# Fraction of the variance that moves no figure of the report.
+# Smaller fractions of the variance do not change the figures of the report.
 _NEGLIGIBLE = 1e-12
-# Below this fraction of the differences between class covariances that is more than noise.
+# Least fraction of the differences between class covariances beyond noise.
 _MOSTLY_NOISE = 0.3
 
 _SHRINKAGE = Option(
@@ -156,7 +156,7 @@ def quadratic(
         )
     roundoff = max(part._state().unit_roundoff for part in source.whole.values())
     support = support_of(whole.pooled, whole.mean, roundoff)
-    # Only folds, and the warning of an eraser without shrinkage, need the differences.
+    # The differences serve folds, and the warning of an eraser without shrinkage.
     own = whole.differences(support) if source.folds or not shrinkage else np.zeros((1, 0, 0))
     folds = [class_statistics(part, coding).differences(support) for part in source.folds]
     shrunk = _Shrinkage.chosen(shrinkage, whole.fractions, own, folds)
@@ -213,7 +213,7 @@ def quadratic(
 
 
 class _Shrinkage(NamedTuple):
-    """How covariances of classes are shrunk."""
+    """Shrinkage of the class covariances."""
 
     share: float  # a; with eigenvalues, 1 - <est, raw> / |raw|^2
     eigenvalues: Float | None = None
@@ -222,7 +222,7 @@ class _Shrinkage(NamedTuple):
     def chosen(
         cls, policy: float | str | None, fractions: Float, own: Float, folds: Sequence[Float]
     ) -> _Shrinkage:
-        """The intensity that `policy` asks for, from white differences of all rows and of folds."""
+        """The intensity by `policy`, from white differences of all rows and of folds."""
         if not isinstance(policy, str):
             return cls(float(policy or 0.0))
         if policy == "cv":
@@ -243,7 +243,7 @@ def _notes(
     name: VariableName, names: list[ClassName], rows: Float, own: Float, r: int, share: float,
     before: float | None, groups: str | None,
 ) -> tuple[str, ...]:  # fmt: skip
-    """Warnings of what the eraser does to new rows."""
+    """Warnings of the expected effect on new rows."""
     k = len(rows)
     split = (
         f"Folds keep the classes of {groups!r} together"
@@ -278,7 +278,7 @@ def _notes(
 
 def _report(
     label: str, name: VariableName, whole: ClassStatistics, support: Support,
-    covariances: Float, solution: Solution, coding: Coding,
+    covariances: Float, solution: ClassMaps, coding: Coding,
     differences: tuple[float | None, float | None], *, optimal: bool,
 ) -> Report:  # fmt: skip
     """Effect of the maps on the fitted rows; `differences` of class covariances in new rows."""

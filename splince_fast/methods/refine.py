@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from splince_fast._kernels.factor import STATUS_OK, Factor
 from splince_fast._solve.oblique import oblique
 from splince_fast._solve.options import MOST_PASSES, Options, is_integer
-from splince_fast._solve.ritz import Span
+from splince_fast._solve.ritz import Subspace
 from splince_fast.exceptions import InputError
+from splince_fast.moments.extra_passes import ExtraPasses
 from splince_fast.moments.factored import Factored, Statistics
-from splince_fast.moments.refine import Rereader
 from splince_fast.moments.snapshot import SketchSnapshot
 
 Float = NDArray[np.float64]
@@ -33,7 +33,7 @@ Float = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Refinement:
-    """A source to be read again, and how often.
+    """Source and number of the extra passes.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Refinement:
 
     @classmethod
     def of(cls, source: Any, passes: Any) -> Refinement | None:
-        """Check what a method was given; None where nothing is to be refined."""
+        """Check the arguments of a method; None without a source."""
         if not is_integer(passes) or not 1 <= passes <= MOST_PASSES:
             raise InputError(f"passes is {passes!r}; it must be an integer from 1 to {MOST_PASSES}")
         if source is None:
@@ -58,30 +58,30 @@ class Refinement:
         return cls(as_source(source), int(passes))
 
     def factor(
-        self, known: Statistics, span_z: Float, span_y: Float, options: Options
+        self, stats: Statistics, span_z: Float, span_y: Float, options: Options
     ) -> tuple[Factor, float]:
-        """The factor of the last pass, and by how much that lowered the distortion, relatively.
+        """The factor of the last pass, and the relative decrease of the distortion by it.
 
         Raises
         ------
         InputError
             The moments have a covariance, or are a snapshot; shrinkage; another source.
         """
-        if not isinstance(known, SketchSnapshot):
+        if not isinstance(stats, SketchSnapshot):
             raise InputError(
                 "refine= improves erasers of moments made with sketch_size=, which keep no "
                 "covariance; "
                 + (
                     "pass these moments, not a snapshot of them"
-                    if isinstance(known, Factored) and known.metric is not None
+                    if isinstance(stats, Factored) and stats.metric is not None
                     else "leave it out"
                 )
             )
         if options.shrinkage:
             raise InputError("refine= takes the covariance as it is; leave shrinkage= out")
-        rereader = Rereader(self.source, known, self.passes)
-        first = known.factored(options, known.share(options), None)
-        metric, sketch = known.metric, known.sketch
+        reader = ExtraPasses(self.source, stats, self.passes)
+        first = stats.factored(options, stats.share(options), None)
+        metric, sketch = stats.metric, stats.sketch
         inverse = first.inverse_scale
         spans = np.where(inverse > 0, np.concatenate([span_z, span_y]), 0.0)
         n_erased = len(span_z)
@@ -90,23 +90,23 @@ class Refinement:
             parts.append(spans * inverse**2)
         columns = np.concatenate(parts)
         k, signs = len(spans), sketch.signs.T * (inverse > 0.0)
-        images = rereader.images(columns)
+        images = reader.images(columns)
 
-        def change(span: Span) -> tuple[Factor, float]:
-            factor = span.factor(metric, first)
+        def change(subspace: Subspace) -> tuple[Factor, float]:
+            factor = subspace.factor(metric, first)
             solution = oblique(factor, spans[:n_erased], spans[n_erased:], options)
             return factor, solution.distortion if solution.status == STATUS_OK else np.inf
 
-        before = change(Span(columns[:k], images[:k]))[1]
+        before = change(Subspace(columns[:k], images[:k]))[1]
         columns = np.concatenate([columns, signs])
-        images = np.concatenate([images, sketch.images.T / known.weight])
-        span = Span(columns, images)
-        factor, after = change(span)
+        images = np.concatenate([images, sketch.images.T / stats.weight])
+        subspace = Subspace(columns, images)
+        factor, after = change(subspace)
         for _ in range(1, self.passes):
-            fresh = first.solve(np.ascontiguousarray(span.residual(spans) * (inverse > 0)))
+            fresh = first.solve(np.ascontiguousarray(subspace.residual(spans) * (inverse > 0)))
             columns = np.concatenate([columns, fresh])
-            images = np.concatenate([images, rereader.images(fresh)])
-            span, before = Span(columns, images), after
-            factor, after = change(span)
+            images = np.concatenate([images, reader.images(fresh)])
+            subspace, before = Subspace(columns, images), after
+            factor, after = change(subspace)
         gain = 1.0 - after / before if 0.0 < before < np.inf else 0.0
         return factor, max(0.0, gain)

@@ -131,8 +131,8 @@ def repair(
             "variable, or pass the direction to splince(keep=)"
         )
     names = names_of(keep, "keep")
-    with statistics(before) as known:
-        original = _Original(known.variances, [known.variable(name).copy() for name in names])
+    with statistics(before) as stats:
+        original = _Original(stats.variances, [stats.variable(name).copy() for name in names])
     with statistics(after) as erased:
         _check_width(len(erased.mean), len(original.variances))
         if erased.metric is not None:
@@ -164,7 +164,7 @@ def repair(
 
 
 class _Original(NamedTuple):
-    """What is read of the moments before erasing: (d,) variances, and the kept variables."""
+    """Statistics of the rows before erasing: (d,) variances, and the kept variables."""
 
     variances: Float
     variables: list[Variable]
@@ -198,14 +198,16 @@ def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
             f"before erasing: they differ by {abs(after.n_rows - before.n_rows):,}; {remedy}"
         )
     if isinstance(after, ClassSums) and isinstance(before, ClassSums):
-        order = np.array([before.places.get(key, -1) for key in after.places], np.intp)
+        order = np.array(
+            [before.position_by_key.get(key, -1) for key in after.position_by_key], np.intp
+        )
         there = order >= 0
         weights = np.where(there, before.weights[order], 0.0)
         ours, theirs = after.weights.sum(), before.weights.sum()
         close = np.isclose(weights, after.weights, rtol=_SAME_LABELS, atol=0.0)
         if close.all() and np.isclose(ours, theirs, rtol=_SAME_LABELS):
             sums = np.where(there[:, None], before.sums[order], 0.0)
-            # One set of weights for both spans: it decides which class is left out.
+            # The weights decide which class is left out: use the same for both spans.
             return spans.class_span(sums, after.weights)
         text = f"weigh {ours:g} and {theirs:g} in total"
         if not close.all():
@@ -216,7 +218,7 @@ def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
         )
     assert isinstance(after, ColumnSums)
     assert isinstance(before, ColumnSums)
-    before.merged(after.empty_like(), np.zeros(before.width), 1, name)  # refuses other columns
+    before.merged(after.empty_like(), np.zeros(before.width), 1, name)  # raises for other columns
     means, deviations = zip(
         *((v.reference + v.z_sum / v.weight, v.deviations()) for v in (after, before)), strict=True
     )
@@ -248,7 +250,7 @@ def _factor(erased: Statistics, deviations: Float, memory: Float | None) -> Fact
 
 def refuse_lost(
     found: Restoration, method: str, columns: list[LabelColumns],
-    remedy: str = "use an eraser that leaves a trace of it, such as splince(keep=)",
+    remedy: str = "use an eraser that keeps part of it, such as splince(keep=)",
 ) -> NoReturn:  # fmt: skip
     """Raise InfeasibleError with the combination of labels that the erased rows have lost."""
     assert found.lost is not None

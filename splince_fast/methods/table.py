@@ -25,7 +25,7 @@ Function: TypeAlias = Callable[..., Any]  # of an Eraser
 
 @dataclass(frozen=True)
 class Method:
-    """A way to make an eraser of moments.
+    """A method that makes an eraser of moments.
 
     Attributes
     ----------
@@ -72,9 +72,9 @@ class Method:
 
 def none(moments: Moments | Factored | Folds, *, erase: Selection) -> Projection:
     """The identity map, which erases nothing: the reference of comparisons."""
-    with statistics(moments.total if isinstance(moments, Folds) else moments) as known:
-        nothing = np.zeros((len(known.mean), 0))
-        return Projection(nothing, nothing, known.mean, method="none")
+    with statistics(moments.total if isinstance(moments, Folds) else moments) as stats:
+        empty = np.zeros((len(stats.mean), 0))
+        return Projection(empty, empty, stats.mean, method="none")
 
 
 METHODS = {
@@ -88,7 +88,7 @@ METHODS = {
 
 
 def key_of(name: str) -> str | None:
-    """The key that a spelling stands for; case, spaces, "-" and "_" do not count."""
+    """The key of a method name, ignoring case, spaces, "-" and "_"; None for an unknown one."""
     return {_plain(key): key for key in METHODS}.get(_plain(name))
 
 
@@ -97,7 +97,7 @@ def _plain(name: str) -> str:
 
 
 def method_of(method: str | Function | None, keep: object = None) -> Method:
-    """The method that a caller names.
+    """The table entry of a method.
 
     Parameters
     ----------
@@ -125,9 +125,9 @@ def method_of(method: str | Function | None, keep: object = None) -> Method:
             )
         found = METHODS[key]
     elif callable(method):
-        own = (known for known in METHODS.values() if known.function is method)
+        entries = (entry for entry in METHODS.values() if entry.function is method)
         name = getattr(method, "__name__", type(method).__name__)
-        found = next(own, Method(name, method))
+        found = next(entries, Method(name, method))
     else:
         raise InputError(
             f"method is {type(method).__name__}; it must be a name or a function of moments"

@@ -33,7 +33,7 @@ from splince_fast.moments.variables import KIND_OF_COLUMN, merged_variables
 
 Float = NDArray[np.float64]
 
-# Numbers below which new memory costs nothing.
+# Smaller arrays are allocated; larger ones borrow the work memory, which saves page faults.
 _SMALL = 1 << 16
 
 
@@ -42,9 +42,9 @@ class Batch:
     """Rows of an update with labels in terms of the state, and new names to register."""
 
     block: LabelledRows
-    variables: dict[VariableName, Variable]  # of its labels; some may be new
-    fresh: dict[VariableName, Any]  # what `learn` has to know
-    state: State  # may be new
+    variables: dict[VariableName, Variable]  # of its labels, new ones included
+    fresh: dict[VariableName, Any]  # arguments of `learn`
+    state: State  # new before the first rows
     learned: bool = False
 
 
@@ -69,7 +69,7 @@ class Accumulator:
         self.state: State | None = None
         self.variables: dict[VariableName, Variable] = {}
         self.buffer: Buffer | None = None
-        self.pairs = LabelTable()  # products of labels, where rows carry several
+        self.pairs = LabelTable()  # of rows with several labels
         self._work = Workspace() if work is None else work
 
     @property
@@ -89,12 +89,12 @@ class Accumulator:
         return self.buffer is not None and self.buffer.filled > 0
 
     @property
-    def unsettled(self) -> bool:
-        """Whether rows wait anywhere."""
+    def has_pending(self) -> bool:
+        """Whether reading would first merge rows."""
         return self.buffer is not None and self.buffer.filled > 0
 
-    def settle(self) -> None:
-        """Merge every row that waits."""
+    def merge_pending(self) -> None:
+        """Merge all waiting rows."""
         self.flush()
 
     @property
@@ -126,12 +126,12 @@ class Accumulator:
         UnknownVariableError
             No such variable was seen.
         """
-        # A list is searched: a tuple may hold what has no hash.
+        # In a list, as a tuple may hold unhashable items.
         if not isinstance(name, (str, tuple)) or name not in list(self.variables):
-            known = ", ".join(map(repr, self.variables)) or "none"
+            names = ", ".join(map(repr, self.variables)) or "none"
             hint = f"; Moments(joint=[{name!r}]) does it" if isinstance(name, tuple) else ""
             raise UnknownVariableError(
-                f"no variable {name!r} was accumulated; the variables are: {known}{hint}"
+                f"no variable {name!r} was accumulated; the variables are: {names}{hint}"
             )
         return self.variables[name]
 
@@ -151,7 +151,7 @@ class Accumulator:
         checked: bool = False,
         index: NDArray[np.intp] | None = None,
     ) -> None:
-        """Add rows with valid labels: full blocks where they lie, the rest by the buffer.
+        """Add rows with valid labels: full blocks in place, the others through the buffer.
 
         With `in_order` the rows of a block follow each other as they came, whatever the size of
         the updates that brought them: no rows overtake those that wait. With `checked` their
@@ -167,9 +167,8 @@ class Accumulator:
         n, width = rows.array.shape
         if index is not None:
             n = len(index)
-        known = self._work.capacities.get((width, rows.dtype))
-        capacity = self._reserve(width, rows.dtype) if known is None else known
-        # A single block that is merged at once is checked by its reduction, without another pass.
+        capacity = self._reserve(width, rows.dtype)
+        # The reduction of a single whole block checks its values.
         if not (checked or (rows.direct and n == capacity and not (in_order and self.waiting))):
             rows.check()
         batch = self._prepare(LabelledRows(rows.array, weight, {}, index), encoded)
@@ -188,13 +187,13 @@ class Accumulator:
                 try:
                     self.flush()
                 except BaseException:
-                    # The block stays as it was before these rows: they were not added.
+                    # Remove these rows from the buffer: they were not added.
                     buffer.filled -= stop - start
                     raise
             start = stop
 
     def append_row(self, X: NDArray[Any], labels: Any) -> bool:
-        """Append a single row (1, d) like the waiting ones, by a fast path.
+        """Append a single row (1, d) to waiting rows of the same dtype and variables.
 
         Returns
         -------
@@ -210,19 +209,20 @@ class Accumulator:
             codes[name] = variable.code_of(column, name) if type(variable) is ClassSums else -1
             if codes[name] < 0:
                 return False
-        parameters, buffer = self.parameters, self.buffer  # a label may have run other code
+        # Labels may call other code, which may update this object.
+        parameters, buffer = self.parameters, self.buffer
         if buffer is None or parameters.joint or not parameters.kinds.keys() <= codes.keys():
             return False
         return buffer.append_row(X, codes)
 
     def room(self, rows: Rows) -> int:
-        """How many such rows complete a block: those that wait have come before."""
+        """Number of such rows that complete a block, after the waiting ones."""
         if self.buffer is not None and self.buffer.filled:
             return self.buffer.room
         return self.parameters.capacity(rows.width, rows.dtype.itemsize)
 
     def _prepare(self, block: LabelledRows, encoded: Mapping[VariableName, Encoded]) -> Batch:
-        """Rows with labels in terms of the state; what is new stays in the batch."""
+        """Rows with labels in terms of the state; new variables and classes stay in the batch."""
         width = block.rows.shape[1]
         state = self.state
         if state is None:
@@ -256,18 +256,18 @@ class Accumulator:
         capacity = self._work.capacities.get((width, dtype))
         if capacity is None:
             capacity = self.parameters.capacity(width, dtype.itemsize)
-            threads.thread_count()  # so that a wrong setting is told at once
+            threads.thread_count()  # raises for an invalid setting
             self._work.reserve(capacity, width, dtype)
         return capacity
 
     def _buffer_for(self, width: int, dtype: np.dtype[Any]) -> Buffer:
-        """A buffer with room for a row of this dtype; what waits is widened or merged."""
+        """A buffer with room for a row of this dtype; waiting rows are widened or merged."""
         buffer = self.buffer
         if buffer is None:
             capacity = self.parameters.capacity(width, dtype.itemsize)
             return Buffer(capacity, width, dtype)
-        held = buffer.rows.dtype
-        if held == dtype or (held.itemsize > dtype.itemsize and buffer.filled):
+        current = buffer.rows.dtype
+        if current == dtype or (current.itemsize > dtype.itemsize and buffer.filled):
             return buffer
         capacity = self.parameters.capacity(width, dtype.itemsize)
         if buffer.filled >= capacity:
@@ -280,7 +280,7 @@ class Accumulator:
     # -- commit ----------------------------------------------------------------------------
 
     def _learn(self, batch: Batch) -> None:
-        """Register what the batch brings for the first time."""
+        """Register the new variables and classes of the batch."""
         for name, fresh in batch.fresh.items():
             variable = batch.variables[name]
             if fresh is not None:
@@ -375,10 +375,11 @@ class Accumulator:
 
     def check_like(self, other: Accumulator) -> None:
         """Raise IncompatibleMomentsError where the two cannot be combined."""
-        if self.width is not None and other.width is not None and self.width != other.width:
+        ours, theirs = self.width, other.width
+        if ours is not None and theirs is not None and ours != theirs:
             raise IncompatibleMomentsError(
-                f"moments of {self.width} features and of {other.width} features cannot be "
-                "combined; both must come from rows of the same embedding"
+                f"moments of {ours} features and of {theirs} features cannot be combined; both "
+                "must come from rows of the same embedding"
             )
         if other.state is not None and (
             self.parameters.ledoit_wolf != other.parameters.ledoit_wolf
@@ -389,7 +390,7 @@ class Accumulator:
             )
 
     def add(self, other: Accumulator) -> None:
-        """Add what another one saw, in place; no rows wait on either side."""
+        """Add the sums of another accumulator, in place; no rows wait on either side."""
         self.check_like(other)
         theirs = other.state
         if theirs is None:
@@ -430,7 +431,7 @@ class Accumulator:
                     f"cannot remove this part: more rows would carry the variable {name!r} than "
                     "are left, so it is not a part of the whole"
                 )
-            # Sums over classes are known to more digits than products in float32.
+            # Class sums have more digits than float32 products.
             constant = constant[~variable.varies(constant, state.mean_deviation, rounding)]
         if len(constant):
             state.second.clear(constant)
@@ -461,21 +462,19 @@ class Accumulator:
     def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
         """Give a class-coded variable the classes `order`, in that order; no rows wait."""
         if self.state is not None:
-            old = cast(
-                ClassSums, self.variables.get(name, ClassSums.without_rows(self.state.width))
-            )
+            old = cast(ClassSums, self.variables.get(name, ClassSums(self.state.width)))
             new = self.variables[name] = old.in_order(order)
             self.pairs.reorder(name, old, new)
 
     def restore(self, waiting: LabelledRows) -> None:
-        """Let rows wait whose labels are already in terms of this state."""
+        """Put rows into the buffer whose labels are already in terms of this state."""
         state = self.state
         if state is None:
             raise RuntimeError("rows wait for a state that does not exist")
         dtype = waiting.rows.dtype
         capacity = self.parameters.capacity(state.width, dtype.itemsize)
         blanks = {name: self.variables[name].blank for name in waiting.labels}
-        # Earlier versions let more rows wait than a block of today may have.
+        # Files of earlier versions may have more waiting rows than a block of today.
         self.buffer = Buffer(max(capacity, len(waiting)), state.width, dtype)
         self.buffer.append(waiting, blanks)
         if not self.buffer.room or len(self.buffer.rows) > capacity:
@@ -499,6 +498,6 @@ def sweep_of(asked: list[Request], n: int) -> tuple[NDArray[np.intp], int, Float
             values.append(request.values)
     values = values or [np.empty((0, n))]
     joined = values[0] if len(values) == 1 else np.concatenate(values)
-    if len(joined) < MATRIX_PRODUCT_FROM:  # the sweep goes along each
+    if len(joined) < MATRIX_PRODUCT_FROM:  # the kernel reads along rows
         joined = np.ascontiguousarray(joined)
     return stacked, n_sums, joined

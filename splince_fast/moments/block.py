@@ -1,4 +1,4 @@
-"""One block of rows reduced to its own moments, in work memory: it can fail without a trace."""
+"""Reduction of one block of rows to its own moments, in work memory; no state changes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels
-from splince_fast._runtime.arrays import ALL_ROWS, NO_WEIGHT, check_values
+from splince_fast._runtime.arrays import check_values
 from splince_fast.moments.gram import Centred, Gram, buffer_rows, part_rows
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
 
-# A shift may leave this multiple of a column's own sum of squares in its uncentred one.
+# Largest ratio of |mean - shift|^2 to the variance of a column, beyond which a second pass centres.
 _EXCESS = 4.0
 # At or above this many label columns, GEMM is faster than the fused loop.
 MATRIX_PRODUCT_FROM = 8
-_NO_VALUES = np.empty((0, 0))
 
 
 @dataclass(slots=True)
@@ -40,7 +39,7 @@ class Reduced:
     n_rows: int
     weight: float
     deviation: Float  # (d,)
-    residual: Float  # (d,): the block's mean less the shift that `shifted` is about
+    residual: Float  # (d,): mean of the block minus the shift of `shifted`
     # shifted^T shifted - weight residual residual^T is the scatter; that product is taken, or not:
     shifted: NDArray[Any] | None  # (m, d)
     product: NDArray[Any] | None  # (at least d, d), Fortran-ordered, of which the lower triangle
@@ -63,12 +62,9 @@ def sample_block(rows: NDArray[Any], weight: Float | None, index: Codes | None =
     index : (n,) intp, optional
         The n >= 1 rows of the block among them, in its order; all without it.
     """
-    n, d = len(rows) if index is None else len(index), rows.shape[1]
+    n = len(rows) if index is None else len(index)
     stride = math.ceil(n**0.5 / 4)
-    shift, spread = np.empty(d), np.empty(d)
-    given = NO_WEIGHT if weight is None else weight
-    where = ALL_ROWS if index is None else index
-    row_kernels.sample_columns(rows, where, given, stride, shift, spread)
+    shift, spread = row_kernels.sample_columns(rows, index, weight, stride)
     if weight is None:
         return Sample(shift, spread, float(-(-n // stride)), float(n))
     return Sample(shift, spread, float(weight[::stride].sum()), float(weight.sum()))
@@ -120,42 +116,38 @@ def reduce_block(
         As `check_values`.
     """
     n, d = len(rows) if index is None else len(index), rows.shape[1]
-    order, cell = np.empty(n, np.intp), np.empty(n, np.intp)
-    row_kernels.sort_by_cell(codes, n_codes, part_rows(d, rows.itemsize), order, cell)
     shift, whole = sample.shift, sample.whole
-    peak, total = np.empty(d), np.empty(d)
-    class_sums, products = np.empty((n_codes, d)), np.empty((len(values), d))
-    given = NO_WEIGHT if weight is None else weight
-    where = ALL_ROWS if index is None else index
-    by_matrix = len(values) >= MATRIX_PRODUCT_FROM
-    labels = (codes, order, cell, _NO_VALUES.reshape(0, n) if by_matrix else values)
-    sums = (peak, total, class_sums, products[:0] if by_matrix else products)
-    lightest, heaviest = (1.0, 1.0) if weight is None else (weight.min(), weight.max())
     offset = shift - reference
-    memory.reduce(rows, where, given, shift, offset, *labels, *sums)
-    verdict = row_kernels.judge_sweep(
-        shift, sample.spread, peak, total, whole, lightest, heaviest, n, _EXCESS
-    )
-    if verdict & row_kernels.SUSPECT:
+    by_matrix = len(values) >= MATRIX_PRODUCT_FROM
+    block = row_kernels.Block(
+        rows, index, weight, shift, offset, codes, n_codes, values[:0] if by_matrix else values,
+        part_rows(d, rows.itemsize),
+    )  # fmt: skip
+    lightest, heaviest = (1.0, 1.0) if weight is None else (weight.min(), weight.max())
+    memory.reduce(block)
+    weights = whole, lightest, heaviest
+    suspect, far, narrow = block.judge(sample.spread, *weights, _EXCESS)
+    if suspect:
         check_values(rows_of(rows, index, 0, n))
-    if verdict & row_kernels.FAR:
+    total = block.sums[0]
+    if far:
         shift += total / whole
-        offset = shift - reference
-        memory.reduce(rows, where, given, shift, offset, *labels, *sums)
-        verdict = row_kernels.judge_sweep(
-            shift, sample.spread, peak, total, whole, lightest, heaviest, n, np.inf
-        )
-    if rows.dtype == np.float32 and verdict & row_kernels.NEEDS_FLOAT64:
+        np.subtract(shift, reference, out=offset)
+        memory.reduce(block)
+        narrow = block.judge(sample.spread, *weights, np.inf)[2]
+    if rows.dtype == np.float32 and narrow:
         wide = rows_of(rows, index, 0, n).astype(np.float64)
         return reduce_block(
             wide, weight, sample_block(wide, weight), reference, codes, n_codes, values,
             Centred(np.empty((buffer_rows(n), d))),
         )  # fmt: skip
+    products = block.sums[2 + n_codes :]
     if by_matrix:
+        products = np.empty((len(values), d))
         add_products(rows, values, shift, offset, products, index)
     return Reduced(
         n, whole, total + whole * offset, total / whole, memory.shifted, memory.product,
-        class_sums, products,
+        block.sums[2 : 2 + n_codes], products,
     )  # fmt: skip
 
 

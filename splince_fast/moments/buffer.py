@@ -19,13 +19,13 @@ Float = NDArray[np.float64]
 
 _PART_BYTES = 1 << 20
 _FLOAT32 = np.dtype(np.float32)
-# The largest sum of squares of a row for which the check of values is known to pass.
+# Rows with a smaller sum of squares pass the check of values in every dtype.
 _LARGEST_SQUARES = 1e38
 
 
 @dataclass(slots=True)
 class LabelledRows:
-    """A run of rows with what is known of each: the unit that waits and is reduced."""
+    """Consecutive rows with their weights and labels."""
 
     rows: NDArray[Any]  # (m, d)
     weight: Float | None  # (n,), None for unit weights
@@ -53,7 +53,7 @@ class LabelledRows:
             out[...] = rows
         elif rows.dtype == out.dtype and rows.flags.c_contiguous and rows.flags.aligned:
             np.take(rows, index, axis=0, out=out, mode="clip")
-        else:  # by way of parts that a cache holds
+        else:  # in parts of the size of a cache
             step = max(1, _PART_BYTES // max(1, rows.shape[1] * rows.dtype.itemsize))
             for start in range(0, len(index), step):
                 part = index[start : start + step]
@@ -81,7 +81,7 @@ class Buffer:
         dtype: np.dtype[Any],
         empty: Callable[[int], Any] | None = None,
     ) -> None:
-        # `empty` allocates float64 numbers: in NumPy's memory, or in a tensor for torch's `dtype`.
+        # `empty` allocates float64 numbers as an array, or as a tensor where `dtype` is torch's.
         size = -(-capacity * width * dtype.itemsize // 8)
         self._memory: Float = np.empty(size) if empty is None else empty(size)
         self._width = width
@@ -95,7 +95,7 @@ class Buffer:
         return flat[: capacity * self._width].reshape(capacity, self._width)
 
     def offers(self, capacity: int, dtype: np.dtype[Any]) -> bool:
-        """Whether, empty, it can be a buffer of this size and dtype, and become one if so."""
+        """Give an empty buffer this capacity and dtype; False where its memory is too small."""
         if self.filled or self._memory.nbytes < capacity * self._width * dtype.itemsize:
             return False
         self.rows = self._view(capacity, dtype)
@@ -119,7 +119,7 @@ class Buffer:
         return wide
 
     def append(self, block: LabelledRows, blanks: dict[VariableName, Any]) -> None:
-        """Copy at most `room` rows in; they count from the last assignment on.
+        """Copy at most `room` rows in; `filled` changes last.
 
         Parameters
         ----------
@@ -136,20 +136,19 @@ class Buffer:
         elif self._weight is not None:
             self._weight[start:stop] = 1.0 if block.weight is None else block.weight
         for name, labels in block.labels.items():
-            known = self._labels.get(name)
-            if known is None:
-                shape = (capacity, *labels.shape[1:])
-                known = np.full(shape, blanks[name], labels.dtype)
-                self._labels[name] = known
-            known[start:stop] = labels
+            column = self._labels.get(name)
+            if column is None:
+                column = np.full((capacity, *labels.shape[1:]), blanks[name], labels.dtype)
+                self._labels[name] = column
+            column[start:stop] = labels
         if len(self._labels) > len(block.labels):
             for name in self._labels.keys() - block.labels.keys():
-                known = self._labels[name]
-                known[start:stop] = _blank(known)
+                column = self._labels[name]
+                column[start:stop] = _blank(column)
         self.filled = stop
 
     def append_row(self, X: NDArray[Any], codes: Mapping[VariableName, int]) -> bool:
-        """Append a row (1, d) whose class codes are those of every variable that waiting rows have.
+        """Append a row (1, d) with a class code for every variable of the waiting rows.
 
         Returns
         -------
@@ -179,7 +178,7 @@ class Buffer:
     def contents(self) -> LabelledRows:
         """The waiting rows, as views."""
         stop = self.filled
-        # A variable that only a failed append has brought is blank throughout.
+        # After a failed append a new variable may have only missing labels.
         labels = {name: labels[:stop] for name, labels in self._labels.items()}
         weight = None if self._weight is None else self._weight[:stop]
         return LabelledRows(self.rows[:stop], weight, labels)
@@ -189,9 +188,9 @@ class Buffer:
         self._weight = None
         self._labels.clear()
 
-    def forget(self, known: Any) -> None:
-        """Drop the labels of variables that are not `known`: those of a failed append."""
-        self._labels = {name: v for name, v in self._labels.items() if name in known}
+    def forget(self, registered: Any) -> None:
+        """Drop the labels of variables that are not registered, after a failed append."""
+        self._labels = {name: v for name, v in self._labels.items() if name in registered}
 
 
 def _blank(labels: Labels) -> float:
@@ -200,7 +199,7 @@ def _blank(labels: Labels) -> float:
 
 
 class Workspace:
-    """Memory in which blocks are reduced; solves borrow it meanwhile.
+    """Memory in which blocks are reduced; solves borrow it in between.
 
     Attributes
     ----------
@@ -222,7 +221,7 @@ class Workspace:
         return self._memory.nbytes + (0 if self.product is None else self.product.nbytes)
 
     def reserve(self, block_rows: int, width: int, dtype: np.dtype[Any]) -> None:
-        """Make room for blocks of this shape and dtype."""
+        """Allocate memory for blocks of this shape and dtype."""
         size = -(-buffer_rows(block_rows) * width * dtype.itemsize // 8)
         served = Gram.serves(block_rows, width, dtype)
         if served:
@@ -249,7 +248,7 @@ class Workspace:
 
     @contextmanager
     def borrowed(self, size: int) -> Iterator[Float]:
-        """Memory for `size` float64 numbers: this one if it is large enough and free, or new.
+        """Memory for `size` float64 numbers: this one if it is large enough and free, else new.
 
         Fresh memory for a large factorisation costs page faults, and the job its peak.
         """

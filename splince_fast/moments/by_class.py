@@ -19,7 +19,7 @@ from splince_fast.moments.variables import check_column
 
 Float: TypeAlias = NDArray[np.float64]
 
-# Classes, each with a matrix of d x d numbers and a block of rows.
+# Most classes: each has a d x d matrix and a block of rows.
 MOST_CLASSES = 64
 
 
@@ -38,8 +38,8 @@ class ClassAccumulator(Accumulator):
 
     @property
     def variables(self) -> dict[VariableName, Variable]:
-        """The variables of all rows; those of any part, where rows wait."""
-        if not self.unsettled:
+        """The variables of all rows; of all parts while rows wait."""
+        if not self.has_pending:
             return self._total
         return {name: v for part in self.parts.values() for name, v in part.variables.items()}
 
@@ -63,8 +63,8 @@ class ClassAccumulator(Accumulator):
         return any(part.waiting for part in self.parts.values())
 
     @property
-    def unsettled(self) -> bool:
-        """Whether rows wait, or the total is not that of the parts."""
+    def has_pending(self) -> bool:
+        """Whether rows wait, or the total lacks rows of the parts."""
         return not self._merged or self.waiting
 
     @property
@@ -73,10 +73,10 @@ class ClassAccumulator(Accumulator):
         own = sum(part.nbytes - self._work.nbytes for part in self.parts.values())
         return super().nbytes + own
 
-    def settle(self) -> None:
-        """Merge every row that waits, and the parts into the total."""
+    def merge_pending(self) -> None:
+        """Merge all waiting rows, and the parts into the total."""
         for part in self.parts.values():
-            part.settle()
+            part.merge_pending()
         total = Accumulator(self.parameters)
         for name in _sorted(self.parts):
             total.add(self.parts[name])
@@ -107,7 +107,7 @@ class ClassAccumulator(Accumulator):
                 f"by={self.parameters.by!r} has more than {MOST_CLASSES} classes, and each keeps a "
                 "d x d matrix; name a variable of fewer classes"
             )
-        for key, column in encoded.items():  # refuse before the first part is changed
+        for key, column in encoded.items():  # raise before any part changes
             for part in self.parts.values():
                 if key in part.variables:
                     check_column(part.variables[key], column, key)
@@ -126,7 +126,7 @@ class ClassAccumulator(Accumulator):
     def _classes_of(
         self, encoded: Mapping[VariableName, Encoded], n: int
     ) -> dict[ClassName | None, NDArray[np.intp]]:
-        """Numbers of the rows of each class; of None, those without a label."""
+        """Positions of the rows of each class; under None, of those without a label."""
         by = self.parameters.by
         column = encoded.get(by) if by is not None else None
         if column is None:
@@ -136,8 +136,8 @@ class ClassAccumulator(Accumulator):
                 f"by={by!r} names a continuous variable; pass its values as strings or integers, "
                 f"or kinds={{{by!r}: 'classes'}}"
             )
-        known = {class_key(name): name for name in self.parts if name is not None}
-        names = [known.get(class_key(name), name) for name in column.classes]
+        existing = {class_key(name): name for name in self.parts if name is not None}
+        names = [existing.get(class_key(name), name) for name in column.classes]
         found: dict[ClassName | None, NDArray[np.intp]] = {
             name: np.flatnonzero(column.codes == i) for i, name in enumerate(names)
         }
@@ -150,12 +150,12 @@ class ClassAccumulator(Accumulator):
         return part
 
     def add_part(self, name: ClassName | None, part: Accumulator) -> None:
-        """Take an accumulator for the rows of a class that has none yet."""
+        """Add an accumulator for the rows of a new class."""
         part._work = self._work
         self.parts[name], self._merged = part, False
 
     def append_row(self, X: NDArray[Any], labels: Any) -> bool:
-        """False: a single row takes the path of a block."""
+        """Return False: single rows are added by `update`."""
         return False
 
     def room(self, rows: Rows) -> int:
@@ -165,7 +165,7 @@ class ClassAccumulator(Accumulator):
     # -- algebra ---------------------------------------------------------------------------
 
     def add(self, other: Accumulator) -> None:
-        """Add the parts of another one; no rows wait on either side."""
+        """Add the parts of another accumulator; no rows wait on either side."""
         self.check_like(other)
         theirs = _parts_of(other)
         parts = dict(self.parts)
@@ -174,7 +174,7 @@ class ClassAccumulator(Accumulator):
             part.add(theirs[name])
             parts[name] = part
         self.parts, self._merged = parts, False
-        self.settle()
+        self.merge_pending()
 
     def without(self, part: Accumulator) -> Accumulator:
         """The rows that are left when a part is removed; no rows wait on either side."""
@@ -189,7 +189,7 @@ class ClassAccumulator(Accumulator):
                 )
         for name, own in self.parts.items():
             result.parts[name] = own.without(theirs[name]) if name in theirs else own.copy()
-        result.settle()
+        result.merge_pending()
         return result
 
     def copy(self) -> ClassAccumulator:
@@ -223,7 +223,7 @@ def rows_of(column: Encoded, chosen: NDArray[np.intp]) -> Encoded:
 
 
 def _present(column: Encoded) -> Encoded:
-    """A column without the classes that none of its rows has."""
+    """A column with only those classes that its rows have."""
     if not isinstance(column, ClassCodes):
         return column
     codes = column.codes
@@ -241,17 +241,17 @@ def class_of(part: Accumulator, by: str) -> ClassName | None:
     variable = part.variables.get(by)
     if not isinstance(variable, ClassSums):
         return None
-    # More than one name after `sort_classes`: then rows of one of them have been merged.
+    # Several names only after `sort_classes`, when their rows have been merged.
     return variable.names[int(np.argmax(variable.tensors()["rows"]))]
 
 
 def _parts_of(other: Accumulator) -> dict[ClassName | None, Accumulator]:
-    assert isinstance(other, ClassAccumulator)  # parameters are compared before
+    assert isinstance(other, ClassAccumulator)  # the caller has compared the parameters
     return other.parts
 
 
 def _sorted(parts: Mapping[ClassName | None, Accumulator]) -> list[ClassName | None]:
-    """Names in an order that depends on them alone; rows without a label come first."""
+    """Sorted names; None, for rows without a label, comes first."""
     return sorted(
         parts, key=lambda name: ("", "") if name is None else ("a", repr(class_key(name)))
     )

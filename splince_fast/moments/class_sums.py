@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels, spans
-from splince_fast._runtime.arrays import NO_WEIGHT
 from splince_fast._runtime.files import check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, class_key, names_from_json, names_to_json
@@ -24,30 +23,32 @@ Int = NDArray[np.int64]
 class ClassSums(Variable):
     """Sums per class. Arrays grow along their first axis when rows of new classes are added."""
 
-    __slots__ = ("_begun", "_looked_up", "_names", "_places", "rows", "sums", "weights", "width")
+    __slots__ = (
+        "_begun", "_looked_up", "_names", "_positions", "rows", "sums", "weights", "width",
+    )  # fmt: skip
 
     kind = "classes"
     blank = -1
 
     def __init__(
-        self, width: int, names: list[ClassName], rows: Int, weights: Float, sums: Float
+        self,
+        width: int,
+        names: Sequence[ClassName] = (),
+        rows: Int | None = None,
+        weights: Float | None = None,
+        sums: Float | None = None,
     ) -> None:
+        k = len(names)
         self.width = width
-        self._names: list[ClassName] = []
-        self._places: dict[Any, int] = {}
-        self.rows = rows
-        self.weights = weights
-        self.sums = sums
-        # The classes that the last block declared, and their positions, -1 behind them; the same
-        # of a block that brings new names, with these, until they are learned.
+        self._names = list(names)
+        self._positions: dict[Any, int] = {}
+        self.rows = np.zeros(k, np.int64) if rows is None else rows
+        self.weights = np.zeros(k) if weights is None else weights
+        self.sums = np.zeros((k, width)) if sums is None else sums
+        # The classes that the last block declared, and their positions, followed by -1; the same
+        # for a block with new classes, and these, until `learn` adds them.
         self._looked_up: tuple[tuple[ClassName, ...], Codes] | None = None
         self._begun: tuple[tuple[ClassName, ...], Codes, list[ClassName]] | None = None
-        self.learn(names)
-
-    @classmethod
-    def without_rows(cls, width: int) -> ClassSums:
-        """No classes yet."""
-        return cls(width, [], np.zeros(0, np.int64), np.zeros(0), np.zeros((0, width)))
 
     @property
     def names(self) -> list[ClassName]:
@@ -55,23 +56,23 @@ class ClassSums(Variable):
         return self._names.copy()
 
     @property
-    def places(self) -> dict[Any, int]:
-        """Positions by class key, in their order.
+    def position_by_key(self) -> dict[Any, int]:
+        """Position of each class in the sums, by class key.
 
-        Made when a name is looked up for the first time: declared classes may be many.
+        Made on the first look-up: a column may declare many classes that never occur.
         """
-        places, names = self._places, self._names
-        if len(places) < len(names):
-            # Whole before it is kept: several threads may read.
-            places = dict(zip(_keys(names), range(len(names)), strict=True))
-            self._places = places
-        return places
+        positions, names = self._positions, self._names
+        if len(positions) < len(names):
+            # Complete before it is assigned: several threads may read.
+            positions = dict(zip(_keys(names), range(len(names)), strict=True))
+            self._positions = positions
+        return positions
 
     # -- filling ---------------------------------------------------------------------------
 
     @classmethod
     def new(cls, width: int, column: ClassCodes) -> ClassSums:
-        return cls.without_rows(width)
+        return cls(width)
 
     @staticmethod
     def is_blank(column: ClassCodes) -> bool:
@@ -80,10 +81,10 @@ class ClassSums(Variable):
     def begin(
         self, column: ClassCodes, name: object
     ) -> tuple[Codes | None, list[ClassName] | None]:
-        classes, known = column.classes, len(self._names)
+        classes, n_known = column.classes, len(self._names)
         if not classes:
             return None, None
-        if known and type(self._names[0]) is not type(classes[0]):
+        if n_known and type(self._names[0]) is not type(classes[0]):
             first = self._names[0]
             raise LabelError(
                 f"the classes of {name!r} were of type {type(first).__name__} in earlier "
@@ -95,38 +96,39 @@ class ClassSums(Variable):
             # Equal tuples of joint classes may hold True in place of 1.
             if before is classes or (before == classes and type(classes[0]) is not tuple):
                 return lookup.take(column.codes, mode="wrap"), None
-        # -1, a missing label, picks the last entry.
+        # Code -1, a missing label, selects the last entry.
         lookup = np.full(len(classes) + 1, -1, np.intp)
-        if known:
-            found = map(self.places.get, _keys(classes), repeat(-1))
-            lookup[:-1] = np.fromiter(found, np.intp, len(classes))
+        if n_known:
+            positions = map(self.position_by_key.get, _keys(classes), repeat(-1))
+            lookup[:-1] = np.fromiter(positions, np.intp, len(classes))
         unknown = np.flatnonzero(lookup[:-1] < 0)
-        lookup[unknown] = np.arange(known, known + len(unknown))
-        fresh = [classes[i] for i in unknown.tolist()] if known else list(classes)
-        if fresh:
-            self._begun = classes, lookup, fresh
+        lookup[unknown] = np.arange(n_known, n_known + len(unknown))
+        new_classes = [classes[i] for i in unknown.tolist()] if n_known else list(classes)
+        if new_classes:
+            self._begun = classes, lookup, new_classes
         else:
             self._looked_up = classes, lookup
-        return lookup.take(column.codes, mode="wrap"), fresh or None
+        return lookup.take(column.codes, mode="wrap"), new_classes or None
 
-    def learn(self, fresh: list[ClassName]) -> None:
-        places, start = self._places, self.n_columns
-        self._names += fresh
-        if start and len(places) == start:
-            places.update(zip(_keys(fresh), range(start, start + len(fresh)), strict=True))
-        if self._begun is not None and self._begun[2] is fresh:
+    def learn(self, new_names: list[ClassName]) -> None:
+        positions, start = self._positions, len(self._names)
+        self._names += new_names
+        if start and len(positions) == start:
+            added = range(start, start + len(new_names))
+            positions.update(zip(_keys(new_names), added, strict=True))
+        if self._begun is not None and self._begun[2] is new_names:
             self._looked_up = self._begun[:2]
         self._begun = None
 
     def code_of(self, column: Any, name: str) -> int:
-        """Code of the only label of a column: of a known class, or declared as the last block's.
+        """Code of the single label of a column, if its class is registered.
 
         -1 for a column of any other kind or length, and for a missing label.
         """
         if type(column) is np.ndarray:
             if column.shape != (1,) or column.dtype.kind not in "biuU":
                 return -1
-            return self.places.get(class_key(column.item()), -1)
+            return self.position_by_key.get(class_key(column.item()), -1)
         declared = read_declared(column, name)
         if declared is None or self._looked_up is None or len(declared.data) != 1:
             return -1
@@ -134,28 +136,23 @@ class ClassSums(Variable):
         return int(lookup[declared.data[0]]) if declared.categories is classes else -1
 
     def ask(self, labels: Codes, weight: Float | None) -> Request:
-        # Sums are kept only for the classes that occur; code -1 is not counted.
-        codes, present, rows = np.empty((3, len(labels)), np.intp)
-        weights = np.empty(len(labels))
-        given = NO_WEIGHT if weight is None else weight
-        n_present, size = row_kernels.count_classes(
-            labels, given, len(self._names), codes, present, rows, weights
+        # Only classes that occur take part; code -1 is not counted.
+        codes, present, rows, weights, size = row_kernels.count_classes(
+            labels, weight, len(self._names)
         )
-        present, rows, weights = present[:n_present], rows[:n_present], weights[:n_present]
-        # Room for every class, made before anything is added to any variable.
-        room = size - len(self.rows)
-        grown = None
-        if room > 0:
-            grown = self._padded(size)
-        return Request(codes, n_present, None, (present, rows, weights, grown))
+        # Allocate before mutating: memory for every class.
+        grown = self._padded(size) if size > len(self.rows) else None
+        return Request(codes, len(present), None, (present, rows, weights, grown))
 
     def commit(self, request: Request, class_sums: Float, products: Float) -> None:
         present, rows, weights, grown = request.kept
         if grown is not None:
             self.rows, self.weights, self.sums = grown
-        row_kernels.add_classes(
-            self.rows, self.weights, self.sums, present, rows, weights, class_sums
-        )
+        classes = zip(present.tolist(), rows.tolist(), weights.tolist(), class_sums, strict=True)
+        for c, n, weight, added in classes:
+            self.rows[c] += n
+            self.weights[c] += weight
+            self.sums[c] += added
 
     def moved(self, step: Float) -> ClassSums:
         other = self.copy()
@@ -165,11 +162,11 @@ class ClassSums(Variable):
     # -- algebra ---------------------------------------------------------------------------
 
     def empty_like(self) -> ClassSums:
-        return self.without_rows(self.width)
+        return ClassSums(self.width)
 
     def copy(self) -> ClassSums:
         return ClassSums(
-            self.width, self.names, self.rows.copy(), self.weights.copy(), self.sums.copy()
+            self.width, self._names, self.rows.copy(), self.weights.copy(), self.sums.copy()
         )
 
     def scale(self, factor: float) -> None:
@@ -179,34 +176,38 @@ class ClassSums(Variable):
     def merged(self, other: Variable, shift: Float, sign: int, name: object) -> ClassSums:
         refuse_other_kind(name, self, other)
         other = cast(ClassSums, other)
-        theirs = other.names
-        if self._names and theirs:
-            known = self._names[0]
-            if type(known) is not type(theirs[0]):
-                raise IncompatibleMomentsError(
-                    f"the classes of {name!r} are of type {type(known).__name__} on one side and "
-                    f"{type(theirs[0]).__name__} on the other; use one type throughout"
-                )
-        fresh = [c for c in theirs if class_key(c) not in self.places]
-        if sign < 0 and fresh:
+        ours, theirs = self._names, other._names
+        if ours and theirs and type(ours[0]) is not type(theirs[0]):
             raise IncompatibleMomentsError(
-                f"cannot remove a part whose variable {name!r} has the class {fresh[0]!r}, "
-                "which the whole never saw: it is not a part of it"
+                f"the classes of {name!r} are of type {type(ours[0]).__name__} on one side and "
+                f"{type(theirs[0]).__name__} on the other; use one type throughout"
             )
         result = self.copy()
-        result.learn(fresh)
+        # Equal tuples of joint classes may hold True in place of 1.
+        same = theirs == ours and not (ours and type(ours[0]) is tuple)
+        if not same:
+            known = self.position_by_key
+            new_names = [
+                c for c, key in zip(theirs, _keys(theirs), strict=True) if key not in known
+            ]
+            if sign < 0 and new_names:
+                raise IncompatibleMomentsError(
+                    f"cannot remove a part whose variable {name!r} has the class "
+                    f"{new_names[0]!r}, which the whole never saw: it is not a part of it"
+                )
+            result.learn(new_names)
         result.rows, result.weights, result.sums = result._padded()
-        where = result.positions(theirs)
+        where = slice(None) if same else result.positions(theirs)
         rows, weights, sums = other._padded()
         result.rows[where] += sign * rows
         result.weights[where] += sign * weights
         result.sums[where] += sign * (sums + weights[:, None] * shift)
         if sign < 0:
-            result._refuse_no_part(name)
+            result._check_part(name)
         return result
 
-    def _refuse_no_part(self, name: object) -> None:
-        """Raise IncompatibleMomentsError where more was removed than was there."""
+    def _check_part(self, name: object) -> None:
+        """Raise IncompatibleMomentsError where a removal left negative sums."""
         if (self.rows < 0).any():
             worst = self.names[int(np.argmin(self.rows))]
             raise IncompatibleMomentsError(
@@ -231,20 +232,15 @@ class ClassSums(Variable):
         self.sums[:, features] = np.outer(self.weights, gap[features])
 
     def positions(self, names: list[ClassName]) -> NDArray[np.intp]:
-        """Where classes that are all known stand in the order of the sums."""
-        return np.array([self.places[key] for key in _keys(names)], np.intp)
+        """Positions of known classes in the order of the sums."""
+        positions = self.position_by_key
+        return np.array([positions[key] for key in _keys(names)], np.intp)
 
     def in_order(self, names: list[ClassName]) -> ClassSums:
         """The same sums with their classes in this order, which may name classes without rows."""
-        result = self.without_rows(self.width)
-        result.learn(names)
-        result.rows, result.weights, result.sums = result._padded()
-        rows, weights, sums = self._padded()
-        for name, position in zip(self.names, range(len(rows)), strict=True):
-            there = result.places[class_key(name)]
-            result.rows[there] = rows[position]
-            result.weights[there] = weights[position]
-            result.sums[there] = sums[position]
+        result = ClassSums(self.width, names)
+        where = result.positions(self._names)
+        result.rows[where], result.weights[where], result.sums[where] = self._padded()
         return result
 
     # -- reading ---------------------------------------------------------------------------
@@ -283,16 +279,16 @@ class ClassSums(Variable):
     # -- storing ---------------------------------------------------------------------------
 
     def _padded(self, size: int | None = None) -> tuple[Int, Float, Float]:
-        """The sums with zeros for the classes that only waiting rows have, or for `size` classes.
+        """The sums, with zeros for the classes that only waiting rows have, or for `size` classes.
 
-        Memory that nobody writes to is none: most of many declared classes may never occur.
+        Zeros that are never written to take no memory: most declared classes may never occur.
         """
-        size = self.n_columns if size is None else size
+        size = len(self._names) if size is None else size
         if size == len(self.rows):
             return self.rows, self.weights, self.sums
         padded = np.zeros(size, np.int64), np.zeros(size), np.zeros((size, self.width))
-        for to, known in zip(padded, (self.rows, self.weights, self.sums), strict=True):
-            to[: len(known)] = known
+        for target, source in zip(padded, (self.rows, self.weights, self.sums), strict=True):
+            target[: len(source)] = source
         return padded
 
     def tensors(self) -> dict[str, NDArray[Any]]:

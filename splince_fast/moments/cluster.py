@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from splince_fast.moments.moments import Moments
     from splince_fast.moments.stream import Run
 
-# A state has 8 d^2 bytes; groups of 16 d rows read at least 64 d^2 in float32.
+# A state takes 8 d^2 bytes; 16 d rows take 64 d^2 in float32, so that sending states is cheap.
 _ROWS_PER_FEATURE = 16
 _GROUP_BYTES = 1 << 29
 _FAN_IN = 4
@@ -63,7 +63,7 @@ def check(client: Any, source: Source) -> None:
 
 
 def groups_of(source: Source, position: int, width: int) -> Iterator[Group]:
-    """Groups of consecutive blocks behind block number `position`."""
+    """Groups of consecutive blocks from block number `position` on."""
     sizes = source.block_sizes()
     assert sizes is not None
     per_row = (source.nbytes or 0) / (source.n_rows or 1)
@@ -93,7 +93,7 @@ def state_of(
             for block in part if values is None else part.filled(values):
                 moments.update(block.X, block.labels, sample_weight=block.sample_weight)
             with moments._locked():
-                pass  # merges the rows that wait
+                pass  # merge waiting rows
     except Exception as error:
         error.add_note(f"while {what} were accumulated")
         raise
@@ -103,12 +103,12 @@ def state_of(
 def state_of_file_blocks(
     kind: type[Moments], source: Source, first: int, stop: int, like: dict[str, Any], what: str
 ) -> Moments:
-    """As `state_of`, for a source that came as a whole."""
+    """As `state_of`, for a source that is sent as a whole."""
     return state_of(kind, islice(source.iter_from(first), stop - first), like, what)
 
 
 def merged(states: list[Moments]) -> Moments:
-    """The sum of states, which are left as they are."""
+    """(new) sum of states."""
     total = states[0].copy()
     for state in states[1:]:
         total += state
@@ -122,7 +122,7 @@ def digest_of(part: Any, parameters: Parameters, values: Any = None) -> str:
 
 
 def digest_of_file_block(source: Source, number: int, parameters: Parameters) -> str:
-    """As `digest_of`, for a source that came as a whole."""
+    """As `digest_of`, for a source that is sent as a whole."""
     return digest_of(source.iter_from(number), parameters)
 
 
@@ -137,7 +137,7 @@ class _Engine:
         self._kind, self._like = type(target), target._arguments()
         self._handle: Any = None
         if not hasattr(source, "part"):
-            # Loaded by a task, not scattered: what a lost worker had is made again.
+            # Loaded by a task rather than scattered: tasks of lost workers run again.
             packed = _packed(source)
             self._handle = client.submit(pickle.loads, packed, pure=False, retries=_RETRIES)
 
@@ -145,7 +145,7 @@ class _Engine:
         return self._client.submit(function, *arguments, pure=False, retries=_RETRIES)
 
     def _part(self, first: int, stop: int) -> tuple[Any, Any]:
-        """A part, and values: futures of chunks that the cluster holds; others the task makes."""
+        """A part of the source, and futures of those of its chunks that are on the cluster."""
         futures_of = require("distributed", "dask").futures_of
         part = self._source.part(first, stop)  # type: ignore[attr-defined]
         lazy = list(part.lazy)
@@ -194,7 +194,7 @@ def _packed(source: Source) -> bytes:
 
 
 def fold(run: Run, source: Source, client: Any, bar: Any, write_if_due: Any) -> None:
-    """Add every block that `run` lacks, wave by wave, in order."""
+    """Add every block that is not in `run` yet, wave by wave, in order."""
     engine = _Engine(client, source, run.target)
     width = source.n_features
     if width is None:

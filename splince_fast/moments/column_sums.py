@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels, spans
-from splince_fast._runtime.arrays import NO_WEIGHT
 from splince_fast._runtime.files import check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
 from splince_fast.labels import Columns
@@ -25,7 +24,7 @@ from splince_fast.moments.variable import Request, Variable, denominator, refuse
 
 Float = NDArray[np.float64]
 
-# Squares of larger labels leave the range of float64 when they are summed.
+# Sums of squares of larger labels overflow float64.
 _LARGEST = 1e140
 
 
@@ -56,7 +55,7 @@ class ColumnSums(Variable):
         self.names = names
         self._n_rows = n_rows
         self._weight = weight
-        self.reference = reference  # (k,); arbitrary until there are rows
+        self.reference = reference  # (k,); arbitrary before the first rows
         self.x_sum = x_sum  # (d,)
         self.z_sum = z_sum  # (k,)
         self.products = products  # (k, d)
@@ -114,7 +113,7 @@ class ColumnSums(Variable):
         reference = self.reference
         if not self._n_rows and n_present:
             shown = labels[~missing]
-            # About the first of them, so that a constant column has exactly its value.
+            # Relative to the first value, so that a constant column has exactly its value.
             reference = shown[0] + (w[~missing] @ (shown - shown[0])) / w.sum()
         codes = indicator_codes(labels) if k >= MATRIX_PRODUCT_FROM else None
         if codes is not None:
@@ -216,7 +215,7 @@ class ColumnSums(Variable):
         return result
 
     def _refuse_other_columns(self, other: ColumnSums, sign: int, name: object) -> None:
-        """Raise IncompatibleMomentsError where the two sides cannot be of the same columns."""
+        """Raise IncompatibleMomentsError where the columns of the two sides differ."""
         if self.n_columns != other.n_columns:
             raise IncompatibleMomentsError(
                 f"the variable {name!r} has {self.n_columns} columns on one side and "
@@ -234,7 +233,7 @@ class ColumnSums(Variable):
             )
 
     def _settle(self, whole: ColumnSums) -> None:
-        """After a removal: a variance of no more than its rounding is exactly 0.
+        """Set variances that are rounding to exactly 0, after a removal.
 
         About the value itself: far from the reference point the square of the mean hides it.
         """
@@ -273,7 +272,7 @@ class ColumnSums(Variable):
 
     @property
     def unnamed(self) -> bool:
-        """Whether the columns have no names but their numbers."""
+        """Whether the names of the columns are their numbers."""
         return _unnamed(self.names)
 
     @property
@@ -358,12 +357,12 @@ def _unnamed(names: list[str]) -> bool:
 
 Codes = NDArray[np.intp]
 
-# Rows that are looked at together.
+# Rows per step.
 _PART_ROWS = 256
 
 
 class Indicators:
-    """The indicators of a block about a reference point t, and room for their sums.
+    """The indicators of a block about a reference point t, with memory for their sums.
 
     Parameters
     ----------
@@ -383,18 +382,12 @@ class Indicators:
     """
 
     def __init__(self, codes: Codes, weight: Float | None, reference: Float, width: int) -> None:
-        n, k = len(codes), len(reference)
-        self.codes, present, rows = np.empty((3, n), np.intp)
-        weights = np.empty(n)
-        given = NO_WEIGHT if weight is None else weight
-        self.n_classes, _ = row_kernels.count_classes(
-            codes, given, k + 1, self.codes, present, rows, weights
+        k = len(reference)
+        self.codes, self._present, _, self._weights, _ = row_kernels.count_classes(
+            codes, weight, k + 1
         )
-        self._reference = reference
-        c = self.n_classes
-        self._present, self._rows, self._weights = present[:c], rows[:c], weights[:c]
-        # The last class has the rows of zeros.
-        self._class_rows, self._class_weights = np.zeros(k + 1, np.int64), np.zeros(k + 1)
+        self.n_classes, self._reference = len(self._present), reference
+        # The last class collects the rows of zeros.
         self._products = np.zeros((k + 1, width))
         self._total = np.empty(width)
 
@@ -405,7 +398,7 @@ class Indicators:
         weights, whole = counted[:-1], float(self._weights.sum())
         half = np.outer(t, weights - 0.5 * whole * t)
         squares = -(half + half.T)
-        # A sum of what is not negative, and exactly 0 for a constant column.
+        # A sum of non-negative terms, exactly 0 for a constant column.
         np.fill_diagonal(squares, weights * (1.0 - t) ** 2 + (whole - weights) * t**2)
         return weights - whole * t, squares
 
@@ -421,16 +414,14 @@ class Indicators:
         np.sum(class_sums, axis=0, out=total)
         np.multiply(self._reference[:, None], total, out=products[:-1])
         np.negative(products[:-1], out=products[:-1])
-        row_kernels.add_classes(
-            self._class_rows, self._class_weights, products, self._present, self._rows,
-            self._weights, class_sums,
-        )  # fmt: skip
+        for c, added in zip(self._present.tolist(), class_sums, strict=True):
+            products[c] += added
         products[-1] = total
         return products
 
 
 def indicator_codes(labels: Float) -> Codes | None:
-    """The column that is 1 in each row, k in rows of zeros; None if the labels are anything else.
+    """Number of the column that is 1 in each row, k in rows of zeros; None unless rows are such.
 
     Parameters
     ----------

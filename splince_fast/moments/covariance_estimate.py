@@ -36,14 +36,14 @@ from splince_fast.moments.variable import Variable
 
 Float = NDArray[np.float64]
 
-# Columns of labels may take this share of the sampled rows.
+# Most label columns per sampled row.
 _SHARE_OF_LABELS = 0.1
-# A variance of all rows this many times that of the sample, or less by it, beyond so many
-# standard errors of a Gaussian one, is told.
+# Ratio between the variances of all rows and of the sample, and Gaussian standard errors of their
+# difference, beyond both of which a warning is raised.
 _FACTOR, _ERRORS = 2.0, 6.0
-# Standard errors of a Gaussian variance from which on a feature counts as missed by the sample.
+# Gaussian standard errors of a variance from which the sample misrepresents a feature.
 _BEYOND_CHANCE = 4.0
-# Of correlations with labels, whose sums are of rows that are rounded themselves.
+# Rounding of correlations with labels: the rows are rounded, too.
 _ROUNDINGS = 64.0
 
 
@@ -116,23 +116,23 @@ class Sampled:
         return least + rest * excess, rest * excess / least if least else 0.0
 
 
-def refuse_few(held: SampledAccumulator) -> None:
+def refuse_few(sampled: SampledAccumulator) -> None:
     """Raise NotEnoughDataError below 4 sampled rows for each feature that varies."""
-    _refuse_below(held, LEAST_ROWS * int(np.count_nonzero(held.seen().second.diagonal())))
+    _refuse_below(sampled, LEAST_ROWS * int(np.count_nonzero(sampled.seen().second.diagonal())))
 
 
-def _refuse_below(held: SampledAccumulator, needed: int) -> None:
-    rows, state = held.sample.rows.n_rows, held.seen()
+def _refuse_below(sampled: SampledAccumulator, needed: int) -> None:
+    rows, state = sampled.sample.rows.n_rows, sampled.seen()
     if rows < needed:
         raise NotEnoughDataError(
             f"the covariance of {state.width} features rests on {rows:,} sampled rows of "
-            f"{state.n_rows:,} (subsample={held.parameters.subsample:g}), and {needed:,} are "
+            f"{state.n_rows:,} (subsample={sampled.parameters.subsample:g}), and {needed:,} are "
             f"needed: {LEAST_ROWS} for each feature that varies. Accumulate with a larger "
             "subsample= (1 takes all rows), add rows, or pass shrinkage='oas'"
         )
 
 
-def sampled_covariance(held: SampledAccumulator) -> tuple[Float, Sampled]:
+def sampled_covariance(sampled: SampledAccumulator) -> tuple[Float, Sampled]:
     """M of a settled accumulator, (d, d) Fortran-ordered, its lower triangle meaningful.
 
     Raises
@@ -147,28 +147,30 @@ def sampled_covariance(held: SampledAccumulator) -> tuple[Float, Sampled]:
     """
     import scipy.linalg.blas
 
-    _refuse_below(held, 2)
-    state, sample = held.seen(), held.sample
+    _refuse_below(sampled, 2)
+    state, sample = sampled.seen(), sampled.sample
     inner, effective = sample.rows.seen(), sample.effective
     variances = state.second.diagonal() / state.weight
     whole = inner.scatter / inner.weight
-    names = _explaining(held, effective)
+    names = _explaining(sampled, effective)
+    aligned = {
+        name: _aligned(sample.rows.variables.get(name), sampled.variables[name]) for name in names
+    }
     own = _explained(
-        {name: _aligned(sample.rows.variables.get(name), held.variables[name]) for name in names},
-        sample.labels, inner.weight, names, state.width,
+        aligned, sample.labels, inner.weight, names, state.width,
     )  # fmt: skip
-    explained = _explained(held.variables, sample.all_labels, state.weight, names, state.width)
+    explained = _explained(sampled.variables, sample.all_labels, state.weight, names, state.width)
     of_sample = np.diagonal(whole).copy()
     syrk = scipy.linalg.blas.dsyrk
     degrees = effective / max(1.0, effective - len(own))
     matrix = whole if not len(own) else syrk(-1.0, own.T, 1.0, whole, lower=1, overwrite_c=1)
     matrix *= degrees
     chance = _BEYOND_CHANCE * (2.0 / effective) ** 0.5
-    undetermined = _undetermined(held, matrix, variances, explained)
+    undetermined = _undetermined(sampled, matrix, variances, explained)
     if len(explained):
         matrix = syrk(1.0, explained.T, 1.0, matrix, lower=1, overwrite_c=1)
     diagonal = np.einsum("ii->i", matrix)
-    # Less than that is chance: to add it, too, would shrink directions of small variance.
+    # Smaller differences are chance: correcting them would shrink directions of small variance.
     missing = variances - diagonal
     missing[missing <= chance * diagonal] = 0.0
     missing[undetermined] = np.maximum(missing, chance * variances)[undetermined]
@@ -184,9 +186,9 @@ def sampled_covariance(held: SampledAccumulator) -> tuple[Float, Sampled]:
 
 
 def _undetermined(
-    held: SampledAccumulator, matrix: Float, variances: Float, explained: Float
+    sampled: SampledAccumulator, matrix: Float, variances: Float, explained: Float
 ) -> NDArray[np.intp]:
-    """Features that the others determine in the sample, about the labels, but not in all rows.
+    """Features that are combinations of others in the sample, but not in all rows.
 
     Two words may have come together in every sampled row, and apart in others. W has no variance
     along their difference then, and R R^T as much as the labels say of it: the labels would seem
@@ -202,15 +204,15 @@ def _undetermined(
     """
     import scipy.linalg
 
-    inner, alive = held.sample.rows.seen(), variances > 0
+    inner, alive = sampled.sample.rows.seen(), variances > 0
     nothing = np.empty(0, np.intp)
     n_alive = int(np.count_nonzero(alive))
-    if not len(explained) or held.sample.rows.n_rows < LEAST_ROWS * n_alive:
+    if not len(explained) or sampled.sample.rows.n_rows < LEAST_ROWS * n_alive:
         return nothing
     units = 1.0 / np.sqrt(np.where(alive, variances, np.inf))
 
     def scaled() -> Float:
-        """(new) W in units of deviations, 1 for what is constant."""
+        """(new) W in units of deviations; the unit of a constant feature is 1."""
         own = np.array(matrix, order="F")
         own *= units
         own *= units[:, None]
@@ -224,20 +226,20 @@ def _undetermined(
         return nothing
     factor, order, rank, _ = lapack.dpstrf(scaled(), tol=tolerance, lower=1, overwrite_a=1)
     order -= 1
-    told = (explained * units)[:, order]
+    projected = (explained * units)[:, order]
     shares = scipy.linalg.solve_triangular(
         factor[:rank, :rank], factor[rank:, :rank].T, lower=True, trans=1
     )
-    told = np.linalg.norm(told[:, rank:] - told[:, :rank] @ shares, axis=0)
-    offset = 1.0 + np.abs(held.seen().mean * units).max()
+    residual = np.linalg.norm(projected[:, rank:] - projected[:, :rank] @ shares, axis=0)
+    offset = 1.0 + np.abs(sampled.seen().mean * units).max()
     noise = _ROUNDINGS * inner.unit_roundoff * offset * (1.0 + np.abs(shares).sum(axis=0))
-    return np.asarray(order[rank:][told > noise], np.intp)
+    return np.asarray(order[rank:][residual > noise], np.intp)
 
 
-def _explaining(held: SampledAccumulator, effective: float) -> list[VariableName]:
-    """The variables about which x is taken: those of fewest columns first, while they are few."""
-    table, room = held.sample.all_labels, _SHARE_OF_LABELS * effective
-    columns = {n: table.columns_of(n, v) for n, v in held.variables.items() if v.n_rows}
+def _explaining(sampled: SampledAccumulator, effective: float) -> list[VariableName]:
+    """The variables that x is regressed on: those of fewest columns first, up to a limit."""
+    table, room = sampled.sample.all_labels, _SHARE_OF_LABELS * effective
+    columns = {n: table.columns_of(n, v) for n, v in sampled.variables.items() if v.n_rows}
     names: list[VariableName] = []
     for name in sorted(columns, key=lambda n: columns[n]):
         if 0 < columns[name] <= room:
@@ -277,7 +279,7 @@ def _explained(
 
 
 def _warn_of(variances: Float, sampled: Float, effective: float) -> None:
-    """Warn where the sample does not show how much some features vary."""
+    """Warn of features whose variance in the sample is far from that in all rows."""
     error = _ERRORS * (2.0 / effective) ** 0.5 * sampled
     low = (variances > _FACTOR * sampled) & (variances - sampled > error)
     high = (_FACTOR * variances < sampled) & (sampled - variances > error)

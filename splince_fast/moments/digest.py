@@ -16,7 +16,7 @@ from splince_fast.moments.parameters import Parameters
 
 
 def block_digest(X: Any, labels: Any, sample_weight: Any, parameters: Parameters) -> str:
-    """Hexadecimal digest of the rows, labels and weights of a block, whatever holds them."""
+    """Hexadecimal digest of the rows, labels and weights of a block, in any container."""
     digest = hashlib.sha256()
 
     def add(name: str, array: Any) -> None:

@@ -113,9 +113,9 @@ class Factored:
             No such variable was accumulated.
         """
         if not isinstance(name, str | tuple) or name not in list(self._variables):
-            known = ", ".join(map(repr, self._variables)) or "none"
+            names = ", ".join(map(repr, self._variables)) or "none"
             raise UnknownVariableError(
-                f"no variable {name!r} was accumulated; the variables are: {known}"
+                f"no variable {name!r} was accumulated; the variables are: {names}"
             )
         return self._variables[name]
 
@@ -134,7 +134,7 @@ class Factored:
         return self._class_noise
 
     def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
-        """Work memory for `factored`: none is needed, the factor is there.
+        """Work memory for `factored`, which needs none.
 
         Parameters
         ----------
@@ -148,7 +148,7 @@ class Factored:
         return self._identity
 
     def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
-        """The factor that is kept, if `options` ask for no other one.
+        """The stored factor, if it is the one that `options` ask for.
 
         Parameters
         ----------
@@ -211,7 +211,7 @@ class Factored:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that keeping it costs: the factor and the sums of the variables."""
+        """Bytes of the factor and of the sums of the variables."""
         numbers = self.n_features**2 * (1 if self.factor.solver == "cholesky" else 2)
         if self.metric is not None:  # U and Q; deviations and weights
             numbers = self.n_features * (2 * self.metric.rank + 4)
@@ -225,7 +225,7 @@ class Factored:
         )
 
 
-# What a solve reads: the statistics of locked moments, or of a copy with its own factor.
+# Input of a solve: statistics of locked moments, or of a copy with its own factor.
 Statistics = Snapshot | Factored
 
 

@@ -6,12 +6,12 @@ import math
 
 from splince_fast._runtime.memory import total_memory
 
-# With fewer rows a half estimates little of held-out rows.
+# Fewer rows give held-out figures of little precision.
 LEAST_ROWS = 200
-# Up to this width factoring costs less than reading; above it, rows per feature are needed.
+# Up to this width factoring costs less than reading; wider rows must be this many per feature.
 _FEW_FEATURES, _ROWS_PER_FEATURE = 512, 4
-# Two states and their factors, which take 2 d^2 numbers each where x is rank deficient, may take
-# this share of the memory of the machine.
+# d x d matrices of two states and their factors, two each where x is rank deficient; and the
+# largest fraction of the machine's memory for them.
 _MATRICES, _SHARE = 6, 0.25
 
 

@@ -68,7 +68,7 @@ from splince_fast.moments.buffer import LabelledRows
 from splince_fast.moments.by_class import ClassAccumulator, class_of
 from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.parameters import Parameters
-from splince_fast.moments.sampled import Sample, SampledAccumulator
+from splince_fast.moments.sampled import SampledAccumulator, SampledRows
 from splince_fast.moments.scatter import EPS32, EPS64, Diagonal, FourthMoment, Scatter
 from splince_fast.moments.sketch import Sketch, signs
 from splince_fast.moments.state import State
@@ -76,14 +76,14 @@ from splince_fast.moments.variables import KINDS
 
 Tensors = dict[str, NDArray[Any]]
 
-# The newest format of a file, which only a state with a sketch needs.
+# Newest file format.
 NEWEST = 4
-# The largest block of a file: what a first update of a loaded state may allocate.
+# Bound of `block_rows` in a file: the first update of a loaded state allocates a block.
 _MOST_BYTES = 1 << 35
 
 
 def format_of(accumulator: Accumulator) -> int:
-    """The oldest format that holds a state."""
+    """The oldest file format that can hold a state."""
     parameters = accumulator.parameters
     if len(accumulator.pairs.gram):
         return 4
@@ -95,7 +95,7 @@ def format_of(accumulator: Accumulator) -> int:
 
 
 def to_tensors(accumulator: Accumulator, *, packed: bool = False) -> tuple[Tensors, dict[str, Any]]:
-    """Named tensors and JSON metadata that hold the whole accumulator, rows that wait included.
+    """Named tensors and JSON metadata of a whole accumulator, waiting rows included.
 
     `packed` stores the lower triangle of the scatter alone, for pickles: half the bytes.
     """
@@ -184,7 +184,7 @@ def _read_classes(
 def _sample_to_tensors(
     accumulator: SampledAccumulator, metadata: dict[str, Any], packed: bool
 ) -> Tensors:
-    """Tensors of a sample beside those of all rows; entries are added to the metadata."""
+    """Tensors of a sample; entries are added to the metadata."""
     sample, order = accumulator.sample, list(accumulator.variables)
     parameters = accumulator.parameters
     inner, described = to_tensors(sample.rows, packed=packed)
@@ -222,7 +222,7 @@ def _read_sample(
         for prefix in ("labels.", "all_labels.")
     )
     squares = float(tensors["weights.squares"][0])
-    accumulator.sample = Sample(inner, squares, labels, all_labels, position)
+    accumulator.sample = SampledRows(inner, squares, labels, all_labels, position)
 
 
 def part_of(tensors: Mapping[str, NDArray[Any]], prefix: str) -> Tensors:
@@ -297,7 +297,7 @@ def from_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, Any
 
 
 def _own(tensor: NDArray[Any]) -> NDArray[Any]:
-    """An array that may be changed: one from a buffer of a pickle may be read-only."""
+    """A writable array; that of a pickle buffer may be read-only, and is copied."""
     return tensor if tensor.flags.writeable else tensor.copy(order="K")
 
 
@@ -360,7 +360,7 @@ def _read_state(
 def _read_waiting(
     tensors: Mapping[str, NDArray[Any]], accumulator: Accumulator, width: int
 ) -> LabelledRows | None:
-    """Rows that wait, with labels in terms of the variables that were read."""
+    """Waiting rows, with labels in terms of the variables of the file."""
     rows = tensors.get("staged.rows")
     if rows is None:
         return None

@@ -12,27 +12,25 @@ from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
 
 Float = NDArray[np.float64]
-Codes = NDArray[np.intp]
 
-# Elements of a block below which a second thread costs more than it saves.
+# Fewer elements per thread cost more in starting it than they save.
 _GRAIN = 1 << 20
-# The processor foresees reads along a row: stripes narrower than a page take up to half as long
-# again as whole rows. Two threads do not make up for it while that of a product still spins.
+# Hardware prefetching follows rows within a page: narrower stripes take up to 1.5 times as long as
+# whole rows, more than two threads gain while BLAS threads spin.
 _PAGE, _FEW_THREADS = 4096, 2
 _LINE = 64  # bytes of a cache line
-# Rows that are multiplied at once: float32 sums of more terms would lose digits, and sums of
-# fewer be read and written more often.
+# Rows per float32 product: longer sums lose digits, shorter ones are read and written more often.
 _CHUNK_ROWS = 256
-# Products below which a second thread costs more than it saves.
+# Fewer multiplications per thread cost more in starting it than they save.
 _GRAIN_PRODUCTS = 1 << 26
-# Centring takes about a tenth of the time of one thread, and one more stripe serves so many.
+# Centring takes about a tenth of the time of one thread: one stripe per so many threads.
 _THREADS_PER_STRIPE = 4
 # A part of a block fits in a processor's second-level cache.
 _PART_BYTES = 1 << 20
-# Angles by which pairs of rows are rotated: multiples of the golden one never come close together.
+# Rotation angles of row pairs: multiples of the golden angle are well separated.
 _ANGLES = np.arange(256) * (np.pi * (3.0 - 5.0**0.5))
 _ROTATIONS = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)
-# Rows between two panels: without them, those of a chunk would meet in few places of a cache.
+# Padding between panels, against conflicts in a set-associative cache.
 _GAP_ROWS = 4
 
 
@@ -49,27 +47,19 @@ class Centred:
     def __init__(self, out: NDArray[Any]) -> None:
         self.shifted = out
 
-    def reduce(
-        self, rows: NDArray[Any], where: Codes, weight: Float, shift: Float, offset: Float,
-        codes: Codes, order: Codes, cell: Codes, values: Float, peak: Float, total: Float,
-        class_sums: Float, products: Float,
-    ) -> None:  # fmt: skip
+    def reduce(self, block: row_kernels.Block) -> None:
         """Call `centre_columns` in stripes, over threads."""
-        n, d = len(order), rows.shape[1]
+        n, d = block.n, self.shifted.shape[1]
         out = self.shifted = self.shifted[: buffer_rows(n)]
         if len(out) < n:
             raise RuntimeError("the work buffer has no room for the block")
-        part = part_rows(d, rows.itemsize)
 
         def work(first: int, last: int) -> None:
-            row_kernels.centre_columns(
-                rows, where, weight, shift, offset, codes, order, cell, values, _ROTATIONS, part,
-                peak, total, class_sums, products, out, first, last,
-            )  # fmt: skip
+            row_kernels.centre_columns(block, _ROTATIONS, out, first, last)
 
         grain = max(16, _GRAIN // n)
         if d >= 2 * grain and threads.thread_count() <= _FEW_THREADS:
-            grain = max(grain, _PAGE // rows.itemsize)
+            grain = max(grain, _PAGE // out.itemsize)
         threads.split(work, d, grain=grain, align=16)
 
 
@@ -107,39 +97,32 @@ class Gram:
 
     @classmethod
     def size(cls, block_rows: int, width: int, dtype: np.dtype[Any]) -> int:
-        """Numbers of float64 that the memory has."""
+        """Size of the memory, in float64 numbers."""
         chunk, whole, lanes = cls._shape(block_rows, width, dtype)
         padded = whole * lanes
         return -(-(2 * (chunk + _GAP_ROWS) + padded) * padded * dtype.itemsize // 8) + _LINE // 8
 
     @staticmethod
     def serves(block_rows: int, width: int, dtype: np.dtype[Any]) -> bool:
-        """Whether such rows are multiplied here.
+        """Whether products of such rows are computed here rather than by BLAS.
 
         The processor has to have wide registers. The product of rows of float64, which BLAS adds
         to the state where it is, must not take more memory than a block.
         """
         return row_kernels.wide() and (dtype == np.float32 or width <= block_rows)
 
-    def reduce(
-        self, rows: NDArray[Any], where: Codes, weight: Float, shift: Float, offset: Float,
-        codes: Codes, order: Codes, cell: Codes, values: Float, peak: Float, total: Float,
-        class_sums: Float, products: Float,
-    ) -> None:  # fmt: skip
+    def reduce(self, block: row_kernels.Block) -> None:
         """Call `reduce_chunks` in every thread."""
-        n, d = len(order), self._width
+        n, d = block.n, self._width
         count = threads.thread_count() if n * d * d >= _GRAIN_PRODUCTS else 1
         stripe = max(_PAGE // self._itemsize, -(-d // max(1, count // _THREADS_PER_STRIPE)))
         stripe = -(-stripe // self._lanes) * self._lanes
-        part = part_rows(d, self._itemsize)
         counters = np.zeros((-(-n // self._chunk) + 1, 16), np.int64)
 
         def work(first: int, last: int) -> None:
             row_kernels.reduce_chunks(
-                rows, where, weight, shift, offset, codes, order, cell, values, _ROTATIONS, part,
-                peak, total, class_sums, products, self._chunk, stripe, self._panels,
-                self._product, counters,
-            )  # fmt: skip
+                block, _ROTATIONS, self._chunk, stripe, self._panels, self._product, counters
+            )
 
         threads.split(work, count, grain=1)
 
@@ -151,5 +134,5 @@ def part_rows(width: int, itemsize: int) -> int:
 
 
 def buffer_rows(block_rows: int) -> int:
-    """Rows of a work buffer for a block: the kernel takes four at a time."""
+    """Rows of a work buffer for a block, a multiple of 4 as the kernel needs."""
     return -(-block_rows // 4) * 4

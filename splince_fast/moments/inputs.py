@@ -29,21 +29,21 @@ from splince_fast.moments.accumulator import Accumulator
 Float = NDArray[np.float64]
 
 
-class Given(NamedTuple):
-    """One update, ready to be added."""
+class Update(NamedTuple):
+    """The arguments of one update, read and checked."""
 
     rows: Rows
     weight: Float | None
     encoded: Mapping[VariableName, Encoded]
-    kept: NDArray[np.intp] | None  # of these rows among those given, where some were dropped
-    n_given: int
+    kept: NDArray[np.intp] | None  # positions of these rows in X, where some were dropped
+    n_passed: int
     n: int  # rows
 
 
 def read_update(
     X: Any, labels: Any, sample_weight: Any, mask: Any, accumulator: Accumulator
-) -> Given:
-    """Check and read the arguments of `Moments.update`, for the accumulator that they go to."""
+) -> Update:
+    """Read and check the arguments of `Moments.update`."""
     state, parameters = accumulator.state, accumulator.parameters
     width = None if state is None else len(state.reference)
     if mask is not None or len(getattr(X, "shape", ())) > 2:
@@ -57,14 +57,14 @@ def read_update(
     if weight is not None and not weight.all():
         index = np.flatnonzero(weight)
         labels = None if labels is None else _taken_labels(labels, index, n)
-        rows, weight = rows.taken(index), weight[index]
+        rows, weight = rows.select(index), weight[index]
     left = n if index is None else len(index)
     encoded = encode(labels, left, kinds=parameters.kinds or None, joint=parameters.joint)
-    return Given(rows, weight, encoded, index, n, left)
+    return Update(rows, weight, encoded, index, n, left)
 
 
 def _flattened(X: Any, labels: Any, sample_weight: Any, mask: Any) -> tuple[Any, Any, Any]:
-    """(n, d) rows of an array of shape (..., d), of the positions that `mask` leaves."""
+    """(n, d) rows of an array of shape (..., d), at the positions where `mask` is True."""
     array = as_numbers(X)
     if array.ndim < 2:
         raise InputError(f"X has shape {array.shape}; it must be (n, d), or (batch, token, d)")
@@ -94,14 +94,14 @@ def _as_mask(mask: Any, lead: tuple[int, ...]) -> NDArray[np.bool_]:
 
 
 def _spread(labels: Any, change: Any) -> Any:
-    """Apply ``change(column, what)`` to every column of labels, whatever holds them."""
+    """Apply ``change(column, description)`` to every column of labels."""
     if isinstance(labels, Mapping):
         return {name: change(column, f"labels[{name!r}]") for name, column in labels.items()}
     return change(labels, "labels")
 
 
 def _taken_labels(labels: Any, index: NDArray[np.intp], n: int) -> Any:
-    """Labels of some rows; a column of another length is left for `encode` to refuse."""
+    """Labels of some rows; `encode` raises for columns of another length."""
 
     def change(column: Any, what: str) -> Any:
         shape = getattr(column, "shape", None)

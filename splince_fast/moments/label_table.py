@@ -22,10 +22,10 @@ from splince_fast.moments.column_sums import ColumnSums
 from splince_fast.moments.variable import Labels, Variable
 
 Float = NDArray[np.float64]
-Places = NDArray[np.intp]
+Index = NDArray[np.intp]
 
-_NONE, _NO_PLACES = np.zeros((0, 0)), np.zeros(0, np.intp)
-# A variable of more features is left out: the table takes the square of their number.
+_NONE, _NO_INDEX = np.zeros((0, 0)), np.zeros(0, np.intp)
+# Variables of more features are left out: the table grows with their square.
 _MOST = 256
 
 
@@ -39,8 +39,9 @@ class LabelTable:
 
     def __init__(self) -> None:
         self.gram: Float = np.zeros((0, 0))
-        # Rows of the gram, in the order of a variable's classes or columns; empty if left out.
-        self._places: dict[VariableName, Places] = {}
+        # Rows of the Gram matrix, in the order of a variable's classes or columns; empty if left
+        # out.
+        self._index: dict[VariableName, Index] = {}
         self._origins: dict[VariableName, Float] = {}
 
     @property
@@ -51,37 +52,37 @@ class LabelTable:
     @property
     def is_compact(self) -> bool:
         """Whether every row of the gram is that of a class or column."""
-        return sum(map(len, self._places.values())) == len(self.gram)
+        return sum(map(len, self._index.values())) == len(self.gram)
 
     def copy(self) -> LabelTable:
         """An independent copy."""
         other = LabelTable()
         other.gram = self.gram.copy()
-        other._places = {name: places.copy() for name, places in self._places.items()}
+        other._index = {name: index.copy() for name, index in self._index.items()}
         other._origins = {name: origin.copy() for name, origin in self._origins.items()}
         return other
 
     # -- filling ---------------------------------------------------------------------------
 
-    def _make_room(self, name: VariableName, features: int) -> Places:
+    def _make_room(self, name: VariableName, features: int) -> Index:
         """Reserve rows of the Gram matrix for the columns of a variable; none above the limit."""
-        places = self._places.get(name)
-        if places is None:
-            places = np.zeros(0, np.intp)
-        elif not len(places):
-            return places
+        index = self._index.get(name)
+        if index is None:
+            index = np.zeros(0, np.intp)
+        elif not len(index):
+            return index
         if features > _MOST:
-            self.gram[places, :] = 0.0
-            self.gram[:, places] = 0.0
-            places = np.zeros(0, np.intp)
-        elif features > len(places):
-            size, more = len(self.gram), features - len(places)
+            self.gram[index, :] = 0.0
+            self.gram[:, index] = 0.0
+            index = np.zeros(0, np.intp)
+        elif features > len(index):
+            size, more = len(self.gram), features - len(index)
             gram = np.zeros((size + more, size + more))
             gram[:size, :size] = self.gram
             self.gram = gram
-            places = np.concatenate([places, np.arange(size, size + more)])
-        self._places[name] = places
-        return places
+            index = np.concatenate([index, np.arange(size, size + more)])
+        self._index[name] = index
+        return index
 
     def add(
         self,
@@ -95,21 +96,21 @@ class LabelTable:
 
         Without `within` only products of two variables are added.
         """
-        features: list[tuple[Places, NDArray[np.intp] | None, Float]] = []
+        features: list[tuple[Index, NDArray[np.intp] | None, Float]] = []
         for name, column in labels.items():
             variable = variables[name]
             if isinstance(variable, ClassSums):
-                places = self._make_room(name, variable.n_columns)
-                if len(places):
-                    # The first cell is for missing labels, of code -1.
-                    features.append((places, column + 1, _NONE))
+                index = self._make_room(name, variable.n_columns)
+                if len(index):
+                    # Cell 0 counts missing labels, code -1.
+                    features.append((index, column + 1, _NONE))
                 continue
-            places = self._make_room(name, variable.n_columns + 1)
+            index = self._make_room(name, variable.n_columns + 1)
             present = np.asarray(~np.isnan(column).any(axis=1))
-            if len(places) and present.any():
+            if len(index) and present.any():
                 origin = self._origins.setdefault(name, column[present.argmax()].copy())
                 values = np.where(present[:, None], column - origin, 0.0)
-                features.append((places, None, np.column_stack([values, present])))
+                features.append((index, None, np.column_stack([values, present])))
         for i, first in enumerate(features):
             for second in features[: i + within]:
                 block = _products(first, second, weight)
@@ -118,18 +119,18 @@ class LabelTable:
                     self.gram[np.ix_(second[0], first[0])] += block.T
 
     def reorder(self, name: VariableName, old: ClassSums, new: ClassSums) -> None:
-        """Follow a class-coded variable whose classes are those of `new` from now on."""
-        before = self._places.get(name)
+        """Adopt the class order of `new` for a variable."""
+        before = self._index.get(name)
         if before is None or not len(before):
             return
-        places = self._make_room(name, new.n_columns)
-        if not len(places):
+        index = self._make_room(name, new.n_columns)
+        if not len(index):
             return
-        known = new.positions(old.names)
-        fresh = np.setdiff1d(np.arange(new.n_columns), known)
-        after = np.empty_like(places)
-        after[np.concatenate([known, fresh])] = places
-        self._places[name] = after
+        kept = new.positions(old.names)
+        added = np.setdiff1d(np.arange(new.n_columns), kept)
+        after = np.empty_like(index)
+        after[np.concatenate([kept, added])] = index
+        self._index[name] = after
 
     def merge(
         self,
@@ -138,37 +139,37 @@ class LabelTable:
         ours: Mapping[VariableName, Variable],
         theirs: Mapping[VariableName, Variable],
     ) -> None:
-        """Add or take back a table; `ours` are the variables of both sides, `theirs` the other's.
+        """Add a table, or subtract it; `ours` are the merged variables, `theirs` those of `other`.
 
         Columns about their origin t' are about ours t with f + (t' - t) times the presence.
         """
         size = len(other.gram)
-        moves: list[tuple[Places, Places, Float]] = []
-        for name, places in other._places.items():
+        moves: list[tuple[Index, Index, Float]] = []
+        for name, index in other._index.items():
             mine, yours = ours[name], theirs[name]
             columns = isinstance(mine, ColumnSums)
-            target = self._make_room(name, mine.n_columns + (1 if columns else _none(places)))
-            if not len(target) or not len(places):
+            target = self._make_room(name, mine.n_columns + (1 if columns else _none(index)))
+            if not len(target) or not len(index):
                 continue
-            shift = np.eye(len(places))
+            shift = np.eye(len(index))
             if columns:
                 origin = other._origins.get(name)
                 if origin is not None:
                     shift[:-1, -1] = origin - self._origins.setdefault(name, origin.copy())
             else:
-                known = cast(ClassSums, mine).positions(cast(ClassSums, yours).names)
-                target = target[known[: len(places)]]
-            moves.append((target, places, shift))
+                order = cast(ClassSums, mine).positions(cast(ClassSums, yours).names)
+                target = target[order[: len(index)]]
+            moves.append((target, index, shift))
         step = np.zeros((len(self.gram), size))
-        for target, places, shift in moves:
-            step[np.ix_(target, places)] = shift
+        for target, index, shift in moves:
+            step[np.ix_(target, index)] = shift
         self.gram += sign * (step @ other.gram @ step.T)
 
     # -- reading ---------------------------------------------------------------------------
 
     def columns_of(self, name: VariableName, variable: Variable) -> int:
-        """Columns of a variable that `covariance` knows; 0 if it was left out."""
-        return variable.n_columns if len(self._places.get(name, ())) else 0
+        """Columns of a variable in the table; 0 if it was left out."""
+        return variable.n_columns if len(self._index.get(name, ())) else 0
 
     def covariance(
         self,
@@ -182,24 +183,23 @@ class LabelTable:
         the labelled rows times their Cov(x, z).
         """
         parts: list[Float] = []
-        where: list[Places] = []
+        where: list[Index] = []
         for name in names:
-            places, k = self._places[name], variables[name].n_columns
-            own = self.gram[np.ix_(places, places)]
+            index, k = self._index[name], variables[name].n_columns
+            own = self.gram[np.ix_(index, index)]
             if isinstance(variables[name], ColumnSums):
                 present = own[-1, -1]
                 centred = np.concatenate([np.eye(k), -own[:-1, -1:] / (present or 1.0)], axis=1)
             else:
                 sums = np.diag(own)
-                centred = np.zeros((k, len(places)))
-                centred[: len(places)] = np.eye(len(places)) - (sums / (sums.sum() or 1.0))[:, None]
+                centred = np.zeros((k, len(index)))
+                centred[: len(index)] = np.eye(len(index)) - (sums / (sums.sum() or 1.0))[:, None]
             parts.append(centred)
-            where.append(places)
-        rows = sum(len(part) for part in parts)
-        step = np.zeros((rows, len(self.gram)))
+            where.append(index)
+        step = np.zeros((sum(map(len, parts)), len(self.gram)))
         start = 0
-        for part, places in zip(parts, where, strict=True):
-            step[start : start + len(part), places] = part
+        for part, index in zip(parts, where, strict=True):
+            step[start : start + len(part), index] = part
             start += len(part)
         return np.asarray(step @ self.gram @ step.T / weight)
 
@@ -210,10 +210,10 @@ class LabelTable:
 
         None where one of them was left out, or no row carries both.
         """
-        places = [self._places.get(name, _NO_PLACES) for name in (a, b)]
-        block = self.gram[np.ix_(*places)]
+        index = [self._index.get(name, _NO_INDEX) for name in (a, b)]
+        block = self.gram[np.ix_(*index)]
         columns = [isinstance(variables[name], ColumnSums) for name in (a, b)]
-        # Sums of each feature over the rows that carry both, and these features alone.
+        # Sums of each feature over the rows with both labels.
         first = block[:, -1] if columns[1] else block.sum(axis=1)
         second = block[-1] if columns[0] else block.sum(axis=0)
         both = float(first[-1] if columns[0] else first.sum()) if block.size else 0.0
@@ -231,13 +231,13 @@ class LabelTable:
 
     def tensors(self, order: Sequence[VariableName]) -> dict[str, NDArray[Any]]:
         """The table as named arrays, in the order of the variables in `order`."""
-        known = [(i, self._places[name]) for i, name in enumerate(order) if name in self._places]
-        every = np.concatenate([places for _, places in known]) if known else _NO_PLACES
+        entries = [(i, self._index[name]) for i, name in enumerate(order) if name in self._index]
+        every = np.concatenate([index for _, index in entries]) if entries else _NO_INDEX
         tensors: dict[str, NDArray[Any]] = {"gram": self.gram[np.ix_(every, every)]}
         start = 0
-        for i, places in known:
-            tensors[f"places.{i}"] = np.arange(start, start + len(places), dtype=np.int64)
-            start += len(places)
+        for i, index in entries:
+            tensors[f"places.{i}"] = np.arange(start, start + len(index), dtype=np.int64)
+            start += len(index)
         for name, origin in self._origins.items():
             tensors[f"origin.{order.index(name)}"] = origin
         return tensors
@@ -254,29 +254,29 @@ class LabelTable:
         table.gram = tensors["gram"]
         used: list[int] = []
         for i, (name, variable) in enumerate(variables.items()):
-            places = tensors.get(f"places.{i}")
-            if places is None:
+            index = tensors.get(f"places.{i}")
+            if index is None:
                 continue
             columns = isinstance(variable, ColumnSums)
             most = variable.n_columns + (1 if columns else 0)
-            fits = places.dtype == np.int64 and places.ndim == 1 and len(places) <= most
-            if not fits or (len(places) and not 0 <= places.min() <= places.max() < size):
-                raise FileFormatError(f"the table of labels has no places for {name!r}")
-            if columns and len(places) not in (0, most):
+            fits = index.dtype == np.int64 and index.ndim == 1 and len(index) <= most
+            if not fits or (len(index) and not 0 <= index.min() <= index.max() < size):
+                raise FileFormatError(f"the table of labels has no valid index for {name!r}")
+            if columns and len(index) not in (0, most):
                 raise FileFormatError(f"the table of labels lacks columns of {name!r}")
-            table._places[name] = places.astype(np.intp)
-            used += places.tolist()
+            table._index[name] = index.astype(np.intp)
+            used += index.tolist()
             if f"origin.{i}" in tensors:
                 key = f"origin.{i}"
                 check_tensors(tensors, {key: (np.float64, (variable.n_columns,))})
                 table._origins[name] = tensors[key]
         if len(set(used)) < len(used):
-            raise FileFormatError("the table of labels names a place twice")
+            raise FileFormatError("the table of labels has a row twice")
         return table
 
 
 def _products(first: Any, second: Any, weight: Float | None) -> Float:
-    """sum w f g^T of the features of two variables: cells of codes, or matrix products."""
+    """sum w f g^T of the features of two variables, by counts of cells or by matrix products."""
     (p, codes, values), (q, others, columns) = first, second
     if codes is not None and others is not None:
         shape = len(p) + 1, len(q) + 1
@@ -291,6 +291,6 @@ def _products(first: Any, second: Any, weight: Float | None) -> Float:
     return np.array(sums, np.float64).T
 
 
-def _none(places: Places) -> int:
-    """Features beyond the limit for a variable that the other side left out."""
-    return 0 if len(places) else _MOST
+def _none(index: Index) -> int:
+    """A number of features that is left out, for a variable that the other side left out."""
+    return 0 if len(index) else _MOST

@@ -34,7 +34,7 @@ from splince_fast.moments.accumulators import accumulator_of
 from splince_fast.moments.by_class import ClassAccumulator, rows_of
 from splince_fast.moments.factored import Factored
 from splince_fast.moments.format import NEWEST, format_of, from_tensors, part_of, to_tensors
-from splince_fast.moments.inputs import Given, read_update
+from splince_fast.moments.inputs import Update, read_update
 from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.sampled import SampledAccumulator, with_rate
 from splince_fast.moments.snapshot import Snapshot, snapshot_of
@@ -64,8 +64,8 @@ class Moments:
     Parameters
     ----------
     block_rows : int, optional
-        Rows that are reduced at a time; smaller updates wait until so many have come. The
-        default is 4096, fewer where a block would exceed 64 MiB.
+        Rows of a block; smaller updates are buffered until a block is full. The default is 4096,
+        fewer where a block would exceed 64 MiB.
     kinds : mapping of str to {"classes", "continuous"}, optional
         Decides how a variable is read where its dtype does not: strings, bools and integers are
         classes, floats continuous.
@@ -79,7 +79,7 @@ class Moments:
         Fraction of the rows that the covariance of x is estimated from. Sums per class, means and
         variances are of all rows, so that constraints stay exact; see the notes.
     sketch_size : int, optional
-        Keep no d x d matrix, but the variances and the products of the scatter with so many
+        Keep no d x d matrix, but the variances and the products of the scatter with this many
         columns of random signs: O(d (sketch_size + k)) numbers for k classes and columns of labels.
         0 keeps variances alone. Rows may be sparse then. See the notes.
     random_state : int
@@ -113,7 +113,7 @@ class Moments:
     on average, with p = d less the rank of what is erased and kept, and R^2 the squared multiple
     correlation of the removed coordinates with the labels. 21 d rows cost at most 5 percent. The
     report states the rows and the excess; fewer than 4 d rows are refused. Reading the moments
-    in the midst of a stream ends a block, and the rows sampled later are others then.
+    between updates ends a block, which changes the rows that are sampled later.
 
     Every block is centred close to its own mean and merged by the pairwise formula of Chan, Golub
     and LeVeque (1983), so the result does not depend on offset, drift or order beyond rounding.
@@ -209,10 +209,10 @@ class Moments:
             plain = sample_weight is None and mask is None and type(X) is np.ndarray
             if plain and X.shape[:1] == (1,) and accumulator.append_row(X, labels):
                 return self
-            given = read_update(X, labels, sample_weight, mask, accumulator)
-            if given.n:
+            batch = read_update(X, labels, sample_weight, mask, accumulator)
+            if batch.n:
                 try:
-                    accumulator.update(given.rows, given.weight, given.encoded)
+                    accumulator.update(batch.rows, batch.weight, batch.encoded)
                 except NonFiniteError as error:
                     name_columns(error, column_names(X))
                     raise
@@ -347,7 +347,7 @@ class Moments:
         self._check_like(other)
         part = other.copy() if other is self else other
         with Deferred(), self._lock, part._locked() as theirs:
-            self._accumulator.settle()
+            self._accumulator.merge_pending()
             self._accumulator.add(theirs)
         return self
 
@@ -358,7 +358,7 @@ class Moments:
             return self._around(ours.without(theirs))
 
     def __radd__(self, other: object) -> Moments:
-        """So that ``sum(parts)`` works, which begins with 0."""
+        """Support ``sum(parts)``, which begins with 0."""
         if isinstance(other, int) and other == 0:
             return self.copy()
         raise _no_moments(other)
@@ -378,9 +378,9 @@ class Moments:
         return new
 
     def _settled_copy(self) -> Moments:
-        """A copy with every row merged."""
-        with self._locked() as held:
-            return self._around(held.copy())
+        """A copy with all rows merged."""
+        with self._locked() as accumulator:
+            return self._around(accumulator.copy())
 
     def scaled(self, factor: float) -> Moments:
         """Moments of the same rows with every weight times a factor.
@@ -444,8 +444,8 @@ class Moments:
     @property
     def weight(self) -> float:
         """Total weight of the rows seen."""
-        with self._locked() as held:
-            return 0.0 if held.state is None else held.state.weight
+        with self._locked() as accumulator:
+            return 0.0 if accumulator.state is None else accumulator.state.weight
 
     @property
     def mean(self) -> Float:
@@ -487,9 +487,10 @@ class Moments:
                 "which would be a d x d matrix; accumulate without sketch_size=, if that fits in "
                 "memory. The variances are in moments.factored().variances"
             )
-        with self._locked() as held:
-            # Of the sampled rows, where there is a sample.
-            state = (held.sample.rows if isinstance(held, SampledAccumulator) else held).seen()
+        with self._locked() as accumulator:
+            if isinstance(accumulator, SampledAccumulator):
+                accumulator = accumulator.sample.rows
+            state = accumulator.seen()
             if state.weight - ddof <= 0:
                 raise NotEnoughDataError(
                     f"a covariance with ddof = {ddof:g} needs a total weight above it, and the "
@@ -524,8 +525,8 @@ class Moments:
         NotEnoughDataError
             The weight of the labelled rows is not above `ddof`.
         """
-        with self._locked() as held:
-            return held.variable(name).cross_covariance(ddof, name)
+        with self._locked() as accumulator:
+            return accumulator.variable(name).cross_covariance(ddof, name)
 
     def classes(self, name: VariableName) -> tuple[ClassName, ...]:
         """Names of the classes of a class-coded variable, in the order of its columns.
@@ -540,8 +541,8 @@ class Moments:
         UnknownVariableError, LabelError
             No such variable, or a continuous one.
         """
-        with self._locked() as held:
-            return tuple(held.variable(name).class_names(name))
+        with self._locked() as accumulator:
+            return tuple(accumulator.variable(name).class_names(name))
 
     def class_counts(self, name: VariableName) -> dict[ClassName, int]:
         """Rows of each class of a class-coded variable; errors as for :meth:`classes`.
@@ -556,10 +557,10 @@ class Moments:
         dict
             Number of rows by class.
         """
-        with self._locked() as held:
-            known = held.variable(name)
-            names = known.class_names(name)
-            return dict(zip(names, map(int, known.tensors()["rows"]), strict=True))
+        with self._locked() as accumulator:
+            variable = accumulator.variable(name)
+            names = variable.class_names(name)
+            return dict(zip(names, map(int, variable.tensors()["rows"]), strict=True))
 
     @property
     def variables(self) -> dict[VariableName, str]:
@@ -585,14 +586,14 @@ class Moments:
         >>> bool(np.allclose(moments.by_class["a"].covariance(), np.cov(X[:50].T)))
         True
         """
-        with self._locked() as held:
-            if not isinstance(held, ClassAccumulator):
+        with self._locked() as accumulator:
+            if not isinstance(accumulator, ClassAccumulator):
                 raise InputError(
                     "these moments have no scatter per class; accumulate them with "
                     "Moments(by=NAME) for the name of the variable"
                 )
             parameters = dataclasses.replace(self.parameters, by=None)
-            parts = {name: part.copy() for name, part in held.parts.items() if part.n_rows}
+            parts = {name: part.copy() for name, part in accumulator.parts.items() if part.n_rows}
         for part in parts.values():
             part.parameters = parameters
         return {name: self._around(part) for name, part in parts.items()}
@@ -606,7 +607,7 @@ class Moments:
         return object.__sizeof__(self) + self.nbytes
 
     def _locked(self) -> AbstractContextManager[Accumulator]:
-        """The accumulator, every row merged; no other thread can change it meanwhile.
+        """The accumulator with all rows merged, locked against changes by other threads.
 
         Any number of threads may hold it at a time: they solve in parallel. Ctrl-C is delivered at
         the end.
@@ -619,13 +620,13 @@ class Moments:
 
     def _state(self) -> State:
         """The state of x with every row merged."""
-        with self._locked() as held:
-            return held.seen()
+        with self._locked() as accumulator:
+            return accumulator.seen()
 
     def _variable(self, name: VariableName) -> Variable:
         """The sums of one variable with every row merged; UnknownVariableError without any."""
-        with self._locked() as held:
-            return held.variable(name)
+        with self._locked() as accumulator:
+            return accumulator.variable(name)
 
     def factored(
         self, shrinkage: float | str | None = None, *, solver: str = "auto",
@@ -666,12 +667,12 @@ class Moments:
         [1, 1]
         """
         options = Options(shrinkage=shrinkage, solver=solver, min_scale=min_scale)
-        with self._locked() as held:
-            for name in held.variables:
-                held.variable(name)  # makes room for every class that was named
+        with self._locked() as accumulator:
+            for name in accumulator.variables:
+                accumulator.variable(name)  # allocates every declared class
             names = ("kinds", "joint")
             parameters = {name: getattr(self.parameters, name) for name in names}
-            return Factored(snapshot_of(held), options, parameters, held.variables)
+            return Factored(snapshot_of(accumulator), options, parameters, accumulator.variables)
 
     def _statistics(self) -> AbstractContextManager[Snapshot]:
         """The statistics that a solve reads, locked against updates."""
@@ -743,7 +744,7 @@ class Moments:
     def __getstate__(self) -> dict[str, Any]:
         with self._lock.reading():
             tensors, metadata = to_tensors(self._accumulator, packed=True)
-            # Numbers that later updates change are copied while no thread can change them.
+            # Arrays that later updates change are copied under the lock.
             own = {k: t if k.endswith("scatter.lower") else t.copy() for k, t in tensors.items()}
             return {"tensors": own, "metadata": metadata}
 
@@ -764,11 +765,11 @@ def _no_moments(other: object) -> InputError:
 
 
 class Folds(Sequence[Moments]):
-    """A sequence of moments, to which the rows of a stream are dealt.
+    """A sequence of moments into which the rows of a stream are split.
 
     Row number i of the stream goes to fold ``splitmix64(i) mod n``; with `groups`, every row of a
-    class of that variable goes where the digest of the class says. The choice depends on nothing
-    else, so that the same stream gives the same bits whatever the size of its blocks.
+    class of that variable goes to the fold of the class's digest. The choice depends on nothing
+    else: a stream gives the same bits for every block size.
 
     Parameters
     ----------
@@ -776,7 +777,7 @@ class Folds(Sequence[Moments]):
         At least 2.
     groups : str, optional
         A variable of the labels. It serves the grouping alone and is not accumulated; a row
-        without its label is dealt by its number.
+        without its label is assigned by its number.
     **parameters
         As for :class:`Moments`.
 
@@ -938,55 +939,55 @@ class Folds(Sequence[Moments]):
         InputError, NonFiniteError, LabelError
             Before anything changes.
         """
-        # Read once, and checked as a whole before it is added to any fold.
-        given = read_update(X, labels, sample_weight, None, self._wide()._accumulator)
+        # Read and checked as a whole before any fold changes.
+        batch = read_update(X, labels, sample_weight, None, self._any_with_rows()._accumulator)
         if not self._position and hasattr(X, "columns"):
             self.feature_names = tuple(map(str, X.columns))
-        n = given.n
+        n = batch.n
         try:
-            given.rows.check()
+            batch.rows.check()
         except NonFiniteError as error:
             name_columns(error, column_names(X))
             raise
-        fold_of = self._deal(given, n)
-        encoded = {name: v for name, v in given.encoded.items() if name != self._groups}
+        fold_of = self._fold_of_rows(batch, n)
+        encoded = {name: v for name, v in batch.encoded.items() if name != self._groups}
         for fold in self._folds:
-            known = fold._accumulator.variables
-            for name in encoded.keys() & known.keys():
-                check_column(known[name], encoded[name], name)
+            variables = fold._accumulator.variables
+            for name in encoded.keys() & variables.keys():
+                check_column(variables[name], encoded[name], name)
         with Deferred(), ExitStack() as locks:
             for fold in self._folds:
                 locks.enter_context(fold._lock)
             chosen = [np.flatnonzero(fold_of == i) for i in range(len(self))]
-            # A block of each fold in turn: rows that one of them has read are near for the others.
+            # One block per fold in turn: the rows are then still in cache for the others.
             begun = [0] * len(self)
             while any(first < len(index) for first, index in zip(begun, chosen, strict=True)):
                 for i, fold in enumerate(self._folds):
-                    room = fold._accumulator.room(given.rows)
+                    room = fold._accumulator.room(batch.rows)
                     index = chosen[i][begun[i] : begun[i] + room]
                     if len(index):
                         fold._accumulator.update(
-                            given.rows,
-                            None if given.weight is None else given.weight[index],
+                            batch.rows,
+                            None if batch.weight is None else batch.weight[index],
                             {name: rows_of(column, index) for name, column in encoded.items()},
                             in_order=True,
                             checked=True,
                             index=index,
                         )
                     begun[i] += len(index)
-            self._position += given.n_given
+            self._position += batch.n_passed
         return self
 
-    def _wide(self) -> Moments:
-        """A fold that knows the width, if any does."""
+    def _any_with_rows(self) -> Moments:
+        """A fold that has rows, or the first one."""
         return next((fold for fold in self._folds if fold.n_features), self._folds[0])
 
-    def _deal(self, given: Given, n: int) -> NDArray[np.intp]:
+    def _fold_of_rows(self, batch: Update, n: int) -> NDArray[np.intp]:
         """The fold of each row."""
-        index = np.arange(n) if given.kept is None else given.kept
+        index = np.arange(n) if batch.kept is None else batch.kept
         hashed = splitmix64(index.astype(np.uint64) + np.uint64(self._position))
         if self._groups is not None:
-            column = given.encoded.get(self._groups)
+            column = batch.encoded.get(self._groups)
             if not isinstance(column, ClassCodes):
                 raise LabelError(
                     f"groups names {self._groups!r}, which is not a class-coded variable of the "
@@ -1000,17 +1001,17 @@ class Folds(Sequence[Moments]):
         """Give every fold the same classes in sorted order, whatever the size of the blocks."""
         for fold in self._folds:
             with fold._locked():
-                pass  # merges the rows that wait
+                pass  # merge waiting rows
         for name, kind in self.variables.items():
             if kind != "classes":
                 continue
-            known = [fold._accumulator.variables.get(name) for fold in self._folds]
-            names = {class_key(c): c for v in known if v for c in v.class_names(name)}
+            parts = [fold._accumulator.variables.get(name) for fold in self._folds]
+            names = {class_key(c): c for v in parts if v for c in v.class_names(name)}
             order = [names[key] for key in sorted(names, key=repr)]
             for fold in self._folds:
-                with fold._locked() as held, Deferred():
-                    if held.state is not None:
-                        held.sort_classes(name, order)
+                with fold._locked() as accumulator, Deferred():
+                    if accumulator.state is not None:
+                        accumulator.sort_classes(name, order)
         return self
 
     # -- storing ---------------------------------------------------------------------------

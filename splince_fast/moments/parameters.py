@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from splince_fast._runtime.blocks import check_block_rows, choose_block_rows
@@ -51,16 +51,19 @@ class Parameters:
         sketch_size: Any = None,
         by: Any = None,
     ) -> Parameters:
-        """Check what was passed; InputError where it is out of range."""
+        """Check the arguments of `Moments`; InputError where one is out of range."""
         if block_rows is not None:
             block_rows = check_block_rows(block_rows)
         if kinds is not None and not isinstance(kinds, Mapping):
             raise InputError(
                 f"kinds is {kinds!r}; it must map names of variables to 'classes' or 'continuous'"
             )
-        if not isinstance(joint, list | tuple) or not all(
-            isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
-            for names in joint
+        if joint != () and (
+            not isinstance(joint, list | tuple)
+            or not all(
+                isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
+                for names in joint
+            )
         ):
             raise InputError(
                 f"joint is {joint!r}; it must be a list of tuples of names, such as "
@@ -90,17 +93,8 @@ class Parameters:
         )  # fmt: skip
 
     def as_arguments(self) -> dict[str, Any]:
-        """The keyword arguments that make an empty object alike."""
-        return {
-            "block_rows": self.block_rows,
-            "kinds": dict(self.kinds),
-            "joint": self.joint,
-            "ledoit_wolf": self.ledoit_wolf,
-            "subsample": self.subsample,
-            "random_state": self.random_state,
-            "sketch_size": self.sketch_size,
-            "by": self.by,
-        }
+        """The keyword arguments of an empty object of the same parameters."""
+        return asdict(self)
 
     def capacity(self, width: int, itemsize: int) -> int:
         """Rows of a block of numbers of this size."""
@@ -136,6 +130,7 @@ class Parameters:
 
 
 def check_random_state(random_state: Any) -> int:
+    """The seed as an int; InputError unless it is an integer from 0 to 2**63 - 1."""
     if not is_integer(random_state) or not 0 <= random_state < 1 << 63:
         raise InputError(
             f"random_state is {random_state!r}; it must be an integer from 0 to 2**63 - 1"

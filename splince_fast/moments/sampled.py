@@ -20,7 +20,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._runtime.arrays import NO_WEIGHT, Rows
+from splince_fast._kernels import row_kernels
+from splince_fast._runtime.arrays import Rows
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast._solve.options import check_reading
 from splince_fast.exceptions import InputError
@@ -38,15 +39,15 @@ from splince_fast.sources.base import Source
 
 Float = NDArray[np.float64]
 
-# Sampled rows per feature below which an eraser may change far more than the least possible, and
-# from which on it changes 5 percent more, with some to spare for the labels.
+# Sampled rows per feature: fewer are refused, as the excess distortion may be large; and enough for
+# an excess of 5 percent, with a margin for the labels.
 LEAST_ROWS, GOOD_ROWS = 4, 22
-# A feature that was constant so far has this share of the largest variance.
+# Variance of a feature that was constant so far, as a fraction of the largest.
 _CONSTANT = 1e-20
 
 
 @dataclass(slots=True)
-class Sample:
+class SampledRows:
     """The rows behind the scatter.
 
     Attributes
@@ -67,14 +68,14 @@ class Sample:
     all_labels: LabelTable = field(default_factory=LabelTable)
     position: int = 0
 
-    def copy(self) -> Sample:
+    def copy(self) -> SampledRows:
         """An independent copy."""
         labels, all_labels = self.labels.copy(), self.all_labels.copy()
-        return Sample(self.rows.copy(), self.squares, labels, all_labels, self.position)
+        return SampledRows(self.rows.copy(), self.squares, labels, all_labels, self.position)
 
     @property
     def effective(self) -> float:
-        """(sum w)^2 / sum w^2: rows of equal weight that say as much."""
+        """(sum w)^2 / sum w^2, the effective number of rows."""
         state = self.rows.state
         weight = 0.0 if state is None else state.weight
         return weight * weight / self.squares if self.squares > 0 else 0.0
@@ -85,7 +86,7 @@ class SampledAccumulator(SweptAccumulator):
 
     Attributes
     ----------
-    sample : Sample
+    sample : SampledRows
     """
 
     # The sample must not depend on the size of updates.
@@ -94,14 +95,14 @@ class SampledAccumulator(SweptAccumulator):
     def __init__(self, parameters: Parameters) -> None:
         super().__init__(parameters)
         inner = Parameters(parameters.block_rows, parameters.kinds, (), parameters.ledoit_wolf)
-        self.sample = Sample(Accumulator(inner))
+        self.sample = SampledRows(Accumulator(inner))
         self._key = splitmix64(np.array([parameters.random_state], np.uint64))[0]
 
     @property
-    def unsettled(self) -> bool:
+    def has_pending(self) -> bool:
         return self.waiting or self.sample.rows.waiting
 
-    def settle(self) -> None:
+    def merge_pending(self) -> None:
         self.flush()
         self.sample.rows.flush()
 
@@ -118,8 +119,6 @@ class SampledAccumulator(SweptAccumulator):
 
     def _merge(self, batch: Batch, block: LabelledRows) -> None:
         """Accumulate the sums of a block and sample its rows, then merge both into the state."""
-        import splince_fast._kernels.sampled as kernels
-
         state, rows, index, n = batch.state, block.rows, block.index, len(block)
         weight = None if block.weight is None else np.ascontiguousarray(block.weight)
         shift = state.mean if state.weight else head_mean(rows, weight, index)
@@ -134,14 +133,12 @@ class SampledAccumulator(SweptAccumulator):
         if first:
             sweep.run(_inverse(own))
         met = self._meet(state, own)
-        chosen, inclusion = np.empty(n, np.intp), np.empty(n)
-        given = NO_WEIGHT if weight is None else weight
-        taken = kernels.choose_rows(
-            sweep.leverage, given, self.parameters.subsample, self._key, self.sample.position,
-            chosen, inclusion,
-        )  # fmt: skip
-        chosen = chosen[:taken]
-        shares = (1.0 if weight is None else weight[chosen]) / inclusion[:taken]
+        size = sweep.leverage.sum(axis=0)
+        if weight is not None:
+            size *= weight
+        position = (int(self._key) + self.sample.position) % 2**64
+        chosen, inclusion = row_kernels.choose_rows(size, self.parameters.subsample, position)
+        shares = (1.0 if weight is None else weight[chosen]) / inclusion
         labels = {name: column[chosen] for name, column in block.labels.items()}
         names = {name: _names_of(batch, name) for name in labels}
         # Allocate before mutating.
@@ -152,11 +149,11 @@ class SampledAccumulator(SweptAccumulator):
         self.sample.squares += float(shares @ shares)
         if len(values):
             self.sample.all_labels.add(block.labels, batch.variables, weight)
-        else:  # a row of each cell stands for all of it
+        else:  # one row per cell
             some, weights = sweep.cells
             few = {name: column[some] for name, column in block.labels.items()}
             self.sample.all_labels.add(few, batch.variables, weights)
-        if taken:
+        if len(chosen):
             self.sample.labels.add(labels, batch.variables, shares)
 
     def _take(
@@ -167,7 +164,7 @@ class SampledAccumulator(SweptAccumulator):
         labels: Mapping[VariableName, NDArray[Any]],
         names: Mapping[VariableName, tuple[Any, ...]],
     ) -> None:
-        """Give those of the rows that `index` numbers to the sample."""
+        """Add the rows `index` to the sample."""
         if not len(index):
             return
         encoded: dict[VariableName, Encoded] = {}
@@ -179,18 +176,18 @@ class SampledAccumulator(SweptAccumulator):
             filled = np.where(present[:, None], column, 0.0)
             encoded[name] = Columns(names[name], filled, None if present.all() else present)
         self.sample.rows.update(
-            Rows.known(rows), weight, encoded, in_order=True, checked=True, index=index
+            Rows.from_array(rows), weight, encoded, in_order=True, checked=True, index=index
         )
 
     # -- algebra ---------------------------------------------------------------------------
 
     def add(self, other: Accumulator) -> None:
-        """Add what another one saw, sample to sample."""
+        """Add the sums of another accumulator, and its sample."""
         self.check_like(other)
         if other.state is None:
             return
         theirs = cast(SampledAccumulator, other)
-        # Adding samples may fail for want of memory: add to a copy.
+        # Adding samples may raise MemoryError: add to a copy.
         sampled = self.sample.rows.copy()
         sampled.add(theirs.sample.rows)
         super().add(other)
@@ -205,7 +202,9 @@ class SampledAccumulator(SweptAccumulator):
             result._combine(sampled, result.sample, theirs, -1)
         return result
 
-    def _combine(self, rows: Accumulator, own: Sample, part: SampledAccumulator, sign: int) -> None:
+    def _combine(
+        self, rows: Accumulator, own: SampledRows, part: SampledAccumulator, sign: int
+    ) -> None:
         theirs = part.sample
         position = own.position + (theirs.position if sign > 0 else 0)
         squares = max(0.0, own.squares + sign * theirs.squares)
@@ -213,7 +212,7 @@ class SampledAccumulator(SweptAccumulator):
             squares = 0.0
         own.labels.merge(theirs.labels, sign, self.variables, part.variables)
         own.all_labels.merge(theirs.all_labels, sign, self.variables, part.variables)
-        self.sample = Sample(rows, squares, own.labels, own.all_labels, position)
+        self.sample = SampledRows(rows, squares, own.labels, own.all_labels, position)
 
     def sort_classes(self, name: VariableName, order: list[ClassName]) -> None:
         old = self.variables.get(name)
@@ -237,19 +236,17 @@ class SampledAccumulator(SweptAccumulator):
 
 
 def _inverse(state: State) -> Float:
-    """(d,): 1 / variance, of what rounding leaves at least; 0 where nothing varies at all."""
-    import splince_fast._kernels.sampled as kernels
-
-    inverse = np.empty(state.width)
-    kernels.invert_variances(
-        state.reference, state.deviation, state.second.diagonal(), state.weight, 64 * EPS64,
-        _CONSTANT, inverse,
-    )  # fmt: skip
-    return inverse
+    """(d,): 1 / variance, with rounding as the least variance; 0 if no feature varies."""
+    variances = state.second.diagonal() / state.weight
+    largest = variances.max(initial=0.0)
+    if not largest > 0.0:
+        return np.zeros(state.width)
+    least = np.maximum((64 * EPS64 * state.mean) ** 2, _CONSTANT * largest)
+    return np.asarray(1.0 / np.maximum(variances, least))
 
 
 def _names_of(batch: Batch, name: VariableName) -> tuple[Any, ...]:
-    """The classes or columns of a variable, what a batch brings included."""
+    """The classes or columns of a variable, new ones of the batch included."""
     variable, fresh = batch.variables[name], batch.fresh.get(name)
     new = [] if batch.learned or fresh is None else list(fresh)
     if isinstance(variable, ClassSums):
@@ -291,9 +288,9 @@ def with_rate(parameters: Mapping[str, Any], source: Source, folds: int) -> dict
 def rate_for(
     subsample: float | str, n_rows: int | None, n_features: int | None, name: str, folds: int
 ) -> float:
-    """The rate for a source: "auto" resolved, and one refused that cannot serve any eraser.
+    """The rate for a source: "auto" resolved; InputError if it leaves too few rows.
 
-    Rows are dealt to `folds` moments, of which all but one make an eraser together.
+    Rows are split into `folds` moments; an eraser is fitted to all but one.
     """
     known = n_rows is not None and n_features is not None
     if isinstance(subsample, str):

@@ -26,9 +26,9 @@ Float = NDArray[np.float64]
 EPS64 = float(np.finfo(np.float64).eps)
 EPS32 = float(np.finfo(np.float32).eps)
 
-# Elements of the triangle below which a second thread costs more than it saves.
+# Fewer elements per thread cost more in starting it than they save.
 _GRAIN = 1 << 20
-# Made once: a merge must not need memory when it has begun.
+# A merge allocates nothing once it has begun.
 _NO_PRODUCT = np.empty((0, 0), order="F")
 
 

@@ -34,9 +34,9 @@ from splince_fast.moments.swept import Sweep, SweptAccumulator, class_weights
 Float = NDArray[np.float64]
 Signs = NDArray[np.int8]
 
-# Numbers of a piece of a block that is centred at a time.
+# Numbers that are centred per step.
 _PIECE = 1 << 20
-# Rows of (d, r) matrices that are worked on at a time.
+# Rows of (d, r) matrices per step.
 _STRIPE = 1 << 12
 
 
@@ -150,7 +150,7 @@ class Sketch(Diagonal):
 
     @classmethod
     def of_block(cls, like: Sketch, squares: Float) -> Sketch:
-        """That of a block of such squares, its images yet to be added."""
+        """The sketch of a block with these sums of squares; its images are added later."""
         return cls(squares, images=np.zeros(like.images.shape), signs=like.signs)
 
     @property
@@ -182,11 +182,11 @@ class Sketch(Diagonal):
         self.images[...] = 0.0
 
 
-# Sparse rows that are reduced at a time: merging a block costs O(d (r + k)).
+# Sparse rows per block: merging a block costs O(d (r + k)).
 _SPARSE_ROWS = 1 << 14
-# Rows whose mean is the point that a block of dense rows is summed about: rows are wide here.
+# Rows of a dense block whose mean is its shift.
 _HEAD = 16
-# Columns of sparse rows are summed about 0 while their mean is at most so many deviations from it.
+# Largest mean, in deviations, for which columns of sparse rows are summed about 0.
 _FAR = 16.0
 
 
@@ -231,14 +231,14 @@ class SketchAccumulator(SweptAccumulator):
         if not checked:
             rows.check()
         if index is not None:
-            rows = rows.taken(index)
+            rows = rows.select(index)
         batch = self._prepare(LabelledRows(rows.array, weight), encoded)
         step = self.parameters.block_rows or _SPARSE_ROWS
         for start in range(0, len(rows), step):
             self._merge(batch, batch.block.slice(start, min(len(rows), start + step)))
 
     def room(self, rows: Rows) -> int:
-        """Sparse rows are taken as they come."""
+        """Number of rows that complete a block; sparse rows are not buffered."""
         return max(1, len(rows)) if isinstance(rows, SparseRows) else super().room(rows)
 
     def _empty_state(self, width: int) -> State:
@@ -246,7 +246,7 @@ class SketchAccumulator(SweptAccumulator):
         return State(np.zeros(width), 0, 0.0, np.zeros(width), sketch, None)
 
     def _merge(self, batch: Batch, block: LabelledRows) -> None:
-        """Sum a block and its products with the signs, and add both."""
+        """Sum a block and its products with the signs, then merge both into the state."""
         state, n = batch.state, len(block)
         rows = block.rows if block.index is None else rows_of(block.rows, block.index, 0, n)
         weight = None if block.weight is None else np.ascontiguousarray(block.weight)
@@ -268,7 +268,7 @@ def _reduce_dense(
     n_sums: int,
     values: Float,
 ) -> tuple[State, tuple[Float, Float, Float, Float]]:
-    """The state of a block of dense rows about a point near its mean, and its other sums."""
+    """State and sums of a block of dense rows, about a point near its mean."""
     shift = head_mean(rows[:_HEAD], None if weight is None else weight[:_HEAD])
     sweep = Sweep(rows, weight, shift, codes, n_sums, values)
     sweep.run(np.zeros(len(shift)))
@@ -289,7 +289,7 @@ def _reduce_sparse(
     n_sums: int,
     values: Float,
 ) -> tuple[State, tuple[Float, Float, Float, Float]]:
-    """The same of sparse rows, of which only what is stored is read.
+    """State and sums of a block of sparse rows; only stored entries are read.
 
     About 0, but for columns far from it: they are summed about a point near their mean. A column
     whose mean is more than 16 deviations from 0 has fewer than one implicit zero in 257 rows.
@@ -326,11 +326,11 @@ def _reduce_sparse(
 
 
 def far_from_zero(mean: Float, variances: Float) -> NDArray[np.intp]:
-    """Columns whose sums about 0 lose digits: their mean is many deviations away from it."""
+    """Columns whose sums about 0 lose digits, as their mean is many deviations from 0."""
     return np.flatnonzero(np.abs(mean) > _FAR * np.sqrt(variances))
 
 
 def sketch_of(accumulator: Accumulator) -> Sketch | None:
-    """The sketch of the rows that an accumulator saw; None where it keeps none."""
+    """The sketch of an accumulator; None without one."""
     second = None if accumulator.state is None else accumulator.state.second
     return second if isinstance(second, Sketch) else None

@@ -31,8 +31,8 @@ from splince_fast.moments.sketch import Sketch, SketchAccumulator
 
 Float = NDArray[np.float64]
 
-# Directions in which traces of p x p matrices are taken: their error is sqrt(2 / (128 g)) for g
-# degrees of freedom, and O(k d^2) numbers are read, where all p directions take O(k d^3).
+# Random directions for the trace of p x p matrices: relative error sqrt(2 / (128 g)) for g degrees
+# of freedom at O(k d^2), where the exact trace costs O(k d^3).
 _PROBES = 128
 
 
@@ -49,11 +49,11 @@ class Snapshot:
         `kinds` and `joint` of the moments.
     """
 
-    def __init__(self, held: Accumulator) -> None:
-        self._held = held
-        self.variable = held.variable
-        self.reading = held.parameters.kinds, held.parameters.joint
-        self._state = state = held.seen()
+    def __init__(self, accumulator: Accumulator) -> None:
+        self._accumulator = accumulator
+        self.variable = accumulator.variable
+        self.reading = accumulator.parameters.kinds, accumulator.parameters.joint
+        self._state = state = accumulator.seen()
         self.n_rows, self.weight, self.mean = state.n_rows, state.weight, state.mean
 
     @property
@@ -62,8 +62,8 @@ class Snapshot:
         return np.asarray(self._state.second.diagonal() / self.weight)
 
     def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
-        """Where a factor may live while it is used."""
-        return self._held.workspace(len(self.mean) ** 2) if whitened else nullcontext()
+        """Work memory for a factor, for the duration of a solve."""
+        return self._accumulator.workspace(len(self.mean) ** 2) if whitened else nullcontext()
 
     def class_noise(
         self, names: Sequence[VariableName], factor: Factor | None
@@ -84,11 +84,11 @@ class Snapshot:
         """
         import scipy.linalg.blas
 
-        held, by = self._held, self._held.parameters.by
-        if not isinstance(held, ClassAccumulator) or by is None or by not in names:
+        accumulator, by = self._accumulator, self._accumulator.parameters.by
+        if not isinstance(accumulator, ClassAccumulator) or by is None or by not in names:
             return {}
         variable = cast(ClassSums, self.variable(by))
-        parts = [held.parts[name] for name in variable.names if name in held.parts]
+        parts = [accumulator.parts[name] for name in variable.names if name in accumulator.parts]
         states = [part.state for part in parts if part.state is not None and part.state.weight > 0]
         if factor is None or len(factor.left_out):
             factor = self.factored(Options(min_scale=0.0), 0.0, None)
@@ -102,7 +102,7 @@ class Snapshot:
         def across(white: Float) -> Float:
             return np.asarray(white - (white @ directions.T) @ directions)
 
-        # Orthonormal rows u, a basis or random directions: sum u^T A u is tr(A), or estimates it.
+        # Orthonormal rows u, a basis or random: sum u^T A u is tr(A) or an estimate.
         shape = max(1, factor.rank - len(directions))
         probes, exact = np.eye(len(self.mean)), shape <= _PROBES
         if not exact:
@@ -125,8 +125,7 @@ class Snapshot:
     @property
     def pairs(self) -> LabelTable:
         """Products of the labels of all rows."""
-        held = self._held
-        return held.sample.all_labels if isinstance(held, SampledAccumulator) else held.pairs
+        return self._accumulator.pairs
 
     def identity(self) -> Factor:
         """The factor of the identity, for what is not whitened."""
@@ -163,7 +162,7 @@ class Snapshot:
         return other.factored(Options(min_scale=tolerances.MIN_SCALE), 0.0, memory)
 
     def _scatter(self, options: Options) -> tuple[Float, float, int, float]:
-        """The matrix to factor, what it is divided by, its rows, and its unit roundoff."""
+        """The matrix to factor, its divisor, its number of rows, and its unit roundoff."""
         second = self._state.second
         return second.matrix, self.weight, self.n_rows, second.unit_roundoff
 
@@ -190,7 +189,7 @@ class Snapshot:
 
     @property
     def sample(self) -> Sampled | None:
-        """What Cov(x) was estimated from, where that is not all rows."""
+        """The sample that Cov(x) was estimated from; None for all rows."""
         return None
 
     @property
@@ -202,15 +201,15 @@ class Snapshot:
 class SketchSnapshot(Snapshot):
     """The statistics of moments that keep a sketch of the scatter."""
 
-    def __init__(self, held: SketchAccumulator) -> None:
-        super().__init__(held)
-        self.accumulator = held
+    def __init__(self, accumulator: SketchAccumulator) -> None:
+        super().__init__(accumulator)
+        self.accumulator = accumulator
         self.sketch = cast(Sketch, self._state.second)
         self._metric: LowRank | None = None
 
     @property
     def metric(self) -> LowRank:
-        """M, made when it is first asked for."""
+        """M, computed on first use."""
         if self._metric is None:
             sketch = self.sketch
             self._metric = nystroem(
@@ -234,7 +233,7 @@ class SketchSnapshot(Snapshot):
         return self.metric.factor(share, left_out)
 
     def remember(self, factor: Factor) -> None:
-        """Nothing: the metric is at hand."""
+        """Do nothing: `gram` uses the metric."""
 
     def share(self, options: Options) -> float:
         if isinstance(options.shrinkage, str):
@@ -251,13 +250,17 @@ class SketchSnapshot(Snapshot):
 class SampleSnapshot(Snapshot):
     """The statistics of moments whose scatter is that of a sample."""
 
-    def __init__(self, held: SampledAccumulator) -> None:
-        super().__init__(held)
-        self._sampled = held
+    def __init__(self, accumulator: SampledAccumulator) -> None:
+        super().__init__(accumulator)
+        self._sampled = accumulator
         self._estimate: tuple[Float, Sampled] | None = None
 
+    @property
+    def pairs(self) -> LabelTable:
+        return self._sampled.sample.all_labels
+
     def _estimated(self) -> tuple[Float, Sampled]:
-        """The covariance, estimated when it is first asked for."""
+        """The covariance, estimated on first use."""
         if self._estimate is None:
             self._estimate = sampled_covariance(self._sampled)
         return self._estimate
@@ -269,8 +272,8 @@ class SampleSnapshot(Snapshot):
     def _scatter(self, options: Options) -> tuple[Float, float, int, float]:
         if not options.shrinkage:
             refuse_few(self._sampled)
-        matrix, known = self._estimated()
-        return matrix, 1.0, known.n_rows, known.unit_roundoff
+        matrix, estimate = self._estimated()
+        return matrix, 1.0, estimate.n_rows, estimate.unit_roundoff
 
     def remember(self, factor: Factor) -> None:
         factor.remember(self._estimated()[0], 1.0)
@@ -278,21 +281,25 @@ class SampleSnapshot(Snapshot):
     def share(self, options: Options) -> float:
         if options.shrinkage is None:
             return 0.0
-        matrix, known = self._estimated()
-        # `share` takes a sum over the rows; this is a mean, and so is the matrix.
-        quartic = None if known.quartic is None else known.quartic / known.effective
-        return share(options.shrinkage, matrix, known.effective, quartic)
+        matrix, estimate = self._estimated()
+        # `share` takes a sum over the rows; matrix and quartic are means.
+        quartic = None if estimate.quartic is None else estimate.quartic / estimate.effective
+        return share(options.shrinkage, matrix, estimate.effective, quartic)
 
     def gram(self, rows: Float) -> Float:
         import scipy.linalg.blas
 
-        matrix, known = self._estimated()
+        matrix, estimate = self._estimated()
         product = scipy.linalg.blas.dsymm(1.0, matrix, rows.T, lower=1)
-        return np.asarray(rows @ product - (rows * known.repaired) @ rows.T)
+        return np.asarray(rows @ product - (rows * estimate.repaired) @ rows.T)
 
 
-def snapshot_of(held: Accumulator) -> Snapshot:
+def snapshot_of(accumulator: Accumulator) -> Snapshot:
     """The statistics of an accumulator of any kind."""
-    if isinstance(held, SketchAccumulator):
-        return SketchSnapshot(held)
-    return SampleSnapshot(held) if isinstance(held, SampledAccumulator) else Snapshot(held)
+    if isinstance(accumulator, SketchAccumulator):
+        return SketchSnapshot(accumulator)
+    return (
+        SampleSnapshot(accumulator)
+        if isinstance(accumulator, SampledAccumulator)
+        else Snapshot(accumulator)
+    )

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast._kernels import row_kernels
 from splince_fast._runtime.arrays import check_values
 from splince_fast.exceptions import IncompatibleMomentsError
 from splince_fast.moments.block import Reduced, Sample, rows_of
@@ -20,13 +19,14 @@ Float = NDArray[np.float64]
 
 # Rows of the first block whose mean becomes the reference point.
 _HEAD = 256
-# The reference point moves when the mean is this many standard deviations away from it ...
+# The reference point moves if the mean is more than this many standard deviations away,
 _FAR = 16.0
-# ... and by more than rounding can make of a constant feature.
+# and more than the rounding of a constant feature, in units of its size.
 _ROUNDINGS = 1024 * EPS64
-# Sums of squares of numbers up to it are finite, for every d that fits in memory.
+# Sums of squares of smaller numbers are finite for every practical d.
 _LARGEST = 1e140
-# A removal that leaves less than this share of a sum of squares leaves its rounding with it.
+# A removal that leaves less than this fraction of a sum of squares leaves the rounding of the
+# whole.
 _LITTLE = 0.25
 
 
@@ -39,14 +39,14 @@ class State:
     weight: float
     deviation: Float  # (d,): sum w (x - reference)
     second: Scatter  # sum w (x - mean)(x - mean)^T
-    fourth: FourthMoment | None  # where Ledoit-Wolf shrinkage was asked for
-    # (d,): what removals may have left of each sum of squares by rounding; None where the bounds
-    # of the sum itself cover it. A part far away takes the digits of what stays with it.
+    fourth: FourthMoment | None  # for Ledoit-Wolf shrinkage
+    # (d,): rounding that removals may have left in each sum of squares; None where the bound of the
+    # sum covers it. Removing rows of a distant mean cancels digits.
     lost: Float | None = None
 
     @classmethod
     def of_variances(cls, width: int) -> State:
-        """No rows; of the scatter only the diagonal is kept."""
+        """No rows; only the diagonal of the scatter is kept."""
         return cls(np.zeros(width), 0, 0.0, np.zeros(width), Diagonal.empty(width), None)
 
     @classmethod
@@ -69,7 +69,7 @@ class State:
 
     @property
     def scatter(self) -> Float:
-        """(d, d) Fortran-ordered, of which the lower triangle is meaningful."""
+        """(d, d) Fortran-ordered; only the lower triangle is valid."""
         return self.second.matrix
 
     @property
@@ -105,7 +105,7 @@ class State:
         self, rows: NDArray[Any], weight: Float | None, sample: Sample,
         index: NDArray[np.intp] | None = None,
     ) -> Float:  # fmt: skip
-        """The point about which a block is summed: that of the state, or where it should move.
+        """The reference point for a block: that of the state, or a new one.
 
         Sums about a point that lies c standard deviations from the mean lose a factor c of
         precision. The first block gives the weighted mean of its first rows; later the point
@@ -113,11 +113,8 @@ class State:
         """
         if self.weight == 0.0:
             return head_mean(rows, weight, index)
-        far = row_kernels.reference_is_far(
-            self.reference, self.deviation, self.weight, self.second.matrix.diagonal().copy(),
-            sample.shift, sample.spread, sample.weight, sample.whole, _FAR, _ROUNDINGS,
-        )  # fmt: skip
-        if not far:
+        squares = sample.spread * (sample.whole / sample.weight)
+        if not self._is_far_with(sample.shift, squares, sample.whole):
             return self.reference
         block = sample.whole * (sample.shift - self.reference)
         drift = (self.deviation + block) / (self.weight + sample.whole)
@@ -131,21 +128,31 @@ class State:
         return self.fourth.moved(step, self.weight, self.deviation, self.scatter)
 
     def reference_with(self, other: State) -> Float:
-        """The point about which the sums of both are to be taken: as `reference_for`."""
+        """The reference point for the sums of both states, as in `reference_for`."""
         if not other.weight:
             return self.reference
         if not self.weight:
             return other.reference.copy()
         weight = other.weight
-        far = row_kernels.reference_is_far(
-            self.reference, self.deviation, self.weight, self.second.diagonal().copy(),
-            other.mean, other.second.diagonal().copy(), weight, weight, _FAR, _ROUNDINGS,
-        )  # fmt: skip
-        if not far:
+        if not self._is_far_with(other.mean, other.second.diagonal(), weight):
             return self.reference
         ahead = other.reference - self.reference
         drift = self.deviation + other.deviation + weight * ahead
         return np.asarray(self.reference + drift / (self.weight + weight))
+
+    def _is_far_with(self, mean: Float, squares: Float, weight: float) -> bool:
+        """Whether the mean, with rows of these moments, is far from the reference point."""
+        own, together = self.second.diagonal(), self.weight + weight
+        with np.errstate(over="ignore", invalid="ignore"):
+            ahead = mean - self.reference
+            drift = (self.deviation + weight * ahead) / together
+            far = drift * drift * together > _FAR * _FAR * own
+            if not far.any():
+                return False
+            gap = ahead - self.deviation / self.weight
+            squares = own + squares + self.weight * weight / together * gap * gap
+            far = drift * drift * together > _FAR * _FAR * squares
+            return bool((far & (np.abs(drift) > _ROUNDINGS * np.abs(self.reference))).any())
 
     def _deviation_about(self, reference: Float) -> Float:
         """sum w (x - reference)."""
@@ -209,7 +216,7 @@ class State:
         self.weight += other.weight
 
     def remove(self, part: State) -> tuple[NDArray[np.intp], Float]:
-        """Take back the moments of a part, in place.
+        """Remove the moments of a part, in place.
 
         The equation of `add` is solved for S_a. Returned are the features whose variance is no
         more than what rounding can leave of the whole's, and the rounding of sums over x for
@@ -236,7 +243,7 @@ class State:
             )
         if not part.weight:
             return none
-        # Rounding that can remain of a variance: of the whole's, and of its offset.
+        # Rounding in a variance: of the whole variance, and of its offset.
         offset = np.abs(self.reference) + np.abs(self.deviation / self.weight)
         of_offset = self.weight * (64 * EPS64 * offset) ** 2
         squares = self.second.diagonal().copy()
@@ -269,7 +276,7 @@ class State:
                 "cannot remove these moments: a variance would become negative, so they are "
                 "not a part of the whole"
             )
-        # Where little is left, its own size no longer tells what rounding there is in it.
+        # A small remainder does not bound its own rounding.
         little = bool((diagonal < _LITTLE * squares).any())
         self.lost = impossible if before is not None or little else None
         constant = np.flatnonzero(diagonal <= noise)
@@ -289,10 +296,10 @@ def head_mean(
 ) -> Float:
     """The weighted mean of the first rows of a block, whose values may be unchecked."""
     head = rows_of(rows, index, 0, _HEAD).astype(np.float64, order="C")
-    # Before infinite less infinite warns, and because deviations do not tell of an offset.
+    # Avoids the warning of inf - inf; deviations do not show an offset.
     if not (head.max() <= _LARGEST and head.min() >= -_LARGEST):
         check_values(rows if index is None else rows[index])
-    # About its first row, so that a constant column has exactly its value.
+    # Relative to the first row, so that a constant column has exactly its value.
     first = head[0].copy()
     head -= first
     mean = head.mean(axis=0) if weight is None else weight[:_HEAD] @ head / (

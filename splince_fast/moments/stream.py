@@ -94,7 +94,7 @@ def accumulate(
                         bar.advance(int(block.X.shape[0]), getattr(block.X, "nbytes", 0))
                         write_if_due()
         except BaseException as error:
-            # Accumulated rows are not lost, whether the source or Ctrl-C ended the run.
+            # Write a checkpoint whether the source failed or Ctrl-C came.
             if checkpoint is not None and run.unwritten:
                 try:
                     run.write()
@@ -135,7 +135,7 @@ def _foreign(path: str, why: str) -> FileFormatError:
 
 
 def _check_stream(path: str, stream: Any) -> None:
-    """Raise FileFormatError unless `stream` is what `Run.write` writes."""
+    """Raise FileFormatError unless `stream` has the form that `Run.write` writes."""
     fits = isinstance(stream, dict) and isinstance(stream.get("source"), dict)
     if fits:
         position = stream.get("position")
@@ -152,7 +152,7 @@ def _check_stream(path: str, stream: Any) -> None:
 
 
 class Run:
-    """Where a stream stands.
+    """Position in a stream, with its checkpoint.
 
     Attributes
     ----------
@@ -169,7 +169,7 @@ class Run:
         self.target = target
         self._source = source
         self._checkpoint = checkpoint
-        # Of the files as they are when reading begins.
+        # of the files before reading
         self._files = {} if checkpoint is None else file_stamps(source.files)
         stream = stream or {"position": 0}
         self.position: int = stream["position"]
@@ -178,7 +178,7 @@ class Run:
         self._last: str = stream.get("last", "")
         self._last_block: Any = None
         self._variables = set(target.variables)
-        # Labels that are read and not accumulated.
+        # labels that are read but not accumulated
         self._unread = {target._arguments().get("groups")}
         in_order = isinstance(source, StreamSource)
         self.first_block = 0 if in_order else max(0, self.position - 1)
@@ -191,7 +191,7 @@ class Run:
         return self.position > max(0, self._written)
 
     def unseen(self, reader: Iterator[Any]) -> Iterator[Any]:
-        """The blocks that the target lacks; those that it has are compared."""
+        """The blocks that are not in the target; those of the checkpoint are compared."""
         number = self.first_block
         for block in reader:
             if number == 0 and self.position:
@@ -211,7 +211,7 @@ class Run:
             )
 
     def add(self, block: Any) -> None:
-        """Add a block to the target; Ctrl-C comes when the position says so, too."""
+        """Add a block to the target and advance the position; Ctrl-C waits for both."""
         with Deferred():
             self.target.update(block.X, block.labels, sample_weight=block.sample_weight)
             if not self.position and self._checkpoint is not None:
@@ -227,7 +227,7 @@ class Run:
             self._first = self._first or first
 
     def check_position(self) -> None:
-        """Compare the blocks about the position with what the checkpoint says of them."""
+        """Compare the blocks around the position with their digests in the checkpoint."""
         if self.position:
             next(self.unseen(islice(self._source.iter_from(self.first_block), 2)), None)
 
@@ -237,7 +237,7 @@ class Run:
         return self._checkpoint is not None
 
     def write(self) -> None:
-        """Write the target and where the stream stands."""
+        """Write the target and the position."""
         if self._checkpoint is None:
             return
         if self._last_block is not None:
@@ -258,7 +258,7 @@ class Run:
         return block_digest(block.X, block.labels, block.sample_weight, self.target.parameters)
 
     def _compare(self, block: Any, digest: str, number: int) -> None:
-        """Raise FileFormatError unless a block is the one that the checkpoint has seen."""
+        """Raise FileFormatError unless the digest of a block is that in the checkpoint."""
         if block is not None and self._variables:
             self._check_variables(block)
         if digest and (block is None or self._digest(block) != digest):
@@ -267,7 +267,7 @@ class Run:
             )
 
     def _check_variables(self, block: Any) -> None:
-        """Raise FileFormatError if the block behind a checkpoint brings other variables."""
+        """Raise FileFormatError if the block after a checkpoint has other variables."""
         parameters = self.target.parameters
         fresh = encode(
             block.labels,

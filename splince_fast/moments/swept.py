@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime import threads
-from splince_fast._runtime.arrays import ALL_ROWS, NO_WEIGHT, check_values
+from splince_fast._runtime.arrays import check_values
 from splince_fast._runtime.memory import aligned
 from splince_fast.labels import VariableName
 from splince_fast.moments.accumulator import Accumulator, Batch
@@ -22,13 +22,12 @@ from splince_fast.moments.variable import Request, Variable
 
 Float = NDArray[np.float64]
 
-# Elements of a block below which a second thread costs more than it saves.
+# Fewer elements per thread cost more in starting it than they save.
 _GRAIN = 3 << 17
-# Rows pass `check_values` where the sums of squares of their deviations are not above it, about a
-# point that `head_mean` has looked at.
+# Rows pass `check_values` if the sums of squares about a finite point are below this.
 _LARGEST = 1e280
-# A few processors use up what memory gives. Of two threads the first, which begins earlier, takes
-# one more.
+# A few processors saturate the memory. Of two threads the first, which starts earlier, takes one
+# task more.
 _MOST_SEGMENTS = 7
 # Columns whose part of a row's leverage is one number.
 STRIPE = 192
@@ -38,14 +37,14 @@ class SweptAccumulator(Accumulator):
     """An accumulator whose blocks are reduced without a copy, and without a d x d product."""
 
     def _reserve(self, width: int, dtype: np.dtype[Any]) -> int:
-        """Rows of a block; it is reduced where it lies, so that no memory is needed."""
-        threads.thread_count()  # so that a wrong setting is told at once
+        """Rows of a block, which is reduced in place without work memory."""
+        threads.thread_count()  # raises for an invalid setting
         capacity = self.parameters.capacity(width, dtype.itemsize)
         self._work.capacities[width, dtype] = capacity
         return capacity
 
     def _meet(self, state: State, own: State) -> tuple[Float, dict[VariableName, Variable]]:
-        """Where the sums of a state and of a block meet, and the variables that have to move."""
+        """The common reference point of a state and a block, and the variables that move to it."""
         reference = state.reference_with(own)
         return reference, {} if reference is state.reference else self._moved(state, reference)
 
@@ -58,7 +57,7 @@ class SweptAccumulator(Accumulator):
         sums: tuple[Float, Float, Float, Float],
         met: tuple[Float, dict[VariableName, Variable]],
     ) -> None:
-        """Add the state `own` of a block, and its sums for the variables, to what was seen.
+        """Add the state `own` of a block and its sums for the variables.
 
         `sums` are those per class, the weights of the classes, the products with columns, and the
         sums of these columns; all about the reference point of `own`.
@@ -93,30 +92,30 @@ class Sweep:
         index: NDArray[np.intp] | None = None,
     ) -> None:
         n, d = len(rows) if index is None else len(index), rows.shape[1]
-        self._rows, self._shift, self._codes, self._n_codes = rows, shift, codes, n_codes
-        self._index = ALL_ROWS if index is None else index
-        self._weight = NO_WEIGHT if weight is None else weight
+        self._rows, self._index, self._codes, self._n_codes = rows, index, codes, n_codes
         self.leverage = np.empty((-(-d // STRIPE), n))
         self.whole = float(n) if weight is None else float(weight.sum())
-        self._given, self._values = values, values
+        self._least = 1.0 if weight is None else min(1.0, weight.min())
+        self._given = values
         self._products: Float | None = None
         if len(values) >= MATRIX_PRODUCT_FROM:
             self._products = np.empty((len(values), d))
             add_products(rows, values, shift, np.zeros(d), self._products, index)
-            self._values = values[:0]
-        n_sums = 2 + n_codes + len(self._values)
-        self._segment = _segment_rows(n, d, n_sums)
-        self._sums = np.empty((-(-n // self._segment), n_sums, d))
-        self._order, self._cell = np.empty(n, np.intp), np.empty(n, np.intp)
-        row_kernels.sort_by_cell(codes, n_codes, self._segment, self._order, self._cell)
-        starts = np.append(0, np.flatnonzero(self._cell[1:] != self._cell[:-1]) + 1)
-        ordered = np.ones(n) if weight is None else weight[self._order]
-        self.cells = self._order[starts], np.add.reduceat(ordered, starts)
+            values = values[:0]
+        n_sums = 2 + n_codes + len(values)
+        segment = _segment_rows(n, d, n_sums)
+        self._sums = np.empty((-(-n // segment), n_sums, d))
+        self._block = row_kernels.Block(
+            rows, index, weight, shift, None, codes, n_codes, values, segment
+        )
+        order, cell = self._block.cells
+        starts = np.append(0, np.flatnonzero(cell[1:] != cell[:-1]) + 1)
+        ordered = np.ones(n) if weight is None else weight[order]
+        self.cells = order[starts], np.add.reduceat(ordered, starts)
 
     def run(self, inverse: Float) -> None:
         """Compute total, squares, class_sums, products and leverage."""
-        n, d = len(self._order), len(self._shift)
-        segments, pieces = len(self._sums), 1
+        n, (segments, _, d), pieces = self._block.n, self._sums.shape, 1
         if segments == 1:
             pieces = max(1, min(d // max(STRIPE, _GRAIN // n), threads.thread_count()))
         width = -(-d // (pieces * STRIPE)) * STRIPE
@@ -124,13 +123,11 @@ class Sweep:
 
         def work(first: int, last: int) -> None:
             row_kernels.sweep_block(
-                self._rows, self._index, self._weight, self._shift, inverse, self._codes,
-                self._order, self._cell, self._values, self._segment, width, STRIPE, self._sums,
-                near, self.leverage, counter,
-            )  # fmt: skip
+                self._block, inverse, width, STRIPE, self._sums, near, self.leverage, counter
+            )
 
         threads.split(work, max(segments, pieces), grain=1)
-        with np.errstate(over="ignore", invalid="ignore"):  # `check` refuses such rows
+        with np.errstate(over="ignore", invalid="ignore"):  # `check` raises for such rows
             sums = functools.reduce(np.add, self._sums)  # segment by segment
         self.total: Float = sums[0]
         self.squares: Float = sums[1]
@@ -138,11 +135,9 @@ class Sweep:
         self.products = sums[2 + self._n_codes :] if self._products is None else self._products
 
     def check(self) -> None:
-        """Raise what :func:`check_values` says of the rows."""
-        least = self._weight.min() if len(self._weight) else 1.0
-        if not self.squares.max() <= _LARGEST * min(1.0, least):
-            index = self._index if len(self._index) else None
-            check_values(rows_of(self._rows, index, 0, len(self._order)))
+        """Raise the errors of :func:`check_values` for the rows."""
+        if not self.squares.max() <= _LARGEST * self._least:
+            check_values(rows_of(self._rows, self._index, 0, self._block.n))
 
     @property
     def variances(self) -> Float:
@@ -151,7 +146,7 @@ class Sweep:
 
     @property
     def sums(self) -> tuple[Float, Float, Float, Float]:
-        """What `SweptAccumulator._add_sums` takes."""
+        """The arguments of `SweptAccumulator._add_sums`."""
         rows, weights = self.cells
         weights = class_weights(self._codes.take(rows, axis=1), self._n_codes, weights)
         return self.class_sums, weights, self.products, self._given.sum(axis=1)
@@ -170,8 +165,7 @@ def _segment_rows(n: int, d: int, n_sums: int) -> int:
 
 def class_weights(codes: NDArray[np.intp], n_codes: int, weight: Float) -> Float:
     """Weight of the rows in each class sum; `weight` is empty for unit weights."""
-    import splince_fast._kernels.sampled as kernels
-
-    weights = np.empty(n_codes)
-    kernels.weigh_classes(codes, weight, weights)
-    return weights
+    weights = np.zeros(n_codes + 1)  # the first one of missing labels
+    for column in codes:
+        weights += np.bincount(column + 1, weight if len(weight) else None, n_codes + 1)
+    return weights[1:]

@@ -72,7 +72,7 @@ class Variable(ABC):
 
     @abstractmethod
     def begin(self, column: Any, name: object) -> tuple[Labels | None, Any]:
-        """Labels in terms of the state, and what `learn` has to know first; nothing changes.
+        """Labels in terms of the state, and the argument of `learn`; nothing changes.
 
         Both are None for a column that `is_blank`; the latter where nothing is new.
 
@@ -84,11 +84,11 @@ class Variable(ABC):
 
     @abstractmethod
     def learn(self, fresh: Any) -> None:
-        """Take over the names that `begin` found to be new."""
+        """Register the new names that `begin` returned."""
 
     @abstractmethod
     def ask(self, labels: Labels, weight: Float | None) -> Request:
-        """Sums to take over a block, and memory for them; no readable state changes."""
+        """Sums to request over a block, with memory for them; no readable state changes."""
 
     @abstractmethod
     def commit(self, request: Request, class_sums: Float, products: Float) -> None:
@@ -192,7 +192,7 @@ def check_ddof(ddof: object) -> None:
 
 
 def denominator(weight: float, ddof: float, name: object) -> float:
-    """weight - ddof, or an error that says why there is no covariance."""
+    """weight - ddof; NotEnoughDataError unless it is positive."""
     check_ddof(ddof)
     if weight - ddof <= 0:
         raise NotEnoughDataError(

@@ -19,7 +19,7 @@ KINDS: dict[str, type[Variable]] = {kind.kind: kind for kind in KIND_OF_COLUMN.v
 
 
 def check_column(variable: Variable, column: Any, name: object) -> None:
-    """Raise LabelError where an encoded column contradicts what was seen of a variable."""
+    """Raise LabelError where an encoded column contradicts earlier blocks of a variable."""
     kind = KIND_OF_COLUMN[type(column)]
     if type(variable) is not kind and not kind.is_blank(column):
         raise contradiction(name, variable.kind, kind.kind)
@@ -40,13 +40,13 @@ def merged_variables(
     """
     result = dict(ours)
     for name, variable in theirs.items():
-        known = result.get(name)
-        if known is None:
+        ours_or_empty = result.get(name)
+        if ours_or_empty is None:
             if sign < 0:
                 raise IncompatibleMomentsError(
                     f"cannot remove a part that has the variable {name!r}, which the whole never "
                     "saw: it is not a part of it"
                 )
-            known = variable.empty_like()
-        result[name] = known.merged(variable, shift, sign, name)
+            ours_or_empty = variable.empty_like()
+        result[name] = ours_or_empty.merged(variable, shift, sign, name)
     return result

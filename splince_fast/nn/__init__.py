@@ -1,10 +1,10 @@
-"""Concept erasure inside a live torch model: install, collect, fit layer by layer, fold.
+"""Concept erasure inside a torch model: collect moments, fit layer by layer, install, fold.
 
 >>> from splince_fast import nn as snn
 >>> snn.__all__[:4]
 ['Collected', 'Effect', 'Eraser', 'Erasers']
 
-Every name is loaded when it is first used; torch comes with the extra ``torch``.
+Names are imported on first use, because torch comes with the extra ``torch``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from splince_fast.nn.folding import Folded, fold
     from splince_fast.nn.installed import Installed, install
     from splince_fast.nn.layers import fit_layers
-    from splince_fast.nn.recipe import Site
+    from splince_fast.nn.spec import Site
     from splince_fast.nn.text import TextBatches, text_batches
 
 _LAZY = {
@@ -41,7 +41,7 @@ _LAZY = {
     "Erasers": "erasers",
     "Folded": "folding",
     "Installed": "installed",
-    "Site": "recipe",
+    "Site": "spec",
     "TextBatches": "text",
     "collect": "collection",
     "effect": "effects",

@@ -1,9 +1,9 @@
-"""Moments of activations: the core's accumulator on a CPU, its subclass for torch elsewhere.
+"""Accumulation of activations: by the accumulator of NumPy rows on a CPU, by torch on devices.
 
-Both take labels, classes, merging and files from :mod:`splince_fast.moments`. On a device only
-the buffered rows and the scatter are tensors: a full buffer is centred and multiplied there, and
-its sums reach the host in one transfer. Products are float32 and are added in float64, except on
-GPUs whose float64 products are as fast.
+The accumulator for devices is a subclass, which shares labels, classes, merging and files with
+:mod:`splince_fast.moments`. The buffered rows and the scatter are tensors. A full buffer is centred
+and multiplied on the device, and its sums are copied to the host in one transfer. Products are
+float32 and are added in float64; on GPUs with equally fast float64 products they are float64.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from splince_fast._runtime.arrays import Rows, torch_to_numpy
 from splince_fast.exceptions import InputError, NonFiniteError
@@ -31,27 +32,26 @@ from splince_fast.moments.parameters import Parameters
 from splince_fast.moments.scatter import EPS32, EPS64, Scatter
 from splince_fast.moments.state import State
 from splince_fast.nn.eraser import no_autocast
-from splince_fast.nn.memory import on_device
+from splince_fast.nn.memory import to_device
 
-Tensor = Any
 Float = NDArray[np.float64]
 
-# Fraction of d^2 float64 numbers that buffered rows may take, and their least and greatest number.
+# Size of the row buffer as a fraction of d^2 float64 numbers, and bounds on its number of rows.
 _BUFFER_FRACTION = 0.25
 _BUFFER_ROWS = (256, 4096)
-# Column panels of a scatter on a device, of which the part right of the diagonal is computed.
+# Number of row panels of a scatter on a device; of each only the upper triangle is computed.
 _PANELS = 4
-# Widths below which there is one panel.
-_LEAST_WIDTH = 64
-# Compute capabilities whose float64 products are about as fast as float32.
+# A narrower scatter is one panel.
+_MIN_PANEL_WIDTH = 64
+# Compute capabilities of GPUs whose float64 products are about as fast as float32.
 _FAST_FLOAT64 = ((8, 0), (9, 0), (10, 0))
 
 
 @dataclass(frozen=True)
 class RowLabels:
-    """Labels of the rows that one call of a module adds; all sites share them.
+    """Encoded labels of the n rows that one call selects.
 
-    `sequence` (n,) numbers the sequences of the batch.
+    `batch` is the number of the batch, `sequence` (n,) that of the sequence within it.
     """
 
     n: int
@@ -61,86 +61,82 @@ class RowLabels:
     sequence: NDArray[np.intp]
 
 
-def home_of(device: Any) -> Any:
-    """The device itself, or the CPU where a device has no float64."""
+def accumulation_device(device: torch.device) -> torch.device:
+    """Return the CPU for devices without float64, else the device itself."""
     return torch.device("cpu") if device.type in ("mps", "meta") else device
 
 
-def on_host(home: Any) -> bool:
-    """Whether NumPy can view the rows there, for the core's kernels."""
-    return bool(home.type == "cpu")
+def on_host(device: torch.device) -> bool:
+    """Return whether NumPy can view tensors on a device."""
+    return bool(device.type == "cpu")
 
 
-def _fast_float64(device: Any) -> bool:
+def _fast_float64(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) in _FAST_FLOAT64
 
 
 def buffer_rows(width: int, itemsize: int) -> int:
-    """Rows that a site buffers: few beside its d^2 numbers, enough for a fast product."""
+    """Return the number of rows that a site buffers, for numbers of `itemsize` bytes."""
     rows = int(_BUFFER_FRACTION * 8 * width / itemsize)
     return min(max(rows, _BUFFER_ROWS[0]), _BUFFER_ROWS[1])
 
 
 class SiteSums:
-    """The moments of one site, while it is collected.
+    """The moments of one site during a collection.
 
-    Parameters
-    ----------
-    name : str
-        For messages.
-    width : int
-    dtype : torch.dtype
-        Of the first rows.
-    home : torch.device
-        Where the scatter lives.
-    parameters : Parameters
-        Of the moments that result.
-    work : Workspace
-        Shared by all sites on a CPU.
+    `dtype` is that of the first rows, `device` that of the scatter, `parameters` are those of the
+    resulting moments. All sites on a CPU share the workspace.
     """
 
     def __init__(
-        self, name: str, width: int, dtype: Any, home: Any, parameters: Parameters, work: Workspace
+        self,
+        name: str,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        parameters: Parameters,
+        work: Workspace,
     ) -> None:
-        self.name, self.width, self.home = name, width, home
+        self.name, self.width, self.device = name, width, device
         self._parameters, self._work = parameters, work
-        self._batches: list[tuple[int, int]] = []  # the first row and the number of each
-        self._on_host = on_host(home)
+        self._batches: list[tuple[int, int]] = []  # number of the first row, number of the batch
+        self._on_host = on_host(device)
         itemsize = max(4, dtype.itemsize) if self._on_host else dtype.itemsize
-        own = replace(parameters, block_rows=buffer_rows(width, itemsize))
-        self.accumulator = Accumulator(own, work) if self._on_host else DeviceAccumulator(own, home)
+        buffered = replace(parameters, block_rows=buffer_rows(width, itemsize))
+        self.accumulator = (
+            Accumulator(buffered, work) if self._on_host else DeviceAccumulator(buffered, device)
+        )
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the state and of the rows that are buffered."""
+        """Size of the state and of the row buffer in bytes."""
         return self.accumulator.nbytes - (self._work.nbytes if self._on_host else 0)
 
-    def feed(self, rows: Tensor, labels: RowLabels) -> None:
+    def add(self, rows: Tensor, labels: RowLabels) -> None:
         """Add rows (n, d) from any device.
 
-        Raises
-        ------
-        NonFiniteError
-            Rows hold NaN or infinity; on a device raised when the buffer is full.
+        Raises NonFiniteError for NaN or infinity; on a device only when the buffer is full.
         """
         start = self.accumulator.n_rows
         self._batches.append((start, labels.batch))
-        rows = rows.to(self.home)
+        rows = rows.to(self.device)
         try:
-            if self._on_host:
-                given, device = Rows.known(torch_to_numpy(rows)), False
-            else:
-                given, device = Rows(rows, rows.dtype, True), True
             self.accumulator.update(
-                given, labels.weight, labels.encoded, in_order=True, checked=device
+                Rows.from_array(torch_to_numpy(rows))
+                if self._on_host
+                else Rows(rows, rows.dtype, True),
+                labels.weight,
+                labels.encoded,
+                in_order=True,
+                checked=not self._on_host,
             )
         except _NonFiniteRow as error:
-            raise self._named(error.row) from None
+            raise self._non_finite_error(error.row) from None
         except NonFiniteError:
-            raise self._named(start + _first_bad(rows)) from None
+            raise self._non_finite_error(start + _first_non_finite(rows)) from None
 
-    def _named(self, row: int) -> NonFiniteError:
-        """The error that names site, batch and row."""
+    def _non_finite_error(self, row: int) -> NonFiniteError:
+        """Return the error that names site, batch and row."""
         first, batch = self._batches[bisect_right(self._batches, row, key=itemgetter(0)) - 1]
         return NonFiniteError(
             f"the site {self.name!r} gave NaN or infinity in row {row - first} of batch {batch} "
@@ -149,17 +145,14 @@ class SiteSums:
         )
 
     def result(self) -> Moments:
-        """The moments of all rows; these sums are used up.
+        """Return the moments of all rows, which uses up the sums.
 
-        Raises
-        ------
-        NonFiniteError
-            Buffered rows hold NaN or infinity, or products on a device have overflowed.
+        Raises NonFiniteError if buffered rows hold NaN or infinity, or if products overflowed.
         """
         try:
-            self.accumulator.settle()
+            self.accumulator.merge_pending()
         except _NonFiniteRow as error:
-            raise self._named(error.row) from None
+            raise self._non_finite_error(error.row) from None
         state = self.accumulator.state
         if state is not None and not np.isfinite(state.second.diagonal()).all():
             raise NonFiniteError(
@@ -169,35 +162,36 @@ class SiteSums:
         return from_accumulator(self.accumulator, self._parameters)
 
 
-# -- on a device -----------------------------------------------------------------------------
+# -- devices ---------------------------------------------------------------------------------
 
 
 class _NonFiniteRow(Exception):
-    """A buffer holds NaN or infinity; `row` counts from the first row of the site."""
+    """A buffered row holds NaN or infinity; `row` is its number among all rows of the site."""
 
     def __init__(self, row: int) -> None:
         super().__init__(row)
         self.row = row
 
 
-def _first_bad(rows: Tensor) -> int:
-    """Number of the first row that holds NaN or infinity; 0 for none."""
+def _first_non_finite(rows: Tensor) -> int:
+    """Return the number of the first row with NaN or infinity, 0 if there is none."""
     return int((~torch.isfinite(rows).all(1)).int().argmax())
 
 
 class DeviceAccumulator(Accumulator):
     """An accumulator whose rows and scatter are tensors on one device.
 
-    Rows are added in their order with `checked=True`. Sums are about the mean of the first block.
+    It supports `update` with `in_order` and `checked` only. Deviations are taken from the mean of
+    the first block.
     """
 
-    def __init__(self, parameters: Parameters, device: Any) -> None:
+    def __init__(self, parameters: Parameters, device: torch.device) -> None:
         super().__init__(parameters)
         self.device = device
-        self._probed = False
+        self._precision_checked = False
 
-    def settle(self) -> None:
-        """Reduce the buffered rows, and move the scatter to the host."""
+    def merge_pending(self) -> None:
+        """Merge the buffered rows, and copy the scatter to the host."""
         self.flush()
         if self.state is not None and isinstance(self.state.second, DeviceScatter):
             self.state.second = self.state.second.on_host()
@@ -218,31 +212,31 @@ class DeviceAccumulator(Accumulator):
         return buffer
 
     def _merge(self, batch: Batch, block: LabelledRows) -> None:
-        """Reduce a block on the device; the host waits once, for its sums.
+        """Reduce a block on the device and merge its sums; the host waits once, for the sums.
 
-        With c the mean of the block, Y = X - c and C the coefficients of weights, classes and
-        values, the sums about the reference point r are C Y + (C 1) (c - r)^T.
+        With the mean c of the block, Y = X - c and the coefficients C of weights, classes and
+        values, the sums of deviations from the reference point r are C Y + (C 1) (c - r)^T.
         """
         state, n = batch.state, len(block)
         rows: Tensor = block.rows
         exact = rows.dtype == torch.float64 or _fast_float64(self.device)
-        asked = [batch.variables[name].ask(z, block.weight) for name, z in block.labels.items()]
-        codes, n_sums, values = sweep_of(asked, n)
+        requests = [batch.variables[name].ask(z, block.weight) for name, z in block.labels.items()]
+        codes, n_sums, values = sweep_of(requests, n)
         coefficients = _coefficients(block.weight, codes, n_sums, values)
         totals = coefficients.sum(axis=1)
         with no_autocast(rows):
-            if not (exact or self._probed):
-                _check_products(self.device, n, state.width)
-                self._probed = True
+            if not (exact or self._precision_checked):
+                _check_precision(self.device, n, state.width)
+                self._precision_checked = True
             wide = rows.to(torch.float64)
-            centre = wide.mean(0)
-            y = wide - centre
-            moved = on_device(torch.from_numpy(coefficients), self.device)
-            sums = torch.cat([centre.unsqueeze(0), moved @ y]).cpu().numpy()
+            mean = wide.mean(0)
+            y = wide - mean
+            c = to_device(torch.from_numpy(coefficients), self.device)
+            sums = torch.cat([mean.unsqueeze(0), c @ y]).cpu().numpy()
             if not np.isfinite(sums[0]).all():
-                raise _NonFiniteRow(state.n_rows + _first_bad(rows))
+                raise _NonFiniteRow(state.n_rows + _first_non_finite(rows))
             if block.weight is not None:
-                y *= moved[0].sqrt().unsqueeze(1)
+                y *= c[0].sqrt().unsqueeze(1)
             reference = state.reference if state.weight else sums[0]
             residual = sums[1] / totals[0]
             sums = sums[1:] + np.outer(totals, sums[0] - reference)
@@ -251,7 +245,7 @@ class DeviceAccumulator(Accumulator):
                 sums[1 : 1 + n_sums], sums[1 + n_sums :],
             )  # fmt: skip
             state.merge_block(reference, reduced, None)
-        self._commit(batch, block, {}, asked, reduced.class_sums, reduced.products)
+        self._commit(batch, block, {}, requests, reduced.class_sums, reduced.products)
         if len(block.labels) > 1:
             self.pairs.add(block.labels, batch.variables, block.weight, within=False)
 
@@ -259,7 +253,7 @@ class DeviceAccumulator(Accumulator):
 def _coefficients(
     weight: Float | None, codes: NDArray[np.intp], n_sums: int, values: Float
 ) -> Float:
-    """(1 + n_sums + q, n): the weights, those of each class, and the weighted values."""
+    """Return weights, weights of each class and weighted values, (1 + n_sums + q, n)."""
     n = codes.shape[1]
     by_class = np.zeros((2 + n_sums, n))
     by_class[0] = 1.0 if weight is None else weight
@@ -267,10 +261,10 @@ def _coefficients(
     return np.concatenate([by_class[:-1], values])
 
 
-def _check_products(device: Any, rows: int, width: int) -> None:
-    """Raise InputError unless float32 products are float32: TF32 and bf16 modes are refused.
+def _check_precision(device: torch.device, rows: int, width: int) -> None:
+    """Raise InputError if a precision mode (TF32, bfloat16) rounds float32 products.
 
-    The shapes are those of the first panel, since libraries choose by shape how they multiply.
+    The shapes are those of the first panel, because BLAS libraries choose algorithms by shape.
     """
     probe = torch.zeros(rows, width, dtype=torch.float32, device=device)
     probe[0] = 1.0 + 2.0**-12
@@ -284,13 +278,13 @@ def _check_products(device: Any, rows: int, width: int) -> None:
 
 
 def _panel_width(width: int) -> int:
-    return -(-width // _PANELS) if width >= _LEAST_WIDTH else width
+    return -(-width // _PANELS) if width >= _MIN_PANEL_WIDTH else width
 
 
 class DeviceScatter(Scatter):
-    """A scatter on a device: column panels of its part right of the diagonal."""
+    """A scatter on a device: row panels of its upper triangle, each from the diagonal on."""
 
-    def __init__(self, width: int, device: Any) -> None:
+    def __init__(self, width: int, device: torch.device) -> None:
         super().__init__(np.empty((width, 0)), EPS64)
         self._step = _panel_width(width)
         self._panels = [
@@ -305,7 +299,7 @@ class DeviceScatter(Scatter):
     def add_block(self, shifted: Any, product: object, vectors: Float, coefficients: Float) -> None:
         """Add shifted^T shifted + sum_k coefficients[k] vectors[k] vectors[k]^T."""
         signed = coefficients[:, None] * vectors
-        outer = on_device(torch.from_numpy(np.stack([signed, vectors])), shifted.device)
+        outer = to_device(torch.from_numpy(np.stack([signed, vectors])), shifted.device)
         for k, panel in enumerate(self._panels):
             i = k * self._step
             part = shifted[:, i : i + len(panel)].T
@@ -318,12 +312,12 @@ class DeviceScatter(Scatter):
             self.unit_roundoff = EPS32
 
     def on_host(self) -> Scatter:
-        """The same in memory of the host."""
+        """Copy the scatter to the host."""
         upper = np.zeros((self.width, self.width))
         for k, panel in enumerate(self._panels):
             i = k * self._step
             upper[i : i + len(panel), i:] = panel.cpu().numpy()
-        found = Scatter(upper.T, self.unit_roundoff)
+        scatter = Scatter(upper.T, self.unit_roundoff)
         # The variance of a constant column can round below 0.
-        np.maximum(found.diagonal(), 0.0, out=found.diagonal())
-        return found
+        np.maximum(scatter.diagonal(), 0.0, out=scatter.diagonal())
+        return scatter

@@ -1,13 +1,12 @@
-"""Activations kept between passes: a pass begins where the output of a module is cached.
+"""Outputs of modules, cached between passes so that a pass can start after a module.
 
-`fit_layers` runs the same batches once per site, and all that precedes a fitted site is the same
-in later passes. A cache point is a module that has run before a site is reached, with the siblings
-that ran before it. For each batch the output of the module's forward, without hooks, is cached. In
-the next pass its forward returns that output, its siblings return NaN of the recorded shapes, and
-hooks and the surrounding modules run as usual. Two safeguards replace knowledge of the model's
-code. A cache point is used only if the next site has the same bits on the first batch with it and
-without it; and any reader of a skipped module on another batch gets NaN, which accumulation
-refuses.
+`fit_layers` runs the same batches once per site, and the modules before a fitted site return the
+same outputs in later passes. A cache point is a module that runs before a site, together with the
+siblings that run before it. Its output, without hooks, is cached for each batch. In the next pass
+the forward of the module returns the cached output, the forwards of the siblings return NaN of the
+recorded shapes, and hooks and ancestors run as usual. Two checks make this safe for any model. A
+cache point is used only if, on the first batch, the next site has the same bits with and without
+it. On other batches, a module that reads a skipped output gets NaN, which is an error.
 """
 
 from __future__ import annotations
@@ -16,160 +15,143 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import Module
 
 from splince_fast.nn import sites
 from splince_fast.nn.memory import free_memory
-from splince_fast.nn.recipe import Placement
+from splince_fast.nn.running import StopForward
+from splince_fast.nn.spec import Placement
 
-Tensor = Any
-Module = Any
 Call = Callable[[], Any]
-Trial = tuple["CachePoint", "ActivationCache"]
+Candidate = tuple["CachePoint", "ActivationCache"]
 
-# Share of the free memory of a device that kept outputs may take.
-_SHARE = 0.25
-# Integers that hold the bits of a number of so many bytes.
+# Fraction of the free memory of a device that the cache may use by default.
+_MEMORY_FRACTION = 0.25
+# Integer types by the bytes of a number, to read its bits.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-class _Reached(Exception):
-    """Ends a forward pass at a site."""
 
 
 @dataclass(frozen=True)
 class CachePoint:
-    """A module whose output is cached, and the siblings that are skipped in its place."""
+    """A module whose output is cached, and the siblings before it, which are skipped."""
 
     module: Module
-    before: tuple[Module, ...]
+    skipped: tuple[Module, ...]
 
 
 @dataclass
-class _Run:
-    """When a module began and ended in a trace, how often it ran, and whether it can be skipped."""
+class _ModuleRun:
+    """Start and end of a module in a trace, its number of calls, and whether it can be skipped."""
 
     start: int
     stop: float = math.inf
     calls: int = 0
-    simple: bool = True
+    cacheable: bool = True
 
 
 @dataclass
 class Trace:
-    """What ran on one batch.
+    """The order of modules and sites in one batch.
 
     Attributes
     ----------
     order : list of str
-        Sites in the order in which they first ran.
+        Sites in the order of their first calls.
     calls : dict of str to int
-        How often each of them ran.
+        Number of calls of each site.
     """
 
     order: list[str] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)
-    _first: dict[str, int] = field(default_factory=dict)
-    _sums: dict[str, tuple[Tensor, Tensor] | None] = field(default_factory=dict)
-    _runs: dict[int, _Run] = field(default_factory=dict)
+    _start: dict[str, int] = field(default_factory=dict)  # time of the first call of a site
+    _checksums: dict[str, tuple[Tensor, Tensor] | None] = field(default_factory=dict)
+    _runs: dict[int, _ModuleRun] = field(default_factory=dict)  # by id of the module
 
     @classmethod
     def of(
-        cls, model: Module, call: Call, chosen: Mapping[str, Module], placement: Placement
+        cls, model: Module, call: Call, modules: Mapping[str, Module], placement: Placement
     ) -> Trace:
-        """Run a model once, with hooks on all modules that are gone afterwards."""
-        trace, ticks = cls(calls=dict.fromkeys(chosen, 0)), 0
+        """Run a model once with temporary hooks on all modules."""
+        trace, time = cls(calls=dict.fromkeys(modules, 0)), 0
 
-        def begins(module: Module, args: Any) -> None:
-            trace._runs.setdefault(id(module), _Run(ticks))
+        def enter(module: Module, args: Any) -> None:
+            trace._runs.setdefault(id(module), _ModuleRun(time))
 
-        def ends(module: Module, args: Any, output: Any) -> None:
-            nonlocal ticks
-            ticks += 1
+        def leave(module: Module, args: Any, output: Any) -> None:
+            nonlocal time
+            time += 1
             run = trace._runs[id(module)]
-            run.stop, run.calls = ticks, run.calls + 1
-            run.simple &= _tensors(output) is not None
+            run.stop, run.calls = time, run.calls + 1
+            run.cacheable &= _tensors(output) is not None
 
-        def reached(name: str, value: Any) -> None:
+        def reach(name: str, value: Any) -> None:
             trace.calls[name] += 1
-            if name not in trace._first:
+            if name not in trace._start:
                 trace.order.append(name)
-                trace._first[name] = ticks
-                trace._sums[name] = _checksums(value)
+                trace._start[name] = time
+                trace._checksums[name] = _checksums(_site_tensor(name, value, placement))
 
         with ExitStack() as stack:
             for module in model.modules():
                 if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
                     continue
-                stack.callback(module.register_forward_pre_hook(begins).remove)
-                stack.callback(module.register_forward_hook(ends).remove)
-            for name, module in chosen.items():
-                stack.enter_context(_watched(name, module, placement, reached))
+                stack.callback(module.register_forward_pre_hook(enter).remove)
+                stack.callback(module.register_forward_hook(leave).remove)
+            for name, module in modules.items():
+                hook = sites.add_hook(name, module, placement.side, partial(reach, name))
+                stack.callback(hook.remove)
             call()
         return trace
 
-    def same(self, name: str, value: Any) -> bool:
-        """Whether a tensor has the bits that the site had when it first ran."""
-        first, now = self._sums[name], _checksums(value)
-        if first is None or now is None:
+    def matches(self, name: str, value: Tensor) -> bool:
+        """Return whether a tensor has the bits of the first call of a site."""
+        expected, checksums = self._checksums[name], _checksums(value)
+        if expected is None or checksums is None:
             return False
-        return all(torch.equal(a, b) for a, b in zip(first, now, strict=True))
+        return all(torch.equal(a, b) for a, b in zip(expected, checksums, strict=True))
 
-    def points(self, modules: Mapping[str, Module], name: str) -> list[CachePoint]:
-        """Where a pass behind a site may begin, those that skip most first."""
-        found = []
+    def cache_points(self, modules: Mapping[str, Module], name: str) -> list[CachePoint]:
+        """Return the cache points before a site, ordered by how much they skip, largest first."""
+        points = []
         parts = name.split(".")
         for depth in range(len(parts), 0, -1):
             parent = modules.get(".".join(parts[: depth - 1]))
             if parent is None:
                 continue
-            ran = [
+            earlier = [
                 (run, child)
                 for child in parent.children()
                 if (run := self._runs.get(id(child))) is not None
-                and run.stop <= self._first[name]
+                and run.stop <= self._start[name]
                 and run.calls == 1
-                and run.simple
+                and run.cacheable
             ]
-            if ran:
-                ran.sort(key=lambda one: one[0].stop)
-                skipped = sum(run.stop - run.start for run, _ in ran)
-                *before, last = (child for _, child in ran)
-                found.append((skipped, CachePoint(last, tuple(before))))
-        return [point for _, point in sorted(found, key=lambda one: -one[0])]
+            if earlier:
+                earlier.sort(key=lambda pair: pair[0].stop)
+                saved = sum(run.stop - run.start for run, _ in earlier)
+                *skipped, last = (child for _, child in earlier)
+                points.append((saved, CachePoint(last, tuple(skipped))))
+        return [point for _, point in sorted(points, key=lambda pair: -pair[0])]
 
 
-@contextmanager
-def _watched(
-    name: str, module: Module, placement: Placement, seen: Callable[[str, Any], None]
-) -> Iterator[None]:
-    """Show the tensor of a site each time it runs."""
-
-    def at_input(module: Module, args: Any, kwargs: Any) -> None:
-        key = sites.pick_input(name, args, kwargs)
-        seen(name, args[key] if isinstance(key, int) else kwargs[key])
-
-    def at_output(module: Module, args: Any, output: Any) -> None:
-        seen(name, sites.pick(name, output, placement.output, placement.feature_dim)[0])
-
+def _site_tensor(name: str, value: Any, placement: Placement) -> Tensor:
+    """Return the tensor of a site in an output or input of its module."""
     if placement.side == "input":
-        handle = module.register_forward_pre_hook(at_input, with_kwargs=True)
-    else:
-        handle = module.register_forward_hook(at_output)
-    try:
-        yield
-    finally:
-        handle.remove()
+        return value
+    return sites.pick(name, value, placement.output, placement.feature_dim)[0]
 
 
 # -- cached outputs -------------------------------------------------------------------------
 
 
 @dataclass
-class _Kept:
-    """The output of a point for one batch."""
+class _CachedOutput:
+    """The output of a cache point for one batch."""
 
     point: CachePoint
     output: Any
@@ -178,176 +160,169 @@ class _Kept:
 
     @property
     def unchanged(self) -> bool:
-        """Whether nothing wrote into it since."""
+        """Whether no operation has modified its tensors in place."""
         return [t._version for t in _tensors(self.output) or []] == self.versions
 
 
 class ActivationCache:
-    """Outputs kept between the passes of one fit, one per batch, within a limit of bytes.
+    """Cached outputs, at most one per batch, of `limit` bytes in all.
 
-    Parameters
-    ----------
-    limit : int
-        Bytes; batches beyond it run from the beginning of the model.
-
-    Attributes
-    ----------
-    nbytes, most_bytes : int
-        Bytes kept now, and the most so far.
+    Batches beyond the limit run from the start of the model.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.nbytes = self.most_bytes = 0
-        self._kept: dict[int, _Kept] = {}
+        self.nbytes = 0
+        self._outputs: dict[int, _CachedOutput] = {}  # by batch
         self._placeholders: dict[tuple[int, int], Any] = {}  # by batch and module
-        self._alike: dict[Any, Any] = {}  # one placeholder for all outputs of the same shapes
+        self._nan_tensors: dict[Any, Tensor] = {}  # by shape, dtype and device
         self._batch = 0
 
-    def numbered(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches, each noted as the one under way."""
+    def number_batches(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches and record the number of the current one."""
         for self._batch, batch in enumerate(batches):
             yield batch
 
     @contextmanager
-    def one_pass(self, begin: CachePoint | None, keep: CachePoint | None) -> Iterator[None]:
-        """A pass that begins behind `begin` where its output was kept, and keeps that of `keep`."""
-        points = [point for point in (begin, keep) if point is not None]
-        modules = {id(m): m for point in points for m in (*point.before, point.module)}
-        own = [(module, module.__dict__.get("forward")) for module in modules.values()]
+    def one_pass(self, start: CachePoint | None, store: CachePoint | None) -> Iterator[None]:
+        """Start at the cached outputs of `start` and cache those of `store` inside the block."""
+        points = [point for point in (start, store) if point is not None]
+        modules = {id(m): m for point in points for m in (*point.skipped, point.module)}
+        forwards = [(module, module.__dict__.get("forward")) for module in modules.values()]
         try:
-            for module, _ in own:
-                module.forward = self._forward(module, begin, keep)
+            for module, _ in forwards:
+                module.forward = self._forward(module, start, store)
             yield
         finally:
-            for module, forward in own:
+            for module, forward in forwards:
                 if forward is not None:
                     module.forward = forward
                 elif "forward" in module.__dict__:
                     del module.forward
 
-    def _forward(self, module: Module, begin: CachePoint | None, keep: CachePoint | None) -> Any:
-        """The forward of a module for one pass."""
-        run = module.forward
-        is_begin = begin is not None and module is begin.module
-        skipped = begin is not None and any(module is one for one in begin.before)
+    def _forward(self, module: Module, start: CachePoint | None, store: CachePoint | None) -> Call:
+        """Return the forward of a module for one pass."""
+        original = module.forward
+        is_start = start is not None and module is start.module
+        is_skipped = start is not None and any(module is other for other in start.skipped)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            kept = self._kept.get(self._batch) if is_begin or skipped else None
-            place = self._batch, id(module)
-            if kept is None or kept.point is not begin or not kept.unchanged:
-                output = run(*args, **kwargs)
-                self._placeholders[place] = self._placeholder(output)
+            cached = self._outputs.get(self._batch) if is_start or is_skipped else None
+            key = self._batch, id(module)
+            if cached is None or cached.point is not start or not cached.unchanged:
+                output = original(*args, **kwargs)
+                self._placeholders[key] = self._placeholder(output)
             else:
-                output = self._placeholders[place] if skipped else kept.output
-            if keep is not None and module is keep.module:
-                self._keep(keep, output)
+                output = self._placeholders[key] if is_skipped else cached.output
+            if store is not None and module is store.module:
+                self._store(store, output)
             return output
 
         return forward
 
-    def _keep(self, point: CachePoint, output: Any) -> None:
-        """Keep the output of a point in place of an earlier one of the same batch, if it fits."""
+    def _store(self, point: CachePoint, output: Any) -> None:
+        """Replace the cached output of the batch, if the new one fits."""
         tensors = _tensors(output)
-        before = self._kept.pop(self._batch, None)
-        if before is not None:
-            self.nbytes -= before.nbytes
+        previous = self._outputs.pop(self._batch, None)
+        if previous is not None:
+            self.nbytes -= previous.nbytes
         if tensors is None or any(t.is_inference() for t in tensors):
             return
         nbytes = sum(t.untyped_storage().nbytes() for t in tensors)
         if self.nbytes + nbytes <= self.limit:
             versions = [t._version for t in tensors]
-            self._kept[self._batch] = _Kept(point, output, nbytes, versions)
+            self._outputs[self._batch] = _CachedOutput(point, output, nbytes, versions)
             self.nbytes += nbytes
-            self.most_bytes = max(self.most_bytes, self.nbytes)
 
     def _placeholder(self, output: Any) -> Any:
-        """NaN in the shapes of an output, without memory of that size."""
-        if isinstance(output, torch.Tensor):
+        """Return NaN in the shapes of an output, as views of single numbers."""
+        if isinstance(output, Tensor):
             key = (tuple(output.shape), output.dtype, output.device)
-            if key not in self._alike:
-                one = torch.full((), torch.nan, dtype=output.dtype, device=output.device)
-                self._alike[key] = one.expand(output.shape)
-            return self._alike[key]
-        return None if output is None else type(output)(self._placeholder(one) for one in output)
+            if key not in self._nan_tensors:
+                nan = torch.full((), torch.nan, dtype=output.dtype, device=output.device)
+                self._nan_tensors[key] = nan.expand(output.shape)
+            return self._nan_tensors[key]
+        return None if output is None else type(output)(map(self._placeholder, output))
 
 
-def limit_of(memory: int | None, device: Any) -> int:
-    """Bytes that may be kept: `memory`, or a quarter of what is free on the device."""
-    return int(_SHARE * (free_memory(device) or 0)) if memory is None else memory
+def cache_limit(memory: int | None, device: torch.device) -> int:
+    """Return the size limit of a cache in bytes, by default a quarter of the free memory."""
+    return int(_MEMORY_FRACTION * (free_memory(device) or 0)) if memory is None else memory
 
 
 def _tensors(output: Any) -> list[Tensor] | None:
-    """The tensors of an output; None if it holds what NaN cannot stand for."""
+    """Return the tensors of an output; None if it holds other values than floats."""
     if output is None:
         return []
-    if type(output) is torch.Tensor:
+    if type(output) is Tensor:
         return [output] if output.is_floating_point() else None
     if type(output) not in (tuple, list):
         return None
-    parts = [_tensors(one) for one in output]
+    parts = [_tensors(part) for part in output]
     return None if None in parts else [t for part in parts for t in part or ()]
 
 
 def _checksums(x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Sums of the bits of a tensor over rows and over columns; None for distributed tensors."""
-    if type(x) is not torch.Tensor or x.ndim == 0:
+    """Return the sums of the bits of a tensor over rows and columns; None for other types."""
+    if type(x) is not Tensor or x.ndim == 0:
         return None
     bits = x.detach().contiguous().view(_BITS[x.dtype.itemsize]).reshape(-1, x.shape[-1])
     return bits.sum(0, dtype=torch.int64), bits.sum(1, dtype=torch.int64)
 
 
-# -- valid cache points -----------------------------------------------------------------------
+# -- choice of cache points -------------------------------------------------------------------
 
 
 def choose(
     model: Module,
     call: Call,
     trace: Trace,
-    chosen: Mapping[str, Module],
+    selected: Mapping[str, Module],
     placement: Placement,
     limit: int,
 ) -> list[CachePoint | None]:
-    """For each site but the last, the cache point at which the next site's pass begins, or None.
+    """Return, for each site but the last, the cache point for the pass of the next site, or None.
 
-    All passes run on one batch, each from the point of the last. A point is valid if the next
-    site has the bits of the trace.
+    All passes run on one batch, each from the cache point of the previous one. A cache point is
+    valid if the next site has the bits of the trace.
     """
-    modules = sites.named(model)
+    modules = sites.named_modules(model)
 
-    def same(name: str, tried: Trial | None, further: Sequence[Trial]) -> bool:
-        """Run to a site from a point, and keep what the points behind it would keep."""
-        found = []
+    def reproduces(
+        name: str, candidate: Candidate | None, next_candidates: Sequence[Candidate]
+    ) -> bool:
+        """Run to a site from a candidate and fill the caches of the next candidates."""
+        results = []
 
-        def seen(name: str, value: Any) -> None:
-            found.append(trace.same(name, value))
-            raise _Reached
+        def reach(value: Any) -> None:
+            results.append(trace.matches(name, _site_tensor(name, value, placement)))
+            raise StopForward
 
         with ExitStack() as stack:
-            if tried is not None:
-                stack.enter_context(tried[1].one_pass(tried[0], None))
-            for point, kept in further:
-                stack.enter_context(kept.one_pass(None, point))
-            stack.enter_context(_watched(name, chosen[name], placement, seen))
-            with suppress(_Reached):
+            if candidate is not None:
+                stack.enter_context(candidate[1].one_pass(candidate[0], None))
+            for point, cache in next_candidates:
+                stack.enter_context(cache.one_pass(None, point))
+            stack.callback(sites.add_hook(name, selected[name], placement.side, reach).remove)
+            with suppress(StopForward):
                 call()
-        return found == [True]
+        return results == [True]
 
-    def trials(name: str) -> list[Trial]:
-        return [(point, ActivationCache(limit)) for point in trace.points(modules, name)]
+    def candidates_after(name: str) -> list[Candidate]:
+        return [(point, ActivationCache(limit)) for point in trace.cache_points(modules, name)]
 
-    kept = trials(trace.order[0])
-    same(trace.order[0], None, kept)
-    found: list[CachePoint | None] = []
+    candidates = candidates_after(trace.order[0])
+    reproduces(trace.order[0], None, candidates)
+    points: list[CachePoint | None] = []
     for name in trace.order[1:]:
-        for tried in [*kept, None]:
-            further = trials(name)
+        for candidate in [*candidates, None]:
+            next_candidates = candidates_after(name)
             try:
-                if same(name, tried, further):
+                if reproduces(name, candidate, next_candidates):
                     break
-            except Exception:  # whatever the code of a model does when it meets NaN
-                if tried is None:
+            except Exception:  # a model may raise any error for NaN
+                if candidate is None:
                     raise
-        found.append(None if tried is None else tried[0])
-        kept = further
-    return found
+        points.append(None if candidate is None else candidate[0])
+        candidates = next_candidates
+    return points

@@ -1,4 +1,4 @@
-"""Moments of several sites: they add, fit, are drawn and filed."""
+"""Moments of several sites: fitting, addition, plots and files."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from splince_fast.exceptions import (
-    IncompatibleMomentsError,
-    InputError,
-    OnePassWarning,
-)
+from splince_fast._runtime.extras import require
+from splince_fast.exceptions import IncompatibleMomentsError, InputError, OnePassWarning
 from splince_fast.methods.table import Function
 from splince_fast.moments import Moments
 from splince_fast.moments.moments import from_record, to_record
-from splince_fast.nn.by_site import BySite, table
 from splince_fast.nn.erasers import Erasers, block_diagonal, fit_site
-from splince_fast.nn.recipe import Recipe, Site
+from splince_fast.nn.spec import BySite, CollectionSpec, Site, table
 from splince_fast.projection import Projection
 
 
@@ -32,10 +28,11 @@ class Collected(BySite):
         By site, in the order in which the sites ran.
     sites : iterable of Site
         The same sites.
-    recipe : Recipe
-        How the activations were collected.
+    recipe : CollectionSpec
+        The specification of the collection.
     n_sequences : int
-        Sequences that gave rows. Tokens of one text are not independent: judge chance by these.
+        Number of sequences with selected tokens. Tokens of one sequence are not independent, so
+        this is the number of independent observations.
 
     Examples
     --------
@@ -54,14 +51,14 @@ class Collected(BySite):
     """
 
     _KIND = "collected"
-    _AS_RECORD = (to_record, from_record)
+    _RECORD = (to_record, from_record)
     _FURTHER = {"n_sequences": int}  # noqa: RUF012
 
     def __init__(
         self,
         moments: Mapping[str, Moments],
         sites: Iterable[Site],
-        recipe: Recipe,
+        recipe: CollectionSpec,
         n_sequences: int,
     ) -> None:
         super().__init__(moments, sites, recipe)
@@ -77,9 +74,9 @@ class Collected(BySite):
         method : str or callable
             ``sf.splince``, ``sf.leace``, ``sf.sal`` or ``sf.mean_projection``.
         erase, keep
-            As the method takes them; `keep` is left out where it is None.
+            Variables, as for the method.
         **options
-            More arguments of the method.
+            Further arguments of the method.
 
         Returns
         -------
@@ -89,13 +86,13 @@ class Collected(BySite):
         Raises
         ------
         SplinceError
-            As the method does; the text names the site.
+            As for the method; the text names the site.
 
         Warns
         -----
         OnePassWarning
-            There are several sites. Each eraser is right where it stands alone; installed
-            together, the first one changes what the next one sees.
+            There are several sites. Each eraser is exact if it is installed alone. If all are
+            installed, later sites have other activations than in the fit.
         """
         n_sites = len(self) // (self.placement.heads or 1)
         if n_sites > 1:
@@ -106,7 +103,7 @@ class Collected(BySite):
                 OnePassWarning,
                 stacklevel=2,
             )
-        fitted = self._fitted(method, erase, keep, options)
+        fitted = self._fit(method, erase, keep, options)
         return Erasers(
             {site.name: eraser for site, eraser in fitted},
             [site for site, _ in fitted],
@@ -114,66 +111,65 @@ class Collected(BySite):
             sequential=False,
         )
 
-    def _fitted(
+    def _fit(
         self, method: Any, erase: Any, keep: Any, options: Mapping[str, Any]
     ) -> list[tuple[Site, Projection]]:
-        """The eraser of every site: of its moments, or block-diagonal from those of its heads."""
-        single = [
+        """Fit an eraser per site; those of heads are joined to a block-diagonal one."""
+        fitted = [
             (site, fit_site(site.name, self[site.name], method, erase, keep, options))
             for site in self._sites
         ]
-        heads = self.placement.heads
-        if heads is None:
-            return single
-        found: dict[str, list[tuple[Site, Projection]]] = {}
-        for site, eraser in single:
-            found.setdefault(site.name.rpartition("[")[0], []).append((site, eraser))
+        if self.placement.heads is None:
+            return fitted
+        by_module: dict[str, list[tuple[Site, Projection]]] = {}
+        for site, eraser in fitted:
+            by_module.setdefault(site.name.rpartition("[")[0], []).append((site, eraser))
         return [
             (
-                replace(parts[0][0], name=name, width=sum(site.width for site, _ in parts)),
-                block_diagonal([eraser for _, eraser in parts]),
+                replace(heads[0][0], name=name, width=sum(site.width for site, _ in heads)),
+                block_diagonal([eraser for _, eraser in heads]),
             )
-            for name, parts in found.items()
+            for name, heads in by_module.items()
         ]
 
     # -- algebra ---------------------------------------------------------------------------
 
     def __add__(self, other: Collected) -> Collected:
-        """Activations of both passes together, such as those of two workers."""
+        """Return the moments of both collections together, for instance of two workers."""
         if not isinstance(other, Collected):
             raise InputError(f"Collected adds to Collected, not to {type(other).__name__}")
-        self._check_same(other._description())
-        theirs = {site.name: site for site in other._sites}
+        self._check_compatible(other._description())
+        other_sites = {site.name: site for site in other._sites}
         return Collected(
             {name: moments + other[name] for name, moments in self.items()},
-            [_joined(site, theirs[site.name]) for site in self._sites],
+            [_merged(site, other_sites[site.name]) for site in self._sites],
             self._recipe,
             self.n_sequences + other.n_sequences,
         )
 
     def _description(self) -> tuple[Any, ...]:
-        """Fields that must be equal in both for a sum."""
+        """Return the fields that must be equal in both terms of a sum."""
         names = sorted((site.name, site.module_class) for site in self._sites)
         return names, self._recipe.to_dict()
 
-    def _check_same(self, other: tuple[Any, ...]) -> None:
-        own = self._description()
-        if own != other:
+    def _check_compatible(self, other: tuple[Any, ...]) -> None:
+        description = self._description()
+        if description != other:
             raise IncompatibleMomentsError(
-                f"these were collected differently: {own} and {other}; use the same sites and "
-                "the same tokens, side, output and weight"
+                f"these were collected differently: {description} and {other}; use the same sites "
+                "and the same tokens, side, output and weight"
             )
 
     def all_reduce(self, group: Any = None) -> Collected:
-        """Add up over the processes of a group; every process gets the same sum, bit for bit.
+        """Sum over the processes of a group; all processes get the same sum, bit for bit.
 
-        Moments go up a binary tree, site by site, and come back from the first process: no
-        process ever holds more than two states of a site.
+        The moments of each site are reduced along a binary tree and broadcast by the first process.
+        A process never stores more than two states of a site.
 
         Parameters
         ----------
         group : torch.distributed.ProcessGroup, optional
-            The default group if left out.
+            By default the group of all processes.
 
         Returns
         -------
@@ -183,20 +179,21 @@ class Collected(BySite):
         Raises
         ------
         IncompatibleMomentsError
-            The processes collected differently; raised in all of them.
+            Sites or arguments of the collections differ; raised in all processes.
         """
         import torch.distributed as dist
 
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         world = [dist.get_global_rank(group, r) if group is not None else r for r in range(size)]
         gathered: list[Any] = [None] * size
-        own = (self._description(), self._sites, self.n_sequences)
-        dist.all_gather_object(gathered, own, group=group)
+        local = (self._description(), self._sites, self.n_sequences)
+        dist.all_gather_object(gathered, local, group=group)
         for description, _, _ in gathered:
-            self._check_same(description)
+            self._check_compatible(description)
         sites = {site.name: site for site in self._sites}
-        for other in (s for i, (_, each, _) in enumerate(gathered) if i != rank for s in each):
-            sites[other.name] = _joined(sites[other.name], other)
+        for _, other_sites, _ in gathered[:rank] + gathered[rank + 1 :]:
+            for site in other_sites:
+                sites[site.name] = _merged(sites[site.name], site)
         totals = {}
         for name in sorted(self):
             total, step = self[name], 1
@@ -205,21 +202,21 @@ class Collected(BySite):
                     dist.send_object_list([total], world[rank - step], group=group)
                     break
                 if rank + step < size:
-                    box: list[Any] = [None]
-                    dist.recv_object_list(box, world[rank + step], group=group)
-                    total = total + box[0]
+                    received: list[Any] = [None]
+                    dist.recv_object_list(received, world[rank + step], group=group)
+                    total = total + received[0]
                 step *= 2
-            box = [total if rank == 0 else None]
-            dist.broadcast_object_list(box, world[0], group=group)
-            totals[name] = box[0]
+            received = [total if rank == 0 else None]
+            dist.broadcast_object_list(received, world[0], group=group)
+            totals[name] = received[0]
         ordered = {site.name: totals[site.name] for site in self._sites}
         n_sequences = sum(count for _, _, count in gathered)
         return Collected(ordered, sites.values(), self._recipe, n_sequences)
 
-    # -- looking ---------------------------------------------------------------------------
+    # -- association -----------------------------------------------------------------------
 
     def trace(self, name: Any) -> dict[str, float]:
-        """Size of the linear trace of a variable at each site.
+        """Compute the linear association with a variable at each site.
 
         Parameters
         ----------
@@ -231,15 +228,15 @@ class Collected(BySite):
         dict
             |Cov(x, z)| / sqrt(tr Cov(x)) by site (Frobenius norm), in units of z.
         """
-        found = {}
+        associations = {}
         for site, moments in self.items():
             cross = moments.cross_covariance(name, ddof=0)
             total = float(np.trace(moments.covariance(ddof=0)))
-            found[site] = float(np.linalg.norm(cross)) / total**0.5 if total else 0.0
-        return found
+            associations[site] = float(np.linalg.norm(cross)) / total**0.5 if total else 0.0
+        return associations
 
     def plot(self, name: Any, *, after: Collected | None = None) -> Any:
-        """Draw the trace of a variable over the sites.
+        """Plot the linear association with a variable at all sites.
 
         Parameters
         ----------
@@ -251,27 +248,25 @@ class Collected(BySite):
         Returns
         -------
         matplotlib.figure.Figure
-            With logarithmic axis; ``.savefig(path)`` writes it.
+            With a logarithmic axis; ``.savefig(path)`` writes it.
 
         Raises
         ------
         MissingExtraError
             matplotlib is not installed.
         """
-        from splince_fast._runtime.extras import require
-
         figures = require("matplotlib.figure", "demo")
         figure = figures.Figure(figsize=(7.5, 4.2), layout="constrained")
         ax = figure.subplots()
         before = self.trace(name)
-        places = range(len(before))
-        ax.plot(places, list(before.values()), marker="o", color="#D55E00", label="as it is")
+        positions = range(len(before))
+        ax.plot(positions, list(before.values()), marker="o", color="#D55E00", label="as it is")
         if after is not None:
             erased = after.trace(name)
-            shown = [erased.get(site, np.nan) for site in before]
-            ax.plot(places, shown, marker="s", color="#0072B2", label="erasers installed")
+            values = [erased.get(site, np.nan) for site in before]
+            ax.plot(positions, values, marker="s", color="#0072B2", label="erasers installed")
         ax.set_yscale("log")
-        ax.set_xticks(places, list(before), rotation=90, fontsize=7)
+        ax.set_xticks(positions, list(before), rotation=90, fontsize=7)
         ax.set_ylabel(f"|Cov(x, {name})| / sqrt(tr Cov(x))")
         ax.grid(axis="y", color="0.92")
         ax.legend(frameon=False)
@@ -294,7 +289,7 @@ class Collected(BySite):
     __repr__ = __str__
 
 
-def _joined(first: Site, second: Site) -> Site:
-    """The same site of two passes."""
+def _merged(first: Site, second: Site) -> Site:
+    """Merge the records of one site from two collections."""
     width = first.width or second.width
     return replace(first, width=width, calls=first.calls + second.calls)

@@ -1,15 +1,18 @@
-"""The hooks of one collecting pass: which rows are taken at a site, with which labels."""
+"""Hooks that accumulate the selected rows of all sites, with their labels, during one pass."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import Module
 
 from splince_fast.exceptions import LabelError, NeverCalledError, SiteError
 from splince_fast.labels import encode
@@ -17,297 +20,274 @@ from splince_fast.moments import Moments
 from splince_fast.moments.buffer import Workspace
 from splince_fast.moments.parameters import Parameters
 from splince_fast.nn import sites
-from splince_fast.nn.accumulate import RowLabels, SiteSums, home_of
+from splince_fast.nn.accumulate import RowLabels, SiteSums, accumulation_device
+from splince_fast.nn.call_selections import CallSelections
 from splince_fast.nn.collected import Collected
-from splince_fast.nn.memory import check_memory, on_device
-from splince_fast.nn.positions import Positions
-from splince_fast.nn.recipe import Placement, Recipe, Site, head_name
-from splince_fast.nn.tokens import Selection, Tokens
+from splince_fast.nn.memory import check_memory, to_device
+from splince_fast.nn.running import StopForward
+from splince_fast.nn.spec import CollectionSpec, Placement, Site, head_name
+from splince_fast.nn.tokens import Selection, TokenRule
 
-Tensor = Any
-Module = Any
 Labels = str | list[str] | tuple[str, ...] | Callable[[Any], Mapping[str, Any]]
 
-# The label by which torch's losses leave a token out.
+# The label of tokens that the losses of torch ignore.
 _IGNORED = -100
 
 
-class _Stop(Exception):
-    """Ends a forward pass behind the last site."""
-
-
 @dataclass(frozen=True)
-class Plan:
-    """Which rows of a tensor are taken in one call, and what is known of them."""
+class SelectedRows:
+    """Positions and labels of the rows that one call selects; sites of equal shape share them."""
 
-    rows: RowLabels
-    index: Tensor | None  # positions in the flattened tensor, on the host; None for all
+    labels: RowLabels
+    index: Tensor | None  # positions among the rows of a site, on the host; None for all
     n_sequences: int
-    _copies: dict[Any, Tensor] = field(default_factory=dict)
+    _copies: dict[torch.device, Tensor] = field(default_factory=dict)
 
-    def taken(self, flat: Tensor) -> Tensor:
-        """The rows of a flattened tensor (n, d); the index is copied once per device."""
+    def select(self, flat: Tensor) -> Tensor:
+        """Select rows of a tensor (n, d); the index is copied to each device once."""
         if self.index is None:
             return flat
         index = self._copies.get(flat.device)
         if index is None:
-            index = self._copies[flat.device] = on_device(self.index, flat.device)
+            index = self._copies[flat.device] = to_device(self.index, flat.device)
         return flat.index_select(0, index)
 
 
+@dataclass(eq=False)
 class Collector:
-    """The hooks of one pass, and what they add up.
+    """Hooks of one pass, and the sums that they accumulate.
 
     Attributes
     ----------
+    modules : mapping of str to Module
+        By site.
+    token_rule, placement, labels, parameters
+        Arguments of :func:`collect` after validation.
+    by_sequence : bool
+        Whether the rows of each sequence have total weight 1.
+    device : torch.device or None
+        Device of the sums; None for that of the activations.
     sums : dict of str to SiteSums
-        By site, in the order in which they first ran.
-    calls : dict of str to int
-    rule : str or None
-        How tokens were selected, once known.
-    once : bool or None
-        Whether each site runs once per batch, once known: then a pass ends behind the last one.
+        By site or head, in the order of their first calls.
+    calls, widths : dict of str to int
+        By site.
+    applied_rule : str or None
+        The rule that was applied, after the first call.
+    once_per_batch : bool or None
+        Whether each site runs once per batch, after the first batch. If so, and if `may_stop`, a
+        pass ends after the last site.
+    n_batches, n_sequences : int
     """
 
-    def __init__(
-        self,
-        chosen: Mapping[str, Module],
-        spec: Tokens,
-        placement: Placement,
-        labels: Labels,
-        weight: str,
-        device: Any,
-        parameters: Parameters,
-    ) -> None:
-        self.chosen, self.spec, self.placement = chosen, spec, placement
-        self.labels, self.by_sequence = labels, weight == "sequence"
-        self.device, self.parameters = device, parameters
-        self.positions = Positions(spec)
-        self.sums: dict[str, SiteSums] = {}
-        self.calls = dict.fromkeys(chosen, 0)
-        self.widths: dict[str, int] = {}
-        self.rule: str | None = None
-        self.n_sequences = 0
-        self.batch = 0
-        self.may_stop = False
-        self._work = Workspace()
-        self._labels: dict[str, Any] = {}
-        self._plans: dict[Any, Plan] = {}
-        self._seen: set[str] = set()
-        self.once: bool | None = None
-        self._over = False
+    modules: Mapping[str, Module]
+    token_rule: TokenRule
+    placement: Placement
+    labels: Labels
+    by_sequence: bool
+    device: torch.device | None
+    parameters: Parameters
+    may_stop: bool = False
+    once_per_batch: bool | None = None
 
-    def attach(self, model: Module) -> list[Any]:
-        """Set all hooks; returns their handles."""
-        handles = self.positions.attach(model, list(self.chosen))
-        for name, module in self.chosen.items():
-            if self.placement.side == "input":
-                hook = _InputHook(self, name)
-                handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-            else:
-                handles.append(module.register_forward_hook(_OutputHook(self, name)))
-        return handles
+    def __post_init__(self) -> None:
+        self.selections = CallSelections(self.token_rule)
+        self.sums: dict[str, SiteSums] = {}
+        self.calls = dict.fromkeys(self.modules, 0)
+        self.widths: dict[str, int] = {}
+        self.applied_rule: str | None = None
+        self.n_batches = self.n_sequences = 0
+        self._work = Workspace()
+        # Of the current batch:
+        self._batch_labels: dict[str, Any] = {}
+        self._selected: dict[Any, SelectedRows] = {}  # by mask and shape
+        self._reached: set[str] = set()
+        self._stopped = False
+
+    def for_site(self, name: str, *, once_per_batch: bool) -> Collector:
+        """Return a new collector for one of the sites."""
+        return replace(self, modules={name: self.modules[name]}, once_per_batch=once_per_batch)
+
+    @contextmanager
+    def attached(self, model: Module) -> Iterator[None]:
+        """Attach all hooks inside a ``with`` block."""
+        handles = self.selections.attach(model, self.modules)
+        try:
+            for name, module in self.modules.items():
+                add = partial(self.add, name)
+                handles.append(sites.add_hook(name, module, self.placement.side, add))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     @contextmanager
     def one_batch(self, batch: Any) -> Iterator[None]:
-        """A batch is run: read its labels before, and close the books after."""
-        self._labels = read_labels(batch, self.labels)
-        self._plans, self._seen, self._over = {}, set(), False
+        """Prepare for a batch, which the ``with`` block runs."""
+        self._batch_labels = read_labels(batch, self.labels)
+        self._selected, self._reached, self._stopped = {}, set(), False
         before = dict(self.calls)
-        with suppress(_Stop):
+        with suppress(StopForward):
             yield
-        if self.once is None:
-            self.once = all(self.calls[name] == before[name] + 1 for name in self.chosen)
-        self._plans = {}
-        self.batch += 1
+        if self.once_per_batch is None:
+            self.once_per_batch = all(self.calls[name] == before[name] + 1 for name in self.calls)
+        self._selected = {}
+        self.n_batches += 1
 
-    def take(self, name: str, value: Any) -> None:
-        """A site ran: add its rows."""
-        if self._over or sites.in_backward():
+    def add(self, name: str, value: Any) -> None:
+        """Add the selected rows of a site, whose module returned or received `value`."""
+        if self._stopped or sites.in_backward():
             return
-        axis = self.placement.feature_dim
+        axis, heads = self.placement.feature_dim, self.placement.heads
         x, _ = sites.pick(name, value, self.placement.output, axis)
         if not -x.ndim <= axis < x.ndim:
             sites.check_width(name, x, axis, -1)
         rows = x.detach()
         rows = rows if axis in (-1, x.ndim - 1) else rows.movedim(axis, -1)
-        if self.placement.heads is not None:
-            rows = sites.joined_heads(name, rows, self.placement.heads)
+        if heads is not None:
+            rows = sites.merge_heads(name, rows, heads)
         self.calls[name] += 1
-        selection = self.positions.selection(name)
-        if self.rule is None:
-            self.rule = selection.rule
-        elif self.rule != selection.rule:
+        selection = self.selections.current(name)
+        if self.applied_rule is None:
+            self.applied_rule = selection.rule
+        elif self.applied_rule != selection.rule:
             raise SiteError(
                 f"the site {name!r} runs in a call whose tokens are {selection.rule!r}, and they "
-                f"were {self.rule!r} before: only some calls have tokens. Collect at sites of "
-                "such calls one by one, or pass tokens='all'"
+                f"were {self.applied_rule!r} before: only some calls have tokens. Collect at sites "
+                "of such calls one by one, or pass tokens='all'"
             )
-        flat, plan = self._select(name, rows, selection)
-        if plan.rows.n:
-            for key, part in self._split(name, flat):
-                self._sums_of(key, part).feed(part, plan.rows)
+        flat, labels = self._select(name, rows, selection)
+        if labels.n and heads is None:
+            self._sums_of(name, flat).add(flat, labels)
+        elif labels.n:
+            for i, part in enumerate(flat.split(flat.shape[1] // heads, dim=1)):
+                key = head_name(name, i)
+                self._sums_of(key, part).add(part, labels)
         self.widths[name] = int(rows.shape[-1])
-        self._seen.add(name)
-        if self.may_stop and self.once and len(self._seen) == len(self.chosen):
-            self._over = True
-            raise _Stop
+        self._reached.add(name)
+        if self.may_stop and self.once_per_batch and len(self._reached) == len(self.modules):
+            self._stopped = True
+            raise StopForward
 
-    def _split(self, name: str, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """The rows under the name of their site, or of each head."""
-        heads = self.placement.heads
-        if heads is None:
-            yield name, flat
-            return
-        for head, part in enumerate(flat.split(flat.shape[1] // heads, dim=1)):
-            yield head_name(name, head), part
-
-    def _select(self, name: str, rows: Tensor, selection: Selection) -> tuple[Tensor, Plan]:
-        """The selected rows (n, d), and their labels."""
-        mask = selection.over(name, rows)
+    def _select(self, name: str, rows: Tensor, selection: Selection) -> tuple[Tensor, RowLabels]:
+        """Return the selected rows (n, d) of a tensor (..., d), and their labels."""
+        mask = selection.mask_for(name, rows)
+        means = selection.rule == "mean"
         key = (None if mask is None else id(selection.mask), tuple(rows.shape[:-1]))
-        mean = selection.rule == "mean"
-        if key not in self._plans:
-            plan = self._plan_of_means(rows, mask) if mean else self._plan(rows, mask)
-            if not self._plans:
-                self.n_sequences += plan.n_sequences
-            self._plans[key] = plan
-        plan = self._plans[key]
-        flat = _means(rows, mask) if mean else rows.reshape(-1, rows.shape[-1])
-        return plan.taken(flat), plan
+        selected = self._selected.get(key)
+        if selected is None:
+            selected = self._index_means(rows, mask) if means else self._index(rows, mask)
+            if not self._selected:
+                self.n_sequences += selected.n_sequences
+            self._selected[key] = selected
+        flat = _means(rows, mask) if means else rows.reshape(-1, rows.shape[-1])
+        return selected.select(flat), selected.labels
 
-    def _plan(self, rows: Tensor, mask: Tensor | None) -> Plan:
+    def _index(self, rows: Tensor, mask: Tensor | None) -> SelectedRows:
         shape = tuple(rows.shape[:-1]) if mask is None else tuple(mask.shape)
         if mask is None:
-            index = None
-            where: NDArray[np.intp] = np.arange(int(np.prod(shape)), dtype=np.intp)
-        else:
-            index = mask.cpu().reshape(-1).nonzero().squeeze(1)
-            where = index.numpy()
-        if len(shape) == 1 and mask is not None:  # tokens of all sequences in one axis
-            shape = tuple(self.positions.selection("").mask.shape)  # type: ignore[union-attr]
-        if not shape:
-            shape = (1,)
-        return self._labelled(shape, where, index)
+            return self._label(shape or (1,), np.arange(int(np.prod(shape))), None)
+        index = mask.cpu().reshape(-1).nonzero().squeeze(1)
+        if len(shape) == 1:  # rows of all sequences on one axis
+            shape = tuple(self.selections.current("").mask.shape)  # type: ignore[union-attr]
+        return self._label(shape, index.numpy(), index)
 
-    def _plan_of_means(self, rows: Tensor, mask: Tensor | None) -> Plan:
+    def _index_means(self, rows: Tensor, mask: Tensor | None) -> SelectedRows:
         if mask is None:
-            n = rows.shape[0]
-            return self._labelled((n,), np.arange(n), None)
+            return self._label(rows.shape[:1], np.arange(rows.shape[0]), None)
         index = mask.cpu().any(1).nonzero().squeeze(1)
-        return self._labelled((mask.shape[0],), index.numpy(), index)
+        return self._label(mask.shape[:1], index.numpy(), index)
 
-    def _labelled(self, shape: tuple[int, ...], where: NDArray[Any], index: Any) -> Plan:
-        """Labels and weights of the rows `where` of a tensor of shape (*shape, d)."""
-        per_sequence = max(1, int(np.prod(shape[1:])))
-        sequence = where // per_sequence
-        found = {}
-        for name, values in self._labels.items():
-            found[name] = _rows_of(name, values, shape, where, sequence)
+    def _label(
+        self, shape: tuple[int, ...], positions: NDArray[np.intp], index: Tensor | None
+    ) -> SelectedRows:
+        """Encode labels and weights of rows at positions of a tensor of shape (*shape, d)."""
+        n = len(positions)
+        sequence = positions // max(1, int(np.prod(shape[1:])))
+        columns = {
+            name: _label_rows(name, values, tuple(shape), positions, sequence)
+            for name, values in self._batch_labels.items()
+        }
         counts = np.bincount(sequence, minlength=1)
         weight = 1.0 / counts[sequence] if self.by_sequence else None
         kinds, joint = self.parameters.kinds or None, self.parameters.joint
-        encoded = encode(found, len(where), kinds=kinds, joint=joint)
-        rows = RowLabels(len(where), self.batch, weight, encoded, sequence)
-        return Plan(rows, index, int(np.count_nonzero(counts)))
+        encoded = encode(columns, n, kinds=kinds, joint=joint)
+        labels = RowLabels(n, self.n_batches, weight, encoded, sequence)
+        return SelectedRows(labels, index, int(np.count_nonzero(counts)))
 
     def _sums_of(self, name: str, rows: Tensor) -> SiteSums:
-        """The sums of a site; made at its first call, if all sites together have room."""
-        found = self.sums.get(name)
-        if found is None:
-            home = home_of(rows.device if self.device is None else self.device)
+        """Return the sums of a site or head; the first call creates them."""
+        sums = self.sums.get(name)
+        if sums is None:
+            device = accumulation_device(rows.device if self.device is None else self.device)
             width = int(rows.shape[1])
-            n_sites = len(self.chosen) * (self.placement.heads or 1)
-            check_memory(home, n_sites - len(self.sums), width)
-            found = self.sums[name] = SiteSums(
-                name, width, rows.dtype, home, self.parameters, self._work
+            n_sites = len(self.modules) * (self.placement.heads or 1)
+            check_memory(device, n_sites - len(self.sums), width)
+            sums = self.sums[name] = SiteSums(
+                name, width, rows.dtype, device, self.parameters, self._work
             )
-        if rows.shape[1] != found.width:
-            sites.check_width(name, rows, -1, found.width)
-        return found
+        if rows.shape[1] != sums.width:
+            sites.check_width(name, rows, -1, sums.width)
+        return sums
 
-    def result(self, recipe: Recipe) -> Collected:
-        """Everything added up.
+    def result(self, recipe: CollectionSpec) -> Collected:
+        """Return the moments of all sites, which uses up the sums.
 
-        Raises
-        ------
-        NeverCalledError
-            A site never ran.
+        Raises NeverCalledError if a site never ran.
         """
         silent = [name for name, count in self.calls.items() if not count]
         if silent:
             raise NeverCalledError(
-                f"the model ran {self.batch} batches and the sites {silent} never ran; choose "
+                f"the model ran {self.n_batches} batches and the sites {silent} never ran; choose "
                 "the module around them, or another path through the model"
             )
-        made, moments = [], {}
         heads = self.placement.heads
         parts = {
             key: name
             for name in self.widths
             for key in ([name] if heads is None else [head_name(name, i) for i in range(heads)])
         }
-        order = [*self.sums, *(name for name in parts if name not in self.sums)]
-        for name in order:
-            sums = self.sums.pop(name, None)
-            empty = Moments(kinds=self.parameters.kinds, joint=self.parameters.joint)
-            moments[name] = empty if sums is None else sums.result()  # no token was selected
-            site = parts[name]
-            kind = type(self.chosen[site]).__name__
-            made.append(Site(name, kind, self.widths[site] // (heads or 1), self.calls[site]))
-        return Collected(moments, made, recipe, self.n_sequences)
-
-
-class _OutputHook:
-    def __init__(self, collector: Collector, name: str) -> None:
-        self.collector, self.name = collector, name
-
-    def __call__(self, module: Module, args: Any, output: Any) -> None:
-        self.collector.take(self.name, output)
-
-
-class _InputHook(_OutputHook):
-    def __call__(self, module: Module, args: Any, kwargs: Any) -> None:
-        if not sites.in_backward():
-            key = sites.pick_input(self.name, args, kwargs)
-            self.collector.take(self.name, args[key] if isinstance(key, int) else kwargs[key])
+        collected, moments = [], {}
+        for key in dict.fromkeys((*self.sums, *parts)):
+            sums, name = self.sums.pop(key, None), parts[key]
+            moments[key] = (  # no sums if no token was selected
+                Moments(kinds=self.parameters.kinds, joint=self.parameters.joint)
+                if sums is None
+                else sums.result()
+            )
+            kind, width = type(self.modules[name]).__name__, self.widths[name] // (heads or 1)
+            collected.append(Site(key, kind, width, self.calls[name]))
+        return Collected(moments, collected, recipe, self.n_sequences)
 
 
 def _means(rows: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean over the selected tokens of each sequence; 0 for none."""
+    """Return the mean over the selected tokens of each sequence, 0 if there is none."""
     wide = rows.to(torch.float64 if rows.dtype == torch.float64 else torch.float32)
     if mask is None:
         return wide.reshape(len(rows), -1, rows.shape[-1]).mean(1)
-    chosen = mask.unsqueeze(-1)
-    return (wide * chosen).sum(1) / chosen.sum(1).clamp(min=1)
+    selected = mask.unsqueeze(-1)
+    return (wide * selected).sum(1) / selected.sum(1).clamp(min=1)
 
 
 # -- labels --------------------------------------------------------------------------------
 
 
 def label_keys(labels: Labels) -> tuple[str, ...]:
-    """Keys of a batch that hold labels, and are no input of the model."""
+    """Return the keys of labels in a batch, which are not passed to the model."""
     if callable(labels):
         return ()
     return (labels,) if isinstance(labels, str) else tuple(labels)
 
 
 def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:
-    """The labels of a batch by variable.
-
-    Raises
-    ------
-    LabelError
-        They are not there.
-    """
+    """Return the labels of a batch by variable; LabelError if they are missing."""
     if callable(labels):
-        found = labels(batch)
-        if not isinstance(found, Mapping):
+        columns = labels(batch)
+        if not isinstance(columns, Mapping):
             raise LabelError(
-                f"the function labels= returned {type(found).__name__}; it must return a mapping "
+                f"the function labels= returned {type(columns).__name__}; it must return a mapping "
                 "of names to labels"
             )
-        return dict(found)
+        return dict(columns)
     keys = label_keys(labels)
     if keys and isinstance(batch, tuple | list) and len(batch) == 2:  # (inputs, labels)
         if len(keys) == 1 and not isinstance(batch[1], Mapping):
@@ -326,33 +306,30 @@ def read_labels(batch: Any, labels: Labels) -> dict[str, Any]:
     return {key: batch[key] for key in keys}
 
 
-def _rows_of(
+def _label_rows(
     name: str,
     values: Any,
     shape: tuple[int, ...],
-    where: NDArray[Any],
-    sequence: NDArray[Any],
+    positions: NDArray[np.intp],
+    sequence: NDArray[np.intp],
 ) -> Any:
-    """Labels of the rows `where`: one per sequence, repeated, or one per token."""
-    array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
+    """Return the labels of the rows at `positions`, from one label per token or per sequence."""
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
     array = np.asarray(array)
-    if array.ndim >= 1 and array.shape == shape and len(shape) > 1:
-        chosen = array.reshape(-1)[where]
-    elif array.ndim >= 1 and array.shape[0] == shape[0] and array.shape[1:] != shape[1:]:
-        if array.ndim == 2 and len(shape) == 2 and array.dtype.kind in "iub":
-            _refuse_length(name, array.shape, shape)
-        chosen = array[sequence]
-    elif array.shape == shape[:1]:
-        chosen = array[sequence]
-    else:
-        _refuse_length(name, array.shape, shape)
-    if chosen.dtype.kind in "iu" and (chosen == _IGNORED).any():
-        return np.ma.masked_array(chosen, chosen == _IGNORED)
-    return chosen
-
-
-def _refuse_length(name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    raise LabelError(
-        f"the labels {name!r} have shape {found}, and the site's rows are {shape}; pass one label "
-        f"per sequence, ({shape[0]},), or one per token, {shape}"
+    per_token = array.ndim >= 1 and len(shape) > 1 and array.shape == shape
+    per_sequence = array.shape == shape[:1] or (
+        array.ndim >= 1
+        and array.shape[0] == shape[0]
+        and array.shape[1:] != shape[1:]
+        # A matrix of integers is one label per token of another number of tokens.
+        and not (array.ndim == 2 and len(shape) == 2 and array.dtype.kind in "iub")
     )
+    if not per_token and not per_sequence:
+        raise LabelError(
+            f"the labels {name!r} have shape {array.shape}, and the site's rows are {shape}; pass "
+            f"one label per sequence, ({shape[0]},), or one per token, {shape}"
+        )
+    column = array.reshape(-1)[positions] if per_token else array[sequence]
+    if column.dtype.kind in "iu" and (column == _IGNORED).any():
+        return np.ma.masked_array(column, column == _IGNORED)
+    return column

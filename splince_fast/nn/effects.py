@@ -1,4 +1,4 @@
-"""The effect of erasers on a live model: loss, probes and states, before and after."""
+"""The effect of erasers on a model: loss, probes and activations, before and after."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import Module
 
 from splince_fast._runtime.extras import require
 from splince_fast._runtime.files import write_text
@@ -22,22 +24,17 @@ from splince_fast._solve.options import is_integer
 from splince_fast.evaluation._tables import Table, number
 from splince_fast.evaluation.probes import leakage
 from splince_fast.exceptions import InputError, LabelError, NonFiniteError, WholeNumbersWarning
-from splince_fast.labels import ClassCodes, VariableName
+from splince_fast.labels import ClassCodes, Encoded, VariableName
 from splince_fast.moments.parameters import Parameters, check_random_state
-from splince_fast.nn import sites
+from splince_fast.nn import running, sites
 from splince_fast.nn.accumulate import RowLabels
-from splince_fast.nn.collection import moved, quiet, unwrapped
 from splince_fast.nn.collector import Collector, Labels, label_keys
 from splince_fast.nn.erasers import Erasers
 from splince_fast.nn.installed import install
-from splince_fast.nn.recipe import Placement
-from splince_fast.nn.tokens import Tokens
+from splince_fast.nn.spec import Placement
+from splince_fast.nn.tokens import TokenRule
 
-Tensor = Any
-Module = Any
-Floats = NDArray[np.float32]
-
-# The states of a model without erasers and with them.
+# Indices of the activations without and with erasers.
 _BEFORE, _AFTER = 0, 1
 _COLOURS = {"erased": "#D55E00", "kept": "#0072B2"}
 
@@ -55,9 +52,9 @@ class ProbeEffect:
     chance : float
         Fraction of the most frequent class; 0 for R2.
     before, after : float
-        The metric on held-out folds without the erasers and with them; NaN where `reason` says
-        why there is none.
+        The metric on held-out folds without and with the erasers; NaN if `reason` is not empty.
     reason : str
+        Why the metric cannot be computed.
     """
 
     variable: str
@@ -71,13 +68,13 @@ class ProbeEffect:
 
 @dataclass(frozen=True)
 class SiteEffect:
-    """The states at one site.
+    """The effect on the activations at one site.
 
     Attributes
     ----------
     site : str
     n_rows : int
-        Rows that were compared and probed.
+        Number of sampled rows.
     change : float
         sum |after - before|^2 / sum |before - mean|^2 over these rows.
     probes : tuple of ProbeEffect
@@ -91,7 +88,7 @@ class SiteEffect:
 
 @dataclass(frozen=True)
 class Effect:
-    """Loss, probes and states without erasers and with them; made by :func:`effect`.
+    """Loss, probes and activations without and with erasers; made by :func:`effect`.
 
     Attributes
     ----------
@@ -125,17 +122,18 @@ class Effect:
         Yields
         ------
         dict
-            Site, variable, role, metric, chance, before and after, one per figure. Rows whose
-            metric is "change" have no variable, and the row of the loss has no site.
+            Site, variable, role, metric, chance, before and after. Rows with the metric "change"
+            have no variable, the row of the loss has no site.
         """
         empty: dict[str, Any] = dict.fromkeys(("site", "variable", "role", "chance", "before"))
         if self.loss is not None:
             yield {**empty, "metric": "loss", "before": self.loss[0], "after": self.loss[1]}
-        for one in self.sites:
-            yield {**empty, "site": one.site, "metric": "change", "after": one.change}
-            for probe in one.probes:
-                yield {"site": one.site, **{k: v for k, v in asdict(probe).items()
-                                            if k != "reason"}}  # fmt: skip
+        for site in self.sites:
+            yield {**empty, "site": site.site, "metric": "change", "after": site.change}
+            for probe in site.probes:
+                row = {"site": site.site, **asdict(probe)}
+                del row["reason"]
+                yield row
 
     def to_frame(self, backend: str = "pandas") -> Any:
         """The table in long form as a frame.
@@ -143,7 +141,7 @@ class Effect:
         Parameters
         ----------
         backend : {"pandas", "polars", "pyarrow"}
-            Whose frame.
+            Library of the frame.
 
         Returns
         -------
@@ -166,17 +164,17 @@ class Effect:
         schema = {"site": text, "variable": text, "role": text, "metric": text, "chance": real,
                   "before": real, "after": real}  # fmt: skip
         rows = list(self.rows())
-        made: Any = narwhals.from_dict
         columns = {name: [row[name] for row in rows] for name in schema}
-        return made(columns, schema, backend=backend).to_native()
+        from_dict: Any = narwhals.from_dict
+        return from_dict(columns, schema, backend=backend).to_native()
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Everything as JSON; NaN is null.
+        """Convert to JSON; NaN becomes null.
 
         Parameters
         ----------
         path : path, optional
-            Where to write it, too.
+            File to which the text is also written.
 
         Returns
         -------
@@ -189,12 +187,12 @@ class Effect:
         return text
 
     def plot(self) -> Any:
-        """Draw probes and relative change over the sites.
+        """Plot probes and relative change at all sites.
 
         Returns
         -------
         matplotlib.figure.Figure
-            Dashed lines are before, solid ones after; ``.savefig(path)`` writes it.
+            Dashed lines show values before erasing, solid ones after; ``.savefig(path)`` writes it.
 
         Raises
         ------
@@ -203,35 +201,35 @@ class Effect:
         """
         figure = require("matplotlib.figure", "demo").Figure(figsize=(7.5, 6), layout="constrained")
         above, below = figure.subplots(2, sharex=True)
-        places = range(len(self.sites))
+        positions = range(len(self.sites))
         for i, probe in enumerate(self.sites[0].probes):
-            own = [site.probes[i] for site in self.sites]
+            probes = [site.probes[i] for site in self.sites]
             style = {"color": _COLOURS[probe.role], "marker": "os^v"[i % 4]}
             label = f"{probe.variable}, {probe.role}"
-            above.plot(places, [p.before for p in own], linestyle="--", alpha=0.6, **style)
-            above.plot(places, [p.after for p in own], label=label, **style)
+            above.plot(positions, [p.before for p in probes], linestyle="--", alpha=0.6, **style)
+            above.plot(positions, [p.after for p in probes], label=label, **style)
         metrics = dict.fromkeys(probe.metric for probe in self.sites[0].probes)
         above.set_ylabel(f"probe, {' or '.join(metrics)}")
         above.legend(frameon=False)
-        below.bar(places, [site.change for site in self.sites], color="0.6")
+        below.bar(positions, [site.change for site in self.sites], color="0.6")
         below.set_ylabel("relative change of the states")
-        below.set_xticks(places, [s.site for s in self.sites], rotation=90, fontsize=7)
+        below.set_xticks(positions, [s.site for s in self.sites], rotation=90, fontsize=7)
         return figure
 
     def _table(self) -> Table:
         heads = [f"{p.variable} ({p.role}, {p.metric})" for p in self.sites[0].probes]
         rows = tuple(
             (
-                one.site, f"{one.n_rows:,}", f"{one.change:.2g}",
-                *(f"{number(p.before)} to {number(p.after)}" for p in one.probes),
+                site.site, f"{site.n_rows:,}", f"{site.change:.2g}",
+                *(f"{number(p.before)} to {number(p.after)}" for p in site.probes),
             )
-            for one in self.sites
+            for site in self.sites
         )  # fmt: skip
         title = f"effect of erasers on {self.n_sequences:,} sequences"
         if self.loss is not None:
             title += f"; loss {self.loss[0]:.4g} to {self.loss[1]:.4g}"
         reasons = dict.fromkeys(
-            f"{p.variable}: {p.reason}" for one in self.sites for p in one.probes if p.reason
+            f"{p.variable}: {p.reason}" for site in self.sites for p in site.probes if p.reason
         )
         chances = dict.fromkeys(
             f"chance is {number(p.chance)} for {p.variable}"
@@ -250,67 +248,63 @@ class Effect:
 
 
 def _plain(value: Any) -> Any:
-    """A value with None in the place of NaN, which JSON lacks."""
+    """Replace NaN, which JSON cannot represent, by None."""
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(entry) for entry in value]
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
 # -- rows ----------------------------------------------------------------------------------
 
 
-class _Sample:
-    """A random sample of the rows of one site, with labels, in float32 on the host.
-
-    The key of a row depends on its batch and position alone, so every site samples the same rows,
-    before and after.
-    """
-
-    def __init__(self, width: int, limit: int, random_state: int) -> None:
-        self.width, self._limit, self._random_state = width, limit, random_state
-        self._largest = math.inf
-        self._parts: list[dict[Any, NDArray[Any]]] = []
-        self._n = 0
-
-    def feed(self, rows: Tensor, labels: RowLabels) -> None:
-        """Add rows (n, d); those with the smallest keys stay."""
-        seed = (self._random_state, labels.batch // 2, labels.n)
-        keys = np.random.default_rng(seed).random(labels.n)
-        kept = np.flatnonzero(keys <= self._largest)
-        if not len(kept):
-            return
-        values = rows[torch.from_numpy(kept).to(rows.device)].float().cpu().numpy()
-        own = {name: _column(column)[kept] for name, column in labels.encoded.items()}
-        batch = np.full(len(kept), labels.batch // 2)
-        self._parts.append(
-            {
-                _KEYS: keys[kept], _ROWS: values,
-                _SEQUENCE: np.stack([batch, labels.sequence[kept]], axis=1), **own,
-            }
-        )  # fmt: skip
-        self._n += len(kept)
-        if self._n > 2 * self._limit:
-            self._parts = [self.columns()]
-            self._n = self._limit
-            self._largest = float(self._parts[0][_KEYS].max())
-
-    def columns(self) -> dict[Any, NDArray[Any]]:
-        """Rows, sequences and labels of the sample, in the order of the rows."""
-        joined = {k: np.concatenate([p[k] for p in self._parts]) for k in self._parts[0]}
-        if self._n <= self._limit:
-            return joined
-        chosen = np.sort(np.argsort(joined[_KEYS], kind="stable")[: self._limit])
-        return {name: column[chosen] for name, column in joined.items()}
-
-
-# Columns of a sample that are no labels.
+# Keys of the columns of a sample that are no labels.
 _KEYS, _ROWS, _SEQUENCE = object(), object(), object()
 
 
-def _column(column: Any) -> NDArray[Any]:
-    """Labels of rows: texts for classes, or numbers; None or NaN where missing."""
+class _RowSample:
+    """A random sample of the rows of one site with their labels, in float32 on the host.
+
+    The key of a row depends on its batch and position only. All sites therefore sample the same
+    rows, before and after.
+    """
+
+    def __init__(self, width: int, max_rows: int, random_state: int) -> None:
+        self.width, self._max_rows, self._random_state = width, max_rows, random_state
+        self._max_key = math.inf
+        self._parts: list[dict[Any, NDArray[Any]]] = []
+        self._n = 0
+
+    def add(self, rows: Tensor, labels: RowLabels) -> None:
+        """Add rows (n, d); the sample keeps those with the smallest keys."""
+        seed = (self._random_state, labels.batch // 2, labels.n)
+        keys = np.random.default_rng(seed).random(labels.n)
+        index = np.flatnonzero(keys <= self._max_key)
+        if not len(index):
+            return
+        values = rows[torch.from_numpy(index).to(rows.device)].float().cpu().numpy()
+        columns = {name: _label_column(column)[index] for name, column in labels.encoded.items()}
+        batch = np.full(len(index), labels.batch // 2)
+        sequence = np.stack([batch, labels.sequence[index]], axis=1)
+        self._parts.append({_KEYS: keys[index], _ROWS: values, _SEQUENCE: sequence, **columns})
+        self._n += len(index)
+        if self._n > 2 * self._max_rows:
+            self._parts = [self.columns()]
+            self._n = self._max_rows
+            self._max_key = float(self._parts[0][_KEYS].max())
+
+    def columns(self) -> dict[Any, NDArray[Any]]:
+        """Return rows, sequences and labels of the sample, in the order of the rows."""
+        joined = {k: np.concatenate([p[k] for p in self._parts]) for k in self._parts[0]}
+        if self._n <= self._max_rows:
+            return joined
+        index = np.sort(np.argsort(joined[_KEYS], kind="stable")[: self._max_rows])
+        return {name: column[index] for name, column in joined.items()}
+
+
+def _label_column(column: Encoded) -> NDArray[Any]:
+    """Return class names or numbers of rows; None or NaN for missing labels."""
     if isinstance(column, ClassCodes):
         names = np.empty(len(column.classes) + 1, object)
         names[:-1] = list(map(repr, column.classes))
@@ -321,27 +315,29 @@ def _column(column: Any) -> NDArray[Any]:
     return values[:, 0] if values.shape[1] == 1 else values
 
 
-class _Recorder(Collector):
-    """A collector that samples rows in the place of summing them; `phase` is before or after."""
+@dataclass(eq=False)
+class _SampleCollector(Collector):
+    """A collector that samples rows before and after erasing, according to `phase`."""
 
-    phase = _BEFORE
+    max_rows: int = 2000
+    random_state: int = 0
+    phase: int = _BEFORE
 
-    def __init__(self, *args: Any, limit: int, random_state: int) -> None:
-        super().__init__(*args)
-        self._limit, self._random_state = limit, random_state
-        self.samples: tuple[dict[str, _Sample], dict[str, _Sample]] = ({}, {})
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.samples: tuple[dict[str, _RowSample], dict[str, _RowSample]] = ({}, {})
 
     def _sums_of(self, name: str, rows: Tensor) -> Any:
         width = int(rows.shape[1])
-        found = self.samples[self.phase].setdefault(
-            name, _Sample(width, self._limit, self._random_state)
+        sample = self.samples[self.phase].setdefault(
+            name, _RowSample(width, self.max_rows, self.random_state)
         )
-        if width != found.width:
-            sites.check_width(name, rows, -1, found.width)
-        return found
+        if width != sample.width:
+            sites.check_width(name, rows, -1, sample.width)
+        return sample
 
 
-# -- measuring -----------------------------------------------------------------------------
+# -- measurement ---------------------------------------------------------------------------
 
 
 def effect(
@@ -362,44 +358,43 @@ def effect(
     random_state: int = 0,
     progress: bool | None = None,
 ) -> Effect:
-    """Measure a model on held-out data without erasers and with them, in one pass over the data.
+    """Measure a model on held-out data without and with erasers, in one pass over the data.
 
-    Every batch runs twice. At each site, linear probes of the erased and of the kept variables are
-    trained and scored by five folds within these rows, and the states before and after are compared
-    row by row.
+    Each batch runs twice. At each site, linear probes of the erased and of the kept variables are
+    evaluated by five-fold cross-validation on these rows, and the activations before and after are
+    compared row by row.
 
     Parameters
     ----------
     model : torch.nn.Module
-        As for :func:`collect`; erasers that are installed already count as part of it.
+        As for :func:`collect`; erasers that are already installed stay active.
     erasers : Erasers, path, or mapping of str to Projection
-        As for :func:`install`; they are not installed afterwards.
+        As for :func:`install`; they are removed at the end.
     texts : iterable
         Batches as for :func:`collect`, of data that the erasers were not fitted on.
     erase, keep : str, optional
-        Variables to probe, `keep` also several; by default those of the erasers' reports.
+        Variables to probe, one or, for `keep`, several; by default those in the reports.
     labels : str, list of str, or function, optional
         As for :func:`collect`; by default `erase`, `keep` and `groups`.
     groups : str, optional
-        A label whose classes stay in one fold each, such as the noun of a prompt that occurs in
-        several templates: a probe that has seen the noun knows its label. By default every
-        sequence is a group.
+        A label whose classes are not split between folds, such as the noun of a prompt that occurs
+        in several templates and determines the label. By default each sequence is a group.
     kinds : mapping of str to {"classes", "continuous"}, optional
-        How labels are read, as for :class:`splince_fast.Moments`.
+        Kinds of labels, as for :class:`splince_fast.Moments`.
     at : str, Module, or a list of them, optional
-        Sites to look at; by default those of the erasers.
+        Sites to measure; by default those of the erasers.
     tokens : {"body", "all", "first", "last"} or function, optional
-        Tokens that are erased and looked at; by default those that the erasers are for.
+        Tokens to erase and measure; by default as for :func:`install`.
     loss : function, optional
         ``loss(output, batch)`` returns the mean loss of a batch, which is averaged over sequences.
-        By default it is the cross-entropy of the next token, in nats per attended token, of models
-        that generate text from ``input_ids``; others have none.
+        By default the cross-entropy of the next token, in nats per attended token, for models that
+        generate text from ``input_ids``; other models have no loss.
     forward : function, optional
         ``forward(model, batch)`` runs the model and returns its output.
     max_rows : int
-        Rows per site that are kept, chosen at random: 8 max_rows d bytes a site.
+        Size of the random sample of rows per site, which takes 8 max_rows d bytes.
     random_state : int
-        Of the choice of rows and of the folds.
+        Seed of the sample and of the folds.
     progress : bool, optional
         Show a progress bar on stderr; by default only in a terminal or notebook, after two
         seconds.
@@ -414,9 +409,9 @@ def effect(
     InputError
         No variable is named by `erase` or by a report, or `texts` is empty.
     SiteError, LabelError, NeverCalledError
-        As :func:`collect` and :func:`install`.
+        As for :func:`collect` and :func:`install`.
     NonFiniteError
-        States are NaN or infinite, before or after.
+        Activations are NaN or infinite, before or after.
 
     Examples
     --------
@@ -431,7 +426,7 @@ def effect(
     >>> all(site.probes[0].after < site.probes[0].before for site in found.sites)
     True
     """
-    inner = unwrapped(model)
+    inner = running.unwrap(model)
     if isinstance(erasers, str | os.PathLike):
         erasers = Erasers.load(erasers)
     if not isinstance(erasers, Mapping):
@@ -447,40 +442,53 @@ def effect(
     if isinstance(erasers, Erasers):
         placement, skip_ids = erasers.placement, erasers.skip_ids
         rule = erasers.apply_to if tokens is None else tokens
-    chosen = sites.find(inner, list(erasers) if at is None else at)
     names = [*roles, *([] if groups is None else [groups])]
-    recorder = _Recorder(
-        chosen, Tokens.of(rule, skip_ids), placement, names if labels is None else labels,
-        "token", None, Parameters.of(None, kinds, (), False), limit=int(max_rows),
+    collector = _SampleCollector(
+        modules=sites.find(inner, list(erasers) if at is None else at),
+        token_rule=TokenRule.of(rule, skip_ids),
+        placement=placement,
+        labels=names if labels is None else labels,
+        by_sequence=False,
+        device=None,
+        parameters=Parameters.of(None, kinds, (), False),
+        max_rows=int(max_rows),
         random_state=check_random_state(random_state),
-    )  # fmt: skip
-    losses = _run(inner, erasers, texts, recorder, tokens, loss, forward, progress)
-    before, after = recorder.samples
+    )
+    losses = _run(inner, erasers, texts, collector, tokens, loss, forward, progress)
+    before, after = collector.samples
     first = next(iter(before.values()), None)
-    missing = [] if first is None else [one for one in names if one not in first.columns()]
+    if first is None:
+        raise InputError("texts gave no rows at any site; pass batches with selected tokens")
+    missing = [name for name in names if name not in first.columns()]
     if missing:
         raise LabelError(f"the labels of texts have no {missing}; labels= must give them all")
-    found = tuple(
-        _site(name, before[name].columns(), after[name].columns(), roles, groups, int(random_state))
-        for name in before
+    effects = tuple(
+        _site_effect(
+            name,
+            sample.columns(),
+            after[name].columns(),
+            roles,
+            groups,
+            collector.random_state,
+        )
+        for name, sample in before.items()
     )
-    if not found:
-        raise InputError("texts gave no rows at any site; pass batches with selected tokens")
-    return Effect(found, losses, recorder.n_sequences // 2)
+    return Effect(effects, losses, collector.n_sequences // 2)
 
 
 def _roles(erasers: Mapping[str, Any], erase: Any, keep: Any) -> dict[str, str]:
-    """Variables to probe, with "erased" or "kept"."""
-    reports = [p.report for p in erasers.values() if getattr(p, "report", None) is not None]
-    of: dict[str, list[VariableName]] = {"erased": [], "kept": []}
-    for report in reports:
-        for variable in report.variables:
-            of[variable.role].append(variable.name)
-    given = {"erased": erase, "kept": keep}
+    """Return the variables to probe, with the role "erased" or "kept"."""
+    reported: dict[str, list[VariableName]] = {"erased": [], "kept": []}
+    for projection in erasers.values():
+        report = getattr(projection, "report", None)
+        for variable in () if report is None else report.variables:
+            reported[variable.role].append(variable.name)
     roles: dict[str, str] = {}
-    for role, names in given.items():
-        known = of[role] if names is None else [names] if isinstance(names, str) else list(names)
-        roles |= {name: role for name in known if isinstance(name, str) and name not in roles}
+    for role, names in (("erased", erase), ("kept", keep)):
+        if names is None:
+            names = reported[role]
+        variables = [names] if isinstance(names, str) else names
+        roles |= {name: role for name in variables if isinstance(name, str) and name not in roles}
     if "erased" not in roles.values():
         raise InputError(
             "the erasers' reports name no variable that was erased; say by erase= which label of "
@@ -493,45 +501,39 @@ def _run(
     model: Module,
     erasers: Mapping[str, Any],
     texts: Iterable[Any],
-    recorder: _Recorder,
+    collector: _SampleCollector,
     tokens: Any,
-    loss: Any,
-    forward: Any,
+    loss: Callable[[Any, Any], Any] | None,
+    forward: Callable[[Any, Any], Any] | None,
     progress: bool | None,
 ) -> tuple[float, float] | None:
-    """Run every batch without the erasers and with them; returns both losses."""
-    device, keys = sites.device_of(model), label_keys(recorder.labels)
+    """Run each batch without and with the erasers; return both losses, None if there is none."""
+    device, keys = running.device_of(model), label_keys(collector.labels)
     totals, weights = np.zeros(2), np.zeros(2)
-    installed = install(model, erasers, tokens=tokens)
-    handles = []
-    try:
-        handles = recorder.attach(model)  # behind the erasers
-        with quiet(model), Progress(unit="sequences", show=progress) as bar:
-            for batch in texts:
-                seen = recorder.n_sequences
-                ready = moved(batch, device)
-                for phase in (_BEFORE, _AFTER):
-                    recorder.phase = phase
-                    off = installed.disabled() if phase == _BEFORE else nullcontext()
-                    with off, recorder.one_batch(batch):
-                        output = sites.call(model, ready, keys, forward)
-                    if loss is None:
-                        total, weight = _next_token_loss(model, ready, output)
-                    else:
-                        weight = float(max(1, (recorder.n_sequences - seen) // (phase + 1)))
-                        total = weight * float(loss(output, ready))
-                    totals[phase] += total
-                    weights[phase] += weight
-                bar.advance((recorder.n_sequences - seen) // 2, 0)
-            installed.check()
-    finally:
-        for handle in handles:
-            handle.remove()
-        installed.remove()
-    if not recorder.batch:
-        raise InputError(
-            "texts gave nothing; a generator that was used up gives nothing the second time"
-        )
+    with (
+        install(model, erasers, tokens=tokens) as installed,
+        collector.attached(model),  # after the erasers, to receive erased activations
+        running.evaluating(model),
+        Progress(unit="sequences", show=progress) as bar,
+    ):
+        for batch in texts:
+            earlier = collector.n_sequences
+            inputs = running.batch_to(batch, device)
+            for phase in (_BEFORE, _AFTER):
+                collector.phase = phase
+                disabled = installed.disabled() if phase == _BEFORE else nullcontext()
+                with disabled, collector.one_batch(batch):
+                    output = running.call(model, inputs, keys, forward)
+                if loss is None:
+                    total, weight = _next_token_loss(model, inputs, output)
+                else:
+                    weight = float(max(1, (collector.n_sequences - earlier) // (phase + 1)))
+                    total = weight * float(loss(output, inputs))
+                totals[phase] += total
+                weights[phase] += weight
+            bar.advance((collector.n_sequences - earlier) // 2)
+    if not collector.n_batches:
+        raise InputError("texts is empty; a generator is empty when it is read a second time")
     if not weights.all():
         return None
     before, after = (totals / weights).tolist()
@@ -539,7 +541,7 @@ def _run(
 
 
 def _next_token_loss(model: Module, batch: Any, output: Any) -> tuple[float, float]:
-    """Summed cross-entropy of the next tokens, and their number; 0 for other models."""
+    """Return the summed cross-entropy of next tokens and their number, 0 for other models."""
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
     logits = getattr(output, "logits", None)
     generates = getattr(model, "can_generate", lambda: False)()
@@ -547,20 +549,20 @@ def _next_token_loss(model: Module, batch: Any, output: Any) -> tuple[float, flo
         ids is None
         or not generates
         or getattr(model.config, "is_encoder_decoder", False)
-        or not isinstance(logits, torch.Tensor)
+        or not isinstance(logits, Tensor)
         or logits.shape[:-1] != ids.shape
     ):
         return 0.0, 0.0
     mask = batch.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask
-    shown = (mask[:, 1:] != 0) & (mask[:, :-1] != 0)
-    wide = logits[:, :-1][shown.to(logits.device)].float()
-    targets = ids[:, 1:][shown].to(logits.device)
-    total = torch.nn.functional.cross_entropy(wide, targets, reduction="sum")
+    attended = (mask[:, 1:] != 0) & (mask[:, :-1] != 0)
+    predictions = logits[:, :-1][attended.to(logits.device)].float()
+    targets = ids[:, 1:][attended].to(logits.device)
+    total = torch.nn.functional.cross_entropy(predictions, targets, reduction="sum")
     return float(total), float(len(targets))
 
 
-def _site(
+def _site_effect(
     name: str,
     before: Mapping[Any, NDArray[Any]],
     after: Mapping[Any, NDArray[Any]],
@@ -568,8 +570,8 @@ def _site(
     groups: str | None,
     random_state: int,
 ) -> SiteEffect:
-    """Compare and probe the rows of one site."""
-    rows = [part[_ROWS].astype(np.float64) for part in (before, after)]
+    """Compare the rows of one site before and after, and probe them."""
+    rows = [columns[_ROWS].astype(np.float64) for columns in (before, after)]
     for values, when in zip(rows, ("without", "with"), strict=True):
         if not np.isfinite(values).all():
             raise NonFiniteError(
@@ -579,21 +581,22 @@ def _site(
     centred = rows[0] - rows[0].mean(axis=0)
     size = float(np.sum(centred**2))
     change = float(np.sum((rows[1] - rows[0]) ** 2)) / size if size else math.nan
-    of = before[_SEQUENCE] if groups is None else before[groups].astype(str)
-    _, member = np.unique(of, axis=0, return_inverse=True)
+    group_labels = before[_SEQUENCE] if groups is None else before[groups].astype(str)
+    group_index = np.unique(group_labels, axis=0, return_inverse=True)[1].reshape(-1)
     probes = []
     for variable, role in roles.items():
-        with warnings.catch_warnings():  # the kind was decided when the batches were read
+        with warnings.catch_warnings():  # `kinds` applied when the batches were read
             warnings.simplefilter("ignore", WholeNumbersWarning)
-            found = [
-                leakage(values, before[variable], probes=("linear",), groups=member.reshape(-1),
+            results = [
+                leakage(values, before[variable], probes=("linear",), groups=group_index,
                         random_state=random_state)
                 for values in rows
             ]  # fmt: skip
-        metric = "accuracy" if found[0].n_classes else "R2"
+        metric, reason = "accuracy" if results[0].n_classes else "R2", results[0].reason
         first, second = (
-            math.nan if one.reason else getattr(one["linear"], metric.lower()) for one in found
+            math.nan if result.reason else getattr(result["linear"], metric.lower())
+            for result in results
         )
-        chance = math.nan if found[0].reason else found[0]["linear"].chance
-        probes.append(ProbeEffect(variable, role, metric, chance, first, second, found[0].reason))
+        chance = math.nan if reason else results[0]["linear"].chance
+        probes.append(ProbeEffect(variable, role, metric, chance, first, second, reason))
     return SiteEffect(name, len(rows[0]), change, tuple(probes))

@@ -1,4 +1,4 @@
-"""An eraser as a module: float32 arithmetic whatever the model's dtype, any leading axes."""
+"""An eraser as a torch module, with float32 arithmetic for all dtypes of a model."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from splince_fast._runtime.torch_rows import erased_by_torch
 from splince_fast.exceptions import InputError
 from splince_fast.projection import Projection
 
-Tensor = Any
-
 
 def check_projection(value: object) -> None:
-    """Refuse what is no Projection; name the labels where an eraser needs them for every row."""
+    """Raise InputError for other types than Projection, such as erasers that need labels."""
     if isinstance(value, Projection):
         return
     kinds = getattr(value, "label_kinds", {})
@@ -33,29 +32,29 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
     Parameters
     ----------
     projection : Projection
-        What to apply.
+        The map.
     dtype : torch.float32 or torch.float64
-        Of the factors. They keep it through ``.to(dtype)``, ``.half()`` and the like, which move
-        the device only; ``Projection.astype`` rounds them so that the mean stays in place.
+        Dtype of the factors, which ``.to(dtype)`` and ``.half()`` do not change.
+        ``Projection.astype`` rounds the factors such that the mean remains a fixed point.
 
     Attributes
     ----------
     left, right : Tensor of shape (r, d)
     neg_bias : Tensor of shape (r,)
-        Minus right times the mean.
+        -right mean.
     gate : Tensor of shape ()
-        1; where it is 0, the module returns its input.
+        1; with 0 the module returns its input.
 
     Raises
     ------
     InputError
-        `projection` is none, or the dtype is another one.
+        `projection` is no Projection, or the dtype is invalid.
 
     Notes
     -----
-    Inputs of fewer than 32 bits are widened to float32, also under autocast, and the result is
-    rounded back once. Integers and other widths are refused. A tensor that is distributed
-    (DTensor) may be replicated or sharded along any axis but the last.
+    Inputs of fewer than 32 bits are converted to float32, also under autocast, and the result is
+    rounded once. A distributed tensor (DTensor) may be replicated or sharded along any axis but
+    the last.
 
     Examples
     --------
@@ -93,26 +92,26 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
 
     @property
     def rank(self) -> int:
-        """Number r of directions in the factors."""
+        """Number r of erased directions."""
         return int(self.left.shape[0])
 
     @property
     def projection(self) -> Projection:
-        """The same map in float64, from the buffers; its report is not known any more."""
+        """The map in float64, computed from the buffers; it has no report."""
         left, right, bias = (
             t.detach().to("cpu", torch.float64).numpy()
             for t in (self.left, self.right, -self.neg_bias)
         )
-        mean = np.linalg.pinv(right) @ bias  # the shortest point that it leaves in place
+        mean = np.linalg.pinv(right) @ bias  # the shortest fixed point
         return Projection._make(left.copy(), right.copy(), mean, bias.copy(), "Eraser")
 
     def extra_repr(self) -> str:
-        """The sizes, for printing.
+        """Return width, rank and dtype, for printing.
 
         Returns
         -------
         str
-            Width, rank and dtype.
+            Part of the representation of the module.
         """
         return f"{self.n_features}, rank={self.rank}, dtype={self.left.dtype}"
 
@@ -122,17 +121,17 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
         Parameters
         ----------
         x : floating Tensor of shape (..., d)
-            Not changed.
+            Rows; not modified.
 
         Returns
         -------
         Tensor of shape (..., d)
-            A new one, of the dtype and device of `x`.
+            A new tensor with the dtype and device of `x`.
 
         Raises
         ------
         InputError
-            Another width, a dtype that is not floating, or a DTensor sharded along its last axis.
+            Another width, another dtype than a float, or a DTensor sharded along its last axis.
         """
         if hasattr(x, "device_mesh"):
             return self._distributed(x)
@@ -152,12 +151,12 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
             return result.reshape(x.shape).to(x.dtype)
 
     def _distributed(self, x: Tensor) -> Tensor:
-        """On the local part of a DTensor."""
+        """Erase the local part of a DTensor."""
         last = x.ndim - 1
         for placement in x.placements:
             if placement.is_partial() or placement.is_shard(last) or placement.is_shard(-1):
                 raise InputError(
-                    f"x is distributed as {x.placements}; an eraser needs whole rows: gather "
+                    f"x is distributed as {x.placements}; an eraser needs complete rows: gather "
                     "the last axis first (x.redistribute(...)), or erase at another site"
                 )
         local = self(x.to_local())
@@ -168,10 +167,10 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
     # -- dtype and rank --------------------------------------------------------------------
 
     def _apply(self, fn: Any, recurse: bool = True) -> Eraser:
-        """Let `fn` move the buffers; where it would round them, move the unrounded ones."""
-        before = dict(self._buffers)
+        """Apply `fn` to the buffers, and undo changes of their dtype."""
+        originals = dict(self._buffers)
         super()._apply(fn, recurse)
-        for name, old in before.items():
+        for name, old in originals.items():
             new = self._buffers[name]
             if new.dtype != old.dtype:
                 self._buffers[name] = old.to(new.device)
@@ -180,7 +179,7 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
     def _load_from_state_dict(
         self, state_dict: dict[str, Tensor], prefix: str, *rest: Any, **options: Any
     ) -> None:
-        """Accept another rank of the same width: the buffers are replaced."""
+        """Load factors of another rank, for which the buffers are replaced."""
         for name in ("left", "right", "neg_bias"):
             new, old = state_dict.get(prefix + name), self._buffers[name]
             if new is not None and new.shape != old.shape and new.shape[1:] == old.shape[1:]:
@@ -189,7 +188,7 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """Autocast off, where it is on: it would take the products in 16 bits."""
+    """Return a context without autocast, which would round products to 16 bits."""
     kind = x.device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return nullcontext()

@@ -13,8 +13,7 @@ from splince_fast._runtime.keywords import check_keywords
 from splince_fast.exceptions import InputError, OtherTokensWarning, SplinceError
 from splince_fast.methods.table import Function, method_of
 from splince_fast.moments import Moments
-from splince_fast.nn.by_site import BySite, table
-from splince_fast.nn.recipe import Recipe, Site
+from splince_fast.nn.spec import BySite, CollectionSpec, Site, table
 from splince_fast.projection import Projection, from_record, to_record
 
 
@@ -29,10 +28,10 @@ class Erasers(BySite):
         By site, in the order in which the sites run.
     sites : iterable of Site
         The same sites.
-    recipe : Recipe
-        How the activations were collected.
+    recipe : CollectionSpec
+        The specification of the collection.
     sequential : bool
-        Whether each was fitted with all earlier ones installed, so that they hold together.
+        Whether each was fitted with all earlier ones installed, so that they are exact together.
 
     Examples
     --------
@@ -52,14 +51,14 @@ class Erasers(BySite):
     """
 
     _KIND = "erasers"
-    _AS_RECORD = (to_record, from_record)
+    _RECORD = (to_record, from_record)
     _FURTHER = {"sequential": bool}  # noqa: RUF012
 
     def __init__(
         self,
         projections: Mapping[str, Projection],
         sites: Iterable[Site],
-        recipe: Recipe,
+        recipe: CollectionSpec,
         *,
         sequential: bool,
     ) -> None:
@@ -68,20 +67,20 @@ class Erasers(BySite):
 
     @property
     def apply_to(self) -> Any:
-        """The rule by which :func:`install` selects the tokens to change."""
+        """The rule for the tokens that :func:`install` changes."""
         return self.tokens if self._recipe.apply_to is None else self._recipe.apply_to
 
     def _check_tokens(self, tokens: Any) -> None:
-        """Warn if `tokens` are others than those that the fit changed.
+        """Warn if `tokens` differ from those that the fit changed.
 
-        A rule that was a function is not known any more once it comes from a file.
+        Files do not store functions, so that no warning is possible for those.
         """
         fitted = self.apply_to
         if self.sequential and len(self) > 1 and tokens != fitted and fitted != "a function":
             warnings.warn(
-                f"these erasers of {len(self)} sites were fitted behind one another with tokens "
-                f"{fitted!r} erased, and tokens {tokens!r} are erased now: later sites read "
-                "other states than in the fit and keep part of the concept. Fit them with "
+                f"these erasers of {len(self)} sites were fitted one after the other with tokens "
+                f"{fitted!r} erased, and tokens {tokens!r} are erased now: later sites have "
+                "other activations than in the fit and keep part of the concept. Fit them with "
                 f"fit_layers(..., apply_to={tokens!r})",
                 OtherTokensWarning,
                 stacklevel=3,
@@ -117,7 +116,7 @@ class Erasers(BySite):
 
 
 def linear_part(projection: Projection) -> Projection:
-    """The same without its offset: x - left right^T x, which leaves the mean out."""
+    """Return the linear map x - left right^T x of a projection, without its offset."""
     return Projection(
         projection.left, projection.right, np.zeros(projection.n_features),
         method=projection.method, report=projection.report,
@@ -125,7 +124,7 @@ def linear_part(projection: Projection) -> Projection:
 
 
 def block_diagonal(projections: Sequence[Projection]) -> Projection:
-    """The projection of features side by side; it has no report."""
+    """Return the projection of concatenated features, each part by its own projection."""
     left, right = (
         block_diag(*(getattr(p, factor) for p in projections)) for factor in ("left", "right")
     )
@@ -141,15 +140,15 @@ def fit_site(
     keep: Any,
     options: Mapping[str, Any],
 ) -> Projection:
-    """The eraser of one site; what the method raises names the site."""
-    kept = {} if keep is None else {"keep": keep}
-    found = method_of(method, keep)
-    if found.needs_labels:
-        raise InputError(f"{found.label} needs labels while a model runs; use 'leace' or 'splince'")
-    function = found.function
-    check_keywords(options, function, without=("moments", "erase", "keep"))
+    """Fit the eraser of one site; errors of the method name the site."""
+    entry = method_of(method, keep)
+    if entry.needs_labels:
+        raise InputError(f"{entry.label} needs labels while a model runs; use 'leace' or 'splince'")
+    check_keywords(options, entry.function, without=("moments", "erase", "keep"))
+    if keep is not None:
+        options = {**options, "keep": keep}
     try:
-        return cast(Projection, function(moments, erase=erase, **kept, **options))
+        return cast(Projection, entry.function(moments, erase=erase, **options))
     except SplinceError as error:
         text = f"at the site {name!r}: {error}"
         error.args = (text, *error.args[1:])

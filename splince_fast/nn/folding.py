@@ -1,31 +1,35 @@
-"""Erasers merged into the weights: no cost at inference, verified on an example.
+"""Merging of erasers into weights, with a verification on an example.
 
-A site can be folded where its output is read by linear layers only: their ``W x + b`` becomes
-``(W P) x + (b + W offset)``; or where the site is itself a linear layer, ``(P W) x + (P b +
-offset)``, or an embedding, whose rows are mapped. Nobody promises that nothing else reads the
-output, such as a residual connection: so the folded model is run beside the hooked one, and what
-differs is taken back.
+A site can be folded if only linear layers read its output: their ``W x + b`` becomes
+``(W P) x + (b + W offset)``. It can also be folded if it is a linear layer, ``(P W) x + (P b +
+offset)``, or an embedding, whose rows are erased. Other operations may read the output, too, such
+as a residual connection. Therefore the outputs of the folded model are compared with those of the
+model with hooks, and the fold is undone if they differ.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import Module
 
 from splince_fast.exceptions import FoldError, InputError, SplinceWarning
-from splince_fast.nn import sites
-from splince_fast.nn.collection import moved, quiet, unwrapped
+from splince_fast.nn import running, sites
 from splince_fast.nn.erasers import Erasers, linear_part
-from splince_fast.nn.surgery import Layer, Surgery, layer_of, numbers
+from splince_fast.nn.layer_weights import Layer, WeightReplacement, layer_of, to_numpy
 from splince_fast.nn.verification import (
-    LOW_PRECISION,
+    LOW_PRECISION_TOLERANCE,
     attended,
-    check_states,
+    check_activations,
     difference,
     hooked,
     installed_outputs,
@@ -33,13 +37,13 @@ from splince_fast.nn.verification import (
 )
 from splince_fast.projection import Projection
 
-Tensor = Any
-Module = Any
+# Layers to change for a site: "in" for layers that read the site, "out" for the site itself.
+Changes = list[tuple[Layer, str]]
 
-# Largest difference from the hooked model, in units of the range of an output.
+# Largest difference from the model with hooks, relative to the range of an output.
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-4}
-# Modules that return their input in evaluation.
-_PASSING = (torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d)
+# Modules that return their input in evaluation mode.
+_IDENTITIES = (torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d)
 
 
 @dataclass(frozen=True)
@@ -51,17 +55,17 @@ class Folded:
     layers : dict of str to tuple of str
         By site, the layers whose weights changed.
     difference : float
-        Largest difference on the example from hooks that do what the weights do: erase every
-        token, without the mean where it was dropped. In units of an output's range.
+        Largest difference of the outputs, on the example, from hooks that erase all tokens, without
+        the means that were dropped; relative to the range of an output.
     from_installed : float or None
-        The same from ``install(model, erasers)``, which may leave tokens alone and keeps the
-        mean; where the example has an attention mask, at attended tokens. None where `install`
-        needs `tokens`, or other arguments of the model than the example has.
+        Largest difference from ``install(model, erasers)``, which may select tokens and keeps the
+        mean; at attended tokens if the example has an attention mask. None if `install` needs
+        `tokens`, or arguments that the example does not have.
     shift : dict of str to float
-        By site, the length of the vector that ``bias="drop"`` leaves out of the outputs of its
-        layers (the largest), in their units; 0 where nothing was left out.
+        By site, the largest norm of the vectors that ``bias="drop"`` leaves out of the outputs of
+        its layers; 0 if none was left out.
     untied : tuple of str
-        Layers whose weights were tied to others and are their own now.
+        Layers whose weights were tied to those of others before the fold.
     """
 
     layers: dict[str, tuple[str, ...]]
@@ -89,92 +93,86 @@ class Folded:
 
 
 def _readers(model: Module, example: Any, chosen: Mapping[str, Module]) -> dict[str, list[str]]:
-    """Per site, names of the modules that read its output and call no module for it."""
-    modules = sites.named(model)
+    """Return, per site, the names of the modules that read its output and call no other module."""
+    modules = sites.named_modules(model)
     ran: set[str] = set()
-    produced: dict[str, Tensor] = {}
-    found: dict[str, list[str]] = {name: [] for name in chosen}
+    outputs: dict[str, Tensor] = {}
+    readers: dict[str, list[str]] = {name: [] for name in chosen}
 
-    def produce(name: str) -> Any:
-        def hook(module: Module, args: Any, output: Any) -> None:
-            produced[name], _ = sites.pick(name, output, None)
+    def store_output(name: str, module: Module, args: Any, output: Any) -> None:
+        outputs[name], _ = sites.pick(name, output, None)
 
-        return hook
+    def find_readers(name: str, module: Module, args: Any, kwargs: Any) -> None:
+        ran.add(name)
+        inputs = [v for v in (*args, *kwargs.values()) if sites.is_row_tensor(v)]
+        for site, tensor in outputs.items():
+            if any(_share_memory(tensor, v) for v in inputs) and name != site:
+                readers[site].append(name)
 
-    def read(name: str) -> Any:
-        def hook(module: Module, args: Any, kwargs: Any) -> None:
-            ran.add(name)
-            inputs = [v for v in (*args, *kwargs.values()) if sites.is_row_tensor(v)]
-            for site, tensor in produced.items():
-                if any(_same(tensor, v) for v in inputs) and name != site:
-                    found[site].append(name)
-
-        return hook
-
-    handles = [m.register_forward_hook(produce(n), prepend=True) for n, m in chosen.items()]
-    handles += [
-        m.register_forward_pre_hook(read(n), with_kwargs=True)
-        for n, m in modules.items()
-        if n and not isinstance(m, torch.jit.ScriptModule)  # takes no hooks
-    ]
-    try:
+    with ExitStack() as stack:
+        for name, module in chosen.items():
+            hook = partial(store_output, name)
+            stack.callback(module.register_forward_hook(hook, prepend=True).remove)
+        for name, module in modules.items():
+            if name and not isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+                hook = partial(find_readers, name)
+                stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         outputs_of(model, example)
-    finally:
-        for handle in handles:
-            handle.remove()
-    # By what ran, not by who has children: quantised layers keep their weights in a module.
-    calling = {name[:i] for name in ran for i, letter in enumerate(name) if letter == "."}
-    return {site: [n for n in names if n not in calling] for site, names in found.items()}
+    # Parents are those of modules that ran, because quantised layers store weights in submodules.
+    parents = {name[:i] for name in ran for i, letter in enumerate(name) if letter == "."}
+    return {site: [n for n in names if n not in parents] for site, names in readers.items()}
 
 
-def _same(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors are views of the same memory."""
-    ours, theirs = first.untyped_storage().data_ptr(), second.untyped_storage().data_ptr()
-    return bool(ours == theirs and ours != 0 and first.device == second.device)
+def _share_memory(first: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors are views of the same memory."""
+    a, b = first.untyped_storage().data_ptr(), second.untyped_storage().data_ptr()
+    return bool(a == b and a != 0 and first.device == second.device)
 
 
 def fold(
     model: Any, erasers: Any, example: Any, *, tokens: Any = None, bias: str = "error"
 ) -> Folded:
-    """Merge erasers into the weights of the layers that read, or make, their sites.
+    """Merge erasers into the weights of their sites, or of the layers that read the sites.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Changed in place, or not at all.
+        The model, which is changed in place. After an error it is unchanged.
     erasers : Erasers, path, or mapping of str to Projection
         Erasers by site.
     example : mapping, tuple or tensor
-        Arguments of one call, on which the folded model is compared with the hooked one.
+        Arguments of one call, on which the folded model is compared with the model with hooks.
     tokens : "all"
-        Weights cannot know positions: a fold erases at every token. Must be given where the
+        A fold erases at every token, because weights do not depend on positions. Required if the
         erasers are for other tokens.
     bias : {"error", "add", "drop"}
-        Where a layer has no bias to hold the mean: raise; add one, which ``from_pretrained``
-        drops for models whose configuration has none; or leave the mean out, which erases as
-        exactly at this site and shifts the mean. Later sites then read other states: with
-        several sites, fit them by ``fit_layers(..., bias="drop")``, whose erasers need no bias.
+        What to do for a layer without a bias for the mean: raise an error; add a bias, which
+        ``from_pretrained`` drops for models whose configuration has none; or leave the mean out,
+        which erases as exactly at this site and shifts the mean. Later sites then have other
+        activations: with several sites use ``fit_layers(..., bias="drop")``, whose erasers need no
+        bias.
 
     Returns
     -------
     Folded
-        Changed layers, and the distance of the outputs from those of the hooked model.
+        Changed layers, and the difference of the outputs from those with hooks.
 
     Raises
     ------
     FoldError
-        A site is read by something else than linear layers (the residual stream is), weights are
-        quantised, elsewhere, or shared by modules, the outputs differ, or a mean that is dropped
-        changes the states at a later site. Every parameter is what it was, bit for bit.
+        Other operations than linear layers read a site, such as those of the residual stream;
+        weights are quantised, offloaded, distributed or shared by modules; the outputs differ; or a
+        dropped mean changes the activations at a later site. All parameters are unchanged, bit for
+        bit.
     InputError
-        `tokens` or `bias` is wrong.
+        `tokens` or `bias` is invalid.
 
     Warns
     -----
     SplinceWarning
-        A tied weight was untied, or a bias was added that a configuration does not know.
+        A tied weight was untied, or a bias was added that the configuration does not have.
     OtherTokensWarning
-        :func:`fit_layers` changed other tokens than all of them, at several sites.
+        :func:`fit_layers` changed other tokens than all, at several sites.
 
     Examples
     --------
@@ -189,7 +187,7 @@ def fold(
     >>> folded.layers, folded.difference < 1e-5
     ({'0': ('1',)}, True)
     """
-    model = unwrapped(model)
+    model = running.unwrap(model)
     if bias not in ("error", "add", "drop"):
         raise InputError(f"bias is {bias!r}; it is 'error', 'add' or 'drop'")
     if not isinstance(erasers, Mapping):
@@ -210,94 +208,88 @@ def fold(
         raise InputError(f"tokens is {tokens!r}; a fold erases at every token: pass 'all'")
     chosen: dict[str, Module] = {}
     projections: dict[str, Projection] = {}
-    for wanted, projection in erasers.items():
-        for name, module in sites.find(model, wanted).items():
+    for at, projection in erasers.items():
+        for name, module in sites.find(model, at).items():
             chosen[name] = module
             projections[name] = (
                 projection @ projections[name] if name in projections else projection
             )
-    example = moved(example, sites.device_of(model))
-    surgery = Surgery(model, bias)
+    example = running.batch_to(example, running.device_of(model))
+    replacement = WeightReplacement(model)
     placement = erasers.placement if isinstance(erasers, Erasers) else None
-    with quiet(model):
+    with running.evaluating(model):
         at_input = placement is not None and placement.side == "input"
-        plans = _plans(model, chosen, None if at_input else _readers(model, example, chosen))
+        changes = _changes(model, chosen, None if at_input else _readers(model, example, chosen))
         drops = {
-            name: bias == "drop" and bool(_short_of_bias(plan, projections[name]))
-            for name, plan in plans.items()
+            name: bias == "drop" and bool(_layers_without_bias(of_site, projections[name]))
+            for name, of_site in changes.items()
         }
-        dropped = {n: linear_part(p) if drops[n] else p for n, p in projections.items()}
-        with hooked(model, chosen, dropped, placement) as states:
+        folded = {n: linear_part(p) if drops[n] else p for n, p in projections.items()}
+        with hooked(model, chosen, folded, placement) as without_means:
             expected = outputs_of(model, example)
         if any(drops.values()) and len(chosen) > 1:
-            with hooked(model, chosen, projections, placement) as kept:
+            with hooked(model, chosen, projections, placement) as with_means:
                 outputs_of(model, example)
             for name in chosen:
-                check_states(name, kept[name], states[name], example)
+                check_activations(name, with_means[name], without_means[name], example)
         installed = installed_outputs(model, erasers, example)
         try:
             shift = {
-                name: _fold_site(name, projections[name], plans[name], surgery, drops[name])
-                for name in chosen
+                name: _fold_site(name, projections[name], of_site, replacement, bias, drops[name])
+                for name, of_site in changes.items()
             }
-            found = outputs_of(model, example)
-            gap = difference(expected, found)
-            limit = max(
-                _TOLERANCE.get(layer.module.weight.dtype, LOW_PRECISION)
-                for plan in plans.values()
-                for layer, _ in plan
+            outputs = outputs_of(model, example)
+            distance = difference(expected, outputs)
+            tolerance = max(
+                _TOLERANCE.get(layer.module.weight.dtype, LOW_PRECISION_TOLERANCE)
+                for of_site in changes.values()
+                for layer, _ in of_site
             )
-            if not gap <= limit:
+            if not distance <= tolerance:
                 raise FoldError(
-                    f"the folded model differs from the hooked one by {gap:.1e} of the "
-                    f"range of its output (at most {limit:.0e} is rounding): something else than "
-                    f"the linear layers reads {list(chosen)}, such as a residual connection. "
+                    f"the folded model differs from the hooked one by {distance:.1e} of the range "
+                    f"of its output (at most {tolerance:.0e} is rounding): other operations than "
+                    f"the linear layers read {list(chosen)}, such as a residual connection. "
                     "Erase the outputs of norms that feed linear layers only, or use install"
                 )
         except BaseException:
-            surgery.undo()
+            replacement.undo()
             raise
-    layers = {name: tuple(layer.name for layer, _ in plan) for name, plan in plans.items()}
+    layers = {name: tuple(layer.name for layer, _ in pairs) for name, pairs in changes.items()}
     from_installed = None
     if installed is not None:
-        pairs = [[attended(example, t) for t in outputs] for outputs in (installed, found)]
-        from_installed = difference(*pairs)
-    _tell(surgery)
-    return Folded(layers, gap, from_installed, shift, tuple(surgery.untied))
+        from_installed = difference(
+            *([attended(example, t) for t in tensors] for tensors in (installed, outputs))
+        )
+    _warn(replacement)
+    return Folded(layers, distance, from_installed, shift, tuple(replacement.untied))
 
 
-def _plans(
+def _changes(
     model: Module, chosen: Mapping[str, Module], readers: Mapping[str, list[str]] | None
-) -> dict[str, list[tuple[Layer, str]]]:
-    """Per site, the layers to change, and whether they make ("out") or read ("in") it.
+) -> dict[str, Changes]:
+    """Return the layers to change per site; FoldError if there is none, or if one is not linear.
 
-    `readers` has the modules that read each output; None where sites are inputs.
-
-    Raises
-    ------
-    FoldError
-        There is nothing linear to fold into.
+    `readers` are the modules that read each output, None if the sites are inputs.
     """
-    modules = sites.named(model)
-    count: dict[int, int] = {}
-    for _, module in model.named_modules(remove_duplicate=False):
-        count[id(module)] = count.get(id(module), 0) + 1
-    plans: dict[str, list[tuple[Layer, str]]] = {}
+    modules = sites.named_modules(model)
+    count = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    changes: dict[str, Changes] = {}
     for name, module in chosen.items():
-        own = layer_of(name, module)
+        site_layer = layer_of(name, module)
         if readers is None:
-            if own is None or own.kind == "embedding":
+            if site_layer is None or site_layer.kind == "embedding":
                 raise FoldError(
                     f"{name!r}, a {type(module).__name__}, is not linear, and only the inputs of "
                     "linear layers are folded; use install"
                 )
-            plan = [(own, "in")]
-        elif own is not None:
-            plan = [(own, "out")]
+            of_site = [(site_layer, "in")]
+        elif site_layer is not None:
+            of_site = [(site_layer, "out")]
         else:
-            plan = []
+            of_site = []
             for reader in dict.fromkeys(readers[name]):
-                if isinstance(modules[reader], _PASSING):
+                if isinstance(modules[reader], _IDENTITIES):
                     continue
                 layer = layer_of(reader, modules[reader])
                 if layer is None or layer.kind == "embedding":
@@ -306,28 +298,28 @@ def _plans(
                         "which is not linear; fold the outputs of norms that feed linear layers "
                         "only, or use install"
                     )
-                plan.append((layer, "in"))
-        if not plan:
+                of_site.append((layer, "in"))
+        if not of_site:
             raise FoldError(
                 f"no linear layer reads the output of {name!r}: a residual stream is added to "
                 "before it is read, and cannot be folded; erase the outputs of the norms behind "
                 "it, or use install"
             )
-        for layer, _ in plan:
+        for layer, _ in of_site:
             if count[id(layer.module)] > 1:
                 raise FoldError(
                     f"{layer.name!r} stands at {count[id(layer.module)]} places of the model, and "
                     "a fold would change all of them; use install"
                 )
-        plans[name] = plan
-    return plans
+        changes[name] = of_site
+    return changes
 
 
-def _short_of_bias(plan: list[tuple[Layer, str]], projection: Projection) -> list[str]:
-    """Names of the layers that have no bias for the mean; none are needed where it is 0."""
+def _layers_without_bias(changes: Changes, projection: Projection) -> list[str]:
+    """Return the names of layers without a bias for the mean, none if the offset is 0."""
     if not projection.offset.any():
         return []
-    return [layer.name for layer, _ in plan if _lacks_bias(layer)]
+    return [layer.name for layer, _ in changes if _lacks_bias(layer)]
 
 
 def _lacks_bias(layer: Layer) -> bool:
@@ -337,22 +329,23 @@ def _lacks_bias(layer: Layer) -> bool:
 def _fold_site(
     name: str,
     projection: Projection,
-    plan: list[tuple[Layer, str]],
-    surgery: Surgery,
+    changes: Changes,
+    replacement: WeightReplacement,
+    bias: str,
     drop: bool,
 ) -> float:
-    """Fold one site; returns the size of the mean that is left out."""
-    missing = _short_of_bias(plan, projection)
-    if missing and surgery.bias == "error":
+    """Fold one site; return the largest norm of a mean that is left out."""
+    missing = _layers_without_bias(changes, projection)
+    if missing and bias == "error":
         raise FoldError(
-            f"the layers {missing} have no bias, which would hold the mean of {name!r}; pass "
+            f"the layers {missing} have no bias for the mean of {name!r}; pass "
             "bias='drop' to shift the mean (at one site the erasing is as exact; fit several by "
             "fit_layers(..., bias='drop')), or bias='add'"
         )
     left, right = projection.left, projection.right
     offset = np.zeros(len(left)) if drop else np.asarray(projection.offset)
-    worst = 0.0
-    for layer, role in plan:
+    largest = 0.0
+    for layer, role in changes:
         matrix = layer.matrix()
         if matrix.shape[0 if role == "out" else 1] != projection.n_features:
             raise FoldError(
@@ -364,30 +357,31 @@ def _fold_site(
             shift = matrix @ offset
         else:
             folded = matrix - left @ (right.T @ matrix)
-            own = getattr(layer.module, "bias", None)
-            values = np.zeros(len(matrix)) if own is None else numbers(own)
+            old_bias = getattr(layer.module, "bias", None)
+            values = np.zeros(len(matrix)) if old_bias is None else to_numpy(old_bias)
             shift = offset - left @ (right.T @ values)
-        if layer.kind == "embedding":  # rows are outputs: the mean has a place in each
+        if layer.kind == "embedding":  # columns of the matrix are outputs: each gets the offset
             folded += offset[:, None]
         if drop:
-            lost = np.asarray(projection.offset)
-            worst = max(worst, float(np.linalg.norm(matrix @ lost if role == "in" else lost)))
-        surgery.replace(layer, folded, None if _lacks_bias(layer) and not shift.any() else shift)
-    return worst
+            mean = np.asarray(projection.offset)
+            largest = max(largest, float(np.linalg.norm(matrix @ mean if role == "in" else mean)))
+        no_bias = _lacks_bias(layer) and not shift.any()
+        replacement.replace(layer, folded, None if no_bias else shift)
+    return largest
 
 
-def _tell(surgery: Surgery) -> None:
-    """Warn of what the configuration of the model does not know."""
-    if surgery.untied:
+def _warn(replacement: WeightReplacement) -> None:
+    """Warn about changes that the configuration of the model does not record."""
+    if replacement.untied:
         warnings.warn(
-            f"the weights of {surgery.untied} were tied to others and are their own now "
+            f"the weights of {replacement.untied} were tied to others and are separate now "
             "(config.tie_word_embeddings is False): the model has that many parameters more",
             SplinceWarning,
             stacklevel=3,
         )
-    if surgery.added:
+    if replacement.added:
         warnings.warn(
-            f"the biases of {surgery.added} were added, and a configuration does not know them: "
+            f"the biases of {replacement.added} were added, and the configuration has none: "
             "from_pretrained drops them, and other engines do, too. Save the erasers and install "
             "them after loading, or fold with bias='drop'",
             SplinceWarning,

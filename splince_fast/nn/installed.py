@@ -1,4 +1,4 @@
-"""Erasers inside a live model: one hook per site, and a handle that takes them out again."""
+"""Installation of erasers in a model by hooks, and the handle that removes them."""
 
 from __future__ import annotations
 
@@ -10,44 +10,37 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn import Module
+from torch.utils.hooks import RemovableHandle
 
-from splince_fast.exceptions import (
-    InputError,
-    NeverCalledError,
-    NothingErasedWarning,
-    SiteError,
-)
-from splince_fast.nn import sites
+from splince_fast.exceptions import InputError, NeverCalledError, NothingErasedWarning, SiteError
+from splince_fast.nn import running, sites
+from splince_fast.nn.call_selections import CallSelections
 from splince_fast.nn.eraser import Eraser, check_projection
 from splince_fast.nn.erasers import Erasers
-from splince_fast.nn.hooks import Entry, InputHook, OutputHook
-from splince_fast.nn.positions import Positions
-from splince_fast.nn.recipe import Placement
-from splince_fast.nn.tokens import Tokens
+from splince_fast.nn.hooks import SiteEraser, hook_class
+from splince_fast.nn.spec import Placement
+from splince_fast.nn.tokens import TokenRule
 from splince_fast.projection import Projection
 
-Tensor = Any
-Module = Any
-
-
-# How many frames had been compiled when compiled code was last forgotten.
-_frames_forgotten: dict[str, int] = {}
+# Number of compiled frames at the last reset of compiled code.
+_frames_at_reset = 0
 
 
 class Installed:
-    """Erasers in a model: a handle, and a context manager that takes them out at its end.
+    """A handle of erasers in a model, and a context manager that removes them.
 
-    Made by :func:`install`. Leaving the context raises :class:`NeverCalledError` as
-    :meth:`check` does. It may be entered again.
+    Made by :func:`install`. The end of the context calls :meth:`check`. The context may be entered
+    again.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Where the hooks are.
-    sited : list of (Module, Entry)
-        Every site with its eraser.
+        The model with the hooks.
+    erasers : list of (Module, SiteEraser)
+        Modules with their erasers.
     strength : float
-        Fraction of the change that is made; below 1 this steers and does not erase.
+        Fraction of the change; below 1 this steers and does not erase.
 
     Examples
     --------
@@ -69,10 +62,10 @@ class Installed:
     """
 
     def __init__(
-        self, model: Module, sited: list[tuple[Module, Entry]], strength: float = 1.0
+        self, model: Module, erasers: list[tuple[Module, SiteEraser]], strength: float = 1.0
     ) -> None:
-        self._model, self._sited, self._strength = model, sited, strength
-        self._handles: list[Any] = []
+        self._model, self._erasers, self._strength = model, erasers, strength
+        self._handles: list[RemovableHandle] = []
         self._attached = False
         self._depth = 0
         self._attach()
@@ -80,95 +73,91 @@ class Installed:
     def __repr__(self) -> str:
         state = "installed" if self._attached else "removed"
         steering = "" if self._strength == 1 else f", steering at strength {self._strength:g}"
-        return f"Installed({len(self._sited)} sites, {state}{steering})"
+        return f"Installed({len(self._erasers)} sites, {state}{steering})"
 
     @property
     def strength(self) -> float:
-        """Fraction of the change that is made; below 1 a linear probe still reads the concept."""
+        """Fraction of the change; below 1 a linear probe still predicts the concept."""
         return self._strength
 
     @property
     def counts(self) -> dict[str, int]:
-        """Calls of each site so far, those of compiled code not counted."""
-        found: dict[str, int] = {}
-        for _, entry in self._sited:
-            found[entry.name] = found.get(entry.name, 0) + entry.count
-        return found
+        """Number of calls of each site, without compiled ones."""
+        counts: dict[str, int] = {}
+        for _, eraser in self._erasers:
+            counts[eraser.name] = counts.get(eraser.name, 0) + eraser.n_calls
+        return counts
 
     def _attach(self) -> None:
         if self._attached:
             return
         try:
-            for module, entry in self._sited:
-                kind = InputHook if entry.place.side == "input" else OutputHook
-                hook = next((h for h in kind.table(module).values() if type(h) is kind), None)
+            for module, eraser in self._erasers:
+                kind = hook_class(eraser.placement.side)
+                hook = kind.of(module)
                 if hook is None:
                     hook = kind()
                     hook.register(module)
-                hook.entries.append(entry)
-            if self._sited:
-                positions = self._sited[0][1].positions
-                self._handles = positions.attach(self._model, [e.name for _, e in self._sited])
+                hook.erasers.append(eraser)
+            if self._erasers:
+                names = [eraser.name for _, eraser in self._erasers]
+                self._handles = self._erasers[0][1].selections.attach(self._model, names)
         except BaseException:
-            self._detach()
+            self.remove()
             raise
         self._attached = True
-        _forget_compiled_code()
+        _reset_compiled_code()
 
-    def _detach(self) -> None:
-        for module, entry in self._sited:
-            for kind in (InputHook, OutputHook):
-                for hook in [h for h in kind.table(module).values() if type(h) is kind]:
-                    hook.entries = [e for e in hook.entries if e is not entry]
-                    if not hook.entries and hook.handle is not None:
-                        hook.handle.remove()
+    def remove(self) -> None:
+        """Remove the erasers of this installation; a second call does nothing."""
+        for module, eraser in self._erasers:
+            hook = hook_class(eraser.placement.side).of(module)
+            if hook is not None:
+                hook.erasers = [other for other in hook.erasers if other is not eraser]
+                if not hook.erasers and hook.handle is not None:
+                    hook.handle.remove()
         for handle in self._handles:
             handle.remove()
         self._handles = []
         if self._attached:
             self._attached = False
-            _forget_compiled_code()
-
-    def remove(self) -> None:
-        """Take the erasers out; only what was set here is taken. Twice does no harm."""
-        self._detach()
+            _reset_compiled_code()
 
     def check(self) -> None:
-        """Raise NeverCalledError if the model ran and a site did not, or a hook is gone."""
-        if not self._sited:
-            return
-        for module, entry in self._sited:
-            kind = InputHook if entry.place.side == "input" else OutputHook
-            there = any(type(h) is kind and entry in h.entries for h in kind.table(module).values())
-            if self._attached and not there:
+        """Raise NeverCalledError if the model ran without a site, or if a hook was removed."""
+        for module, eraser in self._erasers:
+            hook = hook_class(eraser.placement.side).of(module)
+            if self._attached and (hook is None or eraser not in hook.erasers):
                 raise NeverCalledError(
-                    f"the hook at {entry.name!r} was removed by others, so nothing is erased "
-                    "there; install the erasers again, after what removes hooks"
+                    f"other code removed the hook at {eraser.name!r}, so nothing is erased there; "
+                    "install the erasers again, after that code"
                 )
-        positions = self._sited[0][1].positions
-        silent = [e.name for _, e in self._sited if not (e.count or e.ran_compiled)]
-        if silent and (positions.ran or positions.ran_compiled):
+        silent = [e.name for _, e in self._erasers if not (e.n_calls or e.ran_compiled)]
+        if not silent:
+            return
+        selections = self._erasers[0][1].selections
+        if selections.n_calls or selections.ran_compiled:
             raise NeverCalledError(
-                f"the model ran {positions.ran} times and the sites {silent} never did, so "
+                f"the model ran {selections.n_calls} times and the sites {silent} never did, so "
                 "nothing was erased there: their weights are read without calling them, or "
                 "another path through the model was taken; choose the module around them"
             )
 
     @contextmanager
     def disabled(self) -> Iterator[Installed]:
-        """Let every site return what it would without erasers, exactly; nothing is recompiled.
+        """Disable the erasers inside a ``with`` block, exactly and without recompilation.
 
         Yields
         ------
         Installed
             The object itself.
         """
-        before = [entry.set_gate(0.0) for _, entry in self._sited]
+        gates = [eraser.set_gate(0.0) for _, eraser in self._erasers]
         try:
             yield self
         finally:
-            for (_, entry), gate in zip(self._sited, before, strict=True):
-                entry.set_gate(gate)
+            for (_, eraser), gate in zip(self._erasers, gates, strict=True):
+                eraser.set_gate(gate)
 
     def __enter__(self) -> Installed:
         self._attach()
@@ -183,18 +172,19 @@ class Installed:
             if kind is None:
                 self.check()
         finally:
-            self._detach()
+            self.remove()
 
 
-def _forget_compiled_code() -> None:
-    """Compiled code does not look for new hooks: let it be compiled again at the next call."""
+def _reset_compiled_code() -> None:
+    """Discard compiled code, which does not run new hooks; the next call compiles again."""
+    global _frames_at_reset
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is None:
         return
     frames = dynamo.utils.counters["frames"]["total"]
-    if frames != _frames_forgotten.get("total", 0):  # something was compiled since
+    if frames != _frames_at_reset:  # code was compiled since the last reset
         torch.compiler.reset()
-        _frames_forgotten["total"] = frames
+        _frames_at_reset = frames
 
 
 def install(
@@ -208,31 +198,29 @@ def install(
     output: int | str | None = None,
     strength: float = 1.0,
 ) -> Installed:
-    """Erase inside a model from now on, at the sites of `erasers`.
+    """Install erasers in a model.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Any; also compiled, quantised or spread over devices. Its parameters and its `state_dict`
-        are left alone.
+        The model; it may be compiled, quantised or spread over devices. Its parameters and
+        `state_dict` do not change.
     erasers : Erasers, path, mapping of str to Projection, or Projection
-        Erasers by site. A mapping goes from names or patterns of modules to projections.
+        Erasers by site. The keys of a mapping are names or patterns of modules.
     at : str, Module, or a list of them, optional
-        Where, for a single projection: names or patterns (see Notes) or modules.
+        Sites of a single projection: names, patterns (see Notes) or modules.
     tokens : {"body", "all", "first", "last"} or function, optional
-        Which tokens are changed; by default those that the erasers are for (`apply_to` of
-        :func:`fit_layers`, or else those of the fit), and "body" for projections where the call
-        has tokens, otherwise "all". "body" is every attended token except the first of each
-        sequence and the ids that were skipped in the fit. A function takes the arguments of the
-        model's call by name and returns a bool tensor (B, T).
+        Tokens that the erasers change. By default `apply_to` of :func:`fit_layers`, or else the
+        tokens of the fit; for projections "body" if the call has tokens, otherwise "all". "body"
+        selects the attended tokens except the first of each sequence and the ids that were skipped
+        in the fit. A function maps the arguments of the call, by name, to a bool tensor (B, T).
     side, feature_dim, output
-        Which tensor of a module is meant, for projections; as for :func:`collect`. `Erasers`
-        know it themselves.
+        The tensor of a module, for projections; as for :func:`collect`. `Erasers` store theirs.
     strength : float
-        Fraction of the change that is made, above 0 and at most 1. Below 1 this is steering, not
-        erasing: class means move by that fraction, and a linear probe that is fitted afterwards
-        reads the concept as well as before (:meth:`splince_fast.Projection.scaled`). At several
-        sites later erasers then see states that the fit did not see.
+        Fraction of the change, above 0 and at most 1. Below 1 this is steering, not erasing: class
+        means move by that fraction, and a linear probe that is fitted afterwards predicts the
+        concept as well as before (:meth:`splince_fast.Projection.scaled`). With several sites,
+        later ones then have other activations than in the fit.
 
     Returns
     -------
@@ -243,25 +231,24 @@ def install(
     Raises
     ------
     SiteError
-        A name that no module has, a module that is never called, or another width. The model is
-        left as it was. While the model runs: an output without a fitting tensor.
+        No module has this name, a module is never called, or it has another width; the model is
+        unchanged. During a call of the model: an output holds no tensor of the width.
     InputError
-        An argument that is none of the above.
+        An argument is invalid.
 
     Warns
     -----
     NothingErasedWarning
-        An eraser of rank 0, which does nothing.
+        An eraser has rank 0 and changes nothing.
     OtherTokensWarning
-        `tokens` are others than those that :func:`fit_layers` changed at several sites.
+        `tokens` differ from those that :func:`fit_layers` changed at several sites.
 
     Notes
     -----
-    In patterns ``*``, ``?`` and ``[2-5]`` stay within one part of a dotted name and ``**`` goes
-    across dots. A second install at a site acts behind the first. If anything was compiled in
-    this process, installing and removing make it compile again, because compiled code does not
-    notice hooks. ``output_hidden_states`` may show states from before the erasers; look at erased
-    states with :func:`collect`.
+    In patterns ``*``, ``?`` and ``[2-5]`` match within one part of a dotted name, ``**`` across
+    dots. A second installation at a site is applied after the first. Installing and removing
+    discard compiled code, which does not run new hooks, so that it is compiled again.
+    ``output_hidden_states`` may return states before erasing; :func:`collect` uses erased ones.
 
     Examples
     --------
@@ -290,8 +277,8 @@ def install(
     if isinstance(erasers, Projection):
         if at is None:
             raise InputError("a single Projection needs at=, the names of the sites it is for")
-        wanted = [at] if isinstance(at, str | torch.nn.Module) else list(at)
-        pairs: list[tuple[Any, Projection]] = [(one, erasers) for one in wanted]
+        names = [at] if isinstance(at, str | Module) else list(at)
+        pairs: list[tuple[Any, Projection]] = [(name, erasers) for name in names]
     elif isinstance(erasers, Mapping):
         if at is not None:
             raise InputError("at= is for a single Projection; these erasers name their sites")
@@ -304,8 +291,8 @@ def install(
             "mapping of names to projections, or a projection with at="
         )
     if isinstance(erasers, Erasers):
-        place, applied, skip_ids = erasers.placement, erasers.apply_to, erasers.skip_ids
-        tokens = applied if tokens is None else tokens
+        placement, skip_ids = erasers.placement, erasers.skip_ids
+        tokens = erasers.apply_to if tokens is None else tokens
         erasers._check_tokens(tokens)
         if tokens == "mean":
             raise InputError(
@@ -313,31 +300,30 @@ def install(
                 "tokens= which ones they are for ('all' is the usual choice)"
             )
     else:
-        place, skip_ids = Placement.of(side, feature_dim, output), ()
-    spec = Tokens.of(tokens, skip_ids)
-    positions = Positions(spec)
-    sited: list[tuple[Module, Entry]] = []
-    idle = []
-    for wanted_site, projection in pairs:
-        for name, module in sites.find(model, wanted_site).items():
+        placement, skip_ids = Placement.of(side, feature_dim, output), ()
+    selections = CallSelections(TokenRule.of(tokens, skip_ids))
+    site_erasers: list[tuple[Module, SiteEraser]] = []
+    rank_zero = []
+    for at_site, projection in pairs:
+        for name, module in sites.find(model, at_site).items():
             check_projection(projection)
             eraser = Eraser(projection if strength == 1 else projection.scaled(strength))
-            _check_weights(name, module, eraser.n_features, place.heads or 1)
-            entry = Entry(name, eraser, positions, place)
-            entry.prepare(sites.devices_of(module) or sites.devices_of(model))
-            sited.append((module, entry))
-            idle += [] if eraser.rank else [name]
-    if idle:
+            _check_weights(name, module, eraser.n_features, placement.heads or 1)
+            site_eraser = SiteEraser(name, eraser, selections, placement)
+            site_eraser.copy_to(running.devices_of(module) or running.devices_of(model))
+            site_erasers.append((module, site_eraser))
+            rank_zero += [] if eraser.rank else [name]
+    if rank_zero:
         warnings.warn(
-            f"the erasers at {idle} have rank 0 and change nothing",
+            f"the erasers at {rank_zero} have rank 0 and change nothing",
             NothingErasedWarning,
             stacklevel=2,
         )
-    return Installed(model, sited, float(strength))
+    return Installed(model, site_erasers, float(strength))
 
 
 def _check_weights(name: str, module: Module, width: int, heads: int) -> None:
-    """Raise SiteError if the weights of a module show that it has another width."""
+    """Raise SiteError if the weights of a module show another width."""
     shapes = [tuple(p.shape) for p in module.parameters() if p.is_floating_point()]
     plain = shapes and all(
         type(p).__name__ == "Parameter" and p.numel() for p in module.parameters()

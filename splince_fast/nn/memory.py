@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from splince_fast.exceptions import NotEnoughMemoryError
 
-Tensor = Any
 
-
-def free_memory(device: Any) -> int | None:
-    """Bytes that are free on a device; None where it does not say."""
+def free_memory(device: torch.device) -> int | None:
+    """Return the free memory of a device in bytes, None if it is unknown."""
     if device.type == "cuda":
-        # Blocks that torch holds and does not use are taken by the next tensors.
+        # New tensors reuse memory that torch has reserved and does not use.
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + cached)
     if device.type != "cpu":
@@ -30,8 +28,8 @@ def free_memory(device: Any) -> int | None:
         return None
 
 
-def check_memory(device: Any, n_sites: int, width: int) -> None:
-    """Raise NotEnoughMemoryError unless the states of all sites fit, before any is made."""
+def check_memory(device: torch.device, n_sites: int, width: int) -> None:
+    """Raise NotEnoughMemoryError unless the states of all sites fit in free memory."""
     needed, free = 8 * n_sites * width * width, free_memory(device)
     if free is not None and needed > free:
         raise NotEnoughMemoryError(
@@ -41,8 +39,8 @@ def check_memory(device: Any, n_sites: int, width: int) -> None:
         )
 
 
-def on_device(values: Tensor, device: Any) -> Tensor:
-    """A tensor of the host on a device; the host does not wait for the copy to a GPU."""
-    if device.type != "cuda" or values.device.type != "cpu":
-        return values.to(device)
-    return values.pin_memory().to(device, non_blocking=True)
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a CPU tensor to a device; the copy to a GPU is asynchronous, from pinned memory."""
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,101 +1,84 @@
-"""Which modules of a model are meant, and which tensor of what they take or return."""
+"""Selection of modules by name, and of the tensor in their input or output."""
 
 from __future__ import annotations
 
 import copy
 import difflib
-import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.utils.hooks import RemovableHandle
 
 from splince_fast.exceptions import InputError, SiteError
 
-Tensor = Any
-Module = Any
 Key = int | str | None
 
-# Names that wrappers put between the parts of a module's own name.
+# Parts of a dotted name that wrappers insert.
 _INFIXES = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _PEFT = "base_model.model."
-# Where the input of a module is when it has no positional argument.
-_INPUTS = ("hidden_states", "input", "x")
+# Keywords of the input of a module without positional arguments, in order of preference.
+_INPUT_KEYWORDS = ("hidden_states", "input", "x")
 
 
-def named(model: Module) -> dict[str, Module]:
-    """Modules by their names without the infixes of wrappers; a shared one under each name."""
-    found: dict[str, Module] = {}
+def named_modules(model: Module) -> dict[str, Module]:
+    """Return modules by name without the infixes of wrappers; a shared module has several names."""
+    modules: dict[str, Module] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        found.setdefault(_clean(name), module)
-    return found
+        parts = [part for part in name.split(".") if part not in _INFIXES]
+        modules.setdefault(".".join(parts).removeprefix(_PEFT), module)
+    return modules
 
 
-def _clean(name: str) -> str:
-    """A dotted name without what wrappers add to it."""
-    own = ".".join(part for part in name.split(".") if part not in _INFIXES)
-    return own.removeprefix(_PEFT)
+def find(model: Module, at: str | Module | Iterable[str | Module]) -> dict[str, Module]:
+    """Return the modules that `at` selects, by name, once each and in the order of the model.
 
-
-def find(model: Module, at: Any) -> dict[str, Module]:
-    """The modules that `at` names, by name, each once and in the order of the model.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-    at : str, Module, or a list of them
-        A dotted name; a pattern, in which ``*``, ``?`` and ``[...]`` stay within one part of a
-        name and ``**`` goes across dots; or modules of the model.
-
-    Raises
-    ------
-    SiteError
-        Nothing is found, or what is found is never called.
+    `at` holds dotted names, patterns and modules. In a pattern ``*``, ``?`` and ``[...]`` match
+    within one part of a dotted name, ``**`` across dots. Raises SiteError if no module matches, or
+    if a module is never called.
     """
-    if not isinstance(model, torch.nn.Module):
+    if not isinstance(model, Module):
         raise SiteError(f"model is {type(model).__name__}; it must be a torch.nn.Module")
-    modules = named(model)
-    wanted = [at] if isinstance(at, str | torch.nn.Module) else list(at)
-    if not wanted:
+    modules = named_modules(model)
+    sites = [at] if isinstance(at, str | Module) else list(at)
+    if not sites:
         raise SiteError("at names no site; pass a dotted name, a pattern, or a list of them")
-    chosen: dict[str, Module] = {}
-    for one in wanted:
-        hits = _matching(modules, one)
-        for name in hits:
-            _check_called(model, modules, name)
-            chosen[name] = modules[name]
-    order = {name: i for i, name in enumerate(modules)}
+    selected = {name for site in sites for name in _matching(modules, site)}
     unique: dict[int, str] = {}
-    for name in sorted(chosen, key=order.__getitem__):
-        unique.setdefault(id(chosen[name]), name)
-    return {name: chosen[name] for name in unique.values()}
+    for name, module in modules.items():
+        if name in selected:
+            _check_called(model, modules, name)
+            unique.setdefault(id(module), name)
+    return {name: modules[name] for name in unique.values()}
 
 
-def _matching(modules: Mapping[str, Module], wanted: Any) -> list[str]:
-    """Names of the modules that one entry of `at` means."""
-    if isinstance(wanted, torch.nn.Module):
-        hits = [name for name, module in modules.items() if module is wanted][:1]
-        if not hits:
-            raise SiteError(f"at holds a {type(wanted).__name__} that is no module of this model")
-        return hits
-    if not isinstance(wanted, str):
+def _matching(modules: Mapping[str, Module], site: object) -> list[str]:
+    """Return the names of the modules that one entry of `at` selects."""
+    if isinstance(site, Module):
+        matches = [name for name, module in modules.items() if module is site][:1]
+        if not matches:
+            raise SiteError(f"at holds a {type(site).__name__} that is no module of this model")
+        return matches
+    if not isinstance(site, str):
         raise SiteError(
-            f"at holds {wanted!r}; a site is a dotted name, a pattern, or a module of the model"
+            f"at holds {site!r}; a site is a dotted name, a pattern, or a module of the model"
         )
-    pattern = re.compile(_regex(wanted))
-    hits = [name for name in modules if pattern.fullmatch(name)]
-    if not hits:
-        near = difflib.get_close_matches(wanted, list(modules), n=3, cutoff=0.0)
+    pattern = re.compile(_regex(site))
+    matches = [name for name in modules if pattern.fullmatch(name)]
+    if not matches:
+        nearest = difflib.get_close_matches(site, list(modules), n=3, cutoff=0.0)
         raise SiteError(
-            f"no module of this model is called {wanted!r}; the nearest names are "
-            f"{', '.join(map(repr, near))} (print model.named_modules() for all)"
+            f"no module of this model is called {site!r}; the nearest names are "
+            f"{', '.join(map(repr, nearest))} (print model.named_modules() for all)"
         )
-    return hits
+    return matches
 
 
 def _regex(pattern: str) -> str:
-    """A pattern of names as a regular expression."""
+    """Translate a pattern of names to a regular expression."""
     parts = []
     for token in re.findall(r"\*\*\.?|\*|\?|\[[^\]]*\]|[^*?\[]+|\[", pattern):
         if token == "**.":
@@ -118,8 +101,8 @@ def _check_called(model: Module, modules: Mapping[str, Module], name: str) -> No
     """Raise SiteError for a module whose hooks would never run."""
     module = modules[name]
     kind = type(module).__name__
-    above = [model, *(modules[p] for p in _parents(name) if p in modules)]
-    for parent in [*above, module]:
+    ancestors = [modules[p] for p in _ancestors(name) if p in modules]
+    for parent in [model, *ancestors, module]:
         if isinstance(parent, torch.jit.ScriptModule):
             raise SiteError(
                 f"{name!r} is inside a ScriptModule, which does not run hooks set from outside; "
@@ -134,8 +117,8 @@ def _check_called(model: Module, modules: Mapping[str, Module], name: str) -> No
         "ModuleList", "ModuleDict", "ParameterList", "ParameterDict"
     ):  # fmt: skip
         raise SiteError(
-            f"{name!r} is a {kind}, a container that is never called itself; name what is in it "
-            f"({name + '.*'!r})"
+            f"{name!r} is a {kind}, a container that is never called itself; name the modules in "
+            f"it ({name + '.*'!r})"
         )
     parent_name = name.rpartition(".")[0]
     parent = model if not parent_name else modules.get(parent_name)
@@ -146,8 +129,8 @@ def _check_called(model: Module, modules: Mapping[str, Module], name: str) -> No
         )
 
 
-def _parents(name: str) -> Iterator[str]:
-    """Names of the modules around a module."""
+def _ancestors(name: str) -> Iterator[str]:
+    """Yield the names of the modules that contain a module."""
     parts = name.split(".")
     for i in range(1, len(parts)):
         yield ".".join(parts[:i])
@@ -157,40 +140,35 @@ def _parents(name: str) -> Iterator[str]:
 
 
 def is_row_tensor(value: Any) -> bool:
-    """Whether a value is a tensor of floating numbers."""
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+    """Return whether a value is a tensor of floats."""
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def pick(name: str, output: Any, key: Key, feature_dim: int = -1) -> tuple[Tensor, Key]:
-    """The tensor of an output that a site means, and where it stands in it.
+    """Return the tensor of a site in the output of its module, and the index or field of it.
 
-    A tensor itself; element 0 of a tuple or list; ``last_hidden_state`` or else the first
-    floating field of a mapping. `key`, an index or a field, overrules this.
-
-    Raises
-    ------
-    SiteError
-        There is none, or several fields of a mapping have its width along `feature_dim`; the
-        text names the elements that would do.
+    The tensor is the output itself, element 0 of a tuple or list, or ``last_hidden_state`` or else
+    the first field of a mapping; `key` selects another element. Raises SiteError if there is no
+    tensor of floats, or if several fields of a mapping have the same width along `feature_dim`.
     """
-    if key is None and isinstance(output, torch.Tensor) and output.is_floating_point():
+    if key is None and is_row_tensor(output):
         return output, None
-    found, where = _element(output, key)
-    if key is None and where != "last_hidden_state" and isinstance(output, Mapping):
-        alike = [k for k, v in output.items() if _same_width(v, found, feature_dim)]
-        if len(alike) > 1:
+    tensor, place = _element(output, key)
+    if key is None and place != "last_hidden_state" and isinstance(output, Mapping):
+        fields = [k for k, v in output.items() if _same_width(v, tensor, feature_dim)]
+        if len(fields) > 1:
             raise SiteError(
-                f"the site {name!r} returns several tensors of the same width, {alike}: say by "
-                "output= which one is meant"
+                f"the site {name!r} returns several tensors of the same width, {fields}: select "
+                "one of them by output="
             )
-    if not is_row_tensor(found):
-        fitting = [label for label, value in _elements(output) if is_row_tensor(value)]
-        hint = f"; pass output= one of {fitting}" if fitting else ""
-        shown = f"element {key!r} of " if key is not None else ""
+    if not is_row_tensor(tensor):
+        candidates = [label for label, value in _elements(output) if is_row_tensor(value)]
+        hint = f"; pass output= one of {candidates}" if candidates else ""
+        element = f"element {key!r} of " if key is not None else ""
         raise SiteError(
-            f"the site {name!r} gave no floating tensor: {shown}{describe(output)}{hint}"
+            f"the site {name!r} gave no floating tensor: {element}{describe(output)}{hint}"
         )
-    return found, where
+    return tensor, place
 
 
 def _element(output: Any, key: Key) -> tuple[Any, Key]:
@@ -209,8 +187,8 @@ def _element(output: Any, key: Key) -> tuple[Any, Key]:
                 return output[field], field
         return None, None
     if isinstance(output, Sequence) and not isinstance(output, str):
-        place = 0 if key is None else key
-        return (output[place], place) if -len(output) <= place < len(output) else (None, place)
+        i = 0 if key is None else key
+        return (output[i], i) if -len(output) <= i < len(output) else (None, i)
     return None, key
 
 
@@ -222,15 +200,15 @@ def _elements(output: Any) -> list[tuple[int | str, Any]]:
     return []
 
 
-def _same_width(value: Any, found: Any, axis: int) -> bool:
-    """Whether a value is a tensor of floating numbers as wide as another one along an axis."""
-    return all(is_row_tensor(v) and -v.ndim <= axis < v.ndim for v in (value, found)) and bool(
-        value.shape[axis] == found.shape[axis]
+def _same_width(first: Any, second: Any, axis: int) -> bool:
+    """Return whether two values are tensors of floats with the same size along an axis."""
+    return all(is_row_tensor(v) and -v.ndim <= axis < v.ndim for v in (first, second)) and bool(
+        first.shape[axis] == second.shape[axis]
     )
 
 
 def put(output: Any, key: Key, tensor: Tensor) -> Any:
-    """The same output with another tensor; its type is kept and the original is left alone."""
+    """Return a copy of an output of a module with another tensor, of the same type."""
     if key is None:
         return tensor
     if isinstance(output, Mapping) or isinstance(key, str):
@@ -251,33 +229,56 @@ def put(output: Any, key: Key, tensor: Tensor) -> Any:
 
 
 def pick_input(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | str:
-    """Where the input of a module is: a position, or a keyword.
-
-    Raises
-    ------
-    SiteError
-        No argument is a floating tensor, or several are and none has a usual name.
-    """
+    """Return the position or the keyword of the input of a module; SiteError if it is ambiguous."""
     if args and is_row_tensor(args[0]):
         return 0
     floating = [key for key, value in kwargs.items() if is_row_tensor(value)]
-    for usual in _INPUTS:
-        if usual in floating:
-            return usual
+    for keyword in _INPUT_KEYWORDS:
+        if keyword in floating:
+            return keyword
     if not args and len(floating) == 1:
         return floating[0]
     raise SiteError(
-        f"the site {name!r} has no input that is clearly meant: positional "
+        f"the site {name!r} has no unambiguous input: positional "
         f"{[describe(a) for a in args]}, keywords { ({k: describe(v) for k, v in kwargs.items()}) }"
     )
 
 
+def add_hook(
+    name: str, module: Module, side: str, function: Callable[[Any], Any]
+) -> RemovableHandle:
+    """Call a function with the output or the input of a module in each call of it.
+
+    The result of the function replaces the output or input, unless it is None.
+    """
+
+    def input_hook(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        key = pick_input(name, args, kwargs)
+        value = function(args[key] if isinstance(key, int) else kwargs[key])
+        return None if value is None else replace_input(args, kwargs, key, value)
+
+    def output_hook(module: Module, args: Any, output: Any) -> Any:
+        return function(output)
+
+    if side == "input":
+        return module.register_forward_pre_hook(input_hook, with_kwargs=True)
+    return module.register_forward_hook(output_hook)
+
+
+def replace_input(
+    args: tuple[Any, ...], kwargs: dict[str, Any], key: int | str, value: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a module with another input."""
+    if isinstance(key, int):
+        return (value, *args[key + 1 :]), kwargs
+    return args, {**kwargs, key: value}
+
+
 def check_width(name: str, x: Tensor, feature_dim: int, width: int) -> None:
     """Raise SiteError unless the axis `feature_dim` of a tensor has the width of its eraser."""
-    fits = -x.ndim <= feature_dim < x.ndim and x.shape[feature_dim] == width
-    if not fits:
-        where = [axis for axis, size in enumerate(x.shape) if size == width]
-        hint = f"; axis {where} has it: pass feature_dim" if where else ""
+    if not (-x.ndim <= feature_dim < x.ndim and x.shape[feature_dim] == width):
+        axes = [axis for axis, size in enumerate(x.shape) if size == width]
+        hint = f"; axis {axes} has it: pass feature_dim" if axes else ""
         raise SiteError(
             f"the site {name!r} has shape {tuple(x.shape)}, and axis {feature_dim} must have the "
             f"eraser's width {width}{hint}"
@@ -285,35 +286,29 @@ def check_width(name: str, x: Tensor, feature_dim: int, width: int) -> None:
 
 
 def number_of_heads(model: Module, heads: Any) -> int | None:
-    """`heads` as a number: an attribute of the model's configuration if it is a name.
+    """Return the number of heads, which may be the name of an attribute of the configuration.
 
-    Raises
-    ------
-    InputError
-        No positive integer, or no such attribute.
+    Raises InputError unless it is a positive integer or None.
     """
-    found = heads
+    number = heads
     if isinstance(heads, str):
         config: Any = getattr(model, "config", None)
-        inner = config.get_text_config() if hasattr(config, "get_text_config") else config
-        found = getattr(config, heads, getattr(inner, heads, None))
-    if found is None and heads is None:
+        text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        number = getattr(config, heads, getattr(text_config, heads, None))
+    if heads is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise InputError(
             f"heads is {heads!r}; it is a positive integer, or the name of one in the model's "
             "configuration, such as 'num_attention_heads' or 'num_key_value_heads'"
         )
-    return found
+    return number
 
 
-def joined_heads(name: str, x: Tensor, heads: int) -> Tensor:
-    """The tensor (B, T, heads, width) as (B, T, heads * width); any other (..., d) as it is.
+def merge_heads(name: str, x: Tensor, heads: int) -> Tensor:
+    """Reshape a tensor (B, T, heads, width) to (B, T, heads * width); others are unchanged.
 
-    Raises
-    ------
-    SiteError
-        The last axis is no multiple of `heads`.
+    Raises SiteError unless the last axis is a multiple of `heads`.
     """
     if x.ndim == 4 and x.shape[-2] == heads:
         return x.reshape(*x.shape[:-2], -1)
@@ -327,76 +322,15 @@ def joined_heads(name: str, x: Tensor, heads: int) -> Tensor:
 
 
 def describe(value: Any) -> str:
-    """A value by type and shapes, for messages."""
-    if isinstance(value, torch.Tensor):
+    """Describe a value by type and shapes, for messages."""
+    if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} tensor {tuple(value.shape)}"
-    inner = _elements(value)
-    if inner:
-        return f"{type(value).__name__}({', '.join(f'{k}: {describe(v)}' for k, v in inner)})"
+    elements = _elements(value)
+    if elements:
+        return f"{type(value).__name__}({', '.join(f'{k}: {describe(v)}' for k, v in elements)})"
     return type(value).__name__
 
 
 def in_backward() -> bool:
-    """Whether the call comes from inside a backward pass: gradient checkpointing runs again."""
+    """Return whether a backward pass is running, in which checkpointing recomputes activations."""
     return bool(torch._C._current_graph_task_id() != -1)
-
-
-def devices_of(model: Module) -> list[Any]:
-    """Devices of the parameters and buffers that hold numbers, in the order of the model."""
-    tensors = (*model.parameters(), *model.buffers())
-    return list(dict.fromkeys(t.device for t in tensors if t.device.type != "meta"))
-
-
-def device_of(model: Module) -> Any:
-    """Device of the first parameter or buffer that holds numbers; the CPU without any."""
-    return next(iter(devices_of(model)), torch.device("cpu"))
-
-
-def call(
-    model: Module, batch: Any, without: Sequence[str], forward: Callable[..., Any] | None
-) -> Any:
-    """Run a model on a batch: by `forward`, by keywords, by position, or as a single argument."""
-    if forward is not None:
-        return forward(model, batch)
-    if isinstance(batch, Mapping):
-        from splince_fast.nn.tokens import parameters_of
-
-        accepted, any_keyword = parameters_of(model)
-        return model(
-            **{
-                k: v
-                for k, v in batch.items()
-                if k not in without and (any_keyword or k in accepted)
-            }
-        )
-    if isinstance(batch, tuple | list):
-        if without:  # named labels are in the second of (inputs, labels)
-            return call(model, batch[0], without, None)
-        return model(*_accepted(model, batch))
-    return model(batch)
-
-
-def _accepted(model: Module, batch: Sequence[Any]) -> Sequence[Any]:
-    """The inputs alone of (inputs, labels), where the model takes a single argument.
-
-    Raises
-    ------
-    InputError
-        More entries than the model takes.
-    """
-    try:
-        parameters = inspect.signature(type(model).forward).parameters.values()
-    except (TypeError, ValueError):
-        return batch
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return batch
-    taken = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) - 1
-    if len(batch) <= taken:
-        return batch
-    if (len(batch), taken) == (2, 1):
-        return batch[:1]
-    raise InputError(
-        f"a batch has {len(batch)} entries and {type(model).__name__}.forward takes {taken} "
-        "argument(s); pass mappings, pairs (inputs, labels) with the names of the labels, or "
-        "forward=lambda model, batch: ..."
-    )

@@ -1,4 +1,4 @@
-"""Batches of tokens from a data set of texts: read again and again, the same each time."""
+"""Tokenisation of texts to padded batches, which can be read repeatedly."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _IGNORED = -100
 
 
 class TextBatches:
-    """Batches of token ids with labels, made by :func:`text_batches`; can be read repeatedly.
+    """Batches of token ids with labels, which can be read repeatedly; made by :func:`text_batches`.
 
-    A batch is a dictionary of what the tokenizer gives (``input_ids``, ``attention_mask``, ...)
-    as tensors, and of the labels.
+    A batch is a dictionary of the tensors of the tokenizer (``input_ids``, ``attention_mask``, ...)
+    and of the labels.
 
     Parameters
     ----------
@@ -26,9 +26,9 @@ class TextBatches:
     labels : mapping of str to sequence
         Labels of each text.
     tokenizer : transformers tokenizer
-        Pads the batches.
+        Tokenizer that pads the batches.
     batches : sequence of sequences of int
-        Numbers of the texts of each batch.
+        Indices of the texts in each batch.
 
     Examples
     --------
@@ -74,18 +74,20 @@ class TextBatches:
             batch = dict(padded)
             length = batch["input_ids"].shape[1]
             for name, values in self._labels.items():
-                batch[name] = self._stacked([values[i] for i in rows], length)
+                batch[name] = self._collate([values[i] for i in rows], length)
             yield batch
 
-    def _stacked(self, values: list[Any], length: int) -> Any:
-        """Labels of a batch: a tensor of numbers, or a list of names."""
-        if isinstance(values[0], np.ndarray):
-            fill = np.nan if values[0].dtype.kind == "f" else _IGNORED
-            full = np.full((len(values), length), fill, values[0].dtype)
-            for row, own in zip(full, values, strict=True):
-                place = slice(length - len(own), None)
-                row[place if self._tokenizer.padding_side == "left" else slice(len(own))] = own
-            return torch.from_numpy(full)
+    def _collate(self, values: list[Any], length: int) -> Any:
+        """Return the labels of a batch as a tensor of numbers or a list of names."""
+        if isinstance(values[0], np.ndarray):  # labels of tokens
+            missing = np.nan if values[0].dtype.kind == "f" else _IGNORED
+            padded = np.full((len(values), length), missing, values[0].dtype)
+            for row, of_text in zip(padded, values, strict=True):
+                if self._tokenizer.padding_side == "left":
+                    row[length - len(of_text) :] = of_text
+                else:
+                    row[: len(of_text)] = of_text
+            return torch.from_numpy(padded)
         array = np.asarray(values)
         return torch.from_numpy(array) if array.dtype.kind in "biuf" else values
 
@@ -101,40 +103,41 @@ def text_batches(
     words: bool = False,
     random_state: int | None = None,
 ) -> TextBatches:
-    """Tokenise a data set once and cut it into padded batches of texts of similar length.
+    """Tokenise a data set and group it to padded batches of texts of similar length.
 
     Parameters
     ----------
     dataset : datasets.Dataset, data frame, mapping of columns, or list of rows
-        Of texts and labels.
+        Texts and labels.
     tokenizer : transformers tokenizer
-        With a padding token; a left or right side of padding is kept.
+        Tokenizer with a padding token, which may pad on either side.
     text : str
-        Column of texts; of lists of words where `words` is True.
+        Column of texts; if `words` is True, of lists of words.
     labels : str or sequence of str
-        Columns of labels: one per text, or, where `words` is True, a list with one per word for
-        integers and floats.
+        Columns of labels, one per text; if `words` is True, also lists of integers or floats, one
+        per word.
     batch_size : int
         Texts per batch.
     max_length : int, optional
-        Longer texts are cut off; by default at what the tokenizer allows.
+        Number of tokens at which texts are truncated; by default the maximum of the tokenizer.
     words : bool
-        Align labels of words with tokens: the first token of a word carries its label, the
-        others none (-100 for integers, NaN for floats).
+        Whether to align labels of words with tokens: the first token of a word gets its label, the
+        other tokens have missing labels (-100 for integers, NaN for floats).
     random_state : int, optional
-        Shuffle the batches, the same way at each reading; by default from short to long.
+        Seed to shuffle the batches, in the same way in each pass; by default batches are ordered
+        from short to long.
 
     Returns
     -------
     TextBatches
-        An iterable that can be read repeatedly.
+        An iterable of dictionaries, which can be read repeatedly.
 
     Raises
     ------
     InputError
         A column is missing, or the tokenizer has no padding token.
     LabelError
-        A text has another number of labels than words.
+        A text has a different number of labels and words.
 
     Examples
     --------
@@ -157,28 +160,30 @@ def text_batches(
     columns = _columns(dataset, [text, *names])
     if getattr(tokenizer, "pad_token", None) is None:
         raise InputError(
-            "the tokenizer has no padding token; set one, such as tokenizer.pad_token = "
-            "tokenizer.eos_token (padding is masked, so which one does not matter)"
+            "the tokenizer has no padding token; set any token, for instance tokenizer.pad_token = "
+            "tokenizer.eos_token (padding is masked)"
         )
     if not isinstance(batch_size, int) or batch_size < 1:
         raise InputError(f"batch_size is {batch_size!r}; it must be a positive integer")
     texts = list(columns.pop(text))
     if not texts:
         raise InputError("the data set holds no texts")
-    limit = {"truncation": True, "max_length": max_length} if max_length else {"truncation": True}
-    if not max_length and getattr(tokenizer, "model_max_length", 0) > 1 << 30:
-        limit = {}
-    found = tokenizer(texts, is_split_into_words=words, **limit)
-    encoded = [{key: found[key][i] for key in found} for i in range(len(texts))]
+    options: dict[str, Any] = {"truncation": True}
+    if max_length:
+        options["max_length"] = max_length
+    elif getattr(tokenizer, "model_max_length", 0) > 1 << 30:  # no maximum
+        options = {}
+    encodings = tokenizer(texts, is_split_into_words=words, **options)
+    encoded = [{key: encodings[key][i] for key in encodings} for i in range(len(texts))]
     if words:
         columns = {
             name: [
-                _aligned(name, i, found.word_ids(i), values[i], len(texts[i]))
+                _align(name, i, encodings.word_ids(i), values[i], len(texts[i]))
                 for i in range(len(texts))
             ]
             for name, values in columns.items()
         }
-    order = np.argsort([len(one["input_ids"]) for one in encoded], kind="stable")
+    order = np.argsort([len(text["input_ids"]) for text in encoded], kind="stable")
     batches = [order[i : i + batch_size].tolist() for i in range(0, len(order), batch_size)]
     if random_state is not None:
         shuffled = np.random.default_rng(random_state).permutation(len(batches))
@@ -187,32 +192,26 @@ def text_batches(
 
 
 def _columns(dataset: Any, names: list[str]) -> dict[str, Any]:
-    """Columns of a data set as sequences.
-
-    Raises
-    ------
-    InputError
-        One is missing.
-    """
+    """Return columns of a data set as sequences; InputError if one is missing."""
     if isinstance(dataset, list | tuple):
         first = dataset[0] if dataset else {}
-        known = list(first) if isinstance(first, Mapping) else []
-        if all(name in known for name in names):
+        available = list(first) if isinstance(first, Mapping) else []
+        if all(name in available for name in names):
             return {name: [row[name] for row in dataset] for name in names}
     else:
-        known = list(getattr(dataset, "column_names", None) or dataset)
-        if all(name in known for name in names):
+        available = list(getattr(dataset, "column_names", None) or dataset)
+        if all(name in available for name in names):
             return {name: _as_list(dataset[name]) for name in names}
-    missing = [name for name in names if name not in known]
-    raise InputError(f"the data set has no columns {missing}; it has {known}")
+    missing = [name for name in names if name not in available]
+    raise InputError(f"the data set has no columns {missing}; it has {available}")
 
 
 def _as_list(column: Any) -> list[Any]:
     return list(column.tolist() if hasattr(column, "tolist") else column)
 
 
-def _aligned(name: str, i: int, word_ids: Any, values: Any, n_words: int) -> Any:
-    """Labels of words as labels of tokens."""
+def _align(name: str, i: int, word_ids: Any, values: Any, n_words: int) -> Any:
+    """Convert the labels of the words of a text to labels of its tokens."""
     array = np.asarray(values)
     if array.ndim == 0:
         return array[()]
@@ -221,11 +220,11 @@ def _aligned(name: str, i: int, word_ids: Any, values: Any, n_words: int) -> Any
             f"text {i} has {n_words} words, and its labels {name!r} are {values!r}; pass one "
             "integer or float per word"
         )
-    whole = array.dtype.kind != "f"
-    found = np.full(len(word_ids), _IGNORED if whole else np.nan, np.int64 if whole else float)
-    before = None
-    for place, word in enumerate(word_ids):
-        if word is not None and word != before:
-            found[place] = array[word]
-        before = word
-    return found
+    real = array.dtype.kind == "f"
+    labels = np.full(len(word_ids), np.nan if real else _IGNORED, float if real else np.int64)
+    previous = None
+    for position, word in enumerate(word_ids):
+        if word is not None and word != previous:
+            labels[position] = array[word]
+        previous = word
+    return labels

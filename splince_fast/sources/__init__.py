@@ -1,8 +1,8 @@
-"""Where rows come from: arrays, files, Arrow data, Hugging Face datasets, torch, dask.
+"""Sources of rows: arrays, files, Arrow data, Hugging Face datasets, torch, dask.
 
-A :class:`Source` describes its rows and yields them as :class:`Block`; its boundaries are the same
-every time, so a run that was interrupted resumes at a block. Labels are passed through as they
-are: :mod:`splince_fast.labels` knows what they mean.
+A :class:`Source` describes its rows and yields them as :class:`Block`. The block boundaries are the
+same in every pass, so that an interrupted run resumes at a block. Labels are passed through
+unchanged; :mod:`splince_fast.labels` interprets them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of one array."""
+"""Rows of an array."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from splince_fast._runtime.arrays import is_sparse, torch_to_numpy
+from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast.exceptions import InputError
-from splince_fast.sources.base import Block, PieceSource, Source, choose_block_rows, is_matrix
+from splince_fast.sources.base import Block, PieceSource, Source, is_matrix
 
 
 def from_arrays(
@@ -19,20 +20,20 @@ def from_arrays(
     sample_weight: Any = None,
     block_rows: int | None = None,
 ) -> Source:
-    """Yield the rows of one array; blocks are views, no copy is made.
+    """Yield the rows of one array in blocks, which are views.
 
     Parameters
     ----------
     X : array of shape (n, d)
-        Anything two-dimensional of which ``X[start:stop]`` gives rows: NumPy in any layout, a
-        memory map, a torch tensor, a frame, an HDF5 or Zarr data set, a CSR matrix (for
-        moments with ``rank``).
+        Any two-dimensional container whose rows ``X[start:stop]`` selects: a NumPy array in any
+        layout, a memory map, a torch tensor, a frame, an HDF5 or Zarr data set, or a CSR matrix
+        (for moments with ``sketch_size``).
     labels : mapping of str to column(s), frame, or a single column, optional
         n labels per variable.
     sample_weight : array of shape (n,), optional
         Non-negative frequencies of the rows.
     block_rows : int, optional
-        Rows per block; the default is 4096, fewer where a block would exceed 64 MiB.
+        Rows per block; the default is 4096, or fewer if a block would exceed 64 MiB.
 
     Returns
     -------
@@ -42,7 +43,7 @@ def from_arrays(
     Raises
     ------
     InputError
-        X is not two-dimensional, lengths differ, or something cannot be sliced by rows.
+        X is not two-dimensional, lengths differ, or a container cannot be sliced by rows.
 
     Examples
     --------
@@ -54,15 +55,15 @@ def from_arrays(
     """
     if not is_matrix(X):
         shape = getattr(X, "shape", None)
-        found = f"is a {type(X).__name__}" if shape is None else f"has shape {tuple(shape)}"
-        raise InputError(f"X {found}; pass an array of shape (n, d), one row per sample")
+        state = f"is a {type(X).__name__}" if shape is None else f"has shape {tuple(shape)}"
+        raise InputError(f"X {state}; pass an array of shape (n, d), one row per sample")
     n = count_rows(X, "X")
     d = int(X.shape[1])
     map_labels(labels, lambda column, what: check_column(column, n, what, "X"))
     if sample_weight is not None:
         check_column(sample_weight, n, "sample_weight", "X")
     itemsize = getattr(getattr(X, "dtype", None), "itemsize", None)
-    # Of sparse rows, what is stored takes memory: a number and an index each.
+    # A sparse row stores a number and an index per entry.
     width = 2 * math.ceil(X.nnz / max(1, n)) if is_sparse(X) else d
     size = choose_block_rows(block_rows, width, itemsize or 8)
 
@@ -81,7 +82,7 @@ def from_arrays(
 
 
 def take_block(X: Any, labels: Any, sample_weight: Any, start: int, stop: int) -> Block:
-    """Slice rows, their labels and their weights; rows of a tensor become a NumPy array."""
+    """Slice rows, labels and weights; rows of a tensor are converted to a NumPy array."""
     rows = take_rows(X, start, stop)
     return Block(
         torch_to_numpy(rows) if hasattr(rows, "detach") else rows,
@@ -91,18 +92,12 @@ def take_block(X: Any, labels: Any, sample_weight: Any, start: int, stop: int) -
 
 
 def take_rows(values: Any, start: int, stop: int) -> Any:
-    """Slice rows by position; pandas before 3 may slice by label without ``iloc``."""
+    """Slice rows by position; without ``iloc``, pandas before 3 may slice by label."""
     return values.iloc[start:stop] if hasattr(values, "iloc") else values[start:stop]
 
 
 def count_rows(values: Any, what: str) -> int:
-    """Return the number of rows of something that can be sliced by rows.
-
-    Raises
-    ------
-    InputError
-        It has no known length, or does not slice.
-    """
+    """Return the number of rows of a container; InputError if it cannot be sliced by rows."""
     try:
         if isinstance(values, str | bytes | Mapping):
             raise TypeError("no column")
@@ -118,19 +113,19 @@ def count_rows(values: Any, what: str) -> int:
 
 
 def check_column(values: Any, n_rows: int, what: str, rows_of: str) -> None:
-    """Refuse a column that has another length than the rows it belongs to."""
-    found = count_rows(values, what)
-    if found != n_rows:
+    """Raise InputError unless a column has as many entries as there are rows."""
+    length = count_rows(values, what)
+    if length != n_rows:
         raise InputError(
-            f"{what} has {found} rows but {rows_of} has {n_rows}; pass one entry per row, in the "
+            f"{what} has {length} rows but {rows_of} has {n_rows}; pass one entry per row, in the "
             "same order"
         )
 
 
-def map_labels(labels: Any, change: Callable[[Any, str], Any]) -> Any:
-    """Apply ``change(column, name for messages)`` to labels: a mapping, one container, or None."""
+def map_labels(labels: Any, function: Callable[[Any, str], Any]) -> Any:
+    """Apply ``function(column, name for messages)`` to each column of labels, or to None."""
     if labels is None:
         return None
     if isinstance(labels, Mapping):
-        return {name: change(column, f"labels[{name!r}]") for name, column in labels.items()}
-    return change(labels, "labels")
+        return {name: function(column, f"labels[{name!r}]") for name, column in labels.items()}
+    return function(labels, "labels")

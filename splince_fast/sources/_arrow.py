@@ -1,4 +1,4 @@
-"""From Arrow tables to blocks: an embedding column becomes a matrix without a copy."""
+"""Conversion of Arrow tables to blocks; the matrix is a view of the embedding column."""
 
 from __future__ import annotations
 
@@ -8,24 +8,19 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast._runtime.extras import require
 from splince_fast.exceptions import InputError
-from splince_fast.sources.base import (
-    Block,
-    PieceSource,
-    Source,
-    StreamSource,
-    choose_block_rows,
-)
+from splince_fast.sources.base import Block, PieceSource, Source, StreamSource
 
-# Of a stream of lists, whose width shows only in its rows, a block must be chosen beforehand.
+# Assumed width of lists in a stream, which determines the block size before a row is read.
 _ASSUMED_WIDTH = 16384
 
-# Says in which file and where in it a row of a block lies.
+# Maps a row of a block to its position in the file, for messages.
 RowName = Callable[[int], str]
 
 
-class Columns(NamedTuple):
+class ColumnNames(NamedTuple):
     """Names of the columns to read."""
 
     embedding: str
@@ -34,13 +29,7 @@ class Columns(NamedTuple):
 
     @classmethod
     def of(cls, embedding: str, labels: Any, sample_weight: str | None) -> Self:
-        """Take one label name or several.
-
-        Raises
-        ------
-        InputError
-            A name is not a string.
-        """
+        """Accept one label name or several; InputError unless all names are strings."""
         names = () if labels is None else (labels,) if isinstance(labels, str) else tuple(labels)
         columns = cls(embedding, names, sample_weight)
         for name in columns.all():
@@ -57,29 +46,23 @@ class Columns(NamedTuple):
         return list(dict.fromkeys((self.embedding, *self.labels, *weight)))
 
     def check(self, available: Iterable[str], where: str) -> None:
-        """Refuse names that are not, or not once, among the columns that there are."""
+        """Raise InputError unless each name occurs exactly once among the available columns."""
         names = list(available)
         for name in self.all():
             if names.count(name) != 1:
-                found = "no column" if name not in names else "several columns"
-                raise InputError(f"{where} has {found} named {name!r}; its columns are {names}")
+                number = "no column" if name not in names else "several columns"
+                raise InputError(f"{where} has {number} named {name!r}; its columns are {names}")
 
 
-class Vectors(NamedTuple):
-    """Width and dtype of an embedding column, from its type."""
+class VectorType(NamedTuple):
+    """Width and size of the numbers of an embedding column."""
 
-    width: int | None  # None where every row says its own
+    width: int | None  # None for lists, which may differ in length
     itemsize: int
 
 
-def vectors_of(kind: Any, what: str) -> Vectors:
-    """Read the type of an embedding column.
-
-    Raises
-    ------
-    InputError
-        It is not a list of numbers.
-    """
+def vector_type(kind: Any, what: str) -> VectorType:
+    """Interpret the Arrow type of an embedding column; InputError unless it is lists of numbers."""
     types = require("pyarrow", "parquet").types
     storage = getattr(kind, "storage_type", kind)  # of an extension such as a fixed-shape tensor
     fixed = types.is_fixed_size_list(storage)
@@ -87,36 +70,19 @@ def vectors_of(kind: Any, what: str) -> Vectors:
         value = storage.value_type
         numeric = types.is_floating(value) or types.is_integer(value)
         if numeric and not (fixed and storage.list_size == 0):
-            return Vectors(storage.list_size if fixed else None, value.bit_width // 8)
+            return VectorType(storage.list_size if fixed else None, value.bit_width // 8)
     raise InputError(
         f"{what} has the type {kind}, which is no embedding; it must be a list or fixed_size_list "
         "of floats, with one vector per row"
     )
 
 
-def matrix_of(column: Any, name: str, width: int | None, row_name: RowName) -> NDArray[Any]:
-    """View an embedding column as a matrix.
+def column_matrix(column: Any, name: str, width: int | None, row_name: RowName) -> NDArray[Any]:
+    """Return a read-only matrix (n, d) of an embedding column.
 
-    Parameters
-    ----------
-    column : pyarrow.ChunkedArray of length n > 0
-        Of fixed_size_list, list or large_list, sliced or not. Only several chunks are copied.
-    name : str
-        Name of the column, for messages.
-    width : int or None
-        Length that every vector must have, where known.
-    row_name : callable
-        Names a row of the column, for messages.
-
-    Returns
-    -------
-    ndarray of shape (n, d)
-        Read-only, of the type of the values.
-
-    Raises
-    ------
-    InputError
-        A vector is missing, has a null in it, or has another length than the others.
+    `column` is a ChunkedArray of n > 0 lists, sliced or not; several chunks are copied, one is
+    not. `width` is d if it is known. Raises InputError if a vector is missing, contains a null, or
+    has another length.
     """
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if array.null_count:
@@ -126,13 +92,13 @@ def matrix_of(column: Any, name: str, width: int | None, row_name: RowName) -> N
             f"{array.null_count} of the {len(array)} rows of this block"
         )
     array = getattr(array, "storage", array)
-    d = vectors_of(array.type, f"column {name!r} in {row_name(0)}").width
+    d = vector_type(array.type, f"column {name!r} in {row_name(0)}").width
     if d is None:
         lengths = np.diff(array.offsets.to_numpy())
         d = int(lengths[0])
-        unlike = np.flatnonzero(lengths != d)
-        if unlike.size:
-            row = int(unlike[0])
+        ragged = np.flatnonzero(lengths != d)
+        if ragged.size:
+            row = int(ragged[0])
             raise InputError(
                 f"column {name!r} is ragged: {lengths[row]} values in {row_name(row)}, but {d} in "
                 f"{row_name(0)}; embed every row with the same model"
@@ -142,7 +108,7 @@ def matrix_of(column: Any, name: str, width: int | None, row_name: RowName) -> N
             f"column {name!r} has {d} values in {row_name(0)}, where "
             f"{width or 'at least 1'} are expected; embed every row with the same model"
         )
-    values = array.flatten()  # of the rows of this slice only
+    values = array.flatten()  # respects the offset of a slice
     if values.null_count:
         row = int(_nulls(values).argmax()) // d
         raise InputError(
@@ -154,12 +120,12 @@ def matrix_of(column: Any, name: str, width: int | None, row_name: RowName) -> N
 
 
 def _nulls(array: Any) -> NDArray[np.bool_]:
-    """Say which entries of an Arrow array are null."""
+    """Return a mask of the null entries of an Arrow array."""
     return np.asarray(array.is_null().to_numpy(zero_copy_only=False), dtype=np.bool_)
 
 
-def block_of(table: Any, columns: Columns, width: int | None, row_name: RowName) -> Block:
-    """Make a block of a table of n > 0 rows; labels stay Arrow columns."""
+def table_to_block(table: Any, columns: ColumnNames, width: int | None, row_name: RowName) -> Block:
+    """Convert a table of n > 0 rows to a block; labels stay Arrow columns."""
     weight = None
     if columns.sample_weight is not None:
         column = table.column(columns.sample_weight)
@@ -171,44 +137,45 @@ def block_of(table: Any, columns: Columns, width: int | None, row_name: RowName)
             )
         weight = column.to_numpy()
     return Block(
-        matrix_of(table.column(columns.embedding), columns.embedding, width, row_name),
+        column_matrix(table.column(columns.embedding), columns.embedding, width, row_name),
         {name: table.column(name) for name in columns.labels} or None,
         weight,
     )
 
 
-def rows_in(place: str, start: int) -> RowName:
-    """Return what names the rows of a block that begins at row `start` of a place."""
+def row_namer(place: str, start: int) -> RowName:
+    """Return a function that names the rows of a block, which starts at row `start` of a place."""
     return lambda row: f"row {start + row} of {place}"
 
 
-def blocks_of(
+def batches_to_blocks(
     batches: Iterable[Any],
-    columns: Columns,
+    columns: ColumnNames,
     block_rows: int,
     width: int | None,
     place: str,
     first_row: int = 0,
 ) -> Iterator[Block]:
-    """Cut record batches of any lengths into blocks, from the one at `first_row` onwards.
+    """Regroup record batches to blocks, and yield those from `first_row` on.
 
-    While the caller uses a block, nothing else is held; only blocks across batches are copied.
+    While the caller uses a block, no other rows are in memory. Only blocks across batches are
+    copied.
     """
     start = 0
-    for table in _cut(batches, block_rows):
+    for table in _regroup(batches, block_rows):
         block = None
         if start >= first_row:
-            block = block_of(table, columns, width, rows_in(place, start))
+            block = table_to_block(table, columns, width, row_namer(place, start))
             width = block.X.shape[1]
         start += table.num_rows
-        del table  # or it would be held while the next one is read
+        del table  # free its memory before the next one is read
         if block is not None:
             yield block
         del block
 
 
-def _cut(batches: Iterable[Any], block_rows: int) -> Iterator[Any]:
-    """Cut record batches into tables of `block_rows` rows, the last one shorter."""
+def _regroup(batches: Iterable[Any], block_rows: int) -> Iterator[Any]:
+    """Regroup record batches to tables of `block_rows` rows, the last one shorter."""
     table_from = require("pyarrow", "parquet").Table.from_batches
     pending: list[Any] = []
     missing = block_rows
@@ -228,38 +195,38 @@ def _cut(batches: Iterable[Any], block_rows: int) -> Iterator[Any]:
 
 def stream_source(
     start: Callable[[], Iterator[Any]],
-    columns: Columns,
+    columns: ColumnNames,
     block_rows: int | None,
-    vectors: Vectors,
+    vectors: VectorType,
     name: str,
 ) -> Source:
     """Make a source of record batches that can only be read in order."""
     size = choose_block_rows(block_rows, vectors.width or _ASSUMED_WIDTH, vectors.itemsize)
     return StreamSource(
         f"{name} in blocks of {size} rows",
-        lambda: blocks_of(start(), columns, size, vectors.width, name),
+        lambda: batches_to_blocks(start(), columns, size, vectors.width, name),
         n_features=vectors.width,
     )
 
 
 def sliced_source(
-    take: Callable[[int, int], Any],
+    read_rows: Callable[[int, int], Any],
     n: int,
-    columns: Columns,
+    columns: ColumnNames,
     block_rows: int | None,
     name: str,
 ) -> Source:
-    """Make a source of what gives any range of its n rows as a table, ``take(start, stop)``."""
+    """Make a source of n rows, of which ``read_rows(start, stop)`` returns a table."""
     width, itemsize = None, 1
     if n:
-        first = matrix_of(
-            take(0, 1).column(columns.embedding), columns.embedding, None, rows_in(name, 0)
-        )
+        column = read_rows(0, 1).column(columns.embedding)
+        first = column_matrix(column, columns.embedding, None, row_namer(name, 0))
         width, itemsize = first.shape[1], first.itemsize
     size = choose_block_rows(block_rows, width or 1, itemsize)
 
     def read(_: int, row: int) -> Iterator[Block]:
         for start in range(row, n, size):
-            yield block_of(take(start, min(start + size, n)), columns, width, rows_in(name, start))
+            table = read_rows(start, min(start + size, n))
+            yield table_to_block(table, columns, width, row_namer(name, start))
 
     return PieceSource(name, read, [n], size, n_features=width, nbytes=n * (width or 0) * itemsize)

@@ -1,10 +1,10 @@
-"""Rows of a dask array: chunk by chunk here, or where a cluster holds them."""
+"""Rows of a dask array, read chunk by chunk in this process or on a cluster."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,31 +16,31 @@ from splince_fast.sources.base import Block, Source, is_matrix, too_few_blocks
 
 
 def from_dask(X: Any, labels: Any = None, *, sample_weight: Any = None) -> Source:
-    """Yield the chunks of a dask array; nothing is computed before it is asked for.
+    """Yield the chunks of a dask array, which are computed when they are read.
 
-    With ``Moments.from_blocks(source, client=client)`` the chunks are made and accumulated on the
-    workers of a cluster, and only states travel. Without a client they are computed one after the
-    other in this process.
+    With ``Moments.from_blocks(source, client=client)`` the workers of a cluster compute and
+    accumulate the chunks, and send states only. Without a client this process computes the chunks
+    one by one.
 
     Parameters
     ----------
     X : dask.array of shape (n, d)
-        Chunked by rows alone; the sizes of its chunks may be unknown.
+        Chunked along the rows only; chunk sizes may be unknown.
     labels : mapping of str to column(s), or a single column, optional
-        dask arrays or series with the same chunks as the rows of X; or columns in memory, where
-        the sizes of the chunks are known.
+        dask arrays or series with the chunks of the rows of X; or columns in memory, if the chunk
+        sizes are known.
     sample_weight : array of shape (n,), optional
-        Non-negative frequencies of the rows, as a column of labels.
+        Non-negative frequencies of the rows, in a container as for `labels`.
 
     Returns
     -------
     Source
-        Its blocks are the chunks.
+        Each chunk is a block.
 
     Raises
     ------
     InputError
-        X is no dask array of two axes, is chunked by columns, or a column has other chunks.
+        X is no 2-D dask array or is chunked along the columns, or labels have other chunks.
     MissingExtraError
         dask is not installed.
 
@@ -58,9 +58,9 @@ def from_dask(X: Any, labels: Any = None, *, sample_weight: Any = None) -> Sourc
     require("dask.array", "dask")
     if not is_matrix(X) or not hasattr(X, "__dask_graph__") or not hasattr(X, "chunks"):
         shape = getattr(X, "shape", None)
-        found = f"a {type(X).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")
+        kind = f"a {type(X).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")
         raise InputError(
-            f"X is {found}; pass a dask array of shape (n, d). For arrays in memory take "
+            f"X is {kind}; pass a dask array of shape (n, d). For arrays in memory take "
             "sources.from_arrays, for a dask data frame its columns' .to_dask_array()"
         )
     if len(X.chunks[1]) != 1:
@@ -75,7 +75,7 @@ def from_dask(X: Any, labels: Any = None, *, sample_weight: Any = None) -> Sourc
 
 
 def _column(column: Any, what: str, sizes: tuple[float, ...]) -> Any:
-    """A column as a dask array with the chunks of X, or in memory where it can be sliced."""
+    """Return a column as a dask array with the chunks of X, or in memory after a length check."""
     if hasattr(column, "to_dask_array"):
         column = column.to_dask_array()
     known = not any(math.isnan(size) for size in sizes)
@@ -87,11 +87,11 @@ def _column(column: Any, what: str, sizes: tuple[float, ...]) -> Any:
             )
         check_column(column, int(sum(sizes)), what, "X")
         return column
-    found = column.chunks[0]
-    both = known and not any(math.isnan(size) for size in found)
-    if len(found) != len(sizes) or (both and found != sizes):
+    chunks = column.chunks[0]
+    comparable = known and not any(math.isnan(size) for size in chunks)
+    if len(chunks) != len(sizes) or (comparable and chunks != sizes):
         raise InputError(
-            f"{what} has {len(found)} chunks of other rows than X, which has {len(sizes)}; pass "
+            f"{what} has {len(chunks)} chunks of other rows than X, which has {len(sizes)}; pass "
             f"{what}.rechunk(X.chunks[0])"
         )
     return column.rechunk({1: -1}) if len(column.shape) == 2 else column
@@ -114,7 +114,7 @@ class DaskSource(Source):
         self._starts = [0, *itertools.accumulate(self._sizes)] if known else []
 
     def block_sizes(self) -> Iterator[int | None]:
-        """Rows of the chunks; None where a size is unknown."""
+        """Yield the number of rows of each chunk, None if it is unknown."""
         for size in self._sizes:
             yield None if math.isnan(size) else int(size)
 
@@ -126,62 +126,64 @@ class DaskSource(Source):
             yield from self.part(number, number + 1)
 
     def part(self, first: int, stop: int) -> DaskPart:
-        """Chunks first..stop."""
+        """Return a source of chunks first to stop - 1."""
         return DaskPart(self.name, [self._chunk(i) for i in range(first, stop)])
 
     def _chunk(self, i: int) -> Block:
-        def cut(column: Any, _: str) -> Any:
+        def select(column: Any, _: str = "") -> Any:
             if hasattr(column, "__dask_graph__"):
                 return column.blocks[i]
             return take_rows(column, self._starts[i], self._starts[i + 1])
 
-        weight = None if self._weight is None else cut(self._weight, "sample_weight")
-        return Block(self._X.blocks[i], map_labels(self._labels, cut), weight)
+        weight = None if self._weight is None else select(self._weight)
+        return Block(self._X.blocks[i], map_labels(self._labels, select), weight)
 
 
 class DaskPart(Source):
-    """Some chunks, lazy; the graph is opaque to whoever ships it."""
+    """Lazy chunks in a form that can be sent to a worker.
+
+    The lazy columns are in the tuple `lazy`, so that the client can replace them by futures; in
+    the blocks a placeholder stands for each of them.
+    """
 
     def __init__(self, name: str, chunks: list[Block]) -> None:
         super().__init__(name)
         lazy: list[Any] = []
 
-        def hole(value: Any, _: str = "") -> Any:
+        def placeholder(value: Any) -> Any:
             if not hasattr(value, "__dask_graph__"):
                 return value
             lazy.append(value)
-            return _Hole(len(lazy) - 1)
+            return _Placeholder(len(lazy) - 1)
 
-        self._chunks = [
-            Block(hole(c.X), map_labels(c.labels, hole), hole(c.sample_weight)) for c in chunks
-        ]
+        self._chunks = [_map_block(placeholder, chunk) for chunk in chunks]
         self.lazy = tuple(lazy)
         self._scheduler: str | None = None
 
     def culled(self) -> DaskPart:
-        """The part itself, with no more of the graph than its chunks need, for a task."""
+        """Reduce the graph to the tasks that the chunks need; return the part itself."""
         self.lazy = require("dask", "dask").optimize(*map(_with_own_rows, self.lazy))
-        self._scheduler = "synchronous"  # a worker has given the task one slot
+        self._scheduler = "synchronous"  # the task occupies one thread of its worker
         return self
 
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
         """Compute the chunks, one at a time."""
         compute = require("dask", "dask").compute
         for chunk in self._chunks[first_block:]:
-            wanted = list(_holes(chunk))
-            found = compute(*(self.lazy[i] for i in wanted), scheduler=self._scheduler)
-            yield _filled(chunk, dict(zip(wanted, found, strict=True)))
+            indices = list(_placeholders(chunk))
+            values = compute(*(self.lazy[i] for i in indices), scheduler=self._scheduler)
+            yield _filled(chunk, dict(zip(indices, values, strict=True)))
 
     def filled(self, values: list[Any]) -> list[Block]:
-        """The chunks with `values` in place of what was lazy."""
+        """Return the chunks with `values` in place of the lazy columns."""
         return [_filled(chunk, dict(enumerate(values))) for chunk in self._chunks]
 
 
 def _with_own_rows(chunk: Any) -> Any:
-    """A chunk of an array in memory with its own rows in its graph, in place of the whole array.
+    """Return a chunk of an array in memory whose graph holds the rows of the chunk only.
 
-    ``da.from_array`` slices plain arrays itself. Of a memory map, a locked array or another
-    subclass the graph holds all rows, and each task would carry them.
+    ``da.from_array`` slices plain arrays. For a memory map, a locked array or another subclass the
+    graph holds the whole array, and every task would contain it.
     """
     core, nodes = require("dask.array.core", "dask"), require("dask._task_spec", "dask")
     getters = (core.getter, core.getter_inline, core.getter_nofancy)
@@ -194,9 +196,9 @@ def _with_own_rows(chunk: Any) -> Any:
         source = node.args[0]
         if isinstance(source, nodes.TaskRef):
             source = graph.get(source.key)
-        whole = getattr(source, "value", source)  # of a DataNode, or the array itself
-        if isinstance(whole, np.ndarray):
-            rows = node(dict.fromkeys(node.dependencies, whole))
+        array = getattr(source, "value", source)  # of a DataNode, or the array itself
+        if isinstance(array, np.ndarray):
+            rows = node(dict.fromkeys(node.dependencies, array))
             plain = rows.view(np.ndarray) if isinstance(rows, np.memmap) else rows
             graph[key], changed = nodes.DataNode(key, plain), True
     if not changed:
@@ -205,17 +207,22 @@ def _with_own_rows(chunk: Any) -> Any:
     return rebuild(graph, *arguments)
 
 
-class _Hole(int):
-    """The place of a lazy column among all of a part."""
+class _Placeholder(int):
+    """Index of a lazy column among those of a part."""
 
 
-def _holes(chunk: Block) -> Iterator[int]:
+def _map_block(function: Callable[[Any], Any], block: Block) -> Block:
+    """Apply a function to X, each column of labels, and the weights."""
+    labels = map_labels(block.labels, lambda column, _: function(column))
+    return Block(function(block.X), labels, function(block.sample_weight))
+
+
+def _placeholders(chunk: Block) -> Iterator[int]:
     columns = chunk.labels.values() if isinstance(chunk.labels, Mapping) else [chunk.labels]
-    yield from (v for v in (chunk.X, *columns, chunk.sample_weight) if isinstance(v, _Hole))
+    values = (chunk.X, *columns, chunk.sample_weight)
+    yield from (value for value in values if isinstance(value, _Placeholder))
 
 
 def _filled(chunk: Block, values: Mapping[int, Any]) -> Block:
-    def fill(value: Any, _: str = "") -> Any:
-        return values[value] if isinstance(value, _Hole) else value
-
-    return Block(fill(chunk.X), map_labels(chunk.labels, fill), fill(chunk.sample_weight))
+    """Return a chunk with values in place of its placeholders."""
+    return _map_block(lambda v: values[v] if isinstance(v, _Placeholder) else v, chunk)

@@ -7,15 +7,15 @@ from typing import Any
 
 from splince_fast.exceptions import InputError
 from splince_fast.sources._arrow import (
-    Columns,
-    Vectors,
+    ColumnNames,
+    VectorType,
     sliced_source,
     stream_source,
-    vectors_of,
+    vector_type,
 )
 from splince_fast.sources.base import Source
 
-# A stream makes tables of as many rows from single examples; blocks are cut from these.
+# Rows of the tables that a stream collects from single examples.
 _STREAM_ROWS = 1024
 
 
@@ -32,7 +32,7 @@ def from_dataset(
     Parameters
     ----------
     ds : datasets.Dataset or datasets.IterableDataset
-        Its own format and transform do not matter.
+        Its format and transform are ignored.
     embedding : str
         Column of vectors, such as ``List(Value("float32"))``, best with its ``length``.
     labels : str or sequence of str, optional
@@ -40,19 +40,19 @@ def from_dataset(
     sample_weight : str, optional
         Column of weights.
     block_rows : int, optional
-        Rows per block; the default is 4096, fewer where a block would exceed 64 MiB.
+        Rows per block; the default is 4096, or fewer if a block would exceed 64 MiB.
 
     Returns
     -------
     Source
-        A streamed dataset can only be read in order: resuming reads and discards what precedes,
+        A streamed dataset can only be read in order: resuming reads and discards the earlier rows
         and needs the same order, so shuffle it with a seed or not at all.
 
     Raises
     ------
     InputError
-        `ds` is no dataset, or lacks a column, or that holds no vectors. While reading: vectors are
-        missing, ragged or have nulls within.
+        `ds` is no dataset, or lacks a column, or the column holds no vectors. During reading:
+        vectors are missing, ragged or contain nulls.
 
     Examples
     --------
@@ -68,9 +68,9 @@ def from_dataset(
         raise InputError(
             f"ds is a {type(ds).__name__}{splits or ', not a datasets.Dataset or IterableDataset'}"
         )
-    columns = Columns.of(embedding, labels, sample_weight)
+    columns = ColumnNames.of(embedding, labels, sample_weight)
     name = type(ds).__name__
-    if ds.column_names is not None:  # a stream may not know them before it is read
+    if ds.column_names is not None:  # a stream may not know its columns before it is read
         columns.check(ds.column_names, f"the {name}")
     data = ds.select_columns(columns.all()).with_format("arrow")
     if hasattr(ds, "num_rows"):
@@ -78,11 +78,10 @@ def from_dataset(
         return sliced_source(
             lambda start, stop: data[start:stop], n, columns, block_rows, f"{name} of {n} rows"
         )
-    vectors = Vectors(None, 4)
+    vectors = VectorType(None, 4)
     if ds.features is not None:
-        vectors = vectors_of(
-            ds.features.arrow_schema.field(embedding).type, f"column {embedding!r}"
-        )
+        field = ds.features.arrow_schema.field(embedding)
+        vectors = vector_type(field.type, f"column {embedding!r}")
 
     def start() -> Iterator[Any]:
         for table in data.iter(batch_size=_STREAM_ROWS):

@@ -28,12 +28,12 @@ def from_npy(
     paths : path or sequence of paths
         Shards are read in the order given, one open at a time. Blocks do not cross shards.
     labels : mapping of str to column(s), frame, or a single column, optional
-        Labels of all rows together; or, in place of any column, the path of a .npy file of labels
-        or a sequence of such paths, one per shard.
+        Labels of all rows together. Any column may also be the path of a .npy file of labels, or
+        a sequence of such paths, one per shard.
     sample_weight : array of shape (n,), path, or sequence of paths, optional
         Non-negative frequencies of the rows.
     block_rows : int, optional
-        Rows per block; the default is 4096, fewer where a block would exceed 64 MiB.
+        Rows per block; the default is 4096, or fewer if a block would exceed 64 MiB.
 
     Returns
     -------
@@ -43,14 +43,14 @@ def from_npy(
     Raises
     ------
     InputError
-        Names the path of a file that is missing, truncated, not a .npy file, holds objects, is
-        not two-dimensional or has another width, or the column of another length. While reading:
-        a file has changed or become shorter.
+        A file is missing, truncated, no .npy file, holds objects, is not two-dimensional or has
+        another width; or a column has another length. During reading: a file has changed or
+        become shorter. The text names the path.
 
     Notes
     -----
-    Reading a map beyond the end of a file that became shorter kills the process, so the size is
-    checked before every block. Do not write to the files meanwhile.
+    Reading a map beyond the end of a file kills the process, so the size is checked before every
+    block. Do not write to the files during a run.
 
     Examples
     --------
@@ -70,14 +70,14 @@ def from_npy(
         labels,
         sample_weight=sample_weight,
         block_rows=block_rows,
-        by_shard=lambda column, what: _by_shard(column, what, shards),
+        split_column=lambda column, what: _split_column(column, what, shards),
     )
     source.files = tuple(shard.path for shard in shards)
     return source
 
 
-def _by_shard(values: Any, what: str, shards: list[Shard]) -> Callable[[int], Any]:
-    """Check one column, and return what gives the part of it that belongs to a shard."""
+def _split_column(values: Any, what: str, shards: list[Shard]) -> Callable[[int], Any]:
+    """Check a column, and return a function from the index of a shard to its part of the column."""
     if not _are_paths(values):
         counts = [shard.shape[0] for shard in shards]
         return sliced(values, what, counts, files_name([shard.path for shard in shards]))
@@ -97,7 +97,7 @@ def _by_shard(values: Any, what: str, shards: list[Shard]) -> Callable[[int], An
 
 
 def _are_paths(values: Any) -> bool:
-    """Tell paths from a column of strings: a sequence of paths names .npy files throughout."""
+    """Return whether values are paths: every string of a sequence of paths ends in .npy."""
     if isinstance(values, str | os.PathLike):
         return True
     return (
@@ -111,7 +111,7 @@ def _are_paths(values: Any) -> bool:
 
 
 def _describe(path: str) -> Shard:
-    """Read the header of a file."""
+    """Read the header of a .npy file."""
     array = _open(path)
     shape, dtype = array.shape, array.dtype
     return Shard(
@@ -124,7 +124,7 @@ def _describe(path: str) -> Shard:
 
 
 def _open(path: str) -> np.memmap[Any, Any]:
-    """Map a .npy file for reading."""
+    """Open a .npy file as a read-only memory map."""
     try:
         return np.lib.format.open_memmap(path, mode="r")
     except FileNotFoundError as error:
@@ -142,7 +142,7 @@ def _open(path: str) -> np.memmap[Any, Any]:
 
 
 def _reopen(path: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.memmap[Any, Any]:
-    """Map a file whose header was read before."""
+    """Open a file again; InputError if its header has changed."""
     array = _open(path)
     if (array.shape, array.dtype) != (shape, dtype):
         raise InputError(
@@ -153,7 +153,7 @@ def _reopen(path: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.memma
 
 
 def _check_size(array: np.memmap[Any, Any], path: str) -> None:
-    """Refuse a mapped file that no longer reaches to the end of its array."""
+    """Raise InputError if a mapped file has become shorter than its array."""
     size = cast(mmap.mmap, array.base).size()
     if size < array.offset + array.nbytes:
         raise InputError(

@@ -8,36 +8,36 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast._runtime.extras import require
 from splince_fast.exceptions import InputError
 from splince_fast.sources._arrow import (
-    Columns,
-    blocks_of,
+    ColumnNames,
+    batches_to_blocks,
     sliced_source,
     stream_source,
-    vectors_of,
+    vector_type,
 )
 from splince_fast.sources.base import (
     Block,
     PieceSource,
     Source,
     as_paths,
-    choose_block_rows,
     files_name,
     repeatable,
-)
+)  # fmt: skip
 
-# With a buffer a column is read as it is decoded; without, a whole row group of it is held.
+# With a buffer a column is read while it is decoded; without one, a row group of it is in memory.
 _BUFFER_BYTES = 1 << 20
 
 
-class _Group(NamedTuple):
-    """A row group: the piece that blocks do not cross."""
+class _RowGroup(NamedTuple):
+    """A row group, which blocks do not cross."""
 
     path: str
     number: int
     n_rows: int
-    n_values: int  # of the embedding column; 0 where not known
+    n_values: int  # of the embedding column; 0 if unknown
     itemsize: int
 
 
@@ -54,9 +54,9 @@ def from_parquet(
     Parameters
     ----------
     paths : path, sequence of paths, or Arrow data
-        Files in the order given; a directory means the ``*.parquet`` files below it, sorted by
-        path. Or a ``pyarrow.Table`` or RecordBatch, a frame that exports Arrow (polars), or a
-        ``RecordBatchReader``, which can be read once.
+        Files, in this order; a directory stands for the ``*.parquet`` files below it, sorted by
+        path. Arrow data are a ``pyarrow.Table`` or RecordBatch, a frame that exports Arrow
+        (polars), or a ``RecordBatchReader``, which can be read once.
     embedding : str
         Column of vectors: fixed_size_list (read without a copy), list or large_list of numbers.
     labels : str or sequence of str, optional
@@ -64,8 +64,8 @@ def from_parquet(
     sample_weight : str, optional
         Column of weights.
     block_rows : int, optional
-        Rows per block; the default is 4096, fewer where a block would exceed 64 MiB. Blocks do not
-        cross row groups. Resuming decodes again what precedes in the same row group only.
+        Rows per block; the default is 4096, or fewer if a block would exceed 64 MiB. Blocks do not
+        cross row groups. Resuming decodes the earlier rows of the same row group only.
 
     Returns
     -------
@@ -77,8 +77,8 @@ def from_parquet(
     MissingExtraError
         pyarrow is not installed.
     InputError
-        A file cannot be read, lacks a column or holds no vectors in it. While reading: vectors are
-        missing, ragged or have nulls within; names the file, the row group and the first such row.
+        A file cannot be read, lacks a column or holds no vectors in it. During reading: vectors
+        are missing, ragged or contain nulls; the text names file, row group and first such row.
 
     Examples
     --------
@@ -93,16 +93,16 @@ def from_parquet(
     ([[1.0, 2.0], [3.0, 4.0]], ['f', 'm'])
     """
     pa = require("pyarrow", "parquet")
-    columns = Columns.of(embedding, labels, sample_weight)
+    columns = ColumnNames.of(embedding, labels, sample_weight)
     if isinstance(paths, pa.RecordBatchReader):
         columns.check(paths.schema.names, "the RecordBatchReader")
-        vectors = vectors_of(paths.schema.field(embedding).type, f"column {embedding!r}")
+        vectors = vector_type(paths.schema.field(embedding).type, f"column {embedding!r}")
         start = repeatable(iter(paths), "RecordBatchReader")
         return stream_source(start, columns, block_rows, vectors, "RecordBatchReader")
     if hasattr(paths, "__arrow_c_stream__") or hasattr(paths, "__arrow_c_array__"):
         table = paths if isinstance(paths, pa.Table) else _as_table(paths)
         columns.check(table.column_names, "the table")
-        vectors_of(table.schema.field(embedding).type, f"column {embedding!r}")
+        vector_type(table.schema.field(embedding).type, f"column {embedding!r}")
         table = table.select(columns.all())
         return sliced_source(
             lambda start, stop: table.slice(start, stop - start),
@@ -115,7 +115,7 @@ def from_parquet(
 
 
 def _as_table(data: Any) -> Any:
-    """Import what exports Arrow data."""
+    """Convert an object that exports Arrow data to a table."""
     pa = require("pyarrow", "parquet")
     try:
         return pa.table(data)
@@ -126,32 +126,32 @@ def _as_table(data: Any) -> Any:
 
 
 def _find_files(paths: Any) -> list[str]:
-    """List files, those of directories included."""
+    """List the files, including those in directories."""
     files: list[str] = []
     for path in as_paths(paths, "paths"):
         if not os.path.isdir(path):
             files.append(path)
             continue
         folder = Path(path)
-        found = sorted(
+        in_folder = sorted(
             str(file)
             for file in folder.rglob("*.parquet")
             if not any(part.startswith((".", "_")) for part in file.relative_to(folder).parts)
         )
-        if not found:
+        if not in_folder:
             raise InputError(f"the directory {path!r} holds no file named *.parquet")
-        files += found
+        files += in_folder
     return files
 
 
-def _files_source(paths: list[str], columns: Columns, block_rows: int | None) -> Source:
+def _files_source(paths: list[str], columns: ColumnNames, block_rows: int | None) -> Source:
     """Make a source of Parquet files."""
-    groups: list[_Group] = []
+    groups: list[_RowGroup] = []
     widths: dict[int, str] = {}
     for path in paths:
         with _open(path) as file:
-            found, width = _survey(file, path, columns)
-        groups += found
+            of_file, width = _read_footer(file, path, columns)
+        groups += of_file
         if width is not None:
             widths.setdefault(width, path)
     if len(widths) > 1:
@@ -178,41 +178,47 @@ def _files_source(paths: list[str], columns: Columns, block_rows: int | None) ->
     return source
 
 
-def _survey(file: Any, path: str, columns: Columns) -> tuple[list[_Group], int | None]:
-    """Read from a footer what the row groups hold, and the width where the type says it."""
+def _read_footer(file: Any, path: str, columns: ColumnNames) -> tuple[list[_RowGroup], int | None]:
+    """Read the row groups of a file, and the width of its vectors if the type states it."""
     columns.check(file.schema_arrow.names, repr(path))
     kind = file.schema_arrow.field(columns.embedding).type
-    width, itemsize = vectors_of(kind, f"column {columns.embedding!r} of {path!r}")
+    width, itemsize = vector_type(kind, f"column {columns.embedding!r} of {path!r}")
     prefix = f"{columns.embedding}."
     leaves = [i for i in range(len(file.schema)) if file.schema.column(i).path.startswith(prefix)]
     groups = []
     for number in range(file.metadata.num_row_groups):
         group = file.metadata.row_group(number)
         n_values = group.column(leaves[0]).num_values if len(leaves) == 1 else 0
-        groups.append(_Group(path, number, group.num_rows, n_values, itemsize))
+        groups.append(_RowGroup(path, number, group.num_rows, n_values, itemsize))
     return groups, width
 
 
-def _width_of_lists(groups: list[_Group]) -> int | None:
-    """Infer the width of lists from their number of values, if it is the same everywhere.
+def _width_of_lists(groups: list[_RowGroup]) -> int | None:
+    """Return values per row if all groups have the same whole number of them.
 
-    Only missing or ragged vectors can make it wrong, and reading refuses these.
+    This is the width, unless vectors are missing or ragged, which is an error during reading.
     """
     widths = {divmod(group.n_values, group.n_rows) for group in groups if group.n_rows}
-    width, rest = widths.pop() if len(widths) == 1 else (0, 0)
-    return width if width and not rest else None
+    width, remainder = widths.pop() if len(widths) == 1 else (0, 0)
+    return width if width and not remainder else None
 
 
 def _read(
-    groups: list[_Group], first_row: int, columns: Columns, block_rows: int, width: int | None
+    groups: list[_RowGroup],
+    first_row: int,
+    columns: ColumnNames,
+    block_rows: int,
+    width: int | None,
 ) -> Iterator[Block]:
-    """Yield the blocks of row groups; each file is open while its groups are read."""
+    """Yield the blocks of row groups; one file is open at a time."""
     for path, same_file in itertools.groupby(groups, key=lambda group: group.path):
         with _open(path) as file:
             for group in same_file:
                 place = f"row group {group.number} of {path!r}"
                 batches = _decode(file, group, columns, block_rows, place)
-                for block in blocks_of(batches, columns, block_rows, width, place, first_row):
+                for block in batches_to_blocks(
+                    batches, columns, block_rows, width, place, first_row
+                ):
                     width = block.X.shape[1]
                     yield block
                     del block
@@ -220,7 +226,7 @@ def _read(
 
 
 def _decode(
-    file: Any, group: _Group, columns: Columns, block_rows: int, place: str
+    file: Any, group: _RowGroup, columns: ColumnNames, block_rows: int, place: str
 ) -> Iterator[Any]:
     """Yield the record batches of a row group."""
     pa = require("pyarrow", "parquet")

@@ -1,4 +1,4 @@
-"""Base of sources of shards: widths, labels by shard, and where to resume."""
+"""Rows of several files, the shards of one matrix."""
 
 from __future__ import annotations
 
@@ -10,24 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import torch_to_numpy
+from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast.exceptions import InputError
 from splince_fast.sources._arrays import check_column, map_labels, take_block, take_rows
-from splince_fast.sources.base import Block, PieceSource, Source, choose_block_rows, files_name
+from splince_fast.sources.base import Block, PieceSource, Source, files_name
 
 
 class Shard(NamedTuple):
-    """A file, and what it said of itself when the source was made.
+    """A file, with the shape and dtype that it had when the source was created.
 
-    Attributes
-    ----------
-    path : str
-        By what messages call it.
-    shape : tuple of int
-    dtype : numpy.dtype
-    open : callable
-        ``open()`` gives the rows, and raises InputError where they are no longer those.
-    check : callable
-        ``check(rows)`` is called before each block, for what may happen while it is read.
+    ``open()`` returns the rows, and raises InputError if the file has changed. ``check(rows)`` is
+    called before each block, and raises InputError if the file has become shorter.
     """
 
     path: str
@@ -37,8 +30,8 @@ class Shard(NamedTuple):
     check: Callable[[Any], None] = lambda rows: None
 
 
-# Gives for a column and its name in messages what gives the part that belongs to a shard.
-ByShard = Callable[[Any, str], Callable[[int], Any]]
+# Maps a column and its name in messages to a function from the index of a shard to its labels.
+SplitColumn = Callable[[Any, str], Callable[[int], Any]]
 
 
 def sharded_source(
@@ -47,33 +40,20 @@ def sharded_source(
     *,
     sample_weight: Any = None,
     block_rows: int | None = None,
-    by_shard: ByShard | None = None,
+    split_column: SplitColumn | None = None,
 ) -> Source:
-    """Make a source of shards, read in order, one open at a time; blocks do not cross them.
+    """Make a source of shards of one width, which are read in order, one at a time.
 
-    Parameters
-    ----------
-    shards : sequence of Shard
-        Matrices of numbers of one width.
-    labels, sample_weight
-        Columns over all rows together, or what `by_shard` knows.
-    block_rows : int, optional
-        Rows per block; the default is that of :func:`choose_block_rows`.
-    by_shard : callable, optional
-        How a column is cut; the default slices it.
-
-    Raises
-    ------
-    InputError
-        A shard that is no matrix of numbers or has another width, or a column of another length.
+    By default a column of labels or weights has an entry for each row of all shards;
+    `split_column` may accept others. Raises InputError for invalid shards and columns.
     """
     _check_shards(shards)
     d = shards[0].shape[1]
     counts = [shard.shape[0] for shard in shards]
     name = files_name([shard.path for shard in shards])
-    cut = by_shard or (lambda column, what: sliced(column, what, counts, name))
-    label_readers = map_labels(labels, cut)
-    weight_reader = None if sample_weight is None else cut(sample_weight, "sample_weight")
+    split = split_column or (lambda column, what: sliced(column, what, counts, name))
+    label_readers = map_labels(labels, split)
+    weight_reader = None if sample_weight is None else split(sample_weight, "sample_weight")
     size = choose_block_rows(block_rows, d, max(shard.dtype.itemsize for shard in shards))
 
     def read(piece: int, row: int) -> Iterator[Block]:
@@ -101,28 +81,22 @@ def sharded_source(
 
 
 def sliced(values: Any, what: str, counts: Sequence[int], rows_of: str) -> Callable[[int], Any]:
-    """Check a column over all rows, and return what slices the part of a shard."""
+    """Check a column over all rows, and return a function that slices the part of a shard."""
     check_column(values, sum(counts), what, rows_of)
     bounds = [0, *itertools.accumulate(counts)]
     return lambda index: take_rows(values, bounds[index], bounds[index + 1])
 
 
 def host_rows(X: Any, path: str) -> NDArray[Any]:
-    """Rows of a file as a NumPy array; tensors are widened where NumPy lacks their dtype.
-
-    Raises
-    ------
-    InputError
-        They are no array.
-    """
-    found = torch_to_numpy(X) if hasattr(X, "detach") else X
-    if not isinstance(found, np.ndarray):
+    """Convert rows of a file to a NumPy array; InputError if they are no array or tensor."""
+    rows = torch_to_numpy(X) if hasattr(X, "detach") else X
+    if not isinstance(rows, np.ndarray):
         raise InputError(f"{path!r} holds a {type(X).__name__} where rows are expected")
-    return found
+    return rows
 
 
 def _check_shards(shards: Sequence[Shard]) -> None:
-    """Refuse shards that are no matrices of numbers of one width."""
+    """Raise InputError unless all shards are numeric matrices of one width."""
     for path, shape, dtype, *_ in shards:
         if len(shape) != 2 or shape[1] == 0:
             raise InputError(

@@ -9,13 +9,7 @@ from splince_fast._runtime.arrays import torch_to_numpy
 from splince_fast._runtime.extras import require
 from splince_fast.exceptions import InputError
 from splince_fast.sources._arrays import from_arrays
-from splince_fast.sources.base import (
-    Block,
-    Source,
-    StreamSource,
-    is_matrix,
-    repeatable,
-)
+from splince_fast.sources.base import Block, Source, StreamSource, is_matrix, repeatable
 
 
 def from_torch(
@@ -28,13 +22,13 @@ def from_torch(
 ) -> Source:
     """Yield the rows of a tensor, or the batches of a DataLoader, as NumPy arrays.
 
-    Tensors in host memory are shared, not copied; others are fetched block by block, and bfloat16
-    is widened to float32.
+    Blocks of a CPU tensor are views; other tensors are copied block by block, and bfloat16 is
+    converted to float32.
 
     Parameters
     ----------
     data : tensor of shape (n, d), DataLoader, or iterable of batches
-        A batch is a tuple ``(X, label, ...)``, a mapping that has X under `embedding`, or X.
+        A batch is a tuple ``(X, label, ...)``, a mapping with X under the key `embedding`, or X.
     labels : mapping, frame or column; str or sequence of str for batches
         With a tensor: its labels, as in :func:`from_arrays`. With batches: the names of the
         entries that follow X in a tuple, or the keys of a mapping.
@@ -43,19 +37,20 @@ def from_torch(
     sample_weight : array of shape (n,); str for batches
         With batches: the key of the weights; in a tuple they come last.
     block_rows : int, optional
-        For a tensor only: batches are blocks as they come.
+        Rows per block, for a tensor only: each batch is a block.
 
     Returns
     -------
     Source
-        Resuming a DataLoader reads and discards what precedes, and is refused if it shuffles.
+        Resuming a DataLoader reads and discards the earlier batches; it is an error if the loader
+        shuffles.
 
     Raises
     ------
     MissingExtraError
         torch is not installed.
     InputError
-        The arguments do not fit the data. While reading: a batch has another form.
+        The arguments do not fit the data. During reading: a batch has another form.
 
     Examples
     --------
@@ -72,10 +67,10 @@ def from_torch(
         return from_arrays(data, labels, sample_weight=sample_weight, block_rows=block_rows)
     if block_rows is not None:
         raise InputError(
-            "block_rows= is for a tensor, but data are batches, which are blocks as they come; set "
-            "the batch_size of the DataLoader, 4096 for instance"
+            "block_rows= is for a tensor, but data are batches, each of which is a block; set the "
+            " batch_size of the DataLoader, 4096 for instance"
         )
-    form = _Form.of(embedding, labels, sample_weight)
+    keys = _BatchKeys.of(embedding, labels, sample_weight)
     name = f"{type(data).__name__} of batches"
     if not isinstance(data, Iterable) or is_matrix(data):
         raise InputError(
@@ -84,11 +79,11 @@ def from_torch(
         )
     items = repeatable(data, name)
     kind = _ShuffledSource if _shuffles(data) else StreamSource
-    return kind(name, lambda: map(form.block, enumerate(items())), n_rows=_known_rows(data))
+    return kind(name, lambda: map(keys.to_block, enumerate(items())), n_rows=_known_rows(data))
 
 
-class _Form(NamedTuple):
-    """How batches name what they hold."""
+class _BatchKeys(NamedTuple):
+    """The keys of rows, labels and weights in a batch."""
 
     embedding: str | None
     labels: tuple[str, ...]
@@ -96,23 +91,23 @@ class _Form(NamedTuple):
 
     @classmethod
     def of(cls, embedding: str | None, labels: Any, sample_weight: Any) -> Self:
-        """Take names; anything else was meant for a tensor."""
+        """Collect the keys; InputError for labels that are not strings."""
         several = isinstance(labels, Iterable) and not isinstance(labels, str | Mapping)
         names = tuple(labels) if several and not hasattr(labels, "shape") else (labels,)
-        form = cls(embedding, () if labels is None else names, sample_weight)
-        for name in form.entries():
+        keys = cls(embedding, () if labels is None else names, sample_weight)
+        for name in keys.entries():
             if not isinstance(name, str):
                 raise InputError(
                     "labels= and sample_weight= of batches are names, not "
                     f"{type(name).__name__}; pass labels=['gender'] for batches (X, gender)"
                 )
-        return form
+        return keys
 
     def entries(self) -> tuple[str, ...]:
         """Name what follows X in a tuple."""
         return self.labels if self.sample_weight is None else (*self.labels, self.sample_weight)
 
-    def block(self, numbered: tuple[int, Any]) -> Block:
+    def to_block(self, numbered: tuple[int, Any]) -> Block:
         """Read one batch."""
         number, batch = numbered
         if isinstance(batch, Mapping):
@@ -157,7 +152,7 @@ class _Form(NamedTuple):
 
 
 class _ShuffledSource(StreamSource):
-    """Batches in another order every time, so that nothing says which rows a first run saw."""
+    """Batches in another order in each pass, so that resuming is impossible."""
 
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
         """Yield all blocks; refuse to resume."""
@@ -170,7 +165,7 @@ class _ShuffledSource(StreamSource):
 
 
 def _shuffles(data: Any) -> bool:
-    """Say whether a DataLoader draws its rows at random."""
+    """Return whether a DataLoader draws its rows at random."""
     utils = require("torch.utils.data", "torch")
     samplers = (
         getattr(data, "sampler", None),
@@ -181,7 +176,7 @@ def _shuffles(data: Any) -> bool:
 
 
 def _known_rows(data: Any) -> int | None:
-    """Return the rows of a DataLoader that only collects what a sampler of known length draws."""
+    """Return the number of rows of a DataLoader; None unless sampler and collation are standard."""
     utils = require("torch.utils.data", "torch")
     if not isinstance(data, utils.DataLoader) or data.collate_fn is not utils.default_collate:
         return None

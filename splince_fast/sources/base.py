@@ -1,4 +1,4 @@
-"""The protocol of sources: a description, and blocks from any block onwards."""
+"""The base classes of sources, and iterables of blocks as sources."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from splince_fast._runtime.blocks import choose_block_rows as choose_block_rows
 from splince_fast.exceptions import InputError
 
 
 class Block(NamedTuple):
-    """Some consecutive rows with their labels and weights.
+    """Consecutive rows with their labels and weights.
 
     Attributes
     ----------
     X : array of shape (n, d)
-        Rows; often a view of what the source holds, and then read-only.
+        Rows; a read-only view where the source holds them in memory.
     labels : mapping, frame, column or None
-        n labels per variable, in the container that they came in.
+        n labels per variable, in the container that was passed to the source.
     sample_weight : array of shape (n,) or None
 
     Examples
@@ -44,20 +43,20 @@ class Source(ABC):
     Parameters
     ----------
     name : str
-        Name in messages and checkpoints. An attribute, as are the others.
+        Name in messages and checkpoints. An attribute, as are the other parameters.
     n_rows, n_features : int or None
-        Shape of all rows together, where it is known without reading them.
+        Shape of all rows together; None if only reading shows it.
     nbytes : int or None
-        Bytes of X over all rows, where known.
+        Size of all rows in bytes; None if unknown.
 
     Attributes
     ----------
     files : tuple of str
-        Files that the rows and labels come from: a checkpoint knows them by size and time.
+        Paths of the files that are read. A checkpoint stores their sizes and times.
 
     Examples
     --------
-    Rows that are computed when they are read:
+    A source that computes its rows:
 
     >>> import numpy as np
     >>> import splince_fast as sf
@@ -100,9 +99,9 @@ class Source(ABC):
         """
 
     def block_sizes(self) -> Iterator[int | None] | None:
-        """Rows of every block in order, None where a size is unknown.
+        """Return the number of rows of each block, None for unknown ones.
 
-        None in all where the blocks can only be read in order, by one process.
+        The result is None if the blocks can only be read in order, by one process.
         """
         return None
 
@@ -114,17 +113,10 @@ class Source(ABC):
 
 
 class PieceSource(Source):
-    """Rows in pieces (arrays, shards, row groups) of known length; no block crosses two pieces.
+    """A source of pieces of known length, such as shards and row groups, which blocks do not cross.
 
-    Resuming finds its piece by arithmetic and reads nothing that precedes it.
-
-    Parameters
-    ----------
-    read : callable
-        ``read(piece, row)`` yields the blocks from that row of that piece onwards to the end,
-        each of `block_rows` rows but for the last of a piece.
-    piece_rows : sequence of int
-        Rows of each piece.
+    ``read(piece, row)`` yields the blocks from a row of a piece to the end of the last piece. All
+    blocks but the last one of a piece have `block_rows` rows. Resuming reads no earlier piece.
     """
 
     def __init__(
@@ -148,33 +140,28 @@ class PieceSource(Source):
         self._block_rows = block_rows
 
     def block_sizes(self) -> Iterator[int | None]:
-        """Rows of every block in order."""
+        """Yield the number of rows of each block."""
         for rows in self._piece_rows:
             for start in range(0, rows, self._block_rows):
                 yield min(self._block_rows, rows - start)
 
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
         """Yield the blocks from number `first_block` onwards; see :meth:`Source.iter_from`."""
-        left = first_block
+        remaining = first_block
         for piece, rows in enumerate(self._piece_rows):
             blocks = -(-rows // self._block_rows)
-            if left < blocks:
-                yield from self._read(piece, left * self._block_rows)
+            if remaining < blocks:
+                yield from self._read(piece, remaining * self._block_rows)
                 return
-            left -= blocks
-        if left:
-            raise too_few_blocks(self.name, first_block, first_block - left)
+            remaining -= blocks
+        if remaining:
+            raise too_few_blocks(self.name, first_block, first_block - remaining)
 
 
 class StreamSource(Source):
-    """Blocks that can only be read in order: resuming reads and discards what precedes.
+    """A source that can only be read in order; resuming reads and discards the earlier blocks.
 
-    Parameters
-    ----------
-    start : callable
-        ``start()`` gives an iterator over all blocks.
-    once : bool
-        Whether they can be read a single time, as those of a generator. An attribute, too.
+    ``start()`` returns an iterator over all blocks. `once` states that a second pass is impossible.
     """
 
     def __init__(
@@ -205,19 +192,18 @@ def as_source(blocks: Any) -> Source:
     Parameters
     ----------
     blocks : Source or iterable
-        A source is returned as it is. Items of another iterable are ``(X, labels)``,
-        ``(X, labels, sample_weight)`` or X alone. A generator, which can be read once, gives a
-        source that can be read once.
+        A source is returned unchanged. Items of another iterable are ``(X, labels)``,
+        ``(X, labels, sample_weight)`` or X alone. The source of a generator can be read once.
 
     Returns
     -------
     Source
-        Resuming reads and discards the blocks that precede: pass the same ones in the same order.
+        Resuming reads and discards the earlier blocks: pass the same blocks in the same order.
 
     Raises
     ------
     InputError
-        `blocks` is a single array, a path or a mapping; while reading: an item is no block, or
+        `blocks` is a single array, a path or a mapping. During reading: an item is no block, or
         a generator is read a second time.
 
     Examples
@@ -251,7 +237,7 @@ def as_source(blocks: Any) -> Source:
 
 
 def _as_block(numbered: tuple[int, Any]) -> Block:
-    """Read one item of an iterable of blocks."""
+    """Convert one item of an iterable to a block."""
     number, item = numbered
     block = Block(*item) if isinstance(item, tuple | list) and 1 <= len(item) <= 3 else Block(item)
     if not is_matrix(block.X):
@@ -264,7 +250,7 @@ def _as_block(numbered: tuple[int, Any]) -> Block:
 
 
 def _describe(item: Any) -> str:
-    """Say of what type and shape an item is, and a tuple's parts."""
+    """Describe an item by its type and shape, for messages."""
     if isinstance(item, tuple | list):
         return f"a {type(item).__name__} of ({', '.join(map(_describe, item[:4]))})"
     shape = getattr(item, "shape", None)
@@ -272,12 +258,12 @@ def _describe(item: Any) -> str:
 
 
 def is_matrix(X: Any) -> bool:
-    """Say whether X has two dimensions."""
+    """Return whether X has two dimensions."""
     return len(getattr(X, "shape", ())) == 2
 
 
 def repeatable(items: Iterable[Any], name: str) -> Callable[[], Iterator[Any]]:
-    """Return what starts an iteration over `items`; an iterator lets it be started once only."""
+    """Return a function that starts an iteration over `items`, for an iterator only once."""
     if not isinstance(items, Iterator):
         return lambda: iter(items)
     unread: list[Iterator[Any]] = [items]
@@ -293,26 +279,21 @@ def repeatable(items: Iterable[Any], name: str) -> Callable[[], Iterator[Any]]:
     return start
 
 
-def too_few_blocks(name: str, wanted: int, found: int) -> InputError:
-    """Say that a source ends before the block at which it should resume."""
+def too_few_blocks(name: str, first_block: int, n_blocks: int) -> InputError:
+    """Return the error for a source that ends before the block at which it should resume."""
     return InputError(
-        f"{name} has only {found} blocks, so it cannot resume at block {wanted}; the data or their "
-        "blocks are not those of the first run: pass the same ones, or delete the checkpoint"
+        f"{name} has only {n_blocks} blocks, so it cannot resume at block {first_block}; the data "
+        "or their blocks are not those of the first run: pass the same ones, or delete the "
+        "checkpoint"
     )
 
 
 def as_paths(paths: Any, what: str) -> list[str]:
-    """Make a list of one path or of several.
-
-    Raises
-    ------
-    InputError
-        It holds something else, or nothing.
-    """
-    several = [paths] if isinstance(paths, str | os.PathLike) else paths
-    if not isinstance(several, Iterable) or hasattr(several, "shape"):
+    """Convert one path or several to a list of strings; InputError for other types."""
+    sequence = [paths] if isinstance(paths, str | os.PathLike) else paths
+    if not isinstance(sequence, Iterable) or hasattr(sequence, "shape"):
         raise InputError(f"{what} is a {type(paths).__name__}; pass a path or a sequence of paths")
-    listed = list(several)
+    listed = list(sequence)
     for path in listed:
         if not isinstance(path, str | os.PathLike):
             raise InputError(f"{what} holds a {type(path).__name__}; pass a sequence of paths")
@@ -322,5 +303,5 @@ def as_paths(paths: Any, what: str) -> list[str]:
 
 
 def files_name(paths: Sequence[str]) -> str:
-    """Name one file, or several by the first."""
+    """Format one path, or the number of paths and the first, for messages."""
     return repr(paths[0]) if len(paths) == 1 else f"{len(paths)} files from {paths[0]!r}"

@@ -61,7 +61,7 @@ Data = tuple[np.ndarray, np.ndarray, np.ndarray]
 def make_data(
     n: int = 400, d: int = 6, seed: int = 0, classes: int = 3, dtype: Any = np.float64
 ) -> Data:
-    """Rows with a linear trace of a concept z and of a task y that goes along with it."""
+    """Rows that covary with a concept z and with a task y, which is correlated with it."""
     rng = np.random.default_rng(seed)
     z = rng.integers(0, classes, size=n)
     y = np.where(rng.random(n) < 0.7, z % 2, rng.integers(0, 2, size=n))
@@ -497,11 +497,11 @@ def test_blocks_name_the_same_variables(data: Data) -> None:
     X, y, z = data
     estimator = SPLINCE().fit(X, y, concept={"a": z, "b": z % 2})
     estimator.partial_fit(X, y, concept={"b": z % 2, "a": z})  # in any order
-    with pytest.raises(LabelError, match=r"erased \['a', 'b'\].*given \['a'\]"):
+    with pytest.raises(LabelError, match=r"erased \['a', 'b'\].*got \['a'\]"):
         estimator.partial_fit(X, y, concept={"a": z})
     with pytest.raises(LabelError, match=r"kept \['task'\]"):
         estimator.partial_fit(X, {"job": y}, concept={"a": z, "b": z % 2})
-    with pytest.raises(LabelError, match=r"given \[1, 'a'\]"):
+    with pytest.raises(LabelError, match=r"got \[1, 'a'\]"):
         estimator.partial_fit(X, y, concept={"a": z, 1: z})
     assert estimator.n_samples_seen_ == 800
 
@@ -647,7 +647,7 @@ def test_missing_values_are_named_and_missing_labels_are_used(data: Data) -> Non
 def test_no_variance_at_all(kind: Any) -> None:
     """A zero covariance and constant features: the identity, finite, with a warning."""
     X, (y, z) = np.full((20, 3), 7.25), np.random.default_rng(0).integers(0, 2, size=(2, 20))
-    with pytest.warns(NothingErasedWarning, match="no linear trace"):
+    with pytest.warns(NothingErasedWarning, match="no linear association"):
         fitted = kind().fit(X, y, concept=z)
     assert fitted.projection_.rank == 0
     assert np.array_equal(fitted.transform(X), X)

@@ -10,8 +10,8 @@ from comparisons import data, run
 from sklearn.metrics import accuracy_score, balanced_accuracy_score
 
 from splince_fast import evaluation as ev
-from splince_fast.evaluation import Comparison
-from splince_fast.evaluation.scoring import METRICS, SUMMARY
+from splince_fast.evaluation import Comparison, _records
+from splince_fast.evaluation.scoring import METRICS, SUMMARY, ClassPredictions
 from splince_fast.exceptions import InputError
 
 
@@ -166,6 +166,13 @@ def test_fairness_metrics_are_those_of_fairlearn_and_of_counting() -> None:
                 np.mean(predicted[group == code] == 1)
             )
     assert "DP difference" in str(result)
+    labels = _records.TestLabels(np.array([0, 0, 1, 1, 0]), np.array([0, 1, 0, 0, 2]), None)
+    y_pred = np.array([0, 1, 1, 0, 0])
+    found = ClassPredictions(labels, y_pred, ("no", "yes"), ("a", "b", "c")).scores()
+    # No row of "b" or "c" is positive: no true positive rate is compared, as 0 or otherwise.
+    assert found["equalized_odds"] == 1.0  # false positive rates 0, 1, 0
+    assert found["demographic_parity"] == 1.0 - 0.0
+    assert found["selection_rate[a]"] == pytest.approx(1 / 3)
     X, y, z = data(400)
     three = run(X, np.arange(400) % 3, z, heads=("retrained",), erasers=("none",), leakage=())
     assert "demographic_parity" not in three.metrics  # defined for two classes of the task

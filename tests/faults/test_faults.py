@@ -25,9 +25,8 @@ from naive_model import FUZZ, Rows, check, state_bytes
 import splince_fast as sf
 from splince_fast import Moments, Projection, SplinceError, labels, sources
 from splince_fast._kernels import row_kernels
-from splince_fast._runtime import sweep
+from splince_fast._runtime import erase_rows
 from splince_fast.report import Report
-from splince_fast.sources._prefetch import prefetched
 
 PACKAGE = Path(sf.__file__).parent
 posix = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals, rights or limits")
@@ -217,8 +216,8 @@ def test_control_c_while_rows_are_erased(monkeypatch: pytest.MonkeyPatch, dtype:
 
     with monkeypatch.context() as patch:
         patch.setattr(row_kernels, "apply_rows", interrupted)
-        patch.setattr(sweep, "_SWEEP_BYTES", 10 * 8 * 4)
-        patch.setattr(sweep, "_PIECE_BYTES", 10 * 8 * 4)
+        patch.setattr(erase_rows, "_CHUNK_BYTES", 10 * 8 * 4)
+        patch.setattr(erase_rows, "_PIECE_BYTES", 10 * 8 * 4)
         with pytest.raises(KeyboardInterrupt):
             P(X)
         assert len(calls) == 2, "it went on although it was interrupted"
@@ -469,11 +468,6 @@ def _projection() -> Projection:
     return Projection(np.ones((D, 1)), np.ones((D, 1)), np.zeros(D))
 
 
-def _prefetched(depth: Any) -> None:
-    with prefetched(sources.from_arrays(np.ones((N, D))), 0, depth) as blocks:
-        list(blocks)
-
-
 def _with_option(option: str) -> Callable[[Any], Any]:
     return lambda v: sf.splince(_moments(), erase="z", keep="y", **{option: v})
 
@@ -541,7 +535,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "from_arrays(sample_weight)": lambda v: list(sources.from_arrays(_X, sample_weight=v)),
     "from_arrays(block_rows)": lambda v: list(sources.from_arrays(_X, block_rows=v)),
     "from_npy(paths)": lambda v: list(sources.from_npy(v)),
-    "prefetched(depth)": _prefetched,
     "encode(labels)": lambda v: labels.encode(v, N),
 }  # fmt: skip
 

@@ -31,7 +31,7 @@ from problems import (
 
 import splince_fast as sf
 from splince_fast._kernels import row_kernels
-from splince_fast._runtime import files, sweep
+from splince_fast._runtime import erase_rows, files
 
 # --- what it is ----------------------------------------------------------------------------------
 
@@ -190,10 +190,10 @@ def test_layouts_without_shared_memory_are_known(data: st.DataObject) -> None:
     strides = tuple(data.draw(st.integers(-9, 9)) for _ in shape)
     where = [sum(i * s for i, s in zip(index, strides, strict=True)) for index in np.ndindex(shape)]
     if len(set(where)) < len(where):
-        assert sweep.meets_itself(shape, strides, 1)
+        assert erase_rows.self_overlaps(shape, strides, 1)
     table = np.empty(tuple(n + 2 for n in shape), np.int16)
     part = table[tuple(slice(1, n + 1, data.draw(st.sampled_from([1, 2]))) for n in shape)].T
-    assert not sweep.meets_itself(part.shape, part.strides, part.itemsize)
+    assert not erase_rows.self_overlaps(part.shape, part.strides, part.itemsize)
 
 
 def test_read_only_rows_in_place() -> None:
@@ -344,10 +344,10 @@ def test_every_sweep_has_its_own_rows(
     mask[2, 2:4] = False, True
     expected = np.where(mask[..., None], eraser(x), x)
     advanced: list[tuple[int, int]] = []
-    monkeypatch.setattr(sweep.Progress, "advance", lambda _, *more: advanced.append(more))
+    monkeypatch.setattr(erase_rows.Progress, "advance", lambda _, *more: advanced.append(more))
     room = 4 * 7 * 2 if layout == "C" else 1  # of a piece: some rows, or less than one
-    monkeypatch.setattr(sweep, "_SWEEP_BYTES", 4 * room)
-    monkeypatch.setattr(sweep, "_PIECE_BYTES", room)
+    monkeypatch.setattr(erase_rows, "_CHUNK_BYTES", 4 * room)
+    monkeypatch.setattr(erase_rows, "_PIECE_BYTES", room)
     np.testing.assert_array_equal(eraser(x, mask=mask, progress=True), expected)
     assert np.sum(advanced, axis=0).tolist() == [15, x.nbytes]
     assert len(advanced) > 1

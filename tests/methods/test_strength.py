@@ -293,9 +293,9 @@ def test_a_trace_is_found_and_its_absence_too() -> None:
     there, absent = concept_strength(moments, "there"), concept_strength(moments, "absent")
     assert there.p_value < 1e-100
     assert there.bound < 1e-3
-    assert "a linear trace of 'there' beyond chance" in str(there)
+    assert "a linear association with 'there' beyond chance" in str(there)
     assert absent.p_value > 0.01
-    assert "no linear trace of 'absent' beyond chance" in str(absent)
+    assert "no linear association with 'absent' beyond chance" in str(absent)
     assert abs(absent.pillai - absent.chance) < 4 * absent.chance_deviation
     assert there.rank_z == absent.rank_z == len(there.correlations) == 27
 
@@ -306,13 +306,13 @@ def test_erased_is_told_from_never_there(dtype: Any) -> None:
     labels = {"z": rng.integers(0, 3, 2000), "absent": rng.integers(0, 3, 2000)}
     X = (rng.normal(size=(2000, 20)) + np.eye(20)[labels["z"]]).astype(dtype)
     moments = sf.Moments().update(X, labels)
-    assert "a linear trace" in concept_strength(moments, "z").conclusion
+    assert "a linear association" in concept_strength(moments, "z").conclusion
     erased = sf.Moments().update(sf.leace(moments, erase="z")(X), labels)
     after = concept_strength(erased, "z")
-    assert "less trace of 'z' than chance leaves" in after.conclusion
+    assert "less association with 'z' than chance gives" in after.conclusion
     # What is left is the rounding of the erased rows; it stands beside directions of size one.
     assert after.pillai < (100 * np.finfo(dtype).eps) ** 2 * 2000
-    assert "no linear trace" in concept_strength(erased, "absent").conclusion
+    assert "no linear association" in concept_strength(erased, "absent").conclusion
 
 
 # --- invariance ----------------------------------------------------------------------------------
@@ -464,7 +464,7 @@ def test_a_class_for_every_row_says_nothing() -> None:
 def test_constant_x_has_no_trace() -> None:
     found = strength(np.full((20, 3), 0.1), np.arange(20) % 2)
     assert (found.correlations, found.pillai, found.p_value) == ((), 0.0, 1.0)
-    assert found.conclusion == "no linear trace of 'z': x is constant"
+    assert found.conclusion == "no linear association with 'z': x is constant"
 
 
 def test_float32_rows_give_the_figures_of_float64() -> None:
@@ -545,8 +545,8 @@ def test_permutation_test_keeps_its_level_where_the_analytic_one_does_not() -> N
 
 def test_the_conclusion_follows_the_permutation_test() -> None:
     found = strength(*example())
-    assert "a linear trace" in replace(found, p_value_permutation=0.001).conclusion
-    assert "no linear trace" in replace(found, p_value_permutation=0.3).conclusion
+    assert "a linear association" in replace(found, p_value_permutation=0.001).conclusion
+    assert "no linear association" in replace(found, p_value_permutation=0.3).conclusion
 
 
 def test_permutation_test_reads_labels_as_the_moments_did() -> None:

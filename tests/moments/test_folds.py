@@ -75,7 +75,7 @@ def test_a_fold_has_the_bits_of_its_rows_in_their_order(
     for i, fold in enumerate(folds):
         chosen = np.flatnonzero(dealt == i)
         twin = Folds(2, block_rows=block_rows, **kind)  # whose first fold takes all
-        twin._deal = lambda given, n: np.zeros(n, np.intp)  # type: ignore[method-assign]
+        twin._fold_of_rows = lambda batch, n: np.zeros(n, np.intp)  # type: ignore[method-assign]
         for start in range(0, len(chosen), block_rows):
             rows = chosen[start : start + block_rows]
             given = None if weight is None else weight[rows]
@@ -119,9 +119,9 @@ def test_full_blocks_of_a_fold_are_not_copied(monkeypatch: pytest.MonkeyPatch) -
     X, labels = table()
     original, seen = getattr(*SWEEP), []
 
-    def watched(rows: Any, index: Any, *rest: Any) -> None:
-        seen.append((np.shares_memory(rows, X), len(index)))
-        original(rows, index, *rest)
+    def watched(block: Any, *rest: Any) -> None:
+        seen.append((np.shares_memory(block.rows, X), block.n))
+        original(block, *rest)
 
     monkeypatch.setattr(*SWEEP, watched)
     folds = Folds(2, block_rows=32).update(X, labels)

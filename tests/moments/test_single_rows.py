@@ -291,7 +291,7 @@ def test_declared_classes_are_looked_up_by_name_only_where_they_have_to_be(
     # The same state as where every name has its place from the start.
     eager = Moments(block_rows=4)
     variable = cast(ClassSums, rows(eager, 0, 1)._accumulator.variables["z"])
-    assert len(variable.places) == 300
+    assert len(variable.position_by_key) == 300
     assert rows(eager, 1, 6).classes("z") == tuple(names)  # merges the rows that wait, as above
     eager.update(row(), plain).update(row(), plain).update(row(), {"z": np.array(["new"])})
     assert eager.classes("z") == moments.classes("z")

@@ -15,6 +15,8 @@ import splince_fast as sf  # noqa: E402
 from nn.conftest import hooks_in, projection, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.nn import accumulate, memory  # noqa: E402
+from splince_fast.nn.collection import collector_for  # noqa: E402
+from splince_fast.nn.spec import Placement  # noqa: E402
 
 SITE = "model.layers.0"
 
@@ -336,26 +338,19 @@ def test_compiled_models_run_eagerly() -> None:
 
 
 def test_rows_of_a_replay_are_not_counted() -> None:
-    from splince_fast.moments.parameters import Parameters
-    from splince_fast.nn.collector import Collector
-    from splince_fast.nn.recipe import Placement
-    from splince_fast.nn.tokens import Tokens
-
     model = tiny("llama").train()
     older = model.gradient_checkpointing_enable
     getattr(model, "activation_checkpointing_enable", older)()
     batch = text_batches(n=8)[0]
-    collector = Collector(
-        {SITE: model.get_submodule(SITE)}, Tokens.of("body"), Placement(), "gender", "token", None,
-        Parameters.of(None, None, (), False),
+    collector = collector_for(
+        model, SITE, labels="gender", tokens="body", placement=Placement(), weight="token",
+        skip_ids=(), device="model", options={},
     )  # fmt: skip
-    handles = collector.attach(model)
-    with collector.one_batch(batch):
-        out = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"],
-                    use_cache=False)  # fmt: skip
-    out.logits.sum().backward()
-    for handle in handles:
-        handle.remove()
+    with collector.attached(model):
+        with collector.one_batch(batch):
+            out = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"],
+                        use_cache=False)  # fmt: skip
+        out.logits.sum().backward()
     assert collector.calls[SITE] == 1
 
 
@@ -454,7 +449,7 @@ def test_rows_are_taken_without_autocast(weight: str, path: str) -> None:
 
 def test_other_refusals() -> None:
     model = tiny("llama")
-    with pytest.raises(sf.InputError, match="gave nothing"):
+    with pytest.raises(sf.InputError, match="is empty"):
         snn.collect(model, iter(()), SITE, labels="gender")
     with pytest.raises(sf.InputError, match="weight is"):
         snn.collect(model, text_batches(), SITE, labels="gender", weight="row")
@@ -540,18 +535,13 @@ def test_memory_of_the_states() -> None:
     d = 576
     layers = [torch.nn.Identity() for _ in range(30)]
     model = torch.nn.Sequential(*layers)
-    from splince_fast.nn.collection import collector_for
-    from splince_fast.nn.recipe import Placement
-
     collector = collector_for(
         model, "*", labels="z", tokens="all", placement=Placement(), weight="token", skip_ids=(),
         device="model", options={},
     )  # fmt: skip
-    handles = collector.attach(model)
-    with torch.no_grad(), collector.one_batch({"z": np.arange(900) % 2}):
+    batch = {"z": np.arange(900) % 2}
+    with torch.no_grad(), collector.attached(model), collector.one_batch(batch):
         model(torch.randn(900, d))
-    for handle in handles:
-        handle.remove()
     states = 30 * d * d * 8
     held = sum(sums.nbytes for sums in collector.sums.values())
     assert states / 2 < held <= 1.3 * states  # the triangle at least, or something is not counted

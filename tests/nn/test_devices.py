@@ -24,11 +24,11 @@ from splince_fast.moments.parameters import Parameters  # noqa: E402
 from splince_fast.moments.scatter import Scatter  # noqa: E402
 from splince_fast.nn import accumulate, memory  # noqa: E402
 from splince_fast.nn.accumulate import RowLabels, SiteSums  # noqa: E402
-from splince_fast.nn.collection import moved  # noqa: E402
-from splince_fast.nn.collector import Collector, Plan  # noqa: E402
-from splince_fast.nn.hooks import Entry  # noqa: E402
-from splince_fast.nn.recipe import Placement  # noqa: E402
-from splince_fast.nn.tokens import Selection, Tokens  # noqa: E402
+from splince_fast.nn.collector import Collector, SelectedRows  # noqa: E402
+from splince_fast.nn.hooks import SiteEraser  # noqa: E402
+from splince_fast.nn.running import batch_to  # noqa: E402
+from splince_fast.nn.spec import Placement  # noqa: E402
+from splince_fast.nn.tokens import Selection, TokenRule  # noqa: E402
 
 PARAMETERS = Parameters.of(None, None, (), False)
 CPU = torch.device("cpu")
@@ -62,28 +62,29 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_an_index_is_copied_to_each_device_once(fake: None) -> None:
-    plan = Plan(RowLabels(2, 0, None, {}, np.arange(2)), torch.tensor([0, 2]), 2)
+    selected = SelectedRows(RowLabels(2, 0, None, {}, np.arange(2)), torch.tensor([0, 2]), 2)
     for _ in range(2):
         for device in (*GPUS, CPU):
             # An index on another device would be an error here as it is there.
-            assert plan.taken(torch.empty(3, 4, device=device)).device == device
-    assert list(plan._copies) == [*GPUS, CPU]
+            assert selected.select(torch.empty(3, 4, device=device)).device == device
+    assert list(selected._copies) == [*GPUS, CPU]
     with pytest.raises(RuntimeError, match="same device"):  # control
         torch.empty(3, 4, device=GPUS[0]).index_select(0, torch.tensor([0, 2]))
 
 
 def test_sites_on_two_devices_share_labels_and_no_index() -> None:
     modules = {name: torch.nn.Identity() for name in "ab"}
-    collector = Collector(modules, Tokens("body"), Placement(), "z", "token", None, PARAMETERS)
+    collector = Collector(modules, TokenRule("body"), Placement(), "z", False, None, PARAMETERS)
     selection = Selection(torch.tensor([[False, True, True]] * 2), "body")
     rows = torch.randn(2, 3, 4)
     with collector.one_batch({"z": np.arange(2)}):
-        first, plan = collector._select("a", rows, selection)
-        second, other = collector._select("b", rows.to("meta"), selection)
-    assert other is plan  # labels are read once
+        first, labels = collector._select("a", rows, selection)
+        second, other_labels = collector._select("b", rows.to("meta"), selection)
+        (selected,) = collector._selected.values()
+    assert other_labels is labels  # labels are encoded once
     assert torch.equal(first, rows[:, 1:].reshape(4, 4))
     assert (second.device.type, second.shape) == ("meta", first.shape)
-    assert {d.type: i.device.type for d, i in plan._copies.items()} == {
+    assert {d.type: i.device.type for d, i in selected._copies.items()} == {
         "cpu": "cpu",
         "meta": "meta",
     }
@@ -103,7 +104,7 @@ def test_the_host_waits_once_per_flush(sums: Any) -> None:
     def waits(found: SiteSums, n: int) -> int:
         part = {"z": replace(labels["z"], codes=labels["z"].codes[:n])}
         with Operations() as operations:
-            found.feed(torch.randn(n, 8), RowLabels(n, 0, None, part, np.arange(n)))
+            found.add(torch.randn(n, 8), RowLabels(n, 0, None, part, np.arange(n)))
         scalars = len(operations.options("_local_scalar_dense"))
         return scalars + transfers.pop() if transfers else scalars
 
@@ -135,7 +136,7 @@ def test_any_row_of_a_flush_that_is_not_finite_is_named(bad: int, size: int, sum
 
     def feed() -> None:
         for i in range(8192 // size):
-            found.feed(
+            found.add(
                 rows[i * size : (i + 1) * size], RowLabels(size, i, None, {}, np.arange(size))
             )
 
@@ -156,7 +157,7 @@ def test_torch_adds_what_the_core_adds(width: int, sums: Any) -> None:
     for batch, part in enumerate(np.split(np.arange(9000), [10, 5000, 5001])):
         encoded = encode({k: v[part] for k, v in labels.items()}, len(part))
         told = RowLabels(len(part), batch, weight[part], encoded, part)
-        found.feed(torch.from_numpy(X[part]), told)
+        found.add(torch.from_numpy(X[part]), told)
     ours = found.result()
     exact = sf.Moments().update(X.astype(float), labels, sample_weight=weight)
     assert isinstance(ours._accumulator.state.second, Scatter)
@@ -180,10 +181,10 @@ def test_torch_adds_what_the_core_adds(width: int, sums: Any) -> None:
 def test_erasers_are_copied_when_they_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, list[Any]] = {}
 
-    def on(self: Entry, device: Any) -> None:
+    def on(self: SiteEraser, device: Any) -> None:
         asked.setdefault(self.name, []).append(device)
 
-    monkeypatch.setattr(Entry, "on", on)
+    monkeypatch.setattr(SiteEraser, "on", on)
     parts = [torch.nn.Linear(16, 16, device="meta") for device in GPUS]
     with FakeTensorMode():
         for part, device in zip(parts, GPUS, strict=True):
@@ -196,10 +197,10 @@ def test_erasers_are_copied_when_they_are_installed(monkeypatch: pytest.MonkeyPa
 def test_a_copy_that_was_made_serves_every_call() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(16, 16).double())
     installed = snn.install(model, {"0": projection(rank=6)})
-    ((_, entry),) = installed._sited
-    assert entry.on(torch.device("meta")) is entry.on(torch.device("meta"))
-    assert {b.device.type for b in entry.on(torch.device("meta")).buffers()} == {"meta"}
-    assert {b.device.type for b in entry.on(CPU).buffers()} == {"cpu"}
+    ((_, eraser),) = installed._erasers
+    assert eraser.on(torch.device("meta")) is eraser.on(torch.device("meta"))
+    assert {b.device.type for b in eraser.on(torch.device("meta")).buffers()} == {"meta"}
+    assert {b.device.type for b in eraser.on(CPU).buffers()} == {"cpu"}
 
 
 def test_copies_to_a_gpu_do_not_block_and_those_to_the_host_do(fake: None) -> None:
@@ -211,15 +212,15 @@ def test_copies_to_a_gpu_do_not_block_and_those_to_the_host_do(fake: None) -> No
 
     here, there = torch.zeros(2, 3), torch.zeros(2, 3, device=GPUS[0])
     mask = torch.zeros(2, 3, dtype=torch.bool)
-    assert blocks(lambda: memory.on_device(here, GPUS[0])) == [False]
-    assert blocks(lambda: moved({"a": [here]}, GPUS[0])) == [False]
+    assert blocks(lambda: memory.to_device(here, GPUS[0])) == [False]
+    assert blocks(lambda: batch_to({"a": [here]}, GPUS[0])) == [False]
     rows = torch.zeros(2, 3, 4)
-    assert blocks(lambda: Selection(mask, "body").over("a", rows.to(GPUS[0])))[1:] == [False]
+    assert blocks(lambda: Selection(mask, "body").mask_for("a", rows.to(GPUS[0])))[1:] == [False]
     # What the host reads has to be there.
-    assert blocks(lambda: memory.on_device(there, CPU)) == [True]
-    assert blocks(lambda: moved(there, CPU)) == [True]
+    assert blocks(lambda: memory.to_device(there, CPU)) == [True]
+    assert blocks(lambda: batch_to(there, CPU)) == [True]
     far = torch.zeros(2, 3, dtype=torch.bool, device=GPUS[0])
-    assert blocks(lambda: Selection(far, "body").over("a", rows)) == [True]
+    assert blocks(lambda: Selection(far, "body").mask_for("a", rows)) == [True]
 
 
 def test_a_copy_to_a_gpu_comes_from_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,9 +228,9 @@ def test_a_copy_to_a_gpu_comes_from_pinned_memory(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
     with FakeTensorMode(allow_non_fake_inputs=True):
         values = torch.zeros(2)
-        memory.on_device(values, CPU)
+        memory.to_device(values, CPU)
         assert not pinned
-        memory.on_device(values, GPUS[0])
+        memory.to_device(values, GPUS[0])
     assert pinned == [values]
 
 

@@ -176,7 +176,7 @@ def test_quantities_and_labels_that_cannot_be_probed() -> None:
 def test_refusals(fitted: tuple[Any, Any]) -> None:
     model, erasers = fitted
     plain = dict(erasers)
-    with pytest.raises(sf.InputError, match="gave nothing"):
+    with pytest.raises(sf.InputError, match="is empty"):
         snn.effect(model, erasers, [])
     with pytest.raises(sf.InputError, match="mapping of names"):
         snn.effect(model, plain[SITES[0]], texts(20, 0))

@@ -217,9 +217,9 @@ def test_dtensor_locally() -> None:
             found = eraser(distribute_tensor(x, mesh, [placement]))
             assert isinstance(found, DTensor)
             assert torch.equal(found.full_tensor(), eraser(x))
-        with pytest.raises(sf.InputError, match="whole rows"):
+        with pytest.raises(sf.InputError, match="complete rows"):
             eraser(distribute_tensor(x, mesh, [Shard(2)]))
-        with pytest.raises(sf.InputError, match="whole rows"):
+        with pytest.raises(sf.InputError, match="complete rows"):
             eraser(DTensor.from_local(x, mesh, [Partial()]))
     finally:
         dist.destroy_process_group()

@@ -306,7 +306,7 @@ def test_a_tied_head_is_untied_and_survives_a_file(tmp_path: Path) -> None:
     assert model.lm_head.weight is model.model.embed_tokens.weight
     batch = inputs("llama")
     embedding = model.model.embed_tokens.weight.clone()
-    with pytest.warns(sf.SplinceWarning, match="are their own now"):
+    with pytest.warns(sf.SplinceWarning, match="are separate now"):
         folded = snn.fold(model, {"model.norm": projection()}, batch, bias="drop")
     assert folded.untied == ("lm_head",)
     assert torch.equal(model.model.embed_tokens.weight, embedding)

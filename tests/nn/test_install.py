@@ -27,7 +27,7 @@ from nn.conftest import (  # noqa: E402
     tiny,
 )
 from splince_fast import nn as snn  # noqa: E402
-from splince_fast.nn.positions import Enter, Positions  # noqa: E402
+from splince_fast.nn.call_selections import CallSelections, EnterCall  # noqa: E402
 
 # --- every form of output ------------------------------------------------------------------------
 
@@ -416,7 +416,7 @@ def test_hooks_removed_by_others_are_told() -> None:
     model = tiny("sequential")
     installed = snn.install(model, {"2": projection()})
     model[2]._forward_hooks.clear()
-    with pytest.raises(snn.NeverCalledError, match="removed by others"):
+    with pytest.raises(snn.NeverCalledError, match="other code removed"):
         installed.check()
     installed.remove()
 
@@ -602,12 +602,13 @@ def test_parts_get_their_hooks_when_gradients_are_recorded() -> None:
         copied = copy.deepcopy(model)
         copied(**batch)
         assert hooks_in(copied) == hooks_in(model)
-        known = next(h for h in model._forward_pre_hooks.values() if isinstance(h, Enter)).positions
-        assert known._inputs
-        known._inputs.clear()
+        hooks = model._forward_pre_hooks.values()
+        selections = next(hook for hook in hooks if isinstance(hook, EnterCall)).selections
+        assert selections._by_input
+        selections._by_input.clear()
         with torch.no_grad():
             model(**batch)
-        assert not known._inputs
+        assert not selections._by_input
     assert hooks_in(model) == 0
 
 
@@ -643,11 +644,11 @@ def test_a_first_call_with_gradients_beside_one_that_runs(
     model = Model()
     assert erased()
 
-    # Control: what ends whatever began last takes the selection of the model's call away.
+    # Control: ending the innermost call, of whichever module, discards the model's selection.
     def leave(self: Any, module: Any, *, is_call: bool) -> None:
-        del self._local.stack[-1:]
+        del self._thread.stack[-1:]
 
-    monkeypatch.setattr(Positions, "leave", leave)
+    monkeypatch.setattr(CallSelections, "leave", leave)
     with pytest.raises(snn.SiteError, match="outside of a call"):
         erased()
 

@@ -119,7 +119,7 @@ def test_other_tokens_than_in_the_fit_are_told(tmp_path: Path) -> None:
     own.save(tmp_path / "own.safetensors")  # the function itself is not filed
     snn.install(model, tmp_path / "own.safetensors", tokens=rule).remove()
     for erasers, tokens in [(both, "all"), (both, rule), (own, "body")]:
-        with pytest.warns(snn.OtherTokensWarning, match="fitted behind one another"):
+        with pytest.warns(snn.OtherTokensWarning, match="fitted one after the other"):
             snn.install(model, erasers, tokens=tokens).remove()
 
 
@@ -386,10 +386,12 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_a_composition_survives_a_file(tmp_path: Path) -> None:
-    from splince_fast.nn.recipe import Recipe, Site
+    from splince_fast.nn.spec import CollectionSpec, Site
 
     both = projection(seed=1) @ projection(rank=2, seed=2)
-    made = snn.Erasers({"a": both}, [Site("a", "Linear", 16, 1)], Recipe(), sequential=False)
+    made = snn.Erasers(
+        {"a": both}, [Site("a", "Linear", 16, 1)], CollectionSpec(), sequential=False
+    )
     made.save(tmp_path / "a.safetensors")
     X = np.random.default_rng(0).normal(size=(9, 16))
     assert np.array_equal(snn.Erasers.load(tmp_path / "a.safetensors")["a"](X), both(X))

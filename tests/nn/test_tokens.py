@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import splince_fast as sf  # noqa: E402
 from nn.conftest import inputs, is_erased, projection, site_of, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
-from splince_fast.nn.tokens import Tokens, select  # noqa: E402
+from splince_fast.nn.tokens import TokenRule, select  # noqa: E402
 
 
 def states(model: Any, name: str, run: Any) -> list[Any]:
@@ -92,7 +92,7 @@ IDS = torch.tensor([[7], [8]])
 
 def of(**call: Any) -> list[Any]:
     """What tokens="body" selects in a call of one token."""
-    selection = select(Tokens("body"), {"input_ids": IDS, **call})
+    selection = select(TokenRule("body"), {"input_ids": IDS, **call})
     return [[True], [True]] if selection.mask is None else selection.mask.tolist()
 
 
@@ -120,9 +120,9 @@ def test_a_mask_of_the_new_tokens_only() -> None:
     keys, ones = torch.zeros(2, 1, 3, 4), torch.ones(2, 1, dtype=torch.long)
     two = torch.tensor([[7, 9], [8, 9]])
     call = {"input_ids": two, "attention_mask": torch.ones_like(two)}
-    assert select(Tokens("body"), call).mask.tolist() == [[False, True]] * 2
+    assert select(TokenRule("body"), call).mask.tolist() == [[False, True]] * 2
     call["past_key_values"] = [(keys, keys)]
-    assert select(Tokens("body"), call).mask.all()
+    assert select(TokenRule("body"), call).mask.all()
     seen = types.SimpleNamespace(seqlen_offset=3)
     assert of(cache_params=seen, attention_mask=ones) == [[True], [True]]
     assert of(attention_mask=ones) == [[False], [False]]
@@ -134,13 +134,13 @@ def test_an_unknown_cache_is_told(rule: Any) -> None:
     with pytest.raises(
         snn.SiteError, match=r"\['my_cache'\].*pass an attention_mask.*tokens='all'"
     ):
-        select(Tokens(rule), call)
+        select(TokenRule(rule), call)
     # A mask over all tokens tells the position, and these rules need none.
     long = torch.ones(2, 4, dtype=torch.long)
-    found = select(Tokens(rule), {**call, "attention_mask": long}).mask
+    found = select(TokenRule(rule), {**call, "attention_mask": long}).mask
     assert bool(found.all()) is (rule != "first")
     for other in ("all", lambda call: call["input_ids"] > 7):
-        select(Tokens(other), call)
+        select(TokenRule(other), call)
 
 
 # --- calls inside calls, and none ----------------------------------------------------------------

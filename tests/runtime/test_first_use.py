@@ -19,6 +19,7 @@ z, y = rng.integers(0, 10, 5000), rng.normal(size=5000)
 for dtype in (np.float16, np.float32, np.float64):
     X = (rng.normal(size=(5000, 20)) + z[:, None] / 9).astype(dtype)
     moments = sf.Moments().update(X, {"z": z, "y": y}, sample_weight=rng.random(5000))
+    sf.Moments(subsample=0.5).update(X, {"z": z}).mean
     for i in range(3):
         moments.update(X[i : i + 1], {"z": z[i : i + 1], "y": y[i : i + 1]})
     for eraser in (
@@ -30,12 +31,17 @@ for dtype in (np.float16, np.float32, np.float64):
             eraser(rows)
 """
 # The control: work that Numba does.
-SAMPLED = CORE + "\nsf.Moments(subsample=0.5).update(X, {'z': z}).mean\n"
+SPARSE = (
+    CORE
+    + """
+import scipy.sparse
 
-
-@pytest.mark.parametrize(
-    ("code", "numba"), [(CORE, False), (SAMPLED, True)], ids=["core", "sampled"]
+sf.Moments(sketch_size=8).update(scipy.sparse.csr_matrix(X.astype(np.float64)), {"z": z}).mean
+"""
 )
+
+
+@pytest.mark.parametrize(("code", "numba"), [(CORE, False), (SPARSE, True)], ids=["core", "sparse"])
 def test_first_use_compiles_nothing(code: str, numba: bool, tmp_path: Path) -> None:
     environment = {
         **os.environ,

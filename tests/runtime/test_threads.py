@@ -35,7 +35,7 @@ from splince_fast import InputError, Moments, Projection, SplinceError, leace
 from splince_fast._kernels import row_kernels
 from splince_fast._runtime import arrays
 from splince_fast._runtime import threads as thread_pool
-from splince_fast.methods import recipe
+from splince_fast.methods import method_call
 from splince_fast.moments import gram, scatter
 from splince_fast.moments.accumulator import Accumulator
 
@@ -528,7 +528,7 @@ def test_rows_that_come_during_a_solve_do_not_get_into_it(monkeypatch: pytest.Mo
     moments = sf.Moments(block_rows=50).update(data.x, {"z": data.z, "y": data.y})
     expected = erase("splince", data.moments())
     refused: list[BaseException] = []
-    solve = recipe.oblique
+    solve = method_call.oblique
 
     def late() -> None:
         try:
@@ -542,7 +542,7 @@ def test_rows_that_come_during_a_solve_do_not_get_into_it(monkeypatch: pytest.Mo
         thread.join(timeout=5)
         return solve(*args, **options)
 
-    monkeypatch.setattr(recipe, "oblique", interrupted)
+    monkeypatch.setattr(method_call, "oblique", interrupted)
     eraser = erase("splince", moments)
     assert_same(change(eraser), change(expected), slack(data))
 

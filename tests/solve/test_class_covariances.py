@@ -7,7 +7,7 @@ import pytest
 
 from splince_fast._solve import class_covariances as shrinking
 from splince_fast._solve.class_covariances import ClassStatistics
-from splince_fast._solve.quadratic import solve, support_of
+from splince_fast._solve.class_maps import solve, support_of
 
 D = 20
 CHANGE = np.diag([1.2, 1.0, 0.8, -0.5, -0.5, -0.4] + [0.0] * (D - 6))

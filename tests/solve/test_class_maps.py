@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from splince_fast._solve import quadratic as numerics
-from splince_fast._solve.quadratic import Problem, Search, SingularClassError, solve, support_of
+from splince_fast._solve import class_maps as numerics
+from splince_fast._solve.class_maps import (
+    ClassProblem,
+    Search,
+    SingularClassError,
+    solve,
+    support_of,
+)
 
 EPS = float(np.finfo(np.float64).eps)
 
@@ -25,7 +31,7 @@ def problem(rng, d, k, q, spread=1.0):
     covariances, crosses = joint[:, :d, :d], joint[:, :d, d:]
     kept = np.tensordot(p, crosses, 1) + 0.5 * rng.normal(size=(d, q))
     pooled = np.tensordot(p, covariances, 1)
-    return Problem(p, covariances, crosses, kept, support_of(pooled, np.zeros(d), EPS))
+    return ClassProblem(p, covariances, crosses, kept, support_of(pooled, np.zeros(d), EPS))
 
 
 def search_of(case):
@@ -230,7 +236,7 @@ def test_two_by_two_against_a_grid_of_rotations(seed):
 @pytest.mark.parametrize("k", [2, 3])
 def test_repair_is_that_of_qleace(k):
     case = problem(np.random.default_rng(5), 4, k, 2)
-    empty = Problem(
+    empty = ClassProblem(
         case.fractions, case.covariances, case.crosses[:, :, :0], case.kept[:, :0], case.support
     )
     plain = solve(empty).maps
@@ -248,7 +254,7 @@ def test_equal_classes_change_nothing():
     rng = np.random.default_rng(6)
     one = problem(rng, 4, 2, 0)
     same = np.stack([one.covariances[0]] * 2)
-    case = Problem(
+    case = ClassProblem(
         one.fractions, same, one.crosses, one.kept, support_of(same[0], np.zeros(4), EPS)
     )
     found = solve(case)
@@ -264,11 +270,13 @@ def test_a_combination_that_no_class_relates_to_x():
     crosses = case.crosses - case.crosses @ np.outer(lost, lost)
     kept = np.tensordot(case.fractions, crosses, 1)
     between = np.outer(rng.normal(size=5), lost)
-    found = solve(Problem(case.fractions, case.covariances, crosses, kept + between, case.support))
+    found = solve(
+        ClassProblem(case.fractions, case.covariances, crosses, kept + between, case.support)
+    )
     assert found.lost is not None
     assert np.isclose(abs(found.lost @ lost), 1.0)
     # x does not covary with it over all rows: nothing is asked.
-    feasible = Problem(case.fractions, case.covariances, crosses, kept, case.support)
+    feasible = ClassProblem(case.fractions, case.covariances, crosses, kept, case.support)
     found = solve(feasible)
     assert found.lost is None
     assert found.rank == 2
@@ -292,7 +300,7 @@ def test_constant_copied_and_tiny_features():
     support = support_of(pooled, np.zeros(d + 3), EPS)
     assert support.rank == d
     assert support.tiny.shape == (d + 3, 1)
-    case = Problem(inner.fractions, covariances, lift @ inner.crosses, kept, support)
+    case = ClassProblem(inner.fractions, covariances, lift @ inner.crosses, kept, support)
     found = solve(case)
     erased = erased_by(case, found.maps)
     assert np.abs(erased - erased[0]).max() < 1e-10
@@ -309,7 +317,7 @@ def test_singular_classes_are_named():
     covariances = case.covariances.copy()
     covariances[1, 0, :] = covariances[1, :, 0] = 0.0
     with pytest.raises(SingularClassError) as error:
-        solve(Problem(case.fractions, covariances, case.crosses, case.kept, case.support))
+        solve(ClassProblem(case.fractions, covariances, case.crosses, case.kept, case.support))
     assert error.value.index == 1
 
 
@@ -347,6 +355,6 @@ def test_time_is_below_twenty_factorisations():
 
     def whole():
         support = support_of(pooled, np.zeros(d), EPS)
-        assert solve(Problem(np.full(2, 0.5), covariances, crosses, kept, support)).gap < 1e-5
+        assert solve(ClassProblem(np.full(2, 0.5), covariances, crosses, kept, support)).gap < 1e-5
 
     assert best(whole) < 20 * best(lambda: linalg.eigh(pooled))

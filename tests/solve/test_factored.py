@@ -16,7 +16,7 @@ import splince_fast as sf
 from splince_fast._kernels.factor import STATUS_SINGULAR
 from splince_fast._solve.options import OPTIONS, READING
 from splince_fast.cli import fit
-from splince_fast.methods import recipe
+from splince_fast.methods import method_call
 from splince_fast.methods.table import METHODS
 
 Float = NDArray[np.float64]
@@ -165,13 +165,13 @@ def test_a_snapshot_that_cholesky_refuses_is_refused_at_once() -> None:
 
 
 def test_a_solve_that_met_a_singular_matrix_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    solve = recipe.oblique
+    solve = method_call.oblique
 
     def failed(*args: Any) -> Any:
         return solve(*args)._replace(status=STATUS_SINGULAR)
 
     moments = sf.Moments().update(np.eye(4), {"z": np.arange(4) % 2})
-    monkeypatch.setattr(recipe, "oblique", failed)
+    monkeypatch.setattr(method_call, "oblique", failed)
     with pytest.raises(sf.SplinceError, match="singular matrix"):
         sf.leace(moments, erase="z")
 

@@ -22,6 +22,7 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from splince_fast._runtime.blocks import choose_block_rows
 from splince_fast.exceptions import InputError, MissingExtraError
 from splince_fast.sources import (
     Block,
@@ -34,7 +35,7 @@ from splince_fast.sources import (
     from_torch,
 )
 from splince_fast.sources._prefetch import prefetched
-from splince_fast.sources.base import PieceSource, choose_block_rows
+from splince_fast.sources.base import PieceSource
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -1086,26 +1087,24 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 5])
 @pytest.mark.parametrize("first", [0, 3, 20])
-def test_prefetched_keeps_the_order(first: int, depth: int) -> None:
+def test_prefetched_keeps_the_order(first: int) -> None:
     threads = threading.active_count()
-    with prefetched(Recorded(20), first, depth) as blocks:
+    with prefetched(Recorded(20), first) as blocks:
         assert [int(block.X[0, 0]) for block in blocks] == list(range(first, 20))
         assert next(blocks, None) is None
     assert threading.active_count() == threads
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-def test_reads_ahead_by_depth_and_no_further(depth: int) -> None:
+def test_one_block_is_read_ahead_and_no_more() -> None:
     source = Recorded(12)
-    with prefetched(source, depth=depth) as blocks:
+    with prefetched(source) as blocks:
         for number in range(12):
             block = next(blocks)
-            wait_until(lambda: source.started == min(12, number + 1 + depth))  # noqa: B023
-            time.sleep(0.002)  # time enough to go too far
-            assert source.started == min(12, number + 1 + depth)
-            assert len(source.alive) <= depth + 1
+            wait_until(lambda: source.started == min(12, number + 2))  # noqa: B023
+            time.sleep(0.002)  # time for a reader that does not stop to read another block
+            assert source.started == min(12, number + 2)
+            assert len(source.alive) <= 2
             assert int(block.X[0, 0]) == number
     plain = Recorded(12)
     next(iter(plain))
@@ -1149,34 +1148,17 @@ def test_leaving_early_stops_the_thread_and_frees_the_blocks(error: type[BaseExc
     source = Recorded(10**6)
 
     def consume() -> None:
-        with prefetched(source, depth=3) as blocks:
+        with prefetched(source) as blocks:
             next(blocks)
-            wait_until(lambda: source.started == 4)
+            wait_until(lambda: source.started == 2)
             raise error
 
     with pytest.raises(error):
         consume()
     assert threading.active_count() == threads
-    assert source.started <= 5
+    assert source.started == 2
     gc.collect()
     assert len(source.alive) == 0
-
-
-def test_a_reader_that_waits_for_room_stops() -> None:
-    source = Recorded(10)
-    with prefetched(source) as blocks:
-        next(blocks)
-        wait_until(lambda: source.started == 2)
-    assert source.started == 2  # it waited for room, and read nothing more when it was stopped
-
-
-@pytest.mark.parametrize("depth", [0, -1])
-def test_depth_is_positive(depth: int) -> None:
-    with (
-        pytest.raises(InputError, match="depth"),
-        prefetched(Recorded(3), depth=depth),
-    ):
-        pass
 
 
 def test_mapped_rows_are_copied_so_that_the_file_may_go(tmp_path: Path) -> None:
@@ -1227,12 +1209,12 @@ def test_every_file_is_closed_in_the_end(tmp_path: Path) -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(n=st.integers(0, 40), block_rows=st.integers(1, 12), depth=st.integers(1, 4))
-def test_prefetched_gives_what_the_source_gives(n: int, block_rows: int, depth: int) -> None:
+@given(n=st.integers(0, 40), block_rows=st.integers(1, 12))
+def test_prefetched_blocks_are_those_of_the_source(n: int, block_rows: int) -> None:
     data = Data(n, 2)
     source = from_arrays(data.X, data.labels, sample_weight=data.weight, block_rows=block_rows)
     expected = naive_blocks(data, [(0, n)], block_rows)
-    with prefetched(source, depth=depth) as blocks:
+    with prefetched(source) as blocks:
         for found, twin in zip(blocks, expected, strict=True):
             assert_same_block(found, twin)
 

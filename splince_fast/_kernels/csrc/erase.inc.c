@@ -18,8 +18,6 @@
 #define DEPTH 64
 #define PANELS 8 /* whose products with a tile of rows follow each other, along its cache lines */
 
-INLINE Index smaller(Index a, Index b) { return a < b ? a : b; }
-INLINE Index pieces(Index whole, Index piece) { return (whole + piece - 1) / piece; }
 INLINE double *aligned(void *memory) {
     return (double *)(((uintptr_t)memory + LINE - 1) / LINE * LINE);
 }
@@ -87,10 +85,13 @@ static Waiting lines_of(const char *from, Index size, char *place) {
 static Index lost_row(const float *rows, Index n, Index width) {
     Index whole = width - width % FLOATS;
     for (Index i = 0; i < n; i++, rows += width) {
-        FBits lost = bits_of(all_f32(0.0f));
+        FBits lost = bits_of_f32(all_f32(0.0f));
         for (Index j = 0; j < whole; j += FLOATS) lost |= lost_in_halves(get_f32(rows + j));
         for (Index j = whole; j < width; j++) lost |= lost_in_halves(all_f32(rows[j]));
-        if (any_bit(lost)) return i;
+        uint32_t bits[FLOATS], any = 0;
+        memcpy(bits, &lost, sizeof(bits));
+        for (int k = 0; k < FLOATS; k++) any |= bits[k];
+        if (any) return i;
     }
     return NO_ROW;
 }
@@ -125,23 +126,19 @@ INLINE double NAME(measure_and_write)(const Factors *map, const T *x, const T *a
                 STORE(out + j + q * LANES, found[q]);
         }
     }
-    if (measures && whole < width) { /* in registers too: products are rounded as those above */
-        T rest[COLUMNS] = {0};
-        double about[COLUMNS] = {0}, by[COLUMNS] = {0};
-        for (Index j = whole; j < width; j++)
-            rest[j - whole] = x[j], about[j - whole] = mean[j], by[j - whole] = right[j];
-        UNROLL(2)
-        for (int q = 0; q < 2; q++) {
-            Index k = q * LANES;
-            sums[q] += (LOAD(rest + k) - get_f64(about + k)) * get_f64(by + k);
-        }
+    UNROLL(2)
+    for (int q = 0; q < 2; q++) { /* in registers too: products are rounded as those above */
+        Index j = whole + q * LANES, count = smaller(LANES, width - j);
+        if (measures && count > 0)
+            sums[q] += (NAME(load_some)(x + j, count) - get_some_f64(mean + j, count)) *
+                       get_some_f64(right + j, count);
     }
     for (Index j = whole; j < width && writes; j++) out[j] = (T)(y[j] + c * left[j]);
     return sum_of_lanes(sums[0] + sums[1]);
 }
 
 /* n rows, `down` numbers apart; those of `out` are `below` apart. */
-INLINE void NAME(by_rows)(const Factors *map, const T *rows, Index down, Index n, T *out,
+INLINE void NAME(erase_by_rows)(const Factors *map, const T *rows, Index down, Index n, T *out,
                           Index below, int streamed) {
     double shift = map->shift[0];
     double c = NAME(measure_and_write)(map, rows, rows, rows, 0.0, out, 1, 0, 0) - shift;
@@ -152,14 +149,6 @@ INLINE void NAME(by_rows)(const Factors *map, const T *rows, Index down, Index n
     }
     rows += (n - 1) * down, out += (n - 1) * below;
     NAME(measure_and_write)(map, rows, rows, rows, c, out, 0, 1, streamed);
-}
-
-static void NAME(erase_by_rows)(const Factors *map, const T *rows, Index down, Index n, T *out,
-                                Index below, int streamed) {
-    if (streamed)
-        NAME(by_rows)(map, rows, down, n, out, below, 1);
-    else
-        NAME(by_rows)(map, rows, down, n, out, below, 0);
 }
 
 /* --- other ranks ----------------------------------------------------------------------------- */
@@ -305,85 +294,66 @@ INLINE char *NAME(place)(Matrix matrix, Index i, Index j) {
     return matrix.data + i * matrix.down + j * matrix.across;
 }
 
-/* copy[i][j] = number (i, j) of a matrix whose columns lie in one piece, by tiles. */
-INLINE void NAME(copy_columns)(Matrix matrix, Index n, Index width, int halves, T *copy) {
-    Index tall = n - n % WIDTH, wide = width - width % WIDTH;
-    for (Index j = 0; j < wide; j += WIDTH)
+/* One number of a matrix to a copy, or back. */
+INLINE void NAME(move_one)(char *place, T *copy, int halves, int back) {
+    uint16_t half[BYTES / 2] = {0};
+    T number[WIDTH] = {0};
+    if (!halves && back) {
+        *(T *)place = *copy;
+    } else if (!halves) {
+        *copy = *(const T *)place;
+    } else if (back) {
+        *number = *copy;
+        NAME(write)((char *)half, GET(number), 1);
+        *(uint16_t *)place = *half;
+    } else {
+        *half = *(const uint16_t *)place;
+        PUT(number, NAME(read)((const char *)half, 1));
+        *copy = *number;
+    }
+}
+
+/* A matrix of any layout to a copy in C order, or back; by tiles where columns lie in one piece. */
+INLINE void NAME(move)(Matrix matrix, Index n, Index width, T *copy, int halves, int back) {
+    const Index size = halves ? 2 : (Index)sizeof(T);
+    const int tiled = matrix.down == size && matrix.across != size;
+    const Index tall = tiled ? n - n % WIDTH : n;
+    const Index wide = tiled || matrix.across == size ? width - width % WIDTH : 0;
+    for (Index j = 0; tiled && j < wide; j += WIDTH)
         for (Index i = 0; i < tall; i += WIDTH) {
             V tile[WIDTH];
             UNROLL(16)
             for (int q = 0; q < WIDTH; q++)
-                tile[q] = NAME(read)(NAME(place)(matrix, i, j + q), halves);
-            NAME(transpose)(tile);
-            UNROLL(16)
-            for (int p = 0; p < WIDTH; p++) PUT(copy + (i + p) * width + j, tile[p]);
-        }
-    for (Index i = 0; i < n; i++)
-        for (Index j = i < tall ? wide : 0; j < width; j++)
-            copy[i * width + j] = NAME(read_one)(NAME(place)(matrix, i, j), halves);
-}
-
-/* The way back. */
-INLINE void NAME(write_columns)(const T *copy, Matrix matrix, Index n, Index width, int halves) {
-    Index tall = n - n % WIDTH, wide = width - width % WIDTH;
-    for (Index j = 0; j < wide; j += WIDTH)
-        for (Index i = 0; i < tall; i += WIDTH) {
-            V tile[WIDTH];
-            UNROLL(16)
-            for (int p = 0; p < WIDTH; p++) tile[p] = GET(copy + (i + p) * width + j);
+                tile[q] = back ? GET(copy + (i + q) * width + j)
+                               : NAME(read)(NAME(place)(matrix, i, j + q), halves);
             NAME(transpose)(tile);
             UNROLL(16)
             for (int q = 0; q < WIDTH; q++)
-                NAME(write)(NAME(place)(matrix, i, j + q), tile[q], halves);
+                if (back)
+                    NAME(write)(NAME(place)(matrix, i, j + q), tile[q], halves);
+                else
+                    PUT(copy + (i + q) * width + j, tile[q]);
         }
-    for (Index i = 0; i < n; i++)
+    for (Index i = 0; i < n; i++, copy += width) {
+        for (Index j = 0; !tiled && j < wide; j += WIDTH)
+            if (back)
+                NAME(write)(NAME(place)(matrix, i, j), GET(copy + j), halves);
+            else
+                PUT(copy + j, NAME(read)(NAME(place)(matrix, i, j), halves));
         for (Index j = i < tall ? wide : 0; j < width; j++)
-            NAME(write_one)(NAME(place)(matrix, i, j), copy[i * width + j], halves);
-}
-
-/* copy[i][j] = number (i, j) of a matrix of any layout. */
-INLINE void NAME(copy_any)(Matrix matrix, Index n, Index width, int halves, T *copy) {
-    Index size = halves ? 2 : (Index)sizeof(T);
-    if (matrix.down == size && matrix.across != size) {
-        NAME(copy_columns)(matrix, n, width, halves, copy);
-        return;
-    }
-    Index whole = matrix.across == size ? width - width % WIDTH : 0;
-    for (Index i = 0; i < n; i++, copy += width) {
-        for (Index j = 0; j < whole; j += WIDTH)
-            PUT(copy + j, NAME(read)(NAME(place)(matrix, i, j), halves));
-        for (Index j = whole; j < width; j++)
-            copy[j] = NAME(read_one)(NAME(place)(matrix, i, j), halves);
+            NAME(move_one)(NAME(place)(matrix, i, j), copy + j, halves, back);
     }
 }
 
-INLINE void NAME(write_any)(const T *copy, Matrix matrix, Index n, Index width, int halves) {
-    Index size = halves ? 2 : (Index)sizeof(T);
-    if (matrix.down == size && matrix.across != size) {
-        NAME(write_columns)(copy, matrix, n, width, halves);
-        return;
-    }
-    Index whole = matrix.across == size ? width - width % WIDTH : 0;
-    for (Index i = 0; i < n; i++, copy += width) {
-        for (Index j = 0; j < whole; j += WIDTH)
-            NAME(write)(NAME(place)(matrix, i, j), GET(copy + j), halves);
-        for (Index j = whole; j < width; j++)
-            NAME(write_one)(NAME(place)(matrix, i, j), copy[j], halves);
-    }
-}
-
-static void NAME(copy_rows)(Matrix matrix, Index n, Index width, int halves, T *copy) {
-    if (halves)
-        NAME(copy_any)(matrix, n, width, 1, copy);
+static void NAME(move_rows)(Matrix matrix, Index n, Index width, T *copy, int halves, int back) {
+    if (halves && back)
+        NAME(move)(matrix, n, width, copy, 1, 1);
+    else if (halves)
+        NAME(move)(matrix, n, width, copy, 1, 0);
+    else if (back)
+        NAME(move)(matrix, n, width, copy, 0, 1);
     else
-        NAME(copy_any)(matrix, n, width, 0, copy);
-}
-
-static void NAME(write_rows)(const T *copy, Matrix matrix, Index n, Index width, int halves) {
-    if (halves)
-        NAME(write_any)(copy, matrix, n, width, 1);
-    else
-        NAME(write_any)(copy, matrix, n, width, 0);
+        NAME(move)(matrix, n, width, copy, 0, 0);
 }
 
 /* --- the whole ------------------------------------------------------------------------------- */
@@ -422,10 +392,13 @@ static Index NAME(erase)(const Erasing *task) {
         const Index below = apart ? width : out.down / size;
         const T *block = given ? (const T *)rows.data : copies;
         T *target = apart ? results : (T *)out.data;
-        if (!given) NAME(copy_rows)(rows, count, width, halves, copies);
+        if (!given) NAME(move_rows)(rows, count, width, copies, halves, 0);
         if (by_rows) {
             write_lines(&waiting);
-            NAME(erase_by_rows)(map, block, down, count, target, below, streamed && !apart);
+            if (streamed && !apart)
+                NAME(erase_by_rows)(map, block, down, count, target, below, 1);
+            else
+                NAME(erase_by_rows)(map, block, down, count, target, below, 0);
         } else {
             if (map->columns == LANES)
                 NAME(measure)(map, block, down, count, centred, coefficients, room, 1, &waiting);
@@ -439,7 +412,7 @@ static Index NAME(erase)(const Erasing *task) {
             if (lost != NO_ROW) lost += first;
         }
         if (!written)
-            NAME(write_rows)(target, out, count, width, halves);
+            NAME(move_rows)(out, count, width, target, halves, 1);
         else if (apart)
             waiting = lines_of((const char *)target, count * width * size, out.data);
         rows.data += count * rows.down, out.data += count * out.down;

@@ -1,44 +1,67 @@
-/* All kernels for one instruction set: the templates for both dtypes, and the table of them. */
+/* All kernels for one instruction set: the templates for both dtypes, and the table of them.
+
+   The file that includes this one defines BYTES (of a register), LEVEL, LEVEL_NAME, and TARGET
+   where the processor must have more than every one of its platform. */
+
+#include "kernels.h"
+
+#if defined(SPLINCE_X86) || !defined(TARGET)
+
+#ifndef TARGET
+#define WIDE 0
+#elif defined(__clang__)
+#define WIDE 1
+EXPANDED_PRAGMA(clang attribute push(__attribute__((target(TARGET))), apply_to = function))
+#else
+#define WIDE 1
+EXPANDED_PRAGMA(GCC target(TARGET))
+#endif
 
 #include "simd.h"
 
 #define WIDTH ((int)(sizeof(V) / sizeof(T)))
+#define GET(p) NAME(get)(p)
+#define PUT(p, x) NAME(put)(p, x)
+#define ALL(x) NAME(all)(x)
+#define LOAD(p) NAME(widen)(p)
+#define STORE(p, x) NAME(narrow)(p, x)
+#define STREAM(p, x) NAME(stream)(p, x)
 
 #define T float
 #define V F
 #define NAME(x) x##_f32
-#define LOAD(p) widen_f32(p)
-#define STORE(p, x) narrow_f32(p, x)
-#define STREAM(p, x) stream_f32(p, x)
-#define GET(p) get_f32(p)
-#define PUT(p, x) put_f32(p, x)
-#define ALL(x) all_f32(x)
 #include "moments.inc.c"
 #include "erase.inc.c"
 #include "sweep.inc.c"
 #undef T
 #undef V
 #undef NAME
-#undef LOAD
-#undef STORE
-#undef STREAM
-#undef GET
-#undef PUT
-#undef ALL
 
 #define T double
 #define V D
 #define NAME(x) x##_f64
-#define LOAD(p) get_f64(p)
-#define STORE(p, x) put_f64(p, x)
-#define STREAM(p, x) stream_f64(p, x)
-#define GET(p) get_f64(p)
-#define PUT(p, x) put_f64(p, x)
-#define ALL(x) all_f64(x)
 #include "moments.inc.c"
 #include "erase.inc.c"
 #include "sweep.inc.c"
 
+#define PAIR(function) {function##_f32, function##_f64}
+
 const Level LEVEL = {
-    LEVEL_NAME, {sizeof(F) / sizeof(float), LANES}, WIDE, MOMENTS_KERNELS, ERASE_KERNELS, SWEEP_KERNELS,
+    .name = LEVEL_NAME,
+    .width = {FLOATS, LANES},
+    .wide = WIDE,
+    .centre_columns = PAIR(centre_columns),
+    .reduce_chunks = PAIR(reduce_chunks),
+    .sample_columns = PAIR(sample_columns),
+    .add_lower = PAIR(add_lower),
+    .run_sweep = PAIR(run_sweep),
+    .factors_size = factors_size,
+    .pack_factors = pack_factors,
+    .erase = PAIR(erase),
+    .squares_finite = PAIR(squares_finite),
 };
+
+#if WIDE && defined(__clang__)
+#pragma clang attribute pop
+#endif
+#endif

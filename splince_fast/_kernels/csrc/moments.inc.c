@@ -3,6 +3,19 @@
    Each number is the result of the same operations in the same order, whatever stripe of columns
    it is computed with and whichever thread does it. */
 
+/* LOAD and STORE of the first `count` numbers of a register, with zeros in its other lanes. */
+INLINE D NAME(load_some)(const T *p, Index count) {
+    if (count == LANES) return LOAD(p);
+    T numbers[LANES] = {0};
+    memcpy(numbers, p, (size_t)count * sizeof(T));
+    return LOAD(numbers);
+}
+INLINE void NAME(store_some)(T *p, D x, Index count) {
+    T numbers[LANES];
+    STORE(count == LANES ? p : numbers, x);
+    if (count < LANES) memcpy(p, numbers, (size_t)count * sizeof(T));
+}
+
 /* Row i of a block. */
 INLINE const T *NAME(row)(const Block *block, Index i) {
     return (const T *)block->rows + (block->index ? block->index[i] : i) * block->width;
@@ -34,12 +47,6 @@ INLINE void NAME(factors)(const NAME(Group) *group, const double *numbers, doubl
         w[g] = g >= group->count ? 0.0 : numbers ? numbers[group->i[g]] : 1.0;
 }
 
-/* The last columns of a group, fewer than a register has, and zeros behind them. */
-INLINE void NAME(rest_of)(const NAME(Group) *group, Index j, Index count, T rest[GROUP][LANES]) {
-    memset(rest, 0, GROUP * LANES * sizeof(T));
-    for (int g = 0; g < GROUP; g++) memcpy(rest[g], group->row[g] + j, (size_t)count * sizeof(T));
-}
-
 /* sum + (w_a a + w_b b) + (w_c c + w_d d). */
 INLINE D NAME(with_four)(D sum, const D y[GROUP], const D w[GROUP]) {
     return sum + (multiply_add_f64(w[0], y[0], w[1] * y[1]) +
@@ -48,33 +55,23 @@ INLINE D NAME(with_four)(D sum, const D y[GROUP], const D w[GROUP]) {
 
 /* --- sums ----------------------------------------------------------------------------------- */
 
-INLINE void NAME(add_register)(const T *const row[GROUP], const double *shift, const D w[GROUP],
-                               double *sums) {
+INLINE void NAME(add_register)(const NAME(Group) *group, const double *shift, const D w[GROUP],
+                               Index j, Index count, double *sums) {
+    const D about = get_some_f64(shift + j, count);
     D y[GROUP];
-    UNROLL(4) for (int g = 0; g < GROUP; g++) y[g] = LOAD(row[g]) - get_f64(shift);
-    put_f64(sums, NAME(with_four)(get_f64(sums), y, w));
+    UNROLL(4) for (int g = 0; g < GROUP; g++)
+        y[g] = NAME(load_some)(group->row[g] + j, count) - about;
+    put_some_f64(sums + j, NAME(with_four)(get_some_f64(sums + j, count), y, w), count);
 }
 
 /* sums_j += sum_g w_g (row_g,j - shift_j) in the columns first..last. */
-static void NAME(add_group)(const NAME(Group) *group, const double *shift, const double *weight,
+static void NAME(add_group)(NAME(Group) group, const double *shift, const double *weight,
                             Index first, Index last, double *sums) {
     D w[GROUP];
     for (int g = 0; g < GROUP; g++) w[g] = all_f64(weight[g]);
-    const T *const a = group->row[0], *const b = group->row[1], *const c = group->row[2],
-            *const d = group->row[3];
     Index j = first;
-    for (; j + LANES <= last; j += LANES)
-        NAME(add_register)((const T *[]){a + j, b + j, c + j, d + j}, shift + j, w, sums + j);
-    if (j < last) {
-        const Index count = last - j;
-        T rest[GROUP][LANES];
-        double about[LANES] = {0}, sum[LANES] = {0};
-        NAME(rest_of)(group, j, count, rest);
-        memcpy(about, shift + j, (size_t)count * sizeof(double));
-        memcpy(sum, sums + j, (size_t)count * sizeof(double));
-        NAME(add_register)((const T *[]){rest[0], rest[1], rest[2], rest[3]}, about, w, sum);
-        memcpy(sums + j, sum, (size_t)count * sizeof(double));
-    }
+    for (; j + LANES <= last; j += LANES) NAME(add_register)(&group, shift, w, j, LANES, sums);
+    if (j < last) NAME(add_register)(&group, shift, w, j, last - j, sums);
 }
 
 /* Adds a row alone to the sums of its classes. */
@@ -98,7 +95,7 @@ static void NAME(add_cell)(const Block *block, Index start, Index stop, Index fi
     for (Index k = start; k < stop; k += GROUP) {
         const NAME(Group) group = NAME(group)(block, block->order, k, stop);
         NAME(factors)(&group, block->weight, w);
-        NAME(add_group)(&group, block->shift, w, first, last, held);
+        NAME(add_group)(group, block->shift, w, first, last, held);
         whole += (w[0] + w[1]) + (w[2] + w[3]);
     }
     for (Index v = 0; v < block->variables; v++) {
@@ -128,7 +125,7 @@ static void NAME(add_values)(const Block *block, const NAME(Group) *group, Index
     double w[GROUP];
     for (Index q = 0; q < block->columns; q++) {
         NAME(factors)(group, block->values + q * block->n, w);
-        NAME(add_group)(group, block->shift, w, first, last, block->products + q * block->width);
+        NAME(add_group)(*group, block->shift, w, first, last, block->products + q * block->width);
     }
 }
 
@@ -151,55 +148,41 @@ INLINE NAME(Turns) NAME(turns)(const Block *block, const NAME(Group) *group, Ind
     return turns;
 }
 
-INLINE void NAME(centre_register)(const T *const row[GROUP], const double *shift, const D w[GROUP],
-                                  const D own[GROUP], const D other[GROUP], double *total,
-                                  double *peak, T *out, Index apart) {
+INLINE void NAME(centre_register)(const NAME(Group) *group, const double *shift, const D w[GROUP],
+                                  const D own[GROUP], const D other[GROUP], Index j, Index count,
+                                  double *total, double *peak, T *out, Index apart) {
+    const D about = get_some_f64(shift + j, count);
     D y[GROUP];
-    UNROLL(4) for (int g = 0; g < GROUP; g++) y[g] = LOAD(row[g]) - get_f64(shift);
     UNROLL(4) for (int g = 0; g < GROUP; g++)
-        STORE(out + g * apart, multiply_add_f64(own[g], y[g], other[g] * y[g ^ 1]));
-    put_f64(total, NAME(with_four)(get_f64(total), y, w));
+        y[g] = NAME(load_some)(group->row[g] + j, count) - about;
+    UNROLL(4) for (int g = 0; g < GROUP; g++)
+        NAME(store_some)(out + g * apart, multiply_add_f64(own[g], y[g], other[g] * y[g ^ 1]),
+                         count);
+    put_some_f64(total + j, NAME(with_four)(get_some_f64(total + j, count), y, w), count);
     UNROLL(4) for (int g = 0; g < GROUP; g++) y[g] = size_of_f64(y[g]);
-    put_f64(peak, larger_f64(get_f64(peak), larger_f64(larger_f64(y[0], y[1]),
-                                                        larger_f64(y[2], y[3]))));
+    const D most = larger_f64(larger_f64(y[0], y[1]), larger_f64(y[2], y[3]));
+    put_some_f64(peak + j, larger_f64(get_some_f64(peak + j, count), most), count);
 }
 
 /* Adds a group to total and peak, and writes its turned rows: column j of row g goes to number
    g * apart + j / WIDTH * step + j % WIDTH of `out`, in a matrix (step = WIDTH) as in panels. */
-static void NAME(centre_group)(const Block *block, const NAME(Group) *group,
-                               const NAME(Turns) *turns, Index first, Index last, T *out,
-                               Index apart, Index step) {
+static void NAME(centre_group)(const Block *block, NAME(Group) group, const NAME(Turns) *turns,
+                               Index first, Index last, T *out, Index apart, Index step) {
     D w[GROUP], own[GROUP], other[GROUP];
     for (int g = 0; g < GROUP; g++) {
         w[g] = all_f64(turns->w[g]);
         own[g] = all_f64(turns->own[g]);
         other[g] = all_f64(turns->other[g]);
     }
-    const T *const a = group->row[0], *const b = group->row[1], *const c = group->row[2],
-            *const d = group->row[3];
     const double *const shift = block->shift;
     double *const total = block->total, *const peak = block->peak;
     Index j = first;
     for (; j + LANES <= last; j += LANES)
-        NAME(centre_register)((const T *[]){a + j, b + j, c + j, d + j}, shift + j, w, own, other,
-                              total + j, peak + j, out + j / WIDTH * step + j % WIDTH, apart);
-    if (j < last) {
-        const Index count = last - j;
-        const size_t bytes = (size_t)count * sizeof(double);
-        T rest[GROUP][LANES], turned[GROUP][LANES];
-        double about[LANES] = {0}, sum[LANES] = {0}, size[LANES] = {0};
-        NAME(rest_of)(group, j, count, rest);
-        memcpy(about, shift + j, bytes);
-        memcpy(sum, total + j, bytes);
-        memcpy(size, peak + j, bytes);
-        NAME(centre_register)((const T *[]){rest[0], rest[1], rest[2], rest[3]}, about, w, own,
-                              other, sum, size, turned[0], LANES);
-        memcpy(total + j, sum, bytes);
-        memcpy(peak + j, size, bytes);
-        for (int g = 0; g < GROUP; g++)
-            memcpy(out + g * apart + j / WIDTH * step + j % WIDTH, turned[g],
-                   (size_t)count * sizeof(T));
-    }
+        NAME(centre_register)(&group, shift, w, own, other, j, LANES, total, peak,
+                              out + j / WIDTH * step + j % WIDTH, apart);
+    if (j < last)
+        NAME(centre_register)(&group, shift, w, own, other, j, last - j, total, peak,
+                              out + j / WIDTH * step + j % WIDTH, apart);
 }
 
 /* Zeros in the columns first..last of all sums. */
@@ -236,7 +219,7 @@ static void NAME(centre)(const Block *block, Index begin, Index stop, Index firs
     for (Index head = begin; head < stop; head += GROUP) {
         const NAME(Group) group = NAME(group)(block, NULL, head, stop);
         const NAME(Turns) turns = NAME(turns)(block, &group, head);
-        NAME(centre_group)(block, &group, &turns, first, last, out + (head - begin) * apart, apart,
+        NAME(centre_group)(block, group, &turns, first, last, out + (head - begin) * apart, apart,
                            step);
         NAME(add_values)(block, &group, first, last);
         const Index done = head + group.count;

@@ -1,4 +1,5 @@
-/* Functions without wide registers: the order of rows by their labels, and waiting. */
+/* Functions without wide registers: the choice of the level, the order of rows by their labels, and
+   waiting. */
 
 #define _POSIX_C_SOURCE 199309L /* nanosleep, where the compiler is held to the standard */
 
@@ -9,6 +10,24 @@
 #else
 #include <time.h>
 #endif
+
+/* The instruction sets that this processor and its operating system support. */
+const Level *supported_level(int k) {
+    const Level *found[3];
+    int n = 0;
+#ifdef SPLINCE_X86
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("fma"))
+        found[n++] = &level_avx512;
+    /* Clang before 18 cannot ask for F16C, which every processor with AVX2 has. */
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+        found[n++] = &level_avx2;
+#endif
+    found[n++] = &level_baseline;
+    return k >= 0 && k < n ? found[k] : NULL;
+}
 
 /* Turns counts into places: where the numbers of each kind begin, from `start` on. */
 static void accumulate(Index *count, Index kinds, Index start) {

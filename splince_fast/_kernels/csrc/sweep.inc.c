@@ -46,67 +46,66 @@ INLINE void NAME(add_four)(const T *const x[4], const T *const later[4], const d
 
 /* Add the rows order[start..stop], in the columns first..last, to the sums in `near`. */
 static void NAME(sweep_cell)(const Sweep *s, Index start, Index stop, Index end, Index first,
-                           Index last, double *near) {
-    const T *rows = s->rows;
+                             Index last, double *near) {
+    const Block *b = s->block;
     for (Index k = start; k < stop; k += 4) {
         const T *x[4], *later[4];
         Index i[4];
         double w[4], leverage[4];
         for (int p = 0; p < 4; p++) { /* behind the last row: the first one with weight 0 */
             int present = k + p < stop;
-            i[p] = s->order[present ? k + p : k];
-            w[p] = present ? (s->weight ? s->weight[i[p]] : 1.0) : 0.0;
-            Index ahead = s->order[k + p + AHEAD < end ? k + p + AHEAD : end - 1];
-            x[p] = rows + (s->index ? s->index[i[p]] : i[p]) * s->d;
-            later[p] = rows + (s->index ? s->index[ahead] : ahead) * s->d;
+            i[p] = b->order[present ? k + p : k];
+            w[p] = present ? (b->weight ? b->weight[i[p]] : 1.0) : 0.0;
+            x[p] = NAME(row)(b, i[p]);
+            later[p] = NAME(row)(b, b->order[smaller(k + p + AHEAD, end - 1)]);
         }
         for (Index left = first; left < last; left += s->stripe) {
-            Index right = left + s->stripe < last ? left + s->stripe : last;
+            Index right = smaller(left + s->stripe, last);
             NAME(add_four)(x, later, w, left, right, near, near + s->pitch, near + 2 * s->pitch,
                            near + 3 * s->pitch, leverage);
-            for (int p = 3; p >= 0; p--) s->leverage[left / s->stripe * s->n + i[p]] = leverage[p];
+            for (int p = 3; p >= 0; p--) s->leverage[left / s->stripe * b->n + i[p]] = leverage[p];
         }
     }
 }
 
 static void NAME(sweep_task)(const Sweep *s, Index task) {
-    Index pieces = (s->d + s->width - 1) / s->width, g = task / pieces, d = s->d;
-    Index first = task % pieces * s->width, last = first + s->width < d ? first + s->width : d;
-    Index begin = g * s->segment, end = begin + s->segment < s->n ? begin + s->segment : s->n;
+    const Block *b = s->block;
+    Index shares = pieces(b->width, s->columns), g = task / shares, d = b->width;
+    Index first = task % shares * s->columns, last = smaller(first + s->columns, d);
+    Index begin = g * b->part_rows, end = smaller(begin + b->part_rows, b->n);
+    Index n_sums = 2 + b->classes + b->columns;
     size_t bytes = (size_t)(last - first) * sizeof(double);
-    double *sums = s->sums + g * s->n_sums * d, *total = sums;
-    const T *rows = s->rows;
-    for (Index c = 0; c < s->n_sums; c++) memset(sums + c * d + first, 0, bytes);
+    double *sums = s->sums + g * n_sums * d, *total = sums;
+    for (Index c = 0; c < n_sums; c++) memset(sums + c * d + first, 0, bytes);
     /* Arrays that every row reads or writes lie in whole cache lines: the shift, the inverse,
        the sum of a cell, and the squares. */
     double *near = s->near + g * 4 * s->pitch, *cell_sum = near + 2 * s->pitch;
-    memcpy(near + first, s->shift + first, bytes);
+    memcpy(near + first, b->shift + first, bytes);
     memcpy(near + s->pitch + first, s->inverse + first, bytes);
     memset(near + 3 * s->pitch + first, 0, bytes);
     for (Index start = begin, stop; start < end; start = stop) {
-        for (stop = start + 1; stop < end && s->cell[stop] == s->cell[start];) stop++;
+        for (stop = start + 1; stop < end && b->cell[stop] == b->cell[start];) stop++;
         memset(cell_sum + first, 0, bytes);
         NAME(sweep_cell)(s, start, stop, end, first, last, near);
         for (Index j = first; j < last; j++) total[j] += cell_sum[j];
-        for (Index v = 0; v < s->variables; v++) {
-            Index code = s->codes[v * s->n + s->order[start]];
+        for (Index v = 0; v < b->variables; v++) {
+            Index code = b->codes[v * b->n + b->order[start]];
             double *sum = sums + (2 + code) * d;
             for (Index j = first; j < last && code >= 0; j++) sum[j] += cell_sum[j];
         }
     }
     memcpy(sums + d + first, near + 3 * s->pitch + first, bytes);
-    for (Index q = 0; q < s->columns; q++) {
-        double *sum = sums + (s->n_sums - s->columns + q) * d;
+    for (Index q = 0; q < b->columns; q++) {
+        double *sum = sums + (2 + b->classes + q) * d;
         for (Index i = begin; i < end; i++) {
-            const T *x = rows + (s->index ? s->index[i] : i) * d;
-            double value = s->values[q * s->n + i];
-            for (Index j = first; j < last; j++) sum[j] += value * ((double)x[j] - s->shift[j]);
+            const T *x = NAME(row)(b, i);
+            double value = b->values[q * b->n + i];
+            for (Index j = first; j < last; j++) sum[j] += value * ((double)x[j] - b->shift[j]);
         }
     }
 }
 
 static void NAME(run_sweep)(const Sweep *s, _Atomic(int64_t) *next) {
-    Index segments = (s->n + s->segment - 1) / s->segment;
-    Index tasks = segments * ((s->d + s->width - 1) / s->width);
+    Index tasks = pieces(s->block->n, s->block->part_rows) * pieces(s->block->width, s->columns);
     for (int64_t task; (task = atomic_fetch_add(next, 1)) < tasks;) NAME(sweep_task)(s, task);
 }

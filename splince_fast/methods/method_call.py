@@ -1,4 +1,4 @@
-"""A method and all that it is told, applied to moments or to folds of them; its warnings."""
+"""A method with its arguments: the solve, its warnings and the facts of its report."""
 
 from __future__ import annotations
 
@@ -28,13 +28,11 @@ from splince_fast.exceptions import (
     ManyClassesWarning,
     NothingErasedWarning,
     PrecisionWarning,
-    SplinceError,
 )
 from splince_fast.labels import VariableName
 from splince_fast.labels.names import listed
 from splince_fast.methods.refine import Refinement
-from splince_fast.methods.unseen import Shrinkage, Unseen, judge, warn
-from splince_fast.moments import Folds, Moments
+from splince_fast.moments import Moments
 from splince_fast.moments.class_sums import ClassSums
 from splince_fast.moments.factored import Factored, Statistics, statistics
 from splince_fast.projection import Projection
@@ -42,19 +40,20 @@ from splince_fast.report import Facts, Sampling, SketchedCovariance, build_repor
 
 Float = NDArray[np.float64]
 
-# Columns of P - I of at least this fraction of the largest are named; features below this fraction
-# of the root mean square deviation can be left out; from so many deviations on the mean counts.
+# A message names the columns of P - I of at least this fraction of the largest. Remedies: min_scale
+# for features below this fraction of the root mean square deviation; centring for means beyond this
+# many deviations.
 _BLAMED, _SMALL, _OFFSET = 0.1, 0.1, 100.0
-# |P - I| over that of an orthogonal projection of the same rank, above which it is told.
+# |P - I| over that of an orthogonal projection of the same rank, above which a message is given.
 _OBLIQUE = 10.0
-# Digits, months, hours of a day and most classes have no more values.
+# Most values of typical classes: digits, months, hours of a day.
 _FEW_CLASSES = 24
-# Deviations whose squares underflow are below 1e-161; a constant covaries by its rounding alone.
+# Deviations whose squares underflow are below 1e-161; the covariance of a constant is rounding.
 _UNDERFLOW, _ROUNDING = 1e-150, 1e-10
 
 
-class Recipe(NamedTuple):
-    """A method with all that it is told: what it makes of moments, and folds of them.
+class MethodCall(NamedTuple):
+    """A method with its arguments, which makes an eraser of moments.
 
     Attributes
     ----------
@@ -81,125 +80,97 @@ class Recipe(NamedTuple):
     names: Sequence[str] | None = None
     classes_only: bool = False
 
-    def with_shrinkage(self, shrinkage: Shrinkage) -> Recipe:
+    def with_shrinkage(self, shrinkage: float | str | None) -> MethodCall:
         """The same with another intensity of shrinkage."""
+        if shrinkage == self.options.shrinkage:
+            return self
         return self._replace(options=replace(self.options, shrinkage=shrinkage))
 
-    def judge(self, folds: Sequence[Moments]) -> Unseen:
-        """Effect of the erasers of all other folds on each fold."""
-        plain = self._replace(method="SAL", whitened=False, classes_only=False, options=Options())
-        return judge(
-            list(folds),
-            lambda source, shrinkage: self.with_shrinkage(shrinkage).fit(source),
-            self.erase,
-            self.keep,
-            self.options,
-            whitened=self.whitened,
-            plain=lambda source, _: plain.fit(source),
-            names=getattr(folds, "feature_names", None),
-        )
-
     def fit(self, moments: Moments | Factored) -> Projection:
-        """Factors, warnings and report for any method of the family.
+        """The eraser with its report; warnings are raised and noted.
 
         Parameters
         ----------
         moments : Moments or Factored
             Of the data.
         """
-        method, options, whitened = self.method, self.options, self.whitened
-        with statistics(moments) as known, known.memory(whitened) as memory:
+        options, whitened = self.options, self.whitened
+        with statistics(moments) as stats, stats.memory(whitened) as memory:
             if self.classes_only:
-                _check_classes(known, self.erase)
-            span_z = span_of(known, self.erase, "erase", whitened)
-            span_y = span_of(known, self.keep, "keep", whitened)
-            share = known.share(options) if whitened else 0.0
+                _check_classes(stats, self.erase)
+            span_z = span_of(stats, self.erase, "erase", whitened)
+            span_y = span_of(stats, self.keep, "keep", whitened)
+            share = stats.share(options) if whitened else 0.0
             passes, gain = None, None
             if self.refinement is None:
-                factor = known.factored(options, share, memory) if whitened else known.identity()
+                factor = stats.factored(options, share, memory) if whitened else stats.identity()
             else:
                 passes = self.refinement.passes
-                factor, gain = self.refinement.factor(known, span_z.rows, span_y.rows, options)
+                factor, gain = self.refinement.factor(stats, span_z.rows, span_y.rows, options)
             solution = oblique(factor, span_z.rows, span_y.rows, options)
             if whitened and solution.rank_covariance < len(span_z.rows.T):
-                _refuse_underflow(known, span_z)
+                _refuse_underflow(stats, span_z)
             if solution.status != STATUS_OK:
-                _refuse(solution, span_z.names, span_y.names, method, options)
+                _refuse(solution, span_z.names, span_y.names, self.method, options)
             if options.strength != 1:
                 solution = with_strength(factor, solution, span_z.rows, span_y.rows, options)
-            distortion: float | None = solution.distortion
-            unkept: float | None = solution.distortion_unkept
-            sampled, excess = known.sample if whitened else None, None
-            sketch = None if known.metric is None else known.metric.rank
-            # The matrix that was factored is Cov(x) itself: then the solve knows what it changes.
-            approximate = sampled is not None or solution.reads_left_out
+            sample = stats.sample if whitened else None
+            sketch = None if stats.metric is None else stats.metric.rank
             if sketch is not None and passes is None:
-                # A stand-in may understate Cov(x), and so the change.
-                unmeasured = solution.rank_z > 0
-                distortion = unkept = None if unmeasured else 0.0
-            elif solution.solver not in ("cholesky", "refined") or share or approximate:
-                distortion, excess = _change(known, solution, bool(share))
-                if (solution.admitted or approximate) and span_y.names:
-                    # Nor is LEACE's then what the factor says.
-                    plain = oblique(factor, span_z.rows, span_y.rows[:0], options)
-                    unkept = _change(known, plain, bool(share))[0]
-            if not span_y.names:
-                unkept = distortion
+                # A sketch may understate Cov(x), and so the distortion.
+                unmeasured = None if solution.rank_z else 0.0
+                distortions = _Distortions(unmeasured, unmeasured, None)
+            else:
+                distortions = _distortions(stats, factor, solution, span_z, span_y, share, options)
             left, right = solution.left, solution.right
             if solution.null_basis is not None:
                 left, right = with_null_space(solution, span_y.rows)
-            traced = 0
-            if solution.admitted:
-                # Explicit directions off the support are the caller's choice, and no trace.
-                told = np.concatenate(
-                    [s.rows for s in (span_z, span_y) if s.names != ["directions"]]
-                )
-                full = factor.admit(told)
-                seen, whole = (float(np.sum(f.whiten(told) ** 2)) for f in (factor, full))
-                if whole - seen > NOISE_SHARE * whole:
-                    traced = full.admitted
-            small = 0.0
+            admitted = _admitted(factor, span_z, span_y) if solution.admitted else 0
+            left_over = 0.0
             if not whitened and solution.rank_z < len(span_z.rows) and options.rank_tol == "auto":
-                small = _left_in_small_features(known, solution, span_z.rows)
-            notes = _warn(solution, span_z.names, span_y.names, options, traced, small)
-            mean = known.mean
-            # All rows know the variance of x, whatever its covariance rests on.
-            variance = solution.variance if sampled is None else float(known.variances.sum())
+                left_over = _left_in_small_features(stats, solution, span_z.rows)
+            notes = _warn(solution, span_z.names, span_y.names, options, admitted, left_over)
+            mean = stats.mean
+            # The variances are those of all rows, also where the covariance is that of a sample.
+            variance = solution.variance if sample is None else float(stats.variances.sum())
             moved, norm = sensitivity(left, right, mean, variance)
             # An orthogonal projection has norm sqrt(rank): only above it features are to blame.
             if moved > SENSITIVITY and norm > _OBLIQUE * len(left) ** 0.5:
                 norms = column_norms(left, right)
-                notes += (self._sensitive(known, memory, span_z, span_y, norms, moved),)
+                notes += (self._sensitive(stats, memory, span_z, span_y, norms, moved),)
                 warnings.warn(notes[-1], PrecisionWarning, stacklevel=4)
             noises: tuple[Noise, ...] = ()
-            if options.rank_tol == "auto":  # any other tolerance keeps some of the association
+            if options.rank_tol == "auto":  # another tolerance may keep part of the association
                 own = factor if whitened and not share else None
-                noises = _noises(known, names_of(self.erase, "erase"), solution, whitened, own)
+                noises = _noises(stats, names_of(self.erase, "erase"), solution, whitened, own)
             rank = solution.rank_covariance
-            changed = None if distortion is None else distortion / variance if variance else 0.0
+            changed = distortions.of_x
+            if changed is not None:
+                changed = changed / variance if variance else 0.0
             large = 2 * solution.rank_z >= rank or (changed is not None and 2.0 * changed > 1.0)
             if solution.rank_z and variance > 0.0 and large:
-                notes += self._quantities(known, solution.rank_z, rank, changed)
+                notes += self._quantities(stats, solution.rank_z, rank, changed)
             facts = Facts(
-                method, known.n_rows, known.weight, share, whitened, distortion, unkept, notes,
-                variance, None if sampled is None else Sampling(sampled.n_rows, excess),
+                self.method, stats.n_rows, stats.weight, share, whitened, distortions.of_x,
+                distortions.unkept, notes, variance,
+                None if sample is None else Sampling(sample.n_rows, distortions.excess),
                 None if sketch is None else SketchedCovariance(sketch, passes, gain),
                 moved, noises, float(options.strength),
             )  # fmt: skip
         report = partial(build_report, facts, solution, span_z, span_y, left, right)
-        return Projection._make(left, right, mean, method=method, report=report)
+        return Projection._make(left, right, mean, method=self.method, report=report)
 
     def _sensitive(
-        self, known: Statistics, memory: Float | None, span_z: Span, span_y: Span,
+        self, stats: Statistics, memory: Float | None, span_z: Span, span_y: Span,
         norms: Float, moved: float,
     ) -> str:  # fmt: skip
-        """Which features make rounding grow, and what the remedies make of it."""
-        variances = known.variances
+        """The features that amplify rounding, and the sensitivity with each remedy."""
+        variances = stats.variances
         unit = float(variances.mean()) ** 0.5
         order = np.argsort(-norms)
         blamed = order[norms[order] >= _BLAMED * norms[order[0]]]
         ratio = float(np.sqrt(variances[blamed].max())) / unit
-        offset = float(known.mean @ known.mean / variances.sum()) ** 0.5
+        offset = float(stats.mean @ stats.mean / variances.sum()) ** 0.5
         remedies: list[str] = []
         if self.whitened and self.refinement is None:
             tries: list[tuple[str, float]] = []
@@ -210,16 +181,16 @@ class Recipe(NamedTuple):
             for name, value in tries:
                 changed: dict[str, Any] = {name: value}
                 options = replace(self.options, **changed)
-                if isinstance(known, Factored):
+                if isinstance(stats, Factored):
                     remedies.append(f"moments.factored({name}={value:.0e})")
                     continue
-                share = known.share(options)
-                other = known.factored(options, share, memory)
+                share = stats.share(options)
+                other = stats.factored(options, share, memory)
                 solution = oblique(other, span_z.rows, span_y.rows, options)
                 if solution.status != STATUS_OK:
                     continue
                 lower, _ = sensitivity(
-                    solution.left, solution.right, known.mean, float(variances.sum())
+                    solution.left, solution.right, stats.mean, float(variances.sum())
                 )
                 if lower < moved / 2:
                     remedies.append(f"{name}={value:.0e} (sensitivity {lower:.1e})")
@@ -234,15 +205,15 @@ class Recipe(NamedTuple):
         )
 
     def _quantities(
-        self, known: Statistics, rank_z: int, rank: int, changed: float | None
+        self, stats: Statistics, rank_z: int, rank: int, changed: float | None
     ) -> tuple[str, ...]:
-        """Warn of erased integers that were read as classes and take much of x."""
+        """Warn of erased integers that were read as classes and take a large part of x."""
         if self.classes_only:
             return ()
-        kinds = known.reading[0] or {}
+        kinds = stats.reading[0] or {}
         counts = {}
         for name in names_of(self.erase, "erase"):
-            variable = known.variable(name)
+            variable = stats.variable(name)
             if isinstance(variable, ClassSums) and name not in kinds:
                 count = int(np.count_nonzero(variable.weights))
                 if count > _FEW_CLASSES and type(variable.names[0]) is int:
@@ -260,28 +231,8 @@ class Recipe(NamedTuple):
         return notes
 
 
-def eraser_of(moments: Moments | Factored | Folds, recipe: Recipe) -> Projection:
-    """The eraser of all rows; of folds, with what it does to held-out rows."""
-    # `Folds` is a Sequence, and so slow to ask for.
-    if isinstance(moments, Moments) or not isinstance(moments, Folds):
-        return recipe.fit(moments)
-    recipe = recipe._replace(names=moments.feature_names)
-    unseen = None
-    try:
-        unseen = recipe.judge(moments)
-    except SplinceError as error:
-        # A fold may lack what all rows have: then the report says nothing of held-out rows.
-        if recipe.options.shrinkage == "cv":
-            error.add_note("while shrinkage='cv' was chosen on the folds")
-            raise
-    if unseen is None:
-        return recipe.fit(moments.total)
-    warn(unseen.warnings, 3)
-    return unseen.told(recipe.with_shrinkage(unseen.shrinkage).fit(moments.total))
-
-
 def _noises(
-    known: Statistics,
+    stats: Statistics,
     names: Sequence[VariableName],
     solution: Solution,
     whitened: bool,
@@ -289,25 +240,58 @@ def _noises(
 ) -> tuple[Noise, ...]:
     """The sampling noise of Cov(x, z) for each erased variable z; `factor` is that of Cov(x)."""
     rank = solution.rank_covariance + len(solution.left_out)
-    partial = known.sample is not None or known.metric is not None
-    if not whitened or partial or rank >= known.n_rows - 1:
-        rank = int(np.count_nonzero(known.variances))  # the rank that Cov(x) of more rows may have
-    own = known.class_noise(names, factor)
-    found = []
+    partial = stats.sample is not None or stats.metric is not None
+    if not whitened or partial or rank >= stats.n_rows - 1:
+        rank = int(np.count_nonzero(stats.variances))  # the rank of Cov(x) with enough rows
+    own = stats.class_noise(names, factor)
+    noises = []
     for name in names:
-        variable = known.variable(name)
+        variable = stats.variable(name)
         columns = variable.n_columns
         if isinstance(variable, ClassSums):
             columns = int(np.count_nonzero(variable.weights))
             columns = 1 if columns == 2 else columns
-        found.append(own.get(name) or equal_noise(variable.weight, columns, rank))
-    return tuple(found)
+        noises.append(own.get(name) or equal_noise(variable.weight, columns, rank))
+    return tuple(noises)
 
 
-def _change(known: Statistics, solution: Solution, shrunk: bool) -> tuple[float, float | None]:
-    """E|P x - x|^2, and where Cov(x) is that of a sample, the share of it that is excess."""
-    left, right, sample = solution.left, solution.right, known.sample
-    gram = known.gram(right)
+class _Distortions(NamedTuple):
+    """E|P x - x|^2 of the eraser and of LEACE, and the fraction that a sample adds to the first."""
+
+    of_x: float | None
+    unkept: float | None
+    excess: float | None
+
+
+def _distortions(
+    stats: Statistics, factor: Factor, solution: Solution, span_z: Span, span_y: Span,
+    share: float, options: Options,
+) -> _Distortions:  # fmt: skip
+    """The distortions, measured anew where the matrix that was factored is not Cov(x)."""
+    distortion, unkept, excess = solution.distortion, solution.distortion_unkept, None
+    approximate = solution.solver != "none" and stats.sample is not None
+    approximate = approximate or solution.reads_left_out
+    if solution.solver not in ("cholesky", "refined") or share or approximate:
+        distortion, excess = _change(stats, solution, bool(share))
+        if (solution.admitted or approximate) and span_y.names:
+            plain = oblique(factor, span_z.rows, span_y.rows[:0], options)
+            unkept = _change(stats, plain, bool(share))[0]
+    return _Distortions(distortion, unkept if span_y.names else distortion, excess)
+
+
+def _admitted(factor: Factor, span_z: Span, span_y: Span) -> int:
+    """Directions off the support of Cov(x) that hold more of the association than noise does."""
+    # Explicit directions off the support are the caller's choice.
+    rows = np.concatenate([span.rows for span in (span_z, span_y) if span.names != ["directions"]])
+    full = factor.admit(rows)
+    on_support, total = (float(np.sum(f.whiten(rows) ** 2)) for f in (factor, full))
+    return full.admitted if total - on_support > NOISE_SHARE * total else 0
+
+
+def _change(stats: Statistics, solution: Solution, shrunk: bool) -> tuple[float, float | None]:
+    """E|P x - x|^2, and for sampled moments the fraction of it that is excess."""
+    left, right, sample = solution.left, solution.right, stats.sample
+    gram = stats.gram(right)
     if sample is None or shrunk or solution.solver == "none":
         return float(np.vdot(left @ left.T, gram)), None
     kept = solution.rank_y - solution.dropped
@@ -315,51 +299,51 @@ def _change(known: Statistics, solution: Solution, shrunk: bool) -> tuple[float,
     return sample.change(left, right, gram, regressors)
 
 
-def _left_in_small_features(known: Statistics, solution: Solution, span: Float) -> float:
+def _left_in_small_features(stats: Statistics, solution: Solution, span: Float) -> float:
     """|P Cov(x, z)| / |Cov(x, z)|, each feature in units of its deviation.
 
     Without a factor ranks are judged in the units of x as they are: a direction may be below the
     rounding of large features, and be all that small ones know of the concept.
     """
-    deviations = np.sqrt(known.variances)
-    varies = deviations > CONSTANT * np.abs(known.mean)
+    deviations = np.sqrt(stats.variances)
+    varies = deviations > CONSTANT * np.abs(stats.mean)
     left = span - (span @ solution.right.T) @ solution.left
     rest, whole = (float(np.linalg.norm(c[:, varies] / deviations[varies])) for c in (left, span))
     return rest / whole if whole else 0.0
 
 
-def _check_classes(known: Statistics, erase: object) -> None:
+def _check_classes(stats: Statistics, erase: object) -> None:
     """Raise LabelError for a continuous variable, which has no class means."""
     for name in names_of(erase, "erase"):
-        if not isinstance(known.variable(name), ClassSums):
+        if not isinstance(stats.variable(name), ClassSums):
             raise LabelError(
                 f"the variable {name!r} is continuous and has no class means; use sal, or "
                 f"accumulate it with kinds={{{name!r}: 'classes'}}"
             )
 
 
-def _refuse_underflow(known: Statistics, span: Span) -> None:
+def _refuse_underflow(stats: Statistics, span: Span) -> None:
     """Raise InputError for features that vary with a concept, but not by their own variance.
 
     |Cov(x, z)|^2 <= Var(x) Var(z), so that their squares have left the range of float64. A
     constant has no covariance but its rounding.
     """
     covariance = np.abs(span.rows).max(axis=0, initial=0.0)
-    lost = (known.variances == 0.0) & (covariance > _ROUNDING * np.abs(known.mean))
-    lost &= covariance < _UNDERFLOW
-    found = np.flatnonzero(lost)
-    if len(found):
+    lost = (stats.variances == 0.0) & (covariance > _ROUNDING * np.abs(stats.mean))
+    features = np.flatnonzero(lost & (covariance < _UNDERFLOW))
+    if len(features):
         raise InputError(
-            f"the squares of {len(found)} feature(s) ({abbreviated(found)}) underflow: they vary "
-            f"with {listed(span.names)}, by less than 1e-161, and float64 holds no variance of "
-            "theirs. Multiply them by a power of 10 before they are accumulated, such as X * 1e150"
+            f"the squares of {len(features)} feature(s) ({abbreviated(features)}) underflow: "
+            f"they vary with {listed(span.names)}, by less than 1e-161, and float64 holds no "
+            "variance of theirs. Multiply them by a power of 10 before they are accumulated, such "
+            "as X * 1e150"
         )
 
 
 def _refuse(
     solution: Solution, erased: list[str], kept: list[str], method: str, options: Options
 ) -> NoReturn:
-    """Raise what the status of a solve that failed calls for."""
+    """Raise the error of a solve that failed."""
     if solution.status == STATUS_INFEASIBLE:
         cosine = float(solution.cosines[0]) if len(solution.cosines) else 1.0
         sine = float(solution.sines.min())
@@ -372,16 +356,16 @@ def _warn(
     erased: list[str],
     kept: list[str],
     options: Options,
-    traced: int,
-    small: float,
+    admitted: int,
+    left_over: float,
 ) -> tuple[str, ...]:
-    """Warn of what the caller has to know, and return it for the report."""
+    """Raise the warnings of a solve, and return their texts for the report."""
     notes = []
     if not solution.rank_z:
         notes.append(
-            f"nothing was erased: x has no linear trace of {listed(erased)} above the "
+            f"nothing was erased: x has no linear association with {listed(erased)} above the "
             f"rounding level ({solution.noise:.1e} in units of correlation), so the eraser is the "
-            "identity. If a trace was expected, check that labels and rows belong together"
+            "identity. If an association was expected, check that labels and rows belong together"
         )
         warnings.warn(notes[-1], NothingErasedWarning, stacklevel=5)
     if solution.dropped:
@@ -393,14 +377,14 @@ def _warn(
             + "; the report shows what is left of each variable"
         )
         warnings.warn(notes[-1], DroppedDirectionsWarning, stacklevel=5)
-    for note in _imprecise(solution, erased, kept, traced, small):
+    for note in _imprecise(solution, erased, kept, admitted, left_over):
         notes.append(note)
         warnings.warn(note, PrecisionWarning, stacklevel=5)
     return tuple(notes)
 
 
 def _imprecise(
-    solution: Solution, erased: list[str], kept: list[str], traced: int, small: float
+    solution: Solution, erased: list[str], kept: list[str], admitted: int, left_over: float
 ) -> list[str]:
     """Causes of lost digits, in words."""
     notes = []
@@ -420,19 +404,18 @@ def _imprecise(
             "each other, or features that are combinations of others; drop such columns, pass "
             "shrinkage=1e-6, or cap max_amplification="
         )
-    if traced:
+    if admitted:
         notes.append(
-            f"x varies by less than its rounding level in {traced} direction(s) in "
-            "which the labels show a trace; their variance was set to that level. What is erased "
-            "and kept is exact, but x is changed more than the least possible, and new rows may "
-            "be changed far more: drop features that are copies of others, accumulate in float64, "
-            "or pass shrinkage=1e-6"
+            f"x varies by less than its rounding level in {admitted} direction(s) that covary with "
+            "the labels; their variance was set to that level. The constraints hold exactly, but "
+            "x is changed more than the least possible, and new rows may be changed far more: drop "
+            "features that are copies of others, accumulate in float64, or pass shrinkage=1e-6"
         )
-    if solution.rank_z and small**2 > NOISE_SHARE:
+    if solution.rank_z and left_over**2 > NOISE_SHARE:
         notes.append(
-            f"{small:.2%} of the covariance with {listed(erased)} is left, each feature in units "
-            "of its deviation: some features are so small beside others that their covariance is "
-            "below the rounding of the total variance. Scale all features alike first, or use "
-            "leace, which does not depend on their units"
+            f"{left_over:.2%} of the covariance with {listed(erased)} is left, each feature in "
+            "units of its deviation: some features are so small beside others that their "
+            "covariance is below the rounding of the total variance. Scale all features alike "
+            "first, or use leace, which does not depend on their units"
         )
     return notes

@@ -1,7 +1,9 @@
-"""Erasing rows of any dtype and layout: in pieces, over threads, into memory that is checked."""
+"""Application of a low-rank affine map to rows of any dtype and layout."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,16 +19,16 @@ from splince_fast.exceptions import InputError
 
 Float = NDArray[np.float64]
 
-# Numbers below which a second thread costs more than it saves.
+# A thread erases at least this many numbers; fewer are faster on one thread.
 _GRAIN = 1 << 17
-# Between two sweeps Ctrl-C is obeyed and the progress shown.
-_SWEEP_BYTES = 1 << 28
-# A result of so many bytes, in rows of so many, is written past the caches: a store to a line that
-# is not there would first read it. New memory is there: the system has just filled it with zeros.
+# Between two chunks KeyboardInterrupt is raised and the progress bar updated.
+_CHUNK_BYTES = 1 << 28
+# Smallest result, and smallest row of it, that non-temporal stores write. Ordinary stores first
+# read each cache line; lines of fresh memory are cached already, since the kernel has zeroed them.
 _STREAMED_BYTES, _STREAMED_ROW = 1 << 25, 512
-# Fewer bytes are erased in less than two seconds, before a progress bar would appear.
+# Fewer bytes take less than two seconds, after which a progress bar appears.
 _LONG_BYTES = 1 << 30
-# Rows that must be converted are so in pieces that stay in a core's cache.
+# Rows that need a conversion are converted in pieces that fit in the cache of a core.
 _PIECE_BYTES = 1 << 18
 
 
@@ -48,18 +50,12 @@ class Factors:
 
     @cached_property
     def packed(self) -> row_kernels.PackedFactors:
-        """The same as `apply_rows` takes them."""
+        """The factors in the format of the kernel `apply_rows`."""
         return row_kernels.PackedFactors(self.left, self.right, self.mean, self.shift)
 
 
 def as_stack(X: Any, width: int) -> NDArray[Any]:
-    """View X as an array (..., d) of numbers; with two axes as :func:`as_rows` does.
-
-    Raises
-    ------
-    InputError
-        As :func:`as_rows`.
-    """
+    """Convert X to a numeric array of shape (..., d); errors as for :func:`as_rows`."""
     if not isinstance(X, np.ndarray) and is_sparse(X):
         raise InputError(
             "X is a sparse matrix, and erased rows are dense. Where a linear layer follows, "
@@ -69,25 +65,19 @@ def as_stack(X: Any, width: int) -> NDArray[Any]:
         )
     if not isinstance(X, np.ndarray) or X.ndim < 3:
         return as_rows(X, width=width)
-    plain = X.dtype.kind in "fiub" and type(X) in (np.ndarray, np.memmap)
-    flat = np.empty((0, X.shape[-1]), X.dtype) if plain else X.reshape(-1, X.shape[-1])
-    rows = as_rows(flat, width=width)
-    return X if plain else rows.reshape(X.shape)
+    numeric = X.dtype.kind in "fiub" and type(X) in (np.ndarray, np.memmap)
+    flat = np.empty((0, X.shape[-1]), X.dtype) if numeric else X.reshape(-1, X.shape[-1])
+    rows = as_rows(flat, width=width)  # of a numeric array only the width is checked
+    return X if numeric else rows.reshape(X.shape)
 
 
 def result_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of erased rows: that of the rows, float64 for integers and booleans."""
+    """Return the dtype of erased rows: float64 for integers and booleans, else that of the rows."""
     return np.dtype(np.float64) if dtype.kind in "iub" else dtype
 
 
 def erase_lazily(eraser: Any, X: Any, width: int) -> Any:
-    """Erase a dask array chunk by chunk, when its result is computed.
-
-    Raises
-    ------
-    InputError
-        Wrong width, no numbers, or a row that lies in several chunks.
-    """
+    """Return a dask array that applies an eraser to each chunk of X; InputError if it cannot."""
     if X.ndim < 2 or X.shape[-1] != width:
         raise InputError(
             f"X has shape {tuple(X.shape)}, and the rows of this eraser have {width} features; "
@@ -104,25 +94,19 @@ def erase_lazily(eraser: Any, X: Any, width: int) -> Any:
 
 
 def as_mask(mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
-    """View a mask as booleans of the leading shape of X.
-
-    Raises
-    ------
-    InputError
-        Another shape, or neither booleans nor integers 0 and 1.
-    """
+    """Convert a mask to booleans; InputError unless it has `shape` and holds 0 and 1 only."""
     if mask is None:
         return None
-    found = np.asarray(mask.detach().cpu() if hasattr(mask, "detach") else mask)
-    if found.shape != shape:
+    array = np.asarray(mask.detach().cpu() if hasattr(mask, "detach") else mask)
+    if array.shape != shape:
         raise InputError(
-            f"mask has shape {found.shape}; it must have an entry per row of X, {shape}: True where"
+            f"mask has shape {array.shape}; it must have an entry per row of X, {shape}: True where"
             " the row is erased"
         )
-    whole = found.dtype.kind in "iu" and bool(((found == 0) | (found == 1)).all())
-    if found.dtype != np.bool_ and not whole:
-        raise InputError(f"mask has dtype {found.dtype}; pass booleans, or integers 0 and 1")
-    return found.astype(np.bool_, copy=False)
+    binary = array.dtype.kind in "iu" and bool(((array == 0) | (array == 1)).all())
+    if array.dtype != np.bool_ and not binary:
+        raise InputError(f"mask has dtype {array.dtype}; pass booleans, or integers 0 and 1")
+    return array.astype(np.bool_, copy=False)
 
 
 def check_out(out: Any, rows: NDArray[Any], dtype: np.dtype[Any]) -> None:
@@ -132,7 +116,7 @@ def check_out(out: Any, rows: NDArray[Any], dtype: np.dtype[Any]) -> None:
         raise InputError(f"out is {found}; it must be an array of {dtype} of shape {rows.shape}")
     if not out.flags.writeable:
         raise InputError("out is read-only; open a memmap with mode 'r+', or pass a writable array")
-    if meets_itself(out.shape, out.strides, out.itemsize):
+    if self_overlaps(out.shape, out.strides, out.itemsize):
         raise InputError(
             f"out has the strides {out.strides}, by which several of its entries share memory, as "
             "in a sliding window or a broadcast array; pass new memory, or a copy"
@@ -147,11 +131,11 @@ def check_out(out: Any, rows: NDArray[Any], dtype: np.dtype[Any]) -> None:
         raise InputError("out overlaps X without being the same array; pass X itself or new memory")
 
 
-def meets_itself(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Whether an axis advances by less than the extent of the axes below it.
+def self_overlaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Return whether entries of a strided array may share memory.
 
-    If not, no two entries share memory: the extent of the axes in order of their strides,
-    itemsize + sum (n_i - 1) |s_i|, never reaches the next stride.
+    They do not if, in order of increasing stride, every stride s_k is at least the extent of the
+    axes before it, itemsize + sum_{i < k} (n_i - 1) |s_i|.
     """
     if 0 in shape:
         return False
@@ -171,81 +155,74 @@ def erase(
     progress: bool | None = False,
     fresh: bool = False,
 ) -> None:
-    """Write the result for X (..., d) into `out`; rows that the mask leaves out are copied.
+    """Write the erased rows of X (..., d) to `out`; rows where the mask is False are copied.
 
-    `fresh` says that `out` is new memory, never written to.
-
-    Raises
-    ------
-    InputError
-        Finite results leave the range of float16.
+    `fresh` states that `out` is uninitialised memory. Raises InputError if a finite result is out
+    of range of float16.
     """
     streamed = out.nbytes >= _STREAMED_BYTES and not fresh
     streamed = streamed and out.shape[-1] * out.itemsize >= _STREAMED_ROW
-    if progress is False or (progress is None and X.nbytes < _LONG_BYTES):
-        _erase_stack(factors, streamed, X, out, mask, None, 0)
-        return
-    with Progress(X.size // X.shape[-1], show=progress) as bar:
-        _erase_stack(factors, streamed, X, out, mask, bar, 0)
+    hidden = progress is False or (progress is None and X.nbytes < _LONG_BYTES)
+    n_rows = X.size // X.shape[-1]
+    with nullcontext() if hidden else Progress(n_rows, show=progress) as bar:
+        for rows, target, chosen, first in _matrices(X, out, mask, 0):
+            step = max(1, _CHUNK_BYTES // (rows.shape[1] * working_dtype(rows.dtype).itemsize))
+            for start in range(0, len(rows), step):
+                chunk = slice(start, start + step)
+                chunk_mask = None if chosen is None else chosen[chunk]
+                _erase_chunk(
+                    factors, streamed, rows[chunk], target[chunk], chunk_mask, first + start
+                )
+                if bar is not None:
+                    bar.advance(len(rows[chunk]), rows[chunk].nbytes)
 
 
-def _erase_stack(
-    factors: Factors,
-    streamed: bool,
-    X: NDArray[Any],
-    out: NDArray[Any],
-    mask: NDArray[np.bool_] | None,
-    bar: Progress | None,
-    origin: int,
-) -> None:
-    """Merge the leading axes where both arrays allow it without a copy; else go through them."""
+def _matrices(
+    X: NDArray[Any], out: NDArray[Any], mask: NDArray[np.bool_] | None, first: int
+) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_] | None, int]]:
+    """Yield 2-D views of X, `out` and the mask, with the number of their first row.
+
+    The leading axes are merged where that needs no copy, else iterated over.
+    """
     if X.ndim > 2:
         pair = [array.reshape(-1, array.shape[-1]) for array in (X, out)]
         views = all(np.may_share_memory(a, b) for a, b in zip(pair, (X, out), strict=True))
         if not (views or X.size == 0):
-            per_slab = X.size // (len(X) * X.shape[-1])
+            n_rows = X.size // (len(X) * X.shape[-1])
             for i in range(len(X)):
                 inner = None if mask is None else mask[i]
-                _erase_stack(factors, streamed, X[i], out[i], inner, bar, origin + i * per_slab)
+                yield from _matrices(X[i], out[i], inner, first + i * n_rows)
             return
         X, out = pair
         mask = None if mask is None else mask.reshape(-1)
-    n, d = X.shape
-    sweep = max(1, _SWEEP_BYTES // (d * working_dtype(X.dtype).itemsize))
-    for start in range(0, n, sweep):
-        stop = min(n, start + sweep)
-        chosen = None if mask is None else mask[start:stop]
-        _erase_rows(factors, streamed, X[start:stop], out[start:stop], chosen, origin + start)
-        if bar is not None:
-            bar.advance(stop - start, (stop - start) * d * X.dtype.itemsize)
+    yield X, out, mask, first
 
 
-def _erase_rows(
+def _erase_chunk(
     factors: Factors,
     streamed: bool,
     rows: NDArray[Any],
     out: NDArray[Any],
     mask: NDArray[np.bool_] | None,
-    origin: int,
+    first_row: int,
 ) -> None:
-    """One sweep, split over threads; its first row is row `origin` of all."""
-    if not len(rows):
-        return
+    """Erase one chunk on several threads; `first_row` is its position, for the error message."""
     n, d = rows.shape
     halves = rows.dtype.kind == "f" and rows.dtype.itemsize == 2
     work = np.dtype(np.float16) if halves else working_dtype(rows.dtype)
     packed = factors.packed
     step = max(1, _PIECE_BYTES // (d * work.itemsize))
-    read, written = (
+    readable, written = (
         mask is None and array.dtype == work and array.flags.aligned for array in (rows, out)
     )
+    direct = readable and written
 
-    def erase(start: int, stop: int) -> int:
-        """The first row with a finite number that float16 cannot hold, or -1."""
+    def erase_range(start: int, stop: int) -> int:
+        """Return the first row with a finite number out of range of float16, or -1."""
         return row_kernels.apply_rows(packed, rows, out, start, stop, streamed)
 
     def erase_pieces(start: int, stop: int) -> int:
-        """The same by way of copies, where the kernel cannot read or write the rows."""
+        """Erase copies of the rows, which the kernel can read or write; return as `erase_range`."""
         for first in range(start, stop, step):
             last = min(first + step, stop)
             source, target = rows[first:last], out[first:last]
@@ -262,9 +239,9 @@ def _erase_rows(
         return -1
 
     grain = max(1, _GRAIN // d)
-    for row in threads.split(erase if read and written else erase_pieces, n, grain=grain):
+    for row in threads.split(erase_range if direct else erase_pieces, n, grain=grain):
         if row >= 0:
             raise InputError(
-                f"row {origin + row} of the result leaves the range of float16 (65504); pass X as "
-                "float32. Some rows are written already"
+                f"row {first_row + row} of the result leaves the range of float16 (65504); pass X "
+                "as float32. Some rows are written already"
             )

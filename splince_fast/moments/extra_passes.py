@@ -21,13 +21,13 @@ from splince_fast.sources.base import Source, StreamSource
 Float = NDArray[np.float64]
 
 
-class Rereader:
-    """The rows of a source, read again and again.
+class ExtraPasses:
+    """Extra passes over the rows of a source.
 
     Parameters
     ----------
     source : Source
-    known : SketchSnapshot
+    stats : SketchSnapshot
         Of the moments that have seen it.
     passes : int
 
@@ -38,13 +38,13 @@ class Rereader:
         than one pass over what can be read once.
     """
 
-    def __init__(self, source: Source, known: SketchSnapshot, passes: int) -> None:
-        self._source, self._known = source, known
-        d = len(known.mean)
+    def __init__(self, source: Source, stats: SketchSnapshot, passes: int) -> None:
+        self._source, self._known = source, stats
+        d = len(stats.mean)
         if source.n_features not in (None, d):
             raise _other(source, f"it has {source.n_features} features, and they have {d}")
-        if source.n_rows is not None and source.n_rows < known.n_rows:
-            raise _other(source, f"it has {source.n_rows:,} rows, and they {known.n_rows:,}")
+        if source.n_rows is not None and source.n_rows < stats.n_rows:
+            raise _other(source, f"it has {source.n_rows:,} rows, and they {stats.n_rows:,}")
         if passes > 1 and isinstance(source, StreamSource) and source.once:
             raise InputError(
                 f"passes is {passes}, and {source.name} can be read only once; pass a list of "
@@ -60,24 +60,25 @@ class Rereader:
             The rows are not those of the moments: their number, weight, sums, squares or, where
             the moments have a sketch, products of two features differ.
         """
-        known, d, m = self._known, len(self._known.mean), len(columns)
-        # The moments know the image of their first signs: it tells how features go together.
-        vectors = np.hstack([columns.T, known.sketch.signs[:, :1]])
+        stats, d, m = self._known, len(self._known.mean), len(columns)
+        # The sketch holds the image of its first signs, whose largest entries show correlated
+        # features.
+        vectors = np.hstack([columns.T, stats.sketch.signs[:, :1]])
         out, total, squares = np.zeros((d, vectors.shape[1])), np.zeros(d), np.zeros(d)
         n_rows, weight = 0, 0.0
         with prefetched(self._source) as blocks:
             for block in blocks:
-                given = read_update(block.X, None, block.sample_weight, None, known.accumulator)
-                if not given.n:
+                batch = read_update(block.X, None, block.sample_weight, None, stats.accumulator)
+                if not batch.n:
                     continue
-                given.rows.check()
-                sums = self._sums(given.rows, given.weight, vectors, out)
+                batch.rows.check()
+                sums = self._sums(batch.rows, batch.weight, vectors, out)
                 total += sums[0]
                 squares += sums[1]
-                n_rows += given.n
+                n_rows += batch.n
                 weight += sums[2]
         self._compare(n_rows, weight, total, squares, out[:, m:])
-        out /= known.weight
+        out /= stats.weight
         return np.ascontiguousarray(out[:, :m].T)
 
     def _sums(
@@ -93,13 +94,13 @@ class Rereader:
             shift[far] = mean[far]
             array = subtracted(rows.array, shift) if len(far) else rows.array
             mean = mean - shift
-            csr, given = parts(array), NO_WEIGHT if weight is None else weight
+            csr, batch = parts(array), NO_WEIGHT if weight is None else weight
             whole = float(len(rows)) if weight is None else float(weight.sum())
             total, squares = np.zeros(len(mean)), np.empty(len(mean))
             none = np.empty((0, len(rows)), np.intp), np.empty((0, len(rows)))
             nothing = np.empty((0, len(mean)))
-            kernels.sum_rows(*csr, given, *none, total, nothing, nothing)
-            kernels.sum_squares(*csr, given, mean, whole, squares)
+            kernels.sum_rows(*csr, batch, *none, total, nothing, nothing)
+            kernels.sum_squares(*csr, batch, mean, whole, squares)
             left = add_images(array, weight, mean, vectors, out)
             add_outer(out, -1.0, mean, left)
             return total - whole * mean, squares, whole
@@ -114,26 +115,26 @@ class Rereader:
         self, n_rows: int, weight: float, total: Float, squares: Float, image: Float
     ) -> None:
         """Raise InputError unless these are the sums that the moments have, to rounding."""
-        known, name = self._known, self._source
-        if n_rows != known.n_rows:
-            raise _other(name, f"it has {n_rows:,} rows, and they {known.n_rows:,}")
+        stats, name = self._known, self._source
+        if n_rows != stats.n_rows:
+            raise _other(name, f"it has {n_rows:,} rows, and they {stats.n_rows:,}")
         roundings = EPS64 * (512 + 8 * n_rows**0.5)
-        if abs(weight - known.weight) > roundings * known.weight:
-            raise _other(name, f"its rows weigh {weight:.12g}, and theirs {known.weight:.12g}")
-        deviation = np.sqrt(known.variances)
-        offset = 64 * EPS64 * (np.abs(known.mean) + deviation)
+        if abs(weight - stats.weight) > roundings * stats.weight:
+            raise _other(name, f"its rows weigh {weight:.12g}, and theirs {stats.weight:.12g}")
+        deviation = np.sqrt(stats.variances)
+        offset = 64 * EPS64 * (np.abs(stats.mean) + deviation)
         shifted = np.abs(total) / weight > roundings * deviation + offset
-        bound = roundings * known.variances + 2 * deviation * offset + offset**2
-        spread = np.abs(squares / weight - known.variances) > bound
+        bound = roundings * stats.variances + 2 * deviation * offset + offset**2
+        spread = np.abs(squares / weight - stats.variances) > bound
         found = np.flatnonzero(shifted | spread)
         if len(found):
             what = "mean" if shifted[found[0]] else "variance"
             raise _other(name, f"the {what} of feature {found[0]} differs")
-        # Products with a sum of all features, each of which brings its own rounding.
+        # The rounding of a product with a sum of all features is that of each feature.
         all_deviations, all_offsets = deviation.sum(), offset.sum()
         allowed = (roundings * deviation + offset) * all_deviations
         allowed += (deviation + offset) * all_offsets
-        gap = np.abs(image - known.sketch.images[:, : image.shape[1]]) / weight
+        gap = np.abs(image - stats.sketch.images[:, : image.shape[1]]) / weight
         if (gap > allowed[:, None]).any():
             units = deviation[:, None]
             gaps = np.divide(gap, units, out=np.zeros_like(gap), where=units > 0)

@@ -30,22 +30,22 @@ from splince_fast._solve import tolerances
 
 Float = NDArray[np.float64]
 
-# The gap between cost and bound, relative to the cost, that ends the iteration; beside it the
-# rounding of sums of d products, relative to the variance.
+# Stopping rule: gap between cost and bound, relative to the cost; and the rounding of sums of d
+# products, relative to the variance.
 GAP = 1e-7
 _ROUNDING = 64 * tolerances.EPS
 # Iterations of Q4, which needs 5 to 13 on data, and of the descent, and halvings of a step.
 _FIXED_POINT, _DESCENT, _HALVINGS = 40, 200, 30
 _MEMORY = 8  # pairs of L-BFGS
-# Where a determinant is 0 the gap stays open: steps in which f falls by less than the gap wanted.
+# Where a determinant is 0 the gap does not close: so many steps may decrease f by less than it.
 _STALLED = 8
 _ARMIJO = 1e-4
 # Relative change of the barycentre that ends its own fixed-point iteration.
 _BARYCENTRE, _SWEEPS = 1e-8, 200
-# eigh(M^T M) squares the condition: singular values below this times the largest lose all digits.
+# eigh(M^T M) squares the condition number: smaller relative singular values have no digits.
 _SQUARED = 1e-6
-# Directions of less than this fraction of the variance of a feature, and features of less than this
-# fraction of the mean deviation, are set to their mean: reading them would cost half the digits.
+# Directions below this fraction of the variance of a feature, and features below this fraction of
+# the mean deviation, are set to their mean: inverting them would lose half the digits.
 _TINY_DIRECTION, _TINY_FEATURE = 1e-8, 1e-6
 # |R Vq - Sy| / |Sy| from which rotations allow no map: rounding leaves far less.
 _MISSED = 1e-6
@@ -138,8 +138,8 @@ def support_of(pooled: Float, mean: Float, roundoff: float) -> Support:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """What is to be solved.
+class ClassProblem:
+    """The class fractions, covariances and cross-covariances of a solve.
 
     Attributes
     ----------
@@ -171,8 +171,8 @@ class SingularClassError(ArithmeticError):
 
 
 @dataclass(frozen=True, slots=True)
-class Solution:
-    """The maps, or what makes them impossible.
+class ClassMaps:
+    """The maps, or the cause of their absence.
 
     Attributes
     ----------
@@ -208,7 +208,7 @@ class Solution:
         return max(0.0, self.cost - self.bound) / self.cost if self.cost > 0 else 0.0
 
 
-def solve(problem: Problem, *, optimal: bool = True) -> Solution:
+def solve(problem: ClassProblem, *, optimal: bool = True) -> ClassMaps:
     """The maps of the least cost; with ``optimal=False`` the repair of QLEACE, one step of it.
 
     Parameters
@@ -236,10 +236,10 @@ def solve(problem: Problem, *, optimal: bool = True) -> Solution:
     used, lost = _combinations(problem, inverse_crosses)
     if lost is not None:
         nothing = np.zeros((0, 0, 0))
-        return Solution(nothing, 0.0, 0.0, np.zeros(0), 0, lost)
+        return ClassMaps(nothing, 0.0, 0.0, np.zeros(0), 0, lost)
     kept = problem.kept @ used
     outside = _outside(support, kept)
-    if outside is not None:  # rows of the range of Sy that x within classes has not
+    if outside is not None:  # part of the range of Sy off the within-class support
         roots_tall = [
             np.vstack([root, np.zeros((outside.shape[1], len(root.T)))]) for root in roots
         ]
@@ -253,7 +253,7 @@ def solve(problem: Problem, *, optimal: bool = True) -> Solution:
     point = search.minimise() if optimal else search.start()
     if not np.isfinite(point.cost):
         nothing = np.zeros((0, 0, 0))
-        return Solution(nothing, np.inf, 0.0, np.zeros(0), search.evaluations, rank=used.shape[1])
+        return ClassMaps(nothing, np.inf, 0.0, np.zeros(0), search.evaluations, rank=used.shape[1])
     maps = np.empty_like(problem.covariances)
     basis = support.basis
     for c, (root, rotation) in enumerate(zip(roots, point.rotations, strict=True)):
@@ -267,13 +267,15 @@ def solve(problem: Problem, *, optimal: bool = True) -> Solution:
         np.matmul(wide @ inside, basis.T, out=maps[c])
         maps[c] -= basis @ basis.T + support.tiny @ support.tiny.T
         maps[c].flat[:: len(maps[c]) + 1] += 1.0
-    return Solution(
+    return ClassMaps(
         maps, point.cost, point.bound, search.determinants(point.multiplier), search.evaluations,
         rank=used.shape[1],
     )  # fmt: skip
 
 
-def _combinations(problem: Problem, inverse_crosses: list[Float]) -> tuple[Float, Float | None]:
+def _combinations(
+    problem: ClassProblem, inverse_crosses: list[Float]
+) -> tuple[Float, Float | None]:
     """Orthonormal combinations (q, q') that some class relates to x, and one that none does.
 
     The latter is None unless x covaries with it between classes, above rounding.
@@ -294,7 +296,7 @@ def _combinations(problem: Problem, inverse_crosses: list[Float]) -> tuple[Float
     return np.ascontiguousarray(axes[used].T), None
 
 
-def _whitened_size(problem: Problem, columns: Float) -> Float:
+def _whitened_size(problem: ClassProblem, columns: Float) -> Float:
     """Norms of columns of a cross-covariance in units of the deviations, off the support too."""
     total = np.linalg.norm(problem.support.whitener.T @ columns, axis=0)
     outside = _outside(problem.support, columns)
@@ -315,7 +317,7 @@ def _outside(support: Support, columns: Float) -> Float | None:
     if not kept.any():
         return None
     u = u[:, kept]
-    u -= support.basis @ (support.basis.T @ u)  # small columns are known to few digits
+    u -= support.basis @ (support.basis.T @ u)  # small columns have few digits
     return np.linalg.qr(u).Q
 
 
@@ -383,14 +385,14 @@ class Search:
         return self.at(nothing, self.mean_root())
 
     def mean_root(self) -> Float:
-        """sum p_c L_c: where iterations for a barycentre begin."""
+        """sum p_c L_c, the initial value of iterations for a barycentre."""
         return np.asarray(sum(p * root for p, root in zip(self.fractions, self.roots, strict=True)))
 
     def at(self, multiplier: Float, root: Float) -> Point:
-        """The point of a multiplier; `root` is where the barycentre is looked for."""
+        """The point of a multiplier; `root` is the initial value of the barycentre."""
         factors = self.factors(multiplier)
         if len(factors) == 2:
-            # The barycentre of two is closed: only the relative rotation matters.
+            # Two classes have a closed form: only the relative rotation matters.
             self.evaluations += 1
             turned = rotation(factors[1].T @ factors[0])
             first, second = self.fractions
@@ -407,7 +409,8 @@ class Search:
         self.evaluations += 1
         rotations = [rotation(factor.T @ root) for factor in factors]
         new = self._sum(factors, rotations)
-        # Roots are compared in one gauge: the rotations align both with the factors.
+        # Roots are unique up to rotation: both are aligned with the factors before they are
+        # compared.
         moved = float(np.linalg.norm(new - root) / np.linalg.norm(new))
         return rotations, new, moved
 
@@ -595,7 +598,7 @@ def rotation(product: Float) -> Float:
             rest.flat[:: len(rest) + 1] += 1.0
             factor += factor @ rest / 2
             error, previous = float(np.linalg.norm(rest)), error
-            if error <= _LAST_STEP:  # a step leaves 3/4 of the square of the error
+            if error <= _LAST_STEP:  # error after a step: 3/4 of its square
                 return np.ascontiguousarray(factor.T)
             if error >= previous:
                 break

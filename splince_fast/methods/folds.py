@@ -1,0 +1,405 @@
+"""Erasers of folds: fitted to all rows, with figures of held-out rows from the moments of folds."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splince_fast._runtime.arrays import abbreviated
+from splince_fast._solve.options import INTENSITIES, Options
+from splince_fast._solve.selection import Span, span_of
+from splince_fast.exceptions import InputError, SplinceError, SplinceWarning, UnseenRowsWarning
+from splince_fast.methods.method_call import MethodCall
+from splince_fast.moments import Folds, Moments
+from splince_fast.moments.factored import Factored, Statistics, statistics
+from splince_fast.projection import Projection
+from splince_fast.report import HeldOut, Report
+
+Float = NDArray[np.float64]
+Source: TypeAlias = Moments | Factored
+Shrinkage: TypeAlias = float | str | None
+
+# Held-out rows fare worse if their distortion is this many times that of fitted rows, and exceeds
+# it by more than chance, which is of the order of the fraction of the variance that is removed.
+_WORSE, _EXCESS = 2.0, 0.02
+# With fewer fitted rows per dimension a covariance is mostly noise, unless it is shrunk.
+_FEW_ROWS = 2.0
+# A feature is degenerate if its deviation in the fitted rows is below this fraction of its
+# held-out deviation.
+_DEGENERATE = 1e-2
+
+
+@dataclass(frozen=True, slots=True)
+class FoldReport:
+    """An eraser fitted to all other folds, on the rows of one fold.
+
+    Attributes
+    ----------
+    n_rows : int
+        Of the fold.
+    distortion : float
+        E|r(x) - x|^2 over the fold, as a fraction of its total variance.
+    distortion_fitted : float
+        The same of the rows that the eraser was fitted to.
+    concept : float
+        R^2 left of the concept: mean squared canonical correlation with r(x), in the fold.
+    chance : float
+        Its mean where labels are random: rank of r(x) / (n - 1).
+    kept : float or None
+        1 - |P Cov(x, y) - Cov(x, y)| / |Cov(x, y)| in units of deviations; None if nothing is kept.
+    amplification : float
+        Spectral norm of I - P in coordinates in which the fold is white.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import splince_fast as sf
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.integers(0, 2, size=400)
+    >>> X = rng.normal(size=(400, 4)) + np.outer(z, np.eye(4)[0])
+    >>> folds = [sf.Moments().update(X[i::2], {"z": z[i::2]}) for i in range(2)]
+    >>> report = sf.cross_report(folds, erase="z")
+    >>> fold = report.folds[0]
+    >>> fold.n_rows, fold.kept is None, fold.concept < 0.1
+    (200, True, True)
+    """
+
+    n_rows: int
+    distortion: float
+    distortion_fitted: float
+    concept: float
+    chance: float
+    kept: float | None
+    amplification: float
+
+
+@dataclass(frozen=True, slots=True)
+class FoldEvaluation:
+    """Figures of the erasers that are fitted to all other folds, on each fold.
+
+    Attributes
+    ----------
+    folds : tuple of FoldReport
+    erasers : tuple of Projection
+        Fitted to all other folds.
+    n_fitted : tuple of int
+        Rows that each was fitted to.
+    shrinkage : float, str or None
+        Requested intensity; the chosen one for "cv".
+    degenerate : tuple of int
+        Features that hardly vary in the rows of some fit.
+    remedies : tuple of (str, float)
+        Distortion of held-out rows with other settings, where that helps.
+    warnings : tuple of str
+    """
+
+    folds: tuple[FoldReport, ...]
+    erasers: tuple[Projection, ...]
+    n_fitted: tuple[int, ...]
+    shrinkage: Shrinkage
+    degenerate: tuple[int, ...]
+    remedies: tuple[tuple[str, float], ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def rows_per_rank(self) -> float:
+        """Fitted rows over the rank of their covariance; the smallest over the folds."""
+        return _rows_per_rank(self.erasers, self.n_fitted)
+
+    def added_to(self, eraser: Projection) -> Projection:
+        """The eraser of all rows, with the means of these figures in its report."""
+        return Projection._make(
+            eraser.left.T, eraser.right.T, eraser.mean, method=eraser.method,
+            report=partial(self._report, eraser),
+        )  # fmt: skip
+
+    def _report(self, eraser: Projection) -> Report:
+        report = cast(Report, eraser.report)  # every method writes one
+        kept = [fold.kept for fold in self.folds if fold.kept is not None]
+        return dataclasses.replace(
+            report,
+            held_out=HeldOut(
+                float(np.mean([fold.distortion for fold in self.folds])),
+                float(np.mean([fold.concept for fold in self.folds])),
+                float(np.mean([fold.chance for fold in self.folds])),
+                float(np.mean(kept)) if kept else None,
+            ),
+            warnings=report.warnings + self.warnings,
+        )
+
+
+def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projection:
+    """The eraser of all rows; for folds, with figures of held-out rows in its report."""
+    # `Folds` is a Sequence, whose instance check is slow.
+    if isinstance(moments, Moments) or not isinstance(moments, Folds):
+        return call.fit(moments)
+    call = call._replace(names=moments.feature_names)
+    try:
+        evaluation = evaluate_folds(call, moments)
+    except SplinceError as error:
+        # A fold may lack a class: then the report has no figures of held-out rows.
+        if call.options.shrinkage == "cv":
+            error.add_note("while shrinkage='cv' was chosen on the folds")
+            raise
+        return call.fit(moments.total)
+    warn(evaluation.warnings, 3)
+    return evaluation.added_to(call.with_shrinkage(evaluation.shrinkage).fit(moments.total))
+
+
+def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation:
+    """Fit without each fold in turn, and evaluate on that fold.
+
+    Parameters
+    ----------
+    call : MethodCall
+        The method with its options.
+    folds : sequence of Moments
+        Two or more.
+    """
+    if folds[0].parameters.sketch_size is not None:
+        raise InputError(
+            "figures of held-out rows need their covariance, which moments made with sketch_size= "
+            "do not keep; accumulate the folds without it"
+        )
+    parts, options, whitened = list(folds), call.options, call.whitened
+    factored: Sequence[Source]
+    if len(parts) == 2:
+        # The fold that one eraser is fitted to is the one that the other is evaluated on.
+        training = [parts[1], parts[0]]
+        both = [p.factored(solver=options.solver, min_scale=options.min_scale) for p in parts]
+        factored, tests = [both[1], both[0]], iter(both)
+    else:
+        # Sums of the others, not total - part: nothing cancels.
+        training = [merged(parts[:i] + parts[i + 1 :]) for i in range(len(parts))]
+        # One test at a time is factored: each has a d x d matrix.
+        factored, tests = training, (part.factored() for part in parts)
+
+    def erasers(call: MethodCall, shrinkage: Shrinkage) -> tuple[Projection, ...]:
+        call = call.with_shrinkage(shrinkage)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SplinceWarning)
+            return tuple(map(call.fit, factored if shrinkage is None else training))
+
+    def distortion(fitted: Sequence[Projection]) -> float:
+        return float(np.mean([_distortion(e, p) for e, p in zip(fitted, parts, strict=True)]))
+
+    shrinkage = options.shrinkage if whitened else None
+    if shrinkage == "cv":
+        tried = {a: distortion(erasers(call, a)) for a in (*INTENSITIES, "oas")}
+        shrinkage = min(tried, key=lambda a: tried[a])
+    fitted = erasers(call, shrinkage)
+    figures = tuple(
+        _evaluate(eraser, source, part, call)
+        for eraser, source, part in zip(fitted, factored, tests, strict=True)
+    )
+    n_fitted = tuple(source.n_rows for source in training)
+    degenerate = _degenerate_features(training, parts)
+    held_out = float(np.mean([fold.distortion for fold in figures]))
+    in_sample = float(np.mean([fold.distortion_fitted for fold in figures]))
+    few = whitened and not shrinkage and min(n_fitted) < _FEW_ROWS * fitted[0].n_features
+    few = few and _rows_per_rank(fitted, n_fitted) < _FEW_ROWS
+    remedies: list[tuple[str, float]] = []
+    notes: tuple[str, ...] = ()
+    if few or held_out > max(_WORSE * in_sample, in_sample + _EXCESS):
+        ranks = None
+        if whitened:
+            plain = call._replace(
+                method="SAL", whitened=False, classes_only=False, options=Options()
+            )
+            tries: list[tuple[str, MethodCall, Shrinkage]] = [
+                (f"shrinkage={a!r}", call, a) for a in (1e-3, "oas") if a != shrinkage
+            ]
+            tries.append(("SAL", plain, None))
+            values = [(name, distortion(erasers(other, a))) for name, other, a in tries]
+            remedies = [(name, value) for name, value in values if value < held_out]
+            ranks = _rank_lost_to_rounding(fitted, training)
+        rows_per_rank = _rows_per_rank(fitted, n_fitted)
+        notes = (
+            _text(held_out, in_sample, degenerate, rows_per_rank, ranks, remedies, call.names),
+        )
+    return FoldEvaluation(figures, fitted, n_fitted, shrinkage, degenerate, tuple(remedies), notes)
+
+
+def _rows_per_rank(erasers: Sequence[Projection], n_fitted: Sequence[int]) -> float:
+    """Fitted rows over the rank of their covariance; the smallest over the folds."""
+    ratios = []
+    for eraser, n in zip(erasers, n_fitted, strict=True):
+        rank = None if eraser.report is None else eraser.report.rank_covariance
+        ratios.append(n / max(1, rank or min(eraser.n_features, n - 1)))
+    return float(min(ratios))
+
+
+def warn(notes: Sequence[str], stacklevel: int) -> None:
+    """Warn of worse figures of held-out rows."""
+    for note in notes:
+        warnings.warn(note, UnseenRowsWarning, stacklevel=stacklevel + 1)
+
+
+def few_rows(eraser: Projection) -> Projection:
+    """Warn of few rows, for an eraser without figures of held-out rows, and add it to the report.
+
+    Parameters
+    ----------
+    eraser : Projection
+        Fitted to all rows.
+    """
+    report = eraser.report
+    rank = None if report is None or report.shrinkage else report.rank_covariance
+    if report is None or not rank or report.n_rows >= _FEW_ROWS * rank:
+        return eraser
+    note = (
+        f"there are only {report.n_rows / rank:.2g} rows per dimension of x (rank {rank}): the "
+        "covariance is mostly noise, and held-out rows may be changed far more than fitted ones. "
+        "Add rows, pass shrinkage='oas', or use SAL"
+    )
+    warn([note], 2)
+    return Projection._make(
+        eraser.left.T, eraser.right.T, eraser.mean, method=eraser.method,
+        report=dataclasses.replace(report, warnings=(*report.warnings, note)),
+    )  # fmt: skip
+
+
+def merged(parts: Sequence[Moments]) -> Moments:
+    """(new) moments of all parts together."""
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+def _distortion(eraser: Projection, source: Source) -> float:
+    """E|r(x) - x|^2 over tr Cov(x), on the rows of these moments."""
+    with statistics(source) as stats:
+        return _distortion_of(eraser, stats)
+
+
+def _distortion_of(eraser: Projection, stats: Statistics) -> float:
+    left, right = eraser.left.T, np.ascontiguousarray(eraser.right.T)
+    total = float(stats.variances.sum())
+    if not len(left) or not total:
+        return 0.0
+    shift = right @ (stats.mean - eraser.mean)
+    square = left @ left.T
+    spread = float(np.sum(square * stats.gram(right)))
+    return (spread + float(shift @ square @ shift)) / total
+
+
+def _evaluate(eraser: Projection, fitted: Source, test: Factored, call: MethodCall) -> FoldReport:
+    """All figures of one fold, `test`, for an eraser of the rows of `fitted`."""
+    whitened, factor = call.whitened, test.factor
+    span = span_of(test, call.erase, "erase", whitened)
+    left, right = eraser.left.T, np.ascontiguousarray(eraser.right.T)
+    removed = factor.whiten(np.ascontiguousarray(left))
+    outside = (left - factor.unwhiten(removed)) * factor.inverse_scale
+    inside = _combinations_inside(outside, left * factor.inverse_scale)
+    basis = _orthonormal_rows(inside @ removed)
+    trace, rank_z = _pillai(factor.whiten(span.rows), span, basis)
+    kept = None
+    if call.keep is not None:
+        cross = span_of(test, call.keep, "keep", whitened).rows
+        change = ((cross @ right.T) @ left) * factor.inverse_scale
+        size = float(np.linalg.norm(cross * factor.inverse_scale))
+        kept = 1.0 - float(np.linalg.norm(change)) / size if size else 1.0
+    squares = (removed @ removed.T) @ test.gram(right)
+    norm = np.abs(np.linalg.eigvals(squares)).max(initial=1.0)
+    return FoldReport(
+        n_rows=test.n_rows,
+        distortion=_distortion_of(eraser, test),
+        distortion_fitted=_distortion(eraser, fitted),
+        concept=trace / rank_z,
+        chance=min(1.0, (factor.rank - len(basis)) / (max(2, round(test.weight)) - 1)),
+        kept=kept,
+        amplification=float(norm) ** 0.5,
+    )
+
+
+def _combinations_inside(outside: Float, scaled: Float) -> Float:
+    """Combinations of the columns of `left` in the support of the fold: only these act there."""
+    if not len(outside):
+        return np.zeros((0, 0))
+    u, sizes, _ = np.linalg.svd(outside, full_matrices=False)
+    inside = sizes <= 1e-6 * np.linalg.norm(scaled, axis=1).max()
+    return np.asarray(u[:, inside].T)
+
+
+def _orthonormal_rows(rows: Float) -> Float:
+    if not len(rows):
+        return rows
+    _, sizes, vt = np.linalg.svd(rows, full_matrices=False)
+    return np.asarray(vt[sizes > 1e-12 * max(float(sizes[0]), 1e-300)])
+
+
+def _pillai(white: Float, span: Span, basis: Float) -> tuple[float, int]:
+    """Sum of squared canonical correlations with what is orthogonal to `basis`, and their rank."""
+    residual = white - (white @ basis.T) @ basis
+    total, rank, start = 0.0, 0, 0
+    for count, reading in zip(span.counts, span.readings, strict=True):
+        _, matrix, _ = reading()
+        total += float(np.sum((matrix @ residual[start : start + count]) ** 2))
+        rank += min(matrix.shape)
+        start += count
+    return total, max(1, rank)
+
+
+def _degenerate_features(training: Sequence[Moments], parts: Sequence[Moments]) -> tuple[int, ...]:
+    """Features that hardly vary in the rows of a fit but do in the fold left out."""
+    held_out = np.sqrt([_variances(part) for part in parts])
+    if len(parts) == 2:
+        fitted = held_out[::-1]
+    else:
+        fitted = np.sqrt([_variances(source) for source in training])
+    return tuple(np.flatnonzero((fitted < _DEGENERATE * held_out).any(axis=0)).tolist())
+
+
+def _variances(source: Source) -> Float:
+    with statistics(source) as stats:
+        return stats.variances
+
+
+def _rank_lost_to_rounding(
+    erasers: Sequence[Projection], training: Sequence[Source]
+) -> tuple[int, int] | None:
+    """Rank, and rank without rounding: the smallest over folds, where they differ."""
+    pairs = []
+    for eraser, source in zip(erasers, training, strict=True):
+        with statistics(source) as stats:
+            most = min(int(np.count_nonzero(stats.variances)), stats.n_rows - 1)
+        rank = None if eraser.report is None else eraser.report.rank_covariance
+        if rank is not None and rank < most:
+            pairs.append((rank, most))
+    return min(pairs) if pairs else None
+
+
+def _text(
+    held_out: float, in_sample: float, degenerate: tuple[int, ...], rows_per_rank: float,
+    ranks: tuple[int, int] | None, remedies: Sequence[tuple[str, float]],
+    names: Sequence[str] | None,
+) -> str:  # fmt: skip
+    """Cause and remedy, each with its figure."""
+    causes = []
+    if degenerate:
+        shown = abbreviated(degenerate, names)
+        causes.append(f"{len(degenerate)} feature(s) hardly vary in the fitted rows ({shown})")
+    if rows_per_rank < _FEW_ROWS:
+        causes.append(f"there are only {rows_per_rank:.2g} fitted rows per dimension of x")
+    if ranks is not None:
+        causes.append(
+            f"the rank of the covariance, {ranks[0]} where {ranks[1]} features vary, rests on "
+            "the rounding of the rows"
+        )
+    if not causes:
+        causes.append("the covariance has directions that few rows determine")
+    best = sorted(remedies, key=lambda pair: pair[1])
+    advice = ", ".join(f"{name} {100 * value:.3g} %" for name, value in best)
+    return (
+        f"held-out rows are changed by {100 * held_out:.3g} % of their variance, fitted ones by "
+        f"{100 * in_sample:.3g} %: " + " and ".join(causes)
+        + (f". On these folds it helps to use: {advice}" if advice else ". Add rows")
+    )  # fmt: skip

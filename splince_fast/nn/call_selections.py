@@ -1,0 +1,241 @@
+"""The token selection of each call of a model, computed from the arguments of the call.
+
+A tensor (B, T, d) at a site does not show which rows are padding, nor, during decoding with a
+cache, which positions they have. The arguments of the call do: `attention_mask`, `input_ids`,
+`past_key_values` and `position_ids`. Hooks on the model, and on ancestors of a site that take
+`input_ids`, compute the selection once per call, for all sites.
+
+Gradient checkpointing runs ancestors of a site again in the backward pass, outside of such a call.
+Their selection is then looked up by the memory of their input, which the checkpoint keeps. These
+ancestors get hooks in the first call that records gradients.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import Module
+from torch.utils.hooks import RemovableHandle
+
+from splince_fast.exceptions import SiteError
+from splince_fast.nn.sites import in_backward, is_row_tensor, named_modules
+from splince_fast.nn.tokens import ALL_ROWS, Selection, TokenRule, parameters_of, select
+
+
+class _ThreadState(threading.local):
+    """The running calls of one thread."""
+
+    def __init__(self) -> None:
+        # Modules and their selections; None for a module of an unknown call in a backward pass.
+        self.stack: list[tuple[Module, Selection | None]] = []
+        self.store_inputs = False
+
+
+_hook_lock = threading.Lock()  # held while ancestors get their hooks
+
+
+class CallSelections:
+    """The selections of the running calls, per thread.
+
+    Attributes
+    ----------
+    token_rule : TokenRule
+    n_calls : int
+        Number of calls of the model, without compiled ones.
+    ran_compiled : bool
+        Whether the model ran in compiled code.
+    """
+
+    def __init__(self, token_rule: TokenRule) -> None:
+        self.token_rule = token_rule
+        self.n_calls = 0
+        self.ran_compiled = False
+        # Compiled code reads this linked list of selections, innermost call first.
+        self._compiled_stack: tuple[Selection, Any] | None = None
+        self._checkpointed = False  # whether a call with gradients selected by a mask
+        self._thread = _ThreadState()
+        self._by_input: dict[int, tuple[StorageWeakRef, Selection]] = {}
+        self._handles: list[RemovableHandle] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = "token_rule", "n_calls", "ran_compiled"
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["token_rule"])  # type: ignore[misc]
+        self.__dict__.update(state)
+
+    # -- for sites -------------------------------------------------------------------------
+
+    def current(self, name: str) -> Selection:
+        """Return the selection of the running call; SiteError if the rule needs one and none runs.
+
+        `name` is the site, for messages.
+        """
+        selection = self._current()
+        if selection is not None:
+            return selection
+        if self.token_rule.rule in (None, "all") and not (self._checkpointed and in_backward()):
+            return ALL_ROWS
+        if in_backward():
+            raise SiteError(
+                f"the site {name!r} runs again in a backward pass, and its call is not known; "
+                "checkpoint whole modules (not functions that call parts of them), or pass "
+                "tokens='all'"
+            )
+        raise SiteError(
+            f"the site {name!r} runs outside of a call that shows its tokens; call the model "
+            "with input_ids or attention_mask, or pass tokens='all'"
+        )
+
+    def _current(self) -> Selection | None:
+        if torch.compiler.is_compiling():
+            return None if self._compiled_stack is None else self._compiled_stack[0]
+        return self.eager()
+
+    def eager(self) -> Selection | None:
+        """Return the selection of the running call in eager code, None if there is none."""
+        stack = self._thread.stack
+        return stack[-1][1] if stack else None
+
+    # -- hooks -----------------------------------------------------------------------------
+
+    def attach(self, model: Module, names: Iterable[str]) -> list[RemovableHandle]:
+        """Add the hooks for sites of these names; return the list of their handles.
+
+        The list grows in the first call that records gradients.
+        """
+        modules = named_modules(model)
+        ancestors = sorted(
+            {".".join(name.split(".")[:i]) for name in names for i in range(1, name.count(".") + 2)}
+        )
+        self._handles = []
+        entries = {"": model}  # the model, and nested modules that take tokens
+        for name in ancestors:
+            module = modules.get(name)
+            if module is not None and "input_ids" in parameters_of(module)[0]:
+                entries[name] = module
+        for name, module in entries.items():
+            prefix = f"{name}." if name else ""
+            parts = tuple(
+                part.removeprefix(prefix)
+                for part in ancestors
+                if part.startswith(prefix) and part not in entries
+            )
+            hook = EnterCall(self, parameters_of(module)[0], parts, is_root=not name)
+            self._hook(module, hook)
+        return self._handles
+
+    def _hook(self, module: Module, enter: EnterPart) -> None:
+        leave = Leave(self, is_call=isinstance(enter, EnterCall))
+        self._handles += [
+            module.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
+            module.register_forward_hook(leave, always_call=True),
+        ]
+
+    def _attach_parts(self, module: Module, hook: EnterCall) -> None:
+        """Add hooks to the ancestors of sites inside a module, once each."""
+        if not hook.parts:
+            return
+        modules = named_modules(module)
+        with _hook_lock:
+            for part in filter(None, map(modules.get, hook.parts)):
+                hooks = part._forward_pre_hooks.values()
+                if not any(type(h) is EnterPart and h.selections is self for h in hooks):
+                    self._hook(part, EnterPart(self))
+            hook.parts = ()
+
+    def enter_call(self, module: Module, arguments: Mapping[str, Any], hook: EnterCall) -> None:
+        """Select the tokens of a call that begins."""
+        outer = self._current()
+        has_tokens = any(arguments.get(key) is not None for key in ("input_ids", "inputs_embeds"))
+        if outer is not None and not has_tokens:
+            selection = outer
+        else:
+            selection = select(self.token_rule, arguments)
+        self._compiled_stack = (selection, None if hook.is_root else self._compiled_stack)
+        if torch.compiler.is_compiling():
+            return
+        self._thread.stack.append((module, selection))
+        if hook.is_root:
+            self._thread.store_inputs = False
+        if torch.is_grad_enabled() and (selection.mask is not None or selection.error):
+            # For the whole call: reentrant checkpoints run their module without gradients.
+            self._checkpointed = self._thread.store_inputs = True
+            self._by_input = {k: v for k, v in self._by_input.items() if not v[0].expired()}
+            self._attach_parts(module, hook)
+
+    def enter_part(self, module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Store the selection by the input of an ancestor, or, in a backward pass, look it up."""
+        selection = self._current()
+        if self._checkpointed and in_backward() if selection is None else self._thread.store_inputs:
+            tensor = next((v for v in (*args, *kwargs.values()) if is_row_tensor(v)), None)
+            if selection is None:
+                stored = None if tensor is None else self._by_input.get(tensor.data_ptr())
+                selection = None if stored is None or stored[0].expired() else stored[1]
+            elif tensor is not None:
+                reference = StorageWeakRef(tensor.untyped_storage())
+                self._by_input[tensor.data_ptr()] = (reference, selection)
+        self._thread.stack.append((module, selection))
+
+    def leave(self, module: Module, *, is_call: bool) -> None:
+        """End the call of a module, unless it got its hooks during the call."""
+        if is_call and self._compiled_stack is not None:
+            self._compiled_stack = self._compiled_stack[1]
+        if not torch.compiler.is_compiling():
+            stack = self._thread.stack
+            if stack and stack[-1][0] is module:
+                stack.pop()
+
+
+class EnterPart:
+    """Pre-hook of an ancestor of a site."""
+
+    def __init__(self, selections: CallSelections) -> None:
+        self.selections = selections
+
+    def __call__(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.compiler.is_compiling():
+            self.selections.enter_part(module, args, kwargs)
+
+
+class EnterCall(EnterPart):
+    """Pre-hook of the model, and of ancestors of a site that take tokens."""
+
+    def __init__(
+        self,
+        selections: CallSelections,
+        parameters: tuple[str, ...],
+        parts: tuple[str, ...],
+        *,
+        is_root: bool,
+    ) -> None:
+        super().__init__(selections)
+        self.parameters, self.parts, self.is_root = parameters, parts, is_root
+
+    def __call__(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        compiling = torch.compiler.is_compiling()
+        if self.is_root:
+            if compiling:  # a counter would be a guard, so that each call would compile again
+                self.selections.ran_compiled = True
+            else:
+                self.selections.n_calls += 1
+        if compiling or not in_backward():
+            arguments = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+            self.selections.enter_call(module, arguments, self)
+        else:
+            self.selections.enter_part(module, args, kwargs)
+
+
+class Leave:
+    """Forward hook of an ancestor of a site; runs after errors, too."""
+
+    def __init__(self, selections: CallSelections, *, is_call: bool) -> None:
+        self.selections, self.is_call = selections, is_call
+
+    def __call__(self, module: Module, args: Any, output: Any) -> None:
+        self.selections.leave(module, is_call=self.is_call)

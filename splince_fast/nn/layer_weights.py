@@ -1,0 +1,144 @@
+"""Weights of layers as matrices, and their replacement in a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import Module
+
+from splince_fast.exceptions import FoldError
+
+Float = NDArray[np.float64]
+
+# Floats of fewer bytes are quantised weights, which need scales.
+_MIN_ITEMSIZE = 2
+_QUANTISED = (
+    "the weights of {name!r}, a {kind}, are quantised or packed; dequantise them first, or use "
+    "install, which needs no weights"
+)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer or an embedding, and the layout of its weight."""
+
+    name: str
+    module: Module
+    kind: str  # "linear", "conv1d" (transposed), "conv2d" (1 x 1), "embedding" (transposed)
+
+    def matrix(self) -> Float:
+        """Return the weight as a matrix (outputs, inputs)."""
+        weight = self.module.weight.detach().to("cpu", torch.float64).numpy()
+        if self.kind == "conv2d":
+            weight = weight[:, :, 0, 0]
+        return np.array(weight if self.kind in ("linear", "conv2d") else weight.T)
+
+    def to_weight(self, matrix: Float) -> Tensor:
+        """Convert a matrix (outputs, inputs) to the layout, dtype and device of the weight."""
+        values = matrix if self.kind in ("linear", "conv2d") else matrix.T
+        weight = self.module.weight
+        new = torch.from_numpy(np.ascontiguousarray(values)).to(weight.device, weight.dtype)
+        return new.reshape(weight.shape)
+
+
+def layer_of(name: str, module: Module) -> Layer | None:
+    """Return a module as a layer, None if it is not linear.
+
+    Raises FoldError if the weights are quantised, offloaded or distributed.
+    """
+    kind = type(module)
+    weight: Any = getattr(module, "weight", None)
+    if isinstance(module, torch.nn.Linear):
+        layout = "linear"
+    elif kind.__name__ == "Conv1D" and hasattr(module, "nf"):
+        layout = "conv1d"
+    elif isinstance(module, torch.nn.Conv2d):
+        if module.kernel_size != (1, 1) or module.groups != 1:
+            return None
+        layout = "conv2d"
+    elif isinstance(module, torch.nn.Embedding):
+        layout = "embedding"
+    elif callable(weight) or hasattr(module, "qweight"):
+        raise FoldError(_QUANTISED.format(name=name, kind=kind.__name__))
+    else:
+        return None
+    # Subclasses of convolutions often pad; the verification on the example covers them.
+    base_classes = {torch.nn.Linear, torch.nn.Embedding}
+    inherited = any(isinstance(module, k) and kind.forward is k.forward for k in base_classes)
+    if not (inherited or layout in ("conv1d", "conv2d")):
+        raise FoldError(
+            f"{name!r} is a {kind.__name__}, which changes what its weights mean (quantised, or "
+            "with an adapter); merge or dequantise it first, or use install"
+        )
+    if hasattr(weight, "device_mesh") or getattr(weight, "is_meta", False):
+        raise FoldError(
+            f"the weights of {name!r} are not here (offloaded, on the meta device, or "
+            "distributed); load the whole model on one device first"
+        )
+    # Quantisers replace the weight by a tensor of another class.
+    plain = type(weight) in (Tensor, torch.nn.Parameter) and weight.is_floating_point()
+    if not plain or weight.dtype.itemsize < _MIN_ITEMSIZE:
+        raise FoldError(_QUANTISED.format(name=name, kind=kind.__name__))
+    return Layer(name, module, layout)
+
+
+class WeightReplacement:
+    """Replacement of weights and biases, which can be undone.
+
+    Attributes
+    ----------
+    untied, added : list of str
+        Layers whose weights were tied to others, and layers that got a bias.
+    """
+
+    def __init__(self, model: Module) -> None:
+        self.untied: list[str] = []
+        self.added: list[str] = []
+        self._config: Any = getattr(model, "config", None)
+        self._untied_config = False
+        self._originals: list[tuple[Module, Any, Any]] = []
+        self._n_owners: dict[int, int] = {}
+        for module in model.modules():
+            for parameter in module.parameters(recurse=False):
+                self._n_owners[id(parameter)] = self._n_owners.get(id(parameter), 0) + 1
+
+    def replace(self, layer: Layer, matrix: Float, shift: Float | None) -> None:
+        """Replace the weight by a matrix (outputs, inputs), and add `shift` to the bias."""
+        module = layer.module
+        bias = getattr(module, "bias", None)
+        self._originals.append((module, module.weight, bias))
+        if self._n_owners[id(module.weight)] > 1:
+            self.untied.append(layer.name)
+            if getattr(self._config, "tie_word_embeddings", None):
+                self._config.tie_word_embeddings, self._untied_config = False, True
+        weight = torch.nn.Parameter(layer.to_weight(matrix), module.weight.requires_grad)
+        module.weight = weight
+        self._n_owners[id(weight)] = 1
+        if layer.kind == "embedding" or shift is None:
+            return
+        if bias is None:
+            self.added.append(layer.name)
+        else:
+            shift = shift + to_numpy(bias)
+        values = torch.from_numpy(shift).to(weight.device, weight.dtype)
+        module.bias = torch.nn.Parameter(values, weight.requires_grad)
+
+    def undo(self) -> None:
+        """Restore all parameters, bit for bit."""
+        for module, weight, bias in reversed(self._originals):
+            module.weight = weight
+            if hasattr(module, "bias"):
+                module.bias = bias
+        if self._untied_config:
+            self._config.tie_word_embeddings = True
+
+
+def to_numpy(tensor: Tensor) -> Float:
+    """Convert a tensor to float64."""
+    values: Float = tensor.detach().to("cpu", torch.float64).numpy()
+    return values

@@ -1,0 +1,123 @@
+"""Running a model on batches: its devices, evaluation mode, and the arguments of a call."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from splince_fast.exceptions import InputError
+from splince_fast.nn.tokens import parameters_of
+
+_FSDP = ("FSDPModule", "FullyShardedDataParallel")
+
+
+class StopForward(Exception):
+    """Ends a forward pass after the last site."""
+
+
+def unwrap(model: Any) -> Module:
+    """Return the model inside torch.compile and nn.DataParallel, whose hooks run."""
+    model = getattr(model, "_orig_mod", model)
+    return model.module if isinstance(model, torch.nn.DataParallel) else model
+
+
+def devices_of(model: Module) -> list[torch.device]:
+    """List the devices of parameters and buffers, without the meta device."""
+    tensors = (*model.parameters(), *model.buffers())
+    return list(dict.fromkeys(t.device for t in tensors if t.device.type != "meta"))
+
+
+def device_of(model: Module) -> torch.device:
+    """Return the device of the first parameter or buffer, or the CPU."""
+    return next(iter(devices_of(model)), torch.device("cpu"))
+
+
+def batch_to(batch: Any, device: torch.device) -> Any:
+    """Copy the tensors of a batch to a device; copies to a GPU are asynchronous."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=device.type == "cuda")
+    if isinstance(batch, Mapping):
+        return {key: batch_to(value, device) for key, value in batch.items()}
+    if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
+        return type(batch)(batch_to(value, device) for value in batch)
+    return batch
+
+
+@contextmanager
+def evaluating(model: Module) -> Iterator[None]:
+    """Disable training mode, gradients and compiled code inside a ``with`` block."""
+    modes = [(module, module.training) for module in model.modules()]
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        if "torch._dynamo" in sys.modules:  # compiled code does not run new hooks
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+
+
+def may_stop_early(model: Module, forward: Callable[..., Any] | None) -> bool:
+    """Return whether a forward pass may end after the last site.
+
+    It may not if a function of the caller runs the model, or if hooks of accelerate or FSDP need
+    the whole pass.
+    """
+    if forward is not None:
+        return False
+    return not any(
+        hasattr(module, "_hf_hook") or any(kind.__name__ in _FSDP for kind in type(module).__mro__)
+        for module in model.modules()
+    )
+
+
+def call(
+    model: Module, batch: Any, label_keys: Sequence[str], forward: Callable[..., Any] | None
+) -> Any:
+    """Run a model on a batch: by `forward`, with keywords, by position, or as a single argument."""
+    if forward is not None:
+        return forward(model, batch)
+    if isinstance(batch, Mapping):
+        names, any_keyword = parameters_of(model)
+        arguments = {
+            key: value
+            for key, value in batch.items()
+            if key not in label_keys and (any_keyword or key in names)
+        }
+        return model(**arguments)
+    if isinstance(batch, tuple | list):
+        if label_keys:  # (inputs, labels)
+            return call(model, batch[0], label_keys, None)
+        return model(*_positional(model, batch))
+    return model(batch)
+
+
+def _positional(model: Module, batch: Sequence[Any]) -> Sequence[Any]:
+    """Return the positional arguments in a batch: of (inputs, labels) the inputs.
+
+    Raises InputError for more entries than parameters.
+    """
+    try:
+        parameters = inspect.signature(type(model).forward).parameters.values()
+    except (TypeError, ValueError):
+        return batch
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return batch
+    count = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters) - 1
+    if len(batch) <= count:
+        return batch
+    if (len(batch), count) == (2, 1):
+        return batch[:1]
+    raise InputError(
+        f"a batch has {len(batch)} entries and {type(model).__name__}.forward takes {count} "
+        "argument(s); pass mappings, pairs (inputs, labels) with the names of the labels, or "
+        "forward=lambda model, batch: ..."
+    )

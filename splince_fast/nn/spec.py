@@ -1,0 +1,228 @@
+"""The specification of a collection: sites, tensors and tokens; and values by site, with files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self
+
+from numpy.typing import NDArray
+
+from splince_fast._runtime import files
+from splince_fast.exceptions import InputError
+
+Tensors = dict[str, NDArray[Any]]
+Record = tuple[Tensors, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The tensor of a module at which activations are collected or erased."""
+
+    side: str = "output"
+    feature_dim: int = -1
+    output: int | str | None = None
+    heads: int | None = None  # number of equal parts, each with its own eraser
+
+    @classmethod
+    def of(
+        cls, side: str, feature_dim: int, output: int | str | None, heads: int | None = None
+    ) -> Placement:
+        """Validate arguments of :func:`collect`; InputError for invalid ones."""
+        if side not in ("input", "output"):
+            raise InputError(f"side is {side!r}; it is 'input' or 'output'")
+        if isinstance(feature_dim, bool) or not isinstance(feature_dim, int):
+            raise InputError(f"feature_dim is {feature_dim!r}; it is the number of an axis")
+        if output is not None and (side == "input" or not isinstance(output, int | str)):
+            raise InputError(
+                f"output is {output!r}; it is the index or the name of an element of the module's "
+                "output, for side='output'"
+            )
+        if heads is not None and feature_dim != -1:
+            raise InputError("heads= splits the last axis; leave feature_dim at -1")
+        return cls(side, feature_dim, output, heads)
+
+
+def head_name(site: str, head: int) -> str:
+    """Return the key of the moments of one head."""
+    return f"{site}[{head}]"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A module at which activations were collected.
+
+    Attributes
+    ----------
+    name : str
+        Dotted name without the infixes of wrappers.
+    module_class : str
+    width : int
+        Number of features; 0 if no row was collected.
+    calls : int
+        Number of calls of the module.
+    """
+
+    name: str
+    module_class: str
+    width: int
+    calls: int
+
+
+@dataclass(frozen=True)
+class CollectionSpec:
+    """Tensors, tokens and weights of a collection, and how erasers fitted on it are applied.
+
+    `apply_to` is the rule for the tokens that erasers change; None for `tokens`. `bias` is "drop"
+    if erasers leave out the mean.
+    """
+
+    placement: Placement = Placement()
+    tokens: Any = "all"
+    skip_ids: tuple[int, ...] = ()
+    weight: str = "token"
+    apply_to: Any = None
+    bias: str = "keep"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to JSON values; a function becomes the text "a function"."""
+        rules = {"tokens": self.tokens, "apply_to": self.apply_to}
+        names = {k: "a function" if callable(rule) else rule for k, rule in rules.items()}
+        return {**asdict(self), **names}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> CollectionSpec:
+        """Invert `to_dict`."""
+        return cls(
+            Placement.of(**values["placement"]),
+            str(values["tokens"]),
+            tuple(map(int, values["skip_ids"])),
+            str(values["weight"]),
+            values.get("apply_to"),
+            str(values.get("bias", "keep")),
+        )
+
+
+class BySite(Mapping[str, Any]):
+    """Base of Collected and Erasers: values by site in the order of the model, with files.
+
+    A subclass defines how a value is written and read, and its further attributes.
+    """
+
+    _KIND: ClassVar[str]
+    # Functions that convert a value to a record and back.
+    _RECORD: ClassVar[tuple[Callable[[Any], Record], Callable[[Any, Any], Any]]]
+    # Further arguments of the constructor, which are also attributes, with their types.
+    _FURTHER: ClassVar[Mapping[str, type]]
+
+    def __init__(
+        self, values: Mapping[str, Any], sites: Iterable[Site], recipe: CollectionSpec
+    ) -> None:
+        self._values = dict(values)
+        self._sites = tuple(sites)
+        self._recipe = recipe
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The sites, in the order in which they ran."""
+        return self._sites
+
+    @property
+    def recipe(self) -> CollectionSpec:
+        """The specification of the collection."""
+        return self._recipe
+
+    @property
+    def placement(self) -> Placement:
+        """The tensor of each module."""
+        return self._recipe.placement
+
+    @property
+    def tokens(self) -> Any:
+        """The rule that selected the tokens."""
+        return self._recipe.tokens
+
+    @property
+    def skip_ids(self) -> tuple[int, ...]:
+        """Ids of tokens that were left out."""
+        return self._recipe.skip_ids
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise KeyError(f"no site {name!r}; the sites are {list(self._values)}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file.
+
+        Parameters
+        ----------
+        path : path
+            The file, which is replaced atomically.
+        """
+        tensors: Tensors = {}
+        records = {}
+        for i, (name, value) in enumerate(self._values.items()):
+            of_site, records[name] = self._RECORD[0](value)
+            tensors |= {f"{i}.{key}": tensor for key, tensor in of_site.items()}
+        metadata = {
+            "order": list(records),  # JSON objects are written with sorted keys
+            "records": records,
+            "sites": [asdict(site) for site in self._sites],
+            "recipe": self._recipe.to_dict(),
+            **{name: getattr(self, name) for name in self._FURTHER},
+        }
+        files.write(path, self._KIND, 1, tensors, metadata)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a file written by :meth:`save`; values are equal bit for bit.
+
+        Parameters
+        ----------
+        path : path
+            The file.
+
+        Returns
+        -------
+        Collected or Erasers
+            An object of this class. A token rule that was a function is replaced by the text
+            "a function".
+
+        Raises
+        ------
+        FileFormatError
+            The file is damaged, of another program or kind, or of a newer version.
+        FileNotFoundError
+            The file does not exist.
+        """
+        tensors, metadata = files.read(path, cls._KIND, 1)
+        with files.consistent(path, "make it again"):
+            values = {}
+            for i, name in enumerate(metadata["order"]):
+                prefix = f"{i}."
+                of_site = {k[len(prefix) :]: t for k, t in tensors.items() if k.startswith(prefix)}
+                values[name] = cls._RECORD[1](of_site, metadata["records"][name])
+            sites = [Site(**site) for site in metadata["sites"]]
+            recipe = CollectionSpec.from_dict(metadata["recipe"])
+            further = {name: kind(metadata[name]) for name, kind in cls._FURTHER.items()}
+            return cls(values, sites, recipe, **further)
+
+
+def table(heading: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Format a table as text; the first column is aligned to the left, the others to the right."""
+    lines = [columns, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = [heading]
+    for first, *others in lines:
+        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        text.append("  ".join([first.ljust(widths[0]), *cells]).rstrip())
+    return "\n".join(text)
