@@ -119,10 +119,10 @@ typedef struct {
 /* r(x) = x - left^T (right (x - mean) - shift), with factors as the kernels read them. */
 typedef struct {
     Index rank, width;
-    const double *measuring; /* right^T in panels (width x columns) of `columns` directions */
-    const double *removing;  /* -left in panels (rank x panel) of `panel` features */
-    const double *mean, *shift;
-    Index columns, panel;
+    const double *measuring;    /* right^T in panels (padded x columns) of `columns` directions */
+    const double *removing;     /* -left in panels (rank x features) of two registers of features */
+    const double *mean, *shift; /* (padded,), (rank,) */
+    Index columns, padded; /* `padded` is the width with zeros behind it, two registers at a time */
 } Factors;
 
 typedef struct {

@@ -140,7 +140,14 @@ INLINE void stream_f32(float *p, D x) {
     HalfF narrow = CONVERT(x, HalfF);
     stream(p, &narrow, sizeof(narrow));
 }
-INLINE void stream_line(char *line, const char *from) { stream(line, from, LINE); }
+INLINE void stream_line(char *line, const char *from) {
+#if WIDE
+    for (int k = 0; k < LINE; k += BYTES)
+        MM(stream_pd)((double *)(line + k), get_f64((const double *)(from + k)));
+#else
+    stream(line, from, LINE);
+#endif
+}
 INLINE void settle(void) {
 #ifdef SPLINCE_X86
     _mm_sfence();
