@@ -90,7 +90,7 @@ cdef extern from "csrc/kernels.h" nogil:
         Index (*erase[2])(const Erasing*) noexcept nogil
         int (*squares_finite[2])(Matrix, Index n, Index width) noexcept nogil
     const Level* supported_level(int k)
-    void c_sort_by_cell "sort_by_cell"(
+    void sort_by_cell(
         const Index* codes, Index variables, Index n, Index n_codes, Index part_rows, Index* order,
         Index* cell, Index* place)
 
@@ -226,40 +226,6 @@ cdef int take_rows(CBlock* block, object rows, const Index[::1] index,
     return table.kind == b"d"
 
 
-def sort_by_cell(const Index[:, ::1] codes not None, Index n_codes, Index part_rows):
-    """Order the rows of each part so that those with equal codes, a cell, are neighbours.
-
-    One stable counting sort of the cells where they are few, O(v n + parts cells), else one per
-    variable, O(v (n + parts n_codes)).
-
-    Parameters
-    ----------
-    codes : (v, n) intp, -1 <= codes < n_codes
-    part_rows : int
-        Rows of a part; the last one may have fewer.
-
-    Returns
-    -------
-    (2, n) intp
-        The order, and the cells, which are numbered from 0 in it.
-    """
-    cdef Index v = codes.shape[0], n = codes.shape[1]
-    cdef const Index* given = &codes[0, 0] if v and n else NULL
-    if n_codes < 0 or part_rows < 1:
-        raise ValueError("n_codes or part_rows is too small")
-    if not within(given, v * n, -1, n_codes):
-        raise ValueError(f"codes have to be from -1 to {n_codes - 1}")
-    sorted_a = np.empty((2, n), np.intp)
-    cdef Index[:, ::1] to = sorted_a
-    cdef Index* place
-    if n:
-        place = <Index*>memory_for(max(MOST_CELLS, n_codes + 1) + 1, sizeof(Index))
-        with nogil:
-            c_sort_by_cell(given, v, n, n_codes, part_rows, &to[0, 0], &to[1, 0], place)
-        free(place)
-    return sorted_a
-
-
 # Below this no row's sum of squares can reach what the check of values refuses.
 cdef double LARGEST_SQUARES = 1e297
 # Least deviation, and greatest root of a sum of squares, that float32 holds to full precision.
@@ -290,7 +256,8 @@ cdef class Block:
     rows
     n : int
     cells : (2, n) intp
-        As `sort_by_cell` returns them for these parts.
+        An order in which the rows of each part with equal codes, a cell, are neighbours, and the
+        numbers of the cells, from 0 in this order.
     sums : (2 + n_codes + q, d) float64
         Of `centre_columns` and `reduce_chunks`; None without an offset.
     """
@@ -313,17 +280,24 @@ cdef class Block:
         self.dtype = take_rows(c, rows, index, weight)
         if not (
             shift.shape[0] == c.width and (offset is None or offset.shape[0] == c.width)
-            and codes.shape[1] == values.shape[1] == c.n
+            and codes.shape[1] == values.shape[1] == c.n and n_codes >= 0 and part_rows > 0
         ):
             raise ValueError("the shapes of rows, shift, offset and labels contradict each other")
         self.rows, self.index, self.weight = rows, index, weight
         self.shift, self.offset, self.codes, self.values = shift, offset, codes, values
-        self.cells = sort_by_cell(codes, n_codes, part_rows)
-        cdef const Index[:, ::1] cells = self.cells
+        self.cells = np.empty((2, c.n), np.intp)
+        cdef Index[:, ::1] cells = self.cells
         c.variables, c.classes, c.part_rows = codes.shape[0], n_codes, part_rows
         c.columns, c.shift, c.order, c.cell = values.shape[0], &shift[0], &cells[0, 0], &cells[1, 0]
         c.codes = &codes[0, 0] if c.variables else NULL
         c.values = &values[0, 0] if c.columns else NULL
+        if not within(c.codes, c.variables * c.n, -1, n_codes):
+            raise ValueError(f"codes have to be from -1 to {n_codes - 1}")
+        cdef Index* place = <Index*>memory_for(max(MOST_CELLS, n_codes + 1) + 1, sizeof(Index))
+        with nogil:
+            sort_by_cell(c.codes, c.variables, c.n, n_codes, part_rows, &cells[0, 0], &cells[1, 0],
+                         place)
+        free(place)
         cdef double[:, ::1] sums
         if offset is not None:
             sums = self.sums = np.empty((2 + n_codes + c.columns, c.width))

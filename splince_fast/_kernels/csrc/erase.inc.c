@@ -114,7 +114,7 @@ INLINE double NAME(measure_and_write)(const Factors *map, const T *x, const T *a
         for (int q = 0; q < 2; q++) {
             Index k = j + q * LANES;
             if (measures) sums[q] += (LOAD(x + k) - get_f64(mean + k)) * get_f64(right + k);
-            if (writes) found[q] = LOAD(y + k) + factor * get_f64(left + k);
+            if (writes) found[q] = multiply_add_f64(factor, get_f64(left + k), LOAD(y + k));
         }
         UNROLL(2)
         for (int q = 0; q < 2; q++) {

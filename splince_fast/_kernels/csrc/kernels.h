@@ -20,6 +20,9 @@
 #if defined(__x86_64__)
 #define SPLINCE_X86 1
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#define SPLINCE_NEON 1
+#include <arm_neon.h>
 #endif
 #endif
 

@@ -85,11 +85,13 @@ INLINE D larger_f64(D a, D b) {
 #endif
 }
 
-/* a b + c, at one rounding where registers are wide: which of two products is rounded is not left
+/* a b + c, at one rounding where processors have that: which of two products is rounded is not left
    to the compiler. */
 INLINE D multiply_add_f64(D a, D b, D c) {
 #if WIDE
     return MM(fmadd_pd)(a, b, c);
+#elif defined(SPLINCE_NEON)
+    return (D)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
 #else
     return a * b + c;
 #endif
@@ -142,8 +144,11 @@ INLINE void stream_f32(float *p, D x) {
 }
 INLINE void stream_line(char *line, const char *from) {
 #if WIDE
-    for (int k = 0; k < LINE; k += BYTES)
-        MM(stream_pd)((double *)(line + k), get_f64((const double *)(from + k)));
+    for (int k = 0; k < LINE; k += BYTES) {
+        D numbers;
+        memcpy(&numbers, from + k, BYTES);
+        MM(stream_pd)((double *)(line + k), numbers);
+    }
 #else
     stream(line, from, LINE);
 #endif
