@@ -213,7 +213,7 @@ static int comes_before(const Index *codes, Index variables, Index n, Index a, I
 
 static void check_sort(Index n, Index variables, Index n_codes, Index part) {
     Index *codes = NEW(Index, variables * n), *order = NEW(Index, n), *cell = NEW(Index, n);
-    Index *place = NEW(Index, (n_codes + 1 > MOST_CELLS ? n_codes + 1 : MOST_CELLS) + 1);
+    Index *place = NEW(Index, n_codes + 2);
     Index *expected = NEW(Index, n), number = -1;
     begin("sort_by_cell", F64, "n %td, variables %td, n_codes %td, part_rows %td", n, variables,
           n_codes, part);
@@ -272,7 +272,7 @@ static Data random_data(int dtype, Index n, Index width, Index part) {
     d.codes = NEW(Index, d.variables * n);
     for (Index k = 0; k < d.variables * n; k++) d.codes[k] = pick(-1, d.classes - 1);
     d.order = NEW(Index, n), d.cell = NEW(Index, n);
-    Index *place = NEW(Index, MOST_CELLS + 1);
+    Index *place = NEW(Index, d.classes + 2);
     sort_by_cell(d.codes, d.variables, n, d.classes, part, d.order, d.cell, place);
     d.values = random_array(d.columns * n, -2, 2);
     d.y = NEW(double, n * width);

@@ -24,7 +24,7 @@ ctypedef fused Real:
     double
 
 cdef extern from "csrc/kernels.h" nogil:
-    int GROUP, MOST_CELLS
+    int GROUP
     Index NO_MEMORY
     size_t LINE
     ctypedef struct CBlock "Block":
@@ -293,7 +293,7 @@ cdef class Block:
         c.values = &values[0, 0] if c.columns else NULL
         if not within(c.codes, c.variables * c.n, -1, n_codes):
             raise ValueError(f"codes have to be from -1 to {n_codes - 1}")
-        cdef Index* place = <Index*>memory_for(max(MOST_CELLS, n_codes + 1) + 1, sizeof(Index))
+        cdef Index* place = <Index*>memory_for(n_codes + 2, sizeof(Index))
         with nogil:
             sort_by_cell(c.codes, c.variables, c.n, n_codes, part_rows, &cells[0, 0], &cells[1, 0],
                          place)

@@ -12,12 +12,13 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import reference
 from hypothesis import given
 from hypothesis import strategies as st
 from naive_model import U32, U64, scatter_of
 
 from splince_fast import Moments
-from splince_fast._kernels import blas, reference, row_kernels, sparse
+from splince_fast._kernels import blas, row_kernels, sparse
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast.moments import block as reducing
 from splince_fast.moments import gram
@@ -878,7 +879,8 @@ def test_an_argument_that_does_not_fit_is_refused(entry: str, dtype: Any) -> Non
     [
         ("sample_columns", {"stride": 0}), ("sample_columns", {"index": np.arange(N) + 1}),
         ("Block", {"index": np.arange(N) - 1}), ("Block", {"part_rows": 0}),
-        ("Block", {"codes": codes_of(2, N) + CLASSES}), ("Block", {"codes": codes_of(2, N) - 2}), ("Block", {"n_codes": 0}),
+        ("Block", {"codes": codes_of(2, N) + CLASSES}), ("Block", {"codes": codes_of(2, N) - 2}),
+        ("Block", {"n_codes": 0}),
         ("Block", {"rows": np.ones((N, 0))}), ("centre_columns", {"first": -1}),
         ("centre_columns", {"last": D + 1}), ("centre_columns", {"first": 3, "last": 2}),
         ("centre_columns", {"rotations": np.ones((0, 2))}),

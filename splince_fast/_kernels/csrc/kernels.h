@@ -45,10 +45,9 @@
 #define UNROLL(n)
 #endif
 
-#define LINE 64        /* bytes of a cache line */
-#define AHEAD 8        /* rows that are prefetched */
-#define GROUP 4        /* rows that are reduced at once */
-#define MOST_CELLS 256 /* combinations of codes that are counted at once */
+#define LINE 64 /* bytes of a cache line */
+#define AHEAD 8 /* rows that are prefetched */
+#define GROUP 4 /* rows that are reduced at once */
 #define NO_ROW (-1)
 #define NO_MEMORY (-2)
 
@@ -167,7 +166,7 @@ extern const Level level_avx2, level_avx512;
 /* The best level of this processor first. `k`-th of them, or NULL behind the last. */
 const Level *supported_level(int k);
 
-/* `place` has max(MOST_CELLS, n_codes + 1) + 1 numbers. */
+/* `place` has n_codes + 2 numbers. */
 void sort_by_cell(const Index *codes, Index variables, Index n, Index n_codes, Index part_rows,
                   Index *order, Index *cell, Index *place);
 
