@@ -1,8 +1,9 @@
 # cython: binding=False
 """Passes over rows: C kernels (`csrc/`), compiled for several instruction sets, behind checks.
 
-Every function checks the shapes of its arrays, releases the GIL and calls the kernel of the
-instruction set in use. The best one that the processor supports is chosen at import;
+Every function checks its arrays, releases the GIL and calls the kernel of the instruction set in
+use. Other shapes, dtypes or layouts, read-only memory and numbers out of range raise ValueError or
+TypeError before anything is written. The best set of the processor is chosen at import;
 ``SPLINCE_FAST_LEVEL=avx512|avx2|baseline`` names another.
 """
 
@@ -39,10 +40,7 @@ cdef extern from "csrc/kernels.h" nogil:
         const Index* cell
         const double* values
         const double* rotations
-        double* peak
-        double* total
-        double* class_sums
-        double* products
+        double* sums
     ctypedef struct Phase:
         pass
     ctypedef struct Gram:
@@ -111,13 +109,7 @@ def level_name():
 
 
 def use_level(name):
-    """Select an instruction set by name, for tests and reports.
-
-    Raises
-    ------
-    ValueError
-        This processor, or this build, has none of that name.
-    """
+    """Select an instruction set of `levels` by name, for tests and reports."""
     global level
     found = levels()
     if name not in found:
@@ -301,9 +293,7 @@ cdef class Block:
         cdef double[:, ::1] sums
         if offset is not None:
             sums = self.sums = np.empty((2 + n_codes + c.columns, c.width))
-            c.offset, c.total, c.peak = &offset[0], &sums[0, 0], &sums[1, 0]
-            c.class_sums = c.peak + c.width
-            c.products = c.class_sums + n_codes * c.width
+            c.offset, c.sums = &offset[0], &sums[0, 0]
 
     @property
     def n(self):
@@ -333,21 +323,21 @@ cdef class Block:
         """
         cdef const CBlock* c = &self.c
         cdef Index j
-        cdef double largest = 0.0, size, square, tip
+        cdef double largest = 0.0, total, peak, size, square, tip
         cdef bint suspect = False, far = False, narrow = False
         if self.offset is None or spread.shape[0] != c.width:
             raise ValueError("spread has to be of the shape of the shift, and sums to be there")
         for j in range(c.width):
-            size = fabs(c.shift[j]) + c.peak[j]
+            total, peak = fabs(c.sums[j]), c.sums[c.width + j]
+            size, square = fabs(c.shift[j]) + peak, total * total
             largest += size * size
-            suspect |= not isfinite(c.total[j])
-            square = c.total[j] * c.total[j]
+            suspect |= not isfinite(total)
             if square > excess * whole * spread[j]:
                 # The row of the peak alone has that much about the block's mean.
-                tip = max(0.0, c.peak[j] - fabs(c.total[j]) / whole)
+                tip = max(0.0, peak - total / whole)
                 far |= square > excess * whole * (lightest * tip * tip)
-            narrow |= 0.0 < c.peak[j] and c.peak[j] * sqrt(lightest) < LEAST_FLOAT32
-            narrow |= c.peak[j] * sqrt(heaviest * c.n) > MOST_FLOAT32
+            narrow |= 0.0 < peak and peak * sqrt(lightest) < LEAST_FLOAT32
+            narrow |= peak * sqrt(heaviest * c.n) > MOST_FLOAT32
         return suspect or not largest < LARGEST_SQUARES, far, narrow
 
     cdef CBlock turned(self, const double[:, ::1] rotations) except *:
@@ -493,11 +483,6 @@ def sweep_block(
     near : (parts, 4, at least d) float64, overwritten; fastest where rows are cache lines
     leverage : (d / stripe rounded up, n) float64, overwritten
     counter : (1,) int64, 0
-
-    Raises
-    ------
-    ValueError
-        The shapes contradict each other.
     """
     cdef Sweep s
     cdef const CBlock* c = &block.c
@@ -644,11 +629,6 @@ cdef class PackedFactors:
     mean : (d,) float64
     shift : (r,) float64
         Copied, as all of them are.
-
-    Raises
-    ------
-    ValueError
-        Other shapes or dtypes.
     """
 
     cdef Factors map
@@ -703,14 +683,6 @@ def apply_rows(PackedFactors factors not None, rows, out, Index start, Index sto
     -------
     int
         The first row with a finite number that is none in float16, or -1.
-
-    Raises
-    ------
-    ValueError, TypeError
-        Arrays of other shapes, dtypes or alignment, `out` that is read-only, rows that are not
-        there. Nothing is written.
-    MemoryError
-        Nothing is written.
     """
     cdef Table source = look(rows, "rows", False), target = look(out, "out", True)
     cdef Erasing task
@@ -745,11 +717,6 @@ def squares_finite(rows, Index start, Index stop):
     rows : (n, d) float32 or float64
         Aligned; the numbers of a row lie in one piece.
     start, stop : int
-
-    Raises
-    ------
-    ValueError, TypeError
-        Another array, or rows that are not there.
     """
     cdef Table table = look(rows, "rows", False)
     cdef int finite

@@ -56,12 +56,11 @@ typedef ptrdiff_t Index; /* NumPy's intp */
 INLINE Index smaller(Index a, Index b) { return a < b ? a : b; }
 INLINE Index pieces(Index whole, Index piece) { return (whole + piece - 1) / piece; }
 
-/* A block of rows with labels, and the sums that are taken over it: with y_i = x_i - shift and
-   offset = shift - reference
+/* A block of rows with labels, and the sums that are taken over it: with y_i = x_i - shift,
+   offset = shift - reference and k classes
 
-       total        = sum_i w_i y_i                     peak = max_i |y_i|
-       class_sums_c = sum_{i: codes[., i] = c} w_i (y_i + offset)
-       products_q   = sum_i values[q, i] (y_i + offset)
+       sums[0] = sum_i w_i y_i       sums[2 + c]     = sum_{i: codes[., i] = c} w_i (y_i + offset)
+       sums[1] = max_i |y_i|         sums[2 + k + q] = sum_i values[q, i] (y_i + offset)
 
    Matrices are C-contiguous. */
 typedef struct {
@@ -77,7 +76,7 @@ typedef struct {
     Index columns;
     const double *rotations; /* (turns, 2): cosines and sines */
     Index turns;
-    double *peak, *total, *class_sums, *products; /* overwritten */
+    double *sums; /* (2 + classes + columns, width), overwritten */
 } Block;
 
 /* Tasks of a phase, in cache lines of their own. */
