@@ -58,10 +58,9 @@ def as_stack(X: Any, width: int) -> NDArray[Any]:
     """Convert X to a numeric array of shape (..., d); errors as for :func:`as_rows`."""
     if not isinstance(X, np.ndarray) and is_sparse(X):
         raise InputError(
-            "X is a sparse matrix, and erased rows are dense. Where a linear layer follows, "
-            "eraser.fold_into(weight, bias) gives one for the sparse rows as they are; "
-            "X @ eraser.right has what would be removed, (n, r); blocks of rows can be made dense: "
-            "eraser(X[i:j].toarray())"
+            "X is a sparse matrix, and erased rows are dense. Before a linear layer use "
+            "eraser.fold_into(weight, bias), whose layer takes the sparse rows; erase dense blocks "
+            "by eraser(X[i:j].toarray()); X @ eraser.right, (n, r), are the erased coordinates"
         )
     if not isinstance(X, np.ndarray) or X.ndim < 3:
         return as_rows(X, width=width)

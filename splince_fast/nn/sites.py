@@ -166,7 +166,7 @@ def pick(name: str, output: Any, key: Key, feature_dim: int = -1) -> tuple[Tenso
         hint = f"; pass output= one of {candidates}" if candidates else ""
         element = f"element {key!r} of " if key is not None else ""
         raise SiteError(
-            f"the site {name!r} gave no floating tensor: {element}{describe(output)}{hint}"
+            f"the site {name!r} has no floating tensor: {element}{describe(output)}{hint}"
         )
     return tensor, place
 
