@@ -109,7 +109,7 @@ def nystroem(
     vectors[~varies] = 0.0
     explained = np.einsum("ij,ij->i", vectors, vectors)
     least = tolerances.OWN * variances
-    # The variances are exact: where rounding exceeds one, its row of U shrinks.
+    # The variances are exact: a row of U that exceeds its variance by rounding is scaled down.
     over = explained > variances
     vectors[over] *= np.sqrt(variances[over] / explained[over])[:, None]
     explained = np.minimum(explained, variances)

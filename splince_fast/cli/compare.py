@@ -177,11 +177,11 @@ def _of_kind(column: Any, name: str, kinds: Mapping[str, str]) -> Any:
 
 def _class(text: str, concept: Mapping[str, Any]) -> Any:
     """The class whose name as text is given; its type may be an integer or a boolean."""
-    from splince_fast.evaluation._cells import coded
+    from splince_fast.evaluation._cells import class_codes
 
     if len(concept) > 1:
         raise InputError("--aligned-class is for one concept; with several use compare() in Python")
-    names = coded(next(iter(concept.values())), "concept").names
+    names = class_codes(next(iter(concept.values())), "concept").classes
     return next((name for name in names if str(name) == text), text)
 
 

@@ -1,10 +1,16 @@
-"""Rows and labels of a comparison: reading, checks, fingerprint, and moments of every level."""
+"""Rows and labels of a comparison: reading, checks, fingerprint, and moments of every level.
+
+Rows of memory maps are read block by block, and their pages are released. Pages of a map that
+were read count as resident memory of the process until the system reclaims them; with several
+processes over one large file they count, and may fill the memory, several times.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +19,21 @@ from numpy.typing import NDArray
 
 from splince_fast import sources
 from splince_fast._runtime.arrays import as_rows, check_values
-from splince_fast.evaluation._pages import BLOCK, gathered, release, slices
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassCodes, Columns, Encoded
 from splince_fast.moments import Moments
 
-Part = tuple[NDArray[np.intp], NDArray[np.float64] | None]  # row numbers, and weights if not 1
+Rows = NDArray[np.intp]  # row numbers
+Matrix = NDArray[Any]  # (n, d) rows of any dtype
+Float = NDArray[np.float64]
 
-_WHOLE_HASH = 1 << 28
-_SAMPLED_ROWS = 1 << 16
-
-
-def check_rows(rows: NDArray[Any]) -> None:
-    """Refuse NaN and infinity, block by block."""
-    for _, block in slices(rows):
-        try:
-            check_values(block, "X")
-        except InputError:
-            check_values(rows, "X")  # names the rows of the whole
-            raise
+BLOCK = 1 << 12  # rows that are read at a time
+_SCATTERED = 1 << 6  # the same for rows that are not adjacent: the system maps 2 MiB around each
+_WHOLE_HASH = 1 << 28  # bytes up to which all rows are hashed
+_SAMPLED_ROWS = 1 << 16  # beyond
 
 
-def read_rows(X: Any) -> NDArray[Any]:
+def read_rows(X: object) -> Matrix:
     """Rows of shape (n, d) from an array, frame, tensor, or a .npy or .parquet file."""
     if isinstance(X, str | os.PathLike):
         path = Path(X)
@@ -61,6 +60,53 @@ def read_rows(X: Any) -> NDArray[Any]:
     return as_rows(X)
 
 
+def check_finite(X: Matrix) -> None:
+    """Raise NonFiniteError for NaN or infinity, block by block."""
+    for _, block in blocks(X):
+        try:
+            check_values(block, "X")
+        except InputError:
+            check_values(X, "X")  # names the rows of the whole
+            raise
+
+
+def blocks(X: Matrix) -> Iterator[tuple[int, Matrix]]:
+    """(start, rows) of consecutive blocks of (n, d) rows."""
+    for start in range(0, len(X), BLOCK):
+        yield start, X[start : start + BLOCK]
+        release(X)
+
+
+def take_rows(X: Matrix, rows: Rows) -> Float:
+    """X[rows] as float64, without a copy in between."""
+    taken = np.empty((len(rows), X.shape[1]))
+    mapped = _map_of(X) is not None
+    order = np.argsort(rows, kind="stable") if mapped else np.arange(len(rows))  # as in the file
+    size = _SCATTERED if mapped else BLOCK
+    for start in range(0, len(rows), size):
+        chosen = order[start : start + size]
+        taken[chosen] = X[rows[chosen]]
+        release(X)
+    return taken
+
+
+def release(X: Matrix) -> None:
+    """Release the pages of a map; they are read again on access. Other arrays are left alone."""
+    mapping = _map_of(X)
+    if mapping is not None:
+        mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def _map_of(X: Matrix) -> mmap.mmap | None:
+    """The map behind an array; None in memory, or in mode "c", whose changes would be lost."""
+    array: Any = X
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap) and array.mode == "c":
+            return None
+        array = array.base
+    return array if isinstance(array, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") else None
+
+
 def present(encoded: Encoded) -> NDArray[np.bool_]:
     """Rows that have the label."""
     if isinstance(encoded, ClassCodes):
@@ -68,58 +114,7 @@ def present(encoded: Encoded) -> NDArray[np.bool_]:
     return np.ones(len(encoded.values), bool) if encoded.present is None else encoded.present
 
 
-def fingerprint(
-    rows: NDArray[Any],
-    labels: Sequence[Encoded],
-    groups: NDArray[np.intp] | None,
-    parts: NDArray[np.int8] | None,
-) -> str:
-    """Hash of the data: all labels, and all rows or, beyond 256 MiB, 65,536 evenly spaced ones."""
-    digest = hashlib.sha256(repr((rows.shape, rows.dtype.str)).encode())
-    step = 1 if rows.nbytes <= _WHOLE_HASH else max(1, len(rows) // _SAMPLED_ROWS)
-    for start in range(0, len(rows), 8192 * step):
-        digest.update(np.ascontiguousarray(rows[start : start + 8192 * step : step]).tobytes())
-        release(rows)
-    for encoded in labels:
-        if isinstance(encoded, ClassCodes):
-            digest.update(repr(encoded.classes).encode() + encoded.codes.tobytes())
-        else:
-            digest.update(encoded.values.tobytes() + present(encoded).tobytes())
-    for extra in (groups, parts):
-        digest.update(b"-" if extra is None else extra.tobytes())
-    return digest.hexdigest()[:16]
-
-
-def level_moments(
-    X: NDArray[Any], labels: Mapping[str, Encoded], parts: Sequence[Part]
-) -> list[Moments]:
-    """Moments of several overlapping sets of rows, every row read at most once.
-
-    Rows that have the same weight in every set, 0 where they are not in it, are one piece with
-    moments of its own; those of a set are the merge of its pieces, each times its weight.
-
-    Parameters
-    ----------
-    X : (n, d)
-    labels : mapping of name to ClassCodes or Columns of n entries
-    parts : sequence of (row numbers, positive weights)
-    """
-    pieces = _pieces(len(X), parts)
-    merged: list[Moments | None] = [None] * len(parts)
-    for rows, weights in pieces:
-        piece = Moments()
-        for start in range(0, len(rows), BLOCK):
-            block = rows[start : start + BLOCK]
-            chosen = {name: of_rows(column, block) for name, column in labels.items()}
-            piece.update(gathered(X, block), chosen)
-        for i in np.flatnonzero(weights).tolist():
-            weighted = piece.copy() if weights[i] == 1.0 else piece.scaled(float(weights[i]))
-            total = merged[i]
-            merged[i] = weighted if total is None else total + weighted
-    return [Moments() if moments is None else moments for moments in merged]
-
-
-def of_rows(column: Encoded, rows: NDArray[np.intp]) -> Encoded:
+def labels_of(column: Encoded, rows: Rows) -> Encoded:
     """Some rows of a column; of its classes only those that occur among them."""
     if isinstance(column, Columns):
         present = None if column.present is None else column.present[rows]
@@ -130,21 +125,62 @@ def of_rows(column: Encoded, rows: NDArray[np.intp]) -> Encoded:
     return ClassCodes(tuple(column.classes[code] for code in seen[absent:]), local - absent)
 
 
-def _pieces(n: int, parts: Sequence[Part]) -> list[tuple[NDArray[np.intp], NDArray[np.float64]]]:
+def fingerprint(
+    X: Matrix,
+    labels: Sequence[Encoded],
+    groups: Rows | None,
+    parts: NDArray[np.int8] | None,
+) -> str:
+    """Hash of the data: all labels, and all rows or, beyond 256 MiB, 65,536 evenly spaced ones."""
+    digest = hashlib.sha256(repr((X.shape, X.dtype.str)).encode())
+    step = 1 if X.nbytes <= _WHOLE_HASH else max(1, len(X) // _SAMPLED_ROWS)
+    for start in range(0, len(X), 8192 * step):
+        digest.update(np.ascontiguousarray(X[start : start + 8192 * step : step]).tobytes())
+        release(X)
+    for encoded in labels:
+        if isinstance(encoded, ClassCodes):
+            digest.update(repr(encoded.classes).encode() + encoded.codes.tobytes())
+        else:
+            digest.update(encoded.values.tobytes() + present(encoded).tobytes())
+    for column in (groups, parts):
+        digest.update(b"-" if column is None else column.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def level_moments(
+    X: Matrix, labels: Mapping[str, Encoded], parts: Sequence[tuple[Rows, Float | None]]
+) -> list[Moments]:
+    """Moments of several overlapping sets of rows, each row accumulated at most once.
+
+    Rows that have the same weight in every set, 0 outside it, are one piece with moments of its
+    own; those of a set are the sum of its pieces, each times its weight. `parts` are the sets:
+    row numbers, and positive weights or None for 1.
+    """
+    merged: list[Moments | None] = [None] * len(parts)
+    for rows, weights in _pieces(len(X), parts):
+        piece = Moments()
+        for start in range(0, len(rows), BLOCK):
+            block = rows[start : start + BLOCK]
+            block_labels = {name: labels_of(column, block) for name, column in labels.items()}
+            piece.update(take_rows(X, block), block_labels)
+        for i in np.flatnonzero(weights).tolist():
+            weighted = piece.copy() if weights[i] == 1.0 else piece.scaled(float(weights[i]))
+            total = merged[i]
+            merged[i] = weighted if total is None else total + weighted
+    return [Moments() if moments is None else moments for moments in merged]
+
+
+def _pieces(n: int, parts: Sequence[tuple[Rows, Float | None]]) -> Iterator[tuple[Rows, Float]]:
     """Rows of each piece, ascending, and its weight in every part."""
     codes = np.zeros(n, dtype=np.int64)
-    by_part = []
-    for rows, weights in parts:
-        own = np.zeros(n)
+    table = np.zeros((len(parts), n))
+    for own, (rows, weights) in zip(table, parts, strict=True):
         own[rows] = 1.0 if weights is None else weights
         levels, local = np.unique(own, return_inverse=True)
         _, codes = np.unique(codes * len(levels) + local, return_inverse=True)
-        by_part.append(own)
     order = np.argsort(codes, kind="stable")
     firsts = np.searchsorted(codes[order], np.arange(int(codes.max(initial=-1)) + 1))
-    pieces = []
     for rows in np.split(order, firsts[1:]):
-        weights_of = np.array([own[rows[0]] for own in by_part])
-        if weights_of.any():
-            pieces.append((rows, weights_of))
-    return pieces
+        weights_of_piece = table[:, rows[0]]
+        if weights_of_piece.any():
+            yield rows, weights_of_piece

@@ -1,4 +1,4 @@
-"""The cards of a report: which eraser, why, and what would change it; the concept; the cost.
+"""The cards of a report: the decision, with its reasons and its limits; the concept; the cost.
 
 Every sentence follows from a figure or a test of the report.
 """
@@ -7,44 +7,49 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from scipy.special import ndtr
 
 from splince_fast.evaluation import statistics
 from splince_fast.evaluation._cells import FEW_ROWS
 from splince_fast.evaluation._tables import (
     association,
+    has_few_rows,
     number,
     signed,
     worst_cell_text,
 )
-from splince_fast.evaluation.scoring import SUMMARY, headline
+from splince_fast.evaluation.scoring import SUMMARY, concept_key, headline
 from splince_fast.evaluation.statistics import MIN_SEEDS, Difference
 
 if TYPE_CHECKING:
     from splince_fast.evaluation.result import Comparison
 
 DECIDED, OPEN, NO_HELP = "decided", "not decided", "erasing does not help"
-# Differences below this are of no use to most: of accuracies and R2, and of other metrics
-# relative to their value.
-LEAST = 0.01
+_TITLES = {DECIDED: "Decided", OPEN: "Not decided", NO_HELP: "Erasing does not help"}
+# Smallest difference of practical use: of accuracies and R2, and of other metrics relative to
+# their value.
+MIN_GAIN = 0.01
 # |Cov(r(x), z)| over |Cov(x, z)| above which an eraser is partial.
-LEFT = 0.01
+MAX_RESIDUAL = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a comparison says about the choice of an eraser, by one metric and one head.
+    """The choice of an eraser by one metric and one head.
 
     Attributes
     ----------
     outcome : {"decided", "not decided", "erasing does not help"}
     eraser : str or None
         The eraser to take; of those that are not significantly different the one that changes the
-        rows least. None where no eraser has a value.
+        rows least. None if no eraser has a value.
     metric, head : str
     sentence : str
-        Outcome, reason, and what would change it.
+        Outcome, reason, and further data that could change it.
     """
 
     outcome: str
@@ -69,74 +74,55 @@ class Card:
 def decision(
     result: Comparison, metric: str | None = None, head: str | None = None, p: float | None = None
 ) -> Decision:
-    """Decide between the erasers that were compared.
+    """Decide between the erasers that were compared, as :meth:`Comparison.decision` documents.
 
     An eraser is taken if it is significantly better than every other one (corrected t test or
-    bootstrap, Holm, 5 %), and than unerased rows. Erasing does not help where the 95 % interval of
-    the best eraser's gain over unerased rows ends below .01. All else is not decided.
-
-    Parameters
-    ----------
-    result : Comparison
-    metric : str, optional
-        The default is the first of the summary; accuracy in place of a worst group that has fewer
-        than 20 test rows at some seed.
-    head : str, optional
-        The default is the first.
-    p : float, optional
-        Level; the default is the one furthest from .5.
-
-    Raises
-    ------
-    InputError
-        No such metric, head or level, or a metric without a direction.
+    bootstrap, Holm, 5 %), and than unerased rows.
     """
     if not result.metrics:
         return Decision(OPEN, None, "", "", "Not decided: no eraser has a value.")
-    metric = _metric_of(result, head, p) if metric is None else metric
+    metric = _default_metric(result, head, p) if metric is None else metric
     head = result.head_of(metric, head)
-    found = result.verdict(metric, head=head or None, p=p)
-    order, none = found.order, result.context.eraser_as("none")
-    partial = [name for name in order if name != none and leaves(result, name)]
+    verdict = result.verdict(metric, head=head or None, p=p)
+    order, none = verdict.order, result.context.eraser_as("none")
+    partial = [name for name in order if name != none and is_partial(result, name)]
     erasers = [name for name in order if name != none and name not in partial]
     if not erasers:
-        why = "no eraser has a value"
+        reason = "no eraser has a value"
         if partial:
-            why = f"{_joined(partial)} leave the concept in the rows"
-        return Decision(OPEN, None, metric, head, f"Not decided: {why}.")
+            reason = f"{_listing(partial)} leave the concept in the rows"
+        return Decision(OPEN, None, metric, head, f"Not decided: {reason}.")
     made = _Chooser(result, metric, head, p, none if none in order else None, erasers).decide()
-    if found.n_seeds < len(result.context.seeds):
-        text = f"{made.sentence} Ordered over the {found.n_seeds} seeds that all have."
-        made = dataclasses.replace(made, sentence=text)
+    sentence = made.sentence
+    if verdict.n_seeds < len(result.context.seeds):
+        sentence += f" Ordered over the {verdict.n_seeds} seeds that all have."
     if partial:
-        text = "Left out, as more than 1 % of the covariance with the concept stays: "
-        text += f"{_joined(partial)}."
-        made = dataclasses.replace(made, sentence=f"{made.sentence} {text}")
-    return made
+        sentence += (
+            " Left out, as more than 1 % of the covariance with the concept stays: "
+            f"{_listing(partial)}."
+        )
+    return dataclasses.replace(made, sentence=sentence)
 
 
-def _metric_of(result: Comparison, head: str | None, p: float | None) -> str:
-    """The headline; accuracy where it is a worst group of too few rows."""
+def _default_metric(result: Comparison, head: str | None, p: float | None) -> str:
+    """The headline; accuracy if it is a worst group of too few rows."""
     metric = headline(result.metrics)
     if metric != "worst_group" or "accuracy" not in result.metrics:
         return metric
-    cells = (
-        cell
-        for eraser in result.context.erasers
-        for cell in result.worst_cells(eraser=eraser, head=head, p=p).values()
-    )
-    return "accuracy" if any(cell.n < FEW_ROWS for cell in cells) else metric
+    few = any(has_few_rows(result, eraser, head, p) for eraser in result.context.erasers)
+    return "accuracy" if few else metric
 
 
-def leaves(result: Comparison, eraser: str) -> bool:
-    """Whether an eraser leaves the concept in the training rows: more than 1 % of the covariance.
+def is_partial(result: Comparison, eraser: str) -> bool:
+    """Whether an eraser leaves more than 1 % of the covariance with the concept.
 
-    INLP and R-LACE remove what a probe finds, not the covariance, and are no such erasers.
+    INLP and R-LACE count as whole erasers: they remove the directions that a probe finds, not the
+    covariance.
     """
-    roles = dict(zip(result.context.erasers, result.context.eraser_roles, strict=True))
-    if roles[eraser].startswith(("INLP", "RLACE")) or "residual" not in result.metrics:
+    role = dict(zip(result.context.erasers, result.context.eraser_roles, strict=True))[eraser]
+    if role.startswith(("INLP", "RLACE")) or "residual" not in result.metrics:
         return False
-    return result.mean("residual", eraser=eraser) > LEFT
+    return result.mean("residual", eraser=eraser) > MAX_RESIDUAL
 
 
 class _Chooser:
@@ -144,75 +130,48 @@ class _Chooser:
 
     def __init__(
         self, result: Comparison, metric: str, head: str, p: float | None, none: str | None,
-        erasers: list[str],
+        erasers: Sequence[str],
     ) -> None:  # fmt: skip
+        entry = result.metric(metric)
         self.result, self.metric, self.head, self.p = result, metric, head, p
         self.none, self.erasers, self.best = none, erasers, erasers[0]
-        self.where: dict[str, Any] = {"head": head or None, "p": p}
-        self.label = result.metric(metric).label
-        self.sign = -1.0 if result.metric(metric).lower_is_better else 1.0
-        found = result.differences(metric, reference=self.best, **self.where)
-        self.rows = {row.method: row for row in found if row.method in {*erasers, none}}
-        self.least = LEAST
-        if metric not in SUMMARY or metric == "mse":
-            self.least = LEAST * abs(result.mean(metric, eraser=self.best, **self.where))
+        self.label = entry.label
+        self.sign = -1.0 if entry.lower_is_better else 1.0
+        rows = result.differences(metric, reference=self.best, head=head or None, p=p)
+        self.rows = {row.method: row for row in rows if row.method in {*erasers, none}}
+        self.min_gain = MIN_GAIN
+        if metric not in SUMMARY or not entry.bounded:
+            self.min_gain *= abs(self._mean(self.best))
 
     def decide(self) -> Decision:
         """Outcome, eraser and sentence."""
-        tested = {e: row for e, row in self.rows.items() if not math.isnan(row.p)}
-        level = [e for e in self.erasers[1:] if not self._worse(e)]
+        similar = [e for e in self.erasers[1:] if not self._is_worse(e)]
+        eraser = self._least_change([self.best, *similar])
         unerased = self.rows.get(self.none or "")
-        gain = None if unerased is None else -self.sign * unerased.difference
-        most = math.nan  # of the gain over unerased rows
-        if unerased is not None and self.none in tested:
-            most = max(-self.sign * unerased.low, -self.sign * unerased.high)
-        taken = self._least_change([self.best, *level])
-        if not tested and len(self.rows):
-            outcome, text = OPEN, self._untested(taken)
-        elif most < self.least:
-            outcome = NO_HELP
-            text = (
-                f"Erasing does not help here: {self._value(self.best)} after {self.best}, the "
-                f"best eraser, {self._value(self.none)} on unerased rows ({self._gap(unerased)}). "
-                f"If the concept has to go, take {taken}{self._change(taken)}."
-            )
-        elif level or (unerased is not None and not self._worse(self.none)):
-            outcome, text = OPEN, self._open(level, taken, unerased)
+        if self.rows and all(math.isnan(row.p) for row in self.rows.values()):
+            outcome, text = OPEN, self._untested(eraser)
+        elif unerased is not None and self._max_gain(unerased) < self.min_gain:
+            outcome, text = NO_HELP, self._no_help(eraser, unerased)
+        elif similar or (unerased is not None and not self._is_worse(self.none)):
+            outcome, text = OPEN, self._open(similar, eraser, unerased)
         else:
-            outcome, taken = DECIDED, self.best
-            others = "".join(f"{self._value(e)} after {e}" for e in self.erasers[1:2])
-            base = "" if gain is None else f"{self._value(self.none)} on unerased rows"
-            against = _joined([part for part in (others, base) if part])
-            text = f"Take {self.best}: {self._value(self.best)} ({self._setting()})"
-            text += f", against {against}; " if against else "; "
-            text += (
-                "each difference is significant." if len(self.rows) > 1
-                else "the difference is significant." if self.rows
-                else "no other eraser was compared."
-            )  # fmt: skip
-        return Decision(outcome, taken, self.metric, self.head, f"{text} {self._other()}".strip())
+            outcome, eraser, text = DECIDED, self.best, self._decided(unerased)
+        text = f"{text} {self._other_leaders()}".strip()
+        return Decision(outcome, eraser, self.metric, self.head, text)
 
-    # -- parts of the sentence -----------------------------------------------------------------
+    def _max_gain(self, unerased: Difference) -> float:
+        """Upper limit of the best eraser's gain over unerased rows; NaN without a test."""
+        if math.isnan(unerased.p):
+            return math.nan
+        return max(-self.sign * unerased.low, -self.sign * unerased.high)
 
-    def _worse(self, eraser: str | None) -> bool:
+    def _is_worse(self, eraser: str | None) -> bool:
         """Whether an eraser is significantly worse than the best."""
         row = self.rows.get(eraser or "")
         return row is not None and row.significant and self.sign * row.difference < 0
 
-    def _value(self, eraser: str | None) -> str:
-        return number(self.result.mean(self.metric, eraser=str(eraser), **self.where))
-
-    def _setting(self) -> str:
-        return f"{self.label}, {self.head} head" if self.head else self.label
-
-    def _gap(self, row: Difference | None) -> str:
-        """The gain of the best eraser over the other side of a difference, with its interval."""
-        assert row is not None
-        low, high = sorted((-row.low, -row.high))
-        if row.difference == row.low == row.high == 0.0:
-            return f"{self._setting()}: equal at every seed"
-        text = f"{self._setting()}: difference {signed(-row.difference)}"
-        return text if math.isnan(low) else f"{text}, 95 % interval {signed(low)} to {signed(high)}"
+    def _mean(self, eraser: str) -> float:
+        return self.result.mean(self.metric, eraser=eraser, head=self.head or None, p=self.p)
 
     def _distortion(self, eraser: str) -> float:
         if "distortion" not in self.result.metrics:
@@ -221,8 +180,24 @@ class _Chooser:
 
     def _least_change(self, erasers: list[str]) -> str:
         """The first of those that change the rows least."""
-        known = [e for e in erasers if not math.isnan(self._distortion(e))]
-        return min(known, key=self._distortion) if known else erasers[0]
+        measured = [e for e in erasers if not math.isnan(self._distortion(e))]
+        return min(measured, key=self._distortion) if measured else erasers[0]
+
+    # -- sentences -----------------------------------------------------------------------------
+
+    def _value(self, eraser: str | None) -> str:
+        return number(self._mean(str(eraser)))
+
+    def _setting(self) -> str:
+        return f"{self.label}, {self.head} head" if self.head else self.label
+
+    def _gap(self, row: Difference) -> str:
+        """The gain of the best eraser over the other one of a difference, with its interval."""
+        low, high = sorted((-row.low, -row.high))
+        if row.difference == row.low == row.high == 0.0:
+            return f"{self._setting()}: equal at every seed"
+        text = f"{self._setting()}: difference {signed(-row.difference)}"
+        return text if math.isnan(low) else f"{text}, 95 % interval {signed(low)} to {signed(high)}"
 
     def _change(self, eraser: str) -> str:
         value = self._distortion(eraser)
@@ -230,148 +205,163 @@ class _Chooser:
             return ""
         return f", which changes the rows least ({100 * value:.3g} % of their variance)"
 
-    def _untested(self, taken: str) -> str:
-        n = min((row.n for row in self.rows.values()), default=0)
-        why = f"{n} seed(s), and a test takes {MIN_SEEDS} (n_seeds=)" if n < MIN_SEEDS else (
-            "the differences are equal at all seeds, so that no test can be made"
-        )  # fmt: skip
+    def _decided(self, unerased: Difference | None) -> str:
+        others = [f"{self._value(e)} after {e}" for e in self.erasers[1:2]]
+        others += [f"{self._value(self.none)} on unerased rows"] if unerased is not None else []
+        against = f", against {_listing(others)}" if others else ""
+        match len(self.rows):
+            case 0:
+                test = "no other eraser was compared"
+            case 1:
+                test = "the difference is significant"
+            case _:
+                test = "each difference is significant"
+        return f"Take {self.best}: {self._value(self.best)} ({self._setting()}){against}; {test}."
+
+    def _no_help(self, eraser: str, unerased: Difference) -> str:
         return (
-            f"Not decided: {why}. {self.best} has the best figure so far ({self._setting()}: "
-            f"{self._value(self.best)}); {taken} changes the rows least."
+            f"Erasing does not help here: {self._value(self.best)} after {self.best}, the "
+            f"best eraser, {self._value(self.none)} on unerased rows ({self._gap(unerased)}). "
+            f"If the concept has to go, take {eraser}{self._change(eraser)}."
         )
 
-    def _open(self, level: list[str], taken: str, unerased: Difference | None) -> str:
-        """Several erasers are level, or the best is not better than unerased rows."""
+    def _untested(self, eraser: str) -> str:
+        n = min(row.n for row in self.rows.values())
+        reason = "the differences are equal at all seeds, so that no test can be made"
+        if n < MIN_SEEDS:
+            reason = f"{n} seed(s), and a test takes {MIN_SEEDS} (n_seeds=)"
+        return (
+            f"Not decided: {reason}. {self.best} has the best figure so far ({self._setting()}: "
+            f"{self._value(self.best)}); {eraser} changes the rows least."
+        )
+
+    def _open(self, similar: list[str], eraser: str, unerased: Difference | None) -> str:
+        """Several erasers are similar, or the best is not better than unerased rows."""
         parts = ["Not decided:"]
-        if level:
-            rest = self._distortion(next(e for e in (self.best, *level) if e != taken))
-            more = "" if math.isnan(rest) else f" against {100 * rest:.3g} %"
-            row = self.rows[level[0]]
-            nearest = f" to {level[0]}" if len(level) > 1 else ""
-            change = self._change(taken).removesuffix(")")
+        if similar:
+            other = self._distortion(next(e for e in (self.best, *similar) if e != eraser))
+            against = "" if math.isnan(other) else f" against {100 * other:.3g} %"
+            row = self.rows[similar[0]]
+            nearest = f" to {similar[0]}" if len(similar) > 1 else ""
+            change = self._change(eraser).removesuffix(")")
             parts += [
-                f"{_joined([self.best, *level])} are not significantly different "
+                f"{_listing([self.best, *similar])} are not significantly different "
                 f"({self._gap(row)}{nearest}).",
-                f"Take {taken}{change}{more}{')' if change else ''}.",
-                self._seeds(row),
+                f"Take {eraser}{change}{against}{')' if change else ''}.",
+                self._more_data(row),
             ]
         if unerased is not None:
-            better = "" if self._worse(self.none) else "not significantly "
+            better = "" if self._is_worse(self.none) else "not significantly "
             parts.append(
                 f"{self.best} is {better}better than unerased rows ({self._gap(unerased)})."
             )
-            parts += [] if level else [self._seeds(unerased)]
-        return " ".join(part for part in parts if part)
+            parts += [] if similar else [self._more_data(unerased)]
+        return " ".join(filter(None, parts))
 
-    def _seeds(self, row: Difference) -> str:
-        """Seeds after which the interval of a difference is +- LEAST wide."""
-        half = (row.high - row.low) / 2
-        if math.isnan(half) or half <= self.least:
+    def _more_data(self, row: Difference) -> str:
+        """Seeds or rows at which the interval of a difference is +- `min_gain` wide."""
+        half, width = (row.high - row.low) / 2, f"±{number(self.min_gain)}"
+        if math.isnan(half) or half <= self.min_gain:
             return ""
         if row.how.startswith("bootstrap"):
-            rows = math.ceil(self.result.context.sizes[2] * (half / self.least) ** 2)
-            return f"About {rows:,} test rows would narrow the interval to ±{number(self.least)}."
+            rows = math.ceil(self.result.context.sizes[2] * (half / self.min_gain) ** 2)
+            return f"About {rows:,} test rows would narrow the interval to {width}."
         deviation = row.error * row.n**0.5
-        count = statistics.seeds_for(deviation, self.result.test_ratio(self.p), self.least)
+        count = statistics.seeds_for(deviation, self.result.test_ratio(self.p), self.min_gain)
         if count is None:
             return (
-                f"No number of seeds narrows the interval to ±{number(self.least)}: the splits "
-                "share rows; that takes more rows."
+                f"No number of seeds narrows the interval to {width}: the splits share rows; that "
+                "takes more rows."
             )
-        return f"About {count} seeds would narrow the interval to ±{number(self.least)}."
+        return f"About {count} seeds would narrow the interval to {width}."
 
-    def _other(self) -> str:
+    def _other_leaders(self) -> str:
         """Other metrics and heads by which another eraser leads: they would change the choice."""
-        by: dict[str, list[str]] = {}
-        places = [(m, self.head) for m in SUMMARY if self._may_lead(m)]
-        places += [(self.metric, head) for head in self.result.context.heads if head != self.head]
-        for metric, head in places:
-            order = self.result.verdict(metric, head=head or None, p=self.p).order
+        result = self.result
+        entries = {m: result.metric(m) for m in SUMMARY if m in result.metrics and m != self.metric}
+        settings = [
+            (m, self.head, f"by {entry.label}")
+            for m, entry in entries.items()
+            if entry.of == "head" and entry.lower_is_better is not None
+        ] + [
+            (self.metric, head, f"with the {head} head")
+            for head in result.context.heads if head != self.head
+        ]  # fmt: skip
+        texts: dict[str, list[str]] = {}
+        for metric, head, text in settings:
+            order = result.verdict(metric, head=head or None, p=self.p).order
             leader = next((e for e in order if e != self.none), None)
             if leader is not None and leader != self.best:
-                own = metric == self.metric
-                text = f"with the {head} head" if own else f"by {self.result.metric(metric).label}"
-                by.setdefault(leader, []).append(text)
-        return " ".join(f"{leader} leads {_joined(texts)}." for leader, texts in by.items())
-
-    def _may_lead(self, metric: str) -> bool:
-        result = self.result
-        if metric == self.metric or metric not in result.metrics:
-            return False
-        found = result.metric(metric)
-        return found.of == "head" and found.lower_is_better is not None
+                texts.setdefault(leader, []).append(text)
+        return " ".join(f"{leader} leads {_listing(by)}." for leader, by in texts.items())
 
 
-def _joined(names: list[str]) -> str:
+def _listing(names: Sequence[str]) -> str:
     """Names in a sentence: "A", "A and B", "A, B and C"."""
-    *first, last = names or [""]
+    *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def cards(result: Comparison) -> list[Card]:
     """The decision, the concepts, and the cost."""
-    found = decision(result)
-    title = {DECIDED: "Decided", OPEN: "Not decided", NO_HELP: "Erasing does not help"}
-    figure = "no gain" if found.outcome == NO_HELP else found.eraser or "-"
-    eraser = found.eraser or next(
-        (e for e in result.context.erasers if e != result.context.eraser_as("none")), None
-    )
-    start = [Card(title[found.outcome], figure, found.sentence)]
+    made, none = decision(result), result.context.eraser_as("none")
+    figure = "no gain" if made.outcome == NO_HELP else made.eraser or "-"
+    first = Card(_TITLES[made.outcome], figure, made.sentence)
+    eraser = made.eraser or next((e for e in result.context.erasers if e != none), None)
     if eraser is None:
-        return start
-    return [*start, *_concepts(result, eraser), *_costs(result, eraser, found.head)]
+        return [first]
+    return [first, *_concept_cards(result, eraser), *_cost_cards(result, eraser, made.head)]
 
 
-def _concepts(result: Comparison, eraser: str) -> list[Card]:
-    """What a linear probe finds on new rows, and why it is not at chance."""
+def _concept_cards(result: Comparison, eraser: str) -> list[Card]:
+    """Score of a linear probe on new rows, with the reasons why it is above chance."""
     context, cards = result.context, []
+    none = context.eraser_as("none")
     for name in context.concepts:
-        suffix = f"[{name}]" if len(context.concepts) > 1 else ""
-        key, chance_key = f"probe_accuracy{suffix}", f"probe_chance{suffix}"
-        kind, text = "accuracy", ""
+        kind, key = "accuracy", concept_key("probe_accuracy", name, context.concepts)
+        chance_key = concept_key("probe_chance", name, context.concepts)
         if key not in result.metrics:
-            key, chance_key, kind = f"probe_r2{suffix}", "", "R2"
+            kind, key = "R2", concept_key("probe_r2", name, context.concepts)
         if key not in result.metrics:
             continue
-        found = result.interval(key, eraser=eraser)
-        chance = result.mean(chance_key, eraser=eraser) if chance_key in result.metrics else 0.0
-        none = context.eraser_as("none")
+        interval = result.interval(key, eraser=eraser)
+        chance = 0.0
+        if kind == "accuracy" and chance_key in result.metrics:
+            chance = result.mean(chance_key, eraser=eraser)
         before = "" if none is None else f", unerased {number(result.mean(key, eraser=none))}"
         text = (
             f"{kind} of a linear probe for {name} on new rows after {eraser} (chance "
             f"{number(chance)}{before}). "
         )
-        if found.mean - chance < LEAST:
+        if interval.mean - chance < MIN_GAIN:
             text += "It is at chance."
         else:
-            if found.low <= chance:
+            if interval.low <= chance:
                 text += "Its interval over seeds includes chance. "
-            text += _why(
-                result, eraser, name, suffix, found.mean, chance if kind == "accuracy" else math.nan
-            )
+            majority = chance if kind == "accuracy" else math.nan
+            text += _reasons(result, eraser, name, interval.mean, majority)
         title = "The concept" if name == "concept" else f"The concept: {name}"
-        cards.append(Card(title, number(found.mean), text))
+        cards.append(Card(title, number(interval.mean), text))
     return cards
 
 
-def _why(
-    result: Comparison, eraser: str, name: str, suffix: str, found: float, chance: float
-) -> str:
+def _reasons(result: Comparison, eraser: str, name: str, accuracy: float, chance: float) -> str:
     """Sampling and shift: the reasons for a probe above chance."""
     residual = result.mean("residual", eraser=eraser) if "residual" in result.metrics else 0.0
-    if residual > LEFT:
+    if residual > MAX_RESIDUAL:
         return f"The fraction {number(residual)} of the covariance with the concept stays."
     text = (
         "The covariance with the concept is zero on the training rows; new rows differ from them. "
     )
-    expected = result.advice().get(f"expected_r2{suffix}", math.nan)
-    equal = sampling_accuracy(expected, chance)
-    if not math.isnan(expected):
-        text += f"Sampling of the training rows alone leaves R2 {number(expected)}" + (
-            "" if math.isnan(equal)
-            else f" to the best linear predictor, an accuracy of about {number(equal)}"
-        ) + ". "  # fmt: skip
-    if equal >= found:
+    key = concept_key("expected_r2", name, result.context.concepts)
+    r2 = result.advice().get(key, math.nan)
+    expected = sampling_accuracy(r2, chance)
+    if not math.isnan(r2):
+        text += f"Sampling of the training rows alone leaves R2 {number(r2)}"
+        if not math.isnan(expected):
+            text += f" to the best linear predictor, an accuracy of about {number(expected)}"
+        text += ". "
+    if expected >= accuracy:
         return text + "That explains it."
     p = result.level()
     if p is None or p == 0.5:
@@ -387,10 +377,8 @@ def sampling_accuracy(r2: float, chance: float) -> float:
 
     With p the fraction of the majority and D = sqrt(r2 / ((1 - r2) p (1 - p))) the distance of the
     class means in units of the deviation within classes, Phi(D / 2 + c) p + Phi(D / 2 - c) (1 - p)
-    with c = log(p / (1 - p)) / D. NaN below 1/2, where there are more classes.
+    with c = log(p / (1 - p)) / D. NaN for a majority below 1/2, as of more than two classes.
     """
-    from scipy.special import ndtr
-
     if math.isnan(chance) or not 0.5 <= chance < 1 or not 0 < r2 < 1:
         return math.nan
     distance = math.sqrt(r2 / ((1 - r2) * chance * (1 - chance)))
@@ -399,12 +387,11 @@ def sampling_accuracy(r2: float, chance: float) -> float:
     return float(sum(sides))
 
 
-def _costs(result: Comparison, eraser: str, head: str) -> list[Card]:
+def _cost_cards(result: Comparison, eraser: str, head: str) -> list[Card]:
     """Change of the rows, the task, and the worst group."""
     parts, figure = [], "-"
     if "distortion" in result.metrics:
-        value = result.mean("distortion", eraser=eraser)
-        figure = f"{100 * value:.3g} %"
+        figure = f"{100 * result.mean('distortion', eraser=eraser):.3g} %"
         parts.append(f"of the variance of the rows is changed by {eraser}.")
     if "kept_covariance" in result.metrics:
         kept = result.mean("kept_covariance", eraser=eraser)
@@ -413,16 +400,13 @@ def _costs(result: Comparison, eraser: str, head: str) -> list[Card]:
     for metric in ("accuracy", "r2"):
         if metric in result.metrics and none is not None:
             before, after = (
-                result.mean(metric, eraser=e, head=head or None) for e in (none, eraser)
+                number(result.mean(metric, eraser=e, head=head or None)) for e in (none, eraser)
             )
-            parts.append(
-                f"The task: {result.metric(metric).label} {number(after)}, unerased "
-                f"{number(before)} ({head} head)."
-            )
+            label = result.metric(metric).label
+            parts.append(f"The task: {label} {after}, unerased {before} ({head} head).")
     cell = worst_cell_text(result, eraser, head, result.level()) if head else ""
     if cell:
-        cells = result.worst_cells(eraser=eraser, head=head).values()
-        few = any(c.n < FEW_ROWS for c in cells)
+        few = has_few_rows(result, eraser, head, None)
         caution = f"; fewer than {FEW_ROWS} rows, not reliable" if few else ""
         parts.append(f"Worst group: {cell}{caution}.")
     return [Card("The cost", figure, " ".join(parts))] if parts else []

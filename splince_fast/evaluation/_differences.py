@@ -1,19 +1,26 @@
-"""Differences between erasers: their list, and their bootstrap over the test rows of one split."""
+"""Differences between erasers: their list, their bootstrap over test rows, and a verdict."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.evaluation import statistics
 from splince_fast.evaluation._records import Record, TestLabels
+from splince_fast.evaluation._tables import difference_table
 from splince_fast.evaluation.scoring import OF_CLASSES, ClassPredictions, scores
 from splince_fast.evaluation.statistics import Difference
+from splince_fast.exceptions import InputError
+
+if TYPE_CHECKING:
+    from splince_fast.evaluation.result import Comparison
 
 Codes = NDArray[np.intp]
 Float = NDArray[np.float64]
@@ -24,7 +31,8 @@ class Differences(list[Difference]):
 
     Attributes
     ----------
-    metric, label : str
+    metric, label, head : str
+    p : float or None
     """
 
     def __init__(
@@ -34,16 +42,14 @@ class Differences(list[Difference]):
         self.metric, self.label, self.head, self.p = metric, label, head, p
 
     def __str__(self) -> str:
-        from splince_fast.evaluation import _tables
-
-        return str(_tables.difference_table(self))
+        return str(difference_table(self))
 
 
 class Resampled:
     """Bootstrap of metrics of predictions on test rows, whole groups together."""
 
     def __init__(self, records: list[Record], labels: TestLabels) -> None:
-        self._computed: dict[tuple[str, str, str], Float] = {}
+        self._values: dict[tuple[str, str, str], Float] = {}
         self.labels = labels
         self.y_pred = {
             (r.eraser, r.head): r.predictions for r in records if r.predictions is not None
@@ -55,53 +61,116 @@ class Resampled:
         n, groups = len(self.labels.task), self.labels.groups
         return statistics.bootstrap_indices(n, groups, statistics.N_DRAWS, 0)
 
-    def figure(self, metric: str, y_pred: Codes, rows: Codes) -> float:
-        """A metric on some rows, with repetitions; NaN where it is not one of predictions."""
-        if metric not in OF_CLASSES:
-            return math.nan
-        predictions = ClassPredictions(self.labels.take(rows), y_pred[rows])
-        return scores({metric: OF_CLASSES[metric]}, predictions).get(metric, math.nan)
-
-    def values(self, metric: str, eraser: str, head: str) -> Float:
-        """A metric of every draw, computed once."""
-        where = (metric, eraser, head)
-        if where not in self._computed:
-            y_pred = self.y_pred[eraser, head]
-            self._computed[where] = np.array([self.figure(metric, y_pred, d) for d in self.draws])
-        return self._computed[where]
-
-    def can(self, metric: str, eraser: str, head: str) -> bool:
-        """Whether a metric follows from predictions that were kept."""
+    def _figure(self, metric: str, eraser: str, head: str) -> Callable[[Codes], float] | None:
+        """A metric as a function of row numbers; None for one that predictions do not define."""
         y_pred = self.y_pred.get((eraser, head))
-        if y_pred is None:
-            return False
-        return not math.isnan(self.figure(metric, y_pred, np.arange(len(y_pred))))
+        if metric not in OF_CLASSES or y_pred is None:
+            return None
+        table = {metric: OF_CLASSES[metric]}
+
+        def figure(rows: Codes) -> float:
+            predictions = ClassPredictions(self.labels.take(rows), y_pred[rows])
+            return scores(table, predictions).get(metric, math.nan)
+
+        return None if math.isnan(figure(np.arange(len(y_pred)))) else figure
+
+    def _draws_of(
+        self, figure: Callable[[Codes], float], metric: str, eraser: str, head: str
+    ) -> Float:
+        """A metric of every draw, computed once."""
+        key = (metric, eraser, head)
+        if key not in self._values:
+            self._values[key] = np.array([figure(draw) for draw in self.draws])
+        return self._values[key]
 
     def interval(self, metric: str, eraser: str, head: str) -> tuple[float, float] | None:
-        """Percentile interval, or None where nothing can be resampled."""
-        if not self.can(metric, eraser, head):
+        """Percentile interval; None for a metric that predictions do not define."""
+        figure = self._figure(metric, eraser, head)
+        if figure is None:
             return None
-        y_pred = self.y_pred[eraser, head]
-        return statistics.bootstrap_interval(
-            lambda rows: self.figure(metric, y_pred, rows), len(y_pred), self.draws,
-            bca=False, values=self.values(metric, eraser, head),
-        )  # fmt: skip
+        values = self._draws_of(figure, metric, eraser, head)
+        low, high, _ = statistics.bootstrap_test(figure, len(self.labels.task), values, bca=False)
+        return low, high
 
     def difference(self, metric: str, head: str, plain: Difference) -> Difference:
         """The difference with a paired bootstrap interval and the p value that belongs to it."""
         names = (plain.method, plain.reference)
-        if not all(self.can(metric, name, head) for name in names):
+        ours, theirs = (self._figure(metric, name, head) for name in names)
+        if ours is None or theirs is None:
             return plain
-        ours, theirs = (self.y_pred[name, head] for name in names)
-        values = self.values(metric, names[0], head) - self.values(metric, names[1], head)
-
-        def statistic(rows: Codes) -> float:
-            return self.figure(metric, ours, rows) - self.figure(metric, theirs, rows)
-
-        smooth = metric != "worst_group"
+        values = self._draws_of(ours, metric, names[0], head)
+        values = values - self._draws_of(theirs, metric, names[1], head)
+        smooth = OF_CLASSES[metric].fraction_of != "cell"  # a minimum over cells is not
         low, high, p = statistics.bootstrap_test(
-            statistic, len(ours), self.draws, clusters=self.labels.groups, bca=smooth,
-            values=values,
+            lambda rows: ours(rows) - theirs(rows), len(self.labels.task), values,
+            clusters=self.labels.groups, bca=smooth,
         )  # fmt: skip
         how = "bootstrap (BCa)" if smooth else "bootstrap (percentile)"
         return dataclasses.replace(plain, low=low, high=high, p=p, how=how)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Erasers ordered by a metric, over the seeds that all of them have.
+
+    Attributes
+    ----------
+    order : tuple of str
+        Erasers with values, the best first.
+    leaders : tuple of str
+        The best, and those that the test does not tell from it.
+    level : tuple of str
+        The best, and those with the same mean.
+    tested : bool
+        Whether the best was tested against another eraser.
+    n_seeds : int
+        Seeds at which every one of them has a value.
+    """
+
+    order: tuple[str, ...]
+    leaders: tuple[str, ...]
+    level: tuple[str, ...]
+    tested: bool
+    n_seeds: int
+
+    @property
+    def confirmed(self) -> str | None:
+        """The eraser that beats every other one in the test; None if there is none."""
+        return self.leaders[0] if len(self.leaders) == 1 and self.tested else None
+
+
+def verdict_of(result: Comparison, metric: str, head: str | None, p: float | None) -> Verdict:
+    """Order the erasers by a metric.
+
+    Raises
+    ------
+    InputError
+        The metric has no direction.
+    """
+    lower = result.metric(metric).lower_is_better
+    if lower is None:
+        raise InputError(
+            f"the metric {metric!r} has no direction, so no eraser is the best by it; pass one of "
+            f"your own as metrics={{{metric!r}: Metric(function, lower_is_better=...)}}"
+        )
+    values = {}
+    for eraser in result.context.erasers:
+        by_seed = result.values(metric, eraser=eraser, head=head, p=p)
+        if finite := {seed: v for seed, v in by_seed.items() if not math.isnan(v)}:
+            values[eraser] = finite
+    seeds = set.intersection(*map(set, values.values())) if values else set()
+    if not seeds:
+        return Verdict((), (), (), False, 0)
+    means = {e: math.fsum(by_seed[s] for s in seeds) / len(seeds) for e, by_seed in values.items()}
+    sign = -1.0 if lower else 1.0
+    order = sorted(means, key=lambda e: -sign * means[e])
+    best = order[0]
+    rows = result.differences(metric, reference=best, head=head, p=p)
+    worse = {row.method for row in rows if row.significant and sign * row.difference < 0}
+    return Verdict(
+        tuple(order),
+        tuple(e for e in order if e not in worse),
+        tuple(e for e in order if math.isclose(means[e], means[best], abs_tol=1e-12)),
+        any(not math.isnan(row.p) for row in rows),
+        len(seeds),
+    )

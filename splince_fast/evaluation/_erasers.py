@@ -1,8 +1,9 @@
 """Erasers of a comparison: fitted by name, function of moments or estimator, and applied to rows.
 
-Rows of a job are centred and divided by one number; erasers are in units of the data. An affine
-map is not applied to training rows: heads take it by its factors. A map that depends on the labels
-of the concept is applied to the rows of all parts, each with its own labels.
+A job holds its rows in scaled coordinates, (x - mean) / scale with one number as the scale; erasers
+are maps of the data. An affine map is not applied to training rows: heads take it by its factors. A
+map that depends on the labels of the concept is applied to the rows of all parts, each with its own
+labels.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.conditional import ConditionalEraser
-from splince_fast.evaluation._data import of_rows
+from splince_fast.evaluation._data import labels_of
 from splince_fast.exceptions import InputError
 from splince_fast.labels import ClassCodes, Encoded
 from splince_fast.methods.isotropic import isotropic
@@ -31,14 +32,15 @@ from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]
 Codes = NDArray[np.intp]
+FittedEraser: TypeAlias = Projection | ConditionalEraser
+# Joint codes of classes, columns of quantities, or a mapping of columns for both.
+ConceptLabels: TypeAlias = NDArray[Any] | dict[str, NDArray[Any]]
 
-_OF_CLASSES: dict[str, Callable[..., Projection | ConditionalEraser]] = {
-    "quadratic": quadratic, "isotropic": isotropic,
-}  # fmt: skip
+_OF_FOLDS: dict[str, Callable[..., FittedEraser]] = {"quadratic": quadratic, "isotropic": isotropic}
 _BASELINES = ("INLP", "RLACE")
 _REPAIRED = "+repair"
 ERASERS = (
-    *(method.label for method in METHODS.values()), *_OF_CLASSES, "random", *_BASELINES,
+    *(method.label for method in METHODS.values()), *_OF_FOLDS, "random", *_BASELINES,
     *(name + _REPAIRED for name in ("SAL", *_BASELINES)),
 )  # fmt: skip
 
@@ -49,7 +51,7 @@ def partial_of(name: str) -> tuple[str, float] | None:
     Raises
     ------
     InputError
-        No number between 0 and 1 behind it.
+        The text after it is no number between 0 and 1.
     """
     base, star, text = name.rpartition("*")
     if not star:
@@ -63,38 +65,54 @@ def partial_of(name: str) -> tuple[str, float] | None:
     return base.strip(), alpha
 
 
-class Part(NamedTuple):
-    """Rows of one part of a split, centred and scaled, and their labels."""
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitPart:
+    """Scaled rows of one part of a split, and their labels.
+
+    `task` holds codes of classes or (n, k) values; `cells` codes of the cells of task and concepts,
+    None where one is a quantity; `labels` all variables of the moments.
+    """
 
     rows: Float
-    task: Any  # codes of classes, or (n, k)
-    concept: Any  # as `Plan.concept` returns it
-    labels: Mapping[str, Encoded]  # of the task and of each concept
+    task: NDArray[Any]
+    concept: ConceptLabels
+    cells: Codes | None
+    groups: Codes | None
+    weights: Float | None
+    labels: Mapping[str, Encoded]
+
+    @property
+    def strata(self) -> Codes:
+        """Cells of a task of classes; its classes where a concept is a quantity."""
+        return self.task if self.cells is None else self.cells
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FitData:
-    """Data that the erasers of one (seed, level) are fitted to."""
+class Coordinates:
+    """Scaled coordinates (x - mean) / scale."""
 
-    moments: Moments
-    factored: Factored  # of the same moments: one factor for all erasers and for the advice
-    erase: tuple[str, ...]
-    task_name: str  # of the task among the variables of the moments
-    train: Part
-    validation: Part
-    weights: Float | None  # of the training rows, where they are not alike
-    groups: Codes | None  # of the training rows
-    seed: int
+    mean: Float
     scale: float
 
-    def training_moments(self, rows: Float) -> Moments:
-        """Moments of the training rows after a map, with all labels."""
-        return Moments().update(rows, dict(self.train.labels), sample_weight=self.weights)
+    def to_scaled(self, rows: Float) -> Float:
+        """Rows of the data in these coordinates; they are overwritten."""
+        rows -= self.mean
+        rows /= self.scale
+        return rows
+
+    def to_data(self, rows: Float) -> Float:
+        """Rows in these coordinates as rows of the data."""
+        return rows * self.scale + self.mean
+
+    def projection(self, scaled: Projection) -> Projection:
+        """A projection of these coordinates as one of the data."""
+        centre = self.mean + self.scale * scaled.mean
+        return Projection(scaled.left, scaled.right, centre, method=scaled.method)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Map:
-    """x -> x - ((x - centre) right^T) left in the scaled coordinates of a job.
+class ScaledMap:
+    """x -> x - ((x - centre) right^T) left in scaled coordinates.
 
     `left` and `right` are (r, d); `offset` (d,) is centre right^T left.
     """
@@ -104,16 +122,16 @@ class Map:
     offset: Float
 
     @classmethod
-    def identity(cls, d: int) -> Map:
+    def identity(cls, d: int) -> ScaledMap:
         """The map that erases nothing."""
         return cls(np.zeros((0, d)), np.zeros((0, d)), np.zeros(d))
 
     @classmethod
-    def of(cls, projection: Projection, mean: Float, scale: float) -> Map:
-        """A projection of the data in scaled coordinates."""
+    def of(cls, projection: Projection, coordinates: Coordinates) -> ScaledMap:
+        """A projection of the data."""
         left = np.ascontiguousarray(projection.left.T)
         right = np.ascontiguousarray(projection.right.T)
-        centre = (projection.mean - mean) / scale
+        centre = (projection.mean - coordinates.mean) / coordinates.scale
         return cls(left, right, (right @ centre) @ left)
 
     def __call__(self, rows: Float) -> Float:
@@ -126,43 +144,46 @@ class Map:
 
     def scores(self, rows: Float, w: Float, b: Float) -> Float:
         """(n, C): r(x)^T w + b, without erasing rows; b is that of centred coordinates."""
-        through = w - (w @ self.left.T) @ self.right
-        return np.asarray(rows @ through.T + b)
+        effective = w - (w @ self.left.T) @ self.right
+        return np.asarray(rows @ effective.T + b)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ErasedRows:
-    """Rows of all parts after an eraser: `eraser_map` of the rows that are held.
+class FitData:
+    """Data that the erasers of one (seed, level) are fitted to."""
 
-    These are the rows of the job for an affine eraser; for one that depends on labels they are
-    erased, and the map is the identity.
-    """
+    moments: Moments
+    factored: Factored  # of the same moments: one factor for all erasers and for the advice
+    concepts: tuple[str, ...]
+    task: str  # variable of the moments
+    train: SplitPart
+    validation: SplitPart
+    seed: int
+    coordinates: Coordinates
 
-    train: Float
-    validation: Float
-    test: Float
-    eraser_map: Map
-    gram: Float | None  # Cov of `train`; None where it is not computed yet
+    def training_moments(self, rows: Float) -> Moments:
+        """Moments of mapped training rows, with all labels."""
+        return Moments().update(rows, dict(self.train.labels), sample_weight=self.train.weights)
 
 
 class LabelEraser(NamedTuple):
-    """A map that depends on labels, of the data or, from an estimator, of scaled rows."""
+    """A map that depends on labels, of the data or, for an estimator's, of scaled rows."""
 
     eraser: ConditionalEraser
     scaled: bool
 
-    def erase(self, part: Part, mean: Float, scale: float) -> Float:
-        """Rows of one part, erased with their labels."""
+    def erase(self, part: SplitPart, coordinates: Coordinates) -> Float:
+        """Scaled rows of one part, erased with their labels."""
         if not len(part.rows):
             return part.rows
         if self.scaled:
             return np.asarray(self.eraser(part.rows, part.concept, progress=False))
-        erased = self.eraser(part.rows * scale + mean, dict(part.labels), progress=False)
-        return np.asarray((erased - mean) / scale)
+        rows = coordinates.to_data(part.rows)
+        return coordinates.to_scaled(self.eraser(rows, dict(part.labels), progress=False))
 
 
 def fit_eraser(spec: Any, data: FitData) -> Projection | LabelEraser:
-    """The eraser: a projection in units of the data, or a map that depends on labels.
+    """The eraser of a name, function or estimator: a projection of the data, or a `LabelEraser`.
 
     Raises
     ------
@@ -175,27 +196,23 @@ def fit_eraser(spec: Any, data: FitData) -> Projection | LabelEraser:
             raise InputError(f"{spec!r}: an eraser that depends on labels has no fraction")
         return whole.scaled(partial[1])
     if isinstance(spec, str) and spec.endswith(_REPAIRED):
-        return _repaired(fit_eraser(spec.removesuffix(_REPAIRED), data), data)
+        return _repaired(spec.removesuffix(_REPAIRED), data)
     estimator = hasattr(spec, "get_params") or spec in _BASELINES
-    eraser = _fitted(spec, data) if estimator else _of_moments(spec, data)
+    eraser = _of_estimator(spec, data) if estimator else _of_moments(spec, data)
     if isinstance(eraser, ConditionalEraser):
         return LabelEraser(eraser, scaled=estimator)
-    return _in_units(eraser, data.moments.mean, data.scale) if estimator else eraser
+    return data.coordinates.projection(eraser) if estimator else eraser
 
 
-def _of_moments(spec: Any, data: FitData) -> Projection | ConditionalEraser:
-    """The eraser of a name or a function of moments, in units of the data."""
+def _of_moments(spec: Any, data: FitData) -> FittedEraser:
+    """The eraser of a name or a function of moments, a map of the data."""
     if isinstance(spec, str):
-        if spec in _OF_CLASSES:
-            return _of_classes(spec, data)
-        if (key := key_of(spec)) is not None:
-            return _of_table(key, data)
-        if spec == "random":
-            return _random(data, data.moments.mean)
-    eraser: Projection | ConditionalEraser = spec(
-        data.moments.copy()
-    )  # a function may change them: the others' stay as they are
-    if not isinstance(eraser, Projection | ConditionalEraser):
+        if spec in _OF_FOLDS:
+            return _of_folds(spec, data)
+        key = key_of(spec)
+        return _random(data) if key is None else _of_table(key, data)
+    eraser: FittedEraser = spec(data.moments.copy())  # which the function may change
+    if not isinstance(eraser, FittedEraser):
         raise InputError(
             f"the eraser returned {type(eraser).__name__}; it must map moments to a Projection, or "
             "to a ConditionalEraser"
@@ -203,86 +220,84 @@ def _of_moments(spec: Any, data: FitData) -> Projection | ConditionalEraser:
     return eraser
 
 
-def _of_table(key: str, data: FitData) -> Projection | ConditionalEraser:
+def _of_table(key: str, data: FitData) -> FittedEraser:
     """The eraser of a method of the library."""
     method = METHODS[key]
     options: dict[str, Any] = {}
     if method.needs_task or (method.needs_labels and method.keeps):
-        options["keep"] = data.task_name
+        options["keep"] = data.task
     if "missing" in method.parameters:
         options["missing"] = "raise"  # every row of a job has its labels
-    eraser: Projection | ConditionalEraser = method.function(
-        data.factored, erase=list(data.erase), **options
-    )
+    eraser: FittedEraser = method.function(data.factored, erase=list(data.concepts), **options)
     return eraser
 
 
-def _of_classes(name: str, data: FitData) -> Projection | ConditionalEraser:
-    """An eraser of moments by class, of two folds of the training rows; it keeps the task.
+def _of_folds(name: str, data: FitData) -> FittedEraser:
+    """An eraser of class covariances, from two folds of the training rows; it keeps the task.
 
     Raises
     ------
     InputError
         Several concepts, or a quantity.
     """
-    concept = data.erase[0]
-    if len(data.erase) > 1 or not isinstance(data.train.labels[concept], ClassCodes):
+    train, concept = data.train, data.concepts[0]
+    if len(data.concepts) > 1 or not isinstance(train.labels[concept], ClassCodes):
         raise InputError(
             f"{name!r} erases the classes of one concept; make one column of the joint cells of "
             "several, and classes of a quantity"
         )
-    labels, groups = dict(data.train.labels), None
-    if data.groups is not None:
-        groups = f"groups of {data.task_name} and {concept}"  # the name of no variable
-        codes = ClassCodes(tuple(range(int(data.groups.max(initial=-1)) + 1)), data.groups)
-        labels[groups] = of_rows(codes, np.arange(len(data.groups)))
-    rows = data.train.rows * data.scale + data.moments.mean
-    folds = Folds(2, groups=groups, by=concept).update(rows, labels, sample_weight=data.weights)
-    return _OF_CLASSES[name](folds, erase=concept, keep=data.task_name)
+    labels, groups = dict(train.labels), None
+    if train.groups is not None:
+        groups = f"groups of {data.task} and {concept}"  # the name of no variable
+        codes = ClassCodes(tuple(range(int(train.groups.max(initial=-1)) + 1)), train.groups)
+        labels[groups] = labels_of(codes, np.arange(len(train.groups)))
+    rows = data.coordinates.to_data(train.rows)
+    folds = Folds(2, groups=groups, by=concept).update(rows, labels, sample_weight=train.weights)
+    return _OF_FOLDS[name](folds, erase=concept, keep=data.task)
 
 
-def _repaired(eraser: Projection | LabelEraser, data: FitData) -> Projection:
-    """The eraser, and the least change of its rows that keeps Cov(x, task)."""
+def _repaired(name: str, data: FitData) -> Projection:
+    """An affine eraser, followed by the least change of its rows that restores Cov(x, task)."""
+    eraser = fit_eraser(name, data)
     assert isinstance(eraser, Projection)
-    mean, scale = data.moments.mean, data.scale
-    rows = data.train.rows
-    before = data.training_moments(rows)
-    after = data.training_moments(Map.of(eraser, mean, scale)(rows))
-    return _in_units(repair(after, before=before, keep=data.task_name), mean, scale) @ eraser
+    before = data.training_moments(data.train.rows)
+    after = data.training_moments(ScaledMap.of(eraser, data.coordinates)(data.train.rows))
+    repairing = repair(after, before=before, keep=data.task)
+    return data.coordinates.projection(repairing) @ eraser
 
 
-def _random(data: FitData, mean: Float) -> Projection:
+def _random(data: FitData) -> Projection:
     """A random subspace of as many directions as the concept has."""
+    moments = data.moments
     count = sum(
-        max(1, len(data.moments.classes(name)) - 1)
-        if data.moments.variables[name] == "classes"
-        else data.moments.cross_covariance(name).shape[1]
-        for name in data.erase
+        max(1, len(moments.classes(name)) - 1)
+        if moments.variables[name] == "classes"
+        else moments.cross_covariance(name).shape[1]
+        for name in data.concepts
     )
-    d = len(mean)
+    d = len(moments.mean)
     Q, _ = np.linalg.qr(np.random.default_rng(data.seed).normal(size=(d, min(count, d))))
-    return Projection(Q, Q, mean, method="random")
+    return Projection(Q, Q, moments.mean, method="random")
 
 
-def _fitted(spec: Any, data: FitData) -> Projection | ConditionalEraser:
+def _of_estimator(spec: Any, data: FitData) -> FittedEraser:
     """The map of an estimator, or of a baseline by its name, fitted on the scaled rows."""
     if isinstance(spec, str):
         spec = getattr(import_module("splince_fast.baselines"), spec)()
     model = cloned(spec, data.seed)
-    accepted = inspect.signature(model.fit).parameters
-    X_validation, z_validation = data.validation.rows, data.validation.concept
+    train, validation = data.train, data.validation
     optional = {
-        "concept": data.train.concept,
-        "task": data.train.task,
-        "validation": (X_validation, z_validation),
-        "X_validation": X_validation,
-        "concept_validation": z_validation,
+        "concept": train.concept,
+        "task": train.task,
+        "validation": (validation.rows, validation.concept),
+        "X_validation": validation.rows,
+        "concept_validation": validation.concept,
     }
-    passed = {name: value for name, value in optional.items() if name in accepted}
-    passed |= weight_of(model, data.weights)
-    model.fit(data.train.rows, data.train.task, **passed)
+    accepted = inspect.signature(model.fit).parameters
+    arguments = {name: value for name, value in optional.items() if name in accepted}
+    model.fit(train.rows, train.task, **arguments, **weight_argument(model, train.weights))
     projection = getattr(model, "projection_", None)
-    if not isinstance(projection, Projection | ConditionalEraser):
+    if not isinstance(projection, FittedEraser):
         raise InputError(
             f"{type(model).__name__} has no projection_ after fit; erasers must be affine maps: an "
             "estimator with a Projection in projection_, or a function of moments"
@@ -291,7 +306,7 @@ def _fitted(spec: Any, data: FitData) -> Projection | ConditionalEraser:
 
 
 def cloned(estimator: Any, seed: int) -> Any:
-    """A clone of an estimator, with a random state where it has none."""
+    """A clone of an estimator, with `seed` as its random state where that is None."""
     from sklearn.base import clone
 
     model = clone(estimator)
@@ -301,7 +316,7 @@ def cloned(estimator: Any, seed: int) -> Any:
     return model
 
 
-def weight_of(model: Any, weights: Float | None) -> dict[str, Float]:
+def weight_argument(model: Any, weights: Float | None) -> dict[str, Float]:
     """Keyword that passes weights of the training rows to `fit`; none for equal weights.
 
     Raises
@@ -318,8 +333,3 @@ def weight_of(model: Any, weights: Float | None) -> dict[str, Float]:
             "association_method='subsample'"
         )
     return {"sample_weight": weights}
-
-
-def _in_units(scaled: Projection, mean: Float, scale: float) -> Projection:
-    """A map of scaled coordinates (x - mean) / scale as one of the data."""
-    return Projection(scaled.left, scaled.right, mean + scale * scaled.mean, method=scaled.method)

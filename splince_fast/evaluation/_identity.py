@@ -10,7 +10,7 @@ import importlib
 import json
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,14 @@ _FUNCTIONS_OF_C = (
 )  # fmt: skip
 
 
-Seen = dict[int, tuple[int, Any]]  # by id, number and the object itself, which is kept alive
+Seen = dict[int, tuple[int, object]]  # by id, number and the object itself, which is kept alive
 
 
 class UnreadableError(Exception):
     """A value whose content cannot be read, so that a change would not be seen."""
 
 
-def identity_of(value: Any) -> str:
+def identity_of(value: object) -> str:
     """A digest that changes with a function, estimator or value, and with all that it refers to.
 
     Code, defaults, closures, and globals of functions and methods, followed into the caller's
@@ -69,7 +69,7 @@ def identity_of(value: Any) -> str:
     return digest.hexdigest()
 
 
-def key(**settings: Any) -> str:
+def key(**settings: object) -> str:
     """Hash of everything that a cell of the comparison depends on."""
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
@@ -125,7 +125,7 @@ def _pieces(value: Any, seen: Seen) -> Iterator[bytes]:
         yield from _object(value, seen)
 
 
-def _listed(values: Any, seen: Seen) -> Iterator[bytes]:
+def _listed(values: Collection[object], seen: Seen) -> Iterator[bytes]:
     yield str(len(values)).encode()
     for value in values:
         yield from _pieces(value, seen)
@@ -167,7 +167,7 @@ def _function(function: types.FunctionType, seen: Seen) -> Iterator[bytes]:
         yield from _attributes(module, names, seen)
 
 
-def _attributes(value: Any, names: list[str], seen: Seen) -> Iterator[bytes]:
+def _attributes(value: object, names: list[str], seen: Seen) -> Iterator[bytes]:
     """Values that code with these names may read from a module of the caller."""
     if not isinstance(value, types.ModuleType):
         return
@@ -227,7 +227,7 @@ def _class(value: type, seen: Seen) -> Iterator[bytes]:
         yield from _pieces(vars(value)[name], seen)
 
 
-def _c_function(value: Any) -> bytes:
+def _c_function(value: object) -> bytes:
     """A compiled function by its name and version; it has no variables but those of its object."""
     owner = getattr(value, "__self__", None) or getattr(value, "__objclass__", None)
     module = getattr(value, "__module__", None) or getattr(type(owner), "__module__", "builtins")
@@ -243,7 +243,7 @@ def _c_function(value: Any) -> bytes:
     return f"{name}:{_version(str(module))}".encode()
 
 
-def _object(value: Any, seen: Seen) -> Iterator[bytes]:
+def _object(value: object, seen: Seen) -> Iterator[bytes]:
     """An object by its class and the state that it would be pickled with."""
     yield from _pieces(type(value), seen)
     try:
@@ -262,7 +262,7 @@ def _object(value: Any, seen: Seen) -> Iterator[bytes]:
     yield from _listed(parts, seen)
 
 
-def _is_library(module: Any) -> bool:
+def _is_library(module: object) -> bool:
     """Whether a module is this package, of Python itself, or installed."""
     top = module.partition(".")[0] if isinstance(module, str) else ""
     if top in sys.stdlib_module_names or top == "splince_fast":

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from splince_fast.exceptions import FileFormatError, InputError
 
 Codes = NDArray[np.intp]
+Json = dict[str, Any]
 
-# Names that no eraser or head has: of the eraser of a record of advice, of the head of a record of
-# an eraser itself; and of the points of a path in the long form.
-ADVISER, ERASER_ROW, PATH = "", "", "alphas"
+# Names that erasers and heads may not have. ADVICE: eraser of a record of advice. ERASER_ROW: head
+# of a record of an eraser itself. PATH: head of the points of a path in the long form.
+ADVICE, ERASER_ROW, PATH = "", "", "alphas"
 _FORMAT = 2  # of the file of a comparison
 _FILE = "cells.jsonl"
 _CODES = np.dtype("<u2")  # of predicted classes in a record
@@ -41,6 +42,15 @@ class PathPoint(NamedTuple):
     values: dict[str, float]
 
 
+class RecordId(NamedTuple):
+    """Seed, level, eraser and head of a record."""
+
+    seed: int
+    p: float | None
+    eraser: str
+    head: str
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """Outcome of an eraser, or of one head on the erased rows, at one seed and level.
@@ -53,7 +63,7 @@ class Record:
     sizes : tuple of int
         Rows for training, validation and test.
     eraser : str
-        `ADVISER` for the advice from the moments.
+        `ADVICE` for the advice from the moments.
     head : str
         `ERASER_ROW` for the metrics of the eraser itself.
     alpha : float or None
@@ -65,11 +75,11 @@ class Record:
     cells : tuple of CellCount
         Cells that have test rows.
     reason : str
-        Why the eraser, head or metric failed; empty otherwise.
+        Reason of a failure of the eraser, head or metric; empty otherwise.
     notes : tuple of str
     converged : bool
     y_pred : bytes
-        Predicted codes, little-endian uint16, where the split was the caller's own.
+        Predicted codes, little-endian uint16; empty unless the split was the caller's own.
     """
 
     seed: int
@@ -86,24 +96,29 @@ class Record:
     converged: bool = True
     y_pred: bytes = b""
 
+    @property
+    def id(self) -> RecordId:
+        """Its place in the comparison."""
+        return RecordId(self.seed, self.p, self.eraser, self.head)
+
     def with_predictions(self, codes: Codes) -> Record:
         """The record with the predicted codes of the test rows."""
         return dataclasses.replace(self, y_pred=codes.astype(_CODES).tobytes())
 
     @property
     def predictions(self) -> Codes | None:
-        """Predicted codes of the test rows; None where they are not kept."""
+        """Predicted codes of the test rows; None for a record without them."""
         return np.frombuffer(self.y_pred, _CODES).astype(np.intp) if self.y_pred else None
 
-    def to_json(self) -> dict[str, Any]:
-        """What JSON can hold."""
+    def to_json(self) -> Json:
+        """The record as numbers, strings, lists and dictionaries."""
         entry = dataclasses.asdict(self)
         if y_pred := entry.pop("y_pred"):
             entry["decided"] = base64.b64encode(y_pred).decode()
         return entry
 
     @classmethod
-    def from_json(cls, entry: Mapping[str, Any]) -> Record:
+    def from_json(cls, entry: Json) -> Record:
         """The record that `to_json` wrote.
 
         Raises
@@ -143,25 +158,21 @@ class TestLabels:
 
     def take(self, rows: Codes) -> TestLabels:
         """Labels of some rows, with repetitions."""
-        more = (None if c is None else c[rows] for c in self._columns()[1:])
-        return TestLabels(self.task[rows], *more)
-
-    def _columns(self) -> tuple[Codes | None, ...]:
-        return self.task, self.concept, self.cells, self.groups
+        others = (self.concept, self.cells, self.groups)
+        return TestLabels(self.task[rows], *(None if c is None else c[rows] for c in others))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TestLabels) and self.to_json() == other.to_json()
 
     def to_json(self) -> dict[str, list[int] | None]:
-        """What JSON can hold."""
-        names = ("task", "concept", "cells", "groups")
-        columns = (None if c is None else c.tolist() for c in self._columns())
-        return dict(zip(names, columns, strict=True))
+        """Lists of codes by name."""
+        columns = dataclasses.asdict(self)
+        return {name: None if codes is None else codes.tolist() for name, codes in columns.items()}
 
     @classmethod
-    def from_json(cls, entry: Mapping[str, Any]) -> TestLabels:
+    def from_json(cls, entry: Json) -> TestLabels:
         """The labels that `to_json` wrote."""
-        columns: dict[str, Any] = {
+        columns: Json = {
             name: None if codes is None else np.array(codes, np.intp)
             for name, codes in entry.items()
         }
@@ -190,8 +201,7 @@ class Context:
     sizes : tuple of int
         Rows for training, validation and test of the first split.
     aligned_class : str
-    association_method : str
-        How rows reach a level: "subsample" or "weights".
+    association_method : {"subsample", "weights"}
     alphas : tuple of float
     select : str
     probes, concepts, cells : tuple of str
@@ -200,10 +210,10 @@ class Context:
     notes : tuple of str
         Warnings.
     truth : TestLabels or None
-        Labels of the test rows where the split was the caller's own, for the bootstrap.
+        Labels of the test rows for the bootstrap; None unless the split was the caller's own.
     eraser_roles, head_roles : tuple of str
-        "LEACE", "frozen" and so on for those of the library, whatever their names; "" for the
-        caller's own.
+        "LEACE", "frozen" and so on for those of the library, which may have other names; "" for
+        the caller's own.
     own_metrics : dict of str to OwnMetric
         Metrics of the caller's own.
     same_test : bool
@@ -241,13 +251,13 @@ class Context:
         """Name of the first head of the library that is `role`, such as "frozen"."""
         return dict(zip(self.head_roles[::-1], self.heads[::-1], strict=True)).get(role)
 
-    def to_json(self) -> dict[str, Any]:
-        """What JSON can hold."""
+    def to_json(self) -> Json:
+        """The context as numbers, strings, lists and dictionaries."""
         truth = {} if self.truth is None else self.truth.to_json()
         return dataclasses.asdict(dataclasses.replace(self, truth=None)) | {"truth": truth}
 
     @classmethod
-    def from_json(cls, entry: Mapping[str, Any]) -> Context:
+    def from_json(cls, entry: Json) -> Context:
         """The context that `to_json` wrote.
 
         Raises
@@ -255,7 +265,7 @@ class Context:
         KeyError, TypeError, ValueError
             Fields that are not those of a context.
         """
-        fields: dict[str, Any] = {
+        fields: Json = {
             f.name: tuple(entry[f.name]) if isinstance(entry[f.name], list) else entry[f.name]
             for f in dataclasses.fields(cls)
         }
@@ -286,11 +296,11 @@ def from_text(text: str, name: str) -> tuple[list[Record], Context]:
         Truncated, foreign, or written by a version with another format.
     """
     try:
-        found = json.loads(text)
-        if found["kind"] != "comparison" or found["format"] != _FORMAT:
-            raise ValueError(f"kind {found['kind']!r}, format {found['format']!r}")
-        records = [Record.from_json(entry) for entry in found["records"]]
-        return records, Context.from_json(found["context"])
+        content = json.loads(text)
+        if content["kind"] != "comparison" or content["format"] != _FORMAT:
+            raise ValueError(f"kind {content['kind']!r}, format {content['format']!r}")
+        records = [Record.from_json(entry) for entry in content["records"]]
+        return records, Context.from_json(content["context"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FileFormatError(
             f"{name!r} holds no comparison of this version ({error}); it may be truncated or "
@@ -299,14 +309,9 @@ def from_text(text: str, name: str) -> tuple[list[Record], Context]:
 
 
 class Journal:
-    """Finished records by key, one fsynced JSON line each where a folder is given.
+    """Finished records by key; in a folder also one fsynced JSON line each.
 
-    Parameters
-    ----------
-    folder : path or None
-        Made where it is absent.
-    fingerprint : str
-        Of the data; a folder of other data is refused.
+    The first line holds the fingerprint of the data.
 
     Raises
     ------
@@ -354,12 +359,12 @@ class Journal:
             )
 
     def add(self, records: Mapping[str, Record]) -> None:
-        """Keep finished records, on disk before this returns."""
-        fresh = {key: record for key, record in records.items() if key not in self.records}
-        self._append([{"key": key, **record.to_json()} for key, record in fresh.items()])
-        self.records |= fresh
+        """Append finished records; they are on disk before this returns."""
+        new = {key: record for key, record in records.items() if key not in self.records}
+        self._append([{"key": key, **record.to_json()} for key, record in new.items()])
+        self.records |= new
 
-    def _append(self, entries: list[dict[str, Any]]) -> None:
+    def _append(self, entries: list[Json]) -> None:
         if self.path is None or not entries:
             return
         text = "".join(json.dumps(entry) + "\n" for entry in entries)

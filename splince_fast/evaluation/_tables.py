@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from splince_fast.evaluation._cells import FEW_ROWS
-from splince_fast.evaluation.scoring import OF_FAIRNESS, SUMMARY, headline
+from splince_fast.evaluation.scoring import OF_FAIRNESS, SUMMARY, concept_key, headline
 from splince_fast.evaluation.statistics import MIN_SEEDS, Interval
 
 if TYPE_CHECKING:
@@ -50,20 +50,11 @@ class Table:
         return "\n".join([*text, *map(wrapped, self.notes)])
 
     def to_html(self) -> str:
-        """The same as an HTML table.
-
-        Returns
-        -------
-        str
-            A table element with a caption, escaped.
-        """
+        """A table element with a caption, escaped."""
         head = "".join(f"<th scope='col'>{html.escape(c)}</th>" for c in self.columns)
         body = "".join(
-            "<tr>"
-            + f"<th scope='row'>{html.escape(row[0])}</th>"
-            + "".join(_html_cell(cell) for cell in row[1:])
-            + "</tr>"
-            for row in self.rows
+            f"<tr><th scope='row'>{html.escape(name)}</th>{''.join(map(_html_cell, cells))}</tr>"
+            for name, *cells in self.rows
         )
         notes = "".join(f"<p class='note'>{html.escape(note)}</p>" for note in self.notes)
         return (
@@ -72,7 +63,7 @@ class Table:
         )
 
     def _repr_html_(self) -> str:
-        # Notebooks align as they please; without a style sheet every cell carries its own.
+        # Notebooks have style sheets of their own, so that every cell carries its alignment.
         page = self.to_html()
         sides = {"<td": "right", "<th scope='col'": "right", "<th scope='row'": "left",
                  "<caption": "left"}  # fmt: skip
@@ -82,8 +73,7 @@ class Table:
 
 
 def _html_cell(cell: str) -> str:
-    best = cell.endswith("*")
-    return f"<td{' class=best' if best else ''}>{html.escape(cell)}</td>"
+    return f"<td{' class=best' * cell.endswith('*')}>{html.escape(cell)}</td>"
 
 
 def wrapped(line: str) -> str:
@@ -122,9 +112,8 @@ def head_title(result: Comparison, head: str) -> str:
 
 def overview(result: Comparison) -> str:
     """Text of print, in at most 100 columns."""
-    parts = [heading(result), *map(str, summaries(result))]
-    remarks = [wrapped(line) for line in remarks_of(result)]
-    return "\n\n".join([*parts, "\n".join(remarks)] if remarks else parts)
+    remarks = "\n".join(map(wrapped, remarks_of(result)))
+    return "\n\n".join(filter(None, [heading(result), *map(str, summaries(result)), remarks]))
 
 
 def remarks_of(result: Comparison) -> list[str]:
@@ -150,36 +139,38 @@ def heading(result: Comparison) -> str:
     """Settings of the comparison, and definition of a figure."""
     c = result.context
     sizes = list(result.sizes.values())
-    train, validation, test = (_range([size[k] for size in sizes]) for k in range(3))
-    lines = [
-        f"{c.n:,} rows, {c.d} features; {train} train, {validation} validation, {test} test",
-        f"mean ± half a 95 % interval over {len(c.seeds)} resamplings of this data set"
-        if not c.truth
-        else "± half a 95 % bootstrap interval over test rows (conservative for the worst group)",
-    ]
-    if len(c.seeds) < MIN_SEEDS and not c.truth:
-        lines[1] = f"{len(c.seeds)} seed(s): fewer than {MIN_SEEDS}, so nothing is tested"
+    train, validation, test = (_range(counts) for counts in zip(*sizes, strict=True))
+    if c.truth:
+        meaning = (
+            "± half a 95 % bootstrap interval over test rows (conservative for the worst group)"
+        )
+    elif len(c.seeds) < MIN_SEEDS:
+        meaning = f"{len(c.seeds)} seed(s): fewer than {MIN_SEEDS}, so nothing is tested"
+    else:
+        meaning = f"mean ± half a 95 % interval over {len(c.seeds)} resamplings of this data set"
+    first = f"{c.n:,} rows, {c.d} features; {train} train, {validation} validation, {test} test"
+    lines = [first, meaning]
     if len(set(sizes)) > 1:
-        lines += map(wrapped, sizes_told(result))
+        lines += map(wrapped, split_sizes(result))
     return "\n".join(lines)
 
 
-def sizes_told(result: Comparison) -> list[str]:
-    """The sizes of the splits of every level, with the fraction of all rows that they use."""
+def split_sizes(result: Comparison) -> list[str]:
+    """Sizes of the splits of every level, with the fraction of all rows that they use."""
     lines = []
     for p in result.context.levels:
         seeds: dict[tuple[int, int, int], list[str]] = {}
         for (seed, q), size in result.sizes.items():
             if q == p:
                 seeds.setdefault(size, []).append(str(seed))
-        told = "; ".join(
+        sizes = "; ".join(
             f"{train:,} + {validation:,} + {test:,}, "
             f"{(train + validation + test) / result.context.n:.0%} of the rows"
             + (f" (seed{'s' * (len(of) > 1)} {', '.join(of)})" if len(seeds) > 1 else "")
             for (train, validation, test), of in seeds.items()
         )
         level = "natural split" if p is None else f"p = {p:g}"
-        lines.append(f"{level}: training + validation + test = {told}")
+        lines.append(f"{level}: training + validation + test = {sizes}")
     return lines
 
 
@@ -189,82 +180,85 @@ def _range(numbers: Sequence[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
-# Accuracy first, beside which the worst group is read.
+# Accuracy first, and the worst group beside it.
 _COLUMNS = ("accuracy", *(m for m in SUMMARY if m != "accuracy"))
 
 
 def summaries(result: Comparison) -> list[Table]:
     """One table per head at the main level; with several levels a table over them."""
-    c = result.context
+    context, present = result.context, result.metrics
     p = result.level()
-    tables = []
-    present = result.metrics
-    fair = [m for m in present if m.partition("[")[0] in OF_FAIRNESS]
-    own = [m for m in c.own_metrics if m in present]
-    for head in c.heads:
-        tables.append(summary(result, head, p, [m for m in _COLUMNS if m in present]))
-        tables += [summary(result, head, p, more) for more in (fair, own) if more]
-    if len(c.levels) > 1 and present:
-        metric = headline(present)
-        tables += [by_level(result, metric, head) for head in c.heads]
+    columns = (
+        [m for m in _COLUMNS if m in present],
+        [m for m in present if m.partition("[")[0] in OF_FAIRNESS],
+        [m for m in context.own_metrics if m in present],
+    )
+    tables = [
+        summary(result, head, p, metrics)
+        for head in context.heads
+        for i, metrics in enumerate(columns) if metrics or i == 0
+    ]  # fmt: skip
+    if len(context.levels) > 1 and present:
+        tables += [by_level(result, headline(present), head) for head in context.heads]
     return tables
 
 
 def summary(result: Comparison, head: str, p: float | None, metrics: Sequence[str]) -> Table:
-    """Erasers by metrics for a head at a level; * where the test says so."""
-    of_heads = [m for m in metrics if result.metric(m).of == "head"]
+    """Erasers by metrics for a head at a level; * for an eraser that beats all others."""
+    context = result.context
+    entries = {m: result.metric(m) for m in metrics}
     starred = {
         m: result.verdict(m, head=head, p=p).confirmed
-        for m in of_heads if result.metric(m).lower_is_better is not None
+        for m, entry in entries.items() if entry.of == "head" and entry.lower_is_better is not None
     }  # fmt: skip
-    unreliable = {e for e in result.context.erasers if _few_rows(result, e, head, p)}
+    unreliable = {e for e in context.erasers if has_few_rows(result, e, head, p)}
+    fractions = {e: _seed_fraction(result, e, head, p) for e in context.erasers}
     rows = []
-    for eraser in result.context.erasers:
-        cells = [eraser + _marks(result, eraser, head, p)]
-        for metric in metrics:
-            text = figure_text(result.interval(metric, eraser=eraser, head=head, p=p))
-            if metric not in of_heads:
-                text = text.split(" ")[0]
+    for eraser in context.erasers:
+        records = [r for r in result.records if (r.eraser, r.head) == (eraser, head)]
+        mark = " ~" if any(not r.converged for r in records) else ""
+        cells = [eraser + mark + fractions[eraser]]
+        for metric, entry in entries.items():
+            interval = result.interval(metric, eraser=eraser, head=head, p=p)
+            text = figure_text(interval) if entry.of == "head" else number(interval.mean)
             if metric == "worst_group" and eraser in unreliable:
                 text += "?"
-            cells.append(text + ("*" if starred.get(metric) == eraser else ""))
+            cells.append(text + "*" * (starred.get(metric) == eraser))
         rows.append(tuple(cells))
-    level = "natural split" if p is None else association(result.context, p)
-    if result.context.truth:
-        level = "your test rows"
-    columns = ("eraser", *(result.metric(m).label for m in metrics))
     notes = worst_cell_lines(result, head, p) if "worst_group" in metrics else []
     if unreliable and notes:
         notes.append(f"? worst group of fewer than {FEW_ROWS} test rows: not reliable")
-    names = [row[0] for row in rows]
-    if any("/" in n.removeprefix(e) for n, e in zip(names, result.context.erasers, strict=True)):
+    if any(fractions.values()):
         notes.append(
-            f"k/{len(result.context.seeds)}: k seeds have values, the others failed; erasers are "
+            f"k/{len(context.seeds)}: k seeds have values, the others failed; erasers are "
             "compared over common seeds"
         )
+    if context.truth:
+        level = "your test rows"
+    else:
+        level = "natural split" if p is None else association(context, p)
+    columns = ("eraser", *(entry.label for entry in entries.values()))
     return Table(f"{head_title(result, head)}; {level}", columns, tuple(rows), tuple(notes))
 
 
-def _marks(result: Comparison, eraser: str, head: str, p: float | None) -> str:
-    """~ for a solver that did not converge, and the seeds that have values where some failed."""
-    of = [r for r in result.records if (r.eraser, r.head) == (eraser, head)]
-    there = sum(bool(r.values) for r in of if r.p == p)
-    text = " ~" if any(not r.converged for r in of) else ""
-    return text + (f" {there}/{len(result.context.seeds)}" if 0 < there < _seeds(result) else "")
+def _seed_fraction(result: Comparison, eraser: str, head: str, p: float | None) -> str:
+    """ " k/J" where k of J seeds have values; empty for all or none of them."""
+    of_level = (r for r in result.records if (r.eraser, r.head, r.p) == (eraser, head, p))
+    return _fraction(sum(bool(r.values) for r in of_level), len(result.context.seeds))
 
 
-def _seeds(result: Comparison) -> int:
-    return len(result.context.seeds)
+def _fraction(k: int, n: int) -> str:
+    return f" {k}/{n}" if 0 < k < n else ""
 
 
-def _few_rows(result: Comparison, eraser: str, head: str, p: float | None) -> bool:
-    """Whether the worst group of a seed has too few rows."""
+def has_few_rows(result: Comparison, eraser: str, head: str | None, p: float | None) -> bool:
+    """Whether the worst group of a seed has too few rows to be reliable."""
     cells = result.worst_cells(eraser=eraser, head=head, p=p).values()
     return any(cell.n < FEW_ROWS for cell in cells)
 
 
 def worst_cell_text(result: Comparison, eraser: str, head: str, p: float | None) -> str:
-    """The cell that is the worst one at most seeds, with its rows; "" where there is none."""
+    """The cell that is the worst one at most seeds, with its rows; "" if there is none."""
     cells = list(result.worst_cells(eraser=eraser, head=head, p=p).values())
     if not cells:
         return ""
@@ -274,64 +268,62 @@ def worst_cell_text(result: Comparison, eraser: str, head: str, p: float | None)
 
 
 def worst_cell_lines(result: Comparison, head: str, p: float | None) -> list[str]:
-    """The worst cell of every eraser, those with the same one together."""
-    found: dict[str, list[str]] = {}
+    """A line with the worst cell of every eraser, those with the same one together."""
+    erasers_of: dict[str, list[str]] = {}
     for eraser in result.context.erasers:
         text = worst_cell_text(result, eraser, head, p)
         if text:
-            found.setdefault(text, []).append(eraser)
-    told = "; ".join(f"{text}: {', '.join(erasers)}" for text, erasers in found.items())
-    return [f"worst group: {told}"] if told else []
+            erasers_of.setdefault(text, []).append(eraser)
+    text = "; ".join(f"{text}: {', '.join(erasers)}" for text, erasers in erasers_of.items())
+    return [f"worst group: {text}"] if text else []
 
 
 def association(context: Context, p: float) -> str:
-    """A level, how it was reached, and who is aligned with whom."""
-    text = f"association p = {p:g}" + (
-        " by weights" if context.association_method == "weights" else ""
-    )
-    return text + (f" (aligned: {context.aligned_class})" if context.aligned_class else "")
+    """A level, its method, and the aligned class, in words."""
+    by = " by weights" * (context.association_method == "weights")
+    aligned = f" (aligned: {context.aligned_class})" if context.aligned_class else ""
+    return f"association p = {p:g}{by}{aligned}"
 
 
 def by_level(result: Comparison, metric: str, head: str | None) -> Table:
     """A figure by eraser and level."""
-    chosen = result.head_of(metric, head)
+    context, chosen = result.context, result.head_of(metric, head)
     rows = []
-    for eraser in result.context.erasers:
-        found = [
-            result.interval(metric, eraser=eraser, head=head, p=p) for p in result.context.levels
-        ]
-        cells = [
-            figure_text(f) + (f" {f.n}/{_seeds(result)}" if 0 < f.n < _seeds(result) else "")
-            for f in found
-        ]
+    for eraser in context.erasers:
+        intervals = (result.interval(metric, eraser=eraser, head=head, p=p) for p in context.levels)
+        cells = (figure_text(i) + _fraction(i.n, len(context.seeds)) for i in intervals)
         rows.append((eraser, *cells))
-    levels = tuple("natural" if p is None else f"p = {p:g}" for p in result.context.levels)
+    levels = ("natural" if p is None else f"p = {p:g}" for p in context.levels)
     title = result.metric(metric).label + (f", {chosen} head" if chosen else "")
     return Table(title, ("eraser", *levels), tuple(rows))
 
 
-def difference_table(found: Differences) -> Table:
+def difference_table(differences: Differences) -> Table:
     """Differences with intervals, corrected t and Holm-adjusted p."""
-    rows = []
-    for d in found:
-        rows.append(
-            (
-                d.method,
-                signed(d.difference),
-                "-" if math.isnan(d.low) else f"[{signed(d.low)}, {signed(d.high)}]",
-                "-" if math.isnan(d.t) else f"{d.t:.2f}",
-                "-" if math.isnan(d.p) else f"{d.p:.3f}",
-                "-" if math.isnan(d.p_holm) else f"{d.p_holm:.3f}" + "*" * d.significant,
-                f"{d.favours_method}:{d.favours_reference} of {d.n}",
-            )
+
+    def text(value: float, shown: str) -> str:
+        return "-" if math.isnan(value) else shown
+
+    rows = tuple(
+        (
+            d.method,
+            signed(d.difference),
+            text(d.low, f"[{signed(d.low)}, {signed(d.high)}]"),
+            text(d.t, f"{d.t:.2f}"),
+            text(d.p, f"{d.p:.3f}"),
+            text(d.p_holm, f"{d.p_holm:.3f}" + "*" * d.significant),
+            f"{d.favours_method}:{d.favours_reference} of {d.n}",
         )
-    reference = found[0].reference if found else ""
-    head = f", {found.head} head" if found.head else ""
-    level = "" if found.p is None else f", p = {found.p:g}"
-    how = found[0].how if found else "no test"
+        for d in differences
+    )
+    reference, how = "", "no test"
+    if differences:
+        reference, how = differences[0].reference, differences[0].how
+    head = f", {differences.head} head" if differences.head else ""
+    level = "" if differences.p is None else f", p = {differences.p:g}"
     columns = ("eraser", "difference", "95 % interval", "t", "p", "p (Holm)", "higher in")
-    title = f"{found.label} minus that of {reference}{head}{level}; {how}"
-    return Table(title, columns, tuple(rows))
+    title = f"{differences.label} minus that of {reference}{head}{level}; {how}"
+    return Table(title, columns, rows)
 
 
 def signed(value: float) -> str:
@@ -342,30 +334,32 @@ def signed(value: float) -> str:
 
 def advice_lines(result: Comparison) -> list[str]:
     """Advice from the moments beside the measured figures."""
-    found = result.advice()
-    if not found:
+    values, context = result.advice(), result.context
+    if not values:
         return []
-    rho, threshold = found["rho"], found["threshold"]
-    lines = [
-        f"advice: overlap of concept and task rho = {rho:.3f}; a frozen head shrunk below "
-        f"{threshold:.2f} of the least-squares head has the smaller squared error after SPLINCE, "
-        "above after LEACE"
-    ]
-    ends = found["squared_error_strong"], found["squared_error_weak"]
-    if not any(map(math.isnan, ends)):
-        strong, weak = max(result.context.alphas), min(result.context.alphas)
-        lines[0] += (
-            f" (measured, frozen ridge heads: SPLINCE minus LEACE {ends[0]:+.2g} at alpha "
-            f"{strong:g}, {ends[1]:+.2g} at {weak:g})"
+    first = (
+        f"advice: overlap of concept and task rho = {values['rho']:.3f}; a frozen head shrunk "
+        f"below {values['threshold']:.2f} of the least-squares head has the smaller squared error "
+        "after SPLINCE, above after LEACE"
+    )
+    strong, weak = values["squared_error_strong"], values["squared_error_weak"]
+    if not math.isnan(strong) and not math.isnan(weak):
+        first += (
+            f" (measured, frozen ridge heads: SPLINCE minus LEACE {strong:+.2g} at alpha "
+            f"{max(context.alphas):g}, {weak:+.2g} at {min(context.alphas):g})"
         )
-    if found["task_classes"] == 2:
-        lines[0] += "; for two classes of like size both decide alike"
-    for name in result.context.concepts:
-        suffix = f"[{name}]" if len(result.context.concepts) > 1 else ""
-        if f"expected_r2{suffix}" in found:
+    if values["task_classes"] == 2:
+        first += "; for two classes of like size both decide alike"
+    lines = [first]
+    for name in context.concepts:
+        r2, before, rows = (
+            values.get(concept_key(key, name, context.concepts), math.nan)
+            for key in ("expected_r2", "trace_before", "rows_for_half")
+        )
+        if not math.isnan(r2):
             lines.append(
-                f"advice: on new rows like the training rows R2 {found[f'expected_r2{suffix}']:.3f}"
-                f" of {name} is expected after erasing ({found[f'trace_before{suffix}']:.3f} "
-                f"before, trace); half of it takes {found[f'rows_for_half{suffix}']:,.0f} rows"
+                f"advice: on new rows like the training rows R2 {r2:.3f} of {name} is expected "
+                f"after erasing (Pillai trace {before:.3f} before); half of it takes {rows:,.0f} "
+                "rows"
             )
     return lines

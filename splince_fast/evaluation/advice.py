@@ -1,11 +1,11 @@
-"""What moments alone say before anything is run: which eraser suits a frozen head, and how much
-of the concept new rows will still show."""
+"""Advice from moments alone: the eraser for a frozen head, and the association left in new rows."""
 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,29 +13,32 @@ from numpy.typing import NDArray
 from splince_fast._solve.held_out import adjusted, trace_left
 from splince_fast._solve.options import is_integer
 from splince_fast.exceptions import InfeasibleError, InputError
+from splince_fast.labels import VariableName
 from splince_fast.methods import leace, splince
 from splince_fast.moments import Moments
 from splince_fast.moments.factored import Factored
+from splince_fast.projection import Projection
 from splince_fast.strength import concept_strength
 
 Float = NDArray[np.float64]
+Variables: TypeAlias = VariableName | list[VariableName] | list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenHeadAdvice:
-    """Whether LEACE or SPLINCE serves a frozen head, by theorem.
+    """Whether a frozen head has the smaller squared error after LEACE or SPLINCE, by theorem.
 
     Attributes
     ----------
     rho : float
-        Largest squared cosine between what is kept and what is erased, after whitening: the
-        squared correlation of the best linear predictions of concept and task.
+        Largest squared cosine between the kept and the erased space after whitening: the squared
+        correlation of the best linear predictions of concept and task.
     threshold : float
         g* = 2 (1 - rho) / (2 - rho). For a frozen head g times the least-squares one SPLINCE has
         the smaller squared error iff g < g*, LEACE iff g > g*. It is no rule of accuracy: with
-        two classes of the task the scores of such a head about their mean are proportional, those
-        after SPLINCE 1 / (1 - rho) times those after LEACE, so that both decide alike where the
-        classes have like sizes.
+        two classes of the task the scores of such a head, less their mean, are proportional: those
+        after SPLINCE are 1 / (1 - rho) times those after LEACE, so that both decide alike for
+        classes of like size.
     """
 
     rho: float
@@ -46,82 +49,60 @@ class FrozenHeadAdvice:
             return "concept and task do not overlap: LEACE and SPLINCE are the same map"
         return (
             f"rho = {self.rho:.3f}: a frozen head has the smaller squared error after SPLINCE "
-            f"where regularisation has shrunk it below {self.threshold:.2f} of the least-squares "
+            f"if regularisation has shrunk it below {self.threshold:.2f} of the least-squares "
             "head, after LEACE above; for two classes of like size both decide alike"
         )
 
 
-def frozen_head_advice(moments: Moments | Factored, erase: Any, keep: Any) -> FrozenHeadAdvice:
+def frozen_head_advice(
+    moments: Moments | Factored, erase: Variables, keep: Variables
+) -> FrozenHeadAdvice:
     """The overlap rho of concept and task, and the head-shrinkage threshold 2 (1-rho)/(2-rho).
 
-    Parameters
-    ----------
-    moments : Moments or Factored
-        Of the training rows.
-    erase, keep : str or list of str
-        Variables, as for :func:`splince_fast.splince`.
-
-    Returns
-    -------
-    FrozenHeadAdvice
-        rho is 1 where the task lies in the span of the concept.
+    rho is 1 for a task in the span of the concept. Variables are those of
+    :func:`splince_fast.splince`.
     """
     try:
         report = splince(moments, erase=erase, keep=keep).report
+        rho = 0.0 if report is None or report.rho is None else report.rho
     except InfeasibleError as error:
         rho = min(1.0, float(error.cosine) ** 2)
-        return FrozenHeadAdvice(rho, 2 * (1 - rho) / (2 - rho))
-    rho = 0.0 if report is None or report.rho is None else report.rho
     return FrozenHeadAdvice(rho, 2 * (1 - rho) / (2 - rho))
 
 
 def frozen_squared_errors(
-    moments: Moments | Factored, erase: Any, keep: str, head: Float, test: Float, target: Float,
-    mean: Float,
+    moments: Moments | Factored, erase: Variables, keep: str, head: Float, test: Float,
+    target: Float, mean: Float,
 ) -> dict[str, float]:  # fmt: skip
-    """Squared error of a frozen least-squares head on test rows after LEACE and SPLINCE.
+    """Squared error of a frozen least-squares head on test rows after "LEACE" and "SPLINCE".
+
+    The mean over the rows of the squared error, summed over columns; NaN for SPLINCE if it is
+    infeasible.
 
     Parameters
     ----------
-    moments : Moments or Factored
-        Of the training rows.
-    erase, keep : list of str, str
-        Variables: the concepts, and the task.
-    head : ndarray of shape (k, d)
-        Weights, which were fitted on unerased rows.
-    test : ndarray of shape (n, d)
-        Rows less the mean of the training rows.
-    target : ndarray of shape (n, k)
-        Targets of the head.
-    mean : ndarray of shape (k,)
-        Of the target in the training rows, the prediction for a row at the mean.
-
-    Returns
-    -------
-    dict
-        "LEACE" and "SPLINCE": mean over the rows of the squared error, summed over columns; NaN
-        for SPLINCE where it is infeasible.
+    moments : of the training rows
+    erase, keep : the concepts and the task
+    head : (k, d) weights, which were fitted on unerased rows
+    test : (n, d) rows less the mean of the training rows
+    target : (n, k) targets of the head
+    mean : (k,) mean of the target in the training rows, the prediction for a row at the mean
     """
-    errors = {}
-    for name in ("LEACE", "SPLINCE"):
-        try:
-            projection = (
-                leace(moments, erase=erase)
-                if name == "LEACE"
-                else splince(moments, erase=erase, keep=keep)
-            )
-        except InfeasibleError:
-            errors[name] = math.nan
-            continue
+
+    def error_of(projection: Projection) -> float:
         erased = test - (test @ projection.right) @ projection.left.T
         rest = target - mean - erased @ head.T
-        errors[name] = float(np.mean(np.sum(rest**2, axis=1)))
+        return float(np.mean(np.sum(rest**2, axis=1)))
+
+    errors = {"LEACE": error_of(leace(moments, erase=erase)), "SPLINCE": math.nan}
+    with suppress(InfeasibleError):
+        errors["SPLINCE"] = error_of(splince(moments, erase=erase, keep=keep))
     return errors
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOutTrace:
-    """How much of a concept an eraser fitted on n rows leaves on new rows of the same kind.
+    """Association that an eraser fitted on n rows leaves in new rows of the same distribution.
 
     Attributes
     ----------
@@ -154,17 +135,9 @@ class HeldOutTrace:
         return self.expected / max(1, self.rank_z)
 
     def rows_for(self, r2: float) -> float:
-        """Training rows after which the expected R^2 is at most `r2`.
+        """Number of training rows from which on the expected R^2 is at most `r2`.
 
-        Parameters
-        ----------
-        r2 : float
-            Above 0.
-
-        Returns
-        -------
-        float
-            A whole number; 0 where even no erasing would leave as little.
+        0 if it is so without erasing; infinity if no number is enough.
 
         Raises
         ------
@@ -172,7 +145,7 @@ class HeldOutTrace:
             `r2` is not positive.
         """
         if not r2 > 0:
-            raise InputError(f"r2 is {r2!r}; new rows always show a trace above 0, so must it be")
+            raise InputError(f"r2 is {r2!r}; it must be positive, as is R^2 in new rows")
         target = r2 * max(1, self.rank_z)
         if sum(self.correlations) <= target:
             return 0.0
@@ -194,8 +167,10 @@ class HeldOutTrace:
         )
 
 
-def held_out_trace(moments: Moments | Factored, name: Any, *, n: int | None = None) -> HeldOutTrace:
-    """The expected trace of a concept on new rows, for an eraser fitted on n rows.
+def held_out_trace(
+    moments: Moments | Factored, name: VariableName, *, n: int | None = None
+) -> HeldOutTrace:
+    """The expected Pillai trace of a concept on new rows, for an eraser fitted on n rows.
 
     Take coordinates in which the population has Cov(x) = I_p and Cov(z) = I_r, and let
     B = Cov(x, z), whose singular values are the canonical correlations c_i. An eraser fitted on n
@@ -204,17 +179,17 @@ def held_out_trace(moments: Moments | Factored, name: Any, *, n: int | None = No
 
         |(P P^T)^{+1/2} P B|_F^2 = |(I - Pi') B|_F^2,   Pi' the orthogonal projector on span(B'),
 
-    because P^+ P = I - Pi'. So the trace left is that part of B which the sample's directions
-    miss, and neither Cov(x) of the sample nor the choice of P enters. The entries of E orthogonal
+    because P^+ P = I - Pi'. The trace left is the part of B outside the sample's directions;
+    neither Cov(x) of the sample nor the choice of P enters. The entries of E orthogonal
     to B have variance 1 / n where the noise in x does not depend on z (exactly for Gaussian x and
     z, and for two balanced classes). For one direction, with m = (p - r) / n,
     |B'|^2 = c^2 + m + O(c / sqrt(n)), hence
 
         E |(I - Pi') B|^2 = sum_i c_i^2 m / (c_i^2 + m)  (1 + O(1 / p) + O(1 / (n c^2))),
 
-    which is m = (p - r) / n per direction for a strong concept and c^2, nothing erased, for one
-    that is lost in the noise. Rows drawn otherwise, as with another association between task and
-    concept, show more.
+    which is m = (p - r) / n per direction for c^2 >> m, and c^2, as before erasing, for c^2 << m.
+    Rows of another distribution, such as one with another association between task and concept,
+    show more.
 
     Parameters
     ----------

@@ -2,9 +2,9 @@
 
 The objective is the same everywhere: the mean log-loss plus ``alpha / 2 |w|^2``, the intercept
 free; that of ``LogisticRegression(C=1 / (alpha n))`` and of ``SGDClassifier(alpha=alpha)``.
-Features are centred and divided by ONE number, the root of their mean variance over the training
-rows: alpha then means the same for every eraser and data set, and no eraser's geometry
-changes, as that of SAL would if each feature had a scale of its own.
+Features are centred and divided by one number, the root of their mean variance over the training
+rows: alpha then means the same for every eraser and data set. A scale per feature would change the
+geometry of the features, and with it SAL.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.arrays import as_rows
 from splince_fast.evaluation import _logistic
-from splince_fast.evaluation._cells import Coded, check_classes, coded, group_cells
+from splince_fast.evaluation._cells import cells_of_groups, check_classes, class_codes, common
+from splince_fast.evaluation.metrics import counts_per_code
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
-from splince_fast.labels import Columns, encode_one, names_array
+from splince_fast.labels import ClassName, Columns, encode_one, names_array
 
 Float = NDArray[np.float64]
-Factors = tuple[Float, Float]
+Codes = NDArray[np.intp]
+Factors = tuple[Float, Float]  # (r, d) each: P = I - left^T right
+ValidationScore = tuple[float, float]  # accuracy of the worst group, accuracy
 
 ALPHAS = (1.0, 0.1, 0.01, 0.001, 0.0001)
-MIN_CELL = 5  # validation cells below it decide nothing: training folds do
+RULES = ("worst_group", "accuracy")
+MIN_CELL = 5  # rows of a validation cell; below it folds of the training rows choose alpha
 SEPARABLE = (
     "the classes are separable on the training rows, so an unregularised head has no minimiser; "
     "use an alpha above 0, or more rows than features"
@@ -58,12 +62,12 @@ class Head:
 
     coef_: Float
     intercept_: Float
-    classes_: tuple[Any, ...]
+    classes_: tuple[ClassName, ...]
     alpha: float
     converged: bool
     validation: tuple[tuple[float, float, float], ...] = field(default=())
 
-    def decision_function(self, X: Any) -> Float:
+    def decision_function(self, X: object) -> Float:
         """Scores: (n,) for two classes or a quantity, (n, C) otherwise.
 
         Parameters
@@ -80,7 +84,7 @@ class Head:
         scores = rows @ self.coef_.T + self.intercept_
         return np.asarray(scores[:, 0] if scores.shape[1] == 1 else scores)
 
-    def predict(self, X: Any) -> Any:
+    def predict(self, X: object) -> Any:
         """Names of classes, or the values of a quantity.
 
         Parameters
@@ -98,7 +102,7 @@ class Head:
             return scores
         return names_array(self.classes_)[decide(scores.reshape(len(scores), -1))]
 
-    def predict_proba(self, X: Any) -> Float:
+    def predict_proba(self, X: object) -> Float:
         """Probability of every class.
 
         Parameters
@@ -126,8 +130,8 @@ class Head:
 
 
 def fit_head(
-    X: Any,
-    y: Any,
+    X: object,
+    y: object,
     *,
     alpha: float = 0.01,
     solver: str = "newton",
@@ -189,7 +193,7 @@ def fit_head(
         scaled = Scaled.of(rows[present], scale=scale)
         w, b = ridge_path(scaled.rows, encoded.values[present], (alpha,), None)
         return scaled.head(w[0], b[0], (), alpha)
-    check_classes("task y", Coded(encoded.classes, encoded.codes))
+    check_classes("task y", encoded)
     inside = encoded.codes >= 0
     present_codes, codes = np.unique(encoded.codes[inside], return_inverse=True)
     names = tuple(encoded.classes[i] for i in present_codes)
@@ -205,12 +209,12 @@ def fit_head(
 
 
 def select_head(
-    X: Any,
-    y: Any,
-    X_validation: Any,
-    y_validation: Any,
+    X: object,
+    y: object,
+    X_validation: object,
+    y_validation: object,
     *,
-    groups: Any,
+    groups: object,
     alphas: Sequence[float] = ALPHAS,
     rule: str = "worst_group",
 ) -> Head:
@@ -259,23 +263,21 @@ def select_head(
     check_rule(rule)
     rows = np.asarray(as_rows(X), dtype=np.float64)
     validation = np.asarray(as_rows(X_validation, width=rows.shape[1]), dtype=np.float64)
-    names, codes = coded(y, "y", len(rows))
-    own_names, own_codes = coded(y_validation, "y_validation", len(validation))
-    place = {name: i for i, name in enumerate(names)}
-    y_true = np.array([place.get(name, -2) for name in own_names] + [-1])[own_codes]
-    cells = group_cells(groups, len(validation)).codes
-    check_classes("task y", Coded(names, codes))
+    task = class_codes(y, "y", len(rows))
+    codes, y_true = common(task, class_codes(y_validation, "y_validation", len(validation)))
+    cells = cells_of_groups(groups, len(validation)).codes
+    check_classes("task y", task)
     inside = codes >= 0
     scaled = Scaled.of(rows[inside])
-    fits = _logistic.fit(scaled.rows, codes[inside], len(names), np.array(alphas))
+    fits = _logistic.fit(scaled.rows, codes[inside], len(task.classes), np.array(alphas))
     columns = np.ascontiguousarray(fits.weights.reshape(-1, rows.shape[1]).T)  # (d, J C)
     scores = ((validation - scaled.centre) / scaled.scale) @ columns
     y_pred = decide(scores.reshape(len(validation), *fits.intercepts.shape) + fits.intercepts)
     scored = [score(y_true, y_pred[:, j], cells) for j in range(len(alphas))]
     j = choose(scored, alphas, rule)
-    table = tuple((s, worst, mean) for s, (worst, mean) in zip(alphas, scored, strict=True))
+    table = tuple((alpha, *figures) for alpha, figures in zip(alphas, scored, strict=True))
     return scaled.head(
-        fits.weights[j], fits.intercepts[j], names, alphas[j],
+        fits.weights[j], fits.intercepts[j], task.classes, alphas[j],
         converged=bool(fits.converged[j]), validation=table,
     )  # fmt: skip
 
@@ -310,7 +312,7 @@ class Scaled:
         self,
         w: Float,
         b: Float,
-        names: tuple[Any, ...],
+        names: tuple[ClassName, ...],
         alpha: float,
         *,
         converged: bool = True,
@@ -322,9 +324,9 @@ class Scaled:
 
 
 def _sgd(
-    scaled: Scaled, codes: NDArray[np.intp], alpha: float, start: Head | None, random_state: int
+    scaled: Scaled, codes: Codes, alpha: float, start: Head | None, random_state: int
 ) -> tuple[Float, Float, bool]:
-    """The paper's fit; its warning of convergence becomes a flag."""
+    """Weights, intercepts, and whether the paper's solver converged."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import SGDClassifier
 
@@ -346,7 +348,7 @@ def _sgd(
     return model.coef_, model.intercept_, not failed
 
 
-def decide(scores: Float) -> NDArray[np.intp]:
+def decide(scores: Float) -> Codes:
     """(...,) codes from (..., C) scores: the sign of one score, the largest of several."""
     if scores.shape[-1] == 1:
         return (scores[..., 0] > 0).astype(np.intp)
@@ -354,32 +356,33 @@ def decide(scores: Float) -> NDArray[np.intp]:
 
 
 def score(
-    y_true: NDArray[np.intp],
-    y_pred: NDArray[np.intp],
-    cells: NDArray[np.intp],
-    weights: Float | None = None,
-) -> tuple[float, float]:
-    """Worst accuracy over the cells present, and accuracy.
+    y_true: Codes, y_pred: Codes, cells: Codes | None, weights: Float | None = None
+) -> ValidationScore:
+    """Accuracy of the worst cell that has rows, NaN without one, and accuracy.
 
     Weights are constant in a cell, so that they change the accuracy alone.
     """
     correct = y_true == y_pred
-    counts = np.bincount(cells[cells >= 0])
-    n_correct = np.bincount(cells[correct & (cells >= 0)], minlength=len(counts))
-    present = counts > 0
-    worst = (n_correct[present] / counts[present]).min() if present.any() else math.nan
-    return float(worst), float(np.average(correct, weights=weights))
+    worst = math.nan
+    if cells is not None:
+        counts, n_correct = counts_per_code(cells, correct)
+        if (present := counts > 0).any():
+            worst = float((n_correct[present] / counts[present]).min())
+    return worst, float(np.average(correct, weights=weights))
 
 
-def choose(scored: Sequence[tuple[float, float]], alphas: Sequence[float], rule: str) -> int:
-    """Position of the best (worst group, accuracy, alpha), or accuracy first.
+def choose(scored: Sequence[ValidationScore], alphas: Sequence[float], rule: str) -> int:
+    """Position of the best (worst group, accuracy, alpha), or accuracy first by the rule.
 
-    Accuracy alone decides where no row is in a cell, so that the worst group is NaN.
+    Where the worst group is NaN, accuracy takes its place.
     """
-    flip = rule == "accuracy"
-    scored = [(a if math.isnan(w) else w, a) for w, a in scored]
-    keys = [((a, w) if flip else (w, a), s) for (w, a), s in zip(scored, alphas, strict=True)]
-    return max(range(len(keys)), key=lambda j: keys[j])
+
+    def rank(j: int) -> tuple[float, ...]:
+        worst, accuracy = scored[j]
+        pair = (accuracy if math.isnan(worst) else worst, accuracy)
+        return (*(pair[::-1] if rule == "accuracy" else pair), alphas[j])
+
+    return max(range(len(scored)), key=rank)
 
 
 def ridge_path(
@@ -399,22 +402,22 @@ def ridge_path(
         S = S - (S @ right.T) @ left
         cross = cross - left.T @ (right @ cross)
     values, vectors = scipy.linalg.eigh((S + S.T) / 2)
-    usable = values > 1e-12 * max(float(values[-1]), 1e-300)
+    above_rounding = values > 1e-12 * max(float(values[-1]), 1e-300)
     coordinates = vectors.T @ cross
     weights = []
     for alpha in alphas:
-        inverse = np.where(usable | (alpha > 0), 1 / np.maximum(values + alpha, 1e-300), 0)
-        inverse = np.where(usable, inverse, 0.0 if alpha == 0 else inverse)
+        inverse = 1 / np.maximum(values + alpha, 1e-300)
+        inverse[~above_rounding & (alpha == 0)] = 0.0
         weights.append((vectors @ (inverse[:, None] * coordinates)).T)
     w = np.array(weights)
-    through = w if factors is None else w - (w @ factors[0].T) @ factors[1]
-    return w, mean - through @ centre
+    effective = w if factors is None else w - (w @ factors[0].T) @ factors[1]
+    return w, mean - effective @ centre
 
 
-def check_alpha(alpha: Any) -> None:
-    """Refuse a penalty that is no finite number of at least 0."""
-    number = isinstance(alpha, int | float | np.floating) and not isinstance(alpha, bool)
-    if not number or not 0 <= alpha < math.inf:
+def check_alpha(alpha: object) -> None:
+    """Raise InputError for a penalty that is no finite number of at least 0."""
+    number = None if isinstance(alpha, bool) else alpha
+    if not isinstance(number, int | float | np.floating) or not 0 <= number < math.inf:
         raise InputError(f"alpha is {alpha!r}; it must be a finite number of at least 0")
 
 
@@ -430,10 +433,10 @@ def check_alphas(alphas: Any) -> tuple[float, ...]:
             )
     if not len(alphas):
         raise InputError("alphas is empty; pass at least one penalty, such as (.01,)")
-    return tuple(sorted({float(s) for s in alphas}, reverse=True))
+    return tuple(sorted({float(alpha) for alpha in alphas}, reverse=True))
 
 
-def check_rule(rule: Any) -> None:
-    """Refuse an unknown rule of selection."""
-    if rule not in ("worst_group", "accuracy"):
+def check_rule(rule: object) -> None:
+    """Raise InputError for an unknown rule of selection."""
+    if rule not in RULES:
         raise InputError(f"the rule of selection is {rule!r}; choose 'worst_group' or 'accuracy'")

@@ -8,38 +8,160 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._solve.options import is_integer
-from splince_fast.evaluation._cells import (
-    CellAccuracy,
-    ClassAccuracy,
-    GroupAccuracy,
-    alias,
-    coded,
-    common,
-    group_cells,
-)
+from splince_fast.evaluation._cells import FEW_ROWS, cells_of_groups, class_codes, common
 from splince_fast.evaluation.statistics import wilson_interval
 from splince_fast.exceptions import InputError, NotEnoughDataError, SplinceWarning
+from splince_fast.labels import ClassName, VariableName
 from splince_fast.moments import Moments
 from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]
+Codes = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class CellAccuracy:
+    """Accuracy in one cell.
+
+    Attributes
+    ----------
+    cell : object
+        Name of the group, a tuple for a product of groups.
+    n : int
+        Rows.
+    accuracy : float
+        Fraction of correct decisions, weighted where weights were given.
+    low, high : float
+        Wilson interval from the counts.
+    """
+
+    cell: ClassName
+    n: int
+    accuracy: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAccuracy:
+    """Accuracy per cell of groups.
+
+    Attributes
+    ----------
+    rows : tuple of CellAccuracy
+        Cells with at least one row, in the order of their names.
+    missing : tuple
+        Cells of the product of the groups that have no row.
+    n : int
+        Rows in all.
+    overall : float
+        Accuracy of all rows, weighted where weights were given.
+    interval : float
+        Level of the Wilson intervals.
+    """
+
+    rows: tuple[CellAccuracy, ...]
+    missing: tuple[ClassName, ...]
+    n: int
+    overall: float
+    interval: float
+
+    @property
+    def worst(self) -> CellAccuracy:
+        """The cell of lowest accuracy; a minimum over noisy cells is biased downwards."""
+        return min(self.rows, key=lambda row: row.accuracy)
+
+    @property
+    def mean(self) -> float:
+        """Unweighted mean over cells."""
+        return math.fsum(row.accuracy for row in self.rows) / len(self.rows)
+
+    def weighted(self, by: Mapping[ClassName, float]) -> float:
+        """Mean over cells weighted by fractions, such as those of the training rows.
+
+        Parameters
+        ----------
+        by : mapping of cell to float
+            Fractions or counts; 0 for cells that have no row here.
+
+        Returns
+        -------
+        float
+            sum_g by[g] accuracy_g / sum_g by[g].
+
+        Raises
+        ------
+        InputError
+            A negative or non-finite fraction, one for a cell without rows, or none at all.
+        """
+        accuracies = {row.cell: row.accuracy for row in self.rows}
+        bad = [cell for cell, w in by.items() if not (math.isfinite(w) and w >= 0)]
+        if bad:
+            raise InputError(
+                f"the fraction of cell {bad[0]!r} must be a finite number of at least 0"
+            )
+        absent = [cell for cell, w in by.items() if w > 0 and cell not in accuracies]
+        if absent:
+            raise InputError(
+                f"cell {absent[0]!r} has a fraction but no row here; the cells are "
+                f"{list(accuracies)[:20]}"
+            )
+        total = math.fsum(by.values())
+        if total <= 0:
+            raise InputError("the fractions add up to 0; pass counts or fractions of the cells")
+        return math.fsum(accuracies[cell] * w for cell, w in by.items() if w > 0) / total
+
+    def __str__(self) -> str:
+        shown = sorted(self.rows, key=lambda row: row.accuracy)[:10]
+        lines = [f"accuracy {self.overall:.3f} on {self.n:,} rows, {len(self.rows)} cells"]
+        if len(self.rows) > len(shown):
+            lines[0] += f" (the {len(shown)} worst)"
+        for row in shown:
+            few = f"  (fewer than {FEW_ROWS} rows)" if row.n < FEW_ROWS else ""
+            lines.append(
+                f"  {row.accuracy:.3f} [{row.low:.3f}, {row.high:.3f}]  n = {row.n:<6,} "
+                f"{row.cell!r}{few}"
+            )
+        if self.missing:
+            lines.append(f"  without rows: {', '.join(map(repr, self.missing[:10]))}")
+        return "\n".join(lines)
+
+
+class ClassAccuracy(dict[ClassName, float]):
+    """Accuracy per true class, as a dictionary.
+
+    Examples
+    --------
+    >>> from splince_fast.evaluation import class_accuracy
+    >>> class_accuracy([0, 0, 1], [0, 1, 1])
+    {0: 0.5, 1: 1.0}
+    >>> class_accuracy([0, 0, 1], [0, 1, 1]).mean
+    0.75
+    """
+
+    @property
+    def mean(self) -> float:
+        """Unweighted mean over classes: the balanced accuracy."""
+        return math.fsum(self.values()) / len(self)
 
 
 def group_accuracy(
-    y_true: Any,
-    y_pred: Any,
+    y_true: object,
+    y_pred: object,
     *,
-    groups: Any = None,
-    sample_weight: Any = None,
+    groups: object = None,
+    sample_weight: object = None,
     interval: float = 0.95,
     strict: bool = False,
-    sensitive_features: Any = None,
+    sensitive_features: object = None,
 ) -> GroupAccuracy:
     """Accuracy in every cell of the groups, with Wilson intervals.
 
@@ -83,25 +205,23 @@ def group_accuracy(
     >>> result.worst.cell, result.worst.accuracy, result.overall
     ('b', 0.5, 0.75)
     """
-    groups = alias(groups, sensitive_features)
+    groups = _one_of(groups, sensitive_features)
     if not 0 < interval < 1:
         raise InputError(f"interval is {interval!r}; it must lie between 0 and 1, such as .95")
-    truth = coded(y_true, "y_true")
-    n = len(truth.codes)
-    _, a, b = common(truth, coded(y_pred, "y_pred", n))
-    cells = group_cells(groups, n)
+    _, a, b = _read(y_true, y_pred)
+    n = len(a)
+    cells = cells_of_groups(groups, n)
     weight = _weights(sample_weight, n)
     correct = (a == b) & (a >= 0)
+    size = len(cells.classes)
+    counts, n_correct = counts_per_code(cells.codes, correct, size)
     inside = cells.codes >= 0
-    size = len(cells.names)
-    counts = np.bincount(cells.codes[inside], minlength=size)
     mass = np.bincount(cells.codes[inside], weight[inside], size)
-    hits = np.bincount(cells.codes[inside], (weight * correct)[inside], size)
-    right = np.bincount(cells.codes[inside], correct[inside], size)
-    found = np.flatnonzero((counts > 0) & (mass > 0))
-    if not len(found):
+    mass_correct = np.bincount(cells.codes[inside], (weight * correct)[inside], size)
+    present = np.flatnonzero((counts > 0) & (mass > 0))
+    if not len(present):
         raise NotEnoughDataError("no row has a group and a positive weight; check the labels")
-    missing = tuple(cells.names[i] for i in np.flatnonzero(counts == 0))
+    missing = tuple(cells.classes[i] for i in np.flatnonzero(counts == 0))
     if missing:
         text = (
             f"{len(missing)} of {size} cells have no row: {', '.join(map(repr, missing[:10]))}; "
@@ -111,23 +231,22 @@ def group_accuracy(
             raise NotEnoughDataError(text)
         warnings.warn(text, SplinceWarning, stacklevel=2)
     rows = []
-    for i in found.tolist():
-        low, high = wilson_interval(float(right[i]), int(counts[i]), level=interval)
-        rows.append(
-            CellAccuracy(cells.names[i], int(counts[i]), float(hits[i] / mass[i]), low, high)
-        )
+    for i in present.tolist():
+        limits = wilson_interval(float(n_correct[i]), int(counts[i]), level=interval)
+        accuracy = float(mass_correct[i] / mass[i])
+        rows.append(CellAccuracy(cells.classes[i], int(counts[i]), accuracy, *limits))
     overall = float(np.sum(weight * correct) / np.sum(weight))
     return GroupAccuracy(tuple(rows), missing, n, overall, interval)
 
 
 def worst_group_accuracy(
-    y_true: Any,
-    y_pred: Any,
+    y_true: object,
+    y_pred: object,
     *,
-    groups: Any = None,
+    groups: object = None,
     min_rows: int = 1,
-    sample_weight: Any = None,
-    sensitive_features: Any = None,
+    sample_weight: object = None,
+    sensitive_features: object = None,
 ) -> float:
     """Lowest accuracy over the cells of the groups that are present.
 
@@ -171,7 +290,7 @@ def worst_group_accuracy(
     >>> worst_group_accuracy([1, 1, 0, 0], [1, 0, 0, 0], groups=["a", "b", "a", "b"])
     0.5
     """
-    groups = alias(groups, sensitive_features)
+    groups = _one_of(groups, sensitive_features)
     if not is_integer(min_rows) or min_rows < 1:
         raise InputError(f"min_rows is {min_rows!r}; it must be a positive integer")
     result = group_accuracy(y_true, y_pred, groups=groups, sample_weight=sample_weight)
@@ -189,8 +308,8 @@ def worst_group_accuracy(
     return worst
 
 
-def class_accuracy(y_true: Any, y_pred: Any) -> ClassAccuracy:
-    """Share of correct decisions for each class of the truth (its true positive rate).
+def class_accuracy(y_true: object, y_pred: object) -> ClassAccuracy:
+    """Fraction of correct decisions for each true class (its true positive rate).
 
     Parameters
     ----------
@@ -215,26 +334,22 @@ def class_accuracy(y_true: Any, y_pred: Any) -> ClassAccuracy:
     >>> class_accuracy(["x", "x", "y", "y"], ["x", "y", "y", "y"])
     {'x': 0.5, 'y': 1.0}
     """
-    truth = coded(y_true, "y_true")
-    _, a, b = common(truth, coded(y_pred, "y_pred", len(truth.codes)))
-    size = len(truth.names)
-    inside = a >= 0
-    counts = np.bincount(a[inside], minlength=size)
-    right = np.bincount(a[inside & (a == b)], minlength=size)
+    classes, a, b = _read(y_true, y_pred)
+    counts, n_correct = counts_per_code(a, a == b, len(classes))
     if not counts.any():
         raise NotEnoughDataError("there are no rows with a true label")
     return ClassAccuracy(
-        {truth.names[i]: float(right[i] / counts[i]) for i in np.flatnonzero(counts).tolist()}
+        {classes[i]: float(n_correct[i] / counts[i]) for i in np.flatnonzero(counts).tolist()}
     )
 
 
 def tpr_gap(
-    y_true: Any,
-    y_pred: Any,
+    y_true: object,
+    y_pred: object,
     *,
-    concept: Any = None,
+    concept: object = None,
     average: str | None = "rms",
-    sensitive_features: Any = None,
+    sensitive_features: object = None,
 ) -> Any:
     """Gap of the true positive rates between the classes of the concept.
 
@@ -278,14 +393,12 @@ def tpr_gap(
     >>> tpr_gap([1, 1, 1, 1], [1, 1, 1, 0], concept=["a", "a", "b", "b"], average=None)
     {1: -0.5}
     """
-    concept = alias(concept, sensitive_features, "concept")
+    concept = _one_of(concept, sensitive_features, "concept")
     if average not in ("rms", "mean", "max", None):
         raise InputError(f"average is {average!r}; choose 'rms', 'mean', 'max' or None")
-    truth = coded(y_true, "y_true")
-    n = len(truth.codes)
-    _, a, b = common(truth, coded(y_pred, "y_pred", n))
-    z = group_cells(concept, n)
-    gaps = gap_per_class(a, b, z.codes, len(truth.names), len(z.names))
+    classes, a, b = _read(y_true, y_pred)
+    z = cells_of_groups(concept, len(a))
+    gaps = gap_per_class(a, b, z.codes, len(classes), len(z.classes))
     absent = int(np.isnan(gaps).sum())
     if absent:
         warnings.warn(
@@ -295,42 +408,43 @@ def tpr_gap(
             stacklevel=2,
         )
     if average is None:
-        return dict(zip(truth.names, gaps.tolist(), strict=True))
+        return dict(zip(classes, gaps.tolist(), strict=True))
     return average_gap(gaps, average)
 
 
-def gap_per_class(a: Any, b: Any, z: Any, n_classes: int, n_concepts: int) -> Float:
-    """(n_classes,): gap of each class from codes of truth, prediction and concept; NaN if none."""
-    inside = (a >= 0) & (z >= 0)
-    place = (a * n_concepts + z)[inside]
-    size = n_classes * n_concepts
-    counts = np.bincount(place, minlength=size).reshape(n_classes, n_concepts)
-    right = np.bincount(place, (a == b)[inside], size).reshape(n_classes, n_concepts)
-    with np.errstate(invalid="ignore"):
-        rates = right / counts
-    known = counts > 0
-    several = known.sum(axis=1) >= 2
+def gap_per_class(a: Codes, b: Codes, z: Codes, n_classes: int, n_concepts: int) -> Float:
+    """(n_classes,): TPR gap of each class, NaN for a class without rows in two concept classes.
+
+    `a`, `b` and `z` are codes of true class, predicted class and concept.
+    """
+    cells = np.where((a >= 0) & (z >= 0), a * n_concepts + z, -1)
+    shape = n_classes, n_concepts
+    counts, n_correct = (
+        c.reshape(shape) for c in counts_per_code(cells, a == b, n_classes * n_concepts)
+    )
+    rates = np.divide(n_correct, counts, out=np.full(shape, np.nan), where=counts > 0)
+    several = (counts > 0).sum(axis=1) >= 2
+    gaps = np.full(n_classes, np.nan)
     if n_concepts == 2:
-        gaps = rates[:, 1] - rates[:, 0]
+        gaps[several] = rates[several, 1] - rates[several, 0]
     else:
-        highest = np.where(known, rates, -np.inf).max(axis=1, initial=-np.inf)
-        lowest = np.where(known, rates, np.inf).min(axis=1, initial=np.inf)
-        gaps = np.where(several, highest, np.nan) - np.where(several, lowest, 0.0)
-    return np.asarray(np.where(several, gaps, np.nan), dtype=np.float64)
+        highest = np.nanmax(rates[several], axis=1, initial=0.0)
+        gaps[several] = highest - np.nanmin(rates[several], axis=1, initial=1.0)
+    return gaps
 
 
 def average_gap(gaps: Float, average: str) -> float:
     """Root mean square, or mean or maximum of absolute values, NaN left out."""
-    known = np.abs(gaps[~np.isnan(gaps)])
-    if not len(known):
+    sizes = np.abs(gaps[~np.isnan(gaps)])
+    if not len(sizes):
         return math.nan
     if average == "rms":
-        return float(np.sqrt(np.mean(known**2)))
-    return float(known.mean() if average == "mean" else known.max())
+        return float(np.sqrt(np.mean(sizes**2)))
+    return float(sizes.mean() if average == "mean" else sizes.max())
 
 
-def covariance_ratio(eraser: Projection, moments: Moments, name: Any) -> float:
-    """Share of the covariance with a variable that an eraser keeps: |P S|_F^2 / |S|_F^2.
+def covariance_ratio(eraser: Projection, moments: Moments, name: VariableName) -> float:
+    """Fraction of the covariance with a variable that an eraser keeps: |P S|_F^2 / |S|_F^2.
 
     S = Cov(x, v) with a column for every class of v (none left out), from moments alone.
 
@@ -370,11 +484,30 @@ def covariance_ratio(eraser: Projection, moments: Moments, name: Any) -> float:
     return float(np.sum(kept**2)) / whole if whole else math.nan
 
 
-def _is_constant(values: Any) -> bool:
-    return len(np.unique(coded(values, "labels").codes)) == 1
+def counts_per_code(codes: Codes, correct: NDArray[np.bool_], size: int = 0) -> tuple[Codes, Codes]:
+    """Rows of each code from 0 on, and the correct ones among them; code -1 is left out."""
+    counts = np.bincount(codes[codes >= 0], minlength=size)
+    return counts, np.bincount(codes[correct & (codes >= 0)], minlength=len(counts))
 
 
-def _weights(values: Any, n: int) -> Float:
+def _read(y_true: object, y_pred: object) -> tuple[tuple[ClassName, ...], Codes, Codes]:
+    """Names of the true classes, and codes of the true and the predicted ones."""
+    true = class_codes(y_true, "y_true")
+    return true.classes, *common(true, class_codes(y_pred, "y_pred", len(true)))
+
+
+def _one_of(groups: object, sensitive_features: object, name: str = "groups") -> object:
+    """The argument that was passed under one of its two names."""
+    if (groups is None) == (sensitive_features is None):
+        raise InputError(f"pass {name}= (or its alias sensitive_features=), and only one of them")
+    return sensitive_features if groups is None else groups
+
+
+def _is_constant(values: object) -> bool:
+    return len(np.unique(class_codes(values, "labels").codes)) == 1
+
+
+def _weights(values: object, n: int) -> Float:
     if values is None:
         return np.ones(n)
     weight = np.asarray(values, dtype=np.float64)

@@ -12,29 +12,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._solve.options import is_integer
-from splince_fast.evaluation import _cells, splits
-from splince_fast.evaluation._data import check_rows, fingerprint, present, read_rows
-from splince_fast.evaluation._erasers import ERASERS, partial_of
+from splince_fast.evaluation import splits
+from splince_fast.evaluation._cells import check_classes, class_codes, joint
+from splince_fast.evaluation._data import (
+    check_finite,
+    fingerprint,
+    labels_of,
+    present,
+    read_rows,
+)
+from splince_fast.evaluation._erasers import ERASERS, ConceptLabels, SplitPart, partial_of
 from splince_fast.evaluation._identity import UnreadableError, identity_of
 from splince_fast.evaluation._records import PATH, TestLabels
 from splince_fast.evaluation.heads import ALPHAS, check_alphas, check_rule
 from splince_fast.evaluation.probes import PROBES
 from splince_fast.evaluation.scoring import own_metrics
+from splince_fast.evaluation.splits import Protocol, Sizes, Split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 from splince_fast.labels import ClassCodes, Columns, Encoded, encode_one
 from splince_fast.methods.table import METHODS, key_of
 
 Float = NDArray[np.float64]
+Rows = NDArray[np.intp]
+Mask = NDArray[np.bool_]
 
 HEADS = ("retrained", "frozen", "unregularised")
-_JOB_BYTES = 1 << 29  # of the rows of a job, in float64, unless the caller names the sizes
+_JOB_BYTES = 1 << 29  # of the rows of a job in float64, unless the caller passes sizes
+_PARTS = {
+    "train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2,
+    False: 0, True: 2,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
     """An eraser, head or metric: its name, its specification, and a digest that changes with it.
 
-    `unread` says why the digest is another one in every run; it is empty otherwise.
+    `unread` says why the digest differs in every run; it is empty otherwise.
     """
 
     name: str
@@ -44,26 +58,27 @@ class Component:
 
     @property
     def role(self) -> str:
-        """Which one of the library it is, or "" for one of the caller's own."""
+        """Name of the eraser or head of the library, or "" for one of the caller's own."""
         return self.spec if isinstance(self.spec, str) else ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """Everything a job needs to know, labels included; rows are found by `path` or `X`."""
+class ComparisonPlan:
+    """Rows, encoded labels and checked settings of a comparison."""
 
-    X: Any
-    most: int | None  # rows that a job keeps, where the caller did not say
+    X: Any  # (n, d); None in the plan that workers get, who map the rows from a file
+    max_rows: int | None  # of a job; None where the caller passed sizes
     task: Encoded
     concepts: dict[str, Encoded]
-    cells: _cells.Coded | None  # of task and concepts; None where one is a quantity
-    groups: NDArray[np.intp] | None
+    concept_codes: ClassCodes | None  # joint classes of the concepts; None for a quantity
+    cells: ClassCodes | None  # of task and concepts; None where one is a quantity
+    groups: Rows | None
     erasers: tuple[Component, ...]
     heads: tuple[Component, ...]
     levels: tuple[float | None, ...]
     seeds: tuple[int, ...]
-    protocol: splits.Protocol | None
-    sizes: tuple[int, int, int] | None
+    protocol: Protocol | None
+    sizes: Sizes | None
     association_method: str
     unlabelled: bool
     alphas: tuple[float, ...]
@@ -83,100 +98,119 @@ class Plan:
         return name
 
     @property
-    def usable(self) -> NDArray[np.bool_]:
-        """Rows that have every label."""
-        return np.asarray(present(self.task) & self._with_concepts)
+    def variables(self) -> dict[str, Encoded]:
+        """Task and concepts, as the moments name them."""
+        return {self.task_name: self.task, **self.concepts}
 
     @property
-    def _with_concepts(self) -> NDArray[np.bool_]:
-        """Rows that have every concept."""
+    def usable(self) -> Mask:
+        """Rows that have every label."""
+        return np.asarray(present(self.task) & self._has_concepts)
+
+    @property
+    def _has_concepts(self) -> Mask:
         return np.asarray(np.all([present(c) for c in self.concepts.values()], axis=0))
 
-    @property
-    def concept_codes(self) -> _cells.Coded | None:
-        """Joint cells of the concepts; None for a quantity."""
-        read = [_cells.Coded(c.classes, c.codes) for c in self.concepts.values()
-                if isinstance(c, ClassCodes)]  # fmt: skip
-        return _cells.joint(read) if len(read) == len(self.concepts) else None
-
-    def test_labels(self, rows: NDArray[np.intp]) -> TestLabels:
-        """Labels of test rows of a task of classes."""
-        assert isinstance(self.task, ClassCodes)
-        joint = self.concept_codes
-        return TestLabels(
-            self.task.codes[rows],
-            None if joint is None else joint.codes[rows],
-            None if self.cells is None else self.cells.codes[rows],
-            None if self.groups is None else self.groups[rows],
+    def part(self, numbers: Rows, rows: Float, weights: Float | None) -> SplitPart:
+        """One part of a split, with the labels of its rows."""
+        task = self.task
+        return SplitPart(
+            rows,
+            task.codes[numbers] if isinstance(task, ClassCodes) else task.values[numbers],
+            self._concept_labels(numbers),
+            None if self.cells is None else self.cells.codes[numbers],
+            None if self.groups is None else self.groups[numbers],
+            weights,
+            {name: labels_of(column, numbers) for name, column in self.variables.items()},
         )
 
-    def split(self, seed: int, p: float | None) -> splits.Split:
+    def _concept_labels(self, numbers: Rows) -> ConceptLabels:
+        """Concepts of some rows, as estimators get them."""
+        if self.concept_codes is not None:
+            return self.concept_codes.codes[numbers]
+        columns = {
+            name: c.values[numbers] if isinstance(c, Columns) else c.codes[numbers]
+            for name, c in self.concepts.items()
+        }
+        if all(isinstance(c, Columns) for c in self.concepts.values()):
+            return np.concatenate(list(columns.values()), axis=1)
+        return columns
+
+    def test_labels(self, numbers: Rows) -> TestLabels:
+        """Labels of test rows of a task of classes."""
+        assert isinstance(self.task, ClassCodes)
+        return TestLabels(
+            self.task.codes[numbers],
+            None if self.concept_codes is None else self.concept_codes.codes[numbers],
+            None if self.cells is None else self.cells.codes[numbers],
+            None if self.groups is None else self.groups[numbers],
+        )
+
+    def split(self, seed: int, p: float | None) -> Split:
         """The split of a seed at a level."""
         if self.test is not None:
             return self._own_split(seed)
         if p is None or self.protocol is None or self.sizes is None:
-            n = len(self.usable)
-            split = splits.natural_split(
-                n, random_state=seed, usable=self.usable, groups=self.groups
-            )
+            split = splits.natural_split(self.usable, random_state=seed, groups=self.groups)
             return self._bounded(split, seed)
-        shortage = "raise" if self.groups is None else "shrink"
+        split = self.protocol.split(
+            p, self.sizes, seed, method=self.association_method,
+            on_shortage="raise" if self.groups is None else "shrink",
+        )  # fmt: skip
         if self.association_method == "weights":
-            split = self.protocol.weighted_split(p, self.sizes, seed, shortage)
             return self.protocol.weighted(self._bounded(split, seed))
-        return self.protocol.split(p, self.sizes, seed, shortage)
+        return split
 
-    def moment_rows(self, split: splits.Split) -> tuple[NDArray[np.intp], Float | None]:
-        """Rows that the moments of a split rest on, and their weights: the training rows, and
-        where it was asked for those that lack the task alone, each of weight 1.
+    def moment_rows(self, split: Split) -> tuple[Rows, Float | None]:
+        """Rows that the moments of a split rest on, and their weights.
 
-        A row of a group with validation or test rows, or of another part, is none of them.
+        These are the training rows; with `unlabelled` also the rows that lack the task alone, each
+        of weight 1, unless their group has validation or test rows or `test` puts them in another
+        part.
         """
         if not self.unlabelled:
             return split.train, split.weights
-        free = self._with_concepts & ~present(self.task)
+        free = self._has_concepts & ~present(self.task)
         if self.test is not None:
             free &= self.test == 0
         if self.groups is not None:
-            held = np.unique(self.groups[np.concatenate([split.validation, split.test])])
-            free &= ~np.isin(self.groups, held[held >= 0])
-        more = np.flatnonzero(free)
+            held_out = np.unique(self.groups[np.concatenate([split.validation, split.test])])
+            free &= ~np.isin(self.groups, held_out[held_out >= 0])
+        unlabelled = np.flatnonzero(free)
         weights = None
         if split.weights is not None:
-            weights = np.concatenate([split.weights, np.ones(len(more))])
-        return np.concatenate([split.train, more]), weights
+            weights = np.concatenate([split.weights, np.ones(len(unlabelled))])
+        return np.concatenate([split.train, unlabelled]), weights
 
-    def _own_split(self, seed: int) -> splits.Split:
-        """The user's test rows; validation rows are drawn where none are marked."""
+    def _own_split(self, seed: int) -> Split:
+        """The caller's split; validation rows are drawn where none are marked."""
         part = np.where(self.usable, self.test, -1)  # type: ignore[arg-type]
         train, validation, test = (np.flatnonzero(part == k) for k in range(3))
         if not len(validation):
             train, validation = self._validation_of(train, np.random.default_rng(seed))
         missing = len(part) - int(self.usable.sum())
-        return self._bounded(splits.Split(train, validation, test, None, None, missing, ()), seed)
+        return self._bounded(Split(train, validation, test, None, None, missing, ()), seed)
 
-    def _validation_of(
-        self, train: NDArray[np.intp], rng: np.random.Generator
-    ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Training and validation rows of the user's training rows: a tenth, whole groups."""
+    def _validation_of(self, train: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
+        """The caller's training rows, and a tenth of them, or of their groups, for validation."""
         if self.groups is None:
             order = rng.permutation(train)
             return order[len(order) // 10 :], order[: len(order) // 10]
-        pool, _ = splits.parts_of_groups(self.groups, train, rng, (0.0, 0.1))
-        if not (pool[train] == 2).any():
+        part, _ = splits.parts_of_groups(self.groups, train, rng, (0.0, 0.1))
+        if not (part[train] == 2).any():
             raise NotEnoughDataError(
                 "the training rows are one group, and validation rows are to be another; mark "
                 "them yourself in test=, with 'train', 'validation' and 'test'"
             )
-        return train[pool[train] == 2], train[pool[train] == 1]
+        return train[part[train] == 2], train[part[train] == 1]
 
-    def _bounded(self, split: splits.Split, seed: int) -> splits.Split:
-        """A random share of every part where the whole is more than a job may keep."""
-        if self.most is None or sum(split.sizes) <= self.most:
+    def _bounded(self, split: Split, seed: int) -> Split:
+        """The same random fraction of every part, so that a job holds at most `max_rows`."""
+        if self.max_rows is None or sum(split.sizes) <= self.max_rows:
             return split
         rng = np.random.default_rng(seed)
         kept = len(split.test) if split.p is not None else 0  # test rows of the protocol stay
-        total, most = sum(split.sizes) - kept, self.most - kept
+        total, most = sum(split.sizes) - kept, self.max_rows - kept
         train, validation, test = (
             rng.permutation(part)[: len(part) * most // total]
             for part in (split.train, split.validation, split.test)
@@ -189,74 +223,77 @@ class Plan:
 class Settings:
     """Arguments of :func:`splince_fast.evaluation.compare` that the results depend on."""
 
-    task: Any
-    concept: Any
-    groups: Any = None
-    erasers: Any = ("none", "SAL", "LEACE", "SPLINCE")
-    heads: Any = ("retrained", "frozen")
-    association: Any = None
-    aligned_class: Any = None
-    sizes: Any = None
+    task: object
+    concept: object
+    groups: object = None
+    erasers: object = ("none", "SAL", "LEACE", "SPLINCE")
+    heads: object = ("retrained", "frozen")
+    association: object = None
+    aligned_class: object = None
+    sizes: object = None
     association_method: str = "subsample"
     unlabelled: bool = False
     n_seeds: int = 5
     random_state: int = 0
-    alphas: Any = ALPHAS
+    alphas: object = ALPHAS
     select: str = "worst_group"
     leakage: Sequence[str] = ("linear",)
     metrics: Mapping[str, Any] | None = None
-    test: Any = None
+    test: object = None
+
+    @property
+    def weighted(self) -> bool:
+        """Whether weights reach the association."""
+        return self.association_method == "weights"
 
 
-def make_plan(X: Any, given: Settings) -> Plan:
+def make_plan(X: object, settings: Settings) -> ComparisonPlan:
     """Check and read the arguments of a comparison."""
     rows = read_rows(X)
     n = len(rows)
-    y = encode_one(given.task, n, name="task")
-    concepts = {name: encode_one(v, n, name=name) for name, v in _concepts(given.concept).items()}
+    y = encode_one(settings.task, n, name="task")
+    columns = _concept_columns(settings.concept)
+    concepts = {name: encode_one(column, n, name=name) for name, column in columns.items()}
     for name, encoded in [("task", y), *((f"concept {name!r}", c) for name, c in concepts.items())]:
         if isinstance(encoded, ClassCodes):
-            _cells.check_classes(name, _cells.Coded(encoded.classes, encoded.codes))
-    levels, protocol = _levels(given, y, concepts)
+            check_classes(name, encoded)
+    concept_codes = _joint(list(concepts.values()))
+    levels, protocol = _levels(settings, y, concept_codes)
     for name in ("n_seeds", "random_state"):
-        value = getattr(given, name)
+        value = getattr(settings, name)
         if not is_integer(value) or value < (name == "n_seeds"):
             raise InputError(f"{name} is {value!r}; it must be an integer of at least 0 (1 seed)")
-    parts = None if given.test is None else _parts(given.test, n)
-    most = _most_rows(rows.shape[1])
-    splits.check_method(given.association_method, "association_method")
-    if given.association_method == "weights" and protocol is None:
+    parts = None if settings.test is None else _parts(settings.test, n)
+    splits.check_method(settings.association_method, "association_method")
+    if settings.weighted and protocol is None:
         raise InputError(
             "association_method='weights' is for association=; the natural split weighs no cells"
         )
-    if parts is not None and given.association is not None:
+    if parts is not None and settings.association is not None:
         raise InputError("test= names your own split; it does not go with association=")
-    check_rule(given.select)
-    for probe in given.leakage:
+    check_rule(settings.select)
+    for probe in settings.leakage:
         if probe not in PROBES:
             raise InputError(f"there is no probe {probe!r}; choose from {PROBES}")
-    quantities = [isinstance(v, Columns) for v in (y, *concepts.values())]
-    cells = None
-    if not any(quantities):
-        columns = [y, *concepts.values()]
-        cells = _cells.joint(
-            [_cells.Coded(c.classes, c.codes) for c in columns if isinstance(c, ClassCodes)]
-        )
-    sizes, note = _sizes(given, protocol, [p for p in levels if p is not None], n, most)
-    check_rows(rows)
-    members = None if given.groups is None else _cells.coded(given.groups, "groups", n)
-    codes = None if members is None else members.codes
-    if members is not None and parts is not None:
-        _check_whole(members, parts)
-    plan = Plan(
-        X=rows, most=most if given.sizes is None else None, task=y, concepts=concepts, cells=cells,
-        groups=codes, erasers=_components(given.erasers, ERASERS, "eraser"),
-        heads=_components(given.heads, HEADS, "head"), levels=levels,
-        seeds=tuple(int(given.random_state) + i for i in range(int(given.n_seeds))),
-        protocol=protocol, sizes=sizes, association_method=given.association_method,
-        unlabelled=bool(given.unlabelled), select=given.select,
-        alphas=check_alphas(given.alphas), probes=tuple(given.leakage),
-        metrics=tuple(_component(k, m, m.score) for k, m in own_metrics(given.metrics).items()),
+    max_rows = max(1, _JOB_BYTES // (8 * rows.shape[1]))
+    sizes, note = _sizes(settings, protocol, [p for p in levels if p is not None], n, max_rows)
+    check_finite(rows)
+    groups = None if settings.groups is None else class_codes(settings.groups, "groups", n)
+    if groups is not None and parts is not None:
+        _check_groups_whole(groups, parts)
+    codes = None if groups is None else groups.codes
+    plan = ComparisonPlan(
+        X=rows, max_rows=max_rows if settings.sizes is None else None, task=y, concepts=concepts,
+        concept_codes=concept_codes, cells=_joint([y, *concepts.values()]), groups=codes,
+        erasers=_components(settings.erasers, ERASERS, "eraser"),
+        heads=_components(settings.heads, HEADS, "head"), levels=levels,
+        seeds=tuple(int(settings.random_state) + i for i in range(int(settings.n_seeds))),
+        protocol=protocol, sizes=sizes, association_method=settings.association_method,
+        unlabelled=bool(settings.unlabelled), select=settings.select,
+        alphas=check_alphas(settings.alphas), probes=tuple(settings.leakage),
+        metrics=tuple(
+            _component(k, m, m.score) for k, m in own_metrics(settings.metrics).items()
+        ),
         test=parts, notes=(note,) if note else (),
         fingerprint=fingerprint(rows, [y, *concepts.values()], codes, parts),
     )  # fmt: skip
@@ -267,43 +304,48 @@ def make_plan(X: Any, given: Settings) -> Plan:
     return plan
 
 
+def _joint(columns: Sequence[Encoded]) -> ClassCodes | None:
+    """Joint classes of several columns; None where one is a quantity."""
+    classes = [column for column in columns if isinstance(column, ClassCodes)]
+    return joint(classes) if len(classes) == len(columns) else None
+
+
 def _sizes(
-    given: Settings, protocol: splits.Protocol | None, levels: list[float], n: int, most: int
-) -> tuple[tuple[int, int, int] | None, str]:
-    """Sizes of the splits of the protocol, and a note where a job cannot keep all rows."""
+    settings: Settings, protocol: Protocol | None, levels: list[float], n: int, max_rows: int
+) -> tuple[Sizes | None, str]:
+    """Sizes of the splits of the protocol, and a note where a job cannot hold all rows."""
+
+    def note(n_used: int) -> str:
+        if n_used <= max_rows:
+            return ""
+        return (
+            f"a job keeps at most {_JOB_BYTES / 2**20:,.0f} MiB of rows in float64: {max_rows:,} "
+            f"of {n_used:,} are used, drawn at random for each seed; with association=, sizes= "
+            "takes more"
+        )
+
     if protocol is None:
-        if given.sizes is not None:
+        if settings.sizes is not None:
             raise InputError("sizes= is for association=; the natural split takes all rows")
-        return None, _limit_note(most, n) if n > most else ""
-    sizes, weighted, note = given.sizes, given.association_method == "weights", ""
-    if sizes is None:
+        return None, note(n)
+    if settings.sizes is None:
         sizes = protocol.largest_sizes(levels)
-        n_used = n if weighted else sum(sizes)
-        note = _limit_note(most, n_used) if n_used > most else ""
-        if sum(sizes) > most:
-            sizes = tuple(size * most // sum(sizes) for size in sizes)
-    sizes = splits.check_sizes(sizes)
-    draw = protocol.weighted_split if weighted else protocol.split
+        total = sum(sizes)
+        text = note(n if settings.weighted else total)
+        if total > max_rows:
+            sizes = splits.check_sizes([size * max_rows // total for size in sizes])
+    else:
+        sizes, text = splits.check_sizes(settings.sizes), ""
     for p in levels:  # a shortage is an error before anything runs
-        draw(p, sizes, int(given.random_state), "raise" if given.groups is None else "shrink")
-    return sizes, note
+        protocol.split(
+            p, sizes, int(settings.random_state), method=settings.association_method,
+            on_shortage="raise" if settings.groups is None else "shrink",
+        )  # fmt: skip
+    return sizes, text
 
 
-def _most_rows(width: int) -> int:
-    """Rows that a job keeps, at most."""
-    return max(1, _JOB_BYTES // (8 * width))
-
-
-def _limit_note(most: int, n: int) -> str:
-    """Use of the other rows, in words."""
-    return (
-        f"a job keeps at most {_JOB_BYTES / 2**20:,.0f} MiB of rows in float64: {most:,} of "
-        f"{n:,} are used, drawn at random for each seed; with association=, sizes= takes more"
-    )
-
-
-def _concepts(concept: Any) -> dict[str, Any]:
-    """Concepts by name: a column, or a mapping or tuple of columns."""
+def _concept_columns(concept: object) -> dict[str, Any]:
+    """Concepts by name, from a column, or a mapping or tuple of columns."""
     if isinstance(concept, Mapping):
         return {str(name): column for name, column in concept.items()}
     if isinstance(concept, tuple) and concept and not np.isscalar(concept[0]):
@@ -312,46 +354,38 @@ def _concepts(concept: Any) -> dict[str, Any]:
 
 
 def _levels(
-    given: Settings, y: Encoded, concepts: Mapping[str, Encoded]
-) -> tuple[tuple[float | None, ...], splits.Protocol | None]:
-    """Levels of the sweep and its cells, or the natural split."""
-    association = given.association
+    settings: Settings, y: Encoded, concept: ClassCodes | None
+) -> tuple[tuple[float | None, ...], Protocol | None]:
+    """Levels of the sweep and its protocol, or the natural split."""
+    association = settings.association
     if association is None:
-        if given.aligned_class is not None:
+        if settings.aligned_class is not None:
             raise InputError("aligned_class= is for association=; the natural split aligns nothing")
         return (None,), None
-    values = association if isinstance(association, Sequence | np.ndarray) else (association,)
+    values: Any = association if isinstance(association, Sequence | np.ndarray) else (association,)
     for p in values:
         splits.check_p(p)
     if not len(values):
         raise InputError("association is empty; pass levels such as (.5, .7, .9), or None")
-    classes = [c for c in concepts.values() if isinstance(c, ClassCodes)]
-    if not isinstance(y, ClassCodes) or len(classes) < len(concepts):
+    if not isinstance(y, ClassCodes) or concept is None:
         raise InputError(
             "the association protocol needs classes of task and concept, and one is a quantity; "
             "pass association=None, or thin the rows to the correlation you want"
         )
-    joint = _cells.joint([_cells.Coded(c.classes, c.codes) for c in classes])
-    protocol = splits.Protocol.of(
-        _cells.Coded(y.classes, y.codes), joint, given.aligned_class, given.groups
-    )
+    protocol = Protocol.of(y, concept, settings.aligned_class, settings.groups)
     return tuple(sorted({float(p) for p in values})), protocol
 
 
-def _parts(test: Any, n: int) -> NDArray[np.int8]:
+def _parts(test: object, n: int) -> NDArray[np.int8]:
     """Parts from a mask of test rows or a column of names."""
-    column = _cells.coded(test, "test", n)
-    place = {
-        "train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2,
-        False: 0, True: 2,
-    }  # fmt: skip
-    unknown = [name for name in column.names if name not in place]
+    column = class_codes(test, "test", n)
+    unknown = [name for name in column.classes if name not in _PARTS]
     if unknown:
         raise LabelError(
             f"test= holds {unknown[0]!r}; pass a mask that is True for test rows, or the names "
             "'train', 'validation' and 'test'"
         )
-    table = np.array([place[name] for name in column.names] + [-1], dtype=np.int8)
+    table = np.array([_PARTS[name] for name in column.classes] + [-1], dtype=np.int8)
     parts = table[column.codes]
     for k, name in ((0, "training"), (2, "test")):
         if not (parts == k).any():
@@ -359,73 +393,70 @@ def _parts(test: Any, n: int) -> NDArray[np.int8]:
     return np.asarray(parts)
 
 
-def _check_whole(groups: _cells.Coded, parts: NDArray[np.int8]) -> None:
-    """Refuse parts that cut a group: its rows would be on both sides.
-
-    Raises
-    ------
-    InputError
-        With the number of such groups and one of them.
-    """
+def _check_groups_whole(groups: ClassCodes, parts: NDArray[np.int8]) -> None:
+    """Raise InputError for parts that cut a group, with the number of such groups and one name."""
     inside = groups.codes >= 0
-    size = len(groups.names)
+    size = len(groups.classes)
     in_part = [
         np.bincount(groups.codes[inside & (parts == k)], minlength=size) > 0 for k in range(3)
     ]
     cut = np.flatnonzero(np.sum(in_part, axis=0) > 1)
     if len(cut):
         raise InputError(
-            f"test= cuts {len(cut):,} of {size:,} groups, such as {groups.names[cut[0]]!r}: their "
-            "rows lie in more than one part. Keep each group in one part, or leave groups= out"
+            f"test= cuts {len(cut):,} of {size:,} groups, such as {groups.classes[cut[0]]!r}: "
+            "their rows lie in more than one part. Keep each group in one part, or leave groups= "
+            "out"
         )
 
 
-def _components(chosen: Any, choices: tuple[str, ...], role: str) -> tuple[Component, ...]:
+def _components(specs: object, choices: tuple[str, ...], role: str) -> tuple[Component, ...]:
     """Erasers or heads with names and identities."""
-    if isinstance(chosen, str) or not isinstance(chosen, Sequence | Mapping):
-        chosen = (chosen,)
-    pairs = list(chosen.items()) if isinstance(chosen, Mapping) else [(None, c) for c in chosen]
-    labels = {label.lower(): label for label in choices}
-    found: dict[str, Component] = {}
-    for given, spec in pairs:
+    if isinstance(specs, str) or not isinstance(specs, Sequence | Mapping):
+        specs = (specs,)
+    pairs = list(specs.items()) if isinstance(specs, Mapping) else [(None, spec) for spec in specs]
+    components: dict[str, Component] = {}
+    for key, spec in pairs:
         if isinstance(spec, str):
-            base, partial = spec, partial_of(spec) if role == "eraser" else None
-            if partial is not None:
-                spec = partial[0]
-            if role == "eraser" and (key := key_of(spec)) is not None:
-                spec = METHODS[key].label
-            elif spec.lower() not in labels:
-                raise InputError(f"there is no {role} {base!r}; choose from {', '.join(choices)}")
-            else:
-                spec = labels[spec.lower()]
-            if partial is not None:
-                spec = f"{spec}*{partial[1]:g}"
-            name = spec
+            spec = default_name = _label(spec, choices, role)
         elif hasattr(spec, "get_params") and hasattr(spec, "fit"):
-            name = type(spec).__name__
+            default_name = type(spec).__name__
         elif role == "eraser" and callable(spec):
-            name = getattr(spec, "__name__", type(spec).__name__)
+            default_name = getattr(spec, "__name__", type(spec).__name__)
         else:
             raise InputError(
                 f"{spec!r} is no {role}: pass one of {', '.join(choices)}, an estimator"
                 + (", or a function of moments that returns a Projection" * (role == "eraser"))
             )
-        name = name if given is None else str(given)
-        if name in found:
+        name = default_name if key is None else str(key)
+        if name in components:
             raise InputError(f"two {role}s are named {name!r}; pass a dict to name them apart")
         if name in ("", PATH):
             raise InputError(f"{name!r} is no name for a {role}; pass a dict with another one")
-        found[name] = (
-            Component(name, spec, spec) if isinstance(spec, str) else _component(name, spec)
+        components[name] = (
+            Component(name, spec, spec) if isinstance(spec, str) else _component(name, spec, spec)
         )
-    if not found:
+    if not components:
         raise InputError(f"no {role} is given; choose from {', '.join(choices)}")
-    return tuple(found.values())
+    return tuple(components.values())
 
 
-def _component(name: str, spec: Any, content: Any = None) -> Component:
-    """An eraser, head or metric with its identity: that of `content` where it is given."""
+def _label(text: str, choices: tuple[str, ...], role: str) -> str:
+    """The label of an eraser or head of the library, with the alpha of a partial eraser."""
+    labels = {label.lower(): label for label in choices}
+    base, fraction = text, ""
+    if role == "eraser":
+        if (partial := partial_of(text)) is not None:
+            base, fraction = partial[0], f"*{partial[1]:g}"
+        if (key := key_of(base)) is not None:
+            return METHODS[key].label + fraction
+    if base.lower() not in labels:
+        raise InputError(f"there is no {role} {text!r}; choose from {', '.join(choices)}")
+    return labels[base.lower()] + fraction
+
+
+def _component(name: str, spec: Any, content: Any) -> Component:
+    """A component with the identity of its content."""
     try:
-        return Component(name, spec, identity_of(spec if content is None else content))
+        return Component(name, spec, identity_of(content))
     except UnreadableError as error:
         return Component(name, spec, uuid.uuid4().hex, str(error))

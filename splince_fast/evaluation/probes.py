@@ -1,7 +1,7 @@
-"""Leakage: how well probes find the concept in erased rows held out from the eraser's fit.
+"""Leakage: accuracy of probes for the concept on erased rows that the eraser was not fitted to.
 
-A linear probe trained on the eraser's own training rows is at chance by construction, so that
-figure says nothing. Probes here are trained and scored, by cross-validation, within fresh rows.
+On the training rows of the eraser a linear probe is at chance by construction. Probes here are
+trained and scored, by cross-validation, within held-out rows.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.special
@@ -20,21 +20,31 @@ from numpy.typing import NDArray
 from splince_fast._runtime.arrays import as_rows
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import _logistic
-from splince_fast.evaluation._cells import coded
+from splince_fast.evaluation._cells import class_codes
+from splince_fast.evaluation.heads import decide
 from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import Columns, encode_one
 
 Float = NDArray[np.float64]
-Fold = tuple[NDArray[np.intp], NDArray[np.intp]]
-Target = tuple[NDArray[np.intp], Sequence[Fold]]  # codes of the rows, and the folds for them
+Codes = NDArray[np.intp]
+Fold = tuple[NDArray[np.intp], NDArray[np.intp]]  # rows that a probe is trained and scored on
 
 PROBES = ("linear", "quadratic", "mlp", "boosting")
 ALPHA = 0.01  # of the linear probe, on features of unit variance
 _FLOOR = 1e-6  # of the largest deviation or singular value: below it is rounding residue
 _COMPONENTS = 64  # leading ones, of the quadratic probe and of boosting
 _SHRINKAGE = 0.1  # of class covariances of the quadratic probe, towards that of all rows
-_TRIES = 20  # draws per permutation, where some allow no folds
-_FAR_BELOW = 4.0  # standard errors
+_TRIES = 20  # draws per permutation, since some may allow no folds
+_FAR_BELOW = 4.0  # standard errors below .5 from which an AUC is a sign of dependent rows
+
+
+class Target(NamedTuple):
+    """Codes of the rows, from 0 on, and the folds for them; `reason` says why there are none."""
+
+    codes: Codes
+    n_classes: int
+    folds: Sequence[Fold]
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +60,7 @@ class Probe:
     r2 : float
         Mean R^2 on the folds held out, for a quantity; it may be negative. NaN for classes.
     chance : float
-        Share of the most frequent class; 0 for a quantity.
+        Fraction of the most frequent class; 0 for a quantity.
     permuted : float
         Mean figure of the same probe on permuted labels; NaN without permutations.
     p_value : float
@@ -84,20 +94,20 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Leakage:
-    """Probes on fresh rows.
+    """Probes on held-out rows.
 
     Attributes
     ----------
     probes : tuple of Probe
-        Empty where leakage could not be measured.
+        Empty if leakage could not be measured.
     n : int
         Rows that were probed.
     n_classes : int
         0 for a quantity.
     reason : str
-        Why it could not be measured; empty otherwise.
+        The obstacle to measuring it; empty otherwise.
     hint : str
-        Advice where an AUC is further below .5 than independent rows make likely; empty otherwise.
+        Advice for an AUC further below .5 than independent rows make likely; empty otherwise.
     """
 
     probes: tuple[Probe, ...]
@@ -131,13 +141,13 @@ class Leakage:
 
 
 def leakage(
-    X_fresh: Any,
-    z_fresh: Any,
+    X_fresh: object,
+    z_fresh: object,
     *,
     probes: Sequence[str] = PROBES,
     cv: int = 5,
     n_permutations: int = 0,
-    groups: Any = None,
+    groups: object = None,
     random_state: int = 0,
 ) -> Leakage:
     """Probe erased rows for the concept; they should be held out from the fit of the eraser.
@@ -203,37 +213,34 @@ def leakage(
         raise InputError(f"n_permutations is {n_permutations!r}; it must be a non-negative integer")
     rows = np.asarray(as_rows(X_fresh, name="X_fresh"), dtype=np.float64)
     encoded = encode_one(z_fresh, len(rows), name="z_fresh")
-    members = None if groups is None else coded(groups, "groups", len(rows)).codes
+    group_codes = None if groups is None else class_codes(groups, "groups", len(rows)).codes
+    present = encoded.present if isinstance(encoded, Columns) else encoded.codes >= 0
+    if present is not None and not present.all():
+        rows = rows[present]
+        group_codes = None if group_codes is None else group_codes[present]
     if isinstance(encoded, Columns):
+        if "linear" not in probes:
+            raise InputError("a quantity has the linear probe alone; pass probes=('linear',)")
+        values = encoded.values if present is None else encoded.values[present]
         return probe_quantity(
-            rows, encoded.values, encoded.present, list(probes), cv, n_permutations, members,
-            random_state,
+            rows, values, cv=cv, groups=group_codes, n_permutations=n_permutations,
+            random_state=random_state,
         )  # fmt: skip
-    inside = encoded.codes >= 0
-    names, codes = np.unique(encoded.codes[inside], return_inverse=True)
-    codes = codes.astype(np.intp)
-    members = None if members is None else members[inside]
-    folds, reason = folds_of(codes, len(names), cv, members, random_state)
+    classes, codes = np.unique(encoded.codes[present], return_inverse=True)
+    target = target_of(codes, len(classes), cv, group_codes, random_state)
     permuted: list[Target] = []
-    if not reason:
-        permuted = _permuted_targets(codes, len(names), cv, members, n_permutations, random_state)
-    found = probe_codes(
-        rows[inside], codes, len(names), list(probes), permuted, folds, reason, random_state
-    )
-    if found.hint and members is None:
-        warnings.warn(found.hint, SplinceWarning, stacklevel=2)
-    return found
+    if not target.reason:
+        permuted = _permuted_targets(target, cv, group_codes, n_permutations, random_state)
+    result = probe_classes(rows, target, probes, permuted=permuted, random_state=random_state)
+    if result.hint and group_codes is None:
+        warnings.warn(result.hint, SplinceWarning, stacklevel=2)
+    return result
 
 
 def _permuted_targets(
-    codes: NDArray[np.intp],
-    n_classes: int,
-    cv: int,
-    groups: NDArray[np.intp] | None,
-    count: int,
-    random_state: int,
+    target: Target, cv: int, groups: Codes | None, count: int, random_state: int
 ) -> list[Target]:
-    """Permuted codes, and folds by the rule for the true ones: the same function of the labels.
+    """Permuted codes, with folds by the rule for the true ones: the same function of the labels.
 
     A permutation that allows no folds is drawn again, which keeps the others exchangeable with
     the true labels: these allow folds, too.
@@ -243,10 +250,10 @@ def _permuted_targets(
     for _ in range(_TRIES * count):
         if len(targets) == count:
             break
-        target = codes[permutation_within(codes, groups, rng)]
-        folds, reason = folds_of(target, n_classes, cv, groups, random_state)
-        if not reason:
-            targets.append((target, folds))
+        codes = target.codes[permutation_within(target.codes, groups, rng)]
+        permuted = target_of(codes, target.n_classes, cv, groups, random_state)
+        if not permuted.reason:
+            targets.append(permuted)
     if len(targets) < count:
         raise InputError(
             f"only {len(targets)} of {_TRIES * count} permutations of the labels allow folds with "
@@ -256,76 +263,66 @@ def _permuted_targets(
 
 
 def permutation_within(
-    values: NDArray[Any], groups: NDArray[np.intp] | None, rng: np.random.Generator
+    values: NDArray[Any], groups: Codes | None, rng: np.random.Generator
 ) -> NDArray[np.intp]:
-    """Rows whose labels the rows take in a permutation that is exchangeable given the groups.
+    """Row numbers of a permutation of labels that is exchangeable given the groups.
 
-    Parameters
-    ----------
-    values : (n,) or (n, k)
-        Labels: they tell in which groups the concept is constant.
-    groups : (n,), optional
-        Without it all rows are permuted.
-    rng : Generator
-        Drawn from.
+    Groups in which the labels (n,) or (n, k) are constant exchange them as wholes; the rows of
+    any other group exchange theirs within it. Without groups all rows are permuted.
     """
     n = len(values)
     if groups is None:
         return rng.permutation(n)
     _, member, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     order = np.argsort(member, kind="stable")
-    taken = np.empty(n, dtype=np.intp)
-    taken[order] = np.lexsort((rng.random(n), member))
+    permutation = np.empty(n, dtype=np.intp)
+    permutation[order] = np.lexsort((rng.random(n), member))
     first = order[np.cumsum(sizes) - sizes]
     differs = (values != values[first[member]]).reshape(n, -1).any(axis=1)
     whole = np.flatnonzero(np.bincount(member, differs, len(sizes)) == 0)
     source = np.arange(len(sizes))
     source[whole] = rng.permutation(whole)
     constant = np.isin(member, whole)
-    taken[constant] = first[source[member[constant]]]
-    return taken
+    permutation[constant] = first[source[member[constant]]]
+    return permutation
 
 
-def probe_codes(
+def probe_classes(
     rows: Float,
-    codes: NDArray[np.intp],
-    n_classes: int,
+    target: Target,
     probes: Sequence[str],
-    permuted: Sequence[Target],
-    folds: Sequence[Fold],
-    reason: str,
-    random_state: int,
+    *,
+    permuted: Sequence[Target] = (),
+    random_state: int = 0,
 ) -> Leakage:
-    """Do as `leakage` for rows that all have a class; folds and reason are of `folds_of`."""
+    """Do as `leakage` for rows that all have a class, and targets with the permuted classes."""
+    codes, n_classes, _, reason = target
     if reason:
         return Leakage((), len(rows), n_classes, reason)
     counts = np.bincount(codes, minlength=n_classes)
-    targets = [(codes, folds), *permuted]
-    prepared = _scaled(rows)
-    found = []
+    chance = float(counts.max() / counts.sum())
+    targets = [target, *permuted]
+    scaled = _scaled(rows)
+    results = []
     for name in probes:
         if name == "linear":
-            scores = _linear_scores(prepared, targets, n_classes)
+            scores = _linear_scores(scaled, targets)
         else:
-            scores = [_sklearn_scores(name, prepared, t, f, random_state) for t, f in targets]
-        figures = [
-            figures_of(s, t, f, n_classes) for s, (t, f) in zip(scores, targets, strict=True)
-        ]
+            scores = [_nonlinear_scores(name, scaled, each, random_state) for each in targets]
+        figures = [_figures(s, each) for s, each in zip(scores, targets, strict=True)]
         accuracy, auc = figures[0]
-        others = [figure[0] for figure in figures[1:]]
-        chance = float(counts.max() / counts.sum())
-        mean, p = against(accuracy, others)
+        mean, p = permutation_test(accuracy, [figure[0] for figure in figures[1:]])
         excess = accuracy - max(chance, -math.inf if math.isnan(mean) else mean)
-        found.append(Probe(name, accuracy, auc, math.nan, chance, mean, p, excess))
-    hint = _hint([probe.auc for probe in found], counts)
-    return Leakage(tuple(found), len(rows), n_classes, "", hint)
+        results.append(Probe(name, accuracy, auc, math.nan, chance, mean, p, excess))
+    hint = _hint([probe.auc for probe in results], counts)
+    return Leakage(tuple(results), len(rows), n_classes, "", hint)
 
 
 def _hint(areas: Sequence[float], counts: NDArray[np.intp]) -> str:
-    """Advice where the lowest AUC is far below .5, by the standard error of independent rows.
+    """Advice for a lowest AUC far below .5, by the standard error of independent rows.
 
-    That of the Mann-Whitney statistic under no difference is sqrt((n + 1) / (12 n_1 n_0)); the
-    smallest class has the largest.
+    The standard error of the Mann-Whitney statistic under no difference is
+    sqrt((n + 1) / (12 n_1 n_0)), the largest for the smallest class.
     """
     n, fewest = int(counts.sum()), int(counts.min())
     error = math.sqrt((n + 1) / (12 * fewest * (n - fewest)))
@@ -339,26 +336,27 @@ def _hint(areas: Sequence[float], counts: NDArray[np.intp]) -> str:
     )
 
 
-def folds_of(
-    codes: NDArray[np.intp],
-    n_classes: int,
-    cv: int,
-    groups: NDArray[np.intp] | None,
-    random_state: int,
-) -> tuple[list[Fold], str]:
-    """Folds of rows that all have a class, or the reason why there are none."""
+def target_of(
+    codes: Codes, n_classes: int, cv: int, groups: Codes | None, random_state: int
+) -> Target:
+    """Codes of rows that all have a class, with their folds or the reason why there are none."""
     counts = np.bincount(codes, minlength=n_classes)
+    folds: list[Fold] = []
+    reason = ""
     if n_classes < 2:
-        return [], f"the fresh rows hold {'1 class' if n_classes else '0 classes'} of the concept"
-    if counts.min() < cv and groups is None:
-        return [], f"a class has {counts.min()} fresh rows, fewer than the {cv} folds"
-    folds = _stratified(codes, cv, groups, random_state)
-    none = "no fold has all classes of the concept in its training and in its test rows"
-    return folds, "" if folds else none
+        found = "1 class" if n_classes else "0 classes"
+        reason = f"the held-out rows hold {found} of the concept"
+    elif counts.min() < cv and groups is None:
+        reason = f"a class has {counts.min()} held-out rows, fewer than the {cv} folds"
+    else:
+        folds = _stratified(codes, cv, groups, random_state)
+        if not folds:
+            reason = "no fold has all classes of the concept in its training and in its test rows"
+    return Target(codes, n_classes, folds, reason)
 
 
 def _stratified(
-    codes: NDArray[np.intp], cv: int, groups: NDArray[np.intp] | None, random_state: int
+    codes: NDArray[np.intp], cv: int, groups: Codes | None, random_state: int
 ) -> list[Fold]:
     """Stratified folds, whole groups together; those that lack a class are left out."""
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
@@ -370,10 +368,10 @@ def _stratified(
         return []
     splitter = StratifiedGroupKFold(cv, shuffle=True, random_state=random_state)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # classes smaller than cv: looked at below
+        warnings.simplefilter("ignore", UserWarning)  # classes smaller than cv: checked below
         folds = list(splitter.split(codes[:, None], codes, groups))
-    whole = len(np.unique(codes))
-    return [f for f in folds if all(len(np.unique(codes[part])) == whole for part in f)]
+    n_classes = len(np.unique(codes))
+    return [f for f in folds if all(len(np.unique(codes[part])) == n_classes for part in f)]
 
 
 def _scaled(rows: Float) -> Float:
@@ -383,16 +381,16 @@ def _scaled(rows: Float) -> Float:
     return np.asarray(centred / unit if unit > 0 else centred)
 
 
-def _linear_scores(rows: Float, targets: Sequence[Target], n_classes: int) -> list[Float]:
-    """Scores (n, C) of every row by the probe of the folds that did not see it, per target.
+def _linear_scores(rows: Float, targets: Sequence[Target]) -> list[Float]:
+    """Scores (n, C) of every row by the probe of the fold that holds it out, per target.
 
     Standardising by the deviations s of a fold and penalising |w|^2 is penalising s_k^2 u_k^2 for
     weights u = w / s of the features as they are; so all folds and targets are one batch. A
     feature that is rounding residue in a fold has the penalty of the largest one there, under
-    which it has no weight.
+    which its weight vanishes.
     """
-    n = len(rows)
-    parts = [(t, fold) for t, (_, folds) in enumerate(targets) for fold in folds]
+    n, n_classes = len(rows), targets[0].n_classes
+    parts = [(t, fold) for t, target in enumerate(targets) for fold in target.folds]
     weights = np.zeros((n, len(parts)))
     for j, (_, (train, _)) in enumerate(parts):
         weights[train, j] = 1.0 / len(train)
@@ -402,28 +400,26 @@ def _linear_scores(rows: Float, targets: Sequence[Target], n_classes: int) -> li
     deviations = np.sqrt(np.maximum(variances, 0.0))
     largest = deviations.max(axis=0)
     varied = deviations > _FLOOR * largest
-    some = varied.any(axis=1)
-    kept = np.ascontiguousarray(rows[:, some])
-    penalties = ALPHA * np.where(varied, deviations, largest)[some] ** 2
-    codes = np.stack([targets[t][0] for t, _ in parts], axis=1)
-    fits = _logistic.fit(kept, codes, n_classes, penalties, sample_weights=weights)
+    used = varied.any(axis=1)
+    features = np.ascontiguousarray(rows[:, used])
+    penalties = ALPHA * np.where(varied, deviations, largest)[used] ** 2
+    codes = np.stack([targets[t].codes for t, _ in parts], axis=1)
+    fits = _logistic.fit(features, codes, n_classes, penalties, sample_weights=weights)
     results = [np.full((n, fits.weights.shape[1]), np.nan) for _ in targets]
     for j, (t, (_, held_out)) in enumerate(parts):
-        results[t][held_out] = kept[held_out] @ fits.weights[j].T + fits.intercepts[j]
+        results[t][held_out] = features[held_out] @ fits.weights[j].T + fits.intercepts[j]
     return results
 
 
-def _sklearn_scores(
-    name: str, rows: Float, target: NDArray[np.intp], folds: Sequence[Fold], random_state: int
-) -> Float:
+def _nonlinear_scores(name: str, rows: Float, target: Target, random_state: int) -> Float:
     """Scores of a non-linear probe, on the directions above the rounding residue."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.neural_network import MLPClassifier
 
-    classes = int(target.max()) + 1
-    scores = np.full((len(rows), 1 if classes == 2 else classes), np.nan)
-    for train, held_out in folds:
+    codes, n_classes = target.codes, target.n_classes
+    scores = np.full((len(rows), 1 if n_classes == 2 else n_classes), np.nan)
+    for train, held_out in target.folds:
         fitted, new = _standardised(rows, train, held_out)
         _, sizes, axes = np.linalg.svd(fitted, full_matrices=False)
         axes = axes[sizes > _FLOOR * sizes[0]]
@@ -431,20 +427,17 @@ def _sklearn_scores(
             axes, sizes = axes[:_COMPONENTS], sizes[:_COMPONENTS]
         if name == "quadratic":
             white = axes.T * (len(train) ** 0.5 / sizes[: len(axes)])
-            logs = _gaussian_scores(fitted @ white, target[train], new @ white, classes)
-            scores[held_out] = logs[:, 1:] - logs[:, :1] if classes == 2 else logs
-            continue
-        if name == "boosting":
-            model: Any = HistGradientBoostingClassifier(random_state=random_state)
+            logs = _gaussian_scores(fitted @ white, codes[train], new @ white, n_classes)
         else:
-            model = MLPClassifier((128,), early_stopping=True, random_state=random_state)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # early stopping decides
-            model.fit(fitted @ axes.T, target[train])
-        p = model.predict_proba(new @ axes.T)
-        tiny = np.finfo(np.float64).tiny
-        logs = np.log(np.maximum(p, tiny))
-        scores[held_out] = logs[:, 1:] - logs[:, :1] if classes == 2 else logs
+            model: Any = MLPClassifier((128,), early_stopping=True, random_state=random_state)
+            if name == "boosting":
+                model = HistGradientBoostingClassifier(random_state=random_state)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)  # early stopping decides
+                model.fit(fitted @ axes.T, codes[train])
+            p = model.predict_proba(new @ axes.T)
+            logs = np.log(np.maximum(p, np.finfo(np.float64).tiny))
+        scores[held_out] = logs[:, 1:] - logs[:, :1] if n_classes == 2 else logs
     return scores
 
 
@@ -460,11 +453,11 @@ def _standardised(
     )
 
 
-def _gaussian_scores(fitted: Float, target: NDArray[np.intp], new: Float, classes: int) -> Float:
+def _gaussian_scores(fitted: Float, codes: Codes, new: Float, n_classes: int) -> Float:
     """(n, C) log p_c N(x; m_c, S_c) of white rows, with S_c shrunk towards the identity."""
-    scores = np.empty((len(new), classes))
-    for c in range(classes):
-        rows = fitted[target == c]
+    scores = np.empty((len(new), n_classes))
+    for c in range(n_classes):
+        rows = fitted[codes == c]
         centred = rows - rows.mean(axis=0)
         covariance = (1.0 - _SHRINKAGE) * centred.T @ centred / len(rows)
         covariance.flat[:: len(covariance) + 1] += _SHRINKAGE
@@ -478,65 +471,51 @@ def _gaussian_scores(fitted: Float, target: NDArray[np.intp], new: Float, classe
 def probe_quantity(
     rows: Float,
     values: Float,
-    present: NDArray[np.bool_] | None,
-    probes: Sequence[str],
+    *,
     cv: int,
-    n_permutations: int,
-    groups: NDArray[np.intp] | None,
-    random_state: int,
+    groups: Codes | None = None,
+    n_permutations: int = 0,
+    random_state: int = 0,
 ) -> Leakage:
-    """Do as `leakage` for the columns (n, k) of a quantity: ridge probes, R^2 held out."""
+    """Do as `leakage` for the columns (n, k) of a quantity: ridge probes, held-out R^2."""
     from sklearn.linear_model import Ridge
     from sklearn.model_selection import GroupKFold, KFold
 
-    if present is not None:
-        rows, values = rows[present], values[present]
-        groups = None if groups is None else groups[present]
-    if "linear" not in probes:
-        raise InputError("a quantity has the linear probe alone; pass probes=('linear',)")
     if len(rows) < 2 * cv or np.ptp(values, axis=0).max(initial=0.0) == 0.0:
-        return Leakage((), len(rows), 0, "too few fresh rows, or a constant quantity")
-    splitter = (
-        KFold(cv, shuffle=True, random_state=random_state)
-        if groups is None
-        else GroupKFold(cv, shuffle=True, random_state=random_state)
-    )
-    folds = list(splitter.split(rows, groups=groups))
+        return Leakage((), len(rows), 0, "too few held-out rows, or a constant quantity")
+    splitter = KFold if groups is None else GroupKFold
+    folds = list(splitter(cv, shuffle=True, random_state=random_state).split(rows, groups=groups))
     rng = np.random.default_rng(random_state)
-    targets = [
-        values,
-        *(values[permutation_within(values, groups, rng)] for _ in range(n_permutations)),
-    ]
+    permutations = (permutation_within(values, groups, rng) for _ in range(n_permutations))
     scores = []
-    for target in targets:
-        shares = []
+    for target in (values, *(values[permutation] for permutation in permutations)):
+        fractions = []
         for train, held_out in folds:
             fitted, new = _standardised(rows, train, held_out)
             model = Ridge(alpha=ALPHA * len(train)).fit(fitted, target[train])
             rest = target[held_out] - model.predict(new).reshape(len(held_out), -1)
             whole = target[held_out] - target[train].mean(axis=0)
-            shares.append(1 - float(np.sum(rest**2)) / float(np.sum(whole**2)))
-        scores.append(float(np.mean(shares)))
-    permuted, p = against(scores[0], scores[1:])
-    excess = scores[0] - max(0.0, -math.inf if math.isnan(permuted) else permuted)
-    probe = Probe("linear", math.nan, math.nan, scores[0], 0.0, permuted, p, excess)
+            fractions.append(1 - float(np.sum(rest**2)) / float(np.sum(whole**2)))
+        scores.append(float(np.mean(fractions)))
+    mean, p = permutation_test(scores[0], scores[1:])
+    excess = scores[0] - max(0.0, -math.inf if math.isnan(mean) else mean)
+    probe = Probe("linear", math.nan, math.nan, scores[0], 0.0, mean, p, excess)
     return Leakage((probe,), len(rows), 0, "")
 
 
-def figures_of(
-    scores: Float, target: NDArray[np.intp], folds: Sequence[Fold], n_classes: int
-) -> tuple[float, float]:
+def _figures(scores: Float, target: Target) -> tuple[float, float]:
     """Accuracy and AUC, means over folds."""
     accuracies, areas = [], []
-    for _, held_out in folds:
-        s, t = scores[held_out], target[held_out]
-        y_pred = (s[:, 0] > 0).astype(np.intp) if n_classes == 2 else s.argmax(axis=1)
-        accuracies.append(float(np.mean(y_pred == t)))
-        if n_classes == 2:
-            areas.append(_auc(s[:, 0], t == 1))
+    for _, held_out in target.folds:
+        s, codes = scores[held_out], target.codes[held_out]
+        accuracies.append(float(np.mean(decide(s) == codes)))
+        if target.n_classes == 2:
+            areas.append(_auc(s[:, 0], codes == 1))
         else:
             p = np.asarray(scipy.special.softmax(s, axis=1))
-            areas.append(float(np.mean([_auc(p[:, k], t == k) for k in range(n_classes)])))
+            areas.append(
+                float(np.mean([_auc(p[:, k], codes == k) for k in range(target.n_classes)]))
+            )
     return float(np.mean(accuracies)), float(np.mean(areas))
 
 
@@ -550,9 +529,9 @@ def _auc(score: Float, positive: NDArray[np.bool_]) -> float:
     return float((ranks[positive].sum() - n1 * (n1 + 1) / 2) / (n0 * n1))
 
 
-def against(figure: float, others: list[float]) -> tuple[float, float]:
-    """Mean of the permuted figures, and the permutation p value."""
-    if not others:
+def permutation_test(figure: float, permuted: Sequence[float]) -> tuple[float, float]:
+    """Mean of the figures of permuted labels, and the permutation p value; NaN without any."""
+    if not permuted:
         return math.nan, math.nan
-    beaten = sum(other >= figure for other in others)
-    return float(np.mean(others)), (1 + beaten) / (1 + len(others))
+    as_good = sum(other >= figure for other in permuted)
+    return float(np.mean(permuted)), (1 + as_good) / (1 + len(permuted))

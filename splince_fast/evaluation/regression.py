@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from splince_fast.evaluation._cells import coded
+from splince_fast.evaluation._cells import class_codes
 from splince_fast.exceptions import InputError, NonFiniteError, NotEnoughDataError
 
 Float = NDArray[np.float64]
@@ -119,7 +118,7 @@ class LogOddsRegression:
 
 
 def log_odds_regression(
-    log_odds: ArrayLike, *, clusters: Any = None, **scores: ArrayLike
+    log_odds: ArrayLike, *, clusters: object = None, **scores: ArrayLike
 ) -> LogOddsRegression:
     """Regress log-odds of a model on scores by least squares, with cluster-robust errors.
 
@@ -172,7 +171,9 @@ def log_odds_regression(
     X = np.stack(columns, axis=1)
     if not (np.isfinite(X).all() and np.isfinite(y).all()):
         raise NonFiniteError("log_odds or a score holds NaN or infinity; drop those rows")
-    member = np.arange(len(y)) if clusters is None else coded(clusters, "clusters", len(y)).codes
+    member = (
+        np.arange(len(y)) if clusters is None else class_codes(clusters, "clusters", len(y)).codes
+    )
     if (member < 0).any():
         raise InputError("a row has no cluster; every row needs one")
     _, member = np.unique(member, return_inverse=True)

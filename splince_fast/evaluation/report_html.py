@@ -6,18 +6,20 @@ import io
 import platform
 import re
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy
 import sklearn
 
 from splince_fast._runtime.extras import require
+from splince_fast._runtime.version import library_version
 from splince_fast.evaluation import _tables, figures
 from splince_fast.evaluation._decision import cards
-from splince_fast.evaluation.scoring import METRICS
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from splince_fast.evaluation.result import Comparison
 
 _TEMPLATE = "report.html.jinja"
@@ -35,17 +37,7 @@ _CAPTIONS = {
 
 
 def render(result: Comparison) -> str:
-    """The report as text.
-
-    Parameters
-    ----------
-    result : Comparison
-        Result of compare.
-
-    Returns
-    -------
-    str
-        A complete HTML document below 1 MB.
+    """The report as a complete HTML document below 1 MB.
 
     Raises
     ------
@@ -58,12 +50,13 @@ def render(result: Comparison) -> str:
     )
     source = files("splince_fast.evaluation").joinpath(_TEMPLATE).read_text(encoding="utf-8")
     safe = require("markupsafe", "evaluate").Markup
-    drawn = {}
-    for kind in figures.available(result):
-        drawn[kind] = kind, safe(_svg(figures.draw(result, kind), kind)), _caption(result, kind)
+    drawn = {
+        kind: (kind, safe(_svg(figures.draw(result, kind), kind)), caption(result, kind))
+        for kind in figures.available(result)
+    }
     first = [drawn.pop(kind) for kind in [k for k in _FIRST if k in drawn][:2]]
     page: str = environment.from_string(source).render(
-        title=_title(result),
+        title=f"Erasing {', '.join(result.context.concepts)}: which eraser, at which cost",
         summary=_summary(result),
         cards=cards(result),
         definitions=definitions(result),
@@ -75,12 +68,12 @@ def render(result: Comparison) -> str:
         failures=result.failures,
         notes=result.notes,
         settings=settings(result),
-        versions=versions(),
+        versions=_versions(),
     )
     return figures.visible(page)
 
 
-def _caption(result: Comparison, kind: str) -> str:
+def caption(result: Comparison, kind: str) -> str:
     """Caption of a figure, for this run."""
     if kind == "association" and not result.context.same_test:
         return (
@@ -90,17 +83,13 @@ def _caption(result: Comparison, kind: str) -> str:
     return _CAPTIONS[kind]
 
 
-def _title(result: Comparison) -> str:
-    return f"Erasing {', '.join(result.context.concepts)}: which eraser, at which cost"
-
-
 def _summary(result: Comparison) -> str:
-    """Cards of the first screen."""
-    p = result.level()
+    """Text above the cards."""
+    heading, p = _tables.heading(result), result.level()
     if p is None:
-        return _tables.heading(result)
+        return heading
     where = _tables.association(result.context, p)
-    return f"{_tables.heading(result)}; {where} in training where no other p is named"
+    return f"{heading}; {where} in training where no other p is named"
 
 
 def _difference_tables(result: Comparison) -> list[_tables.Table]:
@@ -117,28 +106,10 @@ def _difference_tables(result: Comparison) -> list[_tables.Table]:
 
 
 def definitions(result: Comparison) -> list[tuple[str, str]]:
-    """Definition of each column of the tables.
-
-    Parameters
-    ----------
-    result : Comparison
-        Result of compare.
-
-    Returns
-    -------
-    list of tuple of str
-        (label, definition).
-    """
-    found = {}
-    for key in result.metrics:
-        label = result.metric(key).label
-        base = key.partition("[")[0]
-        text = (
-            "a metric of yours" if key in result.context.own_metrics else METRICS[base].definition
-        )
-        found[label] = text or METRICS[base].label
+    """(label, definition) of each column of the tables."""
+    entries = map(result.metric, result.metrics)
     return [
-        *found.items(),
+        *{entry.label: entry.definition for entry in entries}.items(),
         ("difference", "mean over seeds of the eraser's figure minus that of the reference"),
         ("t, p", "of the paired test over seeds, corrected for splits that share rows"),
         ("p (Holm)", "p adjusted for all differences of the table; * below .05"),
@@ -147,53 +118,31 @@ def definitions(result: Comparison) -> list[tuple[str, str]]:
 
 
 def settings(result: Comparison) -> list[tuple[str, str]]:
-    """Settings of the run.
-
-    Parameters
-    ----------
-    result : Comparison
-        Result of compare.
-
-    Returns
-    -------
-    list of tuple of str
-        (name, value).
-    """
+    """(name, value) of the settings of the run."""
     c = result.context
     levels = ", ".join("natural split" if p is None else f"{p:g}" for p in c.levels)
+    method = "weights of cells" if c.association_method == "weights" else "choice of rows"
     return [
         ("rows, features", f"{c.n:,}, {c.d:,}"),
-        *(("rows of the splits", line) for line in _tables.sizes_told(result)),
+        *(("rows of the splits", line) for line in _tables.split_sizes(result)),
         ("association", levels + (f", aligned: {c.aligned_class}" if c.aligned_class else "")),
-        (
-            "reached by",
-            "weights of cells" if c.association_method == "weights" else "choice of rows",
-        ),
+        ("reached by", method),
         ("seeds", ", ".join(map(str, c.seeds))),
         ("erasers", ", ".join(c.erasers)),
         ("heads", ", ".join(c.heads)),
-        ("alphas", ", ".join(f"{s:g}" for s in c.alphas) + f"; chosen by {c.select}"),
+        ("alphas", ", ".join(f"{alpha:g}" for alpha in c.alphas) + f"; chosen by {c.select}"),
         ("probes", ", ".join(c.probes) or "none"),
         ("data fingerprint", c.fingerprint),
     ]
 
 
-def versions() -> list[tuple[str, str]]:
-    """Versions of what computed the report.
-
-    Returns
-    -------
-    list of tuple of str
-        (name, version).
-    """
-    import splince_fast
-
-    modules: list[Any] = [splince_fast, np, scipy, sklearn]
-    found = [(module.__name__, str(module.__version__)) for module in modules]
-    return [*found, ("Python", platform.python_version())]
+def _versions() -> list[tuple[str, str]]:
+    """(name, version) of the software behind the report."""
+    modules = [(module.__name__, module.__version__) for module in (np, scipy, sklearn)]
+    return [("splince_fast", library_version()), *modules, ("Python", platform.python_version())]
 
 
-def _svg(figure: Any, kind: str) -> str:
+def _svg(figure: Figure, kind: str) -> str:
     """A figure as an SVG element that scales, is named, and refers to nothing outside."""
     buffer = io.StringIO()
     matplotlib = require("matplotlib", "evaluate")

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from splince_fast._runtime.extras import require
 from splince_fast._runtime.files import write_text
-from splince_fast.evaluation import _decision, _tables, _verdict, statistics
-from splince_fast.evaluation._cells import CellAccuracy
-from splince_fast.evaluation._differences import Differences, Resampled
+from splince_fast.evaluation import _decision, _tables, statistics
+from splince_fast.evaluation._differences import Differences, Resampled, Verdict, verdict_of
 from splince_fast.evaluation._records import (
-    ADVISER,
+    ADVICE,
     ERASER_ROW,
     PATH,
     Context,
@@ -23,7 +23,8 @@ from splince_fast.evaluation._records import (
     from_text,
     to_text,
 )
-from splince_fast.evaluation.scoring import Metric, metric_of
+from splince_fast.evaluation.metrics import CellAccuracy
+from splince_fast.evaluation.scoring import TableMetric, metric_of
 from splince_fast.evaluation.statistics import Interval
 from splince_fast.exceptions import FileFormatError, InputError
 
@@ -59,34 +60,34 @@ class Comparison:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of all figures, in the order of their first appearance."""
-        found = (m for r in self.records if r.eraser != ADVISER for m in r.values)
-        return tuple(dict.fromkeys(found))
+        keys = (key for r in self.records if r.eraser != ADVICE for key in r.values)
+        return tuple(dict.fromkeys(keys))
 
     @property
     def failures(self) -> list[tuple[str, str, str]]:
-        """(eraser, head, reason) of what could not be run, each once."""
+        """(eraser, head, reason) of every failure, each once."""
         failed = ((r.eraser or "advice", r.head, r.reason) for r in self.records if r.reason)
         return list(dict.fromkeys(failed))
 
     @property
     def notes(self) -> list[str]:
-        """Warnings of the data and of single cells, each once."""
-        of_cells = (
+        """Warnings of the data and of single records, each once."""
+        of_records = (
             f"{r.eraser or 'advice'}{', ' + r.head if r.head else ''}: {note}"
             for r in self.records for note in r.notes
         )  # fmt: skip
-        slow = (
+        unconverged = (
             f"{r.eraser}, {r.head}: the solver did not converge (marked ~)"
             for r in self.records if not r.converged
         )  # fmt: skip
-        return [*self.context.notes, *dict.fromkeys(of_cells), *dict.fromkeys(slow)]
+        return [*self.context.notes, *dict.fromkeys(of_records), *dict.fromkeys(unconverged)]
 
     @property
     def sizes(self) -> dict[tuple[int, float | None], tuple[int, int, int]]:
         """Rows for training, validation and test by (seed, level)."""
         return {(r.seed, r.p): r.sizes for r in self.records}
 
-    def metric(self, key: str) -> Metric:
+    def metric(self, key: str) -> TableMetric:
         """Label and direction of a metric.
 
         Parameters
@@ -97,7 +98,7 @@ class Comparison:
         Returns
         -------
         Metric
-            Without its function, for one of the caller's own.
+            Without its function.
 
         Raises
         ------
@@ -106,8 +107,7 @@ class Comparison:
         """
         if key not in self.metrics:
             raise InputError(f"there is no metric {key!r}; there are {', '.join(self.metrics)}")
-        own = self.context.own_metrics
-        return metric_of(key, {k: Metric(None, lower, label) for k, (label, lower) in own.items()})
+        return metric_of(key, self.context.own_metrics)
 
     def head_of(self, metric: str, head: str | None = None) -> str:
         """The head whose records hold a figure: none for those of the eraser itself.
@@ -192,17 +192,17 @@ class Comparison:
         """
         if eraser not in self.context.erasers:
             raise InputError(f"there is no eraser {eraser!r}; there are {self.context.erasers}")
-        head, p = self.head_of(metric, head), self.level(p)
-        found = {}
-        for r in self.records:
-            if (r.eraser, r.head, r.p) != (eraser, head, p):
-                continue
-            values = r.values
-            if alpha is not None:
-                values = dict((s, v) for s, v in r.path).get(alpha, {})
-            if metric in values:
-                found[r.seed] = values[metric]
-        return found
+        records = self._records_of(self.level(p), self.head_of(metric, head), eraser)
+        of_seed = {r.seed: r.values if alpha is None else dict(r.path).get(alpha, {})
+                   for r in records}  # fmt: skip
+        return {seed: values[metric] for seed, values in of_seed.items() if metric in values}
+
+    def _records_of(self, p: float | None, head: str, eraser: str | None = None) -> list[Record]:
+        """Records of a level and head, of one eraser or of all."""
+        return [
+            r for r in self.records
+            if r.head == head and r.p == p and (eraser is None or r.eraser == eraser)
+        ]  # fmt: skip
 
     def interval(self, metric: str, **where: Any) -> Interval:
         """Mean over seeds with its 95 % t interval; of one split a bootstrap interval.
@@ -219,14 +219,13 @@ class Comparison:
         Interval
             mean, error, low, high, n.
         """
-        values = list(self.values(metric, **where).values())
-        found = statistics.t_interval(values)
-        if self._resampled is not None and found.n == 1 and where.get("alpha") is None:
+        interval = statistics.t_interval(list(self.values(metric, **where).values()))
+        if self._resampled is not None and interval.n == 1 and where.get("alpha") is None:
             head = self.head_of(metric, where.get("head"))
             limits = self._resampled.interval(metric, where["eraser"], head)
             if limits is not None:
-                return Interval(found.mean, math.nan, *limits, 1)
-        return found
+                return Interval(interval.mean, math.nan, *limits, 1)
+        return interval
 
     def mean(self, metric: str, **where: Any) -> float:
         """Mean of a figure over seeds.
@@ -266,15 +265,13 @@ class Comparison:
         if "worst_group" not in self.metrics:
             return {}
         seeds = self.values("worst_group", eraser=eraser, head=head, p=p)
-        head, p = self.head_of("worst_group", head), self.level(p)
-        found = {}
-        for r in self.records:
-            if (r.eraser, r.head, r.p) == (eraser, head, p) and r.seed in seeds:
-                code, n, right = min(r.cells, key=lambda cell: (cell[2] / cell[1], -cell[1]))
-                low, high = statistics.wilson_interval(right, n)
-                name = self.context.cells[code]
-                found[r.seed] = CellAccuracy(name, n, right / n, low, high)
-        return found
+        worst = {}
+        for r in self._records_of(self.level(p), self.head_of("worst_group", head), eraser):
+            if r.seed in seeds:
+                code, n, n_correct = min(r.cells, key=lambda c: (c.n_correct / c.n, -c.n))
+                limits = statistics.wilson_interval(n_correct, n)
+                worst[r.seed] = CellAccuracy(self.context.cells[code], n, n_correct / n, *limits)
+        return worst
 
     def advice(self, p: float | None = None) -> dict[str, float]:
         """Advice from the moments alone, means over seeds.
@@ -293,12 +290,11 @@ class Comparison:
         dict
             Empty where task or concept is a quantity or the advice failed.
         """
-        p = self.level(p)
-        found = [r.values for r in self.records if r.eraser == ADVISER and r.p == p]
-        found = [values for values in found if values]
+        records = self._records_of(self.level(p), ERASER_ROW, ADVICE)
+        by_seed = [r.values for r in records if r.values]
         return {
-            name: math.fsum(values[name] for values in found) / len(found)
-            for name in (found[0] if found else ())
+            name: math.fsum(values[name] for values in by_seed) / len(by_seed)
+            for name in (by_seed[0] if by_seed else ())
         }
 
     # -- comparing -------------------------------------------------------------------------
@@ -333,22 +329,20 @@ class Comparison:
             A list of :class:`~splince_fast.evaluation.statistics.Difference`.
         """
         theirs = self.values(metric, eraser=reference, head=head, p=p, alpha=alpha)
-        level, ratio = self.level(p), self.test_ratio(p)
+        head, level = self.head_of(metric, head), self.level(p)
+        ratio, resolution = self.test_ratio(p), self._resolution(metric, head, level)
         rows = []
         for eraser in self.context.erasers:
             if eraser == reference:
                 continue
-            ours = self.values(metric, eraser=eraser, head=head, p=p, alpha=alpha)
-            found = statistics.paired_difference(
-                eraser, reference, ours, theirs, ratio, self._resolution(metric, head, p)
-            )
+            ours = self.values(metric, eraser=eraser, head=head or None, p=p, alpha=alpha)
+            row = statistics.paired_difference(eraser, reference, ours, theirs, ratio, resolution)
             if self._resampled is not None and alpha is None:
-                found = self._resampled.difference(metric, self.head_of(metric, head), found)
-            rows.append(found)
+                row = self._resampled.difference(metric, head, row)
+            rows.append(row)
         adjusted = statistics.holm([row.p for row in rows])
         rows = [dataclasses.replace(r, p_holm=q) for r, q in zip(rows, adjusted, strict=True)]
-        label, head = self.metric(metric).label, self.head_of(metric, head)
-        return Differences(rows, metric, label, head, level)
+        return Differences(rows, metric, self.metric(metric).label, head, level)
 
     def test_ratio(self, p: float | None = None) -> float:
         """Test rows per training row, the mean over seeds: n_test / n_train of the corrected t.
@@ -367,14 +361,15 @@ class Comparison:
         sizes = [size for (_, q), size in self.sizes.items() if q == level]
         return math.fsum(test / train for train, _, test in sizes) / len(sizes)
 
-    def _resolution(self, metric: str, head: str | None, p: float | None) -> int | None:
+    def _resolution(self, metric: str, head: str, p: float | None) -> int | None:
         """Test rows of which a figure is a fraction or a mean of fractions; None for others."""
-        if metric == "worst_group":
-            where = self.head_of(metric, head), self.level(p)
-            cells = (r.cells for r in self.records if (r.head, r.p) == where)
-            return min((n for of in cells for _, n, _ in of), default=None)
-        fraction = metric.split("[")[0].endswith("accuracy") or metric == "tpr_gap"
-        return self.context.sizes[2] if fraction else None
+        match self.metric(metric).fraction_of:
+            case "rows":
+                return self.context.sizes[2]
+            case "cell":
+                cells = (cell for r in self._records_of(p, head) for cell in r.cells)
+                return min((cell.n for cell in cells), default=None)
+        return None
 
     def best(
         self, metric: str = "worst_group", *, head: str | None = None, p: float | None = None
@@ -406,8 +401,8 @@ class Comparison:
 
     def verdict(
         self, metric: str = "worst_group", *, head: str | None = None, p: float | None = None
-    ) -> _verdict.Verdict:
-        """Order of the erasers by a metric, and whether a test was made.
+    ) -> Verdict:
+        """Order of the erasers by a metric, over the seeds at which all have a value.
 
         Parameters
         ----------
@@ -427,7 +422,7 @@ class Comparison:
         InputError
             No such metric, or one without a direction.
         """
-        return _verdict.verdict(self, metric, head, p)
+        return verdict_of(self, metric, head, p)
 
     def decision(
         self, metric: str | None = None, *, head: str | None = None, p: float | None = None
@@ -544,20 +539,16 @@ class Comparison:
     def rows(self) -> Iterator[dict[str, Any]]:
         """The long form: one dictionary per seed, p, eraser, head, alpha and metric."""
         for r in self.records:
-            if r.eraser == ADVISER:
+            if r.eraser == ADVICE:
                 continue
-            start = {"seed": r.seed, "p": r.p, "eraser": r.eraser, "head": r.head}
-            n = r.sizes[2]
+            start = {"seed": r.seed, "p": r.p, "eraser": r.eraser}
             if r.reason:
-                yield {**start, "lambda": None, "metric": None, "value": None, "n": n,
-                       "reason": r.reason}  # fmt: skip
-            for metric, value in r.values.items():
-                yield {**start, "lambda": r.alpha, "metric": metric, "value": value, "n": n,
-                       "reason": None}  # fmt: skip
-            for alpha, values in r.path:
+                yield {**start, "head": r.head, "lambda": None, "metric": None, "value": None,
+                       "n": r.sizes[2], "reason": r.reason}  # fmt: skip
+            for head, alpha, values in ((r.head, r.alpha, r.values), *((PATH, *q) for q in r.path)):
                 for metric, value in values.items():
-                    yield {**start, "head": PATH, "lambda": alpha, "metric": metric,
-                           "value": value, "n": n, "reason": None}  # fmt: skip
+                    yield {**start, "head": head, "lambda": alpha, "metric": metric,
+                           "value": value, "n": r.sizes[2], "reason": None}  # fmt: skip
 
     def to_frame(self, backend: str = "pandas") -> Any:
         """The long form as a frame: seed, p, eraser, head, lambda, metric, value, n, reason.
@@ -580,21 +571,18 @@ class Comparison:
         """
         import narwhals
 
-        from splince_fast._runtime.extras import require
-
         if backend not in ("pandas", "polars", "pyarrow"):
             raise InputError(f"backend is {backend!r}; choose 'pandas', 'polars' or 'pyarrow'")
         require(backend, "evaluate")
-        rows = list(self.rows())
-        names = ("seed", "p", "eraser", "head", "lambda", "metric", "value", "n", "reason")
-        columns = {name: [row[name] for row in rows] for name in names}
         schema = {
             "seed": narwhals.Int64, "p": narwhals.Float64, "eraser": narwhals.String,
             "head": narwhals.String, "lambda": narwhals.Float64, "metric": narwhals.String,
             "value": narwhals.Float64, "n": narwhals.Int64, "reason": narwhals.String,
         }  # fmt: skip
-        made: Any = narwhals.from_dict
-        return made(columns, schema, backend=backend).to_native()
+        rows = list(self.rows())
+        columns = {name: [row[name] for row in rows] for name in schema}
+        from_dict: Any = narwhals.from_dict
+        return from_dict(columns, schema, backend=backend).to_native()
 
     # -- files -----------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,41 +19,41 @@ from numpy.typing import NDArray
 from splince_fast._runtime.progress import Progress
 from splince_fast._runtime.version import library_version
 from splince_fast._solve.options import is_integer
-from splince_fast.evaluation._data import level_moments
+from splince_fast.evaluation._data import blocks, level_moments
 from splince_fast.evaluation._identity import key
 from splince_fast.evaluation._job import Job
-from splince_fast.evaluation._pages import slices
 from splince_fast.evaluation._records import (
-    ADVISER,
+    ADVICE,
     ERASER_ROW,
     Context,
     Journal,
     OwnMetric,
     Record,
+    RecordId,
 )
 from splince_fast.evaluation.heads import ALPHAS
-from splince_fast.evaluation.plan import Component, Plan, Settings, make_plan
+from splince_fast.evaluation.plan import ComparisonPlan, Component, Settings, make_plan
 from splince_fast.evaluation.result import Comparison
 from splince_fast.evaluation.splits import Split
 from splince_fast.exceptions import InputError, SplinceWarning
 from splince_fast.labels import ClassCodes
 from splince_fast.moments import Moments
 
-Where = tuple[int, float | None]  # seed and level
-ADVICE = Component(ADVISER, None, "advice")
-_LAYOUT = 2  # of the records; those of another one are computed again
+JobId = tuple[int, float | None]  # seed and level
+_ADVISER = Component(ADVICE, None, "advice")
+_LAYOUT = 2  # of the records; those of another layout are computed again
 
 
 def compare(
-    X: Any,
+    X: object,
     *,
-    task: Any,
-    concept: Any,
-    groups: Any = None,
-    erasers: Any = ("none", "SAL", "LEACE", "SPLINCE"),
-    heads: Any = ("retrained", "frozen"),
-    association: Any = None,
-    aligned_class: Any = None,
+    task: object,
+    concept: object,
+    groups: object = None,
+    erasers: object = ("none", "SAL", "LEACE", "SPLINCE"),
+    heads: object = ("retrained", "frozen"),
+    association: object = None,
+    aligned_class: object = None,
     sizes: tuple[int, int, int] | None = None,
     association_method: str = "subsample",
     unlabelled: bool = False,
@@ -62,7 +63,7 @@ def compare(
     select: str = "worst_group",
     leakage: Sequence[str] = ("linear",),
     metrics: Mapping[str, Any] | None = None,
-    test: Any = None,
+    test: object = None,
     n_jobs: int | None = None,
     run: str | os.PathLike[str] | None = None,
     progress: bool | None = None,
@@ -191,84 +192,79 @@ def compare(
     journal = Journal(run, plan.fingerprint)
     splits = {(seed, p): plan.split(seed, p) for seed in plan.seeds for p in plan.levels}
     notes = _data_notes(plan, splits, resumable=run is not None)
-    pending = _pending(plan, splits, journal)
+    keys = _keys(plan, splits)
+    pending: dict[JobId, list[Component]] = {}
+    components = {e.name: e for e in (*plan.erasers, _ADVISER)}
+    for cell, cell_key in keys.items():
+        if cell_key not in journal.records:
+            erasers = pending.setdefault((cell.seed, cell.p), [])
+            if components[cell.eraser] not in erasers:  # all of an eraser, or nothing of it
+                erasers.append(components[cell.eraser])
+    records = {cell: journal.records[k] for cell, k in keys.items() if k in journal.records}
     with tempfile.TemporaryDirectory(prefix="splince-fast-") as scratch, ExitStack() as stack:
         bar = stack.enter_context(Progress(len(pending), show=progress, unit="jobs"))
-        for job, records in job_records(plan, splits, pending, workers, Path(scratch)):
-            by_key = {_key(plan, record, splits[job]): record for record in records}
-            journal.add({k: record for k, record in by_key.items() if not _unread(plan, record)})
-            journal.records |= by_key
-            failed = [r for r in records if r.reason and r.eraser != ADVISER]
+        for job_records in _run_jobs(plan, splits, pending, workers, Path(scratch)):
+            journal.add({keys[r.id]: r for r in job_records if not _is_unread(plan, r)})
+            records |= {r.id: r for r in job_records}
+            failed = [r for r in job_records if r.reason and r.eraser != ADVICE]
             if strict and failed:
                 raise InputError(f"{failed[0].eraser} {failed[0].head}: {failed[0].reason}")
             bar.advance(1)
-    wanted = [
-        journal.records[_cell_key(plan, seed, p, e, h, splits[seed, p])]
-        for seed in plan.seeds for p in plan.levels for e, h in cells_of(plan)
-    ]  # fmt: skip
-    return Comparison(wanted, _context(plan, splits, notes))
+    return Comparison([records[cell] for cell in keys], _context(plan, splits, notes))
 
 
-def _cell_key(
-    plan: Plan, seed: int, p: float | None, eraser: Component, head: str, split: Split
-) -> str:
-    """Hash of all that a record depends on, and of nothing else."""
-    identities = {h.name: h.identity for h in plan.heads}
-    tuned = head != ERASER_ROW
-    return key(
-        layout=_LAYOUT,
-        data=plan.fingerprint,
-        version=library_version(),
-        seed=seed,
-        p=p,
-        sizes=split.sizes,
-        aligned_class=repr(split.aligned_class),
-        association_method=plan.association_method,
-        unlabelled=plan.unlabelled,
-        eraser=(eraser.name, eraser.identity),
-        head=(head, identities.get(head, "")),
-        alphas=plan.alphas if tuned else (),
-        select=plan.select if tuned else "",
-        probes=() if tuned else plan.probes,
-        metrics={m.name: m.identity for m in plan.metrics} if tuned else {},
-    )
-
-
-def _key(plan: Plan, record: Record, split: Split) -> str:
-    erasers = {e.name: e for e in (*plan.erasers, ADVICE)}
-    return _cell_key(plan, record.seed, record.p, erasers[record.eraser], record.head, split)
-
-
-def _unread(plan: Plan, record: Record) -> bool:
-    """Whether a record depends on something whose changes cannot be seen."""
-    names = {record.eraser, record.head} - {ERASER_ROW}
-    parts = [n for n in (*plan.erasers, *plan.heads) if n.name in names]
-    return any(n.unread for n in (*parts, *(plan.metrics if record.head else ())))
-
-
-def _pending(
-    plan: Plan, splits: Mapping[Where, Split], journal: Journal
-) -> dict[Where, list[Component]]:
-    """Erasers that each job has to run: all of an eraser, or nothing of it."""
-    pending: dict[Where, list[Component]] = {}
+def _keys(plan: ComparisonPlan, splits: Mapping[JobId, Split]) -> dict[RecordId, str]:
+    """Hash of all that a record depends on, for every record in its order."""
+    heads = {head.name: head.identity for head in plan.heads}
+    metrics = {metric.name: metric.identity for metric in plan.metrics}
+    keys = {}
     for (seed, p), split in splits.items():
-        missing = [
-            eraser for eraser, head in cells_of(plan)
-            if _cell_key(plan, seed, p, eraser, head, split) not in journal.records
-        ]  # fmt: skip
-        if missing:
-            pending[seed, p] = list(dict.fromkeys(missing))
-    return pending
+        for eraser, head in _pairs(plan):
+            of_head = head != ERASER_ROW
+            keys[RecordId(seed, p, eraser.name, head)] = key(
+                layout=_LAYOUT,
+                data=plan.fingerprint,
+                version=library_version(),
+                seed=seed,
+                p=p,
+                sizes=split.sizes,
+                aligned_class=repr(split.aligned_class),
+                association_method=plan.association_method,
+                unlabelled=plan.unlabelled,
+                eraser=(eraser.name, eraser.identity),
+                head=(head, heads.get(head, "")),
+                alphas=plan.alphas if of_head else (),
+                select=plan.select if of_head else "",
+                probes=() if of_head else plan.probes,
+                metrics=metrics if of_head else {},
+            )
+    return keys
 
 
-def _data_notes(plan: Plan, splits: Mapping[Where, Split], *, resumable: bool) -> list[str]:
+def _pairs(plan: ComparisonPlan) -> list[tuple[Component, str]]:
+    """(eraser, head) of every record of a job, the eraser's own first."""
+    pairs = [(e, h) for e in plan.erasers for h in (ERASER_ROW, *(h.name for h in plan.heads))]
+    return [*pairs, (_ADVISER, ERASER_ROW)] if isinstance(plan.task, ClassCodes) else pairs
+
+
+def _is_unread(plan: ComparisonPlan, record: Record) -> bool:
+    """Whether a record depends on something whose changes cannot be seen."""
+    used = [e for e in plan.erasers if e.name == record.eraser]
+    if record.head != ERASER_ROW:
+        used += [*(h for h in plan.heads if h.name == record.head), *plan.metrics]
+    return any(component.unread for component in used)
+
+
+def _data_notes(
+    plan: ComparisonPlan, splits: Mapping[JobId, Split], *, resumable: bool
+) -> list[str]:
     """Notes on the data, of which the first are warnings, and on adjustments of the splits."""
     notes = list(plan.notes)
     if resumable:
         notes += [
-            f"{named.name} is computed again in every run, because its changes cannot be seen: "
-            f"{named.unread}"
-            for named in (*plan.erasers, *plan.heads, *plan.metrics) if named.unread
+            f"{component.name} is computed again in every run, because its changes cannot be "
+            f"seen: {component.unread}"
+            for component in (*plan.erasers, *plan.heads, *plan.metrics) if component.unread
         ]  # fmt: skip
     n = len(plan.usable)
     missing = n - int(plan.usable.sum())
@@ -279,11 +275,12 @@ def _data_notes(plan: Plan, splits: Mapping[Where, Split], *, resumable: bool) -
             more = len(plan.moment_rows(first)[0]) - len(first.train)
             text += f", but for the moments, in which {more:,} of them count"
         notes.append(text)
-    twins = _row_codes(plan.X)
-    shared = 0
-    for split in splits.values():
-        seen = twins[plan.moment_rows(split)[0]]
-        shared = max(shared, int(np.isin(twins[split.test], seen).sum()))
+    hashes = (hash(row.tobytes()) for _, rows in blocks(plan.X) for row in rows)
+    row_hash = np.fromiter(hashes, dtype=np.int64, count=len(plan.X))  # equal rows, equal hashes
+    shared = max(
+        int(np.isin(row_hash[split.test], row_hash[plan.moment_rows(split)[0]]).sum())
+        for split in splits.values()
+    )
     if shared:
         notes.append(
             f"up to {shared:,} test rows of a split occur among its training rows, too: remove "
@@ -291,59 +288,46 @@ def _data_notes(plan: Plan, splits: Mapping[Where, Split], *, resumable: bool) -
         )
     for note in notes:
         warnings.warn(note, SplinceWarning, stacklevel=3)
-    adjusted = dict.fromkeys(note for split in splits.values() for note in split.notes)
-    return [*notes, *adjusted, *_weight_notes(splits)]
+    adjustments = dict.fromkeys(note for split in splits.values() for note in split.notes)
+    return [*notes, *adjustments, *_weight_notes(splits)]
 
 
-def _weight_notes(splits: Mapping[Where, Split]) -> list[str]:
-    """How many rows of equal weight the weighted ones say as much as, at the extreme levels."""
-    masses = [(float(s.weights.sum()), s) for s in splits.values() if s.weights is not None]
-    if not masses:
+def _weight_notes(splits: Mapping[JobId, Split]) -> list[str]:
+    """Effective numbers of weighted training rows: the largest and the smallest of all splits."""
+    sums = [(float(s.weights.sum()), s) for s in splits.values() if s.weights is not None]
+    if not sums:
         return []
-    found = dict.fromkeys(choose(masses, key=lambda pair: pair[0]) for choose in (max, min))
-    worth = " and ".join(
-        f"{mass:,.0f} of {len(split.train):,} at p = {split.p:g}" for mass, split in found
+    extremes = dict.fromkeys(choose(sums, key=lambda pair: pair[0]) for choose in (max, min))
+    text = " and ".join(
+        f"{weight:,.0f} of {len(split.train):,} at p = {split.p:g}" for weight, split in extremes
     )
     return [
-        f"the weighted training rows are worth {worth}: (sum w)^2 / sum w^2 rows of equal weight"
+        f"the weighted training rows are worth {text}: (sum w)^2 / sum w^2 rows of equal weight"
     ]
 
 
-def _row_codes(X: NDArray[Any]) -> NDArray[np.int64]:
-    """A hash per row: equal rows have equal ones."""
-    codes = (hash(row.tobytes()) for _, rows in slices(X) for row in rows)
-    return np.fromiter(codes, dtype=np.int64, count=len(X))
-
-
-def _same_test(plan: Plan, splits: Mapping[Where, Split]) -> bool:
-    """Whether a seed has the same test rows at every level."""
-    return all(
-        np.array_equal(np.sort(splits[seed, p].test), np.sort(splits[seed, plan.levels[0]].test))
-        for seed in plan.seeds for p in plan.levels
-    )  # fmt: skip
-
-
-def _alignment(aligned_class: Any) -> str:
-    """Who is aligned with whom, in words."""
-    if isinstance(aligned_class, dict):
-        return ", ".join(f"{a} to {b}" for a, b in aligned_class.items())
-    return "" if aligned_class is None else str(aligned_class)
-
-
-def _context(plan: Plan, splits: Mapping[Where, Split], notes: list[str]) -> Context:
+def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[str]) -> Context:
+    """Settings of the comparison beside its data."""
     first = next(iter(splits.values()))
     truth = None
     if plan.test is not None and isinstance(plan.task, ClassCodes):
         truth = plan.test_labels(first.test)
-    aligned_class = plan.protocol.aligned_class if plan.protocol is not None else None
-    cells = [] if plan.cells is None else plan.cells.names
+    aligned = None if plan.protocol is None else plan.protocol.aligned_class
+    if isinstance(aligned, dict):
+        aligned = ", ".join(f"{a} to {b}" for a, b in aligned.items())
+    cells: Sequence[Any] = () if plan.cells is None else plan.cells.classes
     names = [" · ".join(map(str, name)) for name in cells]
     if len(set(names)) < len(names):  # a class name may hold the sign between two
         names = [" · ".join(map(repr, name)) for name in cells]
+    test_rows = {job: np.sort(split.test) for job, split in splits.items()}
+    same_test = all(
+        np.array_equal(rows, test_rows[seed, plan.levels[0]])
+        for (seed, _), rows in test_rows.items()
+    )
     return Context(
         n=len(plan.usable), d=int(plan.X.shape[1]), erasers=tuple(e.name for e in plan.erasers),
         heads=tuple(h.name for h in plan.heads), levels=plan.levels, seeds=plan.seeds,
-        sizes=first.sizes, aligned_class=_alignment(aligned_class),
+        sizes=first.sizes, aligned_class="" if aligned is None else str(aligned),
         association_method=plan.association_method, alphas=plan.alphas,
         select=plan.select, probes=plan.probes, concepts=tuple(plan.concepts),
         cells=tuple(names), fingerprint=plan.fingerprint, version=library_version(),
@@ -353,89 +337,115 @@ def _context(plan: Plan, splits: Mapping[Where, Split], notes: list[str]) -> Con
         own_metrics={
             m.name: OwnMetric(m.spec.label, m.spec.lower_is_better) for m in plan.metrics
         },
-        same_test=_same_test(plan, splits),
+        same_test=same_test,
     )  # fmt: skip
 
 
 # -- jobs in processes of one BLAS thread each ------------------------------------------------
 
 
-def cells_of(plan: Plan) -> list[tuple[Component, str]]:
-    """(eraser, head) of every record, the eraser's own first."""
-    cells = [(e, h) for e in plan.erasers for h in (ERASER_ROW, *(h.name for h in plan.heads))]
-    advised = isinstance(plan.task, ClassCodes)
-    return [*cells, *([(ADVICE, ERASER_ROW)] if advised else [])]
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """Everything that a process needs to run jobs: it is pickled with every call.
+
+    `rows` are an array, or the path of a .npy file that the process maps; `own_process` is False
+    in the process of the caller.
+    """
+
+    plan: ComparisonPlan
+    rows: Any
+    scratch: Path
+    own_process: bool
+
+    def make_moments(self, seed: int, splits: Sequence[Split]) -> None:
+        """Accumulate the rows of a seed once, and write the moments of its levels."""
+        plan = self.plan
+        with self._one_thread():
+            parts = [plan.moment_rows(split) for split in splits]
+            moments = level_moments(self._rows(), plan.variables, parts)
+            for p, level in zip(plan.levels, moments, strict=True):
+                level.save(self._path(seed, p))
+
+    def run_job(
+        self, seed: int, p: float | None, split: Split, erasers: Sequence[Component]
+    ) -> list[Record]:
+        """Records of the erasers at a seed and level."""
+        with self._one_thread():
+            path = self._path(seed, p)
+            records = Job(self.plan, self._rows(), seed, p, split, Moments.load(path)).run(erasers)
+            path.unlink(missing_ok=True)
+            return records
+
+    def _path(self, seed: int, p: float | None) -> Path:
+        return self.scratch / f"{seed}-{p}.safetensors"
+
+    def _rows(self) -> NDArray[Any]:
+        rows = self.rows
+        return np.load(rows, mmap_mode="r") if isinstance(rows, str) else np.asarray(rows)
+
+    def _one_thread(self) -> AbstractContextManager[Any]:
+        """One BLAS thread; in a process of its own, one thread of the library's kernels, too."""
+        from threadpoolctl import threadpool_limits
+
+        if self.own_process:
+            os.environ["SPLINCE_FAST_NUM_THREADS"] = "1"
+        limits: AbstractContextManager[Any] = threadpool_limits(1)
+        return limits
 
 
-def job_records(
-    plan: Plan,
-    splits: Mapping[Where, Split],
-    pending: Mapping[Where, list[Component]],
+def _run_jobs(
+    plan: ComparisonPlan,
+    splits: Mapping[JobId, Split],
+    pending: Mapping[JobId, list[Component]],
     workers: int,
     scratch: Path,
-) -> Iterator[tuple[Where, list[Record]]]:
-    """Finished jobs as they come: first the moments of each seed, then its levels."""
+) -> Iterator[list[Record]]:
+    """Records of finished jobs, in any order: first the moments of each seed, then its levels."""
     if not pending:
         return
     joblib: Any = import_module("joblib")
-    seeds = [s for s in plan.seeds if any(job[0] == s for job in pending)]
-    rows = plan.X
+    loky: Any = import_module("joblib.externals.loky.process_executor")
+    worker = Worker(plan, plan.X, scratch, own_process=False)
     if workers > 1:
         rows = _on_disk(plan.X, scratch)
-        plan = _without_rows(plan)
-    child = workers > 1
-    with joblib.Parallel(n_jobs=workers, return_as="generator_unordered") as pool:
-        made = pool(
-            joblib.delayed(_make_moments)(
-                plan, rows, seed, [splits[seed, p] for p in plan.levels], scratch, child
-            )
-            for seed in seeds
-        )
-        list(made)
+        worker = Worker(dataclasses.replace(plan, X=None), rows, scratch, own_process=True)
+
+    def parallel(calls: Iterator[Any]) -> Iterator[Any]:
+        results: Iterator[Any] = joblib.Parallel(workers, return_as="generator_unordered")(calls)
+        return results
+
+    seeds = dict.fromkeys(seed for seed, _ in pending)
+    levels = {seed: [splits[seed, p] for p in plan.levels] for seed in seeds}
+    list(parallel(joblib.delayed(worker.make_moments)(seed, levels[seed]) for seed in seeds))
     left = dict(pending)
     for alone in (False, True):
         # After a worker has died, the other jobs run alone, one at a time.
         for batch in [[job] for job in left] if alone else [list(left)]:
-            calls = (
-                joblib.delayed(_run_job)(plan, rows, *job, splits[job], left[job], scratch, child)
-                for job in batch
-            )
+            calls = (joblib.delayed(worker.run_job)(*j, splits[j], left[j]) for j in batch)
             try:
-                pool = joblib.Parallel(n_jobs=workers, return_as="generator_unordered")
-                for job, records in pool(calls):
-                    del left[job]
-                    yield job, records
-            except _dead_worker() as error:
+                for records in parallel(calls):
+                    del left[records[0].seed, records[0].p]
+                    yield records
+            except loky.TerminatedWorkerError as error:
                 if alone:
                     reason = f"the process died twice, perhaps for lack of memory ({error})"
-                    yield batch[0], _failed(plan, batch[0], left.pop(batch[0]), reason, splits)
+                    yield _failed(plan, batch[0], splits[batch[0]], left.pop(batch[0]), reason)
         if not left:
             return
 
 
-def _dead_worker() -> type[BaseException]:
-    module = import_module("joblib.externals.loky.process_executor")
-    found: type[BaseException] = module.TerminatedWorkerError
-    return found
-
-
 def _failed(
-    plan: Plan,
-    where: Where,
-    erasers: list[Component],
-    reason: str,
-    splits: Mapping[Where, Split],
+    plan: ComparisonPlan, job: JobId, split: Split, erasers: Sequence[Component], reason: str
 ) -> list[Record]:
-    """Rows of a job that could not be run."""
+    """Records of a job that could not be run."""
     return [
-        Record(where[0], where[1], splits[where].sizes, eraser.name, head, reason=reason)
-        for eraser, head in cells_of(plan)
-        if eraser in erasers
-    ]
+        Record(*job, split.sizes, eraser.name, head, reason=reason)
+        for eraser, head in _pairs(plan) if eraser in erasers
+    ]  # fmt: skip
 
 
-def _on_disk(X: NDArray[Any], scratch: Path) -> Any:
-    """Rows as a file that every worker maps."""
+def _on_disk(X: NDArray[Any], scratch: Path) -> str:
+    """Path of a .npy file of the rows, which every worker maps."""
     name = getattr(X, "filename", None)
     whole = isinstance(X, np.memmap) and name is not None and X.flags.c_contiguous
     if whole and str(name).endswith(".npy") and np.load(str(name), mmap_mode="r").shape == X.shape:
@@ -445,58 +455,8 @@ def _on_disk(X: NDArray[Any], scratch: Path) -> Any:
     return str(path)
 
 
-def _without_rows(plan: Plan) -> Plan:
-    return dataclasses.replace(plan, X=None)
-
-
-def _opened(rows: Any) -> NDArray[Any]:
-    return np.load(rows, mmap_mode="r") if isinstance(rows, str) else np.asarray(rows)
-
-
-def _alone(child: bool) -> Any:
-    """One BLAS thread; in a process of our own, one thread of our kernels, too."""
-    from threadpoolctl import threadpool_limits
-
-    if child:
-        os.environ["SPLINCE_FAST_NUM_THREADS"] = "1"
-    return threadpool_limits(1)
-
-
-def _path(scratch: Path, seed: int, p: float | None) -> Path:
-    return scratch / f"{seed}-{p}.safetensors"
-
-
-def _make_moments(
-    plan: Plan, rows: Any, seed: int, splits: list[Split], scratch: Path, child: bool
-) -> None:
-    """Accumulate the rows of a seed once, and write the moments of its levels."""
-    with _alone(child):
-        labels = {plan.task_name: plan.task, **plan.concepts}
-        parts = [plan.moment_rows(split) for split in splits]
-        made = level_moments(_opened(rows), labels, parts)
-        for p, moments in zip(plan.levels, made, strict=True):
-            moments.save(_path(scratch, seed, p))
-
-
-def _run_job(
-    plan: Plan,
-    rows: Any,
-    seed: int,
-    p: float | None,
-    split: Split,
-    erasers: list[Component],
-    scratch: Path,
-    child: bool,
-) -> tuple[Where, list[Record]]:
-    with _alone(child):
-        path = _path(scratch, seed, p)
-        job = Job(plan, _opened(rows), seed, p, split, Moments.load(path))
-        records = job.run(erasers)
-        path.unlink(missing_ok=True)
-        return (seed, p), records
-
-
 def workers_of(n_jobs: int | None) -> int:
+    """Number of processes."""
     if n_jobs is None:
         return 1
     if not is_integer(n_jobs) or n_jobs == 0:

@@ -1,6 +1,6 @@
 """Metrics of a comparison: computation, label and direction of each, in one table.
 
-A new metric is one entry of :data:`METRICS`; tables, plots, ranking and bootstrap read it there.
+A new metric is one entry of :data:`METRICS`; tables, plots, ranking and tests read it there.
 """
 
 from __future__ import annotations
@@ -14,8 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast.evaluation._records import CellCount, Record, TestLabels
-from splince_fast.evaluation.metrics import average_gap, covariance_ratio, gap_per_class
+from splince_fast.evaluation._records import CellCount, OwnMetric, Record, TestLabels
+from splince_fast.evaluation.metrics import (
+    average_gap,
+    counts_per_code,
+    covariance_ratio,
+    gap_per_class,
+)
 from splince_fast.exceptions import InputError, SplinceError
 from splince_fast.labels import ClassName, names_array
 from splince_fast.moments import Moments
@@ -68,228 +73,270 @@ class Metric:
     definition: str = ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ClassPredictions:
-    """Predicted classes of rows, beside the labels that they are scored by.
+@dataclass(frozen=True, slots=True)
+class TableMetric(Metric):
+    """A metric with the facts that tests and decisions take from the table.
 
     Attributes
     ----------
-    labels : TestLabels
-    y_pred : (n,) codes of classes
+    fraction_of : {"", "rows", "cell"}
+        The rows of which the figure is a fraction, or a mean of fractions: all test rows, or those
+        of the worst cell. "" for other figures.
+    bounded : bool
+        A difference of .01 has the same meaning at every value, as for accuracies.
+    """
+
+    fraction_of: str = ""
+    bounded: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassPredictions:
+    """Predicted classes of test rows, and the labels that they are scored by.
+
+    `y_pred` holds codes of `classes`, those of the task; `concept_classes` are empty where there
+    is no joint class of the concepts.
     """
 
     labels: TestLabels
     y_pred: Codes
+    classes: tuple[ClassName, ...] = ()
+    concept_classes: tuple[str, ...] = ()
 
     def counts(self, codes: Codes) -> tuple[Codes, Codes, Codes]:
         """Codes that occur, their numbers of rows, and of rows that are predicted correctly."""
-        inside = codes >= 0
-        counts = np.bincount(codes[inside])
-        correct = inside & (self.labels.task == self.y_pred)
-        n_correct = np.bincount(codes[correct], minlength=len(counts))
+        counts, n_correct = counts_per_code(codes, self.labels.task == self.y_pred)
         present = np.flatnonzero(counts)
         return present, counts[present], n_correct[present]
+
+    def cells(self) -> tuple[CellCount, ...]:
+        """Counts of the cells that have rows."""
+        if self.labels.cells is None:
+            return ()
+        columns = (counts.tolist() for counts in self.counts(self.labels.cells))
+        return tuple(map(CellCount._make, zip(*columns, strict=True)))
+
+    def scores(self) -> dict[str, float]:
+        """Metrics of the library that are defined for these labels."""
+        return scores(OF_CLASSES, self) | self._fairness()
+
+    def _fairness(self) -> dict[str, float]:
+        """Fairness metrics for two classes of the task, as fairlearn defines them.
+
+        Rates of a group without rows of the class do not count. Formulas: fairlearn's
+        ``demographic_parity_difference`` and ``equalized_odds_difference``.
+        """
+        task, concept, names = self.labels.task, self.labels.concept, self.concept_classes
+        if concept is None or not names or len(self.classes) != 2 or set(task) != {0, 1}:
+            return {}
+        selected = (self.y_pred == 1).astype(np.intp)
+        n, n_selected = counts_per_code(concept, selected == 1)
+        rates = {names[g]: float(n_selected[g] / n[g]) for g in np.flatnonzero(n).tolist()}
+        gaps = gap_per_class(task, selected, concept, 2, len(names))
+        return {
+            "demographic_parity": max(rates.values()) - min(rates.values()),
+            "equalized_odds": average_gap(gaps, "max"),
+            **{f"selection_rate[{name}]": rate for name, rate in rates.items()},
+        }
+
+    def columns(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Names of true and predicted classes, for the caller's metrics."""
+        names = names_array(self.classes)
+        return names[self.labels.task], names[self.y_pred]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantityPredictions:
-    """Predicted quantities, beside the values that they are scored by.
+    """Predicted quantities (n, k) of test rows, and the values that they are scored by.
 
-    Attributes
-    ----------
-    y_true, y_pred : (n, k)
-    concept : (n,) or None
-        None where the concept is no single quantity or pair of classes.
+    `concept` (n,) is None unless the concept is one column or two classes.
     """
 
     y_true: Float
     y_pred: Float
     concept: Float | None
 
+    def cells(self) -> tuple[CellCount, ...]:
+        """There are none."""
+        return ()
+
+    def scores(self) -> dict[str, float]:
+        """Metrics of the library that are defined for these values."""
+        return scores(OF_QUANTITIES, self)
+
+    def columns(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """True and predicted values, (n,) for one column, for the caller's metrics."""
+        y_true, y_pred = (c[:, 0] if c.shape[1] == 1 else c for c in (self.y_true, self.y_pred))
+        return y_true, y_pred
+
+
+Predictions = ClassPredictions | QuantityPredictions
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Erasure:
-    """An eraser beside the moments of the training rows.
+    """Effect of an eraser r on the training rows.
 
     Attributes
     ----------
-    projection : Projection or None
-        None for a map that depends on labels, which has `erased` and `change` instead.
-    moments : Moments
-    covariance : (d, d)
-        Of the rows, ddof 0.
+    ratios : dict of str to float
+        |Cov(r(x), v)|_F^2 / |Cov(x, v)|_F^2 for the task and each concept v.
     task : str
-    concepts : tuple of str
-    erased : Moments or None
-        Of the erased training rows.
-    change : float
-        E |r(x) - x|^2 of the training rows.
+        Name of the task among them.
+    distortion : float
+        E|r(x) - x|^2 / E|x - E x|^2.
+    rank : int or None
+        None for a map that depends on labels.
     """
 
-    projection: Projection | None
-    moments: Moments
-    covariance: Float
+    ratios: dict[str, float]
     task: str
-    concepts: tuple[str, ...]
-    erased: Moments | None = None
-    change: float = math.nan
+    distortion: float
+    rank: int | None
 
-    def covariance_ratio(self, name: str) -> float:
-        """|Cov(r(x), v)|_F^2 / |Cov(x, v)|_F^2 for a variable v."""
-        if self.projection is not None:
-            return covariance_ratio(self.projection, self.moments, name)
-        assert self.erased is not None
-        left, whole = (
-            float(np.sum(moments.cross_covariance(name, ddof=0) ** 2))
-            for moments in (self.erased, self.moments)
-        )
-        return left / whole if whole else math.nan
+    @classmethod
+    def of_projection(
+        cls, projection: Projection, moments: Moments, S: Float, task: str, concepts: Sequence[str]
+    ) -> Erasure:
+        """The effect of an affine map on rows with these moments and Cov(x) = S, ddof 0."""
+        left, right = projection.left, projection.right
+        moved = float(np.sum((left.T @ left) * (right.T @ S @ right).T))
+        shift = left @ (right.T @ (moments.mean - projection.mean))
+        distortion = (moved + float(shift @ shift)) / float(np.trace(S))
+        ratios = {v: covariance_ratio(projection, moments, v) for v in (task, *concepts)}
+        return cls(ratios, task, distortion, projection.rank)
+
+    @classmethod
+    def of_rows(
+        cls, before: Moments, after: Moments, change: float, task: str, concepts: Sequence[str]
+    ) -> Erasure:
+        """The effect of a map with `change` = E|r(x) - x|^2 between the moments of its rows."""
+        ratios = {}
+        for v in (task, *concepts):
+            left, whole = (
+                float(np.sum(m.cross_covariance(v, ddof=0) ** 2)) for m in (after, before)
+            )
+            ratios[v] = left / whole if whole else math.nan
+        variance = float(np.trace(before.covariance(ddof=0)))
+        return cls(ratios, task, change / variance, None)
 
 
-def _accuracy(found: ClassPredictions) -> float:
-    return float(np.mean(found.labels.task == found.y_pred))
+def _accuracy(predictions: ClassPredictions) -> float:
+    return float(np.mean(predictions.labels.task == predictions.y_pred))
 
 
-def _class_accuracy(found: ClassPredictions) -> float:
-    _, counts, correct = found.counts(found.labels.task)
-    return float(np.mean(correct / counts))
+def _class_accuracy(predictions: ClassPredictions) -> float:
+    _, counts, n_correct = predictions.counts(predictions.labels.task)
+    return float(np.mean(n_correct / counts))
 
 
-def _worst_group(found: ClassPredictions) -> float | None:
-    if found.labels.cells is None:
+def _worst_group(predictions: ClassPredictions) -> float | None:
+    if predictions.labels.cells is None:
         return None
-    _, counts, correct = found.counts(found.labels.cells)
-    return float(np.min(correct / counts)) if len(counts) else math.nan
+    _, counts, n_correct = predictions.counts(predictions.labels.cells)
+    return float(np.min(n_correct / counts)) if len(counts) else math.nan
 
 
-def _tpr_gap(found: ClassPredictions) -> float | None:
-    task, concept = found.labels.task, found.labels.concept
+def _tpr_gap(predictions: ClassPredictions) -> float | None:
+    task, concept = predictions.labels.task, predictions.labels.concept
     if concept is None:
         return None
     n_classes, n_concepts = (int(codes.max(initial=0)) + 1 for codes in (task, concept))
-    gaps = gap_per_class(task, found.y_pred, concept, n_classes, n_concepts)
+    gaps = gap_per_class(task, predictions.y_pred, concept, n_classes, n_concepts)
     return average_gap(gaps, "rms")
 
 
-def _mse(found: QuantityPredictions) -> float:
-    return float(np.mean((found.y_true - found.y_pred) ** 2))
+def _mse(predictions: QuantityPredictions) -> float:
+    return float(np.mean((predictions.y_true - predictions.y_pred) ** 2))
 
 
-def _r2(found: QuantityPredictions) -> float:
-    variance = float(np.mean((found.y_true - found.y_true.mean(axis=0)) ** 2))
-    return 1 - _mse(found) / variance if variance else math.nan
+def _r2(predictions: QuantityPredictions) -> float:
+    y_true = predictions.y_true
+    variance = float(np.mean((y_true - y_true.mean(axis=0)) ** 2))
+    return 1 - _mse(predictions) / variance if variance else math.nan
 
 
-def _concept_correlation(found: QuantityPredictions) -> float | None:
-    first = found.y_pred[:, 0]
-    if found.concept is None or not np.ptp(found.concept) > 0 or not np.ptp(first) > 0:
+def _concept_correlation(predictions: QuantityPredictions) -> float | None:
+    first, concept = predictions.y_pred[:, 0], predictions.concept
+    if concept is None or not np.ptp(concept) > 0 or not np.ptp(first) > 0:
         return None
-    return abs(float(np.corrcoef(first, found.concept)[0, 1]))
+    return abs(float(np.corrcoef(first, concept)[0, 1]))
 
 
-def _kept_covariance(found: Erasure) -> float:
-    return found.covariance_ratio(found.task)
+def _residual(erasure: Erasure) -> float:
+    return max(math.sqrt(ratio) for v, ratio in erasure.ratios.items() if v != erasure.task)
 
 
-def _distortion(found: Erasure) -> float:
-    """E |P (x - m) + m - x|^2 / E |x - E x|^2, with m the mean of the eraser."""
-    S = found.covariance
-    if found.projection is None:
-        return found.change / float(np.trace(S))
-    left, right = found.projection.left, found.projection.right
-    moved = float(np.sum((left.T @ left) * (right.T @ S @ right).T))
-    shift = left @ (right.T @ (found.moments.mean - found.projection.mean))
-    return (moved + float(shift @ shift)) / float(np.trace(S))
-
-
-def _residual(found: Erasure) -> float:
-    return max(math.sqrt(found.covariance_ratio(name)) for name in found.concepts)
-
-
-def _rank(found: Erasure) -> float | None:
-    return None if found.projection is None else float(found.projection.rank)
-
-
-OF_CLASSES: dict[str, Metric] = {
-    "accuracy": Metric(
-        _accuracy, False, "accuracy", definition="fraction of test rows that the head gets right"
+OF_CLASSES: dict[str, TableMetric] = {
+    "accuracy": TableMetric(
+        _accuracy, False, "accuracy", fraction_of="rows",
+        definition="fraction of test rows that the head gets right",
     ),
-    "class_accuracy": Metric(
-        _class_accuracy,
-        False,
-        "acc/class",
+    "class_accuracy": TableMetric(
+        _class_accuracy, False, "acc/class", fraction_of="rows",
         definition="mean over classes of the task of their accuracy",
     ),
-    "worst_group": Metric(
-        _worst_group,
-        False,
-        "worst group",
+    "worst_group": TableMetric(
+        _worst_group, False, "worst group", fraction_of="cell",
         definition="lowest accuracy of a cell, the test rows of one class of task and concept each",
     ),
-    "tpr_gap": Metric(
-        _tpr_gap,
-        True,
-        "TPR gap",
+    "tpr_gap": TableMetric(
+        _tpr_gap, True, "TPR gap", fraction_of="rows",
         definition="root mean square over classes of the task of the difference between the true "
         "positive rates of the classes of the concept",
     ),
-}
+}  # fmt: skip
 # For two classes of the task; the key of a rate ends in "[class of the concept]".
-OF_FAIRNESS: dict[str, Metric] = {
-    "demographic_parity": Metric(
+OF_FAIRNESS: dict[str, TableMetric] = {
+    "demographic_parity": TableMetric(
         None, True, "DP difference",
         definition="demographic parity difference: largest minus smallest selection rate",
     ),
-    "equalized_odds": Metric(
+    "equalized_odds": TableMetric(
         None, True, "EO difference",
         definition="equalized odds difference: the larger of the gaps of true and false positive "
         "rates between classes of the concept",
     ),
-    "selection_rate": Metric(
+    "selection_rate": TableMetric(
         None, None, "selected",
         definition="selection rate: fraction of the test rows of a class of the concept for which "
         "the head predicts the second class of the task",
     ),
 }  # fmt: skip
-OF_QUANTITIES: dict[str, Metric] = {
-    "r2": Metric(_r2, False, "R2", definition="1 - mean squared error / variance, on test rows"),
-    "mse": Metric(_mse, True, "MSE", definition="mean squared error on test rows"),
-    "concept_correlation": Metric(
-        _concept_correlation,
-        True,
-        "|corr concept|",
+OF_QUANTITIES: dict[str, TableMetric] = {
+    "r2": TableMetric(
+        _r2, False, "R2", definition="1 - mean squared error / variance, on test rows"
+    ),
+    "mse": TableMetric(
+        _mse, True, "MSE", bounded=False, definition="mean squared error on test rows"
+    ),
+    "concept_correlation": TableMetric(
+        _concept_correlation, True, "|corr concept|",
         definition="absolute correlation of prediction and concept on test rows",
     ),
-}
-OF_ERASERS: dict[str, Metric] = {
-    "kept_covariance": Metric(
-        _kept_covariance,
-        False,
-        "kept cov",
-        "eraser",
+}  # fmt: skip
+OF_ERASERS: dict[str, TableMetric] = {
+    "kept_covariance": TableMetric(
+        lambda erasure: erasure.ratios[erasure.task], False, "kept cov", "eraser",
         "|Cov(r(x), y)|^2 / |Cov(x, y)|^2 on the training rows, y the task",
     ),
-    "distortion": Metric(
-        _distortion,
-        True,
-        "distortion",
-        "eraser",
+    "distortion": TableMetric(
+        lambda erasure: erasure.distortion, True, "distortion", "eraser",
         "E|r(x) - x|^2 / E|x - E x|^2 on the training rows, the part of the variance that changes",
     ),
-    "residual": Metric(
-        _residual,
-        True,
-        "residual",
-        "eraser",
+    "residual": TableMetric(
+        _residual, True, "residual", "eraser",
         "|Cov(r(x), z)| / |Cov(x, z)| on the training rows, z the concept: 0 but for rounding",
     ),
-    "rank": Metric(_rank, None, "rank", "eraser", "dimensions that are removed"),
-}
-# Those of the probes come with the probe itself, for each concept: the key ends in "[name]"
-# where there are several.
-OF_PROBES: dict[str, Metric] = {
-    f"{probe}_{figure}": Metric(
-        None, lower, f"{probe} {label}", "eraser", f"{text} of a probe for the concept: {kind}"
+    "rank": TableMetric(
+        lambda erasure: erasure.rank, None, "rank", "eraser", "dimensions that are removed"
+    ),
+}  # fmt: skip
+# Probes compute theirs for each concept: see `concept_key`.
+OF_PROBES: dict[str, TableMetric] = {
+    f"{probe}_{figure}": TableMetric(
+        None, lower, f"{probe} {label}", "eraser", f"{text} of a probe for the concept: {kind}",
+        fraction_of="rows" if figure == "accuracy" else "",
     )
     for probe, kind in (
         ("probe", "a linear model that is trained and scored within test rows"),
@@ -309,98 +356,38 @@ SUMMARY = (
 )  # fmt: skip
 
 
-def scores(table: Mapping[str, Metric], found: Any) -> dict[str, float]:
-    """Every metric of a table that is defined for the predictions or the eraser."""
-    values = {key: metric.score(found) for key, metric in table.items() if metric.score}
-    return {key: value for key, value in values.items() if value is not None}
+def scores(table: Mapping[str, Metric], subject: Predictions | Erasure) -> dict[str, float]:
+    """Metrics of a table that are defined for predictions or an eraser."""
+    values = {key: metric.score(subject) for key, metric in table.items() if metric.score}
+    return {key: float(value) for key, value in values.items() if value is not None}
 
 
-def fairness(found: ClassPredictions, names: Sequence[str]) -> dict[str, float]:
-    """Fairness metrics for two classes of the task, as fairlearn defines them.
-
-    Rates of a group without rows of the class do not count. Formulas: fairlearn's
-    ``demographic_parity_difference`` and ``equalized_odds_difference``.
-
-    Parameters
-    ----------
-    found : ClassPredictions
-    names : sequence of str
-        Of the classes of the concept, by code.
-    """
-    concept, task = found.labels.concept, found.labels.task
-    if concept is None or set(task) != {0, 1}:
-        return {}
-    present = concept >= 0
-    selected = (found.y_pred == 1).astype(np.intp)
-    n, positive = np.bincount(concept[present]), np.bincount(concept[present], selected[present])
-    rates = {g: positive[g] / n[g] for g in np.flatnonzero(n)}
-    gaps = gap_per_class(task, selected, concept, 2, len(names))
-    return {
-        "demographic_parity": max(rates.values()) - min(rates.values()),
-        "equalized_odds": average_gap(gaps, "max"),
-        **{f"selection_rate[{names[int(g)]}]": float(rate) for g, rate in rates.items()},
-    }
-
-
-def add_scores(
-    record: Record,
-    predictions: ClassPredictions | QuantityPredictions,
-    own: Mapping[str, Metric],
-    classes: tuple[ClassName, ...],
-    concept_classes: Sequence[str] = (),
-) -> Record:
+def add_scores(record: Record, predictions: Predictions, own: Mapping[str, Metric]) -> Record:
     """A record with the metrics of predictions on the test rows.
 
-    Parameters
-    ----------
-    record : Record
-    predictions : ClassPredictions or QuantityPredictions
-    own : mapping of str to Metric
-        The caller's own; one that fails is a reason beside the other values.
-    classes : tuple
-        Names of the classes of the task; empty for a quantity.
-    concept_classes : sequence of str
-        Names of the classes of the concept; empty where there is no single one.
+    A metric of the caller's own that fails is a reason beside the values of the others.
     """
-    cells: tuple[CellCount, ...] = ()
-    notes = record.notes
-    if isinstance(predictions, ClassPredictions):
-        values = scores(OF_CLASSES, predictions)
-        if len(classes) == 2 and concept_classes:
-            values |= fairness(predictions, concept_classes)
-        y_true: Any = predictions.labels.task
-        y_pred: Any = predictions.y_pred
-        if (y_pred == y_pred[0]).all():
-            notes += (
-                "the head decides the same class everywhere, so its worst group has accuracy 0",
-            )
-        if predictions.labels.cells is not None:
-            counts = (c.tolist() for c in predictions.counts(predictions.labels.cells))
-            cells = tuple(map(CellCount._make, zip(*counts, strict=True)))
-        if own:
-            names = names_array(classes)
-            y_true, y_pred = names[y_true], names[y_pred]
-    else:
-        values = scores(OF_QUANTITIES, predictions)
-        y_true, y_pred = (
-            c[:, 0] if c.shape[1] == 1 else c for c in (predictions.y_true, predictions.y_pred)
-        )
-    reason = record.reason
+    values, notes, reason = predictions.scores(), record.notes, record.reason
+    if isinstance(predictions, ClassPredictions) and np.ptp(predictions.y_pred) == 0:
+        notes += ("the head decides the same class everywhere, so its worst group has accuracy 0",)
+    if own:
+        y_true, y_pred = predictions.columns()
     for name, metric in own.items():
         assert metric.score is not None
         try:
             values[name] = float(metric.score(y_true, y_pred))
         except Exception as error:
             reason = f"metric {name!r}: {reason_of(error)}"
+    cells = predictions.cells()
     return dataclasses.replace(record, values=values, cells=cells, notes=notes, reason=reason)
 
 
 def reason_of(error: Exception) -> str:
-    """Why something failed; the type's name where the text is not of this package."""
+    """Reason of a failure; with the type's name where the text is not of this package."""
     return str(error) if isinstance(error, SplinceError) else f"{type(error).__name__}: {error}"
 
 
-def own_metrics(metrics: Any) -> dict[str, Metric]:
+def own_metrics(metrics: object) -> dict[str, Metric]:
     """The caller's own metrics, each with its label.
 
     Raises
@@ -412,12 +399,12 @@ def own_metrics(metrics: Any) -> dict[str, Metric]:
         return {}
     if not isinstance(metrics, Mapping):
         raise InputError("metrics must map names to functions of (y_true, y_pred), or to Metric")
-    found = {}
-    for key, given in metrics.items():
-        metric = given if isinstance(given, Metric) else Metric(given)
+    own = {}
+    for key, value in metrics.items():
+        metric = value if isinstance(value, Metric) else Metric(value)
         if not callable(metric.score):
             raise InputError(
-                f"metrics[{key!r}] is {given!r}; pass a function of (y_true, y_pred), or a Metric "
+                f"metrics[{key!r}] is {value!r}; pass a function of (y_true, y_pred), or a Metric "
                 "of one"
             )
         if metric.of != "head" or metric.lower_is_better not in (None, True, False):
@@ -431,8 +418,8 @@ def own_metrics(metrics: Any) -> dict[str, Metric]:
                 f"a metric of your own is named {key!r}, which is no text or a metric of compare "
                 "itself; pass it under another name"
             )
-        found[key] = Metric(metric.score, metric.lower_is_better, metric.label or key)
-    return found
+        own[key] = Metric(metric.score, metric.lower_is_better, metric.label or key)
+    return own
 
 
 def headline(present: Sequence[str]) -> str:
@@ -440,12 +427,18 @@ def headline(present: Sequence[str]) -> str:
     return next(key for key in (*SUMMARY, *present) if key in present)
 
 
-def metric_of(key: str, own: Mapping[str, Metric]) -> Metric:
-    """The entry of a metric; that of a probe for one concept of several has it in its label."""
+def concept_key(key: str, concept: str, concepts: Sequence[str]) -> str:
+    """Key of a figure of one concept: "probe_auc", or "probe_auc[gender]" beside others."""
+    return f"{key}[{concept}]" if len(concepts) > 1 else key
+
+
+def metric_of(key: str, own: Mapping[str, OwnMetric]) -> TableMetric:
+    """The entry of a key, without its function; the label names the concept or class, if any."""
     if key in own:
-        return own[key]
-    base, bracket, concept = key.partition("[")
-    found = METRICS[base]
-    return Metric(
-        None, found.lower_is_better, f"{found.label} {bracket}{concept}".strip(), found.of
-    )
+        return TableMetric(
+            None, own[key].lower_is_better, own[key].label, definition="a metric of yours",
+            fraction_of="rows" if key.endswith("accuracy") else "", bounded=False,
+        )  # fmt: skip
+    base, bracket, name = key.partition("[")
+    label = f"{METRICS[base].label} {bracket}{name}".strip()
+    return dataclasses.replace(METRICS[base], score=None, label=label)

@@ -1,18 +1,19 @@
-"""Splits: the association protocol, whose rule is public to the row, and the natural split."""
+"""Splits: the association protocol, whose rule is documented to the row, and the natural split."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast._solve.options import is_integer
-from splince_fast.evaluation._cells import Coded, check_classes, coded
+from splince_fast.evaluation._cells import check_classes, class_codes
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
+from splince_fast.labels import ClassCodes, ClassName
 
 Rows = NDArray[np.intp]
 Float = NDArray[np.float64]
@@ -20,8 +21,8 @@ Cell = tuple[int, int]  # codes of task and concept
 Sizes = tuple[int, int, int]
 RowParts = tuple[Rows, Rows, Rows]
 
-TEST_SHARE, VALIDATION_SHARE = 0.2, 0.1
-MODES = ("subsample", "weights")
+TEST_FRACTION, VALIDATION_FRACTION = 0.2, 0.1
+METHODS = ("subsample", "weights")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,16 +42,15 @@ class Split:
     notes : tuple of str
         Adjustments.
     weights, validation_weights : ndarray of float64 or None
-        Of the training and validation rows where cells reach their fractions by weights; constant
-        in a cell, and adding up to (sum w)^2 / sum w^2, the rows of equal weight that would say
-        as much. None where every row counts alike.
+        Of the training and validation rows with ``method="weights"``: constant in a cell, and
+        adding up to (sum w)^2 / sum w^2, the effective number of rows. None for equal weights.
     """
 
     train: Rows
     validation: Rows
     test: Rows
     p: float | None
-    aligned_class: Any
+    aligned_class: object
     missing: int
     notes: tuple[str, ...]
     weights: Float | None = None
@@ -64,67 +64,65 @@ class Split:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Protocol:
-    """Cells of task and concept, and who is aligned with whom."""
+    """The association protocol of two columns: its cells, and the classes that are aligned."""
 
-    y: Coded
-    z: Coded
-    aligned_class: Any
+    y: ClassCodes
+    z: ClassCodes
+    aligned_class: object
     groups: Rows | None
 
     @classmethod
-    def of(cls, y: Coded, z: Coded, aligned_class: Any, groups: Any) -> Protocol:
+    def of(cls, y: ClassCodes, z: ClassCodes, aligned_class: object, groups: object) -> Protocol:
         """Check the labels.
 
         Raises
         ------
         LabelError
-            One class only, a class that is not there, or a task of more than two without a map.
+            One class only, an unknown class, or a task of more than two classes without a mapping.
         """
         for name, column in (("task", y), ("concept", z)):
             check_classes(name, column)
-        codes = None if groups is None else coded(groups, "groups", len(y.codes)).codes
+        codes = None if groups is None else class_codes(groups, "groups", len(y)).codes
         if isinstance(aligned_class, Mapping):
             for a, b in aligned_class.items():
-                if a not in y.names or b not in z.names:
+                if a not in y.classes or b not in z.classes:
                     raise LabelError(
-                        f"aligned_class maps {a!r} to {b!r}; the task has {y.names[:20]}, the "
-                        f"concept {z.names[:20]}"
+                        f"aligned_class maps {a!r} to {b!r}; the task has {y.classes[:20]}, the "
+                        f"concept {z.classes[:20]}"
                     )
             if len(aligned_class) < 2:
                 raise LabelError("aligned_class must map at least two classes of the task")
             return cls(y, z, dict(aligned_class), codes)
-        if len(y.names) > 2:
+        if len(y.classes) > 2:
             raise LabelError(
-                f"the task has {len(y.names)} classes; say which class of the concept each is "
+                f"the task has {len(y.classes)} classes; say which class of the concept each is "
                 "aligned with: aligned_class={'nurse': 'female', ...}, or leave association=None"
             )
         if aligned_class is None:
             aligned_class = _most_associated(y, z)
-        elif aligned_class not in z.names:
+        elif aligned_class not in z.classes:
             raise LabelError(
-                f"aligned_class is {aligned_class!r}; the concept has the classes {z.names[:20]}"
+                f"aligned_class is {aligned_class!r}; the concept has the classes {z.classes[:20]}"
             )
         return cls(y, z, aligned_class, codes)
 
     def fractions(self, p: float) -> dict[Cell, float]:
-        """Share of each cell (codes of y, z) in training and validation rows."""
-        K = len(self.z.names)
+        """Fraction of each cell (codes of y, z) among training and validation rows."""
+        K = len(self.z.classes)
         fractions = {}
         if isinstance(self.aligned_class, dict):
             C = len(self.aligned_class)
-            for a, name in enumerate(self.y.names):
+            for a, name in enumerate(self.y.classes):
                 if name not in self.aligned_class:
                     continue
-                own = self.z.names.index(self.aligned_class[name])
+                own = self.z.classes.index(self.aligned_class[name])
                 for b in range(K):
                     fractions[a, b] = p / C if b == own else (1 - p) / C / (K - 1)
             return fractions
-        own = self.z.names.index(self.aligned_class)
-        for a in (0, 1):
+        own = self.z.classes.index(self.aligned_class)
+        for a, aligned in ((0, (1 - p) / 2), (1, p / 2)):
             for b in range(K):
-                together = p / 2 if a == 1 else (1 - p) / 2
-                apart = (0.5 - together) / (K - 1)
-                fractions[a, b] = together if b == own else apart
+                fractions[a, b] = aligned if b == own else (0.5 - aligned) / (K - 1)
         return fractions
 
     def cells(self) -> list[Cell]:
@@ -136,42 +134,54 @@ class Protocol:
         """Rows with both labels."""
         return np.asarray((self.y.codes >= 0) & (self.z.codes >= 0))
 
-    def _inside(self, cell: Cell, rows: Any = ...) -> NDArray[np.bool_]:
-        """Which of some rows are in a cell."""
+    def _inside(self, cell: Cell, rows: Rows | slice = slice(None)) -> NDArray[np.bool_]:
+        """Mask of the given rows, all by default, that are in a cell."""
         a, b = cell
         return np.asarray((self.y.codes[rows] == a) & (self.z.codes[rows] == b))
 
-    def counts(self) -> dict[Cell, int]:
-        """Rows of each cell."""
-        return {cell: int(self._inside(cell).sum()) for cell in self.cells()}
-
-    def largest_sizes(self, levels: Sequence[float]) -> tuple[int, int, int]:
+    def largest_sizes(self, levels: Sequence[float]) -> Sizes:
         """The largest sizes, 70, 10 and 20 %, that the cells allow at all levels."""
-        cells, counts = self.cells(), self.counts()
+        counts = {cell: int(self._inside(cell).sum()) for cell in self.cells()}
         total = math.inf
         for p in levels:
-            fractions = self.fractions(p)
-            for cell in cells:
-                need = TEST_SHARE / len(cells) + (1 - TEST_SHARE) * fractions[cell]
+            for cell, fraction in self.fractions(p).items():
+                need = TEST_FRACTION / len(counts) + (1 - TEST_FRACTION) * fraction
                 total = min(total, max(0, counts[cell] - 3) / need)
         sizes = (
-            int(total * (1 - TEST_SHARE - VALIDATION_SHARE)),
-            int(total * VALIDATION_SHARE),
-            int(total * TEST_SHARE),
+            int(total * (1 - TEST_FRACTION - VALIDATION_FRACTION)),
+            int(total * VALIDATION_FRACTION),
+            int(total * TEST_FRACTION),
         )
-        if sizes[2] < len(cells) or sizes[0] < len(cells):
-            names = {(self.y.names[a], self.z.names[b]): n for (a, b), n in counts.items()}
+        if sizes[2] < len(counts) or sizes[0] < len(counts):
             raise NotEnoughDataError(
-                f"the cells of task and concept are too small for a split: {names}; add rows, or "
-                "merge classes"
+                "the cells of task and concept are too small for a split: "
+                f"{ {self._name(cell): n for cell, n in counts.items()} }; add rows, or merge "
+                "classes"
             )
         return sizes
 
-    def split(self, p: float, sizes: Sizes, seed: int, on_shortage: str = "raise") -> Split:
-        """The rule of :func:`spurious_split`."""
-        check_shortage(on_shortage)
+    def split(
+        self,
+        p: float,
+        sizes: Sizes,
+        random_state: int,
+        *,
+        method: str = "subsample",
+        on_shortage: str = "raise",
+    ) -> Split:
+        """The split that :func:`spurious_split` documents."""
+        if on_shortage not in ("raise", "shrink"):
+            raise InputError(f"on_shortage is {on_shortage!r}; choose 'raise' or 'shrink'")
+        pools = self._pools(sizes, np.random.default_rng(random_state))
+        if method == "weights":
+            return self.weighted(self._all_rows(p, sizes, pools, on_shortage))
+        return self._subsample(p, sizes, pools, on_shortage)
+
+    def _subsample(
+        self, p: float, sizes: Sizes, pools: Mapping[Cell, Pool], on_shortage: str
+    ) -> Split:
+        """As many rows of each cell as its fraction asks for."""
         needs = self._needs(p, sizes)
-        pools = self._pools(sizes, np.random.default_rng(seed))
         notes: tuple[str, ...] = ()
         factor = min(pools[cell].feasible(need) for cell, need in needs.items())
         if factor < 1:
@@ -191,22 +201,20 @@ class Protocol:
             notes = (f"made smaller: {text}",)
         return self._joined([pools[cell].take(need) for cell, need in needs.items()], p, notes)
 
-    def weighted_split(
-        self, p: float, sizes: Sizes, seed: int, on_shortage: str = "raise"
+    def _all_rows(
+        self, p: float, sizes: Sizes, pools: Mapping[Cell, Pool], on_shortage: str
     ) -> Split:
-        """The rule of :func:`spurious_split` with ``method="weights"``."""
-        check_shortage(on_shortage)
+        """Test rows of the protocol, and all other rows of cells that have a fraction."""
         fractions, cells = self.fractions(p), self.cells()
-        pools = self._pools(sizes, np.random.default_rng(seed))
-        wanted = sizes[2] // len(cells)
+        need = sizes[2] // len(cells)
         notes: tuple[str, ...] = ()
-        fewest = min(cells, key=lambda cell: len(pools[cell].orders[0]))
-        available = len(pools[fewest].orders[0])
-        n_test = min(wanted, available)
-        if n_test < wanted:
+        smallest = min(cells, key=lambda cell: len(pools[cell].orders[0]))
+        available = len(pools[smallest].orders[0])
+        n_test = min(need, available)
+        if n_test < need:
             text = (
                 f"the cells allow {n_test * len(cells)} test rows, not {sizes[2]}: "
-                f"cell {self._name(fewest)} has {available} and needs {wanted}"
+                f"cell {self._name(smallest)} has {available} and needs {need}"
             )
             if on_shortage == "raise" or not n_test:
                 raise NotEnoughDataError(f"{text}. Pass a smaller test size")
@@ -214,15 +222,16 @@ class Protocol:
         parts = []
         for cell in cells:
             train, validation, test = pools[cell].take_all(n_test, sizes)
-            if fractions[cell] > 0 and not len(train):
+            if fractions[cell] == 0:
+                train = validation = train[:0]
+            elif not len(train):
                 raise NotEnoughDataError(
                     f"cell {self._name(cell)} has no training row left beside {n_test} test "
                     "rows, and weights make none; pass a smaller test size, or a p at which the "
-                    "cell has no share"
+                    "fraction of the cell is 0"
                 )
-            used = slice(None) if fractions[cell] > 0 else slice(0)
-            parts.append((train[used], validation[used], test))
-        return self.weighted(self._joined(parts, p, notes))
+            parts.append((train, validation, test))
+        return self._joined(parts, p, notes)
 
     def _joined(self, parts: list[RowParts], p: float, notes: tuple[str, ...]) -> Split:
         """A split of the rows that each cell gives."""
@@ -245,9 +254,9 @@ class Protocol:
         )
 
     def _weights(self, rows: Rows, fractions: Mapping[Cell, float]) -> Float:
-        """w = N fraction / n of a row's cell; N = 1 / sum fraction^2 / n is (sum w)^2 / sum w^2.
+        """w = N fraction / n for a row of a cell of n rows; N = (sum w)^2 / sum w^2.
 
-        Fractions are relative to those of the cells that have rows.
+        Fractions are relative to the sum over cells that have rows.
         """
         weights, total = np.zeros(len(rows)), 0.0
         for cell, fraction in fractions.items():
@@ -281,19 +290,16 @@ class Protocol:
             for c in cells
         }
 
-    def _name(self, cell: Cell) -> tuple[Any, Any]:
+    def _name(self, cell: Cell) -> tuple[ClassName, ClassName]:
         """Names of the classes of a cell."""
-        return self.y.names[cell[0]], self.z.names[cell[1]]
+        return self.y.classes[cell[0]], self.z.classes[cell[1]]
 
 
 class Pool(NamedTuple):
     """Permuted rows of a cell.
 
-    Attributes
-    ----------
-    orders : tuple of (n,) row numbers
-        One, from which test, validation and training rows are taken in turn; with groups one
-        for each of these parts.
+    `orders` holds one order, from which test, validation and training rows are taken in turn; with
+    groups one order for each of these parts.
     """
 
     orders: tuple[Rows, ...]
@@ -314,7 +320,7 @@ class Pool(NamedTuple):
         return min(factors, default=1.0)
 
     def take(self, needs: Sizes) -> RowParts:
-        """Training, validation and test rows, of that many for test, validation and training."""
+        """Training, validation and test rows; `needs` are numbers in the reverse order."""
         t, v, n = needs
         if len(self.orders) == 1:
             (m,) = self.orders
@@ -323,7 +329,7 @@ class Pool(NamedTuple):
         return train[:n], validation[:v], test[:t]
 
     def take_all(self, n_test: int, sizes: Sizes) -> RowParts:
-        """Training and validation rows beside the test rows; all, in the ratio of the sizes."""
+        """Training, validation and test rows: n_test test rows, the rest in the ratio of sizes."""
         if len(self.orders) > 1:
             test, validation, train = self.orders
             return train, validation, test[:n_test]
@@ -335,7 +341,10 @@ class Pool(NamedTuple):
 def parts_of_groups(
     groups: Rows, rows: Rows, rng: np.random.Generator, fractions: tuple[float, float]
 ) -> tuple[Rows, Rows]:
-    """Part (0 test, 1 validation, 2 training) and rank of the group of every row."""
+    """Part (0 test, 1 validation, 2 training) and rank of the group of every row.
+
+    `fractions` are those of test and validation rows among the given rows.
+    """
     order = rng.permutation(int(groups.max(initial=-1)) + 1)
     place = np.empty(len(order) + 1, dtype=np.intp)
     place[order] = np.arange(len(order))
@@ -348,19 +357,19 @@ def parts_of_groups(
     return part[place[groups]], place[groups]
 
 
-def _most_associated(y: Coded, z: Coded) -> Any:
+def _most_associated(y: ClassCodes, z: ClassCodes) -> ClassName:
     """The class of z with the largest P(z | second class of y) - P(z | first)."""
-    size = len(z.names)
+    size = len(z.classes)
     inside = (y.codes >= 0) & (z.codes >= 0)
     rates = []
     for a in (0, 1):
         counts = np.bincount(z.codes[inside & (y.codes == a)], minlength=size)
         rates.append(counts / max(1, counts.sum()))
-    return z.names[int(np.argmax(rates[1] - rates[0]))]
+    return z.classes[int(np.argmax(rates[1] - rates[0]))]
 
 
-def check_p(p: Any) -> None:
-    """Refuse an association that is no number in [0, 1]."""
+def check_p(p: object) -> None:
+    """Raise InputError for an association that is no number in [0, 1]."""
     if isinstance(p, bool) or not isinstance(p, int | float | np.floating) or not 0 <= p <= 1:
         raise InputError(
             f"the association p is {p!r}; it is a probability P(z = aligned_class | y = 1) in [0, "
@@ -368,25 +377,22 @@ def check_p(p: Any) -> None:
         )
 
 
-def check_sizes(sizes: Any) -> tuple[int, int, int]:
-    """Three non-negative integers, those of training and test positive."""
-    whole = isinstance(sizes, Sequence) and len(sizes) == 3
-    if not whole or not all(is_integer(s) and s >= 0 for s in sizes):
+def check_sizes(sizes: object) -> Sizes:
+    """Numbers of training, validation and test rows; the first and the last are positive."""
+    if not (
+        isinstance(sizes, Sequence)
+        and len(sizes) == 3
+        and all(is_integer(s) and s >= 0 for s in sizes)
+    ):
         raise InputError(f"sizes is {sizes!r}; pass (training, validation, test) numbers of rows")
     if sizes[0] < 1 or sizes[2] < 1:
         raise InputError(f"sizes is {sizes!r}; training and test need at least one row")
     return int(sizes[0]), int(sizes[1]), int(sizes[2])
 
 
-def check_shortage(on_shortage: Any) -> None:
-    """Refuse an unknown answer to a cell of too few rows."""
-    if on_shortage not in ("raise", "shrink"):
-        raise InputError(f"on_shortage is {on_shortage!r}; choose 'raise' or 'shrink'")
-
-
-def check_method(method: Any, name: str = "method") -> None:
-    """Refuse an unknown way to reach an association."""
-    if method not in MODES:
+def check_method(method: object, name: str = "method") -> None:
+    """Raise InputError for an unknown method to reach an association."""
+    if method not in METHODS:
         raise InputError(
             f"{name} is {method!r}; choose 'subsample' (cells lose rows) or 'weights' "
             "(cells are weighted)"
@@ -394,14 +400,14 @@ def check_method(method: Any, name: str = "method") -> None:
 
 
 def spurious_split(
-    task: Any,
-    concept: Any,
+    task: object,
+    concept: object,
     *,
     p: float,
     sizes: tuple[int, int, int] | None = None,
     random_state: int = 0,
-    aligned_class: Any = None,
-    groups: Any = None,
+    aligned_class: object = None,
+    groups: object = None,
     on_shortage: str = "raise",
     method: str = "subsample",
 ) -> Split:
@@ -419,13 +425,12 @@ def spurious_split(
     validation rows, the next ``round(n_train * fraction)`` training rows. The test rows are the
     same at every p.
 
-    *With* ``method="weights"`` *no training row is thrown away*: the test rows are those of the
-    rule; of the r rows that are left in a cell, the first ``round(r n_validation / (n_validation +
-    n_train))`` are validation rows and all others training rows, and in either part the n_g rows
-    of cell g weigh w_g = N fraction_g / n_g each, with N = 1 / sum_g fraction_g^2 / n_g. So the
-    weights have the fractions of the cells, and add up to N = (sum w)^2 / sum w^2, the number of
-    rows of equal weight that say as much (Kish). A cell without a fraction at p, as at p = 1, has
-    test rows alone.
+    *With* ``method="weights"`` *no training row is dropped*: the test rows are those of the
+    rule; of the r other rows of a cell, the first ``round(r n_validation / (n_validation +
+    n_train))`` are validation rows and the rest training rows, and in either part the n_g rows
+    of cell g have the weight w_g = N fraction_g / n_g each, with N = 1 / sum_g fraction_g^2 / n_g.
+    The weights have the fractions of the cells, and add up to N = (sum w)^2 / sum w^2, Kish's
+    effective number of rows. A cell of fraction 0, as at p = 1, has test rows alone.
 
     Parameters
     ----------
@@ -485,46 +490,28 @@ def spurious_split(
     """
     check_p(p)
     check_method(method)
-    y = coded(task, "task")
-    protocol = Protocol.of(y, coded(concept, "concept", len(y.codes)), aligned_class, groups)
-    if sizes is None:
-        sizes = protocol.largest_sizes([p])
-    draw = protocol.weighted_split if method == "weights" else protocol.split
-    return draw(p, check_sizes(sizes), random_state, on_shortage)
+    y = class_codes(task, "task")
+    protocol = Protocol.of(y, class_codes(concept, "concept", len(y)), aligned_class, groups)
+    sizes = protocol.largest_sizes([p]) if sizes is None else check_sizes(sizes)
+    return protocol.split(p, sizes, random_state, method=method, on_shortage=on_shortage)
 
 
 def natural_split(
-    n: int, *, random_state: int, usable: NDArray[np.bool_] | None = None, groups: Any = None
+    usable: NDArray[np.bool_], *, random_state: int, groups: Rows | None = None
 ) -> Split:
-    """The split without a protocol: the first quarter of a permutation tests, a tenth validates.
+    """The split without a protocol, of the n rows that are usable.
 
     ``r = default_rng(random_state).permutation(usable rows)``; test = the first n // 4, validation
-    the next n // 10, training the rest. With groups the permutation is over groups.
-
-    Parameters
-    ----------
-    n : int
-        Number of rows.
-    random_state : int
-        Of the permutation.
-    usable : (n,) bool, optional
-        Rows that take part.
-    groups : column of shape (n,), optional
-        Rows of one group stay in one part.
-
-    Returns
-    -------
-    Split
-        Row numbers in the order of the permutation.
+    the next n // 10, training the rest. With codes of groups the permutation is over groups.
     """
-    rows = np.arange(n) if usable is None else np.flatnonzero(usable)
+    rows = np.flatnonzero(usable)
     rng = np.random.default_rng(random_state)
     if groups is None:
         order = rng.permutation(rows)
         test, rest = order[: len(rows) // 4], order[len(rows) // 4 :]
         validation, train = rest[: len(rows) // 10], rest[len(rows) // 10 :]
     else:
-        pool, rank = parts_of_groups(coded(groups, "groups", n).codes, rows, rng, (0.25, 0.1))
+        part, rank = parts_of_groups(groups, rows, rng, (0.25, 0.1))
         order = rows[np.lexsort((rows, rank[rows]))]
-        test, validation, train = (order[pool[order] == k] for k in range(3))
-    return Split(train, validation, test, None, None, n - len(rows), ())
+        test, validation, train = (order[part[order] == k] for k in range(3))
+    return Split(train, validation, test, None, None, len(usable) - len(rows), ())

@@ -276,7 +276,7 @@ class State:
                 "cannot remove these moments: a variance would become negative, so they are "
                 "not a part of the whole"
             )
-        # A small remainder does not bound its own rounding.
+        # After cancellation, the rounding is larger than the bound computed from the remainder.
         little = bool((diagonal < _LITTLE * squares).any())
         self.lost = impossible if before is not None or little else None
         constant = np.flatnonzero(diagonal <= noise)
@@ -296,7 +296,7 @@ def head_mean(
 ) -> Float:
     """The weighted mean of the first rows of a block, whose values may be unchecked."""
     head = rows_of(rows, index, 0, _HEAD).astype(np.float64, order="C")
-    # Avoids the warning of inf - inf; deviations do not show an offset.
+    # The values are checked here: inf - inf would warn, and deviations do not show an offset.
     if not (head.max() <= _LARGEST and head.min() >= -_LARGEST):
         check_values(rows if index is None else rows[index])
     # Relative to the first row, so that a constant column has exactly its value.

@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score
 
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import Comparison, _records
-from splince_fast.evaluation.scoring import METRICS, SUMMARY, ClassPredictions, fairness
+from splince_fast.evaluation.scoring import METRICS, SUMMARY, ClassPredictions
 from splince_fast.exceptions import InputError
 
 
@@ -167,7 +167,8 @@ def test_fairness_metrics_are_those_of_fairlearn_and_of_counting() -> None:
             )
     assert "DP difference" in str(result)
     labels = _records.TestLabels(np.array([0, 0, 1, 1, 0]), np.array([0, 1, 0, 0, 2]), None)
-    found = fairness(ClassPredictions(labels, np.array([0, 1, 1, 0, 0])), ["a", "b", "c"])
+    y_pred = np.array([0, 1, 1, 0, 0])
+    found = ClassPredictions(labels, y_pred, ("no", "yes"), ("a", "b", "c")).scores()
     # No row of "b" or "c" is positive: no true positive rate is compared, as 0 or otherwise.
     assert found["equalized_odds"] == 1.0  # false positive rates 0, 1, 0
     assert found["demographic_parity"] == 1.0 - 0.0
