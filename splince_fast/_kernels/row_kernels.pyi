@@ -67,6 +67,18 @@ def add_lower(
     first: int,
     last: int,
 ) -> None: ...
+def reference_is_far(
+    reference: Float,
+    deviation: Float,
+    weight: float,
+    squares: Float,
+    mean: Float,
+    spread: Float,
+    sampled: float,
+    whole: float,
+    far: float,
+    roundings: float,
+) -> bool: ...
 def count_classes(
     labels: Codes, weight: Float | None, known: int
 ) -> tuple[Codes, Codes, Codes, Float, int]: ...

@@ -530,6 +530,40 @@ def add_lower(double[::1, :] scatter not None, const Real[::1, :] product not No
             &scatter[0, 0], d, added, apart, sign, &vectors[0, 0], &coefficients[0], first, last)
 
 
+def reference_is_far(
+    const double[:] reference not None, const double[:] deviation not None, double weight,
+    const double[:] squares not None, const double[:] mean not None,
+    const double[:] spread not None, double sampled, double whole, double far, double roundings,
+):
+    """Whether the mean, after a block, would lie `far` deviations from the reference point.
+
+    Parameters
+    ----------
+    reference, deviation, squares : (d,) float64; weight : float
+        Of the state: sum w (x - reference), and sum w (x - mean)^2.
+    mean, spread : (d,) float64
+        Mean of a sample of the block of weight `sampled`, and its squares about that mean.
+    whole : float
+        Weight of the block.
+    roundings : float
+        A distance of this times |reference| is rounding.
+    """
+    cdef Index d = reference.shape[0], j
+    cdef double together = weight + whole, ahead, drift, gap, total
+    if not d == deviation.shape[0] == squares.shape[0] == mean.shape[0] == spread.shape[0]:
+        raise ValueError("the shapes of a state and a sample contradict each other")
+    for j in range(d):
+        ahead = mean[j] - reference[j]
+        drift = (deviation[j] + whole * ahead) / together
+        gap = ahead - deviation[j] / weight
+        total = squares[j] + spread[j] * (whole / sampled)
+        total += weight * whole / together * gap * gap
+        if (fabs(drift) > roundings * fabs(reference[j])
+                and drift * drift * together > far * far * total):
+            return True
+    return False
+
+
 def count_classes(const Index[::1] labels not None, const double[::1] weight, Index known):
     """Number the classes that occur by their first row, and count the rows of each.
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from splince_fast._kernels import row_kernels
 from splince_fast._runtime.arrays import check_values
 from splince_fast.exceptions import IncompatibleMomentsError
 from splince_fast.moments.block import Reduced, Sample, rows_of
@@ -144,18 +145,10 @@ class State:
 
         `mean` and `squares` are those of a sample of these rows, of weight `sampled`.
         """
-        own, together = self.second.diagonal(), self.weight + weight
-        with np.errstate(over="ignore", invalid="ignore"):
-            ahead = mean - self.reference
-            drift = (self.deviation + weight * ahead) / together
-            far = drift * drift * together > _FAR * _FAR * own
-            if not far.any():
-                return False
-            gap = ahead - self.deviation / self.weight
-            own = own + squares * (weight / sampled)
-            squares = own + self.weight * weight / together * gap * gap
-            far = drift * drift * together > _FAR * _FAR * squares
-            return bool((far & (np.abs(drift) > _ROUNDINGS * np.abs(self.reference))).any())
+        return row_kernels.reference_is_far(
+            self.reference, self.deviation, self.weight, self.second.diagonal(), mean, squares,
+            sampled, weight, _FAR, _ROUNDINGS,
+        )  # fmt: skip
 
     def _deviation_about(self, reference: Float) -> Float:
         """sum w (x - reference)."""

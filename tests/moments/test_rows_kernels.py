@@ -796,6 +796,11 @@ def arguments_of(entry: str, dtype: Any) -> dict[str, Any]:
         "judge": {
             "spread": np.ones(D), "whole": 1.0, "lightest": 1.0, "heaviest": 1.0, "excess": 4.0,
         },
+        "reference_is_far": {
+            "reference": np.zeros(D), "deviation": np.zeros(D), "weight": 1.0,
+            "squares": np.ones(D), "mean": np.zeros(D), "spread": np.ones(D), "sampled": 1.0,
+            "whole": 1.0, "far": 16.0, "roundings": 1e-13,
+        },
         "count_classes": {"labels": codes_of(N), "weight": np.ones(N), "known": 1},
         "choose_rows": {"size": np.ones(N), "rate": 0.5, "start": 0},
     }[entry]  # fmt: skip
@@ -812,7 +817,7 @@ def call_of(entry: str, dtype: Any) -> Callable[..., Any]:
 
 ENTRIES = (
     "sample_columns", "Block", "centre_columns", "reduce_chunks", "add_lower",
-    "judge", "count_classes", "choose_rows",
+    "judge", "reference_is_far", "count_classes", "choose_rows",
 )  # fmt: skip
 WRITTEN = {
     "centre_columns": {"out"},
@@ -844,7 +849,8 @@ def misfits(entry: str, name: str, array: Array) -> Iterator[Array]:
     for kind in (np.float16, np.int8, np.int32, np.complex128, array.dtype.newbyteorder()):
         yield np.array(array.astype(kind), order=order)
     yield array[None]
-    yield np.stack([array, array], axis=-1)[..., 0]
+    if entry != "reference_is_far":  # which takes diagonals
+        yield np.stack([array, array], axis=-1)[..., 0]
     if name in WRITTEN.get(entry, ()):
         locked = array.copy(order="K")
         locked.flags.writeable = False
