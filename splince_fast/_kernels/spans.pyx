@@ -57,35 +57,25 @@ def class_span(const double[:, ::1] sums not None, const double[::1] weights not
     return span_a
 
 
-cdef int check_columns(Py_ssize_t k, const double[:, ::1] squares,
-                       const double[::1] reference) except -1:
-    """Raise ValueError unless these are of k columns."""
-    check_length(squares.shape[0], k, "squares")
-    check_length(squares.shape[1], k, "squares")
-    return check_length(reference.shape[0], k, "reference")
-
-
-cdef double deviation(double total, double square, double reference,
-                      double weight) noexcept nogil:
-    """Of a column; 0 where it varies by no more than a few roundings of its size."""
-    cdef double mean = total / weight
-    cdef double variance = square / weight - mean * mean
-    cdef double floor = CONSTANT * (fabs(reference) + sqrt(square / weight))
-    return sqrt(variance) if variance > floor * floor else 0.0
-
-
 def column_deviations(const double[::1] z_sum not None, const double[:, ::1] squares not None,
                       const double[::1] reference not None, double weight):
-    """(k,) standard deviations of the columns of a continuous variable, 0 where constant.
+    """(k,) standard deviations of the columns of a continuous variable.
 
-    Parameters are those of `column_span`.
+    0 where a column varies by no more than a few roundings of its size. Parameters are those of
+    `column_span`.
     """
     cdef Py_ssize_t k = z_sum.shape[0], c
-    check_columns(k, squares, reference)
+    cdef double mean, square, variance, floor
+    check_length(squares.shape[0], k, "squares")
+    check_length(squares.shape[1], k, "squares")
+    check_length(reference.shape[0], k, "reference")
     deviations_a = np.empty(k)
     cdef double[::1] deviations = deviations_a
     for c in range(k):
-        deviations[c] = deviation(z_sum[c], squares[c, c], reference[c], weight)
+        mean, square = z_sum[c] / weight, squares[c, c] / weight
+        variance = square - mean * mean
+        floor = CONSTANT * (fabs(reference[c]) + sqrt(square))
+        deviations[c] = sqrt(variance) if variance > floor * floor else 0.0
     return deviations_a
 
 
@@ -105,23 +95,19 @@ def column_span(const double[:, ::1] products not None, const double[::1] z_sum 
     weight : float, positive
     """
     cdef Py_ssize_t k = products.shape[0], d = products.shape[1], c, j, row = 0
-    cdef double share, factor, unit
+    cdef double share, factor
     check_length(z_sum.shape[0], k, "z_sum")
     check_length(x_sum.shape[0], d, "x_sum")
-    check_columns(k, squares, reference)
-    for c in range(k):
-        row += deviation(z_sum[c], squares[c, c], reference[c], weight) > 0.0
-    span_a = np.empty((row, d))
+    cdef double[::1] units = column_deviations(z_sum, squares, reference, weight)
+    span_a = np.empty((k, d))
     cdef double[:, ::1] span = span_a
-    row = 0
     with nogil:
         for c in range(k):
-            unit = deviation(z_sum[c], squares[c, c], reference[c], weight)
-            if unit == 0.0:
+            if units[c] == 0.0:
                 continue
             share = z_sum[c] / weight
-            factor = 1.0 / (weight * unit)
+            factor = 1.0 / (weight * units[c])
             for j in range(d):
                 span[row, j] = factor * (products[c, j] - share * x_sum[j])
             row += 1
-    return span_a
+    return span_a[:row]
