@@ -25,7 +25,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
-from sklearn.covariance import OAS
 from sklearn.exceptions import NotFittedError, UnsetMetadataPassedError
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, KFold, cross_validate
@@ -144,19 +143,6 @@ def test_each_is_its_method_with_all_its_parameters(
     assert distance(default, estimator) > 1e-6  # control: the parameters have an effect
 
 
-def test_the_parameters_are_those_of_the_methods() -> None:
-    methods: tuple[Any, ...] = (sf.splince, sf.leace, sf.sal, sf.mean_projection)
-    for estimator, method in zip(CLASSES, methods, strict=True):
-        known = inspect.signature(method).parameters
-        own = {k: v for k, v in estimator().get_params().items() if k in known and k != "passes"}
-        assert own == {k: known[k].default for k in own}
-        others = set(estimator().get_params()) - set(own) - {"passes"}
-        assert others == {"kinds", "concept_from", "subsample", "sketch_size"}
-        assert ("passes" in estimator().get_params()) == ("passes" in known)
-        if estimator is not SAL:  # which keeps nothing here, so it needs no policy for that
-            assert set(own) == set(known) - {"moments", "erase", "keep", "refine", "passes"}
-
-
 def test_splince_erases_the_concept_and_keeps_the_task(data: Data) -> None:
     X, y, z = data
     clean = SPLINCE().fit_transform(X, y, concept=z)
@@ -250,14 +236,6 @@ def test_last_batch_smaller_than_needed_and_any_other_split(
 def test_control_a_lost_block_is_seen(data: Data) -> None:
     X, y, z = data
     assert not same(SPLINCE().fit(X, y, concept=z), SPLINCE().fit(X[:-1], y[:-1], concept=z[:-1]))
-
-
-def test_float32_blocks_agree_to_float32_rounding() -> None:
-    X, y, z = make_data(5000, dtype=np.float32)
-    whole, parts = SPLINCE().fit(X, y, concept=z), SPLINCE()
-    for rows in np.array_split(np.arange(5000), 7):
-        parts.partial_fit(X[rows], y[rows], concept=z[rows])
-    assert same(whole, parts, EPS32)
 
 
 def test_partial_fit_goes_on_after_fit(data: Data) -> None:
@@ -526,17 +504,6 @@ def test_ambiguous_labels_are_refused(data: Data) -> None:
 # --- cases from the field -----------------------------------------------------------------------
 
 
-def test_integer_labels_are_classes_unless_told_otherwise(data: Data) -> None:
-    """Labels 0..2 as one number would erase one direction and leave the concept readable."""
-    X, _, z = data
-    fitted = LEACE().fit(X, concept=z)
-    assert fitted.projection_.rank == 2
-    assert np.abs(covariance(fitted.transform(X), z)).max() < 1e-12 * np.abs(X).max() * 10
-    number = LEACE(kinds={"concept": "continuous"}).fit(X, concept=z)
-    assert number.projection_.rank == 1
-    assert np.abs(covariance(number.transform(X), z)).max() > 1e-2
-
-
 def test_duplicated_concept_columns_erase_nothing_more() -> None:
     X, y, z = make_data(500, d=10, classes=4)
     one_hot = (z[:, None] == np.arange(4)).astype(float)
@@ -599,21 +566,6 @@ def test_no_assert_guards_the_user() -> None:
             assert issubclass(getattr(erasers, call.func.id), SplinceError)
 
 
-def test_orientation_of_the_matrix(data: Data) -> None:
-    """Users probe an eraser with basis vectors: rows are X @ P.T + offset."""
-    X, y, z = data
-    fitted = SPLINCE().fit(X, y, concept=z)
-    P, offset = fitted.projection_.matrix(), fitted.projection_.offset
-    assert np.linalg.norm(P - P.T) > 0.1
-    probes = np.concatenate([np.zeros((1, 6)), np.eye(6)])
-    found = fitted.transform(probes)
-    tolerance = 64 * EPS * np.linalg.norm(P) * np.linalg.norm(fitted.projection_.mean)
-    assert np.allclose(found[0], offset, rtol=0, atol=tolerance)
-    assert np.allclose((found[1:] - found[0]).T, P, rtol=0, atol=tolerance)
-    assert np.allclose(fitted.transform(X), X @ P.T + offset, rtol=0, atol=64 * tolerance)
-    assert not np.allclose(fitted.transform(X), X @ P + offset, rtol=0, atol=1e-3)
-
-
 def test_class_present_only_in_the_test_data(data: Data) -> None:
     X, y, z = data
     seen = z < 2
@@ -662,33 +614,6 @@ def test_constant_features_stay_as_they_are(kind: Any, data: Data) -> None:
     assert np.array_equal(clean[:, 2], X[:, 2])
     rest = kind().fit_transform(np.delete(X, 2, axis=1), concept=z)
     assert np.allclose(np.delete(clean, 2, axis=1), rest, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("kind", [LEACE, SAL, MeanProjection])
-def test_two_rows_and_one(kind: Any) -> None:
-    X = np.array([[1.0, 2.0, 5.0], [3.0, -1.0, 5.0]])
-    clean = kind().fit_transform(X, concept=["a", "b"])
-    assert np.allclose(clean, X.mean(axis=0), rtol=0, atol=8 * EPS * 5)
-    with pytest.raises(InputError, match="1 sample"):
-        kind().fit(X[:1], concept=["a"])
-    streamed = kind().partial_fit(X[:1], concept=["a"])
-    with pytest.raises(ConstantVariableError):
-        _ = streamed.projection_
-    assert np.allclose(streamed.partial_fit(X[1:], concept=["b"]).transform(X), clean)
-
-
-@pytest.mark.parametrize(("n", "d"), [(30, 6), (200, 40), (25, 40)])
-def test_shrinkage_formula_is_that_of_scikit_learn(n: int, d: int) -> None:
-    X, _, z = make_data(n, d=d, seed=n)
-    expected = OAS().fit(X).shrinkage_
-    oas = LEACE(shrinkage="oas").fit(X, concept=z)
-    # A ratio of sums of d^2 squares, each good to a few eps, over a difference of such.
-    assert oas.report_.shrinkage == pytest.approx(expected, rel=1e-10)
-    assert 0 < expected <= 1
-    given_share = LEACE(shrinkage=expected).fit(X, concept=z)
-    assert np.linalg.norm(oas.projection_.matrix() - given_share.projection_.matrix()) < 1e-8
-    clean = oas.transform(X)
-    assert np.abs(covariance(clean, z)).max() < 1e-11 * np.abs(X).max()  # exact for any share
 
 
 def test_one_hot_task_with_or_without_its_last_column() -> None:

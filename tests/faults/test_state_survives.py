@@ -38,33 +38,6 @@ def script(text: str, *arguments: str) -> str:
     return run.stdout
 
 
-def test_a_view_that_fails_leaves_the_lock_free() -> None:
-    moments = Moments().update(normal(10, 3), {"z": np.arange(10) % 2})
-    with pytest.raises(ZeroDivisionError), moments._locked_view(lambda held: held.n_rows // 0):
-        pass
-    assert moments.update(normal(5, 3)).n_rows == 15
-
-
-def test_full_blocks_pass_the_buffer_while_rows_wait() -> None:
-    X = normal(4 * 64 + 1, 5)
-    moments = Moments(block_rows=64).update(X[:1])
-    moments.update(X[1:])
-    held = moments._accumulator
-    assert held.buffer is not None
-    assert held.buffer.filled == 1
-    check(moments, Rows.of(X))
-
-
-def test_a_merge_in_place_makes_no_third_state() -> None:
-    a, b = Moments().update(normal(50, 6)), Moments().update(normal(60, 6, 1))
-    with a._locked() as held:
-        matrix = held.seen().scatter
-    a += b
-    with a._locked() as held:
-        assert held.seen().scatter is matrix
-    check(a, Rows.of(normal(50, 6)) + Rows.of(normal(60, 6, 1)))
-
-
 def test_lazy_rows_are_refused() -> None:
     array = pytest.importorskip("dask.array", reason="dask is not installed")
     with pytest.raises(InputError, match=r"lazy.*from_dask.*compute"):
@@ -169,21 +142,6 @@ def test_a_part_of_more_rows_is_no_part_however_light() -> None:
     whole = Moments().update(normal(20, 3))
     with pytest.raises(sf.IncompatibleMomentsError, match="30 rows"):
         whole - Moments().update(normal(30, 3), sample_weight=np.full(30, 0.1))
-
-
-def test_a_checkpoint_is_written_once_for_each_block(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write, positions = Moments._write_checkpoint, []
-
-    def counted(self: Moments, path: Any, stream: dict[str, Any]) -> None:
-        positions.append(stream["position"])
-        write(self, path, stream)
-
-    monkeypatch.setattr(Moments, "_write_checkpoint", counted)
-    blocks = [np.eye(3)] * 3
-    Moments.from_blocks(blocks, checkpoint=tmp_path / "run", checkpoint_seconds=0)
-    assert positions == [1, 2, 3]
 
 
 # --- the reference point -------------------------------------------------------------------------
@@ -364,11 +322,6 @@ def test_a_pickle_is_half_a_state_and_may_be_read_only() -> None:
     )
 
 
-def test_sizeof_counts_every_byte() -> None:
-    moments = Moments().update(normal(10, 300))
-    assert sys.getsizeof(moments) >= moments.nbytes >= 300 * 300 * 8
-
-
 # --- interrupts and forks ------------------------------------------------------------------------
 
 READ = """
@@ -462,45 +415,6 @@ print(os.waitpid(child, 0)[1])
 def test_a_fork_waits_for_what_another_thread_imports(tmp_path: Path) -> None:
     """Kernels are imported when they are first needed; the lock of an import has no other end."""
     assert script(IMPORTING, str(tmp_path)) == "0\n"
-
-
-COMPILING = """
-import os, signal, threading, time
-import numpy as np
-from numba.core.compiler_lock import global_compiler_lock as compiler
-from splince_fast import Moments
-locked = threading.Event()
-def compile():
-    with compiler:
-        locked.set()
-        time.sleep(1)
-thread = threading.Thread(target=compile); thread.start(); locked.wait()
-child = os.fork()
-if not child:
-    signal.alarm(60)
-    Moments().update(np.ones((9, 5))).covariance()
-    with compiler:
-        os._exit(0)
-print(os.waitpid(child, 0)[1])
-with compiler:
-    thread.join()
-"""
-
-
-@posix
-def test_a_fork_waits_for_what_another_thread_compiles() -> None:
-    assert script(COMPILING) == "0\n"
-
-
-def test_rows_that_wait_are_checked_at_once() -> None:
-    """The second small update of an object, where nothing is merged."""
-    moments = Moments().update(normal(5, 3))
-    before = state_bytes(moments)
-    for bad in (np.nan, np.inf):
-        with pytest.raises(sf.NonFiniteError):
-            moments.update(np.full((2, 3), bad))
-        assert state_bytes(moments) == before
-    check(moments, Rows.of(normal(5, 3)))
 
 
 def test_what_an_append_that_failed_has_written_is_forgotten(

@@ -163,67 +163,6 @@ def test_few_rows_per_dimension_warn() -> None:
     assert found.rows_per_rank == pytest.approx(1.3)
 
 
-def test_control_well_known_covariances_do_not_warn() -> None:
-    x, z, y = data(4000)
-    found = sf.cross_report(dealt(x, 2, z=z, y=y), erase="z", keep="y")
-    assert found.warnings == ()
-    assert found.remedies == ()
-
-
-def test_cross_validated_shrinkage_is_the_best_of_those_tried() -> None:
-    x, z = rare()
-    folds = dealt(x, 2, z=z)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", sf.UnseenRowsWarning)
-        chosen = sf.cross_report(folds, erase="z", shrinkage="cv")
-        tried = [
-            np.mean(sf.cross_report(folds, erase="z", shrinkage=a).distortion)
-            for a in (None, 1e-6, 1e-4, 1e-3, 1e-2, 1e-1, "oas")
-        ]
-    assert np.mean(chosen.distortion) == pytest.approx(min(tried), rel=1e-12)
-    assert chosen.shrinkage is not None
-
-
-def change_with_least_deviation(fitted: sf.Moments, unseen: sf.Moments, share: float) -> float:
-    """Out-of-fold change of LEACE for S + D, D diagonal >= 0.
-
-    D raises each variance to (share times the median deviation)^2. Exact for a concept of two
-    classes: I - P = l r^T with r = M^-1 s, l = s / (s^T r), M = S + D, s = Cov(x, z).
-    """
-    covariance, gap = fitted.covariance(ddof=0), unseen.mean - fitted.mean
-    variances = np.diagonal(covariance)
-    least = share**2 * np.median(variances)
-    metric = covariance + np.diag(np.maximum(0.0, least - variances))
-    span = fitted.cross_covariance("z", ddof=0)[:, 0]
-    right = np.linalg.solve(metric, span)
-    left = span / (span @ right)
-    other = unseen.covariance(ddof=0)
-    spread = right @ other @ right + (right @ gap) ** 2
-    return float((left @ left) * spread / np.trace(other))
-
-
-@pytest.mark.parametrize("kind", ["gaussian", "heavy", "rare"])
-def test_a_least_deviation_would_help_no_more_than_cross_validated_shrinkage(kind: str) -> None:
-    """Why there is no option for it: within 5 percent of its best value, on each kind of rows."""
-    x, z, _ = kind_of_rows(kind, 4000)
-    folds = dealt(x, 2, z=z)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", sf.UnseenRowsWarning)
-        chosen = sf.cross_report(folds, erase="z", method="leace", shrinkage="cv")
-        plain = sf.cross_report(folds, erase="z", method="leace")
-    pairs = [(folds[1], folds[0]), (folds[0], folds[1])]
-    bounded = {
-        share: np.mean([change_with_least_deviation(*pair, share) for pair in pairs])
-        for share in (0.01, 0.03, 0.1, 0.3)
-    }
-    assert np.mean(chosen.distortion) <= 1.05 * min(bounded.values())
-    # The controls: the twin is LEACE where it raises nothing, and both help where it does.
-    if kind == "rare":
-        assert np.mean(plain.distortion) > 100 * max(bounded.values())
-    else:
-        assert bounded[0.01] == pytest.approx(np.mean(plain.distortion), rel=1e-6)
-
-
 @pytest.mark.parametrize(
     ("name", "z", "y", "shrinkage", "warns"),
     [

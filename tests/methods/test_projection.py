@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import pickle
 import tracemalloc
 from collections.abc import Callable
@@ -30,7 +29,6 @@ from problems import (
 )
 
 import splince_fast as sf
-from splince_fast._kernels import row_kernels
 from splince_fast._runtime import erase_rows, files
 
 # --- what it is ----------------------------------------------------------------------------------
@@ -435,12 +433,6 @@ def test_a_layer_that_leaves_its_range_is_an_error_and_no_infinity() -> None:
         far.fold_into(np.ones((1, 2), np.float16))
 
 
-def test_a_bias_may_be_a_list() -> None:
-    eraser, weight = draw_eraser(), np.ones((2, 7))
-    expected = eraser.fold_into(weight, np.array([1.0, 2.0]))[1]
-    np.testing.assert_array_equal(eraser.fold_into(weight, [1.0, 2.0])[1], expected)
-
-
 def test_composition_removes_no_more_dimensions_than_it_has() -> None:
     """The rank is that of I - P, also where both remove the same."""
     eraser = draw_eraser(2)
@@ -631,20 +623,6 @@ def test_pickles_and_copies_give_back_every_bit(i: int) -> None:
     assert_identical(copy.copy(eraser), eraser)
 
 
-def test_a_pickle_holds_the_report_and_no_recipe_for_it() -> None:
-    """The recipe holds spans; neither a report that was read nor an application adds to it."""
-    eraser = sf.splince(draw_data(0, n=400, d=200).moments(), erase="z", keep="y")
-    before = pickle.dumps(eraser)
-    assert eraser.report is not None
-    eraser(np.zeros((1, 200)))
-    assert pickle.dumps(eraser) == before
-    factors = (eraser.left, eraser.right, eraser.mean)
-    assert (
-        len(before)
-        < sum(a.nbytes for a in factors) + len(json.dumps(eraser.report.to_dict())) + 3000
-    )
-
-
 def test_files_of_the_first_format_still_load(tmp_path: Path) -> None:
     """They hold the bias and no shift; a composition's shift is found again to rounding."""
     for name, eraser in (("plain", fitted()), ("both", draw_eraser(3) @ draw_eraser(2, seed=1))):
@@ -659,24 +637,6 @@ def test_files_of_the_first_format_still_load(tmp_path: Path) -> None:
         assert loaded._shift.any() == eraser._shift.any()
 
 
-def test_files_of_other_tools_can_read_it(tmp_path: Path) -> None:
-    """safetensors with float64 tensors and JSON metadata, and no pickle."""
-    from safetensors import safe_open
-
-    eraser = fitted()
-    eraser.save(tmp_path / "e.safetensors")
-    with safe_open(tmp_path / "e.safetensors", framework="numpy") as file:
-        np.testing.assert_array_equal(file.get_tensor("left"), eraser.left)
-        np.testing.assert_array_equal(file.get_tensor("mean"), eraser.mean)
-        np.testing.assert_array_equal(file.get_tensor("offset"), eraser.offset)
-        header = file.metadata()
-    assert header["library"] == "splince_fast"
-    assert int(header["format_version"]) >= 1
-    metadata = json.loads(header["metadata"])
-    assert metadata["method"] == "SPLINCE"
-    assert metadata["report"]["n_rows"] == 400
-
-
 def header_of(blob: bytes) -> tuple[dict[str, Any], int]:
     """The JSON header of a safetensors file, and where its tensors begin."""
     length = int.from_bytes(blob[:8], "little")
@@ -689,21 +649,6 @@ def with_header(blob: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + blob[start:]
-
-
-@pytest.mark.parametrize("name", ["left", "right", "mean", "offset", "bias"])
-def test_numbers_that_were_changed_are_noticed(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "e.safetensors"
-    fitted().save(path)
-    blob = bytearray(path.read_bytes())
-    header, start = header_of(bytes(blob))
-    begin, end = header[name]["data_offsets"]
-    assert end > begin
-    # The lowest bits of the exponent and the highest of the mantissa: a change by half or more.
-    blob[start + begin + 6] ^= 0x18
-    path.write_bytes(bytes(blob))
-    with pytest.raises(sf.FileFormatError, match=r"e\.safetensors"):
-        sf.Projection.load(path)
 
 
 EDITS: dict[str, Callable[[dict[str, Any]], None]] = {
@@ -737,52 +682,6 @@ def test_edited_headers(edit: str, tmp_path: Path) -> None:
     if edit == "newer":
         assert "upgrade" in str(caught.value)
         assert "9.9" in str(caught.value)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.2, 0.6, 0.999])
-def test_truncated_files(share: float, tmp_path: Path) -> None:
-    path = tmp_path / "e.safetensors"
-    fitted().save(path)
-    blob = path.read_bytes()
-    path.write_bytes(blob[: int(share * len(blob))])
-    with pytest.raises(sf.FileFormatError, match=r"e\.safetensors"):
-        sf.Projection.load(path)
-
-
-def test_files_of_something_else(tmp_path: Path) -> None:
-    path = tmp_path / "e.safetensors"
-    draw_data(0).moments().save(path)
-    with pytest.raises(sf.FileFormatError, match="'moments'"):
-        sf.Projection.load(path)
-    fitted().save(path)
-    with pytest.raises(sf.FileFormatError, match="'projection'"):
-        sf.Moments.load(path)
-    np.save(tmp_path / "x.npy", np.ones((3, 3)))
-    (tmp_path / "p.pkl").write_bytes(pickle.dumps(fitted()))
-    for name in ("x.npy", "p.pkl", "."):
-        with pytest.raises(sf.FileFormatError):
-            sf.Projection.load(tmp_path / name)
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.safetensors"):
-        sf.Projection.load(tmp_path / "nowhere.safetensors")
-
-
-def test_a_write_that_fails_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "e.safetensors"
-    fitted().save(path)
-    before = path.read_bytes()
-
-    def full(*args: Any) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="no space"):
-        draw_eraser().save(path)
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["e.safetensors"]
-    with pytest.raises(OSError, match="nowhere"):
-        fitted().save(tmp_path / "nowhere" / "e.safetensors")
 
 
 # --- torch ---------------------------------------------------------------------------------------
@@ -833,25 +732,6 @@ def test_tensors_are_written_without_copies(torch: Any, dtype: str) -> None:
     assert eraser(X, out=X) is X
     assert X.data_ptr() == address
     assert torch.equal(X, expected)
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_tensors_share_their_memory_with_the_kernel(
-    torch: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The rows that the kernel sees lie where the tensor lies."""
-    eraser = draw_eraser(2)
-    X, _, _ = tensor_and_bound(torch, dtype, eraser)
-    seen: list[tuple[int, int]] = []
-    inner = row_kernels.apply_rows
-
-    def spy(factors: Any, rows: Any, out: Any, *arguments: Any) -> Any:
-        seen.append((rows.ctypes.data, out.ctypes.data))
-        return inner(factors, rows, out, *arguments)
-
-    monkeypatch.setattr(row_kernels, "apply_rows", spy)
-    out = eraser(X)
-    assert seen == [(X.data_ptr(), out.data_ptr())]
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])

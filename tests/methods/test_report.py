@@ -269,15 +269,6 @@ def test_figures_under_shrinkage(share: float) -> None:
     assert all(v.residual <= v.bound for v in found.variables)
 
 
-@pytest.mark.parametrize("n", [15, 400])
-def test_shrinkage_is_that_of_scikit_learn(n: int) -> None:
-    from sklearn.covariance import oas
-
-    data = draw_data(6, n=n, d=12)
-    found = report(sf.leace(data.moments(), erase="z", shrinkage="oas"))
-    assert found.shrinkage == pytest.approx(oas(data.x)[1], rel=1e-9)
-
-
 def test_figures_of_rank_deficient_data() -> None:
     data = draw_data(7, n=20, d=50, kz=2, ky=1)
     for policy, removed in (("keep", 1), ("drop", 1 + 31)):

@@ -49,12 +49,6 @@ def test_functions_and_names_give_the_same_eraser(key: str) -> None:
     assert by_name.method == METHODS[key].label
 
 
-def test_default_follows_from_the_task() -> None:
-    X, z, y = data()
-    assert sf.erase(X, z)[1].method == "LEACE"
-    assert sf.erase(X, z, y)[1].method == "SPLINCE"
-
-
 def test_nothing_is_erased_by_none() -> None:
     X, z, _ = data()
     clean, eraser = sf.erase(X, z, method="none")

@@ -104,33 +104,6 @@ def test_folds_of_direct_rows_equal_moments_of_them() -> None:
         assert fold.mean.tobytes() == plain.mean.tobytes()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_rows_of_a_file_are_read_only(tmp_path: Path, dtype: Any) -> None:
-    X, labels = table(dtype=dtype)
-    np.save(tmp_path / "x.npy", X)
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    ours = Folds(2, block_rows=64).update(mapped, labels)
-    for fold, plain in zip(ours, Folds(2, block_rows=64).update(X, labels), strict=True):
-        assert state_bytes(fold) == state_bytes(plain)
-
-
-def test_full_blocks_of_a_fold_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel is given the caller's own rows; only those that wait are copied."""
-    X, labels = table()
-    original, seen = getattr(*SWEEP), []
-
-    def watched(block: Any, *rest: Any) -> None:
-        seen.append((np.shares_memory(block.rows, X), block.n))
-        original(block, *rest)
-
-    monkeypatch.setattr(*SWEEP, watched)
-    folds = Folds(2, block_rows=32).update(X, labels)
-    counts = np.bincount(fold_of(N, 2))
-    assert seen.count((True, 32)) == sum(counts // 32)
-    assert len(seen) == sum(counts // 32)
-    assert [fold.n_rows for fold in folds] == list(counts)
-
-
 def test_bad_rows_change_no_fold() -> None:
     X, labels = table()
     folds = Folds(2, block_rows=16).update(X, labels)

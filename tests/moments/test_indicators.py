@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 import splince_fast as sf
 from splince_fast import Moments
-from splince_fast._kernels import blas
 from splince_fast._runtime import threads
 from splince_fast.moments import block, column_sums, swept
 from splince_fast.moments.column_sums import ColumnSums, indicator_codes
@@ -254,21 +253,3 @@ def test_erasers_are_those_of_class_codes() -> None:
     # Both solve the same problem of condition below 1e3.
     assert np.abs(by_columns - by_codes).max() <= 1e3 * 8 * N * U64
     assert np.abs(by_codes - np.eye(D)).max() > 0.1
-
-
-def test_blocks_of_many_indicator_columns_take_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    Z, X = np.eye(512)[np.arange(2000) % 512], normal(2000, 8).astype(np.float32)
-    calls: list[int] = []
-    original = blas.syrk_f64_into
-
-    def counted(rows: Float, out: Float) -> None:
-        calls.append(rows.shape[1])
-        original(rows, out)
-
-    monkeypatch.setattr(blas, "syrk_f64_into", counted)
-    with no_products():
-        Moments(block_rows=1000).update(X, {"z": Z})
-    assert 513 not in calls
-    with general_path():
-        Moments(block_rows=1000).update(X, {"z": Z})
-    assert calls.count(513) == 2  # the control

@@ -468,17 +468,6 @@ def test_what_fails_leaves_no_trace(bad: float) -> None:
         assert ours.tobytes() == theirs.tobytes()
 
 
-def test_the_allocation_error_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any, **kwargs: Any) -> None:
-        raise MemoryError
-
-    from splince_fast.moments import scatter
-
-    monkeypatch.setattr(scatter.np, "zeros", fail)
-    with pytest.raises(MemoryError, match=r"74\.5 GiB.*sketch_size=64.*refine="):
-        scatter.Scatter.empty(100_000)
-
-
 # --- memory --------------------------------------------------------------------------------------
 
 _MEASURE = """

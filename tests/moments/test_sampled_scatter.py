@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 import splince_fast as sf
 from splince_fast._kernels import row_kernels
-from splince_fast._runtime import threads
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast.exceptions import (
     FileFormatError,
@@ -28,7 +27,6 @@ from splince_fast.exceptions import (
     SampledScatterWarning,
 )
 from splince_fast.moments import covariance_estimate, sampled, swept
-from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.sampled import SampledAccumulator
 
 Float = NDArray[np.float64]
@@ -900,43 +898,6 @@ def test_a_sweep_refuses_what_would_leave_its_arrays(dtype: Any) -> None:
         arrays[name].flags.writeable = True
 
 
-def test_no_variance_is_negative() -> None:
-    """That of a constant column far from the point that it is summed about is a rounding."""
-    n, d = 37, 200
-    values, none = np.random.default_rng(0).normal(size=d), np.empty((0, n))
-    rows = np.tile(values, (n, 1))
-    sweep = swept.Sweep(rows, None, np.zeros(d), none.astype(np.intp), 0, none)
-    sweep.run(np.zeros(d))
-    assert (sweep.variances >= 0.0).all()
-    assert (sweep.squares < sweep.total**2 / n).any()  # the control
-
-
-def test_a_thread_that_comes_late_or_never_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    n, d = 4096, 600
-    rng = np.random.default_rng(0)
-    rows, codes = rng.normal(size=(n, d)), rng.integers(-1, 3, (1, n)).astype(np.intp)
-
-    def swept_by(calls: int) -> swept.Sweep:
-        sweep = swept.Sweep(rows, None, np.zeros(d), codes, 3, np.empty((0, n)))
-        assert len(sweep._sums) > 2
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                threads, "split", lambda work, size, grain: [work(k, k + 1) for k in range(calls)]
-            )
-            sweep.run(np.ones(d))
-        return sweep
-
-    monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", "3")
-    whole = swept.Sweep(rows, None, np.zeros(d), codes, 3, np.empty((0, n)))
-    whole.run(np.ones(d))
-    for calls in (1, 2):  # one thread does it all; another one comes when nothing is left
-        alone = swept_by(calls)
-        for name in ("total", "squares", "class_sums", "leverage"):
-            np.testing.assert_array_equal(getattr(alone, name), getattr(whole, name))
-        np.testing.assert_array_equal(alone.cells, whole.cells)
-    assert not (swept_by(0).total == whole.total).all()  # control: nobody did any
-
-
 @pytest.mark.parametrize(
     ("first", "offset", "weight"), [(0, 3e152, 1.0), (300, 3e152, 1.0), (300, 3e149, 1e-50)]
 )
@@ -965,12 +926,6 @@ def test_infinities_in_two_segments_are_refused() -> None:
     with pytest.raises(NonFiniteError, match="100"):
         moments.update(X, labels)
     assert same_bits(moments, before)
-
-
-def test_an_empty_table_has_no_columns() -> None:
-    table = LabelTable()
-    assert table.covariance([], {}, 1.0).shape == (0, 0)
-    assert table.copy().nbytes == 0
 
 
 def test_folds_sort_the_classes_of_their_label_tables_too() -> None:

@@ -34,19 +34,6 @@ def test_a_line_that_is_too_long_is_noticed() -> None:
     assert max(map(len, code_lines(text))) > WIDEST
 
 
-def test_modules_can_be_linked_to() -> None:
-    api = (DOCS / "api.rst").read_text()
-    for module in ("evaluation", "baselines", "nn", "sources"):
-        assert f".. automodule:: splince_fast.{module}\n" in api
-
-
-def test_the_order_is_that_of_use() -> None:
-    titles = re.findall(r"^(.+)\n-{3,}$", (DOCS / "api.rst").read_text(), re.M)
-    order = ["One call", "Functions", "Estimators", "Moments", "Erasers", "Report", "Sources",
-             "Evaluation", "Live models", "Baselines"]  # fmt: skip
-    assert titles[: len(order)] == order
-
-
 def test_the_picture_of_the_first_page_is_what_its_script_draws(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     new = tmp_path / "new.svg"

@@ -337,23 +337,3 @@ def test_ledoit_wolf_works_in_estimators(estimator: Any) -> None:
     method = sf.splince if estimator is sf.SPLINCE else sf.leace
     expected = method(whole, erase="z", shrinkage="ledoit-wolf", **keep)
     np.testing.assert_allclose(fitted.projection_.matrix(), expected.matrix(), atol=1e-12)
-
-
-def test_a_search_factors_once_for_each_kind_of_factor(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-    original = sf.Moments.factored
-
-    def counted(self: sf.Moments, *args: Any, **options: Any) -> Any:
-        made.append((args, options))
-        return original(self, *args, **options)
-
-    monkeypatch.setattr(sf.Moments, "factored", counted)
-    grid = {
-        "erase": ["z"],
-        "keep": ["y"],
-        "shrinkage": [None, "oas"],
-        "null_space": ["keep", "drop"],
-    }
-    found = sf.SPLINCE.search(moments(), grid)
-    assert len(found) == 4
-    assert len(made) == 2

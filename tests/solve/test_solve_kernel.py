@@ -13,10 +13,6 @@ factor L, exact or not, so kappa does not occur in them, and so they cannot tell
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -437,15 +433,6 @@ def test_spans_that_fill_the_space_and_one_more(whitened: bool) -> None:
     assert raw["cosines"][0] == pytest.approx(1.0, abs=1e-12)
 
 
-@pytest.mark.parametrize("whitened", [True, False])
-def test_one_feature(whitened: bool) -> None:
-    p = Problem(np.array([[4.0]]), np.array([[0.3]]), np.empty((1, 0)))
-    left, right = factors(p, whitened=whitened)
-    assert left[0, 0] * right[0, 0] == pytest.approx(1.0, rel=4 * EPS)
-    raw = solved(Problem(p.s, p.sz, np.array([[1.0]])), whitened=whitened)
-    assert raw["status"] == kernel.STATUS_INFEASIBLE
-
-
 def test_nothing_to_erase_gives_empty_factors() -> None:
     p = Problem(np.eye(4), np.zeros((4, 2)), np.ones((4, 1)))
     raw = solved(p)
@@ -636,65 +623,6 @@ def test_scaling_by_weight_and_ridge() -> None:
     ridged = Problem(0.75 * p.s + 0.1 * np.eye(7), p.sz, p.sy)
     a, b = factors(p, per_weight=0.75, ridge=0.1), factors(ridged)
     np.testing.assert_allclose(a[0] @ a[1].T, b[0] @ b[1].T, atol=1e-13)
-
-
-def test_threads_agree_to_the_last_bit() -> None:
-    tasks = [
-        problem(np.random.default_rng(seed), 60, 4, 4, kappa=1e3, cosine=0.9) for seed in range(6)
-    ]
-
-    def run(i: int) -> bytes:
-        raw = solved(tasks[i % 6], force_eigh=i % 4 == 0)
-        return bytes(raw["left"].tobytes() + raw["right"].tobytes())
-
-    alone = [run(i) for i in range(48)]
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(run, range(48))) == alone
-
-
-def longest_silence(work: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds that `work` takes, and the longest time in which no other thread could run."""
-    ready = threading.Event()
-    elapsed = [0.0]
-
-    def timed() -> None:
-        ready.wait()
-        start = time.perf_counter()
-        work()
-        elapsed[0] = time.perf_counter() - start
-
-    thread = threading.Thread(target=timed)
-    thread.start()
-    longest, last = 0.0, time.perf_counter()
-    ready.set()
-    while thread.is_alive():
-        time.sleep(0)
-        now = time.perf_counter()
-        longest, last = max(longest, now - last), now
-    thread.join()
-    return elapsed[0], longest
-
-
-@pytest.mark.parametrize("force_eigh", [False, True])
-def test_other_threads_run_during_a_solve(force_eigh: bool) -> None:
-    d = 700 if force_eigh else 1500
-    rng = np.random.default_rng(0)
-    p = Problem(np.asfortranarray(np.eye(d) + 0.5 / d), rng.normal(size=(d, 2)), np.empty((d, 0)))
-    quiet = []
-    for _ in range(3):  # a busy machine may silence this thread by itself
-        elapsed, silence = longest_silence(lambda: solved(p, force_eigh=force_eigh))
-        quiet.append(silence / elapsed)
-    assert min(quiet) < 0.5
-
-
-def test_control_a_solve_that_kept_the_lock_would_be_seen() -> None:
-    elapsed, silence = longest_silence(lambda: sum_without_release(3_000_000))
-    assert silence / elapsed > 0.5
-
-
-def sum_without_release(n: int) -> int:
-    """A built-in that runs for tens of milliseconds without letting other threads in."""
-    return sum(range(n))
 
 
 # --- class sums ----------------------------------------------------------------------------------
