@@ -2,6 +2,8 @@
 
 The eraser of all rows is summed in another order than without folds, so it agrees to rounding:
 8 d eps kappa with kappa below 1e3 for the rows drawn here.
+
+Modules: `moments.fold_rule`.
 """
 
 from __future__ import annotations
@@ -395,14 +397,3 @@ def test_a_checkpoint_goes_on_as_it_began(files: None, capsys: pytest.CaptureFix
     assert fitted("--checkpoint", "new").held_out is not None
     assert sf.Moments.load("new").n_rows == len(x)  # of folds, their sum
     capsys.readouterr()
-
-
-def test_few_rows_are_told_on_the_command_line(
-    files: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rng = np.random.default_rng(0)
-    np.save("x.npy", rng.normal(size=(600, 520)))
-    fitted()
-    assert "splince-fast: warning: there are only 1.2 rows per dimension" in (
-        capsys.readouterr().err
-    )

@@ -3,6 +3,8 @@
 Tolerances. B Ty = Sy holds to the bound of the report, 8 d eps q |B|^2 and the rounding of the sums
 that Ty and Sy are. Two computations of B differ by the condition of T on its support, kappa, times
 that of the whitened Cov(t, y), q, and by the rounding of the covariances of n rows (`problems`).
+
+Modules: `_solve.restore`, `_solve.frozen`.
 """
 
 from __future__ import annotations

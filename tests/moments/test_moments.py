@@ -1,6 +1,10 @@
 """Moments: algebra, precision, scales, forms of input, errors and staging.
 
 What the random walks of test_moments_state_machine.py cannot aim at is tested here by name.
+
+Modules: `moments.accumulator`, `moments.accumulators`, `moments.block`, `moments.buffer`,
+`moments.class_sums`, `moments.gram`, `moments.inputs`, `moments.scatter`, `moments.state`,
+`moments.stream`, `moments.variable`, `moments.variables`.
 """
 
 from __future__ import annotations
@@ -409,15 +413,6 @@ def test_columns_of_unlike_scales() -> None:
     for block in blocks:
         moments.update(block)
     assert error_of(moments, np.concatenate(blocks)) <= 1e-6
-
-
-@pytest.mark.parametrize("scale", [1e-145, 1e-100, 1e100, 1e145])
-def test_float64_of_any_scale(scale: float) -> None:
-    X = normal(300, 3) * scale
-    assert error_of(Moments().update(X / scale), X / scale) <= 1e-12
-    moments = Moments().update(X)
-    truth = scatter_of(X / scale) / 300
-    np.testing.assert_allclose(moments.covariance(ddof=0) / scale**2, truth, rtol=1e-10)
 
 
 @pytest.mark.parametrize("value", [5e-324, 1e-310, 1e-300, 1e-200])
@@ -1102,20 +1097,6 @@ def test_memory_that_runs_out_while_a_dtype_changes(monkeypatch: pytest.MonkeyPa
         assert state_bytes(current[0].update(X64)) == undisturbed
         check(current[0].update(X32), Rows.of(X64) + Rows.of(X64) + Rows.of(X32))
         current[:] = [start.copy()]
-
-
-def test_a_first_update_that_failed_does_not_fix_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No memory for the covariance of wide rows: the object takes narrow ones as if new."""
-    wide = normal(5, 9, np.float32)
-    for narrow in (normal(300, 4, np.float32), normal(300, 12, np.float32), normal(300, 4)):
-        moments = Moments(block_rows=16)
-        with monkeypatch.context() as patch:
-            empty = failing(state_module.State.empty, 0, MemoryError("no"))
-            patch.setattr(state_module.State, "empty", empty)
-            with pytest.raises(MemoryError):
-                moments.update(wide, {"z": [0] * 5})
-        assert moments.n_features is None
-        check(moments.update(narrow), Rows.of(narrow))
 
 
 def test_merging_that_runs_out_of_memory_changes_neither_side(

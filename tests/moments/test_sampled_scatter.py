@@ -1,6 +1,8 @@
 """A covariance from a sample of the rows: exact constraints, and the excess that a formula says.
 
 Every property has its control: the step that secures it is left out, and the figure breaks.
+
+Modules: `moments.covariance_estimate`, `moments.label_table`, `moments.sampled`, `moments.swept`.
 """
 
 from __future__ import annotations
@@ -626,7 +628,7 @@ def test_a_class_without_a_sampled_row_is_erased() -> None:
     assert np.abs(span - (span @ eraser.right) @ eraser.left.T).max() < 1e-12
 
 
-def test_all_rows_are_the_code_of_before() -> None:
+def test_subsample_of_one_has_the_bits_of_the_full_covariance() -> None:
     X, labels = gaussian(5000, 6, 1.0)
     plain, given = (
         sf.Moments(**p).update(X, labels) for p in ({}, {"subsample": 1, "random_state": 5})

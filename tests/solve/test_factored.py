@@ -1,4 +1,7 @@
-"""One factor for many erasers: the same results as from the moments, at a fraction of the cost."""
+"""One factor for many erasers: the same results as from the moments, at a fraction of the cost.
+
+Modules: `methods.method_call`, `moments.snapshot`, `_solve.factor`.
+"""
 
 from __future__ import annotations
 

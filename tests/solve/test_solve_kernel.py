@@ -9,6 +9,8 @@ backward stable in every step (whitening, orthonormal bases, k x k algebra) obey
 
 where d covers the lengths of the sums and 8 the handful of steps. The first three hold for every
 factor L, exact or not, so kappa does not occur in them, and so they cannot tell a wrong S.
+
+Modules: `_solve.oblique`, `_solve.tolerances`.
 """
 
 from __future__ import annotations
@@ -524,33 +526,6 @@ def test_constant_features_are_left_alone() -> None:
 # --- policies ------------------------------------------------------------------------------------
 
 
-def three_angles(rng: np.random.Generator) -> tuple[Problem, Float]:
-    """Kept directions at sines 1e-1, 1e-3 and 1e-5 to the erased ones; S = I."""
-    q = np.linalg.qr(rng.normal(size=(12, 7)))[0]
-    sines = np.array([1e-1, 1e-3, 1e-5])
-    qy = np.sqrt(1 - sines**2) * q[:, :3] + sines * q[:, 3:6]
-    sy = np.concatenate([qy, q[:, 6:]], axis=1) @ rng.normal(size=(4, 4))
-    return Problem(np.eye(12), q[:, :3] @ rng.normal(size=(3, 3)), sy), np.concatenate(
-        [qy, q[:, 6:]], axis=1
-    )
-
-
-@pytest.mark.parametrize(("largest", "lost"), [(5.0, 3), (50.0, 2), (2e3, 1), (2e5, 0)])
-def test_directions_above_the_amplification_are_given_up_and_no_others(
-    largest: float, lost: int
-) -> None:
-    p, kept = three_angles(np.random.default_rng(4))
-    raw = solved(p, drop_below=1 / largest, may_drop=True)
-    assert raw["dropped"] == lost
-    assert raw["rank_y"] == 4
-    assert 1 / raw["sines"].min() <= largest
-    left, right = raw["left"].T, raw["right"].T
-    still = np.delete(kept, np.arange(3 - lost, 3), axis=1)
-    # Sines to 1e-5 leave 1e-11 of the cosines' eigenvectors, amplified by at most 1e5.
-    assert np.abs(left @ (right.T @ still)).max() <= 1e-9 * np.linalg.norm(left @ right.T)
-    assert np.linalg.norm(p.sz - left @ (right.T @ p.sz)) <= 1e-9 * np.linalg.norm(p.sz)
-
-
 @given(
     seed=st.integers(0, 2**20), rz=st.integers(1, 6), ry=st.integers(1, 6),
     cap=st.sampled_from([1.01, 1.2, 2.0, 10.0]), whitened=st.booleans(),
@@ -584,15 +559,6 @@ def test_the_same_span_is_infeasible_or_given_up() -> None:
     assert all_lost["dropped"] == 1
     left, right = factors(Problem(p.s, p.sz, np.empty((8, 0))))
     np.testing.assert_allclose(all_lost["left"].T @ all_lost["right"], left @ right.T, atol=1e-9)
-
-
-def test_rank_tolerance_is_relative() -> None:
-    p = problem(np.random.default_rng(7), 9, 3, 0, kappa=1.0, cosine=0.0, spread=1e4)
-    for scale in (1e-9, 1.0, 1e9):
-        tiny = Problem(p.s, scale * p.sz, p.sy)
-        ranks = [solved(tiny, rank_tolerance=t)["rank_z"] for t in (0.0, 1e-3, 0.5)]
-        # Below 1e-13 in units of correlation a direction is rounding noise by definition.
-        assert ranks == [3, 2, 1]
 
 
 # --- conduct -------------------------------------------------------------------------------------

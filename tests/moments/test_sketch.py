@@ -1,4 +1,7 @@
-"""Moments without a d x d matrix: linear in the data, exact constraints, sparse rows untouched."""
+"""Moments without a d x d matrix: linear in the data, exact constraints, sparse rows untouched.
+
+Modules: `_solve.low_rank`.
+"""
 
 from __future__ import annotations
 
