@@ -39,7 +39,7 @@ def test_rows_come_back_as_they_are(dtype: Any) -> None:
     np.testing.assert_array_equal(eraser.transform(sp.csr_array(X.astype(float))), X.astype(float))
 
 
-def test_what_it_reports() -> None:
+def test_report_of_identity_removes_nothing() -> None:
     X, _, _ = problem(50)
     weight = np.arange(50.0)
     eraser = sf.Identity().fit(X, sample_weight=weight)
@@ -51,7 +51,7 @@ def test_what_it_reports() -> None:
     assert pickle.loads(pickle.dumps(eraser)).report_ == report
 
 
-def test_rows_in_parts() -> None:
+def test_identity_of_parts_equals_one_fit() -> None:
     X, _, z = problem(50)
     parts = sf.Identity()
     for start in range(0, 50, 20):

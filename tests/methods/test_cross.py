@@ -112,16 +112,6 @@ def test_method_follows_from_the_task() -> None:
         sf.cross_report(folds, erase="z", method="splince")
 
 
-def rare(n: int = 600, d: int = 30) -> tuple[Float, NDArray[Any]]:
-    """Features that fire in one row of a hundred thousand, or noise of the same encoder."""
-    rng = np.random.default_rng(1)
-    z = rng.integers(0, 2, n)
-    x = rng.normal(size=(n, d)) + 0.3 * z[:, None]
-    x[:, :3] = 1e-4 * rng.normal(size=(n, 3)) + 3e-5 * z[:, None]
-    x[0, 0], x[1, 1] = 20.0, 20.0  # one in each fold
-    return x, z
-
-
 @pytest.mark.filterwarnings("ignore::splince_fast.UnseenRowsWarning")
 @pytest.mark.parametrize("n_folds", [2, 3, 5])
 def test_weak_features_of_every_fold_are_named(n_folds: int) -> None:
@@ -134,24 +124,6 @@ def test_weak_features_of_every_fold_are_named(n_folds: int) -> None:
         x[i, i] = 20.0
     folds = [sf.Moments().update(x[i::n_folds], {"z": z[i::n_folds]}) for i in range(n_folds)]
     assert sf.cross_report(folds, erase="z").weak_features == tuple(range(n_folds))
-
-
-def test_dead_features_warn_with_cause_and_remedy() -> None:
-    x, z = rare()
-    folds = dealt(x, 2, z=z)
-    with pytest.warns(sf.UnseenRowsWarning, match="hardly vary") as caught:
-        found = sf.cross_report(folds, erase="z")
-    assert found.weak_features == (0, 1)
-    assert "oas" in str(caught[0].message)
-    before = np.mean(found.distortion)
-    assert dict(found.remedies)["shrinkage='oas'"] < before
-    assert found.eraser.report is not None
-    assert found.warnings[0] in found.eraser.report.warnings
-    # And the remedy is what it says.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", sf.UnseenRowsWarning)
-        after = sf.cross_report(folds, erase="z", shrinkage="oas")
-    assert np.mean(after.distortion) == pytest.approx(dict(found.remedies)["shrinkage='oas'"])
 
 
 def test_few_rows_per_dimension_warn() -> None:
@@ -171,7 +143,7 @@ def test_few_rows_per_dimension_warn() -> None:
         ("bug_profession_gender", "z", "y", "oas", False),
     ],
 )
-def test_real_data(
+def test_real_rows_warn_only_if_few_per_dimension(
     real_data: Callable[[str], Path],
     name: str,
     z: str,
@@ -268,12 +240,16 @@ def test_only_features_that_rarely_fire_warn(kind: str, warns: bool) -> None:
         warnings.simplefilter("always")
         found = sf.cross_report(folds, erase="z", keep="y")
     assert (sf.UnseenRowsWarning in {w.category for w in caught}) == warns
+    assert bool(found.warnings) == bool(found.remedies) == warns
     if warns:
         assert set(found.weak_features) <= set(range(10))
         assert "hardly vary" in found.warnings[0]
+        assert found.warnings[0] in found.eraser.report.warnings
+        assert dict(found.remedies)["shrinkage='oas'"] < np.mean(found.distortion)
         with warnings.catch_warnings():  # the remedy that it names is silent
             warnings.simplefilter("error")
-            sf.cross_report(folds, erase="z", keep="y", shrinkage="oas")
+            after = sf.cross_report(folds, erase="z", keep="y", shrinkage="oas")
+        assert np.mean(after.distortion) == pytest.approx(dict(found.remedies)["shrinkage='oas'"])
 
 
 @pytest.mark.filterwarnings("ignore:the eraser is sensitive:splince_fast.PrecisionWarning")
@@ -309,7 +285,7 @@ def test_figures_predict_held_out_rows_of_real_data(
         ({"method": "leace", "keep": "y"}, "keeps nothing"),
     ],
 )
-def test_bad_input(arguments: dict[str, Any], text: str) -> None:
+def test_cross_report_refuses_bad_input(arguments: dict[str, Any], text: str) -> None:
     x, z, y = data(60)
     folds = dealt(x, 2, z=z, y=y)
     if "folds" in arguments:

@@ -80,7 +80,9 @@ def test_the_report_of_a_fit_has_the_figures_of_folds(kind: Any, dtype: Any) -> 
         (1 << 40, 1 << 20, False),  # 48 TiB
     ],
 )
-def test_the_rule(n: int | None, d: int | None, expected: bool) -> None:
+def test_folds_are_used_where_rows_and_memory_suffice(
+    n: int | None, d: int | None, expected: bool
+) -> None:
     assert use_folds(n, d) == expected
 
 

@@ -386,7 +386,7 @@ def test_stacks_masks_and_out(fitted):
     assert eraser(X[:0], {"z": []}).shape == (0, 6)
 
 
-def test_tensors(fitted):
+def test_class_maps_of_tensors_give_tensors(fitted):
     torch = pytest.importorskip("torch")
     eraser, X, labels = fitted
     tensor = torch.from_numpy(X.astype(np.float32))
@@ -424,7 +424,7 @@ def test_labels_that_do_not_fit(fitted):
         eraser.fold_into(np.eye(6))
 
 
-def test_files(fitted, tmp_path):
+def test_files_keep_every_bit_of_class_maps(fitted, tmp_path):
     eraser, X, labels = fitted
     path = tmp_path / "z.safetensors"
     eraser.save(path)

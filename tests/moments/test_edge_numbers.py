@@ -26,18 +26,6 @@ def test_scales_near_the_ends_of_float64(exponent: int) -> None:
     np.testing.assert_allclose(P.matrix(), expected.matrix(), atol=1e-9)
 
 
-@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f4", ">f8", "i4", "?"])
-def test_one_feature_of_any_dtype(dtype: str) -> None:
-    """With d = 1 an eraser that removes a direction removes everything."""
-    z = np.arange(80) % 2
-    X = (normal(80, 1) + 3 * z[:, None] > 1).astype(dtype)
-    if dtype != "?":
-        X = (X + z[:, None] * 2).astype(dtype)
-    P = sf.leace(Moments().update(X, {"z": z}), erase="z")
-    assert P.rank == 1
-    np.testing.assert_allclose(P(X).astype(float), float(np.mean(X.astype(float))), rtol=1e-3)
-
-
 def test_half_precision_leaves_its_own_rounding() -> None:
     """The result is rounded to the dtype of the rows: its residue is of that size."""
     X, z, _ = drawn(2000)

@@ -512,7 +512,7 @@ def test_scaled_weights_scale_every_sum() -> None:
     assert not same_bits(scaled, moments)  # control
 
 
-def test_weights() -> None:
+def test_weights_of_a_sample_are_frequencies() -> None:
     X, labels = gaussian(5000, 6, 1.0)
     rng = np.random.default_rng(3)
     weight = rng.integers(0, 3, 5000).astype(np.float64)

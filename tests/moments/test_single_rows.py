@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from functools import cache
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from naive_model import state_bytes
 
-from splince_fast import LabelError, Moments, SplinceError
+from splince_fast import LabelError, Moments
 from splince_fast.moments.accumulator import Accumulator
 
 D, BLOCK = 3, 8
@@ -188,29 +187,6 @@ def test_a_single_label_of_declared_classes_has_the_bits_of_the_general_path(
     found = outcome(waiting(), *given)
     without_the_fast_path(monkeypatch)
     assert found == outcome(waiting(), *given)
-
-
-def test_a_single_row_is_refused_while_another_thread_writes_or_reads() -> None:
-    moments = waiting()
-    for use in (moments._lock, moments._lock.reading()):
-        begun, ended = threading.Event(), threading.Event()
-
-        def hold(use: Any = use, begun: Any = begun, ended: Any = ended) -> None:
-            with use:
-                begun.set()
-                ended.wait(60)
-
-        thread = threading.Thread(target=hold)
-        thread.start()
-        begun.wait(60)
-        try:
-            with pytest.raises(SplinceError, match="another thread"):
-                moments.update(row(), labels())
-        finally:
-            ended.set()
-            thread.join()
-        assert moments.n_rows == 4
-    assert moments.update(row(), labels()).n_rows == 5
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

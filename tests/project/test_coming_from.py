@@ -65,7 +65,7 @@ def test_a_streamed_leace_fitter(package: Any) -> None:
     assert np.abs(there - X).max() > 0.1  # either of them erases something
 
 
-def test_one_call(package: Any) -> None:
+def test_one_call_replaces_the_fitter(package: Any) -> None:
     import torch
 
     X, z, _ = rows()
@@ -223,7 +223,7 @@ def test_a_search_over_erasers_scores_held_out_rows() -> None:
 # --- dask, INLP -----------------------------------------------------------------------------------
 
 
-def test_dask_rows() -> None:
+def test_dask_rows_give_the_same_eraser() -> None:
     pytest.importorskip("distributed")
     da = pytest.importorskip("dask.array")
     X, z, _ = rows()

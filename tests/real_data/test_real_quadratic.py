@@ -113,7 +113,9 @@ TABLE: dict[tuple[str, int | None], Any] = {
     [pytest.param(key, marks=[pytest.mark.slow] if key[1] is None else []) for key in TABLE],
     ids=lambda key: f"{key[0]}-{key[1]}",
 )
-def test_figures(case: tuple[str, int | None], real_data: Callable[[str], Path]) -> None:
+def test_quadratic_figures_are_those_of_an_independent_implementation(
+    case: tuple[str, int | None], real_data: Callable[[str], Path]
+) -> None:
     share, plain, without, with_task, new_rows = TABLE[case]
     fitted, new = rows(real_data(case[0]), case[1])
     x, y, z = fitted
