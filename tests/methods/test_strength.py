@@ -23,7 +23,6 @@ import splince_fast as sf
 from splince_fast.strength import ConceptStrength, _Null, concept_strength
 
 Float = NDArray[np.float64]
-EPS = float(np.finfo(np.float64).eps)
 
 # Every test of uniformity and of rates is done on draws that are fixed; had they been drawn
 # afresh, a right implementation would fail each of them with this probability.

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 from entangled import drawn, gap, normal
 from naive_model import state_bytes
-from numpy.typing import NDArray
 
 import splince_fast as sf
 from splince_fast import Moments
 
-Float = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import splince_fast as sf
 from splince_fast._kernels.factor import STATUS_SINGULAR
@@ -22,7 +21,6 @@ from splince_fast.cli import fit
 from splince_fast.methods import method_call
 from splince_fast.methods.table import METHODS
 
-Float = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("splince", {"erase": "z", "keep": "y"}),
