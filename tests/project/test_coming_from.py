@@ -250,10 +250,3 @@ def test_dask_rows_give_the_same_eraser() -> None:
         sf.LEACE().fit(X, concept=labels)
     with pytest.raises(sf.InputError, match=r"rechunk\(\{1: -1\}\)"):
         ours.transform(lazy.rechunk((150, 4)))
-
-
-def test_inlp_has_a_projection() -> None:
-    X, z, _ = rows()
-    eraser = sf.baselines.INLP().fit(X, concept=z).projection_
-    assert eraser.rank >= 1
-    np.testing.assert_allclose(eraser.matrix() @ eraser.matrix(), eraser.matrix(), atol=CLOSE)
