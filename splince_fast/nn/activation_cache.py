@@ -263,7 +263,7 @@ def _tensors(output: Any) -> list[Tensor] | None:
 
 
 def _checksums(x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the sums of the bits of a tensor over rows and columns; None for other types."""
+    """Return the sums of the bits of a plain tensor over rows and columns; None for subclasses."""
     if type(x) is not Tensor or x.ndim == 0:
         return None
     bits = x.detach().contiguous().view(_BITS[x.dtype.itemsize]).reshape(-1, x.shape[-1])

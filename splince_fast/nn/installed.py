@@ -296,8 +296,8 @@ def install(
         erasers._check_tokens(tokens)
         if tokens == "mean":
             raise InputError(
-                "these erasers were fitted on the mean over tokens, which is no token; say by "
-                "tokens= which ones they are for ('all' is the usual choice)"
+                "these erasers were fitted on the mean over tokens, which is no token; pass "
+                "tokens=, the rule for the tokens to change ('all' is the usual choice)"
             )
     else:
         placement, skip_ids = Placement.of(side, feature_dim, output), ()

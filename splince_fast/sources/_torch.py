@@ -68,7 +68,7 @@ def from_torch(
     if block_rows is not None:
         raise InputError(
             "block_rows= is for a tensor, but data are batches, each of which is a block; set the "
-            " batch_size of the DataLoader, 4096 for instance"
+            "batch_size of the DataLoader, 4096 for instance"
         )
     keys = _BatchKeys.of(embedding, labels, sample_weight)
     name = f"{type(data).__name__} of batches"
@@ -129,8 +129,8 @@ class _BatchKeys(NamedTuple):
         """Return X and the entries of a batch that is a mapping."""
         if self.embedding is None:
             raise InputError(
-                f"batch {number} is a mapping with the keys {list(batch)}; say with embedding= "
-                "which of them is X"
+                f"batch {number} is a mapping with the keys {list(batch)}; pass the key of X as "
+                "embedding="
             )
         for name in (self.embedding, *self.entries()):
             if name not in batch:
@@ -145,7 +145,7 @@ class _BatchKeys(NamedTuple):
             expected = "a mapping" if self.embedding is not None else f"(X, {', '.join(names)})"
             raise InputError(
                 f"batch {number} is a {type(batch).__name__} of {len(entries)}, where {expected} "
-                "is expected; name what follows X with labels=[...], and then sample_weight=, or "
+                "is expected; name the entries after X by labels=[...] and sample_weight=, or "
                 "pass embedding= for mappings"
             )
         return entries[0], dict(zip(names, entries[1:], strict=True))

@@ -365,7 +365,7 @@ def test_packed_weights_are_refused() -> None:
         snn.fold(model, {"0": projection()}, torch.randn(20, 16))
     shared = torch.nn.Linear(16, 16)
     twice = torch.nn.Sequential(torch.nn.LayerNorm(16), shared, torch.nn.Tanh(), shared)
-    with pytest.raises(snn.FoldError, match="2 places"):
+    with pytest.raises(snn.FoldError, match="occurs 2 times"):
         snn.fold(twice, {"0": projection()}, torch.randn(20, 16))
 
 
