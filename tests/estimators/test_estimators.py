@@ -589,7 +589,7 @@ def test_missing_values_are_named_and_missing_labels_are_used(data: Data) -> Non
     known = np.arange(len(X)) % 3 > 0
     dropped = LEACE().fit(X[known], concept=z[known])
     assert not same(dropped, fitted)  # their rows count for the covariance of X
-    # What is erased is the covariance over the labelled rows, whatever S is.
+    # The covariance over the labelled rows is erased, for any S.
     residual = fitted.projection_.matrix() @ covariance(X[known], z[known])
     assert np.abs(residual).max() < 64 * EPS * np.abs(X).max() * 6
 
@@ -627,13 +627,12 @@ def test_one_hot_task_with_or_without_its_last_column() -> None:
 
 
 def test_cascade_and_joint_fit() -> None:
-    """Erasing one concept after the other: what survives depends on what each stage saw.
+    """Erasing one concept after the other: the result depends on the rows of each stage.
 
-    Refitted to the output of the first, a second eraser that keeps the same task equals the joint
-    fit. What is subtracted are multiples of e = zhat - BLP(zhat | yhat), the part of the best
-    linear prediction of the concept that says nothing of the task, and taking these variables one
-    concept after the other is Gram-Schmidt. A second stage that keeps less loses what the first
-    kept, and one that was fitted to the raw data brings back what the first erased.
+    A second eraser that is refitted to the output of the first, with the same task, equals the
+    joint fit: each subtracts multiples of e = zhat - BLP(zhat | yhat), and taking these variables
+    one concept after the other is Gram-Schmidt. A second stage that keeps less loses what the first
+    kept; one that was fitted to the raw rows brings back what the first erased.
     """
     rng = np.random.default_rng(3)
     X, y, a = make_data(600, d=10)

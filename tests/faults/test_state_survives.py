@@ -269,9 +269,9 @@ def test_folds_hold_the_same_bits_whatever_the_size_of_blocks(tmp_path: Path) ->
         assert folds(37, groups=groups) == expected
         assert folds(129, groups=groups, checkpoint=tmp_path / f"{groups}") == expected
         assert folds(129, groups=groups, checkpoint=tmp_path / f"{groups}") == expected
-    dealt = Moments.from_blocks([(X, labels)], folds=2)
-    assert abs(dealt[0].n_rows - 1500) < 6 * 3000**0.5 / 2
-    check(dealt.total, Rows.of(X, labels))
+    folds_of_two = Moments.from_blocks([(X, labels)], folds=2)
+    assert abs(folds_of_two[0].n_rows - 1500) < 6 * 3000**0.5 / 2
+    check(folds_of_two.total, Rows.of(X, labels))
 
 
 def test_a_group_stays_in_one_fold() -> None:
@@ -433,7 +433,7 @@ def test_what_an_append_that_failed_has_written_is_forgotten(
                 raise MemoryError
             return getattr(np, name)
 
-    more = {"z": ["b"] * 6, "fresh": np.linspace(0, 1, 6)}
+    more = {"z": ["b"] * 6, "new": np.linspace(0, 1, 6)}
     with monkeypatch.context() as patch:
         patch.setattr(buffer, "np", NoMemory())
         with pytest.raises(MemoryError):

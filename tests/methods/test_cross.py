@@ -28,7 +28,7 @@ def data(n: int = 900, d: int = 12) -> tuple[Float, NDArray[Any], Float]:
     return x + y @ rng.normal(size=(2, d)) + 5.0, z, y
 
 
-def dealt(x: NDArray[Any], k: int, **labels: Any) -> list[sf.Moments]:
+def split_rows(x: NDArray[Any], k: int, **labels: Any) -> list[sf.Moments]:
     return [
         sf.Moments().update(x[i::k], {name: v[i::k] for name, v in labels.items()})
         for i in range(k)
@@ -53,7 +53,7 @@ def pillai(x: Float, columns: Float) -> float:
 def test_figures_are_those_of_the_rows(method: str, k: int) -> None:
     x, z, y = data()
     keep = "y" if method in ("splince", "sal") else None
-    found = sf.cross_report(dealt(x, k, z=z, y=y), erase="z", keep=keep, method=method)
+    found = sf.cross_report(split_rows(x, k, z=z, y=y), erase="z", keep=keep, method=method)
     assert found.distortion == tuple(fold.distortion for fold in found.folds)
     for i, fold in enumerate(found.folds):
         inside = np.arange(len(x)) % k == i
@@ -63,22 +63,22 @@ def test_figures_are_those_of_the_rows(method: str, k: int) -> None:
         for rows, figure in ((inside, fold.distortion), (~inside, fold.distortion_fitted)):
             moved = ((eraser(x[rows]) - x[rows]) ** 2).sum(axis=1).mean()
             assert figure == pytest.approx(moved / x[rows].var(axis=0).sum(), rel=1e-9)
-        unseen, clean = x[inside], eraser(x[inside])
+        held_out, clean = x[inside], eraser(x[inside])
         hot = np.eye(3)[z[inside]][:, 1:]
         assert fold.concept == pytest.approx(pillai(clean, hot) / 2, rel=1e-9)
-        assert fold.chance == pytest.approx((x.shape[1] - 2) / (len(unseen) - 1))
-        assert fold.n_rows == len(unseen)
-        whitening = np.linalg.inv(np.linalg.cholesky(np.cov(unseen.T)))
+        assert fold.chance == pytest.approx((x.shape[1] - 2) / (len(held_out) - 1))
+        assert fold.n_rows == len(held_out)
+        whitening = np.linalg.inv(np.linalg.cholesky(np.cov(held_out.T)))
         change = np.eye(x.shape[1]) - eraser.matrix()
         norm = np.linalg.norm(whitening @ change @ np.linalg.inv(whitening), 2)
         assert fold.amplification == pytest.approx(max(1.0, norm), rel=1e-9)
         if keep is None:
             assert fold.kept is None
         else:
-            units = unseen.std(axis=0)[:, None]
+            units = held_out.std(axis=0)[:, None]
             before, after = (
                 (v - v.mean(axis=0)).T @ standardised(y[inside]) / len(v) / units
-                for v in (unseen, clean)
+                for v in (held_out, clean)
             )
             lost = np.linalg.norm(after - before) / np.linalg.norm(before)
             assert fold.kept == pytest.approx(1 - lost, rel=1e-9)
@@ -86,7 +86,7 @@ def test_figures_are_those_of_the_rows(method: str, k: int) -> None:
 
 def test_the_eraser_is_that_of_all_rows_and_its_report_shows_the_means() -> None:
     x, z, y = data()
-    found = sf.cross_report(dealt(x, 2, z=z, y=y), erase="z", keep="y")
+    found = sf.cross_report(split_rows(x, 2, z=z, y=y), erase="z", keep="y")
     whole = sf.splince(sf.Moments().update(x, {"z": z, "y": y}), erase="z", keep="y")
     np.testing.assert_allclose(found.eraser.matrix(), whole.matrix(), atol=1e-10)
     report = found.eraser.report
@@ -101,7 +101,7 @@ def test_the_eraser_is_that_of_all_rows_and_its_report_shows_the_means() -> None
 
 def test_method_follows_from_the_task() -> None:
     x, z, y = data()
-    folds = dealt(x, 2, z=z, y=y)
+    folds = split_rows(x, 2, z=z, y=y)
     assert (
         sf.cross_report(folds, erase="z").folds
         == sf.cross_report(folds, erase="z", method="LEACE").folds
@@ -131,7 +131,7 @@ def test_few_rows_per_dimension_warn() -> None:
     z = rng.integers(0, 2, 260)
     x = rng.normal(size=(260, 100)) + 0.2 * z[:, None]
     with pytest.warns(sf.UnseenRowsWarning, match="rows per dimension"):
-        found = sf.cross_report(dealt(x, 2, z=z), erase="z", keep=np.eye(100)[:, :1])
+        found = sf.cross_report(split_rows(x, 2, z=z), erase="z", keep=np.eye(100)[:, :1])
     assert found.rows_per_rank == pytest.approx(1.3)
 
 
@@ -154,7 +154,7 @@ def test_real_rows_warn_only_if_few_per_dimension(
     folder = real_data(name)
     x, z_values, y_values = (np.load(folder / f"{part}.npy") for part in ("X", z, y))
     order = np.random.default_rng(0).permutation(len(x))
-    folds = dealt(x[order], 2, z=z_values[order], y=y_values[order])
+    folds = split_rows(x[order], 2, z=z_values[order], y=y_values[order])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = sf.cross_report(folds, erase="z", keep="y", shrinkage=shrinkage)
@@ -198,14 +198,14 @@ def shown(eraser: sf.Projection, x: Float, z: NDArray[Any], y: NDArray[Any]) -> 
 
 
 def assert_predicted(
-    folds: list[sf.Moments], unseen: list[Any], shrinkage: Any, figures: int = 3
+    folds: list[sf.Moments], parts: list[Any], shrinkage: Any, figures: int = 3
 ) -> None:
-    """What held-out rows show lies within the spread over folds, or within 10 % of their mean."""
+    """Figures of held-out rows lie within the spread over folds, or within 10 % of their mean."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sf.UnseenRowsWarning)
         found = sf.cross_report(folds, erase="z", keep="y", shrinkage=shrinkage)
     said = np.array([[f.distortion, f.concept, f.kept] for f in found.folds])
-    held_out = np.mean([shown(found.eraser, *rows) for rows in unseen], axis=0)
+    held_out = np.mean([shown(found.eraser, *rows) for rows in parts], axis=0)
     said, held_out = said[:, :figures], held_out[:figures]
     low, high = said.min(axis=0), said.max(axis=0)
     # The trace is of the size of its chance level, so that this counts, too.
@@ -221,7 +221,7 @@ def in_fifths(x: Float, z: NDArray[Any], y: NDArray[Any]) -> tuple[list[sf.Momen
     """Half of the rows in five folds, the other half in five parts."""
     n = len(x) // 2
     parts = [(x[n + i :: 5], z[n + i :: 5], y[n + i :: 5]) for i in range(5)]
-    return dealt(x[:n], 5, z=z[:n], y=y[:n]), parts
+    return split_rows(x[:n], 5, z=z[:n], y=y[:n]), parts
 
 
 @pytest.mark.parametrize("shrinkage", [None, "oas"])
@@ -235,7 +235,7 @@ def test_figures_predict_held_out_rows(kind: str, shrinkage: str | None) -> None
 @pytest.mark.parametrize(("kind", "warns"), [("gaussian", False), ("heavy", False), ("rare", True)])
 def test_only_features_that_rarely_fire_warn(kind: str, warns: bool) -> None:
     x, z, y = kind_of_rows(kind, 4000)
-    folds = dealt(x, 2, z=z, y=y)
+    folds = split_rows(x, 2, z=z, y=y)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = sf.cross_report(folds, erase="z", keep="y")
@@ -287,7 +287,7 @@ def test_figures_predict_held_out_rows_of_real_data(
 )
 def test_cross_report_refuses_bad_input(arguments: dict[str, Any], text: str) -> None:
     x, z, y = data(60)
-    folds = dealt(x, 2, z=z, y=y)
+    folds = split_rows(x, 2, z=z, y=y)
     if "folds" in arguments:
         folds = folds[:1] if arguments["folds"] == "one" else []
     options = {"erase": "z"} | {k: v for k, v in arguments.items() if k != "folds"}
@@ -298,7 +298,9 @@ def test_cross_report_refuses_bad_input(arguments: dict[str, Any], text: str) ->
 def test_options_are_those_of_the_method() -> None:
     rng = np.random.default_rng(0)
     z, y = rng.integers(0, 2, (2, 400))
-    folds = dealt(rng.normal(size=(400, 4)) + z[:, None] + np.outer(y, np.eye(4)[0]), 2, z=z, y=y)
+    folds = split_rows(
+        rng.normal(size=(400, 4)) + z[:, None] + np.outer(y, np.eye(4)[0]), 2, z=z, y=y
+    )
     assert sf.cross_report(folds, erase="z", keep="y", max_amplification=1e3).method == "SPLINCE"
     with pytest.raises(sf.InputError, match="LEACE takes no max_amplification="):
         sf.cross_report(folds, erase="z", max_amplification=1e3)

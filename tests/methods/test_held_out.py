@@ -1,4 +1,4 @@
-"""What fits say of held-out rows by default: folds, the figures of their report, warnings.
+"""Figures of held-out rows that fits report by default: folds, report, warnings.
 
 The eraser of all rows is summed in another order than without folds, so it agrees to rounding:
 8 d eps kappa with kappa below 1e3 for the rows drawn here.
@@ -39,7 +39,7 @@ def data(n: int = 600, d: int = 8, seed: int = 0) -> tuple[Float, NDArray[Any], 
     return x, y, z
 
 
-def dealt(x: Float, **labels: Any) -> Folds:
+def two_folds(x: Float, **labels: Any) -> Folds:
     return Folds(2).update(x, labels)
 
 
@@ -51,7 +51,9 @@ def test_the_report_of_a_fit_has_the_figures_of_folds(kind: Any, dtype: Any) -> 
     fitted = kind().fit(x, y, concept=z)
     keep = {"keep": "task"} if kind is sf.SPLINCE else {}
     method = "mean_projection" if kind is sf.MeanProjection else kind.__name__.lower()
-    expected = sf.cross_report(dealt(x, concept=z, task=y), erase="concept", method=method, **keep)
+    expected = sf.cross_report(
+        two_folds(x, concept=z, task=y), erase="concept", method=method, **keep
+    )
     assert expected.eraser.report is not None
     for name in FIGURES:
         found = getattr(fitted.report_.held_out, name)
@@ -157,7 +159,7 @@ def test_a_fold_without_the_concept_is_no_error() -> None:
 @pytest.mark.parametrize("method", ["splince", "leace", "sal", "mean_projection"])
 def test_methods_take_folds(method: str) -> None:
     x, y, z = data()
-    folds = dealt(x, z=z, y=y)
+    folds = two_folds(x, z=z, y=y)
     keep = {"keep": "y"} if method == "splince" else {}
     found = getattr(sf, method)(folds, erase="z", **keep)
     whole = getattr(sf, method)(folds.total, erase="z", **keep)
@@ -184,7 +186,7 @@ def weak(n: int = 600, d: int = 30) -> tuple[Float, NDArray[Any]]:
 @pytest.mark.filterwarnings("ignore::splince_fast.UnseenRowsWarning")
 def test_cross_validated_shrinkage_is_the_best_of_those_tried() -> None:
     x, z = weak()
-    folds = dealt(x, concept=z)
+    folds = two_folds(x, concept=z)
     tried = {
         a: np.mean(sf.cross_report(folds, erase="concept", shrinkage=a).distortion)
         for a in (*INTENSITIES, "oas")
@@ -378,9 +380,11 @@ def fitted(*more: str) -> sf.Report:
     return report
 
 
-def test_the_command_line_deals_to_folds(files: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_splits_rows_into_folds(
+    files: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     x, y, z = data()
-    expected = sf.splince(dealt(x, z=z, y=y), erase="z", keep="y").report
+    expected = sf.splince(two_folds(x, z=z, y=y), erase="z", keep="y").report
     assert expected is not None
     report = fitted()
     for name in FIGURES:
@@ -394,9 +398,9 @@ def test_the_command_line_deals_to_folds(files: None, capsys: pytest.CaptureFixt
     for name in FIGURES:
         found, figure = getattr(grouped.held_out, name), getattr(kept.held_out, name)
         assert found == pytest.approx(figure, rel=1e-9)
-    # far apart in units of that tolerance: rows dealt one by one would not pass
+    # far apart in units of that tolerance: rows split one by one would not pass
     assert abs(grouped.held_out.distortion / report.held_out.distortion - 1) > 1e-4
-    best = sf.splince(dealt(x, z=z, y=y), erase="z", keep="y", shrinkage="cv").report
+    best = sf.splince(two_folds(x, z=z, y=y), erase="z", keep="y", shrinkage="cv").report
     assert best is not None
     assert fitted("--shrinkage", "cv").shrinkage == best.shrinkage
     assert fitted("--shrinkage", "ledoit-wolf").shrinkage > 0

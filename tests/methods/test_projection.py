@@ -245,7 +245,7 @@ def test_lists_and_frames() -> None:
 
 
 def test_masked_rows_are_refused() -> None:
-    """What a mask hides is no data, and must not be used as if it were."""
+    """Masked entries are no data."""
     x = rows_like("float64", 5, 7)
     with pytest.raises(sf.InputError, match="mask"):
         draw_eraser()(np.ma.masked_array(x, x > 0))

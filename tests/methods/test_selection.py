@@ -1,4 +1,4 @@
-"""What is erased and kept: names, several at once, joint cells, explicit directions.
+"""The selection of variables: names, several at once, joint cells, explicit directions.
 
 Modules: `methods.label_columns`.
 """

@@ -309,7 +309,7 @@ def test_erased_is_told_from_never_there(dtype: Any) -> None:
     erased = sf.Moments().update(sf.leace(moments, erase="z")(X), labels)
     after = concept_strength(erased, "z")
     assert "less association with 'z' than chance gives" in after.conclusion
-    # What is left is the rounding of the erased rows; it stands beside directions of size one.
+    # The rounding of the erased rows is left, beside directions of size one.
     assert after.pillai < (100 * np.finfo(dtype).eps) ** 2 * 2000
     assert "no linear association" in concept_strength(erased, "absent").conclusion
 

@@ -517,7 +517,7 @@ def test_what_names_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nam
 
 @contextmanager
 def without_rights(folder: Path) -> Iterator[None]:
-    """The folder is read-only for whoever runs the test, root included."""
+    """The folder is read-only for the user of the test, root included."""
     root = os.geteuid() == 0
     folder.chmod(0o555)
     try:

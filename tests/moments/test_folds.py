@@ -71,9 +71,9 @@ def test_a_fold_has_the_bits_of_its_rows_in_their_order(
         given = None if weight is None else weight[rows]
         folds.update(X[rows], part(labels, rows), sample_weight=given)
     folds._sort_classes()
-    dealt = fold_of(N, count)
+    fold_index = fold_of(N, count)
     for i, fold in enumerate(folds):
-        chosen = np.flatnonzero(dealt == i)
+        chosen = np.flatnonzero(fold_index == i)
         twin = Folds(2, block_rows=block_rows, **kind)  # whose first fold takes all
         twin._fold_of_rows = lambda batch, n: np.zeros(n, np.intp)  # type: ignore[method-assign]
         for start in range(0, len(chosen), block_rows):
@@ -84,7 +84,7 @@ def test_a_fold_has_the_bits_of_its_rows_in_their_order(
     assert state_bytes(folds[0]) != state_bytes(folds[1]), "the control"
 
 
-def test_rows_are_dealt_by_the_published_hash() -> None:
+def test_rows_are_assigned_to_folds_by_the_published_hash() -> None:
     """The first numbers that SplitMix64 gives from seed 0."""
     expected = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     assert splitmix64(np.arange(3, dtype=np.uint64)).tolist() == expected
@@ -125,10 +125,10 @@ def test_an_update_while_another_thread_reads_a_fold_is_refused() -> None:
 
 
 @pytest.mark.parametrize("folds", [None, 2])
-def test_an_interrupted_run_goes_on_from_its_checkpoint(
+def test_an_interrupted_run_resumes_from_its_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folds: int | None
 ) -> None:
-    """Ctrl-C in the midst of a block: its rows count once."""
+    """Ctrl-C during a block: its rows count once."""
     X, labels = table()
     source = sources.from_arrays(X, labels, block_rows=100)
     original = getattr(*SWEEP)

@@ -64,7 +64,7 @@ def distortion(eraser: sf.Projection, covariance: Float) -> float:
 def draws(
     X: Any, labels: Any, rate: float, count: int, fit: Callable[[sf.Moments], sf.Projection]
 ) -> tuple[Float, Float, Float]:
-    """Excess, the formula's excess, and reported over true distortion, of so many samples."""
+    """Excess, the formula's excess, and reported over true distortion, of `count` samples."""
     full = sf.Moments().update(np.asarray(X, np.float64), labels)
     covariance = full.covariance(ddof=0)
     least, total = distortion(fit(full), covariance), float(np.trace(covariance))
@@ -258,7 +258,7 @@ def test_features_that_only_the_sample_cannot_tell_apart(
     assert excess.mean() < 2 * formula.mean()
     assert excess.max() < 0.5
     assert draws(given, labels, rate, 4, splince)[0].max() < 0.5
-    # What all rows say is the same feature twice stays one dimension, far from zero, too.
+    # A feature that occurs twice in all rows stays one dimension, far from zero, too.
     for far in (0.0, 3e3):
         report = leace(sf.Moments(subsample=rate).update((X + far).astype(dtype), labels)).report
         assert report is not None

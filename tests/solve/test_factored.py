@@ -231,7 +231,7 @@ def test_a_factor_is_free_of_spans_and_admitting_leaves_it_as_it_was() -> None:
     wider = factor.admit(trace)
     assert (wider.admitted, wider.rank, factor.rank) == (1, 6, 5)
     assert np.linalg.norm(factor.whiten(trace)) < 1e-9 < np.linalg.norm(wider.whiten(trace))
-    # What is whitened by it is as uncertain as the least eigenvalue that it counts.
+    # Its least counted eigenvalue bounds the uncertainty of whitened rows.
     assert wider.smallest == factor.tolerance < factor.smallest
 
 

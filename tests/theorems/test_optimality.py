@@ -352,7 +352,7 @@ def test_distortion_of_one_direction_each_is_leace_over_squared_sine(cosine: flo
 
 
 def test_control_sal_keeps_both_constraints_and_costs_more() -> None:
-    """What the constraints cannot tell apart, the distortion does."""
+    """The distortion tells apart maps that satisfy the same constraints."""
     data = draw_data(1, d=10, kappa=1e3)
     moments = data.moments()
     optimal, wrong = (erase(m, moments) for m in ("splince", "sal that keeps"))
