@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from functools import cache
 from typing import Any
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 from naive_model import state_bytes
 
-from splince_fast import LabelError, Moments
+from splince_fast import LabelError, Moments, SplinceError
 from splince_fast.moments.accumulator import Accumulator
+from splince_fast.moments.class_sums import ClassSums
 
 D, BLOCK = 3, 8
 
@@ -187,6 +189,69 @@ def test_a_single_label_of_declared_classes_has_the_bits_of_the_general_path(
     found = outcome(waiting(), *given)
     without_the_fast_path(monkeypatch)
     assert found == outcome(waiting(), *given)
+
+
+def test_a_single_row_is_refused_while_another_thread_writes_or_reads() -> None:
+    moments = waiting()
+    for use in (moments._lock, moments._lock.reading()):
+        begun, ended = threading.Event(), threading.Event()
+
+        def hold(use: Any = use, begun: Any = begun, ended: Any = ended) -> None:
+            with use:
+                begun.set()
+                ended.wait(60)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        begun.wait(60)
+        try:
+            with pytest.raises(SplinceError, match="another thread"):
+                moments.update(row(), labels())
+        finally:
+            ended.set()
+            thread.join()
+        assert moments.n_rows == 4
+    assert moments.update(row(), labels()).n_rows == 5
+
+
+def single(dtype: Any = np.float32) -> tuple[Any, dict[str, Any]]:
+    return row(dtype=dtype), {"z": np.array(["a"])}
+
+
+@pytest.mark.parametrize(
+    ("interfere", "more"),
+    [
+        (lambda moments: moments.mean, 0),
+        (lambda moments: [moments.mean, moments.update(*single())], 1),
+        (lambda moments: moments.update(*single(np.float64)), 1),
+        (lambda moments: moments.update(*single(), sample_weight=[2.0]), 1),
+        (lambda moments: moments.update(single()[0], {"y": np.array([0])}), 1),
+        (lambda moments: moments.update(*single()), 1),
+    ],
+    ids=["merged", "merged and begun", "widened", "weighted", "labelled", "one more"],
+)
+def test_rows_that_change_while_a_label_is_looked_up_lose_no_row(
+    interfere: Any, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever other code runs before a row joins those that wait, such as a finalizer."""
+    moments = Moments(block_rows=BLOCK)
+    for _ in range(3):
+        moments.update(*single())
+    looked = []
+
+    def code(*given: Any) -> int:
+        looked.append(given)
+        if len(looked) == 1:
+            interfere(moments)
+        return 0
+
+    monkeypatch.setattr(ClassSums, "code_of", code)
+    moments.update(single()[0], {"z": ["a"]})
+    assert looked
+    counts = {name: moments.class_counts(name) for name in moments.variables}
+    assert moments.n_rows == 4 + more
+    assert sum(sum(of.values()) for of in counts.values()) == 4 + more
+    assert np.array_equal(moments.mean, row()[0])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
