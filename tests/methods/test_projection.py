@@ -330,23 +330,24 @@ def test_leading_axes_and_masks(dtype: str, layout: str) -> None:
         np.testing.assert_array_equal(x, partly)
 
 
+@pytest.mark.parametrize("layout", ["C", "padded"])
 @pytest.mark.parametrize("dtype", ["<f2", ">f2", "float32"])
-def test_masks_and_row_numbers_of_rows_beyond_one_piece(dtype: str) -> None:
-    """The mask of each piece, and the number in the error of a row that halves cannot hold."""
-    n, d = 20_000, 33
-    assert n * d * np.dtype(dtype).itemsize > 2 * erase_rows._PIECE_BYTES
-    x = rows_like(dtype, n, d)
-    eraser = sf.Projection(3 * np.eye(d)[:, :1], np.eye(d)[:, :1], np.zeros(d))  # x_0 to -2 x_0
-    mask = np.random.default_rng(0).random(n) < 0.5
-    expected = np.where(mask[:, None], x * np.where(np.arange(d), 1, -2).astype(x.dtype), x)
+def test_masks_and_row_numbers_of_rows_beyond_one_chunk(
+    dtype: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mask of each chunk, and the number in the error of a row that halves cannot hold."""
+    x = stack_of(dtype, layout)
+    eraser = sf.Projection(3 * np.eye(7)[:, :1], np.eye(7)[:, :1], np.zeros(7))  # x_0 to -2 x_0
+    mask = np.random.default_rng(0).random((3, 5)) < 0.5
+    mask[2, 2:4] = False, True
+    expected = np.where(mask[..., None], eraser(x), x)
+    piece = 4 * 7 * 2 if layout == "C" else 1  # some rows, or less than one
+    monkeypatch.setattr(erase_rows, "_CHUNK_BYTES", 4 * piece)
+    monkeypatch.setattr(erase_rows, "_PIECE_BYTES", piece)
     np.testing.assert_array_equal(eraser(x, mask=mask), expected)
-    x[n - 2], mask[n - 2] = 60000, True
+    x[2, 3] = 60000
     for rows in (None, mask):
-        with (
-            pytest.raises(sf.InputError, match=f"row {n - 2} ")
-            if x.itemsize == 2
-            else nullcontext()
-        ):
+        with pytest.raises(sf.InputError, match="row 13 ") if x.itemsize == 2 else nullcontext():
             eraser(x, mask=rows)
 
 
