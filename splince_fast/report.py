@@ -766,14 +766,16 @@ class Report:
                 )
             elif v.role == "erased":
                 lines.append(
-                    f"{v.name!r}{read} had a linear trace of strength {strength} in {v.rank} "
+                    f"{v.name!r}{read} had a linear association of strength {strength} in {v.rank} "
                     f"direction(s); {v.residual:.1e} of its covariance with x is left (rounding "
                     f"explains {v.bound:.1e}): no linear predictor does better than a constant on "
                     "the fitted rows."
                 )
                 if v.noise is not None:
                     lines.append(self._bound_in_words(v))
-                if v.expected is not None:
+                if v.expected == 0 and v.rank != self.rank_covariance:
+                    lines.append(f"No association of {v.name!r} beyond noise was measured.")
+                elif v.expected is not None:
                     lines.append(
                         f"In new rows of the same kind one is expected to explain {v.expected:.2g} "
                         f"of the variance of {v.name!r} (R^2): the fit knew {self.n_rows:,} rows "

@@ -71,8 +71,8 @@ class LowRank:
         scale = np.where(varies, np.sqrt(np.maximum(own, 0.0)), np.inf)
         scaled = vectors / scale[:, None]
         q, sizes = _orthonormal(scaled)
-        return kernels.low_rank(
-            q, 1.0 / np.sqrt(e), 1.0 / np.sqrt(1.0 + sizes**2) - 1.0, variances, self.mean,
+        return kernels.of_columns(
+            q, variances, self.mean, 1.0 / np.sqrt(e), 1.0 / np.sqrt(1.0 + sizes**2) - 1.0,
             smallest=float(e.min()), constant=tolerances.CONSTANT, left_out=left_out,
         )  # fmt: skip
 

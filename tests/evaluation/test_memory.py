@@ -1,4 +1,4 @@
-"""Rows far larger than the memory that a comparison may take."""
+"""Rows far larger than the memory of a job, and the release of pages of maps (`_data.py`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from splince_fast import evaluation as ev
-from splince_fast.evaluation import _pages, plan
+from splince_fast.evaluation import _data, plan
 from splince_fast.exceptions import NonFiniteError, SplinceWarning
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,7 +116,7 @@ def test_ten_gigabytes_and_two_jobs_stay_below_four_scaled(tmp_path: Path) -> No
     assert any("a job keeps at most 16 MiB" in text for text in found["told"])
 
 
-def test_sizes_that_are_asked_for_are_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_of_the_caller_are_not_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     y, z = rng.integers(0, 2, 900), rng.integers(0, 2, 900)
     X = rng.normal(size=(900, 4)) + y[:, None]
@@ -136,7 +136,7 @@ def test_sizes_that_are_asked_for_are_taken_whole(monkeypatch: pytest.MonkeyPatc
     assert asked.context.sizes == (400, 40, 100)
 
 
-def test_pages_of_a_map_are_let_go_and_changes_are_kept(tmp_path: Path) -> None:
+def test_pages_of_a_map_are_released_and_changes_stay(tmp_path: Path) -> None:
     path = rows_on_disk(tmp_path / "X.npy", 5000, 3)
     expected = np.load(path)
     for mode in ("r", "r+", "c"):
@@ -145,8 +145,8 @@ def test_pages_of_a_map_are_let_go_and_changes_are_kept(tmp_path: Path) -> None:
         if mode != "r":
             X[7] = known[7] = 5.0
         rows = np.array([4999, 7, 0, 4100])
-        assert (_pages.gathered(X[:], rows) == known[rows]).all()
-        assert (np.concatenate([block for _, block in _pages.slices(X)]) == known).all()
+        assert (_data.take_rows(X[:], rows) == known[rows]).all()
+        assert (np.concatenate([block for _, block in _data.blocks(X)]) == known).all()
         assert (known == X).all()  # in mode "c" the change is in this process alone
         del X
         expected = np.load(path)
@@ -154,7 +154,7 @@ def test_pages_of_a_map_are_let_go_and_changes_are_kept(tmp_path: Path) -> None:
 
 def test_a_bad_row_beyond_the_first_block_is_named_by_its_own_number() -> None:  # case 17
     rng = np.random.default_rng(0)
-    n = _pages.BLOCK + 100
+    n = _data.BLOCK + 100
     X = rng.normal(size=(n, 2))
     X[n - 3, 1] = np.inf
     with pytest.raises(NonFiniteError, match=f"rows {n - 3}"):

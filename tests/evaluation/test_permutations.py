@@ -1,4 +1,4 @@
-"""Permutation tests of probes: exchangeable given the groups, with folds of their own."""
+"""Permutation tests of probes (`probes.py`): exchangeable given the groups, with own folds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from splince_fast import evaluation as ev
 from splince_fast.evaluation import probes
-from splince_fast.evaluation.probes import against, permutation_within
+from splince_fast.evaluation.probes import permutation_test, permutation_within
 from splince_fast.exceptions import InputError, SplinceWarning
 
 
@@ -48,7 +48,7 @@ def test_a_quantity_that_is_constant_in_groups_is_permuted_by_groups() -> None:
 
 
 @pytest.mark.parametrize("kind", ["classes", "quantity"])
-def test_permutations_of_a_probe_know_the_groups(
+def test_a_probe_permutes_labels_within_the_groups(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(0)
@@ -71,29 +71,29 @@ def test_permutations_of_a_probe_know_the_groups(
 
 
 def test_a_permutation_as_good_as_the_labels_counts_against_them() -> None:
-    assert against(0.5, [0.5, 0.4, 0.6]) == (pytest.approx(0.5), 3 / 4)
-    assert against(0.7, [0.5, 0.4, 0.6])[1] == 1 / 4
-    assert all(map(math.isnan, against(0.5, [])))
+    assert permutation_test(0.5, [0.5, 0.4, 0.6]) == (pytest.approx(0.5), 3 / 4)
+    assert permutation_test(0.7, [0.5, 0.4, 0.6])[1] == 1 / 4
+    assert all(map(math.isnan, permutation_test(0.5, [])))
 
 
 def test_folds_of_a_permutation_are_stratified_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
-    linear = probes._linear_scores
+    seen: list[probes.Target] = []
+    target_of = probes.target_of
 
-    def watched(rows: Any, targets: Any, n_classes: int) -> Any:
-        seen.extend(targets)
-        return linear(rows, targets, n_classes)
+    def watched(*arguments: Any) -> probes.Target:
+        seen.append(target_of(*arguments))
+        return seen[-1]
 
-    monkeypatch.setattr(probes, "_linear_scores", watched)
+    monkeypatch.setattr(probes, "target_of", watched)
     z = np.repeat([0, 1], 30)
     X = np.random.default_rng(0).normal(size=(60, 3))
     ev.leakage(X, z, probes=("linear",), n_permutations=9)
     assert len(seen) == 10
-    for codes, folds in seen:
-        assert [int(codes[held].sum()) for _, held in folds] == [6] * 5
+    for target in seen:
+        assert [int(target.codes[held_out].sum()) for _, held_out in target.folds] == [6] * 5
 
 
-def test_p_values_hold_where_nothing_is_there() -> None:
+def test_p_values_reject_null_problems_at_most_at_their_level() -> None:
     """False positives over 48 null problems: groups of alike rows at .1, balanced rows at .25.
 
     The rate of a test that permutes the rows of the first kind is .31; that of one that keeps the
@@ -118,15 +118,16 @@ def test_p_values_hold_where_nothing_is_there() -> None:
     assert (hits / n <= levels + 3 * np.sqrt(levels * (1 - levels) / n)).all()
 
 
-def test_groups_too_few_for_a_permutation_test_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_too_few_for_a_permutation_test_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     z = np.tile([0, 1], 30)
     X = np.random.default_rng(0).normal(size=(60, 3))
-    folds_of = probes.folds_of
+    target_of = probes.target_of
 
-    def only_of_these(codes: Any, *more: Any) -> Any:
-        return folds_of(codes, *more) if np.array_equal(codes, z) else ([], "no fold")
+    def only_true_labels(codes: Any, *more: Any) -> probes.Target:
+        target = target_of(codes, *more)
+        return target if np.array_equal(codes, z) else target._replace(folds=[], reason="no fold")
 
-    monkeypatch.setattr(probes, "folds_of", only_of_these)
+    monkeypatch.setattr(probes, "target_of", only_true_labels)
     with pytest.raises(InputError, match="only 0 of 60 permutations"):
         ev.leakage(X, z, probes=("linear",), n_permutations=3)
 
@@ -146,7 +147,7 @@ def test_an_auc_far_below_one_half_hints_at_groups() -> None:
     assert kept.hint == ""
 
 
-def test_a_feature_that_is_constant_in_a_fold_has_no_say_there() -> None:
+def test_a_feature_that_is_constant_in_a_fold_has_no_weight_there() -> None:
     rng = np.random.default_rng(0)
     z = np.tile([0, 1], 50)
     X = rng.normal(size=(100, 4))

@@ -1,4 +1,4 @@
-"""Probes: the linear one against scikit-learn, and what cannot be measured."""
+"""Probes (`probes.py`): the linear one against scikit-learn, and rows that allow none."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_linear_probe_is_scikit_learn_s(classes: int) -> None:
     assert found.chance == pytest.approx(np.bincount(z).max() / len(z))
 
 
-def test_a_trap_rows_the_eraser_was_fitted_on_say_nothing() -> None:
+def test_training_rows_of_the_eraser_hide_leakage_that_held_out_rows_show() -> None:
     rng = np.random.default_rng(0)
     z = rng.integers(0, 2, 400)
     X = rng.normal(size=(400, 100)) + 0.3 * z[:, None]
@@ -54,7 +54,7 @@ def test_a_trap_rows_the_eraser_was_fitted_on_say_nothing() -> None:
     assert ev.leakage(X, z, probes=("linear",))["linear"].accuracy > 0.7
 
 
-def test_twins_in_different_folds_are_what_groups_prevent() -> None:
+def test_groups_keep_twins_in_one_fold() -> None:
     rng = np.random.default_rng(0)
     pairs = np.repeat(np.arange(150), 2)
     z = np.tile([0, 1], 150)
@@ -120,27 +120,27 @@ def test_a_quantity_is_probed_by_r2_which_may_be_negative() -> None:  # case 15
     assert math.isnan(noise.accuracy)
 
 
-def test_what_cannot_be_measured_says_why() -> None:  # case 3
+def test_rows_that_allow_no_probe_give_the_reason() -> None:  # case 3
     X = np.random.default_rng(0).normal(size=(20, 3))
     found = ev.leakage(X, np.zeros(20, int))
     assert found.probes == ()
     assert "1 class" in found.reason
     assert "not measurable" in str(found)
     few = ev.leakage(X, np.r_[np.zeros(17), np.ones(3)].astype(int))
-    assert "3 fresh rows" in few.reason
+    assert "3 held-out rows" in few.reason
 
 
-def test_rounding_residue_is_not_found() -> None:
+def test_rounding_residue_is_no_leakage() -> None:
     rng = np.random.default_rng(0)
     z = rng.integers(0, 2, 300)
     X = rng.normal(size=(300, 4))
     X[:, 3] = 1e-14 * z
     assert ev.leakage(X, z, probes=("linear",))["linear"].accuracy < 0.65
-    X[:, 3] = z  # control: the same trace at a size above rounding
+    X[:, 3] = z  # control: the same signal above rounding
     assert ev.leakage(X, z, probes=("linear",))["linear"].accuracy > 0.95
 
 
-def test_bad_arguments() -> None:
+def test_arguments_out_of_range_are_refused() -> None:
     with pytest.raises(InputError, match="no probe 'svm'"):
         ev.leakage(np.eye(4), [0, 1, 0, 1], probes=("svm",))
     with pytest.raises(InputError, match="cv"):
@@ -156,7 +156,7 @@ def test_the_quadratic_probe_reads_covariances_and_the_linear_one_does_not() -> 
     found = ev.leakage(x, z, probes=("linear", "quadratic"))
     assert abs(found["linear"].auc - 0.5) < 0.1
     assert found["quadratic"].auc > 0.8
-    plain = ev.leakage(rng.normal(size=(1500, 5)), z, probes=("quadratic",))  # nothing to be read
+    plain = ev.leakage(rng.normal(size=(1500, 5)), z, probes=("quadratic",))  # control
     assert abs(plain["quadratic"].auc - 0.5) < 0.1
 
 

@@ -138,3 +138,20 @@ def test_table_c(real_data: Find) -> None:
         for metric, value in zip(("kept_covariance", "distortion"), row[4:], strict=True):
             assert abs(result.mean(metric, eraser=eraser) - value) < 0.0015, (eraser, metric)
     assert result.mean("worst_group", eraser="SPLINCE") == 0.0
+
+
+@pytest.mark.slow
+def test_a_linear_probe_of_decorrelated_rows_finds_more_after_oracle_than_after_leace(
+    real_data: Find,
+) -> None:
+    """The figures of docs/theory.md."""
+    X, y, z = load(real_data("bug_profession_gender"))
+    result = ev.compare(
+        X, task=y, concept=z, association=0.9, aligned_class=0, sizes=(4000, 600, 1000),
+        erasers=("LEACE", "oracle"), heads=("frozen",), alphas=(0.01,), progress=False,
+    )  # fmt: skip
+    (row,) = result.differences("probe_auc", reference="LEACE")
+    assert row.significant
+    for eraser, auc in (("oracle", 0.707), ("LEACE", 0.682)):
+        assert abs(result.mean("probe_auc", eraser=eraser) - auc) < 0.001
+    assert (row.low, row.high) == pytest.approx((0.015, 0.035), abs=0.001)

@@ -1,4 +1,4 @@
-"""The association protocol: its rule to the row, its shares, and what it refuses."""
+"""Splits (`splits.py`): the association protocol to the row, its fractions, and refusals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from splince_fast import evaluation as ev
 from splince_fast.evaluation._job import FOLDS, fold_of_rows
-from splince_fast.evaluation.plan import Plan, Settings, make_plan
+from splince_fast.evaluation.plan import ComparisonPlan, Settings, make_plan
 from splince_fast.evaluation.splits import natural_split
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 
@@ -20,7 +20,7 @@ rng = np.random.default_rng(0)
 Y, Z = rng.integers(0, 2, 4000), rng.integers(0, 3, 4000)
 
 
-def planned(X: Any, y: Any, z: Any, *, groups: Any, test: Any) -> Plan:
+def planned(X: Any, y: Any, z: Any, *, groups: Any, test: Any) -> ComparisonPlan:
     """The plan of a comparison on a split of one's own."""
     return make_plan(
         X, Settings(y, z, groups, erasers="none", heads="frozen", n_seeds=1, leakage=(), test=test)
@@ -36,8 +36,8 @@ def by_the_rule(y: Any, z: Any, p: float, sizes: Any, seed: int, aligned_class: 
         for b in range(K):
             m = draw.permutation(np.flatnonzero((y == a) & (z == b)))
             own = p / 2 if a == 1 else (1 - p) / 2
-            share = own if b == aligned_class else (0.5 - own) / (K - 1)
-            t, v, n = sizes[2] // (2 * K), round(sizes[1] * share), round(sizes[0] * share)
+            fraction = own if b == aligned_class else (0.5 - own) / (K - 1)
+            t, v, n = sizes[2] // (2 * K), round(sizes[1] * fraction), round(sizes[0] * fraction)
             parts[2].append(m[:t])
             parts[1].append(m[t : t + v])
             parts[0].append(m[t + v : t + v + n])
@@ -63,7 +63,7 @@ def test_parts_share_no_row_and_test_rows_are_the_same_at_every_p(p: float, seed
     assert np.array_equal(split.test, other.test)
 
 
-def test_the_paper_s_table_of_three_classes() -> None:
+def test_three_classes_have_the_counts_of_the_paper_s_table() -> None:
     y, z = np.repeat([0, 1], 9000), np.tile([0, 1, 2], 6000)
     split = ev.spurious_split(y, z, p=0.9, sizes=(3332, 0, 600), aligned_class=0)
     counts = [int(np.sum((y[split.train] == a) & (z[split.train] == b)))
@@ -71,7 +71,7 @@ def test_the_paper_s_table_of_three_classes() -> None:
     assert counts == [1499, 83, 83, 167, 750, 750]
 
 
-def test_a_mapping_ties_every_class() -> None:
+def test_a_mapping_aligns_every_class_with_the_fraction_p() -> None:
     y, z = np.repeat(["a", "b", "c"], 3000), np.tile(["u", "v", "w"], 3000)
     aligned_class = {"a": "u", "b": "v", "c": "w"}
     split = ev.spurious_split(y, z, p=0.8, sizes=(900, 0, 90), aligned_class=aligned_class)
@@ -81,7 +81,7 @@ def test_a_mapping_ties_every_class() -> None:
         ev.spurious_split(y, z, p=0.8)
 
 
-def test_groups_stay_on_one_side() -> None:
+def test_every_group_is_in_one_part() -> None:
     groups = np.arange(4000) // 8
     split = ev.spurious_split(Y, Z, p=0.8, sizes=(600, 100, 200), groups=groups, aligned_class=0)
     parts = [set(groups[rows]) for rows in (split.train, split.validation, split.test)]
@@ -121,7 +121,7 @@ def test_default_sizes_are_feasible() -> None:
         (0.5, (0, 1, 5), "at least one"),
     ],
 )
-def test_parameters_out_of_range(p: Any, sizes: Any, match: str) -> None:  # case 7
+def test_parameters_out_of_range_are_refused(p: Any, sizes: Any, match: str) -> None:  # case 7
     with pytest.raises(InputError, match=match):
         ev.spurious_split(Y, Z, p=p, sizes=sizes)
 
@@ -143,9 +143,9 @@ def test_rows_without_a_label_are_left_out_and_counted() -> None:  # case 9
     assert min(map(np.min, (split.train, split.validation, split.test))) >= 100
 
 
-def test_the_natural_split_is_its_rule() -> None:
+def test_the_natural_split_is_the_documented_rule() -> None:
     order = np.random.default_rng(3).permutation(1000)
-    split = natural_split(1000, random_state=3)
+    split = natural_split(np.ones(1000, bool), random_state=3)
     assert np.array_equal(split.test, order[:250])
     assert np.array_equal(split.validation, order[250:350])
     assert np.array_equal(split.train, order[350:])
@@ -187,7 +187,7 @@ def test_a_split_of_your_own_that_cuts_groups_is_refused() -> None:
         planned(X, y, z, groups=groups, test=whole)
 
 
-def test_folds_that_choose_a_strength_keep_groups_whole() -> None:
+def test_folds_that_choose_alpha_keep_groups_whole() -> None:
     rng = np.random.default_rng(0)
     groups, cells = rng.permutation(np.arange(300) // 10), rng.integers(0, 4, 300)
     groups[:20] = -1
@@ -203,7 +203,7 @@ def test_folds_that_choose_a_strength_keep_groups_whole() -> None:
         fold_of_rows(cells, np.arange(300) // 75, 0)
 
 
-def test_strengths_are_judged_in_folds_of_whole_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alphas_are_scored_in_folds_of_whole_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y, _ = data(400)
     groups = np.arange(400) // 5
     seen: list[Any] = []

@@ -1,8 +1,9 @@
-"""Tests and intervals against SciPy, published formulas and simulation."""
+"""Tests and intervals (`statistics.py`) against SciPy, published formulas and simulation."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def test_overlap_shrinks_t_by_the_published_factor() -> None:
     assert corrected == pytest.approx(plain * math.sqrt(0.2 / 0.45))
 
 
-def test_the_figures_of_the_data_s_description() -> None:
+def test_the_corrected_test_reproduces_a_published_p_value() -> None:
     # SPLINCE minus LEACE of table A: differences of mean .056, error .011 give t = 4.00, p = .057.
     shape = np.array([-1.0, 0.0, 1.0])
     values = 0.056 + shape * 0.011 * math.sqrt(3)
@@ -35,7 +36,7 @@ def test_the_figures_of_the_data_s_description() -> None:
     assert p == pytest.approx(0.057, abs=0.006)
 
 
-def test_equal_differences_have_no_variance() -> None:
+def test_equal_differences_have_no_test() -> None:
     assert st.corrected_t([0.0, 0.0, 0.0], 0.2)[:2] == (0.0, 1.0)
     # the deviation of three equal floats is rounding: 1.4e-17 would make t = 1e16
     assert all(math.isnan(value) for value in st.corrected_t([0.1, 0.1, 0.1], 0.2))
@@ -70,11 +71,20 @@ def test_a_t_interval_covers_as_often_as_it_says() -> None:
     assert abs(hits / 600 - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 600)
 
 
+def drawn(statistic: Any, draws: Any) -> Any:
+    """The statistic of every draw."""
+    return np.array([statistic(rows) for rows in draws])
+
+
 @pytest.mark.parametrize("bca", [True, False])
 def test_a_bootstrap_interval_is_scipy_s(bca: bool) -> None:
     x = np.random.default_rng(0).exponential(size=80)
-    draws = st.bootstrap_indices(80, None, 2000, 0)
-    found = st.bootstrap_interval(lambda rows: float(x[rows].mean()), 80, draws, bca=bca)
+
+    def mean(rows: Any) -> float:
+        return float(x[rows].mean())
+
+    values = drawn(mean, st.bootstrap_indices(80, None, 2000, 0))
+    found = st.bootstrap_test(mean, 80, values, bca=bca)[:2]
     known = scipy.stats.bootstrap(
         (x,), np.mean, n_resamples=4000, method="BCa" if bca else "percentile", rng=1
     ).confidence_interval
@@ -85,17 +95,19 @@ def test_clusters_widen_the_interval() -> None:
     rng = np.random.default_rng(0)
     clusters = np.repeat(np.arange(30), 10)
     x = rng.normal(size=30)[clusters]
+
+    def mean(rows: Any) -> float:
+        return float(x[rows].mean())
+
     widths = []
     for of in (None, clusters):
-        draws = st.bootstrap_indices(300, of, 500, 0)
-        low, high = st.bootstrap_interval(
-            lambda rows: float(x[rows].mean()), 300, draws, clusters=of, bca=True
-        )
-        widths.append(high - low)
+        values = drawn(mean, st.bootstrap_indices(300, of, 500, 0))
+        found = st.bootstrap_test(mean, 300, values, clusters=of, bca=True)
+        widths.append(found.high - found.low)
     assert widths[1] > 2 * widths[0]
 
 
-def test_a_variance_is_bounded_by_what_the_test_rows_resolve() -> None:
+def test_the_variance_of_a_difference_is_at_least_that_of_its_test_rows() -> None:
     equal, zero = dict.fromkeys(range(3), 0.75), dict.fromkeys(range(3), 0.7)
     found = st.paired_difference("a", "b", equal, zero, 0.25, 20)
     error = math.sqrt((1 / 3 + 0.25) * 0.05 * 0.95 / 20)
@@ -117,7 +129,7 @@ def test_a_variance_is_bounded_by_what_the_test_rows_resolve() -> None:
     assert plain == bounded
 
 
-def test_equal_erasers_are_seldom_told_apart_on_few_rows() -> None:
+def test_equal_erasers_on_few_rows_differ_significantly_at_most_at_5_percent() -> None:
     """300 comparisons of 7 erasers that decide 20 test rows alike but for chance, with 3 seeds."""
     rng = np.random.default_rng(0)
     hits = {"bounded": 0, "plain": 0}
@@ -162,7 +174,7 @@ def test_bca_is_efron_s_formula_with_ties_and_signs() -> None:
     """Values written out: z0 counts ties as one half, a is positive where the tail is above."""
     values = np.repeat(np.arange(10.0, 22.0), 50)  # 600 draws, the statistic 15.875 among them
     values[values == 16.0] = mean_of(np.arange(8))  # 50 ties
-    low, high = st.bootstrap_interval(mean_of, 8, [], bca=True, values=values)
+    low, high, _ = st.bootstrap_test(mean_of, 8, values, bca=True)
     share = (6 * 50 + 25) / 600
     left_out = (SKEWED.sum() - SKEWED) / 7
     u = left_out.mean() - left_out
@@ -172,18 +184,18 @@ def test_bca_is_efron_s_formula_with_ties_and_signs() -> None:
     q = z0 + scipy.stats.norm.ppf([0.025, 0.975])
     expected = np.quantile(values, scipy.stats.norm.cdf(z0 + q / (1 - a * q)))
     assert (low, high) == pytest.approx(tuple(expected))
-    percentile = st.bootstrap_interval(mean_of, 8, [], bca=False, values=values)
+    percentile = st.bootstrap_test(mean_of, 8, values, bca=False)[:2]
     assert percentile == pytest.approx(tuple(np.quantile(values, [0.025, 0.975])))
     known = scipy.stats.bootstrap(
         (SKEWED,), np.mean, n_resamples=20000, method="BCa", rng=0
     ).confidence_interval
-    draws = st.bootstrap_indices(8, None, 20000, 0)
+    values = drawn(mean_of, st.bootstrap_indices(8, None, 20000, 0))
     # the standard error of a tail quantile of 20,000 draws is about .15 and .5 here
-    found = st.bootstrap_interval(mean_of, 8, draws, bca=True)
-    assert found[0] == pytest.approx(known[0], abs=0.6)
-    assert found[1] == pytest.approx(known[1], abs=2.0)
-    mirrored = st.bootstrap_interval(lambda rows: -mean_of(rows), 8, draws, bca=True)
-    assert mirrored == pytest.approx((-found[1], -found[0]))
+    found = st.bootstrap_test(mean_of, 8, values, bca=True)
+    assert found.low == pytest.approx(known[0], abs=0.6)
+    assert found.high == pytest.approx(known[1], abs=2.0)
+    mirrored = st.bootstrap_test(lambda rows: -mean_of(rows), 8, -values, bca=True)
+    assert mirrored[:2] == pytest.approx((-found.high, -found.low))
 
 
 def test_draws_are_of_rows_with_replacement_and_of_whole_clusters() -> None:
@@ -207,28 +219,29 @@ def test_p_and_interval_of_the_bootstrap_agree(bca: bool) -> None:
     for i in range(60):
         rng = np.random.default_rng(i)
         x = rng.exponential(size=40) - 0.72  # about two standard errors above 0
-        draws = st.bootstrap_indices(40, None, 300, i)
-        low, high, p = st.bootstrap_test(
-            lambda rows, x=x: float(x[rows].mean()), 40, draws, bca=bca
-        )
+
+        def mean(rows: Any, x: Any = x) -> float:
+            return float(x[rows].mean())
+
+        values = drawn(mean, st.bootstrap_indices(40, None, 300, i))
+        low, high, p = st.bootstrap_test(mean, 40, values, bca=bca)
         assert (p < 0.05) == (low > 0 or high < 0)
         sides.add(p < 0.05)
     assert sides == {True, False}
-    low, high, p = st.bootstrap_test(lambda rows: 0.0, 40, draws, bca=bca)
-    assert (low, high, p) == (0.0, 0.0, 1.0)
-    low, high, p = st.bootstrap_test(lambda rows: 1.0, 40, draws, bca=bca)
-    assert (low, high, p) == (1.0, 1.0, pytest.approx(1 / 301))
+    assert st.bootstrap_test(lambda rows: 0.0, 40, np.zeros(300), bca=bca) == (0.0, 0.0, 1.0)
+    found = st.bootstrap_test(lambda rows: 1.0, 40, np.ones(300), bca=bca)
+    assert found == (1.0, 1.0, pytest.approx(1 / 301))
 
 
 def test_p_of_a_percentile_bootstrap_is_twice_the_smaller_tail() -> None:
     values = np.arange(-30.0, 970.0) + 0.5  # 30 of 1,000 draws below 0
-    _, _, p = st.bootstrap_test(mean_of, 8, [], bca=False, values=values)
+    _, _, p = st.bootstrap_test(mean_of, 8, values, bca=False)
     assert p == pytest.approx(2 * 29.5 / 999, abs=1e-9)  # quantiles interpolate n - 1 steps
-    _, _, other = st.bootstrap_test(mean_of, 8, [], bca=False, values=-values)
+    _, _, other = st.bootstrap_test(mean_of, 8, -values, bca=False)
     assert other == pytest.approx(p, abs=1e-9)
 
 
-def test_bars_of_cells_do_not_count_shared_rows_twice() -> None:
+def test_the_interval_of_a_cell_does_not_count_shared_rows_twice() -> None:
     rates = [0.80, 0.84, 0.76, 0.82, 0.78]
     low, high = st.cell_interval(rates, 400, 1 / 3)
     _, _, least, most = st.corrected_t(rates, 1 / 3)

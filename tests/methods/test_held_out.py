@@ -283,6 +283,21 @@ def test_the_expected_trace_is_that_of_the_advice(name: str) -> None:
         assert other.report.variables[0].expected is None
 
 
+def test_a_concept_of_noise_is_reported_as_no_association_beyond_noise() -> None:
+    rng = np.random.default_rng(0)
+    x, z = rng.normal(size=(200, 20)), rng.integers(0, 2, 200)
+    for rows, noise in ((x, True), (x + z[:, None], False)):  # control: an association
+        report = sf.leace(sf.Moments().update(rows, {"z": z}), erase="z").report
+        assert report is not None
+        assert (report.variables[0].expected == 0) is noise
+        text = report.explain()
+        assert ("No association of 'z' beyond noise was measured" in text) is noise
+        assert ("In new rows" in text) is not noise
+    one = sf.leace(sf.Moments().update(x[:, :1] + z[:, None], {"z": z}), erase="z").report
+    assert one is not None  # nothing is left of one feature: the expectation is 0 for that reason
+    assert "beyond noise" not in one.explain()
+
+
 @pytest.mark.parametrize("width", [1.0, 3.0])
 def test_the_expected_trace_of_a_rare_class_is_below_its_bound(width: float) -> None:
     """The best predictor of z from P x has R^2 (1 - cos^2(B', B)) |B|^2, B = S^-1/2 Cov(x, z)."""
