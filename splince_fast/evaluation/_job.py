@@ -256,7 +256,7 @@ class Job:
             if self._unerased_path is None:
                 self._unerased_path = self._path(self.unerased)
             fit = self._unerased_path.best
-            # The head was fitted to rows without the offset of the eraser.
+            # A refitted head absorbs the offset of the eraser in its intercept; this one does not.
             intercepts = fit.intercepts + fit.weights @ rows.eraser_map.offset
             return self._scored(record, dataclasses.replace(fit, intercepts=intercepts), rows)
         if head.spec == "unregularised":

@@ -318,7 +318,7 @@ class Scaled:
         converged: bool = True,
         validation: tuple[tuple[float, float, float], ...] = (),
     ) -> Head:
-        """A head of the scaled rows as one of the rows as they came."""
+        """A head of the scaled rows as one of the original rows."""
         coef = w / self.scale
         return Head(coef, b - coef @ self.centre, names, alpha, converged, validation)
 

@@ -66,7 +66,7 @@ class Component:
 class ComparisonPlan:
     """Rows, encoded labels and checked settings of a comparison."""
 
-    X: Any  # (n, d); None in the plan that workers get, who map the rows from a file
+    X: Any  # (n, d); None in worker processes, which map the rows from a file
     max_rows: int | None  # of a job; None where the caller passed sizes
     task: Encoded
     concepts: dict[str, Encoded]
@@ -356,7 +356,7 @@ def _concept_columns(concept: object) -> dict[str, Any]:
 def _levels(
     settings: Settings, y: Encoded, concept: ClassCodes | None
 ) -> tuple[tuple[float | None, ...], Protocol | None]:
-    """Levels of the sweep and its protocol, or the natural split."""
+    """Association levels and their protocol; (None,) and None for the natural split."""
     association = settings.association
     if association is None:
         if settings.aligned_class is not None:

@@ -433,7 +433,7 @@ def _nonlinear_scores(name: str, rows: Float, target: Target, random_state: int)
             if name == "boosting":
                 model = HistGradientBoostingClassifier(random_state=random_state)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ConvergenceWarning)  # early stopping decides
+                warnings.simplefilter("ignore", ConvergenceWarning)  # early stopping ends the fit
                 model.fit(fitted @ axes.T, codes[train])
             p = model.predict_proba(new @ axes.T)
             logs = np.log(np.maximum(p, np.finfo(np.float64).tiny))
@@ -530,7 +530,7 @@ def _auc(score: Float, positive: NDArray[np.bool_]) -> float:
 
 
 def permutation_test(figure: float, permuted: Sequence[float]) -> tuple[float, float]:
-    """Mean of the figures of permuted labels, and the permutation p value; NaN without any."""
+    """Mean of the figures of permuted labels, and the p value; NaN for no permutations."""
     if not permuted:
         return math.nan, math.nan
     as_good = sum(other >= figure for other in permuted)

@@ -556,7 +556,7 @@ class Comparison:
         Parameters
         ----------
         backend : {"pandas", "polars", "pyarrow"}
-            Whose frame.
+            Library of the frame.
 
         Returns
         -------

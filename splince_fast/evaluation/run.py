@@ -317,7 +317,7 @@ def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[st
         aligned = ", ".join(f"{a} to {b}" for a, b in aligned.items())
     cells: Sequence[Any] = () if plan.cells is None else plan.cells.classes
     names = [" · ".join(map(str, name)) for name in cells]
-    if len(set(names)) < len(names):  # a class name may hold the sign between two
+    if len(set(names)) < len(names):  # a class name may contain the separator
         names = [" · ".join(map(repr, name)) for name in cells]
     test_rows = {job: np.sort(split.test) for job, split in splits.items()}
     same_test = all(

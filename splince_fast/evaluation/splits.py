@@ -310,7 +310,7 @@ class Pool(NamedTuple):
         return sum(map(len, self.orders))
 
     def feasible(self, needs: Sizes) -> float:
-        """The largest factor on the sizes, at most 1, that the cell allows."""
+        """Largest factor, at most 1, at which the scaled needs fit the rows of the cell."""
         counts = needs if len(self.orders) > 1 else (sum(needs),)
         # Rounding may take three rows more than the fractions say.
         factors = (
@@ -348,7 +348,7 @@ def parts_of_groups(
     order = rng.permutation(int(groups.max(initial=-1)) + 1)
     place = np.empty(len(order) + 1, dtype=np.intp)
     place[order] = np.arange(len(order))
-    place[-1] = len(order)  # rows without a group: the last, in training
+    place[-1] = len(order)  # rows without a group come last, in training
     counts = np.bincount(place[groups[rows]], minlength=len(order) + 1)
     before = (np.cumsum(counts) - counts) / max(1, counts.sum())
     first, second = fractions
