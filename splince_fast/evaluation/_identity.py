@@ -30,7 +30,7 @@ _FUNCTIONS_OF_C = (
 )  # fmt: skip
 
 
-Seen = dict[int, tuple[int, object]]  # by id, number and the object itself, which is kept alive
+Seen = dict[int, tuple[int, object]]  # number and object by id; the object is kept alive
 
 
 class UnreadableError(Exception):

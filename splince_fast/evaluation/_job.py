@@ -59,10 +59,10 @@ _PROBE_FOLDS = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ErasedRows:
-    """Rows of all parts after an eraser: `eraser_map` of the rows that are held.
+    """Rows of all parts, and a map to be applied to them: together the erased rows.
 
-    These are the rows of the job for an affine eraser; for one that depends on labels they are
-    erased, and the map is the identity.
+    For an affine eraser these are the rows of the job and its map. For an eraser that depends on
+    labels they are the erased rows and the identity.
     """
 
     eraser_map: ScaledMap
@@ -141,7 +141,7 @@ class Job:
 
     @cached_property
     def unerased(self) -> ErasedRows:
-        """The rows as they are."""
+        """The rows without an eraser."""
         rows = (self.train.rows, self.validation.rows, self.test.rows)
         return ErasedRows(ScaledMap.identity(len(self.S)), self.gram, *rows)
 
@@ -250,7 +250,7 @@ class Job:
     # -- heads -----------------------------------------------------------------------------
 
     def _head(self, eraser: str, head: Component, rows: ErasedRows) -> Record:
-        """One head on the erased rows; a path over alphas comes with "retrained"."""
+        """The record of one head on the erased rows, with the path over alphas for "retrained"."""
         record = self._record(eraser, head.name)
         if head.spec == "frozen":
             if self._unerased_path is None:
@@ -381,7 +381,7 @@ class Job:
         return scored
 
     def _classifier(self, record: Record, head: Component, rows: ErasedRows) -> Record:
-        """A classifier of scikit-learn's kind, fitted on erased training rows."""
+        """The record of a classifier like scikit-learn's, fitted on erased training rows."""
         model = cloned(head.spec, self.seed)
         accepted = inspect.signature(model.fit).parameters
         train, validation, erase = self.train, self.validation, rows.eraser_map
@@ -457,7 +457,7 @@ class Job:
     # -- advice ----------------------------------------------------------------------------
 
     def _advice(self) -> Record:
-        """Advice from the moments, before anything is measured."""
+        """The record of the advice from the moments."""
         moments, concepts = self.data.factored, list(self.data.concepts)
         frozen = advice.frozen_head_advice(moments, concepts, self.data.task)
         values = {"rho": frozen.rho, "threshold": frozen.threshold, **self._frozen_errors()}
@@ -473,7 +473,7 @@ class Job:
         return self._record(ADVICE, ERASER_ROW, values=values)
 
     def _frozen_errors(self) -> dict[str, float]:
-        """Squared error that SPLINCE has above LEACE, frozen ridge heads of extreme alphas."""
+        """Squared error of SPLINCE less that of LEACE, for frozen ridge heads of extreme alphas."""
         data = self.data
         assert isinstance(self.plan.task, ClassCodes)
         index = {name: k for k, name in enumerate(data.moments.classes(data.task))}

@@ -302,7 +302,7 @@ class _Metric:
 def _direction(
     gradient: Float, history: list[tuple[Float, Float, Float]], metric: _Metric
 ) -> Float:
-    """The two-loop recursion, one scalar per problem."""
+    """Descent direction of L-BFGS: the two-loop recursion, with one scalar per problem."""
     q = gradient
     weights = []
     for s, g, r in reversed(history):

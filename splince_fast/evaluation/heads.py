@@ -372,9 +372,9 @@ def score(
 
 
 def choose(scored: Sequence[ValidationScore], alphas: Sequence[float], rule: str) -> int:
-    """Position of the best (worst group, accuracy, alpha), or accuracy first by the rule.
+    """Position of the best score: by worst group, then accuracy, then the larger alpha.
 
-    Where the worst group is NaN, accuracy takes its place.
+    The rule "accuracy" exchanges the first two. Accuracy replaces a worst group of NaN.
     """
 
     def rank(j: int) -> tuple[float, ...]:

@@ -46,7 +46,7 @@ _PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """An eraser, head or metric: its name, its specification, and a digest that changes with it.
+    """Name, specification and digest of an eraser, head or metric.
 
     `unread` says why the digest differs in every run; it is empty otherwise.
     """
@@ -162,7 +162,7 @@ class ComparisonPlan:
         return split
 
     def moment_rows(self, split: Split) -> tuple[Rows, Float | None]:
-        """Rows that the moments of a split rest on, and their weights.
+        """Rows and weights that the moments of a split are computed from.
 
         These are the training rows; with `unlabelled` also the rows that lack the task alone, each
         of weight 1, unless their group has validation or test rows or `test` puts them in another
@@ -183,7 +183,7 @@ class ComparisonPlan:
         return np.concatenate([split.train, unlabelled]), weights
 
     def _own_split(self, seed: int) -> Split:
-        """The caller's split; validation rows are drawn where none are marked."""
+        """The caller's split; validation rows are drawn if none are marked."""
         part = np.where(self.usable, self.test, -1)  # type: ignore[arg-type]
         train, validation, test = (np.flatnonzero(part == k) for k in range(3))
         if not len(validation):
@@ -192,7 +192,7 @@ class ComparisonPlan:
         return self._bounded(Split(train, validation, test, None, None, missing, ()), seed)
 
     def _validation_of(self, train: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
-        """The caller's training rows, and a tenth of them, or of their groups, for validation."""
+        """Training rows, and a tenth of the rows or groups as validation rows."""
         if self.groups is None:
             order = rng.permutation(train)
             return order[len(order) // 10 :], order[: len(order) // 10]

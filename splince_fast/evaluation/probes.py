@@ -150,7 +150,7 @@ def leakage(
     groups: object = None,
     random_state: int = 0,
 ) -> Leakage:
-    """Probe erased rows for the concept; they should be held out from the fit of the eraser.
+    """Probe erased rows, held out from the fit of the eraser, for the concept.
 
     The linear probe is logistic with mean log-loss + .01 / 2 |w|^2 on features of unit variance
     (ridge for a quantity); "quadratic" is the discriminant of normal distributions with a
@@ -174,7 +174,7 @@ def leakage(
     groups : column of shape (n,), optional
         Rows of one group stay in one fold: twins of a sentence in different folds give an AUC
         far below .5 even where nothing was erased. Groups in which the concept is constant
-        exchange their labels as wholes in a permutation; in the others rows do so within the
+        exchange their labels as units in a permutation; rows of the others do so within the
         group. Rows without a group are one group.
     random_state : int
         Of folds, permutations and probes.
@@ -240,7 +240,7 @@ def leakage(
 def _permuted_targets(
     target: Target, cv: int, groups: Codes | None, count: int, random_state: int
 ) -> list[Target]:
-    """Permuted codes, with folds by the rule for the true ones: the same function of the labels.
+    """Targets of permuted codes, with folds by the rule for the true ones.
 
     A permutation that allows no folds is drawn again, which keeps the others exchangeable with
     the true labels: these allow folds, too.
@@ -267,7 +267,7 @@ def permutation_within(
 ) -> NDArray[np.intp]:
     """Row numbers of a permutation of labels that is exchangeable given the groups.
 
-    Groups in which the labels (n,) or (n, k) are constant exchange them as wholes; the rows of
+    Groups in which the labels (n,) or (n, k) are constant exchange them as units; the rows of
     any other group exchange theirs within it. Without groups all rows are permuted.
     """
     n = len(values)
@@ -295,7 +295,7 @@ def probe_classes(
     permuted: Sequence[Target] = (),
     random_state: int = 0,
 ) -> Leakage:
-    """Do as `leakage` for rows that all have a class, and targets with the permuted classes."""
+    """Leakage of rows that all have a class; `permuted` are targets of permuted classes."""
     codes, n_classes, _, reason = target
     if reason:
         return Leakage((), len(rows), n_classes, reason)
@@ -375,7 +375,7 @@ def _stratified(
 
 
 def _scaled(rows: Float) -> Float:
-    """Rows centred and over one number, so that tolerances have a meaning."""
+    """Rows centred and divided by one number: their mean variance is 1."""
     centred = rows - rows.mean(axis=0)
     unit = math.sqrt(float(np.mean(centred**2)))
     return np.asarray(centred / unit if unit > 0 else centred)
@@ -444,7 +444,7 @@ def _nonlinear_scores(name: str, rows: Float, target: Target, random_state: int)
 def _standardised(
     rows: Float, train: NDArray[np.intp], held_out: NDArray[np.intp]
 ) -> tuple[Float, Float]:
-    """Training and held-out rows by the deviations of the training rows, residue left out."""
+    """Training and held-out rows in deviations of the training rows, without constant features."""
     mean, deviation = rows[train].mean(axis=0), rows[train].std(axis=0)
     varied = deviation > _FLOOR * deviation.max()
     return (
@@ -477,7 +477,7 @@ def probe_quantity(
     n_permutations: int = 0,
     random_state: int = 0,
 ) -> Leakage:
-    """Do as `leakage` for the columns (n, k) of a quantity: ridge probes, held-out R^2."""
+    """Leakage of the columns (n, k) of a quantity: ridge probes, held-out R^2."""
     from sklearn.linear_model import Ridge
     from sklearn.model_selection import GroupKFold, KFold
 

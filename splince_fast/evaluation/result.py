@@ -389,8 +389,8 @@ class Comparison:
         Returns
         -------
         list of str
-            The best first; one name alone where it beats all others at 5 %, or where no other
-            eraser has a value. Empty where no seed has values of all.
+            The best first; one name if it beats all others at 5 %, or if no other eraser has a
+            value. Empty if no seed has values of all.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""compare (`run.py`, `plan.py`, `_job.py`): one pass, exact resume, the same figures by any jobs."""
+"""compare (`run.py`, `plan.py`, `_job.py`): one pass, exact resume, equal figures by any jobs."""
 
 from __future__ import annotations
 
