@@ -53,8 +53,7 @@ _PAGE = """# Performance
 
 {headline}
 
-Measured on {processors}. Contenders run alternately within one process, with equal threads; a ratio
-is the median over rounds, with its quartiles in brackets.
+{processors}
 
 ## Against other packages
 
@@ -111,7 +110,7 @@ def read(folder: Path) -> list[Results]:
     for path in sorted(folder.glob("*.json")):
         results = json.loads(path.read_text(encoding="utf-8"))
         results["title"] = machine.title(results["machine"])
-        results["load"] = (results["load_average"]["before"] or [None])[0]
+        results["load"] = results["load_average"]["before"][0]
         results["jobs"] = {entry["name"]: entry for entry in results["jobs"]}
         found.append(results)
     if len({results["smoke"] for results in found}) != 1:
@@ -125,7 +124,7 @@ def stored(results: Results, job: str, kind: str, name: str) -> Any:
 
 
 def machines(every: list[Results]) -> str:
-    """What was measured on what."""
+    """The table of processors."""
     header = ["processor", "threads", "kernels", "GEMM / SYRK, float32", "the same, float64",
               "commit", "began", "load before"]  # fmt: skip
     rows = []
@@ -135,24 +134,22 @@ def machines(every: list[Results]) -> str:
         rows.append([
             results["title"], f"{facts['threads']} of {facts['cores']}", facts["blas"]["kernels"],
             *(", ".join(f"{k} {v:g}" for k, v in b.items()) or "not measured" for b in bounds),
-            (results["commit"] or "not recorded")[:12] + " changed" * bool(results["changed"]),
-            results["began"][:16], "not recorded" if load is None else f"{load:g}",
+            results["commit"][:12] + " changed" * bool(results["changed"]),
+            results["began"][:16], f"{load:g}",
         ])  # fmt: skip
     return compare.table(header, rows)
 
 
 def remarks(results: Results) -> Iterator[str]:
-    """What a reader must know of a run before its numbers."""
+    """Remarks that come before the numbers of a run."""
     name, load, cores = results["title"], results["load"], results["machine"]["cores"]
     if results["smoke"]:
         yield "**Smoke sizes: the numbers mean nothing.**"
-    if load is not None and load > 0.5 * cores:
+    if load > 0.5 * cores:
         yield _fill(
             f"**{name}: other processes were running (load average {load:g} on {cores} cores). "
             "These numbers are provisional, and what is missed may be missed for that alone.**"
         )
-    if "note" in results:
-        yield _fill(f"{name}: {results['note']}")
 
 
 def headline(every: list[Results]) -> str:
@@ -204,11 +201,8 @@ def missed(results: Results) -> str:
 
 
 def growth(results: Results) -> Iterator[str]:
-    """Exponents beside what the algorithm has, and what follows for a large job."""
-    shown = [
-        f"{g['what']} in {g['axis']} {g['exponent']:.2f} ({g['expected']:g})"
-        for g in results.get("scaling", [])  # as results were written until November 2026
-    ]
+    """Measured exponents beside those of the algorithm, and the time of a large job."""
+    shown = []
     for name, job in results["jobs"].items():
         if name.startswith("growth/"):
             _, what, axis, expected = re.split(r"[/^]", name)
@@ -237,7 +231,11 @@ def page(every: list[Results]) -> str:
     """The whole text; what there is nothing of leaves no empty lines."""
     text = _PAGE.format(
         headline=headline(every),
-        processors=", ".join(results["title"] for results in every),
+        processors=_fill(
+            f"Measured on {' and '.join(results['title'] for results in every)}. Contenders run "
+            "alternately within one process, with equal threads; a ratio is the median over "
+            "rounds, with its quartiles in brackets."
+        ),
         machines=machines(every),
         remarks="\n\n".join(text for results in every for text in remarks(results)),
         rates=ratios(every, _RATES, "float32 rows, float64 solves"),

@@ -89,7 +89,7 @@ LOADERS: dict[str, Callable[[str | os.PathLike[str]], Eraser]] = {
 
 
 def load_eraser(path: str | os.PathLike[str]) -> Eraser:
-    """The eraser of any class that a file holds.
+    """Load an eraser, of whichever class the file holds.
 
     Parameters
     ----------

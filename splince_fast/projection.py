@@ -476,7 +476,7 @@ class Projection:
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        state["_report"] = self.report  # not the function that builds it
+        state["_report"] = self.report  # computed: its function is not pickled
         for made_on_use in ("offset", "_factors"):
             state.pop(made_on_use, None)
         return state

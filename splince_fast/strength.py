@@ -317,13 +317,13 @@ class _Whitened:
     """L^+ Cov for the factor L of a covariance matrix, with its ranks and scales."""
 
     rows: Float  # (k, d): the columns of L^+ Cov(x, z)
-    singular_values: Float  # of them
-    rank: int  # of the covariance
+    singular_values: Float  # of `rows`
+    rank: int  # of the covariance L L^T
     inverse_scale: Float | float  # (d,): 1 / deviation, 0 where constant; 1 for classes
 
 
 def _whitened(factor: Factor, cross: Float, max_rank: int) -> _Whitened:
-    """The rows of `cross`, (k, d), whitened by a factor that does not depend on the labels.
+    """Whiten the rows of `cross`, (k, d), by a factor that does not depend on the labels.
 
     Admitting directions that covary with the concept would make chance depend on the labels.
     """
@@ -411,7 +411,7 @@ class _Null:
         return float(betainc((1.0 - mean) * size, mean * size, rest))
 
     def excess(self, squared_leverages: float, rank: int) -> float:
-        """e(S, r) of the notes: 0 on average over Gaussian columns."""
+        """n (n + 1) (S - E S), with S the squared leverages' sum, E S for Gaussian x."""
         return self.n * (self.n + 1) * squared_leverages - (self.n - 1) * rank * (rank + 2)
 
     def permutation_variance(self, excess_x: float, excess_z: float) -> float:

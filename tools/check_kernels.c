@@ -213,7 +213,7 @@ static int comes_before(const Index *codes, Index variables, Index n, Index a, I
 
 static void check_sort(Index n, Index variables, Index n_codes, Index part) {
     Index *codes = NEW(Index, variables * n), *order = NEW(Index, n), *cell = NEW(Index, n);
-    Index *place = NEW(Index, (n_codes + 1 > MOST_CELLS ? n_codes + 1 : MOST_CELLS) + 1);
+    Index *place = NEW(Index, n_codes + 2);
     Index *expected = NEW(Index, n), number = -1;
     begin("sort_by_cell", F64, "n %td, variables %td, n_codes %td, part_rows %td", n, variables,
           n_codes, part);
@@ -272,7 +272,7 @@ static Data random_data(int dtype, Index n, Index width, Index part) {
     d.codes = NEW(Index, d.variables * n);
     for (Index k = 0; k < d.variables * n; k++) d.codes[k] = pick(-1, d.classes - 1);
     d.order = NEW(Index, n), d.cell = NEW(Index, n);
-    Index *place = NEW(Index, MOST_CELLS + 1);
+    Index *place = NEW(Index, d.classes + 2);
     sort_by_cell(d.codes, d.variables, n, d.classes, part, d.order, d.cell, place);
     d.values = random_array(d.columns * n, -2, 2);
     d.y = NEW(double, n * width);
@@ -328,16 +328,13 @@ static void check_labelled(const Data *d, Index first, Index last, const double 
 static Block block_of(const Data *d) {
     return (Block){d->rows, d->width, d->n, d->index, d->weight, d->shift, d->offset, d->codes,
                    d->order, d->cell, d->variables, d->classes, d->part, d->values, d->columns,
-                   d->rotations, d->turns, random_array(d->width, 1e3, 1e4), NEW(double, d->width),
-                   NEW(double, d->classes * d->width), NEW(double, d->columns * d->width)};
+                   d->rotations, d->turns,
+                   random_array((2 + d->classes + d->columns) * d->width, 1e3, 1e4)};
 }
 
 static void check_same_sums(const Block *a, const Block *b) {
-    const Index bytes = a->width * (Index)sizeof(double);
-    check_bits("peak", a->peak, b->peak, bytes);
-    check_bits("total", a->total, b->total, bytes);
-    check_bits("class_sums", a->class_sums, b->class_sums, a->classes * bytes);
-    check_bits("products", a->products, b->products, a->columns * bytes);
+    const Index n_sums = 2 + a->classes + a->columns;
+    check_bits("sums", a->sums, b->sums, n_sums * a->width * (Index)sizeof(double));
 }
 
 /* Rows times the roots of their weights, rotated in pairs, and the sums of |terms|. */
@@ -366,12 +363,13 @@ static void check_centred(const Level *level, const Data *d, const Block *whole,
     for (Index j = 0; j < width; j++) {
         double peak = 0;
         for (Index i = 0; i < n; i++) peak = fmax(peak, fabs(d->y[i * width + j]));
-        check_near("peak", j, whole->peak[j], peak, 0);
+        check_near("peak", j, whole->sums[width + j], peak, 0);
     }
     for (Index k = 0; k < padded * width; k++)
         check_near("out", k, get(out + k * size, d->dtype), turned[k],
                    8 * (EPS + epsilon[d->dtype]) * terms[k]);
-    check_labelled(d, 0, n, d->offset, whole->total, whole->class_sums, whole->products);
+    check_labelled(d, 0, n, d->offset, whole->sums, whole->sums + 2 * width,
+                   whole->sums + (2 + d->classes) * width);
     level->centre_columns[d->dtype](&striped, same, 0, cut, held);
     level->centre_columns[d->dtype](&striped, same, cut, width, held);
     check_same_sums(&striped, whole);
@@ -462,8 +460,8 @@ static void check_add_lower(const Level *level, int dtype, Index width, Index ap
     begin("add_lower", dtype, "width %td, apart %td, product %d, ranges 0 %td %td", width, apart,
           given, cut, half);
     for (int part = 0; part < 2; part++)
-        level->add_lower[dtype](scatter, width, given ? product : NULL, apart, sign,
-                                        vectors, by, part ? cut : 0, part ? half : cut);
+        level->add_lower[dtype](scatter, width, given ? product : NULL, apart, sign, vectors, by,
+                                part ? cut : 0, part ? half : cut);
     for (Index j = 0; j < width; j++)
         for (Index i = 0; i < width; i++) {
             const double x = given ? sign * get(product + (j * apart + i) * size, dtype) : 0;
@@ -526,7 +524,8 @@ static Table copy_of(const Table *from, int layout) {
 static Factors packed(const Level *level, Index rank, Index width, const double *left,
                       const double *right, const double *mean, const double *shift) {
     Factors map = {.rank = rank, .width = width};
-    level->pack_factors(&map, left, right, mean, shift, NEW(double, level->factors_size(rank, width)));
+    double *memory = NEW(double, level->factors_size(rank, width));
+    level->pack_factors(&map, left, right, mean, shift, memory);
     return map;
 }
 

@@ -52,14 +52,11 @@ cdef class Factor:
     cdef int columns                # of c, (d, columns): Q or B             (low rank, spanned)
     cdef double* half               # (d,): 1 / sqrt(e)                              (low rank)
     cdef double* shrink             # (columns,): 1 / sqrt(1 + s^2) - 1              (low rank)
-
-    cdef int scratch(self, int k) noexcept nogil
-    cdef void on_support(self, double* b, int k) noexcept nogil
-    cdef void from_support(self, const double* y, double* b, int k) noexcept nogil
-    cdef void through(self, double* b, int k, double* scratch) noexcept nogil
-    cdef void whiten_columns(self, double* b, int k, double* scratch) noexcept nogil
-    cdef void whiten_transposed(self, double* b, int k, double* scratch) noexcept nogil
-    cdef void leave_kernel_alone(self, double* b, int k, double* scratch) noexcept nogil
     cdef int prepare_kernel(self) except -1
     cdef Factor copied(self)
     cdef object applied(self, const double[:, ::1] columns, Step step)
+
+
+cdef int scratch_for(Factor f, int k) noexcept nogil
+cdef void whiten_columns(Factor f, double* b, int k, double* scratch) noexcept nogil
+cdef void whiten_transposed(Factor f, double* b, int k, double* scratch) noexcept nogil

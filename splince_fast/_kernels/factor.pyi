@@ -38,21 +38,12 @@ class Factor:
     def reading_left_out(self) -> Factor: ...
 
 def identity(diagonal: NDArray[float64], per_weight: float) -> Factor: ...
-def low_rank(
-    columns: NDArray[float64],
-    half: NDArray[float64],
-    shrink: NDArray[float64],
-    variances: NDArray[float64],
-    mean: NDArray[float64],
-    *,
-    smallest: float,
-    constant: float,
-    left_out: NDArray[intp] = ...,
-) -> Factor: ...
-def spanned(
+def of_columns(
     columns: NDArray[float64],
     variances: NDArray[float64],
     mean: NDArray[float64],
+    half: NDArray[float64] | None = ...,
+    shrink: NDArray[float64] | None = ...,
     *,
     smallest: float,
     constant: float,

@@ -204,7 +204,7 @@ cdef class Factor:
         cdef int k = <int>b.shape[0]
         cdef double[::1] scratch
         if k:
-            scratch = np.empty(max(1, self.scratch(k)))
+            scratch = np.empty(max(1, scratch_for(self, k)))
             with nogil:
                 step(self, &b[0, 0], k, &scratch[0])
         return out
@@ -306,92 +306,6 @@ cdef class Factor:
         new.half, new.shrink, new.own, new.full = self.half, self.shrink, self.own, self.full
         return new
 
-    cdef int scratch(self, int k) noexcept nogil:
-        """Numbers of scratch for whitening k columns."""
-        return (3 * self.width if self.kind == EIGH else self.columns) * k
-
-    cdef void through(self, double* b, int k, double* scratch) noexcept nogil:
-        """b += Q diag(shrink) Q^T b: divides by sqrt(1 + s^2) along Q, in place."""
-        cdef int d = self.width, r = self.columns
-        gemm(b"T", b"N", r, k, d, 1.0, self.c, d, b, d, 0.0, scratch, r)
-        scale_rows(self.shrink, scratch, r, k)
-        gemm(b"N", b"N", d, k, r, 1.0, self.c, d, scratch, r, 1.0, b, d)
-
-    cdef void whiten_columns(self, double* b, int k, double* scratch) noexcept nogil:
-        """b := L^+ b, in place, for columns b (d, k)."""
-        cdef int d = self.width, n = self.n_noise, j
-        if self.kind == IDENTITY or k == 0:
-            return
-        if self.kind == SPANNED:
-            n = self.columns
-            gemm(b"T", b"N", n, k, d, 1.0, self.c, d, b, d, 0.0, scratch, n)
-            memset(b, 0, sizeof(double) * <size_t>d * k)
-            for j in range(k):
-                memcpy(b + <Py_ssize_t>j * d, scratch + <Py_ssize_t>j * n, sizeof(double) * n)
-            return
-        scale_rows(self.inverse, b, d, k)
-        if self.kind == LOW_RANK:
-            scale_rows(self.half, b, d, k)
-            self.through(b, k, scratch)
-            return
-        if self.kind == CHOLESKY:
-            cython_blas.dtrsm(b"L", b"L", b"N", b"N", &d, &k, &ONE, self.c, &d, b, &d)
-            return
-        memcpy(scratch, b, sizeof(double) * <size_t>d * k)
-        gemm(b"T", b"N", d - n, k, d, 1.0, self.c + <Py_ssize_t>n * d, d, scratch, d, 0.0, b + n, d)
-        gemm(b"T", b"N", self.admitted, k, d, 1.0, self.extra, d, scratch, d, 0.0, b, d)
-        self.on_support(b, k)
-
-    cdef void on_support(self, double* b, int k) noexcept nogil:
-        """b := diag(root) b, and 0 off the support, whatever stands there."""
-        cdef Py_ssize_t d = self.width, i, j
-        for j in range(k):
-            for i in range(d):
-                b[j * d + i] = b[j * d + i] * self.root[i] if self.root[i] > 0.0 else 0.0
-
-    cdef void from_support(self, const double* y, double* b, int k) noexcept nogil:
-        """b := [extra, 0, V_support] y."""
-        cdef int d = self.width, n = self.n_noise
-        gemm(b"N", b"N", d, k, d - n, 1.0, self.c + <Py_ssize_t>n * d, d, <double*>y + n, d, 0.0,
-             b, d)
-        gemm(b"N", b"N", d, k, self.admitted, 1.0, self.extra, d, <double*>y, d, 1.0, b, d)
-
-    cdef void whiten_transposed(self, double* b, int k, double* scratch) noexcept nogil:
-        """b := (L^+)^T b, in place, for b of shape (d, k); after `prepare_kernel`."""
-        cdef int d = self.width, n = self.columns, j
-        if self.kind == IDENTITY or k == 0:
-            return
-        if self.kind == SPANNED:
-            for j in range(k):
-                memcpy(scratch + <Py_ssize_t>j * n, b + <Py_ssize_t>j * d, sizeof(double) * n)
-            gemm(b"N", b"N", d, k, n, 1.0, self.c, d, scratch, n, 0.0, b, d)
-            return
-        if self.kind == LOW_RANK:
-            self.through(b, k, scratch)
-            scale_rows(self.half, b, d, k)
-            scale_rows(self.inverse, b, d, k)
-            return
-        if self.kind == CHOLESKY:
-            cython_blas.dtrsm(b"L", b"L", b"T", b"N", &d, &k, &ONE, self.c, &d, b, &d)
-            scale_rows(self.inverse, b, d, k)
-            return
-        self.on_support(b, k)
-        memcpy(scratch, b, sizeof(double) * <size_t>d * k)
-        self.from_support(scratch, b, k)
-        scale_rows(self.inverse, b, d, k)
-        if self.n_noise > self.admitted:
-            self.leave_kernel_alone(b, k, scratch)
-
-    cdef void leave_kernel_alone(self, double* b, int k, double* scratch) noexcept nogil:
-        """b -= N0 N0^T b: orthogonal to the kernel of S, without a change on its range.
-
-        Rounding stays that of each feature in its own units: N0 is made with its rows in the
-        order of their size. `scratch` takes n_null k numbers.
-        """
-        cdef int d = self.width, n_null = self.n_noise - self.admitted
-        gemm(b"T", b"N", n_null, k, d, 1.0, self.kernel_data, d, b, d, 0.0, scratch, n_null)
-        gemm(b"N", b"N", d, k, n_null, -1.0, self.kernel_data, d, scratch, n_null, 1.0, b, d)
-
     cdef int prepare_kernel(self) except -1:
         """Make the null basis, unless it is there: a later solve may never ask for it.
 
@@ -468,13 +382,102 @@ cdef class Factor:
         return new
 
 
+cdef int scratch_for(Factor f, int k) noexcept nogil:
+    """Numbers of scratch for whitening k columns."""
+    return (3 * f.width if f.kind == EIGH else f.columns) * k
+
+
+cdef void through(Factor f, double* b, int k, double* scratch) noexcept nogil:
+    """b += Q diag(shrink) Q^T b: divides by sqrt(1 + s^2) along Q, in place."""
+    cdef int d = f.width, r = f.columns
+    gemm(b"T", b"N", r, k, d, 1.0, f.c, d, b, d, 0.0, scratch, r)
+    scale_rows(f.shrink, scratch, r, k)
+    gemm(b"N", b"N", d, k, r, 1.0, f.c, d, scratch, r, 1.0, b, d)
+
+
 cdef void whiten_columns(Factor f, double* b, int k, double* scratch) noexcept nogil:
-    f.whiten_columns(b, k, scratch)
+    """b := L^+ b, in place, for columns b (d, k)."""
+    cdef int d = f.width, n = f.n_noise, j
+    if f.kind == IDENTITY or k == 0:
+        return
+    if f.kind == SPANNED:
+        n = f.columns
+        gemm(b"T", b"N", n, k, d, 1.0, f.c, d, b, d, 0.0, scratch, n)
+        memset(b, 0, sizeof(double) * <size_t>d * k)
+        for j in range(k):
+            memcpy(b + <Py_ssize_t>j * d, scratch + <Py_ssize_t>j * n, sizeof(double) * n)
+        return
+    scale_rows(f.inverse, b, d, k)
+    if f.kind == LOW_RANK:
+        scale_rows(f.half, b, d, k)
+        through(f, b, k, scratch)
+        return
+    if f.kind == CHOLESKY:
+        cython_blas.dtrsm(b"L", b"L", b"N", b"N", &d, &k, &ONE, f.c, &d, b, &d)
+        return
+    memcpy(scratch, b, sizeof(double) * <size_t>d * k)
+    gemm(b"T", b"N", d - n, k, d, 1.0, f.c + <Py_ssize_t>n * d, d, scratch, d, 0.0, b + n, d)
+    gemm(b"T", b"N", f.admitted, k, d, 1.0, f.extra, d, scratch, d, 0.0, b, d)
+    on_support(f, b, k)
+
+
+cdef void on_support(Factor f, double* b, int k) noexcept nogil:
+    """b := diag(root) b, and 0 off the support, whatever stands there."""
+    cdef Py_ssize_t d = f.width, i, j
+    for j in range(k):
+        for i in range(d):
+            b[j * d + i] = b[j * d + i] * f.root[i] if f.root[i] > 0.0 else 0.0
+
+
+cdef void from_support(Factor f, const double* y, double* b, int k) noexcept nogil:
+    """b := [extra, 0, V_support] y."""
+    cdef int d = f.width, n = f.n_noise
+    gemm(b"N", b"N", d, k, d - n, 1.0, f.c + <Py_ssize_t>n * d, d, <double*>y + n, d, 0.0,
+         b, d)
+    gemm(b"N", b"N", d, k, f.admitted, 1.0, f.extra, d, <double*>y, d, 1.0, b, d)
+
+
+cdef void whiten_transposed(Factor f, double* b, int k, double* scratch) noexcept nogil:
+    """b := (L^+)^T b, in place, for b of shape (d, k); after `prepare_kernel`."""
+    cdef int d = f.width, n = f.columns, j
+    if f.kind == IDENTITY or k == 0:
+        return
+    if f.kind == SPANNED:
+        for j in range(k):
+            memcpy(scratch + <Py_ssize_t>j * n, b + <Py_ssize_t>j * d, sizeof(double) * n)
+        gemm(b"N", b"N", d, k, n, 1.0, f.c, d, scratch, n, 0.0, b, d)
+        return
+    if f.kind == LOW_RANK:
+        through(f, b, k, scratch)
+        scale_rows(f.half, b, d, k)
+        scale_rows(f.inverse, b, d, k)
+        return
+    if f.kind == CHOLESKY:
+        cython_blas.dtrsm(b"L", b"L", b"T", b"N", &d, &k, &ONE, f.c, &d, b, &d)
+        scale_rows(f.inverse, b, d, k)
+        return
+    on_support(f, b, k)
+    memcpy(scratch, b, sizeof(double) * <size_t>d * k)
+    from_support(f, scratch, b, k)
+    scale_rows(f.inverse, b, d, k)
+    if f.n_noise > f.admitted:
+        leave_kernel_alone(f, b, k, scratch)
+
+
+cdef void leave_kernel_alone(Factor f, double* b, int k, double* scratch) noexcept nogil:
+    """b -= N0 N0^T b: orthogonal to the kernel of S, without a change on its range.
+
+    Rounding stays that of each feature in its own units: N0 is made with its rows in the
+    order of their size. `scratch` takes n_null k numbers.
+    """
+    cdef int d = f.width, n_null = f.n_noise - f.admitted
+    gemm(b"T", b"N", n_null, k, d, 1.0, f.kernel_data, d, b, d, 0.0, scratch, n_null)
+    gemm(b"N", b"N", d, k, n_null, -1.0, f.kernel_data, d, scratch, n_null, 1.0, b, d)
 
 
 cdef void solve_columns(Factor f, double* b, int k, double* scratch) noexcept nogil:
-    f.whiten_columns(b, k, scratch)
-    f.whiten_transposed(b, k, scratch)
+    whiten_columns(f, b, k, scratch)
+    whiten_transposed(f, b, k, scratch)
 
 
 cdef void unwhiten_columns(Factor f, double* b, int k, double* scratch) noexcept nogil:
@@ -487,7 +490,7 @@ cdef void unwhiten_columns(Factor f, double* b, int k, double* scratch) noexcept
         for j in range(k):
             for i in range(d):
                 scratch[j * d + i] = b[j * d + i] / f.root[i] if f.root[i] > 0.0 else 0.0
-        f.from_support(scratch, b, k)
+        from_support(f, scratch, b, k)
     for j in range(k):
         for i in range(d):
             b[j * d + i] = b[j * d + i] * f.scale[i] if f.inverse[i] > 0.0 else 0.0
@@ -572,64 +575,36 @@ def identity(const double[::1] diagonal not None, double per_weight):
     return f
 
 
-cdef Factor of_columns(int kind, double[:, ::1] columns, const double[::1] variances,
-                       const double[::1] mean, double constant, object left_out):
-    """A factor of one of the kinds whose c has few columns; `columns` are their transposes."""
-    cdef int d = <int>variances.shape[0]
-    check_length(columns.shape[1], d, "columns")
-    check_length(mean.shape[0], d, "mean")
-    flat = np.asarray(columns).reshape(-1)
-    cdef Factor f = blank(kind, d, flat if flat.size else np.empty(1))
-    f.columns = <int>columns.shape[0]
-    set_units(f, &variances[0], 1, &mean[0], 1.0, 0.0, constant)
-    leave_out(f, left_out)
-    return f
-
-
-def low_rank(double[:, ::1] columns not None, double[::1] half not None,
-             double[::1] shrink not None, const double[::1] variances not None,
-             const double[::1] mean not None, *, double smallest, double constant,
-             left_out=NONE_LEFT_OUT):
-    """S = D diag(sqrt(e)) (I + Q diag(s^2) Q^T) diag(sqrt(e)) D.
+def of_columns(double[:, ::1] columns not None, const double[::1] variances not None,
+               const double[::1] mean not None, double[::1] half=None, double[::1] shrink=None, *,
+               double smallest, double constant, left_out=NONE_LEFT_OUT):
+    """S = D diag(sqrt(e)) (I + Q diag(s^2) Q^T) diag(sqrt(e)) D; or S on the span of B alone.
 
     Parameters
     ----------
     columns : (r, d) float64
-        Q^T; taken over, as are `half` and `shrink`.
-    half : (d,) 1 / sqrt(e)
-    shrink : (r,) 1 / sqrt(1 + s^2) - 1
+        Q^T; or B^T with B^T S B = I and r <= d. Taken over, as are `half` and `shrink`.
     variances : (d,) D^2
-    mean, constant : as for `dense`
-    smallest : the smallest of e
-    left_out : (n,) intp
-        Features that vary and are not to be whitened, in ascending order; rows of Q that are 0.
+    mean, constant, left_out : as for `dense`; rows of Q are 0 where features are left out
+    half, shrink : (d,) 1 / sqrt(e), (r,) 1 / sqrt(1 + s^2) - 1; None with B
+    smallest : the smallest of e; or about the smallest eigenvalue of the unit-diagonal S, which
+        says what is noise
     """
-    check_length(half.shape[0], variances.shape[0], "half")
-    check_length(shrink.shape[0], columns.shape[0], "shrink")
-    cdef Factor f = of_columns(LOW_RANK, columns, variances, mean, constant, left_out)
-    f.smallest = smallest
-    f.half = &half[0]
-    f.shrink = &shrink[0] if shrink.shape[0] else NULL
-    f.arrays = (f.arrays, np.asarray(half), np.asarray(shrink))
-    return f
-
-
-def spanned(double[:, ::1] columns not None, const double[::1] variances not None,
-            const double[::1] mean not None, *, double smallest, double constant,
-            left_out=NONE_LEFT_OUT):
-    """S on the span of B alone, where B^T S B = I.
-
-    Parameters
-    ----------
-    columns : (m, d) float64, m <= d
-        B^T; taken over.
-    variances, mean, constant, left_out : as for `low_rank`
-    smallest : about the smallest eigenvalue of the unit-diagonal S, which says what is noise
-    """
-    if columns.shape[0] > variances.shape[0]:
-        raise ValueError(f"{columns.shape[0]} columns span no {variances.shape[0]} dimensions")
-    cdef Factor f = of_columns(SPANNED, columns, variances, mean, constant, left_out)
-    f.smallest = smallest
+    cdef int d = <int>variances.shape[0], r = <int>columns.shape[0]
+    check_length(columns.shape[1], d, "columns")
+    check_length(mean.shape[0], d, "mean")
+    flat = np.asarray(columns).reshape(-1)
+    cdef Factor f = blank(SPANNED if half is None else LOW_RANK, d, flat if r else np.empty(1))
+    f.columns, f.smallest = r, smallest
+    if half is not None:
+        check_length(half.shape[0], d, "half")
+        check_length(-1 if shrink is None else shrink.shape[0], r, "shrink")
+        f.half, f.shrink = &half[0], &shrink[0] if r else NULL
+        f.arrays = (f.arrays, np.asarray(half), np.asarray(shrink))
+    elif r > d or shrink is not None:
+        raise ValueError(f"{r} columns span no {d} dimensions, or half is missing")
+    set_units(f, &variances[0], 1, &mean[0], 1.0, 0.0, constant)
+    leave_out(f, left_out)
     return f
 
 

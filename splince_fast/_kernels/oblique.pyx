@@ -30,7 +30,8 @@ from libc.string cimport memcpy
 from scipy.linalg cimport cython_blas, cython_lapack
 
 from splince_fast._kernels.factor cimport (
-    INFEASIBLE, NO_CONVERGENCE, OK, SINGULAR, Factor, dot, gemm, scale_rows, sum_of_squares
+    INFEASIBLE, NO_CONVERGENCE, OK, SINGULAR, Factor, dot, gemm, scale_rows, scratch_for,
+    sum_of_squares, whiten_columns, whiten_transposed
 )
 from splince_fast._kernels.shapes cimport check_length
 
@@ -256,7 +257,7 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
     cdef int lwork = 6 * squared + 80 * widest + 68 * tall
     cdef size_t size_work = (
         lwork + 5 * squared + 2 * widest + (2 * k + 3 * mz + 4 * my) * <size_t>d + mz * kz + my * ky
-        + factor.scratch(max(k, mz + my)) + 1)
+        + scratch_for(factor, max(k, mz + my)) + 1)
 
     # What is returned, rows of length d and short ones; few arrays, as each takes time.
     rows_a = np.empty((2 * mz + k, d))
@@ -303,7 +304,7 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
         # 1. Bases of what is erased and kept, in whitened coordinates: A, B; Qz, Qy; Cz, Cy.
         memcpy(white, Sz, sizeof(double) * <size_t>d * kz)
         memcpy(white + <Py_ssize_t>kz * d, Sy, sizeof(double) * <size_t>d * ky)
-        factor.whiten_columns(white, k, scratch)
+        whiten_columns(factor, white, k, scratch)
         for i in range(mz):
             sines[i] = 1.0
         status = basis(d, kz, Sz, white, noise, relative, sigma_z, Qz, Cz, vt_z, work, lwork, iwork,
@@ -372,7 +373,7 @@ def oblique(Factor factor not None, const double[:, ::1] erased not None,
                     sines[i] = 1.0
                 memcpy(R, Qz, bytes_z)
                 memcpy(left, Cz, bytes_z)
-            factor.whiten_transposed(R, rz + ry, scratch)
+            whiten_transposed(factor, R, rz + ry, scratch)
             if ry > 0:
                 gemm(b"T", b"N", ry, rz, d, 1.0, Cy, d, R, d, 0.0, small, ry)
                 gemm(b"N", b"N", d, rz, ry, -1.0, R + <Py_ssize_t>rz * d, d, small, ry, 1.0, R, d)

@@ -1,8 +1,9 @@
 # cython: binding=False
 """Passes over rows: C kernels (`csrc/`), compiled for several instruction sets, behind checks.
 
-Every function checks the shapes of its arrays, releases the GIL and calls the kernel of the
-instruction set in use. The best one that the processor supports is chosen at import;
+Every function checks its arrays, releases the GIL and calls the kernel of the instruction set in
+use. Other shapes, dtypes or layouts, read-only memory and numbers out of range raise ValueError or
+TypeError before anything is written. The best set of the processor is chosen at import;
 ``SPLINCE_FAST_LEVEL=avx512|avx2|baseline`` names another.
 """
 
@@ -24,7 +25,7 @@ ctypedef fused Real:
     double
 
 cdef extern from "csrc/kernels.h" nogil:
-    int GROUP, MOST_CELLS
+    int GROUP
     Index NO_MEMORY
     size_t LINE
     ctypedef struct CBlock "Block":
@@ -39,10 +40,7 @@ cdef extern from "csrc/kernels.h" nogil:
         const Index* cell
         const double* values
         const double* rotations
-        double* peak
-        double* total
-        double* class_sums
-        double* products
+        double* sums
     ctypedef struct Phase:
         pass
     ctypedef struct Gram:
@@ -90,7 +88,7 @@ cdef extern from "csrc/kernels.h" nogil:
         Index (*erase[2])(const Erasing*) noexcept nogil
         int (*squares_finite[2])(Matrix, Index n, Index width) noexcept nogil
     const Level* supported_level(int k)
-    void c_sort_by_cell "sort_by_cell"(
+    void sort_by_cell(
         const Index* codes, Index variables, Index n, Index n_codes, Index part_rows, Index* order,
         Index* cell, Index* place)
 
@@ -111,13 +109,7 @@ def level_name():
 
 
 def use_level(name):
-    """Select an instruction set by name, for tests and reports.
-
-    Raises
-    ------
-    ValueError
-        This processor, or this build, has none of that name.
-    """
+    """Select an instruction set of `levels` by name, for tests and reports."""
     global level
     found = levels()
     if name not in found:
@@ -226,40 +218,6 @@ cdef int take_rows(CBlock* block, object rows, const Index[::1] index,
     return table.kind == b"d"
 
 
-def sort_by_cell(const Index[:, ::1] codes not None, Index n_codes, Index part_rows):
-    """Order the rows of each part so that those with equal codes, a cell, are neighbours.
-
-    One stable counting sort of the cells where they are few, O(v n + parts cells), else one per
-    variable, O(v (n + parts n_codes)).
-
-    Parameters
-    ----------
-    codes : (v, n) intp, -1 <= codes < n_codes
-    part_rows : int
-        Rows of a part; the last one may have fewer.
-
-    Returns
-    -------
-    (2, n) intp
-        The order, and the cells, which are numbered from 0 in it.
-    """
-    cdef Index v = codes.shape[0], n = codes.shape[1]
-    cdef const Index* given = &codes[0, 0] if v and n else NULL
-    if n_codes < 0 or part_rows < 1:
-        raise ValueError("n_codes or part_rows is too small")
-    if not within(given, v * n, -1, n_codes):
-        raise ValueError(f"codes have to be from -1 to {n_codes - 1}")
-    sorted_a = np.empty((2, n), np.intp)
-    cdef Index[:, ::1] to = sorted_a
-    cdef Index* place
-    if n:
-        place = <Index*>memory_for(max(MOST_CELLS, n_codes + 1) + 1, sizeof(Index))
-        with nogil:
-            c_sort_by_cell(given, v, n, n_codes, part_rows, &to[0, 0], &to[1, 0], place)
-        free(place)
-    return sorted_a
-
-
 # Below this no row's sum of squares can reach what the check of values refuses.
 cdef double LARGEST_SQUARES = 1e297
 # Least deviation, and greatest root of a sum of squares, that float32 holds to full precision.
@@ -290,7 +248,8 @@ cdef class Block:
     rows
     n : int
     cells : (2, n) intp
-        As `sort_by_cell` returns them for these parts.
+        An order in which the rows of each part with equal codes, a cell, are neighbours, and the
+        numbers of the cells, from 0 in this order.
     sums : (2 + n_codes + q, d) float64
         Of `centre_columns` and `reduce_chunks`; None without an offset.
     """
@@ -313,23 +272,28 @@ cdef class Block:
         self.dtype = take_rows(c, rows, index, weight)
         if not (
             shift.shape[0] == c.width and (offset is None or offset.shape[0] == c.width)
-            and codes.shape[1] == values.shape[1] == c.n
+            and codes.shape[1] == values.shape[1] == c.n and n_codes >= 0 and part_rows > 0
         ):
             raise ValueError("the shapes of rows, shift, offset and labels contradict each other")
         self.rows, self.index, self.weight = rows, index, weight
         self.shift, self.offset, self.codes, self.values = shift, offset, codes, values
-        self.cells = sort_by_cell(codes, n_codes, part_rows)
-        cdef const Index[:, ::1] cells = self.cells
+        self.cells = np.empty((2, c.n), np.intp)
+        cdef Index[:, ::1] cells = self.cells
         c.variables, c.classes, c.part_rows = codes.shape[0], n_codes, part_rows
         c.columns, c.shift, c.order, c.cell = values.shape[0], &shift[0], &cells[0, 0], &cells[1, 0]
         c.codes = &codes[0, 0] if c.variables else NULL
         c.values = &values[0, 0] if c.columns else NULL
+        if not within(c.codes, c.variables * c.n, -1, n_codes):
+            raise ValueError(f"codes have to be from -1 to {n_codes - 1}")
+        cdef Index* place = <Index*>memory_for(n_codes + 2, sizeof(Index))
+        with nogil:
+            sort_by_cell(c.codes, c.variables, c.n, n_codes, part_rows, &cells[0, 0], &cells[1, 0],
+                         place)
+        free(place)
         cdef double[:, ::1] sums
         if offset is not None:
             sums = self.sums = np.empty((2 + n_codes + c.columns, c.width))
-            c.offset, c.total, c.peak = &offset[0], &sums[0, 0], &sums[1, 0]
-            c.class_sums = c.peak + c.width
-            c.products = c.class_sums + n_codes * c.width
+            c.offset, c.sums = &offset[0], &sums[0, 0]
 
     @property
     def n(self):
@@ -359,21 +323,21 @@ cdef class Block:
         """
         cdef const CBlock* c = &self.c
         cdef Index j
-        cdef double largest = 0.0, size, square, tip
+        cdef double largest = 0.0, total, peak, size, square, tip
         cdef bint suspect = False, far = False, narrow = False
         if self.offset is None or spread.shape[0] != c.width:
             raise ValueError("spread has to be of the shape of the shift, and sums to be there")
         for j in range(c.width):
-            size = fabs(c.shift[j]) + c.peak[j]
+            total, peak = fabs(c.sums[j]), c.sums[c.width + j]
+            size, square = fabs(c.shift[j]) + peak, total * total
             largest += size * size
-            suspect |= not isfinite(c.total[j])
-            square = c.total[j] * c.total[j]
+            suspect |= not isfinite(total)
             if square > excess * whole * spread[j]:
                 # The row of the peak alone has that much about the block's mean.
-                tip = max(0.0, c.peak[j] - fabs(c.total[j]) / whole)
+                tip = max(0.0, peak - total / whole)
                 far |= square > excess * whole * (lightest * tip * tip)
-            narrow |= 0.0 < c.peak[j] and c.peak[j] * sqrt(lightest) < LEAST_FLOAT32
-            narrow |= c.peak[j] * sqrt(heaviest * c.n) > MOST_FLOAT32
+            narrow |= 0.0 < peak and peak * sqrt(lightest) < LEAST_FLOAT32
+            narrow |= peak * sqrt(heaviest * c.n) > MOST_FLOAT32
         return suspect or not largest < LARGEST_SQUARES, far, narrow
 
     cdef CBlock turned(self, const double[:, ::1] rotations) except *:
@@ -519,11 +483,6 @@ def sweep_block(
     near : (parts, 4, at least d) float64, overwritten; fastest where rows are cache lines
     leverage : (d / stripe rounded up, n) float64, overwritten
     counter : (1,) int64, 0
-
-    Raises
-    ------
-    ValueError
-        The shapes contradict each other.
     """
     cdef Sweep s
     cdef const CBlock* c = &block.c
@@ -670,11 +629,6 @@ cdef class PackedFactors:
     mean : (d,) float64
     shift : (r,) float64
         Copied, as all of them are.
-
-    Raises
-    ------
-    ValueError
-        Other shapes or dtypes.
     """
 
     cdef Factors map
@@ -729,14 +683,6 @@ def apply_rows(PackedFactors factors not None, rows, out, Index start, Index sto
     -------
     int
         The first row with a finite number that is none in float16, or -1.
-
-    Raises
-    ------
-    ValueError, TypeError
-        Arrays of other shapes, dtypes or alignment, `out` that is read-only, rows that are not
-        there. Nothing is written.
-    MemoryError
-        Nothing is written.
     """
     cdef Table source = look(rows, "rows", False), target = look(out, "out", True)
     cdef Erasing task
@@ -771,11 +717,6 @@ def squares_finite(rows, Index start, Index stop):
     rows : (n, d) float32 or float64
         Aligned; the numbers of a row lie in one piece.
     start, stop : int
-
-    Raises
-    ------
-    ValueError, TypeError
-        Another array, or rows that are not there.
     """
     cdef Table table = look(rows, "rows", False)
     cdef int finite

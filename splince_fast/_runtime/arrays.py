@@ -217,7 +217,7 @@ def refuse_lazy(X: Any, name: str) -> None:
         verb = "collect"
     if verb is not None:
         raise InputError(
-            f"{name} is a lazy {type(X).__name__}, which would be pulled into memory as a whole; "
+            f"{name} is a lazy {type(X).__name__}, which would be loaded into memory completely; "
             f"accumulate a dask array by Moments.from_blocks(sources.from_dask(X, labels)), which "
             f"from_moments turns into an estimator, pass others block by block to Moments.update, "
             f"or {verb}() it first where it fits"
@@ -246,9 +246,8 @@ def _cast_rows(X: NDArray[Any], name: str, columns: list[Any] | None = None) -> 
                 text = [j for j in range(X.shape[1]) if _has_text(X[:, j])]
                 where = f" in {listed_columns(text, columns)}"
             raise InputError(
-                f"{name} holds text{where}; real numbers are needed. Where digits stand for "
-                f"numbers, {name}.astype(float) says so; an id or a postal code is a label, not "
-                "a feature"
+                f"{name} holds text{where}; real numbers are needed. Convert texts of digits by "
+                f"{name}.astype(float); an id or a postal code is a label, not a feature"
             )
         try:
             return X.astype(np.float64)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,12 +23,15 @@ _GRAIN = 1 << 17
 # Between two chunks KeyboardInterrupt is raised and the progress bar updated.
 _CHUNK_BYTES = 1 << 28
 # Smallest result, and smallest row of it, that non-temporal stores write. Ordinary stores first
-# read each cache line; lines of fresh memory are cached already, since the kernel has zeroed them.
+# read each cache line. New memory is in the cache, because the operating system has zeroed it.
 _STREAMED_BYTES, _STREAMED_ROW = 1 << 25, 512
 # Fewer bytes take less than two seconds, after which a progress bar appears.
 _LONG_BYTES = 1 << 30
 # Rows that need a conversion are converted in pieces that fit in the cache of a core.
 _PIECE_BYTES = 1 << 18
+
+# Rows, memory for the result, mask, and the number of the first row.
+_Matrices = tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_] | None, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +60,9 @@ def as_stack(X: Any, width: int) -> NDArray[Any]:
     """Convert X to a numeric array of shape (..., d); errors as for :func:`as_rows`."""
     if not isinstance(X, np.ndarray) and is_sparse(X):
         raise InputError(
-            "X is a sparse matrix, and erased rows are dense. Where a linear layer follows, "
-            "eraser.fold_into(weight, bias) gives one for the sparse rows as they are; "
-            "X @ eraser.right has what would be removed, (n, r); blocks of rows can be made dense: "
-            "eraser(X[i:j].toarray())"
+            "X is a sparse matrix, and erased rows are dense. Before a linear layer use "
+            "eraser.fold_into(weight, bias), whose layer takes the sparse rows; erase dense blocks "
+            "by eraser(X[i:j].toarray()); X @ eraser.right, (n, r), are the erased coordinates"
         )
     if not isinstance(X, np.ndarray) or X.ndim < 3:
         return as_rows(X, width=width)
@@ -163,23 +164,30 @@ def erase(
     streamed = out.nbytes >= _STREAMED_BYTES and not fresh
     streamed = streamed and out.shape[-1] * out.itemsize >= _STREAMED_ROW
     hidden = progress is False or (progress is None and X.nbytes < _LONG_BYTES)
-    n_rows = X.size // X.shape[-1]
-    with nullcontext() if hidden else Progress(n_rows, show=progress) as bar:
-        for rows, target, chosen, first in _matrices(X, out, mask, 0):
-            step = max(1, _CHUNK_BYTES // (rows.shape[1] * working_dtype(rows.dtype).itemsize))
-            for start in range(0, len(rows), step):
-                chunk = slice(start, start + step)
-                chunk_mask = None if chosen is None else chosen[chunk]
-                _erase_chunk(
-                    factors, streamed, rows[chunk], target[chunk], chunk_mask, first + start
-                )
-                if bar is not None:
-                    bar.advance(len(rows[chunk]), rows[chunk].nbytes)
+    matrices = ((X, out, mask, 0),) if X.ndim == 2 else _matrices(X, out, mask, 0)
+    if hidden:
+        _erase_matrices(factors, streamed, matrices, None)
+        return
+    with Progress(X.size // X.shape[-1], show=progress) as bar:
+        _erase_matrices(factors, streamed, matrices, bar)
+
+
+def _erase_matrices(
+    factors: Factors, streamed: bool, matrices: Iterable[_Matrices], bar: Progress | None
+) -> None:
+    for rows, out, mask, first in matrices:
+        step = max(1, _CHUNK_BYTES // (rows.shape[1] * working_dtype(rows.dtype).itemsize))
+        for start in range(0, len(rows), step):
+            chunk = slice(start, start + step)
+            selected = None if mask is None else mask[chunk]
+            _erase_chunk(factors, streamed, rows[chunk], out[chunk], selected, first + start)
+            if bar is not None:
+                bar.advance(len(rows[chunk]), rows[chunk].nbytes)
 
 
 def _matrices(
     X: NDArray[Any], out: NDArray[Any], mask: NDArray[np.bool_] | None, first: int
-) -> Iterator[tuple[NDArray[Any], NDArray[Any], NDArray[np.bool_] | None, int]]:
+) -> Iterator[_Matrices]:
     """Yield 2-D views of X, `out` and the mask, with the number of their first row.
 
     The leading axes are merged where that needs no copy, else iterated over.

@@ -36,31 +36,23 @@ class ReadersWriterLock:
     there.
     """
 
-    # Public attributes are read elsewhere: the lock is free if both are empty.
     __slots__ = (
-        "_changed",
-        "_depth",
-        "_message",
-        "_mutex",
-        "_process",
-        "_waiting",
-        "readers",
-        "writer",
-    )
+        "_changed", "_depth", "_message", "_mutex", "_process", "_readers", "_waiting", "_writer",
+    )  # fmt: skip
 
     def __init__(self, message: str) -> None:
         self._message = message
-        self.writer: int | None = None
+        self._writer: int | None = None
         self._depth = 0
-        self.readers: dict[int, int] = {}  # number of read locks by thread
+        self._readers: dict[int, int] = {}  # number of read locks by thread
         self._reset_for_process()
 
     def _reset_for_process(self) -> None:
         """Release the locks of threads that do not exist in this process."""
         me = threading.get_ident()
-        self.readers = {thread: n for thread, n in self.readers.items() if thread == me}
-        if self.writer != me:
-            self.writer, self._depth = None, 0
+        self._readers = {thread: n for thread, n in self._readers.items() if thread == me}
+        if self._writer != me:
+            self._writer, self._depth = None, 0
         self._mutex = threading.Lock()  # the parent's may have been copied while locked
         self._changed = threading.Condition(self._mutex)
         self._waiting = 0
@@ -72,17 +64,17 @@ class ReadersWriterLock:
             self._reset_for_process()
         me = threading.get_ident()
         with self._mutex:
-            if self.writer != me and (self.writer is not None or self.readers):
+            if self._writer != me and (self._writer is not None or self._readers):
                 raise SplinceError(self._message)
-            self.writer = me
+            self._writer = me
             self._depth += 1
 
     def __exit__(self, *exception: object) -> None:
-        # No thread waits for a writer, and other threads read `writer` alone: the assignment is
+        # No thread waits for a writer, and other threads read `_writer` alone: the assignment is
         # atomic and needs no mutex.
         self._depth -= 1
         if not self._depth:
-            self.writer = None
+            self._writer = None
 
     def reading(
         self, source: PendingRows | None = None, view: Callable[[Any], T] | None = None
@@ -96,24 +88,24 @@ class ReadersWriterLock:
             self._reset_for_process()
         me = threading.get_ident()
         with self._mutex:
-            if self.writer is not None and self.writer != me:
+            if self._writer is not None and self._writer != me:
                 raise SplinceError(self._message)
             if source is not None and source.has_pending:
-                while self.readers and source.has_pending:
+                while self._readers and source.has_pending:
                     self._waiting += 1
                     self._changed.wait()
                     self._waiting -= 1
                 if source.has_pending:
                     source.merge_pending()
-            self.readers[me] = self.readers.get(me, 0) + 1
+            self._readers[me] = self._readers.get(me, 0) + 1
 
     def release_read(self) -> None:
         """Release a read lock of this thread."""
         me = threading.get_ident()
         with self._mutex:
-            self.readers[me] -= 1
-            if not self.readers[me]:
-                del self.readers[me]
+            self._readers[me] -= 1
+            if not self._readers[me]:
+                del self._readers[me]
             if self._waiting:
                 self._changed.notify_all()
 

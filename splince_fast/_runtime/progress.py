@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from functools import cache
-from types import TracebackType
 from typing import Any, Self
 
 # Delay of a bar with show=None; the documentation of `progress` states it.
@@ -59,12 +58,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._bar is not None:
             self._bar.close()
 

@@ -21,7 +21,7 @@ class SparseRows(Rows):
     Attributes
     ----------
     array : scipy.sparse CSR matrix or array of shape (n, d)
-        Real numbers without duplicates.
+        Real numbers, with no duplicate indices.
     """
 
     __slots__ = ()

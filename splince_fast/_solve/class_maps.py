@@ -34,20 +34,22 @@ Float = NDArray[np.float64]
 # products, relative to the variance.
 GAP = 1e-7
 _ROUNDING = 64 * tolerances.EPS
-# Iterations of Q4, which needs 5 to 13 on data, and of the descent, and halvings of a step.
+# Limits: fixed-point iterations (5 to 13 on data), descent iterations, halvings of a step.
 _FIXED_POINT, _DESCENT, _HALVINGS = 40, 200, 30
 _MEMORY = 8  # pairs of L-BFGS
-# Where a determinant is 0 the gap does not close: so many steps may decrease f by less than it.
+# The gap does not close where a determinant is 0: the descent stops if f decreases by less than the
+# tolerance over this many steps.
 _STALLED = 8
 _ARMIJO = 1e-4
 # Relative change of the barycentre that ends its own fixed-point iteration.
 _BARYCENTRE, _SWEEPS = 1e-8, 200
 # eigh(M^T M) squares the condition number: smaller relative singular values have no digits.
 _SQUARED = 1e-6
-# Directions below this fraction of the variance of a feature, and features below this fraction of
-# the mean deviation, are set to their mean: inverting them would lose half the digits.
+# Eigenvalues of the correlation matrix below the first number, and deviations below the second
+# times the root mean square deviation, are too small to invert: it would lose half the digits.
+# These directions and features are set to their mean.
 _TINY_DIRECTION, _TINY_FEATURE = 1e-8, 1e-6
-# |R Vq - Sy| / |Sy| from which rotations allow no map: rounding leaves far less.
+# Rotations have no feasible map if |R Vq - Sy| / |Sy| exceeds this: rounding is far smaller.
 _MISSED = 1e-6
 # Newton-Schulz converges quadratically from here.
 _NEARLY_ORTHOGONAL, _LAST_STEP = 0.1, 1e-8
@@ -85,11 +87,11 @@ class Support:
         return columns if self.basis is None else self.basis.T @ columns
 
     def restricted(self, matrix: Float) -> Float:
-        """U^T S U of a (d, d) matrix."""
+        """U^T M U of a (d, d) matrix M."""
         return matrix if self.basis is None else self.basis.T @ matrix @ self.basis
 
     def white(self, matrix: Float) -> Float:
-        """W^T S W of a (d, d) matrix."""
+        """W^T M W of a (d, d) matrix M."""
         return np.asarray(self.whitener.T @ matrix @ self.whitener)
 
 
@@ -317,7 +319,7 @@ def _outside(support: Support, columns: Float) -> Float | None:
     if not kept.any():
         return None
     u = u[:, kept]
-    u -= support.basis @ (support.basis.T @ u)  # small columns have few digits
+    u -= support.basis @ (support.basis.T @ u)  # reorthogonalise: small columns lose digits
     return np.linalg.qr(u).Q
 
 
@@ -598,7 +600,7 @@ def rotation(product: Float) -> Float:
             rest.flat[:: len(rest) + 1] += 1.0
             factor += factor @ rest / 2
             error, previous = float(np.linalg.norm(rest)), error
-            if error <= _LAST_STEP:  # error after a step: 3/4 of its square
+            if error <= _LAST_STEP:  # the step leaves 3/4 error^2
                 return np.ascontiguousarray(factor.T)
             if error >= previous:
                 break

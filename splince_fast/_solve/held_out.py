@@ -165,7 +165,7 @@ def adjusted(squares: Float, n: int, rank_x: int, ratio: float = 1.0) -> tuple[f
 
 
 def trace_left(squares: Sequence[float], m: float) -> float:
-    """sum c^2 m / (c^2 + m): the expected Pillai trace."""
+    """Expected Pillai trace in erased new rows: sum c^2 m / (c^2 + m), m = (p - r) / n."""
     return float(sum(c * m / (c + m) for c in squares if c + m > 0))
 
 

@@ -71,8 +71,8 @@ class LowRank:
         scale = np.where(varies, np.sqrt(np.maximum(own, 0.0)), np.inf)
         scaled = vectors / scale[:, None]
         q, sizes = _orthonormal(scaled)
-        return kernels.low_rank(
-            q, 1.0 / np.sqrt(e), 1.0 / np.sqrt(1.0 + sizes**2) - 1.0, variances, self.mean,
+        return kernels.of_columns(
+            q, variances, self.mean, 1.0 / np.sqrt(e), 1.0 / np.sqrt(1.0 + sizes**2) - 1.0,
             smallest=float(e.min()), constant=tolerances.CONSTANT, left_out=left_out,
         )  # fmt: skip
 
@@ -109,7 +109,7 @@ def nystroem(
     vectors[~varies] = 0.0
     explained = np.einsum("ij,ij->i", vectors, vectors)
     least = tolerances.OWN * variances
-    # The variances are exact: where rounding exceeds one, its row of U shrinks.
+    # The variances are exact: a row of U that exceeds its variance by rounding is scaled down.
     over = explained > variances
     vectors[over] *= np.sqrt(variances[over] / explained[over])[:, None]
     explained = np.minimum(explained, variances)

@@ -94,7 +94,7 @@ class Solution(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """Bound of the residuals by rounding: `tolerances.residual`."""
+        """Bound on the rounding of the residuals, from `tolerances.residual`."""
         return tolerances.residual(self.whitened.shape[1], self.spread, self.size)
 
 

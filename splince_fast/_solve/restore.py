@@ -90,7 +90,7 @@ def restore(
     inverse = np.divide(1.0, units, out=np.zeros(d), where=units > 0)
     noise, relative = tolerances.noise(d, 1.0), tolerances.relative(d, "auto")
     sizes = np.linalg.norm(span_x * inverse, axis=1)
-    # With zero columns, where labels outnumber coordinates, each combination has a singular value.
+    # Zero columns pad the matrix to at least k columns, so that the SVD returns k singular values.
     short = k - whitened.shape[1]
     padded = np.pad(whitened, ((0, 0), (0, short))) if short > 0 else whitened
     combinations, values, _ = np.linalg.svd(padded, full_matrices=False)

@@ -51,7 +51,7 @@ class Subspace:
     def factor(self, metric: LowRank, like: Factor) -> Factor:
         """The factor whose whitening is B^T; `like` is that of the metric."""
         basis = np.ascontiguousarray(self.basis)
-        return kernels.spanned(
+        return kernels.of_columns(
             basis, metric.variances, metric.mean, smallest=like.smallest,
             constant=tolerances.CONSTANT, left_out=like.left_out,
         )  # fmt: skip

@@ -45,8 +45,8 @@ class Span:
     names: list[str]
     rows: Float  # (k, d)
     counts: list[int]
-    # Per variable: its kind in words; M, for which svd(M L^+ span) gives canonical correlations;
-    # and the largest square of the variable in units of its deviation, or None.
+    # Per variable: its kind as text; M, where the canonical correlations are the singular values of
+    # M L^+ span; and its largest square in units of its deviation, or None.
     readings: list[Callable[[], tuple[str, Float, float | None]]]
 
 

@@ -40,16 +40,16 @@ AMPLIFICATION = 1e4
 # A smaller sensitivity leaves three digits of the deviation of x in float32 rows.
 SENSITIVITY = 1e-3
 
-# Units of 1e-12 and 1e12 give a ratio of deviations of 1e24, and unequal features two digits more;
-# units do not explain a larger ratio.
+# Least ratio of deviations that units explain: units of 1e-12 and 1e12 give 1e-24, and unequal
+# features two digits more.
 MIN_SCALE = 1e-26
 
 # Fraction of the squared whitened spans. Rows after a layer norm lie in a hyperplane up to
 # rounding: covariance across it is of that size, and erasing it adds no distortion.
 NOISE_SHARE = 1e-7
 
-# Relative rounding of label correlations. Directions below it stay in the sampled part of the
-# covariance, which only adds noise.
+# Relative rounding of label correlations. Combinations with smaller eigenvalues are left to the
+# sample, which only adds noise.
 LABELS = 1e-10
 
 # Least fraction of a variance outside the low-rank part. Whitening divides by its root, and

@@ -1,8 +1,8 @@
 """Baselines that erasers are compared with: INLP, R-LACE, DFR and GroupDRO.
 
-INLP and R-LACE are transformers like :class:`splince_fast.LEACE`, and their ``projection_`` is an
-ordinary :class:`splince_fast.Projection`. DFR and GroupDRO are classifiers that balance groups.
-NumPy, SciPy and scikit-learn only.
+INLP and R-LACE are transformers like :class:`splince_fast.LEACE`, with a
+:class:`splince_fast.Projection` in ``projection_``. DFR and GroupDRO are classifiers that balance
+groups. NumPy, SciPy and scikit-learn only.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["DFR", "INLP", "RLACE", "GroupDRO"]
 
-_HOMES = {"DFR": "dfr", "GroupDRO": "group_dro", "INLP": "inlp", "RLACE": "rlace"}
+_MODULES = {"DFR": "dfr", "GroupDRO": "group_dro", "INLP": "inlp", "RLACE": "rlace"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'splince_fast.baselines' has no attribute {name!r}")
-    value = getattr(import_module(f"splince_fast.baselines.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"splince_fast.baselines.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

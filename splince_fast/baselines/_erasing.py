@@ -1,4 +1,4 @@
-"""What INLP and R-LACE share: reading the fit's rows, the probe, the orthogonal map, the report."""
+"""Base class of INLP and R-LACE: inputs of a fit, the probe, the projection and the report."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
-from splince_fast.baselines._options import check_share, generator
-from splince_fast.baselines._rows import (
+from splince_fast.baselines._inputs import (
+    ClassRows,
     Float,
-    Part,
-    appended,
+    append_validation,
+    check_validation_share,
     class_codes,
     float_rows,
-    seen_classes,
+    generator,
+    observed_classes,
     validation_rows,
     weights_of,
 )
@@ -31,7 +32,7 @@ _EPS = float(np.finfo(np.float64).eps)
 
 @dataclass(frozen=True, slots=True)
 class ErasureReport:
-    """Course of an iterative eraser, and the remaining association.
+    """Rounds of an iterative eraser, and the remaining association.
 
     Attributes
     ----------
@@ -41,21 +42,21 @@ class ErasureReport:
     rank : int
         Dimensions removed.
     rounds : int
-        Probes (INLP) or steps (R-LACE) that were run.
+        Number of probes (INLP) or steps (R-LACE).
     stop : str
-        Why it ended, in words.
+        Reason of the stop.
     majority : float
-        Share of the most frequent class among the rows of selection.
+        Fraction of the most frequent class among the selection rows.
     accuracies : tuple of float
-        Of each probe on the rows of selection, the one that ended the run included.
+        Accuracy of each probe on the selection rows, the last one included.
     residual : float
         |P S_xz|_F / |S_xz|_F over the training rows, S_xz the covariance of x with the class
-        indicators. 1 is untouched. Iterative erasure does not make it 0: LEACE does.
+        indicators; 1 without erasure. LEACE makes it 0, iterative erasure does not.
     distortion : float
-        E|r(x) - x|^2 as a share of the total variance of the training rows.
+        E|r(x) - x|^2 divided by the total variance of the training rows.
     cosine_sal : float
-        Smallest cosine of the principal angles between span(S_xz), which SAL removes, and what
-        was removed; 1 where SAL's directions are among them, 0 where nothing was removed.
+        Smallest cosine of the principal angles between span(S_xz), which SAL removes, and the
+        removed subspace; 1 if that contains SAL's directions, 0 if it is empty.
     warnings : tuple of str
     """
 
@@ -90,14 +91,14 @@ class ErasureReport:
 
 
 @dataclass(slots=True)
-class Problem:
-    """One fit, read: centred training rows, rows of selection, classes, task."""
+class ErasureData:
+    """Inputs of one fit, checked: centred rows, classes and task."""
 
-    train: Part
-    selection: Part
+    train: ClassRows
+    selection: ClassRows  # the validation rows; the training rows if there are none
     n_validation: int
     mean: Float
-    squares: float  # weighted sum of squares of the training rows
+    sum_of_squares: float  # weighted, of the training rows
     cross: Float  # (d, K), covariance with the class indicators
     classes: tuple[ClassName, ...]
     task: NDArray[np.intp] | None
@@ -106,18 +107,18 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """Result of an erasing run: an orthonormal (d, r) basis, and its course."""
+class ErasureRun:
+    """Result of the rounds of an iterative eraser."""
 
-    basis: Float
+    basis: Float  # (d, r), orthonormal
     rounds: int
     stop: str
     accuracies: list[float]
-    removed: float  # weighted sum of squares that the basis takes from the training rows
+    removed: float  # weighted sum of squares of the training rows within the basis
 
 
 class IterativeEraser(ErasingTransformer):
-    """A transformer that erases what probes find, by an orthogonal projection about the mean."""
+    """A transformer that removes the directions of linear probes by an orthogonal projection."""
 
     validation_share: float
     random_state: Any
@@ -136,7 +137,7 @@ class IterativeEraser(ErasingTransformer):
         sample_weight: Any = None,
         validation: Any = None,
     ) -> Self:
-        """Fit to all the data at once, forgetting what was seen before.
+        """Fit to all rows at once, replacing any previous fit.
 
         Parameters
         ----------
@@ -149,48 +150,46 @@ class IterativeEraser(ErasingTransformer):
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies; rows of weight 0 are left out.
         validation : array-like of bool, shape (n_samples,), or tuple (X, concept), optional
-            True for the rows that decide when to stop, or further rows that do; they train
-            nothing. Without it a share of each class is set aside at random.
+            Mask of the rows that decide when to stop, or further rows that do; probes are not
+            trained on them. By default a random fraction of each class.
 
         Returns
         -------
         object
-            The estimator itself; as it was if this raises, KeyboardInterrupt included.
+            The estimator itself; unchanged after an error or KeyboardInterrupt.
 
         Raises
         ------
         InputError, NonFiniteError, LabelError, NotEnoughDataError
-            The data, labels or parameters cannot be used; a class is missing where it is needed.
+            The rows, labels or parameters are invalid; a class has no training row.
         """
         with self._restored_on_error():
             self._check_parameters()
-            problem = self._read(X, y, concept, sample_weight, validation)
-            self._conclude(problem, self._erase(problem))
+            data = self._read(X, y, concept, sample_weight, validation)
+            self._conclude(data, self._erase(data))
         return self
 
     def _check_parameters(self) -> None:
-        """Refuse parameters before any row is read."""
+        """Check the parameters before any row is read."""
         raise NotImplementedError
 
-    def _erase(self, problem: Problem) -> Outcome:
-        """What to remove; may overwrite the rows of the problem."""
+    def _erase(self, data: ErasureData) -> ErasureRun:
+        """Find the subspace to remove; may overwrite the rows."""
         raise NotImplementedError
 
     def _reads_task(self) -> bool:
-        """Whether y is needed."""
+        """Whether y, the task, is needed."""
         return False
 
-    def _task_codes(self, y: Any, n: int) -> NDArray[np.intp] | None:
-        """Codes of the task where it is needed."""
-        return None
-
     def _check_common(self) -> None:
-        """Refuse parameters that all iterative erasers have."""
+        """Check the parameters that all iterative erasers have."""
         self._check_concept_from()
-        check_share(self.validation_share)
+        check_validation_share(self.validation_share)
 
-    def _read(self, X: Any, y: Any, concept: Any, sample_weight: Any, validation: Any) -> Problem:
-        """Check everything, split off the validation rows, centre by the training mean."""
+    def _read(
+        self, X: Any, y: Any, concept: Any, sample_weight: Any, validation: Any
+    ) -> ErasureData:
+        """Check the inputs, split off the validation rows, centre by the training mean."""
         columns = self._concept(y, concept)
         if len(columns) != 1:
             raise LabelError(
@@ -199,87 +198,96 @@ class IterativeEraser(ErasingTransformer):
             )
         rows = self._rows(X, reset=True, least=2)
         ((name, values),) = columns.items()
-        given = [rows, values] if not self._reads_task() else [rows, values, y]
-        names = "X, concept, y" if self._reads_task() else "X, concept"
-        if (more := appended(validation, given, names, sample_weight)) is not None:
-            (rows, values, *rest), sample_weight, validation = more
-            y = rest[0] if rest else y
-        classes, codes = seen_classes(class_codes(values, len(rows), str(name)), "concept")
+        inputs, names = [rows, values], "X, concept"
+        if self._reads_task():
+            inputs, names = [rows, values, y], "X, concept, y"
+        inputs, sample_weight, validation = append_validation(
+            validation, inputs, names, sample_weight
+        )
+        rows, values, *tasks = inputs
+        classes, codes = observed_classes(class_codes(values, len(rows), str(name)), "concept")
         weight = weights_of(sample_weight, len(rows))
-        task = self._task_codes(y, len(rows))
+        task = None
+        if tasks:
+            if tasks[0] is None:
+                self._refuse_missing_y("by_task draws one of its classes per round")
+            _, task = observed_classes(class_codes(tasks[0], len(rows), "task"), "task")
         usable = (codes >= 0) & (weight > 0)
         rng = generator(self.random_state)
-        held_out = validation_rows(validation, self.validation_share, codes, usable, rng)
-        used = ~held_out & (weight > 0)
-        wide = float_rows(rows)
-        mean = weight[used] @ wide[used] / weight[used].sum()
-        wide -= mean
-        trained, chosen = usable & ~held_out, usable & held_out
-        train = Part(wide[trained], codes[trained], weight[trained])
-        for part, role in ((train, "training"), (codes[chosen], "validation")):
-            found = part.codes if isinstance(part, Part) else part
-            if len(found) and len(np.unique(found)) < 2:
+        mask = validation_rows(validation, self.validation_share, codes, usable, rng)
+        in_mean = ~mask & (weight > 0)
+        rows = float_rows(rows)
+        mean = weight[in_mean] @ rows[in_mean] / weight[in_mean].sum()
+        rows -= mean
+        in_train, in_validation = usable & ~mask, usable & mask
+        for chosen, role in ((in_train, "training"), (in_validation, "validation")):
+            if chosen.any() and len(np.unique(codes[chosen])) < 2:
                 raise LabelError(f"the {role} rows hold a single class of the concept; mark others")
+        train = ClassRows(rows[in_train], codes[in_train], weight[in_train])
         if len(train) < 2 or len(np.unique(train.codes)) < len(classes):
             raise NotEnoughDataError("a class of the concept has no training row; mark others")
-        selection = Part(wide[chosen], codes[chosen], weight[chosen]) if chosen.any() else train
+        n_validation = int(in_validation.sum())
+        selection, in_selection = train, in_train
+        if n_validation:
+            in_selection = in_validation
+            selection = ClassRows(rows[in_validation], codes[in_validation], weight[in_validation])
         self.classes_ = names_array(classes)
-        return Problem(
+        return ErasureData(
             train,
             selection,
-            int(chosen.sum()),
+            n_validation,
             mean,
-            squares_of(train, train.rows),
+            sum_of_squares(train, train.rows),
             _cross_covariance(train, len(classes)),
             classes,
-            None if task is None else task[trained],
-            None if task is None else task[chosen if chosen.any() else trained],
+            None if task is None else task[in_train],
+            None if task is None else task[in_selection],
             rng,
         )
 
-    def _conclude(self, problem: Problem, outcome: Outcome) -> None:
-        """Projection and report."""
-        cross, basis, accuracies = problem.cross, outcome.basis, outcome.accuracies
+    def _conclude(self, data: ErasureData, run: ErasureRun) -> None:
+        """Set the projection and the report."""
+        cross, basis = data.cross, run.basis
         size = float(np.linalg.norm(cross))
         residual = float(np.linalg.norm(cross - basis @ (basis.T @ cross)))
         notes = []
         if not basis.shape[1]:
             notes.append(
                 "nothing was erased: no probe reads the concept from the rows of selection "
-                f"(accuracies {', '.join(f'{a:.3f}' for a in accuracies[:3])}; majority "
-                f"{problem.selection.majority():.3f}), so the eraser is the identity"
+                f"(accuracies {', '.join(f'{a:.3f}' for a in run.accuracies[:3])}; majority "
+                f"{data.selection.majority():.3f}), so the eraser is the identity"
             )
             warnings.warn(notes[-1], NothingErasedWarning, stacklevel=3)
-        self._projection = Projection(basis, basis, problem.mean, method=type(self).__name__)
+        self._projection = Projection(basis, basis, data.mean, method=type(self).__name__)
         self.report_ = ErasureReport(
             method=type(self).__name__,
-            n_rows=len(problem.train),
-            n_validation=problem.n_validation,
-            n_features=len(problem.mean),
+            n_rows=len(data.train),
+            n_validation=data.n_validation,
+            n_features=len(data.mean),
             rank=basis.shape[1],
-            rounds=outcome.rounds,
-            stop=outcome.stop,
-            majority=problem.selection.majority(),
-            accuracies=tuple(accuracies),
+            rounds=run.rounds,
+            stop=run.stop,
+            majority=data.selection.majority(),
+            accuracies=tuple(run.accuracies),
             residual=residual / size if size else 0.0,
-            distortion=outcome.removed / problem.squares if problem.squares else 0.0,
+            distortion=run.removed / data.sum_of_squares if data.sum_of_squares else 0.0,
             cosine_sal=_smallest_cosine(cross, basis),
             warnings=tuple(notes),
         )
 
 
-def squares_of(part: Part, rows: Float) -> float:
-    """Weighted sum of squares of some (n, r) rows of a part."""
+def sum_of_squares(part: ClassRows, rows: Float) -> float:
+    """Sum of squares of (n, r) rows, weighted as those of `part`."""
     return float(part.weight @ np.einsum("ij,ij->i", rows, rows))
 
 
-def _cross_covariance(train: Part, k: int) -> Float:
+def _cross_covariance(train: ClassRows, k: int) -> Float:
     """(d, K) covariance of x with the class indicators, by class sums."""
-    share = np.bincount(train.codes, train.weight, k) / train.weight.sum()
+    fractions = np.bincount(train.codes, train.weight, k) / train.weight.sum()
     weighted = train.weight[:, None] * train.rows
     sums = np.stack([weighted[train.codes == c].sum(axis=0) for c in range(k)], axis=1)
     total = train.weight.sum()
-    return np.asarray(sums / total - np.outer(weighted.sum(axis=0) / total, share))
+    return np.asarray(sums / total - np.outer(weighted.sum(axis=0) / total, fractions))
 
 
 def _smallest_cosine(cross: Float, basis: Float) -> float:
@@ -293,28 +301,29 @@ def _smallest_cosine(cross: Float, basis: Float) -> float:
 
 
 def orthonormal(columns: Float, against: Float | None = None) -> Float:
-    """Orthonormal basis of the columns, less what `against` (orthonormal) spans.
+    """Orthonormal basis of the columns in the complement of `against` (orthonormal).
 
-    A direction counts as absent below ``max(d, k) eps`` of the longest column. Two rounds of
-    Gram-Schmidt leave it orthogonal to `against` at rounding level ("twice is enough").
+    Singular values below ``max(d, k) eps`` times the longest column count as zero. Two rounds of
+    Gram-Schmidt make the basis orthogonal to `against` up to rounding ("twice is enough").
     """
-    rest, size = columns, np.linalg.norm(columns, axis=0).max(initial=0.0)
-    for _ in range(2 if against is not None and against.shape[1] else 0):
-        assert against is not None
-        rest = rest - against @ (against.T @ rest)
-    left, values, _ = np.linalg.svd(rest, full_matrices=False)
-    found = left[:, values > max(columns.shape) * _EPS * size]
-    if against is not None and against.shape[1] and found.shape[1]:
-        found = found - against @ (against.T @ found)
-        found = np.linalg.qr(found).Q
-    return np.asarray(found)
+    if against is None:
+        against = np.empty((len(columns), 0))
+    size = np.linalg.norm(columns, axis=0).max(initial=0.0)
+    residual = columns
+    for _ in range(2):
+        residual = residual - against @ (against.T @ residual)
+    left, values, _ = np.linalg.svd(residual, full_matrices=False)
+    basis = left[:, values > max(columns.shape) * _EPS * size]
+    if against.shape[1] and basis.shape[1]:
+        basis = np.linalg.qr(basis - against @ (against.T @ basis)).Q
+    return np.asarray(basis)
 
 
-def probe(part: Part, alpha: float) -> Any:
-    """Logistic probe: mean log-loss + alpha / 2 |w|^2, at its minimum.
+def probe(part: ClassRows, alpha: float) -> Any:
+    """Logistic probe: the minimum of mean log-loss + alpha / 2 |w|^2.
 
-    Newton steps reach it in a few sweeps where their d x d (times K^2) systems are small; L-BFGS
-    is used elsewhere.
+    Newton's method needs few passes over the rows where its system of d (times K) unknowns is
+    small; L-BFGS otherwise.
     """
     d, k = part.rows.shape[1], len(np.unique(part.codes))
     newton = d * (k if k > 2 else 1) <= 2000

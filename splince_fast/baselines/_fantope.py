@@ -3,24 +3,22 @@
 P = U diag(s) U^T + c (I - U U^T) with orthonormal U (d, r). A gradient step adds a symmetric
 matrix of rank at most 2 K, so that its eigenvectors off the span of U and the step are still
 those of eigenvalue c: the projection onto the Fantope is exact in (r + 2 K) dimensions.
-Eigenvectors whose value falls to c leave U. Started from a projection of rank k, c is 0 in all
-but a few steps and r stays near k, where the flat start c = k / d needs r near d for a while.
+Eigenvectors whose value is c are dropped from U. From a projection of rank k as the start, c is 0
+in all but a few steps and r stays near k; from c = k / d, r is near d in the first steps.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from splince_fast.baselines._erasing import orthonormal
-
-Float = NDArray[np.float64]
+from splince_fast.baselines._inputs import Float
 
 _EPS = float(np.finfo(np.float64).eps)
 
 
 class LowRankFantope:
-    """A point of the Fantope, started at the projection onto the span of orthonormal columns."""
+    """A point of the Fantope, at first the projection onto the span of orthonormal columns."""
 
     def __init__(self, start: Float) -> None:
         self.d, self.k = start.shape
@@ -31,10 +29,10 @@ class LowRankFantope:
     def complement(self, rows: Float) -> Float:
         """(I - P) x for each row x."""
         inside = (rows @ self.basis) * (self.values - self.rest)
-        left = rows - inside @ self.basis.T
+        complement = rows - inside @ self.basis.T
         if self.rest:
-            left -= self.rest * rows
-        return np.asarray(left)
+            complement -= self.rest * rows
+        return np.asarray(complement)
 
     def step(self, first: Float, second: Float, size: float, decay: float) -> None:
         """Replace P by the nearest point to decay P + size (A^T B + B^T A) / 2.
@@ -45,8 +43,8 @@ class LowRankFantope:
             A and B.
         size, decay : float
         """
-        fresh = orthonormal(np.concatenate([first, second]).T, self.basis)
-        span = np.concatenate([self.basis, fresh], axis=1)
+        added = orthonormal(np.concatenate([first, second]).T, self.basis)
+        span = np.concatenate([self.basis, added], axis=1)
         product = (first @ span).T @ (second @ span)
         inner = (0.5 * size) * (product + product.T)
         r = self.basis.shape[1]
@@ -63,8 +61,8 @@ class LowRankFantope:
         self.basis = span @ vectors[:, kept]
         self.values, self.rest = values[kept], rest
 
-    def polish(self) -> None:
-        """Undo the rounding that products of bases collect over many steps."""
+    def reorthonormalise(self) -> None:
+        """Make the basis orthonormal again: rounding errors accumulate over the steps."""
         self.basis = np.linalg.qr(self.basis).Q if self.basis.shape[1] else self.basis
 
     def truncated(self) -> Float:
@@ -81,8 +79,8 @@ class LowRankFantope:
 def fantope_cut(values: Float, rest: float, n_rest: int, k: int) -> float:
     """The t with sum clip(values - t, 0, 1) + n_rest clip(rest - t, 0, 1) = k.
 
-    The sum falls from above k to 0 and is linear between the points v and v - 1, so that the
-    piece that holds t is found by bisection over those and t by one division.
+    The sum decreases from above k to 0 and is linear between the points v and v - 1: bisection over
+    these points gives the interval of t, and one division gives t.
     """
     levels = np.append(values, rest)
     counts = np.append(np.ones(len(values)), n_rest)
@@ -101,5 +99,5 @@ def fantope_cut(values: Float, rest: float, n_rest: int, k: int) -> float:
     above, below = total(points[low]), total(points[high])
     if above == below:
         return float(points[low])
-    share = (above - k) / (above - below)
-    return float(points[low] + share * (points[high] - points[low]))
+    fraction = (above - k) / (above - below)
+    return float(points[low] + fraction * (points[high] - points[low]))

@@ -1,4 +1,4 @@
-"""What DFR and GroupDRO share: cells of class and group, linear predictions, reading a fit."""
+"""Base class of DFR and GroupDRO: inputs of a fit, cells (class, group), linear predictions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 
-from splince_fast.baselines._options import check_share, generator
-from splince_fast.baselines._rows import (
+from splince_fast.baselines._inputs import (
+    ClassRows,
     Float,
     Index,
-    appended,
+    append_validation,
+    check_validation_share,
     class_codes,
     float_rows,
-    seen_classes,
+    generator,
+    observed_classes,
     validation_rows,
     weights_of,
 )
@@ -29,36 +31,30 @@ from splince_fast.estimators.base import CheckedEstimator, variables_of
 from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
 
 
-@dataclass(slots=True)
-class Cells:
-    """Rows with the codes of their class and their cell, ready to fit."""
+@dataclass(frozen=True, slots=True)
+class CellRows(ClassRows):
+    """Rows of a fit with the codes of their classes and cells, and their weights."""
 
-    rows: Float
-    codes: Index
     cells: Index
-    weight: Float
 
-    def __len__(self) -> int:
-        return len(self.codes)
+    def take(self, index: Any) -> CellRows:
+        """Copies of the rows that `index` selects."""
+        columns = (self.rows, self.codes, self.weight, self.cells)
+        return CellRows(*(column[index] for column in columns))
 
 
-@dataclass(slots=True)
-class Task:
-    """One fit, read: rows of training and of selection (the same where none is set aside)."""
+@dataclass(frozen=True, slots=True)
+class CellData:
+    """Inputs of one fit, checked."""
 
-    train: Cells
-    selection: Cells
-    names: list[tuple[Any, ...]]
+    train: CellRows
+    selection: CellRows  # the validation rows; the training rows if there are none
+    names: list[tuple[Any, ...]]  # of the cells
     rng: np.random.Generator
-
-    @property
-    def n_validation(self) -> int:
-        """Rows set aside."""
-        return 0 if self.selection is self.train else len(self.selection)
 
 
 class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[misc]
-    """A linear classifier whose fit looks at cells (class, group)."""
+    """A linear classifier that is fitted to cells (class, group)."""
 
     groups_from: str | None
     validation_share: float
@@ -70,37 +66,37 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
 
     __metadata_request__fit: ClassVar = {"groups": True, "validation": True}
 
-    def _fit_cells(self, task: Task) -> None:
+    def _fit_cells(self, data: CellData) -> None:
         """Set coef_ and intercept_."""
         raise NotImplementedError
 
     def _selects(self) -> bool:
-        """Whether the fit chooses anything on validation rows; if not, none are set aside."""
+        """Whether the fit needs validation rows."""
         raise NotImplementedError
 
     def _uses_softmax(self) -> bool:
-        """Whether several classes are one softmax, not one against the rest."""
+        """Whether more than two classes are multinomial (True) or one against the rest (False)."""
         return True
 
     def _check_parameters(self) -> None:
-        """Refuse parameters before any row is read."""
+        """Check the parameters before any row is read."""
         raise NotImplementedError
 
     def _check_common(self) -> None:
-        """Refuse parameters that both classifiers have."""
+        """Check the parameters that both classifiers have."""
         if self.groups_from not in (None, "y"):
             raise InputError(f"groups_from is {self.groups_from!r}; it must be None or 'y'")
-        check_share(self.validation_share)
+        check_validation_share(self.validation_share)
 
     def _fit(self, X: Any, y: Any, groups: Any, sample_weight: Any, validation: Any) -> Self:
-        """Read everything, then fit; as before if that raises."""
+        """Read the inputs and fit; the estimator is unchanged after an error."""
         with self._restored_on_error():
             self._check_parameters()
             self._fit_cells(self._read(X, y, groups, sample_weight, validation))
         return self
 
-    def _read(self, X: Any, y: Any, groups: Any, sample_weight: Any, validation: Any) -> Task:
-        """Check everything, code the cells, split off the validation rows."""
+    def _read(self, X: Any, y: Any, groups: Any, sample_weight: Any, validation: Any) -> CellData:
+        """Check the inputs, code the cells, split off the validation rows."""
         if y is None:
             self._refuse_missing_y("it is the task")
         name = type(self).__name__
@@ -114,50 +110,50 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
             raise InputError(f"{name} has groups_from='y' and was given groups, too; leave out one")
         rows = self._rows(X, reset=True, least=2)
         labels = _labels(y)
-        given = [rows, labels] if groups is None else [rows, labels, groups]
-        if isinstance(groups, tuple):
-            given = [rows, labels, np.stack([np.asarray(g) for g in groups], axis=1)]
-        parts_of = "X, y" if groups is None else "X, y, groups"
-        if (more := appended(validation, given, parts_of, sample_weight)) is not None:
-            (rows, labels, *rest), sample_weight, validation = more
-            groups = rest[0] if rest else None
-            if groups is not None and groups.ndim == 2:
-                groups = tuple(groups.T)
+        inputs, input_names = [rows, labels], "X, y"
+        if groups is not None:
+            crossed = isinstance(groups, tuple)
+            column = np.stack([np.asarray(g) for g in groups], axis=1) if crossed else groups
+            inputs, input_names = [*inputs, column], "X, y, groups"
+        if isinstance(validation, tuple):
+            inputs, sample_weight, validation = append_validation(
+                validation, inputs, input_names, sample_weight
+            )
+            rows, labels, *columns = inputs
+            if columns:
+                groups = tuple(columns[0].T) if columns[0].ndim == 2 else columns[0]
         n = len(rows)
-        classes, codes = seen_classes(class_codes(labels, n, "y"), "y")
+        classes, codes = observed_classes(class_codes(labels, n, "y"), "y")
         if (codes < 0).any():
             raise LabelError(f"y misses {(codes < 0).sum()} labels; leave those rows out")
         weight = weights_of(sample_weight, n)
         cells, names = _cells(classes, codes, groups, n)
         rng = generator(self.random_state)
         usable = weight > 0
-        share = self.validation_share if self._selects() else 0.0
-        mask = validation_rows(validation, share, cells, usable, rng)
-        wide = float_rows(rows)
-        parts = [
-            Cells(wide[chosen], codes[chosen], cells[chosen], weight[chosen])
-            for chosen in (usable & ~mask, usable & mask)
-        ]
-        train = parts[0]
-        lost = sorted(set(range(len(names))) - set(train.cells))
-        if lost:
+        fraction = self.validation_share if self._selects() else 0.0
+        mask = validation_rows(validation, fraction, cells, usable, rng)
+        every = CellRows(float_rows(rows), codes, weight, cells)
+        train = every.take(usable & ~mask)
+        empty = sorted(set(range(len(names))) - set(train.cells))
+        if empty:
             raise NotEnoughDataError(
-                f"the cell {names[lost[0]]} (class, group) has no training row of positive weight; "
-                "mark other rows for validation, or leave the cell out"
+                f"the cell {names[empty[0]]} (class, group) has no training row of positive "
+                "weight; mark other rows for validation, or leave the cell out"
             )
         # Classes in the dtype of y, as scikit-learn keeps them.
         self.classes_ = np.unique(labels)
         self.cells_ = names
-        return Task(train, parts[1] if mask.any() else train, names, rng)
+        return CellData(train, every.take(usable & mask) if mask.any() else train, names, rng)
 
-    def _worst_and_mean(self, part: Cells, coef: Float, intercept: Float) -> tuple[float, float]:
-        """Worst accuracy over the cells present, and accuracy."""
+    def _worst_and_mean(self, part: CellRows, coef: Float, intercept: Float) -> tuple[float, float]:
+        """Lowest accuracy of a cell that has rows, and accuracy."""
         scores = part.rows @ coef.T + intercept
-        chosen = (scores[:, 0] > 0).astype(np.intp) if len(coef) == 1 else scores.argmax(axis=1)
-        hit = part.weight * (chosen == part.codes)
+        y_pred = (scores[:, 0] > 0).astype(np.intp) if len(coef) == 1 else scores.argmax(axis=1)
+        hits = part.weight * (y_pred == part.codes)
         totals = np.bincount(part.cells, part.weight)
-        hits = np.bincount(part.cells, hit)
-        return float((hits[totals > 0] / totals[totals > 0]).min()), float(hit.sum() / totals.sum())
+        cell_hits = np.bincount(part.cells, hits)
+        accuracies = cell_hits[totals > 0] / totals[totals > 0]
+        return float(accuracies.min()), float(hits.sum() / totals.sum())
 
     def decision_function(self, X: Any) -> Float:
         """Scores of rows.
@@ -196,8 +192,8 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
             In the dtype of the y that was fitted.
         """
         scores = self.decision_function(X)
-        chosen = (scores > 0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
-        return np.asarray(self.classes_[chosen])
+        codes = (scores > 0).astype(np.intp) if scores.ndim == 1 else scores.argmax(axis=1)
+        return np.asarray(self.classes_[codes])
 
     def predict_proba(self, X: Any) -> Float:
         """Probability of each class; parameters and errors as in :meth:`decision_function`.
@@ -217,12 +213,12 @@ class BalancedClassifier(ClassifierMixin, CheckedEstimator):  # type: ignore[mis
             return np.stack([expit(-scores), expit(scores)], axis=1)
         if self._uses_softmax():
             return np.asarray(softmax(scores, axis=1))
-        chances = expit(scores)
-        return np.asarray(chances / chances.sum(axis=1, keepdims=True))
+        proba = expit(scores)
+        return np.asarray(proba / proba.sum(axis=1, keepdims=True))
 
 
 def _labels(y: Any) -> NDArray[Any]:
-    """y as one column; targets of a regression are refused in scikit-learn's words."""
+    """y as one column of classes; errors have the text of scikit-learn."""
     try:
         labels = column_or_1d(y, warn=True)
         assert_all_finite(labels, input_name="y")
@@ -235,7 +231,7 @@ def _labels(y: Any) -> NDArray[Any]:
 def _cells(
     classes: Sequence[Any], codes: Index, groups: Any, n: int
 ) -> tuple[Index, list[tuple[Any, ...]]]:
-    """Code of each row's cell (class, group, ...), in lexicographic order, and their names."""
+    """Code of the cell (class, group, ...) of each row, and the names in lexicographic order."""
     keys: list[Index] = [codes]
     names: list[Sequence[Any]] = [classes]
     if isinstance(groups, tuple):
@@ -243,14 +239,15 @@ def _cells(
     else:
         columns = {} if groups is None else variables_of(groups, "groups")
     for name, values in columns.items():
-        found = class_codes(values, n, name)
-        if (found.codes < 0).any():
+        column = class_codes(values, n, name)
+        if (column.codes < 0).any():
+            missing = (column.codes < 0).sum()
             raise LabelError(
-                f"{name} misses the group of {(found.codes < 0).sum()} rows; leave those rows out, "
-                "or give them a group of their own"
+                f"{name} misses the group of {missing} rows; leave those rows out, or give them a "
+                "group of their own"
             )
-        keys.append(found.codes)
-        names.append(found.classes)
+        keys.append(column.codes)
+        names.append(column.classes)
     unique, cells = np.unique(np.stack(keys, axis=1), axis=0, return_inverse=True)
     return cells.reshape(-1), [
         tuple(values[code] for values, code in zip(names, row, strict=True)) for row in unique

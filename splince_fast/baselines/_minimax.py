@@ -1,17 +1,25 @@
-"""The convex problem of GroupDRO: values, gradients, and a certified lower bound."""
+"""The convex problem of GroupDRO: values, gradients, a duality gap, and the exact solver."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import scipy.linalg
+from scipy.optimize import minimize
+from scipy.sparse.linalg import LinearOperator, cg
 from scipy.special import entr, log_softmax, logsumexp
 
-from splince_fast.baselines._rows import Float, Index
+from splince_fast.baselines._inputs import Float, Index
+from splince_fast.baselines._linear import CellRows
 
 _CURVATURE = 0.15  # p (1 - p) of a typical row
-_DENSE = 2048  # features above which the coordinates are scaled, not rotated: a factor takes longer
+_MAX_FACTORED = 2048  # features above which a Cholesky factor costs more than it saves
+_MAX_SHARPNESS = 1e6
+# At most this many Newton steps; the norm at which the gradient counts as zero; the length of the
+# step of a difference of gradients.
+_NEWTON_STEPS, _ZERO_GRADIENT, _STEP = 3, 1e-11, 1e-6
 
 
 class Minimax:
@@ -23,26 +31,24 @@ class Minimax:
 
     def __init__(
         self,
-        rows: Float,
-        codes: Index,
-        cells: Index,
-        weight: Float,
+        part: CellRows,
         n_classes: int,
+        *,
         alpha: float,
-        margin: float,
-        tick: Callable[[], None],
+        margin: float = 0.0,
+        tick: Callable[[], None] = lambda: None,
     ) -> None:
-        self.rows, self.codes, self.cells, self.alpha = rows, codes, cells, alpha
+        self.rows, self.codes, self.cells, self.alpha = part.rows, part.codes, part.cells, alpha
         self.width = 1 if n_classes == 2 else n_classes
-        totals = np.bincount(cells, weight)
-        self.in_cell: Float = weight / totals[cells]  # sums to 1 within a cell
+        totals = np.bincount(part.cells, part.weight)
+        self.in_cell: Float = part.weight / totals[part.cells]  # sums to 1 within a cell
         self.n_cells = len(totals)
-        self.margins: Float = margin / np.sqrt(np.bincount(cells))
+        self.margins: Float = margin / np.sqrt(np.bincount(part.cells))
         self.targets: Float = np.eye(n_classes)
         self.tick = tick
 
     def zeros(self) -> Float:
-        """The start: nothing is predicted."""
+        """Parameters that predict every class alike."""
         return np.zeros(self.width * (self.rows.shape[1] + 1))
 
     def unpack(self, packed: Float) -> tuple[Float, Float]:
@@ -50,56 +56,56 @@ class Minimax:
         split = self.width * self.rows.shape[1]
         return packed[:split].reshape(self.width, -1), packed[split:]
 
-    def log_chances(self, packed: Float, rows: Float) -> Float:
-        """(n, K) logarithms of the class probabilities."""
+    def log_proba(self, packed: Float, rows: Float) -> Float:
+        """(n, K) log probabilities of the classes."""
         coef, intercept = self.unpack(packed)
         scores = rows @ coef.T + intercept
         if self.width == 1:
             scores = np.concatenate([np.zeros_like(scores), scores], axis=1)
         return np.asarray(log_softmax(scores, axis=1))
 
-    def penalty_slope(self, packed: Float) -> Float:
+    def penalty_gradient(self, packed: Float) -> Float:
         """Gradient of alpha / 2 |w|^2, zero for the intercepts."""
         split = self.width * self.rows.shape[1]
         return self.alpha * np.concatenate([packed[:split], np.zeros(self.width)])
 
-    def slope(self, log_chances: Float, codes: Index, rows: Float, weight: Float) -> Float:
+    def gradient(self, log_proba: Float, codes: Index, rows: Float, weight: Float) -> Float:
         """Gradient of the weighted sum of log-losses."""
-        errors = (np.exp(log_chances) - self.targets[codes]) * weight[:, None]
+        errors = (np.exp(log_proba) - self.targets[codes]) * weight[:, None]
         errors = errors[:, 1:] if self.width == 1 else errors
         return np.concatenate([(errors.T @ rows).ravel(), errors.sum(axis=0)])
 
-    def losses(self, log_chances: Float) -> Float:
+    def losses(self, log_proba: Float) -> Float:
         """L_g of each cell, margins included."""
-        each = -log_chances[np.arange(len(self.codes)), self.codes]
-        return np.bincount(self.cells, self.in_cell * each) + self.margins
+        row_losses = -log_proba[np.arange(len(self.codes)), self.codes]
+        return np.bincount(self.cells, self.in_cell * row_losses) + self.margins
 
     def smoothed(self, packed: Float, sharpness: float) -> tuple[float, Float]:
         """(1 / t) log sum_g exp(t L_g) + penalty, and its gradient."""
         self.tick()
-        log_chances = self.log_chances(packed, self.rows)
-        losses = self.losses(log_chances)
+        log_proba = self.log_proba(packed, self.rows)
+        losses = self.losses(log_proba)
         q = np.exp(log_softmax(sharpness * losses))
         coef, _ = self.unpack(packed)
         value = logsumexp(sharpness * losses) / sharpness + 0.5 * self.alpha * np.sum(coef**2)
-        slope = self.slope(log_chances, self.codes, self.rows, self.in_cell * q[self.cells])
-        return float(value), slope + self.penalty_slope(packed)
+        gradient = self.gradient(log_proba, self.codes, self.rows, self.in_cell * q[self.cells])
+        return float(value), gradient + self.penalty_gradient(packed)
 
     def batch(self, packed: Float, index: Index) -> tuple[Float, Float, Index]:
-        """Mean loss and gradient of each cell in a batch of rows, and the cells present."""
+        """Mean loss and gradient of each cell in a batch of rows, and the cells that have rows."""
         self.tick()
         rows, codes, cells = self.rows[index], self.codes[index], self.cells[index]
-        log_chances = self.log_chances(packed, rows)
+        log_proba = self.log_proba(packed, rows)
         counts = np.bincount(cells, minlength=self.n_cells)
-        share = 1.0 / counts[cells]
-        each = -log_chances[np.arange(len(codes)), codes]
-        losses = np.bincount(cells, share * each, minlength=self.n_cells) + self.margins
-        slopes = np.zeros((self.n_cells, packed.size))
+        weight = 1.0 / counts[cells]
+        row_losses = -log_proba[np.arange(len(codes)), codes]
+        losses = np.bincount(cells, weight * row_losses, minlength=self.n_cells) + self.margins
+        gradients = np.zeros((self.n_cells, packed.size))
         present = np.flatnonzero(counts)
         for cell in present:
-            here = cells == cell
-            slopes[cell] = self.slope(log_chances[here], codes[here], rows[here], share[here])
-        return losses, slopes, present
+            own = cells == cell
+            gradients[cell] = self.gradient(log_proba[own], codes[own], rows[own], weight[own])
+        return losses, gradients, present
 
     def certificate(
         self, packed: Float, sharpness: float
@@ -112,27 +118,27 @@ class Minimax:
             min >= sum_g q_g margin_g + sum_i c_i H(p_i) - |V|^2 / (2 alpha),
             V = sum_i c_i (e_{y_i} - p_i) x_i^T,
 
-        from lse(s) >= p . s + H(p). The p_i of the head meet the constraint to the solver's
-        accuracy only; mixing them with one fixed distribution meets it exactly.
+        from lse(s) >= p . s + H(p). The p_i of the head meet the constraint up to the accuracy of
+        the solver; a mixture with one fixed distribution meets it exactly.
         """
-        log_chances = self.log_chances(packed, self.rows)
-        losses = self.losses(log_chances)
+        log_proba = self.log_proba(packed, self.rows)
+        losses = self.losses(log_proba)
         coef, _ = self.unpack(packed)
         value = losses.max() + 0.5 * self.alpha * float(np.sum(coef**2))
         q = np.exp(log_softmax(sharpness * losses))
         weight = self.in_cell * q[self.cells]
-        chances = np.exp(log_chances)
-        wanted = np.bincount(self.codes, weight, chances.shape[1])
-        found = weight @ chances
-        share = float(np.max((found - wanted) / found, initial=0.0))
-        fixed = np.maximum(wanted - (1 - share) * found, 0.0)
-        if share > 0 and fixed.any():  # else the two differ by a rounding, and nothing is to mix
-            chances = (1 - share) * chances + share * (fixed / fixed.sum())
-        errors = weight[:, None] * (self.targets[self.codes] - chances)
+        proba = np.exp(log_proba)
+        target = np.bincount(self.codes, weight, proba.shape[1])
+        predicted = weight @ proba
+        fraction = float(np.max((predicted - target) / predicted, initial=0.0))
+        fixed = np.maximum(target - (1 - fraction) * predicted, 0.0)
+        if fraction > 0 and fixed.any():  # otherwise the two are equal up to rounding
+            proba = (1 - fraction) * proba + fraction * (fixed / fixed.sum())
+        errors = weight[:, None] * (self.targets[self.codes] - proba)
         errors = errors[:, 1:] if self.width == 1 else errors
-        slope = errors.T @ self.rows
-        bound = q @ self.margins + weight @ entr(chances).sum(axis=1)
-        bound -= float(np.sum(slope**2)) / (2 * self.alpha)
+        gradient = errors.T @ self.rows
+        bound = q @ self.margins + weight @ entr(proba).sum(axis=1)
+        bound -= float(np.sum(gradient**2)) / (2 * self.alpha)
         gap = max(0.0, float(value - bound))
         return float(value), gap, tuple(losses.tolist()), tuple(q.tolist())
 
@@ -143,35 +149,37 @@ class Coordinates:
     With S the second moment of the rows, every cell weighing alike, and c a typical p (1 - p), the
     Hessian of a weighted mean loss with its penalty is about c S + alpha I = L L^T: v = L^T w
     for the weights of a class, sqrt(c) b for its intercept. L-BFGS takes a fifth of the steps.
+
+    Parameters
+    ----------
+    problem : Minimax
+    factored : bool
+        Whether L is a Cholesky factor of the matrix, or the root of its diagonal.
     """
 
-    def __init__(self, game: Minimax) -> None:
-        self.width, d = game.width, game.rows.shape[1]
-        weight = (game.in_cell / game.n_cells)[:, None]
+    def __init__(self, problem: Minimax, *, factored: bool) -> None:
+        self.width, d = problem.width, problem.rows.shape[1]
+        weight = (problem.in_cell / problem.n_cells)[:, None]
         self.root, self.factor = np.sqrt(_CURVATURE), None
-        if d > _DENSE:
-            squares = np.sum(weight * game.rows**2, axis=0)
-            self.scale: Float = np.sqrt(_CURVATURE * squares + game.alpha)
-        else:
-            S = _CURVATURE * ((game.rows * weight).T @ game.rows)
-            S[np.diag_indices(d)] += game.alpha
+        if factored:
+            S = _CURVATURE * ((problem.rows * weight).T @ problem.rows)
+            S[np.diag_indices(d)] += problem.alpha
             self.factor = np.linalg.cholesky(S)
+        else:
+            squares = np.sum(weight * problem.rows**2, axis=0)
+            self.scale: Float = np.sqrt(_CURVATURE * squares + problem.alpha)
 
     def _split(self, packed: Float) -> tuple[Float, Float]:
         """(d, K') weights and the intercepts."""
         return packed[: -self.width].reshape(self.width, -1).T, packed[-self.width :]
 
-    def _solved(self, columns: Float, transposed: bool) -> Float:
-        """L^{-1} columns, or L^{-T} columns."""
+    def _solve(self, columns: Float, trans: Literal["N", "T"]) -> Float:
+        """L^{-1} columns ("N"), or L^{-T} columns ("T")."""
         if self.factor is None:
             return columns / self.scale[:, None]
         return np.asarray(
             scipy.linalg.solve_triangular(
-                self.factor,
-                columns,
-                lower=True,
-                trans="T" if transposed else "N",
-                check_finite=False,
+                self.factor, columns, lower=True, trans=trans, check_finite=False
             )
         )
 
@@ -182,11 +190,75 @@ class Coordinates:
         return np.concatenate([scaled.T.ravel(), self.root * intercepts])
 
     def parameters(self, v: Float) -> Float:
-        """The inverse of `of`."""
+        """Parameters of v, the inverse of `of`."""
         weights, intercepts = self._split(v)
-        return np.concatenate([self._solved(weights, True).T.ravel(), intercepts / self.root])
+        return np.concatenate([self._solve(weights, "T").T.ravel(), intercepts / self.root])
 
-    def slope(self, slope: Float) -> Float:
-        """A gradient by the parameters as one by v."""
-        weights, intercepts = self._split(slope)
-        return np.concatenate([self._solved(weights, False).T.ravel(), intercepts / self.root])
+    def gradient(self, gradient: Float) -> Float:
+        """Gradient with respect to v, of that with respect to the parameters."""
+        weights, intercepts = self._split(gradient)
+        return np.concatenate([self._solve(weights, "N").T.ravel(), intercepts / self.root])
+
+
+def minimise(problem: Minimax, start: Float | None, tol: float) -> tuple[Float, float]:
+    """Minimise smoothed problems of increasing sharpness, each from the last minimum.
+
+    Parameters
+    ----------
+    problem : Minimax
+    start : ndarray, optional
+        Parameters of a similar problem.
+    tol : float
+        Duality gap at which the sharpness is not increased further.
+
+    Returns
+    -------
+    parameters : ndarray
+    sharpness : float
+        Of the last problem.
+    """
+    d = problem.rows.shape[1]
+    coordinates = Coordinates(problem, factored=d <= _MAX_FACTORED)
+
+    def smoothed(v: Float, sharpness: float) -> tuple[float, Float]:
+        value, gradient = problem.smoothed(coordinates.parameters(v), sharpness)
+        return value, coordinates.gradient(gradient)
+
+    packed = problem.zeros() if start is None else start
+    sharpness, gap = 1.0, np.inf
+    while gap > tol and sharpness < _MAX_SHARPNESS:
+        sharpness *= 10.0
+        v = minimize(
+            smoothed, coordinates.of(packed), args=(sharpness,), jac=True, method="L-BFGS-B",
+            options={"maxiter": 5000, "maxfun": 10_000, "maxcor": 20, "gtol": 1e-11, "ftol": 0},
+        ).x  # fmt: skip
+        packed = coordinates.parameters(v)
+        if sharpness >= 1000.0:
+            gap = problem.certificate(packed, sharpness)[1]
+    v = _newton(lambda v: smoothed(v, sharpness)[1], v)
+    return coordinates.parameters(v), sharpness
+
+
+def _newton(gradient: Callable[[Float], Float], v: Float) -> Float:
+    """Newton steps to a zero of a gradient, from a point nearby.
+
+    A search by values stops where the values are equal to rounding, which determines v only to
+    half of its digits.
+    """
+    at_v = gradient(v)
+    for _ in range(_NEWTON_STEPS):
+        size = float(np.linalg.norm(at_v))
+        if size <= _ZERO_GRADIENT:
+            break
+
+        def hessian_product(u: Float, v: Float = v) -> Float:
+            h = _STEP / float(np.linalg.norm(u))
+            return (gradient(v + h * u) - gradient(v - h * u)) / (2 * h)
+
+        hessian = LinearOperator((v.size, v.size), hessian_product, dtype=np.float64)
+        candidate = v + cg(hessian, -at_v, rtol=1e-2, maxiter=50)[0]
+        at_v = gradient(candidate)
+        if not np.linalg.norm(at_v) < size:
+            break
+        v = candidate
+    return v

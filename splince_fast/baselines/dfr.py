@@ -7,18 +7,16 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 from splince_fast._runtime.progress import Progress
-from splince_fast.baselines._linear import BalancedClassifier, Cells, Task
-from splince_fast.baselines._options import candidates, check_count
-from splince_fast.baselines._rows import Float
+from splince_fast.baselines._inputs import Float, Index, candidates, check_count
+from splince_fast.baselines._linear import BalancedClassifier, CellData, CellRows
 from splince_fast.exceptions import InputError
 
 # scikit-learn 1.8 renamed the L1 penalty.
-_OLD = inspect.signature(LogisticRegression).parameters["penalty"].default == "l2"
-_SPARSE: dict[str, Any] = {"penalty": "l1"} if _OLD else {"l1_ratio": 1.0}
+_HAS_PENALTY = inspect.signature(LogisticRegression).parameters["penalty"].default == "l2"
+_L1: dict[str, Any] = {"penalty": "l1"} if _HAS_PENALTY else {"l1_ratio": 1.0}
 
 
 class DFR(BalancedClassifier):
@@ -42,8 +40,8 @@ class DFR(BalancedClassifier):
     n_subsets : int
         Balanced subsets of the training rows, whose heads are averaged.
     validation_share : float in [0, 1)
-        Share of each cell to set aside where ``fit`` is given no validation rows; 0 chooses C on
-        the training rows.
+        Fraction of each cell for validation where ``fit`` is given no validation rows; 0 chooses C
+        on the training rows.
     groups_from : {None, "y"}
         "y": there are no groups; the cells are the classes.
     random_state : int, Generator, RandomState or None
@@ -108,7 +106,7 @@ class DFR(BalancedClassifier):
         self.progress = progress
 
     def fit(self, X: Any, y: Any = None, *, groups: Any = None, validation: Any = None) -> Self:
-        """Fit, forgetting what was seen before.
+        """Fit, replacing any previous fit.
 
         Parameters
         ----------
@@ -117,19 +115,19 @@ class DFR(BalancedClassifier):
         y : array-like of shape (n_samples,)
             The task, two or more classes.
         groups : array-like of shape (n_samples,), tuple of these, mapping or frame
-            The groups within which accuracy should not depend; several cross.
+            Groups whose cells with y are balanced; several are crossed.
         validation : array-like of bool, shape (n_samples,), or tuple (X, y, groups), optional
-            True for the rows that choose C, or further rows that do; they train nothing.
+            Mask of the rows that choose C, or further rows that do; heads are not fitted to them.
 
         Returns
         -------
         object
-            The estimator itself; as it was if this raises, KeyboardInterrupt included.
+            The estimator itself; unchanged after an error or KeyboardInterrupt.
 
         Raises
         ------
         InputError, NonFiniteError, LabelError, NotEnoughDataError
-            The data, labels or parameters cannot be used; a cell has no training row.
+            The rows, labels or parameters are invalid; a cell has no training row.
         """
         return self._fit(X, y, groups, None, validation)
 
@@ -146,63 +144,55 @@ class DFR(BalancedClassifier):
     def _uses_softmax(self) -> bool:
         return self.penalty == "l2"
 
-    def _fit_cells(self, task: Task) -> None:
-        train = task.train
+    def _fit_cells(self, data: CellData) -> None:
+        train = data.train
         mean = train.rows.mean(axis=0)
         scale = train.rows.std(axis=0)
         scale[scale == 0] = 1.0
         counts = np.bincount(train.cells)
+        members = [np.flatnonzero(train.cells == cell) for cell in range(len(counts))]
         subsets = [
-            np.concatenate(
-                [
-                    task.rng.permutation(np.flatnonzero(train.cells == cell))[: counts.min()]
-                    for cell in range(len(counts))
-                ]
-            )
+            np.concatenate([data.rng.permutation(rows)[: counts.min()] for rows in members])
             for _ in range(self.n_subsets)
         ]
-        tried = candidates(self.C, "C")
-        n_fits = self.n_subsets + len(tried) - (len(tried) == 1)
+        values = candidates(self.C, "C")
+        n_fits = self.n_subsets + len(values) - (len(values) == 1)
         with Progress(n_fits * len(subsets[0]), label="DFR", show=self.progress) as bar:
 
-            def head(index: NDArray[np.intp], C: float) -> tuple[Float, Float]:
-                part = _at(train, index)
-                part.rows -= mean
-                part.rows /= scale
-                coef, intercept = self._head(part, len(self.classes_), C)
+            def head(index: Index, C: float) -> tuple[Float, Float]:
+                part = train.take(index)
+                part.rows[...] -= mean
+                part.rows[...] /= scale
+                coef, intercept = self._fit_head(part, C)
                 bar.advance(len(index), part.rows.nbytes)
                 coef = coef / scale
                 return coef, intercept - coef @ mean
 
-            self.C_ = float(tried[0])
-            if len(tried) > 1:
+            self.C_ = float(values[0])
+            if len(values) > 1:
                 scores = {
-                    (*self._worst_and_mean(task.selection, *head(subsets[0], value)), -value)
-                    for value in tried
+                    (*self._worst_and_mean(data.selection, *head(subsets[0], value)), -value)
+                    for value in values
                 }
                 self.C_ = float(-max(scores)[2])
-            found = [head(index, self.C_) for index in subsets]
-        self.coef_ = np.mean([coef for coef, _ in found], axis=0)
-        self.intercept_ = np.mean([intercept for _, intercept in found], axis=0)
+            heads = [head(index, self.C_) for index in subsets]
+        self.coef_ = np.mean([coef for coef, _ in heads], axis=0)
+        self.intercept_ = np.mean([intercept for _, intercept in heads], axis=0)
 
-    def _head(self, part: Cells, k: int, C: float) -> tuple[Float, Float]:
-        """Coefficients of one head on scaled rows."""
+    def _fit_head(self, part: CellRows, C: float) -> tuple[Float, Float]:
+        """Coefficients and intercepts of one head on standardised rows."""
         if self.penalty == "l2":
             model = LogisticRegression(C=C, max_iter=1000).fit(part.rows, part.codes)
             return model.coef_, model.intercept_
-        codes = [part.codes] if k == 2 else [(part.codes == c).astype(np.intp) for c in range(k)]
+        k = len(self.classes_)
+        targets = [part.codes == c for c in range(k)] if k > 2 else [part.codes]
         models = [
-            LogisticRegression(
-                C=C, solver="liblinear", random_state=0, max_iter=200, **_SPARSE
-            ).fit(part.rows, code)
-            for code in codes
+            LogisticRegression(C=C, solver="liblinear", random_state=0, max_iter=200, **_L1).fit(
+                part.rows, target.astype(np.intp)
+            )
+            for target in targets
         ]
         return (
             np.concatenate([model.coef_ for model in models]),
             np.concatenate([model.intercept_ for model in models]),
         )
-
-
-def _at(part: Cells, index: NDArray[np.intp]) -> Cells:
-    """Some rows, copied."""
-    return Cells(part.rows[index], part.codes[index], part.cells[index], part.weight[index])

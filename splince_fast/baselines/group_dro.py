@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from scipy.optimize import minimize
-from scipy.sparse.linalg import LinearOperator, cg
 from sklearn.exceptions import ConvergenceWarning
 
 from splince_fast._runtime.progress import Progress
-from splince_fast.baselines._linear import BalancedClassifier, Task
-from splince_fast.baselines._minimax import Coordinates, Minimax
-from splince_fast.baselines._options import candidates, check_count, check_number
-from splince_fast.baselines._rows import Float
+from splince_fast.baselines._inputs import Float, candidates, check_count, check_number
+from splince_fast.baselines._linear import BalancedClassifier, CellData
+from splince_fast.baselines._minimax import Minimax, minimise
 from splince_fast.exceptions import InputError
-
-_SHARPEST = 1e6
-# Newton steps at most, a gradient that needs none, and the step of a difference of gradients.
-_STEPS, _FLAT, _DIFFERENCE = 3, 1e-11, 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class MinimaxReport:
-    """How near a GroupDRO head is to the optimum.
+    """Objective and duality gap of a GroupDRO head.
 
     Attributes
     ----------
     alpha : float
-        The one that was used.
+        Penalty of the head.
     loss : float
         Objective: worst mean loss of a cell (margins included) + alpha / 2 |w|^2.
     gap : float
-        Objective minus a value of the dual problem at a feasible point, so that the optimum is
-        between `loss - gap` and `loss`, whatever the solver did.
+        Objective minus the dual objective at a feasible point: the optimum is between
+        `loss - gap` and `loss`.
     cell_losses, cell_weights : tuple of float
         Mean loss of each cell of ``cells_``, and its weight in the dual problem.
     """
@@ -61,8 +54,8 @@ class GroupDRO(BalancedClassifier):
     Parameters
     ----------
     alpha : float or sequence of float
-        Of the penalty; of several the one is chosen with the best (worst cell, accuracy) on the
-        validation rows, the largest of equals.
+        Penalty; of several the one with the best (worst cell, accuracy) on the validation rows,
+        the largest of equals.
     solver : {"exact", "sgd"}
     margin : float
         C of the group adjustment C / sqrt(n_g).
@@ -73,8 +66,8 @@ class GroupDRO(BalancedClassifier):
     batch_size, max_epochs, patience : int
         Of the "sgd" solver; it stops after `patience` epochs without a better one.
     validation_share : float in [0, 1)
-        Share of each cell to set aside where ``fit`` is given no validation rows and they are
-        needed (several alphas, or "sgd"); 0 selects on the training rows.
+        Fraction of each cell for validation where ``fit`` is given no validation rows and needs
+        some (several alphas, or "sgd"); 0 selects on the training rows.
     groups_from : {None, "y"}
         "y": there are no groups; the cells are the classes.
     random_state : int, Generator, RandomState or None
@@ -154,7 +147,7 @@ class GroupDRO(BalancedClassifier):
         sample_weight: Any = None,
         validation: Any = None,
     ) -> Self:
-        """Fit, forgetting what was seen before.
+        """Fit, replacing any previous fit.
 
         Parameters
         ----------
@@ -167,17 +160,18 @@ class GroupDRO(BalancedClassifier):
         sample_weight : array-like of shape (n_samples,), optional
             Non-negative frequencies, within the mean loss of a cell.
         validation : array-like of bool, shape (n_samples,), or tuple (X, y, groups), optional
-            True for the rows that choose, or further rows that do; they train nothing.
+            Mask of the rows that choose alpha and epoch, or further rows that do; heads are not
+            fitted to them.
 
         Returns
         -------
         object
-            The estimator itself; as it was if this raises, KeyboardInterrupt included.
+            The estimator itself; unchanged after an error or KeyboardInterrupt.
 
         Raises
         ------
         InputError, NonFiniteError, LabelError, NotEnoughDataError
-            The data, labels or parameters cannot be used; a cell has no training row.
+            The rows, labels or parameters are invalid; a cell has no training row.
 
         Warns
         -----
@@ -195,39 +189,38 @@ class GroupDRO(BalancedClassifier):
         check_number(self.margin, "margin", 0.0, strict=False)
         for name in ("batch_size", "max_epochs", "patience"):
             check_count(getattr(self, name), name)
-        self._strengths()
+        self._alphas()
 
-    def _strengths(self) -> list[Any]:
-        """Strengths to choose from, the largest first."""
+    def _alphas(self) -> list[Any]:
+        """Candidates of alpha, the largest first."""
         return sorted(candidates(self.alpha, "alpha"), reverse=True)
 
     def _selects(self) -> bool:
-        return len(self._strengths()) > 1 or self.solver == "sgd"
+        return len(self._alphas()) > 1 or self.solver == "sgd"
 
-    def _fit_cells(self, task: Task) -> None:
-        # The intercept is free, so centring changes nothing but the condition of the problem.
-        train = task.train
+    def _fit_cells(self, data: CellData) -> None:
+        # The intercept is free: centring changes nothing but the condition of the problem.
+        train = data.train
         mean = np.average(train.rows, axis=0, weights=train.weight)
-        train.rows -= mean
-        if task.n_validation:
-            task.selection.rows -= mean
+        for rows in {id(part): part.rows for part in (train, data.selection)}.values():
+            rows -= mean
         best: tuple[float, float] | None = None
         with Progress(label="GroupDRO", show=self.progress) as bar:
-            start: Float | None = None
-            for alpha in self._strengths():
-                game = Minimax(
-                    train.rows, train.codes, train.cells, train.weight, len(self.classes_),
-                    alpha, self.margin,
-                    lambda: bar.advance(len(train), train.rows.nbytes),
+            packed: Float | None = None
+            for alpha in self._alphas():
+                problem = Minimax(
+                    train, len(self.classes_), alpha=alpha, margin=self.margin,
+                    tick=lambda: bar.advance(len(train), train.rows.nbytes),
                 )  # fmt: skip
                 if self.solver == "exact":
-                    start, report = self._exact(game, alpha, start)
+                    packed, sharpness = minimise(problem, packed, self.tol)
                 else:
-                    start, report = self._online(game, alpha, task)
-                coef, intercept = game.unpack(start)
-                score = self._worst_and_mean(task.selection, coef, intercept)
+                    packed, sharpness = self._online(problem, data), 1000.0
+                coef, intercept = problem.unpack(packed)
+                score = self._worst_and_mean(data.selection, coef, intercept)
                 if best is None or score > best:
-                    best, self.report_ = score, report
+                    best = score
+                    self.report_ = MinimaxReport(alpha, *problem.certificate(packed, sharpness))
                     self.coef_, self.intercept_ = coef, intercept - coef @ mean
         if self.solver == "exact" and self.report_.gap > self.tol:
             warnings.warn(
@@ -237,78 +230,31 @@ class GroupDRO(BalancedClassifier):
                 stacklevel=4,
             )
 
-    def _exact(
-        self, game: Minimax, alpha: float, start: Float | None
-    ) -> tuple[Float, MinimaxReport]:
-        """Smoothed problems of growing sharpness, each started at the last."""
-        sharpness, found, report = 1.0, game.zeros() if start is None else start, None
-        coordinates = Coordinates(game)
-
-        def smoothed(v: Float, sharpness: float) -> tuple[float, Float]:
-            value, slope = game.smoothed(coordinates.parameters(v), sharpness)
-            return value, coordinates.slope(slope)
-
-        while report is None or (report.gap > self.tol and sharpness < _SHARPEST):
-            sharpness *= 10.0
-            v = minimize(
-                smoothed, coordinates.of(found), args=(sharpness,), jac=True, method="L-BFGS-B",
-                options={"maxiter": 5000, "maxfun": 10_000, "maxcor": 20, "gtol": 1e-11, "ftol": 0},
-            ).x  # fmt: skip
-            found = coordinates.parameters(v)
-            if sharpness >= 1000.0:
-                report = MinimaxReport(alpha, *game.certificate(found, sharpness))
-        found = coordinates.parameters(_root(lambda v: smoothed(v, sharpness)[1], v))
-        report = MinimaxReport(alpha, *game.certificate(found, sharpness))
-        return found, report
-
-    def _online(self, game: Minimax, alpha: float, task: Task) -> tuple[Float, MinimaxReport]:
-        """Stochastic steps; the epoch of the best worst cell is restored."""
-        rng, n_cells = task.rng, len(self.cells_)
-        found, q = game.zeros(), np.full(n_cells, 1.0 / n_cells)
-        members = [np.flatnonzero(task.train.cells == cell) for cell in range(n_cells)]
-        ends = [np.cumsum(task.train.weight[rows]) for rows in members]
-        best, kept, idle = (-1.0, -1.0), found, 0
+    def _online(self, problem: Minimax, data: CellData) -> Float:
+        """Stochastic gradient steps; returns the epoch with the best worst cell."""
+        rng, train, n_cells = data.rng, data.train, len(self.cells_)
+        packed, q = problem.zeros(), np.full(n_cells, 1.0 / n_cells)
+        members = [np.flatnonzero(train.cells == cell) for cell in range(n_cells)]
+        cumulative = [np.cumsum(train.weight[rows]) for rows in members]
+        best_score, best, idle = (-1.0, -1.0), packed, 0
         for _ in range(self.max_epochs):
-            for _ in range(max(1, len(task.train) // self.batch_size)):
-                drawn = np.bincount(rng.integers(n_cells, size=self.batch_size), minlength=n_cells)
+            for _ in range(max(1, len(train) // self.batch_size)):
+                counts = np.bincount(rng.integers(n_cells, size=self.batch_size), minlength=n_cells)
                 index = np.concatenate(
                     [
-                        rows[np.searchsorted(end, rng.random(size) * end[-1], side="right")]
-                        for rows, end, size in zip(members, ends, drawn, strict=True)
+                        rows[np.searchsorted(sums, rng.random(n) * sums[-1], side="right")]
+                        for rows, sums, n in zip(members, cumulative, counts, strict=True)
                     ]
                 )
-                losses, slopes, present = game.batch(found, index)
+                losses, gradients, present = problem.batch(packed, index)
                 q[present] *= np.exp(self.eta * losses[present])
                 q /= q.sum()
-                found = found - self.step_size * (q @ slopes + game.penalty_slope(found))
-            score = self._worst_and_mean(task.selection, *game.unpack(found))
+                step = q @ gradients + problem.penalty_gradient(packed)
+                packed = packed - self.step_size * step
+            score = self._worst_and_mean(data.selection, *problem.unpack(packed))
             idle += 1
-            if score > best:
-                best, kept, idle = score, found, 0
+            if score > best_score:
+                best_score, best, idle = score, packed, 0
             if idle == self.patience:
                 break
-        return kept, MinimaxReport(alpha, *game.certificate(kept, 1000.0))
-
-
-def _root(slope: Callable[[Float], Float], v: Float) -> Float:
-    """Newton steps to where a gradient vanishes, from a point nearby.
-
-    A search by values ends where they have no more digits, at the root of the digits of v.
-    """
-    found = slope(v)
-    for _ in range(_STEPS):
-        size = float(np.linalg.norm(found))
-        if size <= _FLAT:
-            break
-
-        def curvature(u: Float, v: Float = v) -> Float:
-            h = _DIFFERENCE / float(np.linalg.norm(u))
-            return (slope(v + h * u) - slope(v - h * u)) / (2 * h)
-
-        hessian = LinearOperator((v.size, v.size), curvature, dtype=np.float64)
-        there = v + cg(hessian, -found, rtol=1e-2, maxiter=50)[0]
-        found = slope(there)
-        if not np.linalg.norm(found) < size:
-            break
-        v = there
-    return v
+        return best

@@ -1,37 +1,35 @@
-"""INLP: iterative null-space projection, one probe after the other."""
+"""INLP: iterative null-space projection."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import clone
 
 from splince_fast._runtime.progress import Progress
 from splince_fast.baselines._erasing import (
+    ErasureData,
+    ErasureRun,
     IterativeEraser,
-    Outcome,
-    Problem,
     orthonormal,
     probe,
-    squares_of,
+    sum_of_squares,
 )
-from splince_fast.baselines._options import check_count, check_number
-from splince_fast.baselines._rows import Float, Part, class_codes, seen_classes
+from splince_fast.baselines._inputs import ClassRows, Float, check_count, check_number
 from splince_fast.exceptions import InputError
 
-_MOST = 300
+_MAX_RANK = 300
 
 
 class INLP(IterativeEraser):
-    """Erase classes by projecting off the weights of linear probes until none reads them.
+    """Erase classes by removing the weight vectors of linear probes, until no probe is accurate.
 
     With B the orthonormal basis so far, a probe is trained on (I - B B^T)(x - mean). If its
     accuracy on the validation rows is at most that of the majority class plus `tol`, the run
     ends; else an orthonormal basis of its weight rows joins B. The map is
-    x -> mean + (I - B B^T)(x - mean). A round costs O(r d k) for B and one sweep over the rows
-    beside its probe. No guarantee comes with it: ``report_.residual`` says what is left.
+    x -> mean + (I - B B^T)(x - mean). A round costs its probe, O(r d k) for B, and one pass over
+    the rows. The covariance with the concept is not zero afterwards: see ``report_.residual``.
 
     Parameters
     ----------
@@ -40,7 +38,7 @@ class INLP(IterativeEraser):
     max_rank : int, optional
         Most dimensions to remove; min(d, 300) if left out.
     tol : float
-        Margin over the majority share below which a probe counts as having read nothing.
+        Largest accuracy above the majority fraction at which a probe counts as chance.
     by_task : bool
         Each probe sees the rows of one class of y, drawn at random among those in which the
         concept is still readable.
@@ -48,8 +46,8 @@ class INLP(IterativeEraser):
         Another linear probe, with ``coef_`` after ``fit``; cloned each round, such as
         ``LinearSVC(C=0.01, dual=False)``, which the original used on Bias in Bios.
     validation_share : float in [0, 1)
-        Share of each class to set aside where ``fit`` is given no validation rows; 0 selects on
-        the training rows.
+        Fraction of each class for validation where ``fit`` is given no validation rows; 0 selects
+        on the training rows.
     concept_from : {None, "y"}
         "y": what is passed as y is the concept.
     random_state : int, Generator, RandomState or None
@@ -121,67 +119,58 @@ class INLP(IterativeEraser):
     def _reads_task(self) -> bool:
         return self.by_task
 
-    def _task_codes(self, y: Any, n: int) -> NDArray[np.intp] | None:
-        if not self.by_task:
-            return None
-        if y is None:
-            self._refuse_missing_y("by_task draws one of its classes per round")
-        return seen_classes(class_codes(y, n, "task"), "task")[1]
-
-    def _erase(self, problem: Problem) -> Outcome:
-        d = problem.train.rows.shape[1]
-        limit = min(d, _MOST) if self.max_rank is None else min(d, int(self.max_rank))
+    def _erase(self, data: ErasureData) -> ErasureRun:
+        d = data.train.rows.shape[1]
+        limit = min(d, _MAX_RANK) if self.max_rank is None else min(d, int(self.max_rank))
         basis: Float = np.empty((d, 0))
         accuracies: list[float] = []
         removed = 0.0
-        # Classes of the task in which a probe may still find something. What is removed later
-        # adds nothing to a class that was closed, so it stays closed.
-        tasks = [-1] if problem.task is None else np.unique(problem.task[problem.task >= 0])
-        tasks = list(tasks)
+        # Classes of the task in which the concept is still readable. Later rounds remove further
+        # directions, so that a class that was left out stays out.
+        tasks = [-1] if data.task is None else list(np.unique(data.task[data.task >= 0]))
         stop = "no probe beats the majority on the rows of selection"
         with Progress(label="INLP", show=self.progress) as bar:
             while tasks:
-                at = 0 if problem.task is None else int(problem.rng.integers(len(tasks)))
-                train, selection = _parts(problem, tasks[at])
-                found = self._directions(train, selection, basis, accuracies)
+                at = 0 if data.task is None else int(data.rng.integers(len(tasks)))
+                train, selection = _rows_of_task(data, tasks[at])
+                directions = self._directions(train, selection, basis, accuracies)
                 bar.advance(len(train), train.rows.nbytes)
-                if found is None:
+                if directions is None:
                     del tasks[at]
                     continue
-                found = found[:, : limit - basis.shape[1]]
-                basis = np.concatenate([basis, found], axis=1)
-                removed += squares_of(problem.train, _deflate(problem.train, found))
-                if problem.n_validation:
-                    _deflate(problem.selection, found)
+                directions = directions[:, : limit - basis.shape[1]]
+                basis = np.concatenate([basis, directions], axis=1)
+                removed += sum_of_squares(data.train, _deflate(data.train, directions))
+                if data.n_validation:
+                    _deflate(data.selection, directions)
                 if basis.shape[1] == limit:
                     stop = f"the largest rank, {limit}, is reached"
                     break
-        return Outcome(basis, len(accuracies), stop, accuracies, removed)
+        return ErasureRun(basis, len(accuracies), stop, accuracies, removed)
 
     def _directions(
-        self, train: Part, selection: Part, basis: Float, accuracies: list[float]
+        self, train: ClassRows, selection: ClassRows, basis: Float, accuracies: list[float]
     ) -> Float | None:
-        """New orthonormal directions of one probe, or None where it reads nothing."""
+        """New orthonormal directions of one probe; None if its accuracy is that of chance."""
         if len(np.unique(train.codes)) < 2 or not len(selection):
             return None
-        model = probe(train, self.alpha) if self.probe is None else self._own_probe(train)
-        hit = model.predict(selection.rows) == selection.codes
-        accuracies.append(selection.share(hit))
+        model = probe(train, self.alpha) if self.probe is None else self._fit_own_probe(train)
+        accuracies.append(selection.fraction(model.predict(selection.rows) == selection.codes))
         if accuracies[-1] <= selection.majority() + self.tol:
             return None
         weights = np.atleast_2d(np.asarray(model.coef_, dtype=np.float64))
         if self.probe is None and len(weights) > 1:
-            weights = weights - weights.mean(axis=0)  # softmax sees differences only
-        found = orthonormal(weights.T, basis)
-        return found if found.shape[1] else None
+            weights = weights - weights.mean(axis=0)  # softmax depends on differences only
+        directions = orthonormal(weights.T, basis)
+        return directions if directions.shape[1] else None
 
-    def _own_probe(self, train: Part) -> Any:
-        """The user's probe, fitted; weights are passed on where rows differ in theirs."""
+    def _fit_own_probe(self, train: ClassRows) -> Any:
+        """Fit the user's probe; weights are passed only if they differ between rows."""
         model = clone(self.probe)
         if "random_state" in model.get_params() and model.get_params()["random_state"] is None:
             model.set_params(random_state=0)
-        given = {} if (train.weight == 1.0).all() else {"sample_weight": train.weight}
-        model.fit(train.rows, train.codes, **given)
+        options = {} if (train.weight == 1.0).all() else {"sample_weight": train.weight}
+        model.fit(train.rows, train.codes, **options)
         if not hasattr(model, "coef_"):
             raise InputError(
                 f"the probe {type(model).__name__} has no coef_ after fit; INLP needs a linear one"
@@ -189,19 +178,15 @@ class INLP(IterativeEraser):
         return model
 
 
-def _parts(problem: Problem, task: int) -> tuple[Part, Part]:
-    """Training rows and rows of selection, of one class of the task if there is one."""
-    if problem.task is None:
-        return problem.train, problem.selection
-    assert problem.selection_task is not None
-    return (
-        problem.train.take(problem.task == task),
-        problem.selection.take(problem.selection_task == task),
-    )
+def _rows_of_task(data: ErasureData, task: int) -> tuple[ClassRows, ClassRows]:
+    """Training and selection rows of one class of the task; all of them without a task."""
+    if data.task is None:
+        return data.train, data.selection
+    return data.train.take(data.task == task), data.selection.take(data.selection_task == task)
 
 
-def _deflate(part: Part, found: Float) -> Float:
+def _deflate(part: ClassRows, directions: Float) -> Float:
     """Remove directions from the rows in place; returns their (n, r) coordinates."""
-    coordinates = part.rows @ found
-    part.rows[...] -= coordinates @ found.T
+    coordinates = part.rows @ directions
+    part.rows[...] -= coordinates @ directions.T
     return np.asarray(coordinates)

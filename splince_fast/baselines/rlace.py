@@ -6,22 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import expit, softmax
 from sklearn.metrics import log_loss
 
 from splince_fast._runtime.progress import Progress
 from splince_fast.baselines._erasing import (
+    ErasureData,
+    ErasureRun,
     IterativeEraser,
-    Outcome,
-    Problem,
     orthonormal,
     probe,
-    squares_of,
+    sum_of_squares,
 )
 from splince_fast.baselines._fantope import LowRankFantope
-from splince_fast.baselines._options import check_count, check_number
-from splince_fast.baselines._rows import Float, Part
+from splince_fast.baselines._inputs import ClassRows, Float, Index, check_count, check_number
 from splince_fast.exceptions import InputError
 
 
@@ -32,8 +30,8 @@ class RLACE(IterativeEraser):
     {0 <= P <= I, tr P = rank}, by alternating stochastic gradient steps; every `check_every`
     steps P is truncated to the projection onto its `rank` leading eigenvectors, and the
     truncation under which a fresh probe has the largest log-loss on the validation rows is kept.
-    More than two classes play with softmax. P is held as a low-rank matrix plus a multiple of
-    the identity, which makes a step O(d) instead of O(d^3).
+    The predictor of more than two classes is a softmax. P is stored as a low-rank matrix plus a
+    multiple of the identity, so that a step costs O(d) instead of O(d^3).
 
     Parameters
     ----------
@@ -48,14 +46,14 @@ class RLACE(IterativeEraser):
     batch_size, max_steps, check_every : int
         Rows per step; steps at most; steps between two probes.
     tol : float
-        Stop when a probe's accuracy is within this of the majority share.
+        Stop when the accuracy of a probe is within `tol` of the majority fraction.
     patience : int, optional
-        Stop after as many probes in a row that did not raise the largest log-loss; None never.
+        Stop after this number of probes in a row without a larger log-loss; None disables it.
     alpha : float
         Of the probes: mean log-loss + alpha / 2 |w|^2.
     validation_share : float in [0, 1)
-        Share of each class to set aside where ``fit`` is given no validation rows; 0 selects on
-        the training rows.
+        Fraction of each class for validation where ``fit`` is given no validation rows; 0 selects
+        on the training rows.
     concept_from : {None, "y"}
         "y": what is passed as y is the concept.
     random_state : int, Generator, RandomState or None
@@ -138,11 +136,11 @@ class RLACE(IterativeEraser):
         for name in counts if self.patience is None else [*counts, "patience"]:
             check_count(getattr(self, name), name)
 
-    def _erase(self, problem: Problem) -> Outcome:
-        d, k = problem.train.rows.shape[1], len(problem.classes)
+    def _erase(self, data: ErasureData) -> ErasureRun:
+        d, k = data.train.rows.shape[1], len(data.classes)
         if self.rank > d:
             raise InputError(f"rank is {self.rank}, and X has only {d} features")
-        rng = problem.rng
+        rng = data.rng
         player = LowRankFantope(orthonormal(rng.normal(size=(d, self.rank))))
         predictor = _Predictor(d, k, self, rng)
         decay = 1.0 - self.step_size * self.weight_decay
@@ -150,44 +148,44 @@ class RLACE(IterativeEraser):
         accuracies: list[float] = []
         largest, idle, step, stop = -np.inf, 0, 0, "the largest number of steps is reached"
         with Progress(self.max_steps * self.batch_size, "R-LACE", show=self.progress) as bar:
-            for rows, codes in _batches(problem, self.batch_size, rng):
+            for rows, codes in _batches(data.train, self.batch_size, rng):
                 # The derivative by P is -W^T G, with G the errors times the rows, made symmetric.
-                slope = predictor.errors(player.complement(rows), codes).T @ rows
-                player.step(-predictor.weights, slope, self.step_size, decay)
+                gradient = predictor.errors(player.complement(rows), codes).T @ rows
+                player.step(-predictor.weights, gradient, self.step_size, decay)
                 predictor.step(player.complement(rows), codes)
                 step += 1
                 bar.advance(len(rows), rows.nbytes)
                 if step % self.check_every and step < self.max_steps:
                     continue
-                player.polish()
-                removed = player.truncated()
-                accuracy, loss = self._probe(problem, removed)
+                player.reorthonormalise()
+                candidate = player.truncated()
+                accuracy, loss = self._probe(data, candidate)
                 accuracies.append(accuracy)
                 idle += 1
                 if loss > largest:
-                    best, largest, idle = removed, loss, 0
-                if abs(accuracy - problem.selection.majority()) < self.tol:
-                    best, stop = removed, "a probe is no better than the majority"
+                    best, largest, idle = candidate, loss, 0
+                if abs(accuracy - data.selection.majority()) < self.tol:
+                    best, stop = candidate, "a probe is no better than the majority"
                     break
                 if idle == self.patience:
                     stop = f"{idle} probes in a row did not raise the loss"
                     break
                 if step >= self.max_steps:
                     break
-        taken = squares_of(problem.train, problem.train.rows @ best)
-        return Outcome(best, step, stop, accuracies, taken)
+        removed = sum_of_squares(data.train, data.train.rows @ best)
+        return ErasureRun(best, step, stop, accuracies, removed)
 
-    def _probe(self, problem: Problem, removed: Float) -> tuple[float, float]:
+    def _probe(self, data: ErasureData, basis: Float) -> tuple[float, float]:
         """Accuracy and log-loss of a fresh probe on the rows of selection."""
         train, part = (
-            Part(part.rows - (part.rows @ removed) @ removed.T, part.codes, part.weight)
-            for part in (problem.train, problem.selection)
+            ClassRows(part.rows - (part.rows @ basis) @ basis.T, part.codes, part.weight)
+            for part in (data.train, data.selection)
         )
-        chances = probe(train, self.alpha).predict_proba(part.rows)
+        proba = probe(train, self.alpha).predict_proba(part.rows)
         loss = log_loss(
-            part.codes, chances, sample_weight=part.weight, labels=np.arange(chances.shape[1])
+            part.codes, proba, sample_weight=part.weight, labels=np.arange(proba.shape[1])
         )
-        return part.share(chances.argmax(axis=1) == part.codes), float(loss)
+        return part.fraction(proba.argmax(axis=1) == part.codes), float(loss)
 
 
 class _Predictor:
@@ -203,31 +201,32 @@ class _Predictor:
         self.bias_velocity: Float = np.zeros_like(self.bias)
         self.options = options
 
-    def errors(self, clean: Float, codes: NDArray[np.intp]) -> Float:
+    def errors(self, erased: Float, codes: Index) -> Float:
         """Derivative of the mean log-loss by the scores, (n, K)."""
-        scores = clean @ self.weights.T + self.bias
-        chances = expit(scores) if self.binary else softmax(scores, axis=1)
-        return np.asarray((chances - self.targets[codes]) / len(codes))
+        scores = erased @ self.weights.T + self.bias
+        proba = expit(scores) if self.binary else softmax(scores, axis=1)
+        return np.asarray((proba - self.targets[codes]) / len(codes))
 
-    def step(self, clean: Float, codes: NDArray[np.intp]) -> None:
-        """One descent step on rows from which P was removed."""
-        error, options = self.errors(clean, codes), self.options
-        slope = error.T @ clean + options.weight_decay * self.weights
-        self.velocity = options.momentum * self.velocity + slope
+    def step(self, erased: Float, codes: Index) -> None:
+        """One gradient step on erased rows."""
+        error, options = self.errors(erased, codes), self.options
+        gradient = error.T @ erased + options.weight_decay * self.weights
+        self.velocity = options.momentum * self.velocity + gradient
         self.bias_velocity = options.momentum * self.bias_velocity + error.sum(axis=0)
         self.weights = self.weights - options.step_size * self.velocity
         self.bias = self.bias - options.step_size * self.bias_velocity
 
 
-def _batches(problem: Problem, size: int, rng: np.random.Generator) -> Iterator[tuple[Float, Any]]:
-    """Batches without end; a row is drawn as often as its weight says."""
-    train = problem.train
+def _batches(
+    train: ClassRows, size: int, rng: np.random.Generator
+) -> Iterator[tuple[Float, Index]]:
+    """Endless batches; a row is drawn with a probability proportional to its weight."""
     even = bool((train.weight == train.weight[0]).all())
-    ends = np.cumsum(train.weight)
+    cumulative = np.cumsum(train.weight)
     while True:
         if even:
             index = rng.integers(len(train), size=size)
         else:
-            drawn = np.searchsorted(ends, rng.random(size) * ends[-1], side="right")
-            index = np.minimum(drawn, len(train) - 1)
+            draws = rng.random(size) * cumulative[-1]
+            index = np.minimum(np.searchsorted(cumulative, draws, side="right"), len(train) - 1)
         yield train.rows[index], train.codes[index]

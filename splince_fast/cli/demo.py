@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
         if not runs:
             print(table.heading(data, results))
         runs.append(results)
-        print(f"\n{table.table(results)}\n{table.reading(results)}", flush=True)
+        print(f"\n{table.table(results)}\n{table.paper_comparison(results)}", flush=True)
     print(f"\n{table.notes(runs[-1])}")
     if args.json is not None:
         Path(args.json).write_text(json.dumps(table.to_dict(data, runs), indent=1) + "\n")

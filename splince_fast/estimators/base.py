@@ -46,7 +46,7 @@ class CheckedEstimator(BaseEstimator):  # type: ignore[misc]
     _sparse_advice: ClassVar[str] = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Give inherited methods the name of this class, which Python puts into a TypeError."""
+        """Rename inherited methods to this class, so that a TypeError names it."""
         super().__init_subclass__(**kwargs)
         for name in dir(cls):
             found = inspect.getattr_static(cls, name)

@@ -539,7 +539,7 @@ class _Eraser(ErasingTransformer):
     @property
     def report_(self) -> Report:
         """Erased and kept variables, and the cost; raises as :attr:`projection_`."""
-        return cast(Report, self.projection_.report)  # every method writes one
+        return cast(Report, self.projection_.report)  # every method writes a report
 
     @property
     def n_samples_seen_(self) -> int:

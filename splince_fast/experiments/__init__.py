@@ -1,19 +1,18 @@
 """The paper's experiments, one command each: ``python -m splince_fast.experiments NAME``.
 
-Each prints a table of our figures beside what the paper reports, with intervals over seeds, and two
-lines on where they agree and where not. ``docs/experiments.md`` says what is reproduced and what is
-not.
+Each prints a table of our figures with intervals over seeds, the figures of the paper, and which of
+its claims agree, differ or stay undecided. ``docs/experiments.md`` lists the results.
 """
 
 from __future__ import annotations
 
-# Name of the experiment: where the paper has it.
+# Name of the experiment: its subject, and its figure or table in the paper.
 NAMES = {
     "bios": "Bias in Bios, association sweep (fig. classification)",
     "bios_full": "all professions, frozen and retrained heads (tab. bios_all)",
     "multilingual": "a concept of three classes (fig. classification)",
     "alphas": "differences by the penalty alpha (fig. SPLINCE_LEACE_per_lambda)",
-    "covariance": "covariance with the task that is left (fig. removal_cov)",
+    "covariance": "covariance with the task after erasure (fig. removal_cov)",
     "professions": "log-odds of he and she (tab. profession_main)",
     "winobias": "coreference, pro and anti stereotype (fig. winobias_main)",
     "layers": "several layers in sequence (tab. profession_all)",

@@ -7,70 +7,93 @@ import json
 import resource
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
 
 from splince_fast.exceptions import SplinceError
-from splince_fast.experiments import NAMES
-from splince_fast.experiments._common import Findings, Options
+from splince_fast.experiments import (
+    NAMES,
+    alphas,
+    association,
+    balanced_heads,
+    bios_full,
+    covariance,
+    images,
+    layers,
+    professions,
+    winobias,
+)
+from splince_fast.experiments._common import Findings, RunOptions
+
+EXPERIMENTS = {
+    "bios": association.bios,
+    "bios_full": bios_full.run,
+    "multilingual": association.multilingual,
+    "alphas": alphas.run,
+    "covariance": covariance.run,
+    "professions": professions.run,
+    "winobias": winobias.run,
+    "layers": layers.run,
+    "images": images.run,
+    "nlp_ood": balanced_heads.text,
+    "vision_ood": balanced_heads.vision,
+    "waterbirds": association.waterbirds,
+}
 
 
-def parser() -> argparse.ArgumentParser:
-    """The arguments."""
-    made = argparse.ArgumentParser(
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
         prog="python -m splince_fast.experiments",
         description="Run an experiment of the paper and print its table beside the paper's.",
-        epilog="\n".join(f"  {name:<13}{what}" for name, what in NAMES.items()),
+        epilog="\n".join(f"  {name:<13}{text}" for name, text in NAMES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument("name", choices=[*NAMES, "all"], metavar="NAME", help="see below, or all")
-    made.add_argument("--data", choices=("offline", "paper"), default="offline")
-    made.add_argument("--seeds", type=_positive, help="number of seeds")
-    made.add_argument("--quick", action="store_true", help="the smallest setting that runs")
-    made.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
-    made.add_argument(
-        "-o", "--output", type=Path, metavar="FOLDER", help="figures and JSON go here"
-    )
-    return made
+    add = parser.add_argument
+    add("name", choices=[*NAMES, "all"], metavar="NAME", help="see below, or all")
+    add("--data", choices=("offline", "paper"), default="offline")
+    add("--seeds", type=_positive, help="number of seeds")
+    add("--quick", action="store_true", help="the smallest setting that runs")
+    add("--jobs", type=int, default=1, help="processes (default: 1)")
+    add("-o", "--output", type=Path, metavar="FOLDER", help="folder for figures and JSON")
+    return parser
 
 
 def _positive(text: str) -> int:
-    """A positive number."""
+    """Parse a positive integer."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is no positive number of seeds")
     return value
 
 
-def run(name: str, options: Options, output: Path | None) -> Findings:
-    """Run one experiment, print it, write its files."""
-    started = time.perf_counter()
-    found: Findings = import_module(f"splince_fast.experiments.{name}").run(options)
-    seconds = time.perf_counter() - started
-    print(found)
+def run(name: str, options: RunOptions, output: Path | None) -> Findings:
+    """Run one experiment, print it, and write its files."""
+    start = time.perf_counter()
+    findings = EXPERIMENTS[name](options)
+    seconds = time.perf_counter() - start
+    print(findings)
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
-        for stem, figure in found.figures.items():
+        for stem, figure in findings.figures.items():
             figure.savefig(output / f"{stem}.png", dpi=150)
-        text = json.dumps({"name": name, "data": found.data.name, "values": found.values}, indent=1)
-        (output / f"{name}.json").write_text(text, encoding="utf-8")
+        content = {"name": name, "data": findings.data.name, "values": findings.values}
+        (output / f"{name}.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"\ntime    : {seconds:.1f} s, at most {peak:.2f} GB resident\n")
-    return found
+    return findings
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run and return the exit status."""
-    given = parser().parse_args(arguments)
-    options = Options(given.data, given.seeds, given.quick, given.jobs)
+def main(argv: list[str] | None = None) -> int:
+    """Run the experiments that the arguments name, and return the exit status."""
+    args = _parser().parse_args(argv)
+    options = RunOptions(args.data, args.seeds, args.quick, args.jobs)
     status = 0
-    for name in NAMES if given.name == "all" else [given.name]:
+    for name in NAMES if args.name == "all" else [args.name]:
         try:
-            run(name, options, given.output)
+            run(name, options, args.output)
         except SplinceError as error:
             print(f"{name}: {error}", file=sys.stderr)
-            # In a run of all, a set that is not here is told and passed over.
-            status = status if given.name == "all" and isinstance(error, FileNotFoundError) else 2
+            # A run of all skips the data sets that are not installed.
+            status = status if args.name == "all" and isinstance(error, FileNotFoundError) else 2
     return status
 
 

@@ -1,37 +1,41 @@
-"""Common parts of the experiments: options, findings, columns of a comparison, the reading."""
+"""Parts that the experiments share: options, findings, claims of the paper and tables."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splince_fast.evaluation._tables import Table, figure_text, number
 from splince_fast.evaluation.result import Comparison
-from splince_fast.evaluation.statistics import MIN_SEEDS, Interval, corrected_t, t_interval
+from splince_fast.evaluation.statistics import MIN_SEEDS, Interval, corrected_t
+from splince_fast.experiments import erasers
 from splince_fast.experiments.dataset import Dataset
 
-ERASERS = ("none", "SAL", "LEACE", "SPLINCE")
+ERASERS = ("none", *erasers.ERASERS)
 LEVELS = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How an experiment is run.
+class RunOptions:
+    """Options of a run.
 
     Attributes
     ----------
     data : {"offline", "paper"}
     seeds : int or None
-        Number of seeds; None is the experiment's own.
+        Number of seeds; None is the experiment's default.
     quick : bool
-        The smallest setting that still runs every step.
+        Use the smallest setting that still runs every step.
     n_jobs : int
+        Number of processes.
     progress : bool, optional
+        Show a progress bar on stderr; by default only in a terminal or notebook, after two
+        seconds.
     """
 
     data: str = "offline"
@@ -40,87 +44,96 @@ class Options:
     n_jobs: int = 1
     progress: bool | None = None
 
-    def n_seeds(self, usual: int) -> int:
-        """Seeds to run."""
-        return self.seeds if self.seeds is not None else (1 if self.quick else usual)
+    def n_seeds(self, default: int) -> int:
+        """Number of seeds of a run whose default is given."""
+        return self.seeds if self.seeds is not None else (1 if self.quick else default)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Something that the paper says, and what came out here.
+    """A statement of the paper, and whether our figures agree.
 
     Attributes
     ----------
     text : str
+        The statement.
     agrees : bool or None
-        None where the test decides neither way.
-    ours : str
-        The figures, and the test.
+        None where the test is not significant.
+    evidence : str
+        Our figures, and the test.
     """
 
     text: str
     agrees: bool | None
-    ours: str
+    evidence: str
 
 
-def decided(low: float, high: float, bound: float = 0.0) -> bool | None:
-    """Whether a figure is above a bound, by its 95 % interval; None where that holds the bound."""
-    return True if low > bound else False if high < bound else None
+class Bounds(NamedTuple):
+    """Limits of a 95 % interval; NaN where there is no test."""
+
+    low: float
+    high: float
+
+    def above(self, value: float = 0.0) -> bool | None:
+        """Whether the interval lies above a value (True) or below it (False); None otherwise."""
+        return True if self.low > value else False if self.high < value else None
+
+    def below(self, value: float) -> bool | None:
+        """Whether the interval lies below a value (True) or above it (False); None otherwise."""
+        above = self.above(value)
+        return None if above is None else not above
+
+    def within(self, margin: float) -> bool | None:
+        """Whether the interval lies within +- margin (True) or outside (False); None otherwise."""
+        return all_hold([self.above(-margin), self.below(margin)])
+
+    def __str__(self) -> str:
+        if math.isnan(self.low):
+            return "no test"
+        return f"95 % interval {self.low:+.3f} to {self.high:+.3f}"
 
 
-def all_of(verdicts: Sequence[bool | None]) -> bool | None:
-    """Whether a claim of several parts holds: it differs where one of them does."""
+def all_hold(verdicts: Sequence[bool | None]) -> bool | None:
+    """Verdict on a claim of several parts: False if a part fails, True if every part holds."""
     if any(verdict is False for verdict in verdicts):
         return False
     return True if all(verdict is True for verdict in verdicts) else None
 
 
-def reverse(verdict: bool | None) -> bool | None:
-    """Whether the opposite holds."""
-    return None if verdict is None else not verdict
-
-
-def limits(
-    values: Mapping[int, float] | Sequence[float] | NDArray[Any], ratio: float
-) -> tuple[float, float]:
+def corrected_bounds(values: Sequence[float] | NDArray[np.float64], ratio: float) -> Bounds:
     """95 % interval of a mean over seeds by the corrected resampled t test.
 
     NaN below three seeds, and where all values are equal and not 0.
 
     Parameters
     ----------
-    values : mapping of seed to float, sequence of float, or ndarray of shape (J,)
+    values : sequence of float
+        One per seed.
     ratio : float
         n_test / n_train.
     """
-    known = [float(v) for v in (values.values() if isinstance(values, Mapping) else values)]
-    if len(known) < MIN_SEEDS:
-        return math.nan, math.nan
-    return corrected_t(known, ratio)[2:]
-
-
-def in_words(low: float, high: float) -> str:
-    """An interval beside a figure."""
-    return "no test" if math.isnan(low) else f"95 % interval {low:+.3f} to {high:+.3f}"
+    if len(values) < MIN_SEEDS:
+        return Bounds(math.nan, math.nan)
+    return Bounds(*corrected_t(list(map(float, values)), ratio)[2:])
 
 
 @dataclass(slots=True)
 class Findings:
-    """Findings of an experiment.
+    """Results of an experiment.
 
     Attributes
     ----------
     title : str
     data : Dataset
     tables : list of Table
-        Ours.
+        Our figures.
+    claims : list of Claim
     paper : list of Table
         Figures of the paper, with the label of its table.
-    claims : list of Claim
     figures : dict of str to matplotlib figure
     notes : list of str
     values : dict
-        Figures by name, for tests and for the JSON file.
+        Our figures by name, for tests and for the JSON file.
     """
 
     title: str
@@ -132,15 +145,15 @@ class Findings:
     notes: list[str] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
 
-    def reading(self) -> str:
-        """Three lines: where we agree with the paper, where not, and where no test decides."""
+    def verdicts(self) -> str:
+        """Three lines: the claims that agree with the paper, that differ, and without decision."""
         lines = []
-        for start, wanted in (("agrees", True), ("differs", False), ("not decided", None)):
-            found = [
-                f"{c.text} ({c.ours})" for c in self.claims
-                if (None if c.agrees is None else bool(c.agrees)) is wanted
+        for start, verdict in (("agrees", True), ("differs", False), ("not decided", None)):
+            claims = [
+                f"{c.text} ({c.evidence})" for c in self.claims
+                if (None if c.agrees is None else bool(c.agrees)) is verdict
             ]  # fmt: skip
-            lines.append(f"{start:<8}: {'; '.join(found) or 'nothing'}")
+            lines.append(f"{start:<8}: {'; '.join(claims) or 'nothing'}")
         return "\n".join(lines)
 
     def __str__(self) -> str:
@@ -149,93 +162,89 @@ class Findings:
             f"licence : {self.data.licence}",
             *map(str, self.tables),
             *map(str, self.paper),
-            self.reading(),
+            self.verdicts(),
         ]
         if self.notes:
             parts.append("\n".join(f"note    : {text}" for text in self.notes))
         return "\n\n".join(parts)
 
 
-def over_seeds(values: Sequence[float]) -> Interval:
-    """Mean with its 95 % t interval over seeds."""
-    return t_interval(list(values))
-
-
-def texts(*values: Interval | float) -> tuple[str, ...]:
-    """Cells of a table."""
+def cell_texts(*values: Interval | float) -> tuple[str, ...]:
+    """Figures as cells of a table."""
     return tuple(figure_text(v) if isinstance(v, Interval) else number(float(v)) for v in values)
 
 
 def head_table(result: Comparison, head: str, p: float | None, title: str) -> Table:
-    """Accuracy, worst cell and gap of one head at one level."""
+    """Accuracy, worst group and TPR gap of one head at one level."""
     metrics = ("accuracy", "class_accuracy", "worst_group", "tpr_gap")
     rows = [
-        (e, *texts(*(result.interval(m, eraser=e, head=head, p=p) for m in metrics)))
+        (e, *cell_texts(*(result.interval(m, eraser=e, head=head, p=p) for m in metrics)))
         for e in result.context.erasers
     ]
     columns = (head, "accuracy", "acc/class", "worst group", "TPR gap")
-    return Table(title, columns, tuple(rows), (over(result),))
+    return Table(title, columns, tuple(rows), (interval_note(len(result.context.seeds)),))
 
 
 def eraser_table(result: Comparison, p: float | None, title: str) -> Table:
     """Probe, kept covariance and distortion at one level."""
     metrics = ("probe_accuracy", "probe_auc", "kept_covariance", "distortion")
     rows = [
-        (e, *texts(*(result.interval(m, eraser=e, p=p) for m in metrics)))
+        (e, *cell_texts(*(result.interval(m, eraser=e, p=p) for m in metrics)))
         for e in result.context.erasers
     ]
     columns = ("eraser", "probe acc", "probe AUC", "kept cov", "distortion")
     return Table(title, columns, tuple(rows))
 
 
-def over(result: Comparison) -> str:
-    """Units that an interval is over."""
-    n = len(result.context.seeds)
-    return (
-        f"± is half a 95 % interval over {n} resamplings of one data set" if n > 1 else "one seed"
-    )
+def interval_note(n_seeds: int) -> str:
+    """Definition of the intervals of a table."""
+    if n_seeds == 1:
+        return "one seed"
+    return f"± is half a 95 % interval over {n_seeds} resamplings of one data set"
 
 
-def summary(result: Comparison) -> dict[str, float]:
-    """Every mean by ``metric/eraser/head/level``, for files and tests."""
-    found = {}
+def means(result: Comparison) -> dict[str, float]:
+    """Every finite mean by ``metric/eraser/head/level``."""
+    values = {}
     for metric in result.metrics:
         for head in result.context.heads:
             for eraser in result.context.erasers:
                 for p in result.context.levels:
                     mean = result.mean(metric, eraser=eraser, head=head, p=p)
                     if np.isfinite(mean):
-                        found[f"{metric}/{eraser}/{head}/{p}"] = mean
-    return found
+                        values[f"{metric}/{eraser}/{head}/{p}"] = mean
+    return values
 
 
-def ahead(
+def best_claim(
     result: Comparison, metric: str, head: str, p: float | None, text: str, *, best: str = "SPLINCE"
 ) -> Claim:
-    """The claim that `best` is ahead of every other eraser, by the corrected test against each."""
+    """The claim that `best` exceeds every other eraser, by the corrected test against each."""
     means = {e: result.mean(metric, eraser=e, head=head, p=p) for e in result.context.erasers}
-    rival = max((e for e in means if e != best), key=lambda e: means[e])
+    second = max((e for e in means if e != best), key=lambda e: means[e])
     rows = result.differences(metric, reference=best, head=head, p=p)
     largest = max(row.p_holm for row in rows)
-    tested = "no test" if math.isnan(largest) else f"p = {largest:.2g} against the least certain"
-    ours = f"{best} {number(means[best])}, {rival} {number(means[rival])}, {tested}"
+    test = "no test" if math.isnan(largest) else f"p = {largest:.2g} against the least certain"
+    evidence = f"{best} {number(means[best])}, {second} {number(means[second])}, {test}"
     verdicts = [row.difference < 0 if row.significant else None for row in rows]
-    return Claim(text, all_of(verdicts), ours)
+    return Claim(text, all_hold(verdicts), evidence)
 
 
-def by_seed(
+def seed_differences(
     result: Comparison, metric: str, eraser: str, reference: str, **where: Any
 ) -> dict[int, float]:
-    """Differences of two erasers at the seeds that both have."""
-    ours = result.values(metric, eraser=eraser, **where)
-    theirs = result.values(metric, eraser=reference, **where)
-    return {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
+    """Metric of an eraser minus that of a reference, at every seed that both have."""
+    values = result.values(metric, eraser=eraser, **where)
+    reference_values = result.values(metric, eraser=reference, **where)
+    return {s: values[s] - reference_values[s] for s in values if s in reference_values}
 
 
-def ratio_of(result: Comparison) -> float:
-    """n_test / n_train, which the corrected test needs."""
-    train, _, test = result.context.sizes
-    return test / train
+def difference_bounds(
+    result: Comparison, metric: str, eraser: str, reference: str, **where: Any
+) -> Bounds:
+    """95 % interval of the mean of :func:`seed_differences`."""
+    differences = seed_differences(result, metric, eraser, reference, **where)
+    return corrected_bounds([*differences.values()], result.test_ratio(where.get("p")))
 
 
 def paper_table(label: str, columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:

@@ -1,8 +1,8 @@
-"""A small language model: reading it, fitting erasers inside it, and what it still writes.
+"""A small language model: loading, fitting erasers inside it, states and perplexity.
 
-Erasers behind the last blocks leave the first ones alone, whose states are the same whatever is
-erased. They are computed once; the last blocks then run as a model of their own (:func:`blocks`)
-on batches that hold these states (:func:`advanced`) in place of tokens.
+Erasers of the last blocks do not change the states before those blocks. These states are computed
+once (:func:`run_blocks`) and replace the tokens of a batch; the last blocks run on them as a model
+of their own (:func:`blocks`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from splince_fast import splince
 from splince_fast._runtime.extras import require
 from splince_fast.exceptions import MissingExtraError
+from splince_fast.experiments.erasers import ERASERS
 
 Batch = dict[str, Any]
 
-# Arguments of a model; other keys of a batch are labels and other columns of its rows.
+# Keys of a batch that are arguments of the model; the others are columns of its rows.
 _INPUTS = ("input_ids", "inputs_embeds", "attention_mask")
 
 
@@ -47,21 +48,22 @@ def read_model() -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    tokenizer = AutoTokenizer.from_pretrained(**where)
+    source = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    tokenizer = AutoTokenizer.from_pretrained(**source)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    model: Any = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
     model.eval()
     return model, tokenizer
 
 
-def fit(model: Any, batches: Any, sites: Sequence[str], method: Any) -> Any:
-    """Erasers site by site, each behind the earlier ones, which change every token."""
+def fit_sites(model: Any, batches: Any, sites: Sequence[str], label: str) -> Any:
+    """Fit an eraser site by site, with those of earlier sites in place at every token."""
     from splince_fast import nn as snn
 
+    method = ERASERS[label]
     return snn.fit_layers(
-        model, batches, list(sites), method, erase="concept",
-        keep="task" if method is splince else None, labels=["concept", "task"],
+        model, batches, list(sites), method.function, erase="concept",
+        keep="task" if method.needs_task else None, labels=["concept", "task"],
         tokens="last", apply_to="all",
     )  # fmt: skip
 
@@ -70,10 +72,10 @@ def fit(model: Any, batches: Any, sites: Sequence[str], method: Any) -> Any:
 
 
 def blocks(body: Any, start: int, stop: int | None = None) -> Any:
-    """The blocks of a transformer from `start` to before `stop`; its weights, not copies of them.
+    """The blocks of a transformer from `start` to before `stop`, which share its weights.
 
-    With `stop` None, up to its end, and the final norm behind them. A part that does not begin
-    with block 0 is called with ``inputs_embeds``, the states that reach its first block.
+    With `stop` None all blocks from `start` and the final norm. A part that does not begin with
+    block 0 is called with ``inputs_embeds``, the input states of its first block.
     """
     from torch import nn
 
@@ -82,58 +84,60 @@ def blocks(body: Any, start: int, stop: int | None = None) -> Any:
     part.layers = nn.ModuleList(list(body.layers)[start:stop])
     part.config = copy.deepcopy(body.config)
     part.config.num_hidden_layers = len(part.layers)
-    part.config.use_cache = False  # a cache has no place for blocks by their whole number
+    part.config.use_cache = False  # a cache is indexed by the blocks of the full model
     if stop is not None:
         part.norm = nn.Identity()
     return part
 
 
-def advanced(body: Any, batches: Sequence[Batch]) -> list[Batch]:
-    """The same batches with what `body` returns in place of what goes into it."""
-    found = []
-    for batch in batches:
-        rest = {key: value for key, value in batch.items() if key not in _INPUTS[:2]}
-        found.append({"inputs_embeds": _hidden(body, batch), **rest})
-    return found
+def run_blocks(body: Any, batches: Sequence[Batch]) -> list[Batch]:
+    """The batches with the output states of `body` in place of its input."""
+    return [
+        {
+            "inputs_embeds": _hidden(body, batch),
+            **{key: value for key, value in batch.items() if key not in _INPUTS[:2]},
+        }
+        for batch in batches
+    ]
 
 
 def _hidden(body: Any, batch: Batch) -> Any:
-    """(B, T, d): what a body returns for a batch."""
+    """(B, T, d): last hidden states of a batch."""
     import torch
 
-    given = {key: batch[key] for key in _INPUTS if key in batch}
+    inputs = {key: batch[key] for key in _INPUTS if key in batch}
     with torch.no_grad():
-        return body(**given).last_hidden_state
+        return body(**inputs).last_hidden_state
 
 
-# -- what it is judged on ------------------------------------------------------------------
+# -- evaluation ----------------------------------------------------------------------------
 
 
 def prompt_batches(tokenizer: Any, prompts: Sequence[str]) -> list[Batch]:
-    """Prompts of similar length in batches of 64, with their numbers in `prompts` as "rows"."""
+    """Prompts of similar length in batches of 64, with their positions in `prompts` as "rows"."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-    found = []
+    batches = []
     for start in range(0, len(order), 64):
         rows = order[start : start + 64]
         texts = tokenizer([prompts[i] for i in rows], return_tensors="pt", padding=True)
-        found.append({**texts, "rows": rows})
-    return found
+        batches.append({**texts, "rows": rows})
+    return batches
 
 
-def states(body: Any, batches: Sequence[Batch]) -> Any:
-    """(n, d) float64: last-token states after the final norm, with whatever is installed."""
+def states(body: Any, batches: Sequence[Batch]) -> NDArray[np.float64]:
+    """(n, d): last-token states after the final norm, with the installed erasers."""
     import torch
 
-    found = np.empty((sum(len(batch["rows"]) for batch in batches), body.config.hidden_size))
+    last_states = np.empty((sum(len(batch["rows"]) for batch in batches), body.config.hidden_size))
     for batch in batches:
         hidden = _hidden(body, batch)
         last = batch["attention_mask"].sum(dim=1) - 1
-        found[batch["rows"]] = hidden[torch.arange(len(last)), last].double().numpy()
-    return found
+        last_states[batch["rows"]] = hidden[torch.arange(len(last)), last].double().numpy()
+    return last_states
 
 
 def prose_batches(tokenizer: Any, n_tokens: int) -> list[Batch]:
-    """Descriptions of scikit-learn's data sets, 256 tokens at a time, as "ids", too."""
+    """Descriptions of scikit-learn's data sets in batches of 256 tokens; "ids" are the targets."""
     from sklearn import datasets
 
     makers = (datasets.load_diabetes, datasets.load_wine, datasets.load_breast_cancer)
@@ -143,7 +147,7 @@ def prose_batches(tokenizer: Any, n_tokens: int) -> list[Batch]:
 
 
 def perplexity(body: Any, head: Any, batches: Sequence[Batch]) -> float:
-    """exp of the mean loss per token, with whatever is installed."""
+    """exp of the mean log-loss per token, with the installed erasers."""
     import torch
 
     total, count = 0.0, 0

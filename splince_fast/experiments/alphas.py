@@ -12,25 +12,19 @@ from splince_fast.experiments._common import (
     LEVELS,
     Claim,
     Findings,
-    Options,
-    all_of,
-    by_seed,
-    decided,
-    in_words,
-    limits,
-    over,
-    ratio_of,
-    reverse,
-    texts,
+    RunOptions,
+    cell_texts,
+    difference_bounds,
+    interval_note,
 )
-from splince_fast.experiments.bios import sweep
+from splince_fast.experiments.association import compare_levels
 from splince_fast.experiments.datasets import load
 
 
-def run(options: Options) -> Findings:
+def run(options: RunOptions) -> Findings:
     """Run the experiment."""
     data = load("bios", options.data)
-    result = sweep(data, options, 3, levels=LEVELS[-2:])
+    result = compare_levels(data, options, 3, LEVELS[-2:])
     p, alphas = result.level(), result.context.alphas
     tables, claims = [], []
     values: dict[str, float] = {}
@@ -38,38 +32,37 @@ def run(options: Options) -> Findings:
         rows = []
         for alpha in alphas:
             where = {"p": p, "head": "retrained", "alpha": alpha}
-            means = {e: result.interval(metric, eraser=e, **where) for e in ("SAL", "LEACE")}
-            ours = result.interval(metric, eraser="SPLINCE", **where)
-            gaps = {e: ours.mean - means[e].mean for e in means}
-            rows.append((f"{alpha:g}", *texts(*means.values(), ours, *gaps.values())))
-            values |= {f"{metric}/{e}/{alpha:g}": gaps[e] for e in gaps}
-            values |= {f"{metric}/mean/{e}/{alpha:g}": means[e].mean for e in means}
-            values[f"{metric}/mean/SPLINCE/{alpha:g}"] = ours.mean
-        columns = ("lambda", "SAL", "LEACE", "SPLINCE", "SPLINCE - LEACE", "SPLINCE - SAL")
-        rows = [(*row[:4], row[5], row[4]) for row in rows]
-        tables.append(Table(f"{metric}, p = {p}, one alpha for all", columns, tuple(rows)))
-        least, most = (values[f"{metric}/LEACE/{s:g}"] for s in (min(alphas), max(alphas)))
-        low, high = (
-            limits(
-                by_seed(result, metric, "SPLINCE", "LEACE", p=p, head="retrained", alpha=alpha),
-                ratio_of(result),
+            sal, leace, splince = (
+                result.interval(metric, eraser=e, **where) for e in ("SAL", "LEACE", "SPLINCE")
             )
-            for alpha in (min(alphas), max(alphas))
+            gaps = {"LEACE": splince.mean - leace.mean, "SAL": splince.mean - sal.mean}
+            rows.append((f"{alpha:g}", *cell_texts(sal, leace, splince, *gaps.values())))
+            values |= {f"{metric}/{e}/{alpha:g}": gap for e, gap in gaps.items()}
+            intervals = {"SAL": sal, "LEACE": leace, "SPLINCE": splince}
+            values |= {f"{metric}/mean/{e}/{alpha:g}": i.mean for e, i in intervals.items()}
+        columns = ("lambda", "SAL", "LEACE", "SPLINCE", "SPLINCE - LEACE", "SPLINCE - SAL")
+        tables.append(Table(f"{metric}, p = {p}, one alpha for all", columns, tuple(rows)))
+        weakest, strongest = min(alphas), max(alphas)
+        weak, strong = (
+            difference_bounds(
+                result, metric, "SPLINCE", "LEACE", p=p, head="retrained", alpha=alpha
+            )
+            for alpha in (weakest, strongest)
         )
-        same = all_of([decided(*low, -0.005), reverse(decided(*low, 0.005))])
         claims += [
             Claim(
                 f"{metric}: with the weakest penalty SPLINCE and LEACE do not differ (by .005)",
-                same,
-                f"{least:+.4f}, {in_words(*low)}",
+                weak.within(0.005),
+                f"{values[f'{metric}/LEACE/{weakest:g}']:+.4f}, {weak}",
             ),
             Claim(
                 f"{metric}: with a strong one SPLINCE is ahead",
-                decided(*high),
-                f"{most:+.4f}, {in_words(*high)}",
+                strong.above(),
+                f"{values[f'{metric}/LEACE/{strongest:g}']:+.4f}, {strong}",
             ),
         ]
     return Findings(
-        "Strength of the penalty", data, tables, claims, notes=[over(result)], values=values,
+        "Strength of the penalty", data, tables, claims,
+        notes=[interval_note(len(result.context.seeds))], values=values,
         figures={f"strengths_{e}": result.plot("alphas", reference=e) for e in ("LEACE", "SAL")},
     )  # fmt: skip

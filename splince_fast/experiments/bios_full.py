@@ -8,24 +8,20 @@ from splince_fast.evaluation import compare
 from splince_fast.evaluation.statistics import MIN_SEEDS
 from splince_fast.experiments._common import (
     ERASERS,
+    Bounds,
     Claim,
     Findings,
-    Options,
-    all_of,
-    by_seed,
-    decided,
+    RunOptions,
+    all_hold,
+    difference_bounds,
     eraser_table,
     head_table,
-    in_words,
-    limits,
+    means,
     paper_table,
-    ratio_of,
-    reverse,
-    summary,
 )
 from splince_fast.experiments.datasets import load
 
-# Not retrained: accuracy, accuracy per class, TPR gap; retrained: the same; per cent.
+# Per cent: accuracy, accuracy per class and TPR gap of the frozen head, then of the retrained one.
 PAPER = {
     "none": ("81.31", "65.52", "14.20", "81.55", "72.94", "14.24"),
     "SAL": ("78.35", "62.17", "13.26", "81.47", "72.30", "12.90"),
@@ -35,7 +31,7 @@ PAPER = {
 _COLUMNS = ("eraser", "frozen acc", "acc/class", "gap", "retrained acc", "acc/class", "gap")
 
 
-def run(options: Options) -> Findings:
+def run(options: RunOptions) -> Findings:
     """Run the experiment."""
     data = load("bios_full", options.data)
     result = compare(
@@ -47,43 +43,37 @@ def run(options: Options) -> Findings:
     def mean(metric: str, eraser: str, head: str) -> float:
         return result.mean(metric, eraser=eraser, head=head)
 
-    def apart(metric: str, eraser: str, other: str, head: str) -> tuple[float, float]:
-        return limits(by_seed(result, metric, eraser, other, head=head), ratio_of(result))
+    def bounds(metric: str, eraser: str, reference: str, head: str) -> Bounds:
+        return difference_bounds(result, metric, eraser, reference, head=head)
 
-    spread = [mean("accuracy", e, "retrained") for e in ERASERS]
-    pairs = [apart("accuracy", a, b, "retrained") for a, b in combinations(ERASERS, 2)]
-    smaller = [apart("tpr_gap", "none", e, "retrained") for e in ERASERS[1:]]
-    lost = apart("accuracy", "none", "SAL", "frozen")
-    less = [apart("accuracy", e, "SAL", "frozen") for e in ("LEACE", "SPLINCE")]
+    accuracies = [mean("accuracy", e, "retrained") for e in ERASERS]
+    pairs = [bounds("accuracy", a, b, "retrained") for a, b in combinations(ERASERS, 2)]
+    gap_reductions = [bounds("tpr_gap", "none", e, "retrained") for e in ERASERS[1:]]
+    sal_loss = bounds("accuracy", "none", "SAL", "frozen")
+    leads = [bounds("accuracy", e, "SAL", "frozen") for e in ("LEACE", "SPLINCE")]
     frozen = {e: mean("accuracy", e, "frozen") for e in ERASERS}
     gaps = {e: mean("tpr_gap", e, "retrained") for e in ERASERS}
-    tested = "corrected t tests" if len(result.context.seeds) >= MIN_SEEDS else "no test"
+    test = "corrected t tests" if len(result.context.seeds) >= MIN_SEEDS else "no test"
     claims = [
         Claim(
             "with a retrained head the erasers' accuracies are alike (within a point)",
-            all_of(
-                [
-                    verdict
-                    for pair in pairs
-                    for verdict in (decided(*pair, -0.01), reverse(decided(*pair, 0.01)))
-                ]
-            ),
-            f"within {100 * (max(spread) - min(spread)):.2f} points, {tested}",
+            all_hold([pair.within(0.01) for pair in pairs]),
+            f"within {100 * (max(accuracies) - min(accuracies)):.2f} points, {test}",
         ),
         Claim(
             "every eraser makes the gap smaller",
-            all_of([decided(*pair) for pair in smaller]),
-            ", ".join(f"{e} {gaps[e]:.3f}" for e in ERASERS) + f", {tested}",
+            all_hold([reduction.above() for reduction in gap_reductions]),
+            ", ".join(f"{e} {gaps[e]:.3f}" for e in ERASERS) + f", {test}",
         ),
         Claim(
             "with a frozen head SAL loses more than two points of accuracy",
-            decided(*lost, 0.02),
-            f"{100 * (frozen['none'] - frozen['SAL']):.2f} points, {in_words(*lost)}",
+            sal_loss.above(0.02),
+            f"{100 * (frozen['none'] - frozen['SAL']):.2f} points, {sal_loss}",
         ),
         Claim(
             "and LEACE and SPLINCE lose less than SAL",
-            all_of([decided(*pair) for pair in less]),
-            ", ".join(f"{e} {frozen[e]:.3f}" for e in ERASERS) + f", {tested}",
+            all_hold([lead.above() for lead in leads]),
+            ", ".join(f"{e} {frozen[e]:.3f}" for e in ERASERS) + f", {test}",
         ),
     ]
     tables = [head_table(result, head, None, f"{head} head") for head in ("frozen", "retrained")]
@@ -92,5 +82,5 @@ def run(options: Options) -> Findings:
         [paper_table("tab. bios_all, per cent", _COLUMNS, PAPER)],
         {"bios_full": result.plot("leakage")},
         ["the worst of all cells has accuracy 0 for every eraser where cells are small"],
-        summary(result),
+        means(result),
     )  # fmt: skip

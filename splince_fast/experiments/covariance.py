@@ -1,4 +1,4 @@
-"""How much of the covariance with the task an eraser leaves (paper, fig. removal_cov)."""
+"""Covariance with the task after erasure (paper, fig. removal_cov)."""
 
 from __future__ import annotations
 
@@ -10,21 +10,17 @@ from splince_fast.experiments._common import (
     LEVELS,
     Claim,
     Findings,
-    Options,
-    all_of,
-    decided,
-    in_words,
-    limits,
-    over,
+    RunOptions,
+    all_hold,
+    corrected_bounds,
+    interval_note,
+    means,
     paper_table,
-    ratio_of,
-    reverse,
-    summary,
 )
 from splince_fast.experiments.datasets import load
 
 
-def run(options: Options) -> Findings:
+def run(options: RunOptions) -> Findings:
     """Run the experiment."""
     data = load("bios", options.data)
     result = compare(
@@ -34,26 +30,25 @@ def run(options: Options) -> Findings:
         association=LEVELS[::4] if options.quick else LEVELS,
         n_seeds=options.n_seeds(5), n_jobs=options.n_jobs, progress=options.progress,
     )  # fmt: skip
-    kept = {e: [result.mean("kept_covariance", eraser=e, p=p) for p in result.context.levels]
-            for e in ERASERS}  # fmt: skip
-    last = {e: values[-1] for e, values in kept.items()}
-    p, ratio = result.context.levels[-1], ratio_of(result)
-    by = {e: result.values("kept_covariance", eraser=e, p=p) for e in ERASERS}
-    ends = {e: limits(by[e], ratio) for e in ("SAL", "LEACE")}
-    share = {seed: by["SAL"][seed] / by["LEACE"][seed] for seed in by["SAL"]}
-    of_shares = limits(share, ratio)
+    p = result.context.levels[-1]
+    mean = {e: result.mean("kept_covariance", eraser=e, p=p) for e in ERASERS}
+    kept = {e: result.values("kept_covariance", eraser=e, p=p) for e in ("SAL", "LEACE")}
+    ratio = result.test_ratio(p)
+    bounds = {e: corrected_bounds([*values.values()], ratio) for e, values in kept.items()}
+    fractions = [kept["SAL"][seed] / kept["LEACE"][seed] for seed in kept["SAL"]]
+    fraction_bounds = corrected_bounds(fractions, ratio)
     claims = [
-        Claim("SPLINCE keeps all of it", abs(last["SPLINCE"] - 1) < 1e-6, f"{last['SPLINCE']:.6f}"),
+        Claim("SPLINCE keeps all of it", abs(mean["SPLINCE"] - 1) < 1e-6, f"{mean['SPLINCE']:.6f}"),
         Claim(
             "LEACE and SAL lose it as p grows, nearly all at .9",
-            all_of([reverse(decided(*ends[e], 0.1)) for e in ends]),
-            f"LEACE {last['LEACE']:.3f} ({in_words(*ends['LEACE'])}), SAL {last['SAL']:.3f} "
-            f"({in_words(*ends['SAL'])})",
+            all_hold([bounds[e].below(0.1) for e in bounds]),
+            f"LEACE {mean['LEACE']:.3f} ({bounds['LEACE']}), SAL {mean['SAL']:.3f} "
+            f"({bounds['SAL']})",
         ),
         Claim(
             "SAL leaves far less than LEACE at .9 (a seventieth)",
-            reverse(decided(*of_shares, 0.5)),
-            f"a fraction of {np.mean(list(share.values())):.2f}, {in_words(*of_shares)}",
+            fraction_bounds.below(0.5),
+            f"a fraction of {np.mean(fractions):.2f}, {fraction_bounds}",
         ),
     ]
     paper = paper_table(
@@ -62,5 +57,6 @@ def run(options: Options) -> Findings:
     )  # fmt: skip
     return Findings(
         "Covariance with the task that is left", data, [result.table("kept_covariance")], claims,
-        [paper], {"covariance": result.plot("covariance")}, [over(result)], summary(result),
+        [paper], {"covariance": result.plot("covariance")},
+        [interval_note(len(result.context.seeds))], means(result),
     )  # fmt: skip

@@ -5,12 +5,15 @@ Features are pixels, only centred, so that a map can be looked at; a single alph
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splince_fast import Moments, leace, sal, splince
+from splince_fast import Moments
+from splince_fast._runtime.extras import require
 from splince_fast.evaluation import (
     covariance_ratio,
     fit_head,
@@ -19,29 +22,55 @@ from splince_fast.evaluation import (
     worst_group_accuracy,
 )
 from splince_fast.evaluation._tables import Table
-from splince_fast.experiments import _common, _pictures
-from splince_fast.experiments._common import Claim, Findings, Options, over_seeds, texts
+from splince_fast.evaluation.statistics import t_interval
+from splince_fast.experiments._common import (
+    Claim,
+    Findings,
+    RunOptions,
+    cell_texts,
+    corrected_bounds,
+    interval_note,
+)
 from splince_fast.experiments.dataset import Dataset
 from splince_fast.experiments.datasets import load
+from splince_fast.experiments.erasers import ERASERS, fit_eraser
 from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]
 LEVELS, ALPHA = (0.5, 0.9), 1e-3
-_FIGURES = ("accuracy", "worst group", "TPR gap", "kept cov", "distortion", "clipped")
+_METRICS = ("accuracy", "worst group", "TPR gap", "kept cov", "distortion", "clipped")
 
 
-def _erasers(moments: Moments) -> dict[str, Projection | None]:
-    """The maps; None is no map."""
-    return {
-        "none": None,
-        "SAL": sal(moments, erase="concept"),
-        "LEACE": leace(moments, erase="concept"),
-        "SPLINCE": splince(moments, erase="concept", keep="task"),
-    }
+@dataclass(frozen=True, slots=True)
+class SplitResult:
+    """Results of one split.
+
+    Attributes
+    ----------
+    figures : dict
+        By (eraser, head), in the order of the metrics of the table.
+    train : int array
+        Training rows.
+    erasers : dict of str to Projection
+    shifts : dict of str to dict of str to ndarray of shape (d,)
+        Mean of erased minus original over the training rows, by eraser and cell.
+    counts : dict of str to int
+        Training rows of each cell.
+    """
+
+    figures: dict[tuple[str, str], list[float]]
+    train: NDArray[np.intp]
+    erasers: dict[str, Projection]
+    shifts: dict[str, dict[str, Float]]
+    counts: dict[str, int]
+
+    def norms(self, eraser: str) -> dict[str, float]:
+        """Norm of the shift of each cell."""
+        return {cell: float(np.linalg.norm(v)) for cell, v in self.shifts[eraser].items()}
 
 
-def _one(data: Dataset, p: float, seed: int) -> tuple[dict[tuple[str, str], list[float]], Any]:
-    """Figures by (eraser, head) of one split, and what the pictures need."""
+def evaluate_split(data: Dataset, p: float, seed: int) -> SplitResult:
+    """Fit erasers and heads on one split, and measure them."""
     y, z = data.labels["task"], data.labels["concept"]
     split = spurious_split(
         y, z, p=p, sizes=data.sizes, random_state=seed, aligned_class=data.aligned_class
@@ -49,101 +78,195 @@ def _one(data: Dataset, p: float, seed: int) -> tuple[dict[tuple[str, str], list
     X = np.asarray(data.X, dtype=np.float64)
     train, test = split.train, split.test
     moments = Moments().update(X[train], {"task": y[train], "concept": z[train]})
+    erasers = {e: fit_eraser(e, moments, erase="concept", keep="task") for e in ERASERS}
     frozen = fit_head(X[train], y[train], alpha=ALPHA, scale=False)
     total = np.sum((X[train] - X[train].mean(axis=0)) ** 2)
     cells = {data.cell(a, b): (y[train] == a) & (z[train] == b) for a in (0, 1) for b in (0, 1)}
-    found, shifts, maps = {}, {}, _erasers(moments)
-    for name, eraser in maps.items():
-        clean = X if eraser is None else eraser(X)
-        moved = clean[train] - X[train]
-        shifts[name] = {cell: moved[rows].mean(axis=0) for cell, rows in cells.items()}
-        kept = 1.0 if eraser is None else covariance_ratio(eraser, moments, "task")
-        of_map = [kept, float(np.sum(moved**2) / total), _pictures.clipped(clean[train])]
-        retrained = fit_head(clean[train], y[train], alpha=ALPHA, scale=False)
+    figures, shifts = {}, {}
+    for name in ("none", *erasers):
+        erased = erasers[name](X) if name in erasers else X
+        change = erased[train] - X[train]
+        shifts[name] = {cell: change[rows].mean(axis=0) for cell, rows in cells.items()}
+        kept = covariance_ratio(erasers[name], moments, "task") if name in erasers else 1.0
+        of_eraser = [kept, float(np.sum(change**2) / total), clipped_fraction(erased[train])]
+        retrained = fit_head(erased[train], y[train], alpha=ALPHA, scale=False)
         for head, model in (("retrained", retrained), ("frozen", frozen)):
-            decided = model.predict(clean[test])
-            found[name, head] = [
-                float(np.mean(decided == y[test])),
-                worst_group_accuracy(y[test], decided, groups=(y[test], z[test])),
-                tpr_gap(y[test], decided, concept=z[test]),
-                *of_map,
+            y_pred = model.predict(erased[test])
+            figures[name, head] = [
+                float(np.mean(y_pred == y[test])),
+                worst_group_accuracy(y[test], y_pred, groups=(y[test], z[test])),
+                tpr_gap(y[test], y_pred, concept=z[test]),
+                *of_eraser,
             ]
     counts = {cell: int(rows.sum()) for cell, rows in cells.items()}
-    return found, (split, maps, shifts, counts)
+    return SplitResult(figures, train, erasers, shifts, counts)
 
 
-def _draw(data: Dataset, made: Any) -> dict[str, Any]:
+def draw(data: Dataset, result: SplitResult) -> dict[str, Any]:
     """The figures of one split: an image of each cell, and the mean differences."""
-    split, maps, shifts, counts = made
-    y, z = data.labels["task"][split.train], data.labels["concept"][split.train]
-    chosen = [split.train[np.flatnonzero((y == a) & (z == b))[0]] for a in (0, 1) for b in (0, 1)]
-    images = np.asarray(data.X, dtype=np.float64)[chosen]
+    y, z = data.labels["task"][result.train], data.labels["concept"][result.train]
+    rows = [result.train[np.flatnonzero((y == a) & (z == b))[0]] for a in (0, 1) for b in (0, 1)]
+    images = np.asarray(data.X, dtype=np.float64)[rows]
     h, w = (int(size) for size in data.arrays["shape"])
-    erasers = {name: eraser for name, eraser in maps.items() if eraser is not None}
-    erased = {name: eraser(images) for name, eraser in erasers.items()}
+    erased = {name: eraser(images) for name, eraser in result.erasers.items()}
+    shifts = {name: result.shifts[name] for name in erased}
     return {
-        f"{data.name}_individual": _pictures.individual(images, erased, (h, w), list(counts)),
-        f"{data.name}_mean": _pictures.means({n: shifts[n] for n in erasers}, counts, (h, w)),
+        f"{data.name}_individual": draw_images(images, erased, (h, w), list(result.counts)),
+        f"{data.name}_mean": draw_means(shifts, result.counts, (h, w)),
     }
 
 
-def run(options: Options) -> Findings:
+def run(options: RunOptions) -> Findings:
     """Run the experiment."""
     data = load("images", options.data)
-    seeds = range(options.n_seeds(5))
+    n_seeds = options.n_seeds(5)
     tables: list[Table] = []
     values: dict[str, float] = {}
-    claims: list[Claim] = []
     for p in LEVELS:
-        runs = [_one(data, p, seed) for seed in seeds]
+        results = [evaluate_split(data, p, seed) for seed in range(n_seeds)]
         rows = []
-        for key in runs[0][0]:
-            columns = np.array([found[key] for found, _ in runs])
-            intervals = [over_seeds(column) for column in columns.T]
-            rows.append((", ".join(key), *texts(*intervals)))
-            values |= {f"{f}/{key[0]}/{key[1]}/{p}": i.mean
-                       for f, i in zip(_FIGURES, intervals, strict=True)}  # fmt: skip
-        tables.append(Table(f"p = {p}", ("eraser, head", *_FIGURES), tuple(rows)))
-        names = list(runs[0][1][2]["none"])
+        for eraser, head in results[0].figures:
+            columns = np.array([result.figures[eraser, head] for result in results])
+            intervals = [t_interval(column) for column in columns.T]
+            rows.append((f"{eraser}, {head}", *cell_texts(*intervals)))
+            values |= {f"{metric}/{eraser}/{head}/{p}": interval.mean
+                       for metric, interval in zip(_METRICS, intervals, strict=True)}  # fmt: skip
+        tables.append(Table(f"p = {p}", ("eraser, head", *_METRICS), tuple(rows)))
+        counts = results[0].counts
         norms = {
-            e: [np.mean([np.linalg.norm(made[2][e][cell]) for _, made in runs]) for cell in names]
-            for e in ("SAL", "LEACE", "SPLINCE")
+            e: {c: float(np.mean([result.norms(e)[c] for result in results])) for c in counts}
+            for e in ERASERS
         }
         title = f"p = {p}: norm of the mean of erased - original, by cell of training rows"
-        tables.append(
-            Table(title, ("eraser", *names), tuple((e, *texts(*v)) for e, v in norms.items()))
-        )
-        values |= {f"shift/{e}/{c}/{p}": v for e in norms
-                   for c, v in zip(names, norms[e], strict=True)}  # fmt: skip
-    figures = _draw(data, runs[0][1])
-    # The last level: rare are the cells in which task and concept go against their tie.
-    size = dict(zip(names, norms["SPLINCE"], strict=True))
-    order = sorted(names, key=lambda cell: runs[0][1][3][cell])
+        rows = [(e, *cell_texts(*by_cell.values())) for e, by_cell in norms.items()]
+        tables.append(Table(title, ("eraser", *counts), tuple(rows)))
+        values |= {f"shift/{e}/{c}/{p}": v for e in norms for c, v in norms[e].items()}
+    # Of the last level: the cells in which task and concept are not aligned are the rare ones.
+    order = sorted(counts, key=lambda cell: counts[cell])
     rare, common = order[:2], order[2:]
-    ratio = min(size[c] for c in rare) / max(size[c] for c in common)
-    overlap = data.sizes[2] / data.sizes[0] if data.sizes is not None else 0.0
-    by_run = [{c: float(np.linalg.norm(made[2]["SPLINCE"][c])) for c in names} for _, made in runs]
-    ratios = _common.limits(
-        [min(s[c] for c in rare) / max(s[c] for c in common) for s in by_run], overlap
-    )
-    even = max(norms["LEACE"]) / min(norms["LEACE"])
+
+    def rare_to_common(norm: Mapping[str, float]) -> float:
+        return min(norm[cell] for cell in rare) / max(norm[cell] for cell in common)
+
+    test_ratio = data.sizes[2] / data.sizes[0] if data.sizes is not None else 0.0
+    ratios = [rare_to_common(result.norms("SPLINCE")) for result in results]
+    ratio_bounds = corrected_bounds(ratios, test_ratio)
+    leace = norms["LEACE"].values()
     best = max(("SAL", "LEACE"), key=lambda e: values[f"accuracy/{e}/retrained/{p}"])
     lead = values[f"accuracy/SPLINCE/retrained/{p}"] - values[f"accuracy/{best}/retrained/{p}"]
-    gains = [found["SPLINCE", "retrained"][0] - found[best, "retrained"][0] for found, _ in runs]
-    gained = _common.limits(gains, overlap)
+    splince, reference = (
+        [result.figures[e, "retrained"][0] for result in results] for e in ("SPLINCE", best)
+    )
+    lead_bounds = corrected_bounds(np.subtract(splince, reference), test_ratio)
     claims = [
         Claim(
             f"at p = {p} SPLINCE accentuates the task in images of the rare cells",
-            _common.decided(*ratios, 2.0),
-            f"it moves them {ratio:.1f} times as far as the common ones, "
-            f"{_common.in_words(*ratios)}; LEACE's range is {even:.2f}",
+            ratio_bounds.above(2.0),
+            f"it moves them {rare_to_common(norms['SPLINCE']):.1f} times as far as the common "
+            f"ones, {ratio_bounds}; LEACE's range is {max(leace) / min(leace):.2f}",
         ),
         Claim(
             "on images SPLINCE is no better for a retrained head",
-            _common.reverse(_common.decided(*gained)),
-            f"accuracy {lead:+.3f} against {best}, {_common.in_words(*gained)}",
+            lead_bounds.below(0.0),
+            f"accuracy {lead:+.3f} against {best}, {lead_bounds}",
         ),
     ]
-    notes = [f"± is half a 95 % interval over {len(seeds)} resamplings" if len(seeds) > 1 else
-             "one seed", "clipped: share of erased training pixels outside [0, 1]"]  # fmt: skip
-    return Findings("Raw pixels", data, tables, claims, [], figures, notes, values)
+    notes = [interval_note(n_seeds), "clipped: fraction of erased training pixels outside [0, 1]"]
+    return Findings(
+        "Raw pixels", data, tables, claims, figures=draw(data, results[0]), notes=notes,
+        values=values,
+    )  # fmt: skip
+
+
+# -- pictures: one symmetric colour scale for all differences, with 0 white --------------------
+
+# Blue, white at 0, red: distinct for all kinds of colour vision.
+_DIVERGING = ("#053061", "#4393c3", "#ffffff", "#d6604d", "#67001f")
+
+
+def clipped_fraction(rows: Float) -> float:
+    """Fraction of the pixels outside [0, 1], which a display clips."""
+    return float(np.mean((rows < 0) | (rows > 1)))
+
+
+def draw_images(
+    images: Float, erased: Mapping[str, Float], shape: tuple[int, int], names: Sequence[str]
+) -> Any:
+    """Draw images, their erased versions and the differences; a column per eraser.
+
+    Parameters
+    ----------
+    images : ndarray of shape (n, h * w)
+        In [0, 1].
+    erased : dict of str to ndarray of the same shape
+    shape : (h, w)
+    names : sequence of str
+        One per image.
+    """
+    changes = {name: rows - images for name, rows in erased.items()}
+    limit = max(float(np.abs(rows).max()) for rows in changes.values())
+    columns = ["original", *erased, *(f"{name} - original" for name in erased)]
+    figure, axes, colours = _grid(len(images), len(columns), limit, names, columns)
+    for i in range(len(images)):
+        shown = [images[i], *(rows[i] for rows in erased.values())]
+        for ax, row in zip(axes[i], shown, strict=False):
+            ax.imshow(np.clip(row, 0, 1).reshape(shape), cmap="gray", vmin=0, vmax=1)
+        for ax, rows in zip(axes[i, len(shown) :], changes.values(), strict=True):
+            ax.imshow(rows[i].reshape(shape), **colours)
+    fraction = max(clipped_fraction(rows) for rows in erased.values())
+    _finish(figure, axes, colours, f"grey: clipped to [0, 1] for display, at most {fraction:.1%}")
+    return figure
+
+
+def draw_means(
+    shifts: Mapping[str, Mapping[str, Float]], counts: Mapping[str, int], shape: tuple[int, int]
+) -> Any:
+    """Draw the mean difference by cell (rows) and eraser (columns).
+
+    Parameters
+    ----------
+    shifts : dict of eraser to dict of cell to ndarray of shape (h * w,)
+    counts : dict of cell to int
+    shape : (h, w)
+    """
+    limit = max(float(np.abs(v).max()) for cells in shifts.values() for v in cells.values())
+    names = [f"{cell}\nn = {n}" for cell, n in counts.items()]
+    figure, axes, colours = _grid(len(counts), len(shifts), limit, names, list(shifts))
+    for j, cells in enumerate(shifts.values()):
+        for i, cell in enumerate(counts):
+            axes[i, j].imshow(cells[cell].reshape(shape), **colours)
+    _finish(figure, axes, colours, "mean of erased minus original, training rows")
+    return figure
+
+
+def _grid(
+    n_rows: int, n_columns: int, limit: float, names: Sequence[str], columns: Sequence[str]
+) -> tuple[Any, Any, dict[str, Any]]:
+    """A figure, its titled axes without ticks, and the colour scale of the differences."""
+    require("matplotlib.figure", "demo")
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.35 * n_columns + 1.6, 1.4 * n_rows + 0.7), layout="constrained")
+    axes = figure.subplots(n_rows, n_columns, squeeze=False)
+    for ax in axes.ravel():
+        ax.set_xticks([])
+        ax.set_yticks([])
+        ax.spines[:].set_visible(False)
+    for ax, title in zip(axes[0], columns, strict=True):
+        ax.set_title(title.replace(" - ", "\n- "), fontsize=9)
+    for ax, name in zip(axes[:, 0], names, strict=True):
+        ax.set_ylabel(name, fontsize=8, rotation=0, ha="right", va="center")
+    limit = limit or 1.0
+    scale = LinearSegmentedColormap.from_list("differences", _DIVERGING)
+    return figure, axes, {"cmap": scale, "vmin": -limit, "vmax": limit}
+
+
+def _finish(figure: Any, axes: Any, colours: Mapping[str, Any], text: str) -> None:
+    """Add the colour bar of the differences, and a line below."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    scale = ScalarMappable(Normalize(colours["vmin"], colours["vmax"]), colours["cmap"])
+    figure.colorbar(scale, ax=axes, shrink=0.6, label="erased - original, one scale", pad=0.01)
+    figure.supxlabel(text, fontsize=8)

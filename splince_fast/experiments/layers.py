@@ -1,8 +1,8 @@
-"""Several layers in sequence, inside the model (paper, tab. profession_all).
+"""Erasers at several layers of a language model (paper, tab. profession_all).
 
-For the sites in running order: an eraser is fitted on the last tokens there, behind all earlier
-erasers, which change every token; the last one stands after the final norm. What the model still
-writes is judged by its perplexity on prose that comes with scikit-learn.
+Erasers are fitted in the order of the sites, on the last tokens, with all earlier erasers in place;
+they change every token. The last site is the final norm. The model with its erasers is measured by
+its perplexity on prose that comes with scikit-learn.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from splince_fast import leace, sal, splince
 from splince_fast.evaluation import log_odds_regression
 from splince_fast.evaluation._tables import Table
 from splince_fast.evaluation.regression import LogOddsRegression
@@ -21,15 +20,15 @@ from splince_fast.experiments import _language
 from splince_fast.experiments._common import (
     Claim,
     Findings,
-    Options,
-    all_of,
+    RunOptions,
+    all_hold,
+    cell_texts,
     paper_table,
-    texts,
 )
 from splince_fast.experiments.datasets import load
+from splince_fast.experiments.erasers import ERASERS
 
-METHODS = {"SAL": sal, "LEACE": leace, "SPLINCE": splince}
-# Blocks behind which an eraser stands, besides the one after the final norm.
+# Blocks whose output is erased, besides the output of the final norm.
 DEPTHS = {"last 1": (), "last 3": (27, 28), "last 5": range(25, 29), "last 9": range(21, 29)}
 PAPER = {
     "Original": ("3.59", "15.71", "3.59", "15.71", "3.59", "15.71"),
@@ -40,82 +39,85 @@ PAPER = {
 _COLUMNS = ("exp(stereotype), exp(factual)", "last 3", "", "last 5", "", "last 9", "")
 
 
-def run(options: Options) -> Findings:
-    """Run the experiment; one split, as the model runs for every site and method."""
+def run(options: RunOptions) -> Findings:
+    """Run the experiment on one split: the model runs for every site and method."""
     data = load("layers", options.data)
     model, tokenizer = _language.read_model()
     from splince_fast import nn as snn
 
     z, y, nouns = (data.labels[name] for name in ("concept", "task", "noun"))
     prompts = [str(p) for p in data.labels["prompt"]]
-    order = list(dict.fromkeys(nouns))
-    chosen = np.random.default_rng(0).permutation(len(order))[: int(0.7 * len(order))]
-    in_train = np.isin(nouns, [order[i] for i in chosen])
+    names = list(dict.fromkeys(nouns))
+    train_names = np.random.default_rng(0).permutation(len(names))[: int(0.7 * len(names))]
+    in_train = np.isin(nouns, [names[i] for i in train_names])
     used = np.arange(len(prompts)) % 8 == 0 if options.quick else np.ones(len(prompts), dtype=bool)
     train, test = np.flatnonzero(in_train & used), np.flatnonzero(~in_train & used)
-    # By length, so that little is padded: the moments are sums over rows in any order.
+    # Sorted by length for little padding: the moments do not depend on the order of rows.
     train = train[np.argsort([len(prompts[i]) for i in train], kind="stable")]
     table = {"text": [prompts[i] for i in train], "concept": z[train], "task": y[train]}
-    batches = snn.text_batches(
+    train_batches = snn.text_batches(
         table, tokenizer, text="text", labels=["concept", "task"], batch_size=64
     )
     body, head = model.model, np.asarray(data.arrays["head"], dtype=np.float64)
     # States before the erased blocks are the same for all methods: they are computed once.
-    known = {
-        "train": list(batches),
+    batches = {
+        "train": list(train_batches),
         "test": _language.prompt_batches(tokenizer, [prompts[i] for i in test]),
         "prose": _language.prose_batches(tokenizer, 200 if options.quick else 3000),
     }
-    n_tokens = sum(batch["ids"].numel() for batch in known["prose"])
+    n_tokens = sum(batch["ids"].numel() for batch in batches["prose"])
 
     regressions: dict[str, LogOddsRegression] = {}
 
-    def judged(last: Any, name: str) -> tuple[float, float, float]:
-        odds = _language.states(last, known["test"]) @ (head[0] - head[1])
-        by = log_odds_regression(odds, stereotype=z[test], factual=y[test], clusters=nouns[test])
-        regressions[name] = by
-        left = _language.perplexity(last, model.lm_head, known["prose"])
-        return by["stereotype"], by["factual"], left
+    def measure(body: Any, name: str) -> tuple[float, float, float]:
+        log_odds = _language.states(body, batches["test"]) @ (head[0] - head[1])
+        regression = log_odds_regression(
+            log_odds, stereotype=z[test], factual=y[test], clusters=nouns[test]
+        )
+        regressions[name] = regression
+        perplexity = _language.perplexity(body, model.lm_head, batches["prose"])
+        return regression["stereotype"], regression["factual"], perplexity
 
     values: dict[str, tuple[float, float, float]] = {}
     depths = {"last 3": DEPTHS["last 3"]} if options.quick else DEPTHS
-    reached = 0
+    position = 0
     for depth in sorted(depths, key=lambda name: -len(depths[name])):  # the earliest block first
         start = min(depths[depth], default=len(body.layers))
-        between = _language.blocks(body, reached, start)
-        known = {name: _language.advanced(between, parts) for name, parts in known.items()}
-        last, reached = _language.blocks(body, start), start
+        between = _language.blocks(body, position, start)
+        batches = {name: _language.run_blocks(between, part) for name, part in batches.items()}
+        last, position = _language.blocks(body, start), start
         if not values:
-            values["none"] = judged(last, "none")
+            values["none"] = measure(last, "none")
         sites = [*(f"layers.{block - start}" for block in depths[depth]), "norm"]
-        for name, method in METHODS.items():
-            erasers = _language.fit(last, known["train"], sites, method)
+        for name in ERASERS:
+            erasers = _language.fit_sites(last, batches["train"], sites, name)
             with snn.install(last, erasers, tokens="all"):
-                values[f"{depth}/{name}"] = judged(last, f"{depth}/{name}")
+                values[f"{depth}/{name}"] = measure(last, f"{depth}/{name}")
     tables = []
     for depth in depths:
         rows = []
-        for name in ("none", *METHODS):
+        for name in ("none", *ERASERS):
             a, b, c = values[name if name == "none" else f"{depth}/{name}"]
-            rows.append((name, *texts(a, b, math.exp(a), math.exp(b), c)))
+            rows.append((name, *cell_texts(a, b, math.exp(a), math.exp(b), c)))
         columns = ("eraser", "stereotype", "factual", "exp", "exp", "perplexity")
         tables.append(Table(f"{depth}: coefficients on the test nouns", columns, tuple(rows)))
     before = values["none"]
     pairs = {d: (values[f"{d}/SPLINCE"], values[f"{d}/LEACE"]) for d in depths}
     worst = max(v[2] / before[2] for v in values.values())
 
-    def above(first: str, second: str) -> tuple[bool | None, float]:
+    def compare(first: str, second: str) -> tuple[bool | None, float]:
+        """Verdict on whether the first factual coefficient is larger, and p."""
         value, _, p = regressions[first].difference(regressions[second], "factual")
         return (value > 0 if p < 0.05 else None), p
 
-    over_leace = [above(f"{d}/SPLINCE", f"{d}/LEACE") for d in depths]
+    over_leace = [compare(f"{d}/SPLINCE", f"{d}/LEACE") for d in depths]
     highest = max(depths, key=lambda d: values[f"{d}/SPLINCE"][1])
-    over_none = above(f"{highest}/SPLINCE", "none")
-    p_none = holm([above(f"{d}/SPLINCE", "none")[1] for d in depths])[list(depths).index(highest)]
+    over_none = compare(f"{highest}/SPLINCE", "none")
+    p_none = holm([compare(f"{d}/SPLINCE", "none")[1] for d in depths])[list(depths).index(highest)]
     claims = [
         Claim(
             "SPLINCE's factual coefficient is above LEACE's at every depth",
-            all_of([verdict for verdict, _ in over_leace]),
+            all_hold([verdict for verdict, _ in over_leace]),
             ", ".join(f"{d} {s[1]:.2f} / {t[1]:.2f}" for d, (s, t) in pairs.items())
             + f", p = {max(p for _, p in over_leace):.2g} at the least certain depth",
         ),

@@ -6,18 +6,17 @@ import numpy as np
 
 from splince_fast.evaluation._tables import Table
 from splince_fast.experiments._common import (
+    Bounds,
     Claim,
     Findings,
-    Options,
-    all_of,
-    decided,
-    in_words,
-    limits,
+    RunOptions,
+    all_hold,
+    corrected_bounds,
     paper_table,
-    reverse,
 )
 from splince_fast.experiments.dataset import Dataset
 from splince_fast.experiments.demo import experiment, professions, table
+from splince_fast.experiments.erasers import ERASERS
 
 PAPER = {
     "Original": ("3.59", "15.71", "3.84", "20.2", "3.98", "19.02"),
@@ -30,45 +29,47 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def run(options: Options) -> Findings:
+def run(options: RunOptions) -> Findings:
     """Run the experiment on the states that ship with the package."""
     source = professions.load()
     n = max(2, options.seeds or (3 if options.quick else 20))
     results = experiment.run(source, n_splits=n, progress=options.progress)
-    found = {m: [table.exponents(results, m, f) for f in ("stereotype", "factual")]
-             for m in experiment.METHODS}  # fmt: skip
-    rows = [(m, *map(str, found[m])) for m in found]
-    test = table.factual_test(results)
-    erasers = list(experiment.ERASERS)
-    stereo = {m: results.column(m, "stereotype") for m in found}
-    factual = {m: results.column(m, "factual") for m in found}
+    stereotype, factual = (
+        {m: table.odds_factor(results, m, field) for m in experiment.METHODS}
+        for field in ("stereotype", "factual")
+    )
+    distance = {m: np.abs(results.column(m, "stereotype")) for m in experiment.METHODS}
     nearer = {
-        m: limits(np.abs(stereo["Original"]) - np.abs(stereo[m]), results.test_ratio)
-        for m in erasers
+        e: corrected_bounds(distance["Original"] - distance[e], results.test_ratio) for e in ERASERS
     }
     order = [
-        limits(factual[a] - factual[b], results.test_ratio)
+        corrected_bounds(
+            results.column(a, "factual") - results.column(b, "factual"), results.test_ratio
+        )
         for a, b in (("SPLINCE", "LEACE"), ("LEACE", "SAL"))
     ]
     claims = [
         Claim(
             "every eraser brings the stereotype's coefficient nearer to 1",
-            all_of([decided(*nearer[m]) for m in erasers]),
-            ", ".join(f"{m} {found[m][0].mean:.2f}" for m in found)
+            all_hold([bounds.above() for bounds in nearer.values()]),
+            ", ".join(f"{m} {factor.mean:.2f}" for m, factor in stereotype.items())
             + "; |log odds| less by: "
-            + ", ".join(f"{m} {in_words(*nearer[m])}" for m in erasers),
+            + ", ".join(f"{e} {bounds}" for e, bounds in nearer.items()),
         ),
         Claim(
             "and to less than 1",
-            all_of([reverse(decided(found[m][0].low, found[m][0].high, 1.0)) for m in erasers]),
+            all_hold([Bounds(*stereotype[e][1:]).below(1.0) for e in ERASERS]),
             "95 % intervals "
-            + ", ".join(f"{m} {found[m][0].low:.2f} to {found[m][0].high:.2f}" for m in erasers),
+            + ", ".join(
+                f"{e} {stereotype[e].low:.2f} to {stereotype[e].high:.2f}" for e in ERASERS
+            ),
         ),
         Claim(
             "SPLINCE keeps more of the factual one than LEACE, and LEACE more than SAL",
-            all_of([decided(*pair) for pair in order]),
-            f"{', '.join(f'{m} {found[m][1].mean:.2f}' for m in found)}; SPLINCE against LEACE "
-            f"p = {test.p:.2g} (one-tailed), LEACE against SAL {in_words(*order[1])} of log odds",
+            all_hold([bounds.above() for bounds in order]),
+            f"{', '.join(f'{m} {factor.mean:.2f}' for m, factor in factual.items())}; SPLINCE "
+            f"against LEACE p = {table.factual_test(results).p:.2g} (one-tailed), LEACE against "
+            f"SAL {order[1]} of log odds",
         ),
     ]
     data = Dataset(
@@ -76,15 +77,15 @@ def run(options: Options) -> Findings:
         source.licence,
     )  # fmt: skip
     values = {
-        f"{name}/{m}": interval.mean
-        for m in found
-        for name, interval in zip(("stereotype", "factual"), found[m], strict=True)
+        f"{name}/{method}": factors[method].mean
+        for method in experiment.METHODS
+        for name, factors in (("stereotype", stereotype), ("factual", factual))
     }
     ours = Table(
         f"{n} random splits by family of nouns, mean and 95 % interval",
         ("method", "exp(stereotype)", "exp(factual)"),
-        tuple(rows),
-        (table.reading(results),),
+        tuple((m, str(stereotype[m]), str(factual[m])) for m in experiment.METHODS),
+        (table.paper_comparison(results),),
     )
     return Findings(
         "Professions", data, [ours], claims, [paper_table("tab. profession_main", COLUMNS, PAPER)],

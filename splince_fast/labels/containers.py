@@ -181,7 +181,7 @@ def _read_series(series: Any, name: str) -> Raw:
         missing = series.is_null().to_numpy()
         if not missing.any():
             return _read_array(series.to_numpy(), name)
-        # filled, as NumPy integers and booleans have no null
+        # NumPy integers and booleans have no null: fill
         filled = series.fill_null(False if dtype == nw.Boolean else 0)
         return Raw(filled.to_numpy(), missing)
     if dtype in (nw.Categorical, nw.Enum):
@@ -227,7 +227,7 @@ _MOST_ENUMS = 16
 
 
 def _enumerated(categories: Any) -> tuple[ClassName, ...]:
-    """Class names of the categories of an Enum, a polars Series; the same object for equal ones."""
+    """Class names of the categories of a polars Enum; cached, one tuple for equal categories."""
     if not len(categories):
         return ()
     key = len(categories), categories[-1]

@@ -138,7 +138,7 @@ def _by_class(moments: Moments, name: str, method: str) -> dict[ClassName, Momen
 
 
 class Coding(NamedTuple):
-    """Columns of what is kept, in units of deviations; the same for every class and fold."""
+    """Columns of the kept variables in units of deviations, common to all classes and folds."""
 
     kept: list[LabelColumns]
     span: Span  # of all rows, for the report

@@ -26,8 +26,8 @@ Float = NDArray[np.float64]
 Source: TypeAlias = Moments | Factored
 Shrinkage: TypeAlias = float | str | None
 
-# Held-out rows fare worse if their distortion is this many times that of fitted rows, and exceeds
-# it by more than chance, which is of the order of the fraction of the variance that is removed.
+# The held-out distortion is too large if it exceeds the fitted one by this factor and by this
+# difference; chance differences are of the order of the fraction of the variance that is removed.
 _WORSE, _EXCESS = 2.0, 0.02
 # With fewer fitted rows per dimension a covariance is mostly noise, unless it is shrunk.
 _FEW_ROWS = 2.0
@@ -121,7 +121,7 @@ class FoldEvaluation:
         )  # fmt: skip
 
     def _report(self, eraser: Projection) -> Report:
-        report = cast(Report, eraser.report)  # every method writes one
+        report = cast(Report, eraser.report)  # every method writes a report
         kept = [fold.kept for fold in self.folds if fold.kept is not None]
         return dataclasses.replace(
             report,
@@ -178,7 +178,7 @@ def evaluate_folds(call: MethodCall, folds: Sequence[Moments]) -> FoldEvaluation
     else:
         # Sums of the others, not total - part: nothing cancels.
         training = [merged(parts[:i] + parts[i + 1 :]) for i in range(len(parts))]
-        # One test at a time is factored: each has a d x d matrix.
+        # The held-out folds are factored one at a time: each factor is a d x d matrix.
         factored, tests = training, (part.factored() for part in parts)
 
     def erasers(call: MethodCall, shrinkage: Shrinkage) -> tuple[Projection, ...]:

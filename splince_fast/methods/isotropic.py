@@ -259,7 +259,7 @@ def _report(
         return np.asarray(rows - (rows @ right) @ left.T)
 
     def rest(matrix: Float) -> float:
-        """|P S P^T| over |S|."""
+        """Frobenius norm of P S P^T, relative to that of S."""
         size = float(np.linalg.norm(matrix))
         return float(np.linalg.norm(erased(erased(matrix).T))) / size if size else 0.0
 

@@ -40,15 +40,16 @@ from splince_fast.report import Facts, Sampling, SketchedCovariance, build_repor
 
 Float = NDArray[np.float64]
 
-# A message names the columns of P - I of at least this fraction of the largest. Remedies: min_scale
-# for features below this fraction of the root mean square deviation; centring for means beyond this
-# many deviations.
+# Thresholds of the message on sensitive features: columns of P - I relative to the largest;
+# deviations relative to the root mean square, below which it advises min_scale; means in
+# deviations, beyond which it advises centring.
 _BLAMED, _SMALL, _OFFSET = 0.1, 0.1, 100.0
 # |P - I| over that of an orthogonal projection of the same rank, above which a message is given.
 _OBLIQUE = 10.0
-# Most values of typical classes: digits, months, hours of a day.
+# Integer labels of more distinct values may be quantities: digits, months and hours have fewer.
 _FEW_CLASSES = 24
-# Deviations whose squares underflow are below 1e-161; the covariance of a constant is rounding.
+# A feature of variance 0 underflows if its largest covariance is below the first number; it is
+# constant if that covariance is below the second number times its mean.
 _UNDERFLOW, _ROUNDING = 1e-150, 1e-10
 
 
@@ -134,13 +135,14 @@ class MethodCall(NamedTuple):
             # The variances are those of all rows, also where the covariance is that of a sample.
             variance = solution.variance if sample is None else float(stats.variances.sum())
             moved, norm = sensitivity(left, right, mean, variance)
-            # An orthogonal projection has norm sqrt(rank): only above it features are to blame.
+            # An orthogonal projection has norm sqrt(rank): only a larger norm is due to the
+            # features.
             if moved > SENSITIVITY and norm > _OBLIQUE * len(left) ** 0.5:
                 norms = column_norms(left, right)
                 notes += (self._sensitive(stats, memory, span_z, span_y, norms, moved),)
                 warnings.warn(notes[-1], PrecisionWarning, stacklevel=4)
             noises: tuple[Noise, ...] = ()
-            if options.rank_tol == "auto":  # another tolerance may keep part of the association
+            if options.rank_tol == "auto":  # other tolerances may leave some association
                 own = factor if whitened and not share else None
                 noises = _noises(stats, names_of(self.erase, "erase"), solution, whitened, own)
             rank = solution.rank_covariance

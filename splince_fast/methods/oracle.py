@@ -216,7 +216,7 @@ def oracle(
 
 
 class _Reused:
-    """Statistics with a given factor, for a method that reads moments."""
+    """Statistics whose `factored` returns a given factor instead of computing one."""
 
     def __init__(self, stats: Statistics, factor: Factor) -> None:
         self._stats, self._factor = stats, factor
@@ -225,7 +225,7 @@ class _Reused:
         return getattr(self._stats, name)
 
     def memory(self, whitened: bool) -> AbstractContextManager[None]:
-        """No work memory."""
+        """An empty context: no work memory is needed."""
         return nullcontext()
 
     def factored(self, options: Options, share: float, memory: Float | None) -> Factor:
@@ -265,7 +265,7 @@ class _AtFixedLabels(NamedTuple):
 def _at_fixed_labels(
     white: Float, solved: Float, inverse: Float, root: Float, Szy: Float
 ) -> _AtFixedLabels:
-    """Cov(x, y given z) by the factor of S = Cov(x): T = S - Sz Szz^+ Sz^T needs none of its own.
+    """Cov(x, y given z) from the factor of S = Cov(x); T = S - Sz Szz^+ Sz^T is not factored.
 
     Parameters
     ----------
@@ -279,7 +279,7 @@ def _at_fixed_labels(
     combinations, cosines, basis = np.linalg.svd(root @ white[:k], full_matrices=False)
     some = cosines > tolerances.noise(d, 1.0)
     cosines, basis = np.minimum(cosines[some], 1.0), basis[some]
-    # Directions that z determines are off the range of T.
+    # Directions that z determines are outside the range of T: their gain is 0.
     left = 1.0 - cosines**2
     inside = left > d * tolerances.EPS
     gain = np.where(inside, 1.0 / np.where(inside, left, 1.0), 0.0)
@@ -350,7 +350,7 @@ def _check_rows(stats: Statistics, columns: list[LabelColumns]) -> None:
 
 
 def _blocks(stats: Statistics, first: list[LabelColumns], second: list[LabelColumns]) -> Float:
-    """Correlations of the columns of several variables."""
+    """Block matrix of the correlations between the columns of several variables."""
     return np.block([[_pair(stats, a, b) for b in second] for a in first])
 
 
@@ -378,7 +378,7 @@ def _inverses(matrix: Float) -> tuple[Float, Float]:
 
 
 def _shifts(columns: list[LabelColumns], predicted: Float) -> list[Shift]:
-    """The shift of each variable, from the rows of Szz^+ Sz^T of all."""
+    """The shift of each variable, from its rows of Szz^+ Sz^T, `predicted`."""
     found, start = [], 0
     for own in columns:
         rows = predicted[start : start + len(own.used)] / own.deviation[:, None]

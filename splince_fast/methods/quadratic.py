@@ -39,7 +39,7 @@ from splince_fast.report import QuadraticFit, Report, VariableReport
 Float = NDArray[np.float64]
 
 METHODS = ("optimal", "repair")
-# Smaller fractions of the variance do not change the figures of the report.
+# Fraction of the variance that is negligible in the figures of the report.
 _NEGLIGIBLE = 1e-12
 # Least fraction of the differences between class covariances beyond noise.
 _MOSTLY_NOISE = 0.3
@@ -156,7 +156,7 @@ def quadratic(
         )
     roundoff = max(part._state().unit_roundoff for part in source.whole.values())
     support = support_of(whole.pooled, whole.mean, roundoff)
-    # The differences serve folds, and the warning of an eraser without shrinkage.
+    # The covariance differences are read by the folds, and by the warning without shrinkage.
     own = whole.differences(support) if source.folds or not shrinkage else np.zeros((1, 0, 0))
     folds = [class_statistics(part, coding).differences(support) for part in source.folds]
     shrunk = _Shrinkage.chosen(shrinkage, whole.fractions, own, folds)
@@ -222,7 +222,7 @@ class _Shrinkage(NamedTuple):
     def chosen(
         cls, policy: float | str | None, fractions: Float, own: Float, folds: Sequence[Float]
     ) -> _Shrinkage:
-        """The intensity by `policy`, from white differences of all rows and of folds."""
+        """The intensity by `policy`, from whitened covariance differences of rows and folds."""
         if not isinstance(policy, str):
             return cls(float(policy or 0.0))
         if policy == "cv":
@@ -290,12 +290,20 @@ def _report(
         float(q * np.trace(s)) for q, s in zip(p, whole.covariances, strict=True)
     )
     u, sizes, _ = np.linalg.svd(support.whitener.T @ means.T, full_matrices=False)
-    changed, size = total, 1.0
+    changed, size, products, crosses = total, 1.0, 0.0, 0.0
     after_maps = []
-    for q, a, true, used in zip(p, solution.maps, whole.covariances, covariances, strict=True):
+    for q, a, true, used, mean in zip(
+        p, solution.maps, whole.covariances, covariances, whole.means, strict=True
+    ):
         step = a - np.eye(d)
         changed += float(q * np.vdot(step @ true, step))
-        size = max(size, 1.0 + float(np.linalg.norm(step)))
+        norm = 1.0 + float(np.linalg.norm(step))
+        size = max(size, norm)
+        # Rounded rows change S by eps |x| |deviation|, and A S A^T by |A|^2 times that.
+        deviation = float(np.trace(used)) ** 0.5
+        length = deviation + float(np.linalg.norm(mean))
+        products = max(products, norm**2 * deviation * length)
+        crosses += q * norm * length
         after_maps.append(a @ used @ a.T)
     erased = np.stack(after_maps)
     scale = float(np.linalg.norm(erased[0])) or 1.0
@@ -307,7 +315,7 @@ def _report(
     variables = [
         VariableReport(
             str(name), "erased", rank, tuple(map(float, canonical[:rank])), residual,
-            rounding * size**2, f"classes ({len(p)})",
+            rounding * max(size**2, products / scale), f"classes ({len(p)})",
         )
     ]  # fmt: skip
     kept = whole.kept
@@ -329,11 +337,12 @@ def _report(
                 text, "kept",
                 int(np.count_nonzero(shown > tolerances.noise(d, support.smallest))),
                 tuple(map(float, np.minimum(shown, 1.0))), miss / norm if norm else 0.0,
-                rounding * size**2, kind,
+                rounding * max(size**2, crosses / norm if norm else 0.0), kind,
             )
         )  # fmt: skip
         start += count
-    # LEACE removes u of these: Cov(x) W u / sqrt(1 + size^2), if the means are in the support.
+    # LEACE removes the variance |Cov(x) W u|^2 / (1 + size^2) per direction u, if the means are in
+    # the support.
     basis = support.basis
     outside = 0.0 if basis is None else np.linalg.norm(means - (means @ basis) @ basis.T)
     columns = whole.pooled @ (support.whitener @ u[:, :rank])

@@ -60,7 +60,7 @@ class Refinement:
     def factor(
         self, stats: Statistics, span_z: Float, span_y: Float, options: Options
     ) -> tuple[Factor, float]:
-        """The factor of the last pass, and the relative decrease of the distortion by it.
+        """The factor after the last pass, and the fraction of the distortion it removed.
 
         Raises
         ------

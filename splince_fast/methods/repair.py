@@ -218,7 +218,7 @@ def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
         )
     assert isinstance(after, ColumnSums)
     assert isinstance(before, ColumnSums)
-    before.merged(after.empty_like(), np.zeros(before.width), 1, name)  # raises for other columns
+    before.merged(after.empty_like(), np.zeros(before.width), 1, name)  # raises if columns differ
     means, deviations = zip(
         *((v.reference + v.z_sum / v.weight, v.deviations()) for v in (after, before)), strict=True
     )
@@ -233,7 +233,7 @@ def _aligned(name: VariableName, after: Variable, before: Variable) -> Float:
 
 
 def _factor(erased: Statistics, deviations: Float, memory: Float | None) -> Factor:
-    """The factor of T; features that vary by the rounding of the original rows are not read."""
+    """The factor of T without the features that vary only by rounding of the original rows."""
     if isinstance(erased, Snapshot):
         return erased.factored_above(deviations, memory)
     factor, least = erased.factor, tolerances.computed(deviations, 0.0)

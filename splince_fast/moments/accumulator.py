@@ -135,6 +135,10 @@ class Accumulator:
             )
         return self.variables[name]
 
+    def described(self) -> dict[VariableName, str]:
+        """Kind and size of each variable in words, waiting rows included."""
+        return {name: variable.described for name, variable in self.variables.items()}
+
     def workspace(self, size: int) -> AbstractContextManager[Float]:
         """Memory for `size` float64 numbers, for a solve."""
         return nullcontext(np.empty(size)) if size < _SMALL else self._work.borrowed(size)

@@ -38,10 +38,19 @@ class ClassAccumulator(Accumulator):
 
     @property
     def variables(self) -> dict[VariableName, Variable]:
-        """The variables of all rows; of all parts while rows wait."""
+        """The merged variables; while rows are pending, those of one part per name."""
         if not self.has_pending:
             return self._total
         return {name: v for part in self.parts.values() for name, v in part.variables.items()}
+
+    def described(self) -> dict[VariableName, str]:
+        texts = super().described()
+        keys: dict[VariableName, set[object]] = {}  # of the classes in all parts
+        for part in self.parts.values():
+            for name, variable in part.variables.items():
+                if isinstance(variable, ClassSums):
+                    keys.setdefault(name, set()).update(variable.position_by_key)
+        return texts | {name: f"{len(own)} classes" for name, own in keys.items()}
 
     @variables.setter
     def variables(self, variables: dict[VariableName, Variable]) -> None:
@@ -155,7 +164,7 @@ class ClassAccumulator(Accumulator):
         self.parts[name], self._merged = part, False
 
     def append_row(self, X: NDArray[Any], labels: Any) -> bool:
-        """Return False: single rows are added by `update`."""
+        """Return False, so that the caller adds the row by `update`."""
         return False
 
     def room(self, rows: Rows) -> int:
@@ -165,7 +174,7 @@ class ClassAccumulator(Accumulator):
     # -- algebra ---------------------------------------------------------------------------
 
     def add(self, other: Accumulator) -> None:
-        """Add the parts of another accumulator; no rows wait on either side."""
+        """Add the parts of another accumulator; neither side has pending rows."""
         self.check_like(other)
         theirs = _parts_of(other)
         parts = dict(self.parts)
@@ -177,7 +186,7 @@ class ClassAccumulator(Accumulator):
         self.merge_pending()
 
     def without(self, part: Accumulator) -> Accumulator:
-        """The rows that are left when a part is removed; no rows wait on either side."""
+        """The accumulator without the rows of `part`; neither side has pending rows."""
         self.check_like(part)
         result = ClassAccumulator(self.parameters)
         theirs = _parts_of(part)

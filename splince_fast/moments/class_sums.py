@@ -45,8 +45,8 @@ class ClassSums(Variable):
         self.rows = np.zeros(k, np.int64) if rows is None else rows
         self.weights = np.zeros(k) if weights is None else weights
         self.sums = np.zeros((k, width)) if sums is None else sums
-        # The classes that the last block declared, and their positions, followed by -1; the same
-        # for a block with new classes, and these, until `learn` adds them.
+        # Caches: the classes of the last block with their positions, followed by -1; and the same
+        # for a block with new classes, with these, until `learn` adds them.
         self._looked_up: tuple[tuple[ClassName, ...], Codes] | None = None
         self._begun: tuple[tuple[ClassName, ...], Codes, list[ClassName]] | None = None
 

@@ -130,7 +130,7 @@ def digest_of_file_block(source: Source, number: int, parameters: Parameters) ->
 
 
 class _Engine:
-    """Submits the groups of one source."""
+    """Tasks on the cluster for the groups of blocks of one source."""
 
     def __init__(self, client: Any, source: Source, target: Moments) -> None:
         self._client, self._source = client, source

@@ -36,14 +36,15 @@ from splince_fast.moments.variable import Variable
 
 Float = NDArray[np.float64]
 
-# Most label columns per sampled row.
+# Largest number of label columns per sampled row.
 _SHARE_OF_LABELS = 0.1
 # Ratio between the variances of all rows and of the sample, and Gaussian standard errors of their
 # difference, beyond both of which a warning is raised.
 _FACTOR, _ERRORS = 2.0, 6.0
-# Gaussian standard errors of a variance from which the sample misrepresents a feature.
+# A feature's variance is corrected if it exceeds the estimate by more than this many Gaussian
+# standard errors.
 _BEYOND_CHANCE = 4.0
-# Rounding of correlations with labels: the rows are rounded, too.
+# Label correlations below this many unit roundoffs of the rows are rounding.
 _ROUNDINGS = 64.0
 
 

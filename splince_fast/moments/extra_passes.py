@@ -130,7 +130,7 @@ class ExtraPasses:
         if len(found):
             what = "mean" if shifted[found[0]] else "variance"
             raise _other(name, f"the {what} of feature {found[0]} differs")
-        # The rounding of a product with a sum of all features is that of each feature.
+        # The product with a sign vector sums over all features: its bound sums their roundings.
         all_deviations, all_offsets = deviation.sum(), offset.sum()
         allowed = (roundings * deviation + offset) * all_deviations
         allowed += (deviation + offset) * all_offsets

@@ -134,7 +134,7 @@ class Factored:
         return self._class_noise
 
     def memory(self, whitened: bool) -> AbstractContextManager[Float | None]:
-        """Work memory for `factored`, which needs none.
+        """An empty context: `factored` needs no work memory.
 
         Parameters
         ----------

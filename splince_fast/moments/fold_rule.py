@@ -10,7 +10,7 @@ from splince_fast._runtime.memory import total_memory
 LEAST_ROWS = 200
 # Up to this width factoring costs less than reading; wider rows must be this many per feature.
 _FEW_FEATURES, _ROWS_PER_FEATURE = 512, 4
-# d x d matrices of two states and their factors, two each where x is rank deficient; and the
+# Memory of a fit in folds: number of d x d matrices (two states, and up to two per factor), and the
 # largest fraction of the machine's memory for them.
 _MATRICES, _SHARE = 6, 0.25
 

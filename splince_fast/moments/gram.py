@@ -23,7 +23,7 @@ _LINE = 64  # bytes of a cache line
 _CHUNK_ROWS = 256
 # Fewer multiplications per thread cost more in starting it than they save.
 _GRAIN_PRODUCTS = 1 << 26
-# Centring takes about a tenth of the time of one thread: one stripe per so many threads.
+# Threads per stripe: centring takes about a tenth of the time of one thread.
 _THREADS_PER_STRIPE = 4
 # A part of a block fits in a processor's second-level cache.
 _PART_BYTES = 1 << 20
@@ -91,7 +91,7 @@ class Gram:
 
     @staticmethod
     def _shape(block_rows: int, width: int, dtype: np.dtype[Any]) -> tuple[int, int, int]:
-        """Rows of a chunk, panels, and numbers of a register."""
+        """Rows per chunk, number of panels, and lanes of a register."""
         lanes = row_kernels.register_width(dtype.itemsize)
         return min(_CHUNK_ROWS, buffer_rows(block_rows)), -(-width // lanes), lanes
 

@@ -37,7 +37,7 @@ class Update(NamedTuple):
     encoded: Mapping[VariableName, Encoded]
     kept: NDArray[np.intp] | None  # positions of these rows in X, where some were dropped
     n_passed: int
-    n: int  # rows
+    n: int  # number of rows
 
 
 def read_update(

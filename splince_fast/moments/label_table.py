@@ -51,7 +51,7 @@ class LabelTable:
 
     @property
     def is_compact(self) -> bool:
-        """Whether every row of the gram is that of a class or column."""
+        """Whether the Gram matrix has no rows of variables that were left out."""
         return sum(map(len, self._index.values())) == len(self.gram)
 
     def copy(self) -> LabelTable:

@@ -681,9 +681,7 @@ class Moments:
     def __repr__(self) -> str:
         if self.n_features is None:
             return "Moments(empty)"
-        variables = ", ".join(
-            f"{name!r}: {v.described}" for name, v in self._accumulator.variables.items()
-        )
+        variables = ", ".join(f"{n!r}: {text}" for n, text in self._accumulator.described().items())
         return (
             f"Moments({self.n_rows:,} rows, {self.n_features} features, {{{variables}}}, "
             f"{self.nbytes / 2**20:.1f} MiB)"

@@ -39,8 +39,8 @@ from splince_fast.sources.base import Source
 
 Float = NDArray[np.float64]
 
-# Sampled rows per feature: fewer are refused, as the excess distortion may be large; and enough for
-# an excess of 5 percent, with a margin for the labels.
+# Sampled rows per feature. Fewer than the first number are refused, as the excess distortion may be
+# large; the second gives an excess of 5 percent, with a margin for the labels.
 LEAST_ROWS, GOOD_ROWS = 4, 22
 # Variance of a feature that was constant so far, as a fraction of the largest.
 _CONSTANT = 1e-20

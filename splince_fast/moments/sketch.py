@@ -78,7 +78,7 @@ def add_outer(out: Float, sign: float, column: Float, row: Float) -> None:
 def add_images(
     rows: Any, weight: Float | None, shift: Float, vectors: NDArray[Any], out: Float
 ) -> Float:
-    """Add sum w (x - s)(x - c)^T V to `out`, of dense or sparse rows, in float64.
+    """Add sum w (x - s)(x - c)^T V, V = `vectors`, over dense or sparse rows in float64.
 
     For dense rows s = c = `shift`. For sparse ones c is `shift` and s = 0: the caller takes away
     s t^T, with t the sum that is returned.

@@ -282,7 +282,8 @@ class SampleSnapshot(Snapshot):
         if options.shrinkage is None:
             return 0.0
         matrix, estimate = self._estimated()
-        # `share` takes a sum over the rows; matrix and quartic are means.
+        # `share` normalises sums by the scatter: with a mean matrix, the mean quartic is divided by
+        # n.
         quartic = None if estimate.quartic is None else estimate.quartic / estimate.effective
         return share(options.shrinkage, matrix, estimate.effective, quartic)
 

@@ -113,8 +113,7 @@ class State:
         """
         if self.weight == 0.0:
             return head_mean(rows, weight, index)
-        squares = sample.spread * (sample.whole / sample.weight)
-        if not self._is_far_with(sample.shift, squares, sample.whole):
+        if not self._is_far_with(sample.shift, sample.spread, sample.weight, sample.whole):
             return self.reference
         block = sample.whole * (sample.shift - self.reference)
         drift = (self.deviation + block) / (self.weight + sample.whole)
@@ -134,14 +133,17 @@ class State:
         if not self.weight:
             return other.reference.copy()
         weight = other.weight
-        if not self._is_far_with(other.mean, other.second.diagonal(), weight):
+        if not self._is_far_with(other.mean, other.second.diagonal(), weight, weight):
             return self.reference
         ahead = other.reference - self.reference
         drift = self.deviation + other.deviation + weight * ahead
         return np.asarray(self.reference + drift / (self.weight + weight))
 
-    def _is_far_with(self, mean: Float, squares: Float, weight: float) -> bool:
-        """Whether the mean, with rows of these moments, is far from the reference point."""
+    def _is_far_with(self, mean: Float, squares: Float, sampled: float, weight: float) -> bool:
+        """Whether the mean, with rows of this weight, is far from the reference point.
+
+        `mean` and `squares` are those of a sample of these rows, of weight `sampled`.
+        """
         own, together = self.second.diagonal(), self.weight + weight
         with np.errstate(over="ignore", invalid="ignore"):
             ahead = mean - self.reference
@@ -150,7 +152,8 @@ class State:
             if not far.any():
                 return False
             gap = ahead - self.deviation / self.weight
-            squares = own + squares + self.weight * weight / together * gap * gap
+            own = own + squares * (weight / sampled)
+            squares = own + self.weight * weight / together * gap * gap
             far = drift * drift * together > _FAR * _FAR * squares
             return bool((far & (np.abs(drift) > _ROUNDINGS * np.abs(self.reference))).any())
 
@@ -276,7 +279,7 @@ class State:
                 "cannot remove these moments: a variance would become negative, so they are "
                 "not a part of the whole"
             )
-        # A small remainder does not bound its own rounding.
+        # After cancellation, the rounding is larger than the bound computed from the remainder.
         little = bool((diagonal < _LITTLE * squares).any())
         self.lost = impossible if before is not None or little else None
         constant = np.flatnonzero(diagonal <= noise)
@@ -296,7 +299,7 @@ def head_mean(
 ) -> Float:
     """The weighted mean of the first rows of a block, whose values may be unchecked."""
     head = rows_of(rows, index, 0, _HEAD).astype(np.float64, order="C")
-    # Avoids the warning of inf - inf; deviations do not show an offset.
+    # The values are checked here: inf - inf would warn, and deviations do not show an offset.
     if not (head.max() <= _LARGEST and head.min() >= -_LARGEST):
         check_values(rows if index is None else rows[index])
     # Relative to the first row, so that a constant column has exactly its value.

@@ -191,7 +191,7 @@ class Run:
         return self.position > max(0, self._written)
 
     def unseen(self, reader: Iterator[Any]) -> Iterator[Any]:
-        """The blocks that are not in the target; those of the checkpoint are compared."""
+        """Yield the blocks after the checkpoint; compare the first and the last one before it."""
         number = self.first_block
         for block in reader:
             if number == 0 and self.position:

@@ -29,7 +29,7 @@ _LARGEST = 1e280
 # A few processors saturate the memory. Of two threads the first, which starts earlier, takes one
 # task more.
 _MOST_SEGMENTS = 7
-# Columns whose part of a row's leverage is one number.
+# Columns per stripe: `leverage` holds one partial sum per row and stripe.
 STRIPE = 192
 
 
@@ -73,7 +73,7 @@ class SweptAccumulator(Accumulator):
 
 
 class Sweep:
-    """The sums of one block about `shift`, see `sweep_block`; `run` may be called again.
+    """Sums of one block about `shift`; every call of `run` computes them anew.
 
     Attributes
     ----------
@@ -128,7 +128,7 @@ class Sweep:
 
         threads.split(work, max(segments, pieces), grain=1)
         with np.errstate(over="ignore", invalid="ignore"):  # `check` raises for such rows
-            sums = functools.reduce(np.add, self._sums)  # segment by segment
+            sums = functools.reduce(np.add, self._sums)  # in the order of segments
         self.total: Float = sums[0]
         self.squares: Float = sums[1]
         self.class_sums: Float = sums[2 : 2 + self._n_codes]

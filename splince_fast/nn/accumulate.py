@@ -156,8 +156,8 @@ class SiteSums:
         state = self.accumulator.state
         if state is not None and not np.isfinite(state.second.diagonal()).all():
             raise NonFiniteError(
-                f"the products at the site {self.name!r} leave the range of float32 (activations "
-                "beyond 1e18); run the model in float64, or look for what overflows"
+                f"the products at the site {self.name!r} exceed the range of float32 (activations "
+                "above 1e18); run the model in float64, or find the operation that overflows"
             )
         return from_accumulator(self.accumulator, self._parameters)
 

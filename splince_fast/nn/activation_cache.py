@@ -32,7 +32,7 @@ Candidate = tuple["CachePoint", "ActivationCache"]
 
 # Fraction of the free memory of a device that the cache may use by default.
 _MEMORY_FRACTION = 0.25
-# Integer types by the bytes of a number, to read its bits.
+# Integer type with the item size of a float type, to read its bits.
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -76,7 +76,7 @@ class Trace:
     def of(
         cls, model: Module, call: Call, modules: Mapping[str, Module], placement: Placement
     ) -> Trace:
-        """Run a model once with temporary hooks on all modules."""
+        """Trace one call of a model by temporary hooks on all modules."""
         trace, time = cls(calls=dict.fromkeys(modules, 0)), 0
 
         def enter(module: Module, args: Any) -> None:
@@ -263,7 +263,7 @@ def _tensors(output: Any) -> list[Tensor] | None:
 
 
 def _checksums(x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the sums of the bits of a tensor over rows and columns; None for other types."""
+    """Return the sums of the bits of a plain tensor over rows and columns; None for subclasses."""
     if type(x) is not Tensor or x.ndim == 0:
         return None
     bits = x.detach().contiguous().view(_BITS[x.dtype.itemsize]).reshape(-1, x.shape[-1])

@@ -22,7 +22,7 @@ from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 from splince_fast.exceptions import SiteError
-from splince_fast.nn.sites import in_backward, is_row_tensor, named_modules
+from splince_fast.nn.sites import in_backward, is_row_tensor, named_modules, prefixes
 from splince_fast.nn.tokens import ALL_ROWS, Selection, TokenRule, parameters_of, select
 
 
@@ -72,7 +72,7 @@ class CallSelections:
     # -- for sites -------------------------------------------------------------------------
 
     def current(self, name: str) -> Selection:
-        """Return the selection of the running call; SiteError if the rule needs one and none runs.
+        """Return the selection of the running call; without a call all rows, or SiteError.
 
         `name` is the site, for messages.
         """
@@ -110,9 +110,7 @@ class CallSelections:
         The list grows in the first call that records gradients.
         """
         modules = named_modules(model)
-        ancestors = sorted(
-            {".".join(name.split(".")[:i]) for name in names for i in range(1, name.count(".") + 2)}
-        )
+        ancestors = sorted({ancestor for name in names for ancestor in prefixes(name)})
         self._handles = []
         entries = {"": model}  # the model, and nested modules that take tokens
         for name in ancestors:

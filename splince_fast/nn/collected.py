@@ -97,9 +97,9 @@ class Collected(BySite):
         n_sites = len(self) // (self.placement.heads or 1)
         if n_sites > 1:
             warnings.warn(
-                f"{n_sites} sites were fitted in one pass: each eraser holds where it is "
-                "installed alone; together they leave part of the concept, and can leave more "
-                "than there was. Use fit_layers to install them together",
+                f"{n_sites} sites were fitted in one pass: each eraser is exact if it is "
+                "installed alone; together they leave part of the concept, possibly more than "
+                "without erasers. Use fit_layers to install them together",
                 OnePassWarning,
                 stacklevel=2,
             )

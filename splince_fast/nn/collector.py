@@ -26,12 +26,9 @@ from splince_fast.nn.collected import Collected
 from splince_fast.nn.memory import check_memory, to_device
 from splince_fast.nn.running import StopForward
 from splince_fast.nn.spec import CollectionSpec, Placement, Site, head_name
-from splince_fast.nn.tokens import Selection, TokenRule
+from splince_fast.nn.tokens import MISSING_LABEL, Selection, TokenRule
 
 Labels = str | list[str] | tuple[str, ...] | Callable[[Any], Mapping[str, Any]]
-
-# The label of tokens that the losses of torch ignore.
-_IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -175,33 +172,23 @@ class Collector:
         key = (None if mask is None else id(selection.mask), tuple(rows.shape[:-1]))
         selected = self._selected.get(key)
         if selected is None:
-            selected = self._index_means(rows, mask) if means else self._index(rows, mask)
+            selected = self._index(rows, mask, means)
             if not self._selected:
                 self.n_sequences += selected.n_sequences
             self._selected[key] = selected
         flat = _means(rows, mask) if means else rows.reshape(-1, rows.shape[-1])
         return selected.select(flat), selected.labels
 
-    def _index(self, rows: Tensor, mask: Tensor | None) -> SelectedRows:
+    def _index(self, rows: Tensor, mask: Tensor | None, means: bool) -> SelectedRows:
+        """Return positions and labels of the selected rows, or of the means over sequences."""
         shape = tuple(rows.shape[:-1]) if mask is None else tuple(mask.shape)
-        if mask is None:
-            return self._label(shape or (1,), np.arange(int(np.prod(shape))), None)
-        index = mask.cpu().reshape(-1).nonzero().squeeze(1)
-        if len(shape) == 1:  # rows of all sequences on one axis
+        if mask is not None and len(shape) == 1:  # rows of all sequences on one axis
             shape = tuple(self.selections.current("").mask.shape)  # type: ignore[union-attr]
-        return self._label(shape, index.numpy(), index)
-
-    def _index_means(self, rows: Tensor, mask: Tensor | None) -> SelectedRows:
-        if mask is None:
-            return self._label(rows.shape[:1], np.arange(rows.shape[0]), None)
-        index = mask.cpu().any(1).nonzero().squeeze(1)
-        return self._label(mask.shape[:1], index.numpy(), index)
-
-    def _label(
-        self, shape: tuple[int, ...], positions: NDArray[np.intp], index: Tensor | None
-    ) -> SelectedRows:
-        """Encode labels and weights of rows at positions of a tensor of shape (*shape, d)."""
-        n = len(positions)
+        if means:
+            shape, mask = shape[:1], None if mask is None else mask.any(1)
+        index = None if mask is None else mask.cpu().reshape(-1).nonzero().squeeze(1)
+        positions = np.arange(int(np.prod(shape))) if index is None else index.numpy()
+        shape, n = shape or (1,), len(positions)
         sequence = positions // max(1, int(np.prod(shape[1:])))
         columns = {
             name: _label_rows(name, values, tuple(shape), positions, sequence)
@@ -321,7 +308,7 @@ def _label_rows(
         array.ndim >= 1
         and array.shape[0] == shape[0]
         and array.shape[1:] != shape[1:]
-        # A matrix of integers is one label per token of another number of tokens.
+        # A matrix of integers with a wrong number of columns was meant as one label per token.
         and not (array.ndim == 2 and len(shape) == 2 and array.dtype.kind in "iub")
     )
     if not per_token and not per_sequence:
@@ -330,6 +317,6 @@ def _label_rows(
             f"one label per sequence, ({shape[0]},), or one per token, {shape}"
         )
     column = array.reshape(-1)[positions] if per_token else array[sequence]
-    if column.dtype.kind in "iu" and (column == _IGNORED).any():
-        return np.ma.masked_array(column, column == _IGNORED)
+    if column.dtype.kind in "iu" and (column == MISSING_LABEL).any():
+        return np.ma.masked_array(column, column == MISSING_LABEL)
     return column

@@ -458,10 +458,10 @@ def effect(
     before, after = collector.samples
     first = next(iter(before.values()), None)
     if first is None:
-        raise InputError("texts gave no rows at any site; pass batches with selected tokens")
+        raise InputError("texts have no rows at any site; pass batches with selected tokens")
     missing = [name for name in names if name not in first.columns()]
     if missing:
-        raise LabelError(f"the labels of texts have no {missing}; labels= must give them all")
+        raise LabelError(f"the labels of texts have no {missing}; labels= must return all of them")
     effects = tuple(
         _site_effect(
             name,
@@ -491,8 +491,8 @@ def _roles(erasers: Mapping[str, Any], erase: Any, keep: Any) -> dict[str, str]:
         roles |= {name: role for name in variables if isinstance(name, str) and name not in roles}
     if "erased" not in roles.values():
         raise InputError(
-            "the erasers' reports name no variable that was erased; say by erase= which label of "
-            "the texts is to be probed"
+            "the erasers' reports name no variable that was erased; pass erase=, the label of "
+            "the texts to probe"
         )
     return roles
 

@@ -21,7 +21,7 @@ def check_projection(value: object) -> None:
     kinds = getattr(value, "label_kinds", {})
     needs = f", which needs the labels of {', '.join(kinds)} for every row" if kinds else ""
     raise InputError(
-        f"projection is {type(value).__name__}{needs}; a module sees rows alone: pass a "
+        f"projection is {type(value).__name__}{needs}; a module receives rows only: pass a "
         "Projection, such as sf.splince or sf.leace returns"
     )
 

@@ -118,7 +118,7 @@ def _readers(model: Module, example: Any, chosen: Mapping[str, Module]) -> dict[
                 hook = partial(find_readers, name)
                 stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         outputs_of(model, example)
-    # Parents are those of modules that ran, because quantised layers store weights in submodules.
+    # Submodules that do not run, such as the weights of quantised layers, do not count.
     parents = {name[:i] for name in ran for i, letter in enumerate(name) if letter == "."}
     return {site: [n for n in names if n not in parents] for site, names in readers.items()}
 
@@ -301,15 +301,15 @@ def _changes(
                 of_site.append((layer, "in"))
         if not of_site:
             raise FoldError(
-                f"no linear layer reads the output of {name!r}: a residual stream is added to "
-                "before it is read, and cannot be folded; erase the outputs of the norms behind "
-                "it, or use install"
+                f"no linear layer reads the output of {name!r}: a residual stream cannot be "
+                "folded, because other terms are added before it is read; erase the outputs of "
+                "the norms after it, or use install"
             )
         for layer, _ in of_site:
             if count[id(layer.module)] > 1:
                 raise FoldError(
-                    f"{layer.name!r} stands at {count[id(layer.module)]} places of the model, and "
-                    "a fold would change all of them; use install"
+                    f"{layer.name!r} occurs {count[id(layer.module)]} times in the model, and a "
+                    "fold would change all occurrences; use install"
                 )
         changes[name] = of_site
     return changes
@@ -334,7 +334,7 @@ def _fold_site(
     bias: str,
     drop: bool,
 ) -> float:
-    """Fold one site; return the largest norm of a mean that is left out."""
+    """Fold one site; return the norm of the mean that is left out, the largest of all layers."""
     missing = _layers_without_bias(changes, projection)
     if missing and bias == "error":
         raise FoldError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -65,7 +65,7 @@ class SiteEraser:
 
     def erase(self, value: Any) -> Any:
         """Return an output or input of the module with erased rows."""
-        if is_dynamo_compiling():  # a counter would be a guard, and so would types of tensors
+        if is_dynamo_compiling():  # counters and types of tensors would be guards
             self.ran_compiled = True
         else:
             self.n_calls += 1
@@ -114,40 +114,23 @@ class SiteEraser:
         return PackedFactors(left, right, np.zeros(self.width), -neg_bias)
 
 
-class OutputHook:
-    """Forward hook of a module, which applies its erasers in the order of their installation."""
+class SiteHook:
+    """Hook of a module, which applies its erasers in the order of their installation."""
 
-    def __init__(self) -> None:
+    def __init__(self, side: str) -> None:
+        self.side = side
         self.erasers: list[SiteEraser] = []
         self.handle: RemovableHandle | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"erasers": self.erasers, "handle": None}
+        return {**self.__dict__, "handle": None}
 
-    def __call__(self, module: Module, args: Any, output: Any) -> Any:
-        for eraser in self.erasers:
-            output = eraser.erase(output)
-        return output
-
-    def register(self, module: Module) -> None:
-        """Add the hook before other hooks, which may record outputs."""
-        self.handle = module.register_forward_hook(self, prepend=True)
-
-    @classmethod
-    def of(cls, module: Module) -> OutputHook | None:
-        """Return the hook of this class on a module, None if there is none."""
-        return next((hook for hook in cls._hooks(module).values() if type(hook) is cls), None)
-
-    @staticmethod
-    def _hooks(module: Module) -> Mapping[int, Any]:
-        hooks: Mapping[int, Any] = module._forward_hooks
-        return hooks
-
-
-class InputHook(OutputHook):
-    """Pre-hook of a module, which applies erasers to its input."""
-
-    def __call__(self, module: Module, args: Any, kwargs: Any) -> Any:
+    def __call__(self, module: Module, args: Any, kwargs_or_output: Any) -> Any:
+        if self.side == "output":
+            for eraser in self.erasers:
+                kwargs_or_output = eraser.erase(kwargs_or_output)
+            return kwargs_or_output
+        kwargs = kwargs_or_output
         for eraser in self.erasers:
             key = sites.pick_input(eraser.name, args, kwargs)
             x = args[key] if isinstance(key, int) else kwargs[key]
@@ -155,15 +138,14 @@ class InputHook(OutputHook):
         return args, kwargs
 
     def register(self, module: Module) -> None:
-        """Add the hook after other hooks, which may change the input."""
-        self.handle = module.register_forward_pre_hook(self, with_kwargs=True)
+        """Add the hook after other hooks of the input, or before other hooks of the output."""
+        if self.side == "input":
+            self.handle = module.register_forward_pre_hook(self, with_kwargs=True)
+        else:
+            self.handle = module.register_forward_hook(self, prepend=True)
 
-    @staticmethod
-    def _hooks(module: Module) -> Mapping[int, Any]:
-        hooks: Mapping[int, Any] = module._forward_pre_hooks
-        return hooks
-
-
-def hook_class(side: str) -> type[OutputHook]:
-    """Return the class of hooks for outputs or inputs."""
-    return InputHook if side == "input" else OutputHook
+    @classmethod
+    def of(cls, module: Module, side: str) -> SiteHook | None:
+        """Return the hook on a side of a module, None if there is none."""
+        hooks = module._forward_pre_hooks if side == "input" else module._forward_hooks
+        return next((hook for hook in hooks.values() if type(hook) is cls), None)

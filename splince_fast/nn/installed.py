@@ -18,7 +18,7 @@ from splince_fast.nn import running, sites
 from splince_fast.nn.call_selections import CallSelections
 from splince_fast.nn.eraser import Eraser, check_projection
 from splince_fast.nn.erasers import Erasers
-from splince_fast.nn.hooks import SiteEraser, hook_class
+from splince_fast.nn.hooks import SiteEraser, SiteHook
 from splince_fast.nn.spec import Placement
 from splince_fast.nn.tokens import TokenRule
 from splince_fast.projection import Projection
@@ -93,10 +93,10 @@ class Installed:
             return
         try:
             for module, eraser in self._erasers:
-                kind = hook_class(eraser.placement.side)
-                hook = kind.of(module)
+                side = eraser.placement.side
+                hook = SiteHook.of(module, side)
                 if hook is None:
-                    hook = kind()
+                    hook = SiteHook(side)
                     hook.register(module)
                 hook.erasers.append(eraser)
             if self._erasers:
@@ -111,7 +111,7 @@ class Installed:
     def remove(self) -> None:
         """Remove the erasers of this installation; a second call does nothing."""
         for module, eraser in self._erasers:
-            hook = hook_class(eraser.placement.side).of(module)
+            hook = SiteHook.of(module, eraser.placement.side)
             if hook is not None:
                 hook.erasers = [other for other in hook.erasers if other is not eraser]
                 if not hook.erasers and hook.handle is not None:
@@ -126,7 +126,7 @@ class Installed:
     def check(self) -> None:
         """Raise NeverCalledError if the model ran without a site, or if a hook was removed."""
         for module, eraser in self._erasers:
-            hook = hook_class(eraser.placement.side).of(module)
+            hook = SiteHook.of(module, eraser.placement.side)
             if self._attached and (hook is None or eraser not in hook.erasers):
                 raise NeverCalledError(
                     f"other code removed the hook at {eraser.name!r}, so nothing is erased there; "
@@ -296,8 +296,8 @@ def install(
         erasers._check_tokens(tokens)
         if tokens == "mean":
             raise InputError(
-                "these erasers were fitted on the mean over tokens, which is no token; say by "
-                "tokens= which ones they are for ('all' is the usual choice)"
+                "these erasers were fitted on the mean over tokens, which is no token; pass "
+                "tokens=, the rule for the tokens to change ('all' is the usual choice)"
             )
     else:
         placement, skip_ids = Placement.of(side, feature_dim, output), ()

@@ -59,8 +59,8 @@ class _RepeatedBatches:
 
     def _refuse(self, reason: str) -> NoReturn:
         raise InputError(
-            f"batches gave other data in the second pass: {reason}; every site must be fitted on "
-            "the same rows: switch shuffling off, or fix its seed"
+            f"batches yielded other data in the second pass: {reason}; every site must be fitted "
+            "on the same rows: switch shuffling off, or fix its seed"
         )
 
 
@@ -190,8 +190,8 @@ def fit_layers(
     plan = _plan(inner, batches, collector, forward, memory)
     if tokens == "mean" and apply_to is None:
         raise InputError(
-            "tokens='mean' selects no token that an eraser could change; say by apply_to= which "
-            "tokens are changed ('all' is the usual choice), or choose other tokens"
+            "tokens='mean' selects no token that an eraser could change; pass apply_to=, the "
+            "rule for the tokens to change ('all' is the usual choice), or choose other tokens"
         )
     recipe = CollectionSpec(placement, tokens, skip_ids, weight, apply_to, bias)
     cache = ActivationCache(plan.cache_limit)

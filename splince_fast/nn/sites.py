@@ -101,8 +101,7 @@ def _check_called(model: Module, modules: Mapping[str, Module], name: str) -> No
     """Raise SiteError for a module whose hooks would never run."""
     module = modules[name]
     kind = type(module).__name__
-    ancestors = [modules[p] for p in _ancestors(name) if p in modules]
-    for parent in [model, *ancestors, module]:
+    for parent in [model, *(modules[p] for p in prefixes(name) if p in modules)]:
         if isinstance(parent, torch.jit.ScriptModule):
             raise SiteError(
                 f"{name!r} is inside a ScriptModule, which does not run hooks set from outside; "
@@ -129,10 +128,10 @@ def _check_called(model: Module, modules: Mapping[str, Module], name: str) -> No
         )
 
 
-def _ancestors(name: str) -> Iterator[str]:
-    """Yield the names of the modules that contain a module."""
+def prefixes(name: str) -> Iterator[str]:
+    """Yield the names of the modules that contain a module, and its own name."""
     parts = name.split(".")
-    for i in range(1, len(parts)):
+    for i in range(1, len(parts) + 1):
         yield ".".join(parts[:i])
 
 
@@ -166,7 +165,7 @@ def pick(name: str, output: Any, key: Key, feature_dim: int = -1) -> tuple[Tenso
         hint = f"; pass output= one of {candidates}" if candidates else ""
         element = f"element {key!r} of " if key is not None else ""
         raise SiteError(
-            f"the site {name!r} gave no floating tensor: {element}{describe(output)}{hint}"
+            f"the site {name!r} has no floating tensor: {element}{describe(output)}{hint}"
         )
     return tensor, place
 

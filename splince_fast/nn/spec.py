@@ -1,4 +1,4 @@
-"""The specification of a collection: sites, tensors and tokens; and values by site, with files."""
+"""Specification of a collection (sites, tensors, tokens), and the base of its results by site."""
 
 from __future__ import annotations
 

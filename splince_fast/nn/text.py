@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from splince_fast.exceptions import InputError, LabelError
-
-_IGNORED = -100
+from splince_fast.nn.tokens import MISSING_LABEL
 
 
 class TextBatches:
@@ -80,7 +79,7 @@ class TextBatches:
     def _collate(self, values: list[Any], length: int) -> Any:
         """Return the labels of a batch as a tensor of numbers or a list of names."""
         if isinstance(values[0], np.ndarray):  # labels of tokens
-            missing = np.nan if values[0].dtype.kind == "f" else _IGNORED
+            missing = np.nan if values[0].dtype.kind == "f" else MISSING_LABEL
             padded = np.full((len(values), length), missing, values[0].dtype)
             for row, of_text in zip(padded, values, strict=True):
                 if self._tokenizer.padding_side == "left":
@@ -221,7 +220,7 @@ def _align(name: str, i: int, word_ids: Any, values: Any, n_words: int) -> Any:
             "integer or float per word"
         )
     real = array.dtype.kind == "f"
-    labels = np.full(len(word_ids), np.nan if real else _IGNORED, float if real else np.int64)
+    labels = np.full(len(word_ids), np.nan if real else MISSING_LABEL, float if real else np.int64)
     previous = None
     for position, word in enumerate(word_ids):
         if word is not None and word != previous:

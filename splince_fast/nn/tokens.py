@@ -15,6 +15,9 @@ from torch.nn import Module
 
 from splince_fast.exceptions import InputError, SiteError
 
+# Integer label of tokens without a label, as in the losses of torch.
+MISSING_LABEL = -100
+
 RULES = ("body", "all", "first", "last", "mean")
 # Arguments that hold the states of recurrent models; before the first token they are empty.
 _STATES = ("state", "mems")

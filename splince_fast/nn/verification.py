@@ -119,7 +119,7 @@ def check_activations(
 
 
 def installed_outputs(model: Module, erasers: Any, example: Any) -> list[Tensor] | None:
-    """Return the outputs with installed erasers; None if the example does not show the tokens."""
+    """Return the outputs with installed erasers, None if the example does not suit their rule."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NothingErasedWarning)

@@ -30,7 +30,7 @@ class Shard(NamedTuple):
     check: Callable[[Any], None] = lambda rows: None
 
 
-# Maps a column and its name in messages to a function from the index of a shard to its labels.
+# Called with a column and its name; returns a function from the index of a shard to its labels.
 SplitColumn = Callable[[Any, str], Callable[[int], Any]]
 
 

@@ -68,7 +68,7 @@ def from_torch(
     if block_rows is not None:
         raise InputError(
             "block_rows= is for a tensor, but data are batches, each of which is a block; set the "
-            " batch_size of the DataLoader, 4096 for instance"
+            "batch_size of the DataLoader, 4096 for instance"
         )
     keys = _BatchKeys.of(embedding, labels, sample_weight)
     name = f"{type(data).__name__} of batches"
@@ -104,11 +104,11 @@ class _BatchKeys(NamedTuple):
         return keys
 
     def entries(self) -> tuple[str, ...]:
-        """Name what follows X in a tuple."""
+        """Return the names of the entries of a batch other than X."""
         return self.labels if self.sample_weight is None else (*self.labels, self.sample_weight)
 
     def to_block(self, numbered: tuple[int, Any]) -> Block:
-        """Read one batch."""
+        """Convert one batch to a block."""
         number, batch = numbered
         if isinstance(batch, Mapping):
             X, entries = self._from_mapping(batch, number)
@@ -126,11 +126,11 @@ class _BatchKeys(NamedTuple):
         return Block(X, {name: entries[name] for name in self.labels} or None, weight)
 
     def _from_mapping(self, batch: Mapping[Any, Any], number: int) -> tuple[Any, Mapping[str, Any]]:
-        """Find X and the named entries of a mapping."""
+        """Return X and the entries of a batch that is a mapping."""
         if self.embedding is None:
             raise InputError(
-                f"batch {number} is a mapping with the keys {list(batch)}; say with embedding= "
-                "which of them is X"
+                f"batch {number} is a mapping with the keys {list(batch)}; pass the key of X as "
+                "embedding="
             )
         for name in (self.embedding, *self.entries()):
             if name not in batch:
@@ -138,14 +138,14 @@ class _BatchKeys(NamedTuple):
         return batch[self.embedding], batch
 
     def _from_tuple(self, batch: Any, number: int) -> tuple[Any, Mapping[str, Any]]:
-        """Find X and name the other entries of a tuple; a default DataLoader gives lists."""
+        """Return X and the entries of a batch that is a tuple, or a list as from a DataLoader."""
         entries = batch if isinstance(batch, tuple | list) else (batch,)
         names = self.entries()
         if self.embedding is not None or len(entries) != 1 + len(names):
             expected = "a mapping" if self.embedding is not None else f"(X, {', '.join(names)})"
             raise InputError(
                 f"batch {number} is a {type(batch).__name__} of {len(entries)}, where {expected} "
-                "is expected; name what follows X with labels=[...], and then sample_weight=, or "
+                "is expected; name the entries after X by labels=[...] and sample_weight=, or "
                 "pass embedding= for mappings"
             )
         return entries[0], dict(zip(names, entries[1:], strict=True))
@@ -155,7 +155,7 @@ class _ShuffledSource(StreamSource):
     """Batches in another order in each pass, so that resuming is impossible."""
 
     def iter_from(self, first_block: int = 0) -> Iterator[Block]:
-        """Yield all blocks; refuse to resume."""
+        """Yield all blocks; InputError for resuming."""
         if first_block:
             raise InputError(
                 f"{self.name} shuffles, so resuming would count some rows twice and miss others; "

@@ -1,4 +1,4 @@
-"""Data that the tests of the baselines share."""
+"""Data of the tests of the baselines."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
-class Made:
-    """Rows in which a concept and a task each move one direction, and go together."""
+class Drawn:
+    """Rows whose means depend on an associated concept and task."""
 
     X: NDArray[np.float64]
     y: NDArray[np.intp]
     z: NDArray[np.intp]
 
 
-def made(
+def draw(
     n: int = 600, d: int = 8, k: int = 2, classes: int = 2, tied: float = 0.85, seed: int = 0
-) -> Made:
+) -> Drawn:
     rng = np.random.default_rng(seed)
     y = rng.integers(0, classes, size=n)
     z = np.where(rng.random(n) < tied, y % k, rng.integers(0, k, size=n))
     X = rng.normal(size=(n, d)) + 2.0 * np.eye(d)[z] + 1.0 * np.eye(d)[k + y] + 5.0
-    return Made(X, y, z)
+    return Drawn(X, y, z)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""DFR: balanced subsets, the choice of C, the mean of the heads."""
+"""DFR: balanced subsets, the choice of C, the mean of the heads (`_linear`, `_inputs`)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from baseline_data import bug_parts, figures, made
+from baseline_data import bug_parts, draw, figures
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -18,7 +18,7 @@ from splince_fast.baselines import DFR, dfr
 
 
 def test_coefficients_equal_the_definition() -> None:
-    data = made(n=800, d=5)
+    data = draw(n=800, d=5)
     head = DFR(C=0.3, penalty="l2", n_subsets=3, random_state=7).fit(data.X, data.y, groups=data.z)
     rng = np.random.default_rng(7)
     scaler = StandardScaler().fit(data.X)
@@ -40,8 +40,8 @@ def test_coefficients_equal_the_definition() -> None:
     np.testing.assert_allclose(chances[:, 1], 1 / (1 + np.exp(-np.mean(decisions, axis=0))))
 
 
-def test_units_of_the_features_do_not_matter() -> None:
-    data = made(n=800, d=5)
+def test_decisions_do_not_depend_on_units() -> None:
+    data = draw(n=800, d=5)
     scale, shift = np.array([1e-3, 1, 1e3, 7, 0.1]), np.array([0, 1e3, -5, 0, 2])
     first = DFR(random_state=0).fit(data.X, data.y, groups=data.z)
     second = DFR(random_state=0).fit(data.X * scale + shift, data.y, groups=data.z)
@@ -53,7 +53,7 @@ def test_units_of_the_features_do_not_matter() -> None:
 
 
 def test_a_constant_feature_gets_no_weight() -> None:
-    data = made(n=400, d=4)
+    data = draw(n=400, d=4)
     X = np.column_stack([data.X, np.full(400, 3.0)])
     head = DFR(random_state=0).fit(X, data.y, groups=data.z)
     assert head.coef_[0, -1] == 0
@@ -61,7 +61,7 @@ def test_a_constant_feature_gets_no_weight() -> None:
 
 @pytest.mark.parametrize("penalty", ["l1", "l2"])
 def test_several_classes_and_crossed_groups(penalty: str) -> None:
-    data = made(n=3000, d=9, k=3, classes=3, tied=0.5)
+    data = draw(n=3000, d=9, k=3, classes=3, tied=0.5)
     other = np.random.default_rng(2).integers(0, 2, size=3000)
     head = DFR(penalty=penalty, n_subsets=2, random_state=0)
     head.fit(data.X, data.y, groups=(data.z, other))
@@ -77,15 +77,15 @@ def test_several_classes_and_crossed_groups(penalty: str) -> None:
     np.testing.assert_array_equal(alone.coef_, head.coef_)
 
 
-def test_cell_numbers_are_as_good_as_groups() -> None:
-    data = made(n=800)
+def test_joint_codes_of_class_and_group_equal_groups() -> None:
+    data = draw(n=800)
     first = DFR(random_state=0).fit(data.X, data.y, groups=data.z)
     second = DFR(random_state=0).fit(data.X, data.y, groups=2 * data.y + data.z)
     np.testing.assert_array_equal(first.coef_, second.coef_)
 
 
 def test_validation_rows_choose_and_do_not_train() -> None:
-    data = made(n=900)
+    data = draw(n=900)
     mask = np.arange(900) % 3 == 0
     head = DFR(random_state=0).fit(data.X, data.y, groups=data.z, validation=mask)
     fixed = DFR(C=head.C_, random_state=0).fit(data.X[~mask], data.y[~mask], groups=data.z[~mask])
@@ -93,8 +93,8 @@ def test_validation_rows_choose_and_do_not_train() -> None:
     assert head.C_ in (1.0, 0.7, 0.3, 0.1, 0.07, 0.03, 0.01)
 
 
-def test_class_names_come_back() -> None:
-    data = made(n=400)
+def test_predictions_are_class_names() -> None:
+    data = draw(n=400)
     y = np.array(["arts", "writing"])[data.y]
     head = DFR(random_state=0).fit(data.X, y, groups=data.z)
     assert set(head.predict(data.X)) <= {"arts", "writing"}
@@ -122,7 +122,7 @@ def test_class_names_come_back() -> None:
 def test_bad_input_is_refused(
     options: dict[str, Any], given: dict[str, Any], error: type[Exception], match: str
 ) -> None:
-    data = made(n=400)
+    data = draw(n=400)
     head = DFR(**options)
     arguments = {"y": data.y, "groups": data.z, **given}
     with pytest.raises(error, match=match):
@@ -131,7 +131,7 @@ def test_bad_input_is_refused(
 
 
 def test_a_cell_without_training_rows_is_named() -> None:
-    data = made(n=400)
+    data = draw(n=400)
     mask = (data.y == 1) & (data.z == 0)
     with pytest.raises(NotEnoughDataError, match=r"the cell \(1, 0\)"):
         DFR().fit(data.X, data.y, groups=data.z, validation=mask)
@@ -142,14 +142,14 @@ def test_ctrl_c_leaves_the_classifier_unfitted(monkeypatch: pytest.MonkeyPatch) 
         def __init__(self, **_: Any) -> None:
             raise KeyboardInterrupt
 
-    data, head = made(n=400), DFR()
+    data, head = draw(n=400), DFR()
     monkeypatch.setattr(dfr, "LogisticRegression", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         head.fit(data.X, data.y, groups=data.z)
     assert not [name for name in vars(head) if name.endswith("_")]
 
 
-def test_table_a(real_data: Callable[[str], Path]) -> None:
+def test_figures_on_biographies_of_dfr(real_data: Callable[[str], Path]) -> None:
     bug = bug_parts(real_data("bug_profession_gender"))
     rows = bug.fitted
     head = DFR(random_state=0).fit(
@@ -167,12 +167,12 @@ def test_c_is_chosen_on_the_validation_rows_and_not_on_the_training_rows() -> No
     y, z = np.tile([0, 1], n // 2), np.repeat([0, 1], n // 2)
     X = rng.normal(size=(n, d))
     X[:, 0] += 0.8 * (2 * y - 1)
-    held_y, held_z = np.tile([0, 1], 1000), np.repeat([0, 1], 1000)
-    held = rng.normal(size=(2000, d))
-    held[:, 0] += 0.8 * (2 * held_y - 1)
+    y_test, z_test = np.tile([0, 1], 1000), np.repeat([0, 1], 1000)
+    X_test = rng.normal(size=(2000, d))
+    X_test[:, 0] += 0.8 * (2 * y_test - 1)
     tried = (100.0, 0.1)
     head = DFR(C=tried, n_subsets=1, random_state=0).fit(
-        X, y, groups=z, validation=(held, held_y, held_z)
+        X, y, groups=z, validation=(X_test, y_test, z_test)
     )
     worst = {}
     for value in tried:
@@ -181,7 +181,7 @@ def test_c_is_chosen_on_the_validation_rows_and_not_on_the_training_rows() -> No
             min(np.mean(fixed.predict(rows)[cell] == truth[cell]) for cell in cells)
             for rows, truth, cells in (
                 (X, y, [(y == a) & (z == b) for a in (0, 1) for b in (0, 1)]),
-                (held, held_y, [(held_y == a) & (held_z == b) for a in (0, 1) for b in (0, 1)]),
+                (X_test, y_test, [(y_test == a) & (z_test == b) for a in (0, 1) for b in (0, 1)]),
             )
         ]
     assert worst[100.0][0] > worst[0.1][0]  # the training rows would choose the weak penalty

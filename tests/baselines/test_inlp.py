@@ -1,4 +1,4 @@
-"""INLP: what each round removes, when it stops, and what it says."""
+"""INLP: removed directions, stopping rule, report (`_erasing`, `_inputs`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from baseline_data import Made, bug_parts, figures, made
+from baseline_data import Drawn, bug_parts, draw, figures
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -23,8 +23,8 @@ from splince_fast.exceptions import NotEnoughDataError
 
 
 @pytest.mark.parametrize("k", [2, 3, 4])
-def test_it_is_an_orthogonal_projection_about_the_training_mean(k: int) -> None:
-    data = made(k=k, d=9)
+def test_the_map_is_an_orthogonal_projection_about_the_training_mean(k: int) -> None:
+    data = draw(k=k, d=9)
     mask = np.arange(600) % 5 == 0
     eraser = INLP().fit(data.X, concept=data.z, validation=mask)
     P = eraser.projection_.matrix()
@@ -39,7 +39,7 @@ def test_it_is_an_orthogonal_projection_about_the_training_mean(k: int) -> None:
 
 def test_rounds_equal_the_definition_with_intersected_null_spaces() -> None:
     """The naive twin refits on (I - B B^T)(x - mean) with B from all rounds anew."""
-    data, limit = made(d=12, seed=3), 5
+    data, limit = draw(d=12, seed=3), 5
     mask = np.arange(600) % 3 == 0
     eraser = INLP(max_rank=limit, tol=0.0).fit(data.X, concept=data.z, validation=mask)
     train, validation = data.X[~mask], data.X[mask]
@@ -62,7 +62,7 @@ def test_rounds_equal_the_definition_with_intersected_null_spaces() -> None:
     np.testing.assert_allclose(eraser.projection_.matrix(), np.eye(12) - basis @ basis.T, atol=1e-2)
 
 
-def test_nothing_is_erased_where_nothing_is_readable() -> None:
+def test_an_independent_concept_erases_nothing() -> None:
     rng = np.random.default_rng(0)
     X, z = rng.normal(size=(20_000, 5)), rng.integers(0, 2, size=20_000)
     # 4,000 rows of selection: the accuracy of a guess has a standard error of .008.
@@ -74,8 +74,8 @@ def test_nothing_is_erased_where_nothing_is_readable() -> None:
     np.testing.assert_array_equal(eraser.transform(X), X)
 
 
-def test_the_report_measures_what_is_left() -> None:
-    data = made()
+def test_the_report_measures_residual_and_distortion() -> None:
+    data = draw()
     mask = np.arange(600) % 4 == 0
     eraser = INLP().fit(data.X, concept=data.z, validation=mask)
     report = eraser.report_
@@ -98,15 +98,15 @@ def test_the_report_measures_what_is_left() -> None:
     assert f"{report.residual:.3g}" in text
 
 
-def test_the_rank_is_bounded_and_the_reason_said() -> None:
-    data = made(k=3, d=9)
+def test_the_rank_is_bounded_and_the_report_gives_the_reason() -> None:
+    data = draw(k=3, d=9)
     report = INLP(max_rank=1, random_state=0).fit(data.X, concept=data.z).report_
     assert report.rank == 1
     assert report.stop == "the largest rank, 1, is reached"
 
 
 def test_weights_are_repetitions() -> None:
-    data = made(n=200)
+    data = draw(n=200)
     weight = np.random.default_rng(1).integers(0, 4, size=200)
     rows = np.repeat(np.arange(200), weight)
     options = {"validation_share": 0.0, "max_rank": 2, "tol": 0.0}
@@ -137,8 +137,8 @@ def test_by_task_reads_within_classes_of_the_task() -> None:
     assert abs(found.projection_.left[1, 0]) > 0.9
 
 
-def test_a_probe_of_ones_own() -> None:
-    data = made()
+def test_a_probe_may_be_any_linear_classifier() -> None:
+    data = draw()
     eraser = INLP(probe=LinearSVC(C=0.01, dual=False), random_state=0).fit(data.X, concept=data.z)
     assert 1 <= eraser.report_.rank < 8
     with pytest.raises(InputError, match="no coef_"):
@@ -146,7 +146,7 @@ def test_a_probe_of_ones_own() -> None:
 
 
 def test_missing_labels_count_for_the_mean_alone() -> None:
-    data = made()
+    data = draw()
     z = [None if i % 3 == 0 else int(c) for i, c in enumerate(data.z)]
     eraser = INLP(validation_share=0).fit(data.X, concept=z)
     np.testing.assert_allclose(eraser.projection_.mean, data.X.mean(axis=0), atol=1e-12)
@@ -155,7 +155,7 @@ def test_missing_labels_count_for_the_mean_alone() -> None:
 
 @pytest.mark.parametrize("labels", ["strings", "booleans", "floats", "mapping", "frame"])
 def test_labels_of_any_kind_give_the_same_map(labels: str) -> None:
-    data = made()
+    data = draw()
     forms: dict[str, Any] = {
         "strings": np.array(["f", "m"])[data.z],
         "booleans": data.z == 1,
@@ -169,7 +169,7 @@ def test_labels_of_any_kind_give_the_same_map(labels: str) -> None:
 
 
 def test_the_projection_saves_composes_and_folds(tmp_path: Any) -> None:
-    data = made()
+    data = draw()
     first = INLP(random_state=0).fit(data.X, concept=data.z).projection_
     first.save(tmp_path / "inlp.safetensors")
     again = Projection.load(tmp_path / "inlp.safetensors")
@@ -182,8 +182,8 @@ def test_the_projection_saves_composes_and_folds(tmp_path: Any) -> None:
     np.testing.assert_allclose(data.X @ folded.T + bias, first(data.X) @ weight.T, atol=1e-10)
 
 
-def test_it_takes_its_concept_from_a_pipeline() -> None:
-    data = made()
+def test_a_pipeline_passes_the_concept() -> None:
+    data = draw()
     pipe = make_pipeline(StandardScaler(), INLP(random_state=0), LogisticRegression())
     pipe.fit(data.X, data.y, inlp__concept=data.z)
     alone = INLP(random_state=0).fit(StandardScaler().fit_transform(data.X), concept=data.z)
@@ -196,7 +196,7 @@ def test_metadata_is_routed_without_a_request() -> None:
     import sklearn
     from sklearn.model_selection import cross_validate
 
-    data = made()
+    data = draw()
     with sklearn.config_context(enable_metadata_routing=True):
         pipe = make_pipeline(INLP(random_state=0), LogisticRegression())
         scores = cross_validate(pipe, data.X, data.y, params={"concept": data.z}, cv=3)
@@ -225,7 +225,7 @@ def test_metadata_is_routed_without_a_request() -> None:
 def test_bad_input_is_refused_before_anything_is_fitted(
     options: dict[str, Any], given: dict[str, Any], error: type[Exception], match: str
 ) -> None:
-    data = made()
+    data = draw()
     eraser = INLP(**options)
     with pytest.raises(error, match=match):
         eraser.fit(data.X, **{"concept": data.z, **given})
@@ -233,13 +233,13 @@ def test_bad_input_is_refused_before_anything_is_fitted(
 
 
 def test_validation_of_one_class_is_refused() -> None:
-    data = made()
+    data = draw()
     with pytest.raises(LabelError, match="validation rows hold a single class"):
         INLP().fit(data.X, concept=data.z, validation=(data.z == 1) & (np.arange(600) < 300))
 
 
 def test_ctrl_c_leaves_the_estimator_unfitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    data, calls = made(k=3, d=9), []
+    data, calls = draw(k=3, d=9), []
     original = inlp.probe
 
     def interrupted(*args: Any) -> Any:
@@ -257,7 +257,7 @@ def test_ctrl_c_leaves_the_estimator_unfitted(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_same_seed_gives_the_same_map_and_rows_stay_as_they_were() -> None:
-    data: Made = made()
+    data: Drawn = draw()
     X, before = data.X, data.X.copy()
     state = np.random.get_state()[1].copy()  # noqa: NPY002
     first, second = (INLP(random_state=5).fit(X, concept=data.z) for _ in range(2))
@@ -267,7 +267,7 @@ def test_the_same_seed_gives_the_same_map_and_rows_stay_as_they_were() -> None:
 
 
 @pytest.mark.slow
-def test_table_a(real_data: Callable[[str], Path]) -> None:
+def test_figures_on_biographies_after_inlp(real_data: Callable[[str], Path]) -> None:
     """The figures of the data sets for seed 0: deterministic, so to the digits that are given."""
     bug = bug_parts(real_data("bug_profession_gender"))
     with warnings.catch_warnings():
@@ -304,8 +304,8 @@ def test_table_a(real_data: Callable[[str], Path]) -> None:
     assert np.sum((P @ cross) ** 2) / np.sum(cross**2) == pytest.approx(0.038, abs=1e-3)
 
 
-def test_validation_rows_may_come_apart() -> None:
-    data = made(k=3, d=9)
+def test_separate_validation_rows_equal_a_mask() -> None:
+    data = draw(k=3, d=9)
     mask = np.arange(600) >= 450
     weight = np.random.default_rng(0).uniform(0.5, 2, size=450)
     weight /= weight.mean()

@@ -1,4 +1,4 @@
-"""R-LACE: the low-rank step against a dense twin, the game, and what it says."""
+"""R-LACE: the low-rank step (`_fantope`) against a dense twin, the game, and the report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from baseline_data import made
+from baseline_data import draw
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ class DenseFantope:
         cut = brentq(excess, values.min() - 1, values.max(), xtol=1e-14)
         self.P = (vectors * np.clip(values - cut, 0, 1)) @ vectors.T
 
-    def polish(self) -> None:
+    def reorthonormalise(self) -> None:
         self.P = (self.P + self.P.T) / 2
 
     def truncated(self) -> Float:
@@ -100,10 +100,10 @@ def test_control_a_step_in_too_small_a_span_is_seen() -> None:
     assert np.abs(low.matrix() - dense.matrix()).max() > 1e-2
 
 
-def test_at_384_features_it_plays_the_game_of_the_dense_form(
+def test_384_features_give_the_result_of_the_dense_form(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    data = made(n=900, d=384, seed=1)
+    data = draw(n=900, d=384, seed=1)
     mask = np.arange(900) % 4 == 0
     X = data.X - data.X.mean(axis=0)
     found: dict[str, tuple[RLACE, float]] = {}
@@ -121,12 +121,14 @@ def test_at_384_features_it_plays_the_game_of_the_dense_form(
     assert low.report_.residual == pytest.approx(dense.report_.residual, rel=0.05)
     np.testing.assert_allclose(low.projection_.matrix(), dense.projection_.matrix(), atol=1e-5)
     before = LogisticRegression(C=1 / (1e-4 * (~mask).sum())).fit(X[~mask], data.z[~mask])
-    assert before.score(X[mask], data.z[mask]) > low.report_.accuracies[-1]  # it did play
+    assert (
+        before.score(X[mask], data.z[mask]) > low.report_.accuracies[-1]
+    )  # the game erased something
 
 
 @pytest.mark.parametrize(("k", "rank"), [(2, 1), (3, 2), (2, 3)])
-def test_it_is_a_projection_of_the_rank_asked_for(k: int, rank: int) -> None:
-    data = made(n=1500, k=k)
+def test_the_map_is_an_orthogonal_projection_of_the_given_rank(k: int, rank: int) -> None:
+    data = draw(n=1500, k=k)
     eraser = RLACE(rank=rank, max_steps=300, check_every=150, random_state=0)
     eraser.fit(data.X, concept=data.z)
     P = eraser.projection_.matrix()
@@ -135,13 +137,13 @@ def test_it_is_a_projection_of_the_rank_asked_for(k: int, rank: int) -> None:
     assert eraser.projection_.rank == eraser.report_.rank == rank
 
 
-def test_it_hides_the_concept_near_the_direction_of_sal() -> None:
-    data = made(n=4000, d=6)
+def test_the_concept_is_erased_near_the_direction_of_sal() -> None:
+    data = draw(n=4000, d=6)
     eraser = RLACE(max_steps=2000, step_size=0.05, random_state=0).fit(data.X, concept=data.z)
     report = eraser.report_
     assert report.cosine_sal > 0.98
     assert report.residual < 0.1
-    fresh = made(n=4000, d=6, seed=9)
+    fresh = draw(n=4000, d=6, seed=9)
     before, after = (
         LogisticRegression().fit(X[:2000], fresh.z[:2000]).score(X[2000:], fresh.z[2000:])
         for X in (fresh.X, eraser.transform(fresh.X))
@@ -152,8 +154,8 @@ def test_it_hides_the_concept_near_the_direction_of_sal() -> None:
     assert "R" in str(report)
 
 
-def test_the_run_ends_when_probes_do_no_better() -> None:
-    data = made(n=4000, d=6)
+def test_the_run_ends_when_probes_do_not_improve() -> None:
+    data = draw(n=4000, d=6)
     options: dict[str, Any] = {"step_size": 0.05, "check_every": 200, "random_state": 0}
     patient = RLACE(max_steps=1600, patience=None, tol=0.0, **options)
     ended = RLACE(max_steps=1600, patience=2, tol=0.0, **options)
@@ -167,9 +169,9 @@ def test_the_run_ends_when_probes_do_no_better() -> None:
     assert abs(reports[2].accuracies[-1] - reports[2].majority) < 0.1
 
 
-def test_weights_decide_how_often_rows_are_drawn() -> None:
+def test_rows_are_drawn_in_proportion_to_their_weights() -> None:
     """Rows of weight 0 count for nothing, and heavy rows for what they weigh."""
-    data = made(n=3000, d=4)
+    data = draw(n=3000, d=4)
     X = np.concatenate([data.X, data.X + np.array([0, 0, 0, 50.0])])
     z, weight = np.tile(data.z, 2), np.repeat([1.0, 0.0], 3000)
     eraser = RLACE(max_steps=300, step_size=0.05, validation_share=0, random_state=0)
@@ -202,7 +204,7 @@ def test_weights_decide_how_often_rows_are_drawn() -> None:
 def test_bad_input_is_refused(
     options: dict[str, Any], given: dict[str, Any], error: type[Exception], match: str
 ) -> None:
-    data = made()
+    data = draw()
     eraser = RLACE(**options)
     with pytest.raises(error, match=match):
         eraser.fit(data.X, **{"concept": data.z, **given})
@@ -213,15 +215,15 @@ def test_ctrl_c_leaves_the_estimator_unfitted(monkeypatch: pytest.MonkeyPatch) -
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    data, eraser = made(), RLACE(max_steps=20, check_every=10)
+    data, eraser = draw(), RLACE(max_steps=20, check_every=10)
     monkeypatch.setattr(rlace, "probe", interrupted)
     with pytest.raises(KeyboardInterrupt):
         eraser.fit(data.X, concept=data.z)
     assert not [name for name in vars(eraser) if name.endswith("_")]
 
 
-def test_the_seed_decides() -> None:
-    data = made()
+def test_random_state_determines_the_map() -> None:
+    data = draw()
     maps = [
         RLACE(max_steps=50, check_every=25, random_state=seed)
         .fit(data.X, concept=data.z)

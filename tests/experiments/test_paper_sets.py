@@ -1,4 +1,4 @@
-"""The loaders of the paper's sets, on small files in the format of the originals."""
+"""Loaders (`datasets`, `dataset`, `paper_sets`), on small files in the format of the originals."""
 
 from __future__ import annotations
 
@@ -132,10 +132,10 @@ def test_waterbirds(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return np.stack(rows) + rng.normal(size=(len(rows), 3))
 
     monkeypatch.setattr(paper_sets, "embed_images", embed)
-    from splince_fast.experiments import waterbirds
-    from splince_fast.experiments._common import Options
+    from splince_fast.experiments._common import RunOptions
+    from splince_fast.experiments.association import waterbirds
 
-    found = waterbirds.run(Options(data="paper", quick=True))
+    found = waterbirds(RunOptions(data="paper", quick=True))
     assert found.data.X.shape == (450, 3)
     assert found.values["accuracy/none/retrained/0.5"] > 0.75
     assert found.values["probe_accuracy/none/retrained/0.5"] > 0.75

@@ -461,3 +461,22 @@ def test_report_in_words():
     assert "class covariances are expected to differ" in text
     assert "needs the label of each row" in str(report)
     assert sf.Report.from_dict(report.to_dict()) == report
+
+
+@pytest.mark.filterwarnings("ignore::splince_fast.exceptions.UnseenRowsWarning")
+def test_bounds_cover_rounded_rows_of_classes_of_unlike_scale() -> None:
+    """Rank 1, deviations that differ up to 1e4 times, and means far from 0."""
+    residuals = []
+    for seed in range(1, 60, 2):
+        rng = np.random.default_rng(seed)
+        z = rng.integers(0, 2, size=60)
+        X = rng.normal(size=(60, 1)) @ rng.normal(size=(1, 2))
+        X = X * 10.0 ** rng.uniform(-4, 0, size=(2, 1))[z] + 6 * rng.normal(size=(2, 2))[z]
+        report = sf.quadratic(moments(X, {"z": z}), erase="z", shrinkage=None).report
+        assert report is not None
+        (erased,) = report.variables
+        assert erased.residual <= erased.bound
+        residuals.append(erased.residual)
+    assert max(residuals) > 128 * np.finfo(float).eps, (
+        "the control: more than the solve's own rounding"
+    )

@@ -225,3 +225,13 @@ def test_parameters_that_exclude_each_other(parameters: dict[str, Any], text: st
 def test_moments_without_classes_say_how_to_make_them() -> None:
     with pytest.raises(sf.InputError, match=r"Moments\(by=NAME\)"):
         _ = sf.Moments().update(*data(50)).by_class
+
+
+def test_repr_counts_the_classes_of_all_parts_before_they_are_merged() -> None:
+    rng = np.random.default_rng(0)
+    z, y = np.repeat([0, 1], 20), rng.integers(0, 3, size=40)
+    y[:20] %= 2  # the first class of z lacks a class of y
+    moments = sf.Moments(by="z").update(rng.normal(size=(40, 3)), {"z": z, "y": y})
+    assert "'z': 2 classes, 'y': 3 classes" in repr(moments)
+    assert moments.class_counts("y").keys() == {0, 1, 2}  # merges the parts
+    assert "'z': 2 classes, 'y': 3 classes" in repr(moments)

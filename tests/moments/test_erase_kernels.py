@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from naive_model import U32, U64
 
-from splince_fast._kernels import reference
 from splince_fast._kernels import row_kernels as kernels
 
 Array = np.ndarray[Any, Any]

@@ -12,12 +12,13 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import reference
 from hypothesis import given
 from hypothesis import strategies as st
 from naive_model import U32, U64, scatter_of
 
 from splince_fast import Moments
-from splince_fast._kernels import blas, reference, row_kernels, sparse
+from splince_fast._kernels import blas, row_kernels, sparse
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast.moments import block as reducing
 from splince_fast.moments import gram
@@ -33,7 +34,10 @@ constants = st.one_of(
 
 
 def sorted_by_cell(codes: Array, n_codes: int, part_rows: int) -> tuple[Array, Array]:
-    order, cell = row_kernels.sort_by_cell(codes, n_codes, part_rows)
+    n = codes.shape[1]
+    order, cell = row_kernels.Block(
+        np.zeros((n, 1)), None, None, np.zeros(1), None, codes, n_codes, np.empty((0, n)), part_rows
+    ).cells
     return order, cell
 
 
@@ -770,7 +774,6 @@ def arguments_of(entry: str, dtype: Any) -> dict[str, Any]:
     }  # fmt: skip
     taken = row_kernels.Block(**block)
     return {
-        "sort_by_cell": {"codes": codes_of(2, N), "n_codes": 4, "part_rows": 4},
         "sample_columns": {
             "rows": block["rows"], "index": np.arange(N), "weight": np.ones(N), "stride": 2,
         },
@@ -808,7 +811,7 @@ def call_of(entry: str, dtype: Any) -> Callable[..., Any]:
 
 
 ENTRIES = (
-    "sort_by_cell", "sample_columns", "Block", "centre_columns", "reduce_chunks", "add_lower",
+    "sample_columns", "Block", "centre_columns", "reduce_chunks", "add_lower",
     "judge", "count_classes", "choose_rows",
 )  # fmt: skip
 WRITTEN = {
@@ -818,7 +821,7 @@ WRITTEN = {
 }
 # Sizes that are an argument's own.
 FREE = {
-    ("sort_by_cell", "codes", 0), ("sort_by_cell", "codes", 1), ("Block", "codes", 0),
+    ("Block", "codes", 0),
     ("Block", "values", 0), ("centre_columns", "rotations", 0), ("reduce_chunks", "rotations", 0),
     ("count_classes", "labels", 0), ("choose_rows", "size", 0),
     ("sample_columns", "rows", 1), ("sample_columns", "rows", 0), ("Block", "rows", 0),
@@ -874,12 +877,10 @@ def test_an_argument_that_does_not_fit_is_refused(entry: str, dtype: Any) -> Non
 @pytest.mark.parametrize(
     ("entry", "change"),
     [
-        ("sort_by_cell", {"n_codes": -1}), ("sort_by_cell", {"part_rows": 0}),
-        ("sort_by_cell", {"codes": codes_of(2, N) + 4}),
-        ("sort_by_cell", {"codes": codes_of(2, N) - 2}),
         ("sample_columns", {"stride": 0}), ("sample_columns", {"index": np.arange(N) + 1}),
         ("Block", {"index": np.arange(N) - 1}), ("Block", {"part_rows": 0}),
-        ("Block", {"codes": codes_of(2, N) + CLASSES}), ("Block", {"n_codes": 0}),
+        ("Block", {"codes": codes_of(2, N) + CLASSES}), ("Block", {"codes": codes_of(2, N) - 2}),
+        ("Block", {"n_codes": 0}),
         ("Block", {"rows": np.ones((N, 0))}), ("centre_columns", {"first": -1}),
         ("centre_columns", {"last": D + 1}), ("centre_columns", {"first": 3, "last": 2}),
         ("centre_columns", {"rotations": np.ones((0, 2))}),

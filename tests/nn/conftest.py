@@ -293,6 +293,13 @@ def is_erased(found: Any, x: Any, p: Any, rows: Any = None) -> bool:
     return right and torch.equal(found[~rows], x[~rows])
 
 
+def identity() -> Any:
+    """A model whose only site, "0", returns its input."""
+    import torch
+
+    return torch.nn.Sequential(torch.nn.Identity())
+
+
 def hooks_in(model: Any) -> int:
     """Number of hooks of all kinds on all modules."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

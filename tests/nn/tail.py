@@ -1,4 +1,4 @@
-"""The last blocks of SmolLM2 on what the first ones gave: the same numbers, in less time."""
+"""The last blocks of SmolLM2 as a model, with batches of the states that reach them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every architecture: erased at every site, cached or not, folded exactly or not at all."""
+"""nn.hooks, nn.folding: each architecture is erased at its sites, with caches, and folded."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _QUICK = ("llama", "qwen3", "bert", "sequential")
 @pytest.mark.parametrize(
     "name", [n if n in _QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
 )
-def test_an_architecture(name: str) -> None:
+def test_sites_of_an_architecture_are_erased_decoded_and_folded(name: str) -> None:
     case, model, batches = CASES[name], tiny(name), labelled(name)
     example = {k: v[:6] for k, v in batches[0].items() if k != "z"}
     state = {k: v.clone() for k, v in model.state_dict().items()}
@@ -116,7 +116,7 @@ def test_an_architecture(name: str) -> None:
     )
     other = copy.deepcopy(model)
     with snn.install(other, linear):
-        wanted = outputs(other, example)
+        expected = outputs(other, example)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", sf.SplinceWarning)
@@ -125,13 +125,13 @@ def test_an_architecture(name: str) -> None:
     except snn.FoldError:
         folded = False
     assert folded == case.folds
-    shown = torch.ones(wanted.shape[:-1], dtype=torch.bool)
+    shown = torch.ones(expected.shape[:-1], dtype=torch.bool)
     if attended.shape == shown.shape:
         shown = attended
     found = outputs(other, example)
     if folded:
-        scale = float(wanted.max() - wanted.min())
-        assert torch.allclose(found[shown], wanted[shown], atol=1e-4 * scale)
+        scale = float(expected.max() - expected.min())
+        assert torch.allclose(found[shown], expected[shown], atol=1e-4 * scale)
     else:
         assert torch.equal(found, before)
 

@@ -1,4 +1,7 @@
-"""Moments of activations against two passes over stored ones, whatever the batches look like."""
+"""nn.collection, nn.collector, nn.collected, nn.accumulate, nn.running: moments of activations.
+
+The reference is two passes over stored activations.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import splince_fast as sf  # noqa: E402
-from nn.conftest import hooks_in, projection, tiny  # noqa: E402
+from nn.conftest import hooks_in, identity, projection, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.nn import accumulate, memory  # noqa: E402
 from splince_fast.nn.collection import collector_for  # noqa: E402
@@ -151,12 +154,12 @@ def test_the_size_of_batches_does_not_matter(size: int, path: str) -> None:
     assert found.n_sequences == 64
 
 
-def test_blocks_drift_and_offsets(path: str) -> None:
+def test_rows_with_drift_and_offset_have_exact_moments(path: str) -> None:
     """Rows that fill many blocks, with an offset of 10^4 deviations and a drift."""
     rng = np.random.default_rng(0)
     X = (1e4 + np.linspace(0, 50, 6000)[:, None] + rng.normal(size=(6000, 12))).astype(np.float32)
     z = rng.integers(0, 3, 6000)
-    model = torch.nn.Sequential(torch.nn.Identity())
+    model = identity()
     batches = [
         {"input": torch.from_numpy(X[i : i + n]), "z": z[i : i + n]}
         for i, n in ((0, 10), (10, 3000), (3010, 1), (3011, 2989))
@@ -167,21 +170,19 @@ def test_blocks_drift_and_offsets(path: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_dtypes(dtype: torch.dtype, path: str) -> None:
+def test_rows_of_every_dtype_have_exact_moments(dtype: torch.dtype, path: str) -> None:
     x = torch.randn(500, 8).to(dtype)
     z = np.arange(500) % 2
-    found = snn.collect(
-        torch.nn.Sequential(torch.nn.Identity()), [{"input": x, "z": z}], "0", labels="z"
-    )
+    found = snn.collect(identity(), [{"input": x, "z": z}], "0", labels="z")
     check_moments(found["0"], x.double().numpy(), np.ones(500), {"z": z})
 
 
-def test_columns_that_hardly_vary(path: str) -> None:
+def test_variances_of_nearly_constant_columns_are_not_negative(path: str) -> None:
     """A variance at the rounding level never becomes negative."""
     g = torch.Generator().manual_seed(0)
     x = torch.ones(900, 6) + torch.randn(900, 6, generator=g) * torch.logspace(-9, 0, 6)
     x[:, 0] = 0.1
-    model = torch.nn.Sequential(torch.nn.Identity())
+    model = identity()
     batches = [{"input": x[i : i + 37], "z": np.arange(len(x[i : i + 37])) % 2}
                for i in range(0, 900, 37)]  # fmt: skip
     found = snn.collect(model, batches, "0", labels="z")["0"]
@@ -192,14 +193,14 @@ def test_columns_that_hardly_vary(path: str) -> None:
     assert found.n_rows == 900
 
 
-def test_they_are_moments_like_any_other(path: str) -> None:
+def test_collected_moments_merge_with_other_moments(path: str) -> None:
     rng = np.random.default_rng(1)
     X, z, y = (
         rng.normal(size=(400, 8)).astype(np.float32),
         rng.integers(0, 3, 400),
         rng.normal(size=400),
     )
-    model = torch.nn.Sequential(torch.nn.Identity())
+    model = identity()
 
     def batch(part: slice) -> dict[str, Any]:
         return {"input": torch.from_numpy(X[part]), "z": z[part], "y": y[part]}
@@ -217,27 +218,25 @@ def test_they_are_moments_like_any_other(path: str) -> None:
     assert np.allclose(ours.covariance(), whole.covariance(), atol=1e-6)
 
 
-def test_joint_cells_and_kinds(path: str) -> None:
+def test_joint_cells_and_kinds_are_arguments_of_collect(path: str) -> None:
     x = torch.randn(60, 4)
     batch = {"input": x, "a": np.arange(60) % 2, "b": np.arange(60) % 3}
     found = snn.collect(
-        torch.nn.Sequential(torch.nn.Identity()), [batch], "0", labels=["a", "b"],
+        identity(), [batch], "0", labels=["a", "b"],
         joint=[("a", "b")],
     )["0"]  # fmt: skip
     assert len(found.classes(("a", "b"))) == 6
     numbers = snn.collect(
-        torch.nn.Sequential(torch.nn.Identity()), [batch], "0", labels=["b"],
+        identity(), [batch], "0", labels=["b"],
         kinds={"b": "continuous"},
     )  # fmt: skip
     assert numbers["0"].variables == {"b": "continuous"}
     with pytest.raises(sf.InputError, match="ledoit_wolf"):
-        snn.collect(
-            torch.nn.Sequential(torch.nn.Identity()), [batch], "0", labels="a", ledoit_wolf=True
-        )
+        snn.collect(identity(), [batch], "0", labels="a", ledoit_wolf=True)
 
 
-def test_new_classes_and_missing_variables_later(path: str) -> None:
-    model = torch.nn.Sequential(torch.nn.Identity())
+def test_classes_and_missing_labels_may_appear_later(path: str) -> None:
+    model = identity()
     g = torch.Generator().manual_seed(0)
     parts = [torch.randn(300, 5, generator=g) for _ in range(3)]
     names = [["a"] * 150 + ["b"] * 150, [None] * 300, ["c"] * 100 + ["a"] * 200]
@@ -251,7 +250,7 @@ def test_new_classes_and_missing_variables_later(path: str) -> None:
     assert np.allclose(found.cross_covariance("z"), want.cross_covariance("z"), atol=1e-12)
 
 
-def test_inputs_of_modules_and_maps_of_channels() -> None:
+def test_inputs_of_modules_and_channels_have_moments() -> None:
     conv = torch.nn.Sequential(torch.nn.Conv2d(3, 6, 3), torch.nn.ReLU())
     x = torch.randn(10, 3, 8, 8)
     z = np.arange(10) % 2
@@ -261,7 +260,7 @@ def test_inputs_of_modules_and_maps_of_channels() -> None:
     assert found.n_sequences == 10
 
 
-def test_forms_of_batches_and_labels() -> None:
+def test_all_forms_of_batches_give_the_same_moments() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4))
     x, z = torch.randn(20, 4), torch.arange(20) % 2
     a = snn.collect(model, [{"input": x, "z": z, "other": 3}], "0", labels="z")["0"]
@@ -337,7 +336,7 @@ def test_compiled_models_run_eagerly() -> None:
     assert np.array_equal(found[SITE].covariance(), plain[SITE].covariance())
 
 
-def test_rows_of_a_replay_are_not_counted() -> None:
+def test_rows_of_a_recomputation_are_not_counted() -> None:
     model = tiny("llama").train()
     older = model.gradient_checkpointing_enable
     getattr(model, "activation_checkpointing_enable", older)()
@@ -357,7 +356,7 @@ def test_rows_of_a_replay_are_not_counted() -> None:
 # --- refusals ------------------------------------------------------------------------------------
 
 
-def test_no_rows_is_no_error(path: str) -> None:
+def test_a_site_without_selected_rows_has_empty_moments(path: str) -> None:
     model = tiny("llama")
     one = {"input_ids": torch.tensor([[5], [6]]), "attention_mask": torch.tensor([[1], [0]]),
            "gender": torch.tensor([0, 1])}  # fmt: skip
@@ -372,7 +371,7 @@ def test_no_rows_is_no_error(path: str) -> None:
     )
 
 
-def test_labels_of_another_length() -> None:
+def test_labels_of_a_wrong_length_are_errors() -> None:
     model = tiny("llama")
     batch = text_batches(n=8)[0]
     for wrong in (torch.arange(7), torch.zeros(8, 3, dtype=torch.long)):
@@ -384,7 +383,7 @@ def test_labels_of_another_length() -> None:
 def test_non_finite_rows_are_named(path: str) -> None:
     x = torch.randn(700, 4)
     x[650, 2] = float("inf")
-    model = torch.nn.Sequential(torch.nn.Identity())
+    model = identity()
     batches = [{"input": torch.randn(9, 4), "z": np.arange(9)}, {"input": x, "z": np.arange(700)}]
     with pytest.raises(sf.NonFiniteError, match=r"'0' gave NaN or infinity in row 650 of batch 1"):
         snn.collect(model, batches, "0", labels="z", kinds={"z": "continuous"})
@@ -395,7 +394,9 @@ def test_non_finite_rows_are_named(path: str) -> None:
         snn.collect(half, [big], "0", labels="z")
 
 
-def test_states_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_that_do_not_fit_are_an_error_before_the_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda device: 3000)
     model = tiny("llama")
     with pytest.raises(snn.NotEnoughMemoryError, match="2 sites of 16 features take 4,096 bytes"):
@@ -417,7 +418,7 @@ def test_products_that_are_rounded_are_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch, "mm", rounded)
     monkeypatch.setattr(accumulate, "on_host", lambda home: False)
     monkeypatch.setattr(accumulate, "_BUFFER_ROWS", (4096, 4096))
-    model = torch.nn.Sequential(torch.nn.Identity())
+    model = identity()
 
     def collect(n: int) -> Any:
         return snn.collect(model, [{"input": torch.randn(n, 64), "z": np.arange(n) % 2}], "0",
@@ -447,7 +448,7 @@ def test_rows_are_taken_without_autocast(weight: str, path: str) -> None:
     assert np.allclose(found.covariance(ddof=0), exact, atol=1e-6 * np.abs(exact).max())
 
 
-def test_other_refusals() -> None:
+def test_invalid_arguments_of_collect_are_errors() -> None:
     model = tiny("llama")
     with pytest.raises(sf.InputError, match="is empty"):
         snn.collect(model, iter(()), SITE, labels="gender")
@@ -455,7 +456,7 @@ def test_other_refusals() -> None:
         snn.collect(model, text_batches(), SITE, labels="gender", weight="row")
     with pytest.raises(sf.LabelError, match="classes in earlier"):
         snn.collect(
-            torch.nn.Sequential(torch.nn.Identity()),
+            identity(),
             [{"input": torch.randn(4, 2), "z": z} for z in ([0, 1, 0, 1], [0.5, 1.0, 2.0, 3.0])],
             "0", labels="z",
         )  # fmt: skip
@@ -467,7 +468,7 @@ def test_other_refusals() -> None:
 # --- together ------------------------------------------------------------------------------------
 
 
-def test_adding_and_files(tmp_path: Path) -> None:
+def test_collections_add_and_survive_a_file(tmp_path: Path) -> None:
     model = tiny("llama")
     at = "model.layers.*"
     whole = snn.collect(model, text_batches(n=64), at, labels=LABELS)
@@ -491,7 +492,7 @@ def test_adding_and_files(tmp_path: Path) -> None:
         whole["model.norm"]
 
 
-def test_plot(tmp_path: Path) -> None:
+def test_the_plot_shows_all_sites_before_and_after(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     model = tiny("llama")
     found = snn.collect(model, text_batches(), "model.layers.*", labels="gender")
@@ -503,7 +504,7 @@ def test_plot(tmp_path: Path) -> None:
     ] * 2
 
 
-def test_a_method_with_options_of_its_own() -> None:
+def test_options_of_the_method_are_passed_on() -> None:
     """As ``functools.partial``, which has no name; the same bits as with the option itself."""
     found = snn.collect(tiny("llama"), text_batches(), SITE, labels="gender")
     of_its_own = found.erasers(functools.partial(sf.leace, shrinkage=0.5), erase="gender")
@@ -530,7 +531,7 @@ def test_one_pass_over_several_sites_warns() -> None:
         found.erasers(sf.leace, erase="gender", shrinkge=0.1)
 
 
-def test_memory_of_the_states() -> None:
+def test_states_take_at_most_a_third_more_than_their_matrices() -> None:
     """30 sites: within 1.3 times the states, besides one workspace."""
     d = 576
     layers = [torch.nn.Identity() for _ in range(30)]
@@ -568,7 +569,7 @@ def test_cuda_states_equal_those_of_the_cpu() -> None:
 # --- pairs (inputs, labels) -----------------------------------------------------------------------
 
 
-def test_pairs_of_inputs_and_labels() -> None:
+def test_pairs_of_inputs_and_labels_equal_mappings() -> None:
     """As data loaders give them: the same moments and erasers as from mappings."""
     x, z = torch.randn(60, 3, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 2
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4))

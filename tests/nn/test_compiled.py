@@ -1,4 +1,4 @@
-"""Erasers in models that are compiled or exported: the numbers of eager code."""
+"""nn.installed, nn.hooks: compiled and exported models compute the numbers of eager code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nn.conftest import inputs, projection, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 
 
-def test_compiled_models() -> None:
+def test_compiled_models_erase_as_eager_ones() -> None:
     from torch._dynamo.utils import counters
 
     torch.compiler.reset()
@@ -36,7 +36,7 @@ def test_compiled_models() -> None:
         assert torch.allclose(compiled(**batch).logits, plain, atol=1e-6)
 
 
-def test_compiled_whole_and_in_one_graph() -> None:
+def test_a_model_compiled_as_one_graph_erases() -> None:
     torch.compiler.reset()
     model = torch.nn.Sequential(torch.nn.Linear(5, 16), torch.nn.Linear(16, 16))
     x = torch.randn(3, 5)
@@ -45,23 +45,23 @@ def test_compiled_whole_and_in_one_graph() -> None:
         assert torch.allclose(compiled(x), model(x))
 
 
-def test_an_eraser_of_before_the_first_compiled_call_and_one_of_after() -> None:
+def test_erasers_installed_before_and_after_compilation_act() -> None:
     torch.compiler.reset()
     model, batch = tiny("llama"), inputs("llama")
     first, second = {"model.layers.0": projection(seed=1)}, {"model.norm": projection(seed=2)}
     with snn.install(model, first) as early, torch.no_grad():
-        wanted = model(**batch).logits
+        expected = model(**batch).logits
         compiled = torch.compile(model, backend="eager")
-        assert torch.allclose(compiled(**batch).logits, wanted, atol=1e-5)
+        assert torch.allclose(compiled(**batch).logits, expected, atol=1e-5)
         with snn.install(model, second):
             both = model(**batch).logits
             assert torch.allclose(compiled(**batch).logits, both, atol=1e-5)
-        assert torch.allclose(compiled(**batch).logits, wanted, atol=1e-5)
+        assert torch.allclose(compiled(**batch).logits, expected, atol=1e-5)
         early.check()  # calls of compiled code count as calls
 
 
 @pytest.mark.parametrize("tokens", ["body", "last"])
-def test_a_static_cache_in_compiled_code(tokens: str) -> None:
+def test_static_caches_select_tokens_in_compiled_code(tokens: str) -> None:
     transformers = pytest.importorskip("transformers")
     torch.compiler.reset()
     model = tiny("llama")
@@ -100,6 +100,6 @@ def test_an_exported_model_keeps_its_erasers() -> None:
     batch = torch.export.Dim("batch", min=2, max=64)
     with snn.install(model.eval(), {"0": projection(rank=2), "2": projection(rank=6, seed=1)}):
         exported = torch.export.export(model, (x,), dynamic_shapes=({0: batch},)).module()
-        wanted = model(other)
-    assert torch.allclose(exported(other), wanted, atol=1e-6)
-    assert not torch.allclose(model(other), wanted, atol=1e-3)
+        expected = model(other)
+    assert torch.allclose(exported(other), expected, atol=1e-6)
+    assert not torch.allclose(model(other), expected, atol=1e-3)

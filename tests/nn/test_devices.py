@@ -1,4 +1,4 @@
-"""Several devices, copies and waiting, by tensors that have a device and no memory."""
+"""nn.accumulate, nn.memory, nn.hooks: several devices, by tensors with a device and no memory."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda: SiteSums("a", 8, torch.float32, CPU, PARAMETERS, Workspace())
 
 
-def test_the_host_waits_once_per_flush(sums: Any) -> None:
+def test_the_host_waits_once_per_block(sums: Any) -> None:
     labels = {"z": encode({"z": np.arange(9000) % 2}, 9000)["z"]}
 
     def waits(found: SiteSums, n: int) -> int:
@@ -130,7 +130,7 @@ def test_the_host_waits_once_per_flush(sums: Any) -> None:
 
 @pytest.mark.parametrize("bad", [0, 1023, 1024, 4000])
 @pytest.mark.parametrize("size", [512, 8192])
-def test_any_row_of_a_flush_that_is_not_finite_is_named(bad: int, size: int, sums: Any) -> None:
+def test_any_row_of_a_block_that_is_not_finite_is_named(bad: int, size: int, sums: Any) -> None:
     found, rows = sums(), torch.randn(8192, 8)
     rows[bad, 3] = torch.nan
 
@@ -140,14 +140,14 @@ def test_any_row_of_a_flush_that_is_not_finite_is_named(bad: int, size: int, sum
                 rows[i * size : (i + 1) * size], RowLabels(size, i, None, {}, np.arange(size))
             )
 
-    with pytest.raises(NonFiniteError) as told:
+    with pytest.raises(NonFiniteError) as caught:
         feed()
-    assert f"row {bad % size} of batch {bad // size} " in str(told.value)
+    assert f"row {bad % size} of batch {bad // size} " in str(caught.value)
     assert found.accumulator.state is None or not found.accumulator.state.n_rows
 
 
 @pytest.mark.parametrize("width", [8, 70])
-def test_torch_adds_what_the_core_adds(width: int, sums: Any) -> None:
+def test_sums_on_a_device_equal_those_of_the_core(width: int, sums: Any) -> None:
     """Weights, classes, columns and a reference point far away, to the rounding of float32."""
     rng = np.random.default_rng(0)
     X = (rng.normal(size=(9000, width)) + 50 + np.linspace(0, 3, 9000)[:, None]).astype(np.float32)
@@ -156,8 +156,8 @@ def test_torch_adds_what_the_core_adds(width: int, sums: Any) -> None:
     found = SiteSums("a", width, torch.float32, CPU, PARAMETERS, Workspace())
     for batch, part in enumerate(np.split(np.arange(9000), [10, 5000, 5001])):
         encoded = encode({k: v[part] for k, v in labels.items()}, len(part))
-        told = RowLabels(len(part), batch, weight[part], encoded, part)
-        found.add(torch.from_numpy(X[part]), told)
+        row_labels = RowLabels(len(part), batch, weight[part], encoded, part)
+        found.add(torch.from_numpy(X[part]), row_labels)
     ours = found.result()
     exact = sf.Moments().update(X.astype(float), labels, sample_weight=weight)
     assert isinstance(ours._accumulator.state.second, Scatter)
@@ -194,7 +194,7 @@ def test_erasers_are_copied_when_they_are_installed(monkeypatch: pytest.MonkeyPa
     assert asked == {"0": GPUS[:1], "1": GPUS[1:], "2": GPUS}
 
 
-def test_a_copy_that_was_made_serves_every_call() -> None:
+def test_an_eraser_is_copied_to_a_device_once() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(16, 16).double())
     installed = snn.install(model, {"0": projection(rank=6)})
     ((_, eraser),) = installed._erasers
@@ -203,7 +203,7 @@ def test_a_copy_that_was_made_serves_every_call() -> None:
     assert {b.device.type for b in eraser.on(CPU).buffers()} == {"cpu"}
 
 
-def test_copies_to_a_gpu_do_not_block_and_those_to_the_host_do(fake: None) -> None:
+def test_copies_to_a_gpu_are_asynchronous_and_those_to_the_host_are_not(fake: None) -> None:
     def blocks(run: Any) -> list[bool]:
         with Operations() as operations:
             run()
@@ -234,7 +234,7 @@ def test_a_copy_to_a_gpu_comes_from_pinned_memory(monkeypatch: pytest.MonkeyPatc
     assert pinned == [values]
 
 
-def test_what_torch_holds_and_does_not_use_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_torch_reserves_without_use_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = {"mem_get_info": (100, 1000), "memory_reserved": 70, "memory_allocated": 20}
     for name, value in figures.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)

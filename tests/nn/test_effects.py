@@ -1,4 +1,4 @@
-"""The effect of erasers in one call, against figures that are computed apart."""
+"""nn.effects: loss, probes and change equal figures of separate passes."""
 
 from __future__ import annotations
 
@@ -116,7 +116,9 @@ def test_a_sample_has_the_same_rows_everywhere(fitted: tuple[Any, Any]) -> None:
     assert same.loss[0] == same.loss[1]
 
 
-def test_what_it_shows(fitted: tuple[Any, Any], tmp_path: Path) -> None:
+def test_an_effect_is_shown_as_table_frame_json_and_plot(
+    fitted: tuple[Any, Any], tmp_path: Path
+) -> None:
     model, erasers = fitted
     found = snn.effect(model, erasers, texts(100, 1), at=[*SITES, "model.layers.*"])
     assert len(found.sites) == 4
@@ -142,7 +144,7 @@ def test_what_it_shows(fitted: tuple[Any, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "vit", "whisper", "mamba", "sequential"])
-def test_models_of_other_kinds(name: str) -> None:
+def test_effects_on_models_that_generate_no_text(name: str) -> None:
     model = tiny(name)
     norms = {"bert": "encoder.layer.0.output", "t5": "decoder.final_layer_norm",
              "vit": "layernorm", "whisper": "model.decoder.layer_norm",
@@ -157,7 +159,7 @@ def test_models_of_other_kinds(name: str) -> None:
     assert scored.loss == (2.5, 2.5)
 
 
-def test_quantities_and_labels_that_cannot_be_probed() -> None:
+def test_continuous_labels_and_labels_without_a_probe() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4))
     g = torch.Generator().manual_seed(0)
     x = torch.randn(60, 3, generator=g)
@@ -173,7 +175,7 @@ def test_quantities_and_labels_that_cannot_be_probed() -> None:
     assert "1 class" in str(found)
 
 
-def test_refusals(fitted: tuple[Any, Any]) -> None:
+def test_invalid_arguments_of_effect_are_errors(fitted: tuple[Any, Any]) -> None:
     model, erasers = fitted
     plain = dict(erasers)
     with pytest.raises(sf.InputError, match="is empty"):

@@ -1,4 +1,4 @@
-"""The eraser as a module: numbers, dtypes, autograd, transforms, files."""
+"""nn.eraser: numbers, dtypes, autograd, transforms, files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def exact(p: sf.Projection, x: torch.Tensor) -> np.ndarray:
 
 @pytest.mark.parametrize("rank", [0, 1, 3, 7])
 @pytest.mark.parametrize("shape", [(16,), (5, 16), (2, 3, 16), (2, 3, 4, 16), (0, 16)])
-def test_it_is_the_projection_on_the_last_axis(rank: int, shape: tuple[int, ...]) -> None:
+def test_the_module_is_the_projection_on_the_last_axis(rank: int, shape: tuple[int, ...]) -> None:
     p = projection(rank=rank)
     x = torch.randn(*shape, dtype=torch.float64)
     found = snn.Eraser(p, dtype=torch.float64)(x)
@@ -105,7 +105,7 @@ def test_factors_keep_their_dtype() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")  # of torch.func itself
 @pytest.mark.parametrize("rank", [1, 6])
-def test_gradients(rank: int) -> None:
+def test_gradients_are_those_of_the_matrix(rank: int) -> None:
     eraser = snn.Eraser(projection(rank=rank), dtype=torch.float64)
     x = torch.randn(3, 2, 16, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(eraser, (x,))
@@ -117,7 +117,7 @@ def test_gradients(rank: int) -> None:
     assert torch.allclose(mapped, eraser(x))
 
 
-def test_export_trace_and_compile() -> None:
+def test_the_module_can_be_exported_traced_and_compiled() -> None:
     eraser = snn.Eraser(projection(rank=2))
     x = torch.randn(4, 16)
     batch = torch.export.Dim("batch", min=2, max=64)
@@ -142,7 +142,7 @@ def test_state_dict_takes_another_rank() -> None:
     assert first.rank == 3
 
 
-def test_the_projection_comes_back() -> None:
+def test_the_projection_of_a_module_is_its_map() -> None:
     p = projection(rank=2)
     back = snn.Eraser(p, dtype=torch.float64).projection
     X = np.random.default_rng(1).normal(size=(20, 16))
@@ -190,19 +190,19 @@ def test_split_products_lose_nothing() -> None:
         (lambda: torch.ones(3, 16, dtype=torch.long), "floating"),
     ],
 )
-def test_wrong_inputs(x: object, what: str) -> None:
+def test_invalid_rows_are_errors(x: object, what: str) -> None:
     with pytest.raises(sf.InputError, match=what):
         snn.Eraser(projection())(x())  # type: ignore[operator]
 
 
-def test_wrong_arguments() -> None:
+def test_invalid_arguments_of_eraser_are_errors() -> None:
     with pytest.raises(sf.InputError, match=r"sf\.splince"):
         snn.Eraser(np.eye(3))
     with pytest.raises(sf.InputError, match="float32 or"):
         snn.Eraser(projection(), dtype=torch.bfloat16)
 
 
-def test_dtensor_locally() -> None:
+def test_distributed_tensors_are_erased_locally() -> None:
     """One process is enough to see which placements are let through."""
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor

@@ -1,4 +1,4 @@
-"""Erasers in weights: the same numbers as hooks, or everything put back."""
+"""nn.folding, nn.layer_weights, nn.verification: folded weights equal hooks, or are restored."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def same(model: Any, before: dict[str, torch.Tensor], owners: dict[str, int]) ->
     return values and {k: id(p) for k, p in model.named_parameters()} == owners
 
 
-def test_norms_that_feed_linear_layers() -> None:
+def test_norms_are_folded_into_the_linear_layers_that_read_them() -> None:
     model = tiny("gpt2")  # LayerNorm with bias, transposed Conv1D with bias
     batch = inputs("gpt2")
     sites = {"transformer.h.*.ln_1": projection(seed=1), "transformer.h.*.ln_2": projection(seed=2)}
     with snn.install(model, sites, tokens=everywhere):
-        wanted = model(**batch).logits
+        expected = model(**batch).logits
     folded = snn.fold(model, sites, batch)
-    assert torch.allclose(model(**batch).logits, wanted, atol=1e-5)
+    assert torch.allclose(model(**batch).logits, expected, atol=1e-5)
     assert folded.layers["transformer.h.0.ln_1"] == ("transformer.h.0.attn.c_attn",)
     assert folded.difference < 1e-4
     assert hooks_in(model) == 0
     assert "transformer.h.1.mlp.c_fc" in str(folded)
 
 
-def test_a_linear_site_and_an_embedding() -> None:
+def test_linear_sites_and_embeddings_are_folded() -> None:
     model, p = tiny("bert"), projection()
     batch = inputs("bert")
     sites = {
@@ -54,9 +54,9 @@ def test_a_linear_site_and_an_embedding() -> None:
         "embeddings.word_embeddings": projection(seed=4),
     }
     with snn.install(model, sites, tokens=everywhere):
-        wanted = model(**batch).last_hidden_state
+        expected = model(**batch).last_hidden_state
     snn.fold(model, sites, batch)
-    assert torch.allclose(model(**batch).last_hidden_state, wanted, atol=1e-5)
+    assert torch.allclose(model(**batch).last_hidden_state, expected, atol=1e-5)
 
 
 def test_control_a_norm_that_feeds_a_residual_is_refused() -> None:
@@ -74,14 +74,14 @@ def test_a_residual_stream_is_refused() -> None:
 
 
 @pytest.mark.parametrize("bias", ["error", "add", "drop"])
-def test_a_missing_bias(bias: str) -> None:
+def test_a_missing_bias_is_an_error_or_added_or_dropped(bias: str) -> None:
     model, p = tiny("llama"), projection()
     batch = inputs("llama")
     before, owners = bits(model), {k: id(p) for k, p in model.named_parameters()}
     site = "model.layers.1.input_layernorm"
     linear = sf.Projection(p.left, p.right, np.zeros(16))
     with snn.install(model, {site: linear if bias == "drop" else p}, tokens=everywhere):
-        wanted = model(**batch).logits
+        expected = model(**batch).logits
     if bias == "error":
         with pytest.raises(snn.FoldError, match=r"q_proj.*no bias"):
             snn.fold(model, {site: p}, batch, bias=bias)
@@ -101,7 +101,7 @@ def test_a_missing_bias(bias: str) -> None:
         ]
         assert np.isclose(folded.shift[site], max(np.linalg.norm(o) for o in offsets))
         assert "mean shifted" in str(folded)
-    assert torch.allclose(model(**batch).logits, wanted, atol=1e-5)
+    assert torch.allclose(model(**batch).logits, expected, atol=1e-5)
 
 
 # --- several sites without biases ----------------------------------------------------------------
@@ -219,7 +219,7 @@ def test_a_folded_llama_of_five_layers_from_its_own_files(tmp_path: Path) -> Non
     assert not torch.equal(model.generate(ids, **options), hooked)  # control
 
 
-def test_a_shift_of_all_rows_alike_is_no_reason_to_refuse() -> None:
+def test_an_equal_shift_of_all_rows_is_folded() -> None:
     """Affine layers carry a dropped mean on as another mean."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
@@ -245,13 +245,13 @@ def test_the_installed_erasers_are_compared_too() -> None:
     example = {k: v for k, v in batches[0].items() if k != "z"}
     erasers = snn.collect(model, batches, "model.norm", labels="z").erasers(sf.leace, erase="z")
     with torch.no_grad(), snn.install(model, erasers):
-        wanted = model(**example).logits
+        expected = model(**example).logits
     folded = snn.fold(model, erasers, example, tokens="all", bias="drop")
     assert folded.difference < 1e-5
     attended = example["attention_mask"].bool()
     with torch.no_grad():
-        rows = (model(**example).logits - wanted).abs()[attended]
-    size = wanted[attended]
+        rows = (model(**example).logits - expected).abs()[attended]
+    size = expected[attended]
     assert np.isclose(folded.from_installed, rows.max() / (size.max() - size.min()), rtol=1e-3)
     assert folded.from_installed > 0.01
     assert f"{folded.from_installed:.1e} from install(model, erasers)" in str(folded)
@@ -264,7 +264,7 @@ def test_the_installed_erasers_are_compared_too() -> None:
     assert "not compared with install" in str(folded)
 
 
-def test_a_fold_of_other_tokens_than_in_the_fit_is_told() -> None:
+def test_a_fold_of_other_tokens_than_in_the_fit_warns() -> None:
     model, batches = llama_and_batches()
     example = {k: v for k, v in batches[0].items() if k != "z"}
     erasers = snn.fit_layers(model, batches, NORMS, sf.leace, erase="z", bias="drop")
@@ -272,7 +272,7 @@ def test_a_fold_of_other_tokens_than_in_the_fit_is_told() -> None:
         snn.fold(model, erasers, example, tokens="all")
 
 
-def test_biases_that_are_not_zero() -> None:
+def test_biases_are_folded() -> None:
     """Layers that read a site, and the site itself, add the mean to the bias that they have."""
     for name in ("gpt2", "bert"):  # both begin with biases of zero
         model, p, q = tiny(name), projection(rank=2, seed=1), projection(seed=2)
@@ -286,11 +286,11 @@ def test_biases_that_are_not_zero() -> None:
         }[name]
         batch = inputs(name)
         with torch.no_grad(), snn.install(model, sites, tokens=everywhere):
-            wanted = model(**batch)[0]
+            expected = model(**batch)[0]
         folded = snn.fold(model, sites, batch)
         with torch.no_grad():
             found = model(**batch)[0]
-        assert torch.allclose(found, wanted, atol=1e-4 * float(wanted.max() - wanted.min()))
+        assert torch.allclose(found, expected, atol=1e-4 * float(expected.max() - expected.min()))
         assert folded.difference < 1e-5
 
 
@@ -311,12 +311,12 @@ def test_a_tied_head_is_untied_and_survives_a_file(tmp_path: Path) -> None:
     assert folded.untied == ("lm_head",)
     assert torch.equal(model.model.embed_tokens.weight, embedding)
     assert not model.config.tie_word_embeddings
-    wanted = model(**batch).logits
+    expected = model(**batch).logits
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.save_pretrained(tmp_path)
         loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path)
-    assert torch.equal(loaded(**batch).logits, wanted)
+    assert torch.equal(loaded(**batch).logits, expected)
     # Undone where the fold fails: the tie is back.
     other = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(**{**config.to_dict(), "tie_word_embeddings": True})
@@ -327,20 +327,20 @@ def test_a_tied_head_is_untied_and_survives_a_file(tmp_path: Path) -> None:
     assert other.lm_head.weight is other.model.embed_tokens.weight
 
 
-def test_a_convolution_of_one_pixel() -> None:
+def test_convolutions_of_one_pixel_are_folded() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.Conv2d(16, 5, 1)
     ).eval()
     p, x = projection(rank=2), torch.randn(2, 3, 8, 8)
     with snn.install(model, {"1": p}, feature_dim=1):
-        wanted = model(x)
+        expected = model(x)
     folded = snn.fold(model, {"1": p}, x)
     assert folded.layers == {"1": ("2",)}
-    assert torch.allclose(model(x), wanted, atol=1e-5)
+    assert torch.allclose(model(x), expected, atol=1e-5)
 
 
-def test_dropout_and_identity_are_looked_through() -> None:
+def test_dropout_and_identity_are_skipped() -> None:
     model = torch.nn.Sequential(
         torch.nn.LayerNorm(16), torch.nn.Dropout(0.5), torch.nn.Identity(), torch.nn.Linear(16, 3)
     ).train()
@@ -349,13 +349,13 @@ def test_dropout_and_identity_are_looked_through() -> None:
     assert model.training
 
 
-def test_what_is_not_linear_is_named() -> None:
+def test_readers_that_are_not_linear_are_named() -> None:
     model = torch.nn.Sequential(torch.nn.LayerNorm(16), torch.nn.GELU(), torch.nn.Linear(16, 3))
     with pytest.raises(snn.FoldError, match="a GELU"):
         snn.fold(model, {"0": projection()}, torch.randn(20, 16))
 
 
-def test_weights_that_are_no_numbers_are_refused() -> None:
+def test_packed_weights_are_refused() -> None:
     class Packed(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x)
@@ -365,7 +365,7 @@ def test_weights_that_are_no_numbers_are_refused() -> None:
         snn.fold(model, {"0": projection()}, torch.randn(20, 16))
     shared = torch.nn.Linear(16, 16)
     twice = torch.nn.Sequential(torch.nn.LayerNorm(16), shared, torch.nn.Tanh(), shared)
-    with pytest.raises(snn.FoldError, match="2 places"):
+    with pytest.raises(snn.FoldError, match="occurs 2 times"):
         snn.fold(twice, {"0": projection()}, torch.randn(20, 16))
 
 
@@ -461,7 +461,7 @@ def test_tokens_must_be_all() -> None:
         snn.fold(model, {"transformer.ln_f": projection()}, batch, bias="keep")
 
 
-def test_bfloat16_weights() -> None:
+def test_bfloat16_weights_are_folded_to_their_precision() -> None:
     model = tiny("gpt2").bfloat16()
     batch = inputs("gpt2")
     folded = snn.fold(model, {"transformer.h.*.ln_1": projection()}, batch)

@@ -1,4 +1,4 @@
-"""Erasers per attention head: fitted, installed and folded as one block-diagonal map."""
+"""nn.collected, nn.erasers: erasers of attention heads are one block-diagonal map."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_one_pass_and_effect_name_heads() -> None:
     assert [site.site for site in shown.sites] == list(found)
 
 
-def test_refusals() -> None:
+def test_invalid_numbers_of_heads_are_errors() -> None:
     model, batches = qwen3(), text_batches()
 
     def collect(**options: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Erasers inside models: sites, forms of output, tokens, generation, compiled code, leaving."""
+"""nn.installed, nn.hooks, nn.sites, nn.call_selections: erasers inside models.
+
+Forms of outputs, names of sites, tokens, generation, checkpointing, removal.
+"""
 
 from __future__ import annotations
 
@@ -129,22 +132,22 @@ class Fields(torch.nn.Module):
         return self.form(x)
 
 
-def test_several_fields_of_the_width_are_asked_for() -> None:
+def test_several_fields_of_the_width_are_an_error() -> None:
     """As sentence-transformers returns them."""
     model = torch.nn.Sequential(
         Fields(lambda x: {"tokens": x, "sentence": x.mean(1), "logits": x[..., :3]})
     )
     p, x = projection(), torch.randn(4, 7, 16)
     plain, batch = model(x), {"input": x, "z": torch.arange(4) % 2}
-    told = r"same width, \['tokens', 'sentence'\].*output="
-    with snn.install(model, {"0": p}), pytest.raises(snn.SiteError, match=told):
+    message = r"same width, \['tokens', 'sentence'\].*output="
+    with snn.install(model, {"0": p}), pytest.raises(snn.SiteError, match=message):
         model(x)
     for run in (
         lambda: snn.collect(model, [batch], "0", labels="z"),
         lambda: snn.fit_layers(model, [batch], "0", sf.leace, erase="z"),
         lambda: snn.fold(model, {"0": p}, x),
     ):
-        with pytest.raises(snn.SiteError, match=told):
+        with pytest.raises(snn.SiteError, match=message):
             run()
     for field in ("tokens", "sentence"):
         with snn.install(model, {"0": p}, output=field):
@@ -154,7 +157,7 @@ def test_several_fields_of_the_width_are_asked_for() -> None:
     assert snn.collect(model, [batch], "0", labels="z", output="sentence")["0"].n_rows == 4
 
 
-def test_fields_that_are_clearly_meant() -> None:
+def test_unambiguous_fields_are_erased() -> None:
     p, x = projection(), torch.randn(4, 7, 16)
     for form, field in (
         (lambda x: {"pooler_output": x.mean(1), "last_hidden_state": x}, "last_hidden_state"),
@@ -171,7 +174,7 @@ def test_fields_that_are_clearly_meant() -> None:
         model(x)
 
 
-def test_inputs_by_position_and_by_keyword() -> None:
+def test_inputs_are_erased_by_position_and_by_keyword() -> None:
     p = projection()
     model = Around("tensor")
     x = torch.randn(3, 16)
@@ -206,7 +209,7 @@ def test_inputs_by_position_and_by_keyword() -> None:
 # --- names ---------------------------------------------------------------------------------------
 
 
-def test_patterns() -> None:
+def test_patterns_select_modules_by_name() -> None:
     from splince_fast.nn.sites import find
 
     model = tiny("llama")
@@ -236,7 +239,7 @@ def test_unknown_names_get_the_nearest() -> None:
     assert hooks_in(model) == 0
 
 
-def test_what_is_never_called_is_refused() -> None:
+def test_modules_that_are_never_called_are_refused() -> None:
     class Bare(torch.nn.Module):
         """Holds modules, and has no forward."""
 
@@ -321,7 +324,7 @@ def test_leaving_restores_everything() -> None:
     own.remove()
 
 
-def test_nesting_and_order() -> None:
+def test_installations_nest_and_act_in_order() -> None:
     model, first, second = tiny("llama"), projection(seed=1), projection(seed=2)
     batch, site = inputs("llama"), "model.layers.0"
     plain = state_of(model, site, batch)
@@ -334,7 +337,7 @@ def test_nesting_and_order() -> None:
     assert is_erased(one, plain, first, mask)
 
 
-def test_a_handle_without_context_and_again() -> None:
+def test_a_handle_removes_its_erasers_and_installs_them_again() -> None:
     model = tiny("sequential")
     x = inputs("sequential")
     plain = model(**x)
@@ -392,7 +395,7 @@ def test_disabled_is_exact(rank: int) -> None:
         assert not torch.equal(model(**batch).logits, plain)
 
 
-def test_a_site_that_did_not_run_is_told() -> None:
+def test_a_site_that_did_not_run_is_an_error() -> None:
     class Idle(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -412,7 +415,7 @@ def test_a_site_that_did_not_run_is_told() -> None:
     assert hooks_in(model) == 0
 
 
-def test_hooks_removed_by_others_are_told() -> None:
+def test_hooks_removed_by_other_code_are_an_error() -> None:
     model = tiny("sequential")
     installed = snn.install(model, {"2": projection()})
     model[2]._forward_hooks.clear()
@@ -439,7 +442,7 @@ def test_rank_zero_warns_once() -> None:
     assert len(caught) == 1
 
 
-def test_wrong_arguments() -> None:
+def test_invalid_arguments_of_install_are_errors() -> None:
     model = tiny("sequential")
     with pytest.raises(sf.InputError, match="at="):
         snn.install(model, projection())
@@ -463,7 +466,7 @@ def changed_tokens(model: Any, site: str, batch: dict[str, Any], tokens: Any) ->
     return (erased != plain).any(-1)
 
 
-def test_which_tokens() -> None:
+def test_rules_select_their_tokens() -> None:
     model = tiny("llama")
     ids = torch.randint(3, 50, (3, 5))
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
@@ -476,8 +479,8 @@ def test_which_tokens() -> None:
         "first": f([0, 0, 1, 0, 0], [1, 0, 0, 0, 0], [1, 0, 0, 0, 0]),
         "last": f([0, 0, 0, 0, 1], [0, 0, 1, 0, 0], [0, 0, 0, 0, 1]),
     }
-    for tokens, wanted in expected.items():
-        assert torch.equal(changed_tokens(model, site, batch, tokens), wanted), tokens
+    for tokens, reference in expected.items():
+        assert torch.equal(changed_tokens(model, site, batch, tokens), reference), tokens
     assert torch.equal(changed_tokens(model, site, batch, None), expected["body"])
     odd = changed_tokens(model, site, batch, lambda call: call["input_ids"] % 2 == 1)
     assert torch.equal(odd, ids % 2 == 1)
@@ -508,7 +511,7 @@ def test_skipped_ids_travel_with_the_erasers() -> None:
     assert torch.equal(changed, body)
 
 
-def test_which_tokens_behind_a_cache() -> None:
+def test_rules_select_tokens_after_a_cache() -> None:
     """One more in each row, or several of which some are padding; skipped ids, too."""
     model, site = tiny("llama"), "model.layers.0"
     prompt = {"input_ids": torch.randint(3, 50, (2, 3)), "attention_mask": torch.ones(2, 3).long()}
@@ -527,8 +530,12 @@ def test_which_tokens_behind_a_cache() -> None:
 
     one, two, here = [[7], [8]], [[7, 8], [8, 7]], [[1, 1], [1, 0]]
     given = {site: projection()}
-    for tokens, wanted in {"body": here, "first": [[0, 0]] * 2, "last": [[0, 1], [1, 0]]}.items():
-        assert changed(two, here, given, tokens) == wanted
+    for tokens, reference in {
+        "body": here,
+        "first": [[0, 0]] * 2,
+        "last": [[0, 1], [1, 0]],
+    }.items():
+        assert changed(two, here, given, tokens) == reference
     batch = {"input_ids": torch.randint(3, 50, (40, 5)), "z": torch.arange(40) % 2}
     skipping = snn.collect(model, [batch], site, labels="z", skip_ids=[7]).erasers(
         sf.leace, erase="z"
@@ -537,7 +544,7 @@ def test_which_tokens_behind_a_cache() -> None:
     assert changed(one, [[1], [1]], skipping, None) == [[0], [1]]
 
 
-def test_a_rule_without_its_call_is_told() -> None:
+def test_a_rule_without_its_call_is_an_error() -> None:
     model = tiny("sequential")
     with (
         pytest.raises(snn.SiteError, match="needs a call with input_ids"),
@@ -571,7 +578,7 @@ def test_threads_get_their_own_tokens() -> None:
     batches = [inputs("llama", n=6, length=4 + i, seed=i) for i in range(2)]
     found: dict[int, list[torch.Tensor]] = {0: [], 1: []}
     with snn.install(model, {"model.layers.*": projection()}, tokens="body"):
-        wanted = [model(**b).logits for b in batches]
+        reference = [model(**b).logits for b in batches]
 
         def work(i: int) -> None:
             with torch.no_grad():
@@ -585,10 +592,10 @@ def test_threads_get_their_own_tokens() -> None:
             thread.join()
     for i in (0, 1):
         assert len(found[i]) == 30
-        assert all(torch.allclose(f, wanted[i], atol=1e-5) for f in found[i])
+        assert all(torch.allclose(f, reference[i], atol=1e-5) for f in found[i])
 
 
-def test_parts_get_their_hooks_when_gradients_are_recorded() -> None:
+def test_ancestors_of_sites_get_hooks_when_gradients_are_recorded() -> None:
     """Only a backward pass needs them: decoding does not pay for them."""
     model, batch = tiny("llama"), inputs("llama")
     sites_and_calls = 2 + 2 * 2  # two sites; before and after the model and its base
@@ -657,7 +664,7 @@ def test_a_first_call_with_gradients_beside_one_that_runs(
 
 
 @pytest.mark.parametrize("tokens", ["body", "last", "all"])
-def test_generation_with_cache_without_and_padded(tokens: str) -> None:
+def test_generation_is_erased_with_and_without_cache_and_padding(tokens: str) -> None:
     model = tiny("llama")
     single = torch.randint(3, 50, (1, 6), generator=torch.Generator().manual_seed(3))
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
@@ -691,7 +698,7 @@ def test_generation_with_cache_without_and_padded(tokens: str) -> None:
 
 
 @pytest.mark.parametrize("tokens", ["body", "first", "last"])
-def test_which_tokens_of_a_generation(tokens: str) -> None:
+def test_rules_select_tokens_of_a_generation(tokens: str) -> None:
     """The prompt has four tokens and two pads; every later call has one token."""
     model, p = tiny("llama"), projection()
     ids = torch.randint(3, 50, (1, 6), generator=torch.Generator().manual_seed(3))
@@ -715,7 +722,7 @@ def test_which_tokens_of_a_generation(tokens: str) -> None:
     assert calls[1:] == [[tokens != "first"]] * 3
 
 
-def test_assisted_generation() -> None:
+def test_assisted_generation_is_erased() -> None:
     model = tiny("llama")
     ids = torch.randint(3, 50, (1, 6), generator=torch.Generator().manual_seed(3))
     options = {
@@ -772,7 +779,7 @@ def test_checkpointing_gives_the_same_gradients(site: str, reentrant: bool) -> N
         assert torch.allclose(p.grad, q.grad, atol=1e-6), name
 
 
-def test_control_a_function_that_is_checkpointed_is_told() -> None:
+def test_control_a_checkpointed_function_is_an_error() -> None:
     from torch.utils.checkpoint import checkpoint
 
     class Model(torch.nn.Module):
@@ -795,7 +802,7 @@ def test_control_a_function_that_is_checkpointed_is_told() -> None:
     installed.remove()
 
 
-def test_inference_mode_and_autocast() -> None:
+def test_erasers_act_in_inference_mode_and_autocast() -> None:
     model = tiny("llama")
     batch = inputs("llama")
     with snn.install(model, {"model.layers.*": projection()}):
@@ -817,12 +824,12 @@ def test_float16_overflows_as_in_torch() -> None:
     assert torch.equal(found[0, 1:], x[0, 1:])
 
 
-def test_cuda() -> None:
+def test_erasers_on_a_gpu() -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA GPU")
     model, batch = tiny("llama"), inputs("llama")
     with snn.install(model, {"model.layers.*": projection()}):
-        wanted = model(**batch).logits
+        reference = model(**batch).logits
         model.cuda()
         found = model(**{k: v.cuda() for k, v in batch.items()}).logits
-    assert torch.allclose(found.cpu(), wanted, atol=1e-4)
+    assert torch.allclose(found.cpu(), reference, atol=1e-4)

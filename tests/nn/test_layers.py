@@ -1,4 +1,4 @@
-"""Layer-by-layer fits on tiny models, their files, and what is refused."""
+"""nn.layers, nn.activation_cache, nn.spec: layer-by-layer fits of tiny models, and their files."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_fitted_on_last_tokens_and_applied_to_all(tmp_path: Path) -> None:
             )
 
 
-def test_other_tokens_than_in_the_fit_are_told(tmp_path: Path) -> None:
+def test_other_tokens_than_in_the_fit_warn(tmp_path: Path) -> None:
     model = tiny("llama")
     batch = {**inputs("llama", 100), "z": torch.arange(100) % 2}
     at = ["model.layers.0", "model.layers.1"]
@@ -110,7 +110,7 @@ def test_other_tokens_than_in_the_fit_are_told(tmp_path: Path) -> None:
         return snn.fit_layers(model, [batch], sites, sf.leace, erase="z", **options)
 
     both, own = fit(at), fit(at, apply_to=rule)
-    # None of these differ, or can be told to: any other warning would be an error.
+    # No tokens differ here, as far as they are known: a warning would be an error.
     for erasers, tokens in [
         (both, None), (both, "body"), (fit(at[0]), "all"), (fit(at, apply_to="all"), "all"),
         (own, None), (own, rule),
@@ -150,7 +150,7 @@ def test_the_default_is_splince_and_errors_name_the_layer() -> None:
     assert hooks_in(model) == 0
 
 
-def test_batches_must_repeat() -> None:
+def test_batches_that_differ_between_passes_are_errors() -> None:
     model, batches = model_and_batches()
     options = {"erase": "z", "labels": ["z", "y"]}
     with pytest.raises(sf.InputError, match="is an iterator"):
@@ -210,7 +210,7 @@ def same(first: snn.Erasers, second: snn.Erasers) -> bool:
     )
 
 
-def test_what_lies_before_a_fitted_site_runs_once() -> None:
+def test_modules_before_a_fitted_site_run_once() -> None:
     model, batches = model_and_batches()
     found: dict[Any, snn.Erasers] = {}
 
@@ -261,7 +261,7 @@ class Forked(torch.nn.Module):
     ],
     ids=["chain", "skip", "skip on one batch", "in place"],
 )
-def test_a_model_that_reads_back_is_run_again(rule: Any, again: bool) -> None:
+def test_a_model_that_reads_a_skipped_output_is_run_again(rule: Any, again: bool) -> None:
     model = Forked(rule).eval()
     torch.manual_seed(1)
     z = torch.arange(300) % 2
@@ -280,7 +280,7 @@ def test_a_model_that_reads_back_is_run_again(rule: Any, again: bool) -> None:
     assert same(found[0], found[None])
 
 
-def test_a_site_behind_a_norm_begins_before_its_block() -> None:
+def test_the_pass_of_a_site_after_a_norm_starts_before_its_block() -> None:
     """The residual stream around a norm is read again: the block before is what is kept."""
     model = tiny("llama")
     batches = [{**inputs("llama", 60, seed=i)} for i in range(3)]
@@ -315,7 +315,7 @@ class InPlace(torch.nn.Module):
         return x + self.b(self.norms[1](x))
 
 
-def test_an_operation_in_place_behind_a_cut() -> None:
+def test_a_cached_output_that_was_modified_in_place_is_not_used() -> None:
     """It writes into the output that is kept, which then must not serve as it is.
 
     It happens behind the first batch, on which cache points are tried.
@@ -340,15 +340,15 @@ def test_an_operation_in_place_behind_a_cut() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_a_part_that_takes_no_hooks_runs_each_time() -> None:
+def test_a_module_that_takes_no_hooks_runs_in_each_pass() -> None:
     model, batches = model_and_batches()
-    wanted = snn.fit_layers(model, batches, SITES, sf.leace, erase="z", memory=0)
+    expected = snn.fit_layers(model, batches, SITES, sf.leace, erase="z", memory=0)
     model[1] = torch.jit.trace(model[1], torch.randn(2, 16))
     found = snn.fit_layers(model, batches, SITES, sf.leace, erase="z")
-    assert same(found, wanted)
+    assert same(found, expected)
 
 
-def test_activations_that_are_not_finite_are_still_named() -> None:
+def test_activations_that_are_not_finite_are_named() -> None:
     model, batches = model_and_batches()
     batches[3]["input"] = batches[3]["input"] * torch.tensor([1e38, 1, 1, 1, 1, 1]) * 1e38
     with pytest.raises(sf.NonFiniteError, match=r"'6'.*|'2'.*batch 3"):
@@ -356,7 +356,7 @@ def test_activations_that_are_not_finite_are_still_named() -> None:
     assert not any("forward" in module.__dict__ for module in model.modules())
 
 
-def test_files(tmp_path: Path) -> None:
+def test_erasers_survive_a_file(tmp_path: Path) -> None:
     model, batches = model_and_batches()
     erasers = snn.fit_layers(model, batches, SITES, erase="z", keep="y", labels=["z", "y"])
     path = tmp_path / "erasers.safetensors"
@@ -370,9 +370,9 @@ def test_files(tmp_path: Path) -> None:
         assert loaded[name].report == p.report
     x = batches[0]["input"]
     with snn.install(model, erasers):
-        wanted = model(x)
+        expected = model(x)
     with snn.install(model, path):
-        assert torch.equal(model(x), wanted)
+        assert torch.equal(model(x), expected)
     with pytest.raises(snn.SiteError, match="nearest names"):
         snn.install(tiny("llama"), path)
     other = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(9)))
@@ -397,7 +397,7 @@ def test_a_composition_survives_a_file(tmp_path: Path) -> None:
     assert np.array_equal(snn.Erasers.load(tmp_path / "a.safetensors")["a"](X), both(X))
 
 
-def test_a_transformer_layer_by_layer() -> None:
+def test_a_transformer_is_erased_layer_by_layer() -> None:
     model = tiny("llama")
     batch = inputs("llama", n=200, length=6)
     batch["z"] = (batch["input_ids"] % 2).where(batch["attention_mask"] == 1, torch.tensor(-100))
@@ -411,7 +411,7 @@ def test_a_transformer_layer_by_layer() -> None:
         assert after.trace("z")[site] < 1e-6 * before.trace("z")[site]
 
 
-def test_last_layer_retraining_then_folding() -> None:
+def test_an_eraser_is_folded_into_a_retrained_layer() -> None:
     """An eraser before a new head, trained, and folded into it."""
     model, batches = model_and_batches()
     p = snn.collect(model, batches, "8", labels="z").erasers(sf.leace, erase="z")["8"]

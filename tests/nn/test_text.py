@@ -1,4 +1,4 @@
-"""Batches of texts: the same each time, padded, with labels of texts or of words."""
+"""nn.text: batches of texts, which are equal in each pass, with labels of texts or words."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_seed_shuffles_batches_the_same_way(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_labels_of_words(side: str, tokenizer: Any) -> None:
+def test_labels_of_words_are_aligned_with_tokens(side: str, tokenizer: Any) -> None:
     tokenizer.padding_side = side
     data = {
         "words": [["the", "foreman", "said"], ["she"]],
@@ -98,7 +98,7 @@ def test_labels_of_words(side: str, tokenizer: Any) -> None:
         )
 
 
-def test_max_length_and_refusals(tokenizer: Any) -> None:
+def test_texts_are_truncated_and_invalid_arguments_are_errors(tokenizer: Any) -> None:
     (batch,) = snn.text_batches(DATA, tokenizer, text="text", max_length=2, batch_size=4)
     assert batch["input_ids"].shape == (4, 2)
     with pytest.raises(sf.InputError, match="no columns"):

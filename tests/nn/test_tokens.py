@@ -1,4 +1,4 @@
-"""Which tokens a call has: caches and states, calls inside calls, models without tokens."""
+"""nn.tokens, nn.call_selections: tokens of calls with caches, nested calls, and without tokens."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def of(**call: Any) -> list[Any]:
     return [[True], [True]] if selection.mask is None else selection.mask.tolist()
 
 
-def test_where_the_length_of_a_cache_comes_from() -> None:
+def test_the_length_of_a_cache_is_read_in_all_its_forms() -> None:
     keys = torch.zeros(2, 1, 3, 4)
     yes, no = [[True], [True]], [[False], [False]]
     assert of() == no
@@ -116,7 +116,7 @@ def test_where_the_length_of_a_cache_comes_from() -> None:
     assert of(use_cache=True, cache_implementation="static") == no
 
 
-def test_a_mask_of_the_new_tokens_only() -> None:
+def test_a_mask_may_cover_the_new_tokens_only() -> None:
     keys, ones = torch.zeros(2, 1, 3, 4), torch.ones(2, 1, dtype=torch.long)
     two = torch.tensor([[7, 9], [8, 9]])
     call = {"input_ids": two, "attention_mask": torch.ones_like(two)}
@@ -129,7 +129,7 @@ def test_a_mask_of_the_new_tokens_only() -> None:
 
 
 @pytest.mark.parametrize("rule", ["body", "first", None])
-def test_an_unknown_cache_is_told(rule: Any) -> None:
+def test_a_cache_of_unknown_length_is_an_error(rule: Any) -> None:
     call = {"input_ids": IDS, "my_cache": types.SimpleNamespace(states=1)}
     with pytest.raises(
         snn.SiteError, match=r"\['my_cache'\].*pass an attention_mask.*tokens='all'"
@@ -146,7 +146,7 @@ def test_an_unknown_cache_is_told(rule: Any) -> None:
 # --- calls inside calls, and none ----------------------------------------------------------------
 
 
-def test_a_decoder_inside_a_call_without_ids() -> None:
+def test_a_decoder_inside_a_call_without_ids_has_its_own_tokens() -> None:
     model, site = tiny("whisper"), "model.decoder.layers.1"
     batches = [{**inputs("whisper", n=100, seed=i), "z": torch.arange(100) % 2} for i in range(3)]
     found = snn.collect(model, batches, site, labels="z")
@@ -162,7 +162,7 @@ def test_a_decoder_inside_a_call_without_ids() -> None:
     body[:, 0] = False
     assert is_erased(erased, plain, erasers[site], body)
     assert after.trace("z")[site] < 1e-6 * found.trace("z")[site]
-    # The encoder has no tokens: all its rows are taken, and a rule that needs ids is told.
+    # The encoder has no tokens: all its rows are selected, and a rule that needs ids is an error.
     encoder = "model.encoder.layers.1"
     rows = snn.collect(model, batches, encoder, labels="z")
     assert rows.tokens == "all"

@@ -1,4 +1,4 @@
-"""Configuration: what show_config reports, and the instruction set of the row kernels."""
+"""config: the report of show_config, and the instruction set of the row kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""First use: a fresh process compiles nothing, imports no compiler and writes no cache."""
+"""_kernels: the first use in a process compiles nothing and writes no cache."""
 
 from __future__ import annotations
 

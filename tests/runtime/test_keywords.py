@@ -1,4 +1,4 @@
-"""A misspelt option of a function that passes options on is an error that names the nearest one."""
+"""_runtime.keywords: a misspelt option is an error that suggests the nearest one."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def folds() -> list[sf.Moments]:
         ),
     ],
 )
-def test_the_nearest_name(call: Callable[[], Any], text: str) -> None:
+def test_the_nearest_option_is_suggested(call: Callable[[], Any], text: str) -> None:
     with pytest.raises(sf.InputError, match=text):
         call()
 
 
-def test_a_name_like_no_other_lists_them_all() -> None:
+def test_an_unknown_option_lists_all_options() -> None:
     with pytest.raises(sf.InputError, match=r"takes no colour= .it takes .*shrinkage"):
         sf.erase(X, Z, colour="red")
 
 
-def test_a_figure() -> None:
+def test_a_misspelt_option_of_a_figure() -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install matplotlib")
     from splince_fast.evaluation.figures import draw
 

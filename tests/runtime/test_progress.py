@@ -1,4 +1,4 @@
-"""Progress bars: where they appear, their figures, and what a hidden one costs."""
+"""_runtime.progress: where bars appear, their figures, and the cost of a hidden bar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads: how many, who may use what, and that their number changes no byte."""
+"""_runtime.threads, _runtime.lock: number of threads, concurrent use, equal bytes."""
 
 from __future__ import annotations
 

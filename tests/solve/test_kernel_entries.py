@@ -50,11 +50,11 @@ def made(kind: str) -> factor.Factor:
     if kind == "identity":
         return factor.identity(ones, 1.0)
     if kind == "low_rank":
-        return factor.low_rank(
-            numbers(2, D), ones.copy(), np.zeros(2), ones, ones, smallest=1.0, constant=1e-14
+        return factor.of_columns(
+            numbers(2, D), ones, ones, ones.copy(), np.zeros(2), smallest=1.0, constant=1e-14
         )
     if kind == "spanned":
-        return factor.spanned(numbers(2, D), ones, ones, smallest=1.0, constant=1e-14)
+        return factor.of_columns(numbers(2, D), ones, ones, smallest=1.0, constant=1e-14)
     return dense(covariance(), np.zeros(D), np.empty(D * D), kind == "eigh")
 
 
@@ -111,7 +111,7 @@ def entries() -> Iterator[Any]:
     )
     yield pytest.param(
         Entry(
-            lambda **a: factor.low_rank(**a, smallest=1.0, constant=1e-14),
+            lambda **a: factor.of_columns(**a, smallest=1.0, constant=1e-14),
             {"columns": numbers(K, D), "half": np.ones(D), "shrink": np.zeros(K)} | figures,
             written=frozenset({"columns", "half", "shrink"}),
         ),
@@ -119,7 +119,7 @@ def entries() -> Iterator[Any]:
     )
     yield pytest.param(
         Entry(
-            lambda **a: factor.spanned(**a, smallest=1.0, constant=1e-14),
+            lambda **a: factor.of_columns(**a, smallest=1.0, constant=1e-14),
             {"columns": numbers(D, D)} | figures,
             free=frozenset({("columns", -1)}),
             written=frozenset({"columns"}),
@@ -271,11 +271,11 @@ def test_features_left_out_must_be_features_in_order() -> None:
                 allow_eigh=True,
             ),
             partial(
-                factor.low_rank, numbers(2, D), np.ones(D), np.zeros(2), np.ones(D), np.ones(D),
+                factor.of_columns, numbers(2, D), np.ones(D), np.ones(D), np.ones(D), np.zeros(2),
                 smallest=1.0, constant=1e-14,
             ),
             partial(
-                factor.spanned, numbers(2, D), np.ones(D), np.ones(D), smallest=1.0,
+                factor.of_columns, numbers(2, D), np.ones(D), np.ones(D), smallest=1.0,
                 constant=1e-14,
             ),
         ):  # fmt: skip

@@ -23,6 +23,7 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
+import reference
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from naive_model import FUZZ
@@ -30,7 +31,7 @@ from numpy.typing import NDArray
 
 from splince_fast._kernels import factor as kernel
 from splince_fast._kernels import oblique as oblique_kernel
-from splince_fast._kernels import reference, spans
+from splince_fast._kernels import spans
 from splince_fast._solve import tolerances
 from splince_fast._solve.oblique import Solution
 

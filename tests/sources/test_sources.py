@@ -1,4 +1,4 @@
-"""Sources: equal rows from every container, resuming, reading ahead, errors that name a place."""
+"""sources: all modules. Equal rows from every container, resuming, reading ahead, errors."""
 
 from __future__ import annotations
 
@@ -992,10 +992,10 @@ def test_a_loader_that_shuffles_does_not_resume(torch: Any) -> None:
 @pytest.mark.parametrize(
     ("batch", "arguments", "message"),
     [
-        ("tuple", {}, "name what follows X"),
+        ("tuple", {}, "name the entries after X"),
         ("tuple", {"labels": ["a", "b"]}, r"where \(X, a, b\) is expected"),
         ("tuple", {"embedding": "e"}, "where a mapping is expected"),
-        ("mapping", {}, "say with embedding="),
+        ("mapping", {}, "pass the key of X as embedding="),
         ("mapping", {"embedding": "q"}, "no key 'q'"),
         ("mapping", {"embedding": "e", "labels": ["q"]}, "no key 'q'"),
         ("single", {}, r"X of batch 0 has shape \(2,\)"),

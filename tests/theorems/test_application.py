@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reference
 from erasers import DTYPES, LAYOUTS, bound, draw_eraser, exact, layer_dtype, result_dtype, rows_like
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,6 @@ from problems import (
 )
 
 import splince_fast as sf
-from splince_fast._kernels import reference
 
 
 @pytest.mark.parametrize("rank", [1, 2, 5])

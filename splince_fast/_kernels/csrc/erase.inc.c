@@ -26,19 +26,18 @@ INLINE double *aligned(void *memory) {
 static Index directions(Index rank) { return rank == 1 ? 1 : rank <= LANES ? LANES : COLUMNS; }
 
 static Index factors_size(Index rank, Index width) {
-    Index panel = rank == 1 ? 1 : COLUMNS, columns = directions(rank);
-    return pieces(rank, columns) * columns * width + pieces(width, panel) * panel * rank + width +
-           rank;
+    Index columns = directions(rank), padded = pieces(width, COLUMNS) * COLUMNS;
+    return (pieces(rank, columns) * columns + rank + 1) * padded + rank;
 }
 
 /* sign * factor, whose number (t, q) lies at factor[t * down + q * across], as panels of `columns`
-   columns, filled up with zeros. Returns the end of them. */
+   columns and `padded` rows, filled up with zeros. Returns the end of them. */
 static double *pack_panels(const double *factor, Index depth, Index width, Index down, Index across,
-                           double sign, Index columns, double *panels) {
+                           double sign, Index columns, Index padded, double *panels) {
     for (Index first = 0; first < width; first += columns)
-        for (Index t = 0; t < depth; t++)
+        for (Index t = 0; t < padded; t++)
             for (Index q = first; q < first + columns; q++)
-                *panels++ = q < width ? sign * factor[t * down + q * across] : 0.0;
+                *panels++ = t < depth && q < width ? sign * factor[t * down + q * across] : 0.0;
     return panels;
 }
 
@@ -46,15 +45,15 @@ static void pack_factors(Factors *map, const double *left, const double *right, 
                          const double *shift, double *memory) {
     Index rank = map->rank, width = map->width;
     map->columns = directions(rank);
-    map->panel = rank == 1 ? 1 : COLUMNS;
+    map->padded = pieces(width, COLUMNS) * COLUMNS;
     map->measuring = memory;
-    memory = pack_panels(right, width, rank, 1, width, 1.0, map->columns, memory);
+    memory = pack_panels(right, width, rank, 1, width, 1.0, map->columns, map->padded, memory);
     map->removing = memory;
-    memory = pack_panels(left, rank, width, width, 1, -1.0, map->panel, memory);
-    for (Index j = 0; j < width; j++) memory[j] = mean[j];
-    for (Index r = 0; r < rank; r++) memory[width + r] = shift[r];
+    memory = pack_panels(left, rank, width, width, 1, -1.0, COLUMNS, rank, memory);
     map->mean = memory;
-    map->shift = memory + width;
+    memory = pack_panels(mean, width, 1, 1, 0, 1.0, 1, map->padded, memory);
+    map->shift = memory;
+    for (Index r = 0; r < rank; r++) memory[r] = shift[r];
 }
 
 /* Cache lines of finished rows that wait to be written past the caches. */
@@ -115,7 +114,7 @@ INLINE double NAME(measure_and_write)(const Factors *map, const T *x, const T *a
         for (int q = 0; q < 2; q++) {
             Index k = j + q * LANES;
             if (measures) sums[q] += (LOAD(x + k) - get_f64(mean + k)) * get_f64(right + k);
-            if (writes) found[q] = LOAD(y + k) + factor * get_f64(left + k);
+            if (writes) found[q] = multiply_add_f64(factor, get_f64(left + k), LOAD(y + k));
         }
         UNROLL(2)
         for (int q = 0; q < 2; q++) {
@@ -130,8 +129,7 @@ INLINE double NAME(measure_and_write)(const Factors *map, const T *x, const T *a
     for (int q = 0; q < 2; q++) { /* in registers too: products are rounded as those above */
         Index j = whole + q * LANES, count = smaller(LANES, width - j);
         if (measures && count > 0)
-            sums[q] += (NAME(load_some)(x + j, count) - get_some_f64(mean + j, count)) *
-                       get_some_f64(right + j, count);
+            sums[q] += (NAME(load_some)(x + j, count) - get_f64(mean + j)) * get_f64(right + j);
     }
     for (Index j = whole; j < width && writes; j++) out[j] = (T)(y[j] + c * left[j]);
     return sum_of_lanes(sums[0] + sums[1]);
@@ -237,7 +235,7 @@ INLINE void NAME(measure)(const Factors *map, const T *rows, Index down, Index n
         Index depth = smaller(DEPTH, map->width - first);
         NAME(centre_part)(rows, down, n, map->mean, first, depth, centred);
         for (Index r = 0; r < room; r += columns) {
-            const double *panel = map->measuring + r * map->width + first * columns;
+            const double *panel = map->measuring + r * map->padded + first * columns;
             Index i = 0;
             for (; i + ROWS <= n; i += ROWS)
                 NAME(add_to_coefficients)(centred + i * DEPTH, panel, depth,

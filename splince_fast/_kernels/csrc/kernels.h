@@ -20,6 +20,9 @@
 #if defined(__x86_64__)
 #define SPLINCE_X86 1
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#define SPLINCE_NEON 1
+#include <arm_neon.h>
 #endif
 #endif
 
@@ -42,10 +45,9 @@
 #define UNROLL(n)
 #endif
 
-#define LINE 64        /* bytes of a cache line */
-#define AHEAD 8        /* rows that are prefetched */
-#define GROUP 4        /* rows that are reduced at once */
-#define MOST_CELLS 256 /* combinations of codes that are counted at once */
+#define LINE 64 /* bytes of a cache line */
+#define AHEAD 8 /* rows that are prefetched */
+#define GROUP 4 /* rows that are reduced at once */
 #define NO_ROW (-1)
 #define NO_MEMORY (-2)
 
@@ -54,12 +56,11 @@ typedef ptrdiff_t Index; /* NumPy's intp */
 INLINE Index smaller(Index a, Index b) { return a < b ? a : b; }
 INLINE Index pieces(Index whole, Index piece) { return (whole + piece - 1) / piece; }
 
-/* A block of rows with labels, and the sums that are taken over it: with y_i = x_i - shift and
-   offset = shift - reference
+/* A block of rows with labels, and the sums that are taken over it: with y_i = x_i - shift,
+   offset = shift - reference and k classes
 
-       total        = sum_i w_i y_i                     peak = max_i |y_i|
-       class_sums_c = sum_{i: codes[., i] = c} w_i (y_i + offset)
-       products_q   = sum_i values[q, i] (y_i + offset)
+       sums[0] = sum_i w_i y_i       sums[2 + c]     = sum_{i: codes[., i] = c} w_i (y_i + offset)
+       sums[1] = max_i |y_i|         sums[2 + k + q] = sum_i values[q, i] (y_i + offset)
 
    Matrices are C-contiguous. */
 typedef struct {
@@ -75,7 +76,7 @@ typedef struct {
     Index columns;
     const double *rotations; /* (turns, 2): cosines and sines */
     Index turns;
-    double *peak, *total, *class_sums, *products; /* overwritten */
+    double *sums; /* (2 + classes + columns, width), overwritten */
 } Block;
 
 /* Tasks of a phase, in cache lines of their own. */
@@ -119,10 +120,10 @@ typedef struct {
 /* r(x) = x - left^T (right (x - mean) - shift), with factors as the kernels read them. */
 typedef struct {
     Index rank, width;
-    const double *measuring; /* right^T in panels (width x columns) of `columns` directions */
-    const double *removing;  /* -left in panels (rank x panel) of `panel` features */
-    const double *mean, *shift;
-    Index columns, panel;
+    const double *measuring;    /* right^T in panels (padded x columns) of `columns` directions */
+    const double *removing;     /* -left in panels (rank x features) of two registers of features */
+    const double *mean, *shift; /* (padded,), (rank,) */
+    Index columns, padded; /* `padded` is the width with zeros behind it, two registers at a time */
 } Factors;
 
 typedef struct {
@@ -164,7 +165,7 @@ extern const Level level_avx2, level_avx512;
 /* The best level of this processor first. `k`-th of them, or NULL behind the last. */
 const Level *supported_level(int k);
 
-/* `place` has max(MOST_CELLS, n_codes + 1) + 1 numbers. */
+/* `place` has n_codes + 2 numbers. */
 void sort_by_cell(const Index *codes, Index variables, Index n, Index n_codes, Index part_rows,
                   Index *order, Index *cell, Index *place);
 

@@ -21,6 +21,14 @@ INLINE const T *NAME(row)(const Block *block, Index i) {
     return (const T *)block->rows + (block->index ? block->index[i] : i) * block->width;
 }
 
+/* Sums of a class, and of products with a column of values. */
+INLINE double *NAME(class_sums)(const Block *block, Index c) {
+    return block->sums + (2 + c) * block->width;
+}
+INLINE double *NAME(products)(const Block *block, Index q) {
+    return block->sums + (2 + block->classes + q) * block->width;
+}
+
 /* Rows that are reduced at once, and the number of rows among them that are not repeated: where a
    group is not full, its first row takes the place of the others, with factors of 0. */
 typedef struct {
@@ -81,7 +89,7 @@ static void NAME(add_row)(const Block *block, Index i, Index first, Index last) 
     for (Index v = 0; v < block->variables; v++) {
         const Index code = block->codes[v * block->n + i];
         if (code < 0) continue;
-        double *const sums = block->class_sums + code * block->width;
+        double *const sums = NAME(class_sums)(block, code);
         for (Index j = first; j < last; j++)
             sums[j] += w * (row[j] - block->shift[j] + block->offset[j]);
     }
@@ -101,7 +109,7 @@ static void NAME(add_cell)(const Block *block, Index start, Index stop, Index fi
     for (Index v = 0; v < block->variables; v++) {
         const Index code = block->codes[v * block->n + block->order[start]];
         if (code < 0) continue;
-        double *const sums = block->class_sums + code * block->width;
+        double *const sums = NAME(class_sums)(block, code);
         for (Index j = first; j < last; j++) sums[j] += held[j] + whole * block->offset[j];
     }
 }
@@ -125,7 +133,7 @@ static void NAME(add_values)(const Block *block, const NAME(Group) *group, Index
     double w[GROUP];
     for (Index q = 0; q < block->columns; q++) {
         NAME(factors)(group, block->values + q * block->n, w);
-        NAME(add_group)(*group, block->shift, w, first, last, block->products + q * block->width);
+        NAME(add_group)(*group, block->shift, w, first, last, NAME(products)(block, q));
     }
 }
 
@@ -175,7 +183,7 @@ static void NAME(centre_group)(const Block *block, NAME(Group) group, const NAME
         other[g] = all_f64(turns->other[g]);
     }
     const double *const shift = block->shift;
-    double *const total = block->total, *const peak = block->peak;
+    double *const total = block->sums, *const peak = total + block->width;
     Index j = first;
     for (; j + LANES <= last; j += LANES)
         NAME(centre_register)(&group, shift, w, own, other, j, LANES, total, peak,
@@ -187,20 +195,15 @@ static void NAME(centre_group)(const Block *block, NAME(Group) group, const NAME
 
 /* Zeros in the columns first..last of all sums. */
 static void NAME(clear_sums)(const Block *block, Index first, Index last) {
-    const size_t bytes = (size_t)(last - first) * sizeof(double);
-    memset(block->total + first, 0, bytes);
-    memset(block->peak + first, 0, bytes);
-    for (Index c = 0; c < block->classes; c++)
-        memset(block->class_sums + c * block->width + first, 0, bytes);
-    for (Index q = 0; q < block->columns; q++)
-        memset(block->products + q * block->width + first, 0, bytes);
+    for (Index c = 0; c < 2 + block->classes + block->columns; c++)
+        memset(block->sums + c * block->width + first, 0, (size_t)(last - first) * sizeof(double));
 }
 
 /* Adds what the offset has in the products with columns. */
 static void NAME(add_offset)(const Block *block, Index first, Index last) {
     for (Index q = 0; q < block->columns; q++) {
         const double *const values = block->values + q * block->n;
-        double *const sums = block->products + q * block->width, whole = 0.0;
+        double *const sums = NAME(products)(block, q), whole = 0.0;
         for (Index i = 0; i < block->n; i++) whole += values[i];
         for (Index j = first; j < last; j++) sums[j] += whole * block->offset[j];
     }

@@ -29,72 +29,29 @@ const Level *supported_level(int k) {
     return k >= 0 && k < n ? found[k] : NULL;
 }
 
-/* Turns counts into places: where the numbers of each kind begin, from `start` on. */
-static void accumulate(Index *count, Index kinds, Index start) {
-    count[0] = start;
-    for (Index c = 0; c < kinds; c++) count[c + 1] += count[c];
-}
-
-/* Orders rows start..stop by one number of few kinds each, which `cell` holds. Returns the number
-   of cells so far, by which `cell` is overwritten. `end` has kinds + 1 numbers. */
-static Index sort_few_kinds(Index kinds, Index start, Index stop, Index *order, Index *cell,
-                            Index number, Index *end) {
-    memset(end, 0, (size_t)(kinds + 1) * sizeof(Index));
-    for (Index i = start; i < stop; i++) end[cell[i] + 1]++;
-    accumulate(end, kinds, start);
-    for (Index i = start; i < stop; i++) order[end[cell[i]]++] = i;
-    for (Index c = 0, begun = start; c < kinds; c++) {
-        if (end[c] == begun) continue;
-        while (begun < end[c]) cell[begun++] = number;
-        number++;
-    }
-    return number;
-}
-
-/* Does the same by one stable counting sort per variable. `cell` takes each new order. */
-static Index sort_by_variable(const Index *codes, Index variables, Index n, Index n_codes,
-                              Index start, Index stop, Index *order, Index *cell, Index number,
-                              Index *place) {
-    for (Index i = start; i < stop; i++) order[i] = i;
-    for (Index v = 0; v < variables; v++) {
-        const Index *code = codes + v * n;
-        memset(place, 0, (size_t)(n_codes + 2) * sizeof(Index));
-        for (Index i = start; i < stop; i++) place[code[i] + 2]++;
-        accumulate(place, n_codes + 1, start);
-        for (Index i = start; i < stop; i++) cell[place[code[order[i]] + 1]++] = order[i];
-        memcpy(order + start, cell + start, (size_t)(stop - start) * sizeof(Index));
-    }
-    for (Index i = start; i < stop; i++) {
-        for (Index v = 0; i > start && v < variables; v++)
-            if (codes[v * n + order[i]] != codes[v * n + order[i - 1]]) {
-                number++;
-                break;
-            }
-        cell[i] = number;
-    }
-    return number + 1;
-}
-
-/* Orders the rows of each part so that those with equal codes, a cell, are neighbours: stable, by
-   the last code first. Cells are numbered from 0 in the new order. O(v n) where the combinations
-   of codes are few, else O(v (n + parts n_codes)). */
+/* Orders the rows of each part so that those with equal codes, a cell, are neighbours: by one stable
+   counting sort per variable, the last code first. Cells are numbered from 0 in the new order. */
 void sort_by_cell(const Index *codes, Index variables, Index n, Index n_codes, Index part_rows,
                   Index *order, Index *cell, Index *place) {
-    Index kinds = 1, number = 0;
-    for (Index v = 0; v < variables && kinds <= MOST_CELLS; v++)
-        kinds = n_codes < MOST_CELLS ? kinds * (n_codes + 1) : MOST_CELLS + 1;
+    Index number = -1;
     for (Index start = 0; start < n; start += part_rows) {
-        const Index stop = n - start < part_rows ? n : start + part_rows;
-        if (kinds > MOST_CELLS) {
-            number = sort_by_variable(codes, variables, n, n_codes, start, stop, order, cell,
-                                      number, place);
-            continue;
+        const Index stop = smaller(n, start + part_rows);
+        for (Index i = start; i < stop; i++) order[i] = i;
+        for (Index v = 0; v < variables; v++) {
+            const Index *code = codes + v * n;
+            memset(place, 0, (size_t)(n_codes + 2) * sizeof(Index));
+            for (Index i = start; i < stop; i++) place[code[i] + 2]++;
+            place[0] = start; /* counts become places: where the rows of each code begin */
+            for (Index c = 0; c <= n_codes; c++) place[c + 1] += place[c];
+            for (Index i = start; i < stop; i++) cell[place[code[order[i]] + 1]++] = order[i];
+            memcpy(order + start, cell + start, (size_t)(stop - start) * sizeof(Index));
         }
-        for (Index i = start; i < stop; i++) cell[i] = 0;
-        for (Index v = variables - 1; v >= 0; v--)
-            for (Index i = start; i < stop; i++)
-                cell[i] = cell[i] * (n_codes + 1) + codes[v * n + i] + 1;
-        number = sort_few_kinds(kinds, start, stop, order, cell, number, place);
+        for (Index i = start; i < stop; i++) {
+            int differs = i == start;
+            for (Index v = 0; v < variables && !differs; v++)
+                differs = codes[v * n + order[i]] != codes[v * n + order[i - 1]];
+            cell[i] = number += differs;
+        }
     }
 }
 

@@ -85,11 +85,13 @@ INLINE D larger_f64(D a, D b) {
 #endif
 }
 
-/* a b + c, at one rounding where registers are wide: which of two products is rounded is not left
+/* a b + c, at one rounding where processors have that: which of two products is rounded is not left
    to the compiler. */
 INLINE D multiply_add_f64(D a, D b, D c) {
 #if WIDE
     return MM(fmadd_pd)(a, b, c);
+#elif defined(SPLINCE_NEON)
+    return (D)vfmaq_f64((float64x2_t)c, (float64x2_t)a, (float64x2_t)b);
 #else
     return a * b + c;
 #endif
@@ -140,7 +142,17 @@ INLINE void stream_f32(float *p, D x) {
     HalfF narrow = CONVERT(x, HalfF);
     stream(p, &narrow, sizeof(narrow));
 }
-INLINE void stream_line(char *line, const char *from) { stream(line, from, LINE); }
+INLINE void stream_line(char *line, const char *from) {
+#if WIDE
+    for (int k = 0; k < LINE; k += BYTES) {
+        D numbers;
+        memcpy(&numbers, from + k, BYTES);
+        MM(stream_pd)((double *)(line + k), numbers);
+    }
+#else
+    stream(line, from, LINE);
+#endif
+}
 INLINE void settle(void) {
 #ifdef SPLINCE_X86
     _mm_sfence();

@@ -1,18 +1,17 @@
 """The profession experiment of the paper: erase a stereotype, keep factual gender.
 
-Section "Language modeling" of Holstege, Ravfogel and Wouters (NeurIPS 2025). The states x of a
-language model that is about to say " he" or " she" after a noun carry the stereotype z of that noun
-and its factual gender y. Erasers of z are fitted on some nouns; on the others the log-odds
+Section "Language modeling" of Holstege, Ravfogel and Wouters (NeurIPS 2025). The last-token states
+x of a language model before " he" or " she" carry the stereotype z of a noun and its factual
+gender y. Erasers of z are fitted on some nouns; on the others the log-odds
 
     log p(he) - log p(she) = r(x) @ (w_he - w_she)
 
-are regressed on [1, z, y]. Two coefficients tell how far the model still goes by each.
+are regressed on [1, z, y]. The coefficients measure how much the model depends on each score.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,41 +22,35 @@ from threadpoolctl import threadpool_limits
 from splince_fast._runtime.progress import Progress
 from splince_fast.exceptions import InputError, NotEnoughDataError
 from splince_fast.experiments.demo.professions import ProfessionData
-from splince_fast.methods import leace, sal, splince
+from splince_fast.experiments.erasers import ERASERS, fit_eraser
 from splince_fast.moments import Moments
-from splince_fast.projection import Projection
 
 Float = NDArray[np.float64]
 
-TRAIN_SHARE: Final = 0.7
-# Correlations of the two scores are brought this near to where they should be.
+TRAIN_FRACTION: Final = 0.7
+# Largest distance of a correlation of the two scores from its target.
 CORRELATION_TOLERANCE: Final = 1e-3
-# That of the scores of Bolukbasi et al. (2016) over their 320 professions, which the paper used.
+# Correlation of the scores of Bolukbasi et al. (2016) over 320 professions, which the paper uses.
 PAPER_CORRELATION: Final = 0.26
-# Of the probe, per row, where features have unit variance. It finds most of the stereotype in the
-# states as they are with 0.1 to 1, less with 10 or almost none; in erased ones as little with any.
+# Ridge penalty of the probe per row, for features of unit variance. R^2 on unerased states is
+# largest for 0.1 to 1; on erased states it does not depend on the penalty.
 PROBE_PENALTY: Final = 1.0
 
-ERASERS: Final[dict[str, Callable[[Moments], Projection]]] = {
-    "SAL": lambda moments: sal(moments, erase="stereotype"),
-    "LEACE": lambda moments: leace(moments, erase="stereotype"),
-    "SPLINCE": lambda moments: splince(moments, erase="stereotype", keep="factual"),
-}
 METHODS: Final = ("Original", *ERASERS)
 
 
 @dataclass(frozen=True)
-class Split:
-    """Rows of one random split by family of nouns, such as nurse, male nurse, female nurse.
+class NounSplit:
+    """Rows of one random split by family of nouns (nurse, male nurse, female nurse).
 
     Attributes
     ----------
     train : int array
-        Prompts of the training families, all of them unless a correlation was asked for.
+        Prompts of the training families: all of them, or a subset of a given correlation.
     test : int array
-        Prompts of the other families, as many as leave the two scores uncorrelated.
+        Prompts of the other families, a subset in which the two scores are uncorrelated.
     train_correlation, test_correlation : float
-        Of the two scores over these prompts.
+        Correlation of the two scores over these prompts.
     """
 
     train: NDArray[np.intp]
@@ -67,7 +60,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SplitFigures:
     """Figures of one method in one split.
 
     Attributes
@@ -81,7 +74,7 @@ class Outcome:
     probe_r2 : float
         Of :func:`probe_r2`.
     seconds : float
-        To fit from moments, and to apply to every row.
+        Time to fit from moments, and to apply to every row.
     """
 
     stereotype: float
@@ -99,20 +92,20 @@ class Results:
 
     Attributes
     ----------
-    outcomes : dict of str to list of Outcome
+    outcomes : dict of str to list of SplitFigures
         Per method of :data:`METHODS`, one per split.
-    splits : list of Split
+    splits : list of NounSplit
     train_correlation : float or None
-        That was asked for.
+        Target; None uses all training prompts.
     n_train, n_test : int
-        Families on each side of a split.
+        Training and held-out families of a split.
     random_state : int
     moments_seconds : float
-        To accumulate the moments of a split, on average.
+        Mean time to accumulate the moments of a split.
     """
 
-    outcomes: dict[str, list[Outcome]]
-    splits: list[Split]
+    outcomes: dict[str, list[SplitFigures]]
+    splits: list[NounSplit]
     train_correlation: float | None
     n_train: int
     n_test: int
@@ -125,7 +118,7 @@ class Results:
         return self.n_test / self.n_train
 
     def column(self, method: str, field: str) -> Float:
-        """Values of one field of :class:`Outcome`, one per split."""
+        """Values of one field of :class:`SplitFigures`, one per split."""
         return np.array([getattr(outcome, field) for outcome in self.outcomes[method]])
 
 
@@ -143,11 +136,11 @@ def run(
     ----------
     data : ProfessionData
     n_splits : int
-        Random splits by family; at least 2. Split i is the same however many there are.
+        Random splits by family; at least 2. Split i does not depend on their number.
     random_state : int
         Not negative.
     train_correlation : float, optional
-        Give up training prompts until the two scores have this correlation. The default uses all.
+        Drop training prompts until the two scores have this correlation. The default uses all.
     progress : bool, optional
         Show a progress bar on stderr; by default only in a terminal or notebook, after two
         seconds.
@@ -157,21 +150,24 @@ def run(
     InputError
         A parameter out of range.
     NotEnoughDataError
-        The scores of a split cannot be brought to the correlation that they should have.
+        No subset of the prompts of a split has the target correlation.
     """
     if n_splits < 2:
         raise InputError(f"the number of splits is {n_splits}; intervals need at least 2")
     if random_state < 0:
         raise InputError(f"random_state is {random_state}; it must not be negative")
     splits = [make_split(data, (random_state, i), train_correlation) for i in range(n_splits)]
-    outcomes: dict[str, list[Outcome]] = {method: [] for method in METHODS}
+    outcomes: dict[str, list[SplitFigures]] = {method: [] for method in METHODS}
     n_rows = sum(len(split.train) for split in splits)
     row_bytes = data.activations[:1].nbytes
     moments_seconds = 0.0
-    # Loads every BLAS before their threads are limited, and compiles before the clock runs.
-    ERASERS["LEACE"](accumulate(data, splits[0].train))(data.activations[:1])
-    # NumPy's and SciPy's BLAS each keep threads of their own, and at this size they wait for each
-    # other longer than they compute.
+    # Load every BLAS before their threads are limited, and compile before the first timing.
+    warm_up = fit_eraser(
+        "LEACE", accumulate(data, splits[0].train), erase="stereotype", keep="factual"
+    )
+    warm_up(data.activations[:1])
+    # NumPy's and SciPy's BLAS have separate threads, which at this size wait for each other longer
+    # than they compute.
     with (
         threadpool_limits(1, user_api="blas"),
         Progress(n_rows, "training prompts", show=progress) as bar,
@@ -198,13 +194,13 @@ def run(
 
 def train_families(n_families: int) -> int:
     """Families in the training part of a split."""
-    return int(TRAIN_SHARE * n_families)
+    return int(TRAIN_FRACTION * n_families)
 
 
 def accumulate(data: ProfessionData, rows: NDArray[np.intp]) -> Moments:
     """Moments of some prompts, with both scores as continuous variables."""
     nouns = data.noun_index[rows]
-    # In one block, so that nothing waits to be merged while a method is timed.
+    # One block: no merge is pending when a method is timed.
     kinds = {"stereotype": "continuous", "factual": "continuous"}
     return Moments(block_rows=len(rows), kinds=kinds).update(
         data.activations[rows],
@@ -214,13 +210,13 @@ def accumulate(data: ProfessionData, rows: NDArray[np.intp]) -> Moments:
 
 def make_split(
     data: ProfessionData, seed: tuple[int, int], train_correlation: float | None = None
-) -> Split:
+) -> NounSplit:
     """Split the families at random; thin the held-out prompts until the scores are uncorrelated.
 
     Raises
     ------
     NotEnoughDataError
-        They cannot be, or the training prompts cannot have the correlation that was asked for.
+        No subset of the held-out or the training prompts has the target correlation.
     """
     rng = np.random.default_rng(seed)
     names, family = np.unique(data.families, return_inverse=True)
@@ -228,7 +224,7 @@ def make_split(
     in_train = np.isin(family, order[: train_families(len(names))])
     test, test_correlation = thinned(data, np.flatnonzero(~in_train), 0.0, rng)
     train, correlation = thinned(data, np.flatnonzero(in_train), train_correlation, rng)
-    return Split(train, test, correlation, test_correlation)
+    return NounSplit(train, test, correlation, test_correlation)
 
 
 def thinned(
@@ -236,15 +232,15 @@ def thinned(
 ) -> tuple[NDArray[np.intp], float]:
     """Choose prompts of some nouns over which the two scores have a given correlation.
 
-    One prompt at a time is given up, of the noun that brings the correlation nearest to its
-    target, until it is within :data:`CORRELATION_TOLERANCE`: so few are given up. Which of a
-    noun's prompts is random.
+    Greedy: drop one prompt at a time, of the noun that brings the correlation nearest to its
+    target, until it is within :data:`CORRELATION_TOLERANCE`. A random prompt of the noun is
+    dropped.
 
     Parameters
     ----------
     nouns : int array
     target : float or None
-        None takes every prompt.
+        None keeps every prompt.
     rng : numpy.random.Generator
 
     Returns
@@ -255,7 +251,7 @@ def thinned(
     Raises
     ------
     NotEnoughDataError
-        A score is constant, or no prompt brings the correlation nearer any more.
+        A score is constant, or dropping no prompt brings the correlation nearer.
     """
     z, y = data.stereotype[nouns], data.factual[nouns]
     prompts = [rng.permutation(np.flatnonzero(data.noun_index == noun)) for noun in nouns]
@@ -263,8 +259,8 @@ def thinned(
     terms = np.stack([np.ones_like(z), z, y, z * z, y * y, z * y])
     correlation = float(_correlation(terms @ kept))
     while target is not None and not abs(correlation - target) < CORRELATION_TOLERANCE:
-        left = _correlation((terms @ kept)[:, None] - terms)
-        distance = np.where((kept == 0) | np.isnan(left), np.inf, np.abs(left - target))
+        candidates = _correlation((terms @ kept)[:, None] - terms)
+        distance = np.where((kept == 0) | np.isnan(candidates), np.inf, np.abs(candidates - target))
         noun = int(np.argmin(distance))
         if not distance[noun] < abs(correlation - target):
             raise NotEnoughDataError(
@@ -273,30 +269,33 @@ def thinned(
                 "few nouns, or a score is constant among them; try another seed or more nouns"
             )
         kept[noun] -= 1
-        correlation = float(left[noun])
-    chosen = [rows[:count] for rows, count in zip(prompts, kept, strict=True)]
-    return np.sort(np.concatenate(chosen)), correlation
+        correlation = float(candidates[noun])
+    rows = [noun_rows[:count] for noun_rows, count in zip(prompts, kept, strict=True)]
+    return np.sort(np.concatenate(rows)), correlation
 
 
 def _correlation(sums: Float) -> Float:
-    """Correlation from sums of 1, z, y, z^2, y^2 and z y; NaN where one of them is constant."""
+    """Correlation from sums of 1, z, y, z^2, y^2 and z y; NaN where z or y is constant."""
     n, z, y, zz, yy, zy = sums
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray((n * zy - z * y) / np.sqrt((n * zz - z * z) * (n * yy - y * y)))
 
 
-def evaluate(data: ProfessionData, split: Split, moments: Moments, method: str) -> Outcome:
+def evaluate(data: ProfessionData, split: NounSplit, moments: Moments, method: str) -> SplitFigures:
     """Fit one method on the training moments, apply it to all rows, and measure."""
     X = data.activations
     started = time.perf_counter()
-    erased = X if method == "Original" else ERASERS[method](moments)(X)
+    if method == "Original":
+        erased = X
+    else:
+        erased = fit_eraser(method, moments, erase="stereotype", keep="factual")(X)
     seconds = time.perf_counter() - started
     z, y = data.stereotype[data.noun_index], data.factual[data.noun_index]
     train, test = split.train, split.test
     before, after = X[train], erased[train]
     z_train, y_train = z[train] - z[train].mean(), y[train] - y[train].mean()
     stereotype, factual = coefficients(data.log_odds(erased[test]), z[test], y[test])
-    return Outcome(
+    return SplitFigures(
         stereotype=stereotype,
         factual=factual,
         residual=float(np.linalg.norm(z_train @ after) / np.linalg.norm(z_train @ before)),
@@ -317,19 +316,18 @@ def coefficients(log_odds: Float, z: Float, y: Float) -> tuple[float, float]:
 
 
 def probe_r2(train: Float, z_train: Float, test: Float, z_test: Float) -> float:
-    """Share of the variance of z that a linear probe explains on held-out rows.
+    """R^2 of z on held-out rows by a ridge regression with an intercept.
 
-    Ridge regression, with an intercept, on features in units of their standard deviation, fitted
-    on `train`, with the penalty :data:`PROBE_PENALTY` per row; so it does not depend on the units
-    of x, and what rounding leaves of an erased direction is not blown up. Below 0 where it does
-    worse than the mean of `z_test`, as an informed guess of the mean does.
+    Features are divided by their standard deviation on `train`, so that R^2 does not depend on
+    their units; the penalty :data:`PROBE_PENALTY` per row keeps the rounding error of an erased
+    direction small. R^2 is below 0 where the prediction is worse than the mean of `z_test`.
     """
     mean, scale = train.mean(axis=0), train.std(axis=0)
     scale[scale == 0] = 1.0
     features = (train - mean) / scale
-    centre = z_train.mean()
+    z_mean = z_train.mean()
     gram = features.T @ features / len(train)
-    against = features.T @ (z_train - centre) / len(train)
-    weights = np.linalg.solve(gram + PROBE_PENALTY * np.eye(len(gram)), against)
-    error = z_test - centre - ((test - mean) / scale) @ weights
+    cross = features.T @ (z_train - z_mean) / len(train)
+    weights = np.linalg.solve(gram + PROBE_PENALTY * np.eye(len(gram)), cross)
+    error = z_test - z_mean - ((test - mean) / scale) @ weights
     return float(1 - np.sum(error**2) / np.sum((z_test - z_test.mean()) ** 2))

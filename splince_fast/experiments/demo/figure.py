@@ -1,8 +1,8 @@
 """The figure of the profession experiment: coefficients, and the geometry of the erasers.
 
-Erasers act in a plane only. With one erased and one kept score, P is the identity on the part of x
-that is uncorrelated with the linear predictions of both; the rest of x - E x lies in the plane of
-Cov(x, z) and Cov(x, y), which P maps to itself. So the plane shows all that they do, exactly.
+Erasers of one score that keep one other score act in a plane. P is the identity on the part of
+x - E x that is uncorrelated with the linear predictions of both scores; the other part lies in the
+plane of Cov(x, z) and Cov(x, y), which P maps to itself. The plane shows the map without loss.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Any, Final
 import numpy as np
 
 from splince_fast._runtime.extras import require
-from splince_fast.experiments.demo.experiment import ERASERS, METHODS, Float, Results, accumulate
+from splince_fast.experiments.demo.experiment import METHODS, Float, Results, accumulate
 from splince_fast.experiments.demo.professions import ProfessionData
-from splince_fast.experiments.demo.table import exponents
+from splince_fast.experiments.demo.table import odds_factor
+from splince_fast.experiments.erasers import fit_eraser
 from splince_fast.methods import leace
 
-# Okabe and Ito's colours, which all kinds of colour vision tell apart.
+# Okabe and Ito's colours, distinct for all kinds of colour vision.
 _STEREOTYPE: Final = "#D55E00"
 _FACTUAL: Final = "#0072B2"
 _POINTS: Final = (
@@ -29,7 +30,7 @@ _POINTS: Final = (
 
 
 class Plane:
-    """The plane in which the erasers of one score act that keep another one.
+    """The plane of Cov(x, z) and Cov(x, y), in which erasers change the states.
 
     Attributes
     ----------
@@ -62,7 +63,7 @@ class Plane:
             predictions[:, j] *= sign
             left[:, j] *= sign
         self.cosine = float(np.mean(predictions[:, 0] * predictions[:, 1]))
-        # Gram and Schmidt, in units where Cov(x) is the identity.
+        # Gram-Schmidt in whitened coordinates, where Cov(x) is the identity.
         mix = np.array([[1.0, self.cosine], [0.0, np.sqrt(1 - self.cosine**2)]])
         self.whitened = predictions @ np.linalg.inv(mix)
         spanning = left @ np.linalg.inv(mix)
@@ -74,7 +75,7 @@ class Plane:
         self.states = self.whitened @ (basis.T @ spanning).T
         self.erased = {}
         for method in ("SPLINCE", "LEACE"):
-            eraser = ERASERS[method](moments)
+            eraser = fit_eraser(method, moments, erase="stereotype", keep="factual")
             removed = basis.T @ eraser.left @ (eraser.right.T @ basis)
             self.erased[method] = self.states - self.states @ removed.T
 
@@ -105,7 +106,7 @@ def draw(data: ProfessionData, runs: list[Results], path: str | os.PathLike[str]
 
 
 def _legend(part: Any, ax: Any) -> None:
-    """One legend for all axes of a part, below them."""
+    """Add one legend for all axes of a part, below them."""
     handles, labels = ax.get_legend_handles_labels()
     part.legend(
         handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9
@@ -113,18 +114,18 @@ def _legend(part: Any, ax: Any) -> None:
 
 
 def _coefficients(ax: Any, results: Results) -> None:
-    """Both coefficients of every method, with their intervals."""
-    for field, colour, marker, shift in (
+    """Draw both coefficients of every method with their intervals."""
+    for field, colour, marker, offset in (
         ("stereotype", _STEREOTYPE, "s", -0.14),
         ("factual", _FACTUAL, "o", 0.14),
     ):
-        found = [exponents(results, method, field) for method in METHODS]
+        factors = [odds_factor(results, method, field) for method in METHODS]
         ax.errorbar(
-            [value.mean for value in found],
-            np.arange(len(found)) + shift,
+            [value.mean for value in factors],
+            np.arange(len(factors)) + offset,
             xerr=[
-                [value.mean - value.low for value in found],
-                [value.high - value.mean for value in found],
+                [value.mean - value.low for value in factors],
+                [value.high - value.mean for value in factors],
             ],
             fmt=marker,
             color=colour,
@@ -145,7 +146,7 @@ def _coefficients(ax: Any, results: Results) -> None:
 
 
 def _geometry(part: Any, plane: Plane) -> None:
-    """Four views of the plane, as in the paper's illustration."""
+    """Draw four views of the plane, as in the paper's illustration."""
     part.suptitle(
         "The plane of Cov(x, z) and Cov(x, y), z the stereotype, y the factual score:\n"
         "LEACE and SPLINCE act in it only",
@@ -162,8 +163,8 @@ def _geometry(part: Any, plane: Plane) -> None:
         before = plane.whitened if points is plane.whitened else plane.states
         reach = 1.05 * float(np.abs(before).max())
         for value, colour, label in _POINTS:
-            chosen = points[plane.y == value]
-            ax.scatter(*chosen.T, s=6, color=colour, alpha=0.5, linewidths=0, zorder=4)
+            rows = points[plane.y == value]
+            ax.scatter(*rows.T, s=6, color=colour, alpha=0.5, linewidths=0, zorder=4)
             ax.scatter([], [], s=30, color=colour, label=label)  # for the legend
         _arrows(ax, plane, before, points, reach)
         ax.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
@@ -173,30 +174,34 @@ def _geometry(part: Any, plane: Plane) -> None:
 
 
 def _arrows(ax: Any, plane: Plane, before: Float, points: Float, reach: float) -> None:
-    """Both covariances; dashed where they were before erasing, if that is elsewhere."""
+    """Draw both covariances; the unerased ones are dashed where erasing changes them."""
     scores = (
         (plane.z, _STEREOTYPE, r"$\Sigma_{xz}$"),
         (plane.y, _FACTUAL, r"$\Sigma_{xy}$"),
     )
     longest = max(float(np.linalg.norm(plane.covariance(before, score))) for score, _, _ in scores)
     for score, colour, label in scores:
-        was, now = (0.75 * reach / longest * plane.covariance(p, score) for p in (before, points))
-        gone = np.linalg.norm(now) < 1e-6 * reach
-        if gone or np.linalg.norm(now - was) > 1e-6 * reach:
-            ax.plot(*zip((0, 0), was, strict=True), color=colour, linestyle="--", linewidth=1.2)
-        if gone:
+        unerased, erased = (
+            0.75 * reach / longest * plane.covariance(p, score) for p in (before, points)
+        )
+        zero = np.linalg.norm(erased) < 1e-6 * reach
+        if zero or np.linalg.norm(erased - unerased) > 1e-6 * reach:
+            ax.plot(
+                *zip((0, 0), unerased, strict=True), color=colour, linestyle="--", linewidth=1.2
+            )
+        if zero:
             ax.plot(0, 0, marker="o", color=colour, zorder=6)
-            at = 0.6 * was - np.array([0.0, 0.12 * reach])
+            position = 0.6 * unerased - np.array([0.0, 0.12 * reach])
         else:
-            # Where erasing leaves a line of points, the shaft lies under them.
+            # Erased points lie on a line: the shaft is drawn below them.
             ax.quiver(
-                0, 0, *now, color=colour, width=0.016, angles="xy", scale_units="xy", scale=1,
+                0, 0, *erased, color=colour, width=0.016, angles="xy", scale_units="xy", scale=1,
                 zorder=5 if points is before else 3,
             )  # fmt: skip
-            at = now * (1 + 0.13 * reach / np.linalg.norm(now))
+            position = erased * (1 + 0.13 * reach / np.linalg.norm(erased))
         ax.annotate(
-            f"{label} = 0" if gone else label,
-            at,
+            f"{label} = 0" if zero else label,
+            position,
             color=colour,
             fontsize=12,
             ha="center",

@@ -1,4 +1,4 @@
-"""The nouns, templates and language-model states of the demonstration, as they are shipped.
+"""The shipped nouns, templates and language-model states of the demonstration.
 
 ``data/README.md`` says where the tables come from and what a score means; the script
 ``tools/build_profession_activations.py`` of the source tree makes the array from the tables.
@@ -41,9 +41,9 @@ class Tables:
         The nouns, and for each whether it is an ``occupation``, a ``role``, or ``modified`` (an
         occupation with "male" or "female" before it).
     families : tuple of str
-        Which nouns belong together ("nurse" and "male nurse", "king" and "queen").
+        Name of the family of each noun ("nurse" and "male nurse" have one, "king" and "queen").
     stereotype : float64 array of shape (n_nouns,)
-        1 - 2 * (share of women in the occupation), in [-1, 1]; 0 where there is no such figure.
+        1 - 2 * (fraction of women in the occupation), in [-1, 1]; 0 where it is unknown.
     factual : float64 array of shape (n_nouns,)
         1 male, -1 female, 0 neither, by dictionary meaning.
     templates : tuple of str
@@ -66,7 +66,7 @@ class Tables:
 
 
 @dataclass(frozen=True)
-class ProfessionData:
+class ProfessionData(Tables):
     """Last-token states of a language model for every noun in every template.
 
     Attributes
@@ -75,34 +75,23 @@ class ProfessionData:
         Input of the language-model head, one row per prompt (stored as float16, widened here).
     noun_index, template_index : int arrays of shape (n,)
         Positions in `nouns` and `templates`, so ``stereotype[noun_index]`` is the score per row.
-    nouns, kinds, families, templates : tuple of str
-        As in the tables.
-    stereotype, factual : float64 arrays of shape (n_nouns,)
-        Scores per noun, positive towards male.
     he_minus_she : float64 array of shape (d,)
         Difference of the head's rows for `` he`` and `` she``.
     model, licence : str
-        Where the states come from, and the model's licence.
+        The model of the states, and its licence.
     """
 
     activations: NDArray[np.float64]
     noun_index: NDArray[np.intp]
     template_index: NDArray[np.intp]
-    nouns: tuple[str, ...]
-    kinds: tuple[str, ...]
-    families: tuple[str, ...]
-    templates: tuple[str, ...]
-    stereotype: NDArray[np.float64]
-    factual: NDArray[np.float64]
     he_minus_she: NDArray[np.float64]
     model: str
     licence: str
 
     def log_odds(self, activations: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-        """Return log p(he) - log p(she) per row, of these states or of an erased copy of them.
+        """Return log p(he) - log p(she) of each row, shape (n,); by default of the stored states.
 
-        The head has no bias and the normaliser cancels, so this is the product with
-        `he_minus_she`; shape (n,).
+        The head has no bias and the normaliser cancels: the product with `he_minus_she` remains.
         """
         return (self.activations if activations is None else activations) @ self.he_minus_she
 
@@ -166,7 +155,7 @@ def load(folder: str | os.PathLike[str] | None = None) -> ProfessionData:
 
 
 def _load(folder: Path) -> ProfessionData:
-    """Read one folder, and check that its tables and arrays belong together."""
+    """Read one folder, and check that its arrays were made from its tables."""
     tables = read_tables(folder)
     path = folder / ARRAYS
     tensors, metadata = files.read(path, KIND, FORMAT_VERSION)
@@ -175,30 +164,25 @@ def _load(folder: Path) -> ProfessionData:
         checksum, model, licence = (metadata[k] for k in ("tables_sha256", "model", "licence"))
     except KeyError as error:
         raise FileFormatError(f"{path} lacks {error}: it is incomplete; build it again") from error
-    remedy = "restore the files as they were shipped, or build the activations again"
+    advice = "restore the files as they were shipped, or build the activations again"
     if checksum != tables.checksum:
         raise FileFormatError(
             f"{path} was made from other tables than {NOUNS} and {TEMPLATES} beside it (checksum "
-            f"{checksum}, found {tables.checksum}): one of them was changed; {remedy}"
+            f"{checksum}, found {tables.checksum}): one of them was changed; {advice}"
         )
     n_nouns, n_templates = len(tables.nouns), len(tables.templates)
     if states.shape != (n_nouns * n_templates, head.shape[-1]) or head.shape[:-1] != (2,):
         raise FileFormatError(
             f"{path} holds activations of shape {states.shape} and a head of shape {head.shape}, "
-            f"for {n_nouns} nouns in {n_templates} templates and 2 pronouns; {remedy}"
+            f"for {n_nouns} nouns in {n_templates} templates and 2 pronouns; {advice}"
         )
-    wide = head.astype(np.float64)
+    he, she = head.astype(np.float64)
     return ProfessionData(
+        **vars(tables),
         activations=states.astype(np.float64),
         noun_index=np.repeat(np.arange(n_nouns), n_templates),
         template_index=np.tile(np.arange(n_templates), n_nouns),
-        nouns=tables.nouns,
-        kinds=tables.kinds,
-        families=tables.families,
-        templates=tables.templates,
-        stereotype=tables.stereotype,
-        factual=tables.factual,
-        he_minus_she=wide[0] - wide[1],
+        he_minus_she=he - she,
         model=model,
         licence=licence,
     )

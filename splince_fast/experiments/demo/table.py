@@ -1,25 +1,26 @@
-"""The table of the profession experiment, its test, its reading, and the same as JSON."""
+"""The table of the profession experiment, its test, and the same as JSON."""
 
 from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
 
+from splince_fast.evaluation.statistics import corrected_t
 from splince_fast.experiments.demo.experiment import (
     CORRELATION_TOLERANCE,
-    ERASERS,
     METHODS,
     PROBE_PENALTY,
     Float,
     Results,
 )
 from splince_fast.experiments.demo.professions import ProfessionData
+from splince_fast.experiments.erasers import ERASERS
 
 CONFIDENCE: Final = 0.95
 STAR_LEVEL: Final = 0.01
-# SPLINCE's exp(beta_fact) over LEACE's in the paper: least (Mistral, Phi-2) and largest (Llama 2).
+# Ratio of exp(beta_fact) of SPLINCE to LEACE in the paper: smallest (Mistral, Phi-2), largest
+# (Llama 2).
 _PAPER_RATIOS: Final = (1.48, 2.04)
 
 _COLUMNS: Final = (
@@ -33,16 +34,12 @@ _COLUMNS: Final = (
 )
 
 
-class Interval(NamedTuple):
-    """A mean over splits with its interval."""
+class OddsFactor(NamedTuple):
+    """exp of a mean coefficient with its interval."""
 
     mean: float
     low: float
     high: float
-
-    def exp(self) -> Interval:
-        """The same of the exponents."""
-        return Interval(*map(float, np.exp(self)))
 
     def __str__(self) -> str:
         return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
@@ -56,7 +53,7 @@ class PairedTest(NamedTuple):
     difference, t, p : float
         Mean difference; t and p with the variance of overlapping splits.
     p_uncorrected : float
-        As if the splits were independent, which they are not.
+        p without the correction for overlap.
     """
 
     difference: float
@@ -65,36 +62,12 @@ class PairedTest(NamedTuple):
     p_uncorrected: float
 
 
-def interval(values: Float, test_ratio: float) -> Interval:
-    """Mean and t-interval over random splits, corrected for their overlap.
-
-    The variance of the mean is ``(1 / k + n_test / n_train) s^2``, not ``s^2 / k``: the k splits
-    share most of their data (C. Nadeau and Y. Bengio: Inference for the generalization error,
-    Machine Learning 52, 2003).
-
-    Parameters
-    ----------
-    values : float64 array of shape (k,)
-    test_ratio : float
-        n_test / n_train.
-    """
-    k, mean = len(values), float(values.mean())
-    half = float(stdtrit(k - 1, (1 + CONFIDENCE) / 2)) * _spread(values, test_ratio)
-    return Interval(mean, mean - half, mean + half)
-
-
 def paired_test(first: Float, second: Float, test_ratio: float) -> PairedTest:
-    """Test that `first` is above `second`, pair by pair; `test_ratio` as for :func:`interval`."""
-    values = first - second
-    k, mean = len(values), float(values.mean())
-    t = mean / _spread(values, test_ratio)
-    plain = mean / _spread(values, 0.0)
-    return PairedTest(mean, t, float(stdtr(k - 1, -t)), float(stdtr(k - 1, -plain)))
-
-
-def _spread(values: Float, test_ratio: float) -> float:
-    """Standard error of the mean over overlapping splits."""
-    return float(values.std(ddof=1) * np.sqrt(1 / len(values) + test_ratio))
+    """Test that `first` is above `second`, pair by pair; `test_ratio` is n_test / n_train."""
+    values = (first - second).tolist()
+    (t, p, *_), (_, p_uncorrected, *_) = (corrected_t(values, ratio) for ratio in (test_ratio, 0.0))
+    one_tailed = (q / 2 if t > 0 else 1 - q / 2 for q in (p, p_uncorrected))
+    return PairedTest(float(np.mean(values)), t, *one_tailed)
 
 
 def factual_test(results: Results) -> PairedTest:
@@ -103,9 +76,11 @@ def factual_test(results: Results) -> PairedTest:
     return paired_test(splince, leace, results.test_ratio)
 
 
-def exponents(results: Results, method: str, field: str) -> Interval:
-    """exp of a coefficient with its interval."""
-    return interval(results.column(method, field), results.test_ratio).exp()
+def odds_factor(results: Results, method: str, field: str) -> OddsFactor:
+    """exp of a coefficient with its t interval, corrected for the overlap of the splits."""
+    values = results.column(method, field)
+    _, _, low, high = corrected_t(values.tolist(), results.test_ratio, CONFIDENCE)
+    return OddsFactor(*map(float, np.exp([values.mean(), low, high])))
 
 
 def heading(data: ProfessionData, results: Results) -> str:
@@ -119,12 +94,12 @@ def heading(data: ProfessionData, results: Results) -> str:
 
 
 def table(results: Results) -> str:
-    """The figures of one run, one line per method, under a line that says what it was fitted on."""
+    """The figures of one run, one line per method, below a line on the training prompts."""
     prompts = round(float(np.mean([len(split.train) for split in results.splits])))
     correlation = float(np.mean([split.train_correlation for split in results.splits]))
-    which = "all" if results.train_correlation is None else "thinned"
+    selection = "all" if results.train_correlation is None else "thinned"
     lines = [
-        f"Fitted on {prompts:,} training prompts ({which}), corr(stereotype, factual) = "
+        f"Fitted on {prompts:,} training prompts ({selection}), corr(stereotype, factual) = "
         f"{correlation:.2f}",
         "method    " + " ".join(f"{name:>{wide}}" for name, wide in _COLUMNS),
     ]
@@ -136,8 +111,8 @@ def table(results: Results) -> str:
             for field in ("residual", "kept", "distortion", "probe_r2")
         )
         cells = (
-            str(exponents(results, method, "stereotype")),
-            f"{exponents(results, method, 'factual')}{star if method == 'SPLINCE' else ' '}",
+            str(odds_factor(results, method, "stereotype")),
+            f"{odds_factor(results, method, 'factual')}{star if method == 'SPLINCE' else ' '}",
             f"{residual:.1e}" if erased else "1",
             f"{kept:.3f}" if erased else "1",
             f"{100 * distortion:.2f} %" if erased else "0",
@@ -149,30 +124,30 @@ def table(results: Results) -> str:
     return "\n".join(lines)
 
 
-def reading(results: Results) -> str:
-    """Two lines that say what the figures say, beside those of the paper for its five models."""
-    stereo = {method: exponents(results, method, "stereotype") for method in METHODS}
+def paper_comparison(results: Results) -> str:
+    """Two lines that compare the figures with those of the paper for its five models."""
+    stereo = {method: odds_factor(results, method, "stereotype") for method in METHODS}
     listed = ", ".join(f"{method} {stereo[method].mean:.2f}" for method in ERASERS)
     distance = {method: abs(np.log(value.mean)) for method, value in stereo.items()}
     nearer = [method for method in ERASERS if distance[method] < distance["Original"]]
     all_nearer = len(nearer) == len(ERASERS)
-    free = [method for method in ERASERS if stereo[method].low <= 1 <= stereo[method].high]
+    neutral = [method for method in ERASERS if stereo[method].low <= 1 <= stereo[method].high]
     test = factual_test(results)
-    found = test.p < STAR_LEVEL
+    significant = test.p < STAR_LEVEL
     kept = float(results.column("LEACE", "kept").mean())
     return (
         f"Stereotype: {stereo['Original'].mean:.2f} becomes {listed}: nearer to 1 for "
         f"{'all' if all_nearer else ', '.join(nearer) or 'none'}, {_as_paper(all_nearer)}; the "
-        f"interval holds 1 for {', '.join(free) or 'none'}.\n"
+        f"interval holds 1 for {', '.join(neutral) or 'none'}.\n"
         f"Factual: SPLINCE's is {np.exp(test.difference):.2f} times LEACE's (paper: "
         f"{_PAPER_RATIOS[0]:.2f} to {_PAPER_RATIOS[1]:.2f}), p = {test.p:.1e}, "
-        f"{'' if found else 'not '}significant {_as_paper(found)}; LEACE kept {kept:.1%} of "
-        "|Cov(x, y)|."
+        f"{'' if significant else 'not '}significant {_as_paper(significant)}; LEACE kept "
+        f"{kept:.1%} of |Cov(x, y)|."
     )
 
 
 def _as_paper(agrees: bool) -> str:
-    """The paper finds both things for every model (tables profession_main, profession_extra)."""
+    """Whether a figure agrees with the paper, whose five models agree with each other."""
     return "as in the paper" if agrees else "unlike the paper"
 
 
@@ -227,12 +202,12 @@ def _run_to_dict(results: Results) -> dict[str, Any]:
         ],
         "methods": {
             method: {
-                "exp_beta_stereo": exponents(results, method, "stereotype")._asdict(),
-                "exp_beta_fact": exponents(results, method, "factual")._asdict(),
+                "exp_beta_stereo": odds_factor(results, method, "stereotype")._asdict(),
+                "exp_beta_fact": odds_factor(results, method, "factual")._asdict(),
                 "per_split": [dict(vars(outcome)) for outcome in results.outcomes[method]],
             }
             for method in METHODS
         },
         "splince_above_leace": factual_test(results)._asdict(),
-        "reading": reading(results).splitlines(),
+        "reading": paper_comparison(results).splitlines(),
     }

@@ -1,4 +1,4 @@
-"""Rows erased in memory of the CPU: their numbers, and every tensor that must go through torch."""
+"""_runtime.torch_rows, nn.hooks: rows that the kernel erases, and tensors that torch must erase."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def site(form: Callable[[Any], Any] = lambda x: x) -> Any:
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each call at a site was taken in memory."""
+def by_kernel(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the kernel erased the rows, for each call of a site."""
     seen: list[bool] = []
     inner = hooks.erased_in_memory
 
@@ -59,7 +59,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     [(2, 0), (2, 1), (16, 0), (16, 1), (16, 2), (16, 5)]
     + [(100, rank) for rank in (0, 1, 2, 5, 17)],
 )
-def test_numbers(width: int, rank: int, taken: list[bool]) -> None:
+def test_kernel_results_are_exact_to_rounding(width: int, rank: int, by_kernel: list[bool]) -> None:
     p = projection(width, rank)
     model = site()
     with contextlib.nullcontext() if rank else pytest.warns(sf.NothingErasedWarning):
@@ -74,16 +74,16 @@ def test_numbers(width: int, rank: int, taken: list[bool]) -> None:
         assert torch.equal(x, kept)
         if rank:
             assert not is_erased(found, x, projection(width, rank, seed=1))
-    assert taken == [True] * 4
+    assert by_kernel == [True] * 4
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_16_bits_are_rounded_once(dtype: torch.dtype, taken: list[bool]) -> None:
+def test_the_kernel_rounds_16_bits_once(dtype: torch.dtype, by_kernel: list[bool]) -> None:
     p, model = projection(64, 2), site()
     x = (torch.randn(500, 64, generator=torch.Generator().manual_seed(0)) * 3 + 1).to(dtype)
     with snn.install(model, {"0": p}):
         found = model(x)
-    assert taken == [True]
+    assert by_kernel == [True]
     assert found.dtype == dtype
     share, largest = spacing_differs(found, exact(p, x), x)
     assert share <= 1e-3
@@ -94,7 +94,11 @@ def test_16_bits_are_rounded_once(dtype: torch.dtype, taken: list[bool]) -> None
 @pytest.mark.parametrize("rank", [2, 6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_that_are_not_selected_keep_their_bits(
-    dtype: torch.dtype, rank: int, known: bool, taken: list[bool], monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype,
+    rank: int,
+    known: bool,
+    by_kernel: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch_rows, "is_in_torch_dispatch_mode", lambda: not known)
     p, model = projection(rank=rank), site()
@@ -109,10 +113,10 @@ def test_rows_that_are_not_selected_keep_their_bits(
         assert not torch.equal(found[mask], x[mask])
         whole = snn.Eraser(p)(x)
         assert torch.allclose(found[mask].float(), whole[mask].float(), atol=1e-5, rtol=2.0**-7)
-    assert taken == [known, known]
+    assert by_kernel == [known, known]
 
 
-def test_a_torch_that_does_not_tell_who_watches_does_it_all(
+def test_a_torch_without_detection_of_modes_erases_all_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In a fresh copy of the module; the control is the module itself."""
@@ -124,7 +128,7 @@ def test_a_torch_that_does_not_tell_who_watches_does_it_all(
     assert torch_rows.erased_in_memory(factors, torch.ones(2, 4)) is not None
 
 
-def test_another_axis_and_another_output_go_through_torch(taken: list[bool]) -> None:
+def test_another_axis_and_another_output_go_through_torch(by_kernel: list[bool]) -> None:
     """Also where what is at the usual place is as wide."""
     p, x = projection(), torch.randn(3, 16, 16)
     model, several = site(), site(lambda x: (x, x + 1))
@@ -134,35 +138,35 @@ def test_another_axis_and_another_output_go_through_torch(taken: list[bool]) -> 
         first, second = several(x)
     assert torch.equal(first, x)
     assert is_erased(second, x + 1, p)
-    assert not taken
+    assert not by_kernel
 
 
-def test_every_float_of_any_number_of_rows(taken: list[bool]) -> None:
+def test_every_float_of_any_number_of_rows(by_kernel: list[bool]) -> None:
     p, model = projection(64, 2), site()
     with snn.install(model, {"0": p}):
         for x in (torch.randn(5000, 64), torch.randn(3, 64).double()):
             assert is_erased(model(x).float(), x.float(), p)
-        assert taken == [True] * 2
+        assert by_kernel == [True] * 2
         assert model(torch.randn(0, 64)).shape == (0, 64)
         with pytest.raises(snn.SiteError, match="width 64"):
             model(torch.randn(3, 63))
         with pytest.raises(snn.SiteError, match="no floating tensor"):
             model(torch.ones(3, 64, dtype=torch.long))
-    assert taken[2:] == [False, False]
+    assert by_kernel[2:] == [False, False]
 
 
-def test_what_float16_cannot_hold_is_infinite_as_in_torch(taken: list[bool]) -> None:
+def test_results_out_of_range_of_float16_are_infinite_as_in_torch(by_kernel: list[bool]) -> None:
     axis = np.eye(4)[:, :1]
     model, x = site(), torch.full((2, 4), 60000.0).half()
     with snn.install(model, {"0": sf.Projection(-axis, axis, np.zeros(4))}):
         found = model(x)
     assert torch.equal(found[:, 0], torch.full((2,), torch.inf).half())
     assert torch.equal(found[:, 1:], x[:, 1:])
-    assert taken == [True]
+    assert by_kernel == [True]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_strides_are_read_as_they_are(dtype: torch.dtype, taken: list[bool]) -> None:
+def test_strides_are_read_as_they_are(dtype: torch.dtype, by_kernel: list[bool]) -> None:
     """The same bits as those of a copy in C order."""
     p, model = projection(), site()
     with snn.install(model, {"0": p}):
@@ -174,10 +178,10 @@ def test_strides_are_read_as_they_are(dtype: torch.dtype, taken: list[bool]) -> 
             assert is_erased(found.float(), x.float(), p) or dtype == torch.bfloat16
             assert not torch.equal(found, x)
             assert torch.equal(x, kept)
-    assert taken == [True] * 6
+    assert by_kernel == [True] * 6
 
 
-def test_tuples_copies_and_pickles(taken: list[bool]) -> None:
+def test_the_kernel_erases_in_tuples_copies_and_pickles(by_kernel: list[bool]) -> None:
     p, x = projection(), torch.randn(3, 16)
     model = torch.nn.Sequential(torch.nn.LSTM(16, 16))  # returns a tuple
     with torch.no_grad():
@@ -192,7 +196,7 @@ def test_tuples_copies_and_pickles(taken: list[bool]) -> None:
             with installed.disabled():
                 assert torch.equal(model(x)[0], plain[0])
             assert installed.counts == {"0": 3}
-    assert taken == [True] * 4
+    assert by_kernel == [True] * 4
 
 
 # --- what memory alone does not show -------------------------------------------------------------
@@ -295,7 +299,7 @@ def test_other_tensors_go_through_torch(
     with snn.install(model, {"0": projection()}):
         model(torch.randn(3, 16))
         assert case(model)
-        # Control: taken from memory, the result is wrong, missing or an error.
+        # Control: with the kernel, the result is wrong, missing or an error.
         monkeypatch.setattr(torch_rows, "is_plain", lambda x: True)
         with contextlib.suppress(RuntimeError):
             assert not case(model)

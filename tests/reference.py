@@ -1,4 +1,4 @@
-"""The kernels again in plain NumPy: the twins that tests compare with, never called otherwise."""
+"""The kernels again in plain NumPy: the twins that tests compare with."""
 
 from __future__ import annotations
 

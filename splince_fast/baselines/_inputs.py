@@ -1,0 +1,231 @@
+"""Inputs of a fit: checks of parameters, rows, classes, weights and the validation rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.utils import check_random_state
+
+from splince_fast._runtime.arrays import as_weights, check_values
+from splince_fast._solve.options import is_integer
+from splince_fast.exceptions import InputError, LabelError, NotEnoughDataError
+from splince_fast.labels import ClassCodes, encode_one
+from splince_fast.labels.names import ClassName
+
+Float = NDArray[np.float64]
+Index = NDArray[np.intp]
+
+
+def check_number(value: Any, name: str, low: float, *, strict: bool = True) -> None:
+    """Raise InputError unless `value` is a finite real number above (or at) `low`."""
+    good = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not good or not np.isfinite(value) or value < low or (strict and value == low):
+        raise InputError(
+            f"{name} is {value!r}; it must be a number {'above' if strict else 'of at least'} {low}"
+        )
+
+
+def check_count(value: Any, name: str) -> None:
+    """Raise InputError unless `value` is a positive integer."""
+    if not is_integer(value) or value < 1:
+        raise InputError(f"{name} is {value!r}; it must be a positive integer")
+
+
+def check_validation_share(share: Any) -> None:
+    """Raise InputError unless `share` is a number in [0, 1)."""
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+        raise InputError(f"validation_share is {share!r}; it must be a number in [0, 1)")
+
+
+def candidates(parameter: Any, name: str) -> list[Any]:
+    """The candidates of a parameter: one positive number, or a sequence of them.
+
+    Raises
+    ------
+    InputError
+        An empty sequence, or a value that is no positive number.
+    """
+    values = list(parameter) if isinstance(parameter, Sequence | np.ndarray) else [parameter]
+    if not values or isinstance(parameter, str):
+        raise InputError(
+            f"{name} is {parameter!r}; it must be a number or a non-empty sequence of them"
+        )
+    for value in values:
+        check_number(value, name, 0.0)
+    return values
+
+
+def generator(random_state: Any) -> np.random.Generator:
+    """A generator of any random_state of scikit-learn; an integer is the seed itself."""
+    if random_state is None or isinstance(random_state, int | np.integer | np.random.Generator):
+        return np.random.default_rng(random_state)
+    return np.random.default_rng(check_random_state(random_state).randint(2**31 - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class ClassRows:
+    """Rows of a fit, float64 of shape (n, d), with the codes of their classes and their weights."""
+
+    rows: Float
+    codes: Index
+    weight: Float
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def take(self, index: Any) -> ClassRows:
+        """The rows that `index` selects."""
+        return ClassRows(self.rows[index], self.codes[index], self.weight[index])
+
+    def fraction(self, mask: NDArray[np.bool_]) -> float:
+        """Weighted fraction of the rows that a mask marks."""
+        return float(self.weight @ mask / self.weight.sum())
+
+    def majority(self) -> float:
+        """Weighted fraction of the most frequent class."""
+        return float(np.bincount(self.codes, self.weight).max() / self.weight.sum())
+
+
+def class_codes(values: Any, n: int, name: str) -> ClassCodes:
+    """Read a column as classes, whole floats included.
+
+    Raises
+    ------
+    LabelError
+        The column holds no classes.
+    """
+    encoded = encode_one(values, n, name=name)
+    if not isinstance(encoded, ClassCodes):
+        encoded = encode_one(values, n, name=name, kind="classes")
+    assert isinstance(encoded, ClassCodes)
+    return encoded
+
+
+def observed_classes(column: ClassCodes, role: str) -> tuple[tuple[ClassName, ...], Index]:
+    """Classes that occur in a column, and the codes of its rows among them.
+
+    Raises
+    ------
+    LabelError
+        Fewer than two classes occur.
+    """
+    labelled = column.codes >= 0
+    present = np.unique(column.codes[labelled])
+    if len(present) == 0:
+        raise LabelError(f"the {role} has no label")
+    if len(present) == 1:
+        raise LabelError(f"the {role} has only one class: {column.classes[present[0]]!r}")
+    codes = np.full(len(column.codes), -1, dtype=np.intp)
+    codes[labelled] = np.searchsorted(present, column.codes[labelled])
+    return tuple(column.classes[i] for i in present), codes
+
+
+def float_rows(X: NDArray[Any]) -> Float:
+    """Copy X into a C-contiguous float64 array.
+
+    Raises
+    ------
+    NonFiniteError
+        NaN or infinity.
+    """
+    check_values(X)
+    return np.array(X, dtype=np.float64, order="C")
+
+
+def weights_of(sample_weight: Any, n: int) -> Float:
+    """Weights divided by the mean of the positive ones.
+
+    Raises
+    ------
+    NotEnoughDataError
+        All are zero.
+    """
+    weight = as_weights(sample_weight, n)
+    if weight is None:
+        return np.ones(n)
+    if not weight.any():
+        raise NotEnoughDataError(
+            "every sample_weight is zero, so no row is left to fit to; give some rows a positive "
+            "weight"
+        )
+    return np.asarray(weight / weight[weight > 0].mean())
+
+
+def validation_rows(
+    validation: Any,
+    fraction: float,
+    codes: Index,
+    usable: NDArray[np.bool_],
+    rng: np.random.Generator,
+) -> NDArray[np.bool_]:
+    """Mask of the validation rows: the given one, or a random fraction of each class.
+
+    ``round(fraction * rows)`` rows of each class are marked, at most all but one. No row is marked
+    if fewer than two classes would have a validation row.
+
+    Raises
+    ------
+    InputError
+        `validation` is no boolean mask of the rows, or marks all or none of them.
+    """
+    if validation is not None:
+        mask = np.asarray(validation)
+        if mask.dtype != np.bool_ or mask.shape != codes.shape:
+            raise InputError(
+                f"validation is {mask.dtype} of shape {mask.shape}; pass one boolean per row, True "
+                "where the row is for validation"
+            )
+        if not (mask & usable).any() or not (~mask & usable).any():
+            raise InputError(
+                "validation marks all of the usable rows, or none; mark some, and leave the rest "
+                "for training"
+            )
+        return mask
+    mask = np.zeros(len(codes), dtype=np.bool_)
+    n_classes = 0
+    for code in np.unique(codes[usable]) if fraction else ():
+        members = np.flatnonzero(usable & (codes == code))
+        count = min(round(fraction * len(members)), len(members) - 1)
+        mask[rng.permutation(members)[:count]] = True
+        n_classes += count > 0
+    return mask if n_classes > 1 else np.zeros(len(codes), dtype=np.bool_)
+
+
+def append_validation(
+    validation: Any, columns: list[Any], names: str, sample_weight: Any
+) -> tuple[list[Any], Float | None, Any]:
+    """Columns and weights with the rows of a validation set appended, and the mask of these rows.
+
+    The appended rows have weight one. A mask, or None, is returned as it is, with the columns.
+
+    Raises
+    ------
+    InputError
+        The tuple does not hold one array for each column.
+    """
+    if not isinstance(validation, tuple):
+        return columns, sample_weight, validation
+    if len(validation) != len(columns):
+        raise InputError(
+            f"validation is a tuple of {len(validation)}; pass ({names}) of the validation rows, "
+            "or one boolean per row of X"
+        )
+    pairs = [(np.asarray(a), np.asarray(b)) for a, b in zip(columns, validation, strict=True)]
+    for column, extra in pairs:
+        if column.shape[1:] != extra.shape[1:]:
+            raise InputError(
+                f"validation holds an array of shape {extra.shape} beside one of {column.shape}; "
+                f"pass ({names}) of the same width"
+            )
+    sizes = [(len(column), len(extra)) for column, extra in pairs]
+    if len(set(sizes)) != 1:
+        raise InputError(f"validation holds arrays of {[b for _, b in sizes]} rows; one number")
+    n, n_validation = sizes[0]
+    if sample_weight is not None:
+        sample_weight = np.append(weights_of(sample_weight, n), np.ones(n_validation))
+    mask = np.arange(n + n_validation) >= n
+    return [np.concatenate(pair) for pair in pairs], sample_weight, mask

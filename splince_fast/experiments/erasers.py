@@ -1,0 +1,22 @@
+"""The erasers that the experiments compare, from the table of methods."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from splince_fast.methods.table import METHODS
+
+if TYPE_CHECKING:
+    from splince_fast.moments import Moments
+    from splince_fast.projection import Projection
+
+# By the label that tables print.
+ERASERS = {METHODS[key].label: METHODS[key] for key in ("sal", "leace", "splince")}
+
+
+def fit_eraser(label: str, moments: Moments, *, erase: str, keep: str) -> Projection:
+    """Fit an eraser to moments; `keep` is passed on where the method needs a task."""
+    method = ERASERS[label]
+    options = {"keep": keep} if method.needs_task else {}
+    eraser: Projection = method.function(moments, erase=erase, **options)
+    return eraser
