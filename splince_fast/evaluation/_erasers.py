@@ -88,7 +88,7 @@ class SplitPart:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Coordinates:
+class ScaledCoordinates:
     """Scaled coordinates (x - mean) / scale."""
 
     mean: Float
@@ -127,7 +127,7 @@ class ScaledMap:
         return cls(np.zeros((0, d)), np.zeros((0, d)), np.zeros(d))
 
     @classmethod
-    def of(cls, projection: Projection, coordinates: Coordinates) -> ScaledMap:
+    def of(cls, projection: Projection, coordinates: ScaledCoordinates) -> ScaledMap:
         """The map of a projection of the data."""
         left = np.ascontiguousarray(projection.left.T)
         right = np.ascontiguousarray(projection.right.T)
@@ -159,7 +159,7 @@ class FitData:
     train: SplitPart
     validation: SplitPart
     seed: int
-    coordinates: Coordinates
+    coordinates: ScaledCoordinates
 
     def training_moments(self, rows: Float) -> Moments:
         """Moments of mapped training rows, with all labels."""
@@ -172,7 +172,7 @@ class LabelEraser(NamedTuple):
     eraser: ConditionalEraser
     scaled: bool
 
-    def erase(self, part: SplitPart, coordinates: Coordinates) -> Float:
+    def erase(self, part: SplitPart, coordinates: ScaledCoordinates) -> Float:
         """Scaled rows of one part, erased with their labels."""
         if not len(part.rows):
             return part.rows

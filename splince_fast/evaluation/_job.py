@@ -18,8 +18,8 @@ from splince_fast.conditional import NEEDS_LABELS
 from splince_fast.evaluation import _logistic, advice, heads, probes
 from splince_fast.evaluation._data import take_rows
 from splince_fast.evaluation._erasers import (
-    Coordinates,
     FitData,
+    ScaledCoordinates,
     ScaledMap,
     SplitPart,
     cloned,
@@ -121,7 +121,7 @@ class Job:
         self.plan, self.seed, self.p, self.split = plan, seed, p, split
         self.S = moments.covariance(ddof=0)  # of the data
         scale = math.sqrt(float(np.trace(self.S)) / len(self.S)) or 1.0
-        coordinates = Coordinates(moments.mean, scale)
+        coordinates = ScaledCoordinates(moments.mean, scale)
 
         def part(numbers: Codes, weights: Float | None) -> SplitPart:
             return plan.part(numbers, coordinates.to_scaled(take_rows(X, numbers)), weights)
@@ -137,7 +137,7 @@ class Job:
             # Codes of the classes among the training rows, and the index of each row's class.
             self.classes, self.local = np.unique(self.train.task, return_inverse=True)
         self._unerased_path: HeadPath | None = None
-        self._probe_targets: dict[str, tuple[Codes, probes.Target]] = {}
+        self._probe_targets: dict[str, tuple[Codes, probes.ProbeTarget]] = {}
 
     @cached_property
     def unerased(self) -> ErasedRows:
@@ -236,7 +236,7 @@ class Job:
                     values[concept_key(key, name, self.data.concepts)] = value
         return values, tuple(notes)
 
-    def _probe_target(self, name: str, concept: ClassCodes) -> tuple[Codes, probes.Target]:
+    def _probe_target(self, name: str, concept: ClassCodes) -> tuple[Codes, probes.ProbeTarget]:
         """Test rows whose class of a concept occurs in training, and the target of the probes."""
         if name not in self._probe_targets:
             codes = concept.codes[self.split.test]

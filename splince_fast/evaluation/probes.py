@@ -38,7 +38,7 @@ _TRIES = 20  # draws per permutation, since some may allow no folds
 _FAR_BELOW = 4.0  # standard errors below .5 from which an AUC is a sign of dependent rows
 
 
-class Target(NamedTuple):
+class ProbeTarget(NamedTuple):
     """Codes of the rows, from 0 on, and the folds for them; `reason` says why there are none."""
 
     codes: Codes
@@ -228,7 +228,7 @@ def leakage(
         )  # fmt: skip
     classes, codes = np.unique(encoded.codes[present], return_inverse=True)
     target = target_of(codes, len(classes), cv, group_codes, random_state)
-    permuted: list[Target] = []
+    permuted: list[ProbeTarget] = []
     if not target.reason:
         permuted = _permuted_targets(target, cv, group_codes, n_permutations, random_state)
     result = probe_classes(rows, target, probes, permuted=permuted, random_state=random_state)
@@ -238,15 +238,15 @@ def leakage(
 
 
 def _permuted_targets(
-    target: Target, cv: int, groups: Codes | None, count: int, random_state: int
-) -> list[Target]:
+    target: ProbeTarget, cv: int, groups: Codes | None, count: int, random_state: int
+) -> list[ProbeTarget]:
     """Targets of permuted codes, with folds by the rule for the true ones.
 
     A permutation that allows no folds is drawn again, which keeps the others exchangeable with
     the true labels: these allow folds, too.
     """
     rng = np.random.default_rng(random_state)
-    targets: list[Target] = []
+    targets: list[ProbeTarget] = []
     for _ in range(_TRIES * count):
         if len(targets) == count:
             break
@@ -289,10 +289,10 @@ def permutation_within(
 
 def probe_classes(
     rows: Float,
-    target: Target,
+    target: ProbeTarget,
     probes: Sequence[str],
     *,
-    permuted: Sequence[Target] = (),
+    permuted: Sequence[ProbeTarget] = (),
     random_state: int = 0,
 ) -> Leakage:
     """Leakage of rows that all have a class; `permuted` are targets of permuted classes."""
@@ -338,7 +338,7 @@ def _hint(areas: Sequence[float], counts: NDArray[np.intp]) -> str:
 
 def target_of(
     codes: Codes, n_classes: int, cv: int, groups: Codes | None, random_state: int
-) -> Target:
+) -> ProbeTarget:
     """Codes of rows that all have a class, with their folds or the reason why there are none."""
     counts = np.bincount(codes, minlength=n_classes)
     folds: list[Fold] = []
@@ -352,7 +352,7 @@ def target_of(
         folds = _stratified(codes, cv, groups, random_state)
         if not folds:
             reason = "no fold has all classes of the concept in its training and in its test rows"
-    return Target(codes, n_classes, folds, reason)
+    return ProbeTarget(codes, n_classes, folds, reason)
 
 
 def _stratified(
@@ -381,7 +381,7 @@ def _scaled(rows: Float) -> Float:
     return np.asarray(centred / unit if unit > 0 else centred)
 
 
-def _linear_scores(rows: Float, targets: Sequence[Target]) -> list[Float]:
+def _linear_scores(rows: Float, targets: Sequence[ProbeTarget]) -> list[Float]:
     """Scores (n, C) of every row by the probe of the fold that holds it out, per target.
 
     Standardising by the deviations s of a fold and penalising |w|^2 is penalising s_k^2 u_k^2 for
@@ -411,7 +411,7 @@ def _linear_scores(rows: Float, targets: Sequence[Target]) -> list[Float]:
     return results
 
 
-def _nonlinear_scores(name: str, rows: Float, target: Target, random_state: int) -> Float:
+def _nonlinear_scores(name: str, rows: Float, target: ProbeTarget, random_state: int) -> Float:
     """Scores of a non-linear probe, on the directions above the rounding residue."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.exceptions import ConvergenceWarning
@@ -503,7 +503,7 @@ def probe_quantity(
     return Leakage((probe,), len(rows), 0, "")
 
 
-def _figures(scores: Float, target: Target) -> tuple[float, float]:
+def _figures(scores: Float, target: ProbeTarget) -> tuple[float, float]:
     """Accuracy and AUC, means over folds."""
     accuracies, areas = [], []
     for _, held_out in target.folds:
