@@ -72,7 +72,7 @@ def _pieces(value: Any, seen: Seen) -> Iterator[bytes]:
     if value is None or kind in (bool, int, float, complex, str, bytes, type(...)):
         yield f"{kind.__name__}:{value!r}".encode(errors="surrogatepass")
         return
-    if kind not in (tuple, frozenset, types.CodeType):  # whose identity is the compiler's choice
+    if kind not in (tuple, frozenset, types.CodeType):  # the compiler may merge equal ones
         if id(value) in seen:
             yield f"again:{seen[id(value)][0]}".encode()
             return
@@ -249,7 +249,7 @@ def _object(value: object, seen: Seen) -> Iterator[bytes]:
     made, args, *rest = state
     parts = [made, list(args), *rest[:1]]
     parts += [None if part is None else list(part) for part in rest[1:3]]
-    seen[id(parts)] = len(seen), parts  # alive, so that no other object gets the id of a part
+    seen[id(parts)] = len(seen), parts  # keeps the ids of the parts in use
     yield from _listed(parts, seen)
 
 

@@ -26,13 +26,7 @@ from splince_fast.evaluation._erasers import (
     fit_eraser,
     weight_argument,
 )
-from splince_fast.evaluation._records import (
-    ADVICE,
-    ERASER_ROW,
-    PathPoint,
-    Record,
-    TestLabels,
-)
+from splince_fast.evaluation._records import ADVICE, ERASER_ROW, PathPoint, Record, TestLabels
 from splince_fast.evaluation.plan import ComparisonPlan, Component
 from splince_fast.evaluation.scoring import (
     OF_ERASERS,

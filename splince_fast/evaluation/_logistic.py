@@ -241,8 +241,9 @@ class _Problem:
 
 
 class _Metric:
-    """Solves with D (c V diag(l) V^T + level) D per problem and class, and with c for intercepts.
+    """Approximate Hessian: D (c V diag(l) V^T + level) D for weights, and c for intercepts.
 
+    It has its own c per problem and class.
     V diag(l) V^T = D^{-1} P S P^T D^{-1}; D holds the roots of the penalties' shape over features.
     """
 

@@ -14,13 +14,7 @@ from numpy.typing import NDArray
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import splits
 from splince_fast.evaluation._cells import check_classes, class_codes, joint
-from splince_fast.evaluation._data import (
-    check_finite,
-    fingerprint,
-    labels_of,
-    present,
-    read_rows,
-)
+from splince_fast.evaluation._data import check_finite, fingerprint, labels_of, present, read_rows
 from splince_fast.evaluation._erasers import ERASERS, ConceptLabels, SplitPart, partial_of
 from splince_fast.evaluation._identity import UnreadableError, identity_of
 from splince_fast.evaluation._records import PATH, TestLabels
@@ -164,9 +158,8 @@ class ComparisonPlan:
     def moment_rows(self, split: Split) -> tuple[Rows, Float | None]:
         """Rows and weights that the moments of a split are computed from.
 
-        These are the training rows; with `unlabelled` also the rows that lack the task alone, each
-        of weight 1, unless their group has validation or test rows or `test` puts them in another
-        part.
+        These are the training rows. With `unlabelled`, rows that lack only the task are added with
+        weight 1, but for those whose group or part validates or tests.
         """
         if not self.unlabelled:
             return split.train, split.weights
@@ -243,7 +236,7 @@ class Settings:
 
     @property
     def weighted(self) -> bool:
-        """Whether weights reach the association."""
+        """Whether the association is reached by weights."""
         return self.association_method == "weights"
 
 

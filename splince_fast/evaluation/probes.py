@@ -35,7 +35,7 @@ _FLOOR = 1e-6  # of the largest deviation or singular value: below it is roundin
 _COMPONENTS = 64  # leading ones, of the quadratic probe and of boosting
 _SHRINKAGE = 0.1  # of class covariances of the quadratic probe, towards that of all rows
 _TRIES = 20  # draws per permutation, since some may allow no folds
-_FAR_BELOW = 4.0  # standard errors below .5 from which an AUC is a sign of dependent rows
+_FAR_BELOW = 4.0  # an AUC this many standard errors below .5 indicates dependent rows
 
 
 class ProbeTarget(NamedTuple):

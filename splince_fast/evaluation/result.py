@@ -427,7 +427,7 @@ class Comparison:
     def decision(
         self, metric: str | None = None, *, head: str | None = None, p: float | None = None
     ) -> _decision.Decision:
-        """Which eraser to take, why, and what would change it; the report opens with it.
+        """The eraser to take, with reasons and limits; the report opens with it.
 
         An eraser is taken if it is significantly better than every other one, and than unerased
         rows. Erasing does not help where the 95 % interval of the best eraser's gain over unerased

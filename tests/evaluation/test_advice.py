@@ -11,11 +11,7 @@ from comparisons import data, run
 
 import splince_fast as sf
 from splince_fast.evaluation import _tables
-from splince_fast.evaluation.advice import (
-    frozen_head_advice,
-    frozen_squared_errors,
-    held_out_trace,
-)
+from splince_fast.evaluation.advice import frozen_head_advice, frozen_squared_errors, held_out_trace
 from splince_fast.exceptions import InputError
 
 
