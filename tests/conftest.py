@@ -7,6 +7,7 @@ real data sets, which are not part of the project.
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -49,53 +50,35 @@ def real_data() -> Callable[[str], Path]:
 # --- kernels that refuse what would make them read or write out of bounds ------------------------
 
 
-def _check_csr(data: Any, indices: Any, indptr: Any, weight: Any, width: int) -> None:
-    n = len(indptr) - 1
-    assert weight.shape in ((n,), (0,))
-    assert len(data) >= indptr[-1] <= len(indices)
-    assert (np.diff(indptr) >= 0).all()
-    assert indices.size == 0 or (indices.min() >= 0 and indices.max() < width)
+# Kernel -> its array of one entry per feature.
+SPARSE_KERNELS = {"sum_rows": "total", "sum_squares": "squares", "add_images": "out"}
 
 
-def _check_sum_rows(
-    data: Any, indices: Any, indptr: Any, weight: Any, codes: Any, values: Any, total: Any,
-    class_sums: Any, products: Any,
-) -> None:  # fmt: skip
-    _check_csr(data, indices, indptr, weight, len(total))
-    assert codes.shape[1:] == values.shape[1:] == (len(indptr) - 1,)
-    assert len(products) == len(values)
-    for sums in (class_sums, products):
-        assert not len(sums) or sums.shape[1:] == total.shape
-    assert codes.size == 0 or codes.max() < len(class_sums)
+def _guarded(kernel: Callable[..., Any], per_feature: str) -> Callable[..., Any]:
+    signature = inspect.signature(kernel)
 
-
-def _check_sum_squares(
-    data: Any, indices: Any, indptr: Any, weight: Any, mean: Any, whole: float, squares: Any
-) -> None:
-    _check_csr(data, indices, indptr, weight, len(squares))
-    assert mean.shape == squares.shape
-
-
-def _check_add_images(
-    data: Any, indices: Any, indptr: Any, weight: Any, vectors: Any, centre: Any,
-    coordinates: Any, total: Any, out: Any,
-) -> None:  # fmt: skip
-    _check_csr(data, indices, indptr, weight, len(out))
-    assert vectors.shape == out.shape
-    assert centre.shape == coordinates.shape == total.shape == out.shape[1:]
-
-
-_GUARDS: list[tuple[Any, str, Callable[..., None]]] = [
-    (sparse, "sum_rows", _check_sum_rows),
-    (sparse, "sum_squares", _check_sum_squares),
-    (sparse, "add_images", _check_add_images),
-]
-
-
-def _guarded(kernel: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        check(*args)
-        return kernel(*args)
+    def call(*arguments: Any) -> Any:
+        given = signature.bind(*arguments).arguments
+        data, indices, indptr, weight = (
+            given.pop(k) for k in ("data", "indices", "indptr", "weight")
+        )
+        n, d = len(indptr) - 1, len(given[per_feature])
+        assert weight.shape in ((n,), (0,))
+        assert len(data) >= indptr[-1] <= len(indices)
+        assert (np.diff(indptr) >= 0).all()
+        assert indices.size == 0 or (indices.min() >= 0 and indices.max() < d)
+        for name in given.keys() & {"codes", "values"}:
+            assert given[name].shape[1:] == (n,)
+        for name in given.keys() & {"class_sums", "products"}:
+            assert not len(given[name]) or given[name].shape[1:] == (d,)
+        for name in given.keys() & {"mean", "vectors"}:
+            assert given[name].shape == given[per_feature].shape
+        for name in given.keys() & {"centre", "coordinates"}:
+            assert given[name].shape == given[per_feature].shape[1:]
+        if "codes" in given:
+            assert len(given["products"]) == len(given["values"])
+            assert given["codes"].size == 0 or given["codes"].max() < len(given["class_sums"])
+        return kernel(*arguments)
 
     return call
 
@@ -104,8 +87,8 @@ def _guarded(kernel: Callable[..., Any], check: Callable[..., None]) -> Callable
 def guarded_kernels() -> Iterator[None]:
     """Numba kernels check no bounds: a wrong argument fails a test before memory is touched."""
     with pytest.MonkeyPatch.context() as patch:
-        for module, name, check in _GUARDS:
-            patch.setattr(module, name, _guarded(getattr(module, name), check))
+        for name, per_feature in SPARSE_KERNELS.items():
+            patch.setattr(sparse, name, _guarded(getattr(sparse, name), per_feature))
         yield
 
 

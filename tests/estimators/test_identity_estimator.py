@@ -8,11 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
-import sklearn
 from sklearn.exceptions import NotFittedError
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import Pipeline
 
 import splince_fast as sf
 
@@ -39,7 +35,7 @@ def test_rows_come_back_as_they_are(dtype: Any) -> None:
     np.testing.assert_array_equal(eraser.transform(sp.csr_array(X.astype(float))), X.astype(float))
 
 
-def test_what_it_reports() -> None:
+def test_report_of_identity_removes_nothing() -> None:
     X, _, _ = problem(50)
     weight = np.arange(50.0)
     eraser = sf.Identity().fit(X, sample_weight=weight)
@@ -51,7 +47,7 @@ def test_what_it_reports() -> None:
     assert pickle.loads(pickle.dumps(eraser)).report_ == report
 
 
-def test_rows_in_parts() -> None:
+def test_identity_of_parts_equals_one_fit() -> None:
     X, _, z = problem(50)
     parts = sf.Identity()
     for start in range(0, 50, 20):
@@ -85,27 +81,3 @@ def test_a_fit_that_fails_changes_nothing() -> None:
     for use in (lambda e: e.report_, lambda e: e.transform(X)):
         with pytest.raises(NotFittedError):
             use(sf.Identity())
-
-
-def test_a_search_over_erasers() -> None:
-    """The score of each candidate is that of a pipeline which holds it alone."""
-    X, y, z = problem()
-    candidates = [sf.LEACE(), sf.SPLINCE(), sf.Identity()]
-    pipeline = Pipeline([("eraser", sf.LEACE()), ("head", LogisticRegression())])
-    with sklearn.config_context(enable_metadata_routing=True):
-        search = GridSearchCV(pipeline, {"eraser": candidates}, cv=3, error_score="raise")
-        search.fit(X, y, concept=z)
-        plain = GridSearchCV(LogisticRegression(), {"C": [1.0]}, cv=3).fit(X, y)
-    scores = search.cv_results_["mean_test_score"]
-    assert scores[2] == plain.best_score_  # the baseline: no eraser at all
-    assert max(scores[:2]) < scores[2] - 0.01
-    assert isinstance(search.best_estimator_["eraser"], sf.Identity)
-
-
-def test_control_passthrough_takes_no_concept() -> None:
-    X, y, z = problem()
-    pipeline = Pipeline([("eraser", sf.LEACE()), ("head", LogisticRegression())])
-    with sklearn.config_context(enable_metadata_routing=True):
-        search = GridSearchCV(pipeline, {"eraser": ["passthrough"]}, cv=3, error_score="raise")
-        with pytest.raises((TypeError, ValueError), match="concept"):
-            search.fit(X, y, concept=z)

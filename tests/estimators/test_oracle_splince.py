@@ -32,7 +32,7 @@ def data(n: int = 500, d: int = 6, seed: int = 0) -> tuple[Float, Any, Any]:
 
 @pytest.mark.parametrize("classwise", [False, True])
 @pytest.mark.parametrize("kept", [False, True])
-def test_it_is_the_function(classwise: bool, kept: bool) -> None:
+def test_oracle_splince_equals_the_function(classwise: bool, kept: bool) -> None:
     X, y, z = data()
     fitted = OracleSPLINCE(classwise=classwise).fit(X, y if kept else None, concept=z)
     moments = sf.Moments(by="concept" if classwise else None).update(X, {"concept": z, "task": y})

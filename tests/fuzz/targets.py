@@ -1,4 +1,4 @@
-"""What is fuzzed: each target takes bytes and returns "result" or "refused"; all else is a bug."""
+"""Targets of fuzzing: each takes bytes and returns "result" or "refused"; all else is a bug."""
 
 from __future__ import annotations
 

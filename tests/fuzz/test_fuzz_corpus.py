@@ -8,18 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from entangled import drawn
-from numpy.typing import NDArray
 
 import splince_fast as sf
 from splince_fast import FileFormatError, Moments, Report
 from splince_fast._runtime import files
-
-Float = NDArray[np.float64]
-EPS = float(np.finfo(np.float64).eps)
-
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
 

@@ -1,4 +1,7 @@
-"""The methods where data are degenerate: singular covariances, rare, tiny and constant concepts."""
+"""The methods where data are degenerate: singular covariances, rare, tiny and constant concepts.
+
+Modules: `methods.closed_forms`, `_solve.messages`.
+"""
 
 from __future__ import annotations
 

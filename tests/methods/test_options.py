@@ -49,7 +49,7 @@ def test_max_amplification_gives_up_what_lies_above_it_and_no_more(
     assert figures.cosines == pytest.approx((0.999, 0.9, 0.2), abs=1e-12)
     for j, variable in enumerate(figures.variables[3:]):
         cosine = (0.2, 0.9, 0.999)[j]
-        # What is given up loses exactly its part in the erased direction.
+        # A dropped column loses exactly its part in the erased direction.
         expected = cosine if j in lost else 0.0
         assert variable.residual == pytest.approx(expected, abs=1e-9)
     assert all(v.residual <= v.bound for v in figures.variables[:3])

@@ -160,16 +160,6 @@ def test_class_maps_of_few_rows_warn() -> None:
     sf.oracle(moments, erase="z", keep="y", classwise=True)
 
 
-def test_class_maps_survive_a_file(tmp_path: Path) -> None:
-    X, labels = data()
-    moments = sf.Moments(by="z").update(X, labels)
-    eraser = sf.oracle(moments, erase="z", keep="y", classwise=True)
-    eraser.save(tmp_path / "e")
-    again = sf.ConditionalEraser.load(tmp_path / "e")
-    assert np.array_equal(again(X, {"z": labels["z"]}), eraser(X, {"z": labels["z"]}))
-    assert again.report == eraser.report
-
-
 @pytest.mark.parametrize("made", [{}, {"by": "z"}, {"block_rows": 50}])
 def test_merged_stored_and_factored_moments_know_the_same(made: Any, tmp_path: Path) -> None:
     X, labels = data()
@@ -313,16 +303,6 @@ def test_dtypes_layouts_and_given_arrays(dtype: str) -> None:
     np.testing.assert_array_equal(found.reshape(rows.shape), eraser(rows, labels))
 
 
-def test_mask_leaves_rows_alone() -> None:
-    eraser, X, labels = fitted()
-    mask = np.arange(len(X)) % 3 > 0
-    z = labels["z"].astype(object)
-    z[~mask] = None
-    found = eraser(X, {"z": z}, mask=mask)
-    np.testing.assert_array_equal(found[~mask], X[~mask])
-    np.testing.assert_array_equal(found[mask], eraser(X, labels)[mask])
-
-
 def test_rows_without_a_label_get_the_fallback_or_are_refused() -> None:
     eraser, X, labels = fitted()
     z = labels["z"].astype(object)
@@ -333,18 +313,6 @@ def test_rows_without_a_label_get_the_fallback_or_are_refused() -> None:
     assert strict.fallback is None
     with pytest.raises(sf.LabelError, match=r"120 row\(s\) have no label of 'z', row 0"):
         strict(X, {"z": z})
-
-
-def test_labels_that_do_not_fit() -> None:
-    eraser, X, labels = fitted()
-    for given_labels, error, text in (
-        (None, sf.InputError, r"call eraser\(X, \{'z': column\}\)"),
-        ({"y": labels["y"]}, sf.InputError, "hold no 'z'"),
-        ({"z": np.array(["q"] * len(X))}, sf.LabelError, "class 'q' of 'z', which the fit has not"),
-        ({"z": labels["z"][:5]}, sf.SplinceError, "5"),
-    ):
-        with pytest.raises(error, match=text):
-            eraser(X, given_labels)
 
 
 def test_files_keep_every_bit(tmp_path: Path) -> None:
@@ -370,14 +338,6 @@ def test_composition_and_folding() -> None:
         eraser @ second  # type: ignore[operator]
     with pytest.raises(FoldError, match="by its labels"):
         eraser.fold_into(np.eye(7))
-
-
-def test_torch_tensors() -> None:
-    torch = pytest.importorskip("torch")
-    eraser, X, labels = fitted()
-    found = eraser(torch.tensor(X, dtype=torch.float32), labels)
-    assert found.dtype == torch.float32
-    np.testing.assert_allclose(found.numpy(), eraser(X.astype(np.float32), labels))
 
 
 def test_moments_that_know_too_little() -> None:

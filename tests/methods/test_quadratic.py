@@ -1,4 +1,7 @@
-"""Quadratic erasure through moments: guarantees, shrinkage, errors, files and rows of any kind."""
+"""Quadratic erasure through moments: guarantees, shrinkage, errors, files and rows of any kind.
+
+Modules: `methods.classes`.
+"""
 
 from __future__ import annotations
 
@@ -383,7 +386,7 @@ def test_stacks_masks_and_out(fitted):
     assert eraser(X[:0], {"z": []}).shape == (0, 6)
 
 
-def test_tensors(fitted):
+def test_class_maps_of_tensors_give_tensors(fitted):
     torch = pytest.importorskip("torch")
     eraser, X, labels = fitted
     tensor = torch.from_numpy(X.astype(np.float32))
@@ -421,7 +424,7 @@ def test_labels_that_do_not_fit(fitted):
         eraser.fold_into(np.eye(6))
 
 
-def test_files(fitted, tmp_path):
+def test_files_keep_every_bit_of_class_maps(fitted, tmp_path):
     eraser, X, labels = fitted
     path = tmp_path / "z.safetensors"
     eraser.save(path)
@@ -442,14 +445,6 @@ def test_wrong_maps_are_refused(fitted):
     for wrong in (np.zeros((2, 6, 5)), np.zeros((3, 6, 6)), np.full((2, 6, 6), np.nan)):
         with pytest.raises(InputError):
             sf.ConditionalEraser(eraser.shifts, eraser.after, None, maps=wrong)
-
-
-def test_a_projection_after_it(fitted):
-    eraser, X, labels = fitted
-    axis = np.eye(6)[:, :1]
-    second = sf.Projection(axis, axis, np.zeros(6))
-    both = second @ eraser
-    assert np.allclose(both(X, labels), second(eraser(X, labels)), atol=1e-12)
 
 
 def test_report_in_words():

@@ -20,7 +20,7 @@ def rows(d: int, values: int, n: int = 3000) -> tuple[NDArray[np.float64], NDArr
 
 
 def notes_of(fit: Any) -> tuple[sf.Projection, list[str]]:
-    """What a fit makes, and its warnings; its report states them as well."""
+    """The eraser of a fit and its warnings, which its report states as well."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         eraser = fit()

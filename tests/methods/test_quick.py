@@ -77,7 +77,9 @@ def test_mean_projection_reads_floats_as_classes(data: Data) -> None:
         ({"erase": "z"}, sf.InputError, "leace takes no erase="),
     ],
 )
-def test_what_it_refuses(data: Data, arguments: dict[str, Any], error: Any, text: str) -> None:
+def test_erase_refuses_bad_arguments(
+    data: Data, arguments: dict[str, Any], error: Any, text: str
+) -> None:
     with pytest.raises(error, match=text):
         sf.erase(data[0], data[1], **arguments)
 

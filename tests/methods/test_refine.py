@@ -1,4 +1,7 @@
-"""Passes over the rows once more: never worse, exact in what they report, dense in the limit."""
+"""Passes over the rows once more: never worse, exact in what they report, dense in the limit.
+
+Modules: `moments.extra_passes`, `_solve.ritz`.
+"""
 
 from __future__ import annotations
 

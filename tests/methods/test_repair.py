@@ -3,6 +3,8 @@
 Tolerances. B Ty = Sy holds to the bound of the report, 8 d eps q |B|^2 and the rounding of the sums
 that Ty and Sy are. Two computations of B differ by the condition of T on its support, kappa, times
 that of the whitened Cov(t, y), q, and by the rounding of the covariances of n rows (`problems`).
+
+Modules: `_solve.restore`, `_solve.frozen`.
 """
 
 from __future__ import annotations
@@ -307,7 +309,7 @@ def test_feasibility_is_decided_as_exact_arithmetic_does() -> None:
             continue
         ty, sy = exact_covariance(t, y), exact_covariance(x, y)
         feasible = exact_rank(ty + sy) == exact_rank(ty)
-        # What covaries exactly 0 is a matter of sums of n products: both states know it.
+        # A covariance of exactly 0 follows from sums of n products, which both states hold.
         before, after = (
             sf.Moments(kinds={"y": "continuous"}).update(v.astype(float), {"y": y}) for v in (x, t)
         )

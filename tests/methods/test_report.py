@@ -166,17 +166,6 @@ def test_a_trace_of_rounding_is_within_its_bound() -> None:
     assert 1.0 <= alone.bound < 1.1
 
 
-@pytest.mark.parametrize("form", ["classes", "one-hot", "twice"])
-@pytest.mark.parametrize("method", [sf.leace, sf.sal])
-def test_ranks_do_not_count_redundant_columns(method: Any, form: str) -> None:
-    data = draw_data(3, n=3000, d=100, kz=5)
-    hot = np.eye(5)[data.z]
-    z = {"classes": data.z, "one-hot": hot, "twice": np.hstack([hot, hot @ np.ones((5, 3)) * 0.1,
-                                                                0.3 * hot])}[form]  # fmt: skip
-    found = report(method(sf.Moments().update(data.x, {"z": z}), erase="z"))
-    assert found.rank == found.variables[0].rank == 4
-
-
 # --- what the frozen-head figures promise --------------------------------------------------------
 
 
@@ -267,15 +256,6 @@ def test_figures_under_shrinkage(share: float) -> None:
     assert found.distortion == pytest.approx(moved, rel=1e-10)
     assert found.distortion_leace is None
     assert all(v.residual <= v.bound for v in found.variables)
-
-
-@pytest.mark.parametrize("n", [15, 400])
-def test_shrinkage_is_that_of_scikit_learn(n: int) -> None:
-    from sklearn.covariance import oas
-
-    data = draw_data(6, n=n, d=12)
-    found = report(sf.leace(data.moments(), erase="z", shrinkage="oas"))
-    assert found.shrinkage == pytest.approx(oas(data.x)[1], rel=1e-9)
 
 
 def test_figures_of_rank_deficient_data() -> None:
@@ -418,7 +398,7 @@ def test_it_is_made_once_and_when_asked_for() -> None:
     assert report(eraser) == report(sf.splince(data.moments(), erase="z", keep="y"))
 
 
-def test_text() -> None:
+def test_text_of_a_report_states_its_figures() -> None:
     found = examples()[0]
     text = str(found)
     for part in (

@@ -1,4 +1,7 @@
-"""What is erased and kept: names, several at once, joint cells, explicit directions."""
+"""The selection of variables: names, several at once, joint cells, explicit directions.
+
+Modules: `methods.label_columns`.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ import splince_fast as sf
 from splince_fast.strength import ConceptStrength, _Null, concept_strength
 
 Float = NDArray[np.float64]
-EPS = float(np.finfo(np.float64).eps)
 
 # Every test of uniformity and of rates is done on draws that are fixed; had they been drawn
 # afresh, a right implementation would fail each of them with this probability.
@@ -310,7 +309,7 @@ def test_erased_is_told_from_never_there(dtype: Any) -> None:
     erased = sf.Moments().update(sf.leace(moments, erase="z")(X), labels)
     after = concept_strength(erased, "z")
     assert "less association with 'z' than chance gives" in after.conclusion
-    # What is left is the rounding of the erased rows; it stands beside directions of size one.
+    # The rounding of the erased rows is left, beside directions of size one.
     assert after.pillai < (100 * np.finfo(dtype).eps) ** 2 * 2000
     assert "no linear association" in concept_strength(erased, "absent").conclusion
 
@@ -402,15 +401,6 @@ def test_missing_labels_count_as_rows_at_the_mean() -> None:
     assert found.n == 200
 
 
-def test_missing_labels_leave_p_values_uniform() -> None:
-    rng = np.random.default_rng(8)
-    values = []
-    for _ in range(300):
-        z = [None if rng.random() < 0.5 else int(v) for v in rng.integers(0, 2, 50)]
-        values.append(strength(rng.normal(size=(50, 15)), z).p_value)
-    assert stats.kstest(values, "uniform").pvalue > FALSE_ALARM
-
-
 # --- where it gets difficult ---------------------------------------------------------------------
 
 
@@ -447,13 +437,6 @@ def test_interpolation_is_seen_in_what_a_removal_leaves() -> None:
     rest = (part + sf.Moments().update(few, {"z": [0, 1, 0, 1, 0, 1]})) - part
     found = concept_strength(rest, "z")
     assert (found.n, found.rank_x, found.informative, found.p_value) == (6, 5, False, 1.0)
-
-
-def test_one_row_more_than_interpolation_says_something() -> None:
-    rng = np.random.default_rng(0)
-    found = strength(rng.normal(size=(12, 10)), np.arange(12) % 2)
-    assert found.informative
-    assert 0.0 < found.p_value < 1.0
 
 
 def test_a_class_for_every_row_says_nothing() -> None:
@@ -541,12 +524,6 @@ def test_permutation_test_keeps_its_level_where_the_analytic_one_does_not() -> N
         FALSE_ALARM
     )
     assert np.mean(np.array(analytic) <= 0.01) > 0.03
-
-
-def test_the_conclusion_follows_the_permutation_test() -> None:
-    found = strength(*example())
-    assert "a linear association" in replace(found, p_value_permutation=0.001).conclusion
-    assert "no linear association" in replace(found, p_value_permutation=0.3).conclusion
 
 
 def test_permutation_test_reads_labels_as_the_moments_did() -> None:

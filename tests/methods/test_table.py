@@ -40,21 +40,6 @@ def test_every_spelling_names_the_same_method(key: str) -> None:
         assert method_of(name, keep) is METHODS[key]
 
 
-@pytest.mark.parametrize("key", ["leace", "sal", "mean_projection", "none"])
-def test_functions_and_names_give_the_same_eraser(key: str) -> None:
-    X, z, _ = data()
-    by_name = sf.erase(X, z, method=key.upper())[1]
-    by_function = sf.erase(X, z, method=METHODS[key].function)[1]
-    np.testing.assert_array_equal(by_name.matrix(), by_function.matrix())
-    assert by_name.method == METHODS[key].label
-
-
-def test_default_follows_from_the_task() -> None:
-    X, z, y = data()
-    assert sf.erase(X, z)[1].method == "LEACE"
-    assert sf.erase(X, z, y)[1].method == "SPLINCE"
-
-
 def test_nothing_is_erased_by_none() -> None:
     X, z, _ = data()
     clean, eraser = sf.erase(X, z, method="none")

@@ -270,26 +270,6 @@ def test_a_killed_worker_costs_no_row_and_no_bit(one_file: str) -> None:
             assert bits(found[-1]) == expected
 
 
-def test_control_a_state_that_a_worker_changes_loses_its_purity(client: Any) -> None:
-    """What merging in place would do to a task that is run again."""
-
-    def in_place(states: list[Moments]) -> Moments:
-        first, second = states
-        first += second
-        return first
-
-    def state() -> list[Moments]:
-        rng = np.random.default_rng(0)
-        return [Moments().update(rng.normal(size=(10, 2))) for _ in range(2)]
-
-    states = state()
-    in_place(states)
-    assert in_place(states).n_rows == 30  # rows doubled
-    states = state()
-    cluster.merged(states)
-    assert cluster.merged(states).n_rows == 20
-
-
 def test_a_task_that_fails_twice_is_tried_again(client: Any, one_file: str, tmp_path: Path) -> None:
     attempts = str(tmp_path / "attempts")
 

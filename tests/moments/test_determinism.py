@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 from entangled import drawn, normal
 from naive_model import state_bytes
-from numpy.typing import NDArray
 
 import splince_fast as sf
 from splince_fast import Moments, sources
 
-Float = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
 
 

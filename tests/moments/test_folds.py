@@ -71,9 +71,9 @@ def test_a_fold_has_the_bits_of_its_rows_in_their_order(
         given = None if weight is None else weight[rows]
         folds.update(X[rows], part(labels, rows), sample_weight=given)
     folds._sort_classes()
-    dealt = fold_of(N, count)
+    fold_index = fold_of(N, count)
     for i, fold in enumerate(folds):
-        chosen = np.flatnonzero(dealt == i)
+        chosen = np.flatnonzero(fold_index == i)
         twin = Folds(2, block_rows=block_rows, **kind)  # whose first fold takes all
         twin._fold_of_rows = lambda batch, n: np.zeros(n, np.intp)  # type: ignore[method-assign]
         for start in range(0, len(chosen), block_rows):
@@ -84,7 +84,7 @@ def test_a_fold_has_the_bits_of_its_rows_in_their_order(
     assert state_bytes(folds[0]) != state_bytes(folds[1]), "the control"
 
 
-def test_rows_are_dealt_by_the_published_hash() -> None:
+def test_rows_are_assigned_to_folds_by_the_published_hash() -> None:
     """The first numbers that SplitMix64 gives from seed 0."""
     expected = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     assert splitmix64(np.arange(3, dtype=np.uint64)).tolist() == expected
@@ -102,33 +102,6 @@ def test_folds_of_direct_rows_equal_moments_of_them() -> None:
         plain.update(X[rest], part(labels, rest))
         assert fold.covariance().tobytes() == plain.covariance().tobytes()
         assert fold.mean.tobytes() == plain.mean.tobytes()
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_rows_of_a_file_are_read_only(tmp_path: Path, dtype: Any) -> None:
-    X, labels = table(dtype=dtype)
-    np.save(tmp_path / "x.npy", X)
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
-    ours = Folds(2, block_rows=64).update(mapped, labels)
-    for fold, plain in zip(ours, Folds(2, block_rows=64).update(X, labels), strict=True):
-        assert state_bytes(fold) == state_bytes(plain)
-
-
-def test_full_blocks_of_a_fold_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel is given the caller's own rows; only those that wait are copied."""
-    X, labels = table()
-    original, seen = getattr(*SWEEP), []
-
-    def watched(block: Any, *rest: Any) -> None:
-        seen.append((np.shares_memory(block.rows, X), block.n))
-        original(block, *rest)
-
-    monkeypatch.setattr(*SWEEP, watched)
-    folds = Folds(2, block_rows=32).update(X, labels)
-    counts = np.bincount(fold_of(N, 2))
-    assert seen.count((True, 32)) == sum(counts // 32)
-    assert len(seen) == sum(counts // 32)
-    assert [fold.n_rows for fold in folds] == list(counts)
 
 
 def test_bad_rows_change_no_fold() -> None:
@@ -151,35 +124,11 @@ def test_an_update_while_another_thread_reads_a_fold_is_refused() -> None:
     assert folds.n_rows == N
 
 
-def test_control_c_waits_until_every_fold_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in a run with a checkpoint, which must not hold rows of one fold alone."""
-    X, labels = table()
-    original = getattr(*SWEEP)
-    sent: list[int] = []
-
-    def interrupted(*arguments: Any) -> None:
-        original(*arguments)
-        if not sent:
-            sent.append(1)
-            signal.raise_signal(signal.SIGINT)
-
-    folds = Folds(2, block_rows=16)
-    monkeypatch.setattr(*SWEEP, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        folds.update(X, labels)
-    assert sent
-    assert folds.n_rows == N
-    folds.update(X, labels)
-    plain = Folds(2, block_rows=16).update(X, labels).update(X, labels)
-    for fold, whole in zip(folds, plain, strict=True):
-        assert state_bytes(fold) == state_bytes(whole)
-
-
 @pytest.mark.parametrize("folds", [None, 2])
-def test_an_interrupted_run_goes_on_from_its_checkpoint(
+def test_an_interrupted_run_resumes_from_its_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folds: int | None
 ) -> None:
-    """Ctrl-C in the midst of a block: its rows count once."""
+    """Ctrl-C during a block: its rows count once."""
     X, labels = table()
     source = sources.from_arrays(X, labels, block_rows=100)
     original = getattr(*SWEEP)

@@ -1,6 +1,8 @@
 """A covariance from a sample of the rows: exact constraints, and the excess that a formula says.
 
 Every property has its control: the step that secures it is left out, and the figure breaks.
+
+Modules: `moments.covariance_estimate`, `moments.label_table`, `moments.sampled`, `moments.swept`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from numpy.typing import NDArray
 
 import splince_fast as sf
 from splince_fast._kernels import row_kernels
-from splince_fast._runtime import threads
 from splince_fast._runtime.hashing import splitmix64
 from splince_fast.exceptions import (
     FileFormatError,
@@ -28,7 +29,6 @@ from splince_fast.exceptions import (
     SampledScatterWarning,
 )
 from splince_fast.moments import covariance_estimate, sampled, swept
-from splince_fast.moments.label_table import LabelTable
 from splince_fast.moments.sampled import SampledAccumulator
 
 Float = NDArray[np.float64]
@@ -64,7 +64,7 @@ def distortion(eraser: sf.Projection, covariance: Float) -> float:
 def draws(
     X: Any, labels: Any, rate: float, count: int, fit: Callable[[sf.Moments], sf.Projection]
 ) -> tuple[Float, Float, Float]:
-    """Excess, the formula's excess, and reported over true distortion, of so many samples."""
+    """Excess, the formula's excess, and reported over true distortion, of `count` samples."""
     full = sf.Moments().update(np.asarray(X, np.float64), labels)
     covariance = full.covariance(ddof=0)
     least, total = distortion(fit(full), covariance), float(np.trace(covariance))
@@ -258,7 +258,7 @@ def test_features_that_only_the_sample_cannot_tell_apart(
     assert excess.mean() < 2 * formula.mean()
     assert excess.max() < 0.5
     assert draws(given, labels, rate, 4, splince)[0].max() < 0.5
-    # What all rows say is the same feature twice stays one dimension, far from zero, too.
+    # A feature that occurs twice in all rows stays one dimension, far from zero, too.
     for far in (0.0, 3e3):
         report = leace(sf.Moments(subsample=rate).update((X + far).astype(dtype), labels)).report
         assert report is not None
@@ -512,7 +512,7 @@ def test_scaled_weights_scale_every_sum() -> None:
     assert not same_bits(scaled, moments)  # control
 
 
-def test_weights() -> None:
+def test_weights_of_a_sample_are_frequencies() -> None:
     X, labels = gaussian(5000, 6, 1.0)
     rng = np.random.default_rng(3)
     weight = rng.integers(0, 3, 5000).astype(np.float64)
@@ -628,7 +628,7 @@ def test_a_class_without_a_sampled_row_is_erased() -> None:
     assert np.abs(span - (span @ eraser.right) @ eraser.left.T).max() < 1e-12
 
 
-def test_all_rows_are_the_code_of_before() -> None:
+def test_subsample_of_one_has_the_bits_of_the_full_covariance() -> None:
     X, labels = gaussian(5000, 6, 1.0)
     plain, given = (
         sf.Moments(**p).update(X, labels) for p in ({}, {"subsample": 1, "random_state": 5})
@@ -900,43 +900,6 @@ def test_a_sweep_refuses_what_would_leave_its_arrays(dtype: Any) -> None:
         arrays[name].flags.writeable = True
 
 
-def test_no_variance_is_negative() -> None:
-    """That of a constant column far from the point that it is summed about is a rounding."""
-    n, d = 37, 200
-    values, none = np.random.default_rng(0).normal(size=d), np.empty((0, n))
-    rows = np.tile(values, (n, 1))
-    sweep = swept.Sweep(rows, None, np.zeros(d), none.astype(np.intp), 0, none)
-    sweep.run(np.zeros(d))
-    assert (sweep.variances >= 0.0).all()
-    assert (sweep.squares < sweep.total**2 / n).any()  # the control
-
-
-def test_a_thread_that_comes_late_or_never_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    n, d = 4096, 600
-    rng = np.random.default_rng(0)
-    rows, codes = rng.normal(size=(n, d)), rng.integers(-1, 3, (1, n)).astype(np.intp)
-
-    def swept_by(calls: int) -> swept.Sweep:
-        sweep = swept.Sweep(rows, None, np.zeros(d), codes, 3, np.empty((0, n)))
-        assert len(sweep._sums) > 2
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                threads, "split", lambda work, size, grain: [work(k, k + 1) for k in range(calls)]
-            )
-            sweep.run(np.ones(d))
-        return sweep
-
-    monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", "3")
-    whole = swept.Sweep(rows, None, np.zeros(d), codes, 3, np.empty((0, n)))
-    whole.run(np.ones(d))
-    for calls in (1, 2):  # one thread does it all; another one comes when nothing is left
-        alone = swept_by(calls)
-        for name in ("total", "squares", "class_sums", "leverage"):
-            np.testing.assert_array_equal(getattr(alone, name), getattr(whole, name))
-        np.testing.assert_array_equal(alone.cells, whole.cells)
-    assert not (swept_by(0).total == whole.total).all()  # control: nobody did any
-
-
 @pytest.mark.parametrize(
     ("first", "offset", "weight"), [(0, 3e152, 1.0), (300, 3e152, 1.0), (300, 3e149, 1e-50)]
 )
@@ -965,12 +928,6 @@ def test_infinities_in_two_segments_are_refused() -> None:
     with pytest.raises(NonFiniteError, match="100"):
         moments.update(X, labels)
     assert same_bits(moments, before)
-
-
-def test_an_empty_table_has_no_columns() -> None:
-    table = LabelTable()
-    assert table.covariance([], {}, 1.0).shape == (0, 0)
-    assert table.copy().nbytes == 0
 
 
 def test_folds_sort_the_classes_of_their_label_tables_too() -> None:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import warnings
-import weakref
 from functools import cache
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 from naive_model import state_bytes
 
 from splince_fast import LabelError, Moments, SplinceError
-from splince_fast.moments import buffer, class_sums
-from splince_fast.moments import moments as module
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.class_sums import ClassSums
 
@@ -116,17 +111,6 @@ def test_a_single_row_does_what_it_does_without_the_fast_path(
     assert found == outcome(waiting(), *given)
 
 
-@pytest.mark.parametrize("case", LIKE)
-def test_rows_like_the_waiting_ones_take_the_fast_path(
-    case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    moments = waiting()
-    monkeypatch.setattr(module, "read_update", lambda *_: pytest.fail("the general path"))
-    assert moments.update(*LIKE[case]).n_rows == 5
-    with pytest.raises(pytest.fail.Exception):  # control
-        moments.update(*OTHER["new class"])
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -157,24 +141,6 @@ def test_weights_masks_kinds_and_joint_classes_count_for_a_single_row(
     assert found == run()
 
 
-def test_weights_that_a_failed_update_has_written_are_those_of_no_single_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def no_memory(*_: Any) -> None:
-        raise MemoryError
-
-    moments = waiting()
-    more = {name: column.repeat(2) for name, column in labels().items()} | {"new": np.arange(2)}
-    with monkeypatch.context() as patch:
-        patch.setattr(buffer, "np", SimpleNamespace(**{**vars(np), "full": no_memory}))
-        with pytest.raises(MemoryError):
-            moments.update(np.ones((2, D)), more, sample_weight=[7.0, 7.0])
-    assert list(moments._accumulator.buffer._weight[4:6]) == [7.0, 7.0]  # type: ignore[union-attr]
-    for _ in range(2):
-        moments.update(row(), labels())
-    assert moments.weight == 6.0
-
-
 def test_a_kind_of_a_variable_that_is_not_there_is_told_for_a_single_row() -> None:
     """Also where no row that waits has a label of it, so that the others look alike."""
     moments = Moments(kinds={"z": "classes", "w": "classes"})
@@ -183,25 +149,6 @@ def test_a_kind_of_a_variable_that_is_not_there_is_told_for_a_single_row() -> No
         moments.update(np.ones((n, D)), {"z": np.arange(n), **labels_of})
     with pytest.raises(LabelError, match="kinds names 'w'"):
         moments.update(row(), {"z": np.array([0])})
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("place", range(9))
-@pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf, "largest"])
-def test_every_number_of_a_single_row_is_looked_at(dtype: Any, place: int, value: Any) -> None:
-    """Nine numbers: whole vectors of any processor, and what is left behind them."""
-    moments = Moments(block_rows=BLOCK)
-    for _ in range(2):
-        moments.update(np.ones((1, 9), dtype))
-    X = np.ones((1, 9), dtype)
-    X[0, place] = np.finfo(dtype).max if value == "largest" else value
-    if value == "largest" and dtype is np.float32:
-        assert moments.update(X).n_rows == 3
-        return
-    with pytest.raises(SplinceError):
-        moments.update(X)
-    assert moments.n_rows == 2
-    assert (moments.mean == 1.0).all()
 
 
 @cache
@@ -218,19 +165,19 @@ def declared(library: str, names: str, values: list[Any]) -> Any:
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 @pytest.mark.parametrize(
-    ("names", "values", "short"),
+    ("names", "values"),
     [
-        ("abc", ["b"], True),
-        ("abc", ["c"], True),  # declared, and of no row so far
-        ("abc", [None], False),
-        ("abcd", ["b"], False),
-        ("ab", ["b"], False),
-        ("abc", ["b", "a"], False),
-        ("abc", [], False),
+        ("abc", ["b"]),
+        ("abc", ["c"]),  # declared, and of no row so far
+        ("abc", [None]),
+        ("abcd", ["b"]),
+        ("ab", ["b"]),
+        ("abc", ["b", "a"]),
+        ("abc", []),
     ],
 )
-def test_a_single_label_of_declared_classes_takes_the_fast_path(
-    library: str, names: str, values: list[Any], short: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_single_label_of_declared_classes_has_the_bits_of_the_general_path(
+    library: str, names: str, values: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     column = declared(library, "abc", ["a", "b", "a"])
 
@@ -238,68 +185,10 @@ def test_a_single_label_of_declared_classes_takes_the_fast_path(
         moments = Moments(block_rows=BLOCK).update(np.eye(2, D), {"z": column[:2]})
         return moments.update(row(), {"z": column[2:]})
 
-    given, moments = (row(), {"z": declared(library, names, values)}), waiting()
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "read_update", lambda *_: pytest.fail("the general path"))
-        if short:
-            moments.update(*given)
-        else:
-            with pytest.raises(pytest.fail.Exception):
-                moments.update(*given)
+    given = row(), {"z": declared(library, names, values)}
     found = outcome(waiting(), *given)
     without_the_fast_path(monkeypatch)
     assert found == outcome(waiting(), *given)
-
-
-@pytest.mark.parametrize("library", ["pandas", "polars"])
-def test_declared_classes_are_looked_up_by_name_only_where_they_have_to_be(
-    library: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = "".join(map(chr, range(0x4E00, 0x4E00 + 300)))
-    values = [names[7], names[3], names[7], names[299], names[0], names[3]]
-    looked_up: list[int] = []
-    keys = class_sums._keys
-
-    def counted(some: Any) -> Any:
-        looked_up.append(len(some))
-        return keys(some)
-
-    def rows(moments: Moments, first: int, last: int) -> Moments:
-        for i in range(first, last):
-            moments.update(
-                row(*range(i, i + D)), {"z": declared(library, names, values[i : i + 1])}
-            )
-        return moments
-
-    monkeypatch.setattr(class_sums, "_keys", counted)
-    moments = rows(Moments(block_rows=4), 0, 6)
-    assert moments.n_rows == 6
-    assert looked_up == []
-    assert moments.classes("z") == tuple(names)
-    counts = moments.class_counts("z")
-    assert list(counts) == list(names)
-    assert {name: n for name, n in counts.items() if n} == {
-        names[0]: 1, names[3]: 2, names[7]: 2, names[299]: 1
-    }  # fmt: skip
-    # A name of another container is looked up, once among all; a new one is the last class.
-    plain = {"z": np.array([names[5]])}
-    moments.update(row(), plain).update(row(), plain).update(row(), {"z": np.array(["new"])})
-    assert looked_up.count(300) == 1
-    assert moments.classes("z") == (*names, "new")
-    assert moments.class_counts("z")[names[5]] == 2
-
-    # The same state as where every name has its place from the start.
-    eager = Moments(block_rows=4)
-    variable = cast(ClassSums, rows(eager, 0, 1)._accumulator.variables["z"])
-    assert len(variable.position_by_key) == 300
-    assert rows(eager, 1, 6).classes("z") == tuple(names)  # merges the rows that wait, as above
-    eager.update(row(), plain).update(row(), plain).update(row(), {"z": np.array(["new"])})
-    assert eager.classes("z") == moments.classes("z")
-    assert state_bytes(moments) == state_bytes(eager)
-    with pytest.raises(LabelError, match="of type str in earlier blocks"):
-        rows(Moments(block_rows=4), 0, 2).update(row(), {"z": np.array([1])})
-    whole = rows(Moments(block_rows=4), 0, 3) + rows(Moments(block_rows=4), 3, 6)
-    assert whole.class_counts("z") == counts
 
 
 def test_a_single_row_is_refused_while_another_thread_writes_or_reads() -> None:
@@ -323,31 +212,6 @@ def test_a_single_row_is_refused_while_another_thread_writes_or_reads() -> None:
             thread.join()
         assert moments.n_rows == 4
     assert moments.update(row(), labels()).n_rows == 5
-
-
-@pytest.mark.parametrize("n", [0, 1, 16, 17, 40])
-def test_single_rows_have_any_number_of_variables(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run() -> tuple[Any, ...]:
-        moments = Moments(block_rows=BLOCK)
-        for i in range(5):
-            moments.update(row(), {f"z{k}": np.array([(i + k) % 2]) for k in range(n)})
-        return outcome(moments, row())
-
-    found = run()
-    without_the_fast_path(monkeypatch)
-    assert found == run()
-
-
-def test_moments_that_single_rows_wait_in_are_freed_at_once() -> None:
-    moments = waiting()
-    moments.update(*LIKE["plain"])
-    gone = weakref.ref(moments._accumulator.buffer)
-    gc.disable()
-    try:
-        del moments
-        assert gone() is None
-    finally:
-        gc.enable()
 
 
 def single(dtype: Any = np.float32) -> tuple[Any, dict[str, Any]]:

@@ -53,7 +53,7 @@ def _module(name: str) -> object:
 
 
 def _public(name: str) -> dict[str, object]:
-    """What a module offers: no modules, and no errors, which are listed by their own module."""
+    """Public names of a module, without modules and errors, which have a page of their own."""
     module = _module(name)
     values = {n: getattr(module, n) for n in module.__all__}  # type: ignore[attr-defined]
     return {

@@ -50,7 +50,7 @@ def test_the_page_names_no_program_that_is_missing() -> None:
     assert named == {path.name for path in JOURNEYS}
 
 
-def test_fairness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_fairness_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fairlearn")
     found = globals_of("fairness.py", tmp_path, monkeypatch)
     probe, accuracy = found["scores"]["gender probe"], found["scores"]["accuracy"]
@@ -65,7 +65,7 @@ def test_fairness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_parquet(tmp_path: Path) -> None:
+def test_program_parquet_runs(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     command = ["sh", str(EXAMPLES / "parquet.sh"), str(tmp_path)]
@@ -81,7 +81,7 @@ def test_parquet(tmp_path: Path) -> None:
     assert refused.returncode == 2  # files of an earlier run are not overwritten
 
 
-def test_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_resume_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = globals_of("resume.py", tmp_path, monkeypatch)
     moments = sf.Moments.from_blocks(found["read"]())
     np.testing.assert_array_equal(found["moments"].covariance(), moments.covariance())
@@ -98,7 +98,7 @@ def test_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert not erased(rows, topics == topic)
 
 
-def test_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_cluster_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("distributed")
     import dask.array as da
 
@@ -112,7 +112,7 @@ def test_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not erased(rows, found["language"])
 
 
-def test_paper_table(
+def test_program_paper_table_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = globals_of("paper_table.py", tmp_path, monkeypatch)
@@ -127,7 +127,7 @@ def test_paper_table(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of transformers and torch
-def test_language_model(
+def test_program_language_model_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch")

@@ -162,7 +162,7 @@ def test_no_symbol_outside_the_limited_api(wheel: Path) -> None:
 
 
 @packaging
-def test_the_index_would_take_the_wheel(wheel: Path) -> None:
+def test_wheel_metadata_is_valid_for_the_package_index(wheel: Path) -> None:
     tool("twine", "check", "--strict", str(wheel))
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -32,26 +30,3 @@ def test_code_fits_its_place(page: Path) -> None:
 def test_a_line_that_is_too_long_is_noticed() -> None:
     text = f"```python\n>>> {'x' * WIDEST}\n```\n"
     assert max(map(len, code_lines(text))) > WIDEST
-
-
-def test_modules_can_be_linked_to() -> None:
-    api = (DOCS / "api.rst").read_text()
-    for module in ("evaluation", "baselines", "nn", "sources"):
-        assert f".. automodule:: splince_fast.{module}\n" in api
-
-
-def test_the_order_is_that_of_use() -> None:
-    titles = re.findall(r"^(.+)\n-{3,}$", (DOCS / "api.rst").read_text(), re.M)
-    order = ["One call", "Functions", "Estimators", "Moments", "Erasers", "Report", "Sources",
-             "Evaluation", "Live models", "Baselines"]  # fmt: skip
-    assert titles[: len(order)] == order
-
-
-def test_the_picture_of_the_first_page_is_what_its_script_draws(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    new = tmp_path / "new.svg"
-    script = ROOT / "tools" / "draw_index_picture.py"
-    subprocess.run([sys.executable, script, new], check=True)
-    for text in (new.read_text(), (DOCS / "index.svg").read_text()):
-        assert "Before: a line separates women and men" in text
-        assert text.count("<use ") >= 2 * 160  # a mark for each row, before and after

@@ -113,7 +113,9 @@ TABLE: dict[tuple[str, int | None], Any] = {
     [pytest.param(key, marks=[pytest.mark.slow] if key[1] is None else []) for key in TABLE],
     ids=lambda key: f"{key[0]}-{key[1]}",
 )
-def test_figures(case: tuple[str, int | None], real_data: Callable[[str], Path]) -> None:
+def test_quadratic_figures_are_those_of_an_independent_implementation(
+    case: tuple[str, int | None], real_data: Callable[[str], Path]
+) -> None:
     share, plain, without, with_task, new_rows = TABLE[case]
     fitted, new = rows(real_data(case[0]), case[1])
     x, y, z = fitted
@@ -189,3 +191,45 @@ def test_prompts_of_one_noun_need_groups(real_data: Callable[[str], Path]) -> No
         ]
     assert 1 - shares[0] > 0.6
     assert 1 - shares[1] < 0.4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("components", "neutral", "kept", "distortion"),
+    [(None, 0.0, 184, 0.667), (64, 0.1, 36, 0.688)],
+)
+def test_isotropic_keeps_half_of_the_dimensions(
+    components: int | None,
+    neutral: float,
+    kept: int,
+    distortion: float,
+    real_data: Callable[[str], Path],
+) -> None:
+    """The number of dimensions follows from eigenvalues that NumPy computes from the rows."""
+    (x, y, z), _ = rows(real_data("bug_profession_gender"), components)
+    eraser = sf.isotropic(
+        sf.Moments(by="z").update(x, {"z": z, "y": y}), erase="z", keep="y", neutral=neutral
+    )
+    report = eraser.report
+    assert report is not None
+    assert report.isotropic.n_kept == kept
+    assert report.distortion == pytest.approx(distortion, abs=5e-4)
+    clean = eraser(x)
+    varies = x.std(axis=0) > 1e-6  # three features of rounding are left alone
+    assert varies.sum() == (381 if components is None else components)
+    (first, second), (before, after) = (
+        [part[z == c] for c in (0, 1)] for part in (clean, x[:, varies])
+    )
+    assert np.abs(first.mean(axis=0) - second.mean(axis=0)).max() < 1e-9
+    gap = np.cov(first.T, ddof=0) - np.cov(second.T, ddof=0)
+    assert (np.abs(gap).max() < 1e-8) == (neutral == 0.0)
+    # White by the pooled covariance, off the difference of the means.
+    covariances = [np.cov(part.T, ddof=0) for part in (before, after)]
+    pooled = sum(np.mean(z == c) * S for c, S in enumerate(covariances))
+    values, vectors = np.linalg.eigh(pooled)
+    white = (vectors / np.sqrt(values.clip(1e-300)))[:, values > 1e-9 * values[-1]]
+    difference = white.T @ (after.mean(axis=0) - before.mean(axis=0))
+    basis = white @ np.linalg.svd(difference[:, None])[0][:, 1:]
+    w = np.linalg.eigvalsh(basis.T @ (covariances[1] - covariances[0]) @ basis)
+    zero = np.abs(w) <= neutral * np.abs(w).max()
+    assert kept == zero.sum() + min(np.sum(w[~zero] > 0), np.sum(w[~zero] < 0))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
-from scipy import linalg
 
 from splince_fast._solve import class_maps as numerics
 from splince_fast._solve.class_maps import (
@@ -332,29 +329,3 @@ def test_rotation_is_orthogonal_and_maximal(condition):
     turned = numerics.rotation(m)
     assert np.abs(turned.T @ turned - np.eye(d)).max() < 64 * d * EPS
     assert np.isclose(np.trace(turned @ m), sizes.sum(), rtol=1e-10)
-
-
-@pytest.mark.slow
-def test_time_is_below_twenty_factorisations():
-    rng = np.random.default_rng(11)
-    d, k = 768, 2
-    rows = [rng.normal(size=(3000, d)) * np.exp(0.2 * rng.normal(size=d)) for _ in range(k)]
-    task = [x[:, :1] + 0.3 * c * x[:, 1:2] for c, x in enumerate(rows)]
-    covariances = np.array([x.T @ x / len(x) for x in rows])
-    crosses = np.array([x.T @ y / len(x) for x, y in zip(rows, task, strict=True)])
-    kept = crosses.mean(axis=0) + 0.05 * np.eye(d)[:, 3:4]
-    pooled = covariances.mean(axis=0)
-
-    def best(call):
-        times = []
-        for _ in range(3):
-            start = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - start)
-        return min(times)
-
-    def whole():
-        support = support_of(pooled, np.zeros(d), EPS)
-        assert solve(ClassProblem(np.full(2, 0.5), covariances, crosses, kept, support)).gap < 1e-5
-
-    assert best(whole) < 20 * best(lambda: linalg.eigh(pooled))

@@ -1,4 +1,7 @@
-"""One factor for many erasers: the same results as from the moments, at a fraction of the cost."""
+"""One factor for many erasers: the same results as from the moments, at a fraction of the cost.
+
+Modules: `methods.method_call`, `moments.snapshot`, `_solve.factor`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 import splince_fast as sf
 from splince_fast._kernels.factor import STATUS_SINGULAR
@@ -19,7 +21,6 @@ from splince_fast.cli import fit
 from splince_fast.methods import method_call
 from splince_fast.methods.table import METHODS
 
-Float = NDArray[np.float64]
 EPS = float(np.finfo(np.float64).eps)
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("splince", {"erase": "z", "keep": "y"}),
@@ -230,7 +231,7 @@ def test_a_factor_is_free_of_spans_and_admitting_leaves_it_as_it_was() -> None:
     wider = factor.admit(trace)
     assert (wider.admitted, wider.rank, factor.rank) == (1, 6, 5)
     assert np.linalg.norm(factor.whiten(trace)) < 1e-9 < np.linalg.norm(wider.whiten(trace))
-    # What is whitened by it is as uncertain as the least eigenvalue that it counts.
+    # Its least counted eigenvalue bounds the uncertainty of whitened rows.
     assert wider.smallest == factor.tolerance < factor.smallest
 
 
@@ -337,23 +338,3 @@ def test_ledoit_wolf_works_in_estimators(estimator: Any) -> None:
     method = sf.splince if estimator is sf.SPLINCE else sf.leace
     expected = method(whole, erase="z", shrinkage="ledoit-wolf", **keep)
     np.testing.assert_allclose(fitted.projection_.matrix(), expected.matrix(), atol=1e-12)
-
-
-def test_a_search_factors_once_for_each_kind_of_factor(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-    original = sf.Moments.factored
-
-    def counted(self: sf.Moments, *args: Any, **options: Any) -> Any:
-        made.append((args, options))
-        return original(self, *args, **options)
-
-    monkeypatch.setattr(sf.Moments, "factored", counted)
-    grid = {
-        "erase": ["z"],
-        "keep": ["y"],
-        "shrinkage": [None, "oas"],
-        "null_space": ["keep", "drop"],
-    }
-    found = sf.SPLINCE.search(moments(), grid)
-    assert len(found) == 4
-    assert len(made) == 2

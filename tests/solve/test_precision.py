@@ -224,7 +224,7 @@ def graded(exponents: Float, k: int, seed: int = 0) -> tuple[Float, NDArray[Any]
 
 
 def largest_trace(x: Float, z: NDArray[Any], eraser: sf.Projection) -> tuple[float, float]:
-    """What is left of Cov(x_j, z) over its own size, at most; and what summing n rows explains."""
+    """Largest residual of Cov(x_j, z) relative to its size, and its bound for sums of n rows."""
     span = cross(x, indicators(z))
     rest = span - wide(eraser.left) @ (wide(eraser.right).T @ span)
     own = np.linalg.norm(np.asarray(span, np.float64), axis=1)
@@ -434,7 +434,7 @@ def test_a_faint_kept_trace_raises_the_least_angle(sine: float, feasible: bool) 
 
 
 def test_as_many_rows_as_features_leave_one_rank_less() -> None:
-    """Whatever the units: centred rows are one short of full rank."""
+    """Centred rows are one short of full rank, in any units."""
     for seed in range(300):
         rng = np.random.default_rng(seed)
         n = int(rng.integers(3, 9))
@@ -518,7 +518,7 @@ def test_columns_count_from_the_rounding_of_their_sums_on() -> None:
 
 
 def test_a_trace_counts_from_sixteen_roundings_on() -> None:
-    """Signs that are orthogonal to the labels, plus a trace of so many powers of two."""
+    """Signs that are orthogonal to the labels, plus an association of a given power of two."""
     sign, z = np.tile([1.0, 1.0, -1.0, -1.0], 16), np.tile([1.0, -1.0, 1.0, -1.0], 16)
     for exponent, rank in ((-43, 1), (-51, 0)):  # 16 eps is 2^-48
         x = (sign + 2.0**exponent * z)[:, None]

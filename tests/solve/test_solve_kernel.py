@@ -9,14 +9,12 @@ backward stable in every step (whitening, orthonormal bases, k x k algebra) obey
 
 where d covers the lengths of the sums and 8 the handful of steps. The first three hold for every
 factor L, exact or not, so kappa does not occur in them, and so they cannot tell a wrong S.
+
+Modules: `_solve.oblique`, `_solve.tolerances`.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -438,15 +436,6 @@ def test_spans_that_fill_the_space_and_one_more(whitened: bool) -> None:
     assert raw["cosines"][0] == pytest.approx(1.0, abs=1e-12)
 
 
-@pytest.mark.parametrize("whitened", [True, False])
-def test_one_feature(whitened: bool) -> None:
-    p = Problem(np.array([[4.0]]), np.array([[0.3]]), np.empty((1, 0)))
-    left, right = factors(p, whitened=whitened)
-    assert left[0, 0] * right[0, 0] == pytest.approx(1.0, rel=4 * EPS)
-    raw = solved(Problem(p.s, p.sz, np.array([[1.0]])), whitened=whitened)
-    assert raw["status"] == kernel.STATUS_INFEASIBLE
-
-
 def test_nothing_to_erase_gives_empty_factors() -> None:
     p = Problem(np.eye(4), np.zeros((4, 2)), np.ones((4, 1)))
     raw = solved(p)
@@ -538,33 +527,6 @@ def test_constant_features_are_left_alone() -> None:
 # --- policies ------------------------------------------------------------------------------------
 
 
-def three_angles(rng: np.random.Generator) -> tuple[Problem, Float]:
-    """Kept directions at sines 1e-1, 1e-3 and 1e-5 to the erased ones; S = I."""
-    q = np.linalg.qr(rng.normal(size=(12, 7)))[0]
-    sines = np.array([1e-1, 1e-3, 1e-5])
-    qy = np.sqrt(1 - sines**2) * q[:, :3] + sines * q[:, 3:6]
-    sy = np.concatenate([qy, q[:, 6:]], axis=1) @ rng.normal(size=(4, 4))
-    return Problem(np.eye(12), q[:, :3] @ rng.normal(size=(3, 3)), sy), np.concatenate(
-        [qy, q[:, 6:]], axis=1
-    )
-
-
-@pytest.mark.parametrize(("largest", "lost"), [(5.0, 3), (50.0, 2), (2e3, 1), (2e5, 0)])
-def test_directions_above_the_amplification_are_given_up_and_no_others(
-    largest: float, lost: int
-) -> None:
-    p, kept = three_angles(np.random.default_rng(4))
-    raw = solved(p, drop_below=1 / largest, may_drop=True)
-    assert raw["dropped"] == lost
-    assert raw["rank_y"] == 4
-    assert 1 / raw["sines"].min() <= largest
-    left, right = raw["left"].T, raw["right"].T
-    still = np.delete(kept, np.arange(3 - lost, 3), axis=1)
-    # Sines to 1e-5 leave 1e-11 of the cosines' eigenvectors, amplified by at most 1e5.
-    assert np.abs(left @ (right.T @ still)).max() <= 1e-9 * np.linalg.norm(left @ right.T)
-    assert np.linalg.norm(p.sz - left @ (right.T @ p.sz)) <= 1e-9 * np.linalg.norm(p.sz)
-
-
 @given(
     seed=st.integers(0, 2**20), rz=st.integers(1, 6), ry=st.integers(1, 6),
     cap=st.sampled_from([1.01, 1.2, 2.0, 10.0]), whitened=st.booleans(),
@@ -600,15 +562,6 @@ def test_the_same_span_is_infeasible_or_given_up() -> None:
     np.testing.assert_allclose(all_lost["left"].T @ all_lost["right"], left @ right.T, atol=1e-9)
 
 
-def test_rank_tolerance_is_relative() -> None:
-    p = problem(np.random.default_rng(7), 9, 3, 0, kappa=1.0, cosine=0.0, spread=1e4)
-    for scale in (1e-9, 1.0, 1e9):
-        tiny = Problem(p.s, scale * p.sz, p.sy)
-        ranks = [solved(tiny, rank_tolerance=t)["rank_z"] for t in (0.0, 1e-3, 0.5)]
-        # Below 1e-13 in units of correlation a direction is rounding noise by definition.
-        assert ranks == [3, 2, 1]
-
-
 # --- conduct -------------------------------------------------------------------------------------
 
 
@@ -637,65 +590,6 @@ def test_scaling_by_weight_and_ridge() -> None:
     ridged = Problem(0.75 * p.s + 0.1 * np.eye(7), p.sz, p.sy)
     a, b = factors(p, per_weight=0.75, ridge=0.1), factors(ridged)
     np.testing.assert_allclose(a[0] @ a[1].T, b[0] @ b[1].T, atol=1e-13)
-
-
-def test_threads_agree_to_the_last_bit() -> None:
-    tasks = [
-        problem(np.random.default_rng(seed), 60, 4, 4, kappa=1e3, cosine=0.9) for seed in range(6)
-    ]
-
-    def run(i: int) -> bytes:
-        raw = solved(tasks[i % 6], force_eigh=i % 4 == 0)
-        return bytes(raw["left"].tobytes() + raw["right"].tobytes())
-
-    alone = [run(i) for i in range(48)]
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(run, range(48))) == alone
-
-
-def longest_silence(work: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds that `work` takes, and the longest time in which no other thread could run."""
-    ready = threading.Event()
-    elapsed = [0.0]
-
-    def timed() -> None:
-        ready.wait()
-        start = time.perf_counter()
-        work()
-        elapsed[0] = time.perf_counter() - start
-
-    thread = threading.Thread(target=timed)
-    thread.start()
-    longest, last = 0.0, time.perf_counter()
-    ready.set()
-    while thread.is_alive():
-        time.sleep(0)
-        now = time.perf_counter()
-        longest, last = max(longest, now - last), now
-    thread.join()
-    return elapsed[0], longest
-
-
-@pytest.mark.parametrize("force_eigh", [False, True])
-def test_other_threads_run_during_a_solve(force_eigh: bool) -> None:
-    d = 700 if force_eigh else 1500
-    rng = np.random.default_rng(0)
-    p = Problem(np.asfortranarray(np.eye(d) + 0.5 / d), rng.normal(size=(d, 2)), np.empty((d, 0)))
-    quiet = []
-    for _ in range(3):  # a busy machine may silence this thread by itself
-        elapsed, silence = longest_silence(lambda: solved(p, force_eigh=force_eigh))
-        quiet.append(silence / elapsed)
-    assert min(quiet) < 0.5
-
-
-def test_control_a_solve_that_kept_the_lock_would_be_seen() -> None:
-    elapsed, silence = longest_silence(lambda: sum_without_release(3_000_000))
-    assert silence / elapsed > 0.5
-
-
-def sum_without_release(n: int) -> int:
-    """A built-in that runs for tens of milliseconds without letting other threads in."""
-    return sum(range(n))
 
 
 # --- class sums ----------------------------------------------------------------------------------

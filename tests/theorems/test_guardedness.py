@@ -12,7 +12,6 @@ import splince_fast as sf
 from splince_fast import Moments
 
 Float = NDArray[np.float64]
-EPS = float(np.finfo(np.float64).eps)
 
 
 def accuracy(X: Float, z: Any) -> float:

@@ -1,4 +1,4 @@
-"""What must not change the eraser: units, offsets, coding of labels, order and weight of rows."""
+"""Invariance of the eraser: units, offsets, coding of labels, order and weight of rows."""
 
 from __future__ import annotations
 

