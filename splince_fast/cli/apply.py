@@ -224,7 +224,7 @@ def _erase_arrays(
 
 def _erase_column(eraser: Eraser, table: Any, embedding: str, where: str) -> Any:
     """Erase the column of vectors of a table; integers become float64."""
-    from splince_fast.sources._arrow import matrix_of, rows_in
+    from splince_fast.sources._arrow import column_matrix, row_namer
 
     pa = require("pyarrow", "parquet")
     index = table.column_names.index(embedding)
@@ -239,7 +239,7 @@ def _erase_column(eraser: Eraser, table: Any, embedding: str, where: str) -> Any
                 f"{table.column_names}"
             )
         labels[name] = table.column(name)
-    X = matrix_of(table.column(index), embedding, eraser.n_features, rows_in(where, 0))
+    X = column_matrix(table.column(index), embedding, eraser.n_features, row_namer(where, 0))
     X = eraser(X, labels or None)
     values = pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), X.shape[1])
     storage = getattr(field.type, "storage_type", field.type)

@@ -155,13 +155,13 @@ def _values(column: Any) -> list[Any]:
 
 def _aligned_class(text: str | None, concept: Mapping[str, Any]) -> Any:
     """Class with the given text as its name: an integer or a boolean has a type of its own."""
-    from splince_fast.evaluation._cells import coded
+    from splince_fast.evaluation._cells import class_codes
 
     if text is None:
         return None
     if len(concept) > 1:
         raise InputError("--aligned-class is for one concept; with several use compare() in Python")
-    names = coded(next(iter(concept.values())), "concept").names
+    names = class_codes(next(iter(concept.values())), "concept").classes
     return next((name for name in names if str(name) == text), text)
 
 
