@@ -68,52 +68,20 @@ class Head:
     validation: tuple[tuple[float, float, float], ...] = field(default=())
 
     def decision_function(self, X: object) -> Float:
-        """Scores: (n,) for two classes or a quantity, (n, C) otherwise.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            Rows as the head was fitted on them.
-
-        Returns
-        -------
-        ndarray
-            x^T coef + intercept.
-        """
+        """Scores x^T coef + intercept of rows: (n,) for two classes or a quantity, else (n, C)."""
         rows = np.asarray(as_rows(X, width=self.coef_.shape[1]), dtype=np.float64)
         scores = rows @ self.coef_.T + self.intercept_
         return np.asarray(scores[:, 0] if scores.shape[1] == 1 else scores)
 
     def predict(self, X: object) -> Any:
-        """Names of classes, or the values of a quantity.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            Rows as the head was fitted on them.
-
-        Returns
-        -------
-        ndarray of shape (n,)
-            The most probable class.
-        """
+        """Names of the most probable classes, or values of a quantity, of rows."""
         scores = self.decision_function(X)
         if not self.classes_:
             return scores
         return names_array(self.classes_)[decide(scores.reshape(len(scores), -1))]
 
     def predict_proba(self, X: object) -> Float:
-        """Probability of every class.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            Rows as the head was fitted on them.
-
-        Returns
-        -------
-        ndarray of shape (n, number of classes)
-            Rows add up to 1.
+        """Probability (n, number of classes) of every class.
 
         Raises
         ------

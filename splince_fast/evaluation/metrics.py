@@ -85,17 +85,9 @@ class GroupAccuracy:
         return math.fsum(row.accuracy for row in self.rows) / len(self.rows)
 
     def weighted(self, by: Mapping[ClassName, float]) -> float:
-        """Mean over cells weighted by fractions, such as those of the training rows.
+        """sum_g by[g] accuracy_g / sum_g by[g], such as by fractions of the training rows.
 
-        Parameters
-        ----------
-        by : mapping of cell to float
-            Fractions or counts; 0 for cells that have no row here.
-
-        Returns
-        -------
-        float
-            sum_g by[g] accuracy_g / sum_g by[g].
+        `by` maps cells to fractions or counts: 0 for cells that have no row here.
 
         Raises
         ------

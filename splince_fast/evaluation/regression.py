@@ -48,20 +48,7 @@ class LogOddsRegression:
         return dict(zip(self.names, np.exp(self.coefficients).tolist(), strict=True))
 
     def interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
-        """t interval of a coefficient with n_clusters - 1 degrees of freedom.
-
-        Parameters
-        ----------
-        name : str
-            A score, or "intercept".
-        level : float
-            Of the interval.
-
-        Returns
-        -------
-        tuple of float
-            The limits.
-        """
+        """Limits of the t interval of a coefficient, with n_clusters - 1 degrees of freedom."""
         from scipy.stats import t
 
         i = self.names.index(name)
@@ -74,12 +61,7 @@ class LogOddsRegression:
         The variance of the difference comes from the clusters' influences on both, so that common
         noise cancels. It does not if the other coefficient is taken as a constant.
 
-        Parameters
-        ----------
-        other : LogOddsRegression
-            Of other log-odds of the same rows, with the same clusters.
-        name : str
-            A score.
+        `other` is of other log-odds of the same rows, with the same clusters; `name` is a score.
 
         Returns
         -------

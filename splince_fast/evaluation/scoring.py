@@ -434,11 +434,12 @@ def concept_key(key: str, concept: str, concepts: Sequence[str]) -> str:
 
 def metric_of(key: str, own: Mapping[str, OwnMetric]) -> TableMetric:
     """The entry of a key, without its function; the label names the concept or class, if any."""
-    if key in own:
-        return TableMetric(
-            None, own[key].lower_is_better, own[key].label, definition="a metric of yours",
-            fraction_of="rows" if key.endswith("accuracy") else "", bounded=False,
-        )  # fmt: skip
     base, bracket, name = key.partition("[")
+    if key in own:
+        metric = own[key]
+        return TableMetric(
+            None, metric.lower_is_better, metric.label, definition="a metric of yours",
+            fraction_of="rows" if base.endswith("accuracy") else "", bounded=False,
+        )  # fmt: skip
     label = f"{METRICS[base].label} {bracket}{name}".strip()
     return dataclasses.replace(METRICS[base], score=None, label=label)
