@@ -17,8 +17,8 @@ from splince_fast.exceptions import InputError, NonFiniteError
 _FLOAT32: np.dtype[Any] = np.dtype(np.float32)
 _FLOAT64: np.dtype[Any] = np.dtype(np.float64)
 
-# Kernel arguments that stand for unit weights and for all rows in order.
-NO_WEIGHT, ALL_ROWS = np.empty(0), np.empty(0, np.intp)
+# Kernel argument that stands for unit weights.
+NO_WEIGHT = np.empty(0)
 
 # A thread scans at least this many elements; fewer are faster on one thread.
 _GRAIN = 1 << 18

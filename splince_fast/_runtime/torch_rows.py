@@ -181,7 +181,7 @@ def _check_rows(X: Tensor, width: int) -> None:
         raise InputError(f"X has shape {tuple(X.shape)}; (..., {width}) is expected{hint}")
 
 
-def _check_out(out: Any, X: Tensor, dtype: Any) -> None:
+def _check_out(out: Any, X: Tensor, dtype: torch.dtype) -> None:
     """Raise InputError unless the result for X can be written to `out`."""
     if not isinstance(out, Tensor):
         raise InputError(f"out is a {type(out).__name__}; it must be a tensor, as X is")
@@ -201,7 +201,9 @@ def _check_out(out: Any, X: Tensor, dtype: Any) -> None:
         raise InputError("out overlaps X without being the same tensor; pass X or new memory")
 
 
-def _factors_as(factors: Factors, device: Any, dtype: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _factors_as(
+    factors: Factors, device: torch.device, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return left, right, -shift and mean; the shift corrects the rounding of the mean."""
     mean = torch.from_numpy(factors.mean.copy()).to(dtype)
     error = factors.mean - mean.to(torch.float64).numpy()
@@ -212,7 +214,10 @@ def _factors_as(factors: Factors, device: Any, dtype: Any) -> tuple[Tensor, Tens
 
 
 def _erased(
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor], X: Tensor, dtype: Any, mask: Tensor | None
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    X: Tensor,
+    dtype: torch.dtype,
+    mask: Tensor | None,
 ) -> Tensor:
     """Erase the rows of X (..., d) by one torch expression."""
     *linear, mean = tensors
@@ -226,7 +231,7 @@ def _write(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor],
     X: Tensor,
     result: Tensor,
-    dtype: Any,
+    dtype: torch.dtype,
     mask: Tensor | None,
 ) -> None:
     """Write erased rows in pieces; leading axes are merged where that needs no copy."""

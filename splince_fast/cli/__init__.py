@@ -1,7 +1,7 @@
 """The command line: demo, fit, apply, compare, inspect and doctor.
 
-One module per command, each with ``add(commands)``, which declares its arguments, and ``run``.
-Slow imports happen in :func:`main`, so that Ctrl-C is handled from the start.
+One module per command: ``add(commands)`` declares its arguments, ``run(args)`` executes it.
+:func:`main` imports them, so that Ctrl-C is handled during imports, too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     >>> main(["inspect", "/nowhere/eraser"])
     2
     """
-    if hasattr(sys.stdout, "reconfigure"):  # names of classes may hold what a terminal cannot show
+    if hasattr(
+        sys.stdout, "reconfigure"
+    ):  # class names may hold characters that the terminal lacks
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         from splince_fast.cli.commands import run
@@ -46,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("splince-fast: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The interpreter would flush the rest of the buffer at exit, and fail again.
+        # Otherwise flushing the buffer fails again at exit.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

@@ -10,6 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from splince_fast._runtime.extras import require
+from splince_fast.cli import label_files, rows
 from splince_fast.cli.paths import check_outputs, partial_name
 from splince_fast.exceptions import FileFormatError, InputError
 
@@ -53,9 +57,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Check all files before the first row is read, then erase them one by one or in parallel."""
-    from splince_fast.cli import rows
-
-    eraser = _eraser(args)
+    eraser = _load(args)
     if args.jobs < 1:
         raise InputError(f"--jobs is {args.jobs}; it must be at least 1")
     several = len(args.rows) > 1 or (
@@ -65,17 +67,24 @@ def run(args: argparse.Namespace) -> None:
     labels = _labels(args, eraser, pairs)
     if several and args.output is not None:
         os.makedirs(args.output, exist_ok=True)
-    quiet = args.jobs > 1
 
-    def work(pair: tuple[str, str]) -> str:
-        return _erase_file(eraser, *pair, args, labels, progress=False if quiet else None)
+    def erase(pair: tuple[str, str]) -> str:
+        path, target = pair
+        kind = rows.kind_of(path)
+        if kind == "parquet":
+            n = _erase_parquet(eraser, path, target, args.embedding)
+        elif kind == "dataset":
+            n = _erase_dataset(eraser, path, target, args.embedding)
+        else:
+            n = _erase_arrays(eraser, path, target, args, labels)
+        return f"{n:,} rows: {target}"
 
-    if not quiet:
+    if args.jobs == 1:
         for pair in pairs:
-            print(work(pair))
+            print(erase(pair))
         return
     with ThreadPoolExecutor(args.jobs) as pool:
-        futures = [pool.submit(work, pair) for pair in pairs]
+        futures = [pool.submit(erase, pair) for pair in pairs]
         try:
             for future in futures:
                 print(future.result())
@@ -83,8 +92,8 @@ def run(args: argparse.Namespace) -> None:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _eraser(args: argparse.Namespace) -> Eraser:
-    """Load the eraser; InputError with the right order where the arguments are reversed."""
+def _load(args: argparse.Namespace) -> Eraser:
+    """Load the eraser; the error tells if the arguments are in the wrong order."""
     from splince_fast.eraser import load_eraser
 
     try:
@@ -105,15 +114,13 @@ def _eraser(args: argparse.Namespace) -> Eraser:
 def _labels(
     args: argparse.Namespace, eraser: Eraser, pairs: list[tuple[str, str]]
 ) -> dict[str, Any] | None:
-    """The labels that an eraser needs for the rows of a file of arrays.
+    """Read the labels that an eraser needs for a file of arrays; None if it needs none.
 
     Raises
     ------
     InputError
-        Labels that the eraser does not need, or none where it does; labels of several files.
+        Labels that are not needed, missing labels, or labels of several files.
     """
-    from splince_fast.cli import label_files, rows
-
     kinds: Mapping[str, str] = getattr(eraser, "label_kinds", {})
     tables = any(rows.kind_of(path) != "array" for path, _ in pairs)
     if not kinds or tables:
@@ -135,15 +142,13 @@ def _labels(
 
 
 def _pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tuple[str, str]]:
-    """Input and output of every file, all of them checked.
+    """Check the paths, and return the input and output of every file.
 
     Raises
     ------
     InputError
-        An output that cannot be written, or has another format than the input can become.
+        An output that cannot be written, or whose format does not fit the input.
     """
-    from splince_fast.cli import rows
-
     if args.in_place:
         for path in paths:
             if not path.endswith(".npy"):
@@ -168,43 +173,19 @@ def _pairs(args: argparse.Namespace, paths: list[str], several: bool) -> list[tu
         elif not (several and not os.path.isdir(args.output)):
             # A file may replace itself: it is complete before it gets its name.
             check_outputs({"--output": target}, () if same else (path,), force=args.force)
-        _check_formats(path, target, kind)
+        _check_format(path, target, kind)
         if kind != "array" and args.embedding is None:
             raise rows.embedding_missing(path)
     return list(zip(paths, targets, strict=True))
 
 
-def _check_formats(path: str, target: str, kind: str) -> None:
-    """Raise InputError for a suffix whose format cannot hold the input."""
-    from splince_fast.cli import rows
-
-    suffix = Path(target).suffix
+def _check_format(path: str, target: str, kind: str) -> None:
+    """Check that the suffix of an output names a format for the kind of the input."""
     allowed: tuple[str, ...] = rows.ARRAYS if kind == "array" else rows.TABLES
-    if kind != "dataset" and suffix not in allowed:
+    if kind != "dataset" and Path(target).suffix not in allowed:
         raise InputError(
             f"-o {target!r}: the rows of {path!r} can be written as {', '.join(allowed)}"
         )
-
-
-def _erase_file(
-    eraser: Eraser,
-    path: str,
-    target: str,
-    args: argparse.Namespace,
-    labels: Mapping[str, Any] | None,
-    progress: bool | None,
-) -> str:
-    """Erase one file; returns a line with its number of rows."""
-    from splince_fast.cli import rows
-
-    kind = rows.kind_of(path)
-    if kind == "parquet":
-        n = _erase_parquet(eraser, path, target, args.embedding)
-    elif kind == "dataset":
-        n = _erase_dataset(eraser, path, target, args.embedding)
-    else:
-        n = _erase_arrays(eraser, path, target, args, labels, progress)
-    return f"{n:,} rows: {target}"
 
 
 def _erase_arrays(
@@ -213,19 +194,16 @@ def _erase_arrays(
     target: str,
     args: argparse.Namespace,
     labels: Mapping[str, Any] | None,
-    progress: bool | None,
 ) -> int:
-    """One file of arrays."""
-    import numpy as np
-
-    from splince_fast.cli import rows
+    """Erase one file of arrays; returns its number of rows."""
     from splince_fast.sources._sharded import host_rows
 
+    progress = None if args.jobs == 1 else False
     arrays = rows.read_arrays(path, args.key, "r+" if args.in_place else "r")
     X = arrays.X
     empty = X[:0] if getattr(X, "ndim", 0) else X
-    none = None if labels is None else {name: column[:0] for name, column in labels.items()}
-    dtype = eraser(empty, none).dtype  # raises for a wrong shape before anything is written
+    no_labels = None if labels is None else {name: column[:0] for name, column in labels.items()}
+    dtype = eraser(empty, no_labels).dtype  # an error before anything is written
     if args.in_place:
         if dtype != X.dtype:
             raise InputError(f"{path!r} holds {X.dtype}, and the result is {dtype}; use -o FILE")
@@ -234,7 +212,7 @@ def _erase_arrays(
     elif target.endswith(".npy"):
         if not isinstance(X, np.ndarray):
             X = host_rows(X, path)
-        with rows.new_npy(Path(target), eraser(X[:0], none).dtype, X.shape) as out:
+        with rows.new_npy(Path(target), eraser(X[:0], no_labels).dtype, X.shape) as out:
             eraser(X, labels, out=out, progress=progress)
     else:
         same_format = Path(path).suffix == Path(target).suffix
@@ -244,9 +222,8 @@ def _erase_arrays(
     return int(np.prod(X.shape[:-1]))
 
 
-def _erased_column(eraser: Eraser, table: Any, embedding: str, where: str) -> Any:
-    """The table with its column of vectors erased; a column of integers becomes float64."""
-    from splince_fast._runtime.extras import require
+def _erase_column(eraser: Eraser, table: Any, embedding: str, where: str) -> Any:
+    """Erase the column of vectors of a table; integers become float64."""
     from splince_fast.sources._arrow import column_matrix, row_namer
 
     pa = require("pyarrow", "parquet")
@@ -266,7 +243,9 @@ def _erased_column(eraser: Eraser, table: Any, embedding: str, where: str) -> An
     X = eraser(X, labels or None)
     values = pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), X.shape[1])
     storage = getattr(field.type, "storage_type", field.type)
-    if storage.value_type == values.type.value_type:  # else integers became float64
+    if (
+        storage.value_type == values.type.value_type
+    ):  # other than for integers, which became float64
         values = values.cast(storage)
         if storage is not field.type and storage != field.type:
             values = pa.ExtensionArray.from_storage(field.type, values)
@@ -274,9 +253,7 @@ def _erased_column(eraser: Eraser, table: Any, embedding: str, where: str) -> An
 
 
 def _erase_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> int:
-    """One Parquet file, row group by row group."""
-    from splince_fast._runtime.extras import require
-
+    """Erase one Parquet file by row groups; returns its number of rows."""
     pa, parquet = require("pyarrow", "parquet"), require("pyarrow.parquet", "parquet")
     partial = partial_name(Path(target))
     n, writer = 0, None
@@ -289,7 +266,7 @@ def _erase_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> in
                 )
             for group in range(file.metadata.num_row_groups):
                 where = f"row group {group} of {path!r}"
-                table = _erased_column(eraser, file.read_row_group(group), embedding, where)
+                table = _erase_column(eraser, file.read_row_group(group), embedding, where)
                 writer = writer or parquet.ParquetWriter(partial, table.schema)
                 writer.write_table(table, row_group_size=max(1, table.num_rows))
                 n += table.num_rows
@@ -306,9 +283,8 @@ def _erase_parquet(eraser: Eraser, path: str, target: str, embedding: str) -> in
 
 
 def _erase_dataset(eraser: Eraser, path: str, target: str, embedding: str) -> int:
-    """A saved data set, or a dictionary of its splits, into a new folder."""
+    """Erase a saved data set, or each of its splits, into a new folder."""
     from splince_fast._runtime.extras import require
-    from splince_fast.cli import rows
 
     datasets = require("datasets", "datasets")
     data = rows.load_dataset(path)
@@ -326,15 +302,15 @@ def _erase_dataset(eraser: Eraser, path: str, target: str, embedding: str) -> in
                 )
 
             def erased(table: Any, where: str = f"{path!r} {name}".strip()) -> Any:
-                return _erased_column(eraser, table, embedding, where)
+                return _erase_column(eraser, table, embedding, where)
 
             results[name] = split.with_format("arrow").map(
                 erased, batched=True, batch_size=4096, load_from_cache_file=False,
                 cache_file_name=str(scratch / f"{name or 'rows'}.arrow"),
             )  # fmt: skip
             results[name].reset_format()
-        whole = datasets.DatasetDict(results) if "" not in results else results[""]
-        whole.save_to_disk(partial)
+        erased_data = datasets.DatasetDict(results) if "" not in results else results[""]
+        erased_data.save_to_disk(partial)
         os.replace(partial, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

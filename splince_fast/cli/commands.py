@@ -1,4 +1,4 @@
-"""All commands in one parser; errors and warnings as one line each."""
+"""Parser of all commands; errors and warnings are printed in one line each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(argv: Sequence[str] | None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """All commands with their options."""
+    """Parser of all commands with their options."""
     parser = argparse.ArgumentParser(
         prog="splince-fast",
         description="Remove a concept, such as gender, from embeddings so that no linear "
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Warnings of this package as one line each, without the source line that raised them."""
+    """Print each warning of this package once, in one line without its source line."""
     shown: set[str] = set()
 
     def show(

@@ -8,8 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from splince_fast import sources
+from splince_fast._runtime.extras import require
+from splince_fast.cli.label_files import parse_kinds, paths_of, read_labels
 from splince_fast.cli.paths import check_outputs
 from splince_fast.exceptions import InputError
+from splince_fast.labels import encode_one
 
 
 def add(commands: Any) -> None:
@@ -40,11 +46,8 @@ def add(commands: Any) -> None:
         help="retrained, frozen or unregularised; repeatable (default: the first two)")  # fmt: skip
     add("--association", type=_numbers, metavar="P,P,...",
         help="levels of association in training, such as .5,.7,.9 (default: as it is)")  # fmt: skip
-    add(
-        "--aligned-class",
-        metavar="CLASS",
-        help="class of the concept aligned with the task's second class",
-    )
+    add("--aligned-class", metavar="CLASS",
+        help="class of the concept aligned with the task's second class")  # fmt: skip
     add("--sizes", type=_numbers, metavar="N,N,N", help="training, validation and test rows")
     add("--association-method", choices=("subsample", "weights"), default="subsample",
         help="cells reach an association by losing rows or by weights (default: rows)")  # fmt: skip
@@ -57,12 +60,8 @@ def add(commands: Any) -> None:
     add("--probe", action="append", metavar="NAME",
         help="linear, quadratic, mlp or boosting; may be repeated (default: linear)")  # fmt: skip
     add("--jobs", type=int, default=1, metavar="N", help="processes; -1 is one per processor")
-    add(
-        "--run",
-        dest="folder",
-        metavar="FOLDER",
-        help="keep finished cells there, and go on from them",
-    )
+    add("--run", dest="folder", metavar="FOLDER",
+        help="keep finished cells there, and go on from them")  # fmt: skip
     add("--strict", action="store_true", help="an eraser or head that fails is an error")
     add("--save", metavar="FILE", help="write all figures there as JSON")
     add("-o", "--output", metavar="FILE", help="the report, an .html file")
@@ -71,21 +70,17 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Check everything, read, compare, write."""
-    from splince_fast._runtime.extras import require
-    from splince_fast.cli import label_files
-
-    inputs = [args.embeddings, *label_files.paths_of(args.labels)]
+    """Check the arguments, read, compare, write."""
+    inputs = [args.embeddings, *paths_of(args.labels)]
     check_outputs({"--output": args.output, "--save": args.save}, inputs, force=args.force)
     sizes = _sizes(args.sizes)
-    if args.output is not None:  # raises before the work rather than after it
+    if args.output is not None:  # an error before the work, not after it
         require("matplotlib.figure", "evaluate")
         require("jinja2", "evaluate")
     if args.keep in args.erase:
         raise InputError(f"{args.keep!r} is both erased and kept; name two variables")
     extra = [name for name in (args.groups, args.test) if name is not None]
-    wanted = list(dict.fromkeys([*args.erase, args.keep, *extra]))
-    X, labels = _read(args, wanted)
+    X, labels = _read(args, list(dict.fromkeys([*args.erase, args.keep, *extra])))
     from splince_fast.evaluation import compare
 
     concept = {name: labels[name] for name in args.erase}
@@ -99,9 +94,7 @@ def run(args: argparse.Namespace) -> None:
         erasers=tuple(args.eraser or ("none", "SAL", "LEACE", "SPLINCE")),
         heads=tuple(args.head or ("retrained", "frozen")),
         association=args.association,
-        aligned_class=_class(args.aligned_class, concept)
-        if args.aligned_class is not None
-        else None,
+        aligned_class=_aligned_class(args.aligned_class, concept),
         sizes=sizes,
         association_method=args.association_method,
         unlabelled=args.unlabelled,
@@ -122,63 +115,50 @@ def run(args: argparse.Namespace) -> None:
         print(f"report: {args.output}")
 
 
-def _read(args: argparse.Namespace, wanted: list[str]) -> tuple[Any, dict[str, Any]]:
-    """Rows and the named columns."""
-    import numpy as np
-
-    from splince_fast import sources
-    from splince_fast.cli.label_files import read_labels
-
-    kinds = {}
-    for text in args.kind:
-        name, _, kind = text.rpartition("=")
-        if kind not in ("classes", "continuous") or name not in wanted:
-            raise InputError(f"--kind {text!r} must be NAME=classes or NAME=continuous")
-        kinds[name] = kind
+def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, Any]]:
+    """Read the rows and the named columns of labels."""
+    kinds = parse_kinds(args.kind, names)
+    X: Any = args.embeddings
     if args.embedding is None:
-        if not args.embeddings.endswith(".npy"):
+        if not X.endswith(".npy"):
             raise InputError(
-                f"{args.embeddings!r} is no .npy file; for a parquet file name the column of "
-                "vectors with --embedding COLUMN"
+                f"{X!r} is no .npy file; for a parquet file name the column of vectors with "
+                "--embedding COLUMN"
             )
-        labels = read_labels(args.labels, wanted, kinds)
-        if not Path(args.embeddings).exists():
-            raise InputError(f"there is no file {args.embeddings!r}")
-        return args.embeddings, {n: _of_kind(column, n, kinds) for n, column in labels.items()}
-    if args.labels:
-        raise InputError(
-            "--labels does not go with --embedding: labels are columns of the same parquet file"
-        )
-    source = sources.from_parquet(args.embeddings, embedding=args.embedding, labels=wanted)
-    blocks = [(np.array(block.X), block.labels) for block in source]
-    columns = {
-        name: [value for _, labels in blocks for value in _listed(labels[name])] for name in wanted
-    }
-    rows = np.concatenate([X for X, _ in blocks])
-    return rows, {name: _of_kind(column, name, kinds) for name, column in columns.items()}
+        columns = read_labels(args.labels, names, kinds)
+        if not Path(X).exists():
+            raise InputError(f"there is no file {X!r}")
+    else:
+        if args.labels:
+            raise InputError(
+                "--labels does not go with --embedding: labels are columns of the same parquet file"
+            )
+        source = sources.from_parquet(X, embedding=args.embedding, labels=names)
+        blocks = [(np.array(block.X), block.labels) for block in source]
+        columns = {
+            name: [value for _, labels in blocks for value in _values(labels[name])]
+            for name in names
+        }
+        X = np.concatenate([rows for rows, _ in blocks])
+    for name, kind in kinds.items():
+        columns[name] = encode_one(columns[name], len(columns[name]), name=name, kind=kind)
+    return X, columns
 
 
-def _listed(column: Any) -> list[Any]:
-    """Plain values of a column of any library."""
+def _values(column: Any) -> list[Any]:
+    """Python values of a column of any library."""
     for method in ("to_pylist", "to_list", "tolist"):
         if hasattr(column, method):
             return list(getattr(column, method)())
     return list(column)
 
 
-def _of_kind(column: Any, name: str, kinds: Mapping[str, str]) -> Any:
-    """A column, encoded as --kind says."""
-    from splince_fast.labels import encode_one
-
-    if name not in kinds:
-        return column
-    return encode_one(column, len(column), name=name, kind=kinds[name])
-
-
-def _class(text: str, concept: Mapping[str, Any]) -> Any:
-    """The class whose name as text is given; its type may be an integer or a boolean."""
+def _aligned_class(text: str | None, concept: Mapping[str, Any]) -> Any:
+    """Class with the given text as its name: an integer or a boolean has a type of its own."""
     from splince_fast.evaluation._cells import class_codes
 
+    if text is None:
+        return None
     if len(concept) > 1:
         raise InputError("--aligned-class is for one concept; with several use compare() in Python")
     names = class_codes(next(iter(concept.values())), "concept").classes
@@ -186,7 +166,7 @@ def _class(text: str, concept: Mapping[str, Any]) -> Any:
 
 
 def _numbers(text: str) -> tuple[float, ...]:
-    """Numbers between commas."""
+    """Parse numbers between commas."""
     try:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
@@ -196,7 +176,7 @@ def _numbers(text: str) -> tuple[float, ...]:
 
 
 def _sizes(sizes: tuple[float, ...] | None) -> Any:
-    """Whole numbers of rows."""
+    """Check that the numbers of rows are integers."""
     if sizes is None:
         return None
     if not all(math.isfinite(size) and size == int(size) for size in sizes):

@@ -6,9 +6,10 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from splince_fast._solve.options import OPTIONS, READING, Option, check_reading
+from splince_fast.cli import label_files, rows
 from splince_fast.cli.inspect import print_report
 from splince_fast.cli.paths import check_outputs
-from splince_fast.exceptions import InputError, UnknownVariableError
+from splince_fast.exceptions import InputError
 
 if TYPE_CHECKING:
     from splince_fast.methods.table import Method
@@ -72,7 +73,7 @@ def add(commands: Any) -> None:
 
 
 def _add_flag(add: Any, option: Option) -> None:
-    """Add the flag of an option to the parser."""
+    """Declare the flag of an option."""
     default = "" if option.default is None else f" (default: {option.default})"
 
     def value(text: str) -> Any:
@@ -82,13 +83,12 @@ def _add_flag(add: Any, option: Option) -> None:
             raise argparse.ArgumentTypeError(f"invalid value: {error}") from error
 
     number = {float: ["A"], int: ["N"], None: []}[option.number]
-    words = [*number, *option.choices]
-    add(option.flag, type=value, metavar="|".join(words), help=option.help + default)
+    metavar = "|".join([*number, *option.choices])
+    add(option.flag, type=value, metavar=metavar, help=option.help + default)
 
 
 def run(args: argparse.Namespace) -> None:
-    """Check everything, read, fit, write."""
-    from splince_fast.cli import label_files, rows
+    """Check the arguments, read, fit, write."""
     from splince_fast.methods.folds import few_rows
     from splince_fast.methods.table import method_of
     from splince_fast.moments import Moments
@@ -103,14 +103,11 @@ def run(args: argparse.Namespace) -> None:
     }
     check_outputs(outputs, inputs, force=args.force, resumed=("--checkpoint",))
     method = method_of(args.method, args.keep)
-    chosen = _options(args, method)
-    reading, passes = _reading(args, chosen)
-    kinds = dict(_kind(text) for text in args.kind)
+    options = _options(args, method)
+    reading, passes = _reading(args, options)
     variables = list(dict.fromkeys([*args.erase, *(args.keep or [])]))
     columns = variables if args.groups is None else list(dict.fromkeys([*variables, args.groups]))
-    for name in kinds:
-        if name not in columns:
-            raise UnknownVariableError(f"--kind names {name!r}, which is neither erased nor kept")
+    kinds = label_files.parse_kinds(args.kind, columns)
     if args.groups in variables:
         raise InputError(
             f"--groups names {args.groups!r}, which is erased or kept; name another variable"
@@ -130,7 +127,7 @@ def run(args: argparse.Namespace) -> None:
     stream = {"checkpoint": args.checkpoint}
     folds = None
     plain = reading.get("subsample", 1) == 1 and "sketch_size" not in reading
-    if args.shrinkage == "cv" or (plain and _folded(args, source.n_rows, source.n_features)):
+    if args.shrinkage == "cv" or (plain and _use_folds(args, source.n_rows, source.n_features)):
         folds = Moments.from_blocks(source, folds=2, groups=args.groups, **stream, **parameters)
         moments = folds.total
     else:
@@ -140,7 +137,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"moments: {args.save_moments}")
     refine = {"refine": source, "passes": passes} if passes else {}
     data = moments if folds is None else folds
-    eraser = method.function(data, erase=args.erase, **chosen, **refine)
+    eraser = method.function(data, erase=args.erase, **options, **refine)
     if folds is None and plain and moments.n_rows >= LEAST_ROWS and not method.needs_labels:
         eraser = few_rows(eraser)
     eraser.save(args.output)
@@ -148,13 +145,13 @@ def run(args: argparse.Namespace) -> None:
     print_report(eraser.report)
 
 
-def _folded(args: argparse.Namespace, n_rows: int | None, n_features: int | None) -> bool:
+def _use_folds(args: argparse.Namespace, n_rows: int | None, n_features: int | None) -> bool:
     """Whether rows are split into folds; an existing checkpoint decides."""
     from splince_fast._runtime.files import kind_of
     from splince_fast.moments.fold_rule import use_folds
 
-    begun = None if args.checkpoint is None else kind_of(args.checkpoint)
-    return use_folds(n_rows, n_features) if begun is None else begun == "folds"
+    kind = None if args.checkpoint is None else kind_of(args.checkpoint)
+    return use_folds(n_rows, n_features) if kind is None else kind == "folds"
 
 
 def _options(args: argparse.Namespace, method: Method) -> dict[str, Any]:
@@ -167,41 +164,32 @@ def _options(args: argparse.Namespace, method: Method) -> dict[str, Any]:
     """
     from splince_fast.methods.table import METHODS
 
-    taken = {"keep", *OPTIONS, *READING}
-    chosen = {name: value for name in taken if (value := getattr(args, name)) is not None}
-    for name in chosen.keys() - {"subsample", "sketch_size"}:
+    names = {"keep", *OPTIONS, *READING}
+    options = {name: value for name in names if (value := getattr(args, name)) is not None}
+    for name in options.keys() - {"subsample", "sketch_size"}:
         needed = "refine" if name == "passes" else name
         if needed not in method.parameters:
             able = ", ".join(key for key, own in METHODS.items() if needed in own.parameters)
             raise InputError(
                 f"--{name.replace('_', '-')} does not apply to {method.label}; it applies to {able}"
             )
-    return chosen
+    return options
 
 
-def _reading(args: argparse.Namespace, chosen: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Remove the parameters of the moments and the number of extra passes from `chosen`.
+def _reading(args: argparse.Namespace, options: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Remove the parameters of the moments and the number of extra passes from `options`.
 
     Raises
     ------
     InputError
         Options that do not go together.
     """
-    reading = {name: chosen.pop(name) for name in READING if name in chosen}
-    table = {name: reading.get(name, option.default) for name, option in READING.items()}
+    reading = {name: options.pop(name) for name in READING if name in options}
     check_reading(
-        **table,
+        **{name: reading.get(name, option.default) for name, option in READING.items()},
         shrinkage=args.shrinkage,
         solver=args.solver or OPTIONS["solver"].default,
         groups=args.groups,
     )
     passes = reading.pop("passes", 0)
     return reading, passes
-
-
-def _kind(text: str) -> tuple[str, str]:
-    """NAME=KIND in two parts."""
-    name, separator, kind = text.rpartition("=")
-    if not separator or kind not in ("classes", "continuous"):
-        raise InputError(f"--kind {text!r} must be NAME=classes or NAME=continuous")
-    return name, kind

@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print the version of the file and the report or the variables; as JSON, shapes too."""
+    """Print the format of the file, and its report or variables; the JSON has shapes, too."""
     from safetensors import SafetensorError, safe_open
 
     from splince_fast.eraser import load_eraser
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
             header = file.metadata() or {}
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError):
-        pass  # loading raises the error
+        pass  # loading the file below raises its own error
     loaded: Moments | Eraser
     if header.get("kind") in ("moments", "folds"):
         loaded = Moments.load(args.file)
@@ -59,9 +59,9 @@ def run(args: argparse.Namespace) -> None:
             "rank": getattr(loaded, "rank", None),
             "report": None if report is None else report.to_dict(),
         }
-    written = {key: header[key] for key in ("kind", "format_version", "library_version")}
+    origin = {key: header[key] for key in ("kind", "format_version", "library_version")}
     if args.json:
-        print(json.dumps({**written, "tensors": shapes, **facts}, indent=1))
+        print(json.dumps({**origin, "tensors": shapes, **facts}, indent=1))
         return
     print(
         f"{loaded!r}\n  format {header['format_version']}, written by {header['library']} "
@@ -92,7 +92,7 @@ def print_report(report: Report | None) -> None:
 
 
 def _moments_facts(moments: Moments) -> dict[str, Any]:
-    """Rows, weight and variables; classes as pairs, because 1 and True are two names."""
+    """Rows, weight and variables; classes are pairs, as 1 and True are different names."""
     variables = []
     for name, kind in moments.variables.items():
         entry: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Files of labels: each column is read and encoded once, whatever the number of blocks."""
+"""Files of labels: each column is read and encoded once for all blocks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from splince_fast._runtime.extras import require
 from splince_fast.exceptions import InputError, LabelError, UnknownVariableError
-from splince_fast.labels import encode_one
+from splince_fast.labels import KINDS, encode_one
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[nN][aA][nN]")
-# Digits of integers that fit in int64.
-_DIGITS = 18
+# Integers with at most this many digits fit into int64.
+_MAX_DIGITS = 18
 
 
 def read_labels(
@@ -39,15 +39,15 @@ def read_labels(
     Returns
     -------
     dict
-        A column for every name: numbers as arrays, names as
+        Column of every variable: numbers as arrays, names as
         :class:`~splince_fast.labels.ClassCodes`, Parquet columns as Arrow data.
 
     Raises
     ------
     UnknownVariableError
-        A name is in no file.
+        No file has the column.
     LabelError
-        A name is in several, or a column cannot be read.
+        Several files have the column, or it cannot be read.
     InputError
         A file cannot be read.
     """
@@ -90,13 +90,34 @@ def read_labels(
     return {name: columns[name] for name in variables}
 
 
+def parse_kinds(texts: Sequence[str], variables: Sequence[str]) -> dict[str, str]:
+    """Parse the NAME=KIND of ``--kind``.
+
+    Raises
+    ------
+    InputError
+        Another form, or another kind.
+    UnknownVariableError
+        The name is none of the variables.
+    """
+    kinds = {}
+    for text in texts:
+        name, separator, kind = text.rpartition("=")
+        if not separator or kind not in KINDS:
+            raise InputError(f"--kind {text!r} must be NAME=classes or NAME=continuous")
+        if name not in variables:
+            raise UnknownVariableError(f"--kind names {name!r}, which is neither erased nor kept")
+        kinds[name] = kind
+    return kinds
+
+
 def paths_of(texts: Sequence[str]) -> list[str]:
-    """The files that ``--labels`` names."""
+    """Paths of the values of ``--labels``."""
     return [str(_name_and_path(text)[1]) for text in texts]
 
 
 def _name_and_path(text: str) -> tuple[str | None, Path]:
-    """NAME=FILE or FILE; an existing file with = in its name is a FILE."""
+    """Split NAME=FILE; an existing file with = in its name is a FILE."""
     name, separator, path = text.partition("=")
     return (name, Path(path)) if separator and not Path(text).exists() else (None, Path(text))
 
@@ -121,7 +142,7 @@ def _read_csv(
             names = [name.strip() for name in next(rows, [])]
             positions = {name: i for i, name in enumerate(names) if name in variables}
             cells: dict[str, list[str]] = {name: [] for name in positions}
-            blank = 0  # the first empty line; only empty lines may follow
+            blank = 0  # number of the first empty line: only empty lines may follow it
             for row in rows:
                 if not row:
                     blank = blank or rows.line_num
@@ -135,11 +156,11 @@ def _read_csv(
             f"{str(path)!r} cannot be read: {error}. Save it as a comma- or tab-separated file in "
             "UTF-8 with a header"
         ) from error
-    return names, {n: _typed(texts, n, path, kinds.get(n)) for n, texts in cells.items()}
+    return names, {n: _parse_column(texts, n, path, kinds.get(n)) for n, texts in cells.items()}
 
 
 def _ragged(path: Path, blank: int, line: int, fields: int, expected: int) -> LabelError:
-    """The error for a line with another number of fields than the header."""
+    """Error of a line whose number of fields is not that of the header."""
     if blank:
         advice = (
             'a missing label is "" on a line of its own'
@@ -153,31 +174,31 @@ def _ragged(path: Path, blank: int, line: int, fields: int, expected: int) -> La
     )
 
 
-def _typed(texts: list[str], name: str, path: Path, kind: str | None) -> Any:
+def _parse_column(texts: list[str], name: str, path: Path, kind: str | None) -> Any:
     """A column of text as integers, floats or classes; an empty text is missing.
 
     Declared classes stay text, so that "01" and "1" are two of them.
     """
     if kind == "classes":
         return encode_one([text or None for text in texts], len(texts), name=name)
-    filled = [text for text in texts if text]
-    if all(map(_INTEGER.fullmatch, filled)):
-        long = max(filled, key=len, default="")
-        if len(long) > _DIGITS:
+    present = [text for text in texts if text]
+    if all(map(_INTEGER.fullmatch, present)):
+        longest = max(present, key=len, default="")
+        if len(longest) > _MAX_DIGITS:
             raise LabelError(
-                f"column {name!r} of {str(path)!r} holds an integer of {len(long)} digits, "
-                f"{long[:20]}...; pass --kind {name}=classes if these are names"
+                f"column {name!r} of {str(path)!r} holds an integer of {len(longest)} digits, "
+                f"{longest[:20]}...; pass --kind {name}=classes if these are names"
             )
         integers = np.array([int(text or 0) for text in texts], dtype=np.int64)
         missing = np.array([not text for text in texts], dtype=np.bool_)
         return np.ma.masked_array(integers, missing) if missing.any() else integers
-    numbers = [bool(_NUMBER.fullmatch(text)) for text in filled]
+    numbers = [bool(_NUMBER.fullmatch(text)) for text in present]
     if all(numbers):
         return np.array([float(text) if text else np.nan for text in texts])
     if any(numbers) and kind is None:
         raise LabelError(
             f"column {name!r} of {str(path)!r} holds numbers and text such as "
-            f"{filled[numbers.index(False)]!r}; leave missing labels empty, or pass "
+            f"{present[numbers.index(False)]!r}; leave missing labels empty, or pass "
             f"--kind {name}=classes if all of them are names"
         )
     return encode_one([text or None for text in texts], len(texts), name=name, kind=kind)

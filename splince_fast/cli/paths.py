@@ -1,4 +1,4 @@
-"""Paths on the command line: inputs, and checks of outputs."""
+"""Checks of output paths, and names of incomplete files."""
 
 from __future__ import annotations
 
@@ -16,51 +16,42 @@ def check_outputs(
     force: bool = False,
     resumed: Iterable[str] = (),
 ) -> None:
-    """Raise InputError, before any work, for outputs that cannot or should not be written.
+    """Check the paths of outputs before any work.
 
     Parameters
     ----------
     outputs : mapping
-        From the option to the path of a new file; None is left out.
+        Option and path of each new file; None is skipped.
     inputs : iterable of str
-        Files that are read.
+        Paths of the inputs.
     force : bool
-        Existing files may be overwritten; files that are read may not.
+        Whether existing files may be overwritten; inputs may not.
     resumed : iterable of str
-        Options whose file may exist, because the command resumes from it.
+        Options whose file may exist: the command resumes from it.
 
     Raises
     ------
     InputError
-        An empty name, a folder, no folder for the file, an existing file, or one path twice.
+        An empty path, a folder, a missing parent folder, an existing file, or one path twice.
     """
-    taken = {_same(path): "an input" for path in inputs}
+    uses = {os.path.realpath(path): "an input" for path in inputs}
     for option, path in outputs.items():
         if path is None:
             continue
         if not path:
             raise InputError(f"{option} is empty; name a file (was a variable not set?)")
-        check_folder(path)
+        if not Path(path).absolute().parent.is_dir():
+            raise InputError(f"there is no folder for {path!r}; make it first")
         if os.path.isdir(path):
             raise InputError(f"{option}: {path!r} is a folder; name a file in it")
-        if _same(path) in taken:
-            raise InputError(f"{option}: {path!r} is {taken[_same(path)]}, too; name another file")
+        real = os.path.realpath(path)
+        if real in uses:
+            raise InputError(f"{option}: {path!r} is {uses[real]}, too; name another file")
         if os.path.exists(path) and not force and option not in resumed:
             raise InputError(f"{path!r} exists; name another file, or overwrite it with --force")
-        taken[_same(path)] = f"the file of {option}"
-
-
-def _same(path: str) -> str:
-    """A canonical spelling of a path."""
-    return os.path.realpath(path)
-
-
-def check_folder(path: str) -> None:
-    """Raise InputError for a file whose folder does not exist."""
-    if not Path(path).absolute().parent.is_dir():
-        raise InputError(f"there is no folder for {path!r}; make it first")
+        uses[real] = f"the file of {option}"
 
 
 def partial_name(target: Path) -> Path:
-    """A name beside `target`, of bounded length, for the incomplete file."""
+    """Path of the incomplete file of `target`, in the same folder and of bounded length."""
     return target.with_name(f".{target.name[:100]}.{os.getpid()}.partial")

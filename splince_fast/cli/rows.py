@@ -1,9 +1,9 @@
-"""Files of rows: their kind by suffix, and the reading and writing of their arrays."""
+"""Files of rows: kind by suffix, reading and writing of arrays, sources."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,13 +21,13 @@ TABLES = (".parquet",)
 
 
 def is_dataset(path: str | Path) -> bool:
-    """Whether a folder was written by ``save_to_disk`` of Hugging Face datasets."""
+    """Whether a folder holds a data set saved by Hugging Face datasets."""
     names = ("dataset_info.json", "dataset_dict.json")
     return any((Path(path) / name).is_file() for name in names)
 
 
 def kind_of(path: str | Path) -> str:
-    """ "array", "parquet" or "dataset".
+    """Kind of a file of rows: "array", "parquet" or "dataset".
 
     Raises
     ------
@@ -63,16 +63,16 @@ def expand(paths: Sequence[str]) -> list[str]:
             kind_of(path)
             files.append(path)
             continue
-        inside = sorted(
+        members = sorted(
             str(entry)
             for entry in Path(path).iterdir()
             if is_dataset(entry) or entry.suffix in (*ARRAYS, *TABLES)
         )
-        if not inside:
+        if not members:
             raise InputError(
                 f"the folder {path!r} has no file of rows ({', '.join((*ARRAYS, *TABLES))})"
             )
-        files += inside
+        files += members
     return files
 
 
@@ -96,12 +96,12 @@ class Arrays(NamedTuple):
 
 
 def read_arrays(path: str, key: str | None, mode: str = "r") -> Arrays:
-    """Read the rows of a file; a .npy file is mapped.
+    """Read a file of arrays; a .npy file is memory-mapped.
 
     Raises
     ------
     InputError
-        It cannot be read, or `key` names none of several arrays.
+        The file cannot be read, or has no array of this name.
     """
     suffix = Path(path).suffix
     if not os.path.exists(path):
@@ -118,7 +118,7 @@ def read_arrays(path: str, key: str | None, mode: str = "r") -> Arrays:
         named, metadata = _READERS[suffix](path)
     except InputError:
         raise
-    except Exception as error:  # zip, pickle and safetensors raise errors of their own
+    except Exception as error:  # zip, pickle and safetensors raise errors of different classes
         raise InputError(
             f"{path!r} cannot be read as a {suffix} file: {error}. It may be truncated, of another "
             "format, or hold Python objects"
@@ -166,12 +166,12 @@ _READERS = {
 
 
 def write_arrays(path: str, arrays: Arrays) -> None:
-    """Write a .npz, .safetensors or .pt file; after an error there is none.
+    """Write a .npz, .safetensors or .pt file; no file is left after an error.
 
     Raises
     ------
     InputError
-        The dtype is unknown to that format.
+        The format has no such dtype.
     """
     target = Path(path)
     named = {arrays.key or "X": arrays.X, **arrays.others}
@@ -185,7 +185,8 @@ def write_arrays(path: str, arrays: Arrays) -> None:
         elif target.suffix == ".safetensors" and not tensors:
             from safetensors import numpy as safetensors_numpy
 
-            safetensors_numpy.save_file(_contiguous(named), partial, arrays.metadata or None)
+            contiguous = {name: np.ascontiguousarray(value) for name, value in named.items()}
+            safetensors_numpy.save_file(contiguous, partial, arrays.metadata or None)
         elif target.suffix == ".safetensors":
             from safetensors import torch as safetensors_torch
 
@@ -201,18 +202,14 @@ def write_arrays(path: str, arrays: Arrays) -> None:
 
 
 def _array(value: Any, path: str) -> NDArray[Any]:
-    """A NumPy array, for formats that hold no tensors."""
+    """Convert to NumPy for a .npz file."""
     if str(getattr(value, "dtype", "")) == "torch.bfloat16":
         raise InputError(f"{path!r} cannot hold bfloat16; write .safetensors or .pt")
     return np.asarray(value)
 
 
-def _contiguous(named: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    return {name: np.ascontiguousarray(value) for name, value in named.items()}
-
-
 def _tensors(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Contiguous tensors; other values are passed through."""
+    """Convert arrays to contiguous tensors; other values are returned unchanged."""
     torch = require("torch", "torch")
     tensors = {}
     for name, value in named.items():
@@ -223,13 +220,14 @@ def _tensors(named: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def new_npy(target: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[NDArray[Any]]:
-    """A memory-mapped .npy file that gets its name when it is complete."""
+    """Memory-mapped .npy file, renamed to its target when it is complete."""
     partial = partial_name(target)
     try:
         array = np.lib.format.open_memmap(partial, mode="w+", dtype=dtype, shape=shape)
         with open(partial, "rb+") as file:
-            # Raises on a full disk, where writing to the map would crash.
-            if hasattr(os, "posix_fallocate"):
+            if hasattr(
+                os, "posix_fallocate"
+            ):  # a full disk raises here; a write to the map would crash
                 os.posix_fallocate(file.fileno(), 0, partial.stat().st_size)
             yield array
             array.flush()
@@ -241,10 +239,7 @@ def new_npy(target: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Itera
 
 
 def embedding_missing(path: str) -> InputError:
-    """The error for a table without --embedding; it names the columns of a Parquet file that fit.
-
-    A column fits if its entries are lists.
-    """
+    """Error of a table without --embedding; names the columns of lists of a Parquet file."""
     candidates: list[str] = []
     if kind_of(path) == "parquet":
         types = require("pyarrow.types", "parquet")
@@ -257,7 +252,7 @@ def embedding_missing(path: str) -> InputError:
 
 
 def load_dataset(path: str) -> Any:
-    """A data set, or a dictionary of them, that ``save_to_disk`` has written."""
+    """Load a saved data set, or a dictionary of its splits."""
     return require("datasets", "datasets").load_from_disk(path)
 
 
@@ -267,14 +262,14 @@ def source_of(
     key: str | None,
     embedding: str | None,
     variables: Sequence[str],
-    labels: Any,
+    labels: Callable[[], Any],
 ) -> sources.Source:
-    """A source of the rows of all files; `labels` are those of arrays.
+    """Source of the rows of all files; `labels()` reads the labels of arrays.
 
     Raises
     ------
     InputError
-        Files of several kinds, or options that do not fit their kind.
+        Files of several kinds, or options for another kind.
     """
     kinds = {kind_of(path) for path in paths}
     if len(kinds) > 1:
@@ -300,7 +295,7 @@ def source_of(
 
 
 def _array_source(paths: Sequence[str], key: str | None, labels: Any) -> sources.Source:
-    """Rows of .npy files through maps; of other files from memory, one at a time."""
+    """Source of memory-mapped .npy files; other files are loaded one at a time."""
     from splince_fast.sources import _sharded as sharded
 
     if all(path.endswith(".npy") for path in paths):

@@ -18,7 +18,7 @@ _MAX_PRODUCT = 10_000  # cells of a product above which only those that occur ar
 
 
 def class_codes(values: object, name: str, n: int | None = None) -> ClassCodes:
-    """Read a column of n rows (of any number without `n`) as classes, floats that are whole too.
+    """Read a column as classes; whole floats count as integers. `n` is its length, any if None.
 
     Raises
     ------

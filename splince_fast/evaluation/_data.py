@@ -66,7 +66,7 @@ def check_finite(X: Matrix) -> None:
         try:
             check_values(block, "X")
         except InputError:
-            check_values(X, "X")  # names the rows of the whole
+            check_values(X, "X")  # raises with row numbers of X
             raise
 
 
@@ -126,10 +126,7 @@ def labels_of(column: Encoded, rows: Rows) -> Encoded:
 
 
 def fingerprint(
-    X: Matrix,
-    labels: Sequence[Encoded],
-    groups: Rows | None,
-    parts: NDArray[np.int8] | None,
+    X: Matrix, labels: Sequence[Encoded], groups: Rows | None, parts: NDArray[np.int8] | None
 ) -> str:
     """Hash of the data: all labels, and all rows or, beyond 256 MiB, 65,536 evenly spaced ones."""
     digest = hashlib.sha256(repr((X.shape, X.dtype.str)).encode())

@@ -126,7 +126,7 @@ def is_partial(result: Comparison, eraser: str) -> bool:
 
 
 class _Chooser:
-    """One decision: its differences, and its sentences."""
+    """The decision by one metric and one head: its outcome and its sentences."""
 
     def __init__(
         self, result: Comparison, metric: str, head: str, p: float | None, none: str | None,
@@ -144,7 +144,7 @@ class _Chooser:
             self.min_gain *= abs(self._mean(self.best))
 
     def decide(self) -> Decision:
-        """Outcome, eraser and sentence."""
+        """The decision: outcome, eraser and sentence."""
         similar = [e for e in self.erasers[1:] if not self._is_worse(e)]
         eraser = self._least_change([self.best, *similar])
         unerased = self.rows.get(self.none or "")
@@ -192,7 +192,7 @@ class _Chooser:
         return f"{self.label}, {self.head} head" if self.head else self.label
 
     def _gap(self, row: Difference) -> str:
-        """The gain of the best eraser over the other one of a difference, with its interval."""
+        """The gain of the best eraser over another one, with its interval."""
         low, high = sorted((-row.low, -row.high))
         if row.difference == row.low == row.high == 0.0:
             return f"{self._setting()}: equal at every seed"
@@ -236,7 +236,7 @@ class _Chooser:
         )
 
     def _open(self, similar: list[str], eraser: str, unerased: Difference | None) -> str:
-        """Several erasers are similar, or the best is not better than unerased rows."""
+        """The sentence for similar erasers, or for a best eraser no better than unerased rows."""
         parts = ["Not decided:"]
         if similar:
             other = self._distortion(next(e for e in (self.best, *similar) if e != eraser))

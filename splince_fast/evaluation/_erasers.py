@@ -88,24 +88,24 @@ class SplitPart:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Coordinates:
+class ScaledCoordinates:
     """Scaled coordinates (x - mean) / scale."""
 
     mean: Float
     scale: float
 
     def to_scaled(self, rows: Float) -> Float:
-        """Rows of the data in these coordinates; they are overwritten."""
+        """Scale rows of the data in place."""
         rows -= self.mean
         rows /= self.scale
         return rows
 
     def to_data(self, rows: Float) -> Float:
-        """Rows in these coordinates as rows of the data."""
+        """Rows of the data that have the given scaled rows."""
         return rows * self.scale + self.mean
 
     def projection(self, scaled: Projection) -> Projection:
-        """A projection of these coordinates as one of the data."""
+        """The projection of the data that is `scaled` in these coordinates."""
         centre = self.mean + self.scale * scaled.mean
         return Projection(scaled.left, scaled.right, centre, method=scaled.method)
 
@@ -127,8 +127,8 @@ class ScaledMap:
         return cls(np.zeros((0, d)), np.zeros((0, d)), np.zeros(d))
 
     @classmethod
-    def of(cls, projection: Projection, coordinates: Coordinates) -> ScaledMap:
-        """A projection of the data."""
+    def of(cls, projection: Projection, coordinates: ScaledCoordinates) -> ScaledMap:
+        """The map of a projection of the data."""
         left = np.ascontiguousarray(projection.left.T)
         right = np.ascontiguousarray(projection.right.T)
         centre = (projection.mean - coordinates.mean) / coordinates.scale
@@ -159,7 +159,7 @@ class FitData:
     train: SplitPart
     validation: SplitPart
     seed: int
-    coordinates: Coordinates
+    coordinates: ScaledCoordinates
 
     def training_moments(self, rows: Float) -> Moments:
         """Moments of mapped training rows, with all labels."""
@@ -167,12 +167,12 @@ class FitData:
 
 
 class LabelEraser(NamedTuple):
-    """A map that depends on labels, of the data or, for an estimator's, of scaled rows."""
+    """A map that depends on labels; `scaled` if it maps scaled rows, as an estimator's do."""
 
     eraser: ConditionalEraser
     scaled: bool
 
-    def erase(self, part: SplitPart, coordinates: Coordinates) -> Float:
+    def erase(self, part: SplitPart, coordinates: ScaledCoordinates) -> Float:
         """Scaled rows of one part, erased with their labels."""
         if not len(part.rows):
             return part.rows
@@ -205,7 +205,7 @@ def fit_eraser(spec: Any, data: FitData) -> Projection | LabelEraser:
 
 
 def _of_moments(spec: Any, data: FitData) -> FittedEraser:
-    """The eraser of a name or a function of moments, a map of the data."""
+    """The eraser of a name, or of a function of moments."""
     if isinstance(spec, str):
         if spec in _OF_FOLDS:
             return _of_folds(spec, data)
@@ -248,7 +248,7 @@ def _of_folds(name: str, data: FitData) -> FittedEraser:
         )
     labels, groups = dict(train.labels), None
     if train.groups is not None:
-        groups = f"groups of {data.task} and {concept}"  # the name of no variable
+        groups = f"groups of {data.task} and {concept}"  # a name that no variable has
         codes = ClassCodes(tuple(range(int(train.groups.max(initial=-1)) + 1)), train.groups)
         labels[groups] = labels_of(codes, np.arange(len(train.groups)))
     rows = data.coordinates.to_data(train.rows)

@@ -1,4 +1,4 @@
-"""Digests that tell whether a cell of a comparison has to be computed again."""
+"""Digests of erasers, heads and metrics: a changed digest means that records are computed again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-_BY_NAME = (globals, eval, exec, __import__, import_module)  # read variables that no code names
+_BY_NAME = (globals, eval, exec, __import__, import_module)  # reach variables by computed names
 _NOT_OF_CLASSES = frozenset(
     {"__dict__", "__weakref__", "__doc__", "__module__", "__abstractmethods__", "_abc_impl",
      "__firstlineno__", "__static_attributes__", "__annotations__", "__annotate__",
@@ -30,33 +30,24 @@ _FUNCTIONS_OF_C = (
 )  # fmt: skip
 
 
-Seen = dict[int, tuple[int, object]]  # by id, number and the object itself, which is kept alive
+Seen = dict[int, tuple[int, object]]  # number and object by id; the object is kept alive
 
 
 class UnreadableError(Exception):
-    """A value whose content cannot be read, so that a change would not be seen."""
+    """A value whose content cannot be read, so that changes of it cannot be detected."""
 
 
 def identity_of(value: object) -> str:
-    """A digest that changes with a function, estimator or value, and with all that it refers to.
+    """A digest of a function, estimator or value and of everything that it refers to.
 
-    Code, defaults, closures, and globals of functions and methods, followed into the caller's
-    modules; all entries of arrays; the state of objects. Libraries count by their version.
-
-    Parameters
-    ----------
-    value : object
-        An eraser, a head, a metric or a value.
-
-    Returns
-    -------
-    str
-        Equal for equal things, in this process or another one.
+    It covers code, defaults, closures, and globals of functions and methods, followed into the
+    caller's modules; all entries of arrays; the state of objects. Libraries count by their version.
+    Equal values have equal digests, in other processes, too.
 
     Raises
     ------
     UnreadableError
-        Something that it refers to cannot be read.
+        A value that it refers to cannot be read.
     """
     digest = hashlib.sha256()
     try:
@@ -64,7 +55,7 @@ def identity_of(value: object) -> str:
             digest.update(len(piece).to_bytes(8, "little") + piece)
     except UnreadableError:
         raise
-    except Exception as error:  # whatever foreign objects raise while they are read
+    except Exception as error:  # foreign code may raise anything
         raise UnreadableError(f"{type(error).__name__}: {error}") from error
     return digest.hexdigest()
 
@@ -81,7 +72,7 @@ def _pieces(value: Any, seen: Seen) -> Iterator[bytes]:
     if value is None or kind in (bool, int, float, complex, str, bytes, type(...)):
         yield f"{kind.__name__}:{value!r}".encode(errors="surrogatepass")
         return
-    if kind not in (tuple, frozenset, types.CodeType):  # whose identity is the compiler's choice
+    if kind not in (tuple, frozenset, types.CodeType):  # the compiler may merge equal ones
         if id(value) in seen:
             yield f"again:{seen[id(value)][0]}".encode()
             return
@@ -132,7 +123,7 @@ def _listed(values: Collection[object], seen: Seen) -> Iterator[bytes]:
 
 
 def _function(function: types.FunctionType, seen: Seen) -> Iterator[bytes]:
-    """Its code, and all that the code reads from outside."""
+    """Its code, and the variables that the code reads from outside."""
     home = function.__globals__.get("__name__")
     if _is_library(home):
         yield _version(str(home)).encode()
@@ -168,7 +159,7 @@ def _function(function: types.FunctionType, seen: Seen) -> Iterator[bytes]:
 
 
 def _attributes(value: object, names: list[str], seen: Seen) -> Iterator[bytes]:
-    """Values that code with these names may read from a module of the caller."""
+    """Variables of a module of the caller that code with these names may read."""
     if not isinstance(value, types.ModuleType):
         return
     if value is importlib and "import_module" in names:
@@ -202,17 +193,17 @@ def _names(code: types.CodeType) -> set[str]:
     """Names of globals and attributes that a function may read, inner functions included."""
     parts = list(_nested(code))
     texts = {text for part in parts for text in part.co_consts if isinstance(text, str)}
-    return texts.union(*(part.co_names for part in parts))  # getattr(module, "name"), too
+    return texts.union(*(part.co_names for part in parts))  # strings: of getattr(module, "name")
 
 
 def _imports(function: types.FunctionType) -> set[str]:
     """Modules that a function imports when it runs."""
-    found = set()
-    for part in _nested(function.__code__):
-        for step in dis.get_instructions(part):
-            if step.opname == "IMPORT_NAME" and step.argval:
-                found.add(str(step.argval))
-    return found
+    return {
+        str(step.argval)
+        for part in _nested(function.__code__)
+        for step in dis.get_instructions(part)
+        if step.opname == "IMPORT_NAME" and step.argval
+    }
 
 
 def _class(value: type, seen: Seen) -> Iterator[bytes]:
@@ -228,7 +219,7 @@ def _class(value: type, seen: Seen) -> Iterator[bytes]:
 
 
 def _c_function(value: object) -> bytes:
-    """A compiled function by its name and version; it has no variables but those of its object."""
+    """A compiled function by its name and version, and the object that it is bound to."""
     owner = getattr(value, "__self__", None) or getattr(value, "__objclass__", None)
     module = getattr(value, "__module__", None) or getattr(type(owner), "__module__", "builtins")
     name = getattr(value, "__qualname__", getattr(value, "__name__", ""))
@@ -248,7 +239,7 @@ def _object(value: object, seen: Seen) -> Iterator[bytes]:
     yield from _pieces(type(value), seen)
     try:
         state = value.__reduce_ex__(4)
-    except Exception as error:  # whatever a foreign object raises
+    except Exception as error:  # foreign code may raise anything
         raise UnreadableError(f"the content of a {type(value).__name__} cannot be read") from error
     if isinstance(state, str):  # pickled as the name of a variable
         if not _is_library(getattr(value, "__module__", None)):
@@ -258,17 +249,17 @@ def _object(value: object, seen: Seen) -> Iterator[bytes]:
     made, args, *rest = state
     parts = [made, list(args), *rest[:1]]
     parts += [None if part is None else list(part) for part in rest[1:3]]
-    seen[id(parts)] = len(seen), parts  # alive, so that no other object gets the id of a part
+    seen[id(parts)] = len(seen), parts  # keeps the ids of the parts in use
     yield from _listed(parts, seen)
 
 
 def _is_library(module: object) -> bool:
-    """Whether a module is this package, of Python itself, or installed."""
+    """Whether a module belongs to this package, to Python, or to an installed package."""
     top = module.partition(".")[0] if isinstance(module, str) else ""
     if top in sys.stdlib_module_names or top == "splince_fast":
         return True
-    found = sys.modules.get(top)
-    file = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), "")
+    package = sys.modules.get(top)
+    file = getattr(package, "__file__", None) or next(iter(getattr(package, "__path__", ())), "")
     return not {"site-packages", "dist-packages"}.isdisjoint(Path(file or "").parts)
 
 

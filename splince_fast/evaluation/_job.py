@@ -18,21 +18,15 @@ from splince_fast.conditional import NEEDS_LABELS
 from splince_fast.evaluation import _logistic, advice, heads, probes
 from splince_fast.evaluation._data import take_rows
 from splince_fast.evaluation._erasers import (
-    Coordinates,
     FitData,
+    ScaledCoordinates,
     ScaledMap,
     SplitPart,
     cloned,
     fit_eraser,
     weight_argument,
 )
-from splince_fast.evaluation._records import (
-    ADVICE,
-    ERASER_ROW,
-    PathPoint,
-    Record,
-    TestLabels,
-)
+from splince_fast.evaluation._records import ADVICE, ERASER_ROW, PathPoint, Record, TestLabels
 from splince_fast.evaluation.plan import ComparisonPlan, Component
 from splince_fast.evaluation.scoring import (
     OF_ERASERS,
@@ -59,10 +53,10 @@ _PROBE_FOLDS = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ErasedRows:
-    """Rows of all parts after an eraser: `eraser_map` of the rows that are held.
+    """Rows of all parts, and a map to be applied to them: together the erased rows.
 
-    These are the rows of the job for an affine eraser; for one that depends on labels they are
-    erased, and the map is the identity.
+    For an affine eraser these are the rows of the job and its map. For an eraser that depends on
+    labels they are the erased rows and the identity.
     """
 
     eraser_map: ScaledMap
@@ -121,7 +115,7 @@ class Job:
         self.plan, self.seed, self.p, self.split = plan, seed, p, split
         self.S = moments.covariance(ddof=0)  # of the data
         scale = math.sqrt(float(np.trace(self.S)) / len(self.S)) or 1.0
-        coordinates = Coordinates(moments.mean, scale)
+        coordinates = ScaledCoordinates(moments.mean, scale)
 
         def part(numbers: Codes, weights: Float | None) -> SplitPart:
             return plan.part(numbers, coordinates.to_scaled(take_rows(X, numbers)), weights)
@@ -137,11 +131,11 @@ class Job:
             # Codes of the classes among the training rows, and the index of each row's class.
             self.classes, self.local = np.unique(self.train.task, return_inverse=True)
         self._unerased_path: HeadPath | None = None
-        self._probe_targets: dict[str, tuple[Codes, probes.Target]] = {}
+        self._probe_targets: dict[str, tuple[Codes, probes.ProbeTarget]] = {}
 
     @cached_property
     def unerased(self) -> ErasedRows:
-        """The rows as they are."""
+        """The rows without an eraser."""
         rows = (self.train.rows, self.validation.rows, self.test.rows)
         return ErasedRows(ScaledMap.identity(len(self.S)), self.gram, *rows)
 
@@ -236,7 +230,7 @@ class Job:
                     values[concept_key(key, name, self.data.concepts)] = value
         return values, tuple(notes)
 
-    def _probe_target(self, name: str, concept: ClassCodes) -> tuple[Codes, probes.Target]:
+    def _probe_target(self, name: str, concept: ClassCodes) -> tuple[Codes, probes.ProbeTarget]:
         """Test rows whose class of a concept occurs in training, and the target of the probes."""
         if name not in self._probe_targets:
             codes = concept.codes[self.split.test]
@@ -250,13 +244,13 @@ class Job:
     # -- heads -----------------------------------------------------------------------------
 
     def _head(self, eraser: str, head: Component, rows: ErasedRows) -> Record:
-        """One head on the erased rows; a path over alphas comes with "retrained"."""
+        """The record of one head on the erased rows, with the path over alphas for "retrained"."""
         record = self._record(eraser, head.name)
         if head.spec == "frozen":
             if self._unerased_path is None:
                 self._unerased_path = self._path(self.unerased)
             fit = self._unerased_path.best
-            # The head was fitted to rows without the offset of the eraser.
+            # A refitted head absorbs the offset of the eraser in its intercept; this one does not.
             intercepts = fit.intercepts + fit.weights @ rows.eraser_map.offset
             return self._scored(record, dataclasses.replace(fit, intercepts=intercepts), rows)
         if head.spec == "unregularised":
@@ -381,7 +375,7 @@ class Job:
         return scored
 
     def _classifier(self, record: Record, head: Component, rows: ErasedRows) -> Record:
-        """A classifier of scikit-learn's kind, fitted on erased training rows."""
+        """The record of a classifier like scikit-learn's, fitted on erased training rows."""
         model = cloned(head.spec, self.seed)
         accepted = inspect.signature(model.fit).parameters
         train, validation, erase = self.train, self.validation, rows.eraser_map
@@ -457,7 +451,7 @@ class Job:
     # -- advice ----------------------------------------------------------------------------
 
     def _advice(self) -> Record:
-        """Advice from the moments, before anything is measured."""
+        """The record of the advice from the moments."""
         moments, concepts = self.data.factored, list(self.data.concepts)
         frozen = advice.frozen_head_advice(moments, concepts, self.data.task)
         values = {"rho": frozen.rho, "threshold": frozen.threshold, **self._frozen_errors()}
@@ -473,7 +467,7 @@ class Job:
         return self._record(ADVICE, ERASER_ROW, values=values)
 
     def _frozen_errors(self) -> dict[str, float]:
-        """Squared error that SPLINCE has above LEACE, frozen ridge heads of extreme alphas."""
+        """Squared error of SPLINCE less that of LEACE, for frozen ridge heads of extreme alphas."""
         data = self.data
         assert isinstance(self.plan.task, ClassCodes)
         index = {name: k for k, name in enumerate(data.moments.classes(data.task))}

@@ -5,7 +5,7 @@ Each problem j minimises, over weights u (d, C) and a free intercept b (C),
     sum_i w_ij loss(y_i, A_j(x_i)) + 1/2 sum_k penalty_kj |u_k|^2,   A(x) = (P x)^T u + b,
 
 with loss the log-loss of a sigmoid (two classes, C = 1) or a softmax (C classes) and P = I or an
-eraser. The problems share the rows, so the two products with them that an iteration needs are
+eraser. The problems share the rows, so the two products with them in an iteration are
 matrix products, not matrix-vector ones; P enters by its low-rank factors, and no erased copy of
 the rows is made: (P x)^T u = x^T (P^T u).
 
@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 Float = NDArray[np.float64]
 
 _MEMORY = 10  # pairs of L-BFGS
-_REFRESH = (2, 4, 8, 16, 32, 64)  # iterations at which c is measured
-_DENSE = 1536  # features above which the metric is diagonal: decomposing would take longer
+_REFRESH = (2, 4, 8, 16, 32, 64)  # iterations at which c is computed again
+_DENSE = 1536  # features above which the metric is diagonal: an eigendecomposition takes longer
 _ARMIJO = 1e-4
 
 
@@ -67,10 +67,10 @@ def fit(
     ----------
     rows : (n, d), roughly centred and of unit mean variance
     y : (n,) or (n, J) class codes in 0 .. n_classes - 1
-    penalties : (d, J), or (J,) where all features share one
+    penalties : (d, J), or (J,) for one of all features
     sample_weights : (n, J), each column adding up to 1; 1 / n by default
     factors : (r, d) and (r, d): P = I - left^T right
-    gram : (d, d), rows^T rows / n; computed where absent
+    gram : (d, d), rows^T rows / n; computed if None
     tol : largest gradient entry of a solution; by default 1e-7, and 1e-5 beyond 2,000 parameters
     """
     n, d = rows.shape
@@ -94,12 +94,12 @@ def fit(
         gradient = now.gradient
         done = np.abs(gradient).max(axis=(0, 2)) <= tol
         free = problem.penalty.max(axis=0) == 0.0
-        apart = free & problem.separated(now.scores) if free.any() else np.zeros_like(done)
-        leaving = done | apart
+        no_minimum = free & problem.separated(now.scores) if free.any() else np.zeros_like(done)
+        leaving = done | no_minimum
         if leaving.any() or iteration == max_iter:
             u[:, active] = now.u
-            converged[active] = done & ~apart
-            separable[active] = apart
+            converged[active] = done & ~no_minimum
+            separable[active] = no_minimum
             stay = ~leaving
             if iteration == max_iter or not stay.any():
                 break
@@ -161,10 +161,10 @@ class _Problem:
         return _Problem(self.rows, y, self.width, self.penalty[:, stay], weights, self.factors)
 
     def prior(self) -> Float:
-        """(J, C) or (1, C): intercepts that give every class its share."""
-        share = np.sum(self.weight[:, :, None] * self.target, axis=0)
-        share = np.clip(share, 1e-12, 1 - 1e-12)
-        return np.asarray(np.log(share / (1 - share)) if self.width == 1 else np.log(share))
+        """(J, C) or (1, C): intercepts at which predicted and observed class fractions agree."""
+        p = np.sum(self.weight[:, :, None] * self.target, axis=0)
+        p = np.clip(p, 1e-12, 1 - 1e-12)
+        return np.asarray(np.log(p / (1 - p)) if self.width == 1 else np.log(p))
 
     def score(self, u: Float) -> Float:
         """(n, J, C): erased rows times weights, plus intercepts."""
@@ -176,7 +176,7 @@ class _Problem:
         return np.asarray(product.reshape(len(self.rows), *u.shape[1:]) + u[-1])
 
     def evaluate(self, u: Float, scores: Float) -> tuple[Float, Float]:
-        """(J,) values, and the probabilities."""
+        """Objective values (J,), and predicted probabilities (n, J, C)."""
         if self.width == 1:
             p = scipy.special.expit(scores)
             losses = np.logaddexp(0.0, scores[:, :, 0]) - self.target[:, :, 0] * scores[:, :, 0]
@@ -210,7 +210,10 @@ class _Problem:
         return np.asarray(np.sum(self.weight[:, :, None] * p * (1 - p), axis=0))
 
     def separated(self, scores: Float) -> NDArray[np.bool_]:
-        """(J,): every row of positive weight is on its side: without a penalty no minimiser."""
+        """(J,): whether all rows of positive weight are predicted correctly.
+
+        Without a penalty such a problem has no minimiser.
+        """
         if self.width == 1:
             right = (scores > 0) == (self.target > 0)
             right = right[:, :, 0] & (scores[:, :, 0] != 0)
@@ -238,8 +241,9 @@ class _Problem:
 
 
 class _Metric:
-    """Solves with D (c V diag(l) V^T + level) D per problem and class, and with c for intercepts.
+    """Approximate Hessian: D (c V diag(l) V^T + level) D for weights, and c for intercepts.
 
+    It has its own c per problem and class.
     V diag(l) V^T = D^{-1} P S P^T D^{-1}; D holds the roots of the penalties' shape over features.
     """
 
@@ -273,7 +277,7 @@ class _Metric:
         return new
 
     def measure(self, curvature: Float) -> None:
-        """Take the curvatures of the fits as they are, none of them vanishing."""
+        """Set the curvatures to those of the fits, bounded away from 0."""
         self.curvature = np.maximum(curvature, 1e-3 * curvature.max())
 
     def solve(self, q: Float) -> Float:
@@ -290,8 +294,8 @@ class _Metric:
         out[:-1] = part / self.scale[:, None, None]
         out[-1] = q[-1] / self.curvature
         if out.shape[2] > 1:
-            # A vector added to all classes changes no probability: the minimum has none, and only
-            # the penalty resists it, so that steps along it would be far too short.
+            # A vector added to all classes changes no probability. Only the penalty curves the
+            # objective along it, so that the metric would make steps there far too short.
             out -= out.mean(axis=2, keepdims=True)
         return out
 
@@ -299,7 +303,7 @@ class _Metric:
 def _direction(
     gradient: Float, history: list[tuple[Float, Float, Float]], metric: _Metric
 ) -> Float:
-    """The two-loop recursion, one scalar per problem."""
+    """Descent direction of L-BFGS: the two-loop recursion, with one scalar per problem."""
     q = gradient
     weights = []
     for s, g, r in reversed(history):

@@ -73,7 +73,7 @@ class Record:
     path : tuple of PathPoint
         Metrics of the head at every alpha.
     cells : tuple of CellCount
-        Cells that have test rows.
+        Cells with test rows.
     reason : str
         Reason of a failure of the eraser, head or metric; empty otherwise.
     notes : tuple of str
@@ -140,15 +140,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TestLabels:
-    """Labels of the test rows, which predictions are scored by.
+    """Codes (n,) of the test rows, which predictions are scored by.
 
-    Attributes
-    ----------
-    task : (n,) codes of classes
-    concept, cells : (n,) codes or None
-        Joint classes of the concepts, and cells of task and concepts, -1 for none; None where a
-        concept is a quantity.
-    groups : (n,) codes or None
+    `concept` and `cells` are the joint classes of the concepts and the cells of task and concepts,
+    -1 for none; None where a concept is a quantity.
     """
 
     task: Codes
@@ -190,34 +185,11 @@ class OwnMetric(NamedTuple):
 class Context:
     """Erasers, heads and data of a comparison.
 
-    Attributes
-    ----------
-    n, d : int
-        Rows and features.
-    erasers, heads : tuple of str
-    levels : tuple of float or None
-        Associations; (None,) is the natural split.
-    seeds : tuple of int
-    sizes : tuple of int
-        Rows for training, validation and test of the first split.
-    aligned_class : str
-    association_method : {"subsample", "weights"}
-    alphas : tuple of float
-    select : str
-    probes, concepts, cells : tuple of str
-    fingerprint, version : str
-        Of the data and of the library.
-    notes : tuple of str
-        Warnings.
-    truth : TestLabels or None
-        Labels of the test rows for the bootstrap; None unless the split was the caller's own.
-    eraser_roles, head_roles : tuple of str
-        "LEACE", "frozen" and so on for those of the library, which may have other names; "" for
-        the caller's own.
-    own_metrics : dict of str to OwnMetric
-        Metrics of the caller's own.
-    same_test : bool
-        Whether a seed has the same test rows at every level.
+    `levels` of (None,) are the natural split; `sizes` are training, validation and test rows of the
+    first split. Roles are "LEACE", "frozen" and so on for erasers and heads of the library, which
+    may have other names, and "" for the caller's own. `truth` holds the labels of the test rows if
+    the split was the caller's own; `same_test` says whether a seed has the same test rows at every
+    level.
     """
 
     n: int

@@ -63,7 +63,7 @@ class Table:
         )
 
     def _repr_html_(self) -> str:
-        # Notebooks have style sheets of their own, so that every cell carries its alignment.
+        # The style sheet of the report is absent in notebooks: every cell carries its alignment.
         page = self.to_html()
         sides = {"<td": "right", "<th scope='col'": "right", "<th scope='row'": "left",
                  "<caption": "left"}  # fmt: skip
@@ -82,7 +82,7 @@ def wrapped(line: str) -> str:
 
 
 def figure_text(interval: Interval) -> str:
-    """Mean, and half the 95 % interval where there is one: ``.748 ±.013``."""
+    """Mean, and half the 95 % interval if there is one: ``.748 ±.013``."""
     if math.isnan(interval.mean):
         return "-"
     text = number(interval.mean)
@@ -92,7 +92,7 @@ def figure_text(interval: Interval) -> str:
 
 
 def number(value: float) -> str:
-    """Three decimals without a leading zero; two where it is large."""
+    """A number with three decimals and no leading zero; with four digits from 10 on."""
     if math.isnan(value):
         return "-"
     text = f"{value:.3f}" if abs(value) < 10 else f"{value:.4g}"
@@ -327,13 +327,13 @@ def difference_table(differences: Differences) -> Table:
 
 
 def signed(value: float) -> str:
-    """A number with its sign; that of a rounded 0 is +."""
+    """A number with its sign; + for one that is rounded to 0."""
     text = number(value)
     return f"+{text.removeprefix('-')}" if value >= 0 or not text.strip("-.0") else text
 
 
 def advice_lines(result: Comparison) -> list[str]:
-    """Advice from the moments beside the measured figures."""
+    """Advice from the moments, a line for heads and one per concept."""
     values, context = result.advice(), result.context
     if not values:
         return []

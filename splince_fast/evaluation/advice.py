@@ -135,7 +135,7 @@ class HeldOutTrace:
         return self.expected / max(1, self.rank_z)
 
     def rows_for(self, r2: float) -> float:
-        """Number of training rows from which on the expected R^2 is at most `r2`.
+        """Least number of training rows at which the expected R^2 is at most `r2`.
 
         0 if it is so without erasing; infinity if no number is enough.
 

@@ -318,7 +318,7 @@ class Scaled:
         converged: bool = True,
         validation: tuple[tuple[float, float, float], ...] = (),
     ) -> Head:
-        """A head of the scaled rows as one of the rows as they came."""
+        """A head of the scaled rows as one of the original rows."""
         coef = w / self.scale
         return Head(coef, b - coef @ self.centre, names, alpha, converged, validation)
 
@@ -372,9 +372,9 @@ def score(
 
 
 def choose(scored: Sequence[ValidationScore], alphas: Sequence[float], rule: str) -> int:
-    """Position of the best (worst group, accuracy, alpha), or accuracy first by the rule.
+    """Position of the best score: by worst group, then accuracy, then the larger alpha.
 
-    Where the worst group is NaN, accuracy takes its place.
+    The rule "accuracy" exchanges the first two. Accuracy replaces a worst group of NaN.
     """
 
     def rank(j: int) -> tuple[float, ...]:

@@ -497,7 +497,7 @@ def _read(y_true: object, y_pred: object) -> tuple[tuple[ClassName, ...], Codes,
 
 
 def _one_of(groups: object, sensitive_features: object, name: str = "groups") -> object:
-    """The argument that was passed under one of its two names."""
+    """The value of an argument that has two names."""
     if (groups is None) == (sensitive_features is None):
         raise InputError(f"pass {name}= (or its alias sensitive_features=), and only one of them")
     return sensitive_features if groups is None else groups

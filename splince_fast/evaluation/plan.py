@@ -14,13 +14,7 @@ from numpy.typing import NDArray
 from splince_fast._solve.options import is_integer
 from splince_fast.evaluation import splits
 from splince_fast.evaluation._cells import check_classes, class_codes, joint
-from splince_fast.evaluation._data import (
-    check_finite,
-    fingerprint,
-    labels_of,
-    present,
-    read_rows,
-)
+from splince_fast.evaluation._data import check_finite, fingerprint, labels_of, present, read_rows
 from splince_fast.evaluation._erasers import ERASERS, ConceptLabels, SplitPart, partial_of
 from splince_fast.evaluation._identity import UnreadableError, identity_of
 from splince_fast.evaluation._records import PATH, TestLabels
@@ -46,7 +40,7 @@ _PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """An eraser, head or metric: its name, its specification, and a digest that changes with it.
+    """Name, specification and digest of an eraser, head or metric.
 
     `unread` says why the digest differs in every run; it is empty otherwise.
     """
@@ -66,7 +60,7 @@ class Component:
 class ComparisonPlan:
     """Rows, encoded labels and checked settings of a comparison."""
 
-    X: Any  # (n, d); None in the plan that workers get, who map the rows from a file
+    X: Any  # (n, d); None in worker processes, which map the rows from a file
     max_rows: int | None  # of a job; None where the caller passed sizes
     task: Encoded
     concepts: dict[str, Encoded]
@@ -162,11 +156,10 @@ class ComparisonPlan:
         return split
 
     def moment_rows(self, split: Split) -> tuple[Rows, Float | None]:
-        """Rows that the moments of a split rest on, and their weights.
+        """Rows and weights that the moments of a split are computed from.
 
-        These are the training rows; with `unlabelled` also the rows that lack the task alone, each
-        of weight 1, unless their group has validation or test rows or `test` puts them in another
-        part.
+        These are the training rows. With `unlabelled`, rows that lack only the task are added with
+        weight 1, but for those whose group or part validates or tests.
         """
         if not self.unlabelled:
             return split.train, split.weights
@@ -183,7 +176,7 @@ class ComparisonPlan:
         return np.concatenate([split.train, unlabelled]), weights
 
     def _own_split(self, seed: int) -> Split:
-        """The caller's split; validation rows are drawn where none are marked."""
+        """The caller's split; validation rows are drawn if none are marked."""
         part = np.where(self.usable, self.test, -1)  # type: ignore[arg-type]
         train, validation, test = (np.flatnonzero(part == k) for k in range(3))
         if not len(validation):
@@ -192,7 +185,7 @@ class ComparisonPlan:
         return self._bounded(Split(train, validation, test, None, None, missing, ()), seed)
 
     def _validation_of(self, train: Rows, rng: np.random.Generator) -> tuple[Rows, Rows]:
-        """The caller's training rows, and a tenth of them, or of their groups, for validation."""
+        """Training rows, and a tenth of the rows or groups as validation rows."""
         if self.groups is None:
             order = rng.permutation(train)
             return order[len(order) // 10 :], order[: len(order) // 10]
@@ -243,7 +236,7 @@ class Settings:
 
     @property
     def weighted(self) -> bool:
-        """Whether weights reach the association."""
+        """Whether the association is reached by weights."""
         return self.association_method == "weights"
 
 
@@ -356,7 +349,7 @@ def _concept_columns(concept: object) -> dict[str, Any]:
 def _levels(
     settings: Settings, y: Encoded, concept: ClassCodes | None
 ) -> tuple[tuple[float | None, ...], Protocol | None]:
-    """Levels of the sweep and its protocol, or the natural split."""
+    """Association levels and their protocol; (None,) and None for the natural split."""
     association = settings.association
     if association is None:
         if settings.aligned_class is not None:

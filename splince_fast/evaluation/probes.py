@@ -35,10 +35,10 @@ _FLOOR = 1e-6  # of the largest deviation or singular value: below it is roundin
 _COMPONENTS = 64  # leading ones, of the quadratic probe and of boosting
 _SHRINKAGE = 0.1  # of class covariances of the quadratic probe, towards that of all rows
 _TRIES = 20  # draws per permutation, since some may allow no folds
-_FAR_BELOW = 4.0  # standard errors below .5 from which an AUC is a sign of dependent rows
+_FAR_BELOW = 4.0  # an AUC this many standard errors below .5 indicates dependent rows
 
 
-class Target(NamedTuple):
+class ProbeTarget(NamedTuple):
     """Codes of the rows, from 0 on, and the folds for them; `reason` says why there are none."""
 
     codes: Codes
@@ -150,7 +150,7 @@ def leakage(
     groups: object = None,
     random_state: int = 0,
 ) -> Leakage:
-    """Probe erased rows for the concept; they should be held out from the fit of the eraser.
+    """Probe erased rows, held out from the fit of the eraser, for the concept.
 
     The linear probe is logistic with mean log-loss + .01 / 2 |w|^2 on features of unit variance
     (ridge for a quantity); "quadratic" is the discriminant of normal distributions with a
@@ -174,7 +174,7 @@ def leakage(
     groups : column of shape (n,), optional
         Rows of one group stay in one fold: twins of a sentence in different folds give an AUC
         far below .5 even where nothing was erased. Groups in which the concept is constant
-        exchange their labels as wholes in a permutation; in the others rows do so within the
+        exchange their labels as units in a permutation; rows of the others do so within the
         group. Rows without a group are one group.
     random_state : int
         Of folds, permutations and probes.
@@ -228,7 +228,7 @@ def leakage(
         )  # fmt: skip
     classes, codes = np.unique(encoded.codes[present], return_inverse=True)
     target = target_of(codes, len(classes), cv, group_codes, random_state)
-    permuted: list[Target] = []
+    permuted: list[ProbeTarget] = []
     if not target.reason:
         permuted = _permuted_targets(target, cv, group_codes, n_permutations, random_state)
     result = probe_classes(rows, target, probes, permuted=permuted, random_state=random_state)
@@ -238,15 +238,15 @@ def leakage(
 
 
 def _permuted_targets(
-    target: Target, cv: int, groups: Codes | None, count: int, random_state: int
-) -> list[Target]:
-    """Permuted codes, with folds by the rule for the true ones: the same function of the labels.
+    target: ProbeTarget, cv: int, groups: Codes | None, count: int, random_state: int
+) -> list[ProbeTarget]:
+    """Targets of permuted codes, with folds by the rule for the true ones.
 
     A permutation that allows no folds is drawn again, which keeps the others exchangeable with
     the true labels: these allow folds, too.
     """
     rng = np.random.default_rng(random_state)
-    targets: list[Target] = []
+    targets: list[ProbeTarget] = []
     for _ in range(_TRIES * count):
         if len(targets) == count:
             break
@@ -267,7 +267,7 @@ def permutation_within(
 ) -> NDArray[np.intp]:
     """Row numbers of a permutation of labels that is exchangeable given the groups.
 
-    Groups in which the labels (n,) or (n, k) are constant exchange them as wholes; the rows of
+    Groups in which the labels (n,) or (n, k) are constant exchange them as units; the rows of
     any other group exchange theirs within it. Without groups all rows are permuted.
     """
     n = len(values)
@@ -289,13 +289,13 @@ def permutation_within(
 
 def probe_classes(
     rows: Float,
-    target: Target,
+    target: ProbeTarget,
     probes: Sequence[str],
     *,
-    permuted: Sequence[Target] = (),
+    permuted: Sequence[ProbeTarget] = (),
     random_state: int = 0,
 ) -> Leakage:
-    """Do as `leakage` for rows that all have a class, and targets with the permuted classes."""
+    """Leakage of rows that all have a class; `permuted` are targets of permuted classes."""
     codes, n_classes, _, reason = target
     if reason:
         return Leakage((), len(rows), n_classes, reason)
@@ -338,7 +338,7 @@ def _hint(areas: Sequence[float], counts: NDArray[np.intp]) -> str:
 
 def target_of(
     codes: Codes, n_classes: int, cv: int, groups: Codes | None, random_state: int
-) -> Target:
+) -> ProbeTarget:
     """Codes of rows that all have a class, with their folds or the reason why there are none."""
     counts = np.bincount(codes, minlength=n_classes)
     folds: list[Fold] = []
@@ -352,7 +352,7 @@ def target_of(
         folds = _stratified(codes, cv, groups, random_state)
         if not folds:
             reason = "no fold has all classes of the concept in its training and in its test rows"
-    return Target(codes, n_classes, folds, reason)
+    return ProbeTarget(codes, n_classes, folds, reason)
 
 
 def _stratified(
@@ -375,13 +375,13 @@ def _stratified(
 
 
 def _scaled(rows: Float) -> Float:
-    """Rows centred and over one number, so that tolerances have a meaning."""
+    """Rows centred and divided by one number: their mean variance is 1."""
     centred = rows - rows.mean(axis=0)
     unit = math.sqrt(float(np.mean(centred**2)))
     return np.asarray(centred / unit if unit > 0 else centred)
 
 
-def _linear_scores(rows: Float, targets: Sequence[Target]) -> list[Float]:
+def _linear_scores(rows: Float, targets: Sequence[ProbeTarget]) -> list[Float]:
     """Scores (n, C) of every row by the probe of the fold that holds it out, per target.
 
     Standardising by the deviations s of a fold and penalising |w|^2 is penalising s_k^2 u_k^2 for
@@ -411,7 +411,7 @@ def _linear_scores(rows: Float, targets: Sequence[Target]) -> list[Float]:
     return results
 
 
-def _nonlinear_scores(name: str, rows: Float, target: Target, random_state: int) -> Float:
+def _nonlinear_scores(name: str, rows: Float, target: ProbeTarget, random_state: int) -> Float:
     """Scores of a non-linear probe, on the directions above the rounding residue."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.exceptions import ConvergenceWarning
@@ -433,7 +433,7 @@ def _nonlinear_scores(name: str, rows: Float, target: Target, random_state: int)
             if name == "boosting":
                 model = HistGradientBoostingClassifier(random_state=random_state)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ConvergenceWarning)  # early stopping decides
+                warnings.simplefilter("ignore", ConvergenceWarning)  # early stopping ends the fit
                 model.fit(fitted @ axes.T, codes[train])
             p = model.predict_proba(new @ axes.T)
             logs = np.log(np.maximum(p, np.finfo(np.float64).tiny))
@@ -444,7 +444,7 @@ def _nonlinear_scores(name: str, rows: Float, target: Target, random_state: int)
 def _standardised(
     rows: Float, train: NDArray[np.intp], held_out: NDArray[np.intp]
 ) -> tuple[Float, Float]:
-    """Training and held-out rows by the deviations of the training rows, residue left out."""
+    """Training and held-out rows in deviations of the training rows, without constant features."""
     mean, deviation = rows[train].mean(axis=0), rows[train].std(axis=0)
     varied = deviation > _FLOOR * deviation.max()
     return (
@@ -477,7 +477,7 @@ def probe_quantity(
     n_permutations: int = 0,
     random_state: int = 0,
 ) -> Leakage:
-    """Do as `leakage` for the columns (n, k) of a quantity: ridge probes, held-out R^2."""
+    """Leakage of the columns (n, k) of a quantity: ridge probes, held-out R^2."""
     from sklearn.linear_model import Ridge
     from sklearn.model_selection import GroupKFold, KFold
 
@@ -503,7 +503,7 @@ def probe_quantity(
     return Leakage((probe,), len(rows), 0, "")
 
 
-def _figures(scores: Float, target: Target) -> tuple[float, float]:
+def _figures(scores: Float, target: ProbeTarget) -> tuple[float, float]:
     """Accuracy and AUC, means over folds."""
     accuracies, areas = [], []
     for _, held_out in target.folds:
@@ -530,7 +530,7 @@ def _auc(score: Float, positive: NDArray[np.bool_]) -> float:
 
 
 def permutation_test(figure: float, permuted: Sequence[float]) -> tuple[float, float]:
-    """Mean of the figures of permuted labels, and the permutation p value; NaN without any."""
+    """Mean of the figures of permuted labels, and the p value; NaN for no permutations."""
     if not permuted:
         return math.nan, math.nan
     as_good = sum(other >= figure for other in permuted)

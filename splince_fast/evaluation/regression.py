@@ -1,4 +1,4 @@
-"""The log-odds regression: which scores still move a language model's choice of a word."""
+"""The log-odds regression: the effect of scores on a language model's choice of a word."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LogOddsRegression:
 
     @property
     def odds_ratios(self) -> dict[str, float]:
-        """exp(coefficient): by what the odds are multiplied per unit of a score."""
+        """exp(coefficient): the factor on the odds per unit of a score."""
         return dict(zip(self.names, np.exp(self.coefficients).tolist(), strict=True))
 
     def interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
@@ -71,9 +71,8 @@ class LogOddsRegression:
     def difference(self, other: LogOddsRegression, name: str) -> tuple[float, float, float]:
         """Paired comparison of a coefficient with that of another regression on the same rows.
 
-        The variance of the difference comes from the clusters' influences on both, so that what
-        the two share cancels. Taking the other coefficient for a constant, as is sometimes done,
-        does not.
+        The variance of the difference comes from the clusters' influences on both, so that common
+        noise cancels. It does not if the other coefficient is taken as a constant.
 
         Parameters
         ----------

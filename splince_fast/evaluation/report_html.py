@@ -93,7 +93,7 @@ def _summary(result: Comparison) -> str:
 
 
 def _difference_tables(result: Comparison) -> list[_tables.Table]:
-    """Against LEACE, or the first eraser, per head."""
+    """Differences to LEACE, or to the first eraser, a table per head and metric."""
     c = result.context
     reference = c.eraser_as("LEACE") or c.erasers[0]
     metrics = [m for m in ("worst_group", "accuracy", "r2") if m in result.metrics][:2]

@@ -389,8 +389,8 @@ class Comparison:
         Returns
         -------
         list of str
-            The best first; one name alone where it beats all others at 5 %, or where no other
-            eraser has a value. Empty where no seed has values of all.
+            The best first; one name if it beats all others at 5 %, or if no other eraser has a
+            value. Empty if no seed has values of all.
 
         Raises
         ------
@@ -427,7 +427,7 @@ class Comparison:
     def decision(
         self, metric: str | None = None, *, head: str | None = None, p: float | None = None
     ) -> _decision.Decision:
-        """Which eraser to take, why, and what would change it; the report opens with it.
+        """The eraser to take, with reasons and limits; the report opens with it.
 
         An eraser is taken if it is significantly better than every other one, and than unerased
         rows. Erasing does not help where the 95 % interval of the best eraser's gain over unerased
@@ -556,7 +556,7 @@ class Comparison:
         Parameters
         ----------
         backend : {"pandas", "polars", "pyarrow"}
-            Whose frame.
+            Library of the frame.
 
         Returns
         -------

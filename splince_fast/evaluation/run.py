@@ -198,7 +198,7 @@ def compare(
     for cell, cell_key in keys.items():
         if cell_key not in journal.records:
             erasers = pending.setdefault((cell.seed, cell.p), [])
-            if components[cell.eraser] not in erasers:  # all of an eraser, or nothing of it
+            if components[cell.eraser] not in erasers:  # computed again with all heads
                 erasers.append(components[cell.eraser])
     records = {cell: journal.records[k] for cell, k in keys.items() if k in journal.records}
     with tempfile.TemporaryDirectory(prefix="splince-fast-") as scratch, ExitStack() as stack:
@@ -248,7 +248,7 @@ def _pairs(plan: ComparisonPlan) -> list[tuple[Component, str]]:
 
 
 def _is_unread(plan: ComparisonPlan, record: Record) -> bool:
-    """Whether a record depends on something whose changes cannot be seen."""
+    """Whether a record depends on a component whose changes cannot be detected."""
     used = [e for e in plan.erasers if e.name == record.eraser]
     if record.head != ERASER_ROW:
         used += [*(h for h in plan.heads if h.name == record.head), *plan.metrics]
@@ -258,7 +258,7 @@ def _is_unread(plan: ComparisonPlan, record: Record) -> bool:
 def _data_notes(
     plan: ComparisonPlan, splits: Mapping[JobId, Split], *, resumable: bool
 ) -> list[str]:
-    """Notes on the data, of which the first are warnings, and on adjustments of the splits."""
+    """Notes on the data, which are also warnings, and on the splits."""
     notes = list(plan.notes)
     if resumable:
         notes += [
@@ -307,7 +307,7 @@ def _weight_notes(splits: Mapping[JobId, Split]) -> list[str]:
 
 
 def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[str]) -> Context:
-    """Settings of the comparison beside its data."""
+    """The context of the result."""
     first = next(iter(splits.values()))
     truth = None
     if plan.test is not None and isinstance(plan.task, ClassCodes):
@@ -317,7 +317,7 @@ def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[st
         aligned = ", ".join(f"{a} to {b}" for a, b in aligned.items())
     cells: Sequence[Any] = () if plan.cells is None else plan.cells.classes
     names = [" · ".join(map(str, name)) for name in cells]
-    if len(set(names)) < len(names):  # a class name may hold the sign between two
+    if len(set(names)) < len(names):  # a class name may contain the separator
         names = [" · ".join(map(repr, name)) for name in cells]
     test_rows = {job: np.sort(split.test) for job, split in splits.items()}
     same_test = all(
@@ -346,7 +346,7 @@ def _context(plan: ComparisonPlan, splits: Mapping[JobId, Split], notes: list[st
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """Everything that a process needs to run jobs: it is pickled with every call.
+    """Runs jobs in this process or another one; it is pickled with every call.
 
     `rows` are an array, or the path of a .npy file that the process maps; `own_process` is False
     in the process of the caller.

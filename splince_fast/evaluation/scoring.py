@@ -75,7 +75,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class TableMetric(Metric):
-    """A metric with the facts that tests and decisions take from the table.
+    """A metric of the library, with facts that tests and decisions depend on.
 
     Attributes
     ----------
@@ -157,7 +157,7 @@ class QuantityPredictions:
     concept: Float | None
 
     def cells(self) -> tuple[CellCount, ...]:
-        """There are none."""
+        """No cells: they are those of classes."""
         return ()
 
     def scores(self) -> dict[str, float]:
@@ -210,7 +210,7 @@ class Erasure:
     def of_rows(
         cls, before: Moments, after: Moments, change: float, task: str, concepts: Sequence[str]
     ) -> Erasure:
-        """The effect of a map with `change` = E|r(x) - x|^2 between the moments of its rows."""
+        """The effect of a map between two moments; `change` is E|r(x) - x|^2."""
         ratios = {}
         for v in (task, *concepts):
             left, whole = (
@@ -383,7 +383,7 @@ def add_scores(record: Record, predictions: Predictions, own: Mapping[str, Metri
 
 
 def reason_of(error: Exception) -> str:
-    """Reason of a failure; with the type's name where the text is not of this package."""
+    """Reason of a failure: the error's text, after its type for errors of other packages."""
     return str(error) if isinstance(error, SplinceError) else f"{type(error).__name__}: {error}"
 
 

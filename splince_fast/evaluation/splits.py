@@ -180,7 +180,7 @@ class Protocol:
     def _subsample(
         self, p: float, sizes: Sizes, pools: Mapping[Cell, Pool], on_shortage: str
     ) -> Split:
-        """As many rows of each cell as its fraction asks for."""
+        """A split in which cells lose rows until they have their fractions."""
         needs = self._needs(p, sizes)
         notes: tuple[str, ...] = ()
         factor = min(pools[cell].feasible(need) for cell, need in needs.items())
@@ -204,7 +204,7 @@ class Protocol:
     def _all_rows(
         self, p: float, sizes: Sizes, pools: Mapping[Cell, Pool], on_shortage: str
     ) -> Split:
-        """Test rows of the protocol, and all other rows of cells that have a fraction."""
+        """A split in which all rows but the test rows of a cell train or validate."""
         fractions, cells = self.fractions(p), self.cells()
         need = sizes[2] // len(cells)
         notes: tuple[str, ...] = ()
@@ -234,7 +234,7 @@ class Protocol:
         return self._joined(parts, p, notes)
 
     def _joined(self, parts: list[RowParts], p: float, notes: tuple[str, ...]) -> Split:
-        """A split of the rows that each cell gives."""
+        """A split of the rows taken from each cell."""
         train, validation, test = map(np.concatenate, zip(*parts, strict=True))
         if not len(train) or not len(test):
             raise NotEnoughDataError(
@@ -245,7 +245,7 @@ class Protocol:
         return Split(train, validation, test, float(p), self.aligned_class, missing, notes)
 
     def weighted(self, split: Split) -> Split:
-        """A split with weights that give the cells of both parts their fractions at its p."""
+        """The split with weights by which the cells of both parts have the fractions of its p."""
         fractions = self.fractions(float(split.p or 0.0))
         return replace(
             split,
@@ -282,7 +282,7 @@ class Protocol:
         return pools
 
     def _needs(self, p: float, sizes: Sizes) -> dict[Cell, Sizes]:
-        """Rows of each cell for test, validation and training, at a level."""
+        """Numbers of test, validation and training rows of each cell, at a level."""
         train, validation, test = sizes
         fractions, cells = self.fractions(p), self.cells()
         return {
@@ -310,9 +310,9 @@ class Pool(NamedTuple):
         return sum(map(len, self.orders))
 
     def feasible(self, needs: Sizes) -> float:
-        """The largest factor on the sizes, at most 1, that the cell allows."""
+        """Largest factor, at most 1, at which the scaled needs fit the rows of the cell."""
         counts = needs if len(self.orders) > 1 else (sum(needs),)
-        # Rounding may take three rows more than the fractions say.
+        # The rounded needs of a cell may exceed its fractions by three rows.
         factors = (
             max(0, len(rows) - 3) / need
             for rows, need in zip(self.orders, counts, strict=True) if need > len(rows)
@@ -320,7 +320,7 @@ class Pool(NamedTuple):
         return min(factors, default=1.0)
 
     def take(self, needs: Sizes) -> RowParts:
-        """Training, validation and test rows; `needs` are numbers in the reverse order."""
+        """Training, validation and test rows; `needs` are (test, validation, training) numbers."""
         t, v, n = needs
         if len(self.orders) == 1:
             (m,) = self.orders
@@ -348,7 +348,7 @@ def parts_of_groups(
     order = rng.permutation(int(groups.max(initial=-1)) + 1)
     place = np.empty(len(order) + 1, dtype=np.intp)
     place[order] = np.arange(len(order))
-    place[-1] = len(order)  # rows without a group: the last, in training
+    place[-1] = len(order)  # rows without a group come last, in training
     counts = np.bincount(place[groups[rows]], minlength=len(order) + 1)
     before = (np.cumsum(counts) - counts) / max(1, counts.sum())
     first, second = fractions

@@ -268,7 +268,7 @@ def cell_interval(rates: Sequence[float], n: float, ratio: float) -> tuple[float
 
 
 def bootstrap_indices(n: int, clusters: Rows | None, n_draws: int, random_state: int) -> list[Rows]:
-    """Draws of n rows with replacement; of whole clusters where codes (n,) of them are given."""
+    """Row numbers of draws with replacement, of n rows or of whole clusters with codes (n,)."""
     rng = np.random.default_rng(random_state)
     if clusters is None:
         return [rng.integers(0, n, size=n) for _ in range(n_draws)]

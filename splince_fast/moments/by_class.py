@@ -43,6 +43,10 @@ class ClassAccumulator(Accumulator):
             return self._total
         return {name: v for part in self.parts.values() for name, v in part.variables.items()}
 
+    @variables.setter
+    def variables(self, variables: dict[VariableName, Variable]) -> None:
+        self._total = variables
+
     def described(self) -> dict[VariableName, str]:
         texts = super().described()
         keys: dict[VariableName, set[object]] = {}  # of the classes in all parts
@@ -51,10 +55,6 @@ class ClassAccumulator(Accumulator):
                 if isinstance(variable, ClassSums):
                     keys.setdefault(name, set()).update(variable.position_by_key)
         return texts | {name: f"{len(own)} classes" for name, own in keys.items()}
-
-    @variables.setter
-    def variables(self, variables: dict[VariableName, Variable]) -> None:
-        self._total = variables
 
     @property
     def width(self) -> int | None:

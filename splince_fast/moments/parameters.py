@@ -58,13 +58,7 @@ class Parameters:
             raise InputError(
                 f"kinds is {kinds!r}; it must map names of variables to 'classes' or 'continuous'"
             )
-        if joint != () and (
-            not isinstance(joint, list | tuple)
-            or not all(
-                isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
-                for names in joint
-            )
-        ):
+        if not isinstance(joint, list | tuple) or not all(map(_are_names, joint)):
             raise InputError(
                 f"joint is {joint!r}; it must be a list of tuples of names, such as "
                 "[('gender', 'race')]"
@@ -127,6 +121,10 @@ class Parameters:
                 "the two sides have products with other random signs (random_state "
                 f"{self.random_state} and {other.random_state}); accumulate both with the same one"
             )
+
+
+def _are_names(names: object) -> bool:
+    return isinstance(names, list | tuple) and all(isinstance(name, str) for name in names)
 
 
 def check_random_state(random_state: Any) -> int:

@@ -291,7 +291,10 @@ def choose(
     def reproduces(
         name: str, candidate: Candidate | None, next_candidates: Sequence[Candidate]
     ) -> bool:
-        """Run to a site from a candidate and fill the caches of the next candidates."""
+        """Return whether a pass from a candidate gives a site its bits in the trace.
+
+        The pass also fills the caches of the next candidates.
+        """
         results = []
 
         def reach(value: Any) -> None:

@@ -72,9 +72,9 @@ class CallSelections:
     # -- for sites -------------------------------------------------------------------------
 
     def current(self, name: str) -> Selection:
-        """Return the selection of the running call; without a call all rows, or SiteError.
+        """Return the selection of the running call, for the site of this name.
 
-        `name` is the site, for messages.
+        Outside of a call it is all rows; SiteError if the rule needs a call.
         """
         selection = self._current()
         if selection is not None:

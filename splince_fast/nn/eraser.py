@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -71,7 +72,7 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
     True
     """
 
-    def __init__(self, projection: Projection, *, dtype: Any = torch.float32) -> None:
+    def __init__(self, projection: Projection, *, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         check_projection(projection)
         if dtype not in (torch.float32, torch.float64):
@@ -166,7 +167,7 @@ class Eraser(torch.nn.Module):  # type: ignore[misc]
 
     # -- dtype and rank --------------------------------------------------------------------
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Eraser:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Eraser:
         """Apply `fn` to the buffers, and undo changes of their dtype."""
         originals = dict(self._buffers)
         super()._apply(fn, recurse)

@@ -1,4 +1,4 @@
-"""The advice from moments alone, by exact algebra and by simulation."""
+"""The advice from moments alone (`advice.py`), by exact algebra and by simulation."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from comparisons import data, run
 
 import splince_fast as sf
 from splince_fast.evaluation import _tables
-from splince_fast.evaluation.advice import (
-    frozen_head_advice,
-    frozen_squared_errors,
-    held_out_trace,
-)
+from splince_fast.evaluation.advice import frozen_head_advice, frozen_squared_errors, held_out_trace
 from splince_fast.exceptions import InputError
 
 
@@ -28,7 +24,7 @@ def draw(rng: np.random.Generator, n: int, d: int, c: float) -> tuple[Any, Any]:
 
 
 @pytest.mark.slow
-def test_what_new_rows_show_depends_on_the_kernel_alone() -> None:
+def test_the_association_in_new_rows_depends_on_the_kernel_alone() -> None:
     rng = np.random.default_rng(0)
     X, z = draw(rng, 200, 20, 0.6)
     moments = sf.Moments().update(X, {"z": z})
@@ -64,7 +60,7 @@ def test_the_expected_trace_is_that_of_a_simulation(d: int, n: int, c: float) ->
     assert abs(np.mean(left) - 2 * formula) > slack  # control
 
 
-def test_rows_that_are_needed_give_the_trace_that_was_asked_for() -> None:
+def test_rows_for_an_r2_give_that_r2() -> None:
     X, z = draw(np.random.default_rng(0), 2000, 30, 0.5)
     moments = sf.Moments().update(X, {"z": z})
     trace = held_out_trace(moments, "z")

@@ -67,7 +67,9 @@ def test_weights_and_rows_without_the_task(files: Path, capsys: pytest.CaptureFi
     assert "80 of 800 rows lack a label and were left out\n" in shown.err
 
 
-def test_parquet(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_parquet_file_holds_rows_and_labels(
+    files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     X = np.load("embeddings.npy")
     rows = [line.split(",") for line in Path("people.csv").read_text().splitlines()[1:]]
@@ -94,7 +96,7 @@ def test_parquet(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--keep", "profession", "--labels", "jobs.csv"], "no file 'jobs.csv'"),
     ],
 )
-def test_mistakes_are_told(
+def test_invalid_arguments_are_refused(
     files: Path, more: list[str], match: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*BASE, *more]) == 2

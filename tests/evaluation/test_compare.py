@@ -1,4 +1,4 @@
-"""compare: one reading of the rows, exact resume, the same numbers however it runs."""
+"""compare (`run.py`, `plan.py`, `_job.py`): one pass, exact resume, equal figures by any jobs."""
 
 from __future__ import annotations
 
@@ -382,7 +382,7 @@ def test_ctrl_c_is_no_row() -> None:
         ({"association": 0.9, "sizes": (5000, 1, 100)}, NotEnoughDataError, "cell"),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(
+def test_invalid_arguments_are_refused_before_anything_runs(
     change: dict[str, Any], error: type[Exception], match: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # case 7
     def never(*args: Any, **kwargs: Any) -> Any:
@@ -393,7 +393,7 @@ def test_mistakes_are_told_before_anything_runs(
         run(*data(), **change)
 
 
-def test_one_class_and_missing_values_are_told_before_anything_runs() -> None:  # cases 7, 17
+def test_one_class_and_missing_values_are_refused_before_anything_runs() -> None:  # cases 7, 17
     X, y, z = data()
     with pytest.raises(LabelError, match="task has 1 class"):
         run(X, np.zeros(900, int), z)
@@ -443,7 +443,7 @@ def test_rows_that_occur_twice_are_counted() -> None:  # case 12
 
 
 @pytest.mark.parametrize("form", ["float16", "float32", "fortran", "strided", "memmap", "path"])
-def test_rows_in_any_form(form: str, tmp_path: Path) -> None:  # case 13
+def test_the_form_of_the_rows_changes_no_figure(form: str, tmp_path: Path) -> None:  # case 13
     X, y, z = data()
     X = X.astype(np.float16).astype(np.float64)
     expected = run(X, y, z, n_seeds=1)
@@ -537,12 +537,12 @@ def test_classes_as_a_task_go_with_a_quantity_as_concept(n: int) -> None:
         assert chosen == {0.01}
 
 
-def test_without_cells_accuracy_chooses_the_strength() -> None:
+def test_without_cells_accuracy_chooses_alpha() -> None:
     from splince_fast.evaluation.heads import choose
 
-    judged = [(float("nan"), accuracy) for accuracy in (0.6, 0.8, 0.7)]
+    scored = [(float("nan"), accuracy) for accuracy in (0.6, 0.8, 0.7)]
     for rule in ("worst_group", "accuracy"):
-        assert choose(judged, (1.0, 0.1, 0.01), rule) == 1
+        assert choose(scored, (1.0, 0.1, 0.01), rule) == 1
 
 
 def test_estimators_get_classes_beside_a_quantity_as_columns_of_a_mapping() -> None:
@@ -562,7 +562,7 @@ def test_estimators_get_classes_beside_a_quantity_as_columns_of_a_mapping() -> N
     )
 
 
-def test_an_eraser_with_a_mean_of_its_own_is_judged_as_a_plain_script_does() -> None:
+def test_an_eraser_with_a_mean_of_its_own_has_the_figures_of_a_plain_script() -> None:
     X, y, z = data()
     shift = np.array([3.0, -2.0, 0, 0, 0, 0])
 
@@ -642,7 +642,7 @@ def test_moments_hold_the_task_beside_a_concept_of_that_name() -> None:
 
 @pytest.mark.parametrize("name", ["", "alphas"])
 @pytest.mark.parametrize("what", ["erasers", "heads"])
-def test_names_that_records_need_are_refused(name: str, what: str) -> None:
+def test_reserved_names_are_refused(name: str, what: str) -> None:
     thing = "LEACE" if what == "erasers" else "frozen"
     with pytest.raises(InputError, match="is no name for"):
         run(*data(100), **{what: {name: thing}})

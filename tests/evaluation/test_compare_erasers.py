@@ -1,4 +1,4 @@
-"""compare with every kind of eraser and of rows: baselines, estimators, functions, tensors."""
+"""compare with every kind of eraser (`_erasers.py`): baselines, estimators, functions; tensors."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_baselines_as_names_and_as_estimators_with_parameters() -> None:
     assert quick.random_state is None  # the caller's own object is left alone
 
 
-def test_r_lace_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r_lace_by_name_lowers_probe_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
     import splince_fast.baselines as baselines
 
     brief = functools.partial(RLACE, max_steps=200, check_every=100)
@@ -109,7 +109,7 @@ def test_the_package_s_estimators_equal_its_names() -> None:
             assert a != pytest.approx(c, rel=1e-6)  # control
 
 
-def test_what_cannot_be_kept_may_be_dropped() -> None:  # case 6
+def test_an_infeasible_task_may_be_dropped() -> None:  # case 6
     X, y, _ = data()
     dropped = sf.SPLINCE(on_infeasible="drop")
     result = run(X, y, y.copy(), erasers={"none": "none", "SPLINCE": dropped, "LEACE": "LEACE"})
@@ -189,7 +189,7 @@ def test_tensors_are_rows_and_labels() -> None:
 # -- levels and folds -------------------------------------------------------------------------
 
 
-def test_at_p_0_task_and_concept_go_against_their_tie() -> None:  # case 7
+def test_at_p_0_and_1_task_and_concept_are_one_variable() -> None:  # case 7
     X, y, z = data()
     sizes = (100, 40, 100)
     for p, same in ((0.0, False), (1.0, True)):
@@ -309,7 +309,7 @@ def test_an_estimator_that_needs_labels_equals_the_name() -> None:
         assert sum(text.startswith("estimator: the map depends") for text in result.notes) == 1
 
 
-def test_a_note_says_who_was_erased_with_labels() -> None:
+def test_a_note_names_erasers_that_used_labels() -> None:
     result = run(*near(), erasers=("LEACE", "oracle", "quadratic"))
     for name in ("LEACE", "oracle", "quadratic"):
         notes = [text for text in result.notes if text.startswith(f"{name}: the map depends on")]

@@ -1,4 +1,4 @@
-"""The decision of a comparison: its three outcomes, their rates, and the sentences of the cards."""
+"""The decision (`_decision.py`): its outcomes, their rates, and the sentences of the cards."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_equal_erasers_are_not_decided_in_95_percent_of_runs(
     assert all(d.outcome == "decided" and d.eraser == "LEACE" for d in far)
 
 
-def test_erasing_that_does_not_help_is_told(plain: Comparison) -> None:
+def test_the_outcome_names_erasing_that_does_not_help(plain: Comparison) -> None:
     rng = np.random.default_rng(1)
     found = drawn(plain, rng, 0.0, 0.2).decision()
     assert found.outcome == "erasing does not help"
@@ -61,7 +61,7 @@ def test_erasing_that_does_not_help_is_told(plain: Comparison) -> None:
     assert drawn(plain, rng, 0.0, -0.2).decision().outcome != found.outcome  # control
 
 
-def test_the_seeds_that_are_named_narrow_the_interval() -> None:
+def test_the_number_of_seeds_in_the_sentence_narrows_the_interval() -> None:
     for deviation, ratio, half in ((0.02, 0.01, 0.01), (0.005, 0.3, 0.01), (0.02, 0.001, 0.005)):
         n = statistics.seeds_for(deviation, ratio, half)
         assert n is not None
@@ -80,7 +80,7 @@ def test_the_seeds_that_are_named_narrow_the_interval() -> None:
     assert statistics.seeds_for(deviation, 0.3, limit * (1 + 1e-9)) == 10
 
 
-def test_cards_say_why_a_probe_is_above_chance(plain: Comparison) -> None:
+def test_cards_give_the_reasons_for_a_probe_above_chance(plain: Comparison) -> None:
     concept = next(card for card in cards(plain) if card.title.startswith("The concept"))
     assert "chance .5" in concept.text
     assert "unerased" in concept.text

@@ -1,4 +1,4 @@
-"""Heads against scikit-learn, which minimises the same objective."""
+"""Heads (`heads.py`, `_logistic.py`) against scikit-learn, which minimises the same objective."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reference(X: Any, y: Any, alpha: float) -> LogisticRegression:
 
 @pytest.mark.parametrize("classes", [2, 3, 5])
 @pytest.mark.parametrize("eraser", ["none", "SAL", "SPLINCE"])
-def test_all_strengths_at_once_equal_scikit_learn(classes: int, eraser: str) -> None:
+def test_heads_of_all_alphas_equal_those_of_scikit_learn(classes: int, eraser: str) -> None:
     X, y, z = data(classes, classes=classes)
     moments = sf.Moments().update(X, {"y": y, "z": z})
     P, factors = np.eye(X.shape[1]), None
@@ -53,13 +53,13 @@ def test_all_strengths_at_once_equal_scikit_learn(classes: int, eraser: str) -> 
         assert np.abs(centre(ours) - centre(theirs)).max() < 2e-5 / alpha**0.5
 
 
-def test_control_another_strength_is_seen() -> None:
+def test_control_another_alpha_gives_another_head() -> None:
     X, y, _ = data(0)
     fits = _logistic.fit(X, y, 2, np.array([0.01]))
     assert np.abs(fits.weights[0] - reference(X, y, 0.02).coef_).max() > 1e-3
 
 
-def test_weights_and_penalties_per_feature() -> None:
+def test_weights_and_penalties_per_feature_equal_those_of_scikit_learn() -> None:
     X, y, _ = data(1)
     rng = np.random.default_rng(0)
     w = rng.random(len(X))
@@ -73,7 +73,7 @@ def test_weights_and_penalties_per_feature() -> None:
     assert fits.weights[0][0] * scale == pytest.approx(twin.coef_[0], abs=1e-5)
 
 
-def test_many_features_take_the_diagonal_metric(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_diagonal_metric_reaches_the_same_minimum(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y, _ = data(2)
     whole = _logistic.fit(X, y, 2, np.array([0.01]), tol=1e-9)
     monkeypatch.setattr(_logistic, "_DENSE", 3)
@@ -112,10 +112,10 @@ def test_names_of_classes_come_back() -> None:
     assert np.array_equal(head.predict(X), names[ev.fit_head(X, y).predict(X)])
 
 
-def test_selection_takes_worst_group_then_accuracy_then_the_larger_strength() -> None:
-    judged = [(0.5, 0.7), (0.6, 0.7), (0.6, 0.8), (0.6, 0.8)]
-    assert heads.choose(judged, (1.0, 0.1, 0.01, 0.001), "worst_group") == 2
-    assert heads.choose(judged, (1.0, 0.1, 0.01, 0.001), "accuracy") == 2
+def test_selection_takes_worst_group_then_accuracy_then_the_larger_alpha() -> None:
+    scored = [(0.5, 0.7), (0.6, 0.7), (0.6, 0.8), (0.6, 0.8)]
+    assert heads.choose(scored, (1.0, 0.1, 0.01, 0.001), "worst_group") == 2
+    assert heads.choose(scored, (1.0, 0.1, 0.01, 0.001), "accuracy") == 2
     X, y, z = data(6)
     head = ev.select_head(X[:200], y[:200], X[200:], y[200:], groups=(y[200:], z[200:]))
     best = max((worst, mean, alpha) for alpha, worst, mean in head.validation)
@@ -160,7 +160,7 @@ def test_both_solvers_agree_on_real_data(real_data: Callable[[str], Path]) -> No
 
 
 @pytest.mark.parametrize("alpha", [-1, np.nan, "a", True])
-def test_a_strength_out_of_range(alpha: Any) -> None:
+def test_an_alpha_out_of_range_is_refused(alpha: Any) -> None:
     with pytest.raises(InputError, match="alpha"):
         ev.fit_head(np.eye(3), [0, 1, 0], alpha=alpha)
 

@@ -1,4 +1,4 @@
-"""Digests: another value, global, closure or method is another digest; equal ones are equal."""
+"""Digests (`_identity.py`): another value, global, closure or method is another digest."""
 
 from __future__ import annotations
 
@@ -83,7 +83,9 @@ def test_an_array_of_a_head_that_changed_in_its_middle_is_computed_again(tmp_pat
     assert found[1].mean("accuracy", eraser="none") < 0.6
 
 
-def test_a_global_that_cannot_be_read_is_told_and_not_reused(tmp_path: Path) -> None:
+def test_records_of_an_unreadable_global_are_not_reused_and_a_warning_says_so(
+    tmp_path: Path,
+) -> None:
     X, y, z = data(300)
     for _ in range(2):
         with pytest.warns(SplinceWarning, match="lock is computed again in every run"):
@@ -198,7 +200,7 @@ def test_digests_are_the_same_in_another_process() -> None:
     assert len(found) == 1
 
 
-def test_a_cycle_ends() -> None:
+def test_digests_of_cycles_end_and_differ() -> None:
     loop: list[Any] = [1]
     loop.append(loop)
     other: list[Any] = [2]

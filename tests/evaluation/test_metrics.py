@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn and fairlearn, and their edge cases."""
+"""Metrics (`metrics.py`, `_cells.py`) against scikit-learn and fairlearn, and their edge cases."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_covariance_ratio_follows_its_formula() -> None:
     assert ev.covariance_ratio(eraser, moments, "y") == pytest.approx(1.0)
 
 
-def test_bad_arguments_are_typed_errors() -> None:
+def test_arguments_out_of_range_are_typed_errors() -> None:
     with pytest.raises(InputError, match="only one"):
         ev.group_accuracy([0], [0])
     with pytest.raises(InputError, match="average"):

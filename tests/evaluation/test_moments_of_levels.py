@@ -1,4 +1,4 @@
-"""Labels on their way from a comparison's arguments to its moments."""
+"""Labels between the arguments of a comparison and its moments (`_data.py`)."""
 
 from __future__ import annotations
 

@@ -77,10 +77,10 @@ def test_a_permutation_as_good_as_the_labels_counts_against_them() -> None:
 
 
 def test_folds_of_a_permutation_are_stratified_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[probes.Target] = []
+    seen: list[probes.ProbeTarget] = []
     target_of = probes.target_of
 
-    def watched(*arguments: Any) -> probes.Target:
+    def watched(*arguments: Any) -> probes.ProbeTarget:
         seen.append(target_of(*arguments))
         return seen[-1]
 
@@ -123,7 +123,7 @@ def test_groups_too_few_for_a_permutation_test_are_refused(monkeypatch: pytest.M
     X = np.random.default_rng(0).normal(size=(60, 3))
     target_of = probes.target_of
 
-    def only_true_labels(codes: Any, *more: Any) -> probes.Target:
+    def only_true_labels(codes: Any, *more: Any) -> probes.ProbeTarget:
         target = target_of(codes, *more)
         return target if np.array_equal(codes, z) else target._replace(folds=[], reason="no fold")
 

@@ -69,7 +69,7 @@ def test_table_a_erasers(professions: Comparison, eraser: str) -> None:
     assert abs(professions.mean("probe_auc", eraser=eraser) - auc) < 0.004
 
 
-def test_table_a_strengths(professions: Comparison) -> None:
+def test_table_a_alphas(professions: Comparison) -> None:
     expected = {
         1.0: (0.750, 0.753, 0.739), 0.1: (0.745, 0.746, 0.734), 0.01: (0.741, 0.740, 0.732),
         0.0001: (0.733, 0.733, 0.733),
@@ -82,7 +82,7 @@ def test_table_a_strengths(professions: Comparison) -> None:
     assert abs(plain - 0.704) < 0.001
 
 
-def test_table_a_control_another_class_is_tied(real_data: Find) -> None:
+def test_table_a_control_another_class_is_aligned(real_data: Find) -> None:
     X, y, z = load(real_data("bug_profession_gender"))
     result = ev.compare(
         X, task=y, concept=z, association=0.9, aligned_class=1, sizes=(2000, 300, 1000), n_seeds=1,
@@ -91,7 +91,7 @@ def test_table_a_control_another_class_is_tied(real_data: Find) -> None:
     assert abs(result.mean("worst_group", eraser="none") - 0.439) > 0.01
 
 
-def test_table_b(real_data: Find) -> None:
+def test_table_b_figures(real_data: Find) -> None:
     X, y, z = load(real_data("toxicity_en_de_fr"))
     result = ev.compare(
         X, task=y, concept=z, association=(0.5, 0.9), aligned_class=0, sizes=(1600, 400, 600),
@@ -118,7 +118,7 @@ def test_table_b(real_data: Find) -> None:
 
 
 @pytest.mark.slow
-def test_table_c(real_data: Find) -> None:
+def test_table_c_figures(real_data: Find) -> None:
     X, y, z = load(real_data("bug_28_professions"))
     with pytest.warns(UserWarning, match="test rows of a split occur"):
         result = ev.compare(

@@ -1,4 +1,4 @@
-"""The log-odds regression against least squares, and its clusters."""
+"""The log-odds regression (`regression.py`) against least squares, and its clusters."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_paired_test_cancels_what_two_regressions_share() -> None:
     assert first.difference(first, "factual")[2] == 1.0
 
 
-def test_what_is_refused() -> None:
+def test_invalid_scores_are_refused() -> None:
     with pytest.raises(InputError, match="collinear"):
         ev.log_odds_regression(ODDS, a=Y, b=2 * Y)
     with pytest.raises(InputError, match="at least one score"):

@@ -1,4 +1,4 @@
-"""Reports and figures: files are whole, text is text, bars say what they are."""
+"""Reports and figures (`report_html.py`, `figures.py`): whole files, escaped text, true bars."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from comparisons import data, run
 
-from splince_fast.evaluation import Comparison, figures, statistics
+from splince_fast.evaluation import Comparison, figures, report_html, statistics
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_cells_whose_names_would_collide_are_told_apart() -> None:
     assert "'a · b' · 'c'" in result.context.cells
 
 
-def test_the_figure_of_strengths_says_where_nothing_was_tested(small: Comparison) -> None:
+def test_the_figure_of_alphas_says_that_nothing_was_tested(small: Comparison) -> None:
     pytest.importorskip("matplotlib")
     assert len(small.context.seeds) == 2
     legend = small.plot("alphas").axes[0].get_legend()
@@ -100,3 +100,13 @@ def test_bars_of_groups_are_corrected_for_shared_rows() -> None:
         assert tuple(bar.get_xdata()) == pytest.approx(expected)
         assert mark.get_xdata()[0] == pytest.approx(np.mean(rates))
         assert f"n = {rows:,.0f}" in axes.get_yticklabels()[row].get_text()
+
+
+def test_a_report_on_quantities_has_figures_of_their_metrics() -> None:
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    X, _, _ = data(300)
+    result = run(X, X[:, 1] + X[:, 2], X[:, 0].copy(), erasers=("none", "LEACE"))
+    assert figures.available(result) == ["alphas", "covariance"]
+    assert result.plot("alphas").axes[0].get_ylabel() == "R2 minus that of LEACE"
+    assert "R2 by alpha" in report_html.render(result)

@@ -1,4 +1,4 @@
-"""Tables, frames, files, figures and the report of a comparison."""
+"""A comparison (`result.py`, `_tables.py`, `_differences.py`): tables, frames, files, verdicts."""
 
 from __future__ import annotations
 
@@ -322,15 +322,15 @@ def test_a_worst_group_of_few_rows_is_marked() -> None:
 # -- sizes ------------------------------------------------------------------------------------
 
 
-def test_sizes_of_all_splits_are_told_and_the_caption_is_true() -> None:
+def test_reports_state_the_sizes_of_all_splits() -> None:
     X, y, z = data(400)
     options: dict[str, Any] = {"association": (0.5, 0.9), "aligned_class": 1, "n_seeds": 3}
     whole = run(X, y, z, groups=np.arange(400) // 3, heads=("retrained",), **options)
     rows = run(X, y, z, heads=("retrained",), **options)
     assert rows.context.same_test
     assert not whole.context.same_test
-    assert "same at every p" in report_html._caption(rows, "association")
-    assert "differ between levels" in report_html._caption(whole, "association")
+    assert "same at every p" in report_html.caption(rows, "association")
+    assert "differ between levels" in report_html.caption(whole, "association")
     assert len(set(whole.sizes.values())) > 2
     assert len(set(rows.sizes.values())) == 1
     settings = " ".join(value for _, value in report_html.settings(whole))

@@ -1,4 +1,4 @@
-"""The table of metrics: every direction and label, for the library's metrics and the caller's."""
+"""The table of metrics (`scoring.py`): directions and labels, of the library and the caller."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def removing_task(moments: Any) -> Any:
     return sf.leace(moments, erase="task")
 
 
-def test_quantities_go_in_their_directions() -> None:
+def test_metrics_of_quantities_have_their_directions() -> None:
     X = data()[0]
     rng = np.random.default_rng(1)
     task = X[:, 1] - X[:, 0] + rng.normal(size=900)

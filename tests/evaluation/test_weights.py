@@ -1,4 +1,4 @@
-"""An association reached by weights, and rows that lack the task but count for the moments."""
+"""Associations by weights, and rows that lack the task (`splits.py`, `plan.py`, `_job.py`)."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ torch = pytest.importorskip("torch")
 import splince_fast as sf  # noqa: E402
 from nn.conftest import (  # noqa: E402
     hooks_in,
+    identity,
     inputs,
     is_erased,
     projection,
@@ -163,8 +164,9 @@ def test_unambiguous_fields_are_erased() -> None:
         (lambda x: {"pooler_output": x.mean(1), "last_hidden_state": x}, "last_hidden_state"),
         (lambda x: {"ids": x[..., 0].long(), "states": x, "logits": x[..., :3]}, "states"),
     ):
-        with snn.install(torch.nn.Sequential(Fields(form)), {"0": p}) as installed:
-            assert is_erased(installed._model(x)[field], x, p)
+        model = torch.nn.Sequential(Fields(form))
+        with snn.install(model, {"0": p}):
+            assert is_erased(model(x)[field], x, p)
     # Along another axis other fields are alike.
     model = torch.nn.Sequential(Fields(lambda x: {"a": x, "b": x[:, :, :3], "c": x[:, :2]}))
     with (
@@ -288,11 +290,12 @@ def test_another_width_is_refused_by_name() -> None:
     with pytest.raises(snn.SiteError, match=r"'model\.norm' has width 24"):
         snn.install(model, {"model.norm": projection(24)})
     # Where weights do not show it, the first call does.
+    model = identity()
     with (
         pytest.raises(snn.SiteError, match=r"axis -1 must have the eraser's width 24"),
-        snn.install(torch.nn.Sequential(torch.nn.Identity()), {"0": projection(24)}) as installed,
+        snn.install(model, {"0": projection(24)}),
     ):
-        installed._model(torch.randn(2, 16))
+        model(torch.randn(2, 16))
 
 
 # --- life of a handle ----------------------------------------------------------------------------

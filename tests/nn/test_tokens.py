@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import splince_fast as sf  # noqa: E402
-from nn.conftest import inputs, is_erased, projection, site_of, tiny  # noqa: E402
+from nn.conftest import identity, inputs, is_erased, projection, site_of, tiny  # noqa: E402
 from splince_fast import nn as snn  # noqa: E402
 from splince_fast.nn.tokens import TokenRule, select  # noqa: E402
 
@@ -216,8 +216,9 @@ def test_the_first_token_needs_no_ids(checkpointed: bool) -> None:
         pytest.raises(snn.SiteError, match="tokens='last' needs a call with input_ids"),
     ):
         model(**images)
+    flat = identity()
     with (
-        snn.install(torch.nn.Sequential(torch.nn.Identity()), {"0": p}, tokens="first") as flat,
+        snn.install(flat, {"0": p}, tokens="first"),
         pytest.raises(snn.SiteError, match="tokens='first' needs"),
     ):
-        flat._model(torch.randn(3, 16))
+        flat(torch.randn(3, 16))

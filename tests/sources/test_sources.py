@@ -1,4 +1,7 @@
-"""sources: all modules. Equal rows from every container, resuming, reading ahead, errors."""
+"""sources (all modules), _runtime.blocks, _runtime.extras: equal rows from every container.
+
+Also resuming, reading ahead, and errors that name a place.
+"""
 
 from __future__ import annotations
 
