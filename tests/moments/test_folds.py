@@ -124,6 +124,30 @@ def test_an_update_while_another_thread_reads_a_fold_is_refused() -> None:
     assert folds.n_rows == N
 
 
+def test_control_c_waits_until_every_fold_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a run with a checkpoint, which must not hold rows of one fold alone."""
+    X, labels = table()
+    original = getattr(*SWEEP)
+    sent: list[int] = []
+
+    def interrupted(*arguments: Any) -> None:
+        original(*arguments)
+        if not sent:
+            sent.append(1)
+            signal.raise_signal(signal.SIGINT)
+
+    folds = Folds(2, block_rows=16)
+    monkeypatch.setattr(*SWEEP, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        folds.update(X, labels)
+    assert sent
+    assert folds.n_rows == N
+    folds.update(X, labels)
+    plain = Folds(2, block_rows=16).update(X, labels).update(X, labels)
+    for fold, whole in zip(folds, plain, strict=True):
+        assert state_bytes(fold) == state_bytes(whole)
+
+
 @pytest.mark.parametrize("folds", [None, 2])
 def test_an_interrupted_run_resumes_from_its_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folds: int | None
