@@ -311,16 +311,15 @@ class Projection:
                 )
             given = as_rows(column[None, :], width=len(w), name="bias")[0].astype(np.float64)
             shift = given + shift
-        dtype = given_weight.dtype
-        dtype = dtype if dtype.kind not in "iub" else np.result_type(dtype, np.float32)
-        results: tuple[Any, Any]
-        with np.errstate(over="ignore"):  # raised below, without NumPy's warning
-            results = folded.astype(dtype), shift.astype(dtype)
+        results: tuple[Any, Any] = folded, shift
+        if not (is_tensor(weight) and weight.dtype.is_floating_point):
+            dtype = given_weight.dtype
+            dtype = dtype if dtype.kind not in "iub" else np.result_type(dtype, np.float32)
+            with np.errstate(over="ignore"):  # raised below, without NumPy's warning
+                results = folded.astype(dtype), shift.astype(dtype)
         if is_tensor(weight):
             from splince_fast._runtime.torch_rows import tensor_like
 
-            if weight.dtype.is_floating_point:
-                results = folded, shift
             results = tensor_like(weight, results[0]), tensor_like(weight, results[1])
         for name, exact, found in zip(("weight", "bias"), (folded, shift), results, strict=True):
             if np.isfinite(exact).all() and not bool((abs(found) < np.inf).all()):

@@ -157,7 +157,7 @@ cdef Table look(object array, str name, bint written) except *:
             )
         table.n, table.width, table.size = buffer.shape[0], buffer.shape[1], buffer.itemsize
         table.kind, table.matrix.data = buffer.format[0], <char*>buffer.buf
-        # Strides of axes that are not stepped along may be anything.
+        # Strides of axes of length 1 are arbitrary.
         table.matrix.down = buffer.strides[0] if table.n > 1 else table.width * table.size
         table.matrix.across = buffer.strides[1] if table.width > 1 else table.size
     finally:
@@ -241,7 +241,7 @@ cdef class Block:
     n_codes : int
     values : (q, n) float64, already multiplied by the weights
     part_rows : int
-        So many rows stay in cache between their centring and their sums per class.
+        Rows that stay in cache between their centring and their sums per class.
 
     Attributes
     ----------
@@ -301,7 +301,7 @@ cdef class Block:
 
     def judge(self, const double[::1] spread not None, double whole, double lightest,
               double heaviest, double excess):
-        """What `centre_columns` or `reduce_chunks` has met.
+        """Check the sums of `centre_columns` or `reduce_chunks`.
 
         Parameters
         ----------
@@ -415,11 +415,11 @@ def centre_columns(Block block not None, const double[:, ::1] rotations not None
 
 def reduce_chunks(Block block not None, const double[:, ::1] rotations not None, Index chunk,
                   Index stripe, panels, product, int64_t[:, ::1] counters not None):
-    """Do as `centre_columns`, and take product = out^T out without `out`, chunk by chunk.
+    """Reduce as `centre_columns` does, with product = out^T out chunk by chunk, without `out`.
 
     Any number of threads make this call at once, with the same arguments, and share its tasks.
-    Each number is the result of the same operations in the same order whoever does them. A task
-    that was begun is finished: nobody waits for a thread that has not come.
+    Each number is the result of the same operations in the same order on any thread. A thread
+    finishes every task that it begins, so that no thread waits for one that has not started.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ except ImportError:  # dispatch modes cannot be detected: torch erases all rows
 
 # A thread erases at least this many numbers; fewer are faster on one thread.
 _GRAIN = 1 << 17
-# Numbers in one torch expression, which limits its temporary memory.
+# Largest number of elements in one torch expression, a limit on its temporary memory.
 _PIECE = 1 << 24
 # Largest rank with matrix-vector products, which no precision mode rounds.
 _MAX_VECTOR_RANK = 4

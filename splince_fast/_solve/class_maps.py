@@ -46,8 +46,8 @@ _BARYCENTRE, _SWEEPS = 1e-8, 200
 # eigh(M^T M) squares the condition number: smaller relative singular values have no digits.
 _SQUARED = 1e-6
 # Eigenvalues of the correlation matrix below the first number, and deviations below the second
-# times the root mean square deviation, are too small to invert: it would lose half the digits.
-# These directions and features are set to their mean.
+# times the root mean square deviation, would lose half the digits when inverted. Such directions
+# and features are set to their mean.
 _TINY_DIRECTION, _TINY_FEATURE = 1e-8, 1e-6
 # Rotations have no feasible map if |R Vq - Sy| / |Sy| exceeds this: rounding is far smaller.
 _MISSED = 1e-6

@@ -210,8 +210,7 @@ def check_reading(
 ) -> None:  # fmt: skip
     """Raise InputError for options of reading that are out of range or contradict each other."""
     for option, value in zip(READING.values(), (subsample, sketch_size, passes), strict=True):
-        if type(value) is not type(option.default) or value != option.default:
-            option.check(value)
+        option.check(value)
     whole = f"needs the whole covariance, and sketch_size={sketch_size} keeps none; "
     if sketch_size is None:
         if passes:

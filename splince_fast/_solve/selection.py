@@ -1,4 +1,4 @@
-"""What `erase=` and `keep=` select: cross-covariances of variables, or explicit directions."""
+"""The selections `erase=` and `keep=`: cross-covariances of variables, or explicit directions."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def _cells(
         if (column.codes < 0).any():
             missing = (column.codes < 0).sum()
             raise LabelError(
-                f"{name} misses the group of {missing} rows; leave those rows out, or give them a "
+                f"{name} has no group for {missing} rows; leave those rows out, or give them a "
                 "group of their own"
             )
         keys.append(column.codes)

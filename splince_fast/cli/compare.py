@@ -122,7 +122,7 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
     if args.embedding is None:
         if not X.endswith(".npy"):
             raise InputError(
-                f"{X!r} is no .npy file; for a parquet file name the column of vectors with "
+                f"{X!r} is not a .npy file; for a parquet file name the column of vectors with "
                 "--embedding COLUMN"
             )
         columns = read_labels(args.labels, names, kinds)
@@ -131,7 +131,7 @@ def _read(args: argparse.Namespace, names: list[str]) -> tuple[Any, dict[str, An
     else:
         if args.labels:
             raise InputError(
-                "--labels does not go with --embedding: labels are columns of the same parquet file"
+                "--labels and --embedding exclude each other: labels are columns of the same file"
             )
         source = sources.from_parquet(X, embedding=args.embedding, labels=names)
         blocks = [(np.array(block.X), block.labels) for block in source]

@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> None:
         )
     if args.embedding is not None and args.labels:
         raise InputError(
-            "--labels does not go with --embedding: labels are columns of the same files"
+            "--labels and --embedding exclude each other: labels are columns of the same files"
         )
     source = rows.source_of(
         embeddings,

@@ -222,7 +222,7 @@ class _Chooser:
         return (
             f"Erasing does not help here: {self._value(self.best)} after {self.best}, the "
             f"best eraser, {self._value(self.none)} on unerased rows ({self._gap(unerased)}). "
-            f"If the concept has to go, take {eraser}{self._change(eraser)}."
+            f"If the concept must be erased, take {eraser}{self._change(eraser)}."
         )
 
     def _untested(self, eraser: str) -> str:

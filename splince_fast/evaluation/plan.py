@@ -263,7 +263,7 @@ def make_plan(X: object, settings: Settings) -> ComparisonPlan:
             "association_method='weights' is for association=; the natural split weighs no cells"
         )
     if parts is not None and settings.association is not None:
-        raise InputError("test= names your own split; it does not go with association=")
+        raise InputError("test= names your own split and excludes association=")
     check_rule(settings.select)
     for probe in settings.leakage:
         if probe not in PROBES:

@@ -1,4 +1,4 @@
-"""What a column of labels means: classes or numbers, from any container.
+"""The meaning of a column of labels: classes or numbers, from any container.
 
 A block of rows comes with labels in some container: a list, an array, a data frame, a tensor.
 :func:`encode` reads them into two forms only, so that nothing downstream knows containers:

@@ -14,10 +14,11 @@ from splince_fast._solve.options import Options
 from splince_fast._solve.selection import Selection, names_of
 from splince_fast.exceptions import InputError
 from splince_fast.methods.closed_forms import leace, mean_projection, sal, splince
-from splince_fast.methods.folds import FoldReport, evaluate_folds, merged, warn
+from splince_fast.methods.folds import FoldReport, evaluate_folds, warn
 from splince_fast.methods.method_call import MethodCall
 from splince_fast.methods.table import method_of
 from splince_fast.moments import Folds, Moments
+from splince_fast.moments.cluster import merged
 from splince_fast.projection import Projection
 
 

@@ -18,6 +18,7 @@ from splince_fast._solve.selection import Span, span_of
 from splince_fast.exceptions import InputError, SplinceError, SplinceWarning, UnseenRowsWarning
 from splince_fast.methods.method_call import MethodCall
 from splince_fast.moments import Folds, Moments
+from splince_fast.moments.cluster import merged
 from splince_fast.moments.factored import Factored, Statistics, statistics
 from splince_fast.projection import Projection
 from splince_fast.report import HeldOut, Report
@@ -141,6 +142,7 @@ def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projecti
     if isinstance(moments, Moments) or not isinstance(moments, Folds):
         return call.fit(moments)
     call = call._replace(names=moments.feature_names)
+    evaluation = None
     try:
         evaluation = evaluate_folds(call, moments)
     except SplinceError as error:
@@ -148,6 +150,7 @@ def eraser_of(moments: Moments | Factored | Folds, call: MethodCall) -> Projecti
         if call.options.shrinkage == "cv":
             error.add_note("while shrinkage='cv' was chosen on the folds")
             raise
+    if evaluation is None:
         return call.fit(moments.total)
     warn(evaluation.warnings, 3)
     return evaluation.added_to(call.with_shrinkage(evaluation.shrinkage).fit(moments.total))
@@ -264,14 +267,6 @@ def few_rows(eraser: Projection) -> Projection:
         eraser.left.T, eraser.right.T, eraser.mean, method=eraser.method,
         report=dataclasses.replace(report, warnings=(*report.warnings, note)),
     )  # fmt: skip
-
-
-def merged(parts: Sequence[Moments]) -> Moments:
-    """(new) moments of all parts together."""
-    total = parts[0].copy()
-    for part in parts[1:]:
-        total += part
-    return total
 
 
 def _distortion(eraser: Projection, source: Source) -> float:

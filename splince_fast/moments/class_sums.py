@@ -14,7 +14,14 @@ from splince_fast._runtime.files import check_tensors, refuse_negative
 from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, LabelError
 from splince_fast.labels import ClassCodes, ClassName, class_key, names_from_json, names_to_json
 from splince_fast.labels.containers import read_declared
-from splince_fast.moments.variable import Codes, Request, Variable, denominator, refuse_other_kind
+from splince_fast.moments.variable import (
+    Codes,
+    Request,
+    Variable,
+    add_at,
+    denominator,
+    refuse_other_kind,
+)
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -140,19 +147,18 @@ class ClassSums(Variable):
         codes, present, rows, weights, size = row_kernels.count_classes(
             labels, weight, len(self._names)
         )
-        # Allocate before mutating: memory for every class.
+        # Allocate before mutating: memory for every class, and for the sums of `commit`.
         grown = self._padded(size) if size > len(self.rows) else None
-        return Request(codes, len(present), None, (present, rows, weights, grown))
+        scratch = np.empty((len(present), self.width))
+        return Request(codes, len(present), None, (present, rows, weights, grown, scratch))
 
     def commit(self, request: Request, class_sums: Float, products: Float) -> None:
-        present, rows, weights, grown = request.kept
+        present, rows, weights, grown, scratch = request.kept
         if grown is not None:
             self.rows, self.weights, self.sums = grown
-        classes = zip(present.tolist(), rows.tolist(), weights.tolist(), class_sums, strict=True)
-        for c, n, weight, added in classes:
-            self.rows[c] += n
-            self.weights[c] += weight
-            self.sums[c] += added
+        self.rows[present] += rows
+        self.weights[present] += weights
+        add_at(self.sums, present, class_sums, scratch)
 
     def moved(self, step: Float) -> ClassSums:
         other = self.copy()
@@ -182,22 +188,17 @@ class ClassSums(Variable):
                 f"the classes of {name!r} are of type {type(ours[0]).__name__} on one side and "
                 f"{type(theirs[0]).__name__} on the other; use one type throughout"
             )
+        known = self.position_by_key
+        new_names = [c for c, key in zip(theirs, _keys(theirs), strict=True) if key not in known]
+        if sign < 0 and new_names:
+            raise IncompatibleMomentsError(
+                f"cannot remove a part whose variable {name!r} has the class {new_names[0]!r}, "
+                "which the whole never saw: it is not a part of it"
+            )
         result = self.copy()
-        # Equal tuples of joint classes may hold True in place of 1.
-        same = theirs == ours and not (ours and type(ours[0]) is tuple)
-        if not same:
-            known = self.position_by_key
-            new_names = [
-                c for c, key in zip(theirs, _keys(theirs), strict=True) if key not in known
-            ]
-            if sign < 0 and new_names:
-                raise IncompatibleMomentsError(
-                    f"cannot remove a part whose variable {name!r} has the class "
-                    f"{new_names[0]!r}, which the whole never saw: it is not a part of it"
-                )
-            result.learn(new_names)
+        result.learn(new_names)
         result.rows, result.weights, result.sums = result._padded()
-        where = slice(None) if same else result.positions(theirs)
+        where = result.positions(theirs)
         rows, weights, sums = other._padded()
         result.rows[where] += sign * rows
         result.weights[where] += sign * weights

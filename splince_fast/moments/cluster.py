@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -107,8 +107,8 @@ def state_of_file_blocks(
     return state_of(kind, islice(source.iter_from(first), stop - first), like, what)
 
 
-def merged(states: list[Moments]) -> Moments:
-    """(new) sum of states."""
+def merged(states: Sequence[Moments]) -> Moments:
+    """(new) sum of states, at least one."""
     total = states[0].copy()
     for state in states[1:]:
         total += state

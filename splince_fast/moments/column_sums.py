@@ -20,7 +20,7 @@ from splince_fast.exceptions import FileFormatError, IncompatibleMomentsError, L
 from splince_fast.labels import Columns
 from splince_fast.moments.block import MATRIX_PRODUCT_FROM
 from splince_fast.moments.scatter import EPS64
-from splince_fast.moments.variable import Request, Variable, denominator, refuse_other_kind
+from splince_fast.moments.variable import Request, Variable, add_at, denominator, refuse_other_kind
 
 Float = NDArray[np.float64]
 
@@ -389,7 +389,7 @@ class Indicators:
         self.n_classes, self._reference = len(self._present), reference
         # The last class collects the rows of zeros.
         self._products = np.zeros((k + 1, width))
-        self._total = np.empty(width)
+        self._total, self._scratch = np.empty(width), np.empty((self.n_classes, width))
 
     def label_sums(self) -> tuple[Float, Float]:
         """sum w (z - t), (k,), and sum w (z - t)(z - t)^T, (k, k), which is exactly symmetric."""
@@ -414,8 +414,7 @@ class Indicators:
         np.sum(class_sums, axis=0, out=total)
         np.multiply(self._reference[:, None], total, out=products[:-1])
         np.negative(products[:-1], out=products[:-1])
-        for c, added in zip(self._present.tolist(), class_sums, strict=True):
-            products[c] += added
+        add_at(products, self._present, class_sums, self._scratch)
         products[-1] = total
         return products
 

@@ -1,4 +1,4 @@
-"""What `update` was given, as rows, weights and encoded labels of one length.
+"""The arguments of `update` as rows, weights and encoded labels of one length.
 
 Leading dimensions become one, rows that are masked out or of weight zero are dropped before their
 values and labels are looked at: they are absent, whatever they hold.

@@ -32,6 +32,7 @@ from splince_fast.labels import ClassCodes, ClassName, VariableName, class_key
 from splince_fast.moments.accumulator import Accumulator
 from splince_fast.moments.accumulators import accumulator_of
 from splince_fast.moments.by_class import ClassAccumulator, rows_of
+from splince_fast.moments.cluster import merged
 from splince_fast.moments.factored import Factored
 from splince_fast.moments.format import NEWEST, format_of, from_tensors, part_of, to_tensors
 from splince_fast.moments.inputs import Update, read_update
@@ -841,10 +842,7 @@ class Folds(Sequence[Moments]):
     @property
     def total(self) -> Moments:
         """(new) moments of all rows: the folds merged."""
-        result = self._folds[0].copy()
-        for fold in self._folds[1:]:
-            result += fold
-        return result
+        return merged(self._folds)
 
     @property
     def n_rows(self) -> int:

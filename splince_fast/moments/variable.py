@@ -185,6 +185,21 @@ class Variable(ABC):
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
 
+def add_at(target: Float, index: NDArray[np.intp], added: Float, scratch: Float) -> None:
+    """target[index] += added, where `index` has each row once; needs no memory but `scratch`.
+
+    Parameters
+    ----------
+    target : (k, d) float64, changed in place
+    index : (c,) intp
+    added, scratch : (c, d) float64
+        `scratch` is overwritten.
+    """
+    np.take(target, index, axis=0, out=scratch, mode="clip")  # unlike "raise", without a buffer
+    scratch += added
+    target[index] = scratch
+
+
 def check_ddof(ddof: object) -> None:
     """Raise InputError unless `ddof` is a finite number."""
     if not isinstance(ddof, (int, float, np.integer, np.floating)) or not np.isfinite(float(ddof)):

@@ -43,7 +43,7 @@ def from_npy(
     Raises
     ------
     InputError
-        A file is missing, truncated, no .npy file, holds objects, is not two-dimensional or has
+        A file is missing, truncated, not a .npy file, holds objects, is not two-dimensional or has
         another width; or a column has another length. During reading: a file has changed or
         become shorter. The text names the path.
 

@@ -116,7 +116,7 @@ def test_predictions_are_class_names() -> None:
         ({"groups_from": "y"}, {}, InputError, "was given groups, too"),
         ({}, {"y": None}, InputError, "requires y to be passed"),
         ({}, {"y": np.zeros(400, int)}, LabelError, "one class"),
-        ({}, {"groups": [None] + [1] * 399}, LabelError, "misses the group of 1 rows"),
+        ({}, {"groups": [None] + [1] * 399}, LabelError, "has no group for 1 rows"),
     ],
 )
 def test_bad_input_is_refused(

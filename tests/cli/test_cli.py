@@ -276,7 +276,7 @@ def test_parquet_files_of_embeddings_or_of_labels(
     assert "'all.parquet' is a table; name its column of vectors with --embedding" in err
     more = ["--embedding", "vector", "--labels", "labels.csv"]
     err = told(capsys, "fit", "all.parquet", *more, *names, "-o", "e", code=2)
-    assert "--labels does not go with --embedding" in err
+    assert "--labels and --embedding exclude each other" in err
     Path("labels.parquet").write_bytes(b"PAR1 or not")
     err = told(capsys, "fit", "X.npy", "--labels", "labels.parquet", *names, "-o", "e", code=2)
     assert "cannot be read as Parquet" in err
